@@ -1,0 +1,580 @@
+/*
+Makes data shards from LongCrawl64: a zarr array with a document of 65536 tokens a row, in a folder or on a
+server.
+
+    data/longcrawl64 --split train --tokens 2.5Gi --out data/longcrawl64
+
+Training at context T reads the first T tokens of each document, in the order of the array. So a budget of N
+tokens is the first N/T documents, cut to T tokens (--columns), and only chunks that hold those are fetched.
+To evaluate longer contexts, documents are cut later, up to --columns 65536.
+
+A pool of threads downloads chunks into a cache, where a chunk gets its name once it is checked. The main
+thread takes them in order, a row of chunks at a time, and writes shards, which get their names once complete.
+So whatever ended the program, the same command goes on with the chunks and shards that have their names. A
+local source takes the same path without threads and cache.
+*/
+#include <math.h>
+#include <signal.h>
+
+#include "../llmc/common.h"
+#include "../llmc/numbers.h"
+#include "../llmc/progress.h"
+#include "../llmc/shard.h"
+#include "download.h"
+#include "zarr.h"
+
+#define VOCAB_SIZE 50257 // GPT-2's
+#define DEFAULT_SOURCE                                                                                       \
+    "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32"
+#define MAX_JOBS   64
+#define ZARRAY_MAX 65536 // bytes; a .zarray has a few hundred
+
+// ----------------------------------------------------------------------------
+// options
+
+typedef struct {
+    const char *source, *split, *out, *cache;
+    int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
+    bool keep_cache;
+} Options;
+
+typedef enum { TEXT, COUNT, FLAG } OptionType;
+
+typedef struct {
+    const char *name, *value;
+    OptionType type;
+    size_t offset;
+    int64_t least, most; // of a count
+    const char* help;
+} OptionRow;
+
+static const OptionRow option_rows[] = {
+    {"source", "DIR|URL", TEXT, offsetof(Options, source), 0, 0,
+     "where heldout.zarr and train.zarr are [the copy on Hugging Face]"},
+    {"split", "NAME", TEXT, offsetof(Options, split), 0, 0,
+     "train, or heldout, whose shards are named PREFIX_val_*.bin"},
+    {"tokens", "N", COUNT, offsetof(Options, tokens), 1, INT64_MAX >> 1,
+     "tokens to write, rounded up to whole documents"},
+    {"out", "PREFIX", TEXT, offsetof(Options, out), 0, 0, "shards are PREFIX_train_000000.bin and so on"},
+    {"columns", "D", COUNT, offsetof(Options, columns), 1, INT32_MAX,
+     "tokens of each document, from its start [16384]"},
+    {"shard-tokens", "N", COUNT, offsetof(Options, shard_tokens), 1, INT32_MAX,
+     "tokens of a shard, about: whole rows of chunks [256Mi]"},
+    {"jobs", "N", COUNT, offsetof(Options, jobs), 1, MAX_JOBS, "downloads at a time [8]"},
+    {"cache", "DIR", TEXT, offsetof(Options, cache), 0, 0,
+     "folder for chunks until their shard is complete, laid out like a --source [PREFIX.cache]"},
+    {"keep-cache", "", FLAG, offsetof(Options, keep_cache), 0, 0, "do not delete them then"},
+    {"tries", "N", COUNT, offsetof(Options, tries), 1, 100, "times to try a download [10]"},
+    {"timeout", "SECONDS", COUNT, offsetof(Options, timeout), 1, 3600,
+     "give up a try that makes no progress for this long [60]"},
+};
+#define NUM_OPTION_ROWS (sizeof option_rows / sizeof option_rows[0])
+
+static void print_help(void) {
+    printf("usage: data/longcrawl64 --split train|heldout --tokens N --out PREFIX\n"
+           "Makes data shards from LongCrawl64; run it again to continue after an interruption.\n\n");
+    for (size_t i = 0; i < NUM_OPTION_ROWS; i++) {
+        int width = printf("  --%s %s", option_rows[i].name, option_rows[i].value);
+        printf("%*s%s\n", 26 - width, "", option_rows[i].help);
+    }
+}
+
+static void set_option(Options* o, const OptionRow* row, const char* value) {
+    void* field = (char*)o + row->offset;
+    double count;
+    switch (row->type) {
+    case FLAG: *(bool*)field = true; break;
+    case TEXT: *(const char**)field = value; break;
+    case COUNT:
+        if (!parse_count(value, &count) || count != floor(count) || count < (double)row->least ||
+            count > (double)row->most)
+            die("--%s %s: not a whole number from %lld to %lld", row->name, value, (long long)row->least,
+                (long long)row->most);
+        *(int64_t*)field = (int64_t)count;
+    }
+}
+
+static Options parse_options(int argc, char** argv) {
+    Options o = {.source = DEFAULT_SOURCE,
+                 .columns = 16384,
+                 .shard_tokens = 256 << 20,
+                 .jobs = 8,
+                 .tries = 10,
+                 .timeout = 60};
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            print_help();
+            exit(EXIT_SUCCESS);
+        }
+        size_t n = strcspn(argv[i], "="); // --name value and --name=value
+        const char* value = argv[i][n] ? argv[i] + n + 1 : NULL;
+        const OptionRow* row = NULL;
+        for (size_t k = 0; k < NUM_OPTION_ROWS; k++) {
+            const char* name = option_rows[k].name;
+            if (n == strlen(name) + 2 && strncmp(argv[i], "--", 2) == 0 &&
+                strncmp(argv[i] + 2, name, n - 2) == 0)
+                row = &option_rows[k];
+        }
+        if (!row) die("%s: no such option; --help lists them", argv[i]);
+        if (row->type == FLAG && value) die("--%s takes no value", row->name);
+        if (row->type != FLAG && !value) {
+            if (i + 1 == argc) die("--%s: its %s is missing", row->name, row->value);
+            value = argv[++i];
+        }
+        set_option(&o, row, value);
+    }
+    if (!o.split) die("--split is missing: train or heldout");
+    if (strcmp(o.split, "train") != 0 && strcmp(o.split, "heldout") != 0)
+        die("--split %s: must be train or heldout", o.split);
+    if (!o.tokens) die("--tokens is missing: how many tokens to write");
+    if (!o.out) die("--out is missing: the prefix of the shards' names");
+    return o;
+}
+
+// ----------------------------------------------------------------------------
+// the source, the cache, and what of them is needed
+
+typedef struct {
+    const Options* options;
+    bool remote;
+    char array_url[PATH_LENGTH];    // of heldout.zarr or train.zarr, if remote
+    char array_folder[PATH_LENGTH]; // the local one: source, or cache
+    ZarrArray array;
+    Stop stop;
+
+    int64_t documents;  // over all shards
+    int64_t missing;    // tokens of the shards that are not complete yet
+    int64_t chunk_cols; // chunk columns that hold columns 0 to D-1
+    int64_t shard_rows; // rows of chunks in a full shard
+    int64_t shards;
+    const char* shard_split; // as it is in the shards' names
+    bool* complete;          // [shards] those there already
+
+    // the download queue: job i is chunk (rows[i / chunk_cols], i % chunk_cols)
+    int64_t* rows; // rows of chunks to download, in order
+    int64_t jobs, next_job, jobs_ahead_until;
+    bool* fetched; // [jobs]
+    pthread_t threads[MAX_JOBS];
+    int num_threads;
+} Work;
+
+// Ends the program after an error, or the signal that stopped the work; nothing half-written keeps a name.
+static void die_of(Work* w, const Error* why) {
+    stop_now(&w->stop, why);
+    for (int i = 0; i < w->num_threads; i++) pthread_join(w->threads[i], NULL);
+    die("%s", w->stop.reason.msg);
+}
+
+static void join_name(char* out, const char* base, const char* name) {
+    size_t n = strlen(base);
+    while (n > 1 && base[n - 1] == '/') n--;
+    int length = snprintf(out, PATH_LENGTH, "%.*s/%s", (int)n, base, name);
+    if (length < 0 || length >= PATH_LENGTH - 8) die("%s: this name is too long", base); // room for .part
+}
+
+static void chunk_name(char* out, const char* base, int64_t row, int64_t column) {
+    char name[64];
+    snprintf(name, sizeof name, "%lld.%lld", (long long)row, (long long)column);
+    join_name(out, base, name);
+}
+
+// Where zarr would read zeros, we stop.
+static bool fail_missing(const char* chunk, Error* err) {
+    return fail(err, "%s: this chunk is missing; lower --tokens, or complete the source", chunk);
+}
+
+// Writes a file that is complete whenever it has its name.
+static bool write_complete(const char* path, const void* data, size_t bytes, Error* err) {
+    char part[PATH_LENGTH];
+    snprintf(part, sizeof part, "%s.part", path);
+    FILE* f = fopen(part, "wb");
+    if (!f) return fail(err, "%.900s: cannot create: %s", part, strerror(errno));
+    fwrite(data, 1, bytes, f); // flush_and_close reports what fails here
+    bool ok = flush_and_close(f, part, err);
+    if (ok && rename(part, path) != 0) ok = fail(err, "%.900s: cannot rename: %s", part, strerror(errno));
+    if (!ok) unlink(part);
+    return ok;
+}
+
+static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {
+    ZarrArray ignored;
+    (void)context;
+    return zarr_parse(&ignored, "as an array", (const char*)data, bytes, err);
+}
+
+// Gets .zarray from the server into the cache. A cache with another one holds chunks of something else.
+static bool download_zarray(Work* w, Error* err) {
+    char url[PATH_LENGTH], path[PATH_LENGTH];
+    Downloader d;
+    join_name(url, w->array_url, ".zarray");
+    join_name(path, w->array_folder, ".zarray");
+    if (!make_folders(w->array_folder, err)) return false;
+    downloader_init(&d, &w->stop, (int)w->options->tries, (int)w->options->timeout);
+    bool ok = download(&d, url, ZARRAY_MAX, check_zarray, NULL, err);
+    if (ok && access(path, F_OK) == 0) {
+        size_t bytes;
+        char* cached = read_file(path, &bytes, err);
+        ok = cached != NULL;
+        if (ok && (bytes != d.bytes || memcmp(cached, d.data, bytes) != 0))
+            ok = fail(err, "%s: is not that of %s: remove this cache, or name another with --cache", path,
+                      url);
+        free(cached);
+    } else if (ok) {
+        ok = write_complete(path, d.data, d.bytes, err);
+    }
+    downloader_free(&d);
+    return ok;
+}
+
+// Finds the array and reads its description.
+static bool open_source(Work* w, Error* err) {
+    const Options* o = w->options;
+    char name[32], path[PATH_LENGTH], cache[PATH_LENGTH];
+    snprintf(name, sizeof name, "%s.zarr", o->split);
+    w->remote = strstr(o->source, "://") != NULL;
+    if (w->remote) {
+        if (strncmp(o->source, "https://", 8) != 0 && strncmp(o->source, "http://", 7) != 0)
+            return fail(err, "--source %s: must be a folder, or begin with https:// or http://", o->source);
+        snprintf(cache, sizeof cache, "%s.cache", o->out);
+        join_name(w->array_url, o->source, name);
+        join_name(w->array_folder, o->cache ? o->cache : cache, name);
+        if (!download_zarray(w, err)) return false;
+    } else {
+        join_name(w->array_folder, o->source, name);
+    }
+    join_name(path, w->array_folder, ".zarray");
+    size_t bytes;
+    char* text = read_file(path, &bytes, err);
+    bool ok = text && zarr_parse(&w->array, path, text, bytes, err);
+    free(text);
+    return ok;
+}
+
+// The rows of chunks in shard s are [first, end).
+static int64_t first_row(const Work* w, int64_t s) { return s * w->shard_rows; }
+static int64_t end_row(const Work* w, int64_t s) {
+    int64_t end = (s + 1) * w->shard_rows, all = (w->documents - 1) / w->array.chunk_rows + 1;
+    return end < all ? end : all;
+}
+
+// Documents in the rows of chunks [0, row).
+static int64_t documents_before(const Work* w, int64_t row) {
+    int64_t n = row * w->array.chunk_rows;
+    return n < w->documents ? n : w->documents;
+}
+
+static int64_t shard_documents(const Work* w, int64_t s) {
+    return documents_before(w, end_row(w, s)) - documents_before(w, first_row(w, s));
+}
+
+// Looks for shard s among the files. Another file of that name is an error, as training would read it.
+static bool find_shard(Work* w, int64_t s, Error* err) {
+    char path[PATH_LENGTH];
+    ShardHeader h = {0};
+    Error why;
+    if (!shard_path(path, w->options->out, w->shard_split, s, err)) return false;
+    if (access(path, F_OK) != 0) return true;
+    if (!shard_read_header(path, &h, &why))
+        return fail(err, "%.900s; remove this file or choose another --out", why.msg);
+    int64_t D = w->options->columns, documents = shard_documents(w, s);
+    if (h.doc_len != D || h.tokens != documents * D || h.vocab_size != VOCAB_SIZE)
+        return fail(
+            err,
+            "%.500s: has %lld tokens in documents of %lld where this command makes %lld in documents of "
+            "%lld; remove this file or choose another --out",
+            path, (long long)h.tokens, (long long)h.doc_len, (long long)(documents * D), (long long)D);
+    w->complete[s] = true;
+    return true;
+}
+
+// Decides what to write, what of it is there, and what to download.
+static bool make_plan(Work* w, Error* err) {
+    const Options* o = w->options;
+    const ZarrArray* a = &w->array;
+    int64_t D = o->columns;
+    if (D > a->columns)
+        return fail(err, "--columns %lld: a document of %s.zarr has %lld tokens", (long long)D, o->split,
+                    (long long)a->columns);
+    w->documents = (o->tokens - 1) / D + 1;
+    if (w->documents > a->rows)
+        return fail(err, "--tokens %lld: is %lld documents of %lld, and %s.zarr has %lld (%lld tokens)",
+                    (long long)o->tokens, (long long)w->documents, (long long)D, o->split, (long long)a->rows,
+                    (long long)(a->rows * D));
+    w->chunk_cols = (D - 1) / a->chunk_columns + 1;
+    // a shard ends with a row of chunks, so that it never needs half of what was deleted with the one before
+    w->shard_rows = o->shard_tokens / (a->chunk_rows * D);
+    if (w->shard_rows < 1) w->shard_rows = 1;
+    w->shards = (w->documents - 1) / (w->shard_rows * a->chunk_rows) + 1;
+    w->shard_split = strcmp(o->split, "train") == 0 ? "train" : "val";
+    w->complete = (bool*)xcalloc((size_t)w->shards, sizeof *w->complete);
+    w->rows = (int64_t*)xcalloc((size_t)(w->shards * w->shard_rows), sizeof *w->rows);
+    int64_t n = 0;
+    for (int64_t s = 0; s < w->shards; s++) {
+        if (!find_shard(w, s, err)) return false;
+        if (w->complete[s]) continue;
+        for (int64_t row = first_row(w, s); row < end_row(w, s); row++) w->rows[n++] = row;
+        w->missing += shard_documents(w, s) * D;
+    }
+    w->jobs = n * w->chunk_cols;
+    w->fetched = (bool*)xcalloc((size_t)w->jobs, sizeof *w->fetched);
+    return true;
+}
+
+// ----------------------------------------------------------------------------
+// downloading
+
+typedef struct {
+    Work* work;
+    Downloader downloader;
+    uint16_t* chunk; // room to unpack one, for the check
+} Fetcher;
+
+static bool check_chunk(const void* data, size_t bytes, void* context, Error* err) {
+    Fetcher* f = (Fetcher*)context;
+    return zarr_decode(&f->work->array, data, bytes, f->chunk, err);
+}
+
+// Brings a chunk into the cache, unless a good one is there from an earlier run.
+static bool fetch_chunk(Fetcher* f, int64_t row, int64_t column, Error* err) {
+    Work* w = f->work;
+    char url[PATH_LENGTH], path[PATH_LENGTH];
+    chunk_name(url, w->array_url, row, column);
+    chunk_name(path, w->array_folder, row, column);
+    if (access(path, F_OK) == 0) {
+        size_t bytes;
+        char* cached = read_file(path, &bytes, err);
+        if (!cached) return false;
+        bool good = check_chunk(cached, bytes, f, err);
+        free(cached);
+        if (good) return true;
+        warn("%s: damaged in the cache (%s); fetching it again", path, err->msg);
+    }
+    Downloader* d = &f->downloader;
+    if (!download(d, url, zarr_chunk_max_file(&w->array), check_chunk, f, err))
+        return d->status == 404 ? fail_missing(url, err) : false;
+    return write_complete(path, d->data, d->bytes, err);
+}
+
+// Takes the next job once it is not too far ahead of the writing; -1 when there is none, or at a stop.
+static int64_t take_job(Work* w) {
+    pthread_mutex_lock(&w->stop.mutex);
+    while (!w->stop.stopped && w->next_job < w->jobs && w->next_job >= w->jobs_ahead_until)
+        pthread_cond_wait(&w->stop.changed, &w->stop.mutex);
+    int64_t job = w->stop.stopped || w->next_job == w->jobs ? -1 : w->next_job++;
+    pthread_mutex_unlock(&w->stop.mutex);
+    return job;
+}
+
+static void* fetcher_main(void* user) {
+    Work* w = (Work*)user;
+    Fetcher f = {.work = w};
+    Error err;
+    downloader_init(&f.downloader, &w->stop, (int)w->options->tries, (int)w->options->timeout);
+    f.chunk = (uint16_t*)xcalloc(1, zarr_chunk_bytes(&w->array));
+    for (int64_t job; (job = take_job(w)) >= 0;) {
+        if (!fetch_chunk(&f, w->rows[job / w->chunk_cols], job % w->chunk_cols, &err)) {
+            stop_now(&w->stop, &err);
+            break;
+        }
+        pthread_mutex_lock(&w->stop.mutex);
+        w->fetched[job] = true;
+        pthread_cond_broadcast(&w->stop.changed);
+        pthread_mutex_unlock(&w->stop.mutex);
+    }
+    free(f.chunk);
+    downloader_free(&f.downloader);
+    return NULL;
+}
+
+// Waits until this job is in the cache; false at a stop.
+static bool wait_for_job(Work* w, int64_t job) {
+    pthread_mutex_lock(&w->stop.mutex);
+    // two rows of chunks ahead keep the downloads busy while one is written, and bound the cache
+    w->jobs_ahead_until = job + 2 * w->chunk_cols + w->options->jobs;
+    pthread_cond_broadcast(&w->stop.changed);
+    while (!w->stop.stopped && !w->fetched[job]) pthread_cond_wait(&w->stop.changed, &w->stop.mutex);
+    bool ok = !w->stop.stopped;
+    pthread_mutex_unlock(&w->stop.mutex);
+    return ok;
+}
+
+static void start_fetchers(Work* w) {
+    int64_t n = w->options->jobs < w->jobs ? w->options->jobs : w->jobs;
+    for (int64_t i = 0; i < n; i++, w->num_threads++) {
+        int why = pthread_create(&w->threads[i], NULL, fetcher_main, w);
+        if (why == 0) continue;
+        Error err;
+        fail(&err, "cannot start a thread: %s", strerror(why));
+        die_of(w, &err);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// signals: a thread waits for them, as a handler could not take the lock
+
+static sigset_t caught_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        struct sigaction action;
+        // what we were started to ignore, as nohup does, stays ignored
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&set, numbers[i]);
+    }
+    return set;
+}
+
+static void* signal_main(void* user) {
+    Work* w = (Work*)user;
+    sigset_t set = caught_signals();
+    int number;
+    Error err;
+    if (sigwait(&set, &number) != 0) return NULL;
+    fail(&err, "interrupted; run the same command again to continue");
+    stop_now(&w->stop, &err);
+    sigwait(&set, &number); // asked twice: now
+    _exit(EXIT_FAILURE);
+}
+
+static void start_signals(Work* w) {
+    sigset_t set = caught_signals();
+    pthread_t thread;
+    signal(SIGPIPE, SIG_IGN);               // a connection that the server closed is an error like others
+    pthread_sigmask(SIG_BLOCK, &set, NULL); // for the threads to come, too
+    if (pthread_create(&thread, NULL, signal_main, w) != 0) die("cannot start a thread");
+    pthread_detach(thread);
+}
+
+// ----------------------------------------------------------------------------
+// writing
+
+typedef struct {
+    ShardWriter writer;
+    Progress progress;
+    uint16_t* chunk;  // [chunk_rows][chunk_columns]
+    uint16_t* row;    // [chunk_rows][D], a row of chunks
+    uint32_t* tokens; // [D], a document as the shard writer takes it
+} Output;
+
+// Reads chunk (row, column) and copies its part of the first `documents` documents into out->row.
+static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_t documents, Error* err) {
+    const ZarrArray* a = &w->array;
+    char path[PATH_LENGTH];
+    Error why;
+    size_t bytes;
+    chunk_name(path, w->array_folder, row, column);
+    if (access(path, F_OK) != 0 && errno == ENOENT) return fail_missing(path, err);
+    char* data = read_file(path, &bytes, err);
+    if (!data) return false;
+    bool ok = zarr_decode(a, data, bytes, out->chunk, &why);
+    free(data);
+    if (!ok) return fail(err, "%.500s: damaged: %.400s", path, why.msg);
+    int64_t D = w->options->columns, start = column * a->chunk_columns;
+    int64_t n = D - start < a->chunk_columns ? D - start : a->chunk_columns;
+    for (int64_t r = 0; r < documents; r++) {
+        const uint16_t* from = out->chunk + r * a->chunk_columns;
+        for (int64_t k = 0; k < n; k++)
+            if (from[k] >= VOCAB_SIZE)
+                return fail(err, "%s: token %lld of row %lld is %d, outside GPT-2's vocabulary of %d", path,
+                            (long long)k, (long long)r, from[k], VOCAB_SIZE);
+        memcpy(out->row + r * D + start, from, (size_t)n * sizeof *from);
+    }
+    return true;
+}
+
+// Writes the documents of a row of chunks, `job` being the first of its downloads.
+static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err) {
+    int64_t D = w->options->columns, documents = documents_before(w, row + 1) - documents_before(w, row);
+    for (int64_t column = 0; column < w->chunk_cols; column++) {
+        if (stop_asked(&w->stop) || (w->remote && !wait_for_job(w, job + column)))
+            return fail(err, "%s", w->stop.reason.msg);
+        if (!read_chunk(w, out, row, column, documents, err)) return false;
+        int64_t end = (column + 1) * w->array.chunk_columns;
+        progress_update(&out->progress, (double)(out->writer.total + documents * (end < D ? end : D)));
+    }
+    for (int64_t r = 0; r < documents; r++) {
+        for (int64_t k = 0; k < D; k++) out->tokens[k] = out->row[r * D + k];
+        if (!shard_write(&out->writer, out->tokens, D, err)) return false;
+    }
+    return true;
+}
+
+// Removes the chunks of a complete shard from the cache.
+static void drop_chunks(Work* w, int64_t s) {
+    char path[PATH_LENGTH];
+    if (!w->remote || w->options->keep_cache) return;
+    for (int64_t row = first_row(w, s); row < end_row(w, s); row++)
+        for (int64_t column = 0; column < w->chunk_cols; column++) {
+            chunk_name(path, w->array_folder, row, column);
+            unlink(path);
+        }
+}
+
+// Writes all shards that are not there yet.
+static bool write_shards(Work* w, Error* err) {
+    const Options* o = w->options;
+    const ZarrArray* a = &w->array;
+    int64_t D = o->columns, job = 0;
+    Output out;
+    if (!shard_writer_open(&out.writer, o->out, w->shard_split, VOCAB_SIZE, D,
+                           w->shard_rows * a->chunk_rows * D, err))
+        return false;
+    out.chunk = (uint16_t*)xcalloc(1, zarr_chunk_bytes(a));
+    out.row = (uint16_t*)xcalloc((size_t)(a->chunk_rows * D), sizeof *out.row);
+    out.tokens = (uint32_t*)xcalloc((size_t)D, sizeof *out.tokens);
+    progress_start(&out.progress, o->split, (double)w->missing, "M tokens", 1e6);
+    bool ok = true;
+    for (int64_t s = 0; ok && s < w->shards; s++) {
+        ok = shard_writer_skip_to(&out.writer, w->complete[s] ? s + 1 : s) ||
+             fail(err, "%s: too many shards", o->out);
+        if (!w->complete[s])
+            for (int64_t row = first_row(w, s); ok && row < end_row(w, s); row++, job += w->chunk_cols)
+                ok = write_row(w, &out, row, job, err);
+        // the writer completes a full shard by itself; the last one may be shorter
+        if (ok && s == w->shards - 1) ok = shard_writer_close(&out.writer, err);
+        if (ok) drop_chunks(w, s);
+    }
+    progress_end(&out.progress);
+    if (!ok) shard_writer_abort(&out.writer);
+    free(out.chunk);
+    free(out.row);
+    free(out.tokens);
+    return ok;
+}
+
+// Removes the cache's .zarray and its folders; a folder with anything else in it stays.
+static void drop_cache(Work* w) {
+    char path[PATH_LENGTH];
+    if (!w->remote || w->options->keep_cache) return;
+    join_name(path, w->array_folder, ".zarray");
+    unlink(path);
+    if (rmdir(w->array_folder) != 0) return;
+    *strrchr(w->array_folder, '/') = '\0';
+    rmdir(w->array_folder);
+}
+
+int main(int argc, char** argv) {
+    Options options = parse_options(argc, argv);
+    static Work work;
+    Error err;
+    work.options = &options;
+    stop_init(&work.stop);
+    start_signals(&work);
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("libcurl does not start");
+    if (!open_source(&work, &err) || !make_plan(&work, &err)) die_of(&work, &err);
+    if (work.remote) start_fetchers(&work);
+    if (!write_shards(&work, &err)) die_of(&work, &err);
+    for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
+    drop_cache(&work);
+    int64_t kept = 0;
+    for (int64_t s = 0; s < work.shards; s++) kept += work.complete[s];
+    printf("%s_%s: %lld documents, %lld tokens in %lld shards (%lld were there already)\n", options.out,
+           work.shard_split, (long long)work.documents, (long long)(work.documents * options.columns),
+           (long long)work.shards, (long long)kept);
+    free(work.complete);
+    free(work.rows);
+    free(work.fetched);
+    curl_global_cleanup();
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,157 @@
+"""
+Makes dev/test/fixtures/model/ again: a folder a fixture, with a checkpoint (config.json, model.safetensors)
+and what fox.py computes from it in float64 (expected.safetensors). README.md says what each tensor means.
+
+    python dev/reference/make_fixtures.py
+"""
+import copy
+import shutil
+import zlib
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+import fox
+
+OUT = Path(__file__).resolve().parents[1] / "test/fixtures/model"
+STEPS = 3
+NUDGES = 64  # float32 runs that a float32_error is taken over
+
+# ----------------------------------------------------------------------------
+# the fixtures: the four families, and each switch flipped alone
+
+V, END = 40, 39
+TINY = dict(vocab_size=V, hidden_size=16, num_heads=2, num_hidden_layers=2, intermediate_size=24,
+            bos_token_id=END, eos_token_id=END)
+WIDE = dict(TINY, hidden_size=128, num_hidden_layers=1, intermediate_size=64)
+
+LLAMA_WITH = {
+    "gate-full": dict(fgate_type="full"),
+    "gate-full-long": dict(fgate_type="full", fgate_bias_init=True, decay_time_min=4.0, decay_time_max=128.0),
+    "gate-bias-only": dict(fgate_type="bias_only"),
+    "gate-fixed": dict(fgate_type="fixed", fgate_bias_init=True, decay_time_min=2.0, decay_time_max=256.0),
+    "qk-norm": dict(qk_norm=True),
+    "qk-norm-shared": dict(qk_norm=True, qk_norm_share_param_across_head=True),
+    "output-norm": dict(use_output_norm=True),
+    "output-gate": dict(use_output_gate=True),
+    "k-shift": dict(use_k_shift=True),
+    "v-shift": dict(use_v_shift=True),
+    "no-rope": dict(use_rope=False),
+}
+PRO_WITH = {
+    "rope": dict(use_rope=True),
+    "qk-norm-shared": dict(qk_norm_share_param_across_head=True),
+    "gate-bias-only": dict(fgate_type="bias_only"),
+    "no-gate": dict(fgate_type="none"),
+    "no-qk-norm": dict(qk_norm=False),
+    "no-output-norm": dict(use_output_norm=False),
+    "no-output-gate": dict(use_output_gate=False),
+    "no-k-shift": dict(use_k_shift=False),
+    "no-v-shift": dict(use_v_shift=False),
+}
+
+
+def fixtures():
+    """name, config, sequence length, whether to take optimizer steps"""
+    for family in fox.FAMILIES:
+        yield family, fox.make_config(family, **TINY), 19, True
+    for base, changes in ("transformer-llama", LLAMA_WITH), ("fox-pro", PRO_WITH):
+        for name, change in changes.items():
+            yield f"{base}-{name}", fox.make_config(base, **{**TINY, **change}), 19, True
+    yield "fox-pro-dh64", fox.make_config("fox-pro", **WIDE), 70, False
+    yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
+
+
+# ----------------------------------------------------------------------------
+# the inputs: drawn by numpy, a seed a name, so that fixtures share what their configs share
+
+def seeded(name):
+    return np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
+
+
+@torch.no_grad()
+def draw_weights(model):
+    """Weights with which every part matters: activations of about 1, gates half open, attention uneven."""
+    long_gate = model.config["fgate_type"] == "full" and model.config["fgate_bias_init"]
+    for name, w in model.state_dict().items():
+        if "norm" in name:
+            w.copy_(torch.from_numpy(seeded(name).uniform(0.5, 1.5, w.shape)))
+        elif w.dim() == 2:
+            fan_in = 1 if "embeddings" in name else w.shape[1]
+            w.copy_(torch.from_numpy(seeded(name).normal(0, fan_in ** -0.5, w.shape)))
+        elif not long_gate:
+            w.copy_(torch.from_numpy(seeded(name).normal(1.5, 0.5, w.shape)))
+
+
+def draw_batch(T, B=2):
+    stream = torch.from_numpy(seeded(f"tokens {T}").integers(0, V, (B, T + 1)))
+    return stream[:, :-1], stream[:, 1:]
+
+
+# ----------------------------------------------------------------------------
+# what is expected of them
+
+def run(model, tokens, targets):
+    """loss, logits and grad.NAME of one forward and backward pass"""
+    model.zero_grad()
+    with torch.no_grad():
+        logits = model(tokens)
+    loss = model.loss(tokens, targets)
+    loss.mean().backward()
+    grads = {"grad." + name: p.grad.clone() for name, p in model.named_parameters()}
+    return dict(loss=loss.detach(), logits=logits, **grads)
+
+
+def float32_errors(model, tokens, targets, expected):
+    """How far float32 is from float64 for each of run, relative to expected, RMS over nudged weights."""
+    squares = defaultdict(list)
+    for i in range(NUDGES):
+        single = copy.deepcopy(model).float()
+        for name, w in single.state_dict().items():
+            w *= torch.from_numpy(seeded(f"nudge {i} {name}").normal(1, 1e-3, w.shape))
+        exact = run(copy.deepcopy(single).double(), tokens, targets)
+        for name, x in run(single, tokens, targets).items():
+            squares[name].append((x - exact[name]).square().sum() / expected[name].square().sum())
+    errors = {"float32_error." + name: torch.stack(square).mean().sqrt() for name, square in squares.items()}
+    return errors | dict(float32_error_worst=max(errors.values()))
+
+
+def train(model, tokens, targets):
+    """AdamW steps on the one batch: losses before, between and after, gradient norms, weights at the end"""
+    optimizer = torch.optim.AdamW(fox.parameter_groups(model, 0.1), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        losses.append(run(model, tokens, targets)["loss"].mean())
+        norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm())
+        for p in model.parameters():
+            p.grad *= min(1, 1 / norms[-1])  # not clip_grad_norm_: it adds 1e-6 to the norm
+        optimizer.step()
+    losses.append(run(model, tokens, targets)["loss"].mean())
+    weights = {f"step{STEPS}.{name}": w for name, w in model.state_dict().items()}
+    return dict(losses=torch.stack(losses), grad_norms=torch.stack(norms), **weights)
+
+
+def make(name, config, T, steps):
+    drawn = fox.Fox(config)
+    draw_weights(drawn)
+    fox.save(drawn, OUT / name)
+    model = fox.load(OUT / name)
+    tokens, targets = draw_batch(T)
+    expected = run(model, tokens, targets)
+    expected |= float32_errors(model, tokens, targets, expected)
+    if steps:
+        expected |= train(model, tokens, targets)
+    expected |= dict(tokens=tokens.int(), targets=targets.int())
+    save_file({key: x.numpy() for key, x in expected.items()}, OUT / name / "expected.safetensors")
+    print(f"{name}: loss {expected['loss'].mean():.4f}, float32 error {expected['float32_error_worst']:.1e}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # sums in one order, so that each run makes the same files
+    torch.manual_seed(0)
+    shutil.rmtree(OUT, ignore_errors=True)
+    for fixture in fixtures():
+        make(*fixture)

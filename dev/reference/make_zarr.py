@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Zarr arrays laid out as LongCrawl64's, for the test of data/longcrawl64, and a check of the shards.
+
+    make_zarr.py make DIR                           write the arrays (needs zarr < 3 and numpy)
+    make_zarr.py check ARRAY FIRST DOCS D SHARD     exit 1 unless SHARD is documents FIRST .. FIRST+DOCS-1 of
+                                                    ARRAY, cut to D tokens (standard library only)
+
+The tokens follow from formulas, so that the check does not depend on what was written:
+  heldout   the chunks of the real data, [2048, 2048], and a second row of them that is not full. One period
+            runs through each chunk, so that 8 MiB shrink to some KiB; only chunk columns 0 and 1 are written.
+  train     small chunks, and tokens without a pattern; wide enough for the default --columns, which end one
+            chunk column before the array does. The chunks that nothing should read are not written.
+  bad_id    one token outside GPT-2's vocabulary.
+"""
+
+import os
+import struct
+import sys
+from array import array
+
+VOCAB = 50257
+PERIOD = 251  # 2048 = 40 (mod 251): with phase 40 r the period goes on from one row of a chunk to the next
+
+#          documents, columns, chunk, columns written
+ARRAYS = {
+    "heldout": ((2100, 65536), (2048, 2048), 4096),
+    "train": ((3, 20480), (2, 4096), 16384),
+    "bad_id": ((2, 64), (2, 64), 64),
+}
+
+
+def document(name, r, n):
+    """The first n tokens of document r of an array."""
+    if name == "heldout":
+        period = [256 + 200 * ((k + 40 * r) % PERIOD) for k in range(PERIOD)]
+        return array("H", period * (n // PERIOD + 1))[:n]
+    tokens = array("H", [(40503 * (r + 1) + 7919 * k + k * k) % VOCAB for k in range(n)])
+    if name == "bad_id" and r == 1:
+        tokens[5] = VOCAB
+    return tokens
+
+
+def make(folder):
+    import numpy
+    import zarr
+    from numcodecs import Blosc, blosc
+
+    blosc.set_nthreads(1)  # several would lay the blocks of a chunk out in the order that they finish in
+    for name, (shape, chunks, written) in ARRAYS.items():
+        path = os.path.join(folder, "bad_id/train.zarr" if name == "bad_id" else name + ".zarr")
+        compressor = Blosc(cname="lz4", clevel=9, shuffle=Blosc.SHUFFLE)
+        z = zarr.open_array(path, mode="w", shape=shape, chunks=chunks, dtype="<u2", order="C", fill_value=0,
+                            compressor=compressor, zarr_version=2)
+        z[:, :written] = numpy.array([document(name, r, written) for r in range(shape[0])])
+
+
+def check(name, first, docs, D, shard):
+    with open(shard, "rb") as f:
+        header = struct.unpack("<256i", f.read(1024))
+        tokens = array("H", f.read())
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    want = (20240520, 1, docs * D, D, VOCAB) + (0,) * 251
+    if header != want:
+        sys.exit(f"{shard}: header {header[:6]}..., expected {want[:6]}...")
+    if len(tokens) != docs * D:
+        sys.exit(f"{shard}: {len(tokens)} tokens, expected {docs * D}")
+    for r in range(docs):
+        if tokens[r * D : (r + 1) * D] != document(name, first + r, D):
+            sys.exit(f"{shard}: document {r} differs from document {first + r} of {name}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "make":
+        make(sys.argv[2])
+    elif len(sys.argv) == 7 and sys.argv[1] == "check":
+        check(sys.argv[2], *map(int, sys.argv[3:6]), sys.argv[6])
+    else:
+        sys.exit(__doc__)

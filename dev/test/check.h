@@ -1,0 +1,103 @@
+/*
+The test harness: a few macros and no framework.
+
+    int main(void) {
+        CHECK(2 + 2 == 4, "arithmetic is off by %d", 2 + 2 - 4);
+        CHECK_DIES("unknown option", options_parse(...));
+        return test_report();
+    }
+*/
+#ifndef DEV_TEST_CHECK_H
+#define DEV_TEST_CHECK_H
+
+#include <ftw.h>
+#include <sys/wait.h>
+#include "../../llmc/common.h"
+
+static int tests_passed, tests_failed;
+
+// Counts one check; a failed one prints its place and message, and the test goes on.
+#define CHECK(condition, ...)                                                                                \
+    do {                                                                                                     \
+        if (condition) {                                                                                     \
+            tests_passed++;                                                                                  \
+        } else {                                                                                             \
+            tests_failed++;                                                                                  \
+            printf("FAILED %s:%d: %s: ", __FILE__, __LINE__, #condition);                                    \
+            printf(__VA_ARGS__);                                                                             \
+            printf("\n");                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+// Runs the statement in a child process, which must exit with a code of its own that is not 0 (no signal, no
+// sanitizer report) and print exactly one line on stderr, with `expected` in it.
+#define CHECK_DIES(expected, statement)                                                                      \
+    do {                                                                                                     \
+        int dies_pipe_[2];                                                                                   \
+        pid_t dies_child_ = test_fork(dies_pipe_);                                                           \
+        if (dies_child_ == 0) {                                                                              \
+            statement;                                                                                       \
+            _exit(0);                                                                                        \
+        }                                                                                                    \
+        test_child_died(dies_child_, dies_pipe_, expected, #statement, __FILE__, __LINE__);                  \
+    } while (0)
+
+static inline pid_t test_fork(int pipe_ends[2]) {
+    fflush(stdout);
+    if (pipe(pipe_ends) != 0) die("pipe: %s", strerror(errno));
+    pid_t child = fork();
+    if (child < 0) die("fork: %s", strerror(errno));
+    if (child == 0) {
+        dup2(pipe_ends[1], STDERR_FILENO);
+        close(pipe_ends[0]);
+        close(pipe_ends[1]);
+        if (!freopen("/dev/null", "w", stdout)) _exit(99);
+    } else {
+        close(pipe_ends[1]);
+    }
+    return child;
+}
+
+static inline void test_child_died(pid_t child, int pipe_ends[2], const char* expected, const char* what,
+                                   const char* file, int line) {
+    char text[8192];
+    size_t n = 0;
+    for (ssize_t got; (got = read(pipe_ends[0], text + n, sizeof text - 1 - n)) > 0;) n += (size_t)got;
+    text[n] = '\0';
+    close(pipe_ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    size_t lines = 0;
+    for (size_t i = 0; i < n; i++) lines += text[i] == '\n';
+    bool died = WIFEXITED(status) && WEXITSTATUS(status) != 0;
+    if (died && lines == 1 && strstr(text, expected)) {
+        tests_passed++;
+        return;
+    }
+    tests_failed++;
+    printf("FAILED %s:%d: %s: expected one line with '%s' and a non-zero exit, got status %#x and: %s\n",
+           file, line, what, expected, (unsigned)status, n ? text : "(nothing)");
+}
+
+static inline int test_remove_entry_(const char* path, const struct stat* st, int type, struct FTW* ftw) {
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+// Makes build/test/NAME anew and empty, and returns its path (kept by the caller until the next call).
+static inline const char* test_scratch(const char* name) {
+    static char path[PATH_LENGTH];
+    Error err;
+    path_join(path, "build/test", name);
+    nftw(path, test_remove_entry_, 16, FTW_DEPTH | FTW_PHYS);
+    if (!make_folders(path, &err)) die("%s", err.msg);
+    return path;
+}
+
+// Prints the closing line that the Makefile adds up; returns main's exit code.
+static inline int test_report(void) {
+    printf("%d passed, %d failed\n", tests_passed, tests_failed);
+    return tests_failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+#endif // DEV_TEST_CHECK_H

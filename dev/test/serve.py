@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""A web server with faults, for the test of data/longcrawl64: serves the files of a folder on 127.0.0.1.
+
+    serve.py DIR LOG
+
+Prints its port, then `stalled` whenever it holds a request. The path of each request, without the fault, is
+appended to LOG.
+An address is /FAULT@NAME/path, where the fault strikes the files of that name; /plain/path has none. Faults:
+  error     HTTP 500 for ever                         once    HTTP 500 the first time, then none
+  short     closes before the announced length        cut     closes early with no length announced
+  header    a blosc header with another chunk size    html    a page of text with status 200
+  linked    redirects as Hugging Face does, with the file's size and SHA-256, to the file
+  swapped   the same, to the chunk 0.0 in place of the file, with no size given
+  resized   the same, with a size one byte too large
+  stall     holds the request until the client has gone
+"""
+
+import hashlib
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, status, body=b"", headers=(), length=None):
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if length != "none":
+            self.send_header("Content-Length", str(length or len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        if length:  # other than the body's
+            self.close_connection = True
+
+    def redirect(self, path, body, size, target):
+        headers = [("Location", target), ("X-Linked-ETag", f'"{hashlib.sha256(body).hexdigest()}"')]
+        self.answer(302, b"moved", headers + ([("X-Linked-Size", str(size))] if size else []))
+
+    def do_GET(self):
+        fault, path = self.path.strip("/").split("/", 1)
+        fault, _, name = fault.partition("@")
+        with open(LOG, "a") as log:
+            log.write(path + "\n")
+        try:
+            with open(os.path.join(DIR, path), "rb") as f:
+                body = f.read()
+        except FileNotFoundError:
+            return self.answer(404)
+        if os.path.basename(path) != name or self.path in struck:
+            fault = None
+        if fault == "once":
+            struck.add(self.path)
+        if fault in ("error", "once"):
+            self.answer(500, b"out of order")
+        elif fault == "short":
+            self.answer(200, body[: len(body) // 2], length=len(body))
+        elif fault == "cut":
+            self.answer(200, body[: len(body) // 2], length="none")
+        elif fault == "header":
+            self.answer(200, body[:5] + bytes([body[5] ^ 1]) + body[6:])
+        elif fault == "html":
+            self.answer(200, b"<html><body>Please log in to this network.</body></html>")
+        elif fault == "linked":
+            self.redirect(path, body, len(body), "/plain/" + path)
+        elif fault == "swapped":
+            self.redirect(path, body, None, "/plain/" + os.path.dirname(path) + "/0.0")
+        elif fault == "resized":
+            self.redirect(path, body, len(body) + 1, "/plain/" + path)
+        elif fault == "stall":
+            print("stalled", flush=True)
+            self.rfile.read(1)  # comes back when the client closes the connection
+            self.close_connection = True
+        else:
+            self.answer(200, body)
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64  # clients connect all at once; one turned away comes back only a second later
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients are killed here, and leave like that
+            super().handle_error(request, client_address)
+
+
+DIR, LOG = sys.argv[1:]
+struck = set()
+server = Server(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
