@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
-CC      ?= gcc
+HASH    := \#
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # The machine's own vector instructions, without which matrix products run several times slower. -fno-math-errno lets
 # sqrt vectorise; -ffast-math is not an option, as it would compile the checks for NaN away.
@@ -14,7 +14,7 @@ SANITIZE := -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-omit-frame-pointer -fsanitize=a
             -fno-sanitize-recover=all -fopenmp $(WARN) $(EXTRA_CFLAGS)
 
 # BLAS=openblas computes large products through OpenBLAS, BLAS=none through our own; by default, what is installed.
-BLAS    ?= $(shell printf '\#include <cblas.h>\nint main(void) { openblas_set_num_threads(1); return 0; }\n' | \
+BLAS    ?= $(shell printf '$(HASH)include <cblas.h>\nint main(void) { openblas_set_num_threads(1); return 0; }\n' | \
              $(CC) -xc - -o /dev/null -lopenblas 2>/dev/null && echo openblas || echo none)
 ifeq ($(BLAS),openblas)
 BLAS_FLAGS := -DUSE_OPENBLAS
@@ -23,3 +23,92 @@ endif
 
 HEADERS := $(wildcard llmc/*.h)
 TRAINER := -DCODE_VERSION='"$(VERSION)"' $(BLAS_FLAGS)
+
+# ----------------------------------------------------------------------------
+##@ Programs
+
+train_fox: train_fox.c $(HEADERS) ## the CPU trainer
+	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+
+data/text_to_shards: data/text_to_shards.c $(HEADERS) ## text files to data shards
+	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## LongCrawl64 to data shards
+	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
+
+all: train_fox data/text_to_shards data/longcrawl64 ## everything that runs without a GPU
+
+# ----------------------------------------------------------------------------
+##@ Main jobs
+
+quickstart: ## from nothing to a trained model: set up, make a corpus, train, resume, sample
+	scripts/setup.sh build
+	$(MAKE) --no-print-directory train_fox data/text_to_shards
+	scripts/quickstart.sh
+
+test: ## set up and run all tests
+	scripts/setup.sh test
+	$(MAKE) --no-print-directory all tests
+
+.PHONY: all quickstart test tests gradcheck bench fixtures format clean help
+
+# ----------------------------------------------------------------------------
+##@ Tests
+
+# Programs that include the trainer are built in float and in double; all others once, with the sanitizers too.
+TRAINER_TESTS := test_fixtures test_model
+UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c)))
+SHELL_TESTS   := $(wildcard dev/test/test_*.sh)
+TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
+                 $(foreach t,$(TRAINER_TESTS),build/test/$t_float build/test/$t_double build/test/$t_sanitized) \
+                 build/test/gradcheck
+TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h) train_fox.c | build/test
+
+build/test:
+	mkdir -p $@
+
+build/test/%_float: dev/test/%.c $(TEST_HEADERS)
+	$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+
+build/test/%_double: dev/test/%.c $(TEST_HEADERS)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+
+build/test/%_sanitized: dev/test/%.c $(TEST_HEADERS)
+	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
+
+build/test/gradcheck: dev/test/gradcheck.c $(TEST_HEADERS)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $@ $(LDLIBS)
+
+build/test/train_fox_sanitized: train_fox.c $(HEADERS) | build/test
+	$(CC) $(SANITIZE) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+
+build/test/%: dev/test/%.c $(TEST_HEADERS)
+	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+tests: $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
+	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
+
+gradcheck: build/test/gradcheck ## gradients against central differences, all tensors of all variants
+	build/test/gradcheck
+
+bench: train_fox ## a training step of fox-pro-nano beside PyTorch eager (PYTHON=a python with torch)
+	dev/bench_cpu.sh
+
+fixtures: ## make dev/test/fixtures/model again (PYTHON=a python with torch, numpy, safetensors)
+	$(PYTHON) dev/reference/make_fixtures.py
+
+PYTHON ?= python3
+
+# ----------------------------------------------------------------------------
+##@ House
+
+format: ## format all C and CUDA sources
+	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c data/*.h dev/*/*.c dev/*/*.h dev/*/*.cu)
+
+clean: ## remove what was built; data, checkpoints and logs stay
+	rm -rf build train_fox data/text_to_shards data/longcrawl64
+
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	     /^[a-zA-Z_\/0-9]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '\nVariables: CC, ARCH (default -march=native), BLAS=openblas|none (here: %s)\n' '$(BLAS)'

@@ -1,7 +1,7 @@
 """
-The speed and memory to beat on a CPU: one float32 step (forward, backward, clip, AdamW) of fox-pro-nano
-in eager PyTorch, with the model of reference/fox.py and a fast attention. Prints a line of JSON: the median
-step, tokens a second, and the process's peak memory, of which PyTorch itself took import_rss_mib.
+The speed and memory to beat on a CPU: one float32 training step (forward, backward, clip, AdamW) of
+fox-pro-nano in eager PyTorch, with the model of reference/fox.py and a fast attention. Prints a line of JSON:
+the median step, tokens a second, and the process's peak memory, of which PyTorch itself took import_rss_mib.
 
     python dev/bench_cpu.py --threads 1 --batch 4
 """

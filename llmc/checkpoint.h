@@ -2,21 +2,22 @@
 Checkpoints: a run's state on disk, in folders that are Hugging Face model folders.
 
     OUT/step_00001000/config.json              the model's sizes and switches
-                      model.safetensors        the master weights, named and shaped as the parameter table says
+                      model.safetensors        the master weights, named and shaped by the parameter table
                       optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of what is trained
                       trainer.json             how far the run is, and the options that it goes on with
     OUT/lock                                   keeps a second process out
 
-A folder that has its final name is complete: it is written and flushed under a temporary name, and renamed; what
-a checkpoint replaces or makes superfluous goes only after that. Whatever crashes when, the newest complete
-checkpoint stays, and the next save sweeps up what was left half done.
+A folder that has its final name is complete: it is written and flushed under a temporary name, and renamed;
+what a checkpoint replaces or makes superfluous goes only after that. Whatever crashes when, the newest
+complete checkpoint stays, and the next save sweeps up what was left half done.
 
 A folder can still come to harm, from outside. So a load looks at everything before it writes to the caller's
-buffers (names, shapes, types, that no byte of a file is missing), and the caller who gets an error from any of them
-takes the next older checkpoint of checkpoint_list. Values are not judged: a NaN is the trainer's to find.
+buffers (names, shapes, types, that no byte of a file is missing), and the caller who gets an error from any
+of them takes the next older checkpoint of checkpoint_list. Values are not judged: a NaN is the trainer's to
+find.
 
-Buffers are flat, laid out by the parameter table; their elements are float or double, as element_bytes (4 or 8)
-says, and so is what is written. Reading converts from any floating-point type.
+Buffers are flat, laid out by the parameter table; their elements are float or double, as element_bytes (4 or
+8) says, and so is what is written. Reading converts from any floating-point type.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -80,34 +81,44 @@ static inline int checkpoint_newer_first(const void* a, const void* b) {
     return (s < t) - (s > t);
 }
 
-// Lists the steps of the complete checkpoints in OUT, newest first, into *steps, for the caller to free. Returns
-// their number, 0 if there is no such folder, and -1 on error: a folder that cannot be read is not an empty one.
+static inline int checkpoint_list_failed(const char* out, int why, Error* err) {
+    fail(err, "%s: cannot read this folder: %s", out, strerror(why));
+    return -1;
+}
+
+// Lists the steps of the complete checkpoints in OUT, newest first, into *steps, for the caller to free.
+// Returns their number, 0 if there is no such folder, and -1 on error: a folder that cannot be read is not an
+// empty one.
 static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) {
     int count = 0;
     *steps = NULL;
     DIR* folder = opendir(out);
     if (!folder && errno == ENOENT) return 0;
-    if (!folder) {
-        fail(err, "%s: cannot read this folder: %s", out, strerror(errno));
-        return -1;
-    }
-    for (struct dirent* entry; (entry = readdir(folder)) != NULL;) {
+    if (!folder) return checkpoint_list_failed(out, errno, err);
+    // errno tells a failed readdir from the end of the folder
+    for (struct dirent* entry; errno = 0, (entry = readdir(folder)) != NULL;) {
         int64_t step = checkpoint_step(entry->d_name);
         char path[PATH_LENGTH];
         struct stat st;
         if (step < 0) continue;
         checkpoint_path(path, out, step);
-        if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) continue;
+        if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) continue;
         *steps = (int64_t*)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
         (*steps)[count++] = step;
     }
+    int why = errno;
     closedir(folder);
+    if (why != 0) {
+        free(*steps);
+        *steps = NULL;
+        return checkpoint_list_failed(out, why, err);
+    }
     if (count > 1) qsort(*steps, (size_t)count, sizeof **steps, checkpoint_newer_first);
     return count;
 }
 
-// Makes sure that no other process writes to OUT, which is made if need be. Keep *fd open for as long as the run
-// lasts; the lock goes with the process, however it ends.
+// Makes sure that no other process writes to OUT, which is made if need be. Keep *fd open for as long as the
+// run lasts; the lock goes with the process, however it ends.
 static inline bool out_lock(const char* out, int* fd, Error* err) {
     char path[PATH_LENGTH];
     if (!make_folders(out, err)) return false;
@@ -119,9 +130,7 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
     close(*fd);
     *fd = -1;
     if (why == EWOULDBLOCK)
-        return fail(err,
-                    "%s: another process is training into this folder; let it end, or choose another --out",
-                    out);
+        return fail(err, "%s: another process is training here; let it end, or choose another --out", out);
     return fail(err, "%s: cannot lock: %s", path, strerror(why));
 }
 
@@ -167,8 +176,8 @@ static inline bool checkpoint_discard(const char* out, int64_t step, Error* err)
     return fail(err, "%s: cannot rename: %s", path, strerror(errno));
 }
 
-// Discards all but the `keep` newest checkpoints up to that of `step`, which itself always stays. Newer ones are
-// not counted: they are damaged ones that the run had to go back behind.
+// Discards all but the `keep` newest checkpoints up to that of `step`, which itself always stays. Newer ones
+// are not counted: they are damaged ones that the run had to go back behind.
 static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
     int64_t* steps;
     Error err;
@@ -276,8 +285,8 @@ static inline bool checkpoint_check_tensor(const CheckpointTensor* want, const S
                        safetensors_dtype_name(have->dtype));
 }
 
-// Reports a tensor of the set that f does not know, of which there is one. To pass over it would be to load another
-// model than the one that was trained.
+// Reports a tensor of the set that f does not know, of which there is one. To pass over it would be to load
+// another model than the one that was trained.
 static inline bool checkpoint_fail_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
     CheckpointTensor t;
     for (int file = 0; file < set->count; file++) {
@@ -294,7 +303,8 @@ static inline bool checkpoint_fail_extra(const CheckpointFile* f, const Safetens
     return fail(err, "%s: holds a tensor twice", set->files[0].path);
 }
 
-// Reads all tensors of f from the open files. They must be exactly those that f lists: on error nothing was touched.
+// Reads all tensors of f from the open files. They must be exactly those that f lists: on error nothing was
+// touched.
 static inline bool checkpoint_read_tensors(const CheckpointFile* f, const SafetensorsSet* set,
                                            const char* where, Error* err) {
     CheckpointTensor t;
@@ -341,8 +351,8 @@ static inline bool checkpoint_write_trainer(const char* folder, const TrainerSta
     return ok;
 }
 
-// Gives the folder its final name. A folder that has it already is replaced: in one stroke where the file system can
-// (most but NFS), and else in two, where a crash in between leaves the older checkpoints.
+// Gives the folder its final name. A folder that has it already is replaced: in one stroke where the file
+// system can (most but NFS), and else in two, where a crash in between leaves the older checkpoints.
 static inline bool checkpoint_publish(const char* out, const char* temporary, int64_t step, Error* err) {
     const unsigned exchange = 2; // RENAME_EXCHANGE, which the C library's headers may hide
     char path[PATH_LENGTH], old[PATH_LENGTH];
@@ -359,11 +369,12 @@ static inline bool checkpoint_publish(const char* out, const char* temporary, in
     return done && flush_folder(out, err);
 }
 
-// Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0 keeps all).
-// w, m and v are weights and AdamW's two moments. A checkpoint of the same step is replaced: after a run went
-// back behind a damaged one, that is the one in the way. The caller holds out_lock.
+// Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0
+// keeps all). w, m and v are weights and AdamW's two moments. A checkpoint of the same step is replaced:
+// after a run went back behind a damaged one, that is the one in the way. The caller holds out_lock.
 //
-// On error nothing is known to be saved, the older checkpoints are as they were, and the temporary folder is gone.
+// On error nothing is known to be saved, the older checkpoints are as they were, and the temporary folder is
+// gone.
 static inline bool checkpoint_save(const char* out, const Config* config, const ParamTable* table,
                                    const Options* options, const TrainerState* state, const void* w,
                                    const void* m, const void* v, int element_bytes, int keep, Error* err) {
@@ -387,8 +398,8 @@ static inline bool checkpoint_save(const char* out, const Config* config, const 
 // ----------------------------------------------------------------------------
 // loading. config.json is config_read's.
 
-// Reads the weights of a checkpoint or Hugging Face folder, of one file or many, into w. Every tensor must be there
-// with the table's shape, and no other; on error w is untouched.
+// Reads the weights of a checkpoint or Hugging Face folder, of one file or many, into w. Every tensor must be
+// there with the table's shape, and no other; on error w is untouched.
 static inline bool checkpoint_load_weights(const char* folder, const ParamTable* table, void* w,
                                            int element_bytes, Error* err) {
     SafetensorsSet set;

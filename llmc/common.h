@@ -22,6 +22,7 @@ Valid as C11 and as C++17, like every header in llmc/.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -172,6 +173,18 @@ static inline bool flush_folder(const char* path, Error* err) {
     int why = errno;
     if (fd >= 0) close(fd);
     return ok ? true : fail(err, "%s: cannot flush this folder: %s", path, strerror(why));
+}
+
+// Locks a file, which is made if need be, against other processes. Returns its descriptor, to be kept open while the
+// lock is held; the process's end, however it comes, gives it up. -1 and errno on error, EWOULDBLOCK if another process
+// has the lock.
+static inline int lock_file(const char* path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
 }
 
 // ----------------------------------------------------------------------------

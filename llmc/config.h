@@ -42,6 +42,10 @@ typedef struct {
 
 #define QK_NORM_EPS 1e-5
 
+// T_min and T_max of a long gate where the file has null: those of ALiBi's slopes
+#define CONFIG_DECAY_TIME_MIN 2
+#define CONFIG_DECAY_TIME_MAX 256
+
 // What a preset trains with unless options say otherwise. Counts are tokens.
 typedef struct {
     int64_t seq_len, batch_tokens, max_tokens, warmup_tokens;
@@ -87,6 +91,7 @@ typedef enum {
     KEY_INT,       // int64_t
     KEY_INT_NULL,  // int64_t; null stands for the row's `null_value`
     KEY_REAL,      // double
+    KEY_DECAY,     // double; null, its default, unless the gate's initialisation is long
     KEY_REAL_NULL, // double; null stands for NAN
     KEY_BOOL,      // bool
     KEY_GATE,      // GateType
@@ -130,8 +135,8 @@ static const ConfigKey config_keys[] = {
     CONFIG_FIELD(use_v_shift, KEY_BOOL, 0, 0, 0),
     CONFIG_FIELD(fgate_type, KEY_GATE, 0, 0, 0),
     CONFIG_FIELD(fgate_bias_init, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(decay_time_min, KEY_REAL, 1e-3, 1e12, 0),
-    CONFIG_FIELD(decay_time_max, KEY_REAL, 1e-3, 1e12, 0),
+    CONFIG_FIELD(decay_time_min, KEY_DECAY, 1e-3, 1e12, 0),
+    CONFIG_FIELD(decay_time_max, KEY_DECAY, 1e-3, 1e12, 0),
     CONFIG_FIELD(log_pruning_tolerance, KEY_REAL_NULL, -1e4, 0, 0),
     {"tie_word_embeddings", KEY_FALSE, 0, 0, 0, 0, NULL},
     CONFIG_FIELD(bos_token_id, KEY_INT_NULL, 0, (1 << 24) - 1, -1),
@@ -139,7 +144,8 @@ static const ConfigKey config_keys[] = {
 };
 #define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
 
-static const char* const config_gate_names[] = {"full", "bias_only", "fixed", "none"}; // in the order of GateType
+static const char* const config_gate_names[] = {"full", "bias_only", "fixed",
+                                                "none"}; // in the order of GateType
 
 // Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where` names
 // the file or option in messages.
@@ -168,8 +174,9 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
             *(double*)field = NAN;
             return true;
         } // fall through
+    case KEY_DECAY:
+        if (is_null && key->type == KEY_DECAY) return true; // fall through
     case KEY_REAL:
-        if (is_null) return true; // the paper's configs write null for decay times that are not in use
         if (!parse_number(text, &number) || !(number >= key->min && number <= key->max))
             return fail(err, "%s: %s=%s is not a number from %g to %g", where, name, text, key->min,
                         key->max);
@@ -202,8 +209,18 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
     return false;
 }
 
-// Checks what no single key can tell: that the sizes fit together.
-static inline bool config_check(const Config* c, const char* where, Error* err) {
+// Does the gate's bias start from config_long_gate_bias?
+static inline bool config_long_gate(const Config* c) { return config_has_gate(c) && c->fgate_bias_init; }
+
+// Checks what no single key can tell, that the sizes fit together, and settles what others imply: a fixed gate always
+// has the long initialisation, and decay times that are not in use have their defaults (the paper's code insists on
+// null in the file).
+static inline bool config_check(Config* c, const char* where, Error* err) {
+    if (c->fgate_type == GATE_FIXED) c->fgate_bias_init = true;
+    if (!config_long_gate(c)) {
+        c->decay_time_min = CONFIG_DECAY_TIME_MIN;
+        c->decay_time_max = CONFIG_DECAY_TIME_MAX;
+    }
     if (c->hidden_size % c->num_heads != 0)
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
@@ -262,8 +279,8 @@ static inline Config config_defaults(void) {
     c.norm_eps = 1e-6;
     c.rope_base = 500000;
     c.fgate_type = GATE_FULL;
-    c.decay_time_min = 2; // ALiBi's slopes
-    c.decay_time_max = 256;
+    c.decay_time_min = CONFIG_DECAY_TIME_MIN;
+    c.decay_time_max = CONFIG_DECAY_TIME_MAX;
     c.log_pruning_tolerance = NAN;
     c.bos_token_id = c.eos_token_id = -1;
     return c;
@@ -323,6 +340,11 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
             return;
         } // fall through
     case KEY_INT: json_put_int(w, key->name, *(const int64_t*)field); return;
+    case KEY_DECAY:
+        if (!config_long_gate(c)) {
+            json_put_null(w, key->name);
+            return;
+        } // fall through
     case KEY_REAL:
     case KEY_REAL_NULL: json_put_double(w, key->name, *(const double*)field); return; // NAN becomes null
     case KEY_BOOL: json_put_bool(w, key->name, *(const bool*)field); return;

@@ -17,6 +17,7 @@ private.
 #define LLMC_JSON_H
 
 #include "common.h"
+#include "text.h"
 
 #define JSON_MAX_DEPTH 64        // nesting, read and written: bounds the recursion
 #define JSON_MAX_BYTES (1 << 30) // longest text: nodes and strings are indexed by int
@@ -44,32 +45,6 @@ typedef struct {
 } Json;
 
 // ----------------------------------------------------------------------------
-// UTF-8
-
-// Length of the well-formed UTF-8 sequence that s, of n >= 1 bytes, starts with: 1 to 4, or 0 if none.
-static inline int json_utf8_length_(const char* s, size_t n) {
-    const unsigned char* u = (const unsigned char*)s;
-    if (u[0] < 0x80) return 1;
-    int length = u[0] >= 0xf0 ? 4 : u[0] >= 0xe0 ? 3 : 2;
-    if (u[0] < 0xc2 || u[0] > 0xf4 || (size_t)length > n) return 0;
-    for (int i = 1; i < length; i++)
-        if ((u[i] & 0xc0) != 0x80) return 0;
-    // the second byte rules out overlong forms, surrogates, and what lies beyond U+10FFFF
-    bool bad = (u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xed && u[1] > 0x9f) ||
-               (u[0] == 0xf0 && u[1] < 0x90) || (u[0] == 0xf4 && u[1] > 0x8f);
-    return bad ? 0 : length;
-}
-
-// Writes the UTF-8 form of a code point to out and returns the byte behind it.
-static inline char* json_utf8_encode_(char* out, unsigned code) {
-    static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    int length = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (int i = length - 1; i > 0; i--, code >>= 6) out[i] = (char)(0x80 | (code & 0x3f));
-    out[0] = (char)(lead[length] | code);
-    return out + length;
-}
-
-// ----------------------------------------------------------------------------
 // reader
 
 typedef struct {
@@ -81,18 +56,9 @@ typedef struct {
     Error* err;
 } JsonParser;
 
-// Text quoted from a file may hold control characters: replaces them, so that the message stays one line.
-// Returns false, as fail() does.
-static inline bool json_one_line(Error* err) {
-    for (char* c = err->msg; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
-    return false;
-}
-
 static inline bool json_error_(JsonParser* p, const char* what) {
     const char* end = p->at >= p->n ? ", but the text ends here" : "";
-    fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
-    return json_one_line(p->err);
+    return fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
 }
 
 // The byte looked at, or 0 at the end: a zero byte in the text is no token either.
@@ -148,7 +114,7 @@ static inline bool json_parse_escape_(JsonParser* p, char** out) {
             return json_error_(p, "half of a surrogate pair in a string");
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
-    *out = json_utf8_encode_(*out, code);
+    *out += utf8_encode(code, *out);
     return true;
 }
 
@@ -165,8 +131,9 @@ static inline bool json_parse_string_(JsonParser* p, int* start) {
             if (!json_parse_escape_(p, &out)) return false;
             continue;
         }
-        int length = json_utf8_length_(p->text + p->at, p->n - p->at);
-        if (length == 0) return json_error_(p, "bytes in a string that are not UTF-8");
+        size_t length;
+        if (utf8_decode((const uint8_t*)p->text + p->at, p->n - p->at, &length) == UTF8_INVALID)
+            return json_error_(p, "bytes in a string that are not UTF-8");
         while (length-- > 0) *out++ = p->text[p->at++];
     }
     *out++ = '\0';
@@ -462,20 +429,17 @@ static inline void json_newline_(JsonWriter* w) {
 // Quotes and escapes. What is not UTF-8 (a file's name can be anything) becomes U+FFFD, to stay valid JSON.
 static inline void json_append_quoted_(JsonWriter* w, const char* s) {
     json_append_(w, "\"", 1);
-    for (size_t n = strlen(s); n > 0;) {
-        char escape[8];
-        int length = json_utf8_length_(s, n);
-        if (*s == '"' || *s == '\\') {
-            snprintf(escape, sizeof escape, "\\%c", *s);
-            json_append_(w, escape, 2);
-        } else if ((unsigned char)*s < ' ' || length == 0) {
-            snprintf(escape, sizeof escape, "\\u%04x", length ? (unsigned)*s : 0xfffdu);
+    size_t length;
+    for (size_t n = strlen(s); n > 0; s += length, n -= length) {
+        uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
+        if (c == '"' || c == '\\') json_append_(w, "\\", 1);
+        if (c < ' ' || c == UTF8_INVALID) {
+            char escape[8];
+            snprintf(escape, sizeof escape, "\\u%04x", c == UTF8_INVALID ? 0xfffdu : (unsigned)c & 0xff);
             json_append_(w, escape, 6);
         } else {
-            json_append_(w, s, (size_t)length);
+            json_append_(w, s, length);
         }
-        size_t used = length ? (size_t)length : 1;
-        s += used, n -= used;
     }
     json_append_(w, "\"", 1);
 }

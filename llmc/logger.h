@@ -2,12 +2,13 @@
 What a run tells while it trains: one line a step on the terminal, for people, and the same and more in
 OUT/log.jsonl, one JSON object a line, for programs.
 
-Every line of the file goes out in a single write to a file opened for appending, so that a crash can cut at most the
-last one; opening the file again ends such a line. A log that cannot be written (a full disk) is worth one
-warning, never the training. Numbers that are not finite are null in the file and nan on the terminal.
+Every line of the file goes out in a single write to a file opened for appending, so that a crash can cut at
+most the last one; opening the file again ends such a line. A log that cannot be written (a full disk) is
+worth one warning, never the training. Numbers that are not finite are null in the file and nan on the
+terminal.
 
-A line has a key "event": "step", "validation", or the name of an event. After a run went back to a checkpoint the
-file holds the steps since then twice, with the "resume" event between them: the later line counts.
+A line has a key "event": "step", "validation", or the name of an event. After a run went back to a checkpoint
+the file holds the steps since then twice, with the "resume" event between them: the later line counts.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -42,24 +43,26 @@ typedef struct {
 } LogStep;
 
 // ----------------------------------------------------------------------------
-// validation: the loss by position in the context. Bucket 0 is position 0, bucket k positions [2^(k-1), 2^k): what
-// a model gains from a longer context shows from bucket to bucket.
+// validation: the loss by position in the context. Bucket 0 is position 0, bucket k positions [2^(k-1), 2^k):
+// what a model gains from a longer context shows from bucket to bucket.
 
 #define LOG_BUCKETS 32
 
 typedef struct {
     double loss_sum[LOG_BUCKETS];
     int64_t tokens[LOG_BUCKETS];
-    int64_t seq_len;  // T
+    int64_t seq_len;  // T, known from the positions added
     bool byte_tokens; // a token is a byte, so that bits per byte can be told
     double seconds;   // the validation took
 } LogValidation;
 
-// Adds the loss of the token at position t = 0 .. T-1 of its sequence. Start from all zeros; ranks add up theirs.
+// Adds the loss of the token at position t = 0 .. T-1 of its sequence. Start from all zeros; ranks add up
+// theirs.
 static inline void log_validation_add(LogValidation* v, int64_t t, double loss) {
     int bucket = t == 0 ? 0 : 64 - __builtin_clzll((unsigned long long)t);
     v->loss_sum[bucket] += loss;
     v->tokens[bucket]++;
+    if (t >= v->seq_len) v->seq_len = t + 1;
 }
 
 // The number of tokens added so far, and through *loss their mean loss, NaN if there are none.
@@ -117,8 +120,8 @@ static inline void logger_warn(Logger* l, int why) {
     l->warned = true;
 }
 
-// Opens OUT/log.jsonl for appending, making both if need be; terminal only if out is NULL. The caller then sets
-// the first four fields, and closes the logger in any case.
+// Opens OUT/log.jsonl for appending, making both if need be; terminal only if out is NULL. The caller then
+// sets the first four fields, and closes the logger in any case.
 static inline bool logger_open(Logger* l, const char* out, Error* err) {
     memset(l, 0, sizeof *l);
     l->fd = -1;
@@ -170,10 +173,12 @@ static inline void logger_end_line(Logger* l) {
 // ----------------------------------------------------------------------------
 // what is logged
 
-// Logs an optimizer step. The terminal gets the first and the last step of the process and every log_every-th.
+// Logs an optimizer step. The terminal gets the first and the last step of the process and every
+// log_every-th.
 //
-// Tokens a second are a moving average: the ratio of two sums in which a step's weight decays alike, and so without
-// the bias of an average that starts from 0. The process's first step warms caches up and is left out of it.
+// Tokens a second are a moving average: the ratio of two sums in which a step's weight decays alike, and so
+// without the bias of an average that starts from 0. The process's first step warms caches up and is left out
+// of it.
 static inline void logger_step(Logger* l, const LogStep* s) {
     const double decay = 0.95;
     double tokens_per_s = (double)s->step_tokens / s->seconds;
@@ -243,8 +248,8 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     fflush(stdout);
 }
 
-// Logs anything else worth knowing later: a resume, a checkpoint, a sample. On the terminal a control character in
-// the text, which a sample may hold, becomes '?'.
+// Logs anything else worth knowing later: a resume, a checkpoint, a sample. On the terminal a control
+// character in the text, which a sample may hold, becomes '?'.
 static inline void logger_event(Logger* l, int64_t step, const char* name, const char* text) {
     json_put_string(logger_begin_line(l, name, step), "text", text);
     logger_end_line(l);

@@ -94,8 +94,8 @@ static inline ParamTable params_build(const Config* c) {
     int64_t V = c->vocab_size, d = c->hidden_size, NH = c->num_heads, L = c->num_hidden_layers;
     int64_t I = config_mlp_size(c), dh = config_head_size(c);
     int64_t qk_norm = c->qk_norm_share ? dh : d;
-    bool full = c->fgate_type == GATE_FULL, long_gate = c->fgate_bias_init || c->fgate_type == GATE_FIXED;
-    ParamInit gate_init = long_gate ? INIT_LONG_GATE : INIT_ZERO;
+    bool full = c->fgate_type == GATE_FULL;
+    ParamInit gate_init = config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO;
 
     ParamTable t;
     memset(&t, 0, sizeof t);

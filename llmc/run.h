@@ -192,8 +192,8 @@ static inline void run_free(Run* run) {
 // the starting point
 
 // Loads weights and AdamW's moments of the checkpoint to resume, or the weights of --init. Returns false if there is
-// neither, and the weights are to be drawn. Buffers are as checkpoint_load_weights has them; m and v may be NULL.
-// A damaged checkpoint is named, and the one before it is taken.
+// neither, and the weights are to be drawn. Buffers are as checkpoint_load_weights has them; m and v are needed for a run
+// that may resume. A damaged checkpoint is named, and the one before it is taken.
 static inline bool run_load(Run* run, void* w, void* m, void* v, int element_bytes) {
     Error err;
     char folder[PATH_LENGTH];

@@ -78,8 +78,7 @@ static inline bool safetensors_fail_(const SafeTensor* t, Error* err, const char
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    fail(err, "%s: tensor '%.200s': %s", t->path, t->name, what);
-    return json_one_line(err);
+    return fail(err, "%s: tensor '%.200s': %s", t->path, t->name, what);
 }
 
 // Fills in count and bytes from dtype and shape.
@@ -356,17 +355,15 @@ static inline bool safetensors_set_open_shards_(SafetensorsSet* set, const char*
         char path[PATH_LENGTH];
         const char *name = json_key(index, item), *shard = json_string(index, item);
         bool plain = shard && shard[0] && !strchr(shard, '/'); // nothing outside of the folder
-        if (!plain) {
-            fail(err, "%s: '%.200s' is not mapped to the name of a file in this folder", index_path, name);
-            return json_one_line(err);
-        }
+        if (!plain)
+            return fail(err, "%s: '%.200s' is not mapped to the name of a file in this folder", index_path,
+                        name);
         path_join(path, folder, shard);
         const Safetensors* file = safetensors_set_file_(set, path, err);
-        if (!file) return json_one_line(err);
-        if (!safetensors_find(file, name)) {
-            fail(err, "%s: should hold '%.200s', as the index beside it says, but does not", path, name);
-            return json_one_line(err);
-        }
+        if (!file) return false;
+        if (!safetensors_find(file, name))
+            return fail(err, "%s: should hold '%.200s', as the index beside it says, but does not", path,
+                        name);
     }
     for (int i = 0; i < set->count; i++) tensors += set->files[i].count;
     if (tensors != json_count(index, map))

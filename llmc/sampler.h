@@ -1,9 +1,9 @@
 /*
 Draws the next token from a model's logits: temperature, top-k, top-p.
 
-The random number is a function of (seed, counter), so a text is a function of its seed, whatever was drawn before.
-The likeliest tokens come off a heap one by one, only as many as the cuts keep: O(V + n log V) for n tokens kept,
-and without a cut nothing is sorted at all.
+The random number is a function of (seed, counter), so a text is a function of its seed, whatever was drawn
+before. The likeliest tokens come off a heap one by one, only as many as the cuts keep: O(V + n log V) for n
+tokens kept, and without a cut nothing is sorted at all.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -38,7 +38,8 @@ static inline void sampler_free(Sampler* s) {
     s->capacity = 0;
 }
 
-// The likeliest token. -1 if a logit is NaN, or the largest is infinite: such logits describe no distribution.
+// The likeliest token. -1 if a logit is NaN, or the largest is infinite: such logits describe no
+// distribution.
 static inline int64_t sampler_argmax(const float* logits, int64_t V) {
     int64_t best = 0;
     for (int64_t i = 0; i < V; i++) {
@@ -48,20 +49,24 @@ static inline int64_t sampler_argmax(const float* logits, int64_t V) {
     return isfinite(logits[best]) ? best : -1;
 }
 
-// Lets the id at heap[i] sink to its place; n ids in the heap, likelier ones above, of equals the lower id.
+// The order of the heap: the likelier token first, of equals the one with the lower id.
+static inline bool sampler_before(const float* logits, int32_t a, int32_t b) {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+
+// Lets the id at heap[i] sink to its place among n.
 static inline void sampler_sink(int32_t* heap, int64_t n, int64_t i, const float* logits) {
     int32_t id = heap[i];
     for (int64_t child; (child = 2 * i + 1) < n; i = child) {
-        int32_t a = heap[child], b = child + 1 < n ? heap[child + 1] : a;
-        if (logits[b] > logits[a] || (logits[b] == logits[a] && b < a)) child++, a = b;
-        if (logits[id] > logits[a] || (logits[id] == logits[a] && id < a)) break;
-        heap[i] = a;
+        if (child + 1 < n && sampler_before(logits, heap[child + 1], heap[child])) child++;
+        if (sampler_before(logits, id, heap[child])) break;
+        heap[i] = heap[child];
     }
     heap[i] = id;
 }
 
-// Takes the likeliest of the n ids in the heap off it, puts it right behind the n - 1 that are left, and returns
-// its weight.
+// Takes the likeliest of the n ids in the heap off it, puts it right behind the n - 1 that are left, and
+// returns its weight.
 static inline double sampler_pop(const Sampler* s, int64_t n, const float* logits) {
     int32_t id = s->order[0];
     s->order[0] = s->order[n - 1];
@@ -93,8 +98,8 @@ static inline int64_t sampler_cut(const Sampler* s, int64_t V, const float* logi
     return kept;
 }
 
-// Draws one of V tokens; counter numbers the draws of a seed. Returns -1, for the caller to report, if a logit is
-// NaN or the largest one infinite. The scratch grows once to V; nothing else is allocated.
+// Draws one of V tokens; counter numbers the draws of a seed. Returns -1, for the caller to report, if a
+// logit is NaN or the largest one infinite. The scratch grows once to V; nothing else is allocated.
 static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, uint64_t counter) {
     int64_t best = sampler_argmax(logits, V);
     if (best < 0 || s->temperature == 0) return best;
@@ -105,8 +110,7 @@ static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, u
     }
     for (int64_t i = 0; i < V; i++) {
         s->order[i] = (int32_t)i;
-        s->weight[i] =
-            exp(((double)logits[i] - (double)logits[best]) / s->temperature); // the likeliest has 1
+        s->weight[i] = exp(((double)logits[i] - (double)logits[best]) / s->temperature); // 1 for the best
     }
     const int64_t first = V - sampler_cut(s, V, logits);
     double total = 0, sum = 0;

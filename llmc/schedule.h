@@ -10,10 +10,10 @@ function of the tokens seen, so that a run with another batch size follows the s
 
 // The rate of a step that takes the training from tokens_before to tokens_before + step_tokens.
 //
-// The curve is read in the middle of the step's tokens: at their start the first step would have rate 0, at their
-// end the last one, and its whole batch would be wasted. Tokens beyond max_tokens do not count, so that this holds
-// too for a last step that reaches over the end. From max_tokens on the rate is 0. Where the warm-up is as long as
-// the training, or longer, the rate just rises, to peak * max_tokens / warmup_tokens.
+// The curve is read in the middle of the step's tokens: at their start the first step would have rate 0, at
+// their end the last one, and its whole batch would be wasted. Tokens beyond max_tokens do not count, so that
+// this holds too for a last step that reaches over the end. From max_tokens on the rate is 0. Where the
+// warm-up is as long as the training, or longer, the rate just rises, to peak * max_tokens / warmup_tokens.
 static inline double schedule_lr(double peak, int64_t warmup_tokens, int64_t max_tokens,
                                  int64_t tokens_before, int64_t step_tokens) {
     if (tokens_before >= max_tokens) return 0;

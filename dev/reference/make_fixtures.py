@@ -106,7 +106,7 @@ def run(model, tokens, targets):
 
 
 def float32_errors(model, tokens, targets, expected):
-    """How far float32 is from float64 for each of run, relative to expected, RMS over nudged weights."""
+    """How far float32 is from float64 in each tensor of run, relative to expected: RMS over nudges."""
     squares = defaultdict(list)
     for i in range(NUDGES):
         single = copy.deepcopy(model).float()

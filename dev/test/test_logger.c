@@ -1,6 +1,6 @@
 /*
-Tests of llmc/logger.h: every line of the file is read back as JSON, the terminal's lines are compared as text, and
-a log that cannot be written costs one warning and no half line.
+Tests of llmc/logger.h: every line of the file is read back as JSON, the terminal's lines are compared as
+text, and a log that cannot be written costs one warning and no half line.
 */
 #include <signal.h>
 #include <sys/resource.h>
@@ -63,16 +63,21 @@ static int read_log(void) {
     return count;
 }
 
+// The node of a line's key; -1 also where there is no such line, or it is no JSON.
+static int member(int line, const char* key) {
+    return lines[line].count ? json_get(&lines[line], 0, key) : -1;
+}
+
 static double number(int line, const char* key) {
     double value = -12345; // what no test expects
-    json_double(&lines[line], json_get(&lines[line], 0, key), &value);
+    json_double(&lines[line], member(line, key), &value);
     return value;
 }
 
-static bool has(int line, const char* key) { return json_get(&lines[line], 0, key) >= 0; }
+static bool has(int line, const char* key) { return member(line, key) >= 0; }
 
 static bool text_is(int line, const char* key, const char* expected) {
-    const char* text = json_string(&lines[line], json_get(&lines[line], 0, key));
+    const char* text = json_string(&lines[line], member(line, key));
     return text && strcmp(text, expected) == 0;
 }
 
@@ -140,8 +145,8 @@ static void test_steps(void) {
     CHECK(number(0, "ms") == 8000 && number(0, "tokens_per_s") == 512, "the first step has its own rate");
     CHECK(number(0, "eta_s") == 999 * 8 && number(0, "mfu") == 512e6 / 2e10, "line 0");
     CHECK(number(0, "model_flops_per_s") == 512e6, "line 0");
-    CHECK(json_is_null(&lines[1], json_get(&lines[1], 0, "loss")), "NaN is null");
-    CHECK(json_is_null(&lines[1], json_get(&lines[1], 0, "grad_norm")), "infinity is null");
+    CHECK(json_is_null(&lines[1], member(1, "loss")), "NaN is null");
+    CHECK(json_is_null(&lines[1], member(1, "grad_norm")), "infinity is null");
     CHECK(number(1, "tokens_per_s") == 4096, "the first step is left out of the average");
     // the bias-corrected average of times 1 and 3 at decay 0.95: (0.95 * 1 + 3) / (0.95 + 1)
     CHECK(fabs(number(2, "tokens_per_s") - 4096 / (3.95 / 1.95)) < 1e-9, "%.17g", number(2, "tokens_per_s"));
@@ -170,7 +175,7 @@ static void test_validation(void) {
     Logger l;
     LogValidation v;
     memset(&v, 0, sizeof v);
-    v.seq_len = 6, v.byte_tokens = true, v.seconds = 2;
+    v.byte_tokens = true, v.seconds = 2;
     for (int sequence = 0; sequence < 2; sequence++)
         for (int64_t t = 0; t < 6; t++) log_validation_add(&v, t, (double)(8 - t));
     open_log(&l);
@@ -195,7 +200,7 @@ static void test_validation(void) {
           "bits per byte");
     static const double expected[4][4] = {{0, 1, 2, 8}, {1, 2, 2, 7}, {2, 4, 4, 5.5}, {4, 6, 4, 3.5}};
     static const char* const keys[4] = {"from", "to", "tokens", "loss"};
-    int table = json_get(&lines[0], 0, "by_position"), i = 0;
+    int table = member(0, "by_position"), i = 0;
     CHECK(json_count(&lines[0], table) == 4, "%d buckets", json_count(&lines[0], table));
     for (int row = json_first(&lines[0], table); row >= 0; row = json_next(&lines[0], row), i++) {
         for (int k = 0; k < 4; k++) {
@@ -204,8 +209,8 @@ static void test_validation(void) {
             CHECK(value == expected[i][k], "bucket %d, %s: %g", i, keys[k], value);
         }
     }
-    CHECK(json_is_null(&lines[1], json_get(&lines[1], 0, "val_loss")), "NaN is null");
-    CHECK(json_is_null(&lines[2], json_get(&lines[2], 0, "val_loss")), "no tokens, no loss");
+    CHECK(json_is_null(&lines[1], member(1, "val_loss")), "NaN is null");
+    CHECK(json_is_null(&lines[2], member(2, "val_loss")), "no tokens, no loss");
 }
 
 static void test_buckets(void) {

@@ -1,6 +1,6 @@
 /*
-Tests of llmc/sampler.h: how often each token is drawn against its exact probability, which the test computes in
-another way (a full sort), and the limits of every setting.
+Tests of llmc/sampler.h: how often each token is drawn against its exact probability, which the test computes
+in another way (a full sort), and the limits of every setting.
 */
 #include "check.h"
 #include "../../llmc/sampler.h"
@@ -40,8 +40,9 @@ static void exact_probabilities(const Sampler* s, double p[V]) {
     for (int i = 0; i < kept; i++) p[ids[i]] = exp(logits[ids[i]] / s->temperature) / sum;
 }
 
-// The count of a token of probability p in N draws is binomial, with variance N p (1 - p). Five standard deviations
-// would be passed by chance in one of 1.7 million tokens; the draws are those of one seed, so the outcome is fixed.
+// The count of a token of probability p in N draws is binomial, with variance N p (1 - p). Five standard
+// deviations would be passed by chance in one of 1.7 million tokens; the draws are those of one seed, so the
+// outcome is fixed.
 static void check_frequencies(double temperature, int64_t top_k, double top_p) {
     Sampler s = sampler(temperature, top_k, top_p, 99);
     double p[V];
@@ -112,7 +113,8 @@ static void test_not_a_distribution(void) {
     }
 }
 
-// A draw depends on seed and counter alone: not on earlier draws, nor on what the scratch was used for before.
+// A draw depends on seed and counter alone: not on earlier draws, nor on what the scratch was used for
+// before.
 static void test_reproducible(void) {
     Sampler a = sampler(1, 20, 0.95, 7), b = sampler(1, 20, 0.95, 7), c = sampler(1, 20, 0.95, 8);
     int differ = 0;

@@ -1,0 +1,115 @@
+/*
+The model's variants that gradcheck.c and test_model.c go through: the four families, each switch of the design
+singly on and off on top of a LLaMA and a Pro block, and odd sizes. Include after train_fox.c.
+*/
+#ifndef DEV_TEST_VARIANTS_H
+#define DEV_TEST_VARIANTS_H
+
+typedef struct {
+    const char* name; // family, then keys of config.json that differ from it
+    int64_t B, T;
+} Variant;
+
+// At T = 150 and 300 attention has two and three tiles to a side: on the diagonal, beside it, and far from it.
+static const Variant variants[] = {
+    {"fox-pro", 2, 9},
+    {"fox-llama", 2, 9},
+    {"transformer-pro", 2, 9},
+    {"transformer-llama", 2, 9},
+
+    {"fox-llama fgate_type=bias_only", 2, 7},
+    {"fox-llama fgate_type=fixed", 2, 7},
+    {"fox-llama fgate_type=none", 2, 7},
+    {"fox-llama fgate_bias_init=true", 2, 7},
+    {"fox-llama fgate_type=bias_only fgate_bias_init=true", 2, 7},
+    {"fox-llama use_rope=true", 2, 7},
+    {"fox-llama qk_norm=true", 2, 7},
+    {"fox-llama qk_norm=true qk_norm_share_param_across_head=true", 2, 7},
+    {"fox-llama use_output_norm=true", 2, 7},
+    {"fox-llama use_output_gate=true", 2, 7},
+    {"fox-llama use_k_shift=true", 2, 7},
+    {"fox-llama use_v_shift=true", 2, 7},
+
+    {"fox-pro fgate_type=bias_only", 2, 7},
+    {"fox-pro fgate_type=fixed", 2, 7},
+    {"fox-pro fgate_type=none", 2, 7},
+    {"fox-pro fgate_bias_init=true", 2, 7},
+    {"fox-pro use_rope=true", 2, 7},
+    {"fox-pro qk_norm=false", 2, 7},
+    {"fox-pro qk_norm_share_param_across_head=true", 2, 7},
+    {"fox-pro use_output_norm=false", 2, 7},
+    {"fox-pro use_output_gate=false", 2, 7},
+    {"fox-pro use_k_shift=false", 2, 7},
+    {"fox-pro use_v_shift=false", 2, 7},
+
+    {"fox-pro num_heads=3", 1, 5},
+    {"fox-pro num_heads=3 hidden_size=9", 3, 5}, // an odd head size
+    {"fox-pro num_heads=1", 2, 5},
+    {"fox-pro use_output_norm=false", 3,
+     1}, // where output norm would cancel value shift all but for its epsilon
+    {"transformer-llama", 1, 1},
+    {"fox-pro", 1, 150},
+    {"fox-pro fgate_bias_init=true", 2, 300},
+    {"fox-llama use_rope=true", 1, 300},
+    {"transformer-llama", 1, 300},
+};
+#define NUM_VARIANTS ((int)(sizeof variants / sizeof variants[0]))
+
+// A small config of that family with those keys; dies if there is none.
+static Config variant_config(const char* name) {
+    Error err;
+    Config c;
+    Recipe recipe;
+    char text[256];
+    snprintf(text, sizeof text, "%s", name);
+    char* rest = NULL;
+    char preset[64];
+    snprintf(preset, sizeof preset, "%s-nano", strtok_r(text, " ", &rest));
+    if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
+    c.vocab_size = 23, c.hidden_size = 12, c.num_hidden_layers = 2, c.num_heads = 2, c.intermediate_size = 10;
+    c.bos_token_id = c.eos_token_id = -1;
+    for (char* key; (key = strtok_r(NULL, " ", &rest));) {
+        char* value = strchr(key, '=');
+        *value++ = '\0';
+        if (!config_set(&c, name, key, value, &err)) die("%s", err.msg);
+    }
+    if (!config_check(&c, name, &err)) die("%s", err.msg);
+    return c;
+}
+
+// Weights in which everything matters: norm weights that are not 1, gates that are neither open nor shut, scores
+// that differ. Head i's gate has a bias near i, so that both short and long memories occur.
+static void variant_weights(Model* model) {
+    for (int r = 0; r < model->table.num_rows; r++) {
+        const Param* p = &model->table.rows[r];
+        for (int64_t i = 0; i < p->count; i++) {
+            double noise = random_normal(11, (uint64_t)r, (uint64_t)i), w = 0;
+            switch (p->init) {
+            case INIT_NORMAL: w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)p->cols)) * noise; break;
+            case INIT_ZERO: w = (double)i + 0.5 * noise; break;
+            case INIT_ONE: w = 1 + 0.3 * noise; break;
+            case INIT_LONG_GATE: w = config_long_gate_bias(&model->config, i) + 0.1 * noise; break;
+            }
+            model->params[p->offset + i] = (real)w;
+        }
+    }
+}
+
+// A model of a variant with such weights, ready for forward and backward passes over [B, T] tokens.
+static Model variant_model(const char* name, int64_t B, int64_t T) {
+    Config c = variant_config(name);
+    Model model = model_new(&c, true);
+    model_allocate_activations(&model, B, T);
+    variant_weights(&model);
+    return model;
+}
+
+// n random tokens of the model's vocabulary, to be freed.
+static int32_t* random_tokens(const Model* model, int64_t n, uint64_t stream) {
+    int32_t* tokens = (int32_t*)xcalloc((size_t)n, sizeof(int32_t));
+    for (int64_t i = 0; i < n; i++)
+        tokens[i] = (int32_t)(random_uniform(13, stream, (uint64_t)i) * (double)model->config.vocab_size);
+    return tokens;
+}
+
+#endif // DEV_TEST_VARIANTS_H

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Installs what a target needs and the machine lacks, on Debian and Ubuntu; elsewhere, or without the right to, it
+# names the packages in one line.
+#
+#     scripts/setup.sh build|test
+set -eu
+
+want=${1:?usage: scripts/setup.sh build|test}
+missing=
+
+# has NAME PACKAGE CODE [LIBRARIES]: does a small C program build? Else the package is missing.
+has() {
+    printf '%s\n' "$2" | ${CC:-cc} -xc - -o /dev/null $3 2>/dev/null || missing="$missing $1"
+}
+
+command -v "${CC:-cc}" >/dev/null 2>&1 || missing="$missing gcc"
+has libc6-dev '#include <stdio.h>
+#include <linux/limits.h>
+int main(void) { return 0; }' -lm
+if [ "$want" = test ]; then
+    has libcurl4-openssl-dev '#include <curl/curl.h>
+int main(void) { return !curl_version(); }' -lcurl
+    has libblosc-dev '#include <blosc.h>
+int main(void) { return !blosc_get_version_string(); }' -lblosc
+    has libssl-dev '#include <openssl/evp.h>
+int main(void) { return !EVP_sha256(); }' -lcrypto
+    command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+fi
+[ -n "$missing" ] || exit 0
+
+sudo=
+[ "$(id -u)" -eq 0 ] || sudo=sudo
+if ! command -v apt-get >/dev/null 2>&1 || { [ -n "$sudo" ] && ! command -v sudo >/dev/null 2>&1; }; then
+    echo "error: please install these packages (their Debian names):$missing" >&2
+    exit 1
+fi
+echo "installing:$missing"
+$sudo env DEBIAN_FRONTEND=noninteractive sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $missing" \
+    >build-setup.log 2>&1 || {
+    tail -n 5 build-setup.log >&2
+    echo "error: could not install; please install these packages yourself:$missing" >&2
+    exit 1
+}
+rm -f build-setup.log
