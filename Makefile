@@ -36,6 +36,22 @@ data/text_to_shards: data/text_to_shards.c $(HEADERS) ## text files to data shar
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## LongCrawl64 to data shards
 	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
+# The GPU trainer: for the GPU at hand, or for ARCHS="80 86 89 90a 100 120" in one binary. PTX of the first kernels goes
+# along, for GPUs that are newer than this list.
+NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
+ARCHS     ?= $(or $(subst 90,90a,$(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+               tr -d .))),80 90a)
+NVCCFLAGS = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
+             -gencode=arch=compute_80,code=compute_80 -Xcompiler -Wall,-Wextra,-fopenmp -DCODE_VERSION='"$(VERSION)"' \
+             $(EXTRA_NVCCFLAGS)
+CUDA_HEADERS := $(wildcard llmc/*.cuh)
+
+train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) ## the GPU trainer; ARCHS="80 90a ..." chooses GPUs
+	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lm
+
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) ## its test, against the CPU trainer and the fixtures
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ -lcublasLt -lm
+
 all: train_fox data/text_to_shards data/longcrawl64 ## everything that runs without a GPU
 
 # ----------------------------------------------------------------------------
@@ -50,7 +66,7 @@ test: ## set up and run all tests
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory all tests
 
-.PHONY: all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: cuda-check test-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests
@@ -91,6 +107,31 @@ tests: $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
 gradcheck: build/test/gradcheck ## gradients against central differences, all tensors of all variants
 	build/test/gradcheck
 
+GPU_TESTS := $(patsubst dev/test/gpu/%.cu,build/gpu/%,$(wildcard dev/test/gpu/test_*.cu))
+GPU_BENCHES := $(patsubst dev/cuda/%.cu,build/gpu/%,$(wildcard dev/cuda/bench_*.cu))
+
+build/gpu:
+	mkdir -p $@
+
+build/gpu/%: dev/test/gpu/%.cu $(CUDA_HEADERS) $(HEADERS) | build/gpu
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ -lcublasLt -lm
+
+build/gpu/%: dev/cuda/%.cu $(CUDA_HEADERS) $(HEADERS) | build/gpu
+	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lm
+
+test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU
+	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/test_gpu.sh
+
+bench-gpu: $(GPU_BENCHES) ## benchmarks of the kernels
+	for b in $(GPU_BENCHES); do $$b || exit 1; done
+
+cuda-check: ARCHS = 80 90a
+cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
+cuda-check: ## build the CUDA programs for two generations of GPUs, warnings as errors; needs no GPU
+	mkdir -p build/gpu
+	$(NVCC) $(NVCCFLAGS) train_fox.cu -o build/gpu/train_foxcu -lcublasLt -lm
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu -lcublasLt -lm
+
 bench: train_fox ## a training step of fox-pro-nano beside PyTorch eager (PYTHON=a python with torch)
 	dev/bench_cpu.sh
 
@@ -106,9 +147,9 @@ format: ## format all C and CUDA sources
 	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c data/*.h dev/*/*.c dev/*/*.h dev/*/*.cu)
 
 clean: ## remove what was built; data, checkpoints and logs stay
-	rm -rf build train_fox data/text_to_shards data/longcrawl64
+	rm -rf build train_fox train_foxcu test_foxcu data/text_to_shards data/longcrawl64
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
-	     /^[a-zA-Z_\/0-9]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@printf '\nVariables: CC, ARCH (default -march=native), BLAS=openblas|none (here: %s)\n' '$(BLAS)'

@@ -18,19 +18,14 @@ one fixed order, and so a run gives the same bits on any number of threads.
 #ifdef USE_OPENBLAS
 #include <cblas.h>
 #endif
-#include "llmc/common.h"
-#include "llmc/config.h"
-#include "llmc/params.h"
-#include "llmc/options.h"
-#include "llmc/random.h"
-#include "llmc/schedule.h"
-#include "llmc/safetensors.h"
-#include "llmc/checkpoint.h"
+
 #include "llmc/dataloader.h"
-#include "llmc/tokenizer.h"
-#include "llmc/sampler.h"
+#include "llmc/dump.h"
 #include "llmc/logger.h"
+#include "llmc/params.h"
 #include "llmc/run.h"
+#include "llmc/sampler.h"
+#include "llmc/schedule.h"
 
 #ifdef REAL_IS_DOUBLE
 typedef double real;
@@ -1160,39 +1155,21 @@ static void model_generate(Model* model, const Run* run, int64_t n, Sample* text
 static void dump(Model* model, const Run* run) {
     Error err;
     DataLoader data;
-    SafetensorsWriter file;
     int64_t B = model->B, T = model->T, V = model->config.vocab_size;
     int32_t* inputs = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
     int32_t* targets = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
     run_open_data(run, &data, run->options.data, run->options.shuffle);
     if (!dataloader_next(&data, inputs, targets, &err)) die("%s", err.msg);
-    bool has_logits = B * T * V * (int64_t)sizeof(real) <= (int64_t)64 << 20;
+    bool has_logits = B * T * V * (int64_t)sizeof(real) <= DUMP_LOGITS_BYTES;
     real* logits = has_logits ? (real*)xcalloc((size_t)(B * T * V), sizeof(real)) : NULL;
     model_forward(model, inputs);
     double loss = model_loss(model, targets, (real)(1 / (double)(B * T)), true, logits);
     model_backward(model, inputs);
     model_freeze(model);
 
-    int64_t shape[3] = {B, T, V};
-    SafetensorsDtype dtype = sizeof(real) == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    safetensors_writer_open(&file, run->options.dump, &err); // an error sticks until the close
-    safetensors_writer_metadata(&file, "format", "pt");
-    safetensors_writer_declare(&file, "loss", dtype, 2, shape);
-    if (has_logits) safetensors_writer_declare(&file, "logits", dtype, 3, shape);
-    for (int r = 0; r < model->table.num_rows; r++) {
-        const Param* p = &model->table.rows[r];
-        int64_t param_shape[2] = {p->rows, p->cols};
-        if (p->trainable) safetensors_writer_declare(&file, p->name, dtype, p->cols ? 2 : 1, param_shape);
-    }
-    safetensors_writer_begin(&file, &err);
-    safetensors_writer_write(&file, model->acts.losses, (size_t)(B * T) * sizeof(real), &err);
-    if (has_logits) safetensors_writer_write(&file, logits, (size_t)(B * T * V) * sizeof(real), &err);
-    for (int r = 0; r < model->table.num_rows; r++) {
-        const Param* p = &model->table.rows[r];
-        if (p->trainable)
-            safetensors_writer_write(&file, model->grads + p->offset, (size_t)p->count * sizeof(real), &err);
-    }
-    if (!safetensors_writer_close(&file, &err)) die("%s", err.msg);
+    if (!dump_write(run->options.dump, &model->table, B, T, V, model->acts.losses, logits, model->grads,
+                    sizeof(real), &err))
+        die("%s", err.msg);
     printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)(B * T),
            (long long)B, (long long)T);
     dataloader_close(&data);
@@ -1303,13 +1280,7 @@ static void train(Model* model, Run* run) {
         if (!isfinite(loss) || !isfinite(norm)) {
             const char* weight = model_first_not_finite(model, model->params);
             const char* gradient = model_first_not_finite(model, model->grads);
-            die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights "
-                "were not "
-                "updated; resume from the last checkpoint with a lower --lr, or look at the data",
-                (long long)state->step + 1, loss, norm, weight ? "weights" : "gradient",
-                weight     ? weight
-                : gradient ? gradient
-                           : "no tensor");
+            run_die_not_finite(state->step + 1, loss, norm, weight, gradient);
         }
         double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
         model_update(model, o, lr, o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1,

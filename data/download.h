@@ -203,8 +203,8 @@ static inline DownloadResult download_once(Downloader* d, const char* url, Downl
                        code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE;
         return lasting ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
     }
-    return download_verify(d, err) && check(d->data, d->bytes, context, err) ? DOWNLOAD_GOOD
-                                                                             : DOWNLOAD_TRY_AGAIN;
+    bool good = download_verify(d, err) && check(d->data, d->bytes, context, err);
+    return good ? DOWNLOAD_GOOD : DOWNLOAD_TRY_AGAIN;
 }
 
 // Downloads url, of at most max_bytes, into d->data[d->bytes]. On failure or a stop, err names url and what

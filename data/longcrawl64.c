@@ -13,11 +13,10 @@ thread takes them in order, a row of chunks at a time, and writes shards, which 
 So whatever ended the program, the same command goes on with the chunks and shards that have their names. A
 local source takes the same path without threads and cache.
 */
-#include <math.h>
 #include <signal.h>
 
+#include "../llmc/cli.h"
 #include "../llmc/common.h"
-#include "../llmc/numbers.h"
 #include "../llmc/progress.h"
 #include "../llmc/shard.h"
 #include "download.h"
@@ -35,98 +34,48 @@ local source takes the same path without threads and cache.
 typedef struct {
     const char *source, *split, *out, *cache;
     int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
-    bool keep_cache;
+    bool keep_cache, help;
 } Options;
 
-typedef enum { TEXT, COUNT, FLAG } OptionType;
-
-typedef struct {
-    const char *name, *value;
-    OptionType type;
-    size_t offset;
-    int64_t least, most; // of a count
-    const char* help;
-} OptionRow;
-
-static const OptionRow option_rows[] = {
-    {"source", "DIR|URL", TEXT, offsetof(Options, source), 0, 0,
+static const CliRow option_rows[] = {
+    {CLI_TEXT, "source", "DIR|URL", offsetof(Options, source), 0, 0, 0,
      "where heldout.zarr and train.zarr are [the copy on Hugging Face]"},
-    {"split", "NAME", TEXT, offsetof(Options, split), 0, 0,
+    {CLI_TEXT, "split", "NAME", offsetof(Options, split), 0, 0, 0,
      "train, or heldout, whose shards are named PREFIX_val_*.bin"},
-    {"tokens", "N", COUNT, offsetof(Options, tokens), 1, INT64_MAX >> 1,
+    {CLI_COUNT, "tokens", "N", offsetof(Options, tokens), CLI_UNSET, 1, 1LL << 62,
      "tokens to write, rounded up to whole documents"},
-    {"out", "PREFIX", TEXT, offsetof(Options, out), 0, 0, "shards are PREFIX_train_000000.bin and so on"},
-    {"columns", "D", COUNT, offsetof(Options, columns), 1, INT32_MAX,
-     "tokens of each document, from its start [16384]"},
-    {"shard-tokens", "N", COUNT, offsetof(Options, shard_tokens), 1, INT32_MAX,
+    {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
+     "shards are PREFIX_train_000000.bin and so on"},
+    {CLI_COUNT, "columns", "D", offsetof(Options, columns), 16384, 1, INT32_MAX,
+     "tokens of each document, from its start"},
+    {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "tokens of a shard, about: whole rows of chunks [256Mi]"},
-    {"jobs", "N", COUNT, offsetof(Options, jobs), 1, MAX_JOBS, "downloads at a time [8]"},
-    {"cache", "DIR", TEXT, offsetof(Options, cache), 0, 0,
+    {CLI_COUNT, "jobs", "N", offsetof(Options, jobs), 8, 1, MAX_JOBS, "downloads at a time"},
+    {CLI_TEXT, "cache", "DIR", offsetof(Options, cache), 0, 0, 0,
      "folder for chunks until their shard is complete, laid out like a --source [PREFIX.cache]"},
-    {"keep-cache", "", FLAG, offsetof(Options, keep_cache), 0, 0, "do not delete them then"},
-    {"tries", "N", COUNT, offsetof(Options, tries), 1, 100, "times to try a download [10]"},
-    {"timeout", "SECONDS", COUNT, offsetof(Options, timeout), 1, 3600,
-     "give up a try that makes no progress for this long [60]"},
+    {CLI_FLAG, "keep-cache", "", offsetof(Options, keep_cache), 0, 0, 0, "do not delete them then"},
+    {CLI_COUNT, "tries", "N", offsetof(Options, tries), 10, 1, 100, "times to try a download"},
+    {CLI_COUNT, "timeout", "SECONDS", offsetof(Options, timeout), 60, 1, 3600,
+     "give up a try that makes no progress for this long"},
+    {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text, and leave"},
 };
-#define NUM_OPTION_ROWS (sizeof option_rows / sizeof option_rows[0])
-
-static void print_help(void) {
-    printf("usage: data/longcrawl64 --split train|heldout --tokens N --out PREFIX\n"
-           "Makes data shards from LongCrawl64; run it again to continue after an interruption.\n\n");
-    for (size_t i = 0; i < NUM_OPTION_ROWS; i++) {
-        int width = printf("  --%s %s", option_rows[i].name, option_rows[i].value);
-        printf("%*s%s\n", 26 - width, "", option_rows[i].help);
-    }
-}
-
-static void set_option(Options* o, const OptionRow* row, const char* value) {
-    void* field = (char*)o + row->offset;
-    double count;
-    switch (row->type) {
-    case FLAG: *(bool*)field = true; break;
-    case TEXT: *(const char**)field = value; break;
-    case COUNT:
-        if (!parse_count(value, &count) || count != floor(count) || count < (double)row->least ||
-            count > (double)row->most)
-            die("--%s %s: not a whole number from %lld to %lld", row->name, value, (long long)row->least,
-                (long long)row->most);
-        *(int64_t*)field = (int64_t)count;
-    }
-}
+#define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
 
 static Options parse_options(int argc, char** argv) {
-    Options o = {.source = DEFAULT_SOURCE,
-                 .columns = 16384,
-                 .shard_tokens = 256 << 20,
-                 .jobs = 8,
-                 .tries = 10,
-                 .timeout = 60};
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0) {
-            print_help();
-            exit(EXIT_SUCCESS);
-        }
-        size_t n = strcspn(argv[i], "="); // --name value and --name=value
-        const char* value = argv[i][n] ? argv[i] + n + 1 : NULL;
-        const OptionRow* row = NULL;
-        for (size_t k = 0; k < NUM_OPTION_ROWS; k++) {
-            const char* name = option_rows[k].name;
-            if (n == strlen(name) + 2 && strncmp(argv[i], "--", 2) == 0 &&
-                strncmp(argv[i] + 2, name, n - 2) == 0)
-                row = &option_rows[k];
-        }
-        if (!row) die("%s: no such option; --help lists them", argv[i]);
-        if (row->type == FLAG && value) die("--%s takes no value", row->name);
-        if (row->type != FLAG && !value) {
-            if (i + 1 == argc) die("--%s: its %s is missing", row->name, row->value);
-            value = argv[++i];
-        }
-        set_option(&o, row, value);
+    Options o;
+    Error err;
+    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, NULL, &err)) die("%s", err.msg);
+    if (o.help) {
+        printf("usage: data/longcrawl64 --split train|heldout --tokens N --out PREFIX\n"
+               "Makes data shards from LongCrawl64; run it again to continue after an interruption.\n\n");
+        cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
+        exit(EXIT_SUCCESS);
     }
+    if (!o.source) o.source = DEFAULT_SOURCE;
     if (!o.split) die("--split is missing: train or heldout");
     if (strcmp(o.split, "train") != 0 && strcmp(o.split, "heldout") != 0)
         die("--split %s: must be train or heldout", o.split);
-    if (!o.tokens) die("--tokens is missing: how many tokens to write");
+    if (o.tokens == CLI_UNSET) die("--tokens is missing: how many tokens to write");
     if (!o.out) die("--out is missing: the prefix of the shards' names");
     return o;
 }
@@ -178,6 +127,20 @@ static void chunk_name(char* out, const char* base, int64_t row, int64_t column)
     join_name(out, base, name);
 }
 
+// Keeps other processes away from these shards and their cache, until this one ends.
+static void lock_prefix(const Options* o) {
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
+    Error err;
+    if (!shard_path(path, o->out, o->split, 0, &err)) die("--out %s", err.msg);
+    snprintf(path, sizeof path, "%s_%s.lock", o->out, o->split);
+    shard_folder(folder, o->out);
+    if (!make_folders(folder, &err)) die("--out %s", err.msg);
+    if (lock_file(path) >= 0) return;
+    if (errno == EWOULDBLOCK)
+        die("--out %s: another run writes these shards; let it end, or choose another prefix", o->out);
+    die("%s: cannot lock: %s", path, strerror(errno));
+}
+
 // Where zarr would read zeros, we stop.
 static bool fail_missing(const char* chunk, Error* err) {
     return fail(err, "%s: this chunk is missing; lower --tokens, or complete the source", chunk);
@@ -199,7 +162,7 @@ static bool write_complete(const char* path, const void* data, size_t bytes, Err
 static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {
     ZarrArray ignored;
     (void)context;
-    return zarr_parse(&ignored, "as an array", (const char*)data, bytes, err);
+    return zarr_parse(&ignored, "its contents", (const char*)data, bytes, err);
 }
 
 // Gets .zarray from the server into the cache. A cache with another one holds chunks of something else.
@@ -276,13 +239,12 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
     if (access(path, F_OK) != 0) return true;
     if (!shard_read_header(path, &h, &why))
         return fail(err, "%.900s; remove this file or choose another --out", why.msg);
-    int64_t D = w->options->columns, documents = shard_documents(w, s);
-    if (h.doc_len != D || h.tokens != documents * D || h.vocab_size != VOCAB_SIZE)
-        return fail(
-            err,
-            "%.500s: has %lld tokens in documents of %lld where this command makes %lld in documents of "
-            "%lld; remove this file or choose another --out",
-            path, (long long)h.tokens, (long long)h.doc_len, (long long)(documents * D), (long long)D);
+    int64_t D = w->options->columns, tokens = shard_documents(w, s) * D;
+    if (h.doc_len != D || h.tokens != tokens || h.vocab_size != VOCAB_SIZE)
+        return fail(err,
+                    "%.500s: has %lld tokens in documents of %lld where this command makes %lld in documents "
+                    "of %lld; remove this file or choose another --out",
+                    path, (long long)h.tokens, (long long)h.doc_len, (long long)tokens, (long long)D);
     w->complete[s] = true;
     return true;
 }
@@ -558,6 +520,7 @@ int main(int argc, char** argv) {
     Options options = parse_options(argc, argv);
     static Work work;
     Error err;
+    lock_prefix(&options);
     work.options = &options;
     stop_init(&work.stop);
     start_signals(&work);

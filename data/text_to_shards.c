@@ -11,7 +11,7 @@ Memory stays small for long files too: a file is read and encoded in pieces, cut
 */
 #include <dirent.h>
 #include <signal.h>
-#include "../llmc/numbers.h"
+#include "../llmc/cli.h"
 #include "../llmc/progress.h"
 #include "../llmc/random.h"
 #include "../llmc/shard.h"
@@ -22,46 +22,36 @@ Memory stays small for long files too: a file is read and encoded in pieces, cut
 
 typedef struct {
     const char *tokenizer, *vocab, *out, *list;
-    bool json_escape;
-    double doc_len, val_fraction, shard_tokens, seed;
+    int64_t doc_len, seed, shard_tokens;
+    double val_fraction;
+    bool json_escape, help;
     char** paths;
     int num_paths;
 } Options;
 
-typedef struct {
-    const char *name, *value, *help;
-    enum { TEXT, FLAG, COUNT, FRACTION } type;
-    size_t field; // its offset in Options
-    double least, most;
-} OptionRow;
-
-static const OptionRow option_rows[] = {
-    {"tokenizer", "byte|gpt2", "byte: 257 ids; gpt2: 50257 ids, needs --vocab", TEXT,
-     offsetof(Options, tokenizer), 0, 0},
-    {"vocab", "FILE", "GPT-2's merges, vocab.bpe", TEXT, offsetof(Options, vocab), 0, 0},
-    {"json-escape", NULL, "escape the text as in a JSON string first, as LongCrawl64 did", FLAG,
-     offsetof(Options, json_escape), 0, 0},
-    {"doc-len", "D",
-     "cut each file into documents of exactly D tokens and drop what is left at its end;\n"
-     "0: one running stream, each file with end of text before it [0]",
-     COUNT, offsetof(Options, doc_len), 0, INT32_MAX},
-    {"val-fraction", "F",
-     "the part of the files that goes to PREFIX_val, at least one; chosen by a hash of\n"
-     "the seed and the file's name, so a file stays where it is when others come or go [0]",
-     FRACTION, offsetof(Options, val_fraction), 0, 1},
-    {"seed", "N", "another choice of these files [0]", COUNT, offsetof(Options, seed), 0, INT32_MAX},
-    {"shard-tokens", "N", "the most tokens in a shard [256Mi]", COUNT, offsetof(Options, shard_tokens), 1,
-     INT32_MAX},
-    {"list", "FILE", "read further paths from FILE, one a line; - is standard input", TEXT,
-     offsetof(Options, list), 0, 0},
-    {"out", "PREFIX",
-     "write PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; those that an earlier\n"
-     "run has left under this prefix are removed first",
-     TEXT, offsetof(Options, out), 0, 0},
-    {"help", NULL, "print this", FLAG, 0, 0, 0},
+static const CliRow option_rows[] = {
+    {CLI_TEXT, "tokenizer", "byte|gpt2", offsetof(Options, tokenizer), 0, 0, 0,
+     "byte: 257 ids; gpt2: 50257 ids, needs --vocab"},
+    {CLI_TEXT, "vocab", "FILE", offsetof(Options, vocab), 0, 0, 0, "GPT-2's merges, vocab.bpe"},
+    {CLI_FLAG, "json-escape", "", offsetof(Options, json_escape), 0, 0, 0,
+     "escape the text as in a JSON string first, as LongCrawl64 did"},
+    {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
+     "cut each file into documents of exactly D tokens and drop what is left at its end; 0: one running "
+     "stream, each file with end of text before it"},
+    {CLI_REAL, "val-fraction", "F", offsetof(Options, val_fraction), 0, 0, 1,
+     "the part of the files that goes to PREFIX_val, at least one; chosen by a hash of the seed and the "
+     "file's name, so a file stays where it is when others come or go"},
+    {CLI_COUNT, "seed", "N", offsetof(Options, seed), 0, 0, INT32_MAX, "another choice of these files"},
+    {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
+     "the most tokens in a shard [256Mi]"},
+    {CLI_TEXT, "list", "FILE", offsetof(Options, list), 0, 0, 0,
+     "read further paths from FILE, one a line; - is standard input"},
+    {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
+     "write PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; those that an earlier run has left under "
+     "this prefix are removed first"},
+    {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text, and leave"},
 };
-
-static const int num_option_rows = (int)(sizeof option_rows / sizeof option_rows[0]);
+#define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
 
 static void print_help(void) {
     printf("usage: data/text_to_shards --tokenizer byte|gpt2 --out PREFIX [options] PATH...\n\n"
@@ -69,70 +59,26 @@ static void print_help(void) {
            "all files are taken, in its folders too, in the order of their names. Left out and counted at\n"
            "the end: empty files; in a folder, what is hidden (.git) or no regular file (symbolic links);\n"
            "a file met before under another name.\n\n");
-    for (int i = 0; i < num_option_rows; i++) {
-        const OptionRow* row = &option_rows[i];
-        char left[64];
-        snprintf(left, sizeof left, "--%s %s", row->name, row->value ? row->value : "");
-        for (const char* line = row->help; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
-            printf("  %-24s%.*s\n", line == row->help ? left : "", (int)strcspn(line, "\n"), line);
-    }
+    cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
     printf("\nCounts take suffixes: 16Ki, 2.5M, 1e9.\n");
 }
 
-static void set_option(Options* o, const OptionRow* row, const char* value) {
-    void* field = (char*)o + row->field;
-    double* number = (double*)field;
-    switch (row->type) {
-    case TEXT: *(const char**)field = value; break;
-    case FLAG: *(bool*)field = true; break;
-    case COUNT:
-        if (!parse_count(value, number) || *number != floor(*number) || *number < row->least ||
-            *number > row->most)
-            die("--%s %s: not a whole number from %.0f to %.0f", row->name, value, row->least, row->most);
-        break;
-    case FRACTION:
-        if (!parse_number(value, number) || *number < row->least || *number >= row->most)
-            die("--%s %s: not a number from %g to just below %g", row->name, value, row->least, row->most);
-        break;
-    }
-}
-
 static Options parse_options(int argc, char** argv) {
-    Options o = {.shard_tokens = 256 << 20, .paths = xcalloc((size_t)argc, sizeof(char*))};
-    bool only_paths = false;
-    for (int i = 1; i < argc; i++) {
-        if (only_paths || strncmp(argv[i], "--", 2) != 0) {
-            o.paths[o.num_paths++] = argv[i];
-            continue;
-        }
-        const char* name = argv[i] + 2;
-        if (*name == '\0') { // all that follow are paths, whatever they begin with
-            only_paths = true;
-            continue;
-        }
-        size_t n = strcspn(name, "="); // --name value and --name=value
-        const char* value = name[n] ? name + n + 1 : NULL;
-        const OptionRow* row = NULL;
-        for (int k = 0; k < num_option_rows; k++)
-            if (strlen(option_rows[k].name) == n && strncmp(option_rows[k].name, name, n) == 0)
-                row = &option_rows[k];
-        if (!row) die("%s: no such option; --help lists them", argv[i]);
-        if (row->type == FLAG && value) die("--%s takes no value", row->name);
-        if (strcmp(row->name, "help") == 0) {
-            print_help();
-            exit(EXIT_SUCCESS);
-        }
-        if (row->type != FLAG && !value) {
-            if (i + 1 == argc) die("--%s: its %s is missing", row->name, row->value);
-            value = argv[++i];
-        }
-        set_option(&o, row, value);
+    Options o;
+    Error err;
+    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &o.num_paths, &err))
+        die("%s", err.msg);
+    o.paths = argv + 1;
+    if (o.help) {
+        print_help();
+        exit(EXIT_SUCCESS);
     }
     if (!o.tokenizer) die("--tokenizer is missing: byte or gpt2; --help explains");
     bool gpt2 = strcmp(o.tokenizer, "gpt2") == 0;
     if (!gpt2 && strcmp(o.tokenizer, "byte") != 0) die("--tokenizer %s: must be byte or gpt2", o.tokenizer);
     if (gpt2 && !o.vocab) die("--vocab is missing: --tokenizer gpt2 needs GPT-2's vocab.bpe");
     if (!gpt2 && o.vocab) die("--vocab goes with --tokenizer gpt2");
+    if (o.val_fraction == 1) die("--val-fraction 1: not below 1; some files must be left to train on");
     if (!o.out) die("--out is missing: the prefix of the shards' names");
     size_t n = strlen(o.out);
     if (n == 0 || o.out[n - 1] == '/') die("--out %s: must end in the beginning of a file name", o.out);
@@ -181,7 +127,7 @@ static void add_file(Documents* docs, const char* path, const char* name, const 
     docs->count++;
 }
 
-static int by_bytes(const struct dirent** a, const struct dirent** b) {
+static int by_name(const struct dirent** a, const struct dirent** b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
@@ -189,8 +135,8 @@ static int by_bytes(const struct dirent** a, const struct dirent** b) {
 // followed, so there are no loops.
 static void add_folder(Documents* docs, char* path, const char* name) {
     struct dirent** entries;
-    int count =
-        scandir(path, &entries, NULL, by_bytes); // closed before we go deeper: one open folder at a time
+    // read to its end before we go deeper: one open folder at a time
+    int count = scandir(path, &entries, NULL, by_name);
     if (count < 0) die("%s: cannot read this folder: %s", path, strerror(errno));
     size_t length = strlen(path);
     for (int i = 0; i < count; i++) {
@@ -321,7 +267,6 @@ typedef struct {
 
 typedef struct {
     const Options* options;
-    int64_t doc_len;
     Tokenizer tokenizer;
     ShardWriter writers[2];
     Counts counts[2];
@@ -343,7 +288,7 @@ static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     }
     TokenBuffer* tokens = &job->tokens;
     tokenizer_encode(&job->tokenizer, text, n, tokens);
-    int64_t ready = job->doc_len ? tokens->count / job->doc_len * job->doc_len : tokens->count;
+    int64_t D = job->options->doc_len, ready = D ? tokens->count / D * D : tokens->count;
     if (!shard_write(&job->writers[split], tokens->data, ready, err)) return false;
     tokens->count -= ready;
     memmove(tokens->data, tokens->data + ready, (size_t)tokens->count * sizeof *tokens->data);
@@ -357,7 +302,7 @@ static bool encode_file(Job* job, int fd, const Document* doc, Error* err) {
     Counts* counts = &job->counts[doc->val];
     job->text.count = 0;
     job->tokens.count = 0;
-    if (!job->doc_len) {
+    if (!job->options->doc_len) {
         *token_buffer_reserve(&job->tokens, 1) = job->tokenizer.end_of_text;
         job->tokens.count = 1;
     }
@@ -392,7 +337,7 @@ static bool encode_all(Job* job, const Documents* docs, Error* err) {
         job->counts[split].tokens = job->writers[split].total;
         if (job->counts[split].files > 0 && job->counts[split].tokens == 0)
             return fail(err, "no document in %s: no file of it has %lld tokens; choose a smaller --doc-len",
-                        split_names[split], (long long)job->doc_len);
+                        split_names[split], (long long)job->options->doc_len);
     }
     return true;
 }
@@ -426,16 +371,16 @@ static void remove_shards(const char* prefix) {
 static void print_summary(const Job* job, const Documents* docs) {
     const Counts *train = &job->counts[TRAIN], *val = &job->counts[VAL];
     int64_t dropped = train->dropped + val->dropped, bytes = train->bytes + val->bytes;
-    int64_t tokens = train->tokens + val->tokens, ends = job->doc_len ? 0 : train->files + val->files;
+    int64_t tokens = train->tokens + val->tokens, D = job->options->doc_len;
+    int64_t ends = D ? 0 : train->files + val->files; // tokens of a stream that stand for no text
     printf("%lld tokens of %lld bytes, %.3f bytes/token", (long long)tokens, (long long)bytes,
            (double)bytes / (double)(tokens + dropped - ends));
     for (int split = 0; split < 2; split++) {
         const Counts* c = &job->counts[split];
-        int64_t documents = job->doc_len ? c->tokens / job->doc_len : c->files,
-                shards = job->writers[split].index;
+        int64_t documents = D ? c->tokens / D : c->files, shards = job->writers[split].index;
         if (split == VAL && documents == 0) continue;
         printf("; %s: %lld document%s, %lld tokens, %lld shard%s", split_names[split], (long long)documents,
-               &"s"[documents == 1], (long long)c -> tokens, (long long)shards, &"s"[shards == 1]);
+               documents == 1 ? "" : "s", (long long)c->tokens, (long long)shards, shards == 1 ? "" : "s");
     }
     if (dropped)
         printf("; dropped %lld tokens (%.1f%%) at the ends of files", (long long)dropped,
@@ -448,19 +393,19 @@ static void print_summary(const Job* job, const Documents* docs) {
 
 int main(int argc, char** argv) {
     Options options = parse_options(argc, argv);
-    Job job = {.options = &options, .doc_len = (int64_t)options.doc_len};
+    Job job = {.options = &options};
     Error err;
     signal(SIGXFSZ, SIG_IGN); // a file size limit then shows as a failed write, which is reported
     if (!options.vocab)
         tokenizer_bytes(&job.tokenizer);
     else if (!tokenizer_gpt2(&job.tokenizer, options.vocab, &err))
         die("--vocab %s", err.msg);
-    remove_shards(options.out); // before we look for files: the prefix may lie in a folder to be read
-    Documents docs = find_documents(&options);
     for (int split = 0; split < 2; split++)
         if (!shard_writer_open(&job.writers[split], options.out, split_names[split], job.tokenizer.vocab_size,
-                               job.doc_len, (int64_t)options.shard_tokens, &err))
+                               options.doc_len, options.shard_tokens, &err))
             die("--out %s", err.msg);
+    remove_shards(options.out); // before we look for files: the prefix may lie in a folder to be read
+    Documents docs = find_documents(&options);
     progress_start(&job.progress, "encoding", (double)docs.bytes, "MB", 1e6);
     bool ok = encode_all(&job, &docs, &err);
     progress_end(&job.progress);
@@ -475,7 +420,6 @@ int main(int argc, char** argv) {
     free(job.text.data);
     free(job.escaped.data);
     free(job.tokens.data);
-    free(options.paths);
     tokenizer_free(&job.tokenizer);
     return EXIT_SUCCESS;
 }

@@ -13,8 +13,7 @@ complete checkpoint stays, and the next save sweeps up what was left half done.
 
 A folder can still come to harm, from outside. So a load looks at everything before it writes to the caller's
 buffers (names, shapes, types, that no byte of a file is missing), and the caller who gets an error from any
-of them takes the next older checkpoint of checkpoint_list. Values are not judged: a NaN is the trainer's to
-find.
+of them takes the next older checkpoint of checkpoint_list. Values are the caller's to judge.
 
 Buffers are flat, laid out by the parameter table; their elements are float or double, as element_bytes (4 or
 8) says, and so is what is written. Reading converts from any floating-point type.
@@ -23,7 +22,6 @@ Buffers are flat, laid out by the parameter table; their elements are float or d
 #define LLMC_CHECKPOINT_H
 
 #include <dirent.h>
-#include <sys/file.h>
 #include <sys/syscall.h>
 #include "common.h"
 #include "config.h"
@@ -123,15 +121,11 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
     char path[PATH_LENGTH];
     if (!make_folders(out, err)) return false;
     path_join(path, out, "lock");
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0) return true;
-    int why = errno;
-    close(*fd);
-    *fd = -1;
-    if (why == EWOULDBLOCK)
+    *fd = lock_file(path);
+    if (*fd >= 0) return true;
+    if (errno == EWOULDBLOCK)
         return fail(err, "%s: another process is training here; let it end, or choose another --out", out);
-    return fail(err, "%s: cannot lock: %s", path, strerror(why));
+    return fail(err, "%s: cannot lock: %s", path, strerror(errno));
 }
 
 // ----------------------------------------------------------------------------
@@ -295,9 +289,8 @@ static inline bool checkpoint_fail_extra(const CheckpointFile* f, const Safetens
             bool known = false;
             for (int i = 0; !known && checkpoint_next(f, &i, &t);) known = strcmp(t.name, have->name) == 0;
             if (known) continue;
-            fail(err, "%s: tensor '%.200s' is not part of the model that the config describes", have->path,
-                 have->name);
-            return json_one_line(err);
+            return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
+                        have->path, have->name);
         }
     }
     return fail(err, "%s: holds a tensor twice", set->files[0].path);
@@ -367,6 +360,28 @@ static inline bool checkpoint_publish(const char* out, const char* temporary, in
         if (!done) rename(old, path); // back to what was there, if anything
     }
     return done && flush_folder(out, err);
+}
+
+static inline bool checkpoint_check_finite_(const CheckpointFile* f, Error* err) {
+    CheckpointTensor t;
+    for (int i = 0; checkpoint_next(f, &i, &t);) {
+        bool finite = true;
+        for (size_t k = 0; f->element_bytes == 4 && k < t.bytes / 4; k++)
+            finite &= (bool)isfinite(((const float*)(void*)t.data)[k]);
+        for (size_t k = 0; f->element_bytes == 8 && k < t.bytes / 8; k++)
+            finite &= (bool)isfinite(((const double*)(void*)t.data)[k]);
+        if (!finite) return fail(err, "'%s' has become infinite or not a number", t.name);
+    }
+    return true;
+}
+
+// Are all numbers finite? A run whose numbers have gone bad must not replace good checkpoints by one that
+// nothing can go on from.
+static inline bool checkpoint_check_finite(const ParamTable* table, const void* w, const void* m,
+                                           const void* v, int element_bytes, Error* err) {
+    CheckpointFile weights = checkpoint_weights(table, w, element_bytes);
+    CheckpointFile optimizer = checkpoint_optimizer(table, m, v, element_bytes);
+    return checkpoint_check_finite_(&weights, err) && checkpoint_check_finite_(&optimizer, err);
 }
 
 // Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0
@@ -447,7 +462,7 @@ static inline bool checkpoint_load_state(const char* folder, TrainerState* state
     };
     for (int i = 0; i < 6 && !bad; i++)
         if (!json_int64(record, json_get(record, counts[i].object, counts[i].key), counts[i].value) ||
-            *counts[i].value < 0)
+            *counts[i].value < 0 || *counts[i].value > (int64_t)1 << 60) // room to count on
             bad = counts[i].key;
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";

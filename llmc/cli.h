@@ -100,8 +100,11 @@ static inline const CliRow* cli_find(const CliRow* rows, int num_rows, const cha
 //
 // What is no option, a file's name say, is moved to argv[1 .. *num_arguments], in order; after `--` nothing
 // is an option. With num_arguments NULL the program takes no such arguments, and they are an error.
-static inline bool cli_parse(const CliRow* rows, int num_rows, void* options, bool* given, int argc,
-                             char** argv, int* num_arguments, Error* err) {
+//
+// Not inlined: gcc would see that no list fits into the struct of a program that has none, and warn.
+__attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int num_rows, void* options,
+                                                        bool* given, int argc, char** argv,
+                                                        int* num_arguments, Error* err) {
     bool only_arguments = false;
     cli_defaults(rows, num_rows, options);
     if (given) memset(given, 0, (size_t)num_rows * sizeof *given);

@@ -29,6 +29,8 @@ Valid as C11 and as C++17, like every header in llmc/.
 
 #define PATH_LENGTH 4096 // longest path we build, with its terminating zero
 
+#define FALLTHROUGH __attribute__((fallthrough)) // of a case into the next one, meant
+
 #define PRINTF_LIKE(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
 
 // ----------------------------------------------------------------------------
@@ -175,8 +177,8 @@ static inline bool flush_folder(const char* path, Error* err) {
     return ok ? true : fail(err, "%s: cannot flush this folder: %s", path, strerror(why));
 }
 
-// Locks a file, which is made if need be, against other processes. Returns its descriptor, to be kept open while the
-// lock is held; the process's end, however it comes, gives it up. -1 and errno on error, EWOULDBLOCK if another process
+// Locks a file, made if need be, against other processes. Returns its descriptor, which holds the lock until
+// it is closed or the process ends, in whatever way. On error -1, with errno EWOULDBLOCK if another process
 // has the lock.
 static inline int lock_file(const char* path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);

@@ -162,7 +162,8 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         if (is_null) {
             *(int64_t*)field = (int64_t)key->null_value;
             return true;
-        } // fall through
+        }
+        FALLTHROUGH;
     case KEY_INT:
         if (!parse_count(text, &number) || number != floor(number) || number < key->min || number > key->max)
             return fail(err, "%s: %s=%s is not a whole number from %.0f to %.0f", where, name, text, key->min,
@@ -173,9 +174,11 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         if (is_null) {
             *(double*)field = NAN;
             return true;
-        } // fall through
+        }
+        FALLTHROUGH;
     case KEY_DECAY:
-        if (is_null && key->type == KEY_DECAY) return true; // fall through
+        if (is_null && key->type == KEY_DECAY) return true;
+        FALLTHROUGH;
     case KEY_REAL:
         if (!parse_number(text, &number) || !(number >= key->min && number <= key->max))
             return fail(err, "%s: %s=%s is not a number from %g to %g", where, name, text, key->min,
@@ -261,7 +264,7 @@ typedef struct {
 
 // 125m and up: the paper's. nano trains on a laptop's CPU in minutes; both small ones read bytes.
 static const Size config_sizes[] = {
-    {"nano", 4, 128, 2, 2, 257, {512, 4096, 2097152, 131072, 4e-3}},
+    {"nano", 4, 128, 2, 2, 257, {512, 2048, 1572864, 65536, 2e-3}},
     {"micro", 8, 320, 5, 5, 257, {1024, 32768, 209715200, 4194304, 2e-3}},
     {"125m", 12, 768, 12, 12, 50257, {16384, 524288, 2684354560, 268435456, 2e-3}},
     {"360m", 24, 1024, 16, 16, 50257, {16384, 524288, 7516192768, 268435456, 2e-3}},
@@ -338,13 +341,15 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
         if (*(const int64_t*)field == (int64_t)key->null_value) {
             json_put_null(w, key->name);
             return;
-        } // fall through
+        }
+        FALLTHROUGH;
     case KEY_INT: json_put_int(w, key->name, *(const int64_t*)field); return;
     case KEY_DECAY:
         if (!config_long_gate(c)) {
             json_put_null(w, key->name);
             return;
-        } // fall through
+        }
+        FALLTHROUGH;
     case KEY_REAL:
     case KEY_REAL_NULL: json_put_double(w, key->name, *(const double*)field); return; // NAN becomes null
     case KEY_BOOL: json_put_bool(w, key->name, *(const bool*)field); return;

@@ -59,6 +59,38 @@ template <class T> __device__ static inline void store16_once(T* p, const Pack<T
     __stcs((int4*)p, bits);
 }
 
+// Eight bf16 as they lie in memory. What is loaded ahead of its use stays four registers that nobody touches, and so
+// waits for, until they are unpacked; the compiler takes a Pack8 apart into eight right behind its load.
+typedef uint4 Raw8;
+__device__ static inline Raw8 load_raw8(const bf16* p) { return *(const uint4*)p; }
+__device__ static inline Raw8 load_raw8_once(const bf16* p) { return __ldcs((const uint4*)p); }
+__device__ static inline void store16(bf16* p, const Raw8& x) { *(uint4*)p = x; }
+__device__ static inline void store16_once(bf16* p, const Raw8& x) { __stcs((uint4*)p, x); }
+
+// Arithmetic is in float: eight bf16 become floats, and eight floats are rounded to bf16, nearest even.
+__device__ static inline void unpack8(float x[8], const Raw8& raw) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(words[i] << 16);
+        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+__device__ static inline void unpack8(float x[8], const Pack8& p) {
+    for (int i = 0; i < 8; i++) x[i] = __bfloat162float(p[i]);
+}
+__device__ static inline Raw8 pack8(const float x[8]) {
+    uint32_t words[4];
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        memcpy(&words[i], &pair, sizeof pair);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ static inline void store8(float* p, const float x[8]) {
+    store16(p, Pack4{{x[0], x[1], x[2], x[3]}});
+    store16(p + 4, Pack4{{x[4], x[5], x[6], x[7]}});
+}
+
 // ----------------------------------------------------------------------------
 // sums over a warp: every lane gets the result, and every run the same bits
 
@@ -71,6 +103,12 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-__device__ static inline float sigmoidf(float x) { return 1.0f / (1.0f + __expf(-x)); }
+// 1 / (1 + exp(-x)) within 3 ulp, by the units for 2^x and 1/x: expf and a division would treat denormal numbers too,
+// and neither 2^-126 nor its inverse counts beside 1.
+__device__ static inline float sigmoidf(float x) {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
+    return __fdividef(1.0f, 1.0f + e);
+}
 
 #endif // LLMC_CUDA_COMMON_CUH

@@ -433,9 +433,10 @@ static inline void json_append_quoted_(JsonWriter* w, const char* s) {
     for (size_t n = strlen(s); n > 0; s += length, n -= length) {
         uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
         if (c == '"' || c == '\\') json_append_(w, "\\", 1);
-        if (c < ' ' || c == UTF8_INVALID) {
-            char escape[8];
-            snprintf(escape, sizeof escape, "\\u%04x", c == UTF8_INVALID ? 0xfffdu : (unsigned)c & 0xff);
+        bool invalid = c == UTF8_INVALID;
+        if (c < ' ' || invalid) {
+            char escape[12];
+            snprintf(escape, sizeof escape, "\\u%04x", invalid ? 0xfffdu : (unsigned)c);
             json_append_(w, escape, 6);
         } else {
             json_append_(w, s, length);

@@ -15,8 +15,8 @@ OPTION_UNSET until the preset's recipe, or the program, chooses it.
 
 #define OPTION_UNSET CLI_UNSET
 
-// GROUP(title) opens a group of --help. ROW: type, field, name, what its value is; of a number the default, the
-// least and the greatest; does a resumed run take it from the record; help.
+// GROUP(title) opens a group of --help. ROW: type, field, name, what its value is; of a number the default,
+// the least and the greatest; does a resumed run take it from the record; help.
 // clang-format off
 #define OPTIONS(GROUP, ROW) \
 GROUP("Model") \
@@ -83,6 +83,11 @@ ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, true, \
 ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, true, "draw from the N likeliest tokens; 0 from all") \
 ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, true, \
     "draw from the likeliest tokens that make up this probability") \
+GROUP("GPU") \
+ROW(TEXT, recompute, "recompute", "WHAT", 0, 0, 0, true, \
+    "what the backward pass computes again to save memory: none, cheap (norms, gates, SwiGLU), block [the first that " \
+    "fits]") \
+ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, true, "the same bits in every run, a little slower") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, false, \
     "print config, parameter counts and memory plan, and leave") \

@@ -2,10 +2,11 @@
 THE parameter table: one row a tensor, with its name in a checkpoint, its shape, and how it starts.
 
 Everything else walks it: allocation, initialisation, checkpoints, the optimizer (its state and what decays),
-gradient checks, dumps and the parameter counts. All tensors lie in one flat buffer, in the order of the rows.
+gradient checks, dumps and the parameter counts. All tensors lie in one flat buffer, in the order of the rows, each
+from a multiple of PARAM_ALIGN elements on.
 
 In each layer the matrices that multiply the same input, the normed residual stream, are neighbours, so that
-together they are one matrix [proj_rows, d] and one product computes q, k, v, the output gate, the forget gate and
+together, without gaps, they are one matrix [proj.rows, d] and one product computes q, k, v, the output gate, the forget gate and
 the shift gates. ProjLayout says where each begins.
 */
 #ifndef LLMC_PARAMS_H
@@ -37,6 +38,8 @@ typedef enum {
     NUM_PARAM_KINDS
 } ParamKind;
 
+#define PARAM_ALIGN 64 // elements: a cache line of bf16, and what vector loads ask for
+
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE, INIT_LONG_GATE } ParamInit;
 
 typedef struct {
@@ -62,7 +65,8 @@ typedef struct {
 typedef struct {
     Param* rows;
     int num_rows;
-    int64_t count;         // elements in all
+    int64_t count;         // elements of the flat buffer, with padding
+    int64_t parameters;    // without
     int64_t non_embedding; // all but the input embedding; the head counts
     int* index;            // [L * NUM_PARAM_KINDS]: row of a kind in a layer, -1 where the model has none
     ProjLayout proj;
@@ -82,11 +86,13 @@ static inline void params_add(ParamTable* t, ParamKind kind, int64_t layer, cons
     p->rows = rows;
     p->cols = cols;
     p->count = cols ? rows * cols : rows;
+    if (kind <= P_Q_PROJ || kind > P_V_SHIFT) t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
     p->offset = t->count;
     p->init = init;
     p->trainable = true;
     t->index[(layer < 0 ? 0 : layer) * NUM_PARAM_KINDS + kind] = t->num_rows++;
     t->count += p->count;
+    t->parameters += p->count;
 }
 
 // Builds the table of a checked config; free with params_free.
@@ -130,7 +136,7 @@ static inline ParamTable params_build(const Config* c) {
     }
     params_add(&t, P_NORM, -1, "model.norm.weight", d, 0, INIT_ONE);
     params_add(&t, P_LM_HEAD, -1, "lm_head.weight", V, d, INIT_NORMAL);
-    t.non_embedding = t.count - V * d;
+    t.non_embedding = t.parameters - V * d;
 
     int64_t* const columns[] = {&t.proj.q,     &t.proj.k,       &t.proj.v,      &t.proj.ogate,
                                 &t.proj.fgate, &t.proj.k_shift, &t.proj.v_shift};

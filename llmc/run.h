@@ -50,6 +50,10 @@ static inline void run_on_signal(int signal_number) {
 // ----------------------------------------------------------------------------
 // from the command line to a configuration
 
+static inline bool run_given(const Run* run, const char* option) {
+    return run->given[cli_find(option_rows, NUM_OPTION_ROWS, option, strlen(option)) - option_rows];
+}
+
 static inline bool run_generates(const Run* run) {
     return run->options.generate != OPTION_UNSET && !run->options.data;
 }
@@ -60,11 +64,40 @@ static inline bool run_trains(const Run* run) {
     return !o->dry_run && o->bench == OPTION_UNSET && !o->dump && !run_generates(run);
 }
 
+// Frees the texts that options_restore copied: those that are there without having been given.
+static inline void run_free_restored(Run* run) {
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
+        void* field = cli_field(&option_rows[i], &run->options);
+        if (run->given[i]) continue;
+        if (option_rows[i].type == CLI_TEXT) free((void*)*(const char**)field);
+        if (option_rows[i].type != CLI_LIST) continue;
+        CliList* list = (CliList*)field;
+        while (list->count > 0) free((void*)list->items[--list->count]);
+    }
+}
+
+// Checks that a resumed run goes on reading where it stopped: the position in the data is a number of sequences, in an
+// order that these options fix.
+static inline void run_check_data_order(const Run* run, const Json* record, int options) {
+    const Options* o = &run->options;
+    int64_t seq_len, seed;
+    bool shuffle;
+    if (json_int64(record, json_get(record, options, "seq-len"), &seq_len) && seq_len != o->seq_len)
+        die("--seq-len %lld: the run in %s has %lld, which cannot change on the way", (long long)o->seq_len,
+            o->out, (long long)seq_len);
+    if (json_int64(record, json_get(record, options, "seed"), &seed) && seed != o->seed)
+        die("--seed %lld: the run in %s has %lld, which cannot change on the way", (long long)o->seed, o->out,
+            (long long)seed);
+    if (json_bool(record, json_get(record, options, "shuffle"), &shuffle) && shuffle != o->shuffle)
+        die("--shuffle: the run in %s reads its data in order, which cannot change on the way", o->out);
+}
+
 // Reads config and state of the newest checkpoint that has both whole, from run->checkpoint on, warning of those that
 // have not. With `restore` it also takes back the options that were not given.
 static inline bool run_find_checkpoint(Run* run, bool restore) {
     Error err;
     char folder[PATH_LENGTH];
+    const Options on_command_line = run->options;
     for (; run->checkpoint < run->num_checkpoints; run->checkpoint++) {
         Json record;
         checkpoint_path(folder, run->options.out, run->checkpoints[run->checkpoint]);
@@ -73,9 +106,14 @@ static inline bool run_find_checkpoint(Run* run, bool restore) {
         if (ok) {
             int options = json_get(&record, 0, "options");
             ok = !restore || options_restore(&run->options, run->given, folder, &record, options, &err);
+            if (ok) run_check_data_order(run, &record, options);
             json_free(&record);
         }
         if (ok) return true;
+        if (restore) {
+            run_free_restored(run);
+            run->options = on_command_line;
+        }
         warn("%s; going back to the checkpoint before it", err.msg);
     }
     if (run->num_checkpoints > 0)
@@ -96,6 +134,7 @@ static inline void run_choose_config(Run* run) {
     } else {
         if (!o->model) die("which model? give --model NAME or --init DIR; --help lists the options");
         if (!config_preset(&run->config, &recipe, o->model, &err)) die("%s", err.msg);
+        run->config.bos_token_id = run->config.eos_token_id = -1; // the last id, of as many as --set asks for
     }
     for (int i = 0; i < o->set.count; i++) {
         const char *item = o->set.items[i], *equals = strchr(item, '=');
@@ -105,8 +144,43 @@ static inline void run_choose_config(Run* run) {
         snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
         if (!config_set(&run->config, "--set", key, equals + 1, &err)) die("%s", err.msg);
     }
+    if (!o->init && run->config.bos_token_id < 0) run->config.bos_token_id = run->config.vocab_size - 1;
+    if (!o->init && run->config.eos_token_id < 0) run->config.eos_token_id = run->config.vocab_size - 1;
     if (!config_check(&run->config, o->init ? o->init : o->model, &err)) die("%s", err.msg);
     options_apply_recipe(o, &recipe);
+}
+
+// The first key in which two configurations differ, NULL if they are the same. Their bytes cannot tell: there are holes
+// between the fields.
+static inline const char* run_config_difference(const Config* a, const Config* b) {
+    const char* found = NULL;
+    JsonWriter wa = json_writer(0), wb = json_writer(0);
+    for (int i = 0; i < NUM_CONFIG_KEYS && !found; i++) {
+        json_writer_clear(&wa), json_writer_clear(&wb);
+        json_begin_object(&wa, NULL), json_begin_object(&wb, NULL);
+        config_put(a, i, &wa), config_put(b, i, &wb);
+        json_end(&wa), json_end(&wb);
+        if (strcmp(wa.text, wb.text) != 0) found = config_keys[i].name;
+    }
+    json_writer_free(&wa);
+    json_writer_free(&wb);
+    return found;
+}
+
+// Completes what a resumed run has from its checkpoint. It needs no --init any more; but a model that the command line
+// names must be the same one, or the user means another run.
+static inline void run_check_resumed(Run* run) {
+    Options* o = &run->options;
+    Config resumed = run->config;
+    Recipe recipe = config_nearest_recipe(&resumed);
+    options_apply_recipe(o, &recipe); // for an option that an older version did not record
+    if (!run_given(run, "model") && !run_given(run, "init") && !run_given(run, "set")) return;
+    run_choose_config(run);
+    const char* key = run_config_difference(&run->config, &resumed);
+    if (key)
+        die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
+            "another folder",
+            o->out, key);
 }
 
 // Finds out whether there is something to resume, and that nobody else writes to --out.
@@ -131,10 +205,24 @@ static inline void run_parse(Run* run, int argc, char** argv, const char* summar
     Error err;
     memset(run, 0, sizeof *run);
     run->lock = -1;
+    signal(SIGXFSZ, SIG_IGN); // a file size limit then shows as a failed write, which is reported
     if (!options_parse(&run->options, run->given, argc, argv, &err)) die("%s", err.msg);
     if (!run->options.help) return;
     options_print_help(stdout, argv[0], summary);
     exit(EXIT_SUCCESS);
+}
+
+// From where the run stands, the schedule and the steps still to be done. Resuming may have changed --max-tokens and
+// --batch-tokens, so the steps follow from the tokens.
+static inline void run_plan_steps(Run* run) {
+    const Options* o = &run->options;
+    int64_t left = o->max_tokens - run->state.tokens;
+    run->state.lr = o->lr;
+    run->state.warmup_tokens = o->warmup_tokens;
+    run->state.max_tokens = o->max_tokens;
+    run->num_steps = run->state.step + (left > 0 ? (left + o->batch_tokens - 1) / o->batch_tokens : 0);
+    run->last_step =
+        o->max_steps != OPTION_UNSET && o->max_steps < run->num_steps ? o->max_steps : run->num_steps;
 }
 
 // Completes *run after run_parse: config, options, state. `suggested_tokens` of a micro-batch are what suits the
@@ -142,14 +230,9 @@ static inline void run_parse(Run* run, int argc, char** argv, const char* summar
 static inline void run_configure(Run* run, int64_t suggested_tokens) {
     Options* o = &run->options;
     run_claim_out(run);
-    if (run_find_checkpoint(run, true)) {
-        Config resumed = run->config;
-        run_choose_config(run); // must describe the same model, or the user means another run
-        if (memcmp(&run->config, &resumed, sizeof resumed) != 0)
-            die("--out %s: its checkpoints are of another model than the command line's; choose another "
-                "folder",
-                o->out);
-    } else {
+    if (run_find_checkpoint(run, true))
+        run_check_resumed(run);
+    else {
         run_choose_config(run);
         run->state.seed = o->seed;
     }
@@ -157,9 +240,6 @@ static inline void run_configure(Run* run, int64_t suggested_tokens) {
     if (o->generate != OPTION_UNSET && run_generates(run) && !o->init)
         die("--generate: with which model? give --init DIR, a checkpoint");
     if ((run_trains(run) || o->dump) && !o->data) die("--data GLOB is missing: the shards to train on");
-    run->state.lr = o->lr;
-    run->state.warmup_tokens = o->warmup_tokens;
-    run->state.max_tokens = o->max_tokens;
 
     int64_t T = o->seq_len;
     if (o->batch_tokens % T != 0)
@@ -177,12 +257,20 @@ static inline void run_configure(Run* run, int64_t suggested_tokens) {
             (long long)B, (long long)run->batch_sequences);
     run->micro_batch = B;
     run->micro_steps = run->batch_sequences / B;
-    run->num_steps = (o->max_tokens + o->batch_tokens - 1) / o->batch_tokens;
-    run->last_step =
-        o->max_steps != OPTION_UNSET && o->max_steps < run->num_steps ? o->max_steps : run->num_steps;
+    run_plan_steps(run);
+
+    // what no machine can hold must not overflow an int64_t either
+    const Config* c = &run->config;
+    double layer =
+        (double)run->table.proj.rows + 8.0 * (double)c->hidden_size + 3.0 * (double)config_mlp_size(c);
+    double pass = (double)B * (double)T * ((double)c->num_hidden_layers * layer + (double)c->vocab_size);
+    if (pass > 1e15)
+        die("--micro-batch %lld of --seq-len %lld: %.1e numbers in a forward pass, which no machine holds",
+            (long long)B, (long long)T, pass);
 }
 
 static inline void run_free(Run* run) {
+    run_free_restored(run);
     params_free(&run->table);
     free(run->checkpoints);
     if (run->lock >= 0) close(run->lock);
@@ -205,6 +293,7 @@ static inline bool run_load(Run* run, void* w, void* m, void* v, int element_byt
         warn("%s; going back to the checkpoint before it", err.msg);
         run->checkpoint++;
         run_find_checkpoint(run, false);
+        run_plan_steps(run);
     }
     if (!run->options.init) return false;
     if (!checkpoint_load_weights(run->options.init, &run->table, w, element_bytes, &err)) die("%s", err.msg);
@@ -242,27 +331,12 @@ static inline double run_flops_per_token(const Run* run) {
 // The byte tokenizer's vocabulary is the only one of its size.
 static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }
 
-// Says what begins, and lets signals end it in order.
-static inline void run_begin(const Run* run, Logger* logger, const DataLoader* data, int64_t val_sequences) {
-    const Options* o = &run->options;
-    char text[256];
-    signal(SIGINT, run_on_signal);
-    signal(SIGTERM, run_on_signal);
-    printf("%s: %lld parameters (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
-           o->model ? o->model : o->init, (long long)run->table.count, (long long)run->table.non_embedding,
-           (long long)run->config.vocab_size, (long long)run->config.num_hidden_layers,
-           (long long)run->config.hidden_size, (long long)run->config.num_heads);
-    printf("%lld steps of %lld x %lld tokens in %lld passes; %lld sequences to train on, %lld held out\n",
-           (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
-           (long long)run->micro_steps, (long long)dataloader_sequences(data), (long long)val_sequences);
-    if (!o->out) warn("without --out DIR nothing of this run is kept");
-    if (run->checkpoint < run->num_checkpoints) {
-        snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
-        logger_event(logger, run->state.step, "resume", text);
-    }
-    if (run->state.step >= run->last_step)
-        printf("nothing left to do: the run is at step %lld of %lld\n", (long long)run->state.step,
-               (long long)run->last_step);
+// Ends a run whose loss or gradient norm is not finite, before anything is updated; weight and gradient name the first
+// tensors that are not, NULL where all is well.
+static inline void run_die_not_finite(int64_t step, double loss, double norm, const char* weight, const char* gradient) {
+    die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not updated; resume "
+        "from the last checkpoint with a lower --lr, or look at the data",
+        (long long)step, loss, norm, weight ? "weights" : "gradient", weight ? weight : gradient ? gradient : "no tensor");
 }
 
 // Saves a checkpoint, which is a line of the log. A disk that is full ends the run, and the older checkpoints stay.
@@ -272,7 +346,8 @@ static inline void run_save(const Run* run, Logger* logger, const void* w, const
     char folder[PATH_LENGTH];
     const Options* o = &run->options;
     if (!o->out) return;
-    if (!checkpoint_save(o->out, &run->config, &run->table, o, &run->state, w, m, v, element_bytes,
+    if (!checkpoint_check_finite(&run->table, w, m, v, element_bytes, &err) ||
+        !checkpoint_save(o->out, &run->config, &run->table, o, &run->state, w, m, v, element_bytes,
                          (int)o->keep, &err))
         die("%s; no checkpoint of step %lld, older ones are untouched", err.msg, (long long)run->state.step);
     checkpoint_path(folder, o->out, run->state.step);
@@ -388,6 +463,33 @@ static inline Sampler run_sampler(const Options* o) {
     return s;
 }
 
+// Says what begins, and lets signals end it in order.
+static inline void run_begin(const Run* run, Logger* logger, const DataLoader* data, int64_t val_sequences) {
+    const Options* o = &run->options;
+    char text[256];
+    if (o->sample_every) { // a vocabulary that cannot be read is better found now than at the first sample
+        Sample sample = sample_new(run, NULL, false);
+        sample_free(&sample);
+    }
+    signal(SIGINT, run_on_signal);
+    signal(SIGTERM, run_on_signal);
+    printf("%s: %lld parameters (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
+           o->model ? o->model : o->init, (long long)run->table.parameters, (long long)run->table.non_embedding,
+           (long long)run->config.vocab_size, (long long)run->config.num_hidden_layers,
+           (long long)run->config.hidden_size, (long long)run->config.num_heads);
+    printf("%lld steps of %lld x %lld tokens in %lld passes; %lld sequences to train on, %lld held out\n",
+           (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
+           (long long)run->micro_steps, (long long)dataloader_sequences(data), (long long)val_sequences);
+    if (!o->out) warn("without --out DIR nothing of this run is kept");
+    if (run->checkpoint < run->num_checkpoints) {
+        snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
+        logger_event(logger, run->state.step, "resume", text);
+    }
+    if (run->state.step >= run->last_step)
+        printf("nothing left to do: the run is at step %lld of %lld\n", (long long)run->state.step,
+               (long long)run->last_step);
+}
+
 // ----------------------------------------------------------------------------
 // reports
 
@@ -404,7 +506,7 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     config_put_all(&run->config, &w);
     printf("%s\n\n", w.text);
     json_writer_free(&w);
-    printf("parameters         %15lld\n", (long long)run->table.count);
+    printf("parameters         %15lld\n", (long long)run->table.parameters);
     printf("  non-embedding    %15lld\n", (long long)run->table.non_embedding);
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
     printf("head size          %15lld\n\n", (long long)config_head_size(&run->config));

@@ -145,7 +145,7 @@ static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader
 // ----------------------------------------------------------------------------
 // writing
 
-typedef struct ShardWriter {
+typedef struct {
     char prefix[PATH_LENGTH];
     char split[16];
     ShardHeader header; // tokens: those of the shard being written
@@ -171,7 +171,7 @@ static inline void shard_writer_paths(const ShardWriter* w, char* path, char* te
     memcpy(temporary + n, ".tmp", 5);
 }
 
-// The folder that PREFIX's files lie in, into out[PATH_LENGTH].
+// The folder that the files of a prefix lie in, one that shard_path accepts, into out[PATH_LENGTH].
 static inline void shard_folder(char* out, const char* prefix) {
     const char* slash = strrchr(prefix, '/');
     size_t n = slash ? (size_t)(slash - prefix) : 0;
@@ -278,6 +278,20 @@ static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     return flush_folder(folder, err);
 }
 
+// Appends n tokens to the shard being written, which has room for them.
+static inline bool shard_writer_put(ShardWriter* w, const uint32_t* tokens, int64_t n) {
+    uint16_t narrow[8192];
+    const int64_t block = sizeof narrow / sizeof narrow[0];
+    if (w->header.bytes_per_token == 4)
+        return fwrite(tokens, sizeof *tokens, (size_t)n, w->file) == (size_t)n;
+    for (int64_t start = 0; start < n; start += block) {
+        int64_t m = n - start < block ? n - start : block;
+        for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[start + i];
+        if (fwrite(narrow, sizeof *narrow, (size_t)m, w->file) != (size_t)m) return false;
+    }
+    return true;
+}
+
 // Writes n tokens, opening and completing shards as needed. On error the shard being written is dropped, and
 // the writer is done: there is nothing to close.
 static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n, Error* err) {
@@ -288,21 +302,11 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
                     (long long)(w->total + i), tokens[i], (long long)w->header.vocab_size);
     }
     while (n > 0) {
-        uint16_t narrow[8192];
         bool ok = w->file || shard_writer_begin(w, err);
-        int64_t m = w->capacity - w->header.tokens;
-        if (m > 8192) m = 8192;
-        if (m > n) m = n;
-        if (ok) {
-            const void* raw = tokens;
-            if (w->header.bytes_per_token == 2) {
-                for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[i];
-                raw = narrow;
-            }
-            if (fwrite(raw, (size_t)w->header.bytes_per_token, (size_t)m, w->file) != (size_t)m)
-                ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
-        }
-        if (ok) w->header.tokens += m, w->total += m;
+        int64_t room = w->capacity - w->header.tokens, m = n < room ? n : room;
+        if (ok && !shard_writer_put(w, tokens, m))
+            ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
+        w->header.tokens += m, w->total += m;
         if (ok && w->header.tokens == w->capacity) ok = shard_writer_end(w, err);
         if (!ok) {
             shard_writer_abort(w);
@@ -324,9 +328,9 @@ static inline bool shard_writer_close(ShardWriter* w, Error* err) {
     }
     shard_writer_paths(w, path, temporary);
     if (access(path, F_OK) == 0)
-        warn(
-            "%s: is left from an earlier data set and follows this one by name; remove it and those after it",
-            path);
+        warn("%s: is left from an earlier data set and follows this one by name; "
+             "remove it and those after it",
+             path);
     return true;
 }
 

@@ -50,10 +50,10 @@ dies() {
 # same ARRAY FIRST DOCS D SHARD: header and tokens of a shard are those of the formula
 same() { check "wrong tokens" python3 dev/reference/make_zarr.py check "$@"; }
 
-# files FOLDER LIST: the folder has these files, anywhere below, and no others; the list is sorted
+# files FOLDER LIST: the folder has these files, anywhere below, and no others but locks; the list is sorted
 files() {
     local found
-    found=$(cd "$1" 2>/dev/null && find . -type f -printf '%P\n' | LC_ALL=C sort | tr '\n' ' ')
+    found=$(cd "$1" 2>/dev/null && find . -type f ! -name '*.lock' -printf '%P\n' | LC_ALL=C sort | tr '\n' ' ')
     if [ "$found" = "${2:+$2 }" ]; then pass; else fail "$1 has files '$found', expected '$2'"; fi
 }
 
@@ -260,11 +260,12 @@ dies "log/train.zarr: cannot make this folder" train "$url/plain" --cache "$scra
 # ----------------------------------------------------------------------------
 # interrupted: the server tells when it holds a request, which is the moment to strike
 
-# interrupt SIGNAL FAULT: leaves the exit code in $code
+# interrupt SIGNAL FAULT: leaves the exit code in $code, and what was printed in the file `interrupted`
 interrupt() {
-    (prefix="exec" && train "$url/stall@$2" --jobs 1) >"$scratch/out" 2>"$scratch/err" &
+    (prefix="exec" && train "$url/stall@$2" --jobs 1) >"$scratch/interrupted" 2>&1 &
     local pid=$!
     read -r _ <&3
+    dies "--out $out/t: another run writes these shards" train "$url/plain"
     kill "-$1" $pid
     code=0
     wait $pid 2>/dev/null || code=$?
@@ -288,7 +289,7 @@ train_is_right
 
 fresh
 interrupt TERM 0.3
-check "one line" test "$code $(cat "$scratch/err")" = \
+check "one line" test "$code $(cat "$scratch/interrupted")" = \
     "1 error: interrupted; run the same command again to continue"
 files "$out" "t.cache/train.zarr/.zarray t.cache/train.zarr/0.0 t.cache/train.zarr/0.1 t.cache/train.zarr/0.2"
 fetched "0.0 0.1 0.2 0.3"

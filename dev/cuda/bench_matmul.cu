@@ -1,0 +1,76 @@
+/*
+The speed of the model's matrix products, in TFLOP/s: the three forms of each linear layer of fox-pro, as
+cuBLASLt's first choice and as the fastest of its first eight.
+
+    bench_matmul [TOKENS]     16384 unless given
+*/
+#include "../../llmc/config.h"
+#include "../../llmc/device.cuh"
+#include "../../llmc/matmul.cuh"
+#include "../../llmc/params.h"
+#include "bench.cuh"
+
+enum { FORWARD, FORWARD_ADD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_FORMS };
+static const char* const forms[NUM_FORMS] = {"forward", "forward + residual", "backward, input",
+                                             "backward, weight"};
+static Matmul choices[2]; // cuBLASLt's first, tuned
+
+// Prints a layer's products and adds the milliseconds of its three to total[2], `times` times.
+static void layer(double total[2], int64_t times, bool residual, const char* name, int64_t M, int64_t N,
+                  int64_t K) {
+    int64_t stride = ceil_div<int64_t>(N, 8) * 8;
+    bf16 *x = random_array<bf16>(M * K, 1), *w = random_array<bf16>(N * K, 0.02f),
+         *dx = device_array<bf16>(M * K);
+    bf16 *out = device_array<bf16>(M * stride), *dout = random_array<bf16>(M * stride, 1);
+    float* dw = random_array<float>(N * K, 1);
+    for (int form = 0; form < NUM_FORMS; form++) {
+        if (form == (residual ? FORWARD : FORWARD_ADD)) continue;
+        std::vector<double> ms = milliseconds(
+            2, 11, [] {},
+            [&](int choice) {
+                Matmul* mm = &choices[choice];
+                if (form == FORWARD) linear_forward(mm, out, x, w, (bf16*)NULL, M, N, K, stride, K, 0);
+                if (form == FORWARD_ADD) linear_forward(mm, out, x, w, dout, M, N, K, stride, K, 0);
+                if (form == BACKWARD_INPUT) linear_backward_input(mm, dx, dout, w, M, N, K, stride, K, 0);
+                if (form == BACKWARD_WEIGHT) linear_backward_weight(mm, dw, dout, x, M, N, K, stride, K, 0);
+            });
+        double flop = 2e-9 * (double)M * (double)N * (double)K;
+        printf("%-12s %6lld x %5lld  %-20s %8.3f ms %5.0f TFLOP/s   tuned %8.3f ms %5.0f TFLOP/s\n", name,
+               (long long)N, (long long)K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1]);
+        for (int i = 0; i < 2; i++) total[i] += (double)times * ms[(size_t)i];
+    }
+    void* const arrays[] = {x, w, dx, out, dout, dw};
+    for (void* p : arrays) CUDA_CHECK(cudaFree(p));
+}
+
+int main(int argc, char** argv) {
+    int64_t M = argc > 1 ? atoll(argv[1]) : 16384;
+    if (M < 1) die("usage: bench_matmul [TOKENS]");
+    Device device = device_open(0);
+    printf("%s, peak %.1f TFLOP/s, %lld tokens\n", device.name, 1e-12 * device.peak_flops, (long long)M);
+    void* workspace;
+    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
+    for (int i = 0; i < 2; i++) matmul_init(&choices[i], workspace, i);
+    for (const char* model : {"fox-pro-760m", "fox-pro-125m"}) {
+        Error err;
+        Recipe recipe;
+        Config c = config_defaults();
+        if (!config_preset(&c, &recipe, model, &err)) die("%s", err.msg);
+        ParamTable table = params_build(&c);
+        int64_t d = c.hidden_size, I = config_mlp_size(&c), L = c.num_hidden_layers;
+        double total[2] = {0, 0};
+        printf("%s\n", model);
+        layer(total, L, false, "projection", M, matmul_padded(table.proj.rows), d);
+        layer(total, L, true, "output", M, d, d);
+        layer(total, L, false, "gate, up", M, 2 * I, d);
+        layer(total, L, true, "down", M, d, I);
+        layer(total, 1, false, "head", M, matmul_padded(c.vocab_size), d);
+        double flop = 6e-9 * (double)M * (double)table.non_embedding;
+        printf("all products: %.1f ms, %.0f TFLOP/s; tuned %.1f ms, %.0f TFLOP/s\n", total[0],
+               flop / total[0], total[1], flop / total[1]);
+        params_free(&table);
+    }
+    for (Matmul& mm : choices) matmul_free(&mm);
+    CUDA_CHECK(cudaFree(workspace));
+    return 0;
+}

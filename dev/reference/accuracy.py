@@ -1,0 +1,186 @@
+"""
+How far the bf16 of the GPU trainer is from float64, next to that of PyTorch's autocast on the same problem.
+
+The trainer (its --dump), fox.py in float64 and fox.py under autocast take one forward and backward pass over the same
+weights and tokens. An error is ||x - exact|| / ||exact|| over a whole tensor; the trainer passes where its error is at
+most twice autocast's. Short tensors can come out right by luck, so the squares are summed over several draws.
+
+    python dev/reference/accuracy.py --family fox-pro               random weights, 4096 random tokens, 125m's width
+    python dev/reference/accuracy.py --family fox-pro --num-heads 6     with heads of 128 channels
+    python dev/reference/accuracy.py --fixture dev/test/fixtures/model/fox-pro-dh64     against the stored float64
+    python dev/reference/accuracy.py --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1 \
+        --vocab-size 100                                            the CPU trainer; needs no GPU
+"""
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from contextlib import nullcontext
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from torch.utils.checkpoint import checkpoint
+
+import fox
+
+LIMIT = 2  # the greatest error that passes, in autocast's
+
+# ----------------------------------------------------------------------------
+# fox.py under autocast, with the care of someone who uses it well
+
+naive_attention, naive_rope = fox.attention, fox.rope
+
+
+def one_head(q, k, v, c):
+    """As fused kernels: autocast's inputs and outputs are bf16, and all between, scores and gates, is fp32."""
+    device, mixed = q.device.type, torch.is_autocast_enabled(q.device.type)
+    with torch.autocast(device, enabled=False):
+        if mixed:
+            q, k, v = (x.bfloat16().float() for x in (q, k, v))
+        o = naive_attention(q, k, v, c)
+    return o.bfloat16() if mixed else o
+
+
+def attention(q, k, v, c):
+    """A head at a time, and again in the backward pass: all T x T matrices of a long sequence fit on no GPU."""
+    gates = repeat(None) if c is None else c.split(1, dim=1)
+    heads = zip(*(x.split(1, dim=1) for x in (q, k, v)), gates)
+    return torch.cat([checkpoint(one_head, *head, use_reentrant=False) for head in heads], dim=1)
+
+
+def rope(x, base):
+    return naive_rope(x.to(torch.promote_types(x.dtype, torch.float32)), base)
+
+
+fox.attention, fox.rope = attention, rope
+
+
+def keep_float(model):
+    """Norms, gates and the loss in fp32. The products that make a gate's and the loss's logits stay bf16."""
+    for name, module in model.named_modules():
+        if isinstance(module, fox.RMSNorm):
+            module.register_forward_pre_hook(lambda module, args: args[0].float())
+        elif name.endswith(("fgate_proj", "lm_head")):
+            module.register_forward_hook(lambda module, args, out: out.float())
+
+
+# ----------------------------------------------------------------------------
+# the three that are compared: each gives loss, logits and grad.NAME
+
+def run_fox(folder, tokens, targets, dtype, precision):
+    model, results = fox.load(folder, dtype), {}
+    if dtype == torch.float32:
+        keep_float(model)
+    model.register_forward_hook(lambda module, args, out: results.update(logits=out.detach()))
+    with precision:
+        loss = model.loss(tokens, targets)
+    loss.mean().backward()
+    grads = {"grad." + name: p.grad for name, p in model.named_parameters()}
+    return dict(loss=loss.detach(), **results, **grads)
+
+
+def write_shard(path, tokens):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
+
+
+def run_program(program, folder, stream):
+    """stream [B, T+1]: a row is a shard of its own, so that each is one sequence and they come in order."""
+    (B, T), dump = (stream.shape[0], stream.shape[1] - 1), folder / "dump.safetensors"
+    for b, row in enumerate(stream.cpu().numpy()):
+        write_shard(folder / f"tokens_{b:06}.bin", row)
+    subprocess.run([program, "--init", folder, "--data", folder / "tokens_*.bin", "--dump", dump, "--seq-len", str(T),
+                    "--batch-tokens", str(B * T), "--micro-batch", str(B)], check=True, stdout=subprocess.DEVNULL)
+    return {name if name in ("loss", "logits") else "grad." + name: x for name, x in load_file(dump).items()}
+
+
+# ----------------------------------------------------------------------------
+# the problems
+
+@torch.no_grad()
+def draw_family(args, folder):
+    """Initial weights, but norms that are not quite 1 and gates that forget in 4 to 150 tokens; returns tokens."""
+    model = fox.Fox(fox.make_config(args.family, vocab_size=args.vocab_size, hidden_size=args.hidden_size,
+                                    num_heads=args.num_heads, num_hidden_layers=args.layers))
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.normal_(1, 0.1)
+        elif name.endswith("bias"):
+            p.copy_(torch.linspace(1, 5, args.num_heads))
+    fox.save(model, folder)
+    return torch.randint(args.vocab_size, (1, args.seq_len + 1))
+
+
+@torch.no_grad()
+def draw_fixture(args, folder, nudged):
+    """The fixture, or its like with every weight a percent away; returns tokens and what is expected of the first."""
+    expected = load_file(args.fixture / "expected.safetensors")
+    model = fox.load(args.fixture, torch.float32)
+    for w in model.state_dict().values() if nudged else ():
+        w *= torch.empty_like(w).normal_(1, 1e-2)
+    fox.save(model, folder)
+    stream = np.concatenate((expected["tokens"], expected["targets"][:, -1:]), axis=1)
+    return torch.from_numpy(stream).long(), None if nudged else expected
+
+
+def compare(args, folder, draw, squares):
+    """Adds to squares[name] those of one draw: the trainer's and autocast's errors, and the exact values."""
+    with torch.device("cpu"):
+        torch.manual_seed(args.seed + draw)
+        stream, exact = draw_fixture(args, folder, draw > 0) if args.fixture else (draw_family(args, folder), None)
+    ours = run_program(args.program, folder, stream)
+    batch = stream.to(args.device)
+    batch = batch[:, :-1], batch[:, 1:]
+    autocast = run_fox(folder, *batch, torch.float32, torch.autocast(args.device, torch.bfloat16))
+    exact = exact or run_fox(folder, *batch, torch.float64, nullcontext())
+    for name in autocast:
+        if name == "logits" and name not in ours:  # too large to be dumped
+            continue
+        a, b, x = (torch.as_tensor(run[name]).to(args.device).double() for run in (ours, autocast, exact))
+        assert a.shape == x.shape, f"{name}: the dump has shape {tuple(a.shape)}, not {tuple(x.shape)}"
+        squares[name] += np.array([y.square().sum().item() for y in (a - x, b - x, x)])
+
+
+def report(squares):
+    """Prints the table; returns the number of tensors that failed."""
+    ratios = {}
+    print(f"{'tensor':52} {'ours':>9} {'autocast':>9} {'ratio':>6}")
+    for name, (ours, autocast, exact) in squares.items():
+        ratios[name] = (ours / autocast) ** 0.5
+        print(f"{name:52} {(ours / exact) ** 0.5:9.1e} {(autocast / exact) ** 0.5:9.1e} {ratios[name]:6.2f}"
+              + ("" if ratios[name] <= LIMIT else "  FAILED"))
+    worst = max(ratios, key=lambda name: np.nan_to_num(ratios[name], nan=np.inf))
+    failed = sum(not ratio <= LIMIT for ratio in ratios.values())
+    print(f"worst ratio {ratios[worst]:.2f}, of {worst}\n{len(ratios) - failed} passed, {failed} failed")
+    return failed
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--family", choices=fox.FAMILIES, default="fox-pro")
+    p.add_argument("--layers", type=int, default=2)
+    p.add_argument("--seq-len", type=int, default=4096)
+    p.add_argument("--hidden-size", type=int, default=768)
+    p.add_argument("--num-heads", type=int, default=12)
+    p.add_argument("--vocab-size", type=int, default=50257)
+    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model: its weights and tokens instead")
+    p.add_argument("--draws", type=int, help="[3, or 16 of a fixture, whose tensors are short]")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--program", default="./train_foxcu")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of PyTorch")
+    args = p.parse_args()
+    torch.set_default_device(args.device)  # fox.py makes its masks and angles there
+    squares = defaultdict(lambda: np.zeros(3))
+    for draw in range(args.draws or (16 if args.fixture else 3)):
+        with tempfile.TemporaryDirectory() as folder:
+            compare(args, Path(folder), draw, squares)
+    return 1 if report(squares) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

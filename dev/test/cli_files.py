@@ -1,0 +1,370 @@
+"""Makes and checks the files of test_cli.sh and test_resume.sh, with nothing but Python's standard library: a second
+reading of the formats, independent of the C code.
+
+    cli_files.py make FOLDER              shards, good and bad; model folders, damaged one way each
+    cli_files.py nan FILE TENSOR          puts a NaN into a float32 tensor of a safetensors file
+    cli_files.py names FOLDER FAMILY      the tensors and config.json of a checkpoint are those of the family
+    cli_files.py dump FILE SHARD B T V [FOLDER]   a --dump's loss follows from its logits and the shard's tokens,
+                                          and it has a finite gradient for each tensor of a checkpoint
+    cli_files.py log FILE LR WARMUP MAX BATCH    a log of JSON lines, whose learning rates are the schedule's
+    cli_files.py same_steps LOG LOG       two logs have the same steps with the same losses; the last line of a step counts
+    cli_files.py strike SIGNAL STEP SPIN PROGRAM OPTION...   runs the program until it has printed a step, sends it the
+                                          signal, and prints its exit code. SPIN varies the moment
+"""
+
+import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys
+
+# ----------------------------------------------------------------------------
+# safetensors
+
+
+def read(path):
+    """The header, without metadata, and the data."""
+    with open(path, "rb") as f:
+        file = f.read()
+    size = struct.unpack("<Q", file[:8])[0]
+    header = json.loads(file[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return header, file[8 + size :]
+
+
+def write(path, header, data, claimed=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text) if claimed is None else claimed) + text + data)
+
+
+def values(header, data, name):
+    assert header[name]["dtype"] == "F32", name
+    begin, end = header[name]["data_offsets"]
+    result = array.array("f", data[begin:end])
+    assert len(result) == math.prod(header[name]["shape"]), name
+    return result
+
+
+def put_nan(path, name):
+    header, data = read(path)
+    data = bytearray(data)
+    struct.pack_into("<f", data, header[name]["data_offsets"][0] + 4, math.nan)
+    write(path, header, data)
+
+
+# ----------------------------------------------------------------------------
+# shards
+
+
+def tokens(count, below):
+    """A text of a kind: some ids are frequent, some rare."""
+    state, ids = 1, array.array("H")
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        u = (state >> 33) / 2**31
+        ids.append(int(below * u * u))
+    return ids
+
+
+def shard(path, ids, doc_len=0, vocab=0, magic=20240520, version=1, count=None):
+    head = [magic, version, len(ids) if count is None else count, doc_len, vocab]
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", *head, *[0] * 251) + ids.tobytes())
+
+
+def make_shards(folder):
+    os.makedirs(folder)
+    at = lambda name: os.path.join(folder, name + ".bin")
+    ids = tokens(4000, 257)
+    shard(at("text"), ids, vocab=257)
+    shard(at("plain"), ids)  # llm.c's own have only three fields
+    shard(at("part_0"), ids[:1500], vocab=257)
+    shard(at("part_1"), ids[1500:2900], vocab=257)
+    shard(at("part_2"), ids[2900:], vocab=257)
+    shard(at("val"), tokens(35, 257), vocab=257)  # two sequences of 16, less than a micro-batch
+    shard(at("documents"), ids[:3200], doc_len=32, vocab=257)
+    shard(at("wide"), array.array("I", ids), vocab=257, version=2)
+    shard(at("forty"), tokens(1000, 40))
+    shard(at("gpt2"), tokens(1000, 50257))
+    # not usable
+    shard(at("magic"), ids, magic=20240521)
+    shard(at("llama3"), ids, magic=20240801)
+    shard(at("version"), ids, version=3)
+    shard(at("truncated"), ids[:-7], count=4000)
+    shard(at("longer"), ids, count=3999)
+    shard(at("negative"), ids, count=-4000)
+    shard(at("no_tokens"), ids[:0])
+    shard(at("short"), ids[:16])  # no target for the last
+    shard(at("half_document"), ids, doc_len=48)
+    shard(at("vocabulary"), ids, vocab=50257)
+    high = copy.copy(ids)
+    high[1000] = 257
+    shard(at("high_id"), high)
+    huge = array.array("I", ids)
+    huge[1000] = 2**31 + 5
+    shard(at("huge_id"), huge, version=2)
+    open(at("empty"), "wb").close()
+    with open(at("stub"), "wb") as f:
+        f.write(struct.pack("<3i", 20240520, 1, 4000))
+
+
+# ----------------------------------------------------------------------------
+# damaged model folders, from a good one of dev/test/fixtures
+
+GOOD = "dev/test/fixtures/model/fox-pro"
+
+
+def make_configs(folder):
+    with open(GOOD + "/config.json") as f:
+        good = json.load(f)
+    changes = {
+        "width_0": {"hidden_size": 0},
+        "heads_3": {"num_heads": 3},
+        "heads_0": {"num_heads": 0},
+        "layers_negative": {"num_hidden_layers": -2},
+        "layers_huge": {"num_hidden_layers": 10**9},
+        "width_fraction": {"hidden_size": 16.5},
+        "width_text": {"hidden_size": "16"},
+        "width_word": {"hidden_size": "wide"},
+        "width_list": {"hidden_size": [16]},
+        "width_null": {"hidden_size": None},
+        "width_nan": {"hidden_size": math.nan},
+        "width_1e400": {"hidden_size": 10**400},
+        "flag_text": {"use_k_shift": "true"},
+        "vocab_huge": {"vocab_size": 10**18},
+        "eos_outside": {"eos_token_id": 40},
+        "gate_unknown": {"fgate_type": "half"},
+        "tied": {"tie_word_embeddings": True},
+        "windowed": {"window_size": 128},
+        "grouped": {"num_kv_heads": 1},
+        "other_model": {"model_type": "llama"},
+        "other_width": {"hidden_size": 32},
+        "other_mlp": {"intermediate_size": 32},
+        "other_switch": {"use_k_shift": False},
+        "more_layers": {"num_hidden_layers": 3},
+        "fewer_layers": {"num_hidden_layers": 1},
+    }
+    texts = {name: json.dumps({**good, **change}) for name, change in changes.items()}
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
+        texts["no_" + key] = json.dumps({k: v for k, v in good.items() if k != key})
+    texts["not_json"] = "hidden_size = 16\n"
+    texts["cut"] = json.dumps(good)[:-20]
+    texts["list"] = "[1, 2]"
+    texts["nothing"] = ""
+    texts["deep"] = "[" * 100000
+    for name, text in texts.items():
+        os.makedirs(os.path.join(folder, name))
+        shutil.copy(GOOD + "/model.safetensors", os.path.join(folder, name))
+        with open(os.path.join(folder, name, "config.json"), "w") as f:
+            f.write(text)
+
+
+def make_weights(folder):
+    header, data = read(GOOD + "/model.safetensors")
+    last = max(header, key=lambda name: header[name]["data_offsets"][1])
+    target = "model.layers.1.attn.q_proj.weight"
+
+    def put(name, new_header, new_data=data, claimed=None):
+        path = os.path.join(folder, name)
+        os.makedirs(path)
+        shutil.copy(GOOD + "/config.json", path)
+        write(path + "/model.safetensors", new_header, new_data, claimed)
+
+    def edited(**change):
+        new = copy.deepcopy(header)
+        new[target].update(change)
+        return new
+
+    text = json.dumps(header).encode()
+    put("header_huge", header, claimed=2**62)
+    put("header_longer", header, claimed=len(text) + 8)
+    put("header_past_end", header, claimed=len(text) + len(data) + 1)
+    put("header_shorter", header, claimed=len(text) - 8)
+    put("header_0", header, claimed=0)
+    put("header_not_json", b"x" * len(text))
+    put("header_list", b"[]")
+    put("header_deep", b"[" * 100000)
+    begin, end = header[target]["data_offsets"]
+    put("overlap", edited(data_offsets=[begin - 4, end - 4]))
+    put("offsets_swapped", edited(data_offsets=[end, begin]))
+    put("offsets_negative", edited(data_offsets=[-4, end - begin - 4]))
+    put("offsets_huge", edited(data_offsets=[2**63 - 1024, 2**63 - 1]))
+    put("offsets_three", edited(data_offsets=[begin, end, end]))
+    put("shape_other", edited(shape=[8, 32]))
+    put("shape_flat", edited(shape=[256]))
+    put("shape_negative", edited(shape=[-16, -16]))
+    put("shape_huge", edited(shape=[2**40, 2**40]))
+    put("type_int", edited(dtype="I32"))
+    put("type_unknown", edited(dtype="F4"))
+    put("data_cut", header, data[:-1])
+    put("data_longer", header, data + b"\0")
+    put("data_none", header, b"")
+    put("tensor_missing", {k: v for k, v in header.items() if k != last}, data[: header[last]["data_offsets"][0]])
+    extra = {"model.extra": {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}}
+    put("tensor_extra", {**header, **extra}, data + b"\0\0\0\0")
+    renamed = {k.replace("attn.q_proj", "attn.\nq"): v for k, v in header.items()}
+    put("tensor_renamed", renamed)
+    nan = bytearray(data)
+    struct.pack_into("<f", nan, begin + 40, math.nan)
+    put("nan", header, nan)
+    inf = bytearray(data)
+    struct.pack_into("<f", inf, begin + 40, math.inf)
+    put("inf", header, inf)
+    for name, content in (("file_empty", b""), ("file_7", b"\0" * 7), ("file_8", b"\xff" * 8)):
+        put(name, header)
+        with open(os.path.join(folder, name, "model.safetensors"), "wb") as f:
+            f.write(content)
+    put("file_missing", header)
+    os.remove(os.path.join(folder, "file_missing/model.safetensors"))
+    put("config_missing", header)
+    os.remove(os.path.join(folder, "config_missing/config.json"))
+
+
+# ----------------------------------------------------------------------------
+# checks
+
+
+def check_names(folder, family):
+    """V 257, d 32, L 2, h 2, I 32: the tensors of each family, as the paper's code names and shapes them."""
+    V, d, L, h, I = 257, 32, 2, 2, 32
+    pro, fox = family.endswith("-pro"), family.startswith("fox")
+    want = {"model.embeddings.weight": [V, d], "model.norm.weight": [d], "lm_head.weight": [V, d]}
+    layer = {
+        "attn_norm.weight": [d],
+        "mlp_norm.weight": [d],
+        "attn.q_proj.weight": [d, d],
+        "attn.o_proj.weight": [d, d],
+        "mlp.gate_proj.weight": [2 * I, d],
+        "mlp.down_proj.weight": [d, I],
+    }
+    for x in "kv":
+        layer[f"attn.{x}_proj" + (".linear.weight" if pro else ".weight")] = [d, d]
+        if pro:
+            layer[f"attn.{x}_proj.shift_proj.weight"] = [h, d]
+    if fox:
+        layer.update({"attn.fgate_proj.weight": [h, d], "attn.fgate_proj.bias": [h]})
+    if pro:
+        layer.update({"attn.ogate_proj.weight": [d, d], "attn.output_norm.weight": [d]})
+        layer.update({"attn.q_norm.weight": [d], "attn.k_norm.weight": [d]})
+    for i in range(L):
+        want.update({f"model.layers.{i}.{name}": shape for name, shape in layer.items()})
+
+    header, _ = read(folder + "/model.safetensors")
+    assert {k: v["shape"] for k, v in header.items()} == want, f"{family}: {sorted(header)}"
+    assert {v["dtype"] for v in header.values()} == {"F32"}
+    moments, _ = read(folder + "/optimizer.safetensors")
+    both = {f"{m}.{k}": shape for m in ("exp_avg", "exp_avg_sq") for k, shape in want.items()}
+    assert {k: v["shape"] for k, v in moments.items()} == both, f"{family}: {sorted(moments)}"
+
+    with open(folder + "/config.json") as f:
+        config = json.load(f)
+    plain = family == "transformer-llama"
+    wanted = {
+        "architectures": ["TransformerForCausalLM" if plain else "ForgettingTransformerForCausalLM"],
+        "model_type": ("transformer" if plain else "forgetting_transformer") + "-project_fox",
+        "vocab_size": V, "hidden_size": d, "hidden_ratio": 3.5 if pro else 4, "intermediate_size": I,
+        "num_hidden_layers": L, "num_heads": h, "num_kv_heads": None, "hidden_act": "swish", "window_size": None,
+        "max_position_embeddings": None, "initializer_range": 0.02, "norm_eps": 1e-6, "rope_base": 500000,
+        "use_rope": not fox, "use_output_gate": pro, "ogate_act": "sigmoid", "use_output_norm": pro, "qk_norm": pro,
+        "qk_norm_share_param_across_head": False, "use_k_shift": pro, "use_v_shift": pro,
+        "fgate_type": "full" if fox else "none", "fgate_bias_init": False, "decay_time_min": None,
+        "decay_time_max": None, "log_pruning_tolerance": -10 if fox else None, "tie_word_embeddings": False,
+        "bos_token_id": V - 1, "eos_token_id": V - 1,
+    }  # fmt: skip
+    assert config == wanted, [k for k in {**config, **wanted} if config.get(k, "no") != wanted.get(k, "no")]
+
+
+def check_dump(path, shard_path, B, T, V, folder=None):
+    header, data = read(path)
+    assert header["loss"]["shape"] == [B, T] and header["logits"]["shape"] == [B, T, V]
+    loss, logits = values(header, data, "loss"), values(header, data, "logits")
+    with open(shard_path, "rb") as f:
+        ids = array.array("H", f.read()[1024:])
+    for b in range(B):
+        for t in range(T):
+            row = logits[(b * T + t) * V : (b * T + t + 1) * V]
+            top = max(row)
+            want = top + math.log(sum(math.exp(x - top) for x in row)) - row[ids[b * T + t + 1]]
+            assert abs(loss[b * T + t] - want) < 1e-4, f"loss {b},{t} is {loss[b * T + t]}, expected {want}"
+    for name in header:
+        gradient = values(header, data, name)
+        assert all(map(math.isfinite, gradient)), name
+        assert any(gradient), f"{name}: all zero"
+    if folder:
+        weights, _ = read(folder + "/model.safetensors")
+        want = {k: v["shape"] for k, v in weights.items()}
+        assert {k: v["shape"] for k, v in header.items() if k not in ("loss", "logits")} == want
+
+
+def check_log(path, lr, warmup, max_tokens, batch):
+    """Steps 1, 2, ... each with the schedule's learning rate in the middle of its tokens; a checkpoint at the end."""
+    with open(path) as f:
+        lines = [json.loads(line) for line in f]
+    steps = [line for line in lines if line["event"] == "step"]
+    count = -(-max_tokens // batch)
+    assert [line["step"] for line in steps] == list(range(1, count + 1)), [line["step"] for line in steps]
+    for line in steps:
+        before = (line["step"] - 1) * batch
+        assert line["tokens"] == before + batch
+        x = before + min(batch, max_tokens - before) / 2
+        want = lr * x / warmup if x < warmup else lr * (1 + math.cos(math.pi * (x - warmup) / (max_tokens - warmup))) / 2
+        assert math.isclose(line["lr"], want, rel_tol=1e-12), f"step {line['step']}: lr {line['lr']}, expected {want}"
+        assert 0 < line["loss"] < 10 and line["grad_norm"] > 0 and line["tokens_per_s"] > 0
+    events = {line["event"] for line in lines}
+    assert events >= {"step", "validation", "sample", "checkpoint"}, events
+    assert [line["step"] for line in lines if line["event"] == "checkpoint"] == [*range(3, count, 3), count]
+    validation = [line for line in lines if line["event"] == "validation"]
+    assert [line["step"] for line in validation] == [8, 16, 20], validation
+    for line in validation:
+        assert line["val_tokens"] == 32 == sum(b["tokens"] for b in line["by_position"])
+        mean = sum(b["tokens"] * b["loss"] for b in line["by_position"]) / 32
+        assert math.isclose(line["val_loss"], mean, rel_tol=1e-9)
+        assert math.isclose(line["bits_per_byte"], mean / math.log(2), rel_tol=1e-9)
+
+
+def check_same_steps(path_a, path_b):
+    losses = []
+    for path in (path_a, path_b):
+        with open(path) as f:
+            lines = [json.loads(line) for line in f]
+        losses.append({line["step"]: line["loss"] for line in lines if line["event"] == "step"})
+    assert losses[0] == losses[1], [k for k in losses[0] if losses[0][k] != losses[1].get(k)]
+
+
+# ----------------------------------------------------------------------------
+# signals
+
+
+def strike(name, step, spin, command):
+    """A small pipe holds the program back: it cannot be done before the signal comes."""
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
+    fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ, which Python names from 3.10 on
+    for line in program.stdout:
+        words = line.split()
+        if words[0] == b"step" and int(words[1].split(b"/")[0]) >= step:
+            break
+    for _ in range(spin):
+        pass
+    program.send_signal(getattr(signal, "SIG" + name))
+    rest = program.stdout.read()
+    print(program.wait())
+    assert b"nan" not in rest
+
+
+if __name__ == "__main__":
+    command, *args = sys.argv[1:]
+    if command == "make":
+        make_shards(args[0] + "/shards")
+        make_configs(args[0] + "/config")
+        make_weights(args[0] + "/weights")
+    elif command == "nan":
+        put_nan(*args)
+    elif command == "names":
+        check_names(*args)
+    elif command == "dump":
+        check_dump(*args[:2], *map(int, args[2:5]), *args[5:])
+    elif command == "log":
+        check_log(args[0], float(args[1]), *map(int, args[2:]))
+    elif command == "same_steps":
+        check_same_steps(*args)
+    elif command == "strike":
+        strike(args[0], int(args[1]), int(args[2]), args[3:])
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,703 @@
+/*
+llmc/attention.cuh and llmc/forget_gate.cuh against the formulas in double.
+
+The oracle is naive and in double, on the GPU. It also plays the plain bf16 implementation: probabilities and score
+gradients rounded to bf16, o and the results too, all else exact. A kernel passes when its root mean square error is at
+most twice that one's, in every tensor and every head. Inputs are new in every run; a seed given as the second argument
+repeats one.
+
+    test_attention            everything: some 30 seconds and 36 GB on an H100
+    test_attention quick      small shapes, for compute-sanitizer
+*/
+#include <algorithm>
+#include <math.h>
+#include <vector>
+#include "../../../llmc/attention.cuh"
+#include "../../../llmc/forget_gate.cuh"
+#include "../check.h"
+
+// ----------------------------------------------------------------------------
+// inputs and buffers
+
+static uint64_t seed;
+
+__host__ __device__ static inline uint64_t hash64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+__host__ __device__ static inline double normal(uint64_t key, uint64_t i) {
+    uint64_t a = hash64(key ^ (i * 2 + 1) * 0x9e3779b97f4a7c15u), b = hash64(a + 0x9e3779b97f4a7c15u);
+    double u = ((double)(a >> 11) + 1) / 9007199254740993.0, v = (double)(b >> 11) / 9007199254740992.0;
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+__global__ static void fill_normal_kernel(bf16* x, int64_t n, uint64_t key) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x)
+        x[i] = (bf16)(float)normal(key, (uint64_t)i);
+}
+
+// Device memory that frees itself. Poisoned: every bit set is a NaN in all our types.
+template <class T> struct Buffer {
+    T* at;
+    int64_t n;
+    explicit Buffer(int64_t n) : at(NULL), n(n) {
+        CUDA_CHECK(cudaMalloc(&at, (size_t)(n ? n : 1) * sizeof(T)));
+        poison();
+    }
+    Buffer(const Buffer&) = delete;
+    ~Buffer() { CUDA_CHECK(cudaFree(at)); }
+    void poison() { CUDA_CHECK(cudaMemset(at, 0xff, (size_t)n * sizeof(T))); }
+    void upload(const std::vector<T>& x) {
+        CUDA_CHECK(cudaMemcpy(at, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    std::vector<T> read() const {
+        std::vector<T> x((size_t)n);
+        CUDA_CHECK(cudaMemcpy(x.data(), at, (size_t)n * sizeof(T), cudaMemcpyDeviceToHost));
+        return x;
+    }
+    void fill_normal() {
+        static uint64_t calls;
+        fill_normal_kernel<<<1024, 256>>>((bf16*)at, n, hash64(seed + ++calls));
+        CUDA_CHECK_LAUNCH();
+    }
+};
+
+template <class T> static bool same_bits(const Buffer<T>& a, const Buffer<T>& b) {
+    std::vector<T> x = a.read(), y = b.read();
+    return memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
+}
+template <class T> static bool all_zero(const std::vector<T>& x, size_t from, size_t to) {
+    for (size_t i = from; i < to; i++)
+        if ((double)x[i] != 0) return false;
+    return true;
+}
+
+// ----------------------------------------------------------------------------
+// the oracle. A thread block has OWN rows; its threads take the rows they meet, one each.
+
+#define OWN     8
+#define THREADS 128
+
+struct Shape {
+    int64_t B, T, NH, dh;
+    __host__ __device__ int64_t heads() const { return B * NH; }
+    __host__ __device__ int64_t tokens() const { return heads() * T; }
+    int64_t size() const { return tokens() * dh; }
+    __device__ int64_t at(int64_t head, int64_t t) const {
+        return ((head / NH * T + t) * NH + head % NH) * dh;
+    }
+};
+
+__device__ static double round_bf16(double x, bool round) {
+    return round ? (double)(float)(bf16)(float)x : x;
+}
+
+// own [dh][OWN] in shared memory from rows first.. of x; zero past T
+__device__ static void load_own(double* own, const bf16* x, const Shape& s, int64_t head, int64_t first) {
+    for (int i = (int)threadIdx.x; i < s.dh * OWN; i += THREADS)
+        own[i] = first + i % OWN < s.T ? (double)(float)x[s.at(head, first + i % OWN) + i / OWN] : 0;
+}
+__device__ static void dots(double (&sum)[OWN], const double* own, const bf16* row, int dh) {
+    for (int r = 0; r < OWN; r++) sum[r] = 0;
+    for (int x = 0; x < dh; x += 8) {
+        Pack8 y = load16(row + x);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+#pragma unroll
+            for (int r = 0; r < OWN; r++) sum[r] += own[(x + e) * OWN + r] * (double)(float)y[e];
+    }
+}
+// sum [OWN * dh / THREADS] of this thread += w [OWN][THREADS] times `count` rows of x
+__device__ static void add_rows(double* sum, const double* w, const bf16* x, int64_t step, int count,
+                                int dh) {
+    int channel = (int)threadIdx.x % dh, group = (int)threadIdx.x / dh, groups = THREADS / dh;
+    for (int j = 0; j < count; j++) {
+        double y = (double)(float)x[j * step + channel];
+#pragma unroll
+        for (int r = 0; r < OWN; r++)
+            if (r % groups == group) sum[r] += w[r * THREADS + j] * y;
+    }
+}
+__device__ static void store_own(double* to, const double* sum, double factor, bool round, const Shape& s,
+                                 int64_t head, int64_t first) {
+    int channel = (int)threadIdx.x % (int)s.dh, group = (int)threadIdx.x / (int)s.dh,
+        groups = THREADS / (int)s.dh;
+#pragma unroll
+    for (int r = 0; r < OWN; r++)
+        if (r % groups == group && first + r < s.T)
+            to[s.at(head, first + r) + channel] = round_bf16(sum[r] * factor, round);
+}
+// the block's sum, in every thread
+__device__ static double block_sum(double x) {
+    __shared__ double partial[THREADS];
+    __syncthreads();
+    partial[threadIdx.x] = x;
+    __syncthreads();
+    double sum = 0;
+    for (int i = 0; i < THREADS; i++) sum += partial[i];
+    return sum;
+}
+__device__ static double score_bias(const double* c, int64_t i, int64_t j) { return c ? c[i] - c[j] : 0; }
+
+__global__ static void oracle_forward_kernel(double* o, double* lse, const bf16* q, const bf16* k,
+                                             const bf16* v, const double* c, Shape s, bool round) {
+    __shared__ double own[128 * OWN], p[OWN * THREADS];
+    int64_t head = blockIdx.y, first = (int64_t)blockIdx.x * OWN, end = min(first + OWN, s.T);
+    double scale = 1 / sqrt((double)s.dh), top[OWN], total[OWN], sum[OWN] = {}, x[OWN];
+    if (c) c += head * s.T;
+    load_own(own, q, s, head, first);
+    __syncthreads();
+    for (int r = 0; r < OWN; r++) top[r] = -1e300, total[r] = 0;
+    for (int64_t j = threadIdx.x; j < end; j += THREADS) {
+        dots(x, own, k + s.at(head, j), (int)s.dh);
+        for (int r = 0; r < OWN; r++) {
+            if (j > first + r || first + r >= s.T) continue;
+            double y = x[r] * scale + score_bias(c, first + r, j), higher = fmax(y, top[r]);
+            total[r] = total[r] * exp(top[r] - higher) + exp(y - higher);
+            top[r] = higher;
+        }
+    }
+    for (int r = 0; r < OWN; r++) { // top and total of the row, and from them its lse
+        __syncthreads();
+        p[threadIdx.x] = top[r];
+        __syncthreads();
+        double highest = -1e300;
+        for (int i = 0; i < THREADS; i++) highest = fmax(highest, p[i]);
+        top[r] = highest + log(block_sum(total[r] * exp(top[r] - highest)));
+        if (threadIdx.x == 0 && first + r < s.T) lse[head * s.T + first + r] = top[r];
+    }
+    for (int64_t j0 = 0; j0 < end; j0 += THREADS) {
+        int64_t j = j0 + threadIdx.x;
+        if (j < end) dots(x, own, k + s.at(head, j), (int)s.dh);
+        __syncthreads();
+        for (int r = 0; r < OWN; r++) {
+            bool seen = j <= first + r && first + r < s.T;
+            double y = seen ? exp(x[r] * scale + score_bias(c, first + r, j) - top[r]) : 0;
+            p[r * THREADS + threadIdx.x] = round_bf16(y, round);
+        }
+        __syncthreads();
+        add_rows(sum, p, v + s.at(head, j0), s.NH * s.dh, (int)min((int64_t)THREADS, end - j0), (int)s.dh);
+    }
+    store_own(o, sum, 1, round, s, head, first);
+}
+
+__global__ static void oracle_delta_kernel(double* delta, const bf16* dout, const double* o, Shape s) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= s.tokens()) return;
+    double sum = 0;
+    for (int64_t x = 0, at = s.at(i / s.T, i % s.T); x < s.dh; x++)
+        sum += (double)(float)dout[at + x] * o[at + x];
+    delta[i] = sum;
+}
+
+// own rows are queries: writes dq, and the rows' sums to dc
+__global__ static void oracle_dq_kernel(double* dq, double* dc, const bf16* dout, const bf16* q,
+                                        const bf16* k, const bf16* v, const double* lse, const double* delta,
+                                        const double* c, Shape s, bool round) {
+    __shared__ double own_q[128 * OWN], own_dout[128 * OWN], ds[OWN * THREADS];
+    int64_t head = blockIdx.y, first = (int64_t)blockIdx.x * OWN, end = min(first + OWN, s.T);
+    double scale = 1 / sqrt((double)s.dh), sum[OWN] = {}, row_sum[OWN] = {}, x[OWN], y[OWN];
+    if (c) c += head * s.T;
+    load_own(own_q, q, s, head, first);
+    load_own(own_dout, dout, s, head, first);
+    for (int64_t j0 = 0; j0 < end; j0 += THREADS) {
+        int64_t j = j0 + threadIdx.x;
+        __syncthreads();
+        if (j < end) {
+            dots(x, own_q, k + s.at(head, j), (int)s.dh);
+            dots(y, own_dout, v + s.at(head, j), (int)s.dh);
+        }
+        for (int r = 0; r < OWN; r++) {
+            int64_t i = first + r;
+            double d = 0;
+            if (j <= i && i < s.T)
+                d = exp(x[r] * scale + score_bias(c, i, j) - lse[head * s.T + i]) *
+                    (y[r] - delta[head * s.T + i]);
+            d = round_bf16(d, round);
+            ds[r * THREADS + threadIdx.x] = d;
+            row_sum[r] += d;
+        }
+        __syncthreads();
+        add_rows(sum, ds, k + s.at(head, j0), s.NH * s.dh, (int)min((int64_t)THREADS, end - j0), (int)s.dh);
+    }
+    store_own(dq, sum, scale, round, s, head, first);
+    for (int r = 0; r < OWN; r++) {
+        double all = block_sum(row_sum[r]);
+        if (threadIdx.x == 0 && first + r < s.T) dc[head * s.T + first + r] = all;
+    }
+}
+
+// own rows are keys: writes dk and dv, and subtracts the columns' sums from dc
+__global__ static void oracle_dkv_kernel(double* dk, double* dv, double* dc, const bf16* dout, const bf16* q,
+                                         const bf16* k, const bf16* v, const double* lse, const double* delta,
+                                         const double* c, Shape s, bool round) {
+    __shared__ double own_k[128 * OWN], own_v[128 * OWN], p[OWN * THREADS], ds[OWN * THREADS];
+    int64_t head = blockIdx.y, first = (int64_t)blockIdx.x * OWN;
+    double scale = 1 / sqrt((double)s.dh), sum_k[OWN] = {}, sum_v[OWN] = {}, column_sum[OWN] = {}, x[OWN],
+           y[OWN];
+    if (c) c += head * s.T;
+    load_own(own_k, k, s, head, first);
+    load_own(own_v, v, s, head, first);
+    for (int64_t i0 = first; i0 < s.T; i0 += THREADS) {
+        int64_t i = i0 + threadIdx.x;
+        __syncthreads();
+        if (i < s.T) {
+            dots(x, own_k, q + s.at(head, i), (int)s.dh);
+            dots(y, own_v, dout + s.at(head, i), (int)s.dh);
+        }
+        for (int r = 0; r < OWN; r++) {
+            int64_t j = first + r;
+            double w = 0, d = 0;
+            if (j <= i && i < s.T) {
+                w = exp(x[r] * scale + score_bias(c, i, j) - lse[head * s.T + i]);
+                d = w * (y[r] - delta[head * s.T + i]);
+            }
+            p[r * THREADS + threadIdx.x] = round_bf16(w, round);
+            ds[r * THREADS + threadIdx.x] = d = round_bf16(d, round);
+            column_sum[r] += d;
+        }
+        __syncthreads();
+        int count = (int)min((int64_t)THREADS, s.T - i0);
+        add_rows(sum_k, ds, q + s.at(head, i0), s.NH * s.dh, count, (int)s.dh);
+        add_rows(sum_v, p, dout + s.at(head, i0), s.NH * s.dh, count, (int)s.dh);
+    }
+    store_own(dk, sum_k, scale, round, s, head, first);
+    store_own(dv, sum_v, 1, round, s, head, first);
+    for (int r = 0; r < OWN; r++) {
+        double all = block_sum(column_sum[r]);
+        if (threadIdx.x == 0 && first + r < s.T) dc[head * s.T + first + r] -= all;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// a case: inputs, the kernels' results, the oracle's
+
+struct Inputs {
+    Shape s;
+    Buffer<bf16> q, k, v, dout;
+    Buffer<double> c;
+    bool gate;
+    explicit Inputs(Shape s, bool gate)
+        : s(s), q(s.size()), k(s.size()), v(s.size()), dout(s.size()), c(gate ? s.tokens() : 0), gate(gate) {
+        q.fill_normal(), k.fill_normal(), v.fill_normal(), dout.fill_normal();
+    }
+    const double* gates() const { return gate ? c.at : NULL; }
+};
+
+struct Results {
+    Buffer<bf16> o, dq, dk, dv;
+    Buffer<float> lse, dc, scratch;
+    explicit Results(Shape s)
+        : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse(s.tokens()), dc(s.tokens()),
+          scratch((int64_t)(attention_backward_scratch(s.B, s.T, s.NH) / sizeof(float))) {}
+    void compute(const Inputs& in, const int* first_key_block, const int* last_query_block) {
+        const Shape& s = in.s;
+        attention_forward(o.at, lse.at, in.q.at, in.k.at, in.v.at, in.gates(), first_key_block, s.B, s.T,
+                          s.NH, s.dh, 0);
+        attention_backward(dq.at, dk.at, dv.at, in.gate ? dc.at : NULL, scratch.at, in.dout.at, in.q.at,
+                           in.k.at, in.v.at, o.at, lse.at, in.gates(), first_key_block, last_query_block, s.B,
+                           s.T, s.NH, s.dh, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+};
+static bool same_results(const Results& a, const Results& b) {
+    return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) &&
+           same_bits(a.dv, b.dv) && same_bits(a.dc, b.dc);
+}
+
+struct Oracle {
+    Buffer<double> o, lse, delta, dq, dk, dv, dc;
+    explicit Oracle(Shape s)
+        : o(s.size()), lse(s.tokens()), delta(s.tokens()), dq(s.size()), dk(s.size()), dv(s.size()),
+          dc(s.tokens()) {}
+    void forward(const Shape& s, const bf16* q, const bf16* k, const bf16* v, const double* c, bool round) {
+        dim3 grid((unsigned)ceil_div<int64_t>(s.T, OWN), (unsigned)s.heads());
+        oracle_forward_kernel<<<grid, THREADS>>>(o.at, lse.at, q, k, v, c, s, round);
+        CUDA_CHECK_LAUNCH();
+    }
+    void compute(const Shape& s, const bf16* dout, const bf16* q, const bf16* k, const bf16* v,
+                 const double* c, bool round) {
+        dim3 grid((unsigned)ceil_div<int64_t>(s.T, OWN), (unsigned)s.heads());
+        forward(s, q, k, v, c, round);
+        oracle_delta_kernel<<<(unsigned)ceil_div<int64_t>(s.tokens(), THREADS), THREADS>>>(delta.at, dout,
+                                                                                           o.at, s);
+        oracle_dq_kernel<<<grid, THREADS>>>(dq.at, dc.at, dout, q, k, v, lse.at, delta.at, c, s, round);
+        oracle_dkv_kernel<<<grid, THREADS>>>(dk.at, dv.at, dc.at, dout, q, k, v, lse.at, delta.at, c, s,
+                                             round);
+        CUDA_CHECK_LAUNCH();
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+};
+
+// dlogf_t = dc_t + ... + dc_{T-1}
+template <class T>
+static std::vector<double> suffix_sums(const std::vector<T>& dc, int64_t heads, int64_t length) {
+    std::vector<double> sums(dc.size());
+    for (int64_t h = 0; h < heads; h++) {
+        double sum = 0;
+        for (int64_t t = length - 1; t >= 0; t--)
+            sums[h * length + t] = sum += (double)(float)dc[h * length + t];
+    }
+    return sums;
+}
+
+struct TensorError {
+    double relative,
+        times_plain; // the worst head's root mean square error over the tensor's, and over plain bf16's
+};
+
+// Element i belongs to head (i / inner) % heads of row i / (inner heads), or simply to i / inner.
+template <class T>
+static TensorError check_tensor(const char* name, const char* what, const std::vector<T>& x,
+                                const std::vector<double>& exact, const std::vector<double>& plain,
+                                const Shape& s, bool by_head, double limit) {
+    TensorError worst = {0, 0};
+    double error = 0, plain_error = 0, size = 0;
+    int64_t n = 0;
+    // A few tokens make too few numbers for a ratio of errors to mean something: short heads are taken together.
+    bool together = s.T < 64;
+    for (int64_t head = 0; head < s.heads(); head++) {
+        for (int64_t i = 0; i < (by_head ? s.T : s.T * s.dh); i++, n++) {
+            int64_t at = by_head ? head * s.T + i
+                                 : ((head / s.NH * s.T + i / s.dh) * s.NH + head % s.NH) * s.dh + i % s.dh;
+            double e = (double)(float)x[(size_t)at] - exact[(size_t)at],
+                   p = plain[(size_t)at] - exact[(size_t)at];
+            error += e * e, plain_error += p * p, size += exact[(size_t)at] * exact[(size_t)at];
+        }
+        if (together && head + 1 < s.heads()) continue;
+        error = sqrt(error / (double)n), plain_error = sqrt(plain_error / (double)n),
+        size = sqrt(size / (double)n);
+        // 2e-5 is far below every tensor's size, but where it is zero on paper
+        CHECK(error <= 2 * plain_error + 2e-5, "%s: %s, head %lld: error %.3g, plain bf16 %.3g, size %.3g",
+              name, what, (long long)head, error, plain_error, size);
+        if (size >= 1e-3) {
+            CHECK(error <= limit * size, "%s: %s, head %lld: relative error %.3g > %.3g", name, what,
+                  (long long)head, error / size, limit);
+            worst.relative = fmax(worst.relative, error / size);
+            worst.times_plain = fmax(worst.times_plain, error / (plain_error + 1e-6));
+        }
+        error = plain_error = size = 0, n = 0;
+    }
+    return worst;
+}
+
+static void check_results(const char* name, const Shape& s, const bf16* dout, const bf16* q, const bf16* k,
+                          const bf16* v, const double* c, const std::vector<bf16>& o,
+                          const std::vector<float>& lse, const std::vector<bf16>& dq,
+                          const std::vector<bf16>& dk, const std::vector<bf16>& dv,
+                          const std::vector<float>& dc) {
+    Oracle exact(s), plain(s);
+    exact.compute(s, dout, q, k, v, c, false);
+    plain.compute(s, dout, q, k, v, c, true);
+    TensorError e[5] = {};
+    e[0] = check_tensor(name, "o", o, exact.o.read(), plain.o.read(), s, false, 6e-3);
+    e[1] = check_tensor(name, "dq", dq, exact.dq.read(), plain.dq.read(), s, false, 1e-2);
+    e[2] = check_tensor(name, "dk", dk, exact.dk.read(), plain.dk.read(), s, false, 1e-2);
+    e[3] = check_tensor(name, "dv", dv, exact.dv.read(), plain.dv.read(), s, false, 6e-3);
+    std::vector<double> exact_lse = exact.lse.read();
+    double lse_error = 0;
+    for (size_t i = 0; i < lse.size(); i++) lse_error = fmax(lse_error, fabs(lse[i] - exact_lse[i]));
+    CHECK(lse_error <= 3e-5, "%s: lse is off by %.3g", name, lse_error);
+    if (c)
+        e[4] = check_tensor(name, "dlogf", suffix_sums(dc, s.heads(), s.T),
+                            suffix_sums(exact.dc.read(), s.heads(), s.T),
+                            suffix_sums(plain.dc.read(), s.heads(), s.T), s, true, 1e-2);
+    printf("%-34s", name);
+    for (int i = 0; i < 5; i++) printf("  %7.1e x%4.2f", e[i].relative, e[i].times_plain);
+    printf("  %7.1e\n", lse_error);
+}
+
+typedef enum { NO_GATE, OPEN, RANDOM, ONE_CUT, ALL_CUT, ALTERNATING, DEAD_HEAD } GateKind;
+
+// c of log gates whose logits have the given mean. Log gates are multiples of 2^-20, so that every sum is exact.
+static std::vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
+    std::vector<double> c((size_t)s.tokens());
+    uint64_t key = hash64(seed ^ (uint64_t)(s.T * 31 + kind));
+    for (int64_t head = 0; head < s.heads(); head++) {
+        double sum = 0;
+        for (int64_t t = 0; t < s.T; t++) {
+            double logf = -log1p(exp(-(mean + normal(key, (uint64_t)(head * s.T + t)))));
+            if (kind == OPEN) logf = 0;
+            if (kind == ONE_CUT && t == s.T / 3) logf = -1000;
+            if (kind == ALL_CUT || (kind == DEAD_HEAD && head == 0)) logf = -1000;
+            if (kind == ALTERNATING) logf = t % 2 ? -5 : 0;
+            sum += round(logf * 1048576) / 1048576;
+            c[(size_t)(head * s.T + t)] = sum;
+        }
+    }
+    return c;
+}
+
+static void test_case(const char* what, GateKind kind, double mean, int64_t B, int64_t T, int64_t NH,
+                      int64_t dh) {
+    char name[128];
+    Shape s = {B, T, NH, dh};
+    snprintf(name, sizeof name, "%lldx%lld dh %lld T %lld %s", (long long)B, (long long)NH, (long long)dh,
+             (long long)T, what);
+    Inputs in(s, kind != NO_GATE);
+    if (in.gate) in.c.upload(make_gates(kind, mean, s));
+    Results a(s), b(s);
+    a.compute(in, NULL, NULL);
+    b.compute(in, NULL, NULL);
+    CHECK(same_results(a, b), "%s: two runs differ", name);
+    std::vector<bf16> o = a.o.read(), dq = a.dq.read(), dk = a.dk.read(), dv = a.dv.read();
+    std::vector<float> lse = a.lse.read(), dc = a.dc.read();
+    check_results(name, s, in.dout.at, in.q.at, in.k.at, in.v.at, in.gates(), o, lse, dq, dk, dv, dc);
+
+    if (kind == ALL_CUT) { // every token sees itself alone
+        CHECK(same_bits(a.o, in.v), "%s: o is not v", name);
+        CHECK(same_bits(a.dv, in.dout), "%s: dv is not dout", name);
+    }
+    if (in.gate) { // the first gate takes no part: all rows and columns lie behind it
+        std::vector<double> dlogf = suffix_sums(dc, s.heads(), T);
+        for (int64_t h = 0; h < s.heads(); h++) {
+            double size = 0;
+            for (int64_t t = 0; t < T; t++) size += dlogf[h * T + t] * dlogf[h * T + t];
+            size = sqrt(size / T);
+            CHECK(fabs(dlogf[h * T]) <= 1e-3 * size + 1e-4, "%s: dlogf[0] is %.3g beside %.3g", name,
+                  dlogf[h * T], size);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// what must hold whatever the numbers
+
+// The oracle's gate gradient against central differences of the loss sum(o dout).
+static void test_oracle(int64_t dh) {
+    Shape s = {1, 37, 2, dh};
+    Inputs in(s, true);
+    std::vector<double> c = make_gates(RANDOM, 0.3, s);
+    in.c.upload(c);
+    Oracle oracle(s);
+    oracle.compute(s, in.dout.at, in.q.at, in.k.at, in.v.at, in.c.at, false);
+    std::vector<double> dlogf = oracle.dc.read();
+    for (int64_t h = 0; h < s.NH; h++)
+        for (int64_t t = s.T - 2; t >= 0; t--) dlogf[h * s.T + t] += dlogf[h * s.T + t + 1];
+    std::vector<bf16> dout = in.dout.read();
+    const double step = 1e-4;
+    for (int64_t h = 0; h < s.NH; h++)
+        for (int64_t t = 0; t < s.T; t++) {
+            double loss[2] = {0, 0};
+            for (int side = 0; side < 2; side++) {
+                std::vector<double> moved = c;
+                for (int64_t i = t; i < s.T; i++) moved[h * s.T + i] += side ? step : -step;
+                in.c.upload(moved);
+                oracle.forward(s, in.q.at, in.k.at, in.v.at, in.c.at, false);
+                std::vector<double> o = oracle.o.read();
+                for (size_t i = 0; i < o.size(); i++) loss[side] += o[i] * (double)(float)dout[i];
+            }
+            double expected = (loss[1] - loss[0]) / (2 * step), got = dlogf[h * s.T + t];
+            CHECK(fabs(got - expected) <= 1e-6 * (1 + fabs(expected)),
+                  "oracle: dlogf[%lld][%lld] is %.9g, by differences %.9g", (long long)h, (long long)t, got,
+                  expected);
+        }
+}
+
+static void test_constant_added(int64_t T, int64_t dh) {
+    Shape s = {2, T, 2, dh};
+    Inputs in(s, true);
+    std::vector<double> c = make_gates(RANDOM, 0.3, s);
+    Results a(s), b(s);
+    in.c.upload(c);
+    a.compute(in, NULL, NULL);
+    for (double& x : c) x -= 123456.75;
+    in.c.upload(c);
+    b.compute(in, NULL, NULL);
+    CHECK(same_results(a, b), "T %lld, dh %lld: a constant added to c changes the results", (long long)T,
+          (long long)dh);
+}
+
+// A reset at token t: nothing flows across it.
+static void test_document_reset(int64_t T, int64_t t, int64_t dh) {
+    Shape s = {1, T, 2, dh};
+    Inputs in(s, true);
+    std::vector<double> c((size_t)s.tokens());
+    for (int64_t i = 0; i < s.tokens(); i++) c[(size_t)i] = -0.25 * (double)(i % T) - (i % T >= t ? 1000 : 0);
+    in.c.upload(c);
+    std::vector<bf16> dout = in.dout.read();
+    for (int before = 0; before < 2; before++) { // the loss looks at one side
+        std::vector<bf16> masked = dout;
+        size_t cut = (size_t)(t * s.NH * dh), all = (size_t)s.size();
+        for (size_t i = before ? cut : 0; i < (before ? all : cut); i++) masked[i] = (bf16)0.0f;
+        in.dout.upload(masked);
+        Results a(s);
+        a.compute(in, NULL, NULL);
+        size_t from = before ? cut : 0, to = before ? all : cut;
+        CHECK(all_zero(a.dq.read(), from, to) && all_zero(a.dk.read(), from, to) &&
+                  all_zero(a.dv.read(), from, to),
+              "T %lld, reset at %lld, dh %lld: gradients cross the reset", (long long)T, (long long)t,
+              (long long)dh);
+        std::vector<float> dc = a.dc.read();
+        for (int64_t h = 0; h < s.NH; h++)
+            CHECK(all_zero(dc, (size_t)(h * T + (before ? t : 0)), (size_t)(h * T + (before ? T : t))),
+                  "T %lld, reset at %lld, dh %lld: dc crosses the reset", (long long)T, (long long)t,
+                  (long long)dh);
+    }
+}
+
+// Blocks whose keys are all 200 or more behind weigh nothing: pruned or not, the same bits.
+static void test_pruning(int64_t T, int64_t dh) {
+    Shape s = {1, T, 2, dh};
+    Inputs in(s, true);
+    std::vector<double> c = make_gates(RANDOM, 0.3, s);
+    in.c.upload(c);
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK), skipped = 0;
+    std::vector<int> first((size_t)(s.heads() * blocks)), last((size_t)(s.heads() * blocks));
+    for (int64_t h = 0; h < s.heads(); h++) {
+        const double* hc = c.data() + h * T;
+        for (int64_t m = 0; m < blocks; m++)
+            for (int64_t n = 0; n <= m; n++) {
+                bool kept = hc[m * ATTENTION_BLOCK] - hc[std::min(T, (n + 1) * ATTENTION_BLOCK) - 1] > -200;
+                if (n == 0) first[h * blocks + m] = -1;
+                if (kept && first[h * blocks + m] < 0) first[h * blocks + m] = (int)n;
+                if (kept) last[h * blocks + n] = (int)m;
+                skipped += !kept;
+            }
+    }
+    CHECK(skipped > 0, "T %lld: nothing to prune", (long long)T);
+    Buffer<int> first_key_block((int64_t)first.size()), last_query_block((int64_t)last.size());
+    first_key_block.upload(first), last_query_block.upload(last);
+    Results a(s), b(s);
+    a.compute(in, NULL, NULL);
+    b.compute(in, first_key_block.at, last_query_block.at);
+    CHECK(same_results(a, b), "T %lld, dh %lld: pruning weightless blocks changes the results", (long long)T,
+          (long long)dh);
+}
+
+// More than 2^31 elements a tensor: the last sequence is right, and nothing is left unwritten.
+static void test_large(int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    Shape s = {B, T, NH, dh}, one = {1, T, NH, dh};
+    Inputs in(s, true);
+    std::vector<double> c1 = make_gates(RANDOM, 0.3, one);
+    for (int64_t b = 0; b < B; b++)
+        CUDA_CHECK(
+            cudaMemcpy(in.c.at + b * NH * T, c1.data(), c1.size() * sizeof(double), cudaMemcpyHostToDevice));
+    Results a(s);
+    a.compute(in, NULL, NULL);
+    int64_t at = s.size() - one.size(), at_token = s.tokens() - one.tokens();
+    auto tail = [&](const auto& x, int64_t from) {
+        auto y = std::vector<std::decay_t<decltype(*x.at)>>((size_t)(x.n - from));
+        CUDA_CHECK(cudaMemcpy(y.data(), x.at + from, y.size() * sizeof y[0], cudaMemcpyDeviceToHost));
+        return y;
+    };
+    check_results("more than 2^31 elements", one, in.dout.at + at, in.q.at + at, in.k.at + at, in.v.at + at,
+                  in.c.at + at_token, tail(a.o, at), tail(a.lse, at_token), tail(a.dq, at), tail(a.dk, at),
+                  tail(a.dv, at), tail(a.dc, at_token));
+}
+
+// ----------------------------------------------------------------------------
+// the forget gate
+
+static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool with_z) {
+    int64_t stride = NH + 5;
+    std::vector<bf16> z((size_t)(B * T * stride));
+    std::vector<float> bias((size_t)NH), dc((size_t)(B * NH * T)), dbias_before((size_t)NH);
+    uint64_t key = hash64(seed ^ (uint64_t)(T * 7 + NH));
+    for (size_t i = 0; i < z.size(); i++) z[i] = (bf16)(float)(mean + 2 * normal(key, i));
+    if (T > 10) z[3 * (size_t)stride] = (bf16)-3e4f, z[7 * (size_t)stride] = (bf16)3e4f;
+    for (size_t i = 0; i < bias.size(); i++) bias[i] = (float)normal(key + 1, i), dbias_before[i] = (float)i;
+    for (size_t i = 0; i < dc.size(); i++) dc[i] = (float)normal(key + 2, i);
+    Buffer<bf16> device_z((int64_t)z.size()), dz((int64_t)z.size()), dz_again((int64_t)z.size());
+    Buffer<float> device_bias(NH), device_dc((int64_t)dc.size()), dbias(NH), dbias_again(NH);
+    Buffer<double> c(B * NH * T);
+    device_z.upload(z), device_bias.upload(bias), device_dc.upload(dc);
+    dbias.upload(dbias_before), dbias_again.upload(dbias_before);
+    const bf16* zp = with_z ? device_z.at : NULL;
+    forget_gate_forward(c.at, zp, device_bias.at, B, T, NH, stride, 0);
+    forget_gate_backward(with_z ? dz.at : NULL, dbias.at, device_dc.at, zp, device_bias.at, B, T, NH, stride,
+                         0);
+    forget_gate_backward(with_z ? dz_again.at : NULL, dbias_again.at, device_dc.at, zp, device_bias.at, B, T,
+                         NH, stride, 0);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CHECK(same_bits(dz, dz_again) && same_bits(dbias, dbias_again), "forget gate: two runs differ");
+
+    std::vector<double> got_c = c.read(), dbias_sum((size_t)NH);
+    std::vector<bf16> got_dz = dz.read();
+    std::vector<float> got_dbias = dbias.read();
+    double c_error = 0, dz_error = 0, dz_size = 0, dbias_size = 0;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t h = 0; h < NH; h++) {
+            double sum = 0, dlogf = 0;
+            auto logit = [&](int64_t t) {
+                return (double)((with_z ? (float)z[(size_t)((b * T + t) * stride + h)] : 0.0f) +
+                                bias[(size_t)h]);
+            };
+            for (int64_t t = 0; t < T; t++) {
+                sum += fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
+                c_error =
+                    fmax(c_error, fabs(got_c[(size_t)((b * NH + h) * T + t)] - sum) / (fabs(sum) + 1e-6));
+            }
+            for (int64_t t = T - 1; t >= 0; t--) {
+                dlogf += dc[(size_t)((b * NH + h) * T + t)];
+                double d = dlogf / (1 + exp(logit(t)));
+                dbias_sum[(size_t)h] += d, dbias_size += d * d;
+                double e = (double)(float)got_dz[(size_t)((b * T + t) * stride + h)] - d;
+                dz_error += e * e, dz_size += d * d;
+            }
+        }
+    CHECK(c_error <= 1e-6, "forget gate, T %lld: c is off by %.3g", (long long)T, c_error);
+    if (with_z)
+        CHECK(sqrt(dz_error / dz_size) <= 3e-3, "forget gate, T %lld: dz is off by %.3g", (long long)T,
+              sqrt(dz_error / dz_size));
+    for (int64_t h = 0; h < NH; h++)
+        CHECK(fabs(got_dbias[(size_t)h] - dbias_before[(size_t)h] - dbias_sum[(size_t)h]) <=
+                  1e-5 * (fabs(dbias_sum[(size_t)h]) + sqrt(dbias_size)),
+              "forget gate, T %lld: dbias is %.9g, not %.9g", (long long)T, got_dbias[(size_t)h],
+              dbias_before[(size_t)h] + dbias_sum[(size_t)h]);
+    uint16_t untouched = 0;
+    for (size_t i = 0; i < got_dz.size(); i++) {
+        memcpy(&untouched, &got_dz[i], sizeof untouched);
+        if ((!with_z || (int64_t)i % stride >= NH) && untouched != 0xffff) break;
+    }
+    CHECK(!with_z || NH == stride || untouched == 0xffff, "forget gate: wrote outside its columns");
+}
+
+// ----------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    seed = hash64(argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL));
+    printf("seed %s\n", argc > 2 ? argv[2] : "of the clock");
+
+    for (int64_t T : {1, 2, 31, 4095, 4096, 4097, 65536})
+        if (!quick || T < 65536) {
+            test_forget_gate(2, T, 3, T % 2 ? 0.3 : 4, true);
+            test_forget_gate(2, T, 3, 0, false);
+        }
+
+    printf("relative error of each tensor's worst head, and times that of plain bf16\n");
+    printf("%-34s  o              dq             dk             dv             dlogf          lse\n", "");
+    for (int64_t dh : {64, 128}) {
+        test_oracle(dh);
+        for (int64_t T : {1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000, 4097})
+            if (!quick || T < 400) {
+                int64_t B = T < 64 ? 32 : 2;
+                test_case("gates 0.3", RANDOM, 0.3, B, T, 3, dh);
+                test_case("no gate", NO_GATE, 0, B, T, 3, dh);
+            }
+        int64_t T = quick ? 300 : 1500;
+        test_case("open gates", OPEN, 0, 1, T, 2, dh);
+        test_case("one cut", ONE_CUT, 4, 1, T, 2, dh);
+        test_case("all cut", ALL_CUT, 0, 1, T, 2, dh);
+        test_case("alternating", ALTERNATING, 0, 1, T, 2, dh);
+        test_case("dead head", DEAD_HEAD, 2, 1, T, 2, dh);
+        test_constant_added(T, dh);
+        for (int64_t t : {1, 63, 64, 128, 200}) test_document_reset(T, t, dh);
+        test_pruning(quick ? 700 : 3000, dh);
+    }
+    if (!quick) {
+        for (double mean : {4.0, 0.3, -1.0}) {
+            char what[32];
+            snprintf(what, sizeof what, "gates %g", mean);
+            for (int64_t T : {8192, 32768}) test_case(what, RANDOM, mean, 1, T, 2, 64);
+            test_case(what, RANDOM, mean, 1, 8192, 1, 128);
+        }
+        test_case("gates 8", RANDOM, 8, 1, 65536, 1, 64);
+        test_case("gates 0.3", RANDOM, 0.3, 1, 65536, 1, 128);
+        test_case("no gate", NO_GATE, 0, 1, 65536, 1, 64);
+        test_large(8200, 257, 16, 64);
+    }
+    return test_report();
+}

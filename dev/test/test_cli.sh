@@ -1,0 +1,417 @@
+#!/usr/bin/env bash
+# The trainer's command line as a user meets it: what it refuses, and that a refusal is one line; --dry-run, --dump,
+# --bench, --generate; the shards and model folders it takes, and the names in those it writes.
+#
+# Tests ./train_fox and the program with sanitizers, or the one that TRAIN_FOX names.
+scratch=build/test/cli
+. dev/test/check.sh
+
+files=$scratch/files
+shards=$files/shards
+fixture=dev/test/fixtures/model/fox-pro
+vocab=dev/test/fixtures/gpt2/vocab.bpe
+out=$scratch/out
+export OMP_NUM_THREADS=1
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+files() { "$python" dev/test/cli_files.py "$@"; }
+check "make the files" files make "$files"
+
+# A model that trains 20 steps in no time.
+sizes="--set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32"
+tiny="--model fox-pro-nano $sizes"
+batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128"
+
+run() { "$trainer" "$@"; }
+train() { run $tiny $batches --out "$out" "$@"; }
+train_on() { train --data "$shards/$1.bin" "${@:2}"; }
+no_checkpoint() { equals "" "$(find "$out" -name '*step_*' 2>/dev/null)"; }
+
+# ----------------------------------------------------------------------------
+
+refused_shards() {
+    while read -r name message; do
+        rm -rf "$out"
+        dies "shards/$name.bin$message" train_on "$name"
+        no_checkpoint
+    done <<'END'
+none ': no file matches
+empty : is empty
+stub : has 12 bytes, which is less than the header
+magic : is no data shard: starts with 20240521
+llama3 : is no data shard: starts with 20240801, not 20240520 (it is llm.c's token file for Llama 3
+version : is a data shard of version 3
+truncated : is truncated: its header promises 4000 tokens of 2 bytes, 3993 follow
+longer : is too long
+negative : damaged header: -4000 tokens
+no_tokens : holds no tokens
+short ': no shard has the 17 tokens
+half_document : damaged header: 4000 tokens are no whole number of documents of 48
+vocabulary : its vocabulary of 50257 is larger than the model's 257
+high_id : token 1000 has id 257, outside the vocabulary of 257
+huge_id : token 1000 has id 2147483653, outside the vocabulary of 257
+END
+    dies "is no regular file" train --data "$shards"
+    dies "needs file patterns" train --data ""
+    dies "text.bin twice" train --data "$shards/text.bin,$shards/te*.bin"
+    dies "use one data set" train --data "$shards/text.bin,$shards/documents.bin"
+    dies "use one data set" train --data "$shards/text.bin,$shards/wide.bin"
+    dies "use one data set" train --data "$shards/text.bin,$shards/plain.bin"
+    dies "no shard has the 65 tokens" \
+        run $tiny --seq-len 64 --batch-tokens 64 --data "$shards/text.bin" --val-data "$shards/val.bin"
+    dies "documents of 32 tokens are shorter than a sequence of 64" \
+        run $tiny --seq-len 64 --batch-tokens 64 --data "$shards/documents.bin"
+    no_checkpoint
+}
+
+init() { run --init "$1" $batches --data "$shards/forty.bin" --out "$out" "${@:2}"; }
+
+refused_folders() {
+    while read -r name message; do
+        rm -rf "$out"
+        dies "$message" init "$files/config/$name"
+        no_checkpoint
+    done <<'END'
+width_0 config.json: hidden_size=0 is not a whole number from 1
+heads_3 config.json: hidden_size 16 is not a multiple of num_heads 3
+heads_0 config.json: num_heads=0 is not a whole number from 1
+layers_negative config.json: num_hidden_layers=-2 is not a whole number from 1
+layers_huge config.json: num_hidden_layers=1000000000 is not a whole number from 1
+width_fraction config.json: hidden_size=16.5 is not a whole number
+width_text config.json: hidden_size
+width_word config.json: hidden_size
+width_list config.json: hidden_size is an array or an object
+width_null config.json: hidden_size=null is not a whole number
+width_nan config.json: bad JSON
+width_1e400 config.json: bad JSON
+flag_text config.json: use_k_shift
+vocab_huge config.json: vocab_size=1e+18 is not a whole number
+eos_outside config.json: bos_token_id or eos_token_id is not below vocab_size 40
+gate_unknown config.json: fgate_type=half is none of full, bias_only, fixed, none
+tied config.json: tie_word_embeddings=true is not supported
+windowed config.json: window_size=128 is not supported
+grouped config.json: num_kv_heads=1 is not supported
+other_model config.json: model_type 'llama'
+other_width model.safetensors: tensor 'model.embeddings.weight' has shape [40, 16], but [40, 32] fits the config
+other_mlp tensor 'model.layers.0.mlp.gate_proj.weight' has shape [48, 16], but [64, 16] fits the config
+other_switch tensor 'model.layers.0.attn.k_proj.weight' is missing
+more_layers tensor 'model.layers.2.attn_norm.weight' is missing
+fewer_layers is not part of the model that the config describes
+no_vocab_size config.json: vocab_size is missing
+no_hidden_size config.json: hidden_size is missing
+no_num_hidden_layers config.json: num_hidden_layers is missing
+no_num_heads config.json: num_heads is missing
+not_json config.json: bad JSON at byte 0
+cut config.json: bad JSON at byte
+list config.json: vocab_size is missing
+nothing config.json: bad JSON at byte 0
+deep config.json: bad JSON at byte 64: nested too deeply
+END
+    while read -r name message; do
+        rm -rf "$out"
+        dies "$message" init "$files/weights/$name"
+        no_checkpoint
+    done <<'END'
+header_huge model.safetensors: its header claims 4611686018427387904 bytes
+header_past_end model.safetensors: its header claims
+header_longer model.safetensors, header: bad JSON
+header_shorter model.safetensors, header: bad JSON
+header_0 model.safetensors, header: bad JSON
+header_not_json model.safetensors, header: bad JSON
+header_list model.safetensors, header: does not begin with '{'
+header_deep model.safetensors, header: bad JSON at byte 64: nested too deeply
+overlap tensor 'model.layers.1.attn.q_proj.weight': begins at byte 19084 of the data: overlaps the tensor before
+offsets_swapped tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
+offsets_negative tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
+offsets_three tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
+offsets_huge tensor 'model.layers.1.attn.q_proj.weight': its type and shape need 1024 bytes
+shape_other tensor 'model.layers.1.attn.q_proj.weight' has shape [8, 32], but [16, 16] fits the config
+shape_flat tensor 'model.layers.1.attn.q_proj.weight' has shape [256], but [16, 16] fits the config
+shape_negative tensor 'model.layers.1.attn.q_proj.weight': its shape has a negative size
+shape_huge tensor 'model.layers.1.attn.q_proj.weight': its shape is too large
+type_int tensor 'model.layers.1.attn.q_proj.weight' has type I32
+type_unknown tensor 'model.layers.1.attn.q_proj.weight': type 'F4' is not supported
+data_cut it was cut short
+data_longer 1 bytes at the end of the file belong to no tensor
+data_none it was cut short
+tensor_missing tensor 'model.norm.weight' is missing
+tensor_extra tensor 'model.extra' is not part of the model
+tensor_renamed tensor 'model.layers.0.attn.q_proj.weight' is missing
+file_empty model.safetensors: 0 bytes are too few
+file_7 model.safetensors: 7 bytes are too few
+file_8 model.safetensors: its header claims 18446744073709551615 bytes
+file_missing holds neither model.safetensors nor model.safetensors.index.json
+config_missing config.json: cannot open
+nan step 1: the loss is nan and the gradient norm nan (first in the weights of model.layers.1.attn.q_proj.weight)
+inf (first in the weights of model.layers.1.attn.q_proj.weight)
+END
+    dies "none/config.json: cannot open" init none
+}
+
+# OPTIONS|MESSAGE, one a line; @ stands for the folder of shards
+refused_options() {
+    rm -rf "$out"
+    while IFS='|' read -r options message; do
+        set -f
+        dies "$message" run ${options//@/$shards}
+        set +f
+    done <<END
+|which model? give --model NAME or --init DIR
+--nonsense 1|--nonsense: no such option; --help lists them
+--nonsense=1|--nonsense: no such option
+--|--: no such option
+-h|-h: not an option; --help lists them
+train|train: not an option
+--lr 1e|--lr 1e: not a number
+--lr nan|--lr nan: not a number
+--lr 0x10|--lr 0x10: not a number
+--lr 1e999|--lr 1e999: not a number
+--lr -1|--lr -1: not a number
+--lr=|--lr : not a number
+--lr 1Ki|--lr 1Ki: not a number
+--seq-len 1.5|--seq-len 1.5: not a whole number
+--seq-len 0|--seq-len 0: not a whole number
+--batch-tokens 10Q|--batch-tokens 10Q: not a whole number
+--batch-tokens 1e30|--batch-tokens 1e30: not a whole number
+--max-steps -1|--max-steps -1: not a whole number
+--keep -1|--keep -1: not a whole number
+--seed 1e17|--seed 1e17: not a whole number
+--top-p 1.1|--top-p 1.1: not a number from 0 to 1
+--seed 1 --seed 1|--seed: given twice
+--seed|--seed: its N is missing
+--data|--data: its GLOB is missing
+--shuffle=1|--shuffle takes no value
+--model gpt2|--model gpt2: no such preset
+--model fox-pro|--model fox-pro: no such preset
+--model fox-pro-nano --init x|--model and --init both name a model
+$tiny --set hidden_size|--set hidden_size: not of the form KEY=VALUE
+$tiny --set =1|--set =1: not of the form KEY=VALUE
+$tiny --set width=1|--set: no config key is called 'width'
+$tiny --set hidden_size=|--set: hidden_size= is not a whole number
+$tiny --set use_rope=1|--set: use_rope=1 is neither true nor false
+$tiny --set num_heads=5|hidden_size 32 is not a multiple of num_heads 5
+$tiny --set num_heads=32 --set use_rope=true|RoPE rotates pairs of channels, but the head size 1 is odd
+$tiny --set eos_token_id=257|bos_token_id or eos_token_id is not below vocab_size 257
+$tiny --seq-len 16|--data GLOB is missing
+$tiny --seq-len 16 --dump x|--data GLOB is missing
+$tiny --seq-len 24 --batch-tokens 64 --data @/text.bin|--batch-tokens 64: not a multiple of the 24 tokens of a sequence
+$tiny $batches --micro-batch 3 --data @/text.bin|--micro-batch 3: does not divide the 4 sequences of a step
+$tiny $batches --resume --data @/text.bin|--resume: from where? give --out DIR
+$tiny --generate 3|--generate: with which model? give --init DIR
+--generate 3|which model?
+$tiny $batches --data @/text.bin --dump $scratch/none/file|none/file: cannot create: No such file or directory
+$tiny $batches --data @/text.bin --dump $scratch|$scratch: cannot create: Is a directory
+$tiny $batches --data @/text.bin --dump /dev/full|/dev/full: cannot write: No space left on device
+$tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is no folder
+$tiny $batches --data @/text.bin --out @/text.bin/x|cannot make this folder: Not a directory
+$tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot make this folder
+$tiny $batches --data @/text.bin --out=|not a usable folder name
+$tiny --seq-len 16Mi --batch-tokens 1Ti --micro-batch 65536 --set num_hidden_layers=1024 --dry-run|which no machine holds
+END
+    dies "a?b: not of the form KEY=VALUE" run $tiny --set $'a\nb'
+    dies "which model?" env -i "$trainer"
+    no_checkpoint
+}
+
+refused_out() {
+    rm -rf "$out"
+    check "a run" train_on text
+    dies "--out $out: holds checkpoints of a run already; go on with --resume" train_on text
+    dies "$out/.: another process is training here" flock "$out/lock" "$trainer" --out "$out/." --resume
+    dies "--out $out: its checkpoints are of a model with another intermediate_size" \
+        train_on text --resume --set intermediate_size=64
+    dies "--seq-len 32: the run in $out has 16" run --resume --out "$out" --seq-len 32
+    dies "--seed 2: the run in $out has 1" run --resume --out "$out" --seed 2
+    dies "--shuffle: the run in $out" run --resume --out "$out" --shuffle
+    equals "$out/step_00000020" "$(echo "$out"/*step_*)"
+}
+
+# ----------------------------------------------------------------------------
+
+dry_run() {
+    while read -r model non_embedding; do
+        check "--dry-run $model" run --model "$model" --dry-run --data none --out "$out/dry"
+        equals "$non_embedding" "$(awk '$1 == "non-embedding" { print $2 }' "$scratch/stdout")"
+        equals "" "$(cat "$scratch/stderr")"
+    done <<'END'
+fox-pro-125m 123910800
+fox-pro-360m 367339904
+fox-pro-760m 759512640
+transformer-pro-125m 123800064
+transformer-pro-360m 366946304
+transformer-pro-760m 757742592
+fox-llama-125m 123661968
+fox-llama-360m 360188288
+fox-llama-760m 757632576
+transformer-llama-125m 123551232
+transformer-llama-360m 359794688
+transformer-llama-760m 756747264
+END
+    check "nothing is made" test ! -e "$out/dry"
+    check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run
+    said '"bos_token_id": 299'
+    said '"eos_token_id": 256'
+    check "--dry-run" run --model fox-pro-760m --dry-run
+    said "524288 tokens: "
+    said "16106127360 tokens: 30720 steps, peak learning rate 0.001, 268435456 tokens of warm-up"
+    check "--help" run --help
+    said "--warmup-tokens N"
+}
+
+# A second reading of the numbers: of the loss from the logits, in cli_files.py.
+dumps() {
+    check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump" --out "$out/none"
+    said "$scratch/dump: mean loss 5."
+    check "its numbers" files dump "$scratch/dump" "$shards/text.bin" 4 16 257
+    check "nothing else is made" test ! -e "$out/none"
+    check "--dump of a micro-batch" run $tiny $batches --micro-batch 2 --data "$shards/text.bin" --dump "$scratch/dump2"
+    check "its numbers" files dump "$scratch/dump2" "$shards/text.bin" 2 16 257
+    check "--dump of a folder made elsewhere" init $fixture --dump "$scratch/dump"
+    check "its numbers and names" files dump "$scratch/dump" "$shards/forty.bin" 4 16 40 $fixture
+}
+
+good_data() {
+    for data in text plain wide documents 'part_[0-9]' 'part_0.bin,build/test/cli/files/shards/part_[12]'; do
+        rm -rf "$out"
+        check "train on $data" train_on "$data" --keep 1
+        cp "$out/step_00000020/model.safetensors" "$scratch/of_${data%%[.[]*}"
+    done
+    same "$scratch/of_text" "$scratch/of_plain"
+    same "$scratch/of_text" "$scratch/of_wide"
+    differ "$scratch/of_text" "$scratch/of_documents"
+    same "$scratch/of_part_" "$scratch/of_part_0"
+
+    rm -rf "$out"
+    mkdir "$scratch/a text"
+    head -c 3000 dev/test/check.sh >"$scratch/a text/one"
+    cp README.md LICENSE Makefile "$scratch/a text" 2>/dev/null
+    check "shards of text" data/text_to_shards --tokenizer byte --val-fraction 0.3 --out "$scratch/a set/s" "$scratch/a text"
+    check "spaces in paths, and a relative one" sh -c 'cd "$1" && shift && exec "$@"' - "$scratch" "$PWD/$trainer" \
+        $tiny $batches --data 'a set/s_train_*.bin' --val-data "$PWD/$scratch/a set/s_val_000000.bin" --out 'a run/of 1'
+    said "validation loss"
+    check "are taken" test -f "$scratch/a run/of 1/step_00000020/model.safetensors"
+    check "and resumed" sh -c 'cd "$1" && shift && exec "$@"' - "$scratch" "$PWD/$trainer" \
+        --resume --out 'a run/of 1/' --max-tokens 1344
+    check "from there" test -f "$scratch/a run/of 1/step_00000021/model.safetensors"
+
+    rm -rf "$out"
+    check "--init of a folder made elsewhere" init $fixture
+    check "without --out" run $tiny $batches --data "$shards/text.bin"
+    said "without --out DIR nothing of this run is kept" stderr
+}
+
+names() {
+    for family in fox-pro fox-llama transformer-pro transformer-llama; do
+        rm -rf "$out"
+        check "$family" run --model $family-nano $sizes --set num_hidden_layers=2 $batches --max-steps 1 \
+            --data "$shards/text.bin" --out "$out"
+        check "names of $family" files names "$out/step_00000001" $family
+        check "--init of $family" run --init "$out/step_00000001" $batches --dump "$scratch/dump" \
+            --data "$shards/text.bin"
+        check "gradients of $family" files dump "$scratch/dump" "$shards/text.bin" 4 16 257 "$out/step_00000001"
+    done
+}
+
+generate() { run --init "$out/step_00000020" --generate 40 "$@"; }
+
+# text NAME OPTION...: writes what --generate prints to $scratch/NAME
+text() {
+    check "--generate ${*:2}" generate "${@:2}"
+    cp "$scratch/stdout" "$scratch/$1"
+    equals "" "$(cat "$scratch/stderr")"
+}
+
+texts() {
+    rm -rf "$out"
+    train_on text --lr 0.02 >/dev/null
+    text one --seed 3
+    text two --seed 3
+    text three --seed 4
+    same "$scratch/one" "$scratch/two"
+    differ "$scratch/one" "$scratch/three"
+    text cold --temperature 0
+    text cold4 --temperature 0 --seed 4
+    text top1 --top-k 1 --seed 5
+    text top0 --top-p 0 --seed 6
+    for other in cold4 top1 top0; do same "$scratch/cold" "$scratch/$other"; done
+    text empty --temperature 0 --prompt ''
+    same "$scratch/cold" "$scratch/empty"
+    text prompt --prompt $'Größe: \xe2\x82\xac\n'
+    equals "Größe: €" "$(head -n 1 "$scratch/prompt")"
+    text prompt --prompt $'\xff\xfe'
+    equals fffe "$(head -c 2 "$scratch/prompt" | od -An -tx1 | tr -d ' \n')"
+    dies "cannot write the sample" sh -c '"$@" >/dev/full' - "$trainer" --init "$out/step_00000020" --generate 3
+    check "damage it" files nan "$out/step_00000020/model.safetensors" model.layers.0.attn.k_norm.weight
+    dies "its weights are damaged" generate
+
+    rm -rf "$out"
+    check "a model of GPT-2's vocabulary" train_on gpt2 --set vocab_size=50257 --set hidden_size=8 \
+        --sample-every 20
+    said "step 20/20  sample:  "
+    check "ends texts with its last token" grep -q '"eos_token_id": 50256' "$out/step_00000020/config.json"
+    dies "--vocab FILE is missing" generate
+    dies "none: cannot open" generate --vocab none
+    dies "none: cannot open" run $tiny --set vocab_size=50257 --set hidden_size=8 $batches \
+        --data "$shards/gpt2.bin" --out "$scratch/none" --sample-every 1000 --vocab none
+    equals "" "$(find "$scratch/none" -name '*step_*')"
+    text one --vocab $vocab --json-escape --prompt $'A "naïve"\t€\n'
+    equals $'A "naïve"\t€' "$(head -n 1 "$scratch/one")"
+    text two --vocab $vocab --prompt $'A "naïve"\t€\n'
+    equals $'A "naïve"\t€' "$(head -n 1 "$scratch/two")"
+    differ "$scratch/one" "$scratch/two"
+}
+
+odd_options() {
+    check "--bench" run $tiny $batches --bench 1
+    said "tokens/s"
+    said "1 steps of 4 x 16 tokens"
+
+    rm -rf "$out"
+    check "--max-tokens less than a batch" run $tiny --out "$out" --set use_rope=true --set fgate_type=fixed \
+        --seq-len 16 --batch-tokens 64 --max-tokens 1 --keep 1Gi --save-every 0 --warmup-tokens 0 --shuffle \
+        --data "$shards/text.bin" --val-data "$shards/val.bin" --val-tokens 1 --micro-batch 4
+    said "step 1/1"
+    said "validation loss"
+    check "is a step" test -f "$out/step_00000001/model.safetensors"
+    check "resumed, it is done" run --resume --out "$out"
+    said "nothing left to do: the run is at step 1 of 1"
+    equals "$out/step_00000001" "$(echo "$out"/*step_*)"
+
+    rm -rf "$out"
+    check "--resume of nothing" train_on text --resume --max-steps 3 --sample-every 1 --generate 5 --prompt x
+    said "step  3/20  sample: x"
+    check "--max-steps behind us" run --resume --out "$out" --max-steps 1
+    said "nothing left to do: the run is at step 3 of 1"
+    check "another --micro-batch, --lr and --batch-tokens" run --resume --out "$out" --micro-batch 2 --lr 0.1 \
+        --batch-tokens 128 --max-steps 12
+    said "lr 9.698e-02" # the cosine in the middle of tokens 192 to 320
+    check "go by tokens" grep -q '"tokens": 1344' "$out/step_00000012/trainer.json"
+
+    rm -rf "$out"
+    cp -r $fixture "$scratch/borrowed"
+    check "--init" run --init "$scratch/borrowed" $batches --data "$shards/forty.bin" --out "$out" --max-steps 3
+    rm -r "$scratch/borrowed"
+    check "is not needed any more to resume" run --resume --out "$out"
+    rm -rf "$out"
+}
+
+for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
+    if [ ! -x "$trainer" ]; then
+        fail "$trainer is not built: make $trainer"
+        continue
+    fi
+    find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
+    refused_shards
+    refused_folders
+    refused_options
+    refused_out
+    dry_run
+    dumps
+    good_data
+    names
+    texts
+    odd_options
+done
+report

@@ -1,0 +1,222 @@
+#!/usr/bin/env bash
+# A run ends in the same bytes however often it was stopped, killed or set back: the promise of --resume. And what a
+# run leaves behind: checkpoints and log.jsonl.
+#
+# Tests ./train_fox and the program with sanitizers, or the one that TRAIN_FOX names.
+scratch=build/test/resume
+. dev/test/check.sh
+
+disk=$scratch/disk
+shards=$scratch/files/shards
+export OMP_NUM_THREADS=1
+
+unmount() { umount "$disk" 2>/dev/null; }
+unmount
+trap unmount EXIT
+rm -rf "$scratch"
+mkdir -p "$scratch"
+python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+files() { "$python" dev/test/cli_files.py "$@"; }
+check "make the files" files make "$scratch/files"
+
+# Steps of two passes each. The long run goes twice through the data in a shuffled order.
+long=120
+short=20
+options="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2
+    --set intermediate_size=32 --seq-len 16 --batch-tokens 64 --micro-batch 2 --warmup-tokens 640 --shuffle
+    --data $shards/text.bin"
+
+# run STEPS OUT OPTION...
+run() { "$trainer" $options --max-tokens $(($1 * 64)) --out "${@:2}"; }
+resume() { "$trainer" --resume --out "$@"; }
+checkpoints() { (cd "$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
+
+# ends_same STEPS OUT: in the bytes of the run that nothing disturbed
+ends_same() {
+    local last
+    last=step_$(printf %08d "$1")
+    same "$2/$last/model.safetensors" "$scratch/$1/$last/model.safetensors"
+    same "$2/$last/optimizer.safetensors" "$scratch/$1/$last/optimizer.safetensors"
+}
+
+# ----------------------------------------------------------------------------
+
+same_bits() {
+    check "a long run" run $long "$scratch/$long" --val-data "$shards/val.bin"
+    equals "" "$(cat "$scratch/stderr")"
+    check "a short one" run $short "$scratch/$short"
+    OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive check "the same again, with two threads" run $long "$scratch/again"
+    ends_same $long "$scratch/again" # and validation changes nothing
+    check "another seed" run $short "$scratch/other" --seed 2
+    differ "$scratch/other/step_00000020/model.safetensors" "$scratch/$short/step_00000020/model.safetensors"
+
+    check "the weights drawn" run $short "$scratch/start" --max-steps 0
+    equals 0 "$(checkpoints "$scratch/start")"
+    check "to the end" resume "$scratch/start"
+    ends_same $short "$scratch/start"
+    check "stop" run $long "$scratch/stopped" --max-steps 7 --save-every 10 --keep 2
+    equals 7 "$(checkpoints "$scratch/stopped")"
+    check "and go on" resume "$scratch/stopped" --max-steps 75
+    equals "70 75" "$(checkpoints "$scratch/stopped")"
+    check "and to the end" resume "$scratch/stopped"
+    equals "110 120" "$(checkpoints "$scratch/stopped")"
+    ends_same $long "$scratch/stopped"
+    check "the log" files same_steps "$scratch/stopped/log.jsonl" "$scratch/$long/log.jsonl"
+}
+
+killed() {
+    local out=$scratch/killed
+    RANDOM=22
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        newest=$(checkpoints "$out" 2>/dev/null | awk '{ print $NF + 0 }')
+        check "kill" files strike KILL $((newest + 1 + RANDOM % 8)) $((RANDOM * 2)) \
+            "$trainer" $options --max-tokens $((long * 64)) --out "$out" --save-every 2 --resume
+        equals -9 "$(cat "$scratch/stdout")"
+    done
+    check "go on after ten kills" resume "$out" --save-every 40
+    equals "40 80 120" "$(checkpoints "$out")"
+    ends_same $long "$out"
+    check "the log" files same_steps "$out/log.jsonl" "$scratch/$long/log.jsonl"
+}
+
+interrupted() {
+    for signal in TERM INT; do
+        local out=$scratch/$signal
+        check "SIG$signal" files strike $signal 20 0 \
+            "$trainer" $options --max-tokens $((long * 64)) --out "$out"
+        equals 75 "$(cat "$scratch/stdout")"
+        newest=$(checkpoints "$out")
+        check "a checkpoint of the step it was in" test "$newest" -ge 20 -a "$newest" -lt $long
+        check "go on after SIG$signal" resume "$out"
+        equals "$newest $long" "$(checkpoints "$out")"
+        ends_same $long "$out"
+    done
+    check "SIGTERM when all is done" files strike TERM $short 0 "$trainer" $options --max-tokens $((short * 64)) \
+        --out "$scratch/late"
+    equals 0 "$(cat "$scratch/stdout")"
+    ends_same $short "$scratch/late"
+}
+
+# damage WHAT COMMAND...: in a folder with checkpoints 5 and 10, the command damages the later one
+damage() {
+    local what=$1 out=$scratch/damaged
+    shift
+    rm -rf "$out"
+    cp -r "$scratch/two" "$out"
+    (cd "$out/step_00000010" && "$@")
+    check "resume: $what" resume "$out" --save-every 10
+    equals 1 "$(grep -c '^warning: .*step_00000010.*; going back to the checkpoint before it$' "$scratch/stderr")"
+    equals 1 "$(wc -l <"$scratch/stderr")"
+    ends_same $short "$out"
+    equals "5 10 20" "$(checkpoints "$out")"
+}
+
+damaged() {
+    check "two checkpoints" run $short "$scratch/two" --save-every 5 --max-steps 10
+    equals "5 10" "$(checkpoints "$scratch/two")"
+    damage "cut weights" truncate -s -1 model.safetensors
+    damage "empty weights" truncate -s 0 model.safetensors
+    damage "no weights" rm model.safetensors
+    damage "weights of another model" cp "$PWD/dev/test/fixtures/model/fox-pro/model.safetensors" .
+    damage "no optimizer" rm optimizer.safetensors
+    damage "weights as the optimizer" cp model.safetensors optimizer.safetensors
+    damage "no trainer.json" rm trainer.json
+    damage "cut trainer.json" truncate -s 200 trainer.json
+    damage "no tokens in trainer.json" sed -i 's/"tokens"/"tokns"/' trainer.json
+    damage "a bad option in trainer.json" sed -i 's/"keep": 3/"keep": "many"/' trainer.json
+    damage "empty config.json" truncate -s 0 config.json
+    damage "an empty folder" rm config.json model.safetensors optimizer.safetensors trainer.json
+
+    local out=$scratch/damaged code=0
+    rm -rf "$out"
+    cp -r "$scratch/two" "$out"
+    rm "$out/step_00000010/optimizer.safetensors"
+    check "put a whole one in the place of a damaged one" resume "$out" --max-steps 10
+    equals "5 10" "$(checkpoints "$out")"
+    check "which is whole" diff -r "$out/step_00000010" "$scratch/two/step_00000010"
+
+    rm "$out"/step_*/optimizer.safetensors
+    resume "$out" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
+    equals "1 3" "$code $(wc -l <"$scratch/stderr")"
+    equals "error: $out: none of its 2 checkpoints can be read; move them away to start afresh" \
+        "$(tail -n 1 "$scratch/stderr")"
+    equals "5 10" "$(checkpoints "$out")"
+}
+
+not_finite() {
+    local out=$scratch/nan
+    cp -r "$scratch/two" "$out"
+    check "damage it" files nan "$out/step_00000010/model.safetensors" model.layers.0.attn.o_proj.weight
+    dies "in the weights of model.layers.0.attn.o_proj.weight" resume "$out" --save-every 1
+    equals "5 10" "$(checkpoints "$out")"
+    rm -r "$out/step_00000010"
+    cp -r "$scratch/two/step_00000010" "$out"
+    check "damage it" files nan "$out/step_00000010/optimizer.safetensors" exp_avg.model.layers.0.attn.o_proj.weight
+    dies "model.layers.0.attn.o_proj.weight' has become infinite or not a number; no checkpoint of step 11" \
+        resume "$out" --save-every 1 --keep 1
+    equals "5 10" "$(checkpoints "$out")"
+    rm -r "$out/step_00000010"
+    check "go on without it" resume "$out"
+    ends_same $short "$out"
+}
+
+# full OUT COMMAND...: a run in OUT resumed by the command has no room for a second checkpoint
+full() {
+    local out=$1
+    shift
+    check "a first checkpoint" run $short "$out" --max-steps 5
+    rm -rf "$scratch/first"
+    cp -r "$out/step_00000005" "$scratch/first"
+    dies "no checkpoint of step 10, older ones are untouched" "$@" "$trainer" --resume --out "$out" --max-steps 10
+    equals 5 "$(checkpoints "$out")"
+    check "the first is as it was" diff -r "$out/step_00000005" "$scratch/first"
+}
+
+full_disk() {
+    full "$scratch/limited" bash -c 'ulimit -f 150; exec "$@"' -
+    check "go on with room" resume "$scratch/limited"
+    ends_same $short "$scratch/limited"
+
+    mkdir -p "$disk"
+    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then return; fi # only for root
+    full "$disk/run" env
+    check "make room" mount -o remount,size=2m "$disk"
+    check "go on with room" resume "$disk/run"
+    ends_same $short "$disk/run"
+    unmount
+}
+
+# kept WANT OPTION...: the checkpoints that a run of 20 steps leaves
+kept() {
+    rm -rf "$scratch/kept"
+    check "${*:2}" run $short "$scratch/kept" "${@:2}"
+    cp "$scratch/stdout" "$scratch/last"
+    equals "$1" "$(checkpoints "$scratch/kept")"
+}
+
+left_behind() {
+    kept "12 16 20" --save-every 4
+    kept "4 8 12 16 20" --save-every 4 --keep 0
+    kept "20" --save-every 4 --keep 1
+    kept "6 12 18 20" --save-every 6 --keep 1Gi
+    kept "20" --save-every 0
+    kept "15 18 20" --save-every 3 --lr 0.03 --val-data "$shards/val.bin" --val-every 8 --sample-every 10 --log-every 7
+    check "log.jsonl" files log "$scratch/kept/log.jsonl" 0.03 640 1280 64
+    equals "1 7 14 20" "$(awk '/loss/ && /norm/ { split($2, a, "/"); printf sep a[1]; sep = " " }' "$scratch/last")"
+}
+
+for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
+    if [ ! -x "$trainer" ]; then
+        fail "$trainer is not built: make $trainer"
+        continue
+    fi
+    find "$scratch" -mindepth 1 -maxdepth 1 ! -name files -exec rm -rf {} +
+    same_bits
+    killed
+    interrupted
+    damaged
+    not_finite
+    full_disk
+    left_behind
+done
+report

@@ -1,0 +1,108 @@
+/*
+Which GPU this is, whether the trainer can run on it, and how fast it could be.
+*/
+#ifndef LLMC_DEVICE_CUH
+#define LLMC_DEVICE_CUH
+
+#include "cuda_common.cuh"
+
+typedef struct {
+    int index;
+    char name[256];
+    int compute_capability; // 80 for 8.0
+    int multiprocessors;
+    int64_t memory;    // bytes in all
+    double peak_flops; // a second, bf16 matrix products with fp32 sums, not sparse; 0 when unknown
+} Device;
+
+// ----------------------------------------------------------------------------
+// peak speed, for MFU: from the makers' data sheets, in TFLOP/s. The first row whose name begins the GPU's,
+// up to a space, a hyphen or the end, is its own; so the longer of two names stands first. A GPU missing here
+// trains as well, only without MFU.
+
+static inline double device_peak_flops(const char* name) {
+    static const struct {
+        const char* name;
+        double tflops;
+    } gpus[] = {
+        {"GB200", 2500},
+        {"B200", 2250},
+        {"B100", 1750},
+        {"GH200", 989.4},
+        {"H200 NVL", 835},
+        {"H200", 989.4},
+        {"H100 PCIe", 756},
+        {"H100 NVL", 835},
+        {"H100", 989.4},
+        {"H800 PCIe", 756},
+        {"H800", 989.4},
+        {"H20", 148},
+        {"A100", 312},
+        {"A800", 312},
+        {"A30", 165},
+        {"A40", 149.7},
+        {"A10", 125},
+        {"L40S", 362},
+        {"L40", 181},
+        {"L4", 121},
+        {"RTX A6000", 154.8},
+        {"RTX 6000 Ada", 364.2},
+        {"GeForce RTX 3090", 71},
+        {"GeForce RTX 4090", 165.2},
+        {"GeForce RTX 5090", 209.5},
+    };
+    if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
+    // slower ones of the same name: slices of a GPU, laptops, cut-down models
+    if (strstr(name, " MIG ") || strstr(name, "Laptop") || strstr(name, " Ti") || strstr(name, " D"))
+        return 0;
+    for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
+        size_t n = strlen(gpus[i].name);
+        if (strncmp(name, gpus[i].name, n) == 0 && strchr(" -", name[n])) return 1e12 * gpus[i].tflops;
+    }
+    return 0;
+}
+
+// ----------------------------------------------------------------------------
+
+// Makes GPU `index` of those visible this thread's own and describes it. Dies, with what to do, when there is
+// no such GPU, the driver is too old for this program, or the GPU has no matrix units for bf16.
+static inline Device device_open(int index) {
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    int driver = 0, runtime = 0, count = 0;
+    cudaDriverGetVersion(&driver);
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (driver == 0)
+        die("no NVIDIA driver on this machine: install it, or train on the CPU with ./train_fox");
+    if (error == cudaErrorInsufficientDriver)
+        die("the NVIDIA driver is too old: it runs CUDA %d.%d at most, and this program needs %d.%d; update "
+            "the "
+            "driver, or build with an older CUDA",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
+        die("there is no GPU%s%s%s; ./train_fox trains on the CPU",
+            visible ? " in CUDA_VISIBLE_DEVICES='" : "", visible ? visible : "", visible ? "'" : "");
+    CUDA_CHECK(error);
+    if (index < 0 || index >= count)
+        die("there is no GPU %d: this process sees %d, counted from 0", index, count);
+
+    cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, index));
+    if (prop.major < 8)
+        die("GPU %d (%s) has compute capability %d.%d, and bf16 needs 8.0 or more (A100, RTX 30 and newer); "
+            "./train_fox trains on the CPU",
+            index, prop.name, prop.major, prop.minor);
+    CUDA_CHECK(cudaSetDevice(index));
+
+    Device d;
+    memset(&d, 0, sizeof d);
+    d.index = index;
+    snprintf(d.name, sizeof d.name, "%s", prop.name);
+    d.compute_capability = 10 * prop.major + prop.minor;
+    d.multiprocessors = prop.multiProcessorCount;
+    d.memory = (int64_t)prop.totalGlobalMem;
+    d.peak_flops = device_peak_flops(prop.name);
+    return d;
+}
+
+#endif // LLMC_DEVICE_CUH

@@ -1,0 +1,875 @@
+/*
+Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
+
+It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/, a forward and backward pair a file.
+Weights and activations are bf16 and products sum in fp32; master weights, gradients and AdamW's moments are fp32.
+
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V; R
+rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V that of logits.
+
+Everything is queued on one stream. The host waits for the device only where it must read: a step's loss and norm, which
+it reads while the next step runs. A step whose loss or gradient is not finite changes nothing on the device itself.
+*/
+#include "llmc/cuda_common.cuh"
+#include "llmc/device.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/embedding.cuh"
+#include "llmc/rmsnorm.cuh"
+#include "llmc/qkv.cuh"
+#include "llmc/forget_gate.cuh"
+#include "llmc/attention.cuh"
+#include "llmc/output_gate.cuh"
+#include "llmc/swiglu.cuh"
+#include "llmc/classifier.cuh"
+#include "llmc/global_norm.cuh"
+#include "llmc/adamw.cuh"
+#include "llmc/dump.h"
+#include "llmc/run.h"
+#include "llmc/schedule.h"
+
+// ----------------------------------------------------------------------------
+// the model
+
+// What the backward pass computes again rather than keep: nothing, what is cheap (norms, output gate, SwiGLU), or all of a
+// block but its input.
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
+static const char* const recompute_names[] = {"none", "cheap", "block"};
+
+// Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that layers share),
+// number of elements of a layer.
+#define KEEP_NONE (-1)
+#define ACTIVATIONS(X)                                                                                       \
+    X(bf16, x, RECOMPUTE_BLOCK, BT* d)       /* [L,B,T,d] residual stream as it enters each block */         \
+    X(float, attn_rstd, RECOMPUTE_CHEAP, BT) /* [L,B,T] */                                                   \
+    X(bf16, attn_in, RECOMPUTE_NONE, BT* d)  /* [L,B,T,d] normed, what the fused projection reads */         \
+    X(bf16, proj, RECOMPUTE_CHEAP, BT* S)    /* [L,B,T,S] q~ k~ v~, output gate, forget gate, shift gates */ \
+    X(bf16, q, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] as attention reads them, like k and v */           \
+    X(bf16, k, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] */                                                 \
+    X(bf16, v, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] */                                                 \
+    X(float, q_rstd, RECOMPUTE_CHEAP, BT* NH)    /* [L,B,T,NH] */                                            \
+    X(float, k_rstd, RECOMPUTE_CHEAP, BT* NH)    /* [L,B,T,NH] */                                            \
+    X(double, c, RECOMPUTE_CHEAP, gated* BT* NH) /* [L,B,NH,T] running sum of log forget gates */            \
+    X(float, lse, RECOMPUTE_CHEAP, BT* NH)       /* [L,B,NH,T] */                                            \
+    X(bf16, o, RECOMPUTE_CHEAP, BT* d)           /* [L,B,T,d] attention's output */                          \
+    X(float, o_rstd, RECOMPUTE_CHEAP, BT* NH)    /* [L,B,T,NH] */                                            \
+    X(bf16, y, RECOMPUTE_NONE, BT* d)            /* [L,B,T,d] after output norm and gate */                  \
+    X(bf16, x_mid, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] residual stream between attention and MLP */   \
+    X(float, mlp_rstd, RECOMPUTE_CHEAP, BT)      /* [L,B,T] */                                               \
+    X(bf16, mlp_in, RECOMPUTE_NONE, BT* d)       /* [L,B,T,d] normed */                                      \
+    X(bf16, gu, RECOMPUTE_CHEAP, BT * 2 * I)     /* [L,B,T,2I] */                                            \
+    X(bf16, s, RECOMPUTE_NONE, BT* I)            /* [L,B,T,I] */                                             \
+    X(bf16, x_last, KEEP_NONE, BT* d)            /* [B,T,d] residual stream after the last block */          \
+    X(float, rstd, KEEP_NONE, BT)                /* [B,T] of the final norm */                               \
+    X(bf16, head_in, KEEP_NONE, BT* d)           /* [B,T,d] normed, what the head reads */                   \
+    X(float, losses, KEEP_NONE, BT)              /* [B,T] */                                                 \
+    X(bf16, logits, KEEP_NONE, logit_rows* Vs)   /* [rows,Vs] of a chunk of rows, then their gradient */     \
+    X(bf16, dx, KEEP_NONE, BT* d)                /* [B,T,d] gradient of the residual stream */               \
+    X(bf16, dbranch, KEEP_NONE, BT* d)           /* [B,T,d] of what a norm or attention's output gave */     \
+    X(bf16, dproj, KEEP_NONE, BT* S)             /* [B,T,S] */                                               \
+    X(bf16, dq, KEEP_NONE, BT* d)                /* [B,T,d] */                                               \
+    X(bf16, dk, KEEP_NONE, BT* d)                /* [B,T,d] */                                               \
+    X(bf16, dv, KEEP_NONE, BT* d)                /* [B,T,d] */                                               \
+    X(float, dc, KEEP_NONE, gated* BT* NH)       /* [B,NH,T] */                                              \
+    X(bf16, dgu, KEEP_NONE, BT * 2 * I)          /* [B,T,2I] */                                              \
+    X(bf16, ds, KEEP_NONE, BT* I)                /* [B,T,I] */                                               \
+    X(int32_t, inputs, KEEP_NONE, BT)            /* [B,T] */                                                 \
+    X(int32_t, targets, KEEP_NONE, BT)           /* [B,T] */
+
+#define ACTIVATION_FIELD(type, name, keep, count) type* name;
+typedef struct {
+    ACTIVATIONS(ACTIVATION_FIELD)
+} Activations;
+
+// How far a layer's part of each activation is from the last layer's: 0 where layers share it.
+#define ACTIVATION_STEP(type, name, keep, count) int64_t name;
+typedef struct {
+    ACTIVATIONS(ACTIVATION_STEP)
+} ActivationSteps;
+
+typedef struct {
+    Config config;
+    ParamTable table;
+    int64_t B, T, S, Vs;   // shape and strides that the activations are for
+    float* params;         // [table.count] master weights, as grads and AdamW's two moments
+    bf16* weights;         // their copy that computes, at the same offsets
+    float* grads;          //
+    float* m;              //
+    float* v;              //
+    ParamChunk* chunks;    // the update's work list
+    int64_t num_chunks;    //
+    double* chunk_squares; // [num_chunks] scratch
+    StepStats* stats;      // of the step under way
+    float* angles;         // [T, dh/2, 2] of RoPE
+    Activations acts;      //
+    ActivationSteps steps; //
+    Recompute recompute;   //
+    void* scratch;         // of backward kernels, one at a time
+    float* partial;        // of norms' weight gradients
+    Matmul matmul;         //
+    cudaStream_t stream;   //
+} Model;
+
+// Elements behind the last tensor: products read the head, and write its gradient, in whole tiles of rows.
+static int64_t model_tail(const Config* c) {
+    return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
+}
+
+// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything else.
+static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
+    int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
+    return most < 128 ? (rows < 128 ? rows : 128) : rows < most ? rows : most;
+}
+
+static size_t model_scratch_bytes(const Config* c, int64_t B, int64_t T) {
+    size_t attention = attention_backward_scratch(B, T, c->num_heads);
+    size_t embedding = embedding_scratch_bytes(B * T, c->hidden_size);
+    return attention > embedding ? attention : embedding;
+}
+
+// Memory of everything but the activations, and of these.
+static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
+    return (table->count + model_tail(c)) * (int64_t)(4 * sizeof(float) + sizeof(bf16));
+}
+
+// Allocates what forward and backward passes over [B, T] tokens need, or only sums it up.
+static int64_t model_plan_activations(Model* model, int64_t B, int64_t T, Recompute recompute,
+                                      bool allocate) {
+    const Config* c = &model->config;
+    int64_t BT = B * T, L = c->num_hidden_layers, d = c->hidden_size, NH = c->num_heads,
+            I = config_mlp_size(c);
+    int64_t S = matmul_padded(model->table.proj.rows), Vs = matmul_padded(c->vocab_size);
+    int64_t gated = config_has_gate(c), logit_rows = model_logit_rows(BT, Vs), bytes = 0;
+#define ACTIVATION_PLAN(type, name, keep, count)                                                             \
+    {                                                                                                        \
+        bool kept = (int)recompute <= keep;                                                                  \
+        int64_t size = (count) * (int64_t)sizeof(type) * (kept ? L : 1);                                     \
+        bytes += (size + 511) / 512 * 512;                                                                   \
+        model->steps.name = kept ? (count) : 0;                                                              \
+        if (allocate) CUDA_CHECK(cudaMalloc((void**)&model->acts.name, (size_t)(size ? size : 1)));          \
+    }
+    ACTIVATIONS(ACTIVATION_PLAN)
+    return bytes + (int64_t)model_scratch_bytes(c, B, T) + T * config_head_size(c) * (int64_t)sizeof(float);
+}
+
+static float* device_floats(int64_t count) {
+    float* p;
+    CUDA_CHECK(cudaMalloc((void**)&p, (size_t)count * sizeof(float)));
+    CUDA_CHECK(cudaMemset(p, 0, (size_t)count * sizeof(float)));
+    return p;
+}
+
+// A model without weights.
+static Model model_new(const Config* config, bool tune) {
+    Model model;
+    memset(&model, 0, sizeof model);
+    model.config = *config;
+    model.table = params_build(config);
+    int64_t count = model.table.count + model_tail(config);
+    model.params = device_floats(count);
+    model.grads = device_floats(count);
+    model.m = device_floats(count);
+    model.v = device_floats(count);
+    CUDA_CHECK(cudaMalloc((void**)&model.weights, (size_t)count * sizeof(bf16)));
+    CUDA_CHECK(cudaMalloc((void**)&model.stats, sizeof(StepStats)));
+    CUDA_CHECK(cudaStreamCreate(&model.stream));
+
+    model.num_chunks = param_chunks(NULL, &model.table, 0, model.table.count);
+    ParamChunk* chunks = (ParamChunk*)xcalloc((size_t)model.num_chunks, sizeof(ParamChunk));
+    param_chunks(chunks, &model.table, 0, model.table.count);
+    CUDA_CHECK(cudaMalloc((void**)&model.chunks, (size_t)model.num_chunks * sizeof(ParamChunk)));
+    CUDA_CHECK(cudaMalloc((void**)&model.chunk_squares, (size_t)model.num_chunks * sizeof(double)));
+    CUDA_CHECK(cudaMemcpy(model.chunks, chunks, (size_t)model.num_chunks * sizeof(ParamChunk),
+                          cudaMemcpyHostToDevice));
+    free(chunks);
+
+    void* workspace;
+    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
+    matmul_init(&model.matmul, workspace, tune);
+    return model;
+}
+
+static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recompute recompute) {
+    int64_t dh = config_head_size(&model->config);
+    model->B = B;
+    model->T = T;
+    model->S = matmul_padded(model->table.proj.rows);
+    model->Vs = matmul_padded(model->config.vocab_size);
+    model->recompute = recompute;
+    model_plan_activations(model, B, T, recompute, true);
+    CUDA_CHECK(cudaMalloc(&model->scratch, model_scratch_bytes(&model->config, B, T)));
+    CUDA_CHECK(cudaMalloc((void**)&model->partial, norm_partial_bytes()));
+    model->angles = device_floats(T * dh);
+    if (model->config.use_rope) rope_angles(model->angles, T, dh, model->config.rope_base, model->stream);
+}
+
+static void model_free(Model* model) {
+#define ACTIVATION_FREE(type, name, keep, count) cudaFree(model->acts.name);
+    ACTIVATIONS(ACTIVATION_FREE)
+    void* const rest[] = {model->params,  model->weights, model->grads,         model->m,
+                          model->v,       model->chunks,  model->stats,         model->angles,
+                          model->scratch, model->partial, model->chunk_squares, model->matmul.workspace};
+    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) cudaFree(rest[i]);
+    matmul_free(&model->matmul);
+    cudaStreamDestroy(model->stream);
+    params_free(&model->table);
+    memset(model, 0, sizeof *model);
+}
+
+// Master weights and moments from and to the host, in the table's layout.
+static void model_upload(Model* model, const float* params, const float* m, const float* v) {
+    size_t bytes = (size_t)model->table.count * sizeof(float);
+    CUDA_CHECK(cudaMemcpy(model->params, params, bytes, cudaMemcpyHostToDevice));
+    if (m) CUDA_CHECK(cudaMemcpy(model->m, m, bytes, cudaMemcpyHostToDevice));
+    if (v) CUDA_CHECK(cudaMemcpy(model->v, v, bytes, cudaMemcpyHostToDevice));
+    weights_copy(model->weights, model->params, model->table.count + model_tail(&model->config),
+                 model->stream);
+}
+
+static void download(float* host, const float* device, int64_t count) {
+    CUDA_CHECK(cudaMemcpy(host, device, (size_t)count * sizeof(float), cudaMemcpyDeviceToHost));
+}
+
+// A parameter of layer l in a buffer of the table's layout; NULL where the model has none.
+template <class T> static inline T* param_at(const Model* model, T* buffer, ParamKind kind, int64_t l) {
+    const Param* p = params_find(&model->table, kind, l);
+    return p ? buffer + p->offset : NULL;
+}
+
+// Column `column` of a tensor with rows of proj's width, NULL where the model does not have it (-1).
+static inline bf16* proj_column(bf16* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
+
+// The activations of layer l.
+#define ACTIVATION_AT(type, name, keep, count) a.name = model->acts.name + l * model->steps.name;
+static Activations model_layer(const Model* model, int64_t l) {
+    Activations a;
+    ACTIVATIONS(ACTIVATION_AT)
+    return a;
+}
+
+// How q, k and v of layer l get from proj to attention.
+static void model_head_paths(const Model* model, int64_t l, HeadPath paths[3]) {
+    const ProjLayout* proj = &model->table.proj;
+    Activations a = model_layer(model, l);
+    memset(paths, 0, 3 * sizeof paths[0]);
+    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
+    q->column = proj->q, k->column = proj->k, v->column = proj->v;
+    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
+    q->weight = param_at(model, model->weights, P_Q_NORM, l),
+    q->dweight = param_at(model, model->grads, P_Q_NORM, l);
+    k->weight = param_at(model, model->weights, P_K_NORM, l),
+    k->dweight = param_at(model, model->grads, P_K_NORM, l);
+    q->rope = k->rope = model->config.use_rope;
+    q->out = a.q, k->out = a.k, v->out = a.v;
+    q->rstd = a.q_rstd, k->rstd = a.k_rstd;
+    q->dout = a.dq, k->dout = a.dk, v->dout = a.dv;
+}
+
+// ----------------------------------------------------------------------------
+// phases: how long each part of a step takes, for --bench. Off, it costs a comparison.
+
+enum Phase {
+    PHASE_EMBEDDING,
+    PHASE_NORM,
+    PHASE_MATMUL,
+    PHASE_QKV,
+    PHASE_ATTENTION,
+    PHASE_OUTPUT_GATE,
+    PHASE_SWIGLU,
+    PHASE_HEAD,
+    PHASE_UPDATE,
+    NUM_PHASES
+};
+static const char* const phase_names[NUM_PHASES] = {"embedding",       "RMSNorm",
+                                                    "matrix products", "shift, QK norm, RoPE, gate",
+                                                    "attention",       "output norm and gate",
+                                                    "SwiGLU",          "head and loss",
+                                                    "norm and AdamW"};
+
+enum { PHASE_MAX_MARKS = 16384 };
+static struct {
+    bool on, backward;
+    int count;
+    cudaEvent_t event[PHASE_MAX_MARKS];
+    int phase[PHASE_MAX_MARKS]; // what ended there: a Phase, + NUM_PHASES in the backward pass; -1 starts
+} phases;
+
+// Marks the end of `phase` on the stream.
+static void phase_end(const Model* model, int phase) {
+    if (!phases.on || phases.count == PHASE_MAX_MARKS) return;
+    int i = phases.count++;
+    if (!phases.event[i]) CUDA_CHECK(cudaEventCreate(&phases.event[i]));
+    CUDA_CHECK(cudaEventRecord(phases.event[i], model->stream));
+    phases.phase[i] = phase < 0 ? -1 : phase + (phases.backward ? NUM_PHASES : 0);
+}
+
+// ----------------------------------------------------------------------------
+// forward
+
+// One block: acts.x of layer l -> that of the next one, keeping what the backward pass needs.
+static void block_forward(Model* model, int64_t l) {
+    const Config* config = &model->config;
+    const ProjLayout* layout = &model->table.proj;
+    int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
+    int64_t NH = config->num_heads, dh = d / NH, I = config_mlp_size(config), R = layout->rows, S = model->S;
+    int64_t weight_step = config->qk_norm_share ? 0 : dh;
+    cudaStream_t stream = model->stream;
+    Matmul* mm = &model->matmul;
+    const bf16* w = model->weights;
+    Activations a = model_layer(model, l);
+    bf16* x_next = l + 1 < L ? a.x + BT * d : a.x_last;
+    double* c = config_has_gate(config) ? a.c : NULL;
+    HeadPath paths[3];
+    model_head_paths(model, l, paths);
+
+    rmsnorm_forward(a.attn_in, a.attn_rstd, NULL, a.x, NULL, param_at(model, w, P_ATTN_NORM, l), BT, d,
+                    config->norm_eps, stream);
+    phase_end(model, PHASE_NORM);
+    // S rows of weights, R of them the projection's: the others belong to the tensors behind it. What they give lands in
+    // padding columns, which nobody reads, and whose gradient is zero.
+    linear_forward<bf16>(mm, a.proj, a.attn_in, param_at(model, w, P_Q_PROJ, l), NULL, BT, S, d, S, d,
+                         stream);
+    phase_end(model, PHASE_MATMUL);
+    qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
+    if (c)
+        forget_gate_forward(c, proj_column(a.proj, layout->fgate),
+                            param_at(model, model->params, P_FGATE_BIAS, l), B, T, NH, S, stream);
+    phase_end(model, PHASE_QKV);
+    attention_forward(a.o, a.lse, a.q, a.k, a.v, c, NULL, B, T, NH, dh, stream);
+    phase_end(model, PHASE_ATTENTION);
+    output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
+                        proj_column(a.proj, layout->ogate), B, T, NH, dh, S, config->norm_eps, stream);
+    phase_end(model, PHASE_OUTPUT_GATE);
+    linear_forward<bf16>(mm, a.x_mid, a.y, param_at(model, w, P_O_PROJ, l), a.x, BT, d, d, d, d, stream);
+    phase_end(model, PHASE_MATMUL);
+
+    rmsnorm_forward(a.mlp_in, a.mlp_rstd, NULL, a.x_mid, NULL, param_at(model, w, P_MLP_NORM, l), BT, d,
+                    config->norm_eps, stream);
+    phase_end(model, PHASE_NORM);
+    linear_forward<bf16>(mm, a.gu, a.mlp_in, param_at(model, w, P_GATE_PROJ, l), NULL, BT, 2 * I, d, 2 * I, d,
+                         stream);
+    phase_end(model, PHASE_MATMUL);
+    swiglu_forward(a.s, a.gu, BT, I, stream);
+    phase_end(model, PHASE_SWIGLU);
+    linear_forward<bf16>(mm, x_next, a.s, param_at(model, w, P_DOWN_PROJ, l), a.x_mid, BT, d, I, d, I,
+                         stream);
+    phase_end(model, PHASE_MATMUL);
+}
+
+// acts.inputs [B,T] -> acts.head_in [B,T,d]
+static void model_forward(Model* model) {
+    const Config* config = &model->config;
+    Activations* a = &model->acts;
+    int64_t BT = model->B * model->T, d = config->hidden_size;
+    phases.backward = false;
+    phase_end(model, -1);
+    embedding_forward(a->x, param_at(model, model->weights, P_EMBEDDINGS, 0), a->inputs, BT, d,
+                      model->stream);
+    phase_end(model, PHASE_EMBEDDING);
+    for (int64_t l = 0; l < config->num_hidden_layers; l++) block_forward(model, l);
+    rmsnorm_forward(a->head_in, a->rstd, NULL, a->x_last, NULL, param_at(model, model->weights, P_NORM, 0),
+                    BT, d, config->norm_eps, model->stream);
+    phase_end(model, PHASE_NORM);
+}
+
+// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds their sum to the
+// step's. With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the weight of a token's loss.
+// all_logits, on the host, takes [B,T,V] logits; NULL for none.
+static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
+    Activations* a = &model->acts;
+    int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size,
+            Vs = model->Vs;
+    int64_t chunk = model_logit_rows(BT, Vs);
+    const bf16* head = param_at(model, model->weights, P_LM_HEAD, 0);
+    for (int64_t t = 0; t < BT; t += chunk) {
+        int64_t rows = BT - t < chunk ? BT - t : chunk;
+        linear_forward<bf16>(&model->matmul, a->logits, a->head_in + t * d, head, NULL, rows, Vs, d, Vs, d,
+                             model->stream);
+        if (all_logits) {
+            bf16* host = (bf16*)xcalloc((size_t)(rows * Vs), sizeof(bf16));
+            CUDA_CHECK(cudaMemcpyAsync(host, a->logits, (size_t)(rows * Vs) * sizeof(bf16),
+                                       cudaMemcpyDeviceToHost, model->stream));
+            CUDA_CHECK(cudaStreamSynchronize(model->stream));
+            for (int64_t i = 0; i < rows * V; i++)
+                all_logits[t * V + i] = __bfloat162float(host[i / V * Vs + i % V]);
+            free(host);
+        }
+        classifier(a->losses + t, a->logits, a->targets + t, rows, V, Vs, dloss, train, model->stream);
+        if (train)
+            linear_backward(&model->matmul, a->dbranch + t * d, param_at(model, model->grads, P_LM_HEAD, 0),
+                            a->logits, a->head_in + t * d, head, rows, Vs, d, Vs, d, model->stream);
+    }
+    loss_add(model->stats, a->losses, BT, model->stream);
+    phase_end(model, PHASE_HEAD);
+}
+
+// ----------------------------------------------------------------------------
+// backward: adds to all gradients, after model_loss with `train`
+
+static void block_backward(Model* model, int64_t l) {
+    const Config* config = &model->config;
+    const ProjLayout* layout = &model->table.proj;
+    int64_t B = model->B, T = model->T, BT = B * T, d = config->hidden_size;
+    int64_t NH = config->num_heads, dh = d / NH, I = config_mlp_size(config), R = layout->rows, S = model->S;
+    int64_t weight_step = config->qk_norm_share ? 0 : dh;
+    cudaStream_t stream = model->stream;
+    Matmul* mm = &model->matmul;
+    const bf16* w = model->weights;
+    float *g = model->grads, *partial = model->partial;
+    Activations a = model_layer(model, l);
+    double* c = config_has_gate(config) ? a.c : NULL;
+    bool gate_learns = c && config->fgate_type != GATE_FIXED, cheap = model->recompute == RECOMPUTE_CHEAP;
+    HeadPath paths[3];
+    model_head_paths(model, l, paths);
+
+    if (model->recompute == RECOMPUTE_BLOCK) {
+        phases.backward = false; // counts as forward work
+        block_forward(model, l);
+        phases.backward = true;
+    }
+    if (cheap) swiglu_forward(a.s, a.gu, BT, I, stream);
+    linear_backward(mm, a.ds, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s,
+                    param_at(model, w, P_DOWN_PROJ, l), BT, d, I, d, I, stream);
+    phase_end(model, PHASE_MATMUL);
+    swiglu_backward(a.dgu, a.ds, a.gu, BT, I, stream);
+    phase_end(model, PHASE_SWIGLU);
+    if (cheap)
+        rmsnorm_forward(a.mlp_in, a.mlp_rstd, NULL, a.x_mid, NULL, param_at(model, w, P_MLP_NORM, l), BT, d,
+                        config->norm_eps, stream);
+    linear_backward(mm, a.dbranch, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in,
+                    param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, 2 * I, d, stream);
+    phase_end(model, PHASE_MATMUL);
+    rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.dx, a.dbranch, a.x_mid,
+                     param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, partial, BT, d, stream);
+    phase_end(model, PHASE_NORM);
+
+    if (cheap)
+        output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
+                            proj_column(a.proj, layout->ogate), B, T, NH, dh, S, config->norm_eps, stream);
+    linear_backward(mm, a.dbranch, param_at(model, g, P_O_PROJ, l), a.dx, a.y,
+                    param_at(model, w, P_O_PROJ, l), BT, d, d, d, d, stream);
+    phase_end(model, PHASE_MATMUL);
+    // dbranch becomes the gradient of o
+    output_gate_backward(a.dbranch, param_at(model, g, P_OUTPUT_NORM, l), proj_column(a.dproj, layout->ogate),
+                         NULL, a.dbranch, a.o, param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
+                         proj_column(a.proj, layout->ogate), partial, B, T, NH, dh, S, stream);
+    phase_end(model, PHASE_OUTPUT_GATE);
+    attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k, a.v,
+                       a.o, a.lse, c, NULL, NULL, B, T, NH, dh, stream);
+    phase_end(model, PHASE_ATTENTION);
+    if (gate_learns)
+        forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,
+                             proj_column(a.proj, layout->fgate),
+                             param_at(model, model->params, P_FGATE_BIAS, l), B, T, NH, S, stream);
+    qkv_backward(paths, a.dproj, a.proj, model->angles, partial, B, T, NH, dh, R, S, weight_step, stream);
+    phase_end(model, PHASE_QKV);
+    if (cheap)
+        rmsnorm_forward(a.attn_in, a.attn_rstd, NULL, a.x, NULL, param_at(model, w, P_ATTN_NORM, l), BT, d,
+                        config->norm_eps, stream);
+    linear_backward(mm, a.dbranch, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in,
+                    param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
+    phase_end(model, PHASE_MATMUL);
+    rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.dx, a.dbranch, a.x,
+                     param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, partial, BT, d, stream);
+    phase_end(model, PHASE_NORM);
+}
+
+static void model_backward(Model* model) {
+    Activations* a = &model->acts;
+    int64_t BT = model->B * model->T, d = model->config.hidden_size;
+    phases.backward = true;
+    rmsnorm_backward(a->dx, param_at(model, model->grads, P_NORM, 0), NULL, a->dbranch, a->x_last,
+                     param_at(model, model->weights, P_NORM, 0), a->rstd, model->partial, BT, d,
+                     model->stream);
+    phase_end(model, PHASE_NORM);
+    for (int64_t l = model->config.num_hidden_layers - 1; l >= 0; l--) block_backward(model, l);
+    embedding_backward(param_at(model, model->grads, P_EMBEDDINGS, 0), a->dx, a->inputs, model->scratch, BT,
+                       d, model->config.vocab_size, model->stream);
+    phase_end(model, PHASE_EMBEDDING);
+}
+
+// ----------------------------------------------------------------------------
+// update: norm, clipping and AdamW without the host; zeroes the gradients
+
+static void model_update(Model* model, const Options* o, double lr, int64_t step) {
+    global_norm(model->stats, model->chunk_squares, model->grads, model->chunks, model->num_chunks,
+                model->stream);
+    global_norm_finish(model->stats, o->grad_clip, model->stream);
+    adamw_update(model->weights, model->params, model->grads, model->m, model->v, model->chunks,
+                 model->num_chunks, model->stats, lr, step, true, o, model->stream);
+    phase_end(model, PHASE_UPDATE);
+}
+
+// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is none.
+static const char* model_first_not_finite(const Model* model, const float* device) {
+    float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
+    const char* name = NULL;
+    download(host, device, model->table.count);
+    for (int r = 0; !name && r < model->table.num_rows; r++) {
+        const Param* p = &model->table.rows[r];
+        for (int64_t i = 0; !name && i < p->count; i++)
+            if (!isfinite(host[p->offset + i])) name = p->name;
+    }
+    free(host);
+    return name;
+}
+
+// ----------------------------------------------------------------------------
+// batches on their way to the device: two pinned buffers, so that one is filled while the other is copied
+
+typedef struct {
+    int32_t *inputs[2], *targets[2];
+    cudaEvent_t copied[2];
+    int next;
+} Feeder;
+
+static Feeder feeder_new(const Model* model) {
+    Feeder f;
+    size_t bytes = (size_t)(model->B * model->T) * sizeof(int32_t);
+    f.next = 0;
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost((void**)&f.inputs[i], bytes));
+        CUDA_CHECK(cudaMallocHost((void**)&f.targets[i], bytes));
+        CUDA_CHECK(cudaEventCreateWithFlags(&f.copied[i], cudaEventDisableTiming));
+    }
+    return f;
+}
+
+static void feeder_free(Feeder* f) {
+    for (int i = 0; i < 2; i++) {
+        cudaFreeHost(f->inputs[i]);
+        cudaFreeHost(f->targets[i]);
+        cudaEventDestroy(f->copied[i]);
+    }
+}
+
+// The next batch of the data into acts.inputs and acts.targets; NULL data: random tokens.
+static void feeder_next(Feeder* f, Model* model, DataLoader* data) {
+    Error err;
+    int i = f->next;
+    int64_t BT = model->B * model->T;
+    f->next = 1 - i;
+    CUDA_CHECK(cudaEventSynchronize(f->copied[i]));
+    if (data) {
+        if (!dataloader_next(data, f->inputs[i], f->targets[i], &err)) die("%s", err.msg);
+    } else
+        for (int64_t t = 0; t < BT; t++) {
+            f->inputs[i][t] = (int32_t)(random_uniform(0, 0, (uint64_t)t) * (double)model->config.vocab_size);
+            f->targets[i][t] =
+                (int32_t)(random_uniform(0, 1, (uint64_t)t) * (double)model->config.vocab_size);
+        }
+    size_t bytes = (size_t)BT * sizeof(int32_t);
+    CUDA_CHECK(
+        cudaMemcpyAsync(model->acts.inputs, f->inputs[i], bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(model->acts.targets, f->targets[i], bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(cudaEventRecord(f->copied[i], model->stream));
+}
+
+// ----------------------------------------------------------------------------
+// what the program does: dump, bench, train
+
+// Loss, logits and gradients of the mean loss on the first micro-batch, as a safetensors file.
+static void dump(Model* model, const Run* run) {
+    Error err;
+    DataLoader data;
+    Feeder feeder = feeder_new(model);
+    int64_t B = model->B, T = model->T, V = model->config.vocab_size;
+    run_open_data(run, &data, run->options.data, run->options.shuffle);
+    feeder_next(&feeder, model, &data);
+    bool has_logits = B * T * V * (int64_t)sizeof(float) <= DUMP_LOGITS_BYTES;
+    float* logits = has_logits ? (float*)xcalloc((size_t)(B * T * V), sizeof(float)) : NULL;
+    float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
+    float* grads = (float*)xcalloc((size_t)model->table.count, sizeof(float));
+    model_forward(model);
+    model_loss(model, (float)(1 / (double)(B * T)), true, logits);
+    model_backward(model);
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    download(losses, model->acts.losses, B * T);
+    download(grads, model->grads, model->table.count);
+    if (!dump_write(run->options.dump, &model->table, B, T, V, losses, logits, grads, sizeof(float), &err))
+        die("%s", err.msg);
+    dataloader_close(&data);
+    feeder_free(&feeder);
+    free(losses);
+    free(logits);
+    free(grads);
+}
+
+// Times --bench optimizer steps of one micro-batch each on random tokens.
+static void bench(Model* model, const Run* run, const Device* device) {
+    Feeder feeder = feeder_new(model);
+    int64_t BT = model->B * model->T, n = run->options.bench;
+    double ms[2 * NUM_PHASES] = {0}, total = 0, forward_backward = 0;
+    for (int64_t step = -2; step < n; step++) { // two steps warm up
+        feeder_next(&feeder, model, NULL);
+        phases.on = step >= 0;
+        phases.count = 0;
+        CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
+        model_forward(model);
+        model_loss(model, (float)(1 / (double)BT), true, NULL);
+        model_backward(model);
+        model_update(model, &run->options, 1e-4, step + 3);
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        for (int i = 1; i < phases.count; i++) {
+            float elapsed;
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, phases.event[i - 1], phases.event[i]));
+            ms[phases.phase[i]] += elapsed / (double)n;
+        }
+    }
+    for (int i = 0; i < 2 * NUM_PHASES; i++) {
+        total += ms[i];
+        if (i % NUM_PHASES != PHASE_UPDATE) forward_backward += ms[i];
+    }
+    size_t free_bytes, all_bytes;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    printf("%lld steps of %lld x %lld tokens on %s, recompute %s\n", (long long)n, (long long)model->B,
+           (long long)model->T, device->name, recompute_names[model->recompute]);
+    printf("  %-28s %10s %10s\n", "milliseconds", "forward", "backward");
+    for (int i = 0; i < NUM_PHASES; i++)
+        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
+               100 * (ms[i] + ms[NUM_PHASES + i]) / total);
+    double flops = run_flops_per_token(run);
+    const double times[2] = {forward_backward, total};
+    static const char* const time_names[2] = {"forward and backward", "step"};
+    for (int i = 0; i < 2; i++) {
+        double rate = 1e3 * (double)BT / times[i];
+        printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", time_names[i], times[i], rate,
+               1e-12 * rate * flops);
+        if (device->peak_flops > 0) printf("  %4.1f%% MFU", 100 * rate * flops / device->peak_flops);
+        printf("\n");
+    }
+    printf("  %-28s %10.2f GiB\n", "memory of the GPU in use", (double)(all_bytes - free_bytes) / (1 << 30));
+    feeder_free(&feeder);
+}
+
+// Mean loss by position on the first `sequences` held-out sequences.
+static LogValidation validate(Model* model, const Run* run, Feeder* feeder, DataLoader* data,
+                              int64_t sequences) {
+    LogValidation v;
+    int64_t B = model->B, T = model->T;
+    float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
+    memset(&v, 0, sizeof v);
+    double start = seconds_now();
+    dataloader_seek(data, 0);
+    for (int64_t i = 0; i < sequences; i += B) {
+        feeder_next(feeder, model, data);
+        model_forward(model);
+        model_loss(model, 0, false, NULL);
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        download(losses, model->acts.losses, B * T);
+        for (int64_t t = 0; t < (sequences - i < B ? sequences - i : B) * T; t++)
+            log_validation_add(&v, t % T, (double)losses[t]);
+    }
+    free(losses);
+    v.byte_tokens = run_reads_bytes(run);
+    v.seconds = seconds_now() - start;
+    return v;
+}
+
+// A step that was queued, until its result is read.
+typedef struct {
+    StepStats* stats; // pinned
+    cudaEvent_t done;
+    LogStep line;
+    bool pending;
+} QueuedStep;
+
+// Waits for the queued step, stops the run if it was not finite, and logs it.
+static void finish_step(Model* model, Logger* logger, QueuedStep* q, double* last_time) {
+    if (!q->pending) return;
+    q->pending = false;
+    CUDA_CHECK(cudaEventSynchronize(q->done));
+    q->line.loss = q->stats->loss / (double)q->line.step_tokens;
+    q->line.grad_norm = q->stats->norm;
+    if (!q->stats->finite) {
+        const char* weight = model_first_not_finite(model, model->params);
+        const char* gradient = model_first_not_finite(model, model->grads);
+        run_die_not_finite(q->line.step, q->line.loss, q->line.grad_norm, weight, gradient);
+    }
+    double now = seconds_now();
+    q->line.seconds = now - *last_time;
+    *last_time = now;
+    logger_step(logger, &q->line);
+}
+
+static void save(Model* model, Run* run, Logger* logger) {
+    int64_t count = model->table.count;
+    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
+    if (!run->options.out) return;
+    download(host, model->params, count);
+    download(host + count, model->m, count);
+    download(host + 2 * count, model->v, count);
+    run_save(run, logger, host, host + count, host + 2 * count, sizeof(float));
+    free(host);
+}
+
+static void train(Model* model, Run* run, const Device* device) {
+    Error err;
+    Logger logger;
+    DataLoader data, val_data;
+    const Options* o = &run->options;
+    TrainerState* state = &run->state;
+    int64_t step_tokens = run->micro_steps * model->B * model->T, val_sequences = 0;
+    Feeder feeder = feeder_new(model);
+    run_open_data(run, &data, o->data, o->shuffle);
+    if (o->val_data) {
+        run_open_data(run, &val_data, o->val_data, false);
+        val_sequences = run_val_sequences(run, &val_data);
+    }
+    if (!logger_open(&logger, o->out, &err)) die("%s", err.msg);
+    logger.num_steps = run->num_steps;
+    logger.log_every = o->log_every;
+    logger.flops_per_token = run_flops_per_token(run);
+    logger.peak_flops = device->peak_flops;
+    dataloader_seek(&data, state->position);
+    run_begin(run, &logger, &data, val_sequences);
+
+    QueuedStep queued[2];
+    memset(queued, 0, sizeof queued);
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost((void**)&queued[i].stats, sizeof(StepStats)));
+        CUDA_CHECK(cudaEventCreateWithFlags(&queued[i].done, cudaEventDisableTiming));
+    }
+    double last_time = seconds_now();
+    while (state->step < run->last_step && !run_interrupted) {
+        QueuedStep *q = &queued[state->step % 2], *before = &queued[1 - state->step % 2];
+        CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
+        for (int64_t i = 0; i < run->micro_steps; i++) {
+            feeder_next(&feeder, model, &data);
+            model_forward(model);
+            model_loss(model, (float)(1 / (double)step_tokens), true, NULL);
+            model_backward(model);
+        }
+        double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
+        model_update(model, o, lr, state->step + 1);
+        CUDA_CHECK(cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost,
+                                   model->stream));
+        CUDA_CHECK(cudaEventRecord(q->done, model->stream));
+        state->step++;
+        state->tokens += step_tokens;
+        state->position = dataloader_position(&data);
+        q->pending = true;
+        q->line.step = state->step, q->line.tokens = state->tokens, q->line.step_tokens = step_tokens,
+        q->line.lr = lr;
+
+        finish_step(model, &logger, before, &last_time);
+        bool last = state->step == run->last_step;
+        bool validates = val_sequences && (last || run_due(o->val_every, state->step));
+        bool saves = last || run_due(o->save_every, state->step) || run_interrupted;
+        if (!validates && !saves) continue;
+        finish_step(model, &logger, q, &last_time);
+        if (validates) {
+            LogValidation v = validate(model, run, &feeder, &val_data, val_sequences);
+            logger_validation(&logger, state->step, &v);
+            if (last) run_print_by_position(&v);
+        }
+        if (saves) save(model, run, &logger);
+        last_time = seconds_now();
+    }
+    for (int i = 0; i < 2; i++) {
+        cudaFreeHost(queued[i].stats);
+        cudaEventDestroy(queued[i].done);
+    }
+    logger_close(&logger);
+    dataloader_close(&data);
+    if (o->val_data) dataloader_close(&val_data);
+    feeder_free(&feeder);
+}
+
+// ----------------------------------------------------------------------------
+
+// Weights of a checkpoint, of --init, or drawn from the seed; through the host.
+static void load_or_draw(Model* model, Run* run) {
+    int64_t count = model->table.count;
+    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
+    float *m = host + count, *v = host + 2 * count;
+    if (!run_load(run, host, m, v, sizeof(float)))
+        for (int r = 0; r < model->table.num_rows; r++) {
+            const Param* p = &model->table.rows[r];
+#pragma omp parallel for schedule(static)
+            for (int64_t i = 0; i < p->count; i++)
+                host[p->offset + i] = (float)params_initial_value(&model->table, &model->config, r, i,
+                                                                  (uint64_t)run->options.seed);
+        }
+    model_upload(model, host, m, v);
+    free(host);
+}
+
+// What --recompute asks for, or the first level whose activations fit into `room` bytes for B sequences; -1 if none does.
+static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t room) {
+    if (o->recompute) {
+        for (int i = 0; i < 3; i++)
+            if (strcmp(o->recompute, recompute_names[i]) == 0)
+                return model_plan_activations(model, B, o->seq_len, (Recompute)i, false) <= room ? i : -1;
+        die("--recompute %s: not one of none, cheap, block", o->recompute);
+    }
+    for (int i = 0; i < 3; i++)
+        if (model_plan_activations(model, B, o->seq_len, (Recompute)i, false) <= room) return i;
+    return -1;
+}
+
+static void print_plan(Run* run, const Device* device, Model* plan, int64_t room) {
+    const Options* o = &run->options;
+    int recompute = choose_recompute(plan, o, run->micro_batch, room);
+    int64_t weights = model_weights_bytes(&run->config, &run->table);
+    int64_t acts = model_plan_activations(plan, run->micro_batch, o->seq_len,
+                                          recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)recompute, false);
+    MemoryRow rows[] = {{"weights, gradients, moments", weights},
+                        {"activations", acts},
+                        {"cuBLAS's workspace", (int64_t)MATMUL_WORKSPACE}};
+    run_print_plan(run, rows, 3);
+    printf("%s: %.1f GiB; recompute %s\n", device->name, (double)device->memory / (1 << 30),
+           recompute < 0 ? "block is not enough" : recompute_names[recompute]);
+    for (int i = 0; i < 3; i++) {
+        int64_t B = 0;
+        while (B < run->batch_sequences &&
+               model_plan_activations(plan, B + 1, o->seq_len, (Recompute)i, false) <= room)
+            B++;
+        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n", recompute_names[i],
+               (long long)B);
+    }
+}
+
+int main(int argc, char** argv) {
+    Run run;
+    run_parse(&run, argc, argv, "Trains the Forgetting Transformer and its Transformer baselines on a GPU.");
+    run_configure(&run, 16384);
+    const Options* o = &run.options;
+    if (o->generate != OPTION_UNSET || o->sample_every > 0)
+        die("--generate and --sample-every: use ./train_fox, which reads the same checkpoints");
+    attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
+    Device device = device_open(0);
+
+    Model plan;
+    memset(&plan, 0, sizeof plan);
+    plan.config = run.config;
+    plan.table = run.table;
+    size_t free_bytes, all_bytes;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    int64_t reserve = (int64_t)768 << 20; // cuBLAS's and the driver's own, and what loading kernels takes
+    int64_t room = (int64_t)free_bytes - model_weights_bytes(&run.config, &run.table) -
+                   (int64_t)MATMUL_WORKSPACE - reserve;
+    if (o->dry_run) {
+        print_plan(&run, &device, &plan, room);
+        run_free(&run);
+        return EXIT_SUCCESS;
+    }
+    int recompute = choose_recompute(&plan, o, run.micro_batch, room);
+    if (recompute < 0)
+        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
+            "--micro-batch, "
+            "--seq-len, or --recompute block; --dry-run shows what fits",
+            (long long)run.micro_batch, (long long)o->seq_len, (double)free_bytes / (1 << 30), device.name);
+    Model model = model_new(&run.config, !o->deterministic);
+    load_or_draw(&model, &run);
+    model_allocate_activations(&model, run.micro_batch, o->seq_len, (Recompute)recompute);
+    if (o->dump)
+        dump(&model, &run);
+    else if (o->bench != OPTION_UNSET)
+        bench(&model, &run, &device);
+    else
+        train(&model, &run, &device);
+    model_free(&model);
+    run_free(&run);
+    return run_interrupted ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
+}
