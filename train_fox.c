@@ -1,14 +1,17 @@
 /*
-Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain C.
+Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain
+C.
 
 This is the reference: the whole model stands below, forward and backward, in the order in which it runs, and
-train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking gradients.
+train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking
+gradients.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V,
-R rows in the fused projection of q, k, v and all gates. A tensor's shape stands in a comment, last axis fastest.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
+vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's shape stands in a comment,
+last axis fastest.
 
-Threads never share a sum: work is cut into pieces that do not depend on the number of threads, each sum is taken in
-one fixed order, and so a run gives the same bits on any number of threads.
+Threads never share a sum: work is cut into pieces that do not depend on the number of threads, each sum is
+taken in one fixed order, and so a run gives the same bits on any number of threads.
 */
 #include <float.h>
 #include <math.h>
@@ -39,15 +42,16 @@ typedef float real;
 // ----------------------------------------------------------------------------
 // exp and its kin
 //
-// libm's expf does not vectorise; this one does, within 1.1 ulp of the true value from e^-60 on. Below that it is 0:
-// beside the largest term of a softmax, which is 1, no float can hold what is lost, and the denormal numbers that such
-// probabilities lead to make a product a hundred times slower.
+// libm's expf does not vectorise; this one does, within 1.1 ulp of the true value from e^-60 on. Below that
+// it is 0: beside the largest term of a softmax, which is 1, no float can hold what is lost, and the denormal
+// numbers that such probabilities lead to make a product a hundred times slower.
 
 #ifdef REAL_IS_DOUBLE
 static inline real exp_real(real x) { return exp(x); }
 #else
 static inline real exp_real(real x) {
-    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 2^23 rounds to an integer and leaves it in the low bits.
+    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 2^23 rounds to an integer and leaves it in the low
+    // bits.
     const float shift = 12582912.0f;
     float t = x * 1.44269504f + shift;
     uint32_t n, shift_bits;
@@ -80,9 +84,9 @@ static inline real log_sigmoid(real x) { return (real)(x < 0 ? x - log1p(exp(x))
 // ----------------------------------------------------------------------------
 // matrix products
 //
-// out[M,N] (+)= a[M,K] b[K,N]. Operands are views with two strides, so that a transpose or a slice of columns costs
-// nothing. Blocks of a and b are copied into panels, MR rows of a and NR columns of b wide, that the kernel reads from
-// front to back; its MR x NR sums stay in vector registers.
+// out[M,N] (+)= a[M,K] b[K,N]. Operands are views with two strides, so that a transpose or a slice of columns
+// costs nothing. Blocks of a and b are copied into panels, MR rows of a and NR columns of b wide, that the
+// kernel reads from front to back; its MR x NR sums stay in vector registers.
 
 typedef struct {
     const real* at;
@@ -118,8 +122,9 @@ static inline View transpose_of(const real* at, int64_t stride) { return view(at
 
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES)));
 
-// Copies m vectors of length K into panels of `width` of them: out[panel][k][width], padded with zeros. Vector i is
-// at[i * step], its element k another k * along further. Inlined, for `width` to be a constant in the loops.
+// Copies m vectors of length K into panels of `width` of them: out[panel][k][width], padded with zeros.
+// Vector i is at[i * step], its element k another k * along further. Inlined, for `width` to be a constant in
+// the loops.
 __attribute__((always_inline)) static inline void pack_panels(real* out, const real* at, int64_t m, int64_t K,
                                                               int64_t step, int64_t along, const int width) {
     for (int64_t first = 0; first < m; first += width, at += width * step, out += width * K) {
@@ -186,9 +191,11 @@ static void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, 
 static void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K, bool add) {
     CBLAS_TRANSPOSE ta = a.col == 1 ? CblasNoTrans : CblasTrans, tb = b.col == 1 ? CblasNoTrans : CblasTrans;
     int lda = (int)(a.col == 1 ? a.row : a.col), ldb = (int)(b.col == 1 ? b.row : b.col);
+    int64_t rows =
+        M >= 2048 ? 512 : 128; // of a block: few enough for all threads, many enough to pay for packing b
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < M; i += 128) {
-        int m = (int)min64(128, M - i);
+    for (int64_t i = 0; i < M; i += rows) {
+        int m = (int)min64(rows, M - i);
 #ifdef REAL_IS_DOUBLE
         cblas_dgemm
 #else
@@ -228,7 +235,8 @@ static void matvec(real* out, const real* w, const real* x, int64_t N, int64_t K
     }
 }
 
-// A linear layer without bias: out[rows,N] = x[rows,K] w[N,K]^T, and its backward pass. dx is written, or added to.
+// A linear layer without bias: out[rows,N] = x[rows,K] w[N,K]^T, and its backward pass. dx is written, or
+// added to.
 static void linear_forward(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,
                            bool add) {
     if (rows == 1 && !add)
@@ -281,7 +289,8 @@ static inline real norm_forward(real* y, const real* x, const real* weight, int6
     return rstd;
 }
 
-// One vector: with g = dy * weight,  dx (+)= rstd (g - x rstd^2 mean(g x)),  dweight += dy x rstd. dx may be dy.
+// One vector: with g = dy * weight,  dx (+)= rstd (g - x rstd^2 mean(g x)),  dweight += dy x rstd. dx may be
+// dy.
 static inline void norm_backward(real* dx, real* dweight, const real* dy, const real* x, const real* weight,
                                  real rstd, int64_t n, bool add) {
     real gx = 0;
@@ -389,8 +398,8 @@ static void add_head_partials(real* dweight, const real* partial, const HeadShap
         for (int64_t c = 0; c < s->dh; c++) dweight[i % s->NH * weight_step + c] += partial[i * s->dh + c];
 }
 
-// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: what token t+1 took from token
-// t is carried over in `later`. partial [B, NH, dh] and scratch [B, NH, 2, dh] are working space.
+// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: what token t+1 took
+// from token t is carried over in `later`. partial [B, NH, dh] and scratch [B, NH, 2, dh] are working space.
 static void head_backward(const HeadPath* path, const HeadShape* s, real* dproj, const real* proj,
                           const real* angles, real* partial, real* scratch) {
     int64_t T = s->T, dh = s->dh;
@@ -464,14 +473,16 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dc, const 
 // ----------------------------------------------------------------------------
 // attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + c_i - c_j) v_j over j <= i
 //
-// In tiles of TILE x TILE scores, with a running maximum and sum, so that memory is linear in T. The bias is the
-// difference of two doubles, taken pair by pair: c falls to -1e5 and beyond, where float has no digits left.
+// In tiles of TILE x TILE scores, with a running maximum and sum, so that memory is linear in T. The bias is
+// the difference of two doubles, taken pair by pair: c falls to -1e5 and beyond, where float has no digits
+// left.
 
 #define TILE 128
 
 static inline double gate_bias(const double* c, int64_t i, int64_t j) { return c ? c[i] - c[j] : 0; }
 
-// q, k, v, o [B, T, NH, dh]; c [B, NH, T], NULL without gate; lse [B, NH, T] = log of each row's sum of exponentials
+// q, k, v, o [B, T, NH, dh]; c [B, NH, T], NULL without gate; lse [B, NH, T] = log of each row's sum of
+// exponentials
 static void attention_forward(real* o, real* lse, const real* q, const real* k, const real* v,
                               const double* c, const HeadShape* s) {
     int64_t T = s->T, dh = s->dh, d = s->NH * dh;
@@ -568,7 +579,8 @@ static void attention_backward(real* dq, real* dk, real* dv, double* dc, const r
 }
 
 // ----------------------------------------------------------------------------
-// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be missing
+// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be
+// missing
 //
 // weight [d] is NULL without norm; gate [B, T, R] points at its column of proj, NULL without gate.
 
@@ -636,7 +648,8 @@ static void swiglu_backward(real* dgu, const real* ds, const real* gu, int64_t r
 }
 
 // ----------------------------------------------------------------------------
-// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient times dloss
+// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient
+// times dloss
 
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {
@@ -679,7 +692,8 @@ static double global_norm(const real* grads, int64_t count) {
     return sqrt(total);
 }
 
-// w -= lr (mhat / (sqrt(vhat) + eps) + decay w), with the gradient first scaled by grad_scale; step counts from 1.
+// w -= lr (mhat / (sqrt(vhat) + eps) + decay w), with the gradient first scaled by grad_scale; step counts
+// from 1.
 static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, double lr, double decay,
                          double grad_scale, int64_t step, const Options* o) {
     real beta1 = (real)o->beta1, beta2 = (real)o->beta2, eps = (real)o->adam_eps, scale = (real)grad_scale;
@@ -698,43 +712,45 @@ static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, do
 // ----------------------------------------------------------------------------
 // the model
 
-// Every activation: type, name, number of elements. Those with an L are kept for the backward pass; the rest are
-// scratch that all layers share.
-#define ACTIVATIONS(X)                                                                                       \
-    X(real, x, (L + 1) * BT * d)   /* [L+1,B,T,d] residual stream as it enters each block */                 \
-    X(real, attn_rstd, L* BT)      /* [L,B,T] */                                                             \
-    X(real, attn_in, L* BT* d)     /* [L,B,T,d] normed, what the fused projection reads */                   \
-    X(real, proj, L* BT* R)        /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */           \
-    X(real, q, L* BT* d)           /* [L,B,T,d] as attention reads them, like k and v */                     \
-    X(real, k, L* BT* d)           /* [L,B,T,d] */                                                           \
-    X(real, v, L* BT* d)           /* [L,B,T,d] */                                                           \
-    X(real, q_rstd, L* BT* NH)     /* [L,B,T,NH] */                                                          \
-    X(real, k_rstd, L* BT* NH)     /* [L,B,T,NH] */                                                          \
-    X(double, c, gated* L* BT* NH) /* [L,B,NH,T] running sum of log forget gates */                          \
-    X(real, lse, L* BT* NH)        /* [L,B,NH,T] */                                                          \
-    X(real, o, L* BT* d)           /* [L,B,T,d] attention's output */                                        \
-    X(real, o_rstd, L* BT* NH)     /* [L,B,T,NH] */                                                          \
-    X(real, y, L* BT* d)           /* [L,B,T,d] after output norm and gate */                                \
-    X(real, x_mid, L* BT* d)       /* [L,B,T,d] residual stream between attention and MLP */                 \
-    X(real, mlp_rstd, L* BT)       /* [L,B,T] */                                                             \
-    X(real, mlp_in, L* BT* d)      /* [L,B,T,d] normed */                                                    \
-    X(real, gu, L* BT * 2 * I)     /* [L,B,T,2I] */                                                          \
-    X(real, s, L* BT* I)           /* [L,B,T,I] */                                                           \
-    X(real, rstd, BT)              /* [B,T] of the final norm */                                             \
-    X(real, head_in, BT* d)        /* [B,T,d] normed, what the head reads */                                 \
-    X(real, losses, BT)            /* [B,T] */                                                               \
-    X(real, logits, logit_rows* V) /* [rows,V] of a chunk of rows, then their gradient */                    \
-    X(real, dx, BT* d)             /* [B,T,d] gradient of the residual stream */                             \
-    X(real, dbranch, BT* d)        /* [B,T,d] of what a norm or attention's output gave */                   \
-    X(real, dproj, BT* R)          /* [B,T,R] */                                                             \
-    X(real, dq, BT* d)             /* [B,T,d] */                                                             \
-    X(real, dk, BT* d)             /* [B,T,d] */                                                             \
-    X(real, dv, BT* d)             /* [B,T,d] */                                                             \
-    X(real, dout, BT* d)           /* [B,T,d] of attention's output */                                       \
-    X(double, dc, gated* BT* NH)   /* [B,NH,T] */                                                            \
-    X(real, dgu, BT * 2 * I)       /* [B,T,2I] */                                                            \
-    X(real, ds, BT* I)             /* [B,T,I] */                                                             \
-    X(real, partial, NUM_PIECES* d + 3 * B * NH * dh) /* pieces of norms' weight gradients */
+// Every activation: type, name, number of elements. Those with an L are kept for the backward pass; the rest
+// are scratch that all layers share.
+// clang-format off
+#define ACTIVATIONS(X) \
+    X(real, x, (L + 1) * BT * d)      /* [L+1,B,T,d] residual stream as it enters each block */ \
+    X(real, attn_rstd, L * BT)        /* [L,B,T] */ \
+    X(real, attn_in, L * BT * d)      /* [L,B,T,d] normed, what the fused projection reads */ \
+    X(real, proj, L * BT * R)         /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */ \
+    X(real, q, L * BT * d)            /* [L,B,T,d] as attention reads them, like k and v */ \
+    X(real, k, L * BT * d)            /* [L,B,T,d] */ \
+    X(real, v, L * BT * d)            /* [L,B,T,d] */ \
+    X(real, q_rstd, L * BT * NH)      /* [L,B,T,NH] */ \
+    X(real, k_rstd, L * BT * NH)      /* [L,B,T,NH] */ \
+    X(double, c, gated * L * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
+    X(real, lse, L * BT * NH)         /* [L,B,NH,T] */ \
+    X(real, o, L * BT * d)            /* [L,B,T,d] attention's output */ \
+    X(real, o_rstd, L * BT * NH)      /* [L,B,T,NH] */ \
+    X(real, y, L * BT * d)            /* [L,B,T,d] after output norm and gate */ \
+    X(real, x_mid, L * BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
+    X(real, mlp_rstd, L * BT)         /* [L,B,T] */ \
+    X(real, mlp_in, L * BT * d)       /* [L,B,T,d] normed */ \
+    X(real, gu, L * BT * 2 * I)       /* [L,B,T,2I] */ \
+    X(real, s, L * BT * I)            /* [L,B,T,I] */ \
+    X(real, rstd, BT)                 /* [B,T] of the final norm */ \
+    X(real, head_in, BT * d)          /* [B,T,d] normed, what the head reads */ \
+    X(real, losses, BT)               /* [B,T] */ \
+    X(real, logits, logit_rows * V)   /* [rows,V] of a chunk of rows, then their gradient */ \
+    X(real, dx, BT * d)               /* [B,T,d] gradient of the residual stream */ \
+    X(real, dbranch, BT * d)          /* [B,T,d] of what a norm or attention's output gave */ \
+    X(real, dproj, BT * R)            /* [B,T,R] */ \
+    X(real, dq, BT * d)               /* [B,T,d] */ \
+    X(real, dk, BT * d)               /* [B,T,d] */ \
+    X(real, dv, BT * d)               /* [B,T,d] */ \
+    X(real, dout, BT * d)             /* [B,T,d] of attention's output */ \
+    X(double, dc, gated * BT * NH)    /* [B,NH,T] */ \
+    X(real, dgu, BT * 2 * I)          /* [B,T,2I] */ \
+    X(real, ds, BT * I)               /* [B,T,I] */ \
+    X(real, partial, NUM_PIECES * d + 3 * B * NH * dh) /* pieces of norms' weight gradients */
+// clang-format on
 
 #define ACTIVATION_FIELD(type, name, count) type* name;
 typedef struct {
@@ -744,17 +760,17 @@ typedef struct {
 typedef struct {
     Config config;
     ParamTable table;
-    int64_t B, T;       // the shape that the activations are for
-    real* params;       // [table.count], as grads and AdamW's two moments
-    real* grads;        //
-    real* m;            //
-    real* v;            //
-    real* angles;       // [T, dh/2, 2] of RoPE
-    Activations acts;   //
-    int64_t acts_bytes; //
+    int64_t B, T; // the shape that the activations are for
+    real* params; // [table.count], as grads and AdamW's two moments
+    real* grads;
+    real* m;
+    real* v;
+    real* angles; // [T, dh/2, 2] of RoPE
+    Activations acts;
 } Model;
 
-// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything else.
+// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything
+// else.
 static int64_t model_logit_rows(const Config* c, int64_t rows) {
     int64_t most = ((int64_t)1 << 22) / c->vocab_size;
     return min64(rows, most < 64 ? 64 : most);
@@ -793,7 +809,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     int64_t dh = config_head_size(&model->config);
     model->B = B;
     model->T = T;
-    model->acts_bytes = model_plan_activations(&model->acts, &model->config, &model->table, B, T, true);
+    model_plan_activations(&model->acts, &model->config, &model->table, B, T, true);
     model->angles = (real*)xcalloc((size_t)(T * dh), sizeof(real));
     for (int64_t t = 0; model->config.use_rope && t < T; t++)
         rope_angles(model->angles + t * dh, t, dh, model->config.rope_base);
@@ -811,7 +827,8 @@ static void model_free(Model* model) {
     memset(model, 0, sizeof *model);
 }
 
-// Draws the initial weights: element i of row r is a function of (seed, r, i), so that any trainer draws the same.
+// Draws the initial weights: element i of row r is a function of (seed, r, i), so that any trainer draws the
+// same.
 static void model_init_weights(Model* model, uint64_t seed) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
@@ -907,9 +924,9 @@ static void model_forward(Model* model, const int32_t* inputs) {
                     config->norm_eps);
 }
 
-// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and returns their sum.
-// With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the weight of a token's loss.
-// all_logits [B,T,V] takes a copy of the logits, NULL for none.
+// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and returns
+// their sum. With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the weight of
+// a token's loss. all_logits [B,T,V] takes a copy of the logits, NULL for none.
 static double model_loss(Model* model, const int32_t* targets, real dloss, bool train, real* all_logits) {
     Activations* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
@@ -1049,7 +1066,8 @@ static void cache_free(Cache* cache) {
     memset(cache, 0, sizeof *cache);
 }
 
-// Attention of one query at the end of `length` keys: o [NH, dh]; k, v [length, NH, dh]; c [length, NH] or NULL
+// Attention of one query at the end of `length` keys: o [NH, dh]; k, v [length, NH, dh]; c [length, NH] or
+// NULL
 static void attention_decode(real* o, real* scores, const real* q, const real* k, const real* v,
                              const double* c, int64_t length, int64_t NH, int64_t dh) {
     real scale = (real)(1 / sqrt((double)dh));
@@ -1071,8 +1089,8 @@ static void attention_decode(real* o, real* scores, const real* q, const real* k
     }
 }
 
-// Takes one more token in and writes the logits [V] of the one after it: what model_forward computes for the same
-// tokens, but for rounding.
+// Takes one more token in and writes the logits [V] of the one after it: what model_forward computes for the
+// same tokens, but for rounding.
 static void model_decode(Model* model, Cache* cache, int32_t token, real* logits) {
     const Config* config = &model->config;
     int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads, dh = d / NH;
@@ -1264,6 +1282,7 @@ static void train(Model* model, Run* run) {
     dataloader_seek(&data, state->position);
     run_begin(run, &logger, &data, val_sequences);
 
+    bool saved = run->checkpoint < run->num_checkpoints; // this state
     while (state->step < run->last_step && !run_interrupted) {
         double start = seconds_now(), loss = 0;
         int64_t step_tokens = run->micro_steps * B * T;
@@ -1294,6 +1313,8 @@ static void train(Model* model, Run* run) {
         line.loss = loss, line.grad_norm = norm, line.lr = lr, line.seconds = seconds_now() - start;
         logger_step(&logger, &line);
         bool last = state->step == run->last_step;
+        saved = last || run_due(o->save_every, state->step);
+        if (saved) run_save(run, &logger, model->params, model->m, model->v, sizeof(real));
         if (val_sequences && (last || run_due(o->val_every, state->step))) {
             LogValidation v = validate(model, run, &val_data, val_sequences, inputs, targets);
             logger_validation(&logger, state->step, &v);
@@ -1306,9 +1327,9 @@ static void train(Model* model, Run* run) {
             logger_event(&logger, state->step, "sample", text.text.data);
             sample_free(&text);
         }
-        if (last || run_due(o->save_every, state->step) || run_interrupted)
-            run_save(run, &logger, model->params, model->m, model->v, sizeof(real));
     }
+    if (!saved)
+        run_save(run, &logger, model->params, model->m, model->v, sizeof(real)); // a signal, or --max-steps 0
     logger_close(&logger);
     dataloader_close(&data);
     if (o->val_data) dataloader_close(&val_data);
@@ -1320,8 +1341,8 @@ int main(int argc, char** argv) {
     Run run;
     run_parse(&run, argc, argv,
               "Trains the Forgetting Transformer and its Transformer baselines on the CPU.");
-    // A few thousand tokens make matrix products large and keep memory small. The number is no function of the
-    // machine, so that the same command gives the same bits everywhere.
+    // A few thousand tokens make matrix products large and keep memory small. The number is no function of
+    // the machine, so that the same command gives the same bits everywhere.
     run_configure(&run, 4096);
     const Options* o = &run.options;
     int exit_code = EXIT_SUCCESS;
@@ -1353,7 +1374,7 @@ int main(int argc, char** argv) {
             bench(&model, &run);
         else {
             train(&model, &run);
-            if (run_interrupted) exit_code = RUN_EXIT_INTERRUPTED;
+            if (run.state.step < run.last_step) exit_code = RUN_EXIT_INTERRUPTED;
         }
     }
     model_free(&model);

@@ -1,14 +1,17 @@
 /*
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
 
-It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/, a forward and backward pair a file.
-Weights and activations are bf16 and products sum in fp32; master weights, gradients and AdamW's moments are fp32.
+It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/, a forward and backward
+pair a file. Weights and activations are bf16 and products sum in fp32; master weights, gradients and AdamW's
+moments are fp32.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V; R
-rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V that of logits.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
+vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V that of
+logits.
 
-Everything is queued on one stream. The host waits for the device only where it must read: a step's loss and norm, which
-it reads while the next step runs. A step whose loss or gradient is not finite changes nothing on the device itself.
+Everything is queued on one stream. The host waits for the device only where it must read: a step's loss and
+norm, which it reads while the next step runs. A step whose loss or gradient is not finite changes nothing on
+the device itself.
 */
 #include "llmc/cuda_common.cuh"
 #include "llmc/device.cuh"
@@ -30,50 +33,52 @@ it reads while the next step runs. A step whose loss or gradient is not finite c
 // ----------------------------------------------------------------------------
 // the model
 
-// What the backward pass computes again rather than keep: nothing, what is cheap (norms, output gate, SwiGLU), or all of a
-// block but its input.
+// What the backward pass computes again rather than keep: nothing, what is cheap (norms, output gate,
+// SwiGLU), or all of a block but its input.
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
 static const char* const recompute_names[] = {"none", "cheap", "block"};
 
-// Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that layers share),
-// number of elements of a layer.
+// Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that
+// layers share), number of elements of a layer.
 #define KEEP_NONE (-1)
-#define ACTIVATIONS(X)                                                                                       \
-    X(bf16, x, RECOMPUTE_BLOCK, BT* d)       /* [L,B,T,d] residual stream as it enters each block */         \
-    X(float, attn_rstd, RECOMPUTE_CHEAP, BT) /* [L,B,T] */                                                   \
-    X(bf16, attn_in, RECOMPUTE_NONE, BT* d)  /* [L,B,T,d] normed, what the fused projection reads */         \
-    X(bf16, proj, RECOMPUTE_CHEAP, BT* S)    /* [L,B,T,S] q~ k~ v~, output gate, forget gate, shift gates */ \
-    X(bf16, q, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] as attention reads them, like k and v */           \
-    X(bf16, k, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] */                                                 \
-    X(bf16, v, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] */                                                 \
-    X(float, q_rstd, RECOMPUTE_CHEAP, BT* NH)    /* [L,B,T,NH] */                                            \
-    X(float, k_rstd, RECOMPUTE_CHEAP, BT* NH)    /* [L,B,T,NH] */                                            \
-    X(double, c, RECOMPUTE_CHEAP, gated* BT* NH) /* [L,B,NH,T] running sum of log forget gates */            \
-    X(float, lse, RECOMPUTE_CHEAP, BT* NH)       /* [L,B,NH,T] */                                            \
-    X(bf16, o, RECOMPUTE_CHEAP, BT* d)           /* [L,B,T,d] attention's output */                          \
-    X(float, o_rstd, RECOMPUTE_CHEAP, BT* NH)    /* [L,B,T,NH] */                                            \
-    X(bf16, y, RECOMPUTE_NONE, BT* d)            /* [L,B,T,d] after output norm and gate */                  \
-    X(bf16, x_mid, RECOMPUTE_CHEAP, BT* d)       /* [L,B,T,d] residual stream between attention and MLP */   \
-    X(float, mlp_rstd, RECOMPUTE_CHEAP, BT)      /* [L,B,T] */                                               \
-    X(bf16, mlp_in, RECOMPUTE_NONE, BT* d)       /* [L,B,T,d] normed */                                      \
-    X(bf16, gu, RECOMPUTE_CHEAP, BT * 2 * I)     /* [L,B,T,2I] */                                            \
-    X(bf16, s, RECOMPUTE_NONE, BT* I)            /* [L,B,T,I] */                                             \
-    X(bf16, x_last, KEEP_NONE, BT* d)            /* [B,T,d] residual stream after the last block */          \
-    X(float, rstd, KEEP_NONE, BT)                /* [B,T] of the final norm */                               \
-    X(bf16, head_in, KEEP_NONE, BT* d)           /* [B,T,d] normed, what the head reads */                   \
-    X(float, losses, KEEP_NONE, BT)              /* [B,T] */                                                 \
-    X(bf16, logits, KEEP_NONE, logit_rows* Vs)   /* [rows,Vs] of a chunk of rows, then their gradient */     \
-    X(bf16, dx, KEEP_NONE, BT* d)                /* [B,T,d] gradient of the residual stream */               \
-    X(bf16, dbranch, KEEP_NONE, BT* d)           /* [B,T,d] of what a norm or attention's output gave */     \
-    X(bf16, dproj, KEEP_NONE, BT* S)             /* [B,T,S] */                                               \
-    X(bf16, dq, KEEP_NONE, BT* d)                /* [B,T,d] */                                               \
-    X(bf16, dk, KEEP_NONE, BT* d)                /* [B,T,d] */                                               \
-    X(bf16, dv, KEEP_NONE, BT* d)                /* [B,T,d] */                                               \
-    X(float, dc, KEEP_NONE, gated* BT* NH)       /* [B,NH,T] */                                              \
-    X(bf16, dgu, KEEP_NONE, BT * 2 * I)          /* [B,T,2I] */                                              \
-    X(bf16, ds, KEEP_NONE, BT* I)                /* [B,T,I] */                                               \
-    X(int32_t, inputs, KEEP_NONE, BT)            /* [B,T] */                                                 \
-    X(int32_t, targets, KEEP_NONE, BT)           /* [B,T] */
+// clang-format off
+#define ACTIVATIONS(X) \
+    X(bf16, x, RECOMPUTE_BLOCK, BT * d)            /* [L,B,T,d] residual stream as it enters each block */ \
+    X(float, attn_rstd, RECOMPUTE_CHEAP, BT)       /* [L,B,T] */ \
+    X(bf16, attn_in, RECOMPUTE_NONE, BT * d)       /* [L,B,T,d] normed, what the fused projection reads */ \
+    X(bf16, proj, RECOMPUTE_CHEAP, BT * S)         /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, q, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] as attention reads them, like k and v */ \
+    X(bf16, k, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] */ \
+    X(bf16, v, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] */ \
+    X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
+    X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
+    X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
+    X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
+    X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
+    X(float, o_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
+    X(bf16, y, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] after output norm and gate */ \
+    X(bf16, x_mid, RECOMPUTE_CHEAP, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
+    X(float, mlp_rstd, RECOMPUTE_CHEAP, BT)        /* [L,B,T] */ \
+    X(bf16, mlp_in, RECOMPUTE_NONE, BT * d)        /* [L,B,T,d] normed */ \
+    X(bf16, gu, RECOMPUTE_CHEAP, BT * 2 * I)       /* [L,B,T,2I] */ \
+    X(bf16, s, RECOMPUTE_NONE, BT * I)             /* [L,B,T,I] */ \
+    X(bf16, x_last, KEEP_NONE, BT * d)             /* [B,T,d] residual stream after the last block */ \
+    X(float, rstd, KEEP_NONE, BT)                  /* [B,T] of the final norm */ \
+    X(bf16, head_in, KEEP_NONE, BT * d)            /* [B,T,d] normed, what the head reads */ \
+    X(float, losses, KEEP_NONE, BT)                /* [B,T] */ \
+    X(bf16, logits, KEEP_NONE, logit_rows * Vs)    /* [rows,Vs] of a chunk of rows, then their gradient */ \
+    X(bf16, dx, KEEP_NONE, BT * d)                 /* [B,T,d] gradient of the residual stream */ \
+    X(bf16, dbranch, KEEP_NONE, BT * d)            /* [B,T,d] of what a norm or attention's output gave */ \
+    X(bf16, dproj, KEEP_NONE, BT * S)              /* [B,T,S] */ \
+    X(bf16, dq, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
+    X(bf16, dk, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
+    X(bf16, dv, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
+    X(float, dc, KEEP_NONE, gated * BT * NH)       /* [B,NH,T] */ \
+    X(bf16, dgu, KEEP_NONE, BT * 2 * I)            /* [B,T,2I] */ \
+    X(bf16, ds, KEEP_NONE, BT * I)                 /* [B,T,I] */ \
+    X(int32_t, inputs, KEEP_NONE, BT)              /* [B,T] */ \
+    X(int32_t, targets, KEEP_NONE, BT)             /* [B,T] */
+// clang-format on
 
 #define ACTIVATION_FIELD(type, name, keep, count) type* name;
 typedef struct {
@@ -89,24 +94,24 @@ typedef struct {
 typedef struct {
     Config config;
     ParamTable table;
-    int64_t B, T, S, Vs;   // shape and strides that the activations are for
-    float* params;         // [table.count] master weights, as grads and AdamW's two moments
-    bf16* weights;         // their copy that computes, at the same offsets
-    float* grads;          //
-    float* m;              //
-    float* v;              //
-    ParamChunk* chunks;    // the update's work list
-    int64_t num_chunks;    //
+    int64_t B, T, S, Vs; // shape and strides that the activations are for
+    float* params;       // [table.count] master weights, as grads and AdamW's two moments
+    bf16* weights;       // their copy that computes, at the same offsets
+    float* grads;
+    float* m;
+    float* v;
+    ParamChunk* chunks; // the update's work list
+    int64_t num_chunks;
     double* chunk_squares; // [num_chunks] scratch
     StepStats* stats;      // of the step under way
     float* angles;         // [T, dh/2, 2] of RoPE
-    Activations acts;      //
-    ActivationSteps steps; //
-    Recompute recompute;   //
-    void* scratch;         // of backward kernels, one at a time
-    float* partial;        // of norms' weight gradients
-    Matmul matmul;         //
-    cudaStream_t stream;   //
+    Activations acts;
+    ActivationSteps steps;
+    Recompute recompute;
+    void* scratch;  // of backward kernels, one at a time
+    float* partial; // of norms' weight gradients
+    Matmul matmul;
+    cudaStream_t stream;
 } Model;
 
 // Elements behind the last tensor: products read the head, and write its gradient, in whole tiles of rows.
@@ -114,7 +119,8 @@ static int64_t model_tail(const Config* c) {
     return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
 
-// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything else.
+// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything
+// else.
 static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
     int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
     return most < 128 ? (rows < 128 ? rows : 128) : rows < most ? rows : most;
@@ -324,8 +330,8 @@ static void block_forward(Model* model, int64_t l) {
     rmsnorm_forward(a.attn_in, a.attn_rstd, NULL, a.x, NULL, param_at(model, w, P_ATTN_NORM, l), BT, d,
                     config->norm_eps, stream);
     phase_end(model, PHASE_NORM);
-    // S rows of weights, R of them the projection's: the others belong to the tensors behind it. What they give lands in
-    // padding columns, which nobody reads, and whose gradient is zero.
+    // S rows of weights, R of them the projection's: the others belong to the tensors behind it. What they
+    // give lands in padding columns, which nobody reads, and whose gradient is zero.
     linear_forward<bf16>(mm, a.proj, a.attn_in, param_at(model, w, P_Q_PROJ, l), NULL, BT, S, d, S, d,
                          stream);
     phase_end(model, PHASE_MATMUL);
@@ -371,9 +377,9 @@ static void model_forward(Model* model) {
     phase_end(model, PHASE_NORM);
 }
 
-// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds their sum to the
-// step's. With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the weight of a token's loss.
-// all_logits, on the host, takes [B,T,V] logits; NULL for none.
+// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds their
+// sum to the step's. With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the
+// weight of a token's loss. all_logits, on the host, takes [B,T,V] logits; NULL for none.
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
     Activations* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size,
@@ -499,7 +505,8 @@ static void model_update(Model* model, const Options* o, double lr, int64_t step
     phase_end(model, PHASE_UPDATE);
 }
 
-// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is none.
+// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
+// none.
 static const char* model_first_not_finite(const Model* model, const float* device) {
     float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
     const char* name = NULL;
@@ -731,6 +738,7 @@ static void train(Model* model, Run* run, const Device* device) {
         CUDA_CHECK(cudaEventCreateWithFlags(&queued[i].done, cudaEventDisableTiming));
     }
     double last_time = seconds_now();
+    bool saved = run->checkpoint < run->num_checkpoints; // this state
     while (state->step < run->last_step && !run_interrupted) {
         QueuedStep *q = &queued[state->step % 2], *before = &queued[1 - state->step % 2];
         CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
@@ -755,17 +763,19 @@ static void train(Model* model, Run* run, const Device* device) {
         finish_step(model, &logger, before, &last_time);
         bool last = state->step == run->last_step;
         bool validates = val_sequences && (last || run_due(o->val_every, state->step));
-        bool saves = last || run_due(o->save_every, state->step) || run_interrupted;
-        if (!validates && !saves) continue;
+        saved = last || run_due(o->save_every, state->step);
+        if (!validates && !saved) continue;
         finish_step(model, &logger, q, &last_time);
+        if (saved) save(model, run, &logger);
         if (validates) {
             LogValidation v = validate(model, run, &feeder, &val_data, val_sequences);
             logger_validation(&logger, state->step, &v);
             if (last) run_print_by_position(&v);
         }
-        if (saves) save(model, run, &logger);
         last_time = seconds_now();
     }
+    for (int i = 0; i < 2; i++) finish_step(model, &logger, &queued[(state->step + i) % 2], &last_time);
+    if (!saved) save(model, run, &logger); // a signal, or --max-steps 0
     for (int i = 0; i < 2; i++) {
         cudaFreeHost(queued[i].stats);
         cudaEventDestroy(queued[i].done);
@@ -795,7 +805,8 @@ static void load_or_draw(Model* model, Run* run) {
     free(host);
 }
 
-// What --recompute asks for, or the first level whose activations fit into `room` bytes for B sequences; -1 if none does.
+// What --recompute asks for, or the first level whose activations fit into `room` bytes for B sequences; -1
+// if none does.
 static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t room) {
     if (o->recompute) {
         for (int i = 0; i < 3; i++)
@@ -863,13 +874,16 @@ int main(int argc, char** argv) {
     Model model = model_new(&run.config, !o->deterministic);
     load_or_draw(&model, &run);
     model_allocate_activations(&model, run.micro_batch, o->seq_len, (Recompute)recompute);
+    int exit_code = EXIT_SUCCESS;
     if (o->dump)
         dump(&model, &run);
     else if (o->bench != OPTION_UNSET)
         bench(&model, &run, &device);
-    else
+    else {
         train(&model, &run, &device);
+        if (run.state.step < run.last_step) exit_code = RUN_EXIT_INTERRUPTED;
+    }
     model_free(&model);
     run_free(&run);
-    return run_interrupted ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
+    return exit_code;
 }

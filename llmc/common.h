@@ -5,7 +5,8 @@ Two ways to fail, chosen by who can still do something about it:
   fail()  fills an Error and returns false. For functions whose caller may recover: a damaged checkpoint, say,
           is named and the one before it is used. They return bool, and document what they leave behind.
   die()   prints one line and exits with code 1. For programs, at the top, where nothing is left to try.
-A message says what was wrong, with which file or option, and where it helps, what to do. One line, no newline.
+A message says what was wrong, with which file or option, and where it helps, what to do. One line, no
+newline.
 
 Valid as C11 and as C++17, like every header in llmc/.
 */
@@ -40,17 +41,30 @@ typedef struct {
     char msg[1024];
 } Error;
 
-// Fills err with the formatted message and returns false, so that a check reads `return fail(err, ...)`. Control
-// characters, which a quoted name from a damaged file may hold, become '?', so that one message stays one line.
+// Fills err with the formatted message. Control characters, which a quoted name from a damaged file may hold,
+// become '?', so that one message stays one line.
+static inline void set_message(Error* err, const char* format, va_list args) {
+    vsnprintf(err->msg, sizeof err->msg, format, args);
+    for (char* c = err->msg; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
+}
+
+// Fills err and returns false, so that a check reads `return fail(err, ...)`.
 PRINTF_LIKE(2, 3)
 static inline bool fail(Error* err, const char* format, ...) {
     va_list args;
     va_start(args, format);
-    vsnprintf(err->msg, sizeof err->msg, format, args);
+    set_message(err, format, args);
     va_end(args);
-    for (char* c = err->msg; *c; c++)
-        if ((unsigned char)*c < ' ' || *c == 127) *c = '?';
     return false;
+}
+
+// Prints `label: message` on stderr as one line.
+static inline void print_message(const char* label, const char* format, va_list args) {
+    Error err;
+    set_message(&err, format, args);
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", label, err.msg);
 }
 
 // Prints `error: message` on stderr as one line and exits with code 1.
@@ -58,10 +72,7 @@ PRINTF_LIKE(1, 2)
 __attribute__((noreturn)) static inline void die(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    print_message("error", format, args);
     va_end(args);
     exit(EXIT_FAILURE);
 }
@@ -71,17 +82,15 @@ PRINTF_LIKE(1, 2)
 static inline void warn(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    print_message("warning", format, args);
     va_end(args);
 }
 
 // ----------------------------------------------------------------------------
 // memory: zeroed, aligned to a cache line so that vector loads never straddle one; dies when there is none
 
-// Allocates count elements of size bytes each, all zero; free with free(). Never returns NULL, also for count 0.
+// Allocates count elements of size bytes each, all zero; free with free(). Never returns NULL, also for count
+// 0.
 static inline void* xcalloc(size_t count, size_t size) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
@@ -94,7 +103,8 @@ static inline void* xcalloc(size_t count, size_t size) {
     return p;
 }
 
-// Grows or shrinks a block from malloc, xrealloc or xcalloc (whose alignment it does not keep); dies on failure.
+// Grows or shrinks a block from malloc, xrealloc or xcalloc (whose alignment it does not keep); dies on
+// failure.
 static inline void* xrealloc(void* p, size_t bytes) {
     void* q = realloc(p, bytes ? bytes : 1);
     if (!q) die("out of memory: could not allocate %.1f MiB", bytes / 1048576.0);
@@ -159,8 +169,8 @@ static inline char* read_file(const char* path, size_t* bytes, Error* err) {
     return data;
 }
 
-// Flushes a file to the disk, not only to the kernel, and closes it. The file is closed on error too. A full disk
-// often shows only here, so a writer that skips this check can lose what it reported as written.
+// Flushes a file to the disk, not only to the kernel, and closes it. The file is closed on error too. A full
+// disk often shows only here, so a writer that skips this check can lose what it reported as written.
 static inline bool flush_and_close(FILE* f, const char* path, Error* err) {
     bool ok = !ferror(f) && fflush(f) == 0 && fsync(fileno(f)) == 0;
     int why = errno;

@@ -1,8 +1,8 @@
 /*
 The configuration of a model: one struct, the presets, and config.json.
 
-One table below has a row for every key of config.json. Reading and writing the file, `--set KEY=VALUE` and the
-range checks all walk it, so a key is described once.
+One table below has a row for every key of config.json. Reading and writing the file, `--set KEY=VALUE` and
+the range checks all walk it, so a key is described once.
 */
 #ifndef LLMC_CONFIG_H
 #define LLMC_CONFIG_H
@@ -15,23 +15,23 @@ range checks all walk it, so a key is described once.
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
 typedef struct {
-    int64_t vocab_size;           // V
-    int64_t hidden_size;          // d
-    int64_t num_hidden_layers;    // L
-    int64_t num_heads;            // NH; head size dh = d / NH
-    int64_t intermediate_size;    // I; 0 (null in the file) derives it from hidden_ratio
-    double hidden_ratio;          // r in I = 256 ceil(floor(d r 2/3) / 256)
-    double initializer_range;     // standard deviation of every matrix at the start
-    double norm_eps;              // of every RMSNorm but QK norm's, which is QK_NORM_EPS
-    double rope_base;             // angle of channel i at time t: t * rope_base^(-2 i / dh)
-    bool use_rope;                //
-    bool use_output_gate;         //
-    bool use_output_norm;         //
-    bool qk_norm;                 //
-    bool qk_norm_share;           // one weight [dh] for all heads instead of [d]
-    bool use_k_shift;             //
-    bool use_v_shift;             //
-    GateType fgate_type;          //
+    int64_t vocab_size;        // V
+    int64_t hidden_size;       // d
+    int64_t num_hidden_layers; // L
+    int64_t num_heads;         // NH; head size dh = d / NH
+    int64_t intermediate_size; // I; 0 (null in the file) derives it from hidden_ratio
+    double hidden_ratio;       // r in I = 256 ceil(floor(d r 2/3) / 256)
+    double initializer_range;  // standard deviation of every matrix at the start
+    double norm_eps;           // of every RMSNorm but QK norm's, which is QK_NORM_EPS
+    double rope_base;          // angle of channel i at time t: t * rope_base^(-2 i / dh)
+    bool use_rope;
+    bool use_output_gate;
+    bool use_output_norm;
+    bool qk_norm;
+    bool qk_norm_share; // one weight [dh] for all heads instead of [d]
+    bool use_k_shift;
+    bool use_v_shift;
+    GateType fgate_type;
     bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
     double decay_time_min;        // its T_min, in tokens
     double decay_time_max;        // its T_max, in tokens
@@ -147,8 +147,8 @@ static const ConfigKey config_keys[] = {
 static const char* const config_gate_names[] = {"full", "bias_only", "fixed",
                                                 "none"}; // in the order of GateType
 
-// Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where` names
-// the file or option in messages.
+// Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
+// names the file or option in messages.
 static inline bool config_set(Config* c, const char* where, const char* name, const char* text, Error* err) {
     const ConfigKey* key = NULL;
     for (int i = 0; i < NUM_CONFIG_KEYS; i++)
@@ -215,9 +215,9 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
 // Does the gate's bias start from config_long_gate_bias?
 static inline bool config_long_gate(const Config* c) { return config_has_gate(c) && c->fgate_bias_init; }
 
-// Checks what no single key can tell, that the sizes fit together, and settles what others imply: a fixed gate always
-// has the long initialisation, and decay times that are not in use have their defaults (the paper's code insists on
-// null in the file).
+// Checks what no single key can tell, that the sizes fit together, and settles what others imply: a fixed
+// gate always has the long initialisation, and decay times that are not in use have their defaults (the
+// paper's code insists on null in the file).
 static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->fgate_type == GATE_FIXED) c->fgate_bias_init = true;
     if (!config_long_gate(c)) {
@@ -381,8 +381,8 @@ static inline bool config_write(const Config* c, const char* path, Error* err) {
     return ok;
 }
 
-// Reads FOLDER/config.json. Keys that are absent keep the default of the paper's code; keys that are not ours, of
-// which tools add many, are passed over. On error *c is undefined.
+// Reads FOLDER/config.json. Keys that are absent keep the default of the paper's code; keys that are not
+// ours, of which tools add many, are passed over. On error *c is undefined.
 static inline bool config_read(Config* c, const char* folder, Error* err) {
     char path[PATH_LENGTH];
     Json j;
@@ -415,8 +415,11 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
             value = boolean ? "true" : "false";
         else if (json_is_null(&j, node))
             value = "null";
+        bool wants_text = config_keys[i].type == KEY_TEXT || config_keys[i].type == KEY_GATE;
         if (!value)
             ok = fail(err, "%s: %s is an array or an object", path, config_keys[i].name);
+        else if (json_is(&j, node, JSON_STRING) && !wants_text)
+            ok = fail(err, "%s: %s is a text, \"%.40s\"", path, config_keys[i].name, value);
         else
             ok = config_set(c, path, config_keys[i].name, value, err);
     }

@@ -9,8 +9,9 @@ What --dump writes: loss, logits and gradients of one batch, for comparison with
 
 #define DUMP_LOGITS_BYTES ((int64_t)64 << 20) // logits are left out where they take more
 
-// Writes a safetensors file: `loss` [B,T], `logits` [B,T,V] unless NULL, and the gradient of every trained tensor under
-// its name. Elements are floats or doubles, as element_bytes (4 or 8) says; grads is laid out by the table.
+// Writes a safetensors file: `loss` [B,T], `logits` [B,T,V] unless NULL, and the gradient of every trained
+// tensor under its name. Elements are floats or doubles, as element_bytes (4 or 8) says; grads is laid out by
+// the table.
 static inline bool dump_write(const char* path, const ParamTable* table, int64_t B, int64_t T, int64_t V,
                               const void* losses, const void* logits, const void* grads, int element_bytes,
                               Error* err) {

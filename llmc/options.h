@@ -85,8 +85,8 @@ ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, true, \
     "draw from the likeliest tokens that make up this probability") \
 GROUP("GPU") \
 ROW(TEXT, recompute, "recompute", "WHAT", 0, 0, 0, true, \
-    "what the backward pass computes again to save memory: none, cheap (norms, gates, SwiGLU), block [the first that " \
-    "fits]") \
+    "what the backward pass computes again to save memory: none, cheap (norms, gates, SwiGLU) or block " \
+    "[the first that fits]") \
 ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, true, "the same bits in every run, a little slower") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, false, \

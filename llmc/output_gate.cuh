@@ -30,7 +30,7 @@ struct OutputGateToken {
 __global__ static void __launch_bounds__(256)
     output_gate_forward_kernel(bf16* y, float* rstd, const bf16* o, const bf16* weight, const bf16* gate,
                                int tokens, int NH, int dh, int64_t stride, float eps) {
-    HeadThread me = head_thread(NH, dh, blockIdx.y);
+    HeadThread me = head_thread(NH, dh, (int)blockIdx.y);
     int column = me.head * dh + me.channel, d = NH * dh;
     int first = (int)blockIdx.x * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, tokens - first);
     int64_t at = (int64_t)first * d + column, at_gate = first * stride + column;
@@ -81,7 +81,7 @@ __global__ static void __launch_bounds__(256, GBB)
     output_gate_backward_kernel(bf16* dout, float* partial, bf16* dgate, float* delta, const bf16* dy,
                                 const bf16* o, const bf16* weight, const float* rstd, const bf16* gate,
                                 int tokens, int T, int NH, int dh, int64_t stride) {
-    HeadThread me = head_thread(NH, dh, blockIdx.y);
+    HeadThread me = head_thread(NH, dh, (int)blockIdx.y);
     int column = me.head * dh + me.channel, d = NH * dh;
     Raw8 w = {};
     if (weight && me.active) w = load_raw8(weight + column);
@@ -118,7 +118,7 @@ __global__ static void __launch_bounds__(256, GBB)
                 }
                 if (me.active) store16_once(dgate + at_gate + i * stride, pack8(logits));
             }
-            if (weight) head_norm_backward(g, dw, x, w, r, me);
+            if (weight) head_norm_backward(g, dw, x, w, r, true, me);
             Raw8 out = pack8(g);
             if (me.active) store16_once(dout + at + i * d, out);
             if (delta) {

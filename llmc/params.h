@@ -2,12 +2,12 @@
 THE parameter table: one row a tensor, with its name in a checkpoint, its shape, and how it starts.
 
 Everything else walks it: allocation, initialisation, checkpoints, the optimizer (its state and what decays),
-gradient checks, dumps and the parameter counts. All tensors lie in one flat buffer, in the order of the rows, each
-from a multiple of PARAM_ALIGN elements on.
+gradient checks, dumps and the parameter counts. All tensors lie in one flat buffer, in the order of the rows,
+each from a multiple of PARAM_ALIGN elements on.
 
 In each layer the matrices that multiply the same input, the normed residual stream, are neighbours, so that
-together, without gaps, they are one matrix [proj.rows, d] and one product computes q, k, v, the output gate, the forget gate and
-the shift gates. ProjLayout says where each begins.
+together, without gaps, they are one matrix [proj.rows, d] and one product computes q, k, v, the output gate,
+the forget gate and the shift gates. ProjLayout says where each begins.
 */
 #ifndef LLMC_PARAMS_H
 #define LLMC_PARAMS_H
@@ -55,8 +55,8 @@ typedef struct {
 // Weight decay is for matrices and the embedding, not for biases and norms.
 static inline bool param_decays(const Param* p) { return p->cols > 0; }
 
-// Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index its
-// output [B, T, rows].
+// Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index
+// its output [B, T, rows].
 typedef struct {
     int64_t q, k, v, ogate, fgate, k_shift, v_shift;
     int64_t rows;
@@ -86,7 +86,8 @@ static inline void params_add(ParamTable* t, ParamKind kind, int64_t layer, cons
     p->rows = rows;
     p->cols = cols;
     p->count = cols ? rows * cols : rows;
-    if (kind <= P_Q_PROJ || kind > P_V_SHIFT) t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+    if (kind <= P_Q_PROJ || kind > P_V_SHIFT)
+        t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
     p->offset = t->count;
     p->init = init;
     p->trainable = true;

@@ -29,9 +29,10 @@ typedef struct {
 
 struct QkvArgs {
     HeadPath paths[3];
-    int64_t tokens, stride, R;
-    int T, NH, dh;
+    int64_t stride, R;
+    int tokens, T, NH, dh;
     int weight_step; // from one head's norm weights to the next: dh, or 0 when shared
+    int units;       // blocks that a token's three paths take
 };
 
 // ----------------------------------------------------------------------------
@@ -87,56 +88,63 @@ __device__ static inline void rope_rotate(float x[8], const float* angles, float
 // ----------------------------------------------------------------------------
 // forward
 
-#define QKV_WALK 32 // tokens that a block of the forward pass walks over
+#ifndef QF
+#define QF 4
+#endif
+#ifndef QT
+#define QT 7
+#endif
+#ifndef QB
+#define QB 4
+#endif
+#ifndef QBB
+#define QBB 2
+#endif
+#ifndef QO
+#define QO 1
+#endif
+#define QKV_TOKENS QF // that a thread of the forward pass takes, all loads on their way at once
 
-// What a thread reads of one token.
-struct QkvToken {
-    Raw8 in, dout;
-    float logit, rstd;
-};
-
-__global__ static void __launch_bounds__(256, 4)
+__global__ static void __launch_bounds__(256)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles) {
-    const HeadPath& path = a.paths[blockIdx.y];
-    HeadThread me = head_thread(a.NH, a.dh, blockIdx.z);
+#if QO
+    int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
+#else
+    int unit = (int)blockIdx.y, first = (int)blockIdx.x * QKV_TOKENS;
+#endif
+    const HeadPath& path = a.paths[unit % 3];
+    HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
-    int64_t first = (int64_t)blockIdx.x * QKV_WALK, last = min(first + QKV_WALK, a.tokens);
-    const bf16* in = proj + path.column + me.head * a.dh + me.channel;
-    const bf16* logits = proj + path.shift + me.head;
-    auto load = [&](int64_t bt) {
-        QkvToken token = {};
-        if (!me.active) return token;
-        token.in = load_raw8_once(in + bt * a.stride);
-        if (shift) token.logit = __bfloat162float(logits[bt * a.stride]);
-        return token;
-    };
+    int left = min(QKV_TOKENS, a.tokens - first), t = first % a.T, in_heads = me.head * a.dh + me.channel;
+    const bf16* in = proj + first * a.stride + path.column + in_heads;
+    const bf16* logits = proj + first * a.stride + path.shift + me.head;
 
-    Raw8 w = {};
+    Raw8 raw[QKV_TOKENS + 1] = {}, w = {}; // [0] is of the token before
+    float logit[QKV_TOKENS] = {};
+    if (shift && t > 0 && me.active) raw[0] = load_raw8(in - a.stride);
+#pragma unroll
+    for (int i = 0; i < QKV_TOKENS; i++)
+        if (me.active && i < left) {
+            raw[i + 1] = load_raw8(in + i * a.stride);
+            if (shift) logit[i] = __bfloat162float(logits[i * a.stride]);
+        }
     if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_step + me.channel);
-    int t = (int)(first % a.T);
-    Raw8 before = {};
-    if (shift && t > 0) before = load(first - 1).in;
-    QkvToken ahead[2] = {load(first)};
-    if (first + 1 < last) ahead[1] = load(first + 1);
-#pragma unroll 1
-    for (int64_t bt = first; bt < last; bt++) {
-        QkvToken now = ahead[0];
-        ahead[0] = ahead[1];
-        if (bt + 2 < last) ahead[1] = load(bt + 2);
+#pragma unroll
+    for (int i = 0; i < QKV_TOKENS; i++) {
+        if (i >= left) break;
         float x[8];
-        unpack8(x, now.in);
+        unpack8(x, raw[i + 1]);
         if (shift) {
-            float alpha = sigmoidf(now.logit), last_x[8];
-            unpack8(last_x, t > 0 ? before : Raw8{});
-            for (int i = 0; i < 8; i++) x[i] = (1 - alpha) * x[i] + alpha * last_x[i];
-            before = now.in;
+            float alpha = sigmoidf(logit[i]), before[8];
+            unpack8(before, t > 0 ? raw[i] : Raw8{});
+            for (int j = 0; j < 8; j++) x[j] = (1 - alpha) * x[j] + alpha * before[j];
         }
         if (norm) {
             float rstd = head_norm_forward(x, w, (float)QK_NORM_EPS, me);
-            if (me.active && me.channel == 0) path.rstd[bt * a.NH + me.head] = rstd;
+            if (me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         }
         if (path.rope) rope_rotate(x, angles + (int64_t)t * a.dh, 1, me);
-        if (me.active) store16(path.out + (bt * a.NH + me.head) * a.dh + me.channel, pack8(x));
+        if (me.active) store16_once(path.out + (int64_t)(first + i) * (a.NH * a.dh) + in_heads, pack8(x));
         t = t + 1 == a.T ? 0 : t + 1;
     }
 }
@@ -148,9 +156,10 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], int64_t B, int64_t T, in
         a.paths[p] = paths[p];
         assert(paths[p].column % 8 == 0);
     }
-    assert(stride % 8 == 0 && stride >= R && dh <= 256);
-    a.tokens = B * T, a.stride = stride, a.R = R;
-    a.T = (int)T, a.NH = (int)NH, a.dh = (int)dh, a.weight_step = (int)weight_step;
+    assert(stride % 8 == 0 && stride >= R && B * T < INT32_MAX / 2);
+    a.stride = stride, a.R = R;
+    a.tokens = (int)(B * T), a.T = (int)T, a.NH = (int)NH, a.dh = (int)dh;
+    a.weight_step = (int)weight_step, a.units = 3 * head_grid(NH, dh).blocks;
     return a;
 }
 
@@ -161,7 +170,11 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, B, T, NH, dh, R, stride, weight_step);
     if (a.tokens == 0) return;
-    dim3 grid((unsigned)ceil_div<int64_t>(a.tokens, QKV_WALK), 3, (unsigned)heads.blocks);
+#if QO
+    dim3 grid((unsigned)(ceil_div(a.tokens, QKV_TOKENS) * a.units));
+#else
+    dim3 grid((unsigned)ceil_div(a.tokens, QKV_TOKENS), (unsigned)a.units);
+#endif
     qkv_forward_kernel<<<grid, heads.threads, 0, stream>>>(a, proj, angles);
     CUDA_CHECK_LAUNCH();
 }
@@ -173,67 +186,81 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
 // time and carries what the later token gave. The later token of a walk's last one is in another block's walk: its
 // share is computed here once more.
 
-__global__ static void __launch_bounds__(256, 3)
+#define QKV_WALK  QT // tokens of a walk
+#define QKV_BATCH QB // of which a thread loads so many at once
+
+// What a thread reads of one token: its own gradient and gate, but the channels of the token before, as its own came
+// with the later one.
+struct QkvToken {
+    Raw8 dout, before;
+    float logit, rstd;
+};
+
+__global__ static void __launch_bounds__(256, QBB)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, float* partial, const bf16* proj,
                         const float* angles) {
-    const HeadPath& path = a.paths[blockIdx.y];
-    HeadThread me = head_thread(a.NH, a.dh, blockIdx.z);
+    int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units,
+        groups = (int)gridDim.x / a.units;
+    const HeadPath& path = a.paths[unit % 3];
+    HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
-    int64_t first = a.tokens * blockIdx.x / gridDim.x, last = a.tokens * (blockIdx.x + 1) / gridDim.x;
     int in_heads = me.head * a.dh + me.channel, column = (int)path.column + in_heads;
-    // the token's own gradient and gate, but the channels of the one before it: its own came with the later one
-    auto load = [&](int64_t bt) {
-        QkvToken token = {};
-        if (!me.active) return token;
-        token.dout = load_raw8_once(path.dout + bt * (a.NH * a.dh) + in_heads);
-        if ((shift || norm) && bt > 0) token.in = load_raw8_once(proj + (bt - 1) * a.stride + column);
-        if (shift) token.logit = __bfloat162float(proj[bt * a.stride + path.shift + me.head]);
-        if (norm) token.rstd = path.rstd[bt * a.NH + me.head];
-        return token;
-    };
-
-    Raw8 w = {}, now = {};
+    Raw8 w = {};
     if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_step + me.channel);
-    float dw[8] = {}, later[8] = {};
-    int64_t bt = shift && last < a.tokens && last % a.T ? last : last - 1; // `last` only for what it took
-    int t = (int)(bt % a.T);
-    if ((shift || norm) && me.active) now = load_raw8(proj + bt * a.stride + column);
-    QkvToken ahead = load(bt);
+    float dw[8] = {};
+    for (int first = group * QKV_WALK; first < a.tokens; first += groups * QKV_WALK) {
+        int last = min(first + QKV_WALK, a.tokens);
+        int bt = shift && last < a.tokens && last % a.T ? last : last - 1; // `last` only for what it took
+        int t = bt % a.T;
+        float later[8] = {};
+        Raw8 now = {};
+        if ((shift || norm) && me.active) now = load_raw8(proj + bt * a.stride + column);
 #pragma unroll 1
-    for (; bt >= first; bt--) {
-        QkvToken token = ahead;
-        if (bt > first) ahead = load(bt - 1);
-        float alpha = shift ? sigmoidf(token.logit) : 0, dalpha = 0, g[8], out[8], x_now[8], x_before[8];
-        unpack8(x_now, now);
-        unpack8(x_before, t > 0 ? token.in : Raw8{});
-        unpack8(g, token.dout);
-        if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
-        if (norm) {
-            float x[8];
-            for (int i = 0; i < 8; i++) x[i] = (1 - alpha) * x_now[i] + alpha * x_before[i];
-            head_norm_backward(g, dw, x, w, token.rstd, me);
+        for (; bt >= first; bt -= QKV_BATCH) {
+            QkvToken batch[QKV_BATCH] = {};
+            const bf16* in = proj + bt * a.stride;
+#pragma unroll
+            for (int i = 0; i < QKV_BATCH; i++) {
+                QkvToken* token = &batch[i];
+                if (!me.active || bt - i < first) continue;
+                token->dout = load_raw8(path.dout + (int64_t)(bt - i) * (a.NH * a.dh) + in_heads);
+                if ((shift || norm) && bt - i > 0)
+                    token->before = load_raw8(in - (i + 1) * a.stride + column);
+                if (shift) token->logit = __bfloat162float(in[path.shift + me.head - i * a.stride]);
+                if (norm) token->rstd = path.rstd[(int64_t)(bt - i) * a.NH + me.head];
+            }
+#pragma unroll
+            for (int i = 0; i < QKV_BATCH; i++) {
+                if (bt - i < first) break;
+                float alpha = shift ? sigmoidf(batch[i].logit) : 0, dalpha = 0, g[8], x[8], step[8];
+                unpack8(g, batch[i].dout);
+                unpack8(x, now);
+                unpack8(step, t > 0 ? batch[i].before : Raw8{});
+                for (int j = 0; j < 8; j++)
+                    step[j] -= x[j], x[j] += alpha * step[j]; // x is now the shifted one
+                if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
+                if (norm) head_norm_backward(g, dw, x, w, batch[i].rstd, bt - i < last, me);
+                for (int j = 0; j < 8; j++) {
+                    dalpha += g[j] * step[j];
+                    x[j] = (1 - alpha) * g[j] + later[j]; // now the gradient
+                    later[j] = t > 0 ? alpha * g[j] : 0;
+                }
+                now = batch[i].before;
+                t = t == 0 ? a.T - 1 : t - 1;
+                if (bt - i == last) continue;
+                bf16* row = dproj + (bt - i) * a.stride;
+                if (me.active) store16_once(row + column, pack8(x));
+                if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
+                if (shift && me.active && me.channel == 0)
+                    row[path.shift + me.head] = __float2bfloat16(dalpha);
+                if (unit == 0)
+                    for (int64_t c = a.R + threadIdx.x; c < a.stride; c += blockDim.x)
+                        row[c] = __float2bfloat16(0);
+            }
         }
-        for (int i = 0; i < 8; i++) {
-            out[i] = (1 - alpha) * g[i] + later[i];
-            dalpha += g[i] * (x_before[i] - x_now[i]);
-            later[i] = t > 0 ? alpha * g[i] : 0;
-        }
-        if (bt < last) {
-            if (me.active) store16(dproj + bt * a.stride + column, pack8(out));
-            if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
-            if (shift && me.active && me.channel == 0)
-                dproj[bt * a.stride + path.shift + me.head] = __float2bfloat16(dalpha);
-            if (blockIdx.y == 0 && blockIdx.z == 0)
-                for (int64_t c = a.R + threadIdx.x; c < a.stride; c += blockDim.x)
-                    dproj[bt * a.stride + c] = __float2bfloat16(0);
-        } else {
-            for (int i = 0; i < 8; i++) dw[i] = 0; // another walk's
-        }
-        now = token.in;
-        t = t == 0 ? a.T - 1 : t - 1;
     }
     if (norm && me.active)
-        store8(partial + ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * a.NH * a.dh + in_heads, dw);
+        store8(partial + ((int64_t)(unit % 3) * groups + group) * (a.NH * a.dh) + in_heads, dw);
 }
 
 // out [n] += the sums that a kernel over heads left in partial [rows,NH,dh]: n = NH dh, or dh where heads share (then
@@ -256,14 +283,15 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, B, T, NH, dh, R, stride, weight_step);
     if (a.tokens == 0) return;
-    int64_t walks = resident_blocks(qkv_backward_kernel, heads.threads) / (3 * heads.blocks);
-    walks = walks < 1 ? 1 : walks > a.tokens ? a.tokens : walks;
-    dim3 grid((unsigned)walks, 3, (unsigned)heads.blocks);
-    qkv_backward_kernel<<<grid, heads.threads, 0, stream>>>(a, dproj, partial, proj, angles);
+    int64_t walks = ceil_div(a.tokens, QKV_WALK),
+            groups = resident_blocks(qkv_backward_kernel, heads.threads) / a.units;
+    groups = groups < 1 ? 1 : groups > walks ? walks : groups;
+    qkv_backward_kernel<<<(unsigned)(groups * a.units), heads.threads, 0, stream>>>(a, dproj, partial, proj,
+                                                                                    angles);
     CUDA_CHECK_LAUNCH();
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
-            add_head_partials(paths[p].dweight, partial + p * walks * NH * dh, walks, NH, dh,
+            add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
                               weight_step == 0, stream);
 }
 

@@ -94,7 +94,7 @@ __global__ static void __launch_bounds__(1024)
             unpack8(v, in);
             for (int i = 0; i < 8; i++) v[i] += other[i];
             Raw8 out = pack8(v); // the norm is of the stream as it is stored
-            store16(x_out + at, out);
+            store16_once(x_out + at, out);
             unpack8(v, out);
         } else {
             unpack8(v, in);
@@ -106,7 +106,7 @@ __global__ static void __launch_bounds__(1024)
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) v[i] *= r * w[i];
-    store16(y + at, pack8(v));
+    store16_once(y + at, pack8(v));
 }
 
 // What a block's thread reads of one row.
@@ -151,7 +151,7 @@ __global__ static void __launch_bounds__(1024)
         float out[8];
         unpack8(out, now.residual);
         for (int i = 0; i < 8; i++) out[i] += now.rstd * (g[i] - v[i] * mean);
-        if (active) store16(dx + row * d + c, pack8(out));
+        if (active) store16_once(dx + row * d + c, pack8(out));
     }
     if (active) store8(partial + (int64_t)blockIdx.x * d + c, dw);
 }
@@ -221,9 +221,9 @@ static inline HeadGrid head_grid(int64_t NH, int64_t dh) {
 }
 
 // `block` is the block's index in the HeadGrid.
-__device__ static inline HeadThread head_thread(int NH, int dh, unsigned block) {
+__device__ static inline HeadThread head_thread(int NH, int dh, int block) {
     HeadThread me;
-    int i = (int)(block * blockDim.x + threadIdx.x);
+    int i = block * (int)blockDim.x + (int)threadIdx.x;
     me.lanes = head_lanes(dh);
     me.dh = dh;
     me.mean = 1 / (float)dh;
@@ -251,13 +251,13 @@ __device__ static inline float head_norm_forward(float x[8], const Raw8& w, floa
     return rstd;
 }
 
-// dx is the gradient of the normed head and becomes that of x; dw += the weight's.
+// dx is the gradient of the normed head and becomes that of x; if `count`, dw += the weight's.
 __device__ static inline void head_norm_backward(float dx[8], float dw[8], const float x[8], const Raw8& w,
-                                                 float rstd, const HeadThread& me) {
-    float gx = 0, weight[8];
+                                                 float rstd, bool count, const HeadThread& me) {
+    float gx = 0, weight[8], counted = count ? rstd : 0;
     unpack8(weight, w);
     for (int i = 0; i < 8; i++) {
-        dw[i] += dx[i] * x[i] * rstd;
+        dw[i] += dx[i] * x[i] * counted;
         dx[i] *= weight[i];
         gx += dx[i] * x[i];
     }

@@ -40,7 +40,8 @@ typedef struct {
     int lock;       // descriptor of OUT/lock
 } Run;
 
-// SIGINT and SIGTERM ask for a checkpoint and an orderly leave at the end of the step; a second one ends at once.
+// SIGINT, SIGTERM and SIGHUP ask for a checkpoint and an orderly leave at the end of the step; a second one
+// ends at once.
 static volatile sig_atomic_t run_interrupted;
 static inline void run_on_signal(int signal_number) {
     run_interrupted = 1;
@@ -76,8 +77,8 @@ static inline void run_free_restored(Run* run) {
     }
 }
 
-// Checks that a resumed run goes on reading where it stopped: the position in the data is a number of sequences, in an
-// order that these options fix.
+// Checks that a resumed run goes on reading where it stopped: the position in the data is a number of
+// sequences, in an order that these options fix.
 static inline void run_check_data_order(const Run* run, const Json* record, int options) {
     const Options* o = &run->options;
     int64_t seq_len, seed;
@@ -92,8 +93,8 @@ static inline void run_check_data_order(const Run* run, const Json* record, int 
         die("--shuffle: the run in %s reads its data in order, which cannot change on the way", o->out);
 }
 
-// Reads config and state of the newest checkpoint that has both whole, from run->checkpoint on, warning of those that
-// have not. With `restore` it also takes back the options that were not given.
+// Reads config and state of the newest checkpoint that has both whole, from run->checkpoint on, warning of
+// those that have not. With `restore` it also takes back the options that were not given.
 static inline bool run_find_checkpoint(Run* run, bool restore) {
     Error err;
     char folder[PATH_LENGTH];
@@ -150,8 +151,8 @@ static inline void run_choose_config(Run* run) {
     options_apply_recipe(o, &recipe);
 }
 
-// The first key in which two configurations differ, NULL if they are the same. Their bytes cannot tell: there are holes
-// between the fields.
+// The first key in which two configurations differ, NULL if they are the same. Their bytes cannot tell: there
+// are holes between the fields.
 static inline const char* run_config_difference(const Config* a, const Config* b) {
     const char* found = NULL;
     JsonWriter wa = json_writer(0), wb = json_writer(0);
@@ -167,8 +168,8 @@ static inline const char* run_config_difference(const Config* a, const Config* b
     return found;
 }
 
-// Completes what a resumed run has from its checkpoint. It needs no --init any more; but a model that the command line
-// names must be the same one, or the user means another run.
+// Completes what a resumed run has from its checkpoint. It needs no --init any more; but a model that the
+// command line names must be the same one, or the user means another run.
 static inline void run_check_resumed(Run* run) {
     Options* o = &run->options;
     Config resumed = run->config;
@@ -212,8 +213,8 @@ static inline void run_parse(Run* run, int argc, char** argv, const char* summar
     exit(EXIT_SUCCESS);
 }
 
-// From where the run stands, the schedule and the steps still to be done. Resuming may have changed --max-tokens and
-// --batch-tokens, so the steps follow from the tokens.
+// From where the run stands, the schedule and the steps still to be done. Resuming may have changed
+// --max-tokens and --batch-tokens, so the steps follow from the tokens.
 static inline void run_plan_steps(Run* run) {
     const Options* o = &run->options;
     int64_t left = o->max_tokens - run->state.tokens;
@@ -225,8 +226,8 @@ static inline void run_plan_steps(Run* run) {
         o->max_steps != OPTION_UNSET && o->max_steps < run->num_steps ? o->max_steps : run->num_steps;
 }
 
-// Completes *run after run_parse: config, options, state. `suggested_tokens` of a micro-batch are what suits the
-// trainer where --micro-batch is not given.
+// Completes *run after run_parse: config, options, state. `suggested_tokens` of a micro-batch are what suits
+// the trainer where --micro-batch is not given.
 static inline void run_configure(Run* run, int64_t suggested_tokens) {
     Options* o = &run->options;
     run_claim_out(run);
@@ -279,9 +280,9 @@ static inline void run_free(Run* run) {
 // ----------------------------------------------------------------------------
 // the starting point
 
-// Loads weights and AdamW's moments of the checkpoint to resume, or the weights of --init. Returns false if there is
-// neither, and the weights are to be drawn. Buffers are as checkpoint_load_weights has them; m and v are needed for a run
-// that may resume. A damaged checkpoint is named, and the one before it is taken.
+// Loads weights and AdamW's moments of the checkpoint to resume, or the weights of --init. Returns false if
+// there is neither, and the weights are to be drawn. Buffers are as checkpoint_load_weights has them; m and v
+// are needed for a run that may resume. A damaged checkpoint is named, and the one before it is taken.
 static inline bool run_load(Run* run, void* w, void* m, void* v, int element_bytes) {
     Error err;
     char folder[PATH_LENGTH];
@@ -331,15 +332,21 @@ static inline double run_flops_per_token(const Run* run) {
 // The byte tokenizer's vocabulary is the only one of its size.
 static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }
 
-// Ends a run whose loss or gradient norm is not finite, before anything is updated; weight and gradient name the first
-// tensors that are not, NULL where all is well.
-static inline void run_die_not_finite(int64_t step, double loss, double norm, const char* weight, const char* gradient) {
-    die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not updated; resume "
+// Ends a run whose loss or gradient norm is not finite, before anything is updated; weight and gradient name
+// the first tensors that are not, NULL where all is well.
+static inline void run_die_not_finite(int64_t step, double loss, double norm, const char* weight,
+                                      const char* gradient) {
+    die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not "
+        "updated; resume "
         "from the last checkpoint with a lower --lr, or look at the data",
-        (long long)step, loss, norm, weight ? "weights" : "gradient", weight ? weight : gradient ? gradient : "no tensor");
+        (long long)step, loss, norm, weight ? "weights" : "gradient",
+        weight     ? weight
+        : gradient ? gradient
+                   : "no tensor");
 }
 
-// Saves a checkpoint, which is a line of the log. A disk that is full ends the run, and the older checkpoints stay.
+// Saves a checkpoint, which is a line of the log. A disk that is full ends the run, and the older checkpoints
+// stay.
 static inline void run_save(const Run* run, Logger* logger, const void* w, const void* m, const void* v,
                             int element_bytes) {
     Error err;
@@ -473,10 +480,12 @@ static inline void run_begin(const Run* run, Logger* logger, const DataLoader* d
     }
     signal(SIGINT, run_on_signal);
     signal(SIGTERM, run_on_signal);
+    if (signal(SIGHUP, run_on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); // under nohup
     printf("%s: %lld parameters (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
-           o->model ? o->model : o->init, (long long)run->table.parameters, (long long)run->table.non_embedding,
-           (long long)run->config.vocab_size, (long long)run->config.num_hidden_layers,
-           (long long)run->config.hidden_size, (long long)run->config.num_heads);
+           o->model ? o->model : o->init, (long long)run->table.parameters,
+           (long long)run->table.non_embedding, (long long)run->config.vocab_size,
+           (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
+           (long long)run->config.num_heads);
     printf("%lld steps of %lld x %lld tokens in %lld passes; %lld sequences to train on, %lld held out\n",
            (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
            (long long)run->micro_steps, (long long)dataloader_sequences(data), (long long)val_sequences);

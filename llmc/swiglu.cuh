@@ -17,7 +17,7 @@ __global__ static void __launch_bounds__(512) swiglu_forward_kernel(bf16* s, con
     unpack8(g, g_in);
     unpack8(u, u_in);
     for (int j = 0; j < 8; j++) u[j] *= g[j] * sigmoidf(g[j]);
-    store16(s + row * I + i, pack8(u));
+    store16_once(s + row * I + i, pack8(u));
 }
 
 __global__ static void __launch_bounds__(512)
@@ -36,8 +36,8 @@ __global__ static void __launch_bounds__(512)
         u[j] = du;
     }
     bf16* out = dgu + row * 2 * I + i;
-    store16(out, pack8(g));
-    store16(out + I, pack8(u));
+    store16_once(out, pack8(g));
+    store16_once(out + I, pack8(u));
 }
 
 // The grid over rows and parts of a row, and the threads of a block.

@@ -2,6 +2,8 @@
 How fast the layers that only move memory are, beside a copy: bytes that must move, each once, over the time taken.
 
 Two sets of random inputs take turns and are larger than the caches. A time is the median of 40 calls.
+
+    bench_layers [PART]     only those with PART in their name
 */
 #include <algorithm>
 #include <set>
@@ -16,6 +18,7 @@ Two sets of random inputs take turns and are larger than the caches. A time is t
 
 static const int CALLS = 40, SETS = 2;
 static double copy_rate; // bytes a second, read and written
+static const char* part = "";
 
 // ----------------------------------------------------------------------------
 
@@ -42,6 +45,7 @@ template <class Call> static double time_call(const Call& call) {
 }
 
 template <class Call> static void bench(const char* name, double bytes, const Call& call) {
+    if (!strstr(name, part)) return;
     double us = time_call(call), rate = bytes / us * 1e6;
     printf("%-38s %8.1f MB %8.1f us %8.1f us floor %7.0f GB/s %6.1f%% of copy\n", name, bytes / 1e6, us,
            bytes / copy_rate * 1e6, rate / 1e9, 100 * rate / copy_rate);
@@ -204,7 +208,8 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
     free_all();
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+    if (argc > 1) part = argv[1];
     Device device = device_open(0);
     printf("%s, %d multiprocessors\n", device.name, device.multiprocessors);
     bench_copy();

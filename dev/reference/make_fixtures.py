@@ -61,7 +61,8 @@ def fixtures():
     for base, changes in ("transformer-llama", LLAMA_WITH), ("fox-pro", PRO_WITH):
         for name, change in changes.items():
             yield f"{base}-{name}", fox.make_config(base, **{**TINY, **change}), 19, True
-    yield "fox-pro-dh64", fox.make_config("fox-pro", **WIDE), 70, False
+    for family in fox.FAMILIES:
+        yield f"{family}-dh64", fox.make_config(family, **WIDE), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
 
 

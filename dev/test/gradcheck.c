@@ -4,9 +4,9 @@ The backward pass against finite differences, in double: every tensor of every v
 The numeric gradient of the mean loss L by a weight w is the central difference of fourth order,
   (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h,
 whose own error is of order h^4 for the formula and 1e-16 / h for rounding. A tensor's error is
-||analytic - numeric|| / ||numeric||, over all of its elements, or over SUBSET of them, drawn without replacement
-from a fixed seed, where the sequence is long. Where the numeric gradient is exactly zero, as that of queries at
-T = 1, the error is relative to the whole model's gradient instead.
+||analytic - numeric|| / ||numeric||, over all of its elements, or over SUBSET of them, drawn without
+replacement from a fixed seed, where the sequence is long. Where the numeric gradient is exactly zero, as that
+of queries at T = 1, the error is relative to the whole model's gradient instead.
 */
 #ifndef REAL_IS_DOUBLE
 #define REAL_IS_DOUBLE

@@ -38,8 +38,8 @@ static const char* in_out(const char* format, ...) {
 static const char* folder_of(int64_t step) { return in_out("step_%08d", (int)step); }
 
 // ----------------------------------------------------------------------------
-// a small model with every kind of tensor, the untrained one of a fixed gate among them; of sizes that leave no gaps
-// between tensors in the flat buffer, so that whole buffers can be compared
+// a small model with every kind of tensor, the untrained one of a fixed gate among them; of sizes that leave
+// no gaps between tensors in the flat buffer, so that whole buffers can be compared
 
 static void make_model(void) {
     config = config_defaults();

@@ -1,6 +1,6 @@
 /*
-Tests of llmc/config.h, params.h and options.h: presets and their parameter counts, every key of config.json and
-every value it must refuse, and the command line.
+Tests of llmc/config.h, params.h and options.h: presets and their parameter counts, every key of config.json
+and every value it must refuse, and the command line.
 */
 #include "../../llmc/config.h"
 #include "../../llmc/options.h"
@@ -188,8 +188,8 @@ static Config base_config(void) {
     return c;
 }
 
-// For every key: a value that is not base_config's, and values that must be refused, separated by blanks ("~" is the
-// empty one).
+// For every key: a value that is not base_config's, and values that must be refused, separated by blanks ("~"
+// is the empty one).
 static const struct {
     const char *name, *value, *bad;
 } keys[] = {

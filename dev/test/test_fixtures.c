@@ -1,9 +1,10 @@
 /*
-train_fox.c against the PyTorch fixtures (dev/reference/): loss of every token, logits, every gradient, and three
-AdamW steps, for the families and every switch.
+train_fox.c against the PyTorch fixtures (dev/reference/): loss of every token, logits, every gradient, and
+three AdamW steps, for the families and every switch.
 
-Built twice. In double everything must agree to 1e-9. In float the error against the fp64 fixture is held to that
-of PyTorch's own float32, stored beside it: to FLOAT_FACTOR times, since both are draws of rounding noise.
+Built twice. In double everything must agree to 1e-9. In float the error against the fp64 fixture is held to
+that of PyTorch's own float32, stored beside it: to FLOAT_FACTOR times, since both are draws of rounding
+noise.
 */
 #define main train_fox_main
 #include "../../train_fox.c"

@@ -1,6 +1,6 @@
 /*
-The model's variants that gradcheck.c and test_model.c go through: the four families, each switch of the design
-singly on and off on top of a LLaMA and a Pro block, and odd sizes. Include after train_fox.c.
+The model's variants that gradcheck.c and test_model.c go through: the four families, each switch of the
+design singly on and off on top of a LLaMA and a Pro block, and odd sizes. Include after train_fox.c.
 */
 #ifndef DEV_TEST_VARIANTS_H
 #define DEV_TEST_VARIANTS_H
@@ -10,7 +10,8 @@ typedef struct {
     int64_t B, T;
 } Variant;
 
-// At T = 150 and 300 attention has two and three tiles to a side: on the diagonal, beside it, and far from it.
+// At T = 150 and 300 attention has two and three tiles to a side: on the diagonal, beside it, and far from
+// it.
 static const Variant variants[] = {
     {"fox-pro", 2, 9},
     {"fox-llama", 2, 9},
@@ -77,8 +78,8 @@ static Config variant_config(const char* name) {
     return c;
 }
 
-// Weights in which everything matters: norm weights that are not 1, gates that are neither open nor shut, scores
-// that differ. Head i's gate has a bias near i, so that both short and long memories occur.
+// Weights in which everything matters: norm weights that are not 1, gates that are neither open nor shut,
+// scores that differ. Head i's gate has a bias near i, so that both short and long memories occur.
 static void variant_weights(Model* model) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];

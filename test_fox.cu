@@ -1,0 +1,504 @@
+/*
+The GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of dev/reference.
+
+    fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64
+    variants    the same for every switch, for odd sizes, and for a vocabulary that takes several chunks of logits
+    training    50 AdamW steps of a small model beside the CPU trainer's
+    bits        two runs make the same bits; so do a run that was saved and resumed, and every --recompute
+    nan         a step with an infinite loss or gradient changes nothing
+
+    ./test_foxcu [PART...]     all parts where none is named; `quick`: a few small shapes, for compute-sanitizer
+
+The measure of a tensor is ||gpu - expected|| / ||expected||. All memory of the device is filled with NaN as it is
+allocated, so that a value which nothing wrote shows.
+*/
+#include "llmc/cuda_common.cuh"
+
+static bool poison = true; // compute-sanitizer's initcheck must not see these writes
+
+static cudaError_t poisoned_malloc(void** p, size_t bytes) {
+    cudaError_t error = cudaMalloc(p, bytes);
+    if (error == cudaSuccess && poison) error = cudaMemset(*p, 0xFF, bytes);
+    return error;
+}
+
+#define cudaMalloc(p, bytes) poisoned_malloc((void**)(p), bytes)
+#define main                 train_foxcu_main
+#include "train_fox.cu"
+#undef main
+#undef cudaMalloc
+#undef ACTIVATIONS
+#undef ACTIVATION_FIELD
+#undef ACTIVATION_PLAN
+#undef ACTIVATION_FREE
+
+// All headers of train_fox.c, so that within the namespace there is nothing left of them but their guards.
+#include <float.h>
+#include <omp.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include "llmc/sampler.h"
+
+#define REAL_IS_DOUBLE
+#define _Thread_local thread_local
+#define model_new     cpu_model_new // its arguments would also match the GPU's, which their type brings into view
+namespace cpu {
+#define main train_fox_main
+#include "train_fox.c"
+#undef main
+#include "dev/test/variants.h"
+} // namespace cpu
+#undef model_new
+
+#include <vector>
+#include "dev/test/check.h"
+
+// ----------------------------------------------------------------------------
+// errors and their limits
+
+enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, NUM_QUANTITIES }; // a ParamKind: its gradient
+
+typedef struct {
+    const char* name;
+    double limit;
+    double worst;
+    char where[160];
+} Quantity;
+
+static Quantity quantities[NUM_QUANTITIES] = {
+    {"embeddings", 3e-2, 0, ""},  {"attn_norm", 3e-2, 0, ""}, {"q_proj", 3e-2, 0, ""},      {"k_proj", 3e-2, 0, ""},
+    {"v_proj", 3e-2, 0, ""},      {"ogate_proj", 3e-2, 0, ""}, {"fgate_proj", 3e-2, 0, ""}, {"k_shift", 3e-2, 0, ""},
+    {"v_shift", 3e-2, 0, ""},     {"fgate_bias", 3e-2, 0, ""}, {"q_norm", 3e-2, 0, ""},     {"k_norm", 3e-2, 0, ""},
+    {"output_norm", 3e-2, 0, ""}, {"o_proj", 3e-2, 0, ""},     {"mlp_norm", 3e-2, 0, ""},   {"gate_proj", 3e-2, 0, ""},
+    {"down_proj", 3e-2, 0, ""},   {"norm", 3e-2, 0, ""},       {"lm_head", 3e-2, 0, ""},    {"loss", 1e-2, 0, ""},
+    {"logits", 1e-2, 0, ""},
+};
+
+static bool verbose;
+
+static double norm_of(const double* x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+// least: what ||expected|| counts as if it is smaller
+static void compare(const char* model, int quantity, const char* name, const float* got, const double* expected,
+                    int64_t n, double least) {
+    Quantity* q = &quantities[quantity];
+    double squares = 0, norm = norm_of(expected, n);
+    for (int64_t i = 0; i < n; i++) squares += ((double)got[i] - expected[i]) * ((double)got[i] - expected[i]);
+    double error = sqrt(squares) / (norm > least ? norm : least);
+    CHECK(error <= q->limit, "%s: %s is off by %.2e, more than %.2e", model, name, error, q->limit);
+    if (verbose) printf("V %-60s %-44s %.2e  norm/all %.1e\n", model, name, sqrt(squares) / norm, norm / least * 1e-3);
+    if (error <= q->worst) return;
+    q->worst = error;
+    snprintf(q->where, sizeof q->where, "%s of %s", name, model);
+}
+
+static void print_errors(void) {
+    printf("%-12s %8s %8s  where the worst is\n", "quantity", "worst", "limit");
+    for (int i = 0; i < NUM_QUANTITIES; i++) {
+        const Quantity* q = &quantities[i];
+        if (q->worst > 0) printf("%-12s %8.1e %8.1e  %s\n", q->name, q->worst, q->limit, q->where);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// the GPU's side
+
+typedef std::vector<float> Floats;
+
+// A model of these weights, without timing of products, so that all runs take the same.
+static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute) {
+    Model model = model_new(c, false);
+    Floats host(params, params + model.table.count);
+    model_upload(&model, host.data(), NULL, NULL);
+    model_allocate_activations(&model, B, T, recompute);
+    return model;
+}
+
+static Floats fetch(const float* device, int64_t count) {
+    Floats host((size_t)count);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    download(host.data(), device, count);
+    return host;
+}
+
+static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
+    size_t bytes = (size_t)(model->B * model->T) * sizeof(int32_t);
+    CUDA_CHECK(cudaMemcpy(model->acts.inputs, inputs, bytes, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(model->acts.targets, targets, bytes, cudaMemcpyHostToDevice));
+}
+
+// What one forward and backward pass makes of a batch. Logits of large vocabularies are left out.
+typedef struct {
+    double loss; // mean
+    Floats losses, logits, grads;
+} Pass;
+
+static Pass run_pass(Model* model, const int32_t* inputs, const int32_t* targets) {
+    Pass pass;
+    StepStats stats;
+    int64_t BT = model->B * model->T, logits = BT * model->config.vocab_size;
+    if (logits <= 1 << 24) pass.logits.resize((size_t)logits);
+    feed(model, inputs, targets);
+    CUDA_CHECK(cudaMemset(model->stats, 0, sizeof stats));
+    model_forward(model);
+    model_loss(model, (float)(1 / (double)BT), true, pass.logits.empty() ? NULL : pass.logits.data());
+    model_backward(model);
+    pass.losses = fetch(model->acts.losses, BT);
+    pass.grads = fetch(model->grads, model->table.count);
+    CUDA_CHECK(cudaMemcpy(&stats, model->stats, sizeof stats, cudaMemcpyDeviceToHost));
+    pass.loss = stats.loss / (double)BT;
+    return pass;
+}
+
+static bool same_bits(const Floats& a, const Floats& b) {
+    return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// ----------------------------------------------------------------------------
+// one forward and backward pass
+
+// What a pass should give; grads laid out by the table.
+typedef struct {
+    std::vector<double> losses, logits, grads;
+} Expected;
+
+static void compare_pass(const char* name, const Model* model, const Pass* pass, const Expected* e) {
+    int64_t BT = model->B * model->T;
+    double mean = 0, model_norm = norm_of(e->grads.data(), model->table.count);
+    for (int64_t t = 0; t < BT; t++) mean += e->losses[(size_t)t] / (double)BT;
+    CHECK(fabs(pass->loss - mean) <= 1e-2 * mean, "%s: the loss is %g, not %g", name, pass->loss, mean);
+    compare(name, Q_LOSS, "loss", pass->losses.data(), e->losses.data(), BT, 0);
+    if (!pass->logits.empty())
+        compare(name, Q_LOGITS, "logits", pass->logits.data(), e->logits.data(), (int64_t)pass->logits.size(), 0);
+    for (int r = 0; r < model->table.num_rows; r++) {
+        const Param* p = &model->table.rows[r];
+        const float* got = pass->grads.data() + p->offset;
+        if (p->trainable)
+            compare(name, p->kind, p->name, got, e->grads.data() + p->offset, p->count, 1e-3 * model_norm);
+        else
+            for (int64_t i = 0; i < p->count; i++) CHECK(got[i] == 0, "%s: %s has a gradient", name, p->name);
+    }
+}
+
+// Runs the model at every level of recomputation, which must not change a bit, and compares what it gives.
+static void check_pass(const char* name, const Config* c, const double* params, int64_t B, int64_t T,
+                       const int32_t* inputs, const int32_t* targets, const Expected* e) {
+    Pass first;
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        Model model = new_model(c, params, B, T, (Recompute)recompute);
+        Pass pass = run_pass(&model, inputs, targets);
+        if (recompute == RECOMPUTE_NONE) {
+            compare_pass(name, &model, &pass, e);
+            first = pass;
+        }
+        CHECK(same_bits(pass.losses, first.losses) && same_bits(pass.logits, first.logits),
+              "%s: --recompute %s changes the loss", name, recompute_names[recompute]);
+        CHECK(same_bits(pass.grads, first.grads), "%s: --recompute %s changes the gradient", name,
+              recompute_names[recompute]);
+        model_free(&model);
+    }
+}
+
+// A tensor of the fixture, which must be there with n elements.
+static void fixture_values(const Safetensors* file, const char* prefix, const char* name, double* out, int64_t n) {
+    Error err;
+    char full[160];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const SafeTensor* t = safetensors_find(file, full);
+    if (!t || t->count != n) die("%s: no tensor %s of %lld elements", file->path, full, (long long)n);
+    if (!safetensors_read_f64(t, out, &err)) die("%s", err.msg);
+}
+
+static const SafeTensor* fixture_tokens(const Safetensors* file, const char* name) {
+    const SafeTensor* t = safetensors_find(file, name);
+    if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2) die("%s: no tensor %s", file->path, name);
+    return t;
+}
+
+static void check_fixture(const char* name) {
+    Error err;
+    Config c;
+    Safetensors file;
+    Expected e;
+    char folder[PATH_LENGTH], path[PATH_LENGTH];
+    path_join(folder, "dev/test/fixtures/model", name);
+    path_join(path, folder, "expected.safetensors");
+    if (!config_read(&c, folder, &err) || !safetensors_open(&file, path, &err)) die("%s", err.msg);
+    const SafeTensor *inputs = fixture_tokens(&file, "tokens"), *targets = fixture_tokens(&file, "targets");
+    int64_t B = inputs->shape[0], T = inputs->shape[1];
+
+    ParamTable table = params_build(&c);
+    std::vector<double> params((size_t)table.count);
+    if (!checkpoint_load_weights(folder, &table, params.data(), sizeof(double), &err)) die("%s", err.msg);
+    e.losses.resize((size_t)(B * T));
+    e.logits.resize((size_t)(B * T * c.vocab_size));
+    e.grads.resize((size_t)table.count);
+    fixture_values(&file, "", "loss", e.losses.data(), (int64_t)e.losses.size());
+    fixture_values(&file, "", "logits", e.logits.data(), (int64_t)e.logits.size());
+    for (int r = 0; r < table.num_rows; r++) {
+        const Param* p = &table.rows[r];
+        if (p->trainable) fixture_values(&file, "grad.", p->name, e.grads.data() + p->offset, p->count);
+    }
+    check_pass(name, &c, params.data(), B, T, (const int32_t*)inputs->data, (const int32_t*)targets->data, &e);
+    params_free(&table);
+    safetensors_close(&file);
+}
+
+// A variant beside the CPU trainer. Its weights are rounded to bf16 on both sides: only the arithmetic counts.
+static void check_variant(const char* name, int64_t B, int64_t T) {
+    cpu::Model model = cpu::variant_model(name, B, T);
+    Expected e;
+    int64_t BT = B * T, V = model.config.vocab_size, count = model.table.count;
+    int32_t *inputs = cpu::random_tokens(&model, BT, 0), *targets = cpu::random_tokens(&model, BT, 1);
+    for (int64_t i = 0; i < count; i++)
+        model.params[i] = (double)__bfloat162float(__float2bfloat16((float)model.params[i]));
+    e.logits.resize((size_t)(BT * V));
+    cpu::model_forward(&model, inputs);
+    cpu::model_loss(&model, targets, 1 / (double)BT, true, e.logits.data());
+    cpu::model_backward(&model, inputs);
+    cpu::model_freeze(&model);
+    e.losses.assign(model.acts.losses, model.acts.losses + BT);
+    e.grads.assign(model.grads, model.grads + count);
+    check_pass(name, &model.config, model.params, B, T, inputs, targets, &e);
+    free(inputs);
+    free(targets);
+    cpu::model_free(&model);
+}
+
+// ----------------------------------------------------------------------------
+// parts
+
+static void fixtures(void) {
+    check_fixture("fox-pro-dh64");
+    check_fixture("fox-llama-dh64");
+    check_fixture("transformer-pro-dh64");
+    check_fixture("transformer-llama-dh64");
+    check_fixture("fox-pro-dh128");
+}
+
+static void variants(void) {
+    char name[256];
+    for (int i = 0; i < NUM_VARIANTS; i++) {
+        const cpu::Variant* v = &cpu::variants[i];
+        int64_t NH = cpu::variant_config(v->name).num_heads;
+        snprintf(name, sizeof name, "%s hidden_size=%lld intermediate_size=72", v->name, (long long)(64 * NH));
+        check_variant(name, v->B, v->T > 1 && v->T < 64 ? v->T + 64 : v->T); // two tiles of attention
+    }
+    check_variant("fox-pro hidden_size=256 intermediate_size=72", 2, 150); // heads of 128 channels
+    check_variant("transformer-llama hidden_size=256 intermediate_size=72", 2, 150);
+    static const int64_t lengths[] = {1, 63, 64, 65, 100, 127, 128, 129};
+    for (int64_t T : lengths) {
+        check_variant("fox-pro num_heads=1 hidden_size=64 intermediate_size=8 vocab_size=65", 3, T);
+        check_variant("fox-llama num_heads=1 hidden_size=128 intermediate_size=264 vocab_size=257", 1, T);
+    }
+    // logits in two chunks of rows
+    check_variant("fox-pro num_hidden_layers=1 hidden_size=128 intermediate_size=64 vocab_size=50257", 2, 1400);
+}
+
+static void quick(void) {
+    poison = false;
+    check_fixture("fox-pro-dh128");
+    check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
+    check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);
+    check_variant("transformer-llama hidden_size=128 intermediate_size=72", 1, 129);
+}
+
+// The bytes of a text, as tokens.
+static std::vector<int32_t> text_tokens(const char* path, size_t least) {
+    Error err;
+    size_t bytes;
+    char* text = read_file(path, &bytes, &err);
+    if (!text) die("%s", err.msg);
+    if (bytes < least) die("%s: too short for this test", path);
+    std::vector<int32_t> tokens((const unsigned char*)text, (const unsigned char*)text + bytes);
+    free(text);
+    return tokens;
+}
+
+static StepStats read_stats(const Model* model) {
+    StepStats stats;
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    CUDA_CHECK(cudaMemcpy(&stats, model->stats, sizeof stats, cudaMemcpyDeviceToHost));
+    return stats;
+}
+
+#define TRAINING_LIMIT 2e-2 // of the loss, relative
+
+// A step of two passes over the text of the CPU trainer, the learning rate rising as in a warm-up.
+static void training(void) {
+    enum { STEPS = 50, MICRO_STEPS = 2, T = 256 };
+    Error err;
+    Config c;
+    Recipe recipe;
+    Options o;
+    options_defaults(&o);
+    if (!config_preset(&c, &recipe, "fox-pro-micro", &err)) die("%s", err.msg);
+    std::vector<int32_t> text = text_tokens("train_fox.c", STEPS * MICRO_STEPS * T + 1);
+    cpu::Model reference = cpu::cpu_model_new(&c, true);
+    cpu::model_init_weights(&reference, 1);
+    cpu::model_allocate_activations(&reference, 1, T);
+    Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_CHEAP);
+    double worst = 0, first = 0, last = 0, norm_worst = 0;
+    for (int step = 1; step <= STEPS; step++) {
+        double loss = 0, lr = 1e-3 * (step < 10 ? step / 10.0 : 1);
+        const double dloss = 1.0 / (MICRO_STEPS * T);
+        memset(reference.grads, 0, (size_t)reference.table.count * sizeof(double));
+        CUDA_CHECK(cudaMemset(model.stats, 0, sizeof(StepStats)));
+        for (int i = 0; i < MICRO_STEPS; i++) {
+            const int32_t* inputs = text.data() + ((step - 1) * MICRO_STEPS + i) * T;
+            cpu::model_forward(&reference, inputs);
+            loss += cpu::model_loss(&reference, inputs + 1, dloss, true, NULL) * dloss;
+            cpu::model_backward(&reference, inputs);
+            feed(&model, inputs, inputs + 1);
+            model_forward(&model);
+            model_loss(&model, (float)dloss, true, NULL);
+            model_backward(&model);
+        }
+        double norm = cpu::global_norm(reference.grads, reference.table.count);
+        cpu::model_update(&reference, &o, lr, norm > o.grad_clip ? o.grad_clip / norm : 1, step);
+        model_update(&model, &o, lr, step);
+        StepStats stats = read_stats(&model);
+        double error = fabs(stats.loss * dloss / loss - 1), norm_error = fabs(stats.norm / norm - 1);
+        CHECK(error <= TRAINING_LIMIT, "step %d: the loss is %g, and %g on the CPU", step, stats.loss * dloss, loss);
+        worst = error > worst ? error : worst;
+        norm_worst = norm_error > norm_worst ? norm_error : norm_worst;
+        if (verbose) printf("V step %d loss %.5f %.5f norm %.5f %.5f\n", step, loss, stats.loss * dloss, norm, stats.norm);
+        first = step == 1 ? loss : first;
+        last = loss;
+    }
+    CHECK(last < 0.7 * first, "the loss fell only from %g to %g", first, last);
+    printf("training: loss from %.3f to %.3f, off by %.1e at most, limit %.1e; norm by %.1e\n", first, last, worst,
+           TRAINING_LIMIT, norm_worst);
+    model_free(&model);
+    cpu::model_free(&reference);
+}
+
+// All that an optimizer step changes.
+typedef struct {
+    Floats params, m, v;
+    std::vector<uint16_t> weights;
+} State;
+
+static State fetch_state(const Model* model) {
+    State s;
+    int64_t count = model->table.count;
+    s.params = fetch(model->params, count), s.m = fetch(model->m, count), s.v = fetch(model->v, count);
+    s.weights.resize((size_t)count);
+    CUDA_CHECK(cudaMemcpy(s.weights.data(), model->weights, (size_t)count * sizeof(bf16), cudaMemcpyDeviceToHost));
+    return s;
+}
+
+static bool same_state(const State& a, const State& b) {
+    return same_bits(a.params, b.params) && same_bits(a.m, b.m) && same_bits(a.v, b.v) && a.weights == b.weights;
+}
+
+// Optimizer steps first to last, each on a batch of its own.
+static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
+    Options o;
+    options_defaults(&o);
+    for (int64_t step = first; step <= last; step++) {
+        int64_t BT = model->B * model->T;
+        std::vector<int32_t> tokens((size_t)(BT + 1));
+        for (int64_t i = 0; i <= BT; i++)
+            tokens[(size_t)i] = (int32_t)(random_u64(5, (uint64_t)step, (uint64_t)i) %
+                                          (uint64_t)model->config.vocab_size);
+        feed(model, tokens.data(), tokens.data() + 1);
+        CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
+        model_forward(model);
+        model_loss(model, dloss, true, NULL);
+        model_backward(model);
+        model_update(model, &o, 1e-2, step);
+    }
+}
+
+#define SMALL_MODEL "fox-pro hidden_size=128 intermediate_size=72 vocab_size=257"
+
+static void bits(void) {
+    const int64_t B = 3, T = 129, STEPS = 5, SAVED = 3;
+    const float dloss = 1 / (float)(B * T);
+    cpu::Model start = cpu::variant_model(SMALL_MODEL, 1, 1);
+    const Config* c = &start.config;
+    State first;
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++)
+        for (int again = 0; again < 2; again++) {
+            Model model = new_model(c, start.params, B, T, (Recompute)recompute);
+            take_steps(&model, 1, STEPS, dloss);
+            State state = fetch_state(&model);
+            if (first.params.empty()) first = state;
+            CHECK(read_stats(&model).finite, "the loss of step 5 is not finite");
+            CHECK(same_state(state, first), "--recompute %s, run %d: other bits", recompute_names[recompute], again);
+            model_free(&model);
+        }
+    Model before = new_model(c, start.params, B, T, RECOMPUTE_NONE);
+    take_steps(&before, 1, SAVED, dloss);
+    State saved = fetch_state(&before);
+    CHECK(!same_state(saved, first), "two steps changed nothing");
+    model_free(&before);
+    Model after = new_model(c, start.params, B, T, RECOMPUTE_NONE);
+    model_upload(&after, saved.params.data(), saved.m.data(), saved.v.data());
+    CHECK(same_state(fetch_state(&after), saved), "the bf16 weights of a resumed run are others");
+    take_steps(&after, SAVED + 1, STEPS, dloss);
+    CHECK(same_state(fetch_state(&after), first), "saved and resumed: other bits");
+    model_free(&after);
+    cpu::model_free(&start);
+}
+
+static void nan_steps(void) {
+    const char* const bad = "model.layers.1.attn.o_proj.weight";
+    cpu::Model start = cpu::variant_model(SMALL_MODEL, 1, 1);
+    Model model = new_model(&start.config, start.params, 2, 65, RECOMPUTE_NONE);
+    take_steps(&model, 1, 1, 1 / 130.0f);
+    State before = fetch_state(&model);
+
+    take_steps(&model, 2, 2, 1e30f); // overflows in the gradient alone
+    StepStats stats = read_stats(&model);
+    CHECK(isfinite(stats.loss) && !isfinite(stats.norm) && !stats.finite, "loss %g, norm %g", stats.loss, stats.norm);
+    CHECK(same_state(fetch_state(&model), before), "an infinite gradient changed the weights");
+    model_free(&model);
+
+    for (int value = 0; value < 2; value++) {
+        model = new_model(&start.config, start.params, 2, 65, RECOMPUTE_NONE);
+        const Param* p = params_find(&model.table, P_O_PROJ, 1);
+        Floats params = before.params;
+        params[(size_t)(p->offset + p->count - 1)] = value ? INFINITY : NAN;
+        model_upload(&model, params.data(), before.m.data(), before.v.data());
+        State damaged = fetch_state(&model);
+        take_steps(&model, 2, 2, 1 / 130.0f);
+        stats = read_stats(&model);
+        CHECK(!stats.finite, "loss %g and norm %g count as finite", stats.loss, stats.norm);
+        CHECK(same_state(fetch_state(&model), damaged), "a loss of %g changed the weights", stats.loss);
+        const char* found = model_first_not_finite(&model, model.params);
+        CHECK(found && strcmp(found, bad) == 0, "found %s instead of %s", found ? found : "nothing", bad);
+        model_free(&model);
+    }
+    cpu::model_free(&start);
+}
+
+int main(int argc, char** argv) {
+    static const struct {
+        const char* name;
+        void (*run)(void);
+    } parts[] = {{"fixtures", fixtures}, {"variants", variants}, {"training", training}, {"bits", bits},
+                 {"nan", nan_steps},     {"quick", quick}};
+    enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
+    if (argc > 1 && !strcmp(argv[1], "-v")) verbose = true, argc--, argv++;
+    Device device = device_open(0);
+    printf("on %s\n", device.name);
+    for (int i = 0; argc == 1 && i < NUM_PARTS - 1; i++) {
+        double start = seconds_now();
+        parts[i].run();
+        printf("%s: %.1f s\n", parts[i].name, seconds_now() - start);
+    }
+    for (int a = 1; a < argc; a++) {
+        int i = 0;
+        while (i < NUM_PARTS && strcmp(parts[i].name, argv[a]) != 0) i++;
+        if (i == NUM_PARTS) die("'%s' is no part of this test: fixtures, variants, training, bits, nan, quick", argv[a]);
+        parts[i].run();
+    }
+    print_errors();
+    return test_report();
+}
