@@ -2,7 +2,6 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 
-HASH    := \#
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # The machine's own vector instructions, without which matrix products run several times slower. -fno-math-errno lets
 # sqrt vectorise; -ffast-math is not an option, as it would compile the checks for NaN away.
@@ -13,9 +12,9 @@ LDLIBS  := -lm -lpthread
 SANITIZE := -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
             -fno-sanitize-recover=all -fopenmp $(WARN) $(EXTRA_CFLAGS)
 
-# BLAS=openblas computes large products through OpenBLAS, BLAS=none through our own; by default, what is installed.
-BLAS    ?= $(shell printf '$(HASH)include <cblas.h>\nint main(void) { openblas_set_num_threads(1); return 0; }\n' | \
-             $(CC) -xc - -o /dev/null -lopenblas 2>/dev/null && echo openblas || echo none)
+# Large products run through our own tiled C. BLAS=openblas takes OpenBLAS instead: with AVX-512 it was 14% slower on two
+# cores (dev/SPEED.md); on a machine that our tiles were not made for, measure both with `make bench`.
+BLAS    ?= none
 ifeq ($(BLAS),openblas)
 BLAS_FLAGS := -DUSE_OPENBLAS
 BLAS_LIBS  := -lopenblas

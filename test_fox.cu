@@ -1,7 +1,8 @@
 /*
 The GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of dev/reference.
 
-    fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64
+    fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64; also with products
+                that are chosen by their speed
     variants    the same for every switch, for odd sizes, and for a vocabulary that takes several chunks of logits
     training    50 AdamW steps of a small model beside the CPU trainer's
     bits        two runs make the same bits; so do a run that was saved and resumed, and every --recompute
@@ -41,7 +42,7 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local
-#define model_new     cpu_model_new // its arguments would also match the GPU's, which their type brings into view
+#define model_new cpu_model_new // its arguments would also match the GPU's, which their type brings into view
 namespace cpu {
 #define main train_fox_main
 #include "train_fox.c"
@@ -56,25 +57,25 @@ namespace cpu {
 // ----------------------------------------------------------------------------
 // errors and their limits
 
-enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, NUM_QUANTITIES }; // a ParamKind: its gradient
+enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_DECODED, NUM_QUANTITIES }; // a ParamKind: its gradient
 
-typedef struct {
+// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits in one tensor after another.
+// Other GPUs add in another order, so an error may be LIMIT times as large.
+static struct {
     const char* name;
-    double limit;
-    double worst;
+    double measured, worst;
     char where[160];
-} Quantity;
-
-static Quantity quantities[NUM_QUANTITIES] = {
-    {"embeddings", 3e-2, 0, ""},  {"attn_norm", 3e-2, 0, ""}, {"q_proj", 3e-2, 0, ""},      {"k_proj", 3e-2, 0, ""},
-    {"v_proj", 3e-2, 0, ""},      {"ogate_proj", 3e-2, 0, ""}, {"fgate_proj", 3e-2, 0, ""}, {"k_shift", 3e-2, 0, ""},
-    {"v_shift", 3e-2, 0, ""},     {"fgate_bias", 3e-2, 0, ""}, {"q_norm", 3e-2, 0, ""},     {"k_norm", 3e-2, 0, ""},
-    {"output_norm", 3e-2, 0, ""}, {"o_proj", 3e-2, 0, ""},     {"mlp_norm", 3e-2, 0, ""},   {"gate_proj", 3e-2, 0, ""},
-    {"down_proj", 3e-2, 0, ""},   {"norm", 3e-2, 0, ""},       {"lm_head", 3e-2, 0, ""},    {"loss", 1e-2, 0, ""},
-    {"logits", 1e-2, 0, ""},
+} quantities[NUM_QUANTITIES] = {
+    {"embeddings", 1.5e-2, 0, ""},  {"attn_norm", 1.9e-2, 0, ""}, {"q_proj", 2.0e-2, 0, ""},
+    {"k_proj", 2.0e-2, 0, ""},      {"v_proj", 1.2e-2, 0, ""},    {"ogate_proj", 1.3e-2, 0, ""},
+    {"fgate_proj", 2.3e-2, 0, ""},  {"k_shift", 2.2e-2, 0, ""},   {"v_shift", 2.0e-2, 0, ""},
+    {"fgate_bias", 3.2e-2, 0, ""},  {"q_norm", 2.2e-2, 0, ""},    {"k_norm", 2.1e-2, 0, ""},
+    {"output_norm", 1.2e-2, 0, ""}, {"o_proj", 1.2e-2, 0, ""},    {"mlp_norm", 1.4e-2, 0, ""},
+    {"gate_proj", 1.3e-2, 0, ""},   {"down_proj", 1.3e-2, 0, ""}, {"norm", 7.6e-3, 0, ""},
+    {"lm_head", 8.2e-3, 0, ""},     {"loss", 2.7e-3, 0, ""},      {"logits", 8.7e-3, 0, ""},
+    {"decoded", 8.7e-3, 0, ""},
 };
-
-static bool verbose;
+#define LIMIT 1.5
 
 static double norm_of(const double* x, int64_t n) {
     double sum = 0;
@@ -83,25 +84,24 @@ static double norm_of(const double* x, int64_t n) {
 }
 
 // least: what ||expected|| counts as if it is smaller
-static void compare(const char* model, int quantity, const char* name, const float* got, const double* expected,
-                    int64_t n, double least) {
-    Quantity* q = &quantities[quantity];
-    double squares = 0, norm = norm_of(expected, n);
-    for (int64_t i = 0; i < n; i++) squares += ((double)got[i] - expected[i]) * ((double)got[i] - expected[i]);
+static void compare(const char* model, int quantity, const char* name, const float* got,
+                    const double* expected, int64_t n, double least) {
+    double squares = 0, norm = norm_of(expected, n), limit = LIMIT * quantities[quantity].measured;
+    for (int64_t i = 0; i < n; i++)
+        squares += ((double)got[i] - expected[i]) * ((double)got[i] - expected[i]);
     double error = sqrt(squares) / (norm > least ? norm : least);
-    CHECK(error <= q->limit, "%s: %s is off by %.2e, more than %.2e", model, name, error, q->limit);
-    if (verbose) printf("V %-60s %-44s %.2e  norm/all %.1e\n", model, name, sqrt(squares) / norm, norm / least * 1e-3);
-    if (error <= q->worst) return;
-    q->worst = error;
-    snprintf(q->where, sizeof q->where, "%s of %s", name, model);
+    CHECK(error <= limit, "%s: %s is off by %.2e, more than %.2e", model, name, error, limit);
+    if (error <= quantities[quantity].worst) return;
+    quantities[quantity].worst = error;
+    snprintf(quantities[quantity].where, sizeof quantities[quantity].where, "%s of %s", name, model);
 }
 
 static void print_errors(void) {
-    printf("%-12s %8s %8s  where the worst is\n", "quantity", "worst", "limit");
-    for (int i = 0; i < NUM_QUANTITIES; i++) {
-        const Quantity* q = &quantities[i];
-        if (q->worst > 0) printf("%-12s %8.1e %8.1e  %s\n", q->name, q->worst, q->limit, q->where);
-    }
+    printf("%-12s %8s %8s  where the worst is\n", "tensor", "error", "limit");
+    for (int i = 0; i < NUM_QUANTITIES; i++)
+        if (quantities[i].worst > 0)
+            printf("%-12s %8.1e %8.1e  %s\n", quantities[i].name, quantities[i].worst,
+                   LIMIT * quantities[i].measured, quantities[i].where);
 }
 
 // ----------------------------------------------------------------------------
@@ -109,11 +109,12 @@ static void print_errors(void) {
 
 typedef std::vector<float> Floats;
 
-// A model of these weights, without timing of products, so that all runs take the same.
-static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute) {
-    Model model = model_new(c, false);
-    Floats host(params, params + model.table.count);
-    model_upload(&model, host.data(), NULL, NULL);
+// A model of these weights. With `tune`, that is without --deterministic, two may compute with other kernels.
+static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute,
+                       bool tune) {
+    Model model = model_new(c, true, tune);
+    Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
+    model_upload(&model, host.data(), zeros.data(), zeros.data());
     model_allocate_activations(&model, B, T, recompute);
     return model;
 }
@@ -131,7 +132,9 @@ static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
     CUDA_CHECK(cudaMemcpy(model->acts.targets, targets, bytes, cudaMemcpyHostToDevice));
 }
 
-// What one forward and backward pass makes of a batch. Logits of large vocabularies are left out.
+#define MOST_LOGITS ((int64_t)1 << 24) // where there are more they are not compared
+
+// What one forward and backward pass makes of a batch.
 typedef struct {
     double loss; // mean
     Floats losses, logits, grads;
@@ -141,7 +144,7 @@ static Pass run_pass(Model* model, const int32_t* inputs, const int32_t* targets
     Pass pass;
     StepStats stats;
     int64_t BT = model->B * model->T, logits = BT * model->config.vocab_size;
-    if (logits <= 1 << 24) pass.logits.resize((size_t)logits);
+    if (logits <= MOST_LOGITS) pass.logits.resize((size_t)logits);
     feed(model, inputs, targets);
     CUDA_CHECK(cudaMemset(model->stats, 0, sizeof stats));
     model_forward(model);
@@ -166,22 +169,41 @@ typedef struct {
     std::vector<double> losses, logits, grads;
 } Expected;
 
+// Sums that nearly cancel are no test: a gradient is held to 1% of that of the whole model if it is smaller.
 static void compare_pass(const char* name, const Model* model, const Pass* pass, const Expected* e) {
     int64_t BT = model->B * model->T;
-    double mean = 0, model_norm = norm_of(e->grads.data(), model->table.count);
+    double mean = 0, least = 1e-2 * norm_of(e->grads.data(), model->table.count);
+    float loss = (float)pass->loss;
     for (int64_t t = 0; t < BT; t++) mean += e->losses[(size_t)t] / (double)BT;
-    CHECK(fabs(pass->loss - mean) <= 1e-2 * mean, "%s: the loss is %g, not %g", name, pass->loss, mean);
+    compare(name, Q_LOSS, "mean loss", &loss, &mean, 1, 0);
     compare(name, Q_LOSS, "loss", pass->losses.data(), e->losses.data(), BT, 0);
     if (!pass->logits.empty())
-        compare(name, Q_LOGITS, "logits", pass->logits.data(), e->logits.data(), (int64_t)pass->logits.size(), 0);
+        compare(name, Q_LOGITS, "logits", pass->logits.data(), e->logits.data(), (int64_t)pass->logits.size(),
+                0);
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
         const float* got = pass->grads.data() + p->offset;
         if (p->trainable)
-            compare(name, p->kind, p->name, got, e->grads.data() + p->offset, p->count, 1e-3 * model_norm);
+            compare(name, p->kind, p->name, got, e->grads.data() + p->offset, p->count, least);
         else
             for (int64_t i = 0; i < p->count; i++) CHECK(got[i] == 0, "%s: %s has a gradient", name, p->name);
     }
+}
+
+// Feeds the first sequence token by token, as generation does.
+static void compare_decoded(const char* name, Model* model, const int32_t* inputs, const Expected* e) {
+    int64_t V = model->config.vocab_size, n = model->T < 40 ? model->T : 40;
+    Floats logits((size_t)(n * V));
+    std::vector<bf16> row((size_t)V);
+    Cache cache = cache_new(model, n);
+    for (int64_t t = 0; t < n; t++) {
+        const bf16* device = model_decode(model, &cache, inputs[t]);
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        CUDA_CHECK(cudaMemcpy(row.data(), device, (size_t)V * sizeof(bf16), cudaMemcpyDeviceToHost));
+        for (int64_t i = 0; i < V; i++) logits[(size_t)(t * V + i)] = __bfloat162float(row[(size_t)i]);
+    }
+    compare(name, Q_DECODED, "decoded logits", logits.data(), e->logits.data(), n * V, 0);
+    cache_free(&cache);
 }
 
 // Runs the model at every level of recomputation, which must not change a bit, and compares what it gives.
@@ -189,10 +211,11 @@ static void check_pass(const char* name, const Config* c, const double* params, 
                        const int32_t* inputs, const int32_t* targets, const Expected* e) {
     Pass first;
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-        Model model = new_model(c, params, B, T, (Recompute)recompute);
+        Model model = new_model(c, params, B, T, (Recompute)recompute, false);
         Pass pass = run_pass(&model, inputs, targets);
         if (recompute == RECOMPUTE_NONE) {
             compare_pass(name, &model, &pass, e);
+            if (!e->logits.empty()) compare_decoded(name, &model, inputs, e);
             first = pass;
         }
         CHECK(same_bits(pass.losses, first.losses) && same_bits(pass.logits, first.logits),
@@ -204,7 +227,8 @@ static void check_pass(const char* name, const Config* c, const double* params, 
 }
 
 // A tensor of the fixture, which must be there with n elements.
-static void fixture_values(const Safetensors* file, const char* prefix, const char* name, double* out, int64_t n) {
+static void fixture_values(const Safetensors* file, const char* prefix, const char* name, double* out,
+                           int64_t n) {
     Error err;
     char full[160];
     snprintf(full, sizeof full, "%s%s", prefix, name);
@@ -243,7 +267,12 @@ static void check_fixture(const char* name) {
         const Param* p = &table.rows[r];
         if (p->trainable) fixture_values(&file, "grad.", p->name, e.grads.data() + p->offset, p->count);
     }
-    check_pass(name, &c, params.data(), B, T, (const int32_t*)inputs->data, (const int32_t*)targets->data, &e);
+    const int32_t *tokens = (const int32_t*)inputs->data, *next = (const int32_t*)targets->data;
+    check_pass(name, &c, params.data(), B, T, tokens, next, &e);
+    Model tuned = new_model(&c, params.data(), B, T, RECOMPUTE_NONE, true);
+    Pass pass = run_pass(&tuned, tokens, next);
+    compare_pass(name, &tuned, &pass, &e);
+    model_free(&tuned);
     params_free(&table);
     safetensors_close(&file);
 }
@@ -256,9 +285,10 @@ static void check_variant(const char* name, int64_t B, int64_t T) {
     int32_t *inputs = cpu::random_tokens(&model, BT, 0), *targets = cpu::random_tokens(&model, BT, 1);
     for (int64_t i = 0; i < count; i++)
         model.params[i] = (double)__bfloat162float(__float2bfloat16((float)model.params[i]));
-    e.logits.resize((size_t)(BT * V));
+    bool has_logits = BT * V <= MOST_LOGITS;
+    if (has_logits) e.logits.resize((size_t)(BT * V));
     cpu::model_forward(&model, inputs);
-    cpu::model_loss(&model, targets, 1 / (double)BT, true, e.logits.data());
+    cpu::model_loss(&model, targets, 1 / (double)BT, true, has_logits ? e.logits.data() : NULL);
     cpu::model_backward(&model, inputs);
     cpu::model_freeze(&model);
     e.losses.assign(model.acts.losses, model.acts.losses + BT);
@@ -272,7 +302,7 @@ static void check_variant(const char* name, int64_t B, int64_t T) {
 // ----------------------------------------------------------------------------
 // parts
 
-static void fixtures(void) {
+static void test_fixtures(void) {
     check_fixture("fox-pro-dh64");
     check_fixture("fox-llama-dh64");
     check_fixture("transformer-pro-dh64");
@@ -280,13 +310,12 @@ static void fixtures(void) {
     check_fixture("fox-pro-dh128");
 }
 
-static void variants(void) {
+static void test_variants(void) {
     char name[256];
-    for (int i = 0; i < NUM_VARIANTS; i++) {
-        const cpu::Variant* v = &cpu::variants[i];
-        int64_t NH = cpu::variant_config(v->name).num_heads;
-        snprintf(name, sizeof name, "%s hidden_size=%lld intermediate_size=72", v->name, (long long)(64 * NH));
-        check_variant(name, v->B, v->T > 1 && v->T < 64 ? v->T + 64 : v->T); // two tiles of attention
+    for (const cpu::Variant& v : cpu::variants) {
+        int64_t NH = cpu::variant_config(v.name).num_heads;
+        snprintf(name, sizeof name, "%s hidden_size=%lld intermediate_size=72", v.name, (long long)(64 * NH));
+        check_variant(name, v.B, v.T > 1 && v.T < 64 ? v.T + 64 : v.T); // two tiles of attention
     }
     check_variant("fox-pro hidden_size=256 intermediate_size=72", 2, 150); // heads of 128 channels
     check_variant("transformer-llama hidden_size=256 intermediate_size=72", 2, 150);
@@ -296,10 +325,11 @@ static void variants(void) {
         check_variant("fox-llama num_heads=1 hidden_size=128 intermediate_size=264 vocab_size=257", 1, T);
     }
     // logits in two chunks of rows
-    check_variant("fox-pro num_hidden_layers=1 hidden_size=128 intermediate_size=64 vocab_size=50257", 2, 1400);
+    check_variant("fox-pro num_hidden_layers=1 hidden_size=128 intermediate_size=64 vocab_size=50257", 2,
+                  1400);
 }
 
-static void quick(void) {
+static void test_quick(void) {
     poison = false;
     check_fixture("fox-pro-dh128");
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
@@ -326,10 +356,10 @@ static StepStats read_stats(const Model* model) {
     return stats;
 }
 
-#define TRAINING_LIMIT 2e-2 // of the loss, relative
+#define TRAINING_LIMIT 1e-2 // of a step's loss, relative
 
 // A step of two passes over the text of the CPU trainer, the learning rate rising as in a warm-up.
-static void training(void) {
+static void test_training(void) {
     enum { STEPS = 50, MICRO_STEPS = 2, T = 256 };
     Error err;
     Config c;
@@ -341,10 +371,10 @@ static void training(void) {
     cpu::Model reference = cpu::cpu_model_new(&c, true);
     cpu::model_init_weights(&reference, 1);
     cpu::model_allocate_activations(&reference, 1, T);
-    Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_CHEAP);
+    Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_CHEAP, false);
     double worst = 0, first = 0, last = 0, norm_worst = 0;
     for (int step = 1; step <= STEPS; step++) {
-        double loss = 0, lr = 1e-3 * (step < 10 ? step / 10.0 : 1);
+        double loss = 0, lr = 3e-4 * (step < 10 ? step / 10.0 : 1);
         const double dloss = 1.0 / (MICRO_STEPS * T);
         memset(reference.grads, 0, (size_t)reference.table.count * sizeof(double));
         CUDA_CHECK(cudaMemset(model.stats, 0, sizeof(StepStats)));
@@ -363,16 +393,16 @@ static void training(void) {
         model_update(&model, &o, lr, step);
         StepStats stats = read_stats(&model);
         double error = fabs(stats.loss * dloss / loss - 1), norm_error = fabs(stats.norm / norm - 1);
-        CHECK(error <= TRAINING_LIMIT, "step %d: the loss is %g, and %g on the CPU", step, stats.loss * dloss, loss);
+        CHECK(error <= TRAINING_LIMIT, "step %d: the loss is %g, and %g on the CPU", step, stats.loss * dloss,
+              loss);
         worst = error > worst ? error : worst;
         norm_worst = norm_error > norm_worst ? norm_error : norm_worst;
-        if (verbose) printf("V step %d loss %.5f %.5f norm %.5f %.5f\n", step, loss, stats.loss * dloss, norm, stats.norm);
         first = step == 1 ? loss : first;
         last = loss;
     }
     CHECK(last < 0.7 * first, "the loss fell only from %g to %g", first, last);
-    printf("training: loss from %.3f to %.3f, off by %.1e at most, limit %.1e; norm by %.1e\n", first, last, worst,
-           TRAINING_LIMIT, norm_worst);
+    printf("training: loss from %.3f to %.3f, off by %.1e at most, limit %.1e; norm by %.1e\n", first, last,
+           worst, TRAINING_LIMIT, norm_worst);
     model_free(&model);
     cpu::model_free(&reference);
 }
@@ -388,12 +418,14 @@ static State fetch_state(const Model* model) {
     int64_t count = model->table.count;
     s.params = fetch(model->params, count), s.m = fetch(model->m, count), s.v = fetch(model->v, count);
     s.weights.resize((size_t)count);
-    CUDA_CHECK(cudaMemcpy(s.weights.data(), model->weights, (size_t)count * sizeof(bf16), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(
+        cudaMemcpy(s.weights.data(), model->weights, (size_t)count * sizeof(bf16), cudaMemcpyDeviceToHost));
     return s;
 }
 
 static bool same_state(const State& a, const State& b) {
-    return same_bits(a.params, b.params) && same_bits(a.m, b.m) && same_bits(a.v, b.v) && a.weights == b.weights;
+    return same_bits(a.params, b.params) && same_bits(a.m, b.m) && same_bits(a.v, b.v) &&
+           a.weights == b.weights;
 }
 
 // Optimizer steps first to last, each on a batch of its own.
@@ -404,8 +436,8 @@ static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
         int64_t BT = model->B * model->T;
         std::vector<int32_t> tokens((size_t)(BT + 1));
         for (int64_t i = 0; i <= BT; i++)
-            tokens[(size_t)i] = (int32_t)(random_u64(5, (uint64_t)step, (uint64_t)i) %
-                                          (uint64_t)model->config.vocab_size);
+            tokens[(size_t)i] =
+                (int32_t)(random_u64(5, (uint64_t)step, (uint64_t)i) % (uint64_t)model->config.vocab_size);
         feed(model, tokens.data(), tokens.data() + 1);
         CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
         model_forward(model);
@@ -417,7 +449,7 @@ static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
 
 #define SMALL_MODEL "fox-pro hidden_size=128 intermediate_size=72 vocab_size=257"
 
-static void bits(void) {
+static void test_bits(void) {
     const int64_t B = 3, T = 129, STEPS = 5, SAVED = 3;
     const float dloss = 1 / (float)(B * T);
     cpu::Model start = cpu::variant_model(SMALL_MODEL, 1, 1);
@@ -425,20 +457,21 @@ static void bits(void) {
     State first;
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++)
         for (int again = 0; again < 2; again++) {
-            Model model = new_model(c, start.params, B, T, (Recompute)recompute);
+            Model model = new_model(c, start.params, B, T, (Recompute)recompute, false);
             take_steps(&model, 1, STEPS, dloss);
             State state = fetch_state(&model);
             if (first.params.empty()) first = state;
             CHECK(read_stats(&model).finite, "the loss of step 5 is not finite");
-            CHECK(same_state(state, first), "--recompute %s, run %d: other bits", recompute_names[recompute], again);
+            CHECK(same_state(state, first), "--recompute %s, run %d: other bits", recompute_names[recompute],
+                  again);
             model_free(&model);
         }
-    Model before = new_model(c, start.params, B, T, RECOMPUTE_NONE);
+    Model before = new_model(c, start.params, B, T, RECOMPUTE_NONE, false);
     take_steps(&before, 1, SAVED, dloss);
     State saved = fetch_state(&before);
     CHECK(!same_state(saved, first), "two steps changed nothing");
     model_free(&before);
-    Model after = new_model(c, start.params, B, T, RECOMPUTE_NONE);
+    Model after = new_model(c, start.params, B, T, RECOMPUTE_NONE, false);
     model_upload(&after, saved.params.data(), saved.m.data(), saved.v.data());
     CHECK(same_state(fetch_state(&after), saved), "the bf16 weights of a resumed run are others");
     take_steps(&after, SAVED + 1, STEPS, dloss);
@@ -447,21 +480,22 @@ static void bits(void) {
     cpu::model_free(&start);
 }
 
-static void nan_steps(void) {
+static void test_nan(void) {
     const char* const bad = "model.layers.1.attn.o_proj.weight";
     cpu::Model start = cpu::variant_model(SMALL_MODEL, 1, 1);
-    Model model = new_model(&start.config, start.params, 2, 65, RECOMPUTE_NONE);
+    Model model = new_model(&start.config, start.params, 2, 65, RECOMPUTE_NONE, false);
     take_steps(&model, 1, 1, 1 / 130.0f);
     State before = fetch_state(&model);
 
     take_steps(&model, 2, 2, 1e30f); // overflows in the gradient alone
     StepStats stats = read_stats(&model);
-    CHECK(isfinite(stats.loss) && !isfinite(stats.norm) && !stats.finite, "loss %g, norm %g", stats.loss, stats.norm);
+    CHECK(isfinite(stats.loss) && !isfinite(stats.norm) && !stats.finite, "loss %g, norm %g", stats.loss,
+          stats.norm);
     CHECK(same_state(fetch_state(&model), before), "an infinite gradient changed the weights");
     model_free(&model);
 
     for (int value = 0; value < 2; value++) {
-        model = new_model(&start.config, start.params, 2, 65, RECOMPUTE_NONE);
+        model = new_model(&start.config, start.params, 2, 65, RECOMPUTE_NONE, false);
         const Param* p = params_find(&model.table, P_O_PROJ, 1);
         Floats params = before.params;
         params[(size_t)(p->offset + p->count - 1)] = value ? INFINITY : NAN;
@@ -482,21 +516,21 @@ int main(int argc, char** argv) {
     static const struct {
         const char* name;
         void (*run)(void);
-    } parts[] = {{"fixtures", fixtures}, {"variants", variants}, {"training", training}, {"bits", bits},
-                 {"nan", nan_steps},     {"quick", quick}};
-    enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
-    if (argc > 1 && !strcmp(argv[1], "-v")) verbose = true, argc--, argv++;
+    } parts[] = {{"fixtures", test_fixtures}, {"variants", test_variants}, {"training", test_training},
+                 {"bits", test_bits},         {"nan", test_nan},           {"quick", test_quick}};
+    const int num_parts = (int)(sizeof parts / sizeof parts[0]);
     Device device = device_open(0);
     printf("on %s\n", device.name);
-    for (int i = 0; argc == 1 && i < NUM_PARTS - 1; i++) {
+    for (int i = 0; argc == 1 && i < num_parts - 1; i++) {
         double start = seconds_now();
         parts[i].run();
         printf("%s: %.1f s\n", parts[i].name, seconds_now() - start);
     }
     for (int a = 1; a < argc; a++) {
         int i = 0;
-        while (i < NUM_PARTS && strcmp(parts[i].name, argv[a]) != 0) i++;
-        if (i == NUM_PARTS) die("'%s' is no part of this test: fixtures, variants, training, bits, nan, quick", argv[a]);
+        while (i < num_parts && strcmp(parts[i].name, argv[a]) != 0) i++;
+        if (i == num_parts)
+            die("'%s' is no part of this test: fixtures, variants, training, bits, nan, quick", argv[a]);
         parts[i].run();
     }
     print_errors();

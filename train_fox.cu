@@ -21,6 +21,7 @@ the device itself.
 #include "llmc/qkv.cuh"
 #include "llmc/forget_gate.cuh"
 #include "llmc/attention.cuh"
+#include "llmc/decode.cuh"
 #include "llmc/output_gate.cuh"
 #include "llmc/swiglu.cuh"
 #include "llmc/classifier.cuh"
@@ -164,21 +165,27 @@ static float* device_floats(int64_t count) {
     return p;
 }
 
-// A model without weights.
-static Model model_new(const Config* config, bool tune) {
+// A model without weights: parameters for inference; with `train` also gradients and AdamW's moments. `tune`
+// is matmul_init's.
+static Model model_new(const Config* config, bool train, bool tune) {
     Model model;
     memset(&model, 0, sizeof model);
     model.config = *config;
     model.table = params_build(config);
     int64_t count = model.table.count + model_tail(config);
     model.params = device_floats(count);
-    model.grads = device_floats(count);
-    model.m = device_floats(count);
-    model.v = device_floats(count);
     CUDA_CHECK(cudaMalloc((void**)&model.weights, (size_t)count * sizeof(bf16)));
     CUDA_CHECK(cudaMalloc((void**)&model.stats, sizeof(StepStats)));
     CUDA_CHECK(cudaStreamCreate(&model.stream));
 
+    void* workspace;
+    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
+    matmul_init(&model.matmul, workspace, tune);
+    if (!train) return model;
+
+    model.grads = device_floats(count);
+    model.m = device_floats(count);
+    model.v = device_floats(count);
     model.num_chunks = param_chunks(NULL, &model.table, 0, model.table.count);
     ParamChunk* chunks = (ParamChunk*)xcalloc((size_t)model.num_chunks, sizeof(ParamChunk));
     param_chunks(chunks, &model.table, 0, model.table.count);
@@ -187,10 +194,6 @@ static Model model_new(const Config* config, bool tune) {
     CUDA_CHECK(cudaMemcpy(model.chunks, chunks, (size_t)model.num_chunks * sizeof(ParamChunk),
                           cudaMemcpyHostToDevice));
     free(chunks);
-
-    void* workspace;
-    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
-    matmul_init(&model.matmul, workspace, tune);
     return model;
 }
 
@@ -225,8 +228,8 @@ static void model_free(Model* model) {
 static void model_upload(Model* model, const float* params, const float* m, const float* v) {
     size_t bytes = (size_t)model->table.count * sizeof(float);
     CUDA_CHECK(cudaMemcpy(model->params, params, bytes, cudaMemcpyHostToDevice));
-    if (m) CUDA_CHECK(cudaMemcpy(model->m, m, bytes, cudaMemcpyHostToDevice));
-    if (v) CUDA_CHECK(cudaMemcpy(model->v, v, bytes, cudaMemcpyHostToDevice));
+    if (model->m) CUDA_CHECK(cudaMemcpy(model->m, m, bytes, cudaMemcpyHostToDevice));
+    if (model->v) CUDA_CHECK(cudaMemcpy(model->v, v, bytes, cudaMemcpyHostToDevice));
     weights_copy(model->weights, model->params, model->table.count + model_tail(&model->config),
                  model->stream);
 }
@@ -521,6 +524,145 @@ static const char* model_first_not_finite(const Model* model, const float* devic
 }
 
 // ----------------------------------------------------------------------------
+// generation: one token at a time, with keys, values and gate sums of the past kept
+
+typedef struct {
+    int64_t length, capacity; // tokens held, and room for
+    bf16 *k, *v;              // [L, capacity, d] as attention reads them
+    double* c;                // [L, capacity, NH]; entries never change, as only differences of c matter
+    bf16* proj;               // [L, 2, S] the last token's row of proj, for the shifts, and the new one's
+    float* angles;            // [capacity, dh/2, 2] of RoPE
+    bf16* row;                // scratch of one token
+    float* rstd;              // that nobody reads
+    int32_t* token;
+} Cache;
+
+static bf16* device_bf16s(int64_t count) {
+    bf16* p;
+    CUDA_CHECK(cudaMalloc((void**)&p, (size_t)count * sizeof(bf16)));
+    CUDA_CHECK(cudaMemset(p, 0, (size_t)count * sizeof(bf16)));
+    return p;
+}
+
+static Cache cache_new(const Model* model, int64_t capacity) {
+    const Config* config = &model->config;
+    int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads;
+    int64_t I = config_mlp_size(config), Vs = matmul_padded(config->vocab_size);
+    Cache cache;
+    memset(&cache, 0, sizeof cache);
+    cache.capacity = capacity;
+    cache.k = device_bf16s(L * capacity * d);
+    cache.v = device_bf16s(L * capacity * d);
+    CUDA_CHECK(cudaMalloc((void**)&cache.c, (size_t)(L * capacity * NH) * sizeof(double)));
+    cache.proj = device_bf16s(L * 2 * matmul_padded(model->table.proj.rows));
+    cache.angles = device_floats(capacity * config_head_size(config));
+    cache.row = device_bf16s(10 * d + 3 * I + Vs);
+    cache.rstd = device_floats(6 * NH);
+    CUDA_CHECK(cudaMalloc((void**)&cache.token, sizeof(int32_t)));
+    if (config->use_rope)
+        rope_angles(cache.angles, capacity, config_head_size(config), config->rope_base, model->stream);
+    return cache;
+}
+
+static void cache_free(Cache* cache) {
+    void* const all[] = {cache->k,      cache->v,   cache->c,    cache->proj,
+                         cache->angles, cache->row, cache->rstd, cache->token};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) CUDA_CHECK(cudaFree(all[i]));
+}
+
+static void copy_row(bf16* to, const bf16* from, int64_t n, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, (size_t)n * sizeof(bf16), cudaMemcpyDeviceToDevice, stream));
+}
+
+// Takes one more token in and returns the logits [V] of the one after it, on the device: what model_forward
+// computes for the same tokens, but for rounding.
+static const bf16* model_decode(Model* model, Cache* cache, int32_t token) {
+    const Config* config = &model->config;
+    const ProjLayout* layout = &model->table.proj;
+    int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads, dh = d / NH;
+    int64_t I = config_mlp_size(config), R = layout->rows, S = matmul_padded(R), t = cache->length++;
+    int64_t Vs = matmul_padded(config->vocab_size), weight_step = config->qk_norm_share ? 0 : dh;
+    cudaStream_t stream = model->stream;
+    Matmul* mm = &model->matmul;
+    const bf16* w = model->weights;
+    bf16 *x = cache->row, *normed = x + d, *heads = normed + d, *o = heads + 6 * d,
+         *y = o + d; // heads: q, k, v [2,d]
+    bf16 *gu = y + d, *s = gu + 2 * I, *logits = s + I;
+    float* rstd = cache->rstd;
+    if (cache->length > cache->capacity) die("the cache of %lld tokens is full", (long long)cache->capacity);
+    CUDA_CHECK(cudaMemcpyAsync(cache->token, &token, sizeof token, cudaMemcpyHostToDevice, stream));
+
+    embedding_forward(x, param_at(model, w, P_EMBEDDINGS, 0), cache->token, 1, d, stream);
+    for (int64_t l = 0; l < L; l++) {
+        bf16 *l_k = cache->k + l * cache->capacity * d, *l_v = cache->v + l * cache->capacity * d;
+        bf16 *l_last = cache->proj + l * 2 * S, *l_proj = l_last + S;
+        double* l_c = config_has_gate(config) ? cache->c + l * cache->capacity * NH : NULL;
+        int64_t pair = t ? 2 : 1; // the last token goes along for the shifts, but for the first one
+        HeadPath paths[3];
+        model_head_paths(model, l, paths);
+        for (int p = 0; p < 3; p++)
+            paths[p].out = heads + (2 * p + 2 - pair) * d, paths[p].rstd = rstd + 2 * p * NH;
+
+        rmsnorm_forward(normed, rstd, NULL, x, NULL, param_at(model, w, P_ATTN_NORM, l), 1, d,
+                        config->norm_eps, stream);
+        linear_forward<bf16>(mm, l_proj, normed, param_at(model, w, P_Q_PROJ, l), NULL, 1, S, d, S, d,
+                             stream);
+        qkv_forward(paths, l_proj - (pair - 1) * S, cache->angles + (t + 1 - pair) * dh, 1, pair, NH, dh, R,
+                    S, weight_step, stream);
+        copy_row(l_k + t * d, heads + 3 * d, d, stream);
+        copy_row(l_v + t * d, heads + 5 * d, d, stream);
+        if (l_c)
+            forget_gate_decode(l_c, proj_column(l_proj, layout->fgate),
+                               param_at(model, model->params, P_FGATE_BIAS, l), t, NH, stream);
+        attention_decode(o, heads + d, l_k, l_v, l_c, t + 1, NH, dh, stream);
+        output_gate_forward(y, rstd, o, param_at(model, w, P_OUTPUT_NORM, l),
+                            proj_column(l_proj, layout->ogate), 1, 1, NH, dh, S, config->norm_eps, stream);
+        linear_forward<bf16>(mm, x, y, param_at(model, w, P_O_PROJ, l), x, 1, d, d, d, d, stream);
+        copy_row(l_last, l_proj, S, stream);
+
+        rmsnorm_forward(normed, rstd, NULL, x, NULL, param_at(model, w, P_MLP_NORM, l), 1, d,
+                        config->norm_eps, stream);
+        linear_forward<bf16>(mm, gu, normed, param_at(model, w, P_GATE_PROJ, l), NULL, 1, 2 * I, d, 2 * I, d,
+                             stream);
+        swiglu_forward(s, gu, 1, I, stream);
+        linear_forward<bf16>(mm, x, s, param_at(model, w, P_DOWN_PROJ, l), x, 1, d, I, d, I, stream);
+    }
+    rmsnorm_forward(normed, rstd, NULL, x, NULL, param_at(model, w, P_NORM, 0), 1, d, config->norm_eps,
+                    stream);
+    linear_forward<bf16>(mm, logits, normed, param_at(model, w, P_LM_HEAD, 0), NULL, 1, Vs, d, Vs, d, stream);
+    return logits;
+}
+
+// Writes the prompt and up to n tokens that continue it to `text`.
+static void model_generate(Model* model, const Run* run, int64_t n, Sample* text) {
+    int64_t V = model->config.vocab_size;
+    TokenBuffer prompt = sample_prompt(text, run);
+    Cache cache = cache_new(model, prompt.count + n);
+    Sampler sampler = run_sampler(&run->options);
+    bf16* host = (bf16*)xcalloc((size_t)V, sizeof(bf16));
+    float* logits = (float*)xcalloc((size_t)V, sizeof(float));
+    const bf16* device = NULL;
+    for (int64_t i = 0; i < prompt.count; i++) device = model_decode(model, &cache, (int32_t)prompt.data[i]);
+    for (int64_t i = 0; i < n; i++) {
+        CUDA_CHECK(
+            cudaMemcpyAsync(host, device, (size_t)V * sizeof(bf16), cudaMemcpyDeviceToHost, model->stream));
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        for (int64_t k = 0; k < V; k++) logits[k] = __bfloat162float(host[k]);
+        int64_t token = sampler_next(&sampler, logits, V, (uint64_t)i);
+        if (token < 0) die("the model's logits are not finite: its weights are damaged");
+        if (token == config_end_of_text(&model->config)) break;
+        sample_put(text, (uint32_t)token);
+        if (i + 1 < n) device = model_decode(model, &cache, (int32_t)token);
+    }
+    sample_end(text);
+    free(host);
+    free(logits);
+    free(prompt.data);
+    sampler_free(&sampler);
+    cache_free(&cache);
+}
+
+// ----------------------------------------------------------------------------
 // batches on their way to the device: two pinned buffers, so that one is filled while the other is copied
 
 typedef struct {
@@ -649,9 +791,9 @@ static void bench(Model* model, const Run* run, const Device* device) {
     feeder_free(&feeder);
 }
 
-// Mean loss by position on the first `sequences` held-out sequences.
-static LogValidation validate(Model* model, const Run* run, Feeder* feeder, DataLoader* data,
-                              int64_t sequences) {
+// Measures and logs the loss on the first `sequences` held-out sequences; at the end of a run also by position.
+static void validate(Model* model, const Run* run, Logger* logger, Feeder* feeder, DataLoader* data,
+                     int64_t sequences) {
     LogValidation v;
     int64_t B = model->B, T = model->T;
     float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
@@ -670,7 +812,8 @@ static LogValidation validate(Model* model, const Run* run, Feeder* feeder, Data
     free(losses);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
-    return v;
+    logger_validation(logger, run->state.step, &v);
+    if (run->state.step >= run->last_step) run_print_by_position(&v);
 }
 
 // A step that was queued, until its result is read.
@@ -738,6 +881,8 @@ static void train(Model* model, Run* run, const Device* device) {
         CUDA_CHECK(cudaEventCreateWithFlags(&queued[i].done, cudaEventDisableTiming));
     }
     double last_time = seconds_now();
+    if (val_sequences && state->step >= run->last_step) // nothing to train: measure what there is
+        validate(model, run, &logger, &feeder, &val_data, val_sequences);
     bool saved = run->checkpoint < run->num_checkpoints; // this state
     while (state->step < run->last_step && !run_interrupted) {
         QueuedStep *q = &queued[state->step % 2], *before = &queued[1 - state->step % 2];
@@ -764,13 +909,17 @@ static void train(Model* model, Run* run, const Device* device) {
         bool last = state->step == run->last_step;
         bool validates = val_sequences && (last || run_due(o->val_every, state->step));
         saved = last || run_due(o->save_every, state->step);
-        if (!validates && !saved) continue;
+        bool samples = run_due(o->sample_every, state->step);
+        if (!validates && !saved && !samples) continue;
         finish_step(model, &logger, q, &last_time);
         if (saved) save(model, run, &logger);
-        if (validates) {
-            LogValidation v = validate(model, run, &feeder, &val_data, val_sequences);
-            logger_validation(&logger, state->step, &v);
-            if (last) run_print_by_position(&v);
+        if (validates) validate(model, run, &logger, &feeder, &val_data, val_sequences);
+        if (samples) {
+            Sample text = sample_new(run, NULL, false);
+            model_generate(model, run, o->generate == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : o->generate,
+                           &text);
+            logger_event(&logger, state->step, "sample", text.text.data);
+            sample_free(&text);
         }
         last_time = seconds_now();
     }
@@ -846,8 +995,6 @@ int main(int argc, char** argv) {
     run_parse(&run, argc, argv, "Trains the Forgetting Transformer and its Transformer baselines on a GPU.");
     run_configure(&run, 16384);
     const Options* o = &run.options;
-    if (o->generate != OPTION_UNSET || o->sample_every > 0)
-        die("--generate and --sample-every: use ./train_fox, which reads the same checkpoints");
     attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
     Device device = device_open(0);
 
@@ -866,13 +1013,21 @@ int main(int argc, char** argv) {
         return EXIT_SUCCESS;
     }
     int recompute = choose_recompute(&plan, o, run.micro_batch, room);
-    if (recompute < 0)
+    if (recompute < 0 && !run_generates(&run))
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
             "--micro-batch, "
             "--seq-len, or --recompute block; --dry-run shows what fits",
             (long long)run.micro_batch, (long long)o->seq_len, (double)free_bytes / (1 << 30), device.name);
-    Model model = model_new(&run.config, !o->deterministic);
+    Model model = model_new(&run.config, !run_generates(&run), !o->deterministic);
     load_or_draw(&model, &run);
+    if (run_generates(&run)) {
+        Sample text = sample_new(&run, stdout, true);
+        model_generate(&model, &run, o->generate, &text);
+        sample_free(&text);
+        model_free(&model);
+        run_free(&run);
+        return EXIT_SUCCESS;
+    }
     model_allocate_activations(&model, run.micro_batch, o->seq_len, (Recompute)recompute);
     int exit_code = EXIT_SUCCESS;
     if (o->dump)

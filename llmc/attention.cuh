@@ -1,17 +1,18 @@
 /*
-Forgetting attention, causal: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + c_i - c_j) v_j over j <= i, with c the running
-sum of the log forget gates; without them (c NULL) plain attention.
+Forgetting attention, causal: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + c_i - c_j) v_j over j <= i, with c
+the running sum of the log forget gates; without them (c NULL) plain attention.
 
 This file is the interface: it checks the shape and picks the kernels. The same bits come out of every run.
 
-    q, k, v, o and their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
-    lse                              float  [B, NH, T], the log of each row's sum of exponentials, relative to the row's
-                                            own c_i: of the size of a score, however far c has fallen
-    c                                double [B, NH, T], never rising
-    dc                               float  [B, NH, T]
+    q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
+    lse                           float  [B, NH, T], the log of each row's sum of exponentials: with c_i - c_j
+                                         in the scores it has a score's size, however far c has fallen
+    c                             double [B, NH, T], never rising
+    dc                            float  [B, NH, T]
 
-Pruning: first_key_block and last_query_block, int [B, NH, ceil(T / ATTENTION_BLOCK)], name for each block of queries the
-first block of keys it looks at, and for each block of keys the last block of queries that looks at it. NULL: all.
+Pruning: first_key_block and last_query_block, int [B, NH, ceil(T / ATTENTION_BLOCK)], name for each block of
+queries the first block of keys it looks at, and for each block of keys the last block of queries that looks
+at it. NULL: all.
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -79,8 +80,8 @@ static inline size_t attention_backward_scratch(int64_t B, int64_t T, int64_t NH
     return (size_t)(B * NH * T) * sizeof(float);
 }
 
-// Writes dq, dk, dv and dc: dc_i = sum_j ds_ij - sum_j ds_ji, ds being the scores' gradients. dc is NULL where the gate
-// is not learned. o and lse are attention_forward's.
+// Writes dq, dk, dv and dc: dc_i = sum_j ds_ij - sum_j ds_ji, ds being the scores' gradients. dc is NULL
+// where the gate is not learned. o and lse are attention_forward's.
 static inline void attention_backward(bf16* dq, bf16* dk, bf16* dv, float* dc, void* scratch,
                                       const bf16* dout, const bf16* q, const bf16* k, const bf16* v,
                                       const bf16* o, const float* lse, const double* c,

@@ -1,21 +1,26 @@
 /*
-Causal attention without a gate by cuDNN's fused kernels, for the baselines: what llmc/attention.cuh computes with c NULL,
-on the same layouts. Only a build with USE_CUDNN=1 includes this file; it needs cuDNN 9.10 or later and nothing else.
+Causal attention without a gate by cuDNN's fused kernels, for the baselines: what llmc/attention.cuh computes
+with c NULL, on the same layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN 9.10 or later
+and nothing else; in any other, these functions say that it is missing.
 
-cuDNN takes no call "attention": it is given the formula as a graph of small operations on tensors that exist on paper only
-("virtual"), recognises the pattern and answers with a plan, one or two fused kernels. So the graphs below are not ours to
-simplify: an operation more, less or elsewhere may give a pattern that it does not know. Each tensor has dimensions
-[B, NH, rows, columns] and strides of its own, by which [B, T, NH, dh] is read as it lies.
+cuDNN takes no call "attention": it is given the formula as a graph of small operations on tensors most of
+which exist on paper only ("virtual"), recognises the pattern and answers with a plan, one or a few fused
+kernels. So the graphs below are not ours to simplify: an operation more, less or elsewhere may give a pattern
+that it does not know. Each tensor has dimensions [B, NH, rows, columns] and strides of its own, by which
+[B, T, NH, dh] is read as it lies.
 
-A plan takes a good part of a second to make and fits one shape; they are kept until the program ends, for the GPU that is
+A plan fits one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
 current at the first call. Not for several threads at once.
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
 
+#include "cuda_common.cuh"
+
+#ifdef USE_CUDNN
+
 #include <cudnn.h>
 #include <math.h>
-#include "cuda_common.cuh"
 
 #if CUDNN_VERSION < 91000
 #error "llmc/attention_cudnn.cuh needs cuDNN 9.10 or later: update it, or build without USE_CUDNN"
@@ -25,7 +30,7 @@ current at the first call. Not for several threads at once.
 // checked calls
 
 static inline const char* cudnn_reason(cudnnStatus_t status) {
-    static char text[1024];
+    static char text[512];
     snprintf(text, sizeof text, "%s: ", cudnnGetErrorString(status));
     size_t n = strlen(text);
     cudnnGetLastErrorString(text + n, sizeof text - n);
@@ -36,17 +41,16 @@ static inline const char* cudnn_reason(cudnnStatus_t status) {
 
 static inline void cudnn_check(cudnnStatus_t status, const char* call, const char* file, int line) {
     if (status == CUDNN_STATUS_SUCCESS) return;
-    const char* hint =
-        status == CUDNN_STATUS_NOT_INITIALIZED || CUDNN_STATUS_CATEGORY(status) == 1000
-            ? "; are all of cuDNN's libraries of one version, and for this CUDA? See LD_LIBRARY_PATH"
-        : CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_EXECUTION_FAILED ? "; --attention fox does without cuDNN"
-                                                                        : "";
+    const char* hint = CUDNN_STATUS_CATEGORY(status) == 1000 // not initialised, libraries that do not fit
+                           ? "; see LD_LIBRARY_PATH: are all of cuDNN's libraries there, and of one version?"
+                           : "; --attention fox does without cuDNN";
     die("%s:%d: %s: %s%s", file, line, call, cudnn_reason(status), hint);
 }
 #define CUDNN_CHECK(call) cudnn_check(call, #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------
-// descriptors: what everything in cuDNN's graph interface is. Attributes are set one by one, then it is made final.
+// descriptors: what everything in cuDNN's graph interface is. Attributes are set one by one, then it is made
+// final.
 
 typedef cudnnBackendDescriptor_t CudnnDescriptor;
 
@@ -108,8 +112,8 @@ enum {
     CUDNN_VIRTUAL = 0
 };
 
-static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataType_t type, const int64_t dims[4],
-                                           const int64_t strides[4]) {
+static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataType_t type,
+                                           const int64_t dims[4], const int64_t strides[4]) {
     CudnnDescriptor d = cudnn_descriptor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     int64_t number = id ? id : CUDNN_TENSORS + g->virtual_tensors++, alignment = 16;
     cudnn_set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, number);
@@ -124,16 +128,19 @@ static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataT
 
 // bf16 [B, T, NH, dh], each head a [T, dh] matrix, or its transpose
 static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id) {
-    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->T, g->dh}, strides[4] = {g->T * row, g->dh, row, 1};
+    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->T, g->dh},
+            strides[4] = {g->T * row, g->dh, row, 1};
     return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
 }
 static inline CudnnDescriptor cudnn_heads_transposed(CudnnGraph* g, int64_t id) {
-    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->dh, g->T}, strides[4] = {g->T * row, g->dh, 1, row};
+    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->dh, g->T},
+            strides[4] = {g->T * row, g->dh, 1, row};
     return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
 }
 // [B, NH, T, columns]
 static inline CudnnDescriptor cudnn_rows(CudnnGraph* g, int64_t id, cudnnDataType_t type, int64_t columns) {
-    int64_t head = g->T * columns, dims[4] = {g->B, g->NH, g->T, columns}, strides[4] = {g->NH * head, head, columns, 1};
+    int64_t head = g->T * columns, dims[4] = {g->B, g->NH, g->T, columns},
+            strides[4] = {g->NH * head, head, columns, 1};
     return cudnn_tensor(g, id, type, dims, strides);
 }
 static inline CudnnDescriptor cudnn_statistic(CudnnGraph* g, int64_t id) {
@@ -153,7 +160,8 @@ static inline CudnnDescriptor cudnn_number(CudnnGraph* g, int64_t id) {
 
 // Each operation returns its output.
 static inline CudnnDescriptor cudnn_add(CudnnGraph* g, CudnnDescriptor operation, CudnnDescriptor output) {
-    if (g->count == (int64_t)(sizeof g->operations / sizeof *g->operations)) die("a cuDNN graph is too large");
+    if (g->count == (int64_t)(sizeof g->operations / sizeof *g->operations))
+        die("a cuDNN graph is too large");
     g->operations[g->count++] = cudnn_final(operation);
     return output;
 }
@@ -193,7 +201,8 @@ static inline CudnnDescriptor cudnn_reshape(CudnnGraph* g, CudnnDescriptor x, Cu
 // y = mode(x), mode(x, b) or, with t, t ? x : b; an index is that along `axis`
 static inline CudnnDescriptor cudnn_pointwise(CudnnGraph* g, cudnnPointwiseMode_t mode, CudnnDescriptor x,
                                               CudnnDescriptor b, CudnnDescriptor y, CudnnDescriptor t = NULL,
-                                              cudnnDataType_t computes = CUDNN_DATA_FLOAT, int64_t axis = -1) {
+                                              cudnnDataType_t computes = CUDNN_DATA_FLOAT,
+                                              int64_t axis = -1) {
     CudnnDescriptor pointwise = cudnn_descriptor(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_MODE, mode);
     cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, computes);
@@ -220,7 +229,8 @@ static inline CudnnDescriptor cudnn_causal(CudnnGraph* g, CudnnDescriptor scores
 }
 
 static inline void cudnn_forward_graph(CudnnGraph* g) {
-    CudnnDescriptor s = cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads_transposed(g, CUDNN_K), cudnn_scores(g));
+    CudnnDescriptor s =
+        cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads_transposed(g, CUDNN_K), cudnn_scores(g));
     s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, cudnn_number(g, CUDNN_SCALE), cudnn_scores(g));
     s = cudnn_causal(g, s);
     CudnnDescriptor top = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
@@ -234,7 +244,8 @@ static inline void cudnn_forward_graph(CudnnGraph* g) {
     cudnn_matmul(g, p, cudnn_heads(g, CUDNN_V), cudnn_heads(g, CUDNN_O));
 }
 
-// `deterministic`: all of ds is written out and dq is one product, where otherwise blocks of keys add to dq as they come.
+// `deterministic`: dq is one product, for which all of ds is written out; otherwise blocks of keys add to dq
+// as they come.
 static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
     CudnnDescriptor q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads_transposed(g, CUDNN_K),
                     vt = cudnn_heads_transposed(g, CUDNN_V), dout = cudnn_heads(g, CUDNN_DOUT);
@@ -287,7 +298,8 @@ static inline cudnnHandle_t cudnn_handle(void) {
     static cudnnHandle_t handle;
     if (handle) return handle;
     if (cudnnGetVersion() < 91000)
-        die("this program was built for cuDNN 9.10 or later and found %zu.%zu: update it, or see LD_LIBRARY_PATH",
+        die("this program was built for cuDNN 9.10 or later and found %zu.%zu: update it, or see "
+            "LD_LIBRARY_PATH",
             cudnnGetVersion() / 10000, cudnnGetVersion() / 100 % 100);
     CUDNN_CHECK(cudnnCreate(&handle));
     return handle;
@@ -309,8 +321,8 @@ static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handl
     if (*status != CUDNN_STATUS_SUCCESS) return NULL;
     for (int i = 0; i < MOST; i++) configs[i] = cudnn_descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t found = 0;
-    *status = cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                       MOST, &found, configs);
+    *status = cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST, &found, configs);
     if (*status == CUDNN_STATUS_SUCCESS && found == 0) *status = CUDNN_STATUS_NOT_SUPPORTED;
     for (int64_t i = 0; i < found && i < MOST; i++) {
         CudnnDescriptor plan = cudnn_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
@@ -341,15 +353,16 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, int64_t B, int64_t T, 
     p->pass = pass, p->B = B, p->T = T, p->NH = NH, p->dh = dh;
     p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
     if (!p->plan)
-        die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here (%s): "
+        die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here "
+            "(%s): "
             "use --attention fox",
             cudnnGetVersion(),
             pass == CUDNN_FORWARD    ? "forward"
             : pass == CUDNN_BACKWARD ? "backward"
                                      : "deterministic backward",
             (long long)B, (long long)T, (long long)NH, (long long)dh, cudnn_reason(status));
-    CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, NULL,
-                                         &p->workspace));
+    CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
+                                         1, NULL, &p->workspace));
     p->next = plans;
     return plans = p;
 }
@@ -389,7 +402,8 @@ static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
 
 // Bytes that forward and backward passes of a shape need, one at a time. A deterministic backward pass takes
 // B NH T^2 2 bytes and more, 6.4 GB for 12 heads of 16384 tokens; any other some 4 bytes an element of dq.
-static inline size_t attention_cudnn_workspace(int64_t B, int64_t T, int64_t NH, int64_t dh, bool deterministic) {
+static inline size_t attention_cudnn_workspace(int64_t B, int64_t T, int64_t NH, int64_t dh,
+                                               bool deterministic) {
     const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, B, T, NH, dh);
     const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), B, T, NH, dh);
     size_t first = (size_t)forward->workspace;
@@ -411,7 +425,8 @@ static inline void attention_cudnn_forward(bf16* o, float* lse, void* workspace,
     cudnn_run(p, at, workspace, stream);
 }
 
-// As attention_backward with c NULL: writes dq, dk and dv. Unless `deterministic`, dq's last bits differ from run to run.
+// As attention_backward with c NULL: writes dq, dk and dv. Unless `deterministic`, dq's last bits differ from
+// run to run.
 static inline void attention_cudnn_backward(bf16* dq, bf16* dk, bf16* dv, void* workspace, const bf16* dout,
                                             const bf16* q, const bf16* k, const bf16* v, const bf16* o,
                                             const float* lse, bool deterministic, int64_t B, int64_t T,
@@ -428,5 +443,26 @@ static inline void attention_cudnn_backward(bf16* dq, bf16* dk, bf16* dv, void* 
     if (!deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
     cudnn_run(p, at, rest, stream);
 }
+
+#else // without cuDNN
+
+static inline void attention_cudnn_missing(void) {
+    die("this program was built without cuDNN: build it with USE_CUDNN=1, or use --attention fox");
+}
+static inline size_t attention_cudnn_workspace(int64_t, int64_t, int64_t, int64_t, bool) {
+    attention_cudnn_missing();
+    return 0;
+}
+static inline void attention_cudnn_forward(bf16*, float*, void*, const bf16*, const bf16*, const bf16*,
+                                           int64_t, int64_t, int64_t, int64_t, cudaStream_t) {
+    attention_cudnn_missing();
+}
+static inline void attention_cudnn_backward(bf16*, bf16*, bf16*, void*, const bf16*, const bf16*, const bf16*,
+                                            const bf16*, const bf16*, const float*, bool, int64_t, int64_t,
+                                            int64_t, int64_t, cudaStream_t) {
+    attention_cudnn_missing();
+}
+
+#endif // USE_CUDNN
 
 #endif // LLMC_ATTENTION_CUDNN_CUH

@@ -3,22 +3,29 @@ Forgetting attention on tensor cores with mma.sync, for every GPU from sm_80 on:
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + c_i - c_j) v_j  over j <= i,    dh 64 or 128
 
-One kernel forward, two backward: dQ with the queries at rest, dK and dV with the keys at rest. The scores are computed
-twice that way, 7 products in place of 5, but nothing is added up across thread blocks: the same bits in every run. The
-warps of a block share tiles in shared memory and nothing else. A warp owns 32 or 16 rows of its scores, turns them into
-the next product's operand where they stand, in registers, and never waits for another warp's results.
+One kernel forward, two backward: dQ with the queries at rest, dK and dV with the keys at rest. The scores are
+computed twice that way, 7 products in place of 5, but nothing is added up across thread blocks: the same bits
+in every run. The warps of a block share tiles in shared memory and nothing else. A warp owns 32 or 16 rows of
+its scores, turns them into the next product's operand where they stand, in registers, and never waits for
+another warp's results.
 
-The gate. c falls to -1e5 and beyond, so differences of c are taken in double. Where a block of keys lies before the
-block of queries, c_i - c_j is split at an anchor between them, (c_i - c_anchor) + (c_anchor - c_j): both parts are
-<= 0, so what matters is small and float has the digits for it, and what is large underflows as it should. One
-part is where the scores' sums start, q.k + sqrt(dh) (c_anchor - c_j), the other joins the exponent's shift: the
-gate costs no instruction a score. In the block on the diagonal large parts of opposite sign would cancel: there
-c - c_anchor is kept as a sum of two floats, and pairs are subtracted high from high and low from low.
+The gate. c falls to -1e5 and beyond, so differences of c are taken in double. Where a block of keys lies
+before the block of queries, c_i - c_j is split at an anchor between them, (c_i - c_anchor) + (c_anchor -
+c_j): both parts are <= 0, so what matters is small and float has the digits for it, and what is large
+underflows as it should. One part is where the scores' sums start, q.k + sqrt(dh) (c_anchor - c_j), the other
+joins the exponent's shift: the gate costs no instruction a score. In the block on the diagonal large parts of
+opposite sign would cancel: there c - c_anchor is kept as a sum of two floats, and pairs are subtracted high
+from high and low from low.
 */
 #ifndef LLMC_ATTENTION_SM80_CUH
 #define LLMC_ATTENTION_SM80_CUH
 
-#include "cuda_common.cuh"
+#include "mma_sm80.cuh"
+
+#define SM80_LOG2E 1.4426950408889634f
+
+// sqrt(dh): scores are q.k / ROOT, and with exponentials to base 2, log2(e) q.k / ROOT
+template <int DH> struct Sm80Root { static constexpr float ROOT = DH == 64 ? 8 : 11.313708498984761f; };
 
 #define SM80_BLOCK 128 // queries or keys that rest with a thread block
 
@@ -34,8 +41,8 @@ struct Sm80Shape {
     int heads, group;  // heads = B NH, taken up in groups
     int64_t row;       // NH dh
 
-    // Within a group of heads the longest blocks come first, so that the GPU does not end up waiting for a few of them; a
-    // group is small enough for what its blocks share to stay in L2.
+    // Within a group of heads the longest blocks come first, so that the GPU does not end up waiting for a
+    // few of them; a group is small enough for what its blocks share to stay in L2.
     __device__ Sm80Work work(unsigned index) const {
         int first = (int)(index / (unsigned)(group * blocks)) * group;
         unsigned within = index - (unsigned)(first * blocks), size = (unsigned)min(group, heads - first);
@@ -47,165 +54,7 @@ struct Sm80Shape {
 };
 
 // ----------------------------------------------------------------------------
-// instructions
-
-__device__ static inline void sm80_copy16(uint32_t to, const void* from, bool exists) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
-                 : "memory");
-}
-__device__ static inline void sm80_copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Four 8x8 matrices; each lane names one row, 16 bytes.
-__device__ static inline void sm80_load(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from));
-}
-__device__ static inline void sm80_load_transposed(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from));
-}
-
-// d = a b + c: a 16x16, b 16x8. Of d a lane holds row lane/4, columns 2(lane%4) and the next, then the same of row + 8.
-__device__ static inline void sm80_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                       const float (&c)[4]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%10,%11,%12,%13};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
-          "f"(c[3]));
-}
-
-__device__ static inline float sm80_exp2(float x) {
-    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
-    return x;
-}
-__device__ static inline uint32_t sm80_pack(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
-__device__ static inline uint32_t sm80_address(const void* shared) {
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
-
-// ----------------------------------------------------------------------------
-// tiles in shared memory: rows of DH elements, whose 16-byte chunks are permuted by the row so that neither
-// the copies in nor ldmatrix, eight rows at a time, meet in a bank
-
-template <int DH> __device__ static inline int sm80_at(int row, int chunk) {
-    return row * DH * 2 + ((chunk ^ (row & 7)) << 4);
-}
-
-// Starts copying ROWS rows; those from `rows` on become zero.
-template <int DH, int ROWS, int THREADS>
-__device__ static inline void sm80_copy_tile(uint32_t tile, const bf16* from, int64_t row_step, int rows) {
-    constexpr int CHUNKS = DH / 8, STEP = THREADS / CHUNKS;
-    static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "every thread keeps its place in the permutation");
-    int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-    from += chunk * 8;
-    tile += (uint32_t)sm80_at<DH>(row, chunk);
-#pragma unroll
-    for (int i = 0; i < ROWS; i += STEP) {
-        bool exists = row + i < rows;
-        sm80_copy16(tile + (uint32_t)(i * DH * 2), from + (exists ? row + i : 0) * row_step, exists);
-    }
-}
-
-// A lane's address for ldmatrix. The operands whose rows are the sum's index (a's rows, and b transposed) take 16 rows
-// by two chunks as four matrices in one order, b as it stands in the other.
-template <int DH> __device__ static inline uint32_t sm80_lane_a(uint32_t tile, int lane) {
-    return tile + (uint32_t)sm80_at<DH>(lane & 15, lane >> 4);
-}
-template <int DH> __device__ static inline uint32_t sm80_lane_b(uint32_t tile, int lane) {
-    return tile + (uint32_t)sm80_at<DH>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
-}
-// The address `row` (a multiple of 8) rows and `column` (of 16) columns on.
-template <int DH> __device__ static inline uint32_t sm80_move(uint32_t lane_address, int row, int column) {
-    return (lane_address ^ (uint32_t)(column * 2)) + (uint32_t)(row * DH * 2);
-}
-
-// ----------------------------------------------------------------------------
-// products of one warp
-
-// s [16 MS, 8 NS] = start + A B^T, over DH. a and b are lane addresses of A's and B's first rows; start(c, m, n) gives
-// the values from which the sums of tile (m, n) start.
-template <int DH, int MS, int NS, class Start>
-__device__ static inline void sm80_scores(float (&s)[MS][NS][4], uint32_t a, uint32_t b, Start start) {
-#pragma unroll
-    for (int k = 0; k < DH; k += 16) {
-        uint32_t fa[MS][4], fb[4];
-#pragma unroll
-        for (int m = 0; m < MS; m++) sm80_load(fa[m], sm80_move<DH>(a, m * 16, k));
-#pragma unroll
-        for (int n = 0; n < NS; n += 2) {
-            sm80_load(fb, sm80_move<DH>(b, n * 8, k));
-#pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float c[4];
-                    if (k == 0) start(c, m, n + i);
-                    sm80_mma(s[m][n + i], fa[m], fb[2 * i], fb[2 * i + 1], k == 0 ? c : s[m][n + i]);
-                }
-        }
-    }
-}
-
-// sum [16 MS, DH] += P X for 16 rows of X: P in registers, x the lane address of X's first row.
-template <int DH, int MS>
-__device__ static inline void sm80_add_product(float (&sum)[MS][DH / 8][4], const uint32_t (&p)[MS][4],
-                                               uint32_t x) {
-#pragma unroll
-    for (int n = 0; n < DH / 8; n += 2) {
-        uint32_t fx[4];
-        sm80_load_transposed(fx, sm80_move<DH>(x, 0, n * 8));
-#pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                sm80_mma(sum[m][n + i], p[m], fx[2 * i], fx[2 * i + 1], sum[m][n + i]);
-    }
-}
-
-// Stores sum times its row's factor, through rows of shared memory that this warp alone still uses, so that the stores
-// are 16 bytes wide. to points at the warp's first row; `rows` of them exist.
-template <int DH, int MS>
-__device__ static inline void sm80_store(bf16* to, int64_t row_step, int rows, char* tile,
-                                         const float (&sum)[MS][DH / 8][4], const float (&factor)[MS][2]) {
-    int lane = (int)threadIdx.x % 32;
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int n = 0; n < DH / 8; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t pair = sm80_pack(sum[m][n][2 * half] * factor[m][half],
-                                          sum[m][n][2 * half + 1] * factor[m][half]);
-                int row = m * 16 + half * 8 + lane / 4;
-                *(uint32_t*)(tile + sm80_at<DH>(row, n) + lane % 4 * 4) = pair;
-            }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < MS * 16 * DH / 8; i += 32) {
-        int row = (i + lane) / (DH / 8), chunk = (i + lane) % (DH / 8);
-        if (row < rows) *(int4*)(to + row * row_step + chunk * 8) = *(int4*)(tile + sm80_at<DH>(row, chunk));
-    }
-}
-
-// The sum over the four lanes that share a row.
-__device__ static inline float sm80_row_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-// ----------------------------------------------------------------------------
 // the gate
-
-#define SM80_LOG2E 1.4426950408889634
 
 // log2(e) (c - c_anchor) of a block's own tokens, as the sum of two floats
 struct Sm80Gate {
@@ -213,7 +62,7 @@ struct Sm80Gate {
 
     __device__ void fill(const double* c, double anchor, int first, int T) {
         for (int i = (int)threadIdx.x; i < SM80_BLOCK; i += (int)blockDim.x) {
-            double x = first + i < T ? (c[first + i] - anchor) * SM80_LOG2E : 0;
+            double x = first + i < T ? (c[first + i] - anchor) * 1.4426950408889634 : 0;
             high[i] = (float)x;
             low[i] = (float)(x - high[i]);
         }
@@ -222,21 +71,38 @@ struct Sm80Gate {
     __device__ float difference(int i, int j) const { return (high[i] - high[j]) + (low[i] - low[j]); }
 };
 
+// What the scores' sums start from, by column: each pair of columns twice, as a lane holds them in its two rows,
+// to be loaded straight into the accumulators. The backward kernels, which are short of shared memory's
+// bandwidth, keep them once and copy registers.
+template <int COLUMNS> struct Sm80Start {
+    float4 pair[COLUMNS / 2];
+
+    __device__ void set(int column, float x) {
+        float* to = (float*)&pair[column / 2] + column % 2;
+        to[0] = to[2] = x;
+    }
+    // of columns `first` + 0, 8, 16, ...: the lane's address, then the n-th of them
+    __device__ uint32_t lane(int first, int lane) const { return sm80_address(pair + first / 2 + lane % 4); }
+    __device__ static void load(float (&c)[4], uint32_t lane, int n) {
+        asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+                     : "r"(lane + (uint32_t)(n * 4 * sizeof(float4))));
+    }
+};
+
 // ----------------------------------------------------------------------------
 // forward
 
 template <int DH> struct Sm80Forward {
-    static constexpr int THREADS = 128, KEYS = DH == 64 ? 64 : 32; // keys of a tile
+    static constexpr int THREADS = 128, KEYS = 64; // keys of a tile
     static constexpr float RAISE = 8;
     struct Shared {
         bf16 q[SM80_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
-        float start[2][KEYS]; // sqrt(dh) (c_anchor - c_j); 0 in the diagonal block
+        Sm80Start<KEYS> start[2]; // sqrt(dh) (c_anchor - c_j); 0 in the diagonal block
         Sm80Gate gate;
     };
 };
 
-// A step turns one tile's scores into probabilities and their product with v, and computes the next tile's scores:
-// matrix products and exponentials then overlap within a warp, of which there are few. So k runs a tile ahead of v.
 template <int DH, bool GATE>
 __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     sm80_forward_kernel(bf16* __restrict__ o, float* __restrict__ lse, const bf16* __restrict__ q,
@@ -244,6 +110,7 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
                         const int* __restrict__ first_key_block, Sm80Shape shape) {
     typedef Sm80Forward<DH> F;
     constexpr int KEYS = F::KEYS, MS = 2, NS = KEYS / 8;
+    constexpr float ROOT = Sm80Root<DH>::ROOT, SCALE = SM80_LOG2E / ROOT;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
@@ -256,107 +123,85 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     int tile = (min(i0 + SM80_BLOCK, T) - 1) / KEYS;
     int last_tile = first_key_block ? first_key_block[head * shape.blocks + block] * (SM80_BLOCK / KEYS) : 0;
 
-    auto copy_tile = [&](bf16(*stages)[KEYS * DH], const bf16* from, int tile) {
-        if (tile >= last_tile)
-            sm80_copy_tile<DH, KEYS, F::THREADS>(sm80_address(stages[tile & 1]),
-                                                 from + (int64_t)tile * KEYS * shape.row, shape.row,
-                                                 T - tile * KEYS);
+    auto copy_keys = [&](int stage, int tile) {
+        int64_t at = (int64_t)tile * KEYS * shape.row;
+        sm80_copy_tile<DH, KEYS, F::THREADS>(sm80_address(shared.k[stage]), k + at, shape.row,
+                                             T - tile * KEYS);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(sm80_address(shared.v[stage]), v + at, shape.row,
+                                             T - tile * KEYS);
     };
     sm80_copy_tile<DH, SM80_BLOCK, F::THREADS>(sm80_address(shared.q), q + base + i0 * shape.row, shape.row,
                                                T - i0);
-    copy_tile(shared.k, k, tile);
+    copy_keys(0, tile);
 
-    const float scale = (float)SM80_LOG2E * (DH == 64 ? 0.125f : 0.08838834764831845f);
-    float from_first[MS][2] = {}; // log2(e) (c_i - c_first) of the lane's rows, where c_first is the anchor
+    // The gate's values are read two tiles ahead and kept for the next.
     double anchor = 0, c_ahead = 0;
     if (GATE) c += head * T;
     auto read_gate = [&](int tile) {
         if (GATE) c_ahead = c[max(tile * KEYS + tid % KEYS, 0)];
     };
-    auto keep_start = [&](int tile) {
+    auto keep_start = [&](int stage, int tile) {
         if (GATE)
-            shared.start[tile & 1][tid % KEYS] =
-                tile * KEYS >= i0 ? 0 : (float)((anchor - c_ahead) * (DH == 64 ? 8 : 11.313708498984761));
+            shared.start[stage].set(tid % KEYS, tile * KEYS >= i0 ? 0 : (float)((anchor - c_ahead) * ROOT));
     };
+    float from_first[MS][2] = {}; // log2(e) (c_i - c_first) of the lane's rows, where c_first is the anchor
     if (GATE) {
         anchor = c[i0];
         shared.gate.fill(c, anchor, i0, T);
-        keep_start(tile); // in the diagonal block: zeros
+        keep_start(0, tile);
         read_gate(tile - 1);
-        keep_start(tile - 1);
-        read_gate(tile - 2);
-    }
-    uint32_t lane_q = sm80_lane_a<DH>(sm80_address(shared.q), lane) + (uint32_t)(warp_row * DH * 2);
-    auto scores = [&](float(&s)[MS][NS][4], int tile) {
-        const float* start = shared.start[tile & 1] + lane % 4 * 2;
-        sm80_scores<DH>(s, lane_q, sm80_lane_b<DH>(sm80_address(shared.k[tile & 1]), lane),
-                        [&](float(&from)[4], int, int n) {
-                            float2 x = GATE ? *(float2*)(start + n * 8) : make_float2(0, 0);
-                            from[0] = from[2] = x.x;
-                            from[1] = from[3] = x.y;
-                        });
-    };
-    sm80_copies_done();
-    __syncthreads();
-    copy_tile(shared.v, v, tile);
-    copy_tile(shared.k, k, tile - 1);
-    float even[MS][NS][4], odd[MS][NS][4], sum[MS][DH / 8][4] = {}, top[MS][2], total[MS][2] = {};
+        __syncthreads();
 #pragma unroll
-    for (int r = 0; r < 2 * MS; r++) {
-        top[r / 2][r % 2] = -1e30f; // finite: no infinity is ever subtracted from another
-        if (GATE) from_first[r / 2][r % 2] = shared.gate.high[warp_row + r * 8 + lane / 4];
+        for (int r = 0; r < 2 * MS; r++)
+            from_first[r / 2][r % 2] = shared.gate.high[warp_row + r * 8 + lane / 4];
     }
-    scores(even, tile);
 
-    auto step = [&](float(&s)[MS][NS][4], float(&next)[MS][NS][4]) {
+    uint32_t lane_q = sm80_lane_a<DH>(sm80_address(shared.q), lane) + (uint32_t)(warp_row * DH * 2);
+    float sum[MS][DH / 8][4] = {}, top[MS][2], total[MS][2] = {};
+#pragma unroll
+    for (int r = 0; r < 2 * MS; r++)
+        top[r / 2][r % 2] = -1e30f; // finite: no infinity is ever subtracted from another
+
+    // From the diagonal down to the first key: near keys tend to hold the maximum.
+    for (int stage = 0; tile >= last_tile; tile--, stage ^= 1) {
+        int j0 = tile * KEYS - i0; // counted from the first query; negative before the diagonal block
         sm80_copies_done();
         __syncthreads();
-        copy_tile(shared.v, v, tile - 1);
-        copy_tile(shared.k, k, tile - 2);
-        keep_start(tile - 2);
-        read_gate(tile - 3);
+        if (tile > last_tile) copy_keys(stage ^ 1, tile - 1);
+
+        float s[MS][NS][4];
+        uint32_t start = shared.start[stage].lane(0, lane);
+        sm80_scores<DH>(s, lane_q, sm80_lane_b<DH>(sm80_address(shared.k[stage]), lane),
+                        [&](float(&from)[4], int, int n) {
+                            if (GATE)
+                                Sm80Start<KEYS>::load(from, start, n);
+                            else
+                                from[0] = from[1] = from[2] = from[3] = 0;
+                        });
 
         // From here the exponent is factor s + shift, relative to the row's own c_i.
-        int j0 = tile * KEYS - i0; // counted from the first query; negative before the diagonal block
         bool diagonal = j0 >= 0;
-        float factor = diagonal ? 1 : scale, shift[MS][2], highest[MS][2];
+        float factor = diagonal ? 1 : SCALE, shift[MS][2], highest[MS][2];
         if (diagonal) {
-#pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int n = 0; n < NS; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        int i = warp_row + m * 16 + e / 2 * 8 + lane / 4;
-                        int j = j0 + n * 8 + lane % 4 * 2 + e % 2;
-                        float x = s[m][n][e] * scale + (GATE ? shared.gate.difference(i, j) : 0);
-                        s[m][n][e] = j <= i ? x : -INFINITY;
-                    }
+            sm80_each(s, [&](float& x, int, int, int row, int column) {
+                int i = warp_row + row, j = j0 + column;
+                x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
+                if (j > i) x = -INFINITY;
+            });
         }
-        auto maxima = [&] {
-#pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float x = s[m][0][2 * half];
-#pragma unroll
-                    for (int n = 0; n < NS; n++)
-                        x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                    highest[m][half] = x * factor + (diagonal ? 0 : from_first[m][half]);
-                }
-        };
-        if (tile > last_tile) { // in one block of code, so that the maxima hide behind the products
-            scores(next, tile - 1);
-            maxima();
-        } else {
-            maxima();
-        }
-
-        // A row's `top` need not be its maximum, only near enough for 2^(x - top) to stay in range: the sums so far are
-        // rescaled only when a score exceeds it by RAISE, which is rare after a row's first tile.
+        // A row's `top` need not be its maximum, only near enough for 2^(x - top) to stay in range: the sums
+        // so far are rescaled only when a score exceeds it by RAISE, which is rare after a row's first tile.
         bool raise = false;
 #pragma unroll
-        for (int r = 0; r < 2 * MS; r++) raise |= highest[r / 2][r % 2] > top[r / 2][r % 2] + F::RAISE;
+        for (int m = 0; m < MS; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float x = s[m][0][2 * half];
+#pragma unroll
+                for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                highest[m][half] = x * factor + (diagonal ? 0 : from_first[m][half]);
+                raise |= highest[m][half] > top[m][half] + F::RAISE;
+            }
         if (__any_sync(0xffffffffu, raise)) {
 #pragma unroll
             for (int m = 0; m < MS; m++)
@@ -379,7 +224,9 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
         for (int r = 0; r < 2 * MS; r++)
             shift[r / 2][r % 2] = (diagonal ? 0 : from_first[r / 2][r % 2]) - top[r / 2][r % 2];
 
-        uint32_t lane_v = sm80_lane_a<DH>(sm80_address(shared.v[tile & 1]), lane);
+        keep_start(stage ^ 1, tile - 1);
+        read_gate(tile - 2);
+        uint32_t lane_v = sm80_lane_a<DH>(sm80_address(shared.v[stage]), lane);
 #pragma unroll
         for (int n = 0; n < NS; n += 2) { // 16 keys: probabilities, and at once their product with v
             uint32_t p[MS][4];
@@ -396,13 +243,6 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
                 }
             sm80_add_product<DH>(sum, p, sm80_move<DH>(lane_v, n * 8, 0));
         }
-    };
-    // From the diagonal down to the first key: near keys tend to hold the maximum.
-    while (true) {
-        step(even, odd);
-        if (--tile < last_tile) break;
-        step(odd, even);
-        if (--tile < last_tile) break;
     }
 
     lse += head * T;
@@ -421,8 +261,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
 // backward. With p = exp(score - lse) and ds = p (do_i v_j - delta_i):
 //   dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p do_i,
 //   dc_i = sum_j ds_ij - sum_j ds_ji
-// The sums of do_i v_j start from -delta_i. dc takes ds as it is before rounding to bf16, in both kernels: dc's sum over
-// time follows, where only the pairs that cancel keep rounding errors from adding up.
+// The sums of do_i v_j start from -delta_i. dc takes ds as it is before rounding to bf16, in both kernels:
+// dc's sum over time follows, where only the pairs that cancel keep rounding errors from adding up.
 
 template <int DH> struct Sm80Dq {
     static constexpr int THREADS = 128, KEYS = DH == 64 ? 64 : 32;
@@ -442,6 +282,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
                    const double* __restrict__ c, const int* __restrict__ first_key_block, Sm80Shape shape) {
     typedef Sm80Dq<DH> F;
     constexpr int KEYS = F::KEYS, PART = 32, MS = 2, NS = PART / 8; // a warp takes PART keys at a time
+    constexpr float ROOT = Sm80Root<DH>::ROOT, SCALE = SM80_LOG2E / ROOT;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
@@ -474,8 +315,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     };
     auto keep_start = [&](int stage, int tile) {
         if (GATE)
-            shared.start[stage][tid % KEYS] =
-                tile * KEYS >= i0 ? 0 : (float)((anchor - c_ahead) * (DH == 64 ? 8 : 11.313708498984761));
+            shared.start[stage][tid % KEYS] = tile * KEYS >= i0 ? 0 : (float)((anchor - c_ahead) * ROOT);
     };
     if (GATE) {
         anchor = c[i0];
@@ -486,13 +326,12 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         __syncthreads();
     }
 
-    const float scale = (float)SM80_LOG2E * (DH == 64 ? 0.125f : 0.08838834764831845f);
     float shift[MS][2], row_lse[MS][2], row_delta[MS][2], row_sum[MS][2] = {}, sum[MS][DH / 8][4] = {};
 #pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         int i = warp_row + r * 8 + lane / 4;
         int64_t at = head * T + min(i0 + i, T - 1);
-        row_lse[r / 2][r % 2] = lse[at] * (float)SM80_LOG2E;
+        row_lse[r / 2][r % 2] = lse[at] * SM80_LOG2E;
         row_delta[r / 2][r % 2] = -delta[at];
         shift[r / 2][r % 2] = (GATE ? shared.gate.high[i] : 0) - row_lse[r / 2][r % 2];
     }
@@ -520,28 +359,18 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
                                 from[1] = from[3] = x.y;
                             });
             bool diagonal = j0 >= 0;
-            float factor = diagonal ? 1 : scale;
+            float factor = diagonal ? 1 : SCALE;
             if (diagonal) {
-#pragma unroll
-                for (int m = 0; m < MS; m++)
-#pragma unroll
-                    for (int n = 0; n < NS; n++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            int i = warp_row + m * 16 + e / 2 * 8 + lane / 4;
-                            int j = j0 + n * 8 + lane % 4 * 2 + e % 2;
-                            float x = s[m][n][e] * scale + (GATE ? shared.gate.difference(i, j) : 0);
-                            s[m][n][e] = j <= i ? x - row_lse[m][e / 2] : -INFINITY;
-                        }
+                sm80_each(s, [&](float& x, int m, int half, int row, int column) {
+                    int i = warp_row + row, j = j0 + column;
+                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
+                    if (j > i) x = -INFINITY;
+                });
             }
             // The exponentials overlap with the next product.
-#pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int n = 0; n < NS; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        s[m][n][e] = sm80_exp2(s[m][n][e] * factor + (diagonal ? 0 : shift[m][e / 2]));
+            sm80_each(s, [&](float& x, int m, int half, int, int) {
+                x = sm80_exp2(x * factor + (diagonal ? 0 : shift[m][half]));
+            });
             sm80_scores<DH>(dp, lane_dout,
                             sm80_move<DH>(sm80_lane_b<DH>(sm80_address(shared.v[stage]), lane), part, 0),
                             [&](float(&from)[4], int m, int) {
@@ -570,7 +399,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     float factor[MS][2];
 #pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
-        factor[r / 2][r % 2] = DH == 64 ? 0.125f : 0.08838834764831845f;
+        factor[r / 2][r % 2] = 1 / ROOT;
         if (!GATE || !dc) continue;
         float x = sm80_row_sum(row_sum[r / 2][r % 2]);
         int i = i0 + warp_row + r * 8 + lane / 4;
@@ -602,6 +431,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
                     const int* __restrict__ last_query_block, Sm80Shape shape) {
     typedef Sm80Dkv<DH> F;
     constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8;
+    constexpr float ROOT = Sm80Root<DH>::ROOT, SCALE = SM80_LOG2E / ROOT;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
@@ -642,7 +472,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     };
     auto keep_start = [&](int stage, int tile) {
         float gate = GATE && tile * QUERIES >= j0 + SM80_BLOCK ? (float)(c_ahead - anchor) : 0;
-        shared.start[stage][tid % QUERIES] = (gate - lse_ahead) * (DH == 64 ? 8 : 11.313708498984761f);
+        shared.start[stage][tid % QUERIES] = (gate - lse_ahead) * ROOT;
         shared.minus_delta[stage][tid % QUERIES] = -delta_ahead;
     };
     if (GATE) {
@@ -655,7 +485,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     read_query(tile + 1);
     __syncthreads();
 
-    const float scale = (float)SM80_LOG2E * (DH == 64 ? 0.125f : 0.08838834764831845f);
     float shift[MS][2], column_sum[MS][2] = {}, sum_k[MS][DH / 8][4] = {}, sum_v[MS][DH / 8][4] = {};
 #pragma unroll
     for (int r = 0; r < 2 * MS; r++)
@@ -686,28 +515,18 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
                 from[1] = from[3] = x.y;
             });
             bool diagonal = i0 < SM80_BLOCK;
-            float factor = diagonal ? 1 : scale;
+            float factor = diagonal ? 1 : SCALE;
             if (diagonal) {
-#pragma unroll
-                for (int m = 0; m < MS; m++)
-#pragma unroll
-                    for (int n = 0; n < NS; n++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            int j = warp_row + m * 16 + e / 2 * 8 + lane / 4;
-                            int i = i0 + n * 8 + lane % 4 * 2 + e % 2;
-                            float x = s[m][n][e] * scale + (GATE ? shared.gate.difference(i, j) : 0);
-                            s[m][n][e] = j <= i ? x : -INFINITY;
-                        }
+                sm80_each(s, [&](float& x, int, int, int row, int column) {
+                    int i = i0 + column, j = warp_row + row;
+                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
+                    if (j > i) x = -INFINITY;
+                });
             }
             // The exponentials overlap with the next product.
-#pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int n = 0; n < NS; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        s[m][n][e] = sm80_exp2(s[m][n][e] * factor + (diagonal ? 0 : shift[m][e / 2]));
+            sm80_each(s, [&](float& x, int m, int half, int, int) {
+                x = sm80_exp2(x * factor + (diagonal ? 0 : shift[m][half]));
+            });
             sm80_scores<DH>(dp, lane_v, sm80_lane_b<DH>(row_dout, lane), [&](float(&from)[4], int, int n) {
                 float2 x = *(float2*)(minus_delta + n * 8);
                 from[0] = from[2] = x.x;
@@ -737,7 +556,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     float factor_k[MS][2], factor_v[MS][2];
 #pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
-        factor_k[r / 2][r % 2] = DH == 64 ? 0.125f : 0.08838834764831845f;
+        factor_k[r / 2][r % 2] = 1 / ROOT;
         factor_v[r / 2][r % 2] = 1;
         if (!GATE || !dc) continue;
         float x = sm80_row_sum(column_sum[r / 2][r % 2]);
@@ -755,12 +574,15 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
 // launches; arguments as in attention.cuh
 
 static inline Sm80Shape sm80_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
-    const int64_t L2_SHARE = 16 << 20; // bytes of a group's k and v (or q and dout)
     Sm80Shape shape;
     shape.T = (int)T, shape.NH = (int)NH, shape.blocks = (int)ceil_div<int64_t>(T, SM80_BLOCK);
     shape.heads = (int)(B * NH);
-    int64_t group = L2_SHARE / (2 * T * dh * (int64_t)sizeof(bf16));
-    shape.group = (int)(group < 1 ? 1 : group < shape.heads ? group : shape.heads);
+    int device, l2;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
+    int64_t head_bytes = 2 * T * dh * (int64_t)sizeof(bf16); // k and v, or q and dout
+    int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
+    shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
     shape.row = NH * dh;
     return shape;
 }
@@ -769,6 +591,7 @@ static inline Sm80Shape sm80_shape(int64_t B, int64_t T, int64_t NH, int64_t dh)
 template <class Shared, class... Parameters, class... Arguments>
 static inline void sm80_launch(void (*kernel)(Parameters...), int64_t grid, int threads, cudaStream_t stream,
                                Arguments... arguments) {
+    static_assert(sizeof(Shared) <= 99 << 10, "what sm_86 and sm_89 have for a thread block");
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();

@@ -227,6 +227,9 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->hidden_size % c->num_heads != 0)
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
+    if (config_mlp_size(c) < 1)
+        return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
+                    c->hidden_ratio);
     if (c->use_rope && config_head_size(c) % 2 != 0)
         return fail(err, "%s: RoPE rotates pairs of channels, but the head size %lld is odd", where,
                     (long long)config_head_size(c));

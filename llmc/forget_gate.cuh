@@ -1,12 +1,13 @@
 /*
 The forget gate: logf_t = logsigmoid(z_t + bias), c_t = logf_0 + ... + logf_t, and back.
 
-A gate is computed in float and added up in double: after 65536 tokens c may stand at -1e5, and its differences over a
-few tokens still matter. On the way back dlogf_t = dc_t + ... + dc_{T-1}, whose terms nearly cancel: in double too.
-dc itself comes in float, which keeps far more digits of it than the bf16 products it is made from.
+A gate is computed in float and added up in double: after 65536 tokens c may stand at -1e5, and its
+differences over a few tokens still matter. On the way back dlogf_t = dc_t + ... + dc_{T-1}, whose terms
+nearly cancel: in double too. dc itself comes in float, which keeps far more digits of it than the bf16
+products it is made from.
 
-    z, dz   bf16  [B, T, stride], pointing at the gate's column of the fused projection; NULL where the gate has only
-                  a bias
+    z, dz   bf16  [B, T, stride], pointing at the gate's column of the fused projection; NULL where the gate
+                  has only a bias
     bias    float [NH]
     c       double [B, NH, T]
     dc      float [B, NH, T]
@@ -21,7 +22,8 @@ dc itself comes in float, which keeps far more digits of it than the bf16 produc
 #define FORGET_GATE_ITEMS   8
 #define FORGET_GATE_TILE    (FORGET_GATE_THREADS * FORGET_GATE_ITEMS)
 
-// Returns the sum of x over all threads before this one, and adds the sum over all to *total. Every thread calls it.
+// Returns the sum of x over all threads before this one, and adds the sum over all to *total. Every thread
+// calls it.
 __device__ static inline double forget_gate_scan(double x, double* total) {
     constexpr int WARPS = FORGET_GATE_THREADS / 32;
     __shared__ double warps[WARPS];
@@ -73,7 +75,8 @@ __global__ static void __launch_bounds__(FORGET_GATE_THREADS)
     }
 }
 
-// Block h, which takes the sequences one by one: dbias is a sum over all of them, and this way always in one order.
+// Block h, which takes the sequences one by one: dbias is a sum over all of them, and this way always in one
+// order.
 __global__ static void __launch_bounds__(FORGET_GATE_THREADS)
     forget_gate_backward_kernel(bf16* __restrict__ dz, float* __restrict__ dbias,
                                 const float* __restrict__ dc, const bf16* __restrict__ z,
@@ -117,7 +120,8 @@ static inline void forget_gate_forward(double* c, const bf16* z, const float* bi
     CUDA_CHECK_LAUNCH();
 }
 
-// Writes dz = dlogf sigmoid(-logit), rounded to bf16, and adds its sum to dbias. NULL for z means NULL for dz.
+// Writes dz = dlogf sigmoid(-logit), rounded to bf16, and adds its sum to dbias. NULL for z means NULL for
+// dz.
 static inline void forget_gate_backward(bf16* dz, float* dbias, const float* dc, const bf16* z,
                                         const float* bias, int64_t B, int64_t T, int64_t NH, int64_t stride,
                                         cudaStream_t stream) {

@@ -1,8 +1,8 @@
 /*
 Output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be missing.
 
-A thread has eight channels of one head and walks over tokens, as in qkv.cuh. The backward pass also leaves what
-attention's begins with, delta = sum over a head's channels of do * o, as both are at hand.
+A thread has eight channels of one head. The backward pass also leaves what attention's begins with, delta = the sum of
+do * o over a head's channels, as both are at hand.
 
 Layouts: o, y and their gradients [B,T,NH,dh]; gate and dgate point at their column in proj and dproj [B,T,stride]; rstd
 [B,T,NH]; delta [B,NH,T]. Pointers to bf16 are aligned to 16 bytes, stride is a multiple of 8.
@@ -12,14 +12,7 @@ Layouts: o, y and their gradients [B,T,NH,dh]; gate and dgate point at their col
 
 #include "qkv.cuh"
 
-#ifndef GF
-#define GF 2
-#endif
-#ifndef GB
-#define GB 2
-#endif
-#define OUTPUT_GATE_TOKENS          GF // that a thread takes at once, so many loads being on their way
-#define OUTPUT_GATE_BACKWARD_TOKENS GB
+#define OUTPUT_GATE_TOKENS 2 // that a thread of the forward pass takes, all loads on their way at once
 
 // What a thread reads of one token.
 struct OutputGateToken {
@@ -64,7 +57,7 @@ static inline void output_gate_forward(bf16* y, float* rstd, const bf16* o, cons
                                        const bf16* gate, int64_t B, int64_t T, int64_t NH, int64_t dh,
                                        int64_t stride, double eps, cudaStream_t stream) {
     HeadGrid heads = head_grid(NH, dh);
-    assert(stride % 8 == 0 && B * T <= INT32_MAX - OUTPUT_GATE_TOKENS);
+    assert(stride % 8 == 0 && B * T < INT32_MAX / 2);
     if (B * T == 0) return;
     dim3 grid((unsigned)ceil_div<int64_t>(B * T, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
     output_gate_forward_kernel<<<grid, heads.threads, 0, stream>>>(y, rstd, o, weight, gate, (int)(B * T),
@@ -74,10 +67,7 @@ static inline void output_gate_forward(bf16* y, float* rstd, const bf16* o, cons
 
 // ----------------------------------------------------------------------------
 
-#ifndef GBB
-#define GBB 3
-#endif
-__global__ static void __launch_bounds__(256, GBB)
+__global__ static void __launch_bounds__(256, 4)
     output_gate_backward_kernel(bf16* dout, float* partial, bf16* dgate, float* delta, const bf16* dy,
                                 const bf16* o, const bf16* weight, const float* rstd, const bf16* gate,
                                 int tokens, int T, int NH, int dh, int64_t stride) {
@@ -86,50 +76,48 @@ __global__ static void __launch_bounds__(256, GBB)
     Raw8 w = {};
     if (weight && me.active) w = load_raw8(weight + column);
     float dw[8] = {};
-    int batches = (tokens + OUTPUT_GATE_BACKWARD_TOKENS - 1) / OUTPUT_GATE_BACKWARD_TOKENS;
-    for (int n = (int)blockIdx.x; n < batches; n += (int)gridDim.x) {
-        int first = n * OUTPUT_GATE_BACKWARD_TOKENS, left = min(OUTPUT_GATE_BACKWARD_TOKENS, tokens - first);
-        int64_t at = (int64_t)first * d + column, at_gate = first * stride + column;
-        OutputGateToken batch[OUTPUT_GATE_BACKWARD_TOKENS] = {};
-#pragma unroll
-        for (int i = 0; i < OUTPUT_GATE_BACKWARD_TOKENS; i++) {
-            OutputGateToken* token = &batch[i];
-            token->rstd = 1;
-            if (!me.active || i >= left) continue;
-            token->dy = load_raw8_once(dy + at + i * d);
-            token->o = load_raw8_once(o + at + i * d);
-            if (gate) token->logits = load_raw8_once(gate + at_gate + i * stride);
-            if (weight) token->rstd = rstd[(int64_t)(first + i) * NH + me.head];
-        }
-#pragma unroll
-        for (int i = 0; i < OUTPUT_GATE_BACKWARD_TOKENS; i++) {
-            if (i >= left) break;
-            float x[8], g[8], r = batch[i].rstd;
-            unpack8(x, batch[i].o);
-            unpack8(g, batch[i].dy);
-            if (gate) {
-                float logits[8], scale[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-                unpack8(logits, batch[i].logits);
-                if (weight) unpack8(scale, w);
-                for (int j = 0; j < 8; j++) {
-                    float open = sigmoidf(logits[j]), normed = x[j] * r * scale[j];
-                    g[j] *= open;
-                    logits[j] = g[j] * normed * (1 - open); // now its gradient
-                }
-                if (me.active) store16_once(dgate + at_gate + i * stride, pack8(logits));
+    auto load = [&](int bt, bool valid) {
+        OutputGateToken token = {};
+        int64_t at = (int64_t)bt * d + column;
+        if (valid) token.dy = load_raw8_once(dy + at);
+        if (valid) token.o = load_raw8_once(o + at);
+        if (valid && gate) token.logits = load_raw8_once(gate + bt * stride + column);
+        token.rstd = 1;
+        if (valid && weight) token.rstd = rstd[(int64_t)bt * NH + me.head];
+        return token;
+    };
+    OutputGateToken ahead = load((int)blockIdx.x, me.active);
+    int b = (int)blockIdx.x / T, t = (int)blockIdx.x % T;
+#pragma unroll 1
+    for (int bt = (int)blockIdx.x; bt < tokens; bt += (int)gridDim.x) {
+        OutputGateToken token = ahead;
+        int next = bt + (int)gridDim.x;
+        ahead = load(next, me.active && next < tokens);
+        float x[8], g[8];
+        unpack8(x, token.o);
+        unpack8(g, token.dy);
+        if (gate) {
+            float logits[8], scale[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+            unpack8(logits, token.logits);
+            if (weight) unpack8(scale, w);
+            for (int i = 0; i < 8; i++) {
+                float open = sigmoidf(logits[i]), normed = x[i] * token.rstd * scale[i];
+                g[i] *= open;
+                logits[i] = g[i] * normed * (1 - open); // now its gradient
             }
-            if (weight) head_norm_backward(g, dw, x, w, r, true, me);
-            Raw8 out = pack8(g);
-            if (me.active) store16_once(dout + at + i * d, out);
-            if (delta) {
-                float sum = 0;
-                unpack8(g, out); // as attention will read it
-                for (int j = 0; j < 8; j++) sum += g[j] * x[j];
-                sum = head_sum(sum, me);
-                int b = (first + i) / T, t = (first + i) % T;
-                if (me.active && me.channel == 0) delta[((int64_t)b * NH + me.head) * T + t] = sum;
-            }
+            if (me.active) store16_once(dgate + bt * stride + column, pack8(logits));
         }
+        if (weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
+        Raw8 out = pack8(g);
+        if (me.active) store16_once(dout + (int64_t)bt * d + column, out);
+        if (delta) {
+            float sum = 0;
+            unpack8(g, out); // as attention will read it
+            for (int i = 0; i < 8; i++) sum += g[i] * x[i];
+            sum = head_sum(sum, me);
+            if (me.active && me.channel == 0) delta[((int64_t)b * NH + me.head) * T + t] = sum;
+        }
+        for (t += (int)gridDim.x; t >= T; t -= T) b++;
     }
     if (weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
@@ -141,18 +129,17 @@ static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate,
                                         const bf16* gate, float* partial, int64_t B, int64_t T, int64_t NH,
                                         int64_t dh, int64_t stride, cudaStream_t stream) {
     HeadGrid heads = head_grid(NH, dh);
-    assert(stride % 8 == 0 && B * T <= INT32_MAX - OUTPUT_GATE_TOKENS);
+    assert(stride % 8 == 0 && B * T < INT32_MAX / 2);
     int64_t tokens = B * T;
     if (tokens == 0) return;
-    int64_t walks = resident_blocks(output_gate_backward_kernel, heads.threads) / heads.blocks;
-    int64_t batches = ceil_div<int64_t>(tokens, OUTPUT_GATE_BACKWARD_TOKENS);
-    walks = walks < 1 ? 1 : walks > batches ? batches : walks;
-    dim3 grid((unsigned)walks, (unsigned)heads.blocks);
+    int64_t groups = resident_blocks(output_gate_backward_kernel, heads.threads) / heads.blocks;
+    groups = groups < 1 ? 1 : groups > tokens ? tokens : groups;
+    dim3 grid((unsigned)groups, (unsigned)heads.blocks);
     output_gate_backward_kernel<<<grid, heads.threads, 0, stream>>>(dout, partial, dgate, delta, dy, o,
                                                                     weight, rstd, gate, (int)tokens, (int)T,
                                                                     (int)NH, (int)dh, stride);
     CUDA_CHECK_LAUNCH();
-    if (weight) add_head_partials(dweight, partial, walks, NH, dh, false, stream);
+    if (weight) add_head_partials(dweight, partial, groups, NH, dh, false, stream);
 }
 
 #endif // LLMC_OUTPUT_GATE_CUH

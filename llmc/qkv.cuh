@@ -3,8 +3,7 @@ Heads on their way from the fused projection into attention: shift, QK norm, RoP
 
 q, k and v differ only in which of the three they take, so one description serves all, and every switch is free on its
 own. A block has one of the three paths, so that its threads agree on the switches; a thread has eight channels of one
-head and walks over tokens, with its norm weights, and what the shift takes from the neighbouring token, in registers.
-So everything is read once, but for one token at the end of each walk.
+head, of neighbouring tokens, so that what the shift takes from the next token is in its registers already.
 
 Layouts: proj and dproj [B,T,stride], of which columns 0..R-1 are in use (ProjLayout); q, k, v and their gradients
 [B,T,NH,dh]; rstd [B,T,NH]; angles [T,dh/2,2]. Pointers to bf16 and angles are aligned to 16 bytes; stride and the
@@ -31,8 +30,9 @@ struct QkvArgs {
     HeadPath paths[3];
     int64_t stride, R;
     int tokens, T, NH, dh;
-    int weight_step; // from one head's norm weights to the next: dh, or 0 when shared
-    int units;       // blocks that a token's three paths take
+    int weight_step;       // from one head's norm weights to the next: dh, or 0 when shared
+    int units;             // blocks that a token's three paths take
+    int walks_of_T, walks; // of the backward pass
 };
 
 // ----------------------------------------------------------------------------
@@ -59,7 +59,7 @@ static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base
 // channels are always in the same half; where dh / 2 is no multiple of 8, their partners lie four places apart.
 __device__ static inline void rope_rotate(float x[8], const float* angles, float direction,
                                           const HeadThread& me) {
-    int half = me.dh / 2, first_lane = threadIdx.x % 32 / me.lanes * me.lanes;
+    int half = me.dh / 2, first_lane = (int)threadIdx.x & (32 - me.lanes);
     bool apart = half % 8, second[2];
     int pair[2], lane[2];
     for (int q = 0; q < 2; q++) {
@@ -88,30 +88,12 @@ __device__ static inline void rope_rotate(float x[8], const float* angles, float
 // ----------------------------------------------------------------------------
 // forward
 
-#ifndef QF
-#define QF 4
-#endif
-#ifndef QT
-#define QT 7
-#endif
-#ifndef QB
-#define QB 4
-#endif
-#ifndef QBB
-#define QBB 2
-#endif
-#ifndef QO
-#define QO 1
-#endif
-#define QKV_TOKENS QF // that a thread of the forward pass takes, all loads on their way at once
+#define QKV_TOKENS 4  // that a thread of the forward pass takes, all loads on their way at once
+#define QKV_WALK   15 // tokens of a walk of the backward pass, all of one sequence
 
 __global__ static void __launch_bounds__(256)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles) {
-#if QO
     int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
-#else
-    int unit = (int)blockIdx.y, first = (int)blockIdx.x * QKV_TOKENS;
-#endif
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
@@ -160,6 +142,7 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], int64_t B, int64_t T, in
     a.stride = stride, a.R = R;
     a.tokens = (int)(B * T), a.T = (int)T, a.NH = (int)NH, a.dh = (int)dh;
     a.weight_step = (int)weight_step, a.units = 3 * head_grid(NH, dh).blocks;
+    a.walks_of_T = ceil_div(a.T, QKV_WALK), a.walks = (int)B * a.walks_of_T;
     return a;
 }
 
@@ -170,11 +153,7 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, B, T, NH, dh, R, stride, weight_step);
     if (a.tokens == 0) return;
-#if QO
     dim3 grid((unsigned)(ceil_div(a.tokens, QKV_TOKENS) * a.units));
-#else
-    dim3 grid((unsigned)ceil_div(a.tokens, QKV_TOKENS), (unsigned)a.units);
-#endif
     qkv_forward_kernel<<<grid, heads.threads, 0, stream>>>(a, proj, angles);
     CUDA_CHECK_LAUNCH();
 }
@@ -183,88 +162,87 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
 // backward
 //
 // Token t's channels reach its own output by 1 - alpha_t and the next token's by alpha_{t+1}, so a walk goes down in
-// time and carries what the later token gave. The later token of a walk's last one is in another block's walk: its
-// share is computed here once more.
-
-#define QKV_WALK  QT // tokens of a walk
-#define QKV_BATCH QB // of which a thread loads so many at once
+// time and carries what the later token gave. The later token of a walk's last one is in another walk: its share is
+// computed here once more.
 
 // What a thread reads of one token: its own gradient and gate, but the channels of the token before, as its own came
-// with the later one.
+// with the later one. All as it lies in memory: a conversion here would wait for the load.
 struct QkvToken {
     Raw8 dout, before;
-    float logit, rstd;
+    bf16 logit;
+    float rstd;
 };
 
-__global__ static void __launch_bounds__(256, QBB)
+__global__ static void __launch_bounds__(256, 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, float* partial, const bf16* proj,
                         const float* angles) {
-    int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units,
-        groups = (int)gridDim.x / a.units;
+    int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;
+    int groups = (int)gridDim.x / a.units;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
-    int in_heads = me.head * a.dh + me.channel, column = (int)path.column + in_heads;
+    int d = a.NH * a.dh, in_heads = me.head * a.dh + me.channel, stride = (int)a.stride;
     Raw8 w = {};
     if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_step + me.channel);
     float dw[8] = {};
-    for (int first = group * QKV_WALK; first < a.tokens; first += groups * QKV_WALK) {
-        int last = min(first + QKV_WALK, a.tokens);
-        int bt = shift && last < a.tokens && last % a.T ? last : last - 1; // `last` only for what it took
-        int t = bt % a.T;
+    for (int walk = group; walk < a.walks; walk += groups) {
+        int first = walk % a.walks_of_T * QKV_WALK, last = min(first + QKV_WALK, a.T);
+        int t = shift && last < a.T ? last : last - 1; // `last` only for what it took
+        int64_t bt = (int64_t)(walk / a.walks_of_T) * a.T + t;
+        const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d + in_heads;
+        const float* rstd = path.rstd + bt * a.NH + me.head;
+        bf16* drow = dproj + bt * stride;
+        int column = (int)path.column + in_heads, column_before = column - stride;
+        int gate = (int)path.shift + me.head;
+        auto load = [&](bool valid, bool has_before) {
+            QkvToken token = {};
+            if (valid) token.dout = load_raw8(dout);
+            if (valid && has_before && (shift || norm)) token.before = load_raw8(row + column_before);
+            if (valid && shift) token.logit = row[gate];
+            if (valid && norm) token.rstd = *rstd;
+            return token;
+        };
         float later[8] = {};
         Raw8 now = {};
-        if ((shift || norm) && me.active) now = load_raw8(proj + bt * a.stride + column);
+        if ((shift || norm) && me.active) now = load_raw8(row + column);
+        QkvToken ahead = load(me.active, t > 0);
 #pragma unroll 1
-        for (; bt >= first; bt -= QKV_BATCH) {
-            QkvToken batch[QKV_BATCH] = {};
-            const bf16* in = proj + bt * a.stride;
-#pragma unroll
-            for (int i = 0; i < QKV_BATCH; i++) {
-                QkvToken* token = &batch[i];
-                if (!me.active || bt - i < first) continue;
-                token->dout = load_raw8(path.dout + (int64_t)(bt - i) * (a.NH * a.dh) + in_heads);
-                if ((shift || norm) && bt - i > 0)
-                    token->before = load_raw8(in - (i + 1) * a.stride + column);
-                if (shift) token->logit = __bfloat162float(in[path.shift + me.head - i * a.stride]);
-                if (norm) token->rstd = path.rstd[(int64_t)(bt - i) * a.NH + me.head];
+        for (; t >= first; t--) {
+            QkvToken token = ahead;
+            row -= stride, dout -= d, rstd -= a.NH;
+            ahead = load(me.active && t > first, t > 1);
+            float alpha = shift ? sigmoidf(__bfloat162float(token.logit)) : 0, dalpha = 0;
+            float g[8], x[8], step[8];
+            unpack8(g, token.dout);
+            unpack8(x, now);
+            unpack8(step, token.before);
+            now = token.before;
+            for (int i = 0; i < 8; i++) step[i] -= x[i], x[i] += alpha * step[i]; // x is now the shifted one
+            if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
+            if (norm) head_norm_backward(g, dw, x, w, token.rstd, t < last, me);
+            for (int i = 0; i < 8; i++) {
+                dalpha += g[i] * step[i];
+                x[i] = (1 - alpha) * g[i] + later[i]; // now the gradient
+                later[i] = alpha * g[i];
             }
-#pragma unroll
-            for (int i = 0; i < QKV_BATCH; i++) {
-                if (bt - i < first) break;
-                float alpha = shift ? sigmoidf(batch[i].logit) : 0, dalpha = 0, g[8], x[8], step[8];
-                unpack8(g, batch[i].dout);
-                unpack8(x, now);
-                unpack8(step, t > 0 ? batch[i].before : Raw8{});
-                for (int j = 0; j < 8; j++)
-                    step[j] -= x[j], x[j] += alpha * step[j]; // x is now the shifted one
-                if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
-                if (norm) head_norm_backward(g, dw, x, w, batch[i].rstd, bt - i < last, me);
-                for (int j = 0; j < 8; j++) {
-                    dalpha += g[j] * step[j];
-                    x[j] = (1 - alpha) * g[j] + later[j]; // now the gradient
-                    later[j] = t > 0 ? alpha * g[j] : 0;
-                }
-                now = batch[i].before;
-                t = t == 0 ? a.T - 1 : t - 1;
-                if (bt - i == last) continue;
-                bf16* row = dproj + (bt - i) * a.stride;
-                if (me.active) store16_once(row + column, pack8(x));
+            if (t < last) {
+                if (me.active) store16_once(drow + column, pack8(x));
                 if (shift) dalpha = head_sum(dalpha, me) * alpha * (1 - alpha);
-                if (shift && me.active && me.channel == 0)
-                    row[path.shift + me.head] = __float2bfloat16(dalpha);
-                if (unit == 0)
-                    for (int64_t c = a.R + threadIdx.x; c < a.stride; c += blockDim.x)
-                        row[c] = __float2bfloat16(0);
+                if (shift && me.active && me.channel == 0) drow[gate] = __float2bfloat16(dalpha);
             }
+            drow -= stride;
+        }
+        if (unit == 0) { // drow is that of the token before the walk
+            int padding = (int)(a.stride - a.R);
+            for (int i = (int)threadIdx.x; i < (last - first) * padding; i += (int)blockDim.x)
+                drow[(1 + i / padding) * stride + a.R + i % padding] = __float2bfloat16(0);
         }
     }
-    if (norm && me.active)
-        store8(partial + ((int64_t)(unit % 3) * groups + group) * (a.NH * a.dh) + in_heads, dw);
+    if (norm && me.active) store8(partial + ((int64_t)(unit % 3) * groups + group) * d + in_heads, dw);
 }
 
-// out [n] += the sums that a kernel over heads left in partial [rows,NH,dh]: n = NH dh, or dh where heads share (then
-// partial's first row is used up).
+// dweight += the sums that a kernel over heads left in partial [rows,NH,dh]; where heads share weights, dweight is [dh],
+// and partial's first row is used up.
 static inline void add_head_partials(float* dweight, float* partial, int64_t rows, int64_t NH, int64_t dh,
                                      bool shared, cudaStream_t stream) {
     if (!shared) {
@@ -283,9 +261,8 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, B, T, NH, dh, R, stride, weight_step);
     if (a.tokens == 0) return;
-    int64_t walks = ceil_div(a.tokens, QKV_WALK),
-            groups = resident_blocks(qkv_backward_kernel, heads.threads) / a.units;
-    groups = groups < 1 ? 1 : groups > walks ? walks : groups;
+    int64_t groups = resident_blocks(qkv_backward_kernel, heads.threads) / a.units;
+    groups = groups < 1 ? 1 : groups > a.walks ? a.walks : groups;
     qkv_backward_kernel<<<(unsigned)(groups * a.units), heads.threads, 0, stream>>>(a, dproj, partial, proj,
                                                                                     angles);
     CUDA_CHECK_LAUNCH();

@@ -5,9 +5,9 @@ Over a row, which one block takes, a thread having eight channels: everything is
 the sum. The residual sum before a norm is taken on the way. Over heads (QK norm, output norm) a head's channels lie in
 neighbouring lanes of a warp; those kernels are in qkv.cuh and output_gate.cuh, their arithmetic is here.
 
-The gradient of a norm's weight is a sum over all tokens. The grid is as large as the GPU runs at once; each block walks
-over its share of the tokens, adds up in registers and leaves one row of partial sums, and a second kernel adds the
-rows. Every order is fixed: a GPU gives the same bits in every run.
+The gradient of a norm's weight is a sum over all tokens. The grid is as large as the GPU runs at once; each block goes
+through its share of the tokens, the next one's data on their way while it computes, adds up in registers and leaves one
+row of partial sums; a second kernel adds the rows. Every order is fixed: a GPU gives the same bits in every run.
 
 Pointers to bf16 are aligned to 16 bytes.
 */
@@ -50,8 +50,8 @@ __global__ static void __launch_bounds__(1024)
     }
     sums[threadIdx.x][threadIdx.y] = sum;
     __syncthreads();
-    unsigned lane = (16 * threadIdx.y + threadIdx.x) % 32,
-             column = threadIdx.y / 2; // a warp sums up a column
+    unsigned lane = (16 * threadIdx.y + threadIdx.x) % 32;
+    unsigned column = threadIdx.y / 2; // a warp sums up a column
     c = 16 * (int64_t)blockIdx.x + column;
     if (column >= 16 || c >= n) return;
     sum = warp_sum(sums[column][lane] + sums[column][lane + 32]);
@@ -207,37 +207,37 @@ struct HeadGrid {
     int blocks, threads;
 };
 
-__host__ __device__ static inline int head_lanes(int64_t dh) {
-    int lanes = 1;
-    while (8 * lanes < dh) lanes *= 2;
-    return lanes;
-}
-
 static inline HeadGrid head_grid(int64_t NH, int64_t dh) {
     if (dh < 8 || dh > 256 || dh % 8)
         die("heads on the GPU have 8 to 256 channels, a multiple of 8, not %lld", (long long)dh);
-    int64_t threads = NH * head_lanes(dh), blocks = ceil_div<int64_t>(threads, 256);
-    return {(int)blocks, (int)(32 * ceil_div<int64_t>(threads, 32 * blocks))};
+    int64_t lanes = 1;
+    while (8 * lanes < dh) lanes *= 2;
+    int64_t blocks = ceil_div<int64_t>(NH * lanes, 256);
+    return {(int)blocks, (int)(32 * ceil_div<int64_t>(NH * lanes, 32 * blocks))};
 }
 
 // `block` is the block's index in the HeadGrid.
 __device__ static inline HeadThread head_thread(int NH, int dh, int block) {
     HeadThread me;
     int i = block * (int)blockDim.x + (int)threadIdx.x;
-    me.lanes = head_lanes(dh);
+    int log_lanes = 32 - __clz(dh / 8 - 1); // no division by a variable: these are slow
+    me.lanes = 1 << log_lanes;
     me.dh = dh;
-    me.mean = 1 / (float)dh;
-    me.head = i / me.lanes;
-    me.channel = 8 * (i % me.lanes);
+    me.mean = __fdividef(1, (float)dh);
+    me.head = i >> log_lanes;
+    me.channel = 8 * (i & (me.lanes - 1));
     me.active = me.head < NH && me.channel < dh;
     return me;
 }
 
-// Sum over the lanes of a head; each of them gets it.
+// Sum over the lanes of a head; each of them gets it. Heads of 64 and 128 channels have their steps laid out.
 __device__ static inline float head_sum(float x, const HeadThread& me) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2)
-        if (lane < me.lanes) x += __shfl_xor_sync(~0u, x, lane);
+    auto add = [&](int lane) { x += __shfl_xor_sync(~0u, x, lane); };
+    for (int lane = me.lanes / 2; lane >= 8; lane /= 2) add(lane);
+    if (me.lanes >= 8)
+        add(4), add(2), add(1);
+    else
+        for (int lane = me.lanes / 2; lane > 0; lane /= 2) add(lane);
     return x;
 }
 
@@ -254,15 +254,17 @@ __device__ static inline float head_norm_forward(float x[8], const Raw8& w, floa
 // dx is the gradient of the normed head and becomes that of x; if `count`, dw += the weight's.
 __device__ static inline void head_norm_backward(float dx[8], float dw[8], const float x[8], const Raw8& w,
                                                  float rstd, bool count, const HeadThread& me) {
-    float gx = 0, weight[8], counted = count ? rstd : 0;
+    float gx = 0, weight[8];
     unpack8(weight, w);
+    for (int i = 0; i < 8; i++) dx[i] *= rstd;
+    if (count)
+        for (int i = 0; i < 8; i++) dw[i] += dx[i] * x[i];
     for (int i = 0; i < 8; i++) {
-        dw[i] += dx[i] * x[i] * counted;
         dx[i] *= weight[i];
         gx += dx[i] * x[i];
     }
     float mean = head_sum(gx, me) * me.mean * rstd * rstd;
-    for (int i = 0; i < 8; i++) dx[i] = rstd * (dx[i] - x[i] * mean);
+    for (int i = 0; i < 8; i++) dx[i] -= x[i] * mean;
 }
 
 #endif // LLMC_RMSNORM_CUH

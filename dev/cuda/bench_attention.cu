@@ -1,7 +1,8 @@
 /*
 Speed of llmc/attention.cuh, beside the rate at which cuBLAS multiplies matrices in the same run.
 
-FLOPs are those of causal attention on paper: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is computed.
+FLOPs are those of causal attention on paper: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
+computed.
 
     bench_attention [DH [T]]      that head size and length only
 */

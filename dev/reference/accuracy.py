@@ -1,15 +1,16 @@
 """
 How far the bf16 of the GPU trainer is from float64, next to that of PyTorch's autocast on the same problem.
 
-The trainer (its --dump), fox.py in float64 and fox.py under autocast take one forward and backward pass over the same
-weights and tokens. An error is ||x - exact|| / ||exact|| over a whole tensor; the trainer passes where its error is at
-most twice autocast's. Short tensors can come out right by luck, so the squares are summed over several draws.
+The trainer (its --dump), fox.py in float64 and fox.py under autocast take one forward and backward pass over
+the same weights and tokens. An error is ||x - exact|| / ||exact|| over a whole tensor; the trainer passes
+where its error is at most twice autocast's. Short tensors can come out right by luck, so the squares are
+summed over several draws.
 
-    python dev/reference/accuracy.py --family fox-pro               random weights, 4096 random tokens, 125m's width
-    python dev/reference/accuracy.py --family fox-pro --num-heads 6     with heads of 128 channels
-    python dev/reference/accuracy.py --fixture dev/test/fixtures/model/fox-pro-dh64     against the stored float64
-    python dev/reference/accuracy.py --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1 \
-        --vocab-size 100                                            the CPU trainer; needs no GPU
+    accuracy.py --family fox-pro                    random weights, 4096 random tokens, the width of 125m
+    accuracy.py --family fox-pro --num-heads 6      with heads of 128 channels
+    accuracy.py --fixture dev/test/fixtures/model/fox-pro-dh64      against the stored float64
+    accuracy.py --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1
+                                                    the CPU trainer, without a GPU
 """
 import argparse
 import subprocess
@@ -36,7 +37,7 @@ naive_attention, naive_rope = fox.attention, fox.rope
 
 
 def one_head(q, k, v, c):
-    """As fused kernels: autocast's inputs and outputs are bf16, and all between, scores and gates, is fp32."""
+    """As a fused kernel: under autocast its inputs and outputs are bf16, and all between is fp32."""
     device, mixed = q.device.type, torch.is_autocast_enabled(q.device.type)
     with torch.autocast(device, enabled=False):
         if mixed:
@@ -46,7 +47,7 @@ def one_head(q, k, v, c):
 
 
 def attention(q, k, v, c):
-    """A head at a time, and again in the backward pass: all T x T matrices of a long sequence fit on no GPU."""
+    """A head at a time, and again in the backward pass: together, long sequences' matrices fit on no GPU."""
     gates = repeat(None) if c is None else c.split(1, dim=1)
     heads = zip(*(x.split(1, dim=1) for x in (q, k, v)), gates)
     return torch.cat([checkpoint(one_head, *head, use_reentrant=False) for head in heads], dim=1)
@@ -60,7 +61,7 @@ fox.attention, fox.rope = attention, rope
 
 
 def keep_float(model):
-    """Norms, gates and the loss in fp32. The products that make a gate's and the loss's logits stay bf16."""
+    """Norms, forget gates and the loss in fp32, the latter two of logits that a bf16 product makes."""
     for name, module in model.named_modules():
         if isinstance(module, fox.RMSNorm):
             module.register_forward_pre_hook(lambda module, args: args[0].float())
@@ -94,8 +95,9 @@ def run_program(program, folder, stream):
     (B, T), dump = (stream.shape[0], stream.shape[1] - 1), folder / "dump.safetensors"
     for b, row in enumerate(stream.cpu().numpy()):
         write_shard(folder / f"tokens_{b:06}.bin", row)
-    subprocess.run([program, "--init", folder, "--data", folder / "tokens_*.bin", "--dump", dump, "--seq-len", str(T),
-                    "--batch-tokens", str(B * T), "--micro-batch", str(B)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([program, "--init", folder, "--data", folder / "tokens_*.bin", "--dump", dump,
+                    "--seq-len", str(T), "--batch-tokens", str(B * T), "--micro-batch", str(B)],
+                   check=True, stdout=subprocess.DEVNULL)
     return {name if name in ("loss", "logits") else "grad." + name: x for name, x in load_file(dump).items()}
 
 
@@ -104,7 +106,7 @@ def run_program(program, folder, stream):
 
 @torch.no_grad()
 def draw_family(args, folder):
-    """Initial weights, but norms that are not quite 1 and gates that forget in 4 to 150 tokens; returns tokens."""
+    """Initial weights, but norms not quite 1 and gates that forget in 3 to 150 tokens; returns tokens."""
     model = fox.Fox(fox.make_config(args.family, vocab_size=args.vocab_size, hidden_size=args.hidden_size,
                                     num_heads=args.num_heads, num_hidden_layers=args.layers))
     for name, p in model.named_parameters():
@@ -118,7 +120,7 @@ def draw_family(args, folder):
 
 @torch.no_grad()
 def draw_fixture(args, folder, nudged):
-    """The fixture, or its like with every weight a percent away; returns tokens and what is expected of the first."""
+    """The fixture, or its like with every weight a percent away; returns tokens, what to expect or None."""
     expected = load_file(args.fixture / "expected.safetensors")
     model = fox.load(args.fixture, torch.float32)
     for w in model.state_dict().values() if nudged else ():
@@ -132,7 +134,9 @@ def compare(args, folder, draw, squares):
     """Adds to squares[name] those of one draw: the trainer's and autocast's errors, and the exact values."""
     with torch.device("cpu"):
         torch.manual_seed(args.seed + draw)
-        stream, exact = draw_fixture(args, folder, draw > 0) if args.fixture else (draw_family(args, folder), None)
+        stream, exact = (draw_fixture(args, folder, draw > 0) if args.fixture else
+                         (draw_family(args, folder), None))
+    torch.cuda.empty_cache()  # what the draw before left there, the trainer may need
     ours = run_program(args.program, folder, stream)
     batch = stream.to(args.device)
     batch = batch[:, :-1], batch[:, 1:]
@@ -149,14 +153,14 @@ def compare(args, folder, draw, squares):
 def report(squares):
     """Prints the table; returns the number of tensors that failed."""
     ratios = {}
-    print(f"{'tensor':52} {'ours':>9} {'autocast':>9} {'ratio':>6}")
+    print(f"{'tensor':52} {'ours':>9} {'autocast':>9} {'ratio':>7}")
     for name, (ours, autocast, exact) in squares.items():
         ratios[name] = (ours / autocast) ** 0.5
-        print(f"{name:52} {(ours / exact) ** 0.5:9.1e} {(autocast / exact) ** 0.5:9.1e} {ratios[name]:6.2f}"
+        print(f"{name:52} {(ours / exact) ** 0.5:9.1e} {(autocast / exact) ** 0.5:9.1e} {ratios[name]:7.2g}"
               + ("" if ratios[name] <= LIMIT else "  FAILED"))
     worst = max(ratios, key=lambda name: np.nan_to_num(ratios[name], nan=np.inf))
     failed = sum(not ratio <= LIMIT for ratio in ratios.values())
-    print(f"worst ratio {ratios[worst]:.2f}, of {worst}\n{len(ratios) - failed} passed, {failed} failed")
+    print(f"worst ratio {ratios[worst]:.2g}, of {worst}\n{len(ratios) - failed} passed, {failed} failed")
     return failed
 
 
@@ -168,7 +172,7 @@ def main():
     p.add_argument("--hidden-size", type=int, default=768)
     p.add_argument("--num-heads", type=int, default=12)
     p.add_argument("--vocab-size", type=int, default=50257)
-    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model: its weights and tokens instead")
+    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model to take instead")
     p.add_argument("--draws", type=int, help="[3, or 16 of a fixture, whose tensors are short]")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--program", default="./train_foxcu")

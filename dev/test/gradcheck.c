@@ -71,7 +71,7 @@ static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t*
     return sqrt(difference) / (norm > 0 ? sqrt(norm) : model_norm);
 }
 
-// A frozen tensor has no gradient, and an update leaves it as it is.
+// A frozen tensor has no gradient, and an update leaves it as it is, whatever its gradient.
 static void check_frozen(Model* model, const Param* p) {
     Options options;
     options_defaults(&options);
@@ -79,6 +79,7 @@ static void check_frozen(Model* model, const Param* p) {
     real* before = (real*)xcalloc((size_t)p->count, sizeof(real));
     memcpy(before, w, (size_t)p->count * sizeof(real));
     for (int64_t i = 0; i < p->count; i++) CHECK(g[i] == 0, "%s has a gradient of %g", p->name, g[i]);
+    for (int64_t i = 0; i < p->count; i++) g[i] = 1;
     model_update(model, &options, 1e-3, 1, 1);
     CHECK(memcmp(before, w, (size_t)p->count * sizeof(real)) == 0, "%s was updated", p->name);
     variant_weights(model); // as they were, for the rest

@@ -107,13 +107,15 @@ static void check_presets(void) {
 // ----------------------------------------------------------------------------
 // parameters
 
-// The table covers its buffer without gaps, names are unique, and the fused projection is one block of rows.
+// Tensors lie one behind the other, aligned, names are unique, and the fused projection is one block of rows.
 static void check_table(const Config* c, const char* name) {
     ParamTable t = params_build(c);
-    int64_t offset = 0, decayed = 0;
+    int64_t end = 0, parameters = 0;
     for (int r = 0; r < t.num_rows; r++) {
         const Param* p = &t.rows[r];
-        CHECK(p->offset == offset, "%s: %s starts at %lld", name, p->name, (long long)p->offset);
+        bool fused = p->kind > P_Q_PROJ && p->kind <= P_V_SHIFT;
+        CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
+              "%s: %s starts at %lld", name, p->name, (long long)p->offset);
         CHECK(p->count == p->rows * (p->cols ? p->cols : 1) && p->count > 0, "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: %s twice", name, p->name);
@@ -121,10 +123,10 @@ static void check_table(const Config* c, const char* name) {
               p->name);
         CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS), "%s: %s trains",
               name, p->name);
-        offset += p->count;
-        decayed += param_decays(p);
+        end = p->offset + p->count;
+        parameters += p->count;
     }
-    CHECK(offset == t.count && decayed > 0, "%s: %lld elements", name, (long long)offset);
+    CHECK(end == t.count && parameters == t.parameters, "%s: %lld parameters", name, (long long)parameters);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         const Param* first = params_find(&t, P_Q_PROJ, l);
         const int64_t columns[] = {t.proj.q,     t.proj.k,       t.proj.v,      t.proj.ogate,
@@ -331,6 +333,8 @@ static void check_files(void) {
         {"\"hidden_size\": \"big\"", "hidden_size"},
         {"\"hidden_ratio\": [4]", "hidden_ratio"},
         {"\"qk_norm\": 1", "qk_norm"},
+        {"\"qk_norm\": \"true\"", "qk_norm"},
+        {"\"norm_eps\": \"1e-6\"", "norm_eps"},
         {"\"fgate_type\": true", "fgate_type"},
         {"\"hidden_act\": \"gelu\"", "hidden_act"},
         {"\"tie_word_embeddings\": true", "tie_word_embeddings"},

@@ -1,0 +1,117 @@
+/*
+llmc/attention_cudnn.cuh against llmc/attention.cuh, which test_attention checks against the formulas in
+double.
+
+Both round to bf16 at the same places but not from the same partial sums, so that they differ by about as much
+as each does from the truth; limits are twice the greatest difference measured on an H100.
+
+    test_attention_cudnn           everything
+    test_attention_cudnn quick     small shapes, for compute-sanitizer
+*/
+#include <time.h>
+#include "../../../llmc/attention.cuh"
+#include "../../../llmc/attention_cudnn.cuh"
+#include "buffers.cuh"
+
+#ifdef USE_CUDNN
+
+struct Results {
+    Buffer<bf16> o, dq, dk, dv;
+    Buffer<float> lse;
+    Results(size_t n, size_t rows) : o(n), dq(n), dk(n), dv(n), lse(rows) {}
+    bool ends_untouched() const {
+        return o.end_untouched() && dq.end_untouched() && dk.end_untouched() && dv.end_untouched() &&
+               lse.end_untouched();
+    }
+};
+
+// Root mean square difference over the size of `want`, which is zero on paper in dq and dk of a single token.
+template <class T> static double difference(const vector<T>& got, const vector<T>& want) {
+    double error = 0, sum = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        double e = value(got[i]) - value(want[i]);
+        error += e * e;
+        sum += value(want[i]) * value(want[i]);
+    }
+    return sqrt(error / (sum + 1e-6 * (double)want.size()));
+}
+
+static double greatest_difference(const vector<float>& got, const vector<float>& want) {
+    double most = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        double e = fabs((double)got[i] - want[i]);
+        if (!(e <= most)) most = e;
+    }
+    return most;
+}
+
+static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    size_t n = (size_t)(B * T * NH * dh), rows = (size_t)(B * T * NH);
+    Buffer<bf16> q(draw<bf16>(n, 1)), k(draw<bf16>(n, 1)), v(draw<bf16>(n, 1)), dout(draw<bf16>(n, 1));
+    char name[96];
+    snprintf(name, sizeof name, "B %lld, T %lld, NH %lld, dh %lld", (long long)B, (long long)T, (long long)NH,
+             (long long)dh);
+    Results ours(n, rows);
+    Buffer<char> scratch(attention_backward_scratch(B, T, NH));
+    attention_forward(ours.o, ours.lse, q, k, v, NULL, NULL, B, T, NH, dh, 0);
+    attention_backward(ours.dq, ours.dk, ours.dv, NULL, scratch, dout, q, k, v, ours.o, ours.lse, NULL, NULL,
+                       NULL, B, T, NH, dh, 0);
+
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        Buffer<char> workspace(attention_cudnn_workspace(B, T, NH, dh, deterministic));
+        Results first(n, rows), second(n, rows);
+        for (Results* r : {&first, &second}) {
+            attention_cudnn_forward(r->o, r->lse, workspace, q, k, v, B, T, NH, dh, 0);
+            attention_cudnn_backward(r->dq, r->dk, r->dv, workspace, dout, q, k, v, r->o, r->lse,
+                                     deterministic, B, T, NH, dh, 0);
+        }
+        CUDA_CHECK(cudaDeviceSynchronize());
+        double lse = noted("lse", greatest_difference(first.lse.host(), ours.lse.host()));
+        double o = noted("o", difference(first.o.host(), ours.o.host()));
+        double dq = noted("dq", difference(first.dq.host(), ours.dq.host()));
+        double dk = noted("dk", difference(first.dk.host(), ours.dk.host()));
+        double dv = noted("dv", difference(first.dv.host(), ours.dv.host()));
+        CHECK(lse <= 1e-5, "%s: lse differs by %.2e", name, lse);
+        CHECK(o <= 6e-3, "%s: o differs by %.2e", name, o);
+        CHECK(dq <= 1e-2, "%s: dq differs by %.2e", name, dq);
+        CHECK(dk <= 1e-2, "%s: dk differs by %.2e", name, dk);
+        CHECK(dv <= 6e-3, "%s: dv differs by %.2e", name, dv);
+        CHECK(first.ends_untouched() && second.ends_untouched() && workspace.end_untouched(),
+              "%s: a write behind a tensor's end", name);
+        CHECK(same_bits(first.o.host(), second.o.host()) && same_bits(first.lse.host(), second.lse.host()),
+              "%s: two forward passes differ", name);
+        CHECK(!deterministic || (same_bits(first.dq.host(), second.dq.host()) &&
+                                 same_bits(first.dk.host(), second.dk.host()) &&
+                                 same_bits(first.dv.host(), second.dv.host())),
+              "%s: two deterministic backward passes differ", name);
+    }
+}
+
+int main(int argc, char** argv) {
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
+    printf("cuDNN %zu, seed %llu\n", cudnnGetVersion(), (unsigned long long)seed);
+    // before this process uses the GPU, which a forked one then could not
+    CHECK_DIES("heads of 7 here", attention_cudnn_workspace(1, 128, 1, 7, false));
+    for (int64_t dh : {64, 128}) {
+        test_shape(2, 1, 3, dh);
+        test_shape(1, 65, 2, dh);
+        test_shape(2, 200, 3, dh);
+        if (quick) continue;
+        for (int64_t T : {2, 63, 64, 127, 128, 129, 1000}) test_shape(2, T, 3, dh);
+        test_shape(3, 2048, 12, dh);
+        test_shape(1, 4097, 4, dh);
+        test_shape(1, 16384, 2, dh);
+    }
+    print_noted();
+    return test_report();
+}
+
+#else // USE_CUDNN
+
+int main(void) {
+    CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(1, 128, 1, 64, false));
+    return test_report();
+}
+
+#endif
