@@ -3,8 +3,8 @@
 SHELL := /bin/sh
 
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-# The machine's own vector instructions, without which matrix products run several times slower. -fno-math-errno lets
-# sqrt vectorise; -ffast-math is not an option, as it would compile the checks for NaN away.
+# The machine's own vector instructions, without which matrix products run several times slower. -fno-math-errno
+# lets sqrt vectorise; -ffast-math is not an option, as it would compile the checks for NaN away.
 ARCH    ?= -march=native
 WARN    := -Wall -Wextra -Wshadow
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O3 $(ARCH) -fno-math-errno -fopenmp $(WARN) $(EXTRA_CFLAGS)
@@ -12,8 +12,8 @@ LDLIBS  := -lm -lpthread
 SANITIZE := -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
             -fno-sanitize-recover=all -fopenmp $(WARN) $(EXTRA_CFLAGS)
 
-# Large products run through our own tiled C. BLAS=openblas takes OpenBLAS instead: with AVX-512 it was 14% slower on two
-# cores (dev/SPEED.md); on a machine that our tiles were not made for, measure both with `make bench`.
+# Large products run through our own tiled C. BLAS=openblas takes OpenBLAS instead: with AVX-512 it was 14% slower
+# on two cores (dev/SPEED.md); on a machine that our tiles were not made for, measure both with `make bench`.
 BLAS    ?= none
 ifeq ($(BLAS),openblas)
 BLAS_FLAGS := -DUSE_OPENBLAS
@@ -35,20 +35,20 @@ data/text_to_shards: data/text_to_shards.c $(HEADERS) ## text files to data shar
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## LongCrawl64 to data shards
 	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
-# The GPU trainer: for the GPU at hand, or for ARCHS="80 86 89 90a 100 120" in one binary. PTX of the first kernels goes
-# along, for GPUs that are newer than this list.
+# The GPU trainer: for the GPU at hand, or for ARCHS="80 86 89 90a 100 120" in one binary. PTX of the first
+# kernels goes along, for GPUs that are newer than this list.
 NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
-ARCHS     ?= $(or $(subst 90,90a,$(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-               tr -d .))),80 90a)
-NVCCFLAGS = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
-             -gencode=arch=compute_80,code=compute_80 -Xcompiler -Wall,-Wextra,-fopenmp -DCODE_VERSION='"$(VERSION)"' \
-             $(EXTRA_NVCCFLAGS)
+GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
+ARCHS     ?= $(or $(subst 90,90a,$(sort $(GPU_ARCHS))),80 90a)
+NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo -DCODE_VERSION='"$(VERSION)"' \
+             $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) -gencode=arch=compute_80,code=compute_80 \
+             -Xcompiler -Wall,-Wextra,-fopenmp $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(wildcard llmc/*.cuh)
 
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) ## the GPU trainer; ARCHS="80 90a ..." chooses GPUs
 	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lm
 
-test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) ## its test, against the CPU trainer and the fixtures
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) ## its test
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ -lcublasLt -lm
 
 all: train_fox data/text_to_shards data/longcrawl64 ## everything that runs without a GPU
@@ -63,7 +63,7 @@ quickstart: ## from nothing to a trained model: set up, make a corpus, train, re
 
 test: ## set up and run all tests
 	scripts/setup.sh test
-	$(MAKE) --no-print-directory all tests
+	$(MAKE) --no-print-directory tests
 
 .PHONY: cuda-check test-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
@@ -73,7 +73,7 @@ test: ## set up and run all tests
 # Programs that include the trainer are built in float and in double; all others once, with the sanitizers too.
 TRAINER_TESTS := test_fixtures test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c)))
-SHELL_TESTS   := $(wildcard dev/test/test_*.sh)
+SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
                  $(foreach t,$(TRAINER_TESTS),build/test/$t_float build/test/$t_double build/test/$t_sanitized) \
                  build/test/gradcheck
@@ -100,7 +100,7 @@ build/test/train_fox_sanitized: train_fox.c $(HEADERS) | build/test
 build/test/%: dev/test/%.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-tests: $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
+tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
 	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
 gradcheck: build/test/gradcheck ## gradients against central differences, all tensors of all variants
@@ -143,7 +143,7 @@ PYTHON ?= python3
 ##@ House
 
 format: ## format all C and CUDA sources
-	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c data/*.h dev/*/*.c dev/*/*.h dev/*/*.cu)
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 clean: ## remove what was built; data, checkpoints and logs stay
 	rm -rf build train_fox train_foxcu test_foxcu data/text_to_shards data/longcrawl64

@@ -1,5 +1,6 @@
 /*
-The GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of dev/reference.
+The GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of
+dev/reference.
 
     fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64; also with products
                 that are chosen by their speed
@@ -10,8 +11,8 @@ The GPU trainer against the CPU trainer, which computes in double here, and agai
 
     ./test_foxcu [PART...]     all parts where none is named; `quick`: a few small shapes, for compute-sanitizer
 
-The measure of a tensor is ||gpu - expected|| / ||expected||. All memory of the device is filled with NaN as it is
-allocated, so that a value which nothing wrote shows.
+The measure of a tensor is ||gpu - expected|| / ||expected||. All memory of the device is filled with NaN as
+it is allocated, so that a value which nothing wrote shows.
 */
 #include "llmc/cuda_common.cuh"
 
@@ -59,8 +60,8 @@ namespace cpu {
 
 enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_DECODED, NUM_QUANTITIES }; // a ParamKind: its gradient
 
-// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits in one tensor after another.
-// Other GPUs add in another order, so an error may be LIMIT times as large.
+// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits in one tensor
+// after another. Other GPUs add in another order, so an error may be LIMIT times as large.
 static struct {
     const char* name;
     double measured, worst;
@@ -73,7 +74,7 @@ static struct {
     {"output_norm", 1.2e-2, 0, ""}, {"o_proj", 1.2e-2, 0, ""},    {"mlp_norm", 1.4e-2, 0, ""},
     {"gate_proj", 1.3e-2, 0, ""},   {"down_proj", 1.3e-2, 0, ""}, {"norm", 7.6e-3, 0, ""},
     {"lm_head", 8.2e-3, 0, ""},     {"loss", 2.7e-3, 0, ""},      {"logits", 8.7e-3, 0, ""},
-    {"decoded", 8.7e-3, 0, ""},
+    {"decoded", 9.5e-3, 0, ""},
 };
 #define LIMIT 1.5
 
@@ -277,7 +278,8 @@ static void check_fixture(const char* name) {
     safetensors_close(&file);
 }
 
-// A variant beside the CPU trainer. Its weights are rounded to bf16 on both sides: only the arithmetic counts.
+// A variant beside the CPU trainer. Its weights are rounded to bf16 on both sides: only the arithmetic
+// counts.
 static void check_variant(const char* name, int64_t B, int64_t T) {
     cpu::Model model = cpu::variant_model(name, B, T);
     Expected e;
@@ -356,7 +358,7 @@ static StepStats read_stats(const Model* model) {
     return stats;
 }
 
-#define TRAINING_LIMIT 1e-2 // of a step's loss, relative
+#define TRAINING_LIMIT 5e-3 // of a step's loss, relative; 1.2e-3 was measured
 
 // A step of two passes over the text of the CPU trainer, the learning rate rising as in a warm-up.
 static void test_training(void) {

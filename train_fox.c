@@ -79,7 +79,10 @@ static inline real exp_real(real x) {
 
 static inline real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
 
-static inline real log_sigmoid(real x) { return (real)(x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x))); }
+static inline real log_sigmoid(real x) {
+    double z = (double)x;
+    return (real)(z < 0 ? z - log1p(exp(z)) : -log1p(exp(-z)));
+}
 
 // ----------------------------------------------------------------------------
 // matrix products

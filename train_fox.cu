@@ -791,7 +791,8 @@ static void bench(Model* model, const Run* run, const Device* device) {
     feeder_free(&feeder);
 }
 
-// Measures and logs the loss on the first `sequences` held-out sequences; at the end of a run also by position.
+// Measures and logs the loss on the first `sequences` held-out sequences; at the end of a run also by
+// position.
 static void validate(Model* model, const Run* run, Logger* logger, Feeder* feeder, DataLoader* data,
                      int64_t sequences) {
     LogValidation v;
@@ -844,8 +845,8 @@ static void finish_step(Model* model, Logger* logger, QueuedStep* q, double* las
 
 static void save(Model* model, Run* run, Logger* logger) {
     int64_t count = model->table.count;
-    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
     if (!run->options.out) return;
+    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
     download(host, model->params, count);
     download(host + count, model->m, count);
     download(host + 2 * count, model->v, count);
@@ -995,6 +996,9 @@ int main(int argc, char** argv) {
     run_parse(&run, argc, argv, "Trains the Forgetting Transformer and its Transformer baselines on a GPU.");
     run_configure(&run, 16384);
     const Options* o = &run.options;
+    if (run.config.hidden_size % 8 != 0 || config_mlp_size(&run.config) % 8 != 0)
+        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
+            (long long)run.config.hidden_size, (long long)config_mlp_size(&run.config));
     attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
     Device device = device_open(0);
 

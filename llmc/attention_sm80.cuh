@@ -71,8 +71,8 @@ struct Sm80Gate {
     __device__ float difference(int i, int j) const { return (high[i] - high[j]) + (low[i] - low[j]); }
 };
 
-// What the scores' sums start from, by column: each pair of columns twice, as a lane holds them in its two rows,
-// to be loaded straight into the accumulators. The backward kernels, which are short of shared memory's
+// What the scores' sums start from, by column: each pair of columns twice, as a lane holds them in its two
+// rows, to be loaded straight into the accumulators. The backward kernels, which are short of shared memory's
 // bandwidth, keep them once and copy registers.
 template <int COLUMNS> struct Sm80Start {
     float4 pair[COLUMNS / 2];

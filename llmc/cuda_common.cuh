@@ -8,7 +8,8 @@ What every CUDA file stands on: checked calls, the compute type, small device fu
 #include <cuda_runtime.h>
 #include "common.h"
 
-// Weights, activations and their gradients on their way through the model; sums, statistics and gates are float.
+// Weights, activations and their gradients on their way through the model; sums, statistics and gates are
+// float.
 typedef __nv_bfloat16 bf16;
 
 // ----------------------------------------------------------------------------
@@ -59,8 +60,9 @@ template <class T> __device__ static inline void store16_once(T* p, const Pack<T
     __stcs((int4*)p, bits);
 }
 
-// Eight bf16 as they lie in memory. What is loaded ahead of its use stays four registers that nobody touches, and so
-// waits for, until they are unpacked; the compiler takes a Pack8 apart into eight right behind its load.
+// Eight bf16 as they lie in memory. What is loaded ahead of its use stays four registers that nobody touches,
+// and so waits for, until they are unpacked; the compiler takes a Pack8 apart into eight right behind its
+// load.
 typedef uint4 Raw8;
 __device__ static inline Raw8 load_raw8(const bf16* p) { return *(const uint4*)p; }
 __device__ static inline Raw8 load_raw8_once(const bf16* p) { return __ldcs((const uint4*)p); }
@@ -103,8 +105,8 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-// 1 / (1 + exp(-x)) within 3 ulp, by the units for 2^x and 1/x: expf and a division would treat denormal numbers too,
-// and neither 2^-126 nor its inverse counts beside 1.
+// 1 / (1 + exp(-x)) within 3 ulp, by the units for 2^x and 1/x: expf and a division would treat denormal
+// numbers too, and neither 2^-126 nor its inverse counts beside 1.
 __device__ static inline float sigmoidf(float x) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));

@@ -1,10 +1,11 @@
 /*
 The embedding: x_t = E[token_t], and the gradient of E's rows, each the sum over the tokens that took it.
 
-The backward pass sorts the tokens by id, keeping those of one id in the order of time, and cuts the sorted list into
-slices of equal length, whatever the ids are: a token that makes up half the batch costs no more than any other. A run
-of one id inside a slice is summed and added to E's row at once. Of a run that goes over the edge of a slice, each slice
-leaves its part, and a second kernel adds the parts in order. No atomics on floats: the same bits in every run.
+The backward pass sorts the tokens by id, keeping those of one id in the order of time, and cuts the sorted
+list into slices of equal length, whatever the ids are: a token that makes up half the batch costs no more
+than any other. A run of one id inside a slice is summed and added to E's row at once. Of a run that goes over
+the edge of a slice, each slice leaves its part, and a second kernel adds the parts in order. No atomics on
+floats: the same bits in every run.
 
 Pointers to bf16 and float are aligned to 16 bytes, d is a multiple of 8, and ids are in 0..V-1.
 */
@@ -48,8 +49,9 @@ static inline void embedding_forward(bf16* x, const bf16* embeddings, const int3
 // ----------------------------------------------------------------------------
 // backward, first: the tokens in order of their ids
 //
-// A radix sort, eight bits at a time, in one block: a step's tokens are few. Each warp has a share of the list; it counts
-// its items of each digit, learns from all counts where they go, and moves them there in order.
+// A radix sort, eight bits at a time, in one block: a step's tokens are few. Each warp has a share of the
+// list; it counts its items of each digit, learns from all counts where they go, and moves them there in
+// order.
 
 // an id and its place in the batch
 __host__ __device__ static inline uint32_t sorted_token(uint64_t item) { return (uint32_t)(item >> 32); }
@@ -117,8 +119,8 @@ __global__ static void __launch_bounds__(1024)
 // ----------------------------------------------------------------------------
 // backward, second: the sums
 
-// Sorted tokens that a block sums up: few, so that there are many blocks, but no more than 1024 slices, as the parts of
-// a run are added one after another.
+// Sorted tokens that a block sums up: few, so that there are many blocks, but no more than 1024 slices, as
+// the parts of a run are added one after another.
 static inline int64_t embedding_slice(int64_t rows) {
     int64_t slice = ceil_div<int64_t>(rows, 1024);
     return slice < 16 ? 16 : slice;
@@ -135,8 +137,8 @@ __device__ static inline void add8(float x[8], const float* p) {
     for (int i = 0; i < 4; i++) x[i] += low[i], x[i + 4] += high[i];
 }
 
-// parts [slices,2,d]: of each slice, its part of the run that comes in from the last slice, and of the one that begins
-// here and goes on in the next.
+// parts [slices,2,d]: of each slice, its part of the run that comes in from the last slice, and of the one
+// that begins here and goes on in the next.
 __global__ static void __launch_bounds__(512)
     embedding_sum_kernel(float* dembeddings, float* parts, const bf16* dx, const uint64_t* sorted,
                          int64_t rows, int64_t d, int64_t slice) {

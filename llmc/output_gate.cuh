@@ -1,11 +1,13 @@
 /*
-Output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be missing.
+Output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be
+missing.
 
-A thread has eight channels of one head. The backward pass also leaves what attention's begins with, delta = the sum of
-do * o over a head's channels, as both are at hand.
+A thread has eight channels of one head. The backward pass also leaves what attention's begins with, delta =
+the sum of do * o over a head's channels, as both are at hand.
 
-Layouts: o, y and their gradients [B,T,NH,dh]; gate and dgate point at their column in proj and dproj [B,T,stride]; rstd
-[B,T,NH]; delta [B,NH,T]. Pointers to bf16 are aligned to 16 bytes, stride is a multiple of 8.
+Layouts: o, y and their gradients [B,T,NH,dh]; gate and dgate point at their column in proj and dproj
+[B,T,stride]; rstd [B,T,NH]; delta [B,NH,T]. Pointers to bf16 are aligned to 16 bytes, stride is a multiple of
+8.
 */
 #ifndef LLMC_OUTPUT_GATE_CUH
 #define LLMC_OUTPUT_GATE_CUH
@@ -51,8 +53,8 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
-// y and rstd from o; rstd only with a norm. weight [NH,dh] is NULL without norm, gate NULL without gate. y may be o
-// where nobody needs o any more.
+// y and rstd from o; rstd only with a norm. weight [NH,dh] is NULL without norm, gate NULL without gate. y
+// may be o where nobody needs o any more.
 static inline void output_gate_forward(bf16* y, float* rstd, const bf16* o, const bf16* weight,
                                        const bf16* gate, int64_t B, int64_t T, int64_t NH, int64_t dh,
                                        int64_t stride, double eps, cudaStream_t stream) {
@@ -122,8 +124,8 @@ __global__ static void __launch_bounds__(256, 4)
     if (weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. dout may be dy.
-// partial is scratch of norm_partial_bytes.
+// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. dout
+// may be dy. partial is scratch of norm_partial_bytes.
 static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate, float* delta, const bf16* dy,
                                         const bf16* o, const bf16* weight, const float* rstd,
                                         const bf16* gate, float* partial, int64_t B, int64_t T, int64_t NH,

@@ -1,13 +1,14 @@
 /*
 Heads on their way from the fused projection into attention: shift, QK norm, RoPE.
 
-q, k and v differ only in which of the three they take, so one description serves all, and every switch is free on its
-own. A block has one of the three paths, so that its threads agree on the switches; a thread has eight channels of one
-head, of neighbouring tokens, so that what the shift takes from the next token is in its registers already.
+q, k and v differ only in which of the three they take, so one description serves all, and every switch is
+free on its own. A block has one of the three paths, so that its threads agree on the switches; a thread has
+eight channels of one head, of neighbouring tokens, so that what the shift takes from the next token is in its
+registers already.
 
-Layouts: proj and dproj [B,T,stride], of which columns 0..R-1 are in use (ProjLayout); q, k, v and their gradients
-[B,T,NH,dh]; rstd [B,T,NH]; angles [T,dh/2,2]. Pointers to bf16 and angles are aligned to 16 bytes; stride and the
-columns of q, k and v are multiples of 8.
+Layouts: proj and dproj [B,T,stride], of which columns 0..R-1 are in use (ProjLayout); q, k, v and their
+gradients [B,T,NH,dh]; rstd [B,T,NH]; angles [T,dh/2,2]. Pointers to bf16 and angles are aligned to 16 bytes;
+stride and the columns of q, k and v are multiples of 8.
 */
 #ifndef LLMC_QKV_CUH
 #define LLMC_QKV_CUH
@@ -55,8 +56,9 @@ static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base
     CUDA_CHECK_LAUNCH();
 }
 
-// Rotates the pairs (x_i, x_{i + dh/2}) of a head by one token's angles; direction -1 rotates back. Four neighbouring
-// channels are always in the same half; where dh / 2 is no multiple of 8, their partners lie four places apart.
+// Rotates the pairs (x_i, x_{i + dh/2}) of a head by one token's angles; direction -1 rotates back. Four
+// neighbouring channels are always in the same half; where dh / 2 is no multiple of 8, their partners lie
+// four places apart.
 __device__ static inline void rope_rotate(float x[8], const float* angles, float direction,
                                           const HeadThread& me) {
     int half = me.dh / 2, first_lane = (int)threadIdx.x & (32 - me.lanes);
@@ -161,12 +163,12 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
 // ----------------------------------------------------------------------------
 // backward
 //
-// Token t's channels reach its own output by 1 - alpha_t and the next token's by alpha_{t+1}, so a walk goes down in
-// time and carries what the later token gave. The later token of a walk's last one is in another walk: its share is
-// computed here once more.
+// Token t's channels reach its own output by 1 - alpha_t and the next token's by alpha_{t+1}, so a walk goes
+// down in time and carries what the later token gave. The later token of a walk's last one is in another
+// walk: its share is computed here once more.
 
-// What a thread reads of one token: its own gradient and gate, but the channels of the token before, as its own came
-// with the later one. All as it lies in memory: a conversion here would wait for the load.
+// What a thread reads of one token: its own gradient and gate, but the channels of the token before, as its
+// own came with the later one. All as it lies in memory: a conversion here would wait for the load.
 struct QkvToken {
     Raw8 dout, before;
     bf16 logit;
@@ -241,8 +243,8 @@ __global__ static void __launch_bounds__(256, 3)
     if (norm && me.active) store8(partial + ((int64_t)(unit % 3) * groups + group) * d + in_heads, dw);
 }
 
-// dweight += the sums that a kernel over heads left in partial [rows,NH,dh]; where heads share weights, dweight is [dh],
-// and partial's first row is used up.
+// dweight += the sums that a kernel over heads left in partial [rows,NH,dh]; where heads share weights,
+// dweight is [dh], and partial's first row is used up.
 static inline void add_head_partials(float* dweight, float* partial, int64_t rows, int64_t NH, int64_t dh,
                                      bool shared, cudaStream_t stream) {
     if (!shared) {
@@ -253,8 +255,8 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     }
 }
 
-// Writes the columns of dproj that the paths read, zeros its padding columns R..stride-1, and adds to each path's
-// dweight. partial is scratch of norm_partial_bytes.
+// Writes the columns of dproj that the paths read, zeros its padding columns R..stride-1, and adds to each
+// path's dweight. partial is scratch of norm_partial_bytes.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
                                 float* partial, int64_t B, int64_t T, int64_t NH, int64_t dh, int64_t R,
                                 int64_t stride, int64_t weight_step, cudaStream_t stream) {

@@ -1,13 +1,15 @@
 /*
 RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over a row's channels or over each head's.
 
-Over a row, which one block takes, a thread having eight channels: everything is read once and waits in registers for
-the sum. The residual sum before a norm is taken on the way. Over heads (QK norm, output norm) a head's channels lie in
-neighbouring lanes of a warp; those kernels are in qkv.cuh and output_gate.cuh, their arithmetic is here.
+Over a row, which one block takes, a thread having eight channels: everything is read once and waits in
+registers for the sum. The residual sum before a norm is taken on the way. Over heads (QK norm, output norm) a
+head's channels lie in neighbouring lanes of a warp; those kernels are in qkv.cuh and output_gate.cuh, their
+arithmetic is here.
 
-The gradient of a norm's weight is a sum over all tokens. The grid is as large as the GPU runs at once; each block goes
-through its share of the tokens, the next one's data on their way while it computes, adds up in registers and leaves one
-row of partial sums; a second kernel adds the rows. Every order is fixed: a GPU gives the same bits in every run.
+The gradient of a norm's weight is a sum over all tokens. The grid is as large as the GPU runs at once; each
+block goes through its share of the tokens, the next one's data on their way while it computes, adds up in
+registers and leaves one row of partial sums; a second kernel adds the rows. Every order is fixed: a GPU gives
+the same bits in every run.
 
 Pointers to bf16 are aligned to 16 bytes.
 */
@@ -28,8 +30,8 @@ template <class Kernel> static inline int64_t resident_blocks(Kernel kernel, int
     return (int64_t)multiprocessors * blocks;
 }
 
-// Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that the GPU
-// can hold, whatever the shape.
+// Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that
+// the GPU can hold, whatever the shape.
 static inline size_t norm_partial_bytes(void) {
     int device, multiprocessors, threads;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -58,7 +60,8 @@ __global__ static void __launch_bounds__(1024)
     if (lane == 0) out[c] = add ? out[c] + sum : sum;
 }
 
-// out[n] = the sum of partial[rows, n] over its rows, added to what out held if `add`. out may be partial's first row.
+// out[n] = the sum of partial[rows, n] over its rows, added to what out held if `add`. out may be partial's
+// first row.
 static inline void sum_rows(float* out, const float* partial, int64_t rows, int64_t n, bool add,
                             cudaStream_t stream) {
     sum_rows_kernel<<<(unsigned)ceil_div<int64_t>(n, 16), dim3(16, 64), 0, stream>>>(out, partial, rows, n,
@@ -69,8 +72,8 @@ static inline void sum_rows(float* out, const float* partial, int64_t rows, int6
 // ----------------------------------------------------------------------------
 // over rows
 
-// Sum over the block; every thread gets it. `sums` is shared; a caller that comes again must take another one, as slow
-// warps may still be reading.
+// Sum over the block; every thread gets it. `sums` is shared; a caller that comes again must take another
+// one, as slow warps may still be reading.
 __device__ static inline float sum_of_block(float x, float sums[32]) {
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     x = warp_sum(x);
@@ -162,8 +165,8 @@ static inline int rmsnorm_threads(int64_t d) {
     return (int)(32 * ceil_div<int64_t>(d, 256));
 }
 
-// y [rows, d] = RMSNorm(x) and rstd [rows], which the backward pass takes back. With a branch, x_out = x + branch comes
-// first, and the norm is x_out's; x_out may be x. Without, branch and x_out are NULL.
+// y [rows, d] = RMSNorm(x) and rstd [rows], which the backward pass takes back. With a branch, x_out = x +
+// branch comes first, and the norm is x_out's; x_out may be x. Without, branch and x_out are NULL.
 static inline void rmsnorm_forward(bf16* y, float* rstd, bf16* x_out, const bf16* x, const bf16* branch,
                                    const bf16* weight, int64_t rows, int64_t d, double eps,
                                    cudaStream_t stream) {
@@ -174,8 +177,8 @@ static inline void rmsnorm_forward(bf16* y, float* rstd, bf16* x_out, const bf16
     CUDA_CHECK_LAUNCH();
 }
 
-// dx = residual + the gradient of x, where residual [rows, d], what the stream past the norm gave, may be dx itself, or
-// NULL for none. dweight [d] += its gradient. partial is scratch of norm_partial_bytes.
+// dx = residual + the gradient of x, where residual [rows, d], what the stream past the norm gave, may be dx
+// itself, or NULL for none. dweight [d] += its gradient. partial is scratch of norm_partial_bytes.
 static inline void rmsnorm_backward(bf16* dx, float* dweight, const bf16* residual, const bf16* dy,
                                     const bf16* x, const bf16* weight, const float* rstd, float* partial,
                                     int64_t rows, int64_t d, cudaStream_t stream) {
@@ -192,8 +195,8 @@ static inline void rmsnorm_backward(bf16* dx, float* dweight, const bf16* residu
 // ----------------------------------------------------------------------------
 // over heads
 
-// What a thread does in the kernels over heads: eight channels of one head, of one token after another. A head has as
-// many lanes as the next power of two, and the last ones idle where dh / 8 is none.
+// What a thread does in the kernels over heads: eight channels of one head, of one token after another. A
+// head has as many lanes as the next power of two, and the last ones idle where dh / 8 is none.
 struct HeadThread {
     int head;
     int channel; // its first, of dh

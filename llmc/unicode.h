@@ -169,8 +169,10 @@ static inline int unicode_class(uint32_t code_point) {
     int low = 0, high = (int)(sizeof unicode_runs / sizeof unicode_runs[0]);
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (unicode_runs[middle] >> 2 <= code_point) low = middle;
-        else high = middle;
+        if (unicode_runs[middle] >> 2 <= code_point)
+            low = middle;
+        else
+            high = middle;
     }
     return (int)(unicode_runs[low] & 3);
 }

@@ -1,5 +1,6 @@
 /*
-How fast the layers that only move memory are, beside a copy: bytes that must move, each once, over the time taken.
+How fast the layers that only move memory are, beside a copy: bytes that must move, each once, over the time
+taken.
 
 Two sets of random inputs take turns and are larger than the caches. A time is the median of 40 calls.
 

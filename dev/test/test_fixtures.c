@@ -3,8 +3,10 @@ train_fox.c against the PyTorch fixtures (dev/reference/): loss of every token, 
 three AdamW steps, for the families and every switch.
 
 Built twice. In double everything must agree to 1e-9. In float the error against the fp64 fixture is held to
-that of PyTorch's own float32, stored beside it: to FLOAT_FACTOR times, since both are draws of rounding
-noise.
+that of PyTorch's own float32, stored beside it: over all tensors of a fixture (RMS of the ratios) to twice of
+it. A single tensor may be off by four times: both numbers are draws of rounding noise, short tensors come out
+right or wrong by luck, and of PyTorch's own further draws one in a thousand is beyond 2.5 times
+(dev/reference/README.md).
 */
 #define main train_fox_main
 #include "../../train_fox.c"
@@ -14,14 +16,18 @@ noise.
 
 #ifdef REAL_IS_DOUBLE
 #define LIMIT(float32_error) 1e-9 // the worst measured is 2e-13
+#define MEAN_LIMIT           1.0
 #else
-#define LIMIT(float32_error) (2 * (float32_error))
+#define LIMIT(float32_error) (4 * (float32_error))
+#define MEAN_LIMIT           0.5 // of the single limit, so twice the float32_error; the worst measured is 0.29
 #endif
 
 typedef struct {
     const char* folder;
     Safetensors expected;
-    double worst;        // largest error over limit
+    double squares;       // sum of (error over limit)^2
+    int tensors;          // that it is over
+    double worst;         // largest error over limit
     char worst_name[160]; // and whose it is
 } Fixture;
 
@@ -52,6 +58,8 @@ static void compare(Fixture* f, const char* prefix, const char* name, const real
     }
     double error = sqrt(difference / norm), limit = LIMIT(float32_error ? *float32_error : 1e-6);
     CHECK(error <= limit, "%s: %s is off by %.2e, more than %.2e", f->folder, full, error, limit);
+    f->squares += error / limit * (error / limit);
+    f->tensors++;
     if (error / limit > f->worst) {
         f->worst = error / limit;
         snprintf(f->worst_name, sizeof f->worst_name, "%s", full);
@@ -118,7 +126,10 @@ static void check_fixture(const char* folder) {
         const Param* p = &model.table.rows[r];
         compare(&f, "step3.", p->name, model.params + p->offset, p->count);
     }
-    printf("%-36s worst error %5.3f of its limit, %s\n", f.folder, f.worst, f.worst_name);
+    double mean = sqrt(f.squares / f.tensors);
+    CHECK(mean <= MEAN_LIMIT, "%s: errors are %.3f of their limits in the mean", f.folder, mean);
+    printf("%-34s error %5.3f of the limit in the mean, %5.3f at worst, %s\n", f.folder, mean, f.worst,
+           f.worst_name);
     free(losses);
     free(norms);
     free(logits);
@@ -130,7 +141,8 @@ static void check_fixture(const char* folder) {
 
 int main(void) {
     glob_t found;
-    if (glob("dev/test/fixtures/model/*", 0, NULL, &found) != 0) die("no fixtures in dev/test/fixtures/model");
+    if (glob("dev/test/fixtures/model/*", 0, NULL, &found) != 0)
+        die("no fixtures in dev/test/fixtures/model");
     for (size_t i = 0; i < found.gl_pathc; i++) check_fixture(found.gl_pathv[i]);
     globfree(&found);
     return test_report();

@@ -140,12 +140,12 @@ refused() {
     dies "head sizes 64 and 128, not 32" gpu $tiny --set num_heads=4 $batches $data
     dies "--generate: with which model? give --init DIR" gpu $tiny --generate 5
     dies "intermediate_size" gpu $tiny --set intermediate_size=70 $batches $data
-    dies "--recompute most: not one of none, cheap, block" train none --recompute most
+    dies "--recompute most: not one of none, cheap, block" train refused --recompute most
     local large="--model fox-pro-760m --batch-tokens 64Mi --bench 1"
     dies "do not fit into" gpu $large --micro-batch 4096
     dies "--micro-batch" gpu $large --micro-batch 256 --recompute none
-    CUDA_VISIBLE_DEVICES="" dies "there is no GPU in CUDA_VISIBLE_DEVICES=''; ./train_fox trains on the CPU" train none
-    equals "" "$(find "$scratch/none" -name '*step_*' 2>/dev/null)"
+    CUDA_VISIBLE_DEVICES="" dies "there is no GPU in CUDA_VISIBLE_DEVICES=''; ./train_fox trains on the CPU" train refused
+    equals "" "$(find "$scratch/refused" -name '*step_*' 2>/dev/null)"
 }
 
 not_finite() {

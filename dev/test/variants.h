@@ -69,7 +69,7 @@ static Config variant_config(const char* name) {
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
     c.vocab_size = 23, c.hidden_size = 12, c.num_hidden_layers = 2, c.num_heads = 2, c.intermediate_size = 10;
     c.bos_token_id = c.eos_token_id = -1;
-    for (char* key; (key = strtok_r(NULL, " ", &rest));) {
+    for (char* key; (key = strtok_r(NULL, " ", &rest)) != NULL;) {
         char* value = strchr(key, '=');
         *value++ = '\0';
         if (!config_set(&c, name, key, value, &err)) die("%s", err.msg);

@@ -1,10 +1,10 @@
 /*
 Embedding, RMSNorm, qkv, output gate and SwiGLU, forward and backward, against the same in fp64.
 
-Inputs are drawn anew in every run, from the seed that is printed (give it as an argument to repeat a run), and rounded
-to what the device holds, so that only the kernels' own arithmetic and the rounding of their outputs count. The measure
-is ||out - expected|| / ||expected||; outputs are poisoned before. --small leaves out what is slow under
-compute-sanitizer.
+Inputs are drawn anew in every run, from the seed that is printed (give it as an argument to repeat a run),
+and rounded to what the device holds, so that only the kernels' own arithmetic and the rounding of their
+outputs count. The measure is ||out - expected|| / ||expected||; outputs are poisoned before. --small leaves
+out what is slow under compute-sanitizer.
 */
 #include <math.h>
 #include <string>
@@ -19,7 +19,8 @@ compute-sanitizer.
 
 typedef std::vector<double> Values;
 
-// One rounding to bf16 makes an error of 1.7e-3 over many elements and up to 3.9e-3 in one. Sums in fp32 leave 4e-7.
+// One rounding to bf16 makes an error of 1.7e-3 over many elements and up to 3.9e-3 in one. Sums in fp32
+// leave 4e-7.
 #define LIMIT_BF16     2e-3
 #define LIMIT_BF16_FEW 4e-3
 #define LIMIT_FP32     2e-6
@@ -89,7 +90,8 @@ struct Worst {
 };
 static std::vector<Worst> worst;
 
-// `terms`, where a value is a sum whose terms may cancel, are the sums of their sizes: what fp32 loses goes by these.
+// `terms`, where a value is a sum whose terms may cancel, are the sums of their sizes: what fp32 loses goes
+// by these.
 static void check_close(const char* tensor, const Values& expected, const Values& got, double limit,
                         const Values* terms = NULL) {
     double difference = 0, norm = 0, lost = terms ? LIMIT_FP32 / limit : 0;
