@@ -3,8 +3,8 @@
 SHELL := /bin/sh
 
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-# The machine's own vector instructions, without which matrix products run several times slower. -fno-math-errno
-# lets sqrt vectorise; -ffast-math is not an option, as it would compile the checks for NaN away.
+# The machine's own vector instructions, without which matrix products run several times slower.
+# -fno-math-errno lets sqrt vectorise; -ffast-math is no option, as it would compile the checks for NaN away.
 ARCH    ?= -march=native
 WARN    := -Wall -Wextra -Wshadow
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O3 $(ARCH) -fno-math-errno -fopenmp $(WARN) $(EXTRA_CFLAGS)
@@ -12,8 +12,8 @@ LDLIBS  := -lm -lpthread
 SANITIZE := -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
             -fno-sanitize-recover=all -fopenmp $(WARN) $(EXTRA_CFLAGS)
 
-# Large products run through our own tiled C. BLAS=openblas takes OpenBLAS instead: with AVX-512 it was 14% slower
-# on two cores (dev/SPEED.md); on a machine that our tiles were not made for, measure both with `make bench`.
+# Large products run through our own tiled C. BLAS=openblas takes OpenBLAS instead: with AVX-512 it was 14%
+# slower on two cores (dev/SPEED.md); on a machine that our tiles were not made for, try both with `make bench`.
 BLAS    ?= none
 ifeq ($(BLAS),openblas)
 BLAS_FLAGS := -DUSE_OPENBLAS
@@ -41,7 +41,8 @@ NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
 ARCHS     ?= $(or $(subst 90,90a,$(sort $(GPU_ARCHS))),80 90a)
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo -DCODE_VERSION='"$(VERSION)"' \
-             $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) -gencode=arch=compute_80,code=compute_80 \
+             $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
+             -gencode=arch=compute_80,code=compute_80 \
              -Xcompiler -Wall,-Wextra,-fopenmp $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(wildcard llmc/*.cuh)
 
@@ -70,12 +71,12 @@ test: ## set up and run all tests
 # ----------------------------------------------------------------------------
 ##@ Tests
 
-# Programs that include the trainer are built in float and in double; all others once, with the sanitizers too.
+# Programs that include the trainer are built in float and in double; the others once. All with sanitizers too.
 TRAINER_TESTS := test_fixtures test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c)))
 SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
-                 $(foreach t,$(TRAINER_TESTS),build/test/$t_float build/test/$t_double build/test/$t_sanitized) \
+                 $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h) train_fox.c | build/test
 
@@ -106,17 +107,24 @@ tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
 gradcheck: build/test/gradcheck ## gradients against central differences, all tensors of all variants
 	build/test/gradcheck
 
-GPU_TESTS := $(patsubst dev/test/gpu/%.cu,build/gpu/%,$(wildcard dev/test/gpu/test_*.cu))
-GPU_BENCHES := $(patsubst dev/cuda/%.cu,build/gpu/%,$(wildcard dev/cuda/bench_*.cu))
+ifeq ($(USE_CUDNN),1)
+EXTRA_NVCCFLAGS += -DUSE_CUDNN
+CUDNN_LIBS := -lcudnn
+else
+WITHOUT_CUDNN := %_cudnn
+endif
+GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
+GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
+GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))
 
 build/gpu:
 	mkdir -p $@
 
 build/gpu/%: dev/test/gpu/%.cu $(CUDA_HEADERS) $(HEADERS) | build/gpu
-	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ -lcublasLt -lm
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(CUDNN_LIBS) -lcublasLt -lm
 
 build/gpu/%: dev/cuda/%.cu $(CUDA_HEADERS) $(HEADERS) | build/gpu
-	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lm
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN_LIBS) -lcublasLt -lm
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU
 	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/test_gpu.sh
