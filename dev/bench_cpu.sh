@@ -10,12 +10,14 @@ python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=$
     echo "error: $python has no PyTorch; set PYTHON to one that has (dev/reference/README.md)" >&2
     exit 1
 }
-ours=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$steps" --micro-batch "$batch" |
-    awk '$1 == "step" { print $4, $(NF - 3) }')
+report=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$steps" --micro-batch "$batch" \
+    --batch-tokens $((512 * batch)))
+ours=$(echo "$report" | awk '$1 == "step" { print $4, $(NF - 3) }')
 printf '%-28s %10s %10s\n' "$threads threads, batch $batch" tokens/s MiB
 printf '%-28s %10.0f %10.0f\n' train_fox $ours
 for attention in flash softmax; do
-    theirs=$("$python" dev/bench_cpu.py --threads "$threads" --batch "$batch" --steps "$steps" --attention $attention |
+    report=$("$python" dev/bench_cpu.py --threads "$threads" --batch "$batch" --steps "$steps" --attention $attention)
+    theirs=$(echo "$report" |
         "$python" -c 'import json, sys; r = json.load(sys.stdin); print(r["tokens_per_s"], r["peak_rss_mib"])')
     printf '%-28s %10.0f %10.0f\n' "PyTorch eager, $attention" $theirs
     echo "$ours $theirs" | awk '{ printf "%-28s %9.2fx %9.2fx\n", "  train_fox beside it", $1 / $3, $2 / $4 }'
