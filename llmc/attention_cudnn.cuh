@@ -30,7 +30,7 @@ current at the first call. Not for several threads at once.
 // checked calls
 
 static inline const char* cudnn_reason(cudnnStatus_t status) {
-    static char text[512];
+    static char text[200];
     snprintf(text, sizeof text, "%s: ", cudnnGetErrorString(status));
     size_t n = strlen(text);
     cudnnGetLastErrorString(text + n, sizeof text - n);
@@ -353,9 +353,9 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, int64_t B, int64_t T, 
     p->pass = pass, p->B = B, p->T = T, p->NH = NH, p->dh = dh;
     p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
     if (!p->plan)
-        die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here "
-            "(%s): "
-            "use --attention fox",
+        die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here: "
+            "use "
+            "--attention fox (%s)",
             cudnnGetVersion(),
             pass == CUDNN_FORWARD    ? "forward"
             : pass == CUDNN_BACKWARD ? "backward"
@@ -400,8 +400,9 @@ static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
     return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
 }
 
-// Bytes that forward and backward passes of a shape need, one at a time. A deterministic backward pass takes
-// B NH T^2 2 bytes and more, 6.4 GB for 12 heads of 16384 tokens; any other some 4 bytes an element of dq.
+// Bytes that forward and backward passes of a shape need, one at a time. A deterministic backward pass keeps
+// all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any other the sums of dq, 4 bytes an
+// element.
 static inline size_t attention_cudnn_workspace(int64_t B, int64_t T, int64_t NH, int64_t dh,
                                                bool deterministic) {
     const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, B, T, NH, dh);

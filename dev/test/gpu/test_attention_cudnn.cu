@@ -3,7 +3,7 @@ llmc/attention_cudnn.cuh against llmc/attention.cuh, which test_attention checks
 double.
 
 Both round to bf16 at the same places but not from the same partial sums, so that they differ by about as much
-as each does from the truth; limits are twice the greatest difference measured on an H100.
+as each does from the truth; limits are those that test_attention sets between ours and the truth.
 
     test_attention_cudnn           everything
     test_attention_cudnn quick     small shapes, for compute-sanitizer
@@ -71,7 +71,7 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         double dq = noted("dq", difference(first.dq.host(), ours.dq.host()));
         double dk = noted("dk", difference(first.dk.host(), ours.dk.host()));
         double dv = noted("dv", difference(first.dv.host(), ours.dv.host()));
-        CHECK(lse <= 1e-5, "%s: lse differs by %.2e", name, lse);
+        CHECK(lse <= 3e-5, "%s: lse differs by %.2e", name, lse);
         CHECK(o <= 6e-3, "%s: o differs by %.2e", name, o);
         CHECK(dq <= 1e-2, "%s: dq differs by %.2e", name, dq);
         CHECK(dk <= 1e-2, "%s: dk differs by %.2e", name, dk);
