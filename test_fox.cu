@@ -33,6 +33,8 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 #undef ACTIVATION_FIELD
 #undef ACTIVATION_PLAN
 #undef ACTIVATION_FREE
+#undef ACTIVATION_STEP
+#undef ACTIVATION_AT
 
 // All headers of train_fox.c, so that within the namespace there is nothing left of them but their guards.
 #include <float.h>

@@ -717,49 +717,55 @@ static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, do
 // ----------------------------------------------------------------------------
 // the model
 
-// Every activation: type, name, number of elements. Those with an L are kept for the backward pass; the rest
-// are scratch that all layers share.
+// Every activation: type, name, whether each layer keeps its own for the backward pass or all share one, number of
+// elements (of a layer).
+enum { SHARED, PER_LAYER };
 // clang-format off
 #define ACTIVATIONS(X) \
-    X(real, x, (L + 1) * BT * d)      /* [L+1,B,T,d] residual stream as it enters each block */ \
-    X(real, attn_rstd, L * BT)        /* [L,B,T] */ \
-    X(real, attn_in, L * BT * d)      /* [L,B,T,d] normed, what the fused projection reads */ \
-    X(real, proj, L * BT * R)         /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */ \
-    X(real, q, L * BT * d)            /* [L,B,T,d] as attention reads them, like k and v */ \
-    X(real, k, L * BT * d)            /* [L,B,T,d] */ \
-    X(real, v, L * BT * d)            /* [L,B,T,d] */ \
-    X(real, q_rstd, L * BT * NH)      /* [L,B,T,NH] */ \
-    X(real, k_rstd, L * BT * NH)      /* [L,B,T,NH] */ \
-    X(double, c, gated * L * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
-    X(real, lse, L * BT * NH)         /* [L,B,NH,T] */ \
-    X(real, o, L * BT * d)            /* [L,B,T,d] attention's output */ \
-    X(real, o_rstd, L * BT * NH)      /* [L,B,T,NH] */ \
-    X(real, y, L * BT * d)            /* [L,B,T,d] after output norm and gate */ \
-    X(real, x_mid, L * BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
-    X(real, mlp_rstd, L * BT)         /* [L,B,T] */ \
-    X(real, mlp_in, L * BT * d)       /* [L,B,T,d] normed */ \
-    X(real, gu, L * BT * 2 * I)       /* [L,B,T,2I] */ \
-    X(real, s, L * BT * I)            /* [L,B,T,I] */ \
-    X(real, rstd, BT)                 /* [B,T] of the final norm */ \
-    X(real, head_in, BT * d)          /* [B,T,d] normed, what the head reads */ \
-    X(real, losses, BT)               /* [B,T] */ \
-    X(real, logits, logit_rows * V)   /* [rows,V] of a chunk of rows, then their gradient */ \
-    X(real, dx, BT * d)               /* [B,T,d] gradient of the residual stream */ \
-    X(real, dbranch, BT * d)          /* [B,T,d] of what a norm or attention's output gave */ \
-    X(real, dproj, BT * R)            /* [B,T,R] */ \
-    X(real, dq, BT * d)               /* [B,T,d] */ \
-    X(real, dk, BT * d)               /* [B,T,d] */ \
-    X(real, dv, BT * d)               /* [B,T,d] */ \
-    X(real, dout, BT * d)             /* [B,T,d] of attention's output */ \
-    X(double, dc, gated * BT * NH)    /* [B,NH,T] */ \
-    X(real, dgu, BT * 2 * I)          /* [B,T,2I] */ \
-    X(real, ds, BT * I)               /* [B,T,I] */ \
-    X(real, partial, NUM_PIECES * d + 3 * B * NH * dh) /* pieces of norms' weight gradients */
+    X(real, x, PER_LAYER, BT * d)            /* [L,B,T,d] residual stream as it enters each block */ \
+    X(real, attn_rstd, PER_LAYER, BT)        /* [L,B,T] */ \
+    X(real, attn_in, PER_LAYER, BT * d)      /* [L,B,T,d] normed, what the fused projection reads */ \
+    X(real, proj, PER_LAYER, BT * R)         /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */ \
+    X(real, q, PER_LAYER, BT * d)            /* [L,B,T,d] as attention reads them, like k and v */ \
+    X(real, k, PER_LAYER, BT * d)            /* [L,B,T,d] */ \
+    X(real, v, PER_LAYER, BT * d)            /* [L,B,T,d] */ \
+    X(real, q_rstd, PER_LAYER, BT * NH)      /* [L,B,T,NH] */ \
+    X(real, k_rstd, PER_LAYER, BT * NH)      /* [L,B,T,NH] */ \
+    X(double, c, PER_LAYER, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
+    X(real, lse, PER_LAYER, BT * NH)         /* [L,B,NH,T] */ \
+    X(real, o, PER_LAYER, BT * d)            /* [L,B,T,d] attention's output */ \
+    X(real, o_rstd, PER_LAYER, BT * NH)      /* [L,B,T,NH] */ \
+    X(real, y, PER_LAYER, BT * d)            /* [L,B,T,d] after output norm and gate */ \
+    X(real, x_mid, PER_LAYER, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
+    X(real, mlp_rstd, PER_LAYER, BT)         /* [L,B,T] */ \
+    X(real, mlp_in, PER_LAYER, BT * d)       /* [L,B,T,d] normed */ \
+    X(real, gu, PER_LAYER, BT * 2 * I)       /* [L,B,T,2I] */ \
+    X(real, s, PER_LAYER, BT * I)            /* [L,B,T,I] */ \
+    X(real, x_last, SHARED, BT * d)          /* [B,T,d] residual stream after the last block */ \
+    X(real, rstd, SHARED, BT)                /* [B,T] of the final norm */ \
+    X(real, head_in, SHARED, BT * d)         /* [B,T,d] normed, what the head reads */ \
+    X(real, losses, SHARED, BT)              /* [B,T] */ \
+    X(real, logits, SHARED, logit_rows * V)  /* [rows,V] of a chunk of rows, then their gradient */ \
+    X(real, dx, SHARED, BT * d)              /* [B,T,d] gradient of the residual stream */ \
+    X(real, dbranch, SHARED, BT * d)         /* [B,T,d] of what a norm or attention's output gave */ \
+    X(real, dproj, SHARED, BT * R)           /* [B,T,R] */ \
+    X(real, dq, SHARED, BT * d)              /* [B,T,d] */ \
+    X(real, dk, SHARED, BT * d)              /* [B,T,d] */ \
+    X(real, dv, SHARED, BT * d)              /* [B,T,d] */ \
+    X(real, dout, SHARED, BT * d)            /* [B,T,d] of attention's output */ \
+    X(double, dc, SHARED, gated * BT * NH)   /* [B,NH,T] */ \
+    X(real, dgu, SHARED, BT * 2 * I)         /* [B,T,2I] */ \
+    X(real, ds, SHARED, BT * I)              /* [B,T,I] */ \
+    X(real, partial, SHARED, NUM_PIECES * d + 3 * B * NH * dh) /* pieces of norms' weight gradients */
 // clang-format on
 
-#define ACTIVATION_FIELD(type, name, count) type* name;
+#define ACTIVATION_FIELD(type, name, kept, count) type* name;
+#define ACTIVATION_STEP(type, name, kept, count)  int64_t name;
 typedef struct {
     ACTIVATIONS(ACTIVATION_FIELD)
+    struct {
+        ACTIVATIONS(ACTIVATION_STEP)
+    } step; // from a layer's to the next one's; 0 where they share
 } Activations;
 
 typedef struct {
@@ -788,9 +794,13 @@ static int64_t model_plan_activations(Activations* acts, const Config* config, c
             dh = d / NH;
     int64_t R = table->proj.rows, I = config_mlp_size(config), V = config->vocab_size, bytes = 0;
     int64_t logit_rows = model_logit_rows(config, BT), gated = config_has_gate(config);
-#define ACTIVATION_PLAN(type, name, count)                                                                   \
-    bytes += (count) * (int64_t)sizeof(type);                                                                \
-    if (allocate) acts->name = (type*)xcalloc((size_t)(count), sizeof(type));
+#define ACTIVATION_PLAN(type, name, kept, count)                                                             \
+    {                                                                                                        \
+        int64_t elements = (count) * (kept == PER_LAYER ? L : 1);                                            \
+        bytes += elements * (int64_t)sizeof(type);                                                           \
+        if (allocate) acts->name = (type*)xcalloc((size_t)elements, sizeof(type));                           \
+        if (allocate) acts->step.name = kept == PER_LAYER ? (count) : 0;                                     \
+    }
     ACTIVATIONS(ACTIVATION_PLAN)
     return bytes;
 }
@@ -821,7 +831,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
 }
 
 static void model_free(Model* model) {
-#define ACTIVATION_FREE(type, name, count) free(model->acts.name);
+#define ACTIVATION_FREE(type, name, kept, count) free(model->acts.name);
     ACTIVATIONS(ACTIVATION_FREE)
     free(model->params);
     free(model->grads);
@@ -861,12 +871,17 @@ static HeadShape model_head_shape(const Model* model, int64_t B, int64_t T) {
     return s;
 }
 
+// The activations of layer l.
+#define ACTIVATION_AT(type, name, kept, count) a.name = model->acts.name + l * model->acts.step.name;
+static Activations model_layer(const Model* model, int64_t l) {
+    Activations a = model->acts;
+    ACTIVATIONS(ACTIVATION_AT)
+    return a;
+}
+
 // How q, k and v of layer l get from proj to attention.
 static void model_head_paths(Model* model, int64_t l, HeadPath paths[3]) {
     const ProjLayout* proj = &model->table.proj;
-    Activations* a = &model->acts;
-    int64_t BT = model->B * model->T, tokens_d = l * BT * model->config.hidden_size;
-    int64_t tokens_NH = l * BT * model->config.num_heads;
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
     q->column = proj->q, k->column = proj->k, v->column = proj->v;
@@ -876,56 +891,58 @@ static void model_head_paths(Model* model, int64_t l, HeadPath paths[3]) {
     k->weight = param_at(model, model->params, P_K_NORM, l),
     k->dweight = param_at(model, model->grads, P_K_NORM, l);
     q->rope = k->rope = model->config.use_rope;
-    if (!a->q) return; // generation has no activations
-    q->out = a->q + tokens_d, k->out = a->k + tokens_d, v->out = a->v + tokens_d;
-    q->rstd = a->q_rstd + tokens_NH, k->rstd = a->k_rstd + tokens_NH, v->rstd = NULL;
-    q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
+    if (!model->acts.q) return; // generation has no activations
+    Activations a = model_layer(model, l);
+    q->out = a.q, k->out = a.k, v->out = a.v;
+    q->rstd = a.q_rstd, k->rstd = a.k_rstd;
+    q->dout = a.dq, k->dout = a.dk, v->dout = a.dv;
 }
 
 // ----------------------------------------------------------------------------
 // forward
 
-// inputs [B,T] -> acts.head_in [B,T,d], keeping what the backward pass needs
+// One block: acts.x of layer l -> that of the next one, keeping what the backward pass needs.
+static void block_forward(Model* model, int64_t l) {
+    const Config* config = &model->config;
+    const ProjLayout* layout = &model->table.proj;
+    int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
+    int64_t I = config_mlp_size(config), R = layout->rows;
+    real* w = model->params;
+    Activations a = model_layer(model, l);
+    real* x_next = l + 1 < L ? a.x + BT * d : a.x_last;
+    double* c = config_has_gate(config) ? a.c : NULL;
+    HeadShape shape = model_head_shape(model, B, T);
+    HeadPath paths[3];
+    model_head_paths(model, l, paths);
+
+    rmsnorm_forward(a.attn_in, a.attn_rstd, a.x, param_at(model, w, P_ATTN_NORM, l), BT, d, config->norm_eps);
+    linear_forward(a.proj, a.attn_in, param_at(model, w, P_Q_PROJ, l), BT, R, d, false);
+    qkv_forward(paths, &shape, a.proj, model->angles);
+    if (c)
+        forget_gate_forward(c, proj_column(a.proj, layout->fgate), param_at(model, w, P_FGATE_BIAS, l),
+                            &shape);
+    attention_forward(a.o, a.lse, a.q, a.k, a.v, c, &shape);
+    output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
+                        proj_column(a.proj, layout->ogate), &shape, config->norm_eps);
+    memcpy(a.x_mid, a.x, (size_t)(BT * d) * sizeof(real));
+    linear_forward(a.x_mid, a.y, param_at(model, w, P_O_PROJ, l), BT, d, d, true);
+
+    rmsnorm_forward(a.mlp_in, a.mlp_rstd, a.x_mid, param_at(model, w, P_MLP_NORM, l), BT, d,
+                    config->norm_eps);
+    linear_forward(a.gu, a.mlp_in, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, false);
+    swiglu_forward(a.s, a.gu, BT, I);
+    memcpy(x_next, a.x_mid, (size_t)(BT * d) * sizeof(real));
+    linear_forward(x_next, a.s, param_at(model, w, P_DOWN_PROJ, l), BT, d, I, true);
+}
+
+// inputs [B,T] -> acts.head_in [B,T,d]
 static void model_forward(Model* model, const int32_t* inputs) {
     const Config* config = &model->config;
     Activations* a = &model->acts;
-    int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
-    int64_t NH = config->num_heads, I = config_mlp_size(config), R = model->table.proj.rows;
-    const ProjLayout* layout = &model->table.proj;
-    HeadShape shape = model_head_shape(model, B, T);
-    HeadPath paths[3];
-    real* w = model->params;
-
-    embedding_forward(a->x, param_at(model, w, P_EMBEDDINGS, 0), inputs, BT, d);
-    for (int64_t l = 0; l < L; l++) {
-        real *l_x = a->x + l * BT * d, *l_x_mid = a->x_mid + l * BT * d, *l_x_next = l_x + BT * d;
-        real *l_attn_in = a->attn_in + l * BT * d, *l_proj = a->proj + l * BT * R;
-        real *l_o = a->o + l * BT * d, *l_y = a->y + l * BT * d, *l_lse = a->lse + l * BT * NH;
-        real *l_mlp_in = a->mlp_in + l * BT * d, *l_gu = a->gu + l * BT * 2 * I, *l_s = a->s + l * BT * I;
-        double* l_c = config_has_gate(config) ? a->c + l * BT * NH : NULL;
-        model_head_paths(model, l, paths);
-
-        rmsnorm_forward(l_attn_in, a->attn_rstd + l * BT, l_x, param_at(model, w, P_ATTN_NORM, l), BT, d,
-                        config->norm_eps);
-        linear_forward(l_proj, l_attn_in, param_at(model, w, P_Q_PROJ, l), BT, R, d, false);
-        qkv_forward(paths, &shape, l_proj, model->angles);
-        if (l_c)
-            forget_gate_forward(l_c, proj_column(l_proj, layout->fgate), param_at(model, w, P_FGATE_BIAS, l),
-                                &shape);
-        attention_forward(l_o, l_lse, paths[0].out, paths[1].out, paths[2].out, l_c, &shape);
-        output_gate_forward(l_y, a->o_rstd + l * BT * NH, l_o, param_at(model, w, P_OUTPUT_NORM, l),
-                            proj_column(l_proj, layout->ogate), &shape, config->norm_eps);
-        memcpy(l_x_mid, l_x, (size_t)(BT * d) * sizeof(real));
-        linear_forward(l_x_mid, l_y, param_at(model, w, P_O_PROJ, l), BT, d, d, true);
-
-        rmsnorm_forward(l_mlp_in, a->mlp_rstd + l * BT, l_x_mid, param_at(model, w, P_MLP_NORM, l), BT, d,
-                        config->norm_eps);
-        linear_forward(l_gu, l_mlp_in, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, false);
-        swiglu_forward(l_s, l_gu, BT, I);
-        memcpy(l_x_next, l_x_mid, (size_t)(BT * d) * sizeof(real));
-        linear_forward(l_x_next, l_s, param_at(model, w, P_DOWN_PROJ, l), BT, d, I, true);
-    }
-    rmsnorm_forward(a->head_in, a->rstd, a->x + L * BT * d, param_at(model, w, P_NORM, 0), BT, d,
+    int64_t BT = model->B * model->T, d = config->hidden_size;
+    embedding_forward(a->x, param_at(model, model->params, P_EMBEDDINGS, 0), inputs, BT, d);
+    for (int64_t l = 0; l < config->num_hidden_layers; l++) block_forward(model, l);
+    rmsnorm_forward(a->head_in, a->rstd, a->x_last, param_at(model, model->params, P_NORM, 0), BT, d,
                     config->norm_eps);
 }
 
@@ -954,55 +971,53 @@ static double model_loss(Model* model, const int32_t* targets, real dloss, bool 
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 
-static void model_backward(Model* model, const int32_t* inputs) {
+// One block: acts.dx, the gradient of its output, becomes that of its input.
+static void block_backward(Model* model, int64_t l) {
     const Config* config = &model->config;
-    Activations* a = &model->acts;
-    int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
-    int64_t NH = config->num_heads, I = config_mlp_size(config), R = model->table.proj.rows;
     const ProjLayout* layout = &model->table.proj;
+    int64_t B = model->B, T = model->T, BT = B * T, d = config->hidden_size;
+    int64_t I = config_mlp_size(config), R = layout->rows;
+    real *w = model->params, *g = model->grads;
+    Activations a = model_layer(model, l);
+    double *c = config_has_gate(config) ? a.c : NULL, *dc = c ? a.dc : NULL;
     HeadShape shape = model_head_shape(model, B, T);
     HeadPath paths[3];
-    real *w = model->params, *g = model->grads;
+    model_head_paths(model, l, paths);
 
+    linear_backward(a.ds, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s, param_at(model, w, P_DOWN_PROJ, l),
+                    BT, d, I);
+    swiglu_backward(a.dgu, a.ds, a.gu, BT, I);
+    linear_backward(a.dbranch, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in,
+                    param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d);
+    rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.dbranch, a.x_mid,
+                     param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, a.partial, BT, d);
+
+    linear_backward(a.dbranch, param_at(model, g, P_O_PROJ, l), a.dx, a.y, param_at(model, w, P_O_PROJ, l),
+                    BT, d, d);
+    output_gate_backward(a.dout, param_at(model, g, P_OUTPUT_NORM, l), proj_column(a.dproj, layout->ogate),
+                         a.dbranch, a.o, param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
+                         proj_column(a.proj, layout->ogate), a.partial, &shape);
+    attention_backward(a.dq, a.dk, a.dv, dc, a.dout, a.q, a.k, a.v, a.o, a.lse, c, &shape);
+    if (c)
+        forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), dc,
+                             proj_column(a.proj, layout->fgate), param_at(model, w, P_FGATE_BIAS, l),
+                             a.partial, &shape);
+    for (int p = 0; p < 3; p++)
+        head_backward(&paths[p], &shape, a.dproj, a.proj, model->angles, a.partial, a.partial + B * d);
+    linear_backward(a.dbranch, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in,
+                    param_at(model, w, P_Q_PROJ, l), BT, R, d);
+    rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.dbranch, a.x,
+                     param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, a.partial, BT, d);
+}
+
+static void model_backward(Model* model, const int32_t* inputs) {
+    Activations* a = &model->acts;
+    int64_t BT = model->B * model->T, d = model->config.hidden_size;
     memset(a->dx, 0, (size_t)(BT * d) * sizeof(real));
-    rmsnorm_backward(a->dx, param_at(model, g, P_NORM, 0), a->dbranch, a->x + L * BT * d,
-                     param_at(model, w, P_NORM, 0), a->rstd, a->partial, BT, d);
-    for (int64_t l = L - 1; l >= 0; l--) {
-        real *l_x = a->x + l * BT * d, *l_x_mid = a->x_mid + l * BT * d;
-        real *l_attn_in = a->attn_in + l * BT * d, *l_proj = a->proj + l * BT * R;
-        real *l_o = a->o + l * BT * d, *l_y = a->y + l * BT * d, *l_lse = a->lse + l * BT * NH;
-        real *l_mlp_in = a->mlp_in + l * BT * d, *l_gu = a->gu + l * BT * 2 * I, *l_s = a->s + l * BT * I;
-        double *l_c = config_has_gate(config) ? a->c + l * BT * NH : NULL, *dc = l_c ? a->dc : NULL;
-        model_head_paths(model, l, paths);
-
-        linear_backward(a->ds, param_at(model, g, P_DOWN_PROJ, l), a->dx, l_s,
-                        param_at(model, w, P_DOWN_PROJ, l), BT, d, I);
-        swiglu_backward(a->dgu, a->ds, l_gu, BT, I);
-        linear_backward(a->dbranch, param_at(model, g, P_GATE_PROJ, l), a->dgu, l_mlp_in,
-                        param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d);
-        rmsnorm_backward(a->dx, param_at(model, g, P_MLP_NORM, l), a->dbranch, l_x_mid,
-                         param_at(model, w, P_MLP_NORM, l), a->mlp_rstd + l * BT, a->partial, BT, d);
-
-        linear_backward(a->dbranch, param_at(model, g, P_O_PROJ, l), a->dx, l_y,
-                        param_at(model, w, P_O_PROJ, l), BT, d, d);
-        output_gate_backward(a->dout, param_at(model, g, P_OUTPUT_NORM, l),
-                             proj_column(a->dproj, layout->ogate), a->dbranch, l_o,
-                             param_at(model, w, P_OUTPUT_NORM, l), a->o_rstd + l * BT * NH,
-                             proj_column(l_proj, layout->ogate), a->partial, &shape);
-        attention_backward(a->dq, a->dk, a->dv, dc, a->dout, paths[0].out, paths[1].out, paths[2].out, l_o,
-                           l_lse, l_c, &shape);
-        if (l_c)
-            forget_gate_backward(proj_column(a->dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l),
-                                 dc, proj_column(l_proj, layout->fgate), param_at(model, w, P_FGATE_BIAS, l),
-                                 a->partial, &shape);
-        for (int p = 0; p < 3; p++)
-            head_backward(&paths[p], &shape, a->dproj, l_proj, model->angles, a->partial, a->partial + B * d);
-        linear_backward(a->dbranch, param_at(model, g, P_Q_PROJ, l), a->dproj, l_attn_in,
-                        param_at(model, w, P_Q_PROJ, l), BT, R, d);
-        rmsnorm_backward(a->dx, param_at(model, g, P_ATTN_NORM, l), a->dbranch, l_x,
-                         param_at(model, w, P_ATTN_NORM, l), a->attn_rstd + l * BT, a->partial, BT, d);
-    }
-    embedding_backward(param_at(model, g, P_EMBEDDINGS, 0), a->dx, inputs, BT, d);
+    rmsnorm_backward(a->dx, param_at(model, model->grads, P_NORM, 0), a->dbranch, a->x_last,
+                     param_at(model, model->params, P_NORM, 0), a->rstd, a->partial, BT, d);
+    for (int64_t l = model->config.num_hidden_layers - 1; l >= 0; l--) block_backward(model, l);
+    embedding_backward(param_at(model, model->grads, P_EMBEDDINGS, 0), a->dx, inputs, BT, d);
 }
 
 // ----------------------------------------------------------------------------
