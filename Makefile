@@ -26,7 +26,12 @@ TRAINER := -DCODE_VERSION='"$(VERSION)"' $(BLAS_FLAGS)
 # ----------------------------------------------------------------------------
 ##@ Programs
 
-train_fox: train_fox.c $(HEADERS) ## the CPU trainer
+# Changes when the flags do, so that other flags are a new build.
+build/flags: FORCE
+	@mkdir -p build
+	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(BLAS_FLAGS)' >$@
+
+train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
 data/text_to_shards: data/text_to_shards.c $(HEADERS) ## text files to data shards
@@ -66,7 +71,7 @@ test: ## set up and run all tests
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: cuda-check test-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE cuda-check test-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests
@@ -159,4 +164,4 @@ clean: ## remove what was built; data, checkpoints and logs stay
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: CC, ARCH (default -march=native), BLAS=openblas|none (here: %s)\n' '$(BLAS)'
+	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90a ..."), USE_CUDNN=1; PYTHON\n'

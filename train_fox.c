@@ -13,10 +13,8 @@ last axis fastest.
 Threads never share a sum: work is cut into pieces that do not depend on the number of threads, each sum is
 taken in one fixed order, and so a run gives the same bits on any number of threads.
 */
-#include <float.h>
 #include <math.h>
 #include <omp.h>
-#include <signal.h>
 #include <sys/resource.h>
 #ifdef USE_OPENBLAS
 #include <cblas.h>
@@ -174,7 +172,6 @@ static void multiply_block(real* out, int64_t stride, View a, const real* packed
 }
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // The product on one thread, for callers that are parallel themselves. `stride` is that of out's rows.
 static void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
@@ -191,6 +188,8 @@ static void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, 
 }
 
 #ifdef USE_OPENBLAS
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
 // OpenBLAS on blocks of rows, each on one thread: its own threads would split sums by their number.
 static void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K, bool add) {
     CBLAS_TRANSPOSE ta = a.col == 1 ? CblasNoTrans : CblasTrans, tb = b.col == 1 ? CblasNoTrans : CblasTrans;
@@ -240,8 +239,8 @@ static void matvec(real* out, const real* w, const real* x, int64_t N, int64_t K
     }
 }
 
-// A linear layer without bias: out[rows,N] = x[rows,K] w[N,K]^T, and its backward pass. dx is written, or
-// added to.
+// A linear layer without bias: out[rows,N] (+)= x[rows,K] w[N,K]^T. Its backward pass writes dx and adds to
+// dw.
 static void linear_forward(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,
                            bool add) {
     if (rows == 1 && !add)
@@ -391,8 +390,8 @@ static void qkv_forward(const HeadPath paths[3], const HeadShape* s, const real*
         for (int p = 0; p < 3; p++)
             for (int64_t h = 0; h < s->NH; h++) {
                 int64_t i = bt * s->NH + h;
-                head_forward(&paths[p], s, h, paths[p].out + i * s->dh, paths[p].rstd + i, row, before,
-                             angles + t * s->dh);
+                head_forward(&paths[p], s, h, paths[p].out + i * s->dh,
+                             paths[p].rstd ? paths[p].rstd + i : NULL, row, before, angles + t * s->dh);
             }
     }
 }
@@ -697,6 +696,11 @@ static double global_norm(const real* grads, int64_t count) {
     return sqrt(total);
 }
 
+// By which the gradient is scaled to clip its norm.
+static double clip_scale(const Options* o, double norm) {
+    return o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1;
+}
+
 // w -= lr (mhat / (sqrt(vhat) + eps) + decay w), with the gradient first scaled by grad_scale; step counts
 // from 1.
 static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, double lr, double decay,
@@ -717,8 +721,8 @@ static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, do
 // ----------------------------------------------------------------------------
 // the model
 
-// Every activation: type, name, whether each layer keeps its own for the backward pass or all share one, number of
-// elements (of a layer).
+// Every activation: type, name, whether each layer keeps its own for the backward pass or all share one,
+// number of elements (of a layer).
 enum { SHARED, PER_LAYER };
 // clang-format off
 #define ACTIVATIONS(X) \
@@ -1033,7 +1037,7 @@ static const char* model_first_not_finite(const Model* model, const real* buffer
     return NULL;
 }
 
-// The frozen rows' gradients, zeroed: they count neither in the norm nor in a dump.
+// The frozen rows' gradients, zeroed: they do not count in the norm.
 static void model_freeze(Model* model) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
@@ -1242,7 +1246,7 @@ static void bench(Model* model, const Run* run) {
         model_backward(model, tokens);
         start[UPDATE] = seconds_now();
         double norm = global_norm(model->grads, model->table.count);
-        model_update(model, &run->options, 1e-4, norm > 1 ? 1 / norm : 1, step + 1);
+        model_update(model, &run->options, 1e-4, clip_scale(&run->options, norm), step + 1);
         start[NUM_PHASES] = seconds_now();
         for (int i = 0; step > 0 && i < NUM_PHASES; i++)
             seconds[i] += start[i + 1] - start[i]; // step 0 warms up
@@ -1326,8 +1330,7 @@ static void train(Model* model, Run* run) {
             run_die_not_finite(state->step + 1, loss, norm, weight, gradient);
         }
         double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
-        model_update(model, o, lr, o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1,
-                     state->step + 1);
+        model_update(model, o, lr, clip_scale(o, norm), state->step + 1);
         state->step++;
         state->tokens += step_tokens;
         state->position = dataloader_position(&data);
@@ -1365,8 +1368,7 @@ int main(int argc, char** argv) {
 #endif
     run_parse(&run, argc, argv,
               "Trains the Forgetting Transformer and its Transformer baselines on the CPU.");
-    // A few thousand tokens make matrix products large and keep memory small. The number is no function of
-    // the machine, so that the same command gives the same bits everywhere.
+    // a few thousand tokens make matrix products large and keep memory small
     run_configure(&run, 4096);
     const Options* o = &run.options;
     int exit_code = EXIT_SUCCESS;

@@ -37,7 +37,6 @@ the device itself.
 // What the backward pass computes again rather than keep: nothing, what is cheap (norms, output gate,
 // SwiGLU), or all of a block but its input.
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
-static const char* const recompute_names[] = {"none", "cheap", "block"};
 
 // Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that
 // layers share), number of elements of a layer.
@@ -772,7 +771,7 @@ static void bench(Model* model, const Run* run, const Device* device) {
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     printf("%lld steps of %lld x %lld tokens on %s, recompute %s\n", (long long)n, (long long)model->B,
-           (long long)model->T, device->name, recompute_names[model->recompute]);
+           (long long)model->T, device->name, option_recompute_names[model->recompute]);
     printf("  %-28s %10s %10s\n", "milliseconds", "forward", "backward");
     for (int i = 0; i < NUM_PHASES; i++)
         printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
@@ -959,10 +958,8 @@ static void load_or_draw(Model* model, Run* run) {
 // if none does.
 static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t room) {
     if (o->recompute) {
-        for (int i = 0; i < 3; i++)
-            if (strcmp(o->recompute, recompute_names[i]) == 0)
-                return model_plan_activations(model, B, o->seq_len, (Recompute)i, false) <= room ? i : -1;
-        die("--recompute %s: not one of none, cheap, block", o->recompute);
+        int wanted = options_recompute(o->recompute);
+        return model_plan_activations(model, B, o->seq_len, (Recompute)wanted, false) <= room ? wanted : -1;
     }
     for (int i = 0; i < 3; i++)
         if (model_plan_activations(model, B, o->seq_len, (Recompute)i, false) <= room) return i;
@@ -980,14 +977,14 @@ static void print_plan(Run* run, const Device* device, Model* plan, int64_t room
                         {"cuBLAS's workspace", (int64_t)MATMUL_WORKSPACE}};
     run_print_plan(run, rows, 3);
     printf("%s: %.1f GiB; recompute %s\n", device->name, (double)device->memory / (1 << 30),
-           recompute < 0 ? "block is not enough" : recompute_names[recompute]);
+           recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
     for (int i = 0; i < 3; i++) {
         int64_t B = 0;
         while (B < run->batch_sequences &&
                model_plan_activations(plan, B + 1, o->seq_len, (Recompute)i, false) <= room)
             B++;
-        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n", recompute_names[i],
-               (long long)B);
+        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
+               option_recompute_names[i], (long long)B);
     }
 }
 

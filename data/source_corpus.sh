@@ -5,7 +5,7 @@
 #     data/source_corpus.sh PREFIX [VOCAB]
 #
 # writes GPT-2 tokens: PREFIX_train_000000.bin, some 60 million in documents of 16384, and PREFIX_val_000000.bin,
-# some 3 million in documents of 32768. VOCAB is GPT-2's vocab.bpe, by default the copy that the tests use. The
+# some 3.6 million in documents of 32768. VOCAB is GPT-2's vocab.bpe, by default the copy that the tests use. The
 # package stays in PREFIX.source for the next run; remove that folder as you like.
 #
 # A driver resembles its neighbours, so whole folders are held out, one in sixteen. The documents of a file follow

@@ -32,12 +32,13 @@ typedef struct {
     bool use_k_shift;
     bool use_v_shift;
     GateType fgate_type;
-    bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
-    double decay_time_min;        // its T_min, in tokens
-    double decay_time_max;        // its T_max, in tokens
-    double log_pruning_tolerance; // ACP's ln eps; NAN (null in the file) turns pruning off
-    int64_t bos_token_id;         // -1 is null
-    int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
+    bool fgate_bias_init;  // "long" initialisation of the gate's bias (always on for a fixed gate)
+    double decay_time_min; // its T_min, in tokens
+    double decay_time_max; // its T_max, in tokens
+    double
+        log_pruning_tolerance; // ACP's ln eps; NAN is null in the file. Kept for the paper's code: nothing here prunes yet
+    int64_t bos_token_id; // -1 is null
+    int64_t eos_token_id; // end of text: what a document starts with; -1 is null, read as V - 1
 } Config;
 
 #define QK_NORM_EPS 1e-5
@@ -55,6 +56,7 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // derived sizes
 
+// dh, the channels of a head
 static inline int64_t config_head_size(const Config* c) { return c->hidden_size / c->num_heads; }
 
 // I, the width of the MLP
@@ -64,8 +66,10 @@ static inline int64_t config_mlp_size(const Config* c) {
     return (wanted + 255) / 256 * 256;
 }
 
+// Is there a forget gate of any kind?
 static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
 
+// The id that separates documents: eos_token_id, or the last one.
 static inline int64_t config_end_of_text(const Config* c) {
     return c->eos_token_id >= 0 ? c->eos_token_id : c->vocab_size - 1;
 }
@@ -135,8 +139,8 @@ static const ConfigKey config_keys[] = {
     CONFIG_FIELD(use_v_shift, KEY_BOOL, 0, 0, 0),
     CONFIG_FIELD(fgate_type, KEY_GATE, 0, 0, 0),
     CONFIG_FIELD(fgate_bias_init, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(decay_time_min, KEY_DECAY, 1e-3, 1e12, 0),
-    CONFIG_FIELD(decay_time_max, KEY_DECAY, 1e-3, 1e12, 0),
+    CONFIG_FIELD(decay_time_min, KEY_DECAY, 1e-3, 1e12, CONFIG_DECAY_TIME_MIN),
+    CONFIG_FIELD(decay_time_max, KEY_DECAY, 1e-3, 1e12, CONFIG_DECAY_TIME_MAX),
     CONFIG_FIELD(log_pruning_tolerance, KEY_REAL_NULL, -1e4, 0, 0),
     {"tie_word_embeddings", KEY_FALSE, 0, 0, 0, 0, NULL},
     CONFIG_FIELD(bos_token_id, KEY_INT_NULL, 0, (1 << 24) - 1, -1),
@@ -177,7 +181,10 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         }
         FALLTHROUGH;
     case KEY_DECAY:
-        if (is_null && key->type == KEY_DECAY) return true;
+        if (is_null && key->type == KEY_DECAY) {
+            *(double*)field = key->null_value;
+            return true;
+        }
         FALLTHROUGH;
     case KEY_REAL:
         if (!parse_number(text, &number) || !(number >= key->min && number <= key->max))
@@ -215,15 +222,14 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
 // Does the gate's bias start from config_long_gate_bias?
 static inline bool config_long_gate(const Config* c) { return config_has_gate(c) && c->fgate_bias_init; }
 
-// Checks what no single key can tell, that the sizes fit together, and settles what others imply: a fixed
-// gate always has the long initialisation, and decay times that are not in use have their defaults (the
-// paper's code insists on null in the file).
+// Checks what no single key can tell, that they fit together, and settles what one implies: a fixed gate always has
+// the long initialisation. Where that is off, decay times mean nothing, and the paper's code insists on null.
 static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->fgate_type == GATE_FIXED) c->fgate_bias_init = true;
-    if (!config_long_gate(c)) {
-        c->decay_time_min = CONFIG_DECAY_TIME_MIN;
-        c->decay_time_max = CONFIG_DECAY_TIME_MAX;
-    }
+    if (!config_long_gate(c) &&
+        (c->decay_time_min != CONFIG_DECAY_TIME_MIN || c->decay_time_max != CONFIG_DECAY_TIME_MAX))
+        return fail(err, "%s: decay_time_min and decay_time_max need a gate with fgate_bias_init=true",
+                    where);
     if (c->hidden_size % c->num_heads != 0)
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
@@ -324,7 +330,8 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
                 name);
 }
 
-// The recipe that a model of unknown origin trains with: that of the largest preset that is not wider.
+// The recipe that a model of unknown origin trains with: that of the largest preset that is neither wider nor
+// deeper.
 static inline Recipe config_nearest_recipe(const Config* c) {
     int best = 0;
     for (int s = 0; s < NUM_SIZES; s++)
@@ -376,6 +383,7 @@ static inline void config_put_all(const Config* c, JsonWriter* w) {
     json_end(w);
 }
 
+// Writes config.json at `path`.
 static inline bool config_write(const Config* c, const char* path, Error* err) {
     JsonWriter w = json_writer(2);
     config_put_all(c, &w);

@@ -73,7 +73,7 @@ ROW(COUNT, val_tokens, "val-tokens", "N", 1048576, 1, 1LL << 60, true, \
 ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, true, \
     "print a sample this often; 0: never") \
 GROUP("Generation") \
-ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1LL << 40, false, \
+ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, true, \
     "write up to N tokens, until end of text, with the model of --init, and leave; [128] in samples while " \
     "training") \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, true, \
@@ -83,7 +83,7 @@ ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, true, \
 ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, true, "draw from the N likeliest tokens; 0 from all") \
 ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, true, \
     "draw from the likeliest tokens that make up this probability") \
-GROUP("GPU") \
+GROUP("GPU (the CPU trainer has no use for them)") \
 ROW(TEXT, recompute, "recompute", "WHAT", 0, 0, 0, true, \
     "what the backward pass computes again to save memory: none, cheap (norms, gates, SwiGLU) or block " \
     "[the first that fits]") \
@@ -137,6 +137,16 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->max_tokens == OPTION_UNSET) o->max_tokens = r->max_tokens;
     if (o->warmup_tokens == OPTION_UNSET) o->warmup_tokens = r->warmup_tokens;
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
+}
+
+// The names of --recompute, from what keeps most to what keeps least.
+static const char* const option_recompute_names[] = {"none", "cheap", "block"};
+
+// The place of a name among them, -1 if it is none.
+static inline int options_recompute(const char* name) {
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, option_recompute_names[i]) == 0) return i;
+    return -1;
 }
 
 // Prints --help.

@@ -74,6 +74,7 @@ typedef struct {
 
 // ----------------------------------------------------------------------------
 
+// Adds a row; layer -1 is outside the layers. Rows of the fused projection follow each other without padding.
 static inline void params_add(ParamTable* t, ParamKind kind, int64_t layer, const char* name, int64_t rows,
                               int64_t cols, ParamInit init) {
     Param* p = &t->rows[t->num_rows];
@@ -149,6 +150,7 @@ static inline ParamTable params_build(const Config* c) {
     return t;
 }
 
+// Frees the table; buffers laid out by it are their owners'.
 static inline void params_free(ParamTable* t) {
     free(t->rows);
     free(t->index);

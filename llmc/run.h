@@ -40,8 +40,8 @@ typedef struct {
     int lock;       // descriptor of OUT/lock
 } Run;
 
-// SIGINT, SIGTERM and SIGHUP ask for a checkpoint and an orderly leave at the end of the step; a second one
-// ends at once.
+// SIGINT, SIGTERM and SIGHUP ask for a checkpoint and an orderly leave at the end of the step; a second
+// of the same kind ends at once.
 static volatile sig_atomic_t run_interrupted;
 static inline void run_on_signal(int signal_number) {
     run_interrupted = 1;
@@ -51,10 +51,12 @@ static inline void run_on_signal(int signal_number) {
 // ----------------------------------------------------------------------------
 // from the command line to a configuration
 
+// Was this option on the command line?
 static inline bool run_given(const Run* run, const char* option) {
     return run->given[cli_find(option_rows, NUM_OPTION_ROWS, option, strlen(option)) - option_rows];
 }
 
+// Does it only write a sample? With --data, --generate is the length of samples while training.
 static inline bool run_generates(const Run* run) {
     return run->options.generate != OPTION_UNSET && !run->options.data;
 }
@@ -193,7 +195,7 @@ static inline void run_claim_out(Run* run) {
         return;
     }
     if (!run_trains(run)) return;
-    if (!make_folders(o->out, &err) || !out_lock(o->out, &run->lock, &err)) die("%s", err.msg);
+    if (!out_lock(o->out, &run->lock, &err)) die("%s", err.msg);
     run->num_checkpoints = checkpoint_list(o->out, &run->checkpoints, &err);
     if (run->num_checkpoints < 0) die("%s", err.msg);
     if (run->num_checkpoints > 0 && !o->resume)
@@ -238,8 +240,11 @@ static inline void run_configure(Run* run, int64_t suggested_tokens) {
         run->state.seed = o->seed;
     }
     run->table = params_build(&run->config);
-    if (o->generate != OPTION_UNSET && run_generates(run) && !o->init)
-        die("--generate: with which model? give --init DIR, a checkpoint");
+    if (o->dry_run + (o->bench != OPTION_UNSET) + (o->dump != NULL) + run_generates(run) > 1)
+        die("--dry-run, --bench, --dump and --generate each leave when they are done: give one of them");
+    if (o->recompute && options_recompute(o->recompute) < 0)
+        die("--recompute %s: not one of none, cheap, block", o->recompute);
+    if (run_generates(run) && !o->init) die("--generate: with which model? give --init DIR, a checkpoint");
     if ((run_trains(run) || o->dump) && !o->data) die("--data GLOB is missing: the shards to train on");
 
     int64_t T = o->seq_len;
@@ -270,6 +275,7 @@ static inline void run_configure(Run* run, int64_t suggested_tokens) {
             (long long)B, (long long)T, pass);
 }
 
+// Frees what run_configure made, and lets go of --out.
 static inline void run_free(Run* run) {
     run_free_restored(run);
     params_free(&run->table);
@@ -392,12 +398,14 @@ static inline Sample sample_new(const Run* run, FILE* stream, bool required) {
     return s;
 }
 
+// Frees all but the stream.
 static inline void sample_free(Sample* s) {
     tokenizer_free(&s->tokenizer);
     free(s->text.data);
     free(s->pending.data);
 }
 
+// Adds bytes to the text, and to the stream; dies if that cannot be written.
 static inline void sample_append(Sample* s, const char* bytes, size_t n) {
     memcpy(byte_buffer_reserve(&s->text, n + 1), bytes, n);
     s->text.count += n;
@@ -407,7 +415,7 @@ static inline void sample_append(Sample* s, const char* bytes, size_t n) {
         die("cannot write the sample: %s", strerror(errno));
 }
 
-// Writes a token's text; `last` lets go of what was held back as the start of an escape.
+// Writes text, unescaped; `last` lets go of what was held back as the start of an escape.
 static inline void sample_put_bytes(Sample* s, const char* bytes, size_t n, bool last) {
     if (!s->json_escaped) {
         sample_append(s, bytes, n);
@@ -424,6 +432,7 @@ static inline void sample_put_bytes(Sample* s, const char* bytes, size_t n, bool
     free(out);
 }
 
+// Writes one token; one without text becomes a number.
 static inline void sample_put(Sample* s, uint32_t token) {
     char number[16];
     size_t n;
@@ -434,6 +443,7 @@ static inline void sample_put(Sample* s, uint32_t token) {
         sample_append(s, number, (size_t)snprintf(number, sizeof number, " %u", token));
 }
 
+// Completes the text.
 static inline void sample_end(Sample* s) {
     sample_put_bytes(s, "", 0, true);
     if (s->stream) sample_append(s, "\n", 1);
@@ -460,6 +470,7 @@ static inline TokenBuffer sample_prompt(Sample* s, const Run* run) {
     return ids;
 }
 
+// The sampler that the options describe; free with sampler_free.
 static inline Sampler run_sampler(const Options* o) {
     Sampler s;
     memset(&s, 0, sizeof s);
@@ -489,7 +500,7 @@ static inline void run_begin(const Run* run, Logger* logger, const DataLoader* d
     printf("%lld steps of %lld x %lld tokens in %lld passes; %lld sequences to train on, %lld held out\n",
            (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
            (long long)run->micro_steps, (long long)dataloader_sequences(data), (long long)val_sequences);
-    if (!o->out) warn("without --out DIR nothing of this run is kept");
+    if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
     if (run->checkpoint < run->num_checkpoints) {
         snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
         logger_event(logger, run->state.step, "resume", text);

@@ -6,7 +6,7 @@
 #   work     8.5 MFLOP a token, 18 TFLOP in all: 3 minutes at 105 GFLOP/s (2 cores with AVX-512, 12,300 tokens/s)
 #   memory   150 MiB
 #
-# It stops half way and resumes from its checkpoint, as a run that crashed would, prints the held-out loss by
+# It begins anew each time it is called. It stops half way and resumes from its checkpoint, as a run that crashed would, prints the held-out loss by
 # position in the context, and writes a sample. Forget gates start half open and take long to learn to stay open; the
 # long initialisation (f = 1 - 1/T_i, T_i from 2 to 512 tokens) is worth 0.6 bits per byte in a run as short as this.
 set -eu

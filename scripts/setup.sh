@@ -8,7 +8,7 @@ set -eu
 want=${1:?usage: scripts/setup.sh build|test}
 missing=
 
-# has NAME PACKAGE CODE [LIBRARIES]: does a small C program build? Else the package is missing.
+# has PACKAGE CODE FLAGS: does a small C program build? Else the package is missing.
 has() {
     printf '%s\n' "$2" | ${CC:-cc} -xc - -o /dev/null $3 2>/dev/null || missing="$missing $1"
 }
@@ -16,7 +16,7 @@ has() {
 command -v "${CC:-cc}" >/dev/null 2>&1 || missing="$missing gcc"
 has libc6-dev '#include <stdio.h>
 #include <linux/limits.h>
-int main(void) { return 0; }' -lm
+int main(void) { return 0; }' '-fopenmp -lm'
 if [ "$want" = test ]; then
     has libcurl4-openssl-dev '#include <curl/curl.h>
 int main(void) { return !curl_version(); }' -lcurl
@@ -35,10 +35,11 @@ if ! command -v apt-get >/dev/null 2>&1 || { [ -n "$sudo" ] && ! command -v sudo
     exit 1
 fi
 echo "installing:$missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 $sudo env DEBIAN_FRONTEND=noninteractive sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $missing" \
-    >build-setup.log 2>&1 || {
-    tail -n 5 build-setup.log >&2
+    >"$log" 2>&1 || {
+    tail -n 5 "$log" >&2
     echo "error: could not install; please install these packages yourself:$missing" >&2
     exit 1
 }
-rm -f build-setup.log
