@@ -9,6 +9,7 @@ was measured stands beside it.
 #define main train_fox_main
 #include "../../train_fox.c"
 #undef main
+#include <float.h>
 #include "check.h"
 #include "variants.h"
 
