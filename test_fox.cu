@@ -222,9 +222,9 @@ static void check_pass(const char* name, const Config* c, const double* params, 
             first = pass;
         }
         CHECK(same_bits(pass.losses, first.losses) && same_bits(pass.logits, first.logits),
-              "%s: --recompute %s changes the loss", name, recompute_names[recompute]);
+              "%s: --recompute %s changes the loss", name, option_recompute_names[recompute]);
         CHECK(same_bits(pass.grads, first.grads), "%s: --recompute %s changes the gradient", name,
-              recompute_names[recompute]);
+              option_recompute_names[recompute]);
         model_free(&model);
     }
 }
@@ -466,8 +466,8 @@ static void test_bits(void) {
             State state = fetch_state(&model);
             if (first.params.empty()) first = state;
             CHECK(read_stats(&model).finite, "the loss of step 5 is not finite");
-            CHECK(same_state(state, first), "--recompute %s, run %d: other bits", recompute_names[recompute],
-                  again);
+            CHECK(same_state(state, first), "--recompute %s, run %d: other bits",
+                  option_recompute_names[recompute], again);
             model_free(&model);
         }
     Model before = new_model(c, start.params, B, T, RECOMPUTE_NONE, false);
