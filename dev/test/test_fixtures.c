@@ -15,7 +15,7 @@ right or wrong by luck, and of PyTorch's own further draws one in a thousand is 
 #include "check.h"
 
 #ifdef REAL_IS_DOUBLE
-#define LIMIT(float32_error) 1e-9 // the worst measured is 2e-13
+#define LIMIT(float32_error) 1e-9 // the worst measured is 2e-14
 #define MEAN_LIMIT           1.0
 #else
 #define LIMIT(float32_error) (4 * (float32_error))
@@ -116,7 +116,7 @@ static void check_fixture(const char* folder) {
             }
         }
         if (!losses) break;
-        double limit = LIMIT(1e-6); // float: the worst measured is 4e-7
+        double limit = LIMIT(1e-6); // the worst measured: 2.9e-7 in float, 7e-16 in double
         CHECK(fabs(loss / losses[step] - 1) <= limit, "%s: loss of step %d is %.12g", f.folder, step, loss);
         if (step == 3) break;
         CHECK(fabs(norm / norms[step] - 1) <= limit, "%s: norm of step %d is %.12g", f.folder, step, norm);
