@@ -21,7 +21,8 @@ BLAS_LIBS  := -lopenblas
 endif
 
 HEADERS := $(wildcard llmc/*.h)
-TRAINER := -DCODE_VERSION='"$(VERSION)"' $(BLAS_FLAGS)
+CODE    := -DCODE_VERSION='"$(VERSION)"'
+TRAINER := $(CODE) $(BLAS_FLAGS)
 
 # ----------------------------------------------------------------------------
 ##@ Programs
@@ -45,17 +46,31 @@ data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## LongCraw
 NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
 ARCHS     ?= $(or $(subst 90,90a,$(sort $(GPU_ARCHS))),80 90a)
-NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo -DCODE_VERSION='"$(VERSION)"' \
+NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
              -gencode=arch=compute_80,code=compute_80 \
-             -Xcompiler -Wall,-Wextra,-fopenmp $(EXTRA_NVCCFLAGS)
+             -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(wildcard llmc/*.cuh)
 
-train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) ## the GPU trainer; ARCHS="80 90a ..." chooses GPUs
-	$(NVCC) $(NVCCFLAGS) $< -o $@ -lcublasLt -lm
+# cuDNN's attention for models without a gate, where it is wanted.
+ifeq ($(USE_CUDNN),1)
+CUDNN_FLAGS := -DUSE_CUDNN
+CUDNN_LIBS := -lcudnn
+else
+WITHOUT_CUDNN := %_cudnn
+endif
+GPU_LIBS = $(CUDNN_LIBS) -lcublasLt -lm
 
-test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) ## its test
-	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ -lcublasLt -lm
+# Changes when the flags do, so that other flags are a new build.
+build/gpu/flags: FORCE
+	@mkdir -p build/gpu
+	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' >$@
+
+train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90a ..." chooses GPUs
+	$(NVCC) $(NVCCFLAGS) $(CODE) $< -o $@ $(GPU_LIBS)
+
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## its test
+	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
 all: train_fox data/text_to_shards data/longcrawl64 ## everything that runs without a GPU
 
@@ -112,24 +127,15 @@ tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
 gradcheck: build/test/gradcheck ## gradients against central differences, all tensors of all variants
 	build/test/gradcheck
 
-ifeq ($(USE_CUDNN),1)
-EXTRA_NVCCFLAGS += -DUSE_CUDNN
-CUDNN_LIBS := -lcudnn
-else
-WITHOUT_CUDNN := %_cudnn
-endif
 GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
 GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))
 
-build/gpu:
-	mkdir -p $@
+build/gpu/%: dev/test/gpu/%.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
-build/gpu/%: dev/test/gpu/%.cu $(CUDA_HEADERS) $(HEADERS) | build/gpu
-	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(CUDNN_LIBS) -lcublasLt -lm
-
-build/gpu/%: dev/cuda/%.cu $(CUDA_HEADERS) $(HEADERS) | build/gpu
-	$(NVCC) $(NVCCFLAGS) $< -o $@ $(CUDNN_LIBS) -lcublasLt -lm
+build/gpu/%: dev/cuda/%.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU
 	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/test_gpu.sh
@@ -141,8 +147,8 @@ cuda-check: ARCHS = 80 90a
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
 cuda-check: ## build the CUDA programs for two generations of GPUs, warnings as errors; needs no GPU
 	mkdir -p build/gpu
-	$(NVCC) $(NVCCFLAGS) train_fox.cu -o build/gpu/train_foxcu -lcublasLt -lm
-	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu -lcublasLt -lm
+	$(NVCC) $(NVCCFLAGS) $(CODE) train_fox.cu -o build/gpu/train_foxcu $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu $(GPU_LIBS)
 
 bench: train_fox ## a training step of fox-pro-nano beside PyTorch eager (PYTHON=a python with torch)
 	dev/bench_cpu.sh

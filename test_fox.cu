@@ -115,7 +115,8 @@ typedef std::vector<float> Floats;
 // A model of these weights. With `tune`, that is without --deterministic, two may compute with other kernels.
 static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute,
                        bool tune) {
-    Model model = model_new(c, true, tune);
+    Model model = model_new(c, false, !tune);
+    model_allocate_weights(&model, true);
     Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
     model_allocate_activations(&model, B, T, recompute);

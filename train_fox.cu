@@ -21,6 +21,7 @@ the device itself.
 #include "llmc/qkv.cuh"
 #include "llmc/forget_gate.cuh"
 #include "llmc/attention.cuh"
+#include "llmc/attention_cudnn.cuh"
 #include "llmc/decode.cuh"
 #include "llmc/output_gate.cuh"
 #include "llmc/swiglu.cuh"
@@ -34,8 +35,9 @@ the device itself.
 // ----------------------------------------------------------------------------
 // the model
 
-// What the backward pass computes again rather than keep: nothing, what is cheap (norms, output gate,
-// SwiGLU), or all of a block but its input.
+// What the backward pass computes again rather than keep: nothing, q, k and v, or all of a block but its
+// input. What the backward kernels can make in passing (the normed inputs, what the output gate and SwiGLU
+// gave) is never kept.
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
 
 // Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that
@@ -45,23 +47,23 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
 #define ACTIVATIONS(X) \
     X(bf16, x, RECOMPUTE_BLOCK, BT * d)            /* [L,B,T,d] residual stream as it enters each block */ \
     X(float, attn_rstd, RECOMPUTE_CHEAP, BT)       /* [L,B,T] */ \
-    X(bf16, attn_in, RECOMPUTE_NONE, BT * d)       /* [L,B,T,d] normed, what the fused projection reads */ \
+    X(bf16, attn_in, KEEP_NONE, BT * d)            /* [B,T,d] normed, what the fused projection reads */ \
     X(bf16, proj, RECOMPUTE_CHEAP, BT * S)         /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, q, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] as attention reads them, like k and v */ \
-    X(bf16, k, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] */ \
-    X(bf16, v, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] */ \
+    X(bf16, q, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] as attention reads them, like k and v */ \
+    X(bf16, k, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] */ \
+    X(bf16, v, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] */ \
     X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
     X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
     X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
     X(float, o_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
-    X(bf16, y, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] after output norm and gate */ \
+    X(bf16, y, KEEP_NONE, BT * d)                  /* [B,T,d] after output norm and gate */ \
     X(bf16, x_mid, RECOMPUTE_CHEAP, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
     X(float, mlp_rstd, RECOMPUTE_CHEAP, BT)        /* [L,B,T] */ \
-    X(bf16, mlp_in, RECOMPUTE_NONE, BT * d)        /* [L,B,T,d] normed */ \
+    X(bf16, mlp_in, KEEP_NONE, BT * d)             /* [B,T,d] normed */ \
     X(bf16, gu, RECOMPUTE_CHEAP, BT * 2 * I)       /* [L,B,T,2I] */ \
-    X(bf16, s, RECOMPUTE_NONE, BT * I)             /* [L,B,T,I] */ \
+    X(bf16, s, KEEP_NONE, BT * I)                  /* [B,T,I] */ \
     X(bf16, x_last, KEEP_NONE, BT * d)             /* [B,T,d] residual stream after the last block */ \
     X(float, rstd, KEEP_NONE, BT)                  /* [B,T] of the final norm */ \
     X(bf16, head_in, KEEP_NONE, BT * d)            /* [B,T,d] normed, what the head reads */ \
@@ -108,8 +110,10 @@ typedef struct {
     Activations acts;
     ActivationSteps steps;
     Recompute recompute;
-    void* scratch;  // of backward kernels, one at a time
-    float* partial; // of norms' weight gradients
+    bool cudnn;         // attention by cuDNN's kernels
+    bool deterministic; // the same bits in every run
+    void* scratch;      // of backward kernels, one at a time
+    float* partial;     // of norms' weight gradients
     Matmul matmul;
     cudaStream_t stream;
 } Model;
@@ -126,8 +130,11 @@ static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
     return most < 128 ? (rows < 128 ? rows : 128) : rows < most ? rows : most;
 }
 
-static size_t model_scratch_bytes(const Config* c, int64_t B, int64_t T) {
-    size_t attention = attention_backward_scratch(B, T, c->num_heads);
+static size_t model_scratch_bytes(const Model* model, int64_t B, int64_t T) {
+    const Config* c = &model->config;
+    size_t attention = model->cudnn ? attention_cudnn_workspace(B, T, c->num_heads, config_head_size(c),
+                                                                model->deterministic)
+                                    : attention_backward_scratch(B, T, c->num_heads);
     size_t embedding = embedding_scratch_bytes(B * T, c->hidden_size);
     return attention > embedding ? attention : embedding;
 }
@@ -154,7 +161,8 @@ static int64_t model_plan_activations(Model* model, int64_t B, int64_t T, Recomp
         if (allocate) CUDA_CHECK(cudaMalloc((void**)&model->acts.name, (size_t)(size ? size : 1)));          \
     }
     ACTIVATIONS(ACTIVATION_PLAN)
-    return bytes + (int64_t)model_scratch_bytes(c, B, T) + T * config_head_size(c) * (int64_t)sizeof(float);
+    return bytes + (int64_t)model_scratch_bytes(model, B, T) +
+           T * config_head_size(c) * (int64_t)sizeof(float);
 }
 
 static float* device_floats(int64_t count) {
@@ -164,36 +172,42 @@ static float* device_floats(int64_t count) {
     return p;
 }
 
-// A model without weights: parameters for inference; with `train` also gradients and AdamW's moments. `tune`
-// is matmul_init's.
-static Model model_new(const Config* config, bool train, bool tune) {
+// A model without any memory, which is enough to plan it. `cudnn`: attention by cuDNN's kernels. Without
+// `deterministic`, what is fastest may be chosen by time.
+static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     Model model;
     memset(&model, 0, sizeof model);
     model.config = *config;
     model.table = params_build(config);
-    int64_t count = model.table.count + model_tail(config);
-    model.params = device_floats(count);
-    CUDA_CHECK(cudaMalloc((void**)&model.weights, (size_t)count * sizeof(bf16)));
-    CUDA_CHECK(cudaMalloc((void**)&model.stats, sizeof(StepStats)));
-    CUDA_CHECK(cudaStreamCreate(&model.stream));
+    model.cudnn = cudnn;
+    model.deterministic = deterministic;
+    return model;
+}
+
+// Allocates parameters for inference; with `train` also gradients and AdamW's moments.
+static void model_allocate_weights(Model* model, bool train) {
+    int64_t count = model->table.count + model_tail(&model->config);
+    model->params = device_floats(count);
+    CUDA_CHECK(cudaMalloc((void**)&model->weights, (size_t)count * sizeof(bf16)));
+    CUDA_CHECK(cudaMalloc((void**)&model->stats, sizeof(StepStats)));
+    CUDA_CHECK(cudaStreamCreate(&model->stream));
 
     void* workspace;
     CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
-    matmul_init(&model.matmul, workspace, tune);
-    if (!train) return model;
+    matmul_init(&model->matmul, workspace, !model->deterministic);
+    if (!train) return;
 
-    model.grads = device_floats(count);
-    model.m = device_floats(count);
-    model.v = device_floats(count);
-    model.num_chunks = param_chunks(NULL, &model.table, 0, model.table.count);
-    ParamChunk* chunks = (ParamChunk*)xcalloc((size_t)model.num_chunks, sizeof(ParamChunk));
-    param_chunks(chunks, &model.table, 0, model.table.count);
-    CUDA_CHECK(cudaMalloc((void**)&model.chunks, (size_t)model.num_chunks * sizeof(ParamChunk)));
-    CUDA_CHECK(cudaMalloc((void**)&model.chunk_squares, (size_t)model.num_chunks * sizeof(double)));
-    CUDA_CHECK(cudaMemcpy(model.chunks, chunks, (size_t)model.num_chunks * sizeof(ParamChunk),
-                          cudaMemcpyHostToDevice));
+    model->grads = device_floats(count);
+    model->m = device_floats(count);
+    model->v = device_floats(count);
+    model->num_chunks = param_chunks(NULL, &model->table, 0, model->table.count);
+    size_t bytes = (size_t)model->num_chunks * sizeof(ParamChunk);
+    ParamChunk* chunks = (ParamChunk*)xcalloc(1, bytes);
+    param_chunks(chunks, &model->table, 0, model->table.count);
+    CUDA_CHECK(cudaMalloc((void**)&model->chunks, bytes));
+    CUDA_CHECK(cudaMalloc((void**)&model->chunk_squares, (size_t)model->num_chunks * sizeof(double)));
+    CUDA_CHECK(cudaMemcpy(model->chunks, chunks, bytes, cudaMemcpyHostToDevice));
     free(chunks);
-    return model;
 }
 
 static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recompute recompute) {
@@ -204,7 +218,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->Vs = matmul_padded(model->config.vocab_size);
     model->recompute = recompute;
     model_plan_activations(model, B, T, recompute, true);
-    CUDA_CHECK(cudaMalloc(&model->scratch, model_scratch_bytes(&model->config, B, T)));
+    CUDA_CHECK(cudaMalloc(&model->scratch, model_scratch_bytes(model, B, T)));
     CUDA_CHECK(cudaMalloc((void**)&model->partial, norm_partial_bytes()));
     model->angles = device_floats(T * dh);
     if (model->config.use_rope) rope_angles(model->angles, T, dh, model->config.rope_base, model->stream);
@@ -246,11 +260,15 @@ template <class T> static inline T* param_at(const Model* model, T* buffer, Para
 // Column `column` of a tensor with rows of proj's width, NULL where the model does not have it (-1).
 static inline bf16* proj_column(bf16* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
 
+// Is there anything between attention and the output projection?
+static inline bool model_gates_output(const Config* c) { return c->use_output_norm || c->use_output_gate; }
+
 // The activations of layer l.
 #define ACTIVATION_AT(type, name, keep, count) a.name = model->acts.name + l * model->steps.name;
 static Activations model_layer(const Model* model, int64_t l) {
     Activations a;
     ACTIVATIONS(ACTIVATION_AT)
+    if (!model_gates_output(&model->config)) a.y = a.o;
     return a;
 }
 
@@ -342,10 +360,14 @@ static void block_forward(Model* model, int64_t l) {
         forget_gate_forward(c, proj_column(a.proj, layout->fgate),
                             param_at(model, model->params, P_FGATE_BIAS, l), B, T, NH, S, stream);
     phase_end(model, PHASE_QKV);
-    attention_forward(a.o, a.lse, a.q, a.k, a.v, c, NULL, B, T, NH, dh, stream);
+    if (model->cudnn)
+        attention_cudnn_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, B, T, NH, dh, stream);
+    else
+        attention_forward(a.o, a.lse, a.q, a.k, a.v, c, NULL, B, T, NH, dh, stream);
     phase_end(model, PHASE_ATTENTION);
-    output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
-                        proj_column(a.proj, layout->ogate), B, T, NH, dh, S, config->norm_eps, stream);
+    if (model_gates_output(config))
+        output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
+                            proj_column(a.proj, layout->ogate), B, T, NH, dh, S, config->norm_eps, stream);
     phase_end(model, PHASE_OUTPUT_GATE);
     linear_forward<bf16>(mm, a.x_mid, a.y, param_at(model, w, P_O_PROJ, l), a.x, BT, d, d, d, d, stream);
     phase_end(model, PHASE_MATMUL);
@@ -412,6 +434,9 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
+//
+// What a linear layer read is made again by the backward kernel of whatever made it (s by SwiGLU's, y by the
+// output gate's, attn_in and mlp_in by the norms'), so that its weight's gradient comes after that kernel.
 
 static void block_backward(Model* model, int64_t l) {
     const Config* config = &model->config;
@@ -425,7 +450,7 @@ static void block_backward(Model* model, int64_t l) {
     float *g = model->grads, *partial = model->partial;
     Activations a = model_layer(model, l);
     double* c = config_has_gate(config) ? a.c : NULL;
-    bool gate_learns = c && config->fgate_type != GATE_FIXED, cheap = model->recompute == RECOMPUTE_CHEAP;
+    bool gate_learns = c && config->fgate_type != GATE_FIXED;
     HeadPath paths[3];
     model_head_paths(model, l, paths);
 
@@ -434,35 +459,39 @@ static void block_backward(Model* model, int64_t l) {
         block_forward(model, l);
         phases.backward = true;
     }
-    if (cheap) swiglu_forward(a.s, a.gu, BT, I, stream);
-    linear_backward(mm, a.ds, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s,
-                    param_at(model, w, P_DOWN_PROJ, l), BT, d, I, d, I, stream);
+    linear_backward_input(mm, a.ds, a.dx, param_at(model, w, P_DOWN_PROJ, l), BT, d, I, d, I, stream);
     phase_end(model, PHASE_MATMUL);
-    swiglu_backward(a.dgu, a.ds, a.gu, BT, I, stream);
+    swiglu_backward(a.dgu, a.s, a.ds, a.gu, BT, I, stream);
     phase_end(model, PHASE_SWIGLU);
-    if (cheap)
-        rmsnorm_forward(a.mlp_in, a.mlp_rstd, NULL, a.x_mid, NULL, param_at(model, w, P_MLP_NORM, l), BT, d,
-                        config->norm_eps, stream);
-    linear_backward(mm, a.dbranch, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in,
-                    param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, 2 * I, d, stream);
+    linear_backward_weight(mm, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s, BT, d, I, d, I, stream);
+    linear_backward_input(mm, a.dbranch, a.dgu, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, 2 * I, d,
+                          stream);
     phase_end(model, PHASE_MATMUL);
-    rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.dx, a.dbranch, a.x_mid,
+    rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.mlp_in, a.dx, a.dbranch, a.x_mid,
                      param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);
+    linear_backward_weight(mm, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in, BT, 2 * I, d, 2 * I, d,
+                           stream);
 
-    if (cheap)
-        output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
-                            proj_column(a.proj, layout->ogate), B, T, NH, dh, S, config->norm_eps, stream);
-    linear_backward(mm, a.dbranch, param_at(model, g, P_O_PROJ, l), a.dx, a.y,
-                    param_at(model, w, P_O_PROJ, l), BT, d, d, d, d, stream);
+    linear_backward_input(mm, a.dbranch, a.dx, param_at(model, w, P_O_PROJ, l), BT, d, d, d, d, stream);
     phase_end(model, PHASE_MATMUL);
-    // dbranch becomes the gradient of o
-    output_gate_backward(a.dbranch, param_at(model, g, P_OUTPUT_NORM, l), proj_column(a.dproj, layout->ogate),
-                         NULL, a.dbranch, a.o, param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
-                         proj_column(a.proj, layout->ogate), partial, B, T, NH, dh, S, stream);
+    if (model_gates_output(config)) // dbranch becomes the gradient of o
+        output_gate_backward(a.dbranch, param_at(model, g, P_OUTPUT_NORM, l),
+                             proj_column(a.dproj, layout->ogate), NULL, a.y, a.dbranch, a.o,
+                             param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
+                             proj_column(a.proj, layout->ogate), partial, B, T, NH, dh, S, stream);
     phase_end(model, PHASE_OUTPUT_GATE);
-    attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k, a.v,
-                       a.o, a.lse, c, NULL, NULL, B, T, NH, dh, stream);
+    linear_backward_weight(mm, param_at(model, g, P_O_PROJ, l), a.dx, a.y, BT, d, d, d, d, stream);
+    phase_end(model, PHASE_MATMUL);
+    if (model->recompute == RECOMPUTE_CHEAP)
+        qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
+    phase_end(model, PHASE_QKV);
+    if (model->cudnn)
+        attention_cudnn_backward(a.dq, a.dk, a.dv, model->scratch, a.dbranch, a.q, a.k, a.v, a.o, a.lse,
+                                 model->deterministic, B, T, NH, dh, stream);
+    else
+        attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k,
+                           a.v, a.o, a.lse, c, NULL, NULL, B, T, NH, dh, stream);
     phase_end(model, PHASE_ATTENTION);
     if (gate_learns)
         forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,
@@ -470,22 +499,20 @@ static void block_backward(Model* model, int64_t l) {
                              param_at(model, model->params, P_FGATE_BIAS, l), B, T, NH, S, stream);
     qkv_backward(paths, a.dproj, a.proj, model->angles, partial, B, T, NH, dh, R, S, weight_step, stream);
     phase_end(model, PHASE_QKV);
-    if (cheap)
-        rmsnorm_forward(a.attn_in, a.attn_rstd, NULL, a.x, NULL, param_at(model, w, P_ATTN_NORM, l), BT, d,
-                        config->norm_eps, stream);
-    linear_backward(mm, a.dbranch, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in,
-                    param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
+    linear_backward_input(mm, a.dbranch, a.dproj, param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
     phase_end(model, PHASE_MATMUL);
-    rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.dx, a.dbranch, a.x,
+    rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.attn_in, a.dx, a.dbranch, a.x,
                      param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);
+    linear_backward_weight(mm, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in, BT, S, d, S, d, stream);
+    phase_end(model, PHASE_MATMUL);
 }
 
 static void model_backward(Model* model) {
     Activations* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size;
     phases.backward = true;
-    rmsnorm_backward(a->dx, param_at(model, model->grads, P_NORM, 0), NULL, a->dbranch, a->x_last,
+    rmsnorm_backward(a->dx, param_at(model, model->grads, P_NORM, 0), NULL, NULL, a->dbranch, a->x_last,
                      param_at(model, model->weights, P_NORM, 0), a->rstd, model->partial, BT, d,
                      model->stream);
     phase_end(model, PHASE_NORM);
@@ -743,6 +770,13 @@ static void dump(Model* model, const Run* run) {
     free(grads);
 }
 
+// Says on what, and by which of the ways there are, the model computes.
+static void print_path(const Model* model, const Device* device) {
+    printf("%s, compute capability %d.%d: attention by %s, recompute %s\n", device->name,
+           device->compute_capability / 10, device->compute_capability % 10,
+           model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[model->recompute]);
+}
+
 // Times --bench optimizer steps of one micro-batch each on random tokens.
 static void bench(Model* model, const Run* run, const Device* device) {
     Feeder feeder = feeder_new(model);
@@ -770,8 +804,8 @@ static void bench(Model* model, const Run* run, const Device* device) {
     }
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    printf("%lld steps of %lld x %lld tokens on %s, recompute %s\n", (long long)n, (long long)model->B,
-           (long long)model->T, device->name, option_recompute_names[model->recompute]);
+    printf("%lld steps of %lld x %lld tokens\n", (long long)n, (long long)model->B, (long long)model->T);
+    print_path(model, device);
     printf("  %-28s %10s %10s\n", "milliseconds", "forward", "backward");
     for (int i = 0; i < NUM_PHASES; i++)
         printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
@@ -873,6 +907,7 @@ static void train(Model* model, Run* run, const Device* device) {
     logger.peak_flops = device->peak_flops;
     dataloader_seek(&data, state->position);
     run_begin(run, &logger, &data, val_sequences);
+    print_path(model, device);
 
     QueuedStep queued[2];
     memset(queued, 0, sizeof queued);
@@ -958,7 +993,7 @@ static void load_or_draw(Model* model, Run* run) {
 // if none does.
 static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t room) {
     if (o->recompute) {
-        int wanted = options_recompute(o->recompute);
+        int wanted = option_place(option_recompute_names, "recompute", o->recompute);
         return model_plan_activations(model, B, o->seq_len, (Recompute)wanted, false) <= room ? wanted : -1;
     }
     for (int i = 0; i < 3; i++)
@@ -966,11 +1001,11 @@ static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t r
     return -1;
 }
 
-static void print_plan(Run* run, const Device* device, Model* plan, int64_t room) {
+static void print_plan(Run* run, const Device* device, Model* model, int64_t room) {
     const Options* o = &run->options;
-    int recompute = choose_recompute(plan, o, run->micro_batch, room);
+    int recompute = choose_recompute(model, o, run->micro_batch, room);
     int64_t weights = model_weights_bytes(&run->config, &run->table);
-    int64_t acts = model_plan_activations(plan, run->micro_batch, o->seq_len,
+    int64_t acts = model_plan_activations(model, run->micro_batch, o->seq_len,
                                           recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)recompute, false);
     MemoryRow rows[] = {{"weights, gradients, moments", weights},
                         {"activations", acts},
@@ -981,7 +1016,7 @@ static void print_plan(Run* run, const Device* device, Model* plan, int64_t room
     for (int i = 0; i < 3; i++) {
         int64_t B = 0;
         while (B < run->batch_sequences &&
-               model_plan_activations(plan, B + 1, o->seq_len, (Recompute)i, false) <= room)
+               model_plan_activations(model, B + 1, o->seq_len, (Recompute)i, false) <= room)
             B++;
         printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
                option_recompute_names[i], (long long)B);
@@ -996,30 +1031,31 @@ int main(int argc, char** argv) {
     if (run.config.hidden_size % 8 != 0 || config_mlp_size(&run.config) % 8 != 0)
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)run.config.hidden_size, (long long)config_mlp_size(&run.config));
-    attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
+    bool cudnn = o->attention && strcmp(o->attention, "cudnn") == 0;
+    if (cudnn && config_has_gate(&run.config))
+        die("--attention cudnn: cuDNN knows no forget gate: use --attention fox, or a transformer- model");
+    if (!cudnn)
+        attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
     Device device = device_open(0);
 
-    Model plan;
-    memset(&plan, 0, sizeof plan);
-    plan.config = run.config;
-    plan.table = run.table;
+    Model model = model_new(&run.config, cudnn, o->deterministic);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     int64_t reserve = (int64_t)768 << 20; // cuBLAS's and the driver's own, and what loading kernels takes
     int64_t room = (int64_t)free_bytes - model_weights_bytes(&run.config, &run.table) -
                    (int64_t)MATMUL_WORKSPACE - reserve;
     if (o->dry_run) {
-        print_plan(&run, &device, &plan, room);
+        print_plan(&run, &device, &model, room);
+        params_free(&model.table);
         run_free(&run);
         return EXIT_SUCCESS;
     }
-    int recompute = choose_recompute(&plan, o, run.micro_batch, room);
+    int recompute = choose_recompute(&model, o, run.micro_batch, room);
     if (recompute < 0 && !run_generates(&run))
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch, "
-            "--seq-len, or --recompute block; --dry-run shows what fits",
+            "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
             (long long)run.micro_batch, (long long)o->seq_len, (double)free_bytes / (1 << 30), device.name);
-    Model model = model_new(&run.config, !run_generates(&run), !o->deterministic);
+    model_allocate_weights(&model, !run_generates(&run));
     load_or_draw(&model, &run);
     if (run_generates(&run)) {
         Sample text = sample_new(&run, stdout, true);

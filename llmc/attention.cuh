@@ -31,6 +31,9 @@ static inline void attention_check(int64_t B, int64_t T, int64_t NH, int64_t dh)
             (long long)T, (long long)NH);
 }
 
+// The kernels that this program runs on the GPU at hand, for messages.
+static inline const char* attention_path(void) { return "mma.sync kernels (sm_80)"; }
+
 // Calls FUNCTION<dh, with gate>(...)
 #define ATTENTION_DISPATCH(FUNCTION, dh, gate, ...)                                                          \
     do {                                                                                                     \

@@ -85,8 +85,10 @@ ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, true, \
     "draw from the likeliest tokens that make up this probability") \
 GROUP("GPU (the CPU trainer has no use for them)") \
 ROW(TEXT, recompute, "recompute", "WHAT", 0, 0, 0, true, \
-    "what the backward pass computes again to save memory: none, cheap (norms, gates, SwiGLU) or block " \
+    "what the backward pass computes again to save memory: none, cheap (q, k and v) or block (all of it) " \
     "[the first that fits]") \
+ROW(TEXT, attention, "attention", "WHOSE", 0, 0, 0, true, \
+    "kernels: fox, or cudnn for models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
 ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, true, "the same bits in every run, a little slower") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, false, \
@@ -139,14 +141,19 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
 }
 
-// The names of --recompute, from what keeps most to what keeps least.
-static const char* const option_recompute_names[] = {"none", "cheap", "block"};
+// What options that take one of a few names may be: of --recompute from what keeps most to what keeps least.
+static const char* const option_recompute_names[] = {"none", "cheap", "block", NULL};
+static const char* const option_attention_names[] = {"fox", "cudnn", NULL};
 
-// The place of a name among them, -1 if it is none.
-static inline int options_recompute(const char* name) {
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, option_recompute_names[i]) == 0) return i;
-    return -1;
+// The place of an option's value among its names. Another name is one line, and the end.
+static inline int option_place(const char* const* names, const char* option, const char* value) {
+    char all[128] = "";
+    for (int i = 0; names[i]; i++) {
+        if (strcmp(value, names[i]) == 0) return i;
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", names[i]);
+    }
+    die("--%s %s: not one of %s", option, value, all);
 }
 
 // Prints --help.

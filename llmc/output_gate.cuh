@@ -70,9 +70,9 @@ static inline void output_gate_forward(bf16* y, float* rstd, const bf16* o, cons
 // ----------------------------------------------------------------------------
 
 __global__ static void __launch_bounds__(256, 4)
-    output_gate_backward_kernel(bf16* dout, float* partial, bf16* dgate, float* delta, const bf16* dy,
-                                const bf16* o, const bf16* weight, const float* rstd, const bf16* gate,
-                                int tokens, int T, int NH, int dh, int64_t stride) {
+    output_gate_backward_kernel(bf16* dout, float* partial, bf16* dgate, float* delta, bf16* y,
+                                const bf16* dy, const bf16* o, const bf16* weight, const float* rstd,
+                                const bf16* gate, int tokens, int T, int NH, int dh, int64_t stride) {
     HeadThread me = head_thread(NH, dh, (int)blockIdx.y);
     int column = me.head * dh + me.channel, d = NH * dh;
     Raw8 w = {};
@@ -95,20 +95,23 @@ __global__ static void __launch_bounds__(256, 4)
         OutputGateToken token = ahead;
         int next = bt + (int)gridDim.x;
         ahead = load(next, me.active && next < tokens);
-        float x[8], g[8];
+        float x[8], g[8], normed[8];
         unpack8(x, token.o);
         unpack8(g, token.dy);
+        if (weight) unpack8(normed, w);
+        for (int i = 0; i < 8; i++) normed[i] = weight ? x[i] * (token.rstd * normed[i]) : x[i];
         if (gate) {
-            float logits[8], scale[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+            float logits[8];
             unpack8(logits, token.logits);
-            if (weight) unpack8(scale, w);
             for (int i = 0; i < 8; i++) {
-                float open = sigmoidf(logits[i]), normed = x[i] * token.rstd * scale[i];
+                float open = sigmoidf(logits[i]);
                 g[i] *= open;
-                logits[i] = g[i] * normed * (1 - open); // now its gradient
+                logits[i] = g[i] * normed[i] * (1 - open); // now its gradient
+                normed[i] *= open;
             }
             if (me.active) store16_once(dgate + bt * stride + column, pack8(logits));
         }
+        if (me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
         if (weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
         Raw8 out = pack8(g);
         if (me.active) store16_once(dout + (int64_t)bt * d + column, out);
@@ -124,10 +127,11 @@ __global__ static void __launch_bounds__(256, 4)
     if (weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. dout
-// may be dy. partial is scratch of norm_partial_bytes.
-static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate, float* delta, const bf16* dy,
-                                        const bf16* o, const bf16* weight, const float* rstd,
+// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. y comes
+// once more, as the forward pass gave it: made in passing, it need not be kept. dout may be dy. partial is
+// scratch of norm_partial_bytes.
+static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate, float* delta, bf16* y,
+                                        const bf16* dy, const bf16* o, const bf16* weight, const float* rstd,
                                         const bf16* gate, float* partial, int64_t B, int64_t T, int64_t NH,
                                         int64_t dh, int64_t stride, cudaStream_t stream) {
     HeadGrid heads = head_grid(NH, dh);
@@ -137,7 +141,7 @@ static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate,
     int64_t groups = resident_blocks(output_gate_backward_kernel, heads.threads) / heads.blocks;
     groups = groups < 1 ? 1 : groups > tokens ? tokens : groups;
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    output_gate_backward_kernel<<<grid, heads.threads, 0, stream>>>(dout, partial, dgate, delta, dy, o,
+    output_gate_backward_kernel<<<grid, heads.threads, 0, stream>>>(dout, partial, dgate, delta, y, dy, o,
                                                                     weight, rstd, gate, (int)tokens, (int)T,
                                                                     (int)NH, (int)dh, stride);
     CUDA_CHECK_LAUNCH();

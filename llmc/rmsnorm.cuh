@@ -119,8 +119,8 @@ struct NormRow {
 };
 
 __global__ static void __launch_bounds__(1024)
-    rmsnorm_backward_kernel(bf16* dx, float* partial, const bf16* residual, const bf16* dy, const bf16* x,
-                            const bf16* weight, const float* rstd, int64_t rows, int d) {
+    rmsnorm_backward_kernel(bf16* dx, float* partial, bf16* y, const bf16* residual, const bf16* dy,
+                            const bf16* x, const bf16* weight, const float* rstd, int64_t rows, int d) {
     __shared__ float sums[2][32];
     int c = 8 * threadIdx.x;
     bool active = c < d;
@@ -150,6 +150,11 @@ __global__ static void __launch_bounds__(1024)
             g[i] *= w[i];
             gx += g[i] * v[i];
         }
+        if (y && active) {
+            float normed[8];
+            for (int i = 0; i < 8; i++) normed[i] = v[i] * (now.rstd * w[i]);
+            store16_once(y + row * d + c, pack8(normed));
+        }
         float mean = __fdividef(sum_of_block(gx, sums[turn]), (float)d) * now.rstd * now.rstd;
         float out[8];
         unpack8(out, now.residual);
@@ -178,15 +183,16 @@ static inline void rmsnorm_forward(bf16* y, float* rstd, bf16* x_out, const bf16
 }
 
 // dx = residual + the gradient of x, where residual [rows, d], what the stream past the norm gave, may be dx
-// itself, or NULL for none. dweight [d] += its gradient. partial is scratch of norm_partial_bytes.
-static inline void rmsnorm_backward(bf16* dx, float* dweight, const bf16* residual, const bf16* dy,
+// itself, or NULL for none. dweight [d] += its gradient. y, unless it is NULL, comes once more, as the forward
+// pass gave it: made in passing, it need not be kept. partial is scratch of norm_partial_bytes.
+static inline void rmsnorm_backward(bf16* dx, float* dweight, bf16* y, const bf16* residual, const bf16* dy,
                                     const bf16* x, const bf16* weight, const float* rstd, float* partial,
                                     int64_t rows, int64_t d, cudaStream_t stream) {
     int threads = rmsnorm_threads(d);
     if (rows == 0) return;
     int64_t blocks = resident_blocks(rmsnorm_backward_kernel, threads);
     if (blocks > rows) blocks = rows;
-    rmsnorm_backward_kernel<<<(unsigned)blocks, threads, 0, stream>>>(dx, partial, residual, dy, x, weight,
+    rmsnorm_backward_kernel<<<(unsigned)blocks, threads, 0, stream>>>(dx, partial, y, residual, dy, x, weight,
                                                                       rstd, rows, (int)d);
     CUDA_CHECK_LAUNCH();
     sum_rows(dweight, partial, blocks, d, true, stream);

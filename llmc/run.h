@@ -242,8 +242,8 @@ static inline void run_configure(Run* run, int64_t suggested_tokens) {
     run->table = params_build(&run->config);
     if (o->dry_run + (o->bench != OPTION_UNSET) + (o->dump != NULL) + run_generates(run) > 1)
         die("--dry-run, --bench, --dump and --generate each leave when they are done: give one of them");
-    if (o->recompute && options_recompute(o->recompute) < 0)
-        die("--recompute %s: not one of none, cheap, block", o->recompute);
+    if (o->recompute) option_place(option_recompute_names, "recompute", o->recompute);
+    if (o->attention) option_place(option_attention_names, "attention", o->attention);
     if (run_generates(run) && !o->init) die("--generate: with which model? give --init DIR, a checkpoint");
     if ((run_trains(run) || o->dump) && !o->data) die("--data GLOB is missing: the shards to train on");
 

@@ -21,10 +21,10 @@ __global__ static void __launch_bounds__(512) swiglu_forward_kernel(bf16* s, con
 }
 
 __global__ static void __launch_bounds__(512)
-    swiglu_backward_kernel(bf16* dgu, const bf16* ds, const bf16* gu, int64_t I) {
+    swiglu_backward_kernel(bf16* dgu, bf16* s, const bf16* ds, const bf16* gu, int64_t I) {
     int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
-    float g[8], u[8], d[8];
+    float g[8], u[8], d[8], out_s[8];
     const bf16* in = gu + row * 2 * I + i;
     Raw8 g_in = load_raw8_once(in), u_in = load_raw8_once(in + I), d_in = load_raw8_once(ds + row * I + i);
     unpack8(g, g_in);
@@ -32,12 +32,14 @@ __global__ static void __launch_bounds__(512)
     unpack8(d, d_in);
     for (int j = 0; j < 8; j++) {
         float open = sigmoidf(g[j]), du = d[j] * g[j] * open;
+        out_s[j] = u[j] * (g[j] * open);
         g[j] = d[j] * u[j] * open * (1 + g[j] * (1 - open));
         u[j] = du;
     }
     bf16* out = dgu + row * 2 * I + i;
     store16_once(out, pack8(g));
     store16_once(out + I, pack8(u));
+    store16_once(s + row * I + i, pack8(out_s));
 }
 
 // The grid over rows and parts of a row, and the threads of a block.
@@ -57,13 +59,14 @@ static inline void swiglu_forward(bf16* s, const bf16* gu, int64_t rows, int64_t
     CUDA_CHECK_LAUNCH();
 }
 
-// dgu [rows, 2I] from ds [rows, I]; dgu may be gu
-static inline void swiglu_backward(bf16* dgu, const bf16* ds, const bf16* gu, int64_t rows, int64_t I,
-                                   cudaStream_t stream) {
+// dgu [rows, 2I] from ds [rows, I], and s once more, as the forward pass gave it: made in passing, it need not
+// be kept. dgu may be gu, and s may be ds.
+static inline void swiglu_backward(bf16* dgu, bf16* s, const bf16* ds, const bf16* gu, int64_t rows,
+                                   int64_t I, cudaStream_t stream) {
     int threads;
     dim3 grid = swiglu_grid(rows, I, &threads);
     if (rows == 0) return;
-    swiglu_backward_kernel<<<grid, threads, 0, stream>>>(dgu, ds, gu, I);
+    swiglu_backward_kernel<<<grid, threads, 0, stream>>>(dgu, s, ds, gu, I);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -119,10 +119,10 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
     bench("rmsnorm_forward, x + branch", 4 * act,
           [&](int s) { rmsnorm_forward(a[s], rstd[s], e[s], b[s], c[s], w[s], rows, d, 1e-6, 0); });
     bench("rmsnorm_backward", 3 * act, [&](int s) {
-        rmsnorm_backward(a[s], dw[s], NULL, b[s], c[s], w[s], rstd[s], partial, rows, d, 0);
+        rmsnorm_backward(a[s], dw[s], NULL, NULL, b[s], c[s], w[s], rstd[s], partial, rows, d, 0);
     });
-    bench("rmsnorm_backward, + residual", 4 * act, [&](int s) {
-        rmsnorm_backward(a[s], dw[s], a[s], b[s], c[s], w[s], rstd[s], partial, rows, d, 0);
+    bench("rmsnorm_backward, + residual, y", 5 * act, [&](int s) {
+        rmsnorm_backward(a[s], dw[s], e[s], a[s], b[s], c[s], w[s], rstd[s], partial, rows, d, 0);
     });
     {
         Tensor<bf16> proj = tensor<bf16>(rows * stride), dproj = tensor<bf16>(rows * stride);
@@ -130,8 +130,8 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
         bench("output_gate_forward, norm, gate", 3 * act + per_head, [&](int s) {
             output_gate_forward(a[s], rstd[s], b[s], w[s], proj[s] + 3 * d, B, T, NH, dh, stride, 1e-6, 0);
         });
-        bench("output_gate_backward, norm, gate, delta", 5 * act + 2 * per_head, [&](int s) {
-            output_gate_backward(a[s], dw[s], dproj[s] + 3 * d, delta[s], b[s], c[s], w[s], rstd[s],
+        bench("output_gate_backward, norm, gate, delta, y", 6 * act + 2 * per_head, [&](int s) {
+            output_gate_backward(a[s], dw[s], dproj[s] + 3 * d, delta[s], e[s], b[s], c[s], w[s], rstd[s],
                                  proj[s] + 3 * d, partial, B, T, NH, dh, stride, 0);
         });
         struct {
@@ -175,8 +175,8 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
                      dgu = tensor<bf16>(2 * rows * I);
         bench("swiglu_forward", 6 * (double)(rows * I),
               [&](int s) { swiglu_forward(s_[s], gu[s], rows, I, 0); });
-        bench("swiglu_backward", 10 * (double)(rows * I),
-              [&](int s) { swiglu_backward(dgu[s], s_[s], gu[s], rows, I, 0); });
+        bench("swiglu_backward, s", 12 * (double)(rows * I),
+              [&](int s) { swiglu_backward(dgu[s], s_[s], s_[s], gu[s], rows, I, 0); });
     }
     {
         Tensor<bf16> embeddings = tensor<bf16>(V * d);

@@ -141,6 +141,8 @@ refused() {
     dies "--generate: with which model? give --init DIR" gpu $tiny --generate 5
     dies "intermediate_size" gpu $tiny --set intermediate_size=70 $batches $data
     dies "--recompute most: not one of none, cheap, block" train refused --recompute most
+    dies "--attention most: not one of fox, cudnn" train refused --attention most
+    dies "cuDNN knows no forget gate" train refused --attention cudnn
     local large="--model fox-pro-760m --batch-tokens 64Mi --bench 1"
     dies "do not fit into" gpu $large --micro-batch 4096
     dies "--micro-batch" gpu $large --micro-batch 256 --recompute none
@@ -170,6 +172,18 @@ gates() {
     check "no gate" train no_gate --set fgate_type=none --set use_rope=true
 }
 
+# The baseline through cuDNN's attention, if this build has it.
+cudnn() {
+    local baseline="$tiny --set fgate_type=none --set use_rope=true --attention cudnn"
+    if ./train_foxcu $baseline $batches --dry-run 2>&1 | grep -q "built without cuDNN"; then
+        dies "build it with USE_CUDNN=1, or use --attention fox" gpu $baseline $batches $data
+        return
+    fi
+    check "--attention cudnn" gpu $baseline $batches $data --deterministic --shuffle --out "$scratch/cudnn"
+    said "attention by cuDNN"
+    near 0.02 cudnn no_gate
+}
+
 plans() {
     for model in fox-pro-125m transformer-llama-760m; do
         check "--dry-run $model" gpu --model $model --dry-run --data none --out "$scratch/dry"
@@ -185,10 +199,11 @@ plans() {
     check "$fits sequences fit as promised" gpu --model fox-pro-125m --batch-tokens $((fits * 16384)) \
         --micro-batch "$fits" --recompute none --bench 1
     check "--bench" gpu $tiny $batches --bench 1
-    said "1 steps of 2 x 48 tokens on "
+    said "1 steps of 2 x 48 tokens"
     said "matrix products"
     said "tokens/s"
     check "--bench of 128 channels a head" gpu $tiny --set num_heads=1 $batches --bench 1 --recompute block
+    said "attention by"
     said "recompute block"
     check "without --out" gpu $tiny $batches $data --max-steps 1
     said "without --out DIR nothing of this run is kept" stderr
@@ -203,5 +218,6 @@ texts
 refused
 not_finite
 gates
+cudnn
 plans
 report

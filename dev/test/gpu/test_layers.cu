@@ -202,11 +202,13 @@ static void test_rmsnorm(int64_t rows, int64_t d, bool residual) {
     check_close("rmsnorm rstd", rstd, rstd_gpu, LIMIT_FP32);
 
     bf16* again_dx = poisoned<bf16>(rows * d);
-    rmsnorm_backward(again_dx, again_dweight, residual ? res_gpu : NULL, dy_gpu, x_gpu, weight_gpu, rstd_gpu,
-                     partial, rows, d, 0);
+    rmsnorm_backward(again_dx, again_dweight, NULL, residual ? res_gpu : NULL, dy_gpu, x_gpu, weight_gpu,
+                     rstd_gpu, partial, rows, d, 0);
     bf16* dx_gpu = residual ? res_gpu : poisoned<bf16>(rows * d); // in place
-    rmsnorm_backward(dx_gpu, dweight_gpu, residual ? res_gpu : NULL, dy_gpu, x_gpu, weight_gpu, rstd_gpu,
-                     partial, rows, d, 0);
+    bf16* again_y = poisoned<bf16>(rows * d);
+    rmsnorm_backward(dx_gpu, dweight_gpu, again_y, residual ? res_gpu : NULL, dy_gpu, x_gpu, weight_gpu,
+                     rstd_gpu, partial, rows, d, 0);
+    check_same_bits("y made in passing", y_gpu, again_y, rows * d);
     check_close("rmsnorm dx", dx, dx_gpu, limit_bf16(dx.size()));
     check_close("rmsnorm dweight", dweight, dweight_gpu, LIMIT_FP32);
     check_same_bits("dx of a second run", dx_gpu, again_dx, rows * d);
@@ -423,8 +425,10 @@ static void test_output_gate(Shape s, bool norm, bool gate, bool with_delta) {
          *gate_out = gate ? dproj + column : NULL;
     float* delta = with_delta ? delta_gpu : NULL;
     output_gate_forward(y_gpu, rstd_gpu, o_gpu, w, gate_in, s.B, s.T, s.NH, dh, stride, eps, 0);
-    output_gate_backward(dout_gpu, dweight_gpu, gate_out, delta, dy_gpu, o_gpu, w, rstd_gpu, gate_in, partial,
-                         s.B, s.T, s.NH, dh, stride, 0);
+    bf16* again_y = poisoned<bf16>(n);
+    output_gate_backward(dout_gpu, dweight_gpu, gate_out, delta, again_y, dy_gpu, o_gpu, w, rstd_gpu, gate_in,
+                         partial, s.B, s.T, s.NH, dh, stride, 0);
+    check_same_bits("y made in passing", y_gpu, again_y, n);
     check_close("output_gate y", y, y_gpu, limit_bf16(y.size()));
     check_close("output_gate dout", dout, dout_gpu, limit_bf16(dout.size()));
     if (norm) check_close("output_gate rstd", rstd, rstd_gpu, LIMIT_FP32);
@@ -448,8 +452,8 @@ static void test_output_gate(Shape s, bool norm, bool gate, bool with_delta) {
         check_close("output_gate delta", expected, delta_gpu, LIMIT_FP32, &terms);
     }
     // again, in place
-    output_gate_backward(dy_gpu, again_dweight, gate_out, NULL, dy_gpu, o_gpu, w, rstd_gpu, gate_in, partial,
-                         s.B, s.T, s.NH, dh, stride, 0);
+    output_gate_backward(dy_gpu, again_dweight, gate_out, NULL, again_y, dy_gpu, o_gpu, w, rstd_gpu, gate_in,
+                         partial, s.B, s.T, s.NH, dh, stride, 0);
     check_same_bits("dout of a second run", dout_gpu, dy_gpu, n);
     check_same_bits("dweight of a second run", dweight_gpu, again_dweight, d);
     free_all();
@@ -471,7 +475,8 @@ static void test_swiglu(int64_t rows, int64_t I) {
             dgu[at_u] = ds[at] * g * open;
         }
     swiglu_forward(s_gpu, gu_gpu, rows, I, 0);
-    swiglu_backward(dgu_gpu, ds_gpu, gu_gpu, rows, I, 0);
+    swiglu_backward(dgu_gpu, ds_gpu, ds_gpu, gu_gpu, rows, I, 0);
+    check_same_bits("s made in passing", s_gpu, ds_gpu, rows * I);
     check_close("swiglu s", s, s_gpu, limit_bf16(s.size()));
     check_close("swiglu dgu", dgu, dgu_gpu, limit_bf16(dgu.size()));
     free_all();
@@ -504,9 +509,10 @@ static void test_large(void) {
         swiglu_forward(s, gu, few, d / 2, 0);
         swiglu_forward(big_s, big_gu, rows, d / 2, 0);
         check_same_bits("swiglu s", s, big_s + (n - m) / 2, m / 2);
-        swiglu_backward(dgu, ds, gu, few, d / 2, 0);
-        swiglu_backward(big_out, big_ds, big_gu, rows, d / 2, 0);
+        swiglu_backward(dgu, s, ds, gu, few, d / 2, 0);
+        swiglu_backward(big_out, big_s, big_ds, big_gu, rows, d / 2, 0);
         check_same_bits("swiglu dgu", dgu, big_out + n - m, m);
+        check_same_bits("swiglu s in passing", s, big_s + (n - m) / 2, m / 2);
 
         float *rstd = poisoned<float>(few), *big_rstd = poisoned<float>(rows), *partial = norm_scratch();
         float *dw = with_tail<float>(d, NULL, 0), *big_dw = with_tail<float>(d, NULL, 0);
@@ -514,8 +520,8 @@ static void test_large(void) {
         rmsnorm_forward(dgu, rstd, NULL, gu, NULL, w, few, d, 1e-6, 0);
         rmsnorm_forward(big_out, big_rstd, NULL, big_gu, NULL, w, rows, d, 1e-6, 0);
         check_same_bits("rmsnorm y", dgu, big_out + n - m, m);
-        rmsnorm_backward(dgu, dw, NULL, dy, gu, w, rstd, partial, few, d, 0);
-        rmsnorm_backward(big_out, big_dw, NULL, big_dy, big_gu, w, big_rstd, partial, rows, d, 0);
+        rmsnorm_backward(dgu, dw, NULL, NULL, dy, gu, w, rstd, partial, few, d, 0);
+        rmsnorm_backward(big_out, big_dw, NULL, NULL, big_dy, big_gu, w, big_rstd, partial, rows, d, 0);
         check_same_bits("rmsnorm dx", dgu, big_out + n - m, m);
         check_close("dweight at 2^31", fetch(dw, d), big_dw, LIMIT_FP32);
         free_all();
@@ -560,11 +566,14 @@ static void test_large(void) {
         output_gate_forward(big_paths[0].out, big_paths[0].rstd, big_dout, w, big_proj + 3 * d, B, T, NH, dh,
                             stride, 1e-6, 0);
         check_same_bits("output_gate y", y, big_paths[0].out + n - m, m);
-        output_gate_backward(y, dw, dproj + 3 * d, delta, dy, dout, w, rstd, proj + 3 * d, partial, 1, T, NH,
-                             dh, stride, 0);
-        output_gate_backward(big_paths[0].out, big_dw, big_dproj + 3 * d, big_delta, big_dy, big_dout, w,
-                             big_paths[0].rstd, big_proj + 3 * d, partial, B, T, NH, dh, stride, 0);
+        bf16 *y_again = poisoned<bf16>(m), *big_y_again = big_paths[1].out;
+        output_gate_backward(y, dw, dproj + 3 * d, delta, y_again, dy, dout, w, rstd, proj + 3 * d, partial,
+                             1, T, NH, dh, stride, 0);
+        output_gate_backward(big_paths[0].out, big_dw, big_dproj + 3 * d, big_delta, big_y_again, big_dy,
+                             big_dout, w, big_paths[0].rstd, big_proj + 3 * d, partial, B, T, NH, dh, stride,
+                             0);
         check_same_bits("output_gate dout", y, big_paths[0].out + n - m, m);
+        check_same_bits("output_gate y in passing", y_again, big_y_again + n - m, m);
         check_same_bits("output_gate delta", delta, big_delta + (B - 1) * T * NH, T * NH);
         check_close("dweight at 2^31", fetch(dw, d), big_dw, LIMIT_FP32);
         free_all();
