@@ -69,7 +69,7 @@ static inline void output_gate_forward(bf16* y, float* rstd, const bf16* o, cons
 
 // ----------------------------------------------------------------------------
 
-__global__ static void __launch_bounds__(256, 4)
+__global__ static void __launch_bounds__(256, 3)
     output_gate_backward_kernel(bf16* dout, float* partial, bf16* dgate, float* delta, bf16* y,
                                 const bf16* dy, const bf16* o, const bf16* weight, const float* rstd,
                                 const bf16* gate, int tokens, int T, int NH, int dh, int64_t stride) {
