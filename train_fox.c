@@ -1336,6 +1336,7 @@ static void train(Model* model, Run* run) {
         state->position = dataloader_position(&data);
 
         LogStep line;
+        memset(&line, 0, sizeof line);
         line.step = state->step, line.tokens = state->tokens, line.step_tokens = step_tokens;
         line.loss = loss, line.grad_norm = norm, line.lr = lr, line.seconds = seconds_now() - start;
         logger_step(&logger, &line);

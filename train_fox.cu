@@ -22,6 +22,7 @@ the device itself.
 #include "llmc/forget_gate.cuh"
 #include "llmc/attention.cuh"
 #include "llmc/attention_cudnn.cuh"
+#include "llmc/pruning.cuh"
 #include "llmc/decode.cuh"
 #include "llmc/output_gate.cuh"
 #include "llmc/swiglu.cuh"
@@ -55,6 +56,9 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
     X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
+    X(int, first_key_block, RECOMPUTE_CHEAP, blocks) /* [L,B,NH,blocks] what attention looks at: see AttentionBounds */ \
+    X(int, last_query_block, RECOMPUTE_CHEAP, blocks) /* [L,B,NH,blocks] */ \
+    X(int, head_order, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] */ \
     X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
     X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
     X(float, o_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
@@ -106,6 +110,7 @@ typedef struct {
     int64_t num_chunks;
     double* chunk_squares; // [num_chunks] scratch
     StepStats* stats;      // of the step under way
+    PruningCount* pruning; // [L] of the step under way
     float* angles;         // [T, dh/2, 2] of RoPE
     Activations acts;
     ActivationSteps steps;
@@ -132,11 +137,15 @@ static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
 
 static size_t model_scratch_bytes(const Model* model, int64_t B, int64_t T) {
     const Config* c = &model->config;
-    size_t attention = model->cudnn ? attention_cudnn_workspace(B, T, c->num_heads, config_head_size(c),
-                                                                model->deterministic)
-                                    : attention_backward_scratch(B, T, c->num_heads);
-    size_t embedding = embedding_scratch_bytes(B * T, c->hidden_size);
-    return attention > embedding ? attention : embedding;
+    int64_t NH = c->num_heads, dh = config_head_size(c);
+    const size_t each[] = {model->cudnn ? attention_cudnn_workspace(B, T, NH, dh, model->deterministic)
+                                        : attention_scratch_bytes(B, T, NH),
+                           forget_gate_scratch_bytes(B, T, NH), pruning_scratch_bytes(B, NH),
+                           embedding_scratch_bytes(B * T, c->hidden_size)};
+    size_t most = 0;
+    for (size_t bytes : each)
+        if (bytes > most) most = bytes;
+    return most;
 }
 
 // Memory of everything but the activations, and of these.
@@ -151,7 +160,9 @@ static int64_t model_plan_activations(Model* model, int64_t B, int64_t T, Recomp
     int64_t BT = B * T, L = c->num_hidden_layers, d = c->hidden_size, NH = c->num_heads,
             I = config_mlp_size(c);
     int64_t S = matmul_padded(model->table.proj.rows), Vs = matmul_padded(c->vocab_size);
-    int64_t gated = config_has_gate(c), logit_rows = model_logit_rows(BT, Vs), bytes = 0;
+    int64_t gated = config_has_gate(c), prunes = config_prunes(c),
+            blocks = prunes * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    int64_t logit_rows = model_logit_rows(BT, Vs), bytes = 0;
 #define ACTIVATION_PLAN(type, name, keep, count)                                                             \
     {                                                                                                        \
         bool kept = (int)recompute <= keep;                                                                  \
@@ -200,6 +211,9 @@ static void model_allocate_weights(Model* model, bool train) {
     model->grads = device_floats(count);
     model->m = device_floats(count);
     model->v = device_floats(count);
+    size_t pruning_bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    CUDA_CHECK(cudaMalloc((void**)&model->pruning, pruning_bytes));
+    CUDA_CHECK(cudaMemset(model->pruning, 0, pruning_bytes));
     model->num_chunks = param_chunks(NULL, &model->table, 0, model->table.count);
     size_t bytes = (size_t)model->num_chunks * sizeof(ParamChunk);
     ParamChunk* chunks = (ParamChunk*)xcalloc(1, bytes);
@@ -229,7 +243,8 @@ static void model_free(Model* model) {
     ACTIVATIONS(ACTIVATION_FREE)
     void* const rest[] = {model->params,  model->weights, model->grads,         model->m,
                           model->v,       model->chunks,  model->stats,         model->angles,
-                          model->scratch, model->partial, model->chunk_squares, model->matmul.workspace};
+                          model->scratch, model->partial, model->chunk_squares, model->matmul.workspace,
+                          model->pruning};
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) cudaFree(rest[i]);
     matmul_free(&model->matmul);
     cudaStreamDestroy(model->stream);
@@ -344,6 +359,8 @@ static void block_forward(Model* model, int64_t l) {
     Activations a = model_layer(model, l);
     bf16* x_next = l + 1 < L ? a.x + BT * d : a.x_last;
     double* c = config_has_gate(config) ? a.c : NULL;
+    AttentionBounds bounds = {a.first_key_block, a.last_query_block, a.head_order};
+    bool prunes = config_prunes(config);
     HeadPath paths[3];
     model_head_paths(model, l, paths);
 
@@ -358,12 +375,17 @@ static void block_forward(Model* model, int64_t l) {
     qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
     if (c)
         forget_gate_forward(c, proj_column(a.proj, layout->fgate),
-                            param_at(model, model->params, P_FGATE_BIAS, l), B, T, NH, S, stream);
+                            param_at(model, model->params, P_FGATE_BIAS, l), model->scratch, B, T, NH, S,
+                            stream);
+    if (prunes)
+        pruning_bounds(&bounds, model->pruning + l, c, a.q, a.k, paths[0].weight, paths[1].weight,
+                       weight_step, config->log_pruning_tolerance, model->scratch, B, T, NH, dh, stream);
     phase_end(model, PHASE_QKV);
     if (model->cudnn)
         attention_cudnn_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, B, T, NH, dh, stream);
     else
-        attention_forward(a.o, a.lse, a.q, a.k, a.v, c, NULL, B, T, NH, dh, stream);
+        attention_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, c, prunes ? &bounds : NULL, B, T, NH, dh,
+                          stream);
     phase_end(model, PHASE_ATTENTION);
     if (model_gates_output(config))
         output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
@@ -383,6 +405,13 @@ static void block_forward(Model* model, int64_t l) {
     linear_forward<bf16>(mm, x_next, a.s, param_at(model, w, P_DOWN_PROJ, l), a.x_mid, BT, d, I, d, I,
                          stream);
     phase_end(model, PHASE_MATMUL);
+}
+
+// Before the first pass of an optimizer step: nothing is counted yet.
+static void model_begin_step(Model* model) {
+    size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
+    CUDA_CHECK(cudaMemsetAsync(model->pruning, 0, bytes, model->stream));
 }
 
 // acts.inputs [B,T] -> acts.head_in [B,T,d]
@@ -450,6 +479,7 @@ static void block_backward(Model* model, int64_t l) {
     float *g = model->grads, *partial = model->partial;
     Activations a = model_layer(model, l);
     double* c = config_has_gate(config) ? a.c : NULL;
+    AttentionBounds bounds = {a.first_key_block, a.last_query_block, a.head_order};
     bool gate_learns = c && config->fgate_type != GATE_FIXED;
     HeadPath paths[3];
     model_head_paths(model, l, paths);
@@ -491,12 +521,13 @@ static void block_backward(Model* model, int64_t l) {
                                  model->deterministic, B, T, NH, dh, stream);
     else
         attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k,
-                           a.v, a.o, a.lse, c, NULL, NULL, B, T, NH, dh, stream);
+                           a.v, a.o, a.lse, c, config_prunes(config) ? &bounds : NULL, B, T, NH, dh, stream);
     phase_end(model, PHASE_ATTENTION);
     if (gate_learns)
         forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,
                              proj_column(a.proj, layout->fgate),
-                             param_at(model, model->params, P_FGATE_BIAS, l), B, T, NH, S, stream);
+                             param_at(model, model->params, P_FGATE_BIAS, l), model->scratch, B, T, NH, S,
+                             stream);
     qkv_backward(paths, a.dproj, a.proj, model->angles, partial, B, T, NH, dh, R, S, weight_step, stream);
     phase_end(model, PHASE_QKV);
     linear_backward_input(mm, a.dbranch, a.dproj, param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
@@ -777,6 +808,17 @@ static void print_path(const Model* model, const Device* device) {
            model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[model->recompute]);
 }
 
+// The share of attention's blocks that the last step skipped, over all layers.
+static double model_pruned_share(const Model* model) {
+    int64_t L = model->config.num_hidden_layers;
+    PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
+    double share = 0;
+    CUDA_CHECK(cudaMemcpy(counts, model->pruning, (size_t)L * sizeof(PruningCount), cudaMemcpyDeviceToHost));
+    for (int64_t l = 0; l < L; l++) share += pruning_share(&counts[l]) / (double)L;
+    free(counts);
+    return share;
+}
+
 // Times --bench optimizer steps of one micro-batch each on random tokens.
 static void bench(Model* model, const Run* run, const Device* device) {
     Feeder feeder = feeder_new(model);
@@ -786,7 +828,7 @@ static void bench(Model* model, const Run* run, const Device* device) {
         feeder_next(&feeder, model, NULL);
         phases.on = step >= 0;
         phases.count = 0;
-        CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
+        model_begin_step(model);
         model_forward(model);
         model_loss(model, (float)(1 / (double)BT), true, NULL);
         model_backward(model);
@@ -810,7 +852,8 @@ static void bench(Model* model, const Run* run, const Device* device) {
     for (int i = 0; i < NUM_PHASES; i++)
         printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
                100 * (ms[i] + ms[NUM_PHASES + i]) / total);
-    double flops = run_flops_per_token(run);
+    double flops = run_flops_per_token(run), pruned = model_pruned_share(model),
+           executed = flops - pruned * run_attention_flops_per_token(run);
     const double times[2] = {forward_backward, total};
     static const char* const time_names[2] = {"forward and backward", "step"};
     for (int i = 0; i < 2; i++) {
@@ -818,8 +861,12 @@ static void bench(Model* model, const Run* run, const Device* device) {
         printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", time_names[i], times[i], rate,
                1e-12 * rate * flops);
         if (device->peak_flops > 0) printf("  %4.1f%% MFU", 100 * rate * flops / device->peak_flops);
+        if (device->peak_flops > 0 && config_prunes(&model->config))
+            printf(" (%4.1f%% executed)", 100 * rate * executed / device->peak_flops);
         printf("\n");
     }
+    if (config_prunes(&model->config))
+        printf("  %-28s %10.1f%%\n", "attention's blocks pruned", 100 * pruned);
     printf("  %-28s %10.2f GiB\n", "memory of the GPU in use", (double)(all_bytes - free_bytes) / (1 << 30));
     feeder_free(&feeder);
 }
@@ -852,11 +899,43 @@ static void validate(Model* model, const Run* run, Logger* logger, Feeder* feede
 
 // A step that was queued, until its result is read.
 typedef struct {
-    StepStats* stats; // pinned
+    StepStats* stats;      // pinned
+    PruningCount* pruning; // [L], pinned
+    double* pruned;        // [L] shares of attention's blocks that were skipped
     cudaEvent_t done;
     LogStep line;
     bool pending;
 } QueuedStep;
+
+static QueuedStep queued_step_new(const Model* model) {
+    QueuedStep q;
+    size_t L = (size_t)model->config.num_hidden_layers;
+    memset(&q, 0, sizeof q);
+    CUDA_CHECK(cudaMallocHost((void**)&q.stats, sizeof(StepStats)));
+    CUDA_CHECK(cudaMallocHost((void**)&q.pruning, L * sizeof(PruningCount)));
+    CUDA_CHECK(cudaEventCreateWithFlags(&q.done, cudaEventDisableTiming));
+    q.pruned = (double*)xcalloc(L, sizeof(double));
+    q.line.num_layers = config_prunes(&model->config) ? (int)L : 0;
+    q.line.pruned = q.pruned;
+    return q;
+}
+
+static void queued_step_free(QueuedStep* q) {
+    cudaFreeHost(q->stats);
+    cudaFreeHost(q->pruning);
+    cudaEventDestroy(q->done);
+    free(q->pruned);
+}
+
+// Queues the copy of what the step under way came to.
+static void queue_step(const Model* model, QueuedStep* q) {
+    size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    CUDA_CHECK(
+        cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaMemcpyAsync(q->pruning, model->pruning, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaEventRecord(q->done, model->stream));
+    q->pending = true;
+}
 
 // Waits for the queued step, stops the run if it was not finite, and logs it.
 static void finish_step(Model* model, Logger* logger, QueuedStep* q, double* last_time) {
@@ -865,6 +944,7 @@ static void finish_step(Model* model, Logger* logger, QueuedStep* q, double* las
     CUDA_CHECK(cudaEventSynchronize(q->done));
     q->line.loss = q->stats->loss / (double)q->line.step_tokens;
     q->line.grad_norm = q->stats->norm;
+    for (int l = 0; l < q->line.num_layers; l++) q->pruned[l] = pruning_share(&q->pruning[l]);
     if (!q->stats->finite) {
         const char* weight = model_first_not_finite(model, model->params);
         const char* gradient = model_first_not_finite(model, model->grads);
@@ -904,24 +984,20 @@ static void train(Model* model, Run* run, const Device* device) {
     logger.num_steps = run->num_steps;
     logger.log_every = o->log_every;
     logger.flops_per_token = run_flops_per_token(run);
+    logger.attention_flops = run_attention_flops_per_token(run);
     logger.peak_flops = device->peak_flops;
     dataloader_seek(&data, state->position);
     run_begin(run, &logger, &data, val_sequences);
     print_path(model, device);
 
-    QueuedStep queued[2];
-    memset(queued, 0, sizeof queued);
-    for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaMallocHost((void**)&queued[i].stats, sizeof(StepStats)));
-        CUDA_CHECK(cudaEventCreateWithFlags(&queued[i].done, cudaEventDisableTiming));
-    }
+    QueuedStep queued[2] = {queued_step_new(model), queued_step_new(model)};
     double last_time = seconds_now();
     if (val_sequences && state->step >= run->last_step) // nothing to train: measure what there is
         validate(model, run, &logger, &feeder, &val_data, val_sequences);
     bool saved = run->checkpoint < run->num_checkpoints; // this state
     while (state->step < run->last_step && !run_interrupted) {
         QueuedStep *q = &queued[state->step % 2], *before = &queued[1 - state->step % 2];
-        CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
+        model_begin_step(model);
         for (int64_t i = 0; i < run->micro_steps; i++) {
             feeder_next(&feeder, model, &data);
             model_forward(model);
@@ -930,13 +1006,10 @@ static void train(Model* model, Run* run, const Device* device) {
         }
         double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
         model_update(model, o, lr, state->step + 1);
-        CUDA_CHECK(cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost,
-                                   model->stream));
-        CUDA_CHECK(cudaEventRecord(q->done, model->stream));
+        queue_step(model, q);
         state->step++;
         state->tokens += step_tokens;
         state->position = dataloader_position(&data);
-        q->pending = true;
         q->line.step = state->step, q->line.tokens = state->tokens, q->line.step_tokens = step_tokens,
         q->line.lr = lr;
 
@@ -960,10 +1033,7 @@ static void train(Model* model, Run* run, const Device* device) {
     }
     for (int i = 0; i < 2; i++) finish_step(model, &logger, &queued[(state->step + i) % 2], &last_time);
     if (!saved) save(model, run, &logger); // a signal, or --max-steps 0
-    for (int i = 0; i < 2; i++) {
-        cudaFreeHost(queued[i].stats);
-        cudaEventDestroy(queued[i].done);
-    }
+    for (int i = 0; i < 2; i++) queued_step_free(&queued[i]);
     logger_close(&logger);
     dataloader_close(&data);
     if (o->val_data) dataloader_close(&val_data);

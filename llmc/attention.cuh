@@ -2,24 +2,29 @@
 Forgetting attention, causal: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + c_i - c_j) v_j over j <= i, with c
 the running sum of the log forget gates; without them (c NULL) plain attention.
 
-This file is the interface: it checks the shape and picks the kernels. The same bits come out of every run.
+This file is the interface: it checks the shape and picks the kernels. The same bits come out of every run,
+of the backward pass if it is asked to be deterministic.
 
     q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
     lse                           float  [B, NH, T], the log of each row's sum of exponentials: with c_i - c_j
                                          in the scores it has a score's size, however far c has fallen
     c                             double [B, NH, T], never rising
     dc                            float  [B, NH, T]
-
-Pruning: first_key_block and last_query_block, int [B, NH, ceil(T / ATTENTION_BLOCK)], name for each block of
-queries the first block of keys it looks at, and for each block of keys the last block of queries that looks
-at it. NULL: all.
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
 #include "attention_sm80.cuh"
 
-#define ATTENTION_BLOCK SM80_BLOCK
+#define ATTENTION_BLOCK SM80_BLOCK // tokens of a block of AttentionBounds
+
+// What attention need not look at, and in which order it best takes the heads (pruning.cuh). Where a function
+// takes a pointer to it, NULL leaves nothing out.
+typedef struct {
+    int* first_key_block;  // [B, NH, blocks], the first block of keys that a block of queries looks at
+    int* last_query_block; // [B, NH, blocks], the last block of queries that looks at a block of keys
+    int* head_order;       // [B NH], heads b NH + h, those with the most work first
+} AttentionBounds;
 
 static inline void attention_check(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     if (dh != 64 && dh != 128)
@@ -43,11 +48,19 @@ static inline const char* attention_path(void) { return "mma.sync kernels (sm_80
         if ((dh) == 128 && !(gate)) FUNCTION<128, false>(__VA_ARGS__);                                       \
     } while (0)
 
-static inline void attention_forward(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
-                                     const double* c, const int* first_key_block, int64_t B, int64_t T,
-                                     int64_t NH, int64_t dh, cudaStream_t stream) {
+// Bytes of the scratch that both passes need, one at a time.
+static inline size_t attention_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
+    return (size_t)(B * NH * T) * sizeof(float);
+}
+
+// Writes o and lse.
+static inline void attention_forward(bf16* o, float* lse, void* scratch, const bf16* q, const bf16* k,
+                                     const bf16* v, const double* c, const AttentionBounds* bounds, int64_t B,
+                                     int64_t T, int64_t NH, int64_t dh, cudaStream_t stream) {
     attention_check(B, T, NH, dh);
-    ATTENTION_DISPATCH(attention_forward_sm80, dh, c, o, lse, q, k, v, c, first_key_block, B, T, NH, stream);
+    (void)scratch;
+    ATTENTION_DISPATCH(attention_forward_sm80, dh, c, o, lse, q, k, v, c,
+                       bounds ? bounds->first_key_block : NULL, B, T, NH, stream);
 }
 
 // delta [B, NH, T] = do_i o_i
@@ -78,19 +91,16 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
     CUDA_CHECK_LAUNCH();
 }
 
-// Bytes of scratch that attention_backward needs.
-static inline size_t attention_backward_scratch(int64_t B, int64_t T, int64_t NH) {
-    return (size_t)(B * NH * T) * sizeof(float);
-}
-
 // Writes dq, dk, dv and dc: dc_i = sum_j ds_ij - sum_j ds_ji, ds being the scores' gradients. dc is NULL
 // where the gate is not learned. o and lse are attention_forward's.
 static inline void attention_backward(bf16* dq, bf16* dk, bf16* dv, float* dc, void* scratch,
                                       const bf16* dout, const bf16* q, const bf16* k, const bf16* v,
                                       const bf16* o, const float* lse, const double* c,
-                                      const int* first_key_block, const int* last_query_block, int64_t B,
-                                      int64_t T, int64_t NH, int64_t dh, cudaStream_t stream) {
+                                      const AttentionBounds* bounds, int64_t B, int64_t T, int64_t NH,
+                                      int64_t dh, cudaStream_t stream) {
     attention_check(B, T, NH, dh);
+    const int* first_key_block = bounds ? bounds->first_key_block : NULL;
+    const int* last_query_block = bounds ? bounds->last_query_block : NULL;
     float* delta = (float*)scratch;
     if (dh == 64) attention_delta<64>(delta, dout, o, B, T, NH, stream);
     if (dh == 128) attention_delta<128>(delta, dout, o, B, T, NH, stream);

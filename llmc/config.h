@@ -32,13 +32,12 @@ typedef struct {
     bool use_k_shift;
     bool use_v_shift;
     GateType fgate_type;
-    bool fgate_bias_init;  // "long" initialisation of the gate's bias (always on for a fixed gate)
-    double decay_time_min; // its T_min, in tokens
-    double decay_time_max; // its T_max, in tokens
-    double
-        log_pruning_tolerance; // ACP's ln eps; NAN is null in the file. Kept for the paper's code: nothing here prunes yet
-    int64_t bos_token_id; // -1 is null
-    int64_t eos_token_id; // end of text: what a document starts with; -1 is null, read as V - 1
+    bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
+    double decay_time_min;        // its T_min, in tokens
+    double decay_time_max;        // its T_max, in tokens
+    double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
+    int64_t bos_token_id;         // -1 is null
+    int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
 } Config;
 
 #define QK_NORM_EPS 1e-5
@@ -68,6 +67,10 @@ static inline int64_t config_mlp_size(const Config* c) {
 
 // Is there a forget gate of any kind?
 static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
+// Does attention leave out blocks that its gates make weightless? The CPU trainer, the reference, never does.
+static inline bool config_prunes(const Config* c) {
+    return config_has_gate(c) && !isnan(c->log_pruning_tolerance);
+}
 
 // The id that separates documents: eos_token_id, or the last one.
 static inline int64_t config_end_of_text(const Config* c) {

@@ -30,7 +30,7 @@ static inline void cuda_check(cudaError_t error, const char* call, const char* f
 // After a launch: finds a bad launch configuration at once; what happens on the device shows at a later call.
 #define CUDA_CHECK_LAUNCH() cuda_check(cudaGetLastError(), "kernel launch", __FILE__, __LINE__)
 
-template <class T> static inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
+template <class T> __host__ __device__ static inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
 // ----------------------------------------------------------------------------
 // 16 bytes at a time: the widest load and store there is

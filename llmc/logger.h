@@ -23,6 +23,7 @@ typedef struct {
     int64_t num_steps;      // the run ends there
     int64_t log_every;      // steps between lines on the terminal; the file gets them all
     double flops_per_token; // model FLOPs of forward and backward; 0: not shown
+    double attention_flops; // those of them that are attention's
     double peak_flops;      // what the machine could do in a second; 0: not known, no MFU
 
     int fd; // of log.jsonl; -1: terminal only
@@ -40,6 +41,10 @@ typedef struct {
     int64_t step_tokens; // of this step
     double loss, grad_norm, lr;
     double seconds; // the step took
+
+    // Of each of num_layers, the share of attention's blocks that were skipped; 0 layers: nothing is pruned.
+    int num_layers;
+    const double* pruned;
 } LogStep;
 
 // ----------------------------------------------------------------------------
@@ -121,7 +126,7 @@ static inline void logger_warn(Logger* l, int why) {
 }
 
 // Opens OUT/log.jsonl for appending, making both if need be; terminal only if out is NULL. The caller then
-// sets the first four fields, and closes the logger in any case.
+// sets the first five fields, and closes the logger in any case.
 static inline bool logger_open(Logger* l, const char* out, Error* err) {
     memset(l, 0, sizeof *l);
     l->fd = -1;
@@ -187,7 +192,9 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         l->recent_seconds = decay * l->recent_seconds + s->seconds;
         tokens_per_s = l->recent_tokens / l->recent_seconds;
     }
-    double flops = l->flops_per_token * tokens_per_s;
+    double flops = l->flops_per_token * tokens_per_s, pruned = 0;
+    for (int i = 0; i < s->num_layers; i++) pruned += s->pruned[i] / s->num_layers;
+    double executed = flops - pruned * l->attention_flops * tokens_per_s;
     double left = (double)(l->num_steps - s->step) * (double)s->step_tokens / tokens_per_s;
 
     JsonWriter* w = logger_begin_line(l, "step", s->step);
@@ -199,6 +206,14 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     json_put_double(w, "tokens_per_s", tokens_per_s);
     if (l->flops_per_token > 0) json_put_double(w, "model_flops_per_s", flops);
     if (l->flops_per_token > 0 && l->peak_flops > 0) json_put_double(w, "mfu", flops / l->peak_flops);
+    if (s->num_layers > 0) {
+        json_put_double(w, "executed_flops_per_s", executed);
+        if (l->peak_flops > 0) json_put_double(w, "executed_mfu", executed / l->peak_flops);
+        json_put_double(w, "pruned", pruned);
+        json_begin_array(w, "pruned_by_layer");
+        for (int i = 0; i < s->num_layers; i++) json_put_double(w, NULL, s->pruned[i]);
+        json_end(w);
+    }
     json_put_double(w, "eta_s", left);
     logger_end_line(l);
 
@@ -211,6 +226,10 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         printf("  %4.1f%% MFU", 100 * flops / l->peak_flops);
     else if (l->flops_per_token > 0)
         printf("  %7.1f GFLOP/s", 1e-9 * flops);
+    if (s->num_layers > 0 && l->peak_flops > 0)
+        printf(" (%4.1f%% executed, %2.0f%% pruned)", 100 * executed / l->peak_flops, 100 * pruned);
+    else if (s->num_layers > 0)
+        printf(" (%2.0f%% pruned)", 100 * pruned);
     printf("  %6s left\n", log_duration(time_left, left));
     fflush(stdout); // a person may watch through a pipe
 }

@@ -328,11 +328,13 @@ static inline int64_t run_val_sequences(const Run* run, const DataLoader* val_da
 // Is something that happens every `every` steps due after this step? Never if every is 0.
 static inline bool run_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Model FLOPs of a token, forward and backward: 6 N + 6 L d T, N without the input embedding.
+// Model FLOPs of a token, forward and backward: causal attention's 6 L d T, and all with 6 N, N without the
+// input embedding.
+static inline double run_attention_flops_per_token(const Run* run) {
+    return 6.0 * (double)(run->config.num_hidden_layers * run->config.hidden_size * run->options.seq_len);
+}
 static inline double run_flops_per_token(const Run* run) {
-    const Config* c = &run->config;
-    return 6.0 * (double)run->table.non_embedding +
-           6.0 * (double)(c->num_hidden_layers * c->hidden_size * run->options.seq_len);
+    return 6.0 * (double)run->table.non_embedding + run_attention_flops_per_token(run);
 }
 
 // The byte tokenizer's vocabulary is the only one of its size.

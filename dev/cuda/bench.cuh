@@ -14,19 +14,20 @@ template <class T> static inline T* device_array(int64_t n) {
     return p;
 }
 
-template <class T> __global__ static void fill_kernel(T* x, int64_t n, float scale) {
+template <class T> __global__ static void fill_kernel(T* x, int64_t n, uint32_t key, float scale) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
     for (; i < n; i += step) {
-        uint32_t h = (uint32_t)i * 2654435761u;
+        uint32_t h = ((uint32_t)i + key) * 2654435761u;
         h = (h ^ h >> 15) * 2246822519u;
         h ^= h >> 13;
         x[i] = (T)(scale * ((float)(h & 0xFFFF) + (float)(h >> 16) - 65535.0f) / 26755);
     }
 }
 
-// Values around 0 with standard deviation `scale`. Never zeros: those run faster.
+// Values around 0 with standard deviation `scale`, others at each call. Never zeros: those run faster.
 template <class T> static inline void fill(T* x, int64_t n, float scale) {
-    fill_kernel<<<2048, 256>>>(x, n, scale);
+    static uint32_t key;
+    fill_kernel<<<2048, 256>>>(x, n, key += 1234567, scale);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -2,123 +2,170 @@
 Speed of llmc/attention.cuh, beside the rate at which cuBLAS multiplies matrices in the same run.
 
 FLOPs are those of causal attention on paper: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
-computed.
+computed. Then the same with pruning, and what goes before and behind it: gates and bounds.
 
     bench_attention [DH [T]]      that head size and length only
 */
-#include <algorithm>
-#include <vector>
-#include <cublas_v2.h>
-#include "../../llmc/attention.cuh"
+#include "../../llmc/config.h"
 #include "../../llmc/forget_gate.cuh"
+#include "../../llmc/matmul.cuh"
+#include "../../llmc/pruning.cuh"
+#include "bench.cuh"
 
-__global__ static void fill_kernel(bf16* x, int64_t n, uint32_t key) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        uint64_t a = ((uint64_t)i + key) * 0x9e3779b97f4a7c15u;
-        a = (a ^ (a >> 32)) * 0xd6e8feb86659fd93u;
-        a ^= a >> 32;
-        // the sum of four bytes is near enough to a normal variable
-        float sum = (float)((a & 255) + (a >> 8 & 255) + (a >> 16 & 255) + (a >> 24 & 255));
-        x[i] = (bf16)((sum - 510) / 147.8f);
+// Median milliseconds of one call.
+template <class Call> static double milliseconds(const Call& call) {
+    return milliseconds(
+        1, 15, [] {}, [&](int) { call(); })[0];
+}
+
+// TFLOP/s of an n x n x n product.
+static double cublas_rate(int64_t n) {
+    bf16 *a = random_array<bf16>(n * n, 1), *b = random_array<bf16>(n * n, 1), *c = device_array<bf16>(n * n);
+    void* workspace = device_array<char>(MATMUL_WORKSPACE);
+    Matmul mm;
+    matmul_init(&mm, workspace, true);
+    double ms = milliseconds([&] { linear_forward<bf16>(&mm, c, a, b, NULL, n, n, n, n, n, 0); });
+    matmul_free(&mm);
+    for (void* p : {(void*)a, (void*)b, (void*)c, workspace}) CUDA_CHECK(cudaFree(p));
+    return 2e-9 * (double)(n * n * n) / ms;
+}
+
+// Median microseconds of call(stream), queued so many times in a row that the host's part does not show.
+template <class Call> static double microseconds_queued(Call call) {
+    const int calls = 50;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (int i = 0; i < calls; i++) call(stream);
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    double ms = milliseconds([&] { CUDA_CHECK(cudaGraphLaunch(executable, 0)); });
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return 1e3 * ms / calls;
+}
+
+// What attention reads and writes. Each head's gate is its bias: they forget by 1/e in 2 to 16384 tokens,
+// log-spaced over the heads.
+struct Case {
+    int64_t B, T, NH, dh, n, tokens, stride;
+    bf16 *q, *k, *v, *dout, *o, *dq, *dk, *dv, *proj, *dproj;
+    float *lse, *dc, *bias;
+    double* c;
+    char *scratch, *gate_scratch;
+
+    Case(int64_t B, int64_t T, int64_t NH, int64_t dh)
+        : B(B), T(T), NH(NH), dh(dh), n(B * T * NH * dh), tokens(B * T * NH),
+          stride(ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64) {
+        for (bf16** p : {&q, &k, &v, &dout}) *p = random_array<bf16>(n, 1);
+        for (bf16** p : {&o, &dq, &dk, &dv}) *p = device_array<bf16>(n);
+        proj = random_array<bf16>(B * T * stride, 1), dproj = device_array<bf16>(B * T * stride);
+        lse = device_array<float>(tokens), dc = device_array<float>(tokens), bias = device_array<float>(NH);
+        c = device_array<double>(tokens);
+        scratch = device_array<char>((int64_t)attention_scratch_bytes(B, T, NH));
+        gate_scratch = device_array<char>((int64_t)forget_gate_scratch_bytes(B, T, NH));
+        Config config = config_defaults();
+        config.num_heads = NH, config.decay_time_min = 2, config.decay_time_max = 16384;
+        std::vector<float> biases;
+        for (int64_t h = 0; h < NH; h++) biases.push_back((float)config_long_gate_bias(&config, h));
+        CUDA_CHECK(cudaMemcpy(bias, biases.data(), biases.size() * sizeof(float), cudaMemcpyHostToDevice));
+        forget_gate_forward(c, NULL, bias, gate_scratch, B, T, NH, stride, 0);
     }
-}
-template <class T> static T* allocate(int64_t n) {
-    T* p;
-    CUDA_CHECK(cudaMalloc(&p, (size_t)n * sizeof(T)));
-    return p;
-}
-static bf16* allocate_random(int64_t n) {
-    static uint32_t key;
-    bf16* p = allocate<bf16>(n);
-    fill_kernel<<<1024, 256>>>(p, n, key += 1234567);
-    CUDA_CHECK_LAUNCH();
-    return p;
-}
-
-// Median milliseconds of one call, over at least 5 calls and about 0.15 s.
-template <class Call> static double milliseconds(Call call) {
-    cudaEvent_t start, stop;
-    CUDA_CHECK(cudaEventCreate(&start));
-    CUDA_CHECK(cudaEventCreate(&stop));
-    std::vector<float> times;
-    double total = 0;
-    for (int i = 0; i < 2; i++) call();
-    while (times.size() < 5 || (total < 150 && times.size() < 100)) {
-        float ms;
-        CUDA_CHECK(cudaEventRecord(start));
-        call();
-        CUDA_CHECK(cudaEventRecord(stop));
-        CUDA_CHECK(cudaEventSynchronize(stop));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
-        times.push_back(ms);
-        total += ms;
+    ~Case() {
+        for (void* p :
+             {(void*)q, (void*)k, (void*)v, (void*)dout, (void*)o, (void*)dq, (void*)dk, (void*)dv,
+              (void*)proj, (void*)lse, (void*)dc, (void*)bias, (void*)c, (void*)scratch, (void*)gate_scratch})
+            CUDA_CHECK(cudaFree(p));
     }
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(stop));
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-}
+    double flops() const { return 2e-9 * (double)n * (double)T; } // 1e9 of them, forward
 
-static double cublas_rate(int n) {
-    bf16 *a = allocate_random((int64_t)n * n), *b = allocate_random((int64_t)n * n),
-         *c = allocate<bf16>((int64_t)n * n);
-    cublasHandle_t handle;
-    if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) die("cublasCreate failed");
-    float one = 1, zero = 0;
-    double ms = milliseconds([&] {
-        if (cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, a, CUDA_R_16BF, n, b, CUDA_R_16BF,
-                         n, &zero, c, CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
-                         CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
-            die("cublasGemmEx failed");
-    });
-    cublasDestroy(handle);
-    for (bf16* p : {a, b, c}) CUDA_CHECK(cudaFree(p));
-    return 2e-9 * n * n * n / ms;
-}
+    double forward(bool gate, const AttentionBounds* bounds) const {
+        return milliseconds(
+            [&] { attention_forward(o, lse, scratch, q, k, v, gate ? c : NULL, bounds, B, T, NH, dh, 0); });
+    }
+    double backward(bool gate, const AttentionBounds* bounds) const {
+        return milliseconds([&] {
+            attention_backward(dq, dk, dv, gate ? dc : NULL, scratch, dout, q, k, v, o, lse, gate ? c : NULL,
+                               bounds, B, T, NH, dh, 0);
+        });
+    }
+};
 
 static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh, bool gate) {
-    int64_t n = B * T * NH * dh, tokens = B * T * NH, stride = ceil_div<int64_t>(4 * NH * dh + 3 * NH, 8) * 8;
-    bf16 *q = allocate_random(n), *k = allocate_random(n), *v = allocate_random(n),
-         *dout = allocate_random(n);
-    bf16 *o = allocate<bf16>(n), *dq = allocate<bf16>(n), *dk = allocate<bf16>(n), *dv = allocate<bf16>(n);
-    bf16* proj = allocate_random(B * T * stride);
-    float *lse = allocate<float>(tokens), *dc = allocate<float>(tokens), *bias = allocate<float>(NH);
-    double* c = allocate<double>(tokens);
-    void* scratch = allocate<char>((int64_t)attention_backward_scratch(B, T, NH));
-    CUDA_CHECK(cudaMemset(bias, 0, (size_t)NH * sizeof(float)));
+    Case x(B, T, NH, dh);
+    double forward = x.forward(gate, NULL), backward = x.backward(gate, NULL);
+    printf("%4lld %4lld %6lld  %-4s  %8.3f %6.0f  %8.3f %6.0f\n", (long long)dh, (long long)(B * NH),
+           (long long)T, gate ? "yes" : "no", forward, x.flops() / forward, backward,
+           2.5 * x.flops() / backward);
+}
 
-    double gate_forward = milliseconds([&] { forget_gate_forward(c, proj, bias, B, T, NH, stride, 0); });
-    double forward =
-        milliseconds([&] { attention_forward(o, lse, q, k, v, gate ? c : NULL, NULL, B, T, NH, dh, 0); });
-    double backward = milliseconds([&] {
-        attention_backward(dq, dk, dv, gate ? dc : NULL, scratch, dout, q, k, v, o, lse, gate ? c : NULL,
-                           NULL, NULL, B, T, NH, dh, 0);
+static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    Case x(B, T, NH, dh);
+    int64_t blocks = B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    AttentionBounds bounds;
+    bounds.first_key_block = device_array<int>(blocks), bounds.last_query_block = device_array<int>(blocks);
+    bounds.head_order = device_array<int>(B * NH);
+    PruningCount* count = device_array<PruningCount>(1);
+    char* scratch = device_array<char>((int64_t)pruning_scratch_bytes(B, NH));
+    std::vector<bf16> ones((size_t)(NH * dh), (bf16)1.0f);
+    bf16* weight = device_array<bf16>(NH * dh);
+    CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+    auto find_bounds = [&](const bf16* norm_weight, cudaStream_t stream) {
+        pruning_bounds(&bounds, count, x.c, x.q, x.k, norm_weight, norm_weight, dh, -10, scratch, B, T, NH,
+                       dh, stream);
+    };
+    double without_norm = microseconds_queued([&](cudaStream_t stream) { find_bounds(NULL, stream); });
+    double with_norm = microseconds_queued([&](cudaStream_t stream) { find_bounds(weight, stream); });
+    CUDA_CHECK(cudaMemset(count, 0, sizeof *count));
+    find_bounds(weight, 0);
+    PruningCount counted;
+    CUDA_CHECK(cudaMemcpy(&counted, count, sizeof counted, cudaMemcpyDeviceToHost));
+    double kept = (double)counted.kept / (double)counted.all;
+    double forward = x.forward(true, NULL), backward = x.backward(true, NULL);
+    double pruned_forward = x.forward(true, &bounds);
+    double pruned_backward = x.backward(true, &bounds);
+    double gate_forward = microseconds_queued([&](cudaStream_t stream) {
+        forget_gate_forward(x.c, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride, stream);
     });
-    double gate_backward =
-        gate ? milliseconds([&] { forget_gate_backward(proj, bias, dc, proj, bias, B, T, NH, stride, 0); })
-             : 0;
-    double flops = 2e-9 * (double)B * (double)NH * (double)T * (double)T * (double)dh;
-    printf("%4lld %4lld %6lld  %-4s  %8.3f %6.0f  %8.3f %6.0f", (long long)dh, (long long)(B * NH),
-           (long long)T, gate ? "yes" : "no", forward, flops / forward, backward, 2.5 * flops / backward);
-    if (gate) printf("   %6.3f %6.3f", gate_forward, gate_backward);
-    printf("\n");
-    for (void* p : {(void*)q, (void*)k, (void*)v, (void*)dout, (void*)o, (void*)dq, (void*)dk, (void*)dv,
-                    (void*)proj, (void*)lse, (void*)dc, (void*)bias, (void*)c, scratch})
+    double gate_backward = microseconds_queued([&](cudaStream_t stream) {
+        forget_gate_backward(x.dproj, x.bias, x.dc, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride,
+                             stream);
+    });
+    printf(
+        "%4lld %4lld %6lld  %5.0f%%  %10.3f %5.2f %4.2f  %11.3f %5.2f %4.2f  %14.1f %6.1f %16.1f  %13.1f\n",
+        (long long)dh, (long long)(B * NH), (long long)T, 100 * (1 - kept), pruned_forward,
+        forward / pruned_forward, kept * forward / pruned_forward, pruned_backward,
+        backward / pruned_backward, kept * backward / pruned_backward, gate_forward, with_norm, without_norm,
+        gate_backward);
+    for (void* p : {(void*)bounds.first_key_block, (void*)bounds.last_query_block, (void*)bounds.head_order,
+                    (void*)count, (void*)scratch, (void*)weight})
         CUDA_CHECK(cudaFree(p));
 }
 
 int main(int argc, char** argv) {
     int64_t only_dh = argc > 1 ? strtoll(argv[1], NULL, 10) : 0,
             only_T = argc > 2 ? strtoll(argv[2], NULL, 10) : 0;
+    auto each_shape = [&](auto run) {
+        for (int64_t dh : {64, 128})
+            for (int64_t T : {2048, 4096, 16384, 65536})
+                if ((!only_dh || dh == only_dh) && (!only_T || T == only_T))
+                    run(T, (dh == 64 ? 24 : 12) / (T == 65536 ? 4 : 1), dh);
+    };
     cudaDeviceProp device;
     CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
     printf("%s; cuBLAS bf16 8192 x 8192 x 8192: %.0f TFLOP/s\n", device.name, cublas_rate(8192));
-    printf("  dh heads    T  gate   forward ms TFLOP/s  backward ms TFLOP/s  gate's own ms\n");
-    for (int64_t dh : {64, 128})
-        for (int64_t T : {2048, 4096, 16384, 65536})
-            for (int gate = 1; gate >= 0; gate--)
-                if ((!only_dh || dh == only_dh) && (!only_T || T == only_T))
-                    bench(1, T, (dh == 64 ? 24 : 12) / (T == 65536 ? 4 : 1), dh, gate);
+    printf("  dh heads    T  gate   forward ms TFLOP/s  backward ms TFLOP/s\n");
+    each_shape([](int64_t T, int64_t NH, int64_t dh) {
+        for (int gate = 1; gate >= 0; gate--) bench(1, T, NH, dh, gate);
+    });
+    printf(
+        "\nwith pruning: how many times faster, and that over what is promised by the blocks left out;\n"
+        "microseconds of what goes before and behind\n"
+        "  dh heads    T  pruned  forward ms times      backward ms times            gate bounds, without QK "
+        "norm  gate backward\n");
+    each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_pruning(1, T, NH, dh); });
     return 0;
 }

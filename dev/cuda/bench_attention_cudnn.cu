@@ -19,7 +19,7 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     bf16 *o = device_array<bf16>(n), *dq = device_array<bf16>(n), *dk = device_array<bf16>(n),
          *dv = device_array<bf16>(n);
     float* lse = device_array<float>(rows);
-    char* scratch = device_array<char>((int64_t)attention_backward_scratch(B, T, NH));
+    char* scratch = device_array<char>((int64_t)attention_scratch_bytes(B, T, NH));
     char* workspace = device_array<char>((int64_t)attention_cudnn_workspace(B, T, NH, dh, true));
     char* fast_workspace = device_array<char>((int64_t)attention_cudnn_workspace(B, T, NH, dh, false));
 
@@ -27,10 +27,10 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     std::vector<double> ms = milliseconds(
         VARIANTS, 10, [] {},
         [&](int variant) {
-            if (variant == OURS) attention_forward(o, lse, q, k, v, NULL, NULL, B, T, NH, dh, 0);
+            if (variant == OURS) attention_forward(o, lse, scratch, q, k, v, NULL, NULL, B, T, NH, dh, 0);
             if (variant == OURS_BACKWARD)
-                attention_backward(dq, dk, dv, NULL, scratch, dout, q, k, v, o, lse, NULL, NULL, NULL, B, T,
-                                   NH, dh, 0);
+                attention_backward(dq, dk, dv, NULL, scratch, dout, q, k, v, o, lse, NULL, NULL, B, T, NH, dh,
+                                   0);
             if (variant == CUDNN) attention_cudnn_forward(o, lse, fast_workspace, q, k, v, B, T, NH, dh, 0);
             if (variant == CUDNN_BACK)
                 attention_cudnn_backward(dq, dk, dv, fast_workspace, dout, q, k, v, o, lse, false, B, T, NH,

@@ -172,6 +172,16 @@ gates() {
     check "no gate" train no_gate --set fgate_type=none --set use_rope=true
 }
 
+# Gates as they are drawn forget within a block or two: most of a longer sequence is pruned, with the same losses.
+pruned() {
+    local longer="$tiny --seq-len 640 --batch-tokens 640 --max-tokens 3200 --deterministic"
+    check "pruning" gpu $longer $data --out "$scratch/pruned"
+    said "% pruned)"
+    check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
+    check "says nothing of it" sh -c "! grep -q pruned $scratch/stdout"
+    near 0.001 pruned unpruned
+}
+
 # The baseline through cuDNN's attention, if this build has it.
 cudnn() {
     local baseline="$tiny --set fgate_type=none --set use_rope=true --attention cudnn"
@@ -218,6 +228,7 @@ texts
 refused
 not_finite
 gates
+pruned
 cudnn
 plans
 report

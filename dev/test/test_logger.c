@@ -88,6 +88,7 @@ static void open_log(Logger* l) {
 
 static LogStep a_step(int64_t step, double seconds) {
     LogStep s;
+    memset(&s, 0, sizeof s);
     s.step = step, s.step_tokens = 4096, s.tokens = 4096 * step;
     s.loss = 5.5, s.grad_norm = 0.25, s.lr = 1e-3;
     s.seconds = seconds;
@@ -152,6 +153,31 @@ static void test_steps(void) {
     CHECK(fabs(number(2, "tokens_per_s") - 4096 / (3.95 / 1.95)) < 1e-9, "%.17g", number(2, "tokens_per_s"));
     CHECK(has(3, "model_flops_per_s") && !has(3, "mfu"), "no MFU where the peak is not known");
     CHECK(number(3, "eta_s") == 0, "nothing is left");
+}
+
+static void test_pruned(void) {
+    Logger l;
+    open_log(&l);
+    l.flops_per_token = 1e6, l.attention_flops = 0.5e6, l.peak_flops = 2e10;
+    const double pruned[] = {0, 0.5, 1};
+    LogStep s = a_step(1, 1);
+    s.num_layers = 3, s.pruned = pruned;
+    CAPTURE(1, logger_step(&l, &s));
+    CHECK(strstr(captured, "20.5% MFU (15.4% executed, 50% pruned)  "), "%s", captured);
+    l.peak_flops = 0;
+    s.step = 1000;
+    CAPTURE(1, logger_step(&l, &s));
+    CHECK(strstr(captured, "GFLOP/s (50% pruned)  "), "%s", captured);
+    logger_close(&l);
+    CHECK(read_log() == 2, "lines");
+    CHECK(number(0, "pruned") == 0.5 && number(0, "executed_flops_per_s") == 0.75 * 4096e6, "line 0");
+    CHECK(number(0, "executed_mfu") == 0.75 * 4096e6 / 2e10 && !has(1, "executed_mfu"), "executed MFU");
+    int layer = json_first(&lines[0], member(0, "pruned_by_layer"));
+    for (int i = 0; i < 3; i++, layer = json_next(&lines[0], layer)) {
+        double share = -1;
+        CHECK(json_double(&lines[0], layer, &share) && share == pruned[i], "layer %d: %g", i, share);
+    }
+    CHECK(layer < 0, "more layers than there are");
 }
 
 static void test_log_every(void) {
@@ -318,9 +344,9 @@ static void test_cannot_open(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_numbers,       test_buckets,         test_steps,
-                                          test_log_every,     test_validation,      test_events,
-                                          test_terminal_only, test_unfinished_line, test_full_disk};
+    static void (*const tests[])(void) = {
+        test_numbers,    test_buckets, test_steps,         test_pruned,          test_log_every,
+        test_validation, test_events,  test_terminal_only, test_unfinished_line, test_full_disk};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         path_join(log_path, strcpy(folder, test_scratch("logger")), "log.jsonl");
         tests[i]();

@@ -7,7 +7,8 @@ square error is at most twice that one's, in every tensor and every head. Inputs
 a seed is given.
 
     test_attention                     everything: some 15 seconds and 36 GB on an H100
-    test_attention LONGEST [SEED]      sequences up to that length; with 700, say, for compute-sanitizer
+    test_attention LONGEST [SEED]      sequences up to that length
+    test_attention quick [SEED]        a few short ones, for compute-sanitizer
 */
 #include <algorithm>
 #include <math.h>
@@ -290,14 +291,13 @@ struct Results {
     Buffer<float> lse, dc, scratch;
     explicit Results(Shape s)
         : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse(s.tokens()), dc(s.tokens()),
-          scratch((int64_t)(attention_backward_scratch(s.B, s.T, s.NH) / sizeof(float))) {}
-    void compute(const Inputs& in, const int* first_key_block, const int* last_query_block) {
+          scratch((int64_t)(attention_scratch_bytes(s.B, s.T, s.NH) / sizeof(float))) {}
+    void compute(const Inputs& in, const AttentionBounds* bounds) {
         const Shape& s = in.s;
-        attention_forward(o.at, lse.at, in.q.at, in.k.at, in.v.at, in.gates(), first_key_block, s.B, s.T,
+        attention_forward(o.at, lse.at, scratch.at, in.q.at, in.k.at, in.v.at, in.gates(), bounds, s.B, s.T,
                           s.NH, s.dh, 0);
         attention_backward(dq.at, dk.at, dv.at, in.gate ? dc.at : NULL, scratch.at, in.dout.at, in.q.at,
-                           in.k.at, in.v.at, o.at, lse.at, in.gates(), first_key_block, last_query_block, s.B,
-                           s.T, s.NH, s.dh, 0);
+                           in.k.at, in.v.at, o.at, lse.at, in.gates(), bounds, s.B, s.T, s.NH, s.dh, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 };
@@ -440,8 +440,8 @@ static void test_case(const char* what, GateKind kind, double mean, int64_t B, i
     Inputs in(s, kind != NO_GATE);
     if (in.gate) in.c.upload(make_gates(kind, mean, s));
     Results a(s), b(s);
-    a.compute(in, NULL, NULL);
-    b.compute(in, NULL, NULL);
+    a.compute(in, NULL);
+    b.compute(in, NULL);
     CHECK(same_results(a, b), "%s: two runs differ", name);
     std::vector<bf16> o = a.o.read(), dq = a.dq.read(), dk = a.dk.read(), dv = a.dv.read();
     std::vector<float> lse = a.lse.read(), dc = a.dc.read();
@@ -503,10 +503,10 @@ static void test_constant_added(int64_t T, int64_t dh) {
     std::vector<double> c = make_gates(RANDOM, 0.3, s);
     Results a(s), b(s);
     in.c.upload(c);
-    a.compute(in, NULL, NULL);
+    a.compute(in, NULL);
     for (double& x : c) x -= 123456.75;
     in.c.upload(c);
-    b.compute(in, NULL, NULL);
+    b.compute(in, NULL);
     CHECK(same_results(a, b), "T %lld, dh %lld: a constant added to c changes the results", (long long)T,
           (long long)dh);
 }
@@ -525,7 +525,7 @@ static void test_document_reset(int64_t T, int64_t t, int64_t dh) {
         for (size_t i = before ? cut : 0; i < (before ? all : cut); i++) masked[i] = (bf16)0.0f;
         in.dout.upload(masked);
         Results a(s);
-        a.compute(in, NULL, NULL);
+        a.compute(in, NULL);
         size_t from = before ? cut : 0, to = before ? all : cut;
         CHECK(all_zero(a.dq.read(), from, to) && all_zero(a.dk.read(), from, to) &&
                   all_zero(a.dv.read(), from, to),
@@ -562,8 +562,9 @@ static void test_pruning(int64_t T, int64_t dh) {
     Buffer<int> first_key_block((int64_t)first.size()), last_query_block((int64_t)last.size());
     first_key_block.upload(first), last_query_block.upload(last);
     Results a(s), b(s);
-    a.compute(in, NULL, NULL);
-    b.compute(in, first_key_block.at, last_query_block.at);
+    a.compute(in, NULL);
+    AttentionBounds bounds = {first_key_block.at, last_query_block.at, NULL};
+    b.compute(in, &bounds);
     CHECK(same_results(a, b), "T %lld, dh %lld: pruning weightless blocks changes the results", (long long)T,
           (long long)dh);
 }
@@ -577,7 +578,7 @@ static void test_large(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         CUDA_CHECK(
             cudaMemcpy(in.c.at + b * NH * T, c1.data(), c1.size() * sizeof(double), cudaMemcpyHostToDevice));
     Results a(s);
-    a.compute(in, NULL, NULL);
+    a.compute(in, NULL);
     int64_t at = s.size() - one.size(), at_token = s.tokens() - one.tokens();
     auto tail = [&](const auto& x, int64_t from) {
         auto y = std::vector<std::decay_t<decltype(*x.at)>>((size_t)(x.n - from));
@@ -604,14 +605,15 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
     Buffer<bf16> device_z((int64_t)z.size()), dz((int64_t)z.size()), dz_again((int64_t)z.size());
     Buffer<float> device_bias(NH), device_dc((int64_t)dc.size()), dbias(NH), dbias_again(NH);
     Buffer<double> c(B * NH * T);
+    Buffer<char> scratch((int64_t)forget_gate_scratch_bytes(B, T, NH));
     device_z.upload(z), device_bias.upload(bias), device_dc.upload(dc);
     dbias.upload(dbias_before), dbias_again.upload(dbias_before);
     const bf16* zp = with_z ? device_z.at : NULL;
-    forget_gate_forward(c.at, zp, device_bias.at, B, T, NH, stride, 0);
-    forget_gate_backward(with_z ? dz.at : NULL, dbias.at, device_dc.at, zp, device_bias.at, B, T, NH, stride,
-                         0);
-    forget_gate_backward(with_z ? dz_again.at : NULL, dbias_again.at, device_dc.at, zp, device_bias.at, B, T,
+    forget_gate_forward(c.at, zp, device_bias.at, scratch.at, B, T, NH, stride, 0);
+    forget_gate_backward(with_z ? dz.at : NULL, dbias.at, device_dc.at, zp, device_bias.at, scratch.at, B, T,
                          NH, stride, 0);
+    forget_gate_backward(with_z ? dz_again.at : NULL, dbias_again.at, device_dc.at, zp, device_bias.at,
+                         scratch.at, B, T, NH, stride, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
     CHECK(same_bits(dz, dz_again) && same_bits(dbias, dbias_again), "forget gate: two runs differ");
 
@@ -659,12 +661,21 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
 // ----------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    int64_t longest = argc > 1 ? strtoll(argv[1], NULL, 0) : INT64_MAX;
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    int64_t longest = argc > 1 && !quick ? strtoll(argv[1], NULL, 0) : INT64_MAX;
     uint64_t number = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
     seed = hash64(number);
     printf("seed %llu\n", (unsigned long long)number);
+    if (quick) {
+        test_forget_gate(1, 300, 2, 0.3, true);
+        for (int64_t dh : {64, 128}) {
+            test_case("gates 0.3", RANDOM, 0.3, 1, 450, 1, dh);
+            test_case("no gate", NO_GATE, 0, 1, 193, 1, dh);
+        }
+        return test_report();
+    }
 
-    for (int64_t T : {1, 2, 31, 4095, 4096, 4097, 65536})
+    for (int64_t T : {1, 2, 31, 255, 256, 257, 4097, 65536})
         if (T <= longest) {
             test_forget_gate(2, T, 3, T % 2 ? 0.3 : 4, true);
             test_forget_gate(2, T, 3, 0, false);

@@ -1,0 +1,319 @@
+/*
+llmc/pruning.cuh: the bounds against every pair of tokens on the CPU, and what pruning changes in attention.
+
+Attention with the bounds is compared with attention without them, on the same kernels. What gates that are
+spread, as trained ones are, let go weighs nothing; one case is built so that a row loses what it may.
+
+    test_pruning           everything
+    test_pruning --small   without what is slow under compute-sanitizer
+*/
+#include <algorithm>
+#include "../../../llmc/pruning.cuh"
+#include "buffers.cuh"
+
+#define LOG_TOLERANCE (-10.0)
+
+typedef enum { OPEN, DEAD, SPREAD, FAST, DOCUMENTS } Gates;
+static const char* const gates_names[] = {"open", "dead", "spread", "fast", "documents"};
+
+typedef enum { NORM_PER_HEAD, NORM_SHARED, NO_NORM } Norm;
+static const char* const norm_names[] = {"norm per head", "norm shared", "no norm"};
+
+struct Shape {
+    int64_t B, T, NH, dh;
+    int64_t heads() const { return B * NH; }
+    int64_t tokens() const { return B * NH * T; }
+    int64_t blocks() const { return ceil_div<int64_t>(T, ATTENTION_BLOCK); }
+    size_t size() const { return (size_t)(tokens() * dh); }
+};
+
+// c [B, NH, T]. Heads forget by 1/e in 2 to T tokens where gates are spread, in up to 64 where they are fast.
+static vector<double> make_gates(Gates kind, const Shape& s) {
+    vector<double> c((size_t)s.tokens());
+    vector<float> noise = draw<float>(c.size(), 1);
+    for (int64_t head = 0; head < s.heads(); head++) {
+        double range = kind == FAST ? 32 : fmax((double)s.T / 2, 1), sum = 0;
+        double decay_time = 2 * pow(range, s.heads() > 1 ? (double)head / (double)(s.heads() - 1) : 0.5);
+        for (int64_t t = 0; t < s.T; t++) {
+            size_t at = (size_t)(head * s.T + t);
+            double logf = -exp(0.5 * noise[at]) / decay_time;
+            if (kind == OPEN) logf = 0;
+            if (kind == DEAD) logf = -1000;
+            if (kind == DOCUMENTS) logf = t % 300 == 299 ? -1000 : -1e-4;
+            c[at] = sum += logf;
+        }
+    }
+    return c;
+}
+
+struct Inputs {
+    Shape s;
+    Norm norm;
+    vector<bf16> q, k, q_weight, k_weight; // the weights are there even without a norm
+    vector<double> c;
+
+    Inputs(const Shape& shape, Norm norm, Gates gates)
+        : s(shape), norm(norm), q(draw<bf16>(s.size(), 1)), k(draw<bf16>(s.size(), 1)),
+          q_weight(draw_weights()), k_weight(draw_weights()), c(make_gates(gates, s)) {
+        if (norm == NO_NORM) return;
+        apply_norm(q, q_weight);
+        apply_norm(k, k_weight);
+    }
+    int64_t weight_step() const { return norm == NORM_SHARED ? 0 : s.dh; }
+    vector<bf16> draw_weights() const {
+        vector<float> noise = draw<float>((size_t)(s.NH * s.dh), 0.3);
+        vector<bf16> weights;
+        for (float x : noise) weights.push_back(rounded<bf16>(1 + (double)x));
+        return weights;
+    }
+    void apply_norm(vector<bf16>& x, const vector<bf16>& weight) const {
+        for (size_t row = 0; row < x.size(); row += (size_t)s.dh) {
+            int64_t head = (int64_t)row / s.dh % s.NH;
+            double sum = 0;
+            for (int64_t i = 0; i < s.dh; i++) sum += pow(value(x[row + (size_t)i]), 2);
+            for (int64_t i = 0; i < s.dh; i++) {
+                bf16& y = x[row + (size_t)i];
+                y = rounded<bf16>(value(y) / sqrt(sum / (double)s.dh) *
+                                  value(weight[(size_t)(head * weight_step() + i)]));
+            }
+        }
+    }
+
+    // The largest norm of head `head`'s rows of x, by the definition; of all rows that QK norm could make.
+    double largest_norm(const vector<bf16>& x, const vector<bf16>& weight, int64_t head) const {
+        double largest = 0;
+        if (norm != NO_NORM) {
+            for (int64_t i = 0; i < s.dh; i++)
+                largest = fmax(largest, fabs(value(weight[(size_t)(head % s.NH * weight_step() + i)])));
+            return largest * sqrt((double)s.dh);
+        }
+        for (int64_t t = 0; t < s.T; t++) {
+            double sum = 0;
+            for (int64_t i = 0; i < s.dh; i++)
+                sum += pow(value(x[(size_t)(((head / s.NH * s.T + t) * s.NH + head % s.NH) * s.dh + i)]), 2);
+            largest = fmax(largest, sqrt(sum));
+        }
+        return largest;
+    }
+    // delta of the head
+    double threshold(int64_t head) const {
+        double bound = largest_norm(q, q_weight, head) * largest_norm(k, k_weight, head) / sqrt((double)s.dh);
+        return LOG_TOLERANCE - log((double)s.T) - 2 * bound * (1 + 1.0 / 128);
+    }
+};
+
+// The bounds of a case, on the device.
+struct Bounds {
+    Buffer<int> first_key_block, last_query_block, head_order;
+    Buffer<PruningCount> count;
+    AttentionBounds at;
+
+    explicit Bounds(const Inputs& in)
+        : first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
+          head_order((size_t)in.s.heads()), count(1) {
+        const Shape& s = in.s;
+        at.first_key_block = first_key_block, at.last_query_block = last_query_block;
+        at.head_order = head_order;
+        bool norm = in.norm != NO_NORM;
+        Buffer<bf16> q(in.q), k(in.k), q_weight(in.q_weight), k_weight(in.k_weight);
+        Buffer<double> c(in.c);
+        Buffer<char> scratch(pruning_scratch_bytes(s.B, s.NH));
+        CUDA_CHECK(cudaMemset(count, 0, sizeof(PruningCount)));
+        for (int run = 0; run < 2; run++) // the count adds up, all else is written anew
+            pruning_bounds(&at, count, c, norm ? NULL : q.p, norm ? NULL : k.p, norm ? q_weight.p : NULL,
+                           norm ? k_weight.p : NULL, in.weight_step(), LOG_TOLERANCE, scratch, s.B, s.T, s.NH,
+                           s.dh, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        CHECK(first_key_block.end_untouched() && last_query_block.end_untouched() &&
+                  head_order.end_untouched() && count.end_untouched() && scratch.end_untouched(),
+              "wrote past the end");
+    }
+};
+
+// ----------------------------------------------------------------------------
+// the bounds
+
+// By all pairs: does any query of block m look at any key of block n?
+static bool any_pair_kept(const double* c, int64_t T, int64_t m, int64_t n, double delta) {
+    int64_t last_query = std::min(T, (m + 1) * ATTENTION_BLOCK) - 1;
+    for (int64_t i = m * ATTENTION_BLOCK; i <= last_query; i++)
+        for (int64_t j = n * ATTENTION_BLOCK; j <= i && j < (n + 1) * ATTENTION_BLOCK; j++)
+            if (c[i] - c[j] >= delta) return true;
+    return false;
+}
+
+static void test_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    char name[128];
+    snprintf(name, sizeof name, "%s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates], norm_names[norm],
+             (long long)B, (long long)T, (long long)NH, (long long)dh);
+    Shape s = {B, T, NH, dh};
+    Inputs in(s, norm, gates);
+    Bounds bounds(in);
+    vector<int> first = bounds.first_key_block.host(), last = bounds.last_query_block.host(),
+                order = bounds.head_order.host();
+    int64_t blocks = s.blocks();
+    vector<int64_t> work((size_t)s.heads());
+    PruningCount count = bounds.count.host()[0];
+    unsigned long long kept = 0, all = 0, disagree = 0;
+    for (int64_t head = 0; head < s.heads(); head++) {
+        double delta = in.threshold(head);
+        for (int64_t m = 0; m < blocks; m++)
+            for (int64_t n = 0; n <= m; n++) {
+                bool looks = first[(size_t)(head * blocks + m)] <= n;
+                bool is_looked_at = m <= last[(size_t)(head * blocks + n)];
+                // Norms of q and k are in float: not to be asked for more digits.
+                const double* c = in.c.data() + head * T;
+                bool surely = m == n || any_pair_kept(c, T, m, n, delta * (1 - 1e-5));
+                bool perhaps = m == n || any_pair_kept(c, T, m, n, delta * (1 + 1e-5));
+                disagree += looks != is_looked_at || (looks ? !perhaps : surely);
+                work[(size_t)head] += looks;
+                all++;
+            }
+        kept += (unsigned long long)work[(size_t)head];
+    }
+    CHECK(disagree == 0, "%s: %llu pairs of blocks are not as they should be", name, disagree);
+    CHECK(count.all == 2 * all && count.kept == 2 * kept, "%s: the count is %llu of %llu, not %llu of %llu",
+          name, count.kept, count.all, 2 * kept, 2 * all);
+    if (gates == OPEN) CHECK(kept == all, "%s: open gates were pruned", name);
+    if (gates == DEAD)
+        CHECK(kept == (unsigned long long)(s.heads() * blocks), "%s: more than the diagonal", name);
+
+    vector<int> expected((size_t)s.heads());
+    for (size_t i = 0; i < expected.size(); i++) expected[i] = (int)i;
+    std::stable_sort(expected.begin(), expected.end(),
+                     [&](int a, int b) { return work[(size_t)a] > work[(size_t)b]; });
+    CHECK(order == expected, "%s: heads are out of order", name);
+}
+
+// What has no order or size still gives bounds in range, and prunes nothing.
+static void test_not_finite(void) {
+    Shape s = {1, 1000, 2, 64};
+    for (double bad : {(double)NAN, (double)-INFINITY}) {
+        Inputs in(s, NO_NORM, OPEN);
+        if (isnan(bad))
+            std::fill(in.c.begin(), in.c.end(), bad);
+        else
+            in.q[77] = rounded<bf16>(bad);
+        Bounds bounds(in);
+        PruningCount count = bounds.count.host()[0];
+        CHECK(count.kept == count.all, "%g: kept %llu of %llu", bad, count.kept, count.all);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// attention
+
+struct Results {
+    Buffer<bf16> o, dq, dk, dv;
+    Buffer<float> lse, dc, scratch;
+    explicit Results(const Shape& s)
+        : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse((size_t)s.tokens()),
+          dc((size_t)s.tokens()), scratch(attention_scratch_bytes(s.B, s.T, s.NH) / sizeof(float)) {}
+    void compute(const Inputs& in, const vector<bf16>& v_host, const vector<bf16>& dout_host,
+                 const AttentionBounds* bounds) {
+        const Shape& s = in.s;
+        Buffer<bf16> q(in.q), k(in.k), v(v_host), dout(dout_host);
+        Buffer<double> c(in.c);
+        attention_forward(o, lse, scratch, q, k, v, c, bounds, s.B, s.T, s.NH, s.dh, 0);
+        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, c, bounds, s.B, s.T, s.NH, s.dh,
+                           0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+};
+
+template <class T> static double difference(const char* what, const Buffer<T>& a, const Buffer<T>& b) {
+    vector<double> exact;
+    for (T x : a.host()) exact.push_back(value(x));
+    return noted(what, relative_error(b.host(), exact));
+}
+
+// Pruned attention beside the same without pruning; returns the largest loss of lse.
+static double compare_attention(const char* name, const Inputs& in, double least_pruned) {
+    vector<bf16> v = draw<bf16>(in.s.size(), 1), dout = draw<bf16>(in.s.size(), 1);
+    Bounds bounds(in);
+    PruningCount count = bounds.count.host()[0];
+    double share = 1 - (double)count.kept / (double)count.all;
+    CHECK(share >= least_pruned, "%s: pruned only %.2f", name, share);
+    Results whole(in.s), pruned(in.s);
+    whole.compute(in, v, dout, NULL);
+    pruned.compute(in, v, dout, &bounds.at);
+
+    // lse is in float and of size 10: what is not pruned leaves a few units in the last place.
+    vector<float> a = whole.lse.host(), b = pruned.lse.host();
+    double most = 0;
+    size_t wrong = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        double fall = (double)a[i] - (double)b[i];
+        wrong += !(fall >= -4e-6 && fall <= 4.6e-5 + 4e-6);
+        most = fmax(most, fall);
+    }
+    CHECK(wrong == 0, "%s: lse falls by up to %.3g, out of bounds in %zu rows", name, most, wrong);
+    // A weight of 4.5e-5 at most, and the roundings to bf16 that it tips over; 3e-4 was seen.
+    const double limit = 1e-3;
+    CHECK(difference("o", whole.o, pruned.o) <= limit, "%s: o has changed", name);
+    CHECK(difference("dq", whole.dq, pruned.dq) <= limit, "%s: dq has changed", name);
+    CHECK(difference("dk", whole.dk, pruned.dk) <= limit, "%s: dk has changed", name);
+    CHECK(difference("dv", whole.dv, pruned.dv) <= limit, "%s: dv has changed", name);
+    CHECK(difference("dc", whole.dc, pruned.dc) <= limit, "%s: dc has changed", name);
+    printf("  %-36s %3.0f%% pruned, lse falls by up to %.1e\n", name, 100 * share, most);
+    return most;
+}
+
+static void test_attention(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh,
+                           double least_pruned) {
+    char name[128];
+    snprintf(name, sizeof name, "%s, %s, T %lld, dh %lld", gates_names[gates], norm_names[norm], (long long)T,
+             (long long)dh);
+    compare_attention(name, Inputs({B, T, NH, dh}, norm, gates), least_pruned);
+}
+
+// Near the worst there can be: all keys of the past at the highest score, the query's own at the lowest, and
+// a gate that falls just below the threshold between them. The first row behind it loses a third of eps.
+static void test_worst_row(int64_t T, int64_t dh) {
+    Shape s = {1, T, 1, dh};
+    Inputs in(s, NO_NORM, OPEN);
+    size_t channels = (size_t)dh, cut = (size_t)(s.blocks() - 1) * ATTENTION_BLOCK * channels;
+    for (size_t i = 0; i < in.q.size(); i++) {
+        bool aligned = i % channels < channels / 2; // the other half tells keys apart, for dq not to cancel
+        in.q[i] = rounded<bf16>(aligned ? 1 : 0.03 * value(in.q[i]));
+        in.k[i] = rounded<bf16>(aligned ? (i < cut ? 1 : -1) : 0.3 * value(in.k[i]));
+    }
+    double behind = in.threshold(0) * (1 + 1e-5);
+    for (size_t t = cut / channels; t < in.c.size(); t++) in.c[t] = behind;
+    char name[64];
+    snprintf(name, sizeof name, "the worst row, dh %lld", (long long)dh);
+    double most = compare_attention(name, in, 2 / ((double)s.blocks() + 1) * 0.9);
+    CHECK(most >= 5e-6, "%s loses only %.3g: nothing was at stake", name, most);
+}
+
+// ----------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+    bool small = argc > 1 && strcmp(argv[1], "--small") == 0;
+    uint64_t number = argc > 1 && !small ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
+    seed = number << 20;
+    printf("seed %llu\n", (unsigned long long)number);
+
+    for (int gates = OPEN; gates <= DOCUMENTS; gates++)
+        for (int norm = NORM_PER_HEAD; norm <= NO_NORM; norm++)
+            for (int64_t T : {1, 127, 128, 129, 1000, 4097})
+                if (T <= (small ? 1000 : 4097))
+                    test_bounds((Gates)gates, (Norm)norm, 1 + T % 2, T, 3, T % 3 ? 64 : 128);
+    test_bounds(SPREAD, NORM_SHARED, 1, 20000, 1, 64); // more blocks than a thread block's threads
+    test_bounds(SPREAD, NORM_PER_HEAD, 200, 300, 24, 64);
+    test_bounds(SPREAD, NO_NORM, 2, 257, 40, 128);
+    test_not_finite();
+
+    for (int64_t dh : {64, 128}) {
+        test_worst_row(2048, dh);
+        if (small) continue;
+        test_attention(SPREAD, NORM_PER_HEAD, 2, 4000, 6, dh, 0.2);
+        test_attention(SPREAD, NO_NORM, 1, 4000, 6, dh, 0.1);
+        test_attention(FAST, NORM_SHARED, 1, 4097, 4, dh, 0.3);
+        test_attention(DOCUMENTS, NORM_PER_HEAD, 1, 3000, 2, dh, 0.5);
+        test_attention(DEAD, NO_NORM, 1, 1000, 2, dh, 0.5);
+        test_attention(SPREAD, NORM_PER_HEAD, 1, 16384, 6, dh, 0.2);
+    }
+    print_noted();
+    return test_report();
+}

@@ -1,0 +1,220 @@
+/*
+Adaptive computation pruning (ACP, arXiv 2504.06949): which blocks of keys a block of queries need not look
+at, because the forget gates leave them next to no attention weight.
+
+With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, a pair whose gates have fallen by c_i - c_j < delta,
+
+    delta = -(2 U + ln T) + ln eps,
+
+weighs less than eps / T beside the weight of the query itself: its score is at most U + delta, that of
+(i, i) at least -U. Without all such pairs a row keeps all but eps of its weight, and its lse falls by at
+most -ln(1 - eps). A block of keys n is skipped by a block of queries m when that holds for all its pairs; as
+c never rises, when it holds for the first query and the last key:
+
+    c[first query of m] - c[last key of n] < delta
+
+Then it holds for the keys before n and for the queries after m too, so that two numbers say it all: for each
+block of queries the first block of keys that it looks at, for each block of keys the last block of queries
+that looks at it. Both come by binary search. A block always looks at itself. Documents packed in a row, with
+a log gate of -1000 at each one's first token, are kept apart by the same rule.
+
+U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
+sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rotation, keeps them.
+
+    c                double [B, NH, T], never rising (forget_gate.cuh)
+    q, k             bf16   [B, T, NH, dh], aligned to 16 bytes
+    blocks           ceil(T / ATTENTION_BLOCK), of queries or of keys
+*/
+#ifndef LLMC_PRUNING_CUH
+#define LLMC_PRUNING_CUH
+
+#include "attention.cuh"
+
+// Pairs of a block of queries and a block of keys that causal attention has, and those that are left.
+typedef struct {
+    unsigned long long all, kept;
+} PruningCount;
+
+// The share that is skipped.
+static inline double pruning_share(const PruningCount* count) {
+    return count->all ? 1 - (double)count->kept / (double)count->all : 0;
+}
+
+// Bytes of the scratch of pruning_bounds.
+static inline size_t pruning_scratch_bytes(int64_t B, int64_t NH) {
+    return (size_t)(B * NH) * (sizeof(int64_t) + 2 * sizeof(unsigned));
+}
+
+// ----------------------------------------------------------------------------
+// the largest norms of q and k
+
+#define PRUNING_LOADS 8 // that a thread has on their way
+
+template <int DH> struct PruningRows {
+    static constexpr int THREADS = 256, LANES = DH / 8; // of a row
+    static constexpr int STEP = THREADS / LANES, TOKENS = STEP * PRUNING_LOADS;
+};
+
+// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0), of k (1). Block slice B NH +
+// head takes TOKENS tokens of one head. Floats that are not negative compare like their bits, and a maximum
+// does not depend on the order.
+template <int DH>
+__global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
+    pruning_squares_kernel(unsigned* __restrict__ squares, const bf16* __restrict__ q,
+                           const bf16* __restrict__ k, int64_t T, int heads, int NH) {
+    typedef PruningRows<DH> R;
+    int head = (int)(blockIdx.x % (unsigned)heads);
+    int64_t first = (int64_t)(blockIdx.x / (unsigned)heads) * R::TOKENS + threadIdx.x / R::LANES;
+    int64_t row = (int64_t)NH * DH;
+    const bf16* x = (blockIdx.y ? k : q) + (head / NH * T + first) * row + head % NH * DH;
+    x += threadIdx.x % R::LANES * 8;
+    Raw8 raw[PRUNING_LOADS] = {};
+#pragma unroll
+    for (int i = 0; i < PRUNING_LOADS; i++)
+        if (first + i * R::STEP < T) raw[i] = load_raw8(x + i * R::STEP * row);
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < PRUNING_LOADS; i++) {
+        float v[8], sum = 0;
+        unpack8(v, raw[i]);
+        for (int j = 0; j < 8; j++) sum += v[j] * v[j];
+        for (int lane = R::LANES / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+        largest = fmaxf(largest, sum);
+    }
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) atomicMax(&squares[blockIdx.y * heads + head], __float_as_uint(largest));
+}
+
+template <int DH>
+static inline void pruning_squares(unsigned* squares, const bf16* q, const bf16* k, int64_t B, int64_t T,
+                                   int64_t NH, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * B * NH) * sizeof *squares, stream));
+    dim3 grid((unsigned)(B * NH * ceil_div<int64_t>(T, PruningRows<DH>::TOKENS)), 2);
+    pruning_squares_kernel<DH>
+        <<<grid, PruningRows<DH>::THREADS, 0, stream>>>(squares, q, k, T, (int)(B * NH), (int)NH);
+    CUDA_CHECK_LAUNCH();
+}
+
+// ----------------------------------------------------------------------------
+// the bounds
+
+#define PRUNING_THREADS 512
+
+// The least x in low..high for which holds(x), which is true from there on, and in any case at high.
+template <class Holds> __device__ static inline int pruning_search(int low, int high, const Holds& holds) {
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (holds(middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+// What the threshold of each head is made from.
+struct PruningLimits {
+    const bf16 *q_weight, *k_weight; // of QK norm, NULL without
+    const unsigned* squares;         // without it: [2, heads]
+    int weight_step;                 // from one head's weights to the next
+    int heads, NH, dh;
+    double log_share; // ln eps - ln T
+
+    // delta, in every thread
+    __device__ double threshold(int head) const {
+        double square = 1; // of |q| |k|
+        for (int i = 0; i < 2; i++) {
+            if (!q_weight) {
+                square *= (double)__uint_as_float(squares[i * heads + head]);
+                continue;
+            }
+            const bf16* weight = (i ? k_weight : q_weight) + head % NH * weight_step;
+            float largest = 0;
+            for (int channel = (int)threadIdx.x % 32; channel < dh; channel += 32)
+                largest = fmaxf(largest, fabsf(__bfloat162float(weight[channel])));
+            largest = warp_max(largest);
+            square *= (double)largest * (double)largest * dh;
+        }
+        // QK norm's results are rounded to bf16, each by up to 2^-8; sums of squares are in float.
+        return log_share - 2 * sqrt(square / dh) * (1 + 1.0 / 128);
+    }
+};
+
+// Block b NH + h. head_work [B NH] is the number of pairs of blocks that are left.
+__global__ static void __launch_bounds__(PRUNING_THREADS)
+    pruning_bounds_kernel(AttentionBounds bounds, int64_t* __restrict__ head_work, PruningCount* count,
+                          const double* __restrict__ c, const __grid_constant__ PruningLimits limits,
+                          int64_t T, int blocks) {
+    constexpr int WARPS = PRUNING_THREADS / 32;
+    __shared__ int64_t of_warp[WARPS];
+    int head = (int)blockIdx.x;
+    int *first_key_block = bounds.first_key_block + (int64_t)head * blocks,
+        *last_query_block = bounds.last_query_block + (int64_t)head * blocks;
+    c += head * T;
+    double delta = limits.threshold(head);
+    auto pruned = [&](int m, int n) {
+        int64_t last_key = min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
+        return c[(int64_t)m * ATTENTION_BLOCK] - c[last_key] < delta;
+    };
+    int64_t work = 0;
+    for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
+        int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
+        first_key_block[i] = first;
+        last_query_block[i] = pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
+        work += i - first + 1;
+    }
+    for (int lane = 16; lane > 0; lane /= 2) work += __shfl_xor_sync(0xffffffffu, work, lane);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = work;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int warp = 1; warp < WARPS; warp++) work += of_warp[warp];
+    head_work[head] = work;
+    if (count) {
+        atomicAdd(&count->all, (unsigned long long)blocks * (unsigned)(blocks + 1) / 2);
+        atomicAdd(&count->kept, (unsigned long long)work);
+    }
+}
+
+// A head's place is the number of heads that come before it.
+__global__ static void __launch_bounds__(PRUNING_THREADS)
+    pruning_order_kernel(int* __restrict__ head_order, const int64_t* __restrict__ head_work, int heads) {
+    int head = (int)(blockIdx.x * PRUNING_THREADS + threadIdx.x), place = 0;
+    if (head >= heads) return;
+    int64_t work = head_work[head];
+#pragma unroll 8
+    for (int other = 0; other < heads; other++) {
+        int64_t x = head_work[other];
+        place += x > work || (x == work && other < head);
+    }
+    head_order[place] = head;
+}
+
+// Writes bounds such that what is skipped holds at most eps = exp(log_tolerance) of each row's attention
+// weight; log_tolerance <= 0. With QK norm q_weight and k_weight are its weights, weight_step apart from one
+// head to the next (dh, or 0 where heads share them); without it they are NULL, and q and k are read. Adds to
+// *count unless it is NULL. scratch has pruning_scratch_bytes.
+static inline void pruning_bounds(const AttentionBounds* bounds, PruningCount* count, const double* c,
+                                  const bf16* q, const bf16* k, const bf16* q_weight, const bf16* k_weight,
+                                  int64_t weight_step, double log_tolerance, void* scratch, int64_t B,
+                                  int64_t T, int64_t NH, int64_t dh, cudaStream_t stream) {
+    attention_check(B, T, NH, dh);
+    assert(log_tolerance <= 0 && !q_weight == !k_weight);
+    int64_t* head_work = (int64_t*)scratch;
+    unsigned* squares = (unsigned*)(head_work + B * NH);
+    if (!q_weight && dh == 64) pruning_squares<64>(squares, q, k, B, T, NH, stream);
+    if (!q_weight && dh == 128) pruning_squares<128>(squares, q, k, B, T, NH, stream);
+    PruningLimits limits;
+    limits.q_weight = q_weight, limits.k_weight = k_weight, limits.squares = squares;
+    limits.weight_step = (int)weight_step;
+    limits.heads = (int)(B * NH), limits.NH = (int)NH, limits.dh = (int)dh;
+    limits.log_share = log_tolerance - log((double)T);
+    unsigned heads = (unsigned)(B * NH);
+    pruning_bounds_kernel<<<heads, PRUNING_THREADS, 0, stream>>>(*bounds, head_work, count, c, limits, T,
+                                                                 (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
+    CUDA_CHECK_LAUNCH();
+    pruning_order_kernel<<<ceil_div(heads, (unsigned)PRUNING_THREADS), PRUNING_THREADS, 0, stream>>>(
+        bounds->head_order, head_work, (int)heads);
+    CUDA_CHECK_LAUNCH();
+}
+
+#endif // LLMC_PRUNING_CUH
