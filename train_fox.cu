@@ -56,8 +56,8 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
     X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
-    X(int, first_key_block, RECOMPUTE_CHEAP, blocks) /* [L,B,NH,blocks] what attention looks at: see AttentionBounds */ \
-    X(int, last_query_block, RECOMPUTE_CHEAP, blocks) /* [L,B,NH,blocks] */ \
+    X(int, first_key_block, RECOMPUTE_CHEAP, blocks)     /* [L,B,NH,blocks] as in AttentionBounds */ \
+    X(int, last_query_block, RECOMPUTE_CHEAP, blocks)    /* [L,B,NH,blocks] */ \
     X(int, head_order, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] */ \
     X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
     X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
@@ -117,7 +117,7 @@ typedef struct {
     Recompute recompute;
     bool cudnn;         // attention by cuDNN's kernels
     bool deterministic; // the same bits in every run
-    void* scratch;      // of backward kernels, one at a time
+    void* scratch;      // of kernels, one at a time
     float* partial;     // of norms' weight gradients
     Matmul matmul;
     cudaStream_t stream;
@@ -794,6 +794,10 @@ static void dump(Model* model, const Run* run) {
     download(grads, model->grads, model->table.count);
     if (!dump_write(run->options.dump, &model->table, B, T, V, losses, logits, grads, sizeof(float), &err))
         die("%s", err.msg);
+    double loss = 0;
+    for (int64_t i = 0; i < B * T; i++) loss += (double)losses[i];
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)(B * T),
+           (long long)B, (long long)T);
     dataloader_close(&data);
     feeder_free(&feeder);
     free(losses);
