@@ -15,6 +15,7 @@ of the backward pass if it is asked to be deterministic.
 #define LLMC_ATTENTION_CUH
 
 #include "attention_sm80.cuh"
+#include "attention_sm90_forward.cuh"
 
 #define ATTENTION_BLOCK SM80_BLOCK // tokens of a block of AttentionBounds
 
@@ -36,8 +37,24 @@ static inline void attention_check(int64_t B, int64_t T, int64_t NH, int64_t dh)
             (long long)T, (long long)NH);
 }
 
-// The kernels that this program runs on the GPU at hand, for messages.
-static inline const char* attention_path(void) { return "mma.sync kernels (sm_80)"; }
+// Does this program have Hopper's kernels, and the GPU at hand run them?
+static inline bool attention_runs_sm90(void) {
+    static int runs = -1;
+    if (runs < 0) {
+        int device, major;
+        cudaFuncAttributes kernel;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+        CUDA_CHECK(cudaFuncGetAttributes(&kernel, sm90_forward_kernel<64, true>));
+        runs = major == 9 && kernel.ptxVersion >= 90; // what was made from sm_80's PTX has no Hopper code
+    }
+    return runs;
+}
+
+// The kernels that it is, for messages.
+static inline const char* attention_path(void) {
+    return attention_runs_sm90() ? "wgmma kernels (sm_90a)" : "mma.sync kernels (sm_80)";
+}
 
 // Calls FUNCTION<dh, with gate>(...)
 #define ATTENTION_DISPATCH(FUNCTION, dh, gate, ...)                                                          \
@@ -50,7 +67,7 @@ static inline const char* attention_path(void) { return "mma.sync kernels (sm_80
 
 // Bytes of the scratch that both passes need, one at a time.
 static inline size_t attention_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
-    return (size_t)(B * NH * T) * sizeof(float);
+    return (size_t)(B * NH * T) * sizeof(float) + attention_forward_scratch_sm90();
 }
 
 // Writes o and lse.
@@ -58,9 +75,13 @@ static inline void attention_forward(bf16* o, float* lse, void* scratch, const b
                                      const bf16* v, const double* c, const AttentionBounds* bounds, int64_t B,
                                      int64_t T, int64_t NH, int64_t dh, cudaStream_t stream) {
     attention_check(B, T, NH, dh);
-    (void)scratch;
-    ATTENTION_DISPATCH(attention_forward_sm80, dh, c, o, lse, q, k, v, c,
-                       bounds ? bounds->first_key_block : NULL, B, T, NH, stream);
+    const int* first_key_block = bounds ? bounds->first_key_block : NULL;
+    if (attention_runs_sm90())
+        ATTENTION_DISPATCH(attention_forward_sm90, dh, c, o, lse, q, k, v, c, first_key_block,
+                           bounds ? bounds->head_order : NULL, scratch, B, T, NH, stream);
+    else
+        ATTENTION_DISPATCH(attention_forward_sm80, dh, c, o, lse, q, k, v, c, first_key_block, B, T, NH,
+                           stream);
 }
 
 // delta [B, NH, T] = do_i o_i
