@@ -139,7 +139,7 @@ static size_t model_scratch_bytes(const Model* model, int64_t B, int64_t T) {
     const Config* c = &model->config;
     int64_t NH = c->num_heads, dh = config_head_size(c);
     const size_t each[] = {model->cudnn ? attention_cudnn_workspace(B, T, NH, dh, model->deterministic)
-                                        : attention_scratch_bytes(B, T, NH),
+                                        : attention_scratch_bytes(B, T, NH, dh),
                            forget_gate_scratch_bytes(B, T, NH), pruning_scratch_bytes(B, NH),
                            embedding_scratch_bytes(B * T, c->hidden_size)};
     size_t most = 0;
@@ -521,7 +521,8 @@ static void block_backward(Model* model, int64_t l) {
                                  model->deterministic, B, T, NH, dh, stream);
     else
         attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k,
-                           a.v, a.o, a.lse, c, config_prunes(config) ? &bounds : NULL, B, T, NH, dh, stream);
+                           a.v, a.o, a.lse, c, config_prunes(config) ? &bounds : NULL, model->deterministic,
+                           B, T, NH, dh, stream);
     phase_end(model, PHASE_ATTENTION);
     if (gate_learns)
         forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,

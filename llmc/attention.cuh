@@ -15,6 +15,7 @@ of the backward pass if it is asked to be deterministic.
 #define LLMC_ATTENTION_CUH
 
 #include "attention_sm80.cuh"
+#include "attention_sm90_backward.cuh"
 #include "attention_sm90_forward.cuh"
 
 #define ATTENTION_BLOCK SM80_BLOCK // tokens of a block of AttentionBounds
@@ -65,9 +66,14 @@ static inline const char* attention_path(void) {
         if ((dh) == 128 && !(gate)) FUNCTION<128, false>(__VA_ARGS__);                                       \
     } while (0)
 
+static inline size_t attention_delta_bytes(int64_t B, int64_t T, int64_t NH) {
+    return (size_t)ceil_div<int64_t>(B * NH * T * (int64_t)sizeof(float), 256) * 256;
+}
+
 // Bytes of the scratch that both passes need, one at a time.
-static inline size_t attention_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
-    return (size_t)(B * NH * T) * sizeof(float) + attention_forward_scratch_sm90();
+static inline size_t attention_scratch_bytes(int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    size_t backward = attention_runs_sm90() ? attention_backward_scratch_sm90(B, T, NH, dh) : 0;
+    return attention_delta_bytes(B, T, NH) + backward;
 }
 
 // Writes o and lse.
@@ -113,20 +119,26 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
 }
 
 // Writes dq, dk, dv and dc: dc_i = sum_j ds_ij - sum_j ds_ji, ds being the scores' gradients. dc is NULL
-// where the gate is not learned. o and lse are attention_forward's.
+// where the gate is not learned. o and lse are attention_forward's. Unless `deterministic`, the last bits of dq
+// and dc may differ from run to run.
 static inline void attention_backward(bf16* dq, bf16* dk, bf16* dv, float* dc, void* scratch,
                                       const bf16* dout, const bf16* q, const bf16* k, const bf16* v,
                                       const bf16* o, const float* lse, const double* c,
-                                      const AttentionBounds* bounds, int64_t B, int64_t T, int64_t NH,
-                                      int64_t dh, cudaStream_t stream) {
+                                      const AttentionBounds* bounds, bool deterministic, int64_t B, int64_t T,
+                                      int64_t NH, int64_t dh, cudaStream_t stream) {
     attention_check(B, T, NH, dh);
     const int* first_key_block = bounds ? bounds->first_key_block : NULL;
     const int* last_query_block = bounds ? bounds->last_query_block : NULL;
     float* delta = (float*)scratch;
     if (dh == 64) attention_delta<64>(delta, dout, o, B, T, NH, stream);
     if (dh == 128) attention_delta<128>(delta, dout, o, B, T, NH, stream);
-    ATTENTION_DISPATCH(attention_backward_sm80, dh, c, dq, dk, dv, dc, dout, q, k, v, lse, delta, c,
-                       first_key_block, last_query_block, B, T, NH, stream);
+    if (attention_runs_sm90())
+        ATTENTION_DISPATCH(attention_backward_sm90, dh, c, dq, dk, dv, dc, dout, q, k, v, lse, delta, c,
+                           last_query_block, bounds ? bounds->head_order : NULL,
+                           (char*)scratch + attention_delta_bytes(B, T, NH), deterministic, B, T, NH, stream);
+    else
+        ATTENTION_DISPATCH(attention_backward_sm80, dh, c, dq, dk, dv, dc, dout, q, k, v, lse, delta, c,
+                           first_key_block, last_query_block, B, T, NH, stream);
 }
 
 #endif // LLMC_ATTENTION_CUH

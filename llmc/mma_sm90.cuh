@@ -168,6 +168,16 @@ __device__ static inline void sm90_load_bytes(void* to, const void* from, uint32
         : "memory");
 }
 
+// Among thread blocks: who loads what was stored sees all that the storing thread had seen.
+__device__ static inline int sm90_load_acquire(const int* from) {
+    int x;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ static inline void sm90_store_release(int* to, int x) {
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
 // Stores and adds end in groups, like wgmma's products: waits until at most PENDING groups still read shared
 // memory, or still are on their way.
 __device__ static inline void sm90_commit_stores() {
@@ -241,6 +251,11 @@ template <int K> __device__ static inline void sm90_hold(uint32_t (&a)[K][4]) {
 template <int ROWS> __device__ static inline uint64_t sm90_operand(const void* tile) {
     uint64_t address = (sm90_address(tile) & 0x3FFFF) >> 4, panel = ROWS * 128 >> 4, eight_rows = 1024 >> 4;
     return address | panel << 16 | eight_rows << 32 | (uint64_t)1 << 62;
+}
+// 16 rows of a transposed operand whose second panel is not the tile's, but stands further on, at `beside`
+__device__ static inline uint64_t sm90_operand_beside(const void* rows, const void* beside) {
+    uint64_t address = (sm90_address(rows) & 0x3FFFF) >> 4, panel = (sm90_address(beside) & 0x3FFFF) >> 4;
+    return address | (panel - address) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 template <int ROWS> __host__ __device__ constexpr uint64_t sm90_columns(int columns) {
     return (uint64_t)((columns / 64 * ROWS * 128 + columns % 64 * 2) >> 4);

@@ -65,7 +65,7 @@ struct Case {
         proj = random_array<bf16>(B * T * stride, 1), dproj = device_array<bf16>(B * T * stride);
         lse = device_array<float>(tokens), dc = device_array<float>(tokens), bias = device_array<float>(NH);
         c = device_array<double>(tokens);
-        scratch = device_array<char>((int64_t)attention_scratch_bytes(B, T, NH));
+        scratch = device_array<char>((int64_t)attention_scratch_bytes(B, T, NH, dh));
         gate_scratch = device_array<char>((int64_t)forget_gate_scratch_bytes(B, T, NH));
         Config config = config_defaults();
         config.num_heads = NH, config.decay_time_min = 2, config.decay_time_max = 16384;
@@ -86,20 +86,21 @@ struct Case {
         return milliseconds(
             [&] { attention_forward(o, lse, scratch, q, k, v, gate ? c : NULL, bounds, B, T, NH, dh, 0); });
     }
-    double backward(bool gate, const AttentionBounds* bounds) const {
+    double backward(bool gate, const AttentionBounds* bounds, bool deterministic) const {
         return milliseconds([&] {
             attention_backward(dq, dk, dv, gate ? dc : NULL, scratch, dout, q, k, v, o, lse, gate ? c : NULL,
-                               bounds, B, T, NH, dh, 0);
+                               bounds, deterministic, B, T, NH, dh, 0);
         });
     }
 };
 
 static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh, bool gate) {
     Case x(B, T, NH, dh);
-    double forward = x.forward(gate, NULL), backward = x.backward(gate, NULL);
-    printf("%4lld %4lld %6lld  %-4s  %8.3f %6.0f  %8.3f %6.0f\n", (long long)dh, (long long)(B * NH),
-           (long long)T, gate ? "yes" : "no", forward, x.flops() / forward, backward,
-           2.5 * x.flops() / backward);
+    double forward = x.forward(gate, NULL), backward = x.backward(gate, NULL, false),
+           in_order = x.backward(gate, NULL, true);
+    printf("%4lld %4lld %6lld  %-4s  %8.3f %6.0f  %8.3f %6.0f  %8.3f %6.0f\n", (long long)dh,
+           (long long)(B * NH), (long long)T, gate ? "yes" : "no", forward, x.flops() / forward, backward,
+           2.5 * x.flops() / backward, in_order, 2.5 * x.flops() / in_order);
 }
 
 static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
@@ -124,9 +125,9 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     PruningCount counted;
     CUDA_CHECK(cudaMemcpy(&counted, count, sizeof counted, cudaMemcpyDeviceToHost));
     double kept = (double)counted.kept / (double)counted.all;
-    double forward = x.forward(true, NULL), backward = x.backward(true, NULL);
+    double forward = x.forward(true, NULL), backward = x.backward(true, NULL, false);
     double pruned_forward = x.forward(true, &bounds);
-    double pruned_backward = x.backward(true, &bounds);
+    double pruned_backward = x.backward(true, &bounds, false);
     double gate_forward = microseconds_queued([&](cudaStream_t stream) {
         forget_gate_forward(x.c, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride, stream);
     });
@@ -157,7 +158,7 @@ int main(int argc, char** argv) {
     cudaDeviceProp device;
     CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
     printf("%s; cuBLAS bf16 8192 x 8192 x 8192: %.0f TFLOP/s\n", device.name, cublas_rate(8192));
-    printf("  dh heads    T  gate   forward ms TFLOP/s  backward ms TFLOP/s\n");
+    printf("  dh heads    T  gate   forward ms TFLOP/s  backward ms TFLOP/s  deterministic\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) {
         for (int gate = 1; gate >= 0; gate--) bench(1, T, NH, dh, gate);
     });

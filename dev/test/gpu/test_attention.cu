@@ -286,19 +286,39 @@ struct Inputs {
     const double* gates() const { return gate ? c.at : NULL; }
 };
 
+static bool on_sm80;              // the kernels for every GPU, and not those of the GPU at hand
+static bool deterministic = true; // backward
+
 struct Results {
     Buffer<bf16> o, dq, dk, dv;
     Buffer<float> lse, dc, scratch;
     explicit Results(Shape s)
         : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse(s.tokens()), dc(s.tokens()),
-          scratch((int64_t)(attention_scratch_bytes(s.B, s.T, s.NH) / sizeof(float))) {}
+          scratch((int64_t)(attention_scratch_bytes(s.B, s.T, s.NH, s.dh) / sizeof(float))) {}
     void compute(const Inputs& in, const AttentionBounds* bounds) {
         const Shape& s = in.s;
-        attention_forward(o.at, lse.at, scratch.at, in.q.at, in.k.at, in.v.at, in.gates(), bounds, s.B, s.T,
-                          s.NH, s.dh, 0);
-        attention_backward(dq.at, dk.at, dv.at, in.gate ? dc.at : NULL, scratch.at, in.dout.at, in.q.at,
-                           in.k.at, in.v.at, o.at, lse.at, in.gates(), bounds, s.B, s.T, s.NH, s.dh, 0);
+        if (on_sm80)
+            compute_on_sm80(in, bounds);
+        else {
+            attention_forward(o.at, lse.at, scratch.at, in.q.at, in.k.at, in.v.at, in.gates(), bounds, s.B,
+                              s.T, s.NH, s.dh, 0);
+            attention_backward(dq.at, dk.at, dv.at, in.gate ? dc.at : NULL, scratch.at, in.dout.at, in.q.at,
+                               in.k.at, in.v.at, o.at, lse.at, in.gates(), bounds, deterministic, s.B, s.T,
+                               s.NH, s.dh, 0);
+        }
         CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    void compute_on_sm80(const Inputs& in, const AttentionBounds* bounds) {
+        const Shape& s = in.s;
+        const int *first = bounds ? bounds->first_key_block : NULL,
+                  *last = bounds ? bounds->last_query_block : NULL;
+        ATTENTION_DISPATCH(attention_forward_sm80, s.dh, in.gate, o.at, lse.at, in.q.at, in.k.at, in.v.at,
+                           in.gates(), first, s.B, s.T, s.NH, 0);
+        if (s.dh == 64) attention_delta<64>(scratch.at, in.dout.at, o.at, s.B, s.T, s.NH, 0);
+        if (s.dh == 128) attention_delta<128>(scratch.at, in.dout.at, o.at, s.B, s.T, s.NH, 0);
+        ATTENTION_DISPATCH(attention_backward_sm80, s.dh, in.gate, dq.at, dk.at, dv.at,
+                           in.gate ? dc.at : NULL, in.dout.at, in.q.at, in.k.at, in.v.at, lse.at, scratch.at,
+                           in.gates(), first, last, s.B, s.T, s.NH, 0);
     }
 };
 static bool same_results(const Results& a, const Results& b) {
@@ -446,6 +466,13 @@ static void test_case(const char* what, GateKind kind, double mean, int64_t B, i
     std::vector<bf16> o = a.o.read(), dq = a.dq.read(), dk = a.dk.read(), dv = a.dv.read();
     std::vector<float> lse = a.lse.read(), dc = a.dc.read();
     check_results(name, s, in.dout.at, in.q.at, in.k.at, in.v.at, in.gates(), o, lse, dq, dk, dv, dc);
+    if (attention_runs_sm90() && !on_sm80) { // sums of dq and dc in any order
+        deterministic = false;
+        b.compute(in, NULL);
+        deterministic = true;
+        check_results("  in any order", s, in.dout.at, in.q.at, in.k.at, in.v.at, in.gates(), b.o.read(),
+                      b.lse.read(), b.dq.read(), b.dk.read(), b.dv.read(), b.dc.read());
+    }
 
     if (kind == ALL_CUT) { // every token sees itself alone
         CHECK(same_bits(a.o, in.v), "%s: o is not v", name);
@@ -660,27 +687,17 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
 
 // ----------------------------------------------------------------------------
 
-int main(int argc, char** argv) {
-    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
-    int64_t longest = argc > 1 && !quick ? strtoll(argv[1], NULL, 0) : INT64_MAX;
-    uint64_t number = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
-    seed = hash64(number);
-    printf("seed %llu\n", (unsigned long long)number);
-    if (quick) {
-        test_forget_gate(1, 300, 2, 0.3, true);
-        for (int64_t dh : {64, 128}) {
-            test_case("gates 0.3", RANDOM, 0.3, 1, 450, 1, dh);
-            test_case("no gate", NO_GATE, 0, 1, 193, 1, dh);
-        }
-        return test_report();
+// A few short ones, for compute-sanitizer
+static void test_quick(void) {
+    test_forget_gate(1, 300, 2, 0.3, true);
+    for (int64_t dh : {64, 128}) {
+        test_case("gates 0.3", RANDOM, 0.3, 1, 450, 1, dh);
+        test_case("no gate", NO_GATE, 0, 1, 193, 1, dh);
     }
+}
 
-    for (int64_t T : {1, 2, 31, 255, 256, 257, 4097, 65536})
-        if (T <= longest) {
-            test_forget_gate(2, T, 3, T % 2 ? 0.3 : 4, true);
-            test_forget_gate(2, T, 3, 0, false);
-        }
-
+static void test_attention(int64_t longest) {
+    printf("%s\n", on_sm80 ? "mma.sync kernels (sm_80)" : attention_path());
     printf("relative error of each tensor's worst head, and times that of plain bf16\n");
     printf("%-34s  o              dq             dk             dv             dlogf          lse\n", "");
     for (int64_t dh : {64, 128}) {
@@ -714,6 +731,48 @@ int main(int argc, char** argv) {
         test_case("gates 0.3", RANDOM, 0.3, 1, 65536, 1, 128);
         test_case("no gate", NO_GATE, 0, 1, 65536, 1, 64);
         test_large(8200, 257, 16, 64);
+    }
+}
+
+// The same bits a hundred times, under gates of all kinds.
+static void test_races(int64_t T, int64_t dh) {
+    Shape s = {1, T, 4, dh};
+    Inputs in(s, true);
+    const GateKind kinds[] = {RANDOM, OPEN, ONE_CUT, ALTERNATING, DEAD_HEAD};
+    for (GateKind kind : kinds) {
+        in.c.upload(make_gates(kind, 2, s));
+        Results a(s), b(s);
+        a.compute(in, NULL);
+        for (int run = 0; run < 20; run++) {
+            b.compute(in, NULL);
+            CHECK(same_results(a, b), "T %lld, dh %lld, gates %d: run %d differs", (long long)T,
+                  (long long)dh, (int)kind, run);
+        }
+    }
+}
+
+int main(int argc, char** argv) {
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    int64_t longest = argc > 1 && !quick ? strtoll(argv[1], NULL, 0) : INT64_MAX;
+    uint64_t number = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
+    seed = hash64(number);
+    printf("seed %llu\n", (unsigned long long)number);
+    if (quick) {
+        test_quick();
+        return test_report();
+    }
+    for (int64_t T : {1, 2, 31, 255, 256, 257, 4097, 65536})
+        if (T <= longest) {
+            test_forget_gate(2, T, 3, T % 2 ? 0.3 : 4, true);
+            test_forget_gate(2, T, 3, 0, false);
+        }
+
+    test_attention(longest);
+    for (int64_t dh : {64, 128})
+        if (longest >= 4096) test_races(4096, dh);
+    if (attention_runs_sm90()) {
+        on_sm80 = true;
+        test_attention(longest);
     }
     return test_report();
 }

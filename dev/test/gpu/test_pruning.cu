@@ -208,15 +208,15 @@ struct Results {
     Buffer<float> lse, dc, scratch;
     explicit Results(const Shape& s)
         : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse((size_t)s.tokens()),
-          dc((size_t)s.tokens()), scratch(attention_scratch_bytes(s.B, s.T, s.NH) / sizeof(float)) {}
+          dc((size_t)s.tokens()), scratch(attention_scratch_bytes(s.B, s.T, s.NH, s.dh) / sizeof(float)) {}
     void compute(const Inputs& in, const vector<bf16>& v_host, const vector<bf16>& dout_host,
                  const AttentionBounds* bounds) {
         const Shape& s = in.s;
         Buffer<bf16> q(in.q), k(in.k), v(v_host), dout(dout_host);
         Buffer<double> c(in.c);
         attention_forward(o, lse, scratch, q, k, v, c, bounds, s.B, s.T, s.NH, s.dh, 0);
-        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, c, bounds, s.B, s.T, s.NH, s.dh,
-                           0);
+        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, c, bounds, true, s.B, s.T, s.NH,
+                           s.dh, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 };
