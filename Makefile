@@ -147,7 +147,9 @@ cuda-check: ARCHS = 80 90a
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
 cuda-check: ## build the CUDA programs for two generations of GPUs, warnings as errors; needs no GPU
 	mkdir -p build/gpu
-	$(NVCC) $(NVCCFLAGS) $(CODE) train_fox.cu -o build/gpu/train_foxcu $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) $(CODE) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu $(GPU_LIBS) 2>build/gpu/ptxas.txt || \
+	    { cat build/gpu/ptxas.txt; exit 1; }
+	dev/test/check_ptxas.sh build/gpu/ptxas.txt
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu $(GPU_LIBS)
 
 bench: train_fox ## a training step of fox-pro-nano beside PyTorch eager (PYTHON=a python with torch)

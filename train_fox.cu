@@ -75,6 +75,7 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
     X(bf16, logits, KEEP_NONE, logit_rows * Vs)    /* [rows,Vs] of a chunk of rows, then their gradient */ \
     X(bf16, dx, KEEP_NONE, BT * d)                 /* [B,T,d] gradient of the residual stream */ \
     X(bf16, dbranch, KEEP_NONE, BT * d)            /* [B,T,d] of what a norm or attention's output gave */ \
+    X(float, delta, KEEP_NONE, BT * NH)            /* [B,NH,T] of o and its gradient: see attention_backward */ \
     X(bf16, dproj, KEEP_NONE, BT * S)              /* [B,T,S] */ \
     X(bf16, dq, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
     X(bf16, dk, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
@@ -507,7 +508,7 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_MATMUL);
     if (model_gates_output(config)) // dbranch becomes the gradient of o
         output_gate_backward(a.dbranch, param_at(model, g, P_OUTPUT_NORM, l),
-                             proj_column(a.dproj, layout->ogate), NULL, a.y, a.dbranch, a.o,
+                             proj_column(a.dproj, layout->ogate), a.delta, a.y, a.dbranch, a.o,
                              param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
                              proj_column(a.proj, layout->ogate), partial, B, T, NH, dh, S, stream);
     phase_end(model, PHASE_OUTPUT_GATE);
@@ -521,8 +522,9 @@ static void block_backward(Model* model, int64_t l) {
                                  model->deterministic, B, T, NH, dh, stream);
     else
         attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k,
-                           a.v, a.o, a.lse, c, config_prunes(config) ? &bounds : NULL, model->deterministic,
-                           B, T, NH, dh, stream);
+                           a.v, a.o, a.lse, model_gates_output(config) ? a.delta : NULL, c,
+                           config_prunes(config) ? &bounds : NULL, model->deterministic, B, T, NH, dh,
+                           stream);
     phase_end(model, PHASE_ATTENTION);
     if (gate_learns)
         forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,

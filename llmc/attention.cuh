@@ -18,8 +18,6 @@ of the backward pass if it is asked to be deterministic.
 #include "attention_sm90_backward.cuh"
 #include "attention_sm90_forward.cuh"
 
-#define ATTENTION_BLOCK SM80_BLOCK // tokens of a block of AttentionBounds
-
 // What attention need not look at, and in which order it best takes the heads (pruning.cuh). Where a function
 // takes a pointer to it, NULL leaves nothing out.
 typedef struct {
@@ -119,19 +117,22 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
 }
 
 // Writes dq, dk, dv and dc: dc_i = sum_j ds_ij - sum_j ds_ji, ds being the scores' gradients. dc is NULL
-// where the gate is not learned. o and lse are attention_forward's. Unless `deterministic`, the last bits of dq
-// and dc may differ from run to run.
+// where the gate is not learned. o and lse are attention_forward's. delta [B, NH, T] is do_i o_i, of dout as
+// rounded, which output_gate_backward gives in passing; NULL: it is computed here. Unless `deterministic`, the
+// last bits of dq and dc may differ from run to run.
 static inline void attention_backward(bf16* dq, bf16* dk, bf16* dv, float* dc, void* scratch,
                                       const bf16* dout, const bf16* q, const bf16* k, const bf16* v,
-                                      const bf16* o, const float* lse, const double* c,
+                                      const bf16* o, const float* lse, const float* delta, const double* c,
                                       const AttentionBounds* bounds, bool deterministic, int64_t B, int64_t T,
                                       int64_t NH, int64_t dh, cudaStream_t stream) {
     attention_check(B, T, NH, dh);
     const int* first_key_block = bounds ? bounds->first_key_block : NULL;
     const int* last_query_block = bounds ? bounds->last_query_block : NULL;
-    float* delta = (float*)scratch;
-    if (dh == 64) attention_delta<64>(delta, dout, o, B, T, NH, stream);
-    if (dh == 128) attention_delta<128>(delta, dout, o, B, T, NH, stream);
+    if (!delta) {
+        delta = (float*)scratch;
+        if (dh == 64) attention_delta<64>((float*)scratch, dout, o, B, T, NH, stream);
+        if (dh == 128) attention_delta<128>((float*)scratch, dout, o, B, T, NH, stream);
+    }
     if (attention_runs_sm90())
         ATTENTION_DISPATCH(attention_backward_sm90, dh, c, dq, dk, dv, dc, dout, q, k, v, lse, delta, c,
                            last_query_block, bounds ? bounds->head_order : NULL,

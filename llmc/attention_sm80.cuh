@@ -20,49 +20,19 @@ from high and low from low.
 #ifndef LLMC_ATTENTION_SM80_CUH
 #define LLMC_ATTENTION_SM80_CUH
 
+#include "attention_shape.cuh"
 #include "mma_sm80.cuh"
-
-#define SM80_LOG2E 1.4426950408889634f
-
-// sqrt(dh): scores are q.k / ROOT, and with exponentials to base 2, log2(e) q.k / ROOT
-template <int DH> struct Sm80Root { static constexpr float ROOT = DH == 64 ? 8 : 11.313708498984761f; };
-
-#define SM80_BLOCK 128 // queries or keys that rest with a thread block
-
-// A thread block's share: one head, and its `place`-th block of queries or keys, the longest first.
-struct Sm80Work {
-    int64_t head;
-    int place;
-};
-
-// What the kernels see of the tensors: rows of one head are `row` elements apart.
-struct Sm80Shape {
-    int T, NH, blocks; // blocks = ceil(T / SM80_BLOCK)
-    int heads, group;  // heads = B NH, taken up in groups
-    int64_t row;       // NH dh
-
-    // Within a group of heads the longest blocks come first, so that the GPU does not end up waiting for a
-    // few of them; a group is small enough for what its blocks share to stay in L2.
-    __device__ Sm80Work work(unsigned index) const {
-        int first = (int)(index / (unsigned)(group * blocks)) * group;
-        unsigned within = index - (unsigned)(first * blocks), size = (unsigned)min(group, heads - first);
-        Sm80Work work;
-        work.head = first + (int)(within % size);
-        work.place = (int)(within / size);
-        return work;
-    }
-};
 
 // ----------------------------------------------------------------------------
 // the gate
 
 // log2(e) (c - c_anchor) of a block's own tokens, as the sum of two floats
 struct Sm80Gate {
-    float high[SM80_BLOCK], low[SM80_BLOCK];
+    float high[ATTENTION_BLOCK], low[ATTENTION_BLOCK];
 
     __device__ void fill(const double* c, double anchor, int first, int T) {
-        for (int i = (int)threadIdx.x; i < SM80_BLOCK; i += (int)blockDim.x) {
-            double x = first + i < T ? (c[first + i] - anchor) * 1.4426950408889634 : 0;
+        for (int i = (int)threadIdx.x; i < ATTENTION_BLOCK; i += (int)blockDim.x) {
+            double x = first + i < T ? (c[first + i] - anchor) * ATTENTION_LOG2E : 0;
             high[i] = (float)x;
             low[i] = (float)(x - high[i]);
         }
@@ -97,7 +67,7 @@ template <int DH> struct Sm80Forward {
     static constexpr int THREADS = 128, KEYS = 64; // keys of a tile
     static constexpr float RAISE = 8;
     struct Shared {
-        bf16 q[SM80_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
+        bf16 q[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
         Sm80Start<KEYS> start[2]; // sqrt(dh) (c_anchor - c_j); 0 in the diagonal block
         Sm80Gate gate;
     };
@@ -107,21 +77,23 @@ template <int DH, bool GATE>
 __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     sm80_forward_kernel(bf16* __restrict__ o, float* __restrict__ lse, const bf16* __restrict__ q,
                         const bf16* __restrict__ k, const bf16* __restrict__ v, const double* __restrict__ c,
-                        const int* __restrict__ first_key_block, Sm80Shape shape) {
+                        const int* __restrict__ first_key_block, AttentionShape shape) {
     typedef Sm80Forward<DH> F;
     constexpr int KEYS = F::KEYS, MS = 2, NS = KEYS / 8;
-    constexpr float ROOT = Sm80Root<DH>::ROOT, SCALE = SM80_LOG2E / ROOT;
+    constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
-    Sm80Work work = shape.work(blockIdx.x);
+    AttentionWork work = shape.work(blockIdx.x);
     int64_t head = work.head;
-    int block = shape.blocks - 1 - work.place, i0 = block * SM80_BLOCK; // the last queries have most keys
+    int block = shape.blocks - 1 - work.place,
+        i0 = block * ATTENTION_BLOCK; // the last queries have most keys
     int64_t base = head / shape.NH * T * shape.row + head % shape.NH * DH;
     k += base;
     v += base;
-    int tile = (min(i0 + SM80_BLOCK, T) - 1) / KEYS;
-    int last_tile = first_key_block ? first_key_block[head * shape.blocks + block] * (SM80_BLOCK / KEYS) : 0;
+    int tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
+    int last_tile =
+        first_key_block ? first_key_block[head * shape.blocks + block] * (ATTENTION_BLOCK / KEYS) : 0;
 
     auto copy_keys = [&](int stage, int tile) {
         int64_t at = (int64_t)tile * KEYS * shape.row;
@@ -130,8 +102,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
         sm80_copy_tile<DH, KEYS, F::THREADS>(sm80_address(shared.v[stage]), v + at, shape.row,
                                              T - tile * KEYS);
     };
-    sm80_copy_tile<DH, SM80_BLOCK, F::THREADS>(sm80_address(shared.q), q + base + i0 * shape.row, shape.row,
-                                               T - i0);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(sm80_address(shared.q), q + base + i0 * shape.row,
+                                                    shape.row, T - i0);
     copy_keys(0, tile);
 
     // The gate's values are read two tiles ahead and kept for the next.
@@ -267,7 +239,7 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
 template <int DH> struct Sm80Dq {
     static constexpr int THREADS = 128, KEYS = DH == 64 ? 64 : 32;
     struct Shared {
-        bf16 q[SM80_BLOCK * DH], dout[SM80_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
+        bf16 q[ATTENTION_BLOCK * DH], dout[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
         float start[2][KEYS]; // sqrt(dh) (c_anchor - c_j); 0 in the diagonal block
         Sm80Gate gate;
     };
@@ -279,21 +251,23 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     sm80_dq_kernel(bf16* __restrict__ dq, float* __restrict__ dc, const bf16* __restrict__ dout,
                    const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                    const float* __restrict__ lse, const float* __restrict__ delta,
-                   const double* __restrict__ c, const int* __restrict__ first_key_block, Sm80Shape shape) {
+                   const double* __restrict__ c, const int* __restrict__ first_key_block,
+                   AttentionShape shape) {
     typedef Sm80Dq<DH> F;
     constexpr int KEYS = F::KEYS, PART = 32, MS = 2, NS = PART / 8; // a warp takes PART keys at a time
-    constexpr float ROOT = Sm80Root<DH>::ROOT, SCALE = SM80_LOG2E / ROOT;
+    constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
-    Sm80Work work = shape.work(blockIdx.x);
+    AttentionWork work = shape.work(blockIdx.x);
     int64_t head = work.head;
-    int block = shape.blocks - 1 - work.place, i0 = block * SM80_BLOCK; // the last queries have most keys
+    int block = shape.blocks - 1 - work.place,
+        i0 = block * ATTENTION_BLOCK; // the last queries have most keys
     int64_t base = head / shape.NH * T * shape.row + head % shape.NH * DH;
     k += base;
     v += base;
-    int tile = first_key_block ? first_key_block[head * shape.blocks + block] * (SM80_BLOCK / KEYS) : 0;
-    int last_tile = (min(i0 + SM80_BLOCK, T) - 1) / KEYS;
+    int tile = first_key_block ? first_key_block[head * shape.blocks + block] * (ATTENTION_BLOCK / KEYS) : 0;
+    int last_tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
 
     auto copy_keys = [&](int stage, int tile) {
         int64_t at = (int64_t)tile * KEYS * shape.row;
@@ -302,10 +276,10 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         sm80_copy_tile<DH, KEYS, F::THREADS>(sm80_address(shared.v[stage]), v + at, shape.row,
                                              T - tile * KEYS);
     };
-    sm80_copy_tile<DH, SM80_BLOCK, F::THREADS>(sm80_address(shared.q), q + base + i0 * shape.row, shape.row,
-                                               T - i0);
-    sm80_copy_tile<DH, SM80_BLOCK, F::THREADS>(sm80_address(shared.dout), dout + base + i0 * shape.row,
-                                               shape.row, T - i0);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(sm80_address(shared.q), q + base + i0 * shape.row,
+                                                    shape.row, T - i0);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(sm80_address(shared.dout), dout + base + i0 * shape.row,
+                                                    shape.row, T - i0);
     copy_keys(0, tile);
 
     double anchor = 0, c_ahead = 0;
@@ -331,7 +305,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     for (int r = 0; r < 2 * MS; r++) {
         int i = warp_row + r * 8 + lane / 4;
         int64_t at = head * T + min(i0 + i, T - 1);
-        row_lse[r / 2][r % 2] = lse[at] * SM80_LOG2E;
+        row_lse[r / 2][r % 2] = lse[at] * (float)ATTENTION_LOG2E;
         row_delta[r / 2][r % 2] = -delta[at];
         shift[r / 2][r % 2] = (GATE ? shared.gate.high[i] : 0) - row_lse[r / 2][r % 2];
     }
@@ -411,10 +385,11 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 
 template <int DH> struct Sm80Dkv {
     // Two results of DH columns a key leave registers for 32 keys a warp at 64 columns, for 16 at 128.
-    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = SM80_BLOCK / (MS * 16) * 32, BLOCKS_PER_SM = MS;
+    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32,
+                         BLOCKS_PER_SM = MS;
     static constexpr int QUERIES = DH == 64 ? 64 : 32;
     struct Shared {
-        bf16 k[SM80_BLOCK * DH], v[SM80_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
+        bf16 k[ATTENTION_BLOCK * DH], v[ATTENTION_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
         float start[2][QUERIES]; // sqrt(dh) (c_i - c_anchor - lse_i); without c in the diagonal block
         float minus_delta[2][QUERIES];
         Sm80Gate gate;
@@ -428,16 +403,16 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
                     const bf16* __restrict__ dout, const bf16* __restrict__ q, const bf16* __restrict__ k,
                     const bf16* __restrict__ v, const float* __restrict__ lse,
                     const float* __restrict__ delta, const double* __restrict__ c,
-                    const int* __restrict__ last_query_block, Sm80Shape shape) {
+                    const int* __restrict__ last_query_block, AttentionShape shape) {
     typedef Sm80Dkv<DH> F;
     constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8;
-    constexpr float ROOT = Sm80Root<DH>::ROOT, SCALE = SM80_LOG2E / ROOT;
+    constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
-    Sm80Work work = shape.work(blockIdx.x);
+    AttentionWork work = shape.work(blockIdx.x);
     int64_t head = work.head;
-    int block = work.place, j0 = block * SM80_BLOCK; // the first keys have most queries
+    int block = work.place, j0 = block * ATTENTION_BLOCK; // the first keys have most queries
     int64_t base = head / shape.NH * T * shape.row + head % shape.NH * DH;
     q += base;
     dout += base;
@@ -445,8 +420,8 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     delta += head * T;
     int tile = j0 / QUERIES, last_tile = (T - 1) / QUERIES;
     if (last_query_block)
-        last_tile =
-            min(last_tile, (last_query_block[head * shape.blocks + block] + 1) * (SM80_BLOCK / QUERIES) - 1);
+        last_tile = min(
+            last_tile, (last_query_block[head * shape.blocks + block] + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
 
     auto copy_queries = [&](int stage, int tile) {
         int64_t at = (int64_t)tile * QUERIES * shape.row;
@@ -455,10 +430,10 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         sm80_copy_tile<DH, QUERIES, F::THREADS>(sm80_address(shared.dout[stage]), dout + at, shape.row,
                                                 T - tile * QUERIES);
     };
-    sm80_copy_tile<DH, SM80_BLOCK, F::THREADS>(sm80_address(shared.k), k + base + j0 * shape.row, shape.row,
-                                               T - j0);
-    sm80_copy_tile<DH, SM80_BLOCK, F::THREADS>(sm80_address(shared.v), v + base + j0 * shape.row, shape.row,
-                                               T - j0);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(sm80_address(shared.k), k + base + j0 * shape.row,
+                                                    shape.row, T - j0);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(sm80_address(shared.v), v + base + j0 * shape.row,
+                                                    shape.row, T - j0);
     copy_queries(0, tile);
 
     // What the scores of a query start from. Queries past T get probability 0.
@@ -471,13 +446,13 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         if (GATE) c_ahead = c[exists];
     };
     auto keep_start = [&](int stage, int tile) {
-        float gate = GATE && tile * QUERIES >= j0 + SM80_BLOCK ? (float)(c_ahead - anchor) : 0;
+        float gate = GATE && tile * QUERIES >= j0 + ATTENTION_BLOCK ? (float)(c_ahead - anchor) : 0;
         shared.start[stage][tid % QUERIES] = (gate - lse_ahead) * ROOT;
         shared.minus_delta[stage][tid % QUERIES] = -delta_ahead;
     };
     if (GATE) {
         c += head * T;
-        anchor = c[min(j0 + SM80_BLOCK, T) - 1];
+        anchor = c[min(j0 + ATTENTION_BLOCK, T) - 1];
         shared.gate.fill(c, anchor, j0, T);
     }
     read_query(tile);
@@ -514,7 +489,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
                 from[0] = from[2] = x.x;
                 from[1] = from[3] = x.y;
             });
-            bool diagonal = i0 < SM80_BLOCK;
+            bool diagonal = i0 < ATTENTION_BLOCK;
             float factor = diagonal ? 1 : SCALE;
             if (diagonal) {
                 sm80_each(s, [&](float& x, int, int, int row, int column) {
@@ -573,20 +548,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
 // ----------------------------------------------------------------------------
 // launches; arguments as in attention.cuh
 
-static inline Sm80Shape sm80_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
-    Sm80Shape shape;
-    shape.T = (int)T, shape.NH = (int)NH, shape.blocks = (int)ceil_div<int64_t>(T, SM80_BLOCK);
-    shape.heads = (int)(B * NH);
-    int device, l2;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
-    int64_t head_bytes = 2 * T * dh * (int64_t)sizeof(bf16); // k and v, or q and dout
-    int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
-    shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
-    shape.row = NH * dh;
-    return shape;
-}
-
 // A kernel may use more than 48 KB of shared memory only when told so.
 template <class Shared, class... Parameters, class... Arguments>
 static inline void sm80_launch(void (*kernel)(Parameters...), int64_t grid, int threads, cudaStream_t stream,
@@ -601,7 +562,7 @@ template <int DH, bool GATE>
 static inline void attention_forward_sm80(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
                                           const double* c, const int* first_key_block, int64_t B, int64_t T,
                                           int64_t NH, cudaStream_t stream) {
-    Sm80Shape shape = sm80_shape(B, T, NH, DH);
+    AttentionShape shape = attention_shape(B, T, NH, DH, ATTENTION_BLOCK, NULL, 4);
     sm80_launch<typename Sm80Forward<DH>::Shared>(
         sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream,
         o, lse, q, k, v, c, first_key_block, shape);
@@ -613,7 +574,7 @@ static inline void attention_backward_sm80(bf16* dq, bf16* dk, bf16* dv, float* 
                                            const float* delta, const double* c, const int* first_key_block,
                                            const int* last_query_block, int64_t B, int64_t T, int64_t NH,
                                            cudaStream_t stream) {
-    Sm80Shape shape = sm80_shape(B, T, NH, DH);
+    AttentionShape shape = attention_shape(B, T, NH, DH, ATTENTION_BLOCK, NULL, 4);
     sm80_launch<typename Sm80Dq<DH>::Shared>(sm80_dq_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks,
                                              Sm80Dq<DH>::THREADS, stream, dq, dc, dout, q, k, v, lse, delta,
                                              c, first_key_block, shape);

@@ -31,14 +31,16 @@ In any order sums differ in their last bits from run to run. In turn they do not
 template <int DH> struct Sm90Backward {
     static constexpr int THREADS = 384, MATRIX_WARPS = 8, MATRIX_REGISTERS = DH == 64 ? 232 : 240,
                          OTHER_REGISTERS = DH == 64 ? 40 : 24;
-    static constexpr int KEYS = SM90_BLOCK, STAGES = 3;
+    static constexpr int KEYS = ATTENTION_BLOCK, STAGES = 3;
     static constexpr int STEP = 64; // queries whose scores a warpgroup has in registers at a time
     static constexpr int QUERIES = DH == 64 ? 128 : 64, STEPS = QUERIES / STEP; // of a tile
     // Registers that hold keys and values spare shared memory a read, and dv's product starts before ds is
     // made rather than behind it: 128 columns leave no room for either.
     static constexpr bool KEYS_IN_REGISTERS = DH == 64, EARLY_DV = DH == 64;
 
-    __host__ __device__ static int tiles(const Sm90Shape& shape) { return (shape.T + QUERIES - 1) / QUERIES; }
+    __host__ __device__ static int tiles(const AttentionShape& shape) {
+        return (shape.T + QUERIES - 1) / QUERIES;
+    }
 
     // Each warpgroup makes a part of a tile's dq, 64 by 64: the queries of a step, or half of the columns
     static constexpr int PART = 64 * 64;
@@ -69,7 +71,7 @@ struct Sm90BackwardParameters {
     const float *lse, *delta;
     const double* c;
     const int* last_query_block;
-    Sm90Shape shape;
+    AttentionShape shape;
 };
 
 // A block of keys from j0 on, and its tiles of queries: first to last, of which those before `clear` touch
@@ -78,8 +80,8 @@ struct Sm90BackwardBlock {
     int head, b, h, j0, first, clear, last;
 
     template <class F> __device__ static Sm90BackwardBlock of(const Sm90BackwardParameters& p) {
-        constexpr int TILES = SM90_BLOCK / F::QUERIES; // of a block
-        Sm90Work work = p.shape.work(blockIdx.x);
+        constexpr int TILES = ATTENTION_BLOCK / F::QUERIES; // of a block
+        AttentionWork work = p.shape.work(blockIdx.x);
         // The first keys have most queries. Where blocks take turns, each waits for the one behind it, which
         // must have been started before.
         int block = p.turn ? p.shape.tiles - 1 - work.place : work.place;
@@ -87,7 +89,7 @@ struct Sm90BackwardBlock {
                                             : p.shape.blocks;
         Sm90BackwardBlock x;
         x.head = work.head, x.b = work.head / p.shape.NH, x.h = work.head % p.shape.NH;
-        x.j0 = block * SM90_BLOCK;
+        x.j0 = block * ATTENTION_BLOCK;
         x.first = block * TILES, x.clear = x.first + TILES;
         x.last = min((last_block + 1) * TILES, F::tiles(p.shape)) - 1;
         return x;
@@ -129,7 +131,7 @@ __device__ static inline void sm90_backward_statistics(typename Sm90Backward<DH>
     int lane = (int)threadIdx.x % 32, T = p.shape.T;
     const float *lse = p.lse + (int64_t)x.head * T, *delta = p.delta + (int64_t)x.head * T;
     const double* c = GATE ? p.c + (int64_t)x.head * T : NULL;
-    double anchor = GATE ? c[min(x.j0 + SM90_BLOCK, T) - 1] : 0;
+    double anchor = GATE ? c[min(x.j0 + ATTENTION_BLOCK, T) - 1] : 0;
     double c_ahead[2] = {};
     float lse_ahead[2], delta_ahead[2];
     auto read = [&](int i0) {
@@ -152,7 +154,7 @@ __device__ static inline void sm90_backward_statistics(typename Sm90Backward<DH>
                 int at = step * F::STEP + lane + 32 * e;
                 bool exists = i0 + lane + 32 * e < T; // past T probabilities are 0
                 float gate = GATE && tile >= x.clear ? (float)(c_ahead[e] - anchor) : 0;
-                float start = (gate - lse_ahead[e]) * (float)Sm90Scale<DH>::ROOT;
+                float start = (gate - lse_ahead[e]) * (float)AttentionScale<DH>::ROOT;
                 shared.start[ring.stage][at] = exists ? start : -INFINITY;
                 shared.minus_delta[ring.stage][at] = exists ? -delta_ahead[e] : 0;
             }
@@ -173,7 +175,7 @@ template <int DH> struct Sm90BackwardTurn {
     int *added, before;
     __device__ Sm90BackwardTurn(const Sm90BackwardParameters& p, const Sm90BackwardBlock& x, int tile)
         : added(p.turn + (int64_t)x.head * Sm90Backward<DH>::tiles(p.shape) + tile),
-          before(tile * Sm90Backward<DH>::QUERIES / SM90_BLOCK - x.j0 / SM90_BLOCK) {}
+          before(tile * Sm90Backward<DH>::QUERIES / ATTENTION_BLOCK - x.j0 / ATTENTION_BLOCK) {}
 };
 
 template <int DH>
@@ -302,11 +304,11 @@ template <int DH, bool GATE, bool TURNS> struct Sm90BackwardMatrix {
         for (int e = 0; e < 32; e++) {
             int i = i0 + e / 4 * 8 + lane % 4 * 2 + e % 2, j = lane_key + e % 4 / 2 * 8;
             float gate = GATE ? (shared.high[i] - shared.high[j]) + (shared.low[i] - shared.low[j]) : 0;
-            s[e] = j <= i ? s[e] * Sm90Scale<DH>::SCALE + gate : -INFINITY;
+            s[e] = j <= i ? s[e] * AttentionScale<DH>::SCALE + gate : -INFINITY;
         }
     }
     __device__ void make_probabilities(bool diagonal) {
-        float factor = diagonal ? 1 : Sm90Scale<DH>::SCALE;
+        float factor = diagonal ? 1 : AttentionScale<DH>::SCALE;
         float row_shift[2] = {}; // read each time: registers are too few to keep it
         if (GATE && !diagonal)
             row_shift[0] = -shared.high[lane_key], row_shift[1] = -shared.high[lane_key + 8];
@@ -370,10 +372,10 @@ template <int DH, bool GATE, bool TURNS> struct Sm90BackwardMatrix {
     // log2(e) (c - c_anchor) of the block's tokens
     __device__ void make_gate() {
         const double* c = p.c + (int64_t)x.head * p.shape.T;
-        double anchor = c[min(x.j0 + SM90_BLOCK, p.shape.T) - 1];
+        double anchor = c[min(x.j0 + ATTENTION_BLOCK, p.shape.T) - 1];
         int i = (int)threadIdx.x - 128;
         if (i < F::KEYS) {
-            double y = x.j0 + i < p.shape.T ? (c[x.j0 + i] - anchor) * SM90_LOG2E : 0;
+            double y = x.j0 + i < p.shape.T ? (c[x.j0 + i] - anchor) * ATTENTION_LOG2E : 0;
             shared.high[i] = (float)y;
             shared.low[i] = (float)(y - shared.high[i]);
         }
@@ -398,7 +400,7 @@ template <int DH, bool GATE, bool TURNS> struct Sm90BackwardMatrix {
     }
     __device__ void store_results() {
         sm90_named_sync(1, 256); // the other group has done with our keys
-        store_rows(shared.k, dk, (float)(1 / Sm90Scale<DH>::ROOT));
+        store_rows(shared.k, dk, (float)(1 / AttentionScale<DH>::ROOT));
         store_rows(shared.v, dv, 1);
         sm90_fence_shared();
         sm90_named_sync(2 + group, 128);
@@ -523,7 +525,7 @@ template <int DH>
 __global__ void __launch_bounds__(256)
     sm90_backward_finish_kernel(bf16* __restrict__ dq, float* __restrict__ dc,
                                 const float* __restrict__ dq_sum, const float* __restrict__ row_sum,
-                                Sm90Shape shape) {
+                                AttentionShape shape) {
     typedef Sm90Backward<DH> F;
     int tiles = F::tiles(shape), group = (int)(blockIdx.x % 2u);
     int tile = (int)(blockIdx.x / 2u % (unsigned)tiles), head = (int)(blockIdx.x / 2u / (unsigned)tiles);
@@ -546,7 +548,7 @@ __global__ void __launch_bounds__(256)
     for (int i = 0; i < 4; i++) {
         Pack4 y = part[n * 129 + (int)threadIdx.x / 8 * 4 + i];
 #pragma unroll
-        for (int e = 0; e < 4; e++) x[e / 2][2 * i + e % 2] = y[e] * (float)(1 / Sm90Scale<DH>::ROOT);
+        for (int e = 0; e < 4; e++) x[e / 2][2 * i + e % 2] = y[e] * (float)(1 / AttentionScale<DH>::ROOT);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -558,8 +560,8 @@ __global__ void __launch_bounds__(256)
 
 // Bytes of scratch that attention_backward_sm90 needs: dq in float, rows' sums, turns.
 static inline size_t attention_backward_scratch_sm90(int64_t B, int64_t T, int64_t NH, int64_t dh) {
-    int64_t blocks = ceil_div<int64_t>(T, SM90_BLOCK);
-    return (size_t)(B * NH * (blocks * SM90_BLOCK * dh + T + blocks * 4)) * sizeof(float);
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    return (size_t)(B * NH * (blocks * ATTENTION_BLOCK * dh + T + blocks * 4)) * sizeof(float);
 }
 
 template <int DH, bool GATE>
@@ -581,7 +583,7 @@ static inline void attention_backward_sm90(bf16* dq, bf16* dk, bf16* dv, float* 
     p.dc = GATE ? dc : NULL, p.lse = lse, p.delta = delta, p.c = c, p.last_query_block = last_query_block;
     // In turn, a head's blocks of keys wait for one another where they do not run close together: then groups
     // of heads are half as large, as if dq, which is float, had to have room in L2 too.
-    p.shape = sm90_shape(B, T, NH, deterministic ? 2 * DH : DH, F::KEYS, head_order);
+    p.shape = attention_shape(B, T, NH, DH, F::KEYS, head_order, deterministic ? 8 : 4);
     CUDA_CHECK(cudaMemsetAsync(scratch, 0, (size_t)((char*)(turn + parts) - (char*)scratch), stream));
 
     auto kernel =

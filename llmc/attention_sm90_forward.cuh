@@ -36,9 +36,9 @@ template <int DH> struct Sm90Forward : Sm90ForwardTiles<DH> {
     static constexpr int CONSUMER_WARPS = Tiles::CONSUMERS * 4, THREADS = 128 + Tiles::CONSUMERS * 128;
     static constexpr int TILE_BYTES = KEYS * DH * (int)sizeof(bf16); // of keys or values
     static constexpr float RAISE = 8;
-    static constexpr double ROOT = Sm90Scale<DH>::ROOT;
-    static constexpr float SCALE = Sm90Scale<DH>::SCALE;
-    static_assert(KEYS == SM90_BLOCK, "pruning counts tiles of keys");
+    static constexpr double ROOT = AttentionScale<DH>::ROOT;
+    static constexpr float SCALE = AttentionScale<DH>::SCALE;
+    static_assert(KEYS == ATTENTION_BLOCK, "pruning counts tiles of keys");
 
     // All roles count steps, of one tile of keys each, and works from the kernel's start: the count tells the
     // stage and its barriers' parity.
@@ -90,7 +90,7 @@ struct Sm90ForwardParameters {
     const double* c;
     const int* first_key_block;
     unsigned* counter; // of the works taken up behind the first one of each thread block
-    Sm90Shape shape;
+    AttentionShape shape;
 };
 
 // A tile of queries from i0 on, and its tiles of keys: last down to first, those from `diagonal` on masked.
@@ -98,7 +98,7 @@ struct Sm90ForwardTile {
     int head, b, h, i0, last, diagonal, first;
 
     template <class F> __device__ static Sm90ForwardTile of(unsigned index, const Sm90ForwardParameters& p) {
-        Sm90Work work = p.shape.work(index);
+        AttentionWork work = p.shape.work(index);
         Sm90ForwardTile tile;
         tile.head = work.head, tile.b = work.head / p.shape.NH, tile.h = work.head % p.shape.NH;
         tile.i0 = (p.shape.tiles - 1 - work.place) * F::ROWS; // the last queries have most keys
@@ -157,7 +157,7 @@ __device__ static inline void sm90_forward_gate(typename Sm90Forward<DH>::Shared
     int thread = (int)threadIdx.x - 32;
     uint32_t steps = 0;
     auto keep = [](float* high, float* low, double difference) {
-        double x = difference * SM90_LOG2E;
+        double x = difference * ATTENTION_LOG2E;
         *high = (float)x;
         *low = (float)(x - *high);
     };
@@ -509,7 +509,7 @@ static inline void attention_forward_sm90(bf16* o, float* lse, const bf16* q, co
     p.v = sm90_tensor_map(v, B, T, NH, DH, F::KEYS);
     p.o = sm90_tensor_map(o, B, T, NH, DH, 16);
     p.lse = lse, p.c = c, p.first_key_block = first_key_block, p.counter = (unsigned*)scratch;
-    p.shape = sm90_shape(B, T, NH, DH, F::ROWS, head_order);
+    p.shape = attention_shape(B, T, NH, DH, F::ROWS, head_order, 4);
     CUDA_CHECK(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, stream));
     sm90_launch<typename F::Shared>(sm90_forward_kernel<DH, GATE>, (int64_t)p.shape.heads * p.shape.tiles,
                                     F::THREADS, stream, p);

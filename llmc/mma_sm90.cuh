@@ -110,9 +110,6 @@ template <int REGISTERS> __device__ static inline void sm90_give_registers() {
 __device__ static inline void sm90_fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ static inline void sm90_prefetch(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 
 // One panel of the map's rows from `t` on; rows past the end become zeros. Lands as bytes on the barrier.
 __device__ static inline void sm90_load_panel(void* to, const CUtensorMap* map, int column, int head, int t,
@@ -146,26 +143,11 @@ __device__ static inline void sm90_store_tile(const CUtensorMap* map, int head, 
         sm90_store_panel(map, column, head, t, b, from + column * ROWS);
 }
 
-// to[0..] += from[0..], floats; bytes a multiple of 16, both aligned to 16. The order in which several add to
-// one place is not fixed.
-__device__ static inline void sm90_reduce_add(float* to, const float* from, uint32_t bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-                 "r"(sm90_address(from)), "r"(bytes)
-                 : "memory");
-}
-// The same of four floats from registers
+// to[0..3] += a, b, c, d. The order in which several add to one place is not fixed.
 __device__ static inline void sm90_reduce_add4(float* to, float a, float b, float c, float d) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b),
                  "f"(c), "f"(d)
                  : "memory");
-}
-// Plain bytes, as above, landing on the barrier.
-__device__ static inline void sm90_load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            sm90_address(to)),
-        "l"(from), "r"(bytes), "r"(sm90_address(barrier))
-        : "memory");
 }
 
 // Among thread blocks: who loads what was stored sees all that the storing thread had seen.
@@ -178,16 +160,12 @@ __device__ static inline void sm90_store_release(int* to, int x) {
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-// Stores and adds end in groups, like wgmma's products: waits until at most PENDING groups still read shared
-// memory, or still are on their way.
+// Stores end in groups, like wgmma's products: waits until at most PENDING groups still read shared memory.
 __device__ static inline void sm90_commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 template <int PENDING> __device__ static inline void sm90_wait_stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-template <int PENDING> __device__ static inline void sm90_wait_stores() {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // ----------------------------------------------------------------------------
@@ -202,12 +180,6 @@ __device__ static inline void sm90_store_matrices(uint32_t to, uint32_t a, uint3
                                                   uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b),
                  "r"(c), "r"(d)
-                 : "memory");
-}
-__device__ static inline void sm90_store_matrices_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
-                                                             uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a),
-                 "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 __device__ static inline uint32_t sm90_pack(float low, float high) {
@@ -264,32 +236,20 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
 
 // Of d, lane l of warp w holds row 16 w + l / 4, columns 8 n + 2 (l % 4) and the next, in d[4 n] and
 // d[4 n + 1], and the same of row + 8 in d[4 n + 2] and d[4 n + 3]. So pairs of d's are the next product's a.
-#define SM90_D4(d, i)    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SM90_D16(d, i)   SM90_D4(d, i), SM90_D4(d, i + 4), SM90_D4(d, i + 8), SM90_D4(d, i + 12)
-#define SM90_D32(d, i)   SM90_D16(d, i), SM90_D16(d, i + 16)
-#define SM90_REGS_4(d)   SM90_D4(d, 0)
-#define SM90_REGS_32(d)  SM90_D32(d, 0)
-#define SM90_REGS_36(d)  SM90_REGS_32(d), SM90_D4(d, 32)
-#define SM90_REGS_64(d)  SM90_REGS_32(d), SM90_D32(d, 32)
-#define SM90_REGS_68(d)  SM90_REGS_64(d), SM90_D4(d, 64)
-#define SM90_REGS_96(d)  SM90_REGS_64(d), SM90_D32(d, 64)
-#define SM90_REGS_128(d) SM90_REGS_96(d), SM90_D32(d, 96)
+#define SM90_D4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SM90_D16(d, i)  SM90_D4(d, i), SM90_D4(d, i + 4), SM90_D4(d, i + 8), SM90_D4(d, i + 12)
+#define SM90_D32(d, i)  SM90_D16(d, i), SM90_D16(d, i + 16)
+#define SM90_REGS_32(d) SM90_D32(d, 0)
+#define SM90_REGS_36(d) SM90_REGS_32(d), SM90_D4(d, 32)
+#define SM90_REGS_64(d) SM90_REGS_32(d), SM90_D32(d, 32)
 
-#define SM90_LIST_4 "%0,%1,%2,%3"
 #define SM90_LIST_32                                                                                         \
-    SM90_LIST_4 ",%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"    \
-                "%27,%28,%29,%30,%31"
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"     \
+    "%27,%28,%29,%30,%31"
 #define SM90_LIST_36 SM90_LIST_32 ",%32,%33,%34,%35"
 #define SM90_LIST_64                                                                                         \
     SM90_LIST_36 ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"     \
                  "%57,%58,%59,%60,%61,%62,%63"
-#define SM90_LIST_68 SM90_LIST_64 ",%64,%65,%66,%67"
-#define SM90_LIST_96                                                                                         \
-    SM90_LIST_68 ",%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,"     \
-                 "%89,%90,%91,%92,%93,%94,%95"
-#define SM90_LIST_128                                                                                        \
-    SM90_LIST_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,"   \
-                 "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // sm90_product(d, a, b, accumulate), N = 2 R by the size of d; without accumulate d need not be set before.
 // a is an operand in shared memory or four registers. TRANSPOSED: the sum's index runs along the tile's rows.
@@ -315,13 +275,9 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
                        "n"(B_TRANSPOSED)                                                                     \
                      : "memory");                                                                            \
     }
-SM90_DEFINE_PRODUCT(8, 4, 5, 6, 7, 8, 9, 10)
 SM90_DEFINE_PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
 SM90_DEFINE_PRODUCT(72, 36, 37, 38, 39, 40, 41, 42)
 SM90_DEFINE_PRODUCT(128, 64, 65, 66, 67, 68, 69, 70)
-SM90_DEFINE_PRODUCT(136, 68, 69, 70, 71, 72, 73, 74)
-SM90_DEFINE_PRODUCT(192, 96, 97, 98, 99, 100, 101, 102)
-SM90_DEFINE_PRODUCT(256, 128, 129, 130, 131, 132, 133, 134)
 
 // d [64, N] (+)= A B^T over K columns of both: tiles of A_ROWS and B_ROWS rows, a moved to its 64 rows.
 template <int K, int A_ROWS, int B_ROWS, int R>

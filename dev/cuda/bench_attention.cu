@@ -88,8 +88,8 @@ struct Case {
     }
     double backward(bool gate, const AttentionBounds* bounds, bool deterministic) const {
         return milliseconds([&] {
-            attention_backward(dq, dk, dv, gate ? dc : NULL, scratch, dout, q, k, v, o, lse, gate ? c : NULL,
-                               bounds, deterministic, B, T, NH, dh, 0);
+            attention_backward(dq, dk, dv, gate ? dc : NULL, scratch, dout, q, k, v, o, lse, NULL,
+                               gate ? c : NULL, bounds, deterministic, B, T, NH, dh, 0);
         });
     }
 };

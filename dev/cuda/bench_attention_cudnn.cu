@@ -42,12 +42,12 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         [&](int variant) {
             if (variant == GATED) attention_forward(o, lse, scratch, q, k, v, c, NULL, B, T, NH, dh, 0);
             if (variant == GATED_BACKWARD)
-                attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, c, NULL, false, B, T, NH,
-                                   dh, 0);
+                attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, NULL, c, NULL, false, B, T,
+                                   NH, dh, 0);
             if (variant == OURS) attention_forward(o, lse, scratch, q, k, v, NULL, NULL, B, T, NH, dh, 0);
             if (variant == OURS_BACKWARD)
-                attention_backward(dq, dk, dv, NULL, scratch, dout, q, k, v, o, lse, NULL, NULL, false, B, T,
-                                   NH, dh, 0);
+                attention_backward(dq, dk, dv, NULL, scratch, dout, q, k, v, o, lse, NULL, NULL, NULL, false,
+                                   B, T, NH, dh, 0);
             if (variant == CUDNN) attention_cudnn_forward(o, lse, fast_workspace, q, k, v, B, T, NH, dh, 0);
             if (variant == CUDNN_BACK)
                 attention_cudnn_backward(dq, dk, dv, fast_workspace, dout, q, k, v, o, lse, false, B, T, NH,

@@ -303,8 +303,8 @@ struct Results {
             attention_forward(o.at, lse.at, scratch.at, in.q.at, in.k.at, in.v.at, in.gates(), bounds, s.B,
                               s.T, s.NH, s.dh, 0);
             attention_backward(dq.at, dk.at, dv.at, in.gate ? dc.at : NULL, scratch.at, in.dout.at, in.q.at,
-                               in.k.at, in.v.at, o.at, lse.at, in.gates(), bounds, deterministic, s.B, s.T,
-                               s.NH, s.dh, 0);
+                               in.k.at, in.v.at, o.at, lse.at, NULL, in.gates(), bounds, deterministic, s.B,
+                               s.T, s.NH, s.dh, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
     }

@@ -55,7 +55,7 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     Buffer<char> scratch(attention_scratch_bytes(B, T, NH, dh));
     attention_forward(ours.o, ours.lse, scratch, q, k, v, NULL, NULL, B, T, NH, dh, 0);
     attention_backward(ours.dq, ours.dk, ours.dv, NULL, scratch, dout, q, k, v, ours.o, ours.lse, NULL, NULL,
-                       false, B, T, NH, dh, 0);
+                       NULL, false, B, T, NH, dh, 0);
 
     for (int deterministic = 0; deterministic < 2; deterministic++) {
         Buffer<char> workspace(attention_cudnn_workspace(B, T, NH, dh, deterministic));

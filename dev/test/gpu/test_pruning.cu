@@ -215,8 +215,8 @@ struct Results {
         Buffer<bf16> q(in.q), k(in.k), v(v_host), dout(dout_host);
         Buffer<double> c(in.c);
         attention_forward(o, lse, scratch, q, k, v, c, bounds, s.B, s.T, s.NH, s.dh, 0);
-        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, c, bounds, true, s.B, s.T, s.NH,
-                           s.dh, 0);
+        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, NULL, c, bounds, true, s.B, s.T,
+                           s.NH, s.dh, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 };
