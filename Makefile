@@ -131,10 +131,10 @@ GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/be
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
 GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))
 
-build/gpu/%: dev/test/gpu/%.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+build/gpu/%: dev/test/gpu/%.cu $(wildcard dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
-build/gpu/%: dev/cuda/%.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU

@@ -2,9 +2,10 @@
 The GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of
 dev/reference.
 
-    fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64; also with products
-                that are chosen by their speed
-    variants    the same for every switch, for odd sizes, and for a vocabulary that takes several chunks of logits
+    fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64; also
+                with products that are chosen by their speed
+    variants    the same for every switch, for odd sizes, and for a vocabulary that takes several chunks of
+                logits
     training    50 AdamW steps of a small model beside the CPU trainer's
     bits        two runs make the same bits; so do a run that was saved and resumed, and every --recompute
     nan         a step with an infinite loss or gradient changes nothing

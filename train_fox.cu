@@ -75,7 +75,7 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
     X(bf16, logits, KEEP_NONE, logit_rows * Vs)    /* [rows,Vs] of a chunk of rows, then their gradient */ \
     X(bf16, dx, KEEP_NONE, BT * d)                 /* [B,T,d] gradient of the residual stream */ \
     X(bf16, dbranch, KEEP_NONE, BT * d)            /* [B,T,d] of what a norm or attention's output gave */ \
-    X(float, delta, KEEP_NONE, BT * NH)            /* [B,NH,T] of o and its gradient: see attention_backward */ \
+    X(float, delta, KEEP_NONE, BT * NH)            /* [B,NH,T] as in attention_backward */ \
     X(bf16, dproj, KEEP_NONE, BT * S)              /* [B,T,S] */ \
     X(bf16, dq, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
     X(bf16, dk, KEEP_NONE, BT * d)                 /* [B,T,d] */ \

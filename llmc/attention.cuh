@@ -117,9 +117,9 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
 }
 
 // Writes dq, dk, dv and dc: dc_i = sum_j ds_ij - sum_j ds_ji, ds being the scores' gradients. dc is NULL
-// where the gate is not learned. o and lse are attention_forward's. delta [B, NH, T] is do_i o_i, of dout as
-// rounded, which output_gate_backward gives in passing; NULL: it is computed here. Unless `deterministic`, the
-// last bits of dq and dc may differ from run to run.
+// where the gate is not learned. o and lse are attention_forward's. delta [B, NH, T] is do_i o_i, of dout
+// as rounded, which output_gate_backward gives in passing; NULL: it is computed here. Unless
+// `deterministic`, the last bits of dq and dc may differ from run to run.
 static inline void attention_backward(bf16* dq, bf16* dk, bf16* dv, float* dc, void* scratch,
                                       const bf16* dout, const bf16* q, const bf16* k, const bf16* v,
                                       const bf16* o, const float* lse, const float* delta, const double* c,

@@ -40,8 +40,8 @@ struct AttentionShape {
     }
 };
 
-// Tiles of `rows` queries or keys, which share bytes_a_channel of each token: 4 where these are k and v, or q and
-// dout.
+// Tiles of `rows` queries or keys, which share bytes_a_channel of each token: 4 where these are k and v, or
+// q and dout.
 static inline AttentionShape attention_shape(int64_t B, int64_t T, int64_t NH, int64_t dh, int rows,
                                              const int* head_order, int64_t bytes_a_channel) {
     AttentionShape shape;

@@ -225,8 +225,9 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
 // Does the gate's bias start from config_long_gate_bias?
 static inline bool config_long_gate(const Config* c) { return config_has_gate(c) && c->fgate_bias_init; }
 
-// Checks what no single key can tell, that they fit together, and settles what one implies: a fixed gate always has
-// the long initialisation. Where that is off, decay times mean nothing, and the paper's code insists on null.
+// Checks what no single key can tell, that they fit together, and settles what one implies: a fixed gate
+// always has the long initialisation. Where that is off, decay times mean nothing, and the paper's code
+// insists on null.
 static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->fgate_type == GATE_FIXED) c->fgate_bias_init = true;
     if (!config_long_gate(c) &&

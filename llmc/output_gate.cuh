@@ -127,9 +127,9 @@ __global__ static void __launch_bounds__(256, 3)
     if (weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. y comes
-// once more, as the forward pass gave it: made in passing, it need not be kept. dout may be dy. partial is
-// scratch of norm_partial_bytes.
+// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. y
+// comes once more, as the forward pass gave it: made in passing, it need not be kept. dout may be dy.
+// partial is scratch of norm_partial_bytes.
 static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate, float* delta, bf16* y,
                                         const bf16* dy, const bf16* o, const bf16* weight, const float* rstd,
                                         const bf16* gate, float* partial, int64_t B, int64_t T, int64_t NH,

@@ -182,9 +182,9 @@ static inline void rmsnorm_forward(bf16* y, float* rstd, bf16* x_out, const bf16
     CUDA_CHECK_LAUNCH();
 }
 
-// dx = residual + the gradient of x, where residual [rows, d], what the stream past the norm gave, may be dx
-// itself, or NULL for none. dweight [d] += its gradient. y, unless it is NULL, comes once more, as the forward
-// pass gave it: made in passing, it need not be kept. partial is scratch of norm_partial_bytes.
+// dx = residual + the gradient of x, where residual [rows, d], what the stream past the norm gave, may be
+// dx itself, or NULL for none. dweight [d] += its gradient. y, unless it is NULL, comes once more, as the
+// forward pass gave it: made in passing, it need not be kept. partial is scratch of norm_partial_bytes.
 static inline void rmsnorm_backward(bf16* dx, float* dweight, bf16* y, const bf16* residual, const bf16* dy,
                                     const bf16* x, const bf16* weight, const float* rstd, float* partial,
                                     int64_t rows, int64_t d, cudaStream_t stream) {

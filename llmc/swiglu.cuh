@@ -59,8 +59,8 @@ static inline void swiglu_forward(bf16* s, const bf16* gu, int64_t rows, int64_t
     CUDA_CHECK_LAUNCH();
 }
 
-// dgu [rows, 2I] from ds [rows, I], and s once more, as the forward pass gave it: made in passing, it need not
-// be kept. dgu may be gu, and s may be ds.
+// dgu [rows, 2I] from ds [rows, I], and s once more, as the forward pass gave it: made in passing, it need
+// not be kept. dgu may be gu, and s may be ds.
 static inline void swiglu_backward(bf16* dgu, bf16* s, const bf16* ds, const bf16* gu, int64_t rows,
                                    int64_t I, cudaStream_t stream) {
     int threads;

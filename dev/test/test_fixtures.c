@@ -19,7 +19,7 @@ right or wrong by luck, and of PyTorch's own further draws one in a thousand is 
 #define MEAN_LIMIT           1.0
 #else
 #define LIMIT(float32_error) (4 * (float32_error))
-#define MEAN_LIMIT           0.5 // of the single limit, so twice the float32_error; the worst measured is 0.29
+#define MEAN_LIMIT           0.5 // of the single limit, so twice the float32_error; the worst was 0.29
 #endif
 
 typedef struct {
