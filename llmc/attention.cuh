@@ -70,8 +70,10 @@ static inline size_t attention_delta_bytes(int64_t B, int64_t T, int64_t NH) {
 
 // Bytes of the scratch that both passes need, one at a time.
 static inline size_t attention_scratch_bytes(int64_t B, int64_t T, int64_t NH, int64_t dh) {
-    size_t backward = attention_runs_sm90() ? attention_backward_scratch_sm90(B, T, NH, dh) : 0;
-    return attention_delta_bytes(B, T, NH) + backward;
+    if (!attention_runs_sm90()) return attention_delta_bytes(B, T, NH);
+    size_t forward = attention_forward_scratch_sm90();
+    size_t backward = attention_delta_bytes(B, T, NH) + attention_backward_scratch_sm90(B, T, NH, dh);
+    return forward > backward ? forward : backward;
 }
 
 // Writes o and lse.

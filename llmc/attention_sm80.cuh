@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     AttentionWork work = shape.work(blockIdx.x);
     int64_t head = work.head;
-    int block = shape.blocks - 1 - work.place,
-        i0 = block * ATTENTION_BLOCK; // the last queries have most keys
+    int block = shape.blocks - 1 - work.place; // the last queries have most keys
+    int i0 = block * ATTENTION_BLOCK;
     int64_t base = head / shape.NH * T * shape.row + head % shape.NH * DH;
     k += base;
     v += base;
@@ -261,8 +261,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     AttentionWork work = shape.work(blockIdx.x);
     int64_t head = work.head;
-    int block = shape.blocks - 1 - work.place,
-        i0 = block * ATTENTION_BLOCK; // the last queries have most keys
+    int block = shape.blocks - 1 - work.place; // the last queries have most keys
+    int i0 = block * ATTENTION_BLOCK;
     int64_t base = head / shape.NH * T * shape.row + head % shape.NH * DH;
     k += base;
     v += base;

@@ -1,16 +1,12 @@
 /*
-What the Hopper kernels of forgetting attention share: tiles, stages and registers for each head size, how the
-work is laid out, how a kernel is launched. How they run stands in attention_sm90_forward.cuh and
-attention_sm90_backward.cuh.
+What the Hopper kernels of forgetting attention run with, for each head size: tiles, stages, registers. How they
+run stands in attention_sm90_forward.cuh and attention_sm90_backward.cuh.
 */
 #ifndef LLMC_ATTENTION_SM90_CUH
 #define LLMC_ATTENTION_SM90_CUH
 
 #include "attention_shape.cuh"
 #include "mma_sm90.cuh"
-
-// ----------------------------------------------------------------------------
-// what to run
 
 // Forward: consumer warpgroups take 64 queries each and share tiles of keys. 192 queries read a tile of keys
 // a third less often than 128; at dh 128 their registers would not do.
@@ -26,17 +22,28 @@ template <> struct Sm90ForwardTiles<128> {
     static constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;
 };
 
-// One thread block for each multiprocessor, or for each piece of work where those are fewer.
+// Backward: two warpgroups take 64 keys each and share tiles of queries. Registers that hold keys and
+// values spare shared memory a read, and dv's product starts before ds is made rather than behind it: 128
+// columns leave no room for either.
+template <int DH> struct Sm90BackwardTiles;
+template <> struct Sm90BackwardTiles<64> {
+    static constexpr int QUERIES = 128, STAGES = 3;
+    static constexpr bool KEYS_IN_REGISTERS = true, EARLY_DV = true;
+    static constexpr int MATRIX_REGISTERS = 232, OTHER_REGISTERS = 40;
+};
+template <> struct Sm90BackwardTiles<128> {
+    static constexpr int QUERIES = 64, STAGES = 3;
+    static constexpr bool KEYS_IN_REGISTERS = false, EARLY_DV = false;
+    static constexpr int MATRIX_REGISTERS = 240, OTHER_REGISTERS = 24;
+};
+
+// A kernel may use more than 48 KB of shared memory only when told so.
 template <class Shared, class... Parameters, class... Arguments>
-static inline void sm90_launch(void (*kernel)(Parameters...), int64_t works, int threads, cudaStream_t stream,
+static inline void sm90_launch(void (*kernel)(Parameters...), int64_t grid, int threads, cudaStream_t stream,
                                Arguments... arguments) {
     static_assert(sizeof(Shared) <= 227 << 10, "what sm_90 has for a thread block");
-    int device, processors;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-    kernel<<<(unsigned)(works < processors ? works : processors), threads, sizeof(Shared), stream>>>(
-        arguments...);
+    kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -25,18 +25,11 @@ In any order sums differ in their last bits from run to run. In turn they do not
 #include "attention_sm90.cuh"
 #include "mma_sm80.cuh"
 
-// ----------------------------------------------------------------------------
-// what to run
-
-template <int DH> struct Sm90Backward {
-    static constexpr int THREADS = 384, MATRIX_WARPS = 8, MATRIX_REGISTERS = DH == 64 ? 232 : 240,
-                         OTHER_REGISTERS = DH == 64 ? 40 : 24;
-    static constexpr int KEYS = ATTENTION_BLOCK, STAGES = 3;
+template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
+    typedef Sm90BackwardTiles<DH> Tiles;
+    static constexpr int THREADS = 384, MATRIX_WARPS = 8, KEYS = ATTENTION_BLOCK;
     static constexpr int STEP = 64; // queries whose scores a warpgroup has in registers at a time
-    static constexpr int QUERIES = DH == 64 ? 128 : 64, STEPS = QUERIES / STEP; // of a tile
-    // Registers that hold keys and values spare shared memory a read, and dv's product starts before ds is
-    // made rather than behind it: 128 columns leave no room for either.
-    static constexpr bool KEYS_IN_REGISTERS = DH == 64, EARLY_DV = DH == 64;
+    static constexpr int QUERIES = Tiles::QUERIES, STEPS = QUERIES / STEP, STAGES = Tiles::STAGES;
 
     __host__ __device__ static int tiles(const AttentionShape& shape) {
         return (shape.T + QUERIES - 1) / QUERIES;
@@ -588,11 +581,7 @@ static inline void attention_backward_sm90(bf16* dq, bf16* dk, bf16* dv, float* 
 
     auto kernel =
         deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;
-    const int bytes = (int)sizeof(typename F::Shared);
-    static_assert(bytes <= 227 << 10, "what sm_90 has for a thread block");
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<(unsigned)(p.shape.heads * p.shape.tiles), F::THREADS, bytes, stream>>>(p);
-    CUDA_CHECK_LAUNCH();
+    sm90_launch<typename F::Shared>(kernel, (int64_t)p.shape.heads * p.shape.tiles, F::THREADS, stream, p);
     sm90_backward_finish_kernel<DH>
         <<<(unsigned)parts, 256, 0, stream>>>(dq, p.dc, p.dq_sum, p.row_sum, p.shape);
     CUDA_CHECK_LAUNCH();

@@ -511,7 +511,12 @@ static inline void attention_forward_sm90(bf16* o, float* lse, const bf16* q, co
     p.lse = lse, p.c = c, p.first_key_block = first_key_block, p.counter = (unsigned*)scratch;
     p.shape = attention_shape(B, T, NH, DH, F::ROWS, head_order, 4);
     CUDA_CHECK(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, stream));
-    sm90_launch<typename F::Shared>(sm90_forward_kernel<DH, GATE>, (int64_t)p.shape.heads * p.shape.tiles,
+    // A thread block for each multiprocessor, or for each tile where those are fewer
+    int device, processors;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    int64_t works = (int64_t)p.shape.heads * p.shape.tiles;
+    sm90_launch<typename F::Shared>(sm90_forward_kernel<DH, GATE>, works < processors ? works : processors,
                                     F::THREADS, stream, p);
 }
 

@@ -177,6 +177,7 @@ pruned() {
     local longer="$tiny --seq-len 640 --batch-tokens 640 --max-tokens 3200 --deterministic"
     check "pruning" gpu $longer $data --out "$scratch/pruned"
     said "% pruned)"
+    check "not nothing" sh -c "! grep -q ' 0% pruned' $scratch/stdout"
     check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
     check "says nothing of it" sh -c "! grep -q pruned $scratch/stdout"
     near 0.001 pruned unpruned
