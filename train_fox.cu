@@ -59,6 +59,7 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
     X(int, first_key_block, RECOMPUTE_CHEAP, blocks)     /* [L,B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, RECOMPUTE_CHEAP, blocks)    /* [L,B,NH,blocks] */ \
     X(int, head_order, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] */ \
+    X(double, score_limits, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] as in pruning_bounds */ \
     X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
     X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
     X(float, o_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
@@ -141,7 +142,7 @@ static size_t model_scratch_bytes(const Model* model, int64_t B, int64_t T) {
     int64_t NH = c->num_heads, dh = config_head_size(c);
     const size_t each[] = {model->cudnn ? attention_cudnn_workspace(B, T, NH, dh, model->deterministic)
                                         : attention_scratch_bytes(B, T, NH, dh),
-                           forget_gate_scratch_bytes(B, T, NH), pruning_scratch_bytes(B, NH),
+                           forget_gate_scratch_bytes(B, T, NH), pruning_scratch_bytes(B, T, NH),
                            embedding_scratch_bytes(B * T, c->hidden_size)};
     size_t most = 0;
     for (size_t bytes : each)
@@ -379,8 +380,9 @@ static void block_forward(Model* model, int64_t l) {
                             param_at(model, model->params, P_FGATE_BIAS, l), model->scratch, B, T, NH, S,
                             stream);
     if (prunes)
-        pruning_bounds(&bounds, model->pruning + l, c, a.q, a.k, paths[0].weight, paths[1].weight,
-                       weight_step, config->log_pruning_tolerance, model->scratch, B, T, NH, dh, stream);
+        pruning_bounds(&bounds, a.score_limits, model->pruning + l, c, a.q, a.k, paths[0].weight,
+                       paths[1].weight, weight_step, config->log_pruning_tolerance, model->scratch, B, T, NH,
+                       dh, stream);
     phase_end(model, PHASE_QKV);
     if (model->cudnn)
         attention_cudnn_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, B, T, NH, dh, stream);
@@ -516,6 +518,9 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_MATMUL);
     if (model->recompute == RECOMPUTE_CHEAP)
         qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
+    if (config_prunes(config))
+        pruning_backward_bounds(&bounds, model->pruning + l, c, a.lse, a.score_limits,
+                                config->log_pruning_tolerance, model->scratch, B, T, NH, stream);
     phase_end(model, PHASE_QKV);
     if (model->cudnn)
         attention_cudnn_backward(a.dq, a.dk, a.dv, model->scratch, a.dbranch, a.q, a.k, a.v, a.o, a.lse,

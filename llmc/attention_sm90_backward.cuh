@@ -153,8 +153,7 @@ __device__ static inline void sm90_backward_statistics(typename Sm90Backward<DH>
             }
             read(i0 + F::STEP); // while a place gets free
         }
-        __syncwarp();
-        if (lane == 0) sm90_arrive(&shared.full[ring.stage]);
+        sm90_arrive(&shared.full[ring.stage]);
     }
 }
 
@@ -490,7 +489,7 @@ __global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
     if (threadIdx.x == 0) {
         sm90_barrier_init(&shared.keys_full, 1);
         for (int i = 0; i < F::STAGES; i++) {
-            sm90_barrier_init(&shared.full[i], 2); // copies, statistics
+            sm90_barrier_init(&shared.full[i], 1 + 32); // copies, a warp's statistics
             sm90_barrier_init(&shared.empty[i], F::MATRIX_WARPS);
         }
         sm90_barrier_init(&shared.our_turn, 2); // it has come, and the last one's sums are told of

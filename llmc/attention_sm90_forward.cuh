@@ -74,7 +74,7 @@ template <int DH> struct Sm90Forward : Sm90ForwardTiles<DH> {
             sm90_barrier_init(&q_full, 1);
             sm90_barrier_init(&q_empty, CONSUMER_WARPS);
             for (int i = 0; i < STAGES; i++) {
-                sm90_barrier_init(&k_full[i], 1 + (gate ? GATE_WARPS : 0)); // the keys, and the gate's share
+                sm90_barrier_init(&k_full[i], 1 + (gate ? 32 * GATE_WARPS : 0)); // keys, the gate's share
                 sm90_barrier_init(&v_full[i], 1);
                 sm90_barrier_init(&k_empty[i], CONSUMER_WARPS);
                 sm90_barrier_init(&v_empty[i], CONSUMER_WARPS);
@@ -191,8 +191,7 @@ __device__ static inline void sm90_forward_gate(typename Sm90Forward<DH>::Shared
                 else
                     start.set(key, (float)(difference * F::ROOT));
             }
-            __syncwarp();
-            if (thread % 32 == 0) sm90_arrive(&shared.k_full[F::stage(steps)]);
+            sm90_arrive(&shared.k_full[F::stage(steps)]);
             read(n - 1);
         }
         __syncwarp();

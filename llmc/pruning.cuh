@@ -18,6 +18,14 @@ block of queries the first block of keys that it looks at, for each block of key
 that looks at it. Both come by binary search. A block always looks at itself. Documents packed in a row, with
 a log gate of -1000 at each one's first token, are kept apart by the same rule.
 
+After the forward pass more is known: p_ij <= exp(U + c_i - c_j - lse_i), where lse_i, at least -U, mostly is far
+above. So the backward pass skips a block of keys n of which that leaves less than eps / T to every query of m:
+
+    c[first query of m] - min lse of m - c[last key of n] < ln eps - ln T - U
+
+Here a later block of queries may look back further than an earlier one. It is then let look as far as the one
+behind it, so that again two numbers say it all, and neither falls from block to block.
+
 U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
 sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rotation, keeps them.
 
@@ -30,7 +38,8 @@ sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rota
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys that causal attention has, and those that are left.
+// Pairs of a block of queries and a block of keys that causal attention has, and those that are left. The
+// backward pass, with twice the FLOPs, counts double.
 typedef struct {
     unsigned long long all, kept;
 } PruningCount;
@@ -40,9 +49,10 @@ static inline double pruning_share(const PruningCount* count) {
     return count->all ? 1 - (double)count->kept / (double)count->all : 0;
 }
 
-// Bytes of the scratch of pruning_bounds.
-static inline size_t pruning_scratch_bytes(int64_t B, int64_t NH) {
-    return (size_t)(B * NH) * (sizeof(int64_t) + 2 * sizeof(unsigned));
+// Bytes of the scratch of pruning_bounds and pruning_backward_bounds.
+static inline size_t pruning_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    return (size_t)(B * NH) * (sizeof(int64_t) + 2 * sizeof(unsigned) + (size_t)blocks * sizeof(double));
 }
 
 // ----------------------------------------------------------------------------
@@ -112,16 +122,50 @@ template <class Holds> __device__ static inline int pruning_search(int low, int 
     return low;
 }
 
-// What the threshold of each head is made from.
+// Writes a head's bounds, what work they leave, and counts it. pruned(m, n), of a block of queries and a
+// block of keys, is true for the keys before and the queries after where it is. Every thread calls it.
+template <class Pruned>
+__device__ static inline void pruning_write_bounds(const AttentionBounds& bounds,
+                                                   int64_t* __restrict__ head_work, PruningCount* count,
+                                                   int weight, int blocks, const Pruned& pruned) {
+    constexpr int WARPS = PRUNING_THREADS / 32;
+    __shared__ int64_t of_warp[WARPS];
+    int *first_key_block = bounds.first_key_block + (int64_t)blockIdx.x * blocks,
+        *last_query_block = bounds.last_query_block + (int64_t)blockIdx.x * blocks;
+    int64_t work = 0;
+    for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
+        int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
+        first_key_block[i] = first;
+        last_query_block[i] = pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
+        work += i - first + 1;
+    }
+    for (int lane = 16; lane > 0; lane /= 2) work += __shfl_xor_sync(0xffffffffu, work, lane);
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = work;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int warp = 1; warp < WARPS; warp++) work += of_warp[warp];
+    head_work[blockIdx.x] = work;
+    if (count) {
+        unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
+        atomicAdd(&count->all, all * (unsigned)weight);
+        atomicAdd(&count->kept, (unsigned long long)work * (unsigned)weight);
+    }
+}
+
+// The last key of block n
+__device__ static inline int64_t pruning_last_key(int n, int64_t T) {
+    return min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
+}
+
+// What the bound of a head's scores is made from.
 struct PruningLimits {
     const bf16 *q_weight, *k_weight; // of QK norm, NULL without
     const unsigned* squares;         // without it: [2, heads]
     int weight_step;                 // from one head's weights to the next
     int heads, NH, dh;
-    double log_share; // ln eps - ln T
 
-    // delta, in every thread
-    __device__ double threshold(int head) const {
+    // U, in every thread
+    __device__ double score_limit(int head) const {
         double square = 1; // of |q| |k|
         for (int i = 0; i < 2; i++) {
             if (!q_weight) {
@@ -136,43 +180,74 @@ struct PruningLimits {
             square *= (double)largest * (double)largest * dh;
         }
         // QK norm's results are rounded to bf16, each by up to 2^-8; sums of squares are in float.
-        return log_share - 2 * sqrt(square / dh) * (1 + 1.0 / 128);
+        return sqrt(square / dh) * (1 + 1.0 / 128);
     }
 };
 
-// Block b NH + h. head_work [B NH] is the number of pairs of blocks that are left.
+// Block b NH + h. head_work [B NH] is the number of pairs of blocks that are left, log_share ln eps - ln T.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_bounds_kernel(AttentionBounds bounds, int64_t* __restrict__ head_work, PruningCount* count,
-                          const double* __restrict__ c, const __grid_constant__ PruningLimits limits,
-                          int64_t T, int blocks) {
+    pruning_bounds_kernel(AttentionBounds bounds, double* __restrict__ score_limits,
+                          int64_t* __restrict__ head_work, PruningCount* count, const double* __restrict__ c,
+                          const __grid_constant__ PruningLimits limits, double log_share, int64_t T,
+                          int blocks) {
+    c += blockIdx.x * T;
+    double limit = limits.score_limit((int)blockIdx.x), delta = log_share - 2 * limit;
+    if (threadIdx.x == 0) score_limits[blockIdx.x] = limit;
+    pruning_write_bounds(bounds, head_work, count, 1, blocks, [&](int m, int n) {
+        return c[(int64_t)m * ATTENTION_BLOCK] - c[pruning_last_key(n, T)] < delta;
+    });
+}
+
+// x [n]: each becomes the greatest of those from it on. Every thread calls it.
+__device__ static inline void pruning_greatest_behind(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
-    __shared__ int64_t of_warp[WARPS];
-    int head = (int)blockIdx.x;
-    int *first_key_block = bounds.first_key_block + (int64_t)head * blocks,
-        *last_query_block = bounds.last_query_block + (int64_t)head * blocks;
-    c += head * T;
-    double delta = limits.threshold(head);
-    auto pruned = [&](int m, int n) {
-        int64_t last_key = min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
-        return c[(int64_t)m * ATTENTION_BLOCK] - c[last_key] < delta;
-    };
-    int64_t work = 0;
-    for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
-        int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
-        first_key_block[i] = first;
-        last_query_block[i] = pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
-        work += i - first + 1;
+    __shared__ double of_warp[WARPS];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    double behind = -INFINITY;
+    for (int end = n; end > 0; end -= PRUNING_THREADS) {
+        int at = end - 1 - (int)threadIdx.x;
+        double greatest = at >= 0 ? x[at] : -INFINITY;
+        for (int step = 1; step < 32; step *= 2) {
+            double other = __shfl_up_sync(0xffffffffu, greatest, step);
+            if (lane >= step) greatest = fmax(greatest, other);
+        }
+        if (lane == 31) of_warp[warp] = greatest;
+        __syncthreads();
+        double all = behind;
+        for (int i = 0; i < WARPS; i++) {
+            if (i == warp) greatest = fmax(greatest, all);
+            all = fmax(all, of_warp[i]);
+        }
+        if (at >= 0) x[at] = greatest;
+        behind = all;
+        __syncthreads(); // of_warp has been read, and x written
     }
-    for (int lane = 16; lane > 0; lane /= 2) work += __shfl_xor_sync(0xffffffffu, work, lane);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = work;
+}
+
+// reach [B NH, blocks] is scratch: c of each block's first query less the least lse, then the greatest of
+// these from the block on.
+__global__ static void __launch_bounds__(PRUNING_THREADS)
+    pruning_backward_bounds_kernel(AttentionBounds bounds, int64_t* __restrict__ head_work,
+                                   PruningCount* count, double* reach, const double* __restrict__ c,
+                                   const float* __restrict__ lse, const double* __restrict__ score_limits,
+                                   double log_share, int64_t T, int blocks) {
+    reach += (int64_t)blockIdx.x * blocks;
+    c += blockIdx.x * T;
+    lse += blockIdx.x * T;
+    int lane = (int)threadIdx.x % 32;
+    for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
+        int64_t first = (int64_t)m * ATTENTION_BLOCK;
+        float least = INFINITY;
+        for (int64_t i = first + lane; i < min(first + ATTENTION_BLOCK, T); i += 32)
+            least = fminf(least, lse[i]);
+        least = -warp_max(-least);
+        if (lane == 0) reach[m] = c[first] - least;
+    }
     __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int warp = 1; warp < WARPS; warp++) work += of_warp[warp];
-    head_work[head] = work;
-    if (count) {
-        atomicAdd(&count->all, (unsigned long long)blocks * (unsigned)(blocks + 1) / 2);
-        atomicAdd(&count->kept, (unsigned long long)work);
-    }
+    pruning_greatest_behind(reach, blocks);
+    double delta = log_share - score_limits[blockIdx.x];
+    pruning_write_bounds(bounds, head_work, count, 2, blocks,
+                         [&](int m, int n) { return reach[m] - c[pruning_last_key(n, T)] < delta; });
 }
 
 // A head's place is the number of heads that come before it.
@@ -189,14 +264,23 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     head_order[place] = head;
 }
 
+static inline void pruning_order(const AttentionBounds* bounds, const int64_t* head_work, int64_t heads,
+                                 cudaStream_t stream) {
+    unsigned grid = (unsigned)ceil_div<int64_t>(heads, PRUNING_THREADS);
+    pruning_order_kernel<<<grid, PRUNING_THREADS, 0, stream>>>(bounds->head_order, head_work, (int)heads);
+    CUDA_CHECK_LAUNCH();
+}
+
 // Writes bounds such that what is skipped holds at most eps = exp(log_tolerance) of each row's attention
-// weight; log_tolerance <= 0. With QK norm q_weight and k_weight are its weights, weight_step apart from one
-// head to the next (dh, or 0 where heads share them); without it they are NULL, and q and k are read. Adds to
-// *count unless it is NULL. scratch has pruning_scratch_bytes.
-static inline void pruning_bounds(const AttentionBounds* bounds, PruningCount* count, const double* c,
-                                  const bf16* q, const bf16* k, const bf16* q_weight, const bf16* k_weight,
-                                  int64_t weight_step, double log_tolerance, void* scratch, int64_t B,
-                                  int64_t T, int64_t NH, int64_t dh, cudaStream_t stream) {
+// weight; log_tolerance <= 0. Writes score_limits [B NH] too, the U of each head. With QK norm q_weight and
+// k_weight are its weights, weight_step apart from one head to the next (dh, or 0 where heads share them);
+// without it they are NULL, and q and k are read. Adds to *count unless it is NULL. scratch has
+// pruning_scratch_bytes.
+static inline void pruning_bounds(const AttentionBounds* bounds, double* score_limits, PruningCount* count,
+                                  const double* c, const bf16* q, const bf16* k, const bf16* q_weight,
+                                  const bf16* k_weight, int64_t weight_step, double log_tolerance,
+                                  void* scratch, int64_t B, int64_t T, int64_t NH, int64_t dh,
+                                  cudaStream_t stream) {
     attention_check(B, T, NH, dh);
     assert(log_tolerance <= 0 && !q_weight == !k_weight);
     int64_t* head_work = (int64_t*)scratch;
@@ -207,14 +291,27 @@ static inline void pruning_bounds(const AttentionBounds* bounds, PruningCount* c
     limits.q_weight = q_weight, limits.k_weight = k_weight, limits.squares = squares;
     limits.weight_step = (int)weight_step;
     limits.heads = (int)(B * NH), limits.NH = (int)NH, limits.dh = (int)dh;
-    limits.log_share = log_tolerance - log((double)T);
-    unsigned heads = (unsigned)(B * NH);
-    pruning_bounds_kernel<<<heads, PRUNING_THREADS, 0, stream>>>(*bounds, head_work, count, c, limits, T,
-                                                                 (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
+    pruning_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
+        *bounds, score_limits, head_work, count, c, limits, log_tolerance - log((double)T), T,
+        (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
     CUDA_CHECK_LAUNCH();
-    pruning_order_kernel<<<ceil_div(heads, (unsigned)PRUNING_THREADS), PRUNING_THREADS, 0, stream>>>(
-        bounds->head_order, head_work, (int)heads);
+    pruning_order(bounds, head_work, B * NH, stream);
+}
+
+// Writes the backward pass's bounds, which leave less than pruning_bounds' and keep the same promise, from
+// what that and attention_forward gave: score_limits and lse [B, NH, T]. Adds to *count, unless it is NULL,
+// twice.
+static inline void pruning_backward_bounds(const AttentionBounds* bounds, PruningCount* count,
+                                           const double* c, const float* lse, const double* score_limits,
+                                           double log_tolerance, void* scratch, int64_t B, int64_t T,
+                                           int64_t NH, cudaStream_t stream) {
+    double* reach = (double*)scratch;
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK), *head_work = (int64_t*)(reach + B * NH * blocks);
+    pruning_backward_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
+        *bounds, head_work, count, reach, c, lse, score_limits, log_tolerance - log((double)T), T,
+        (int)blocks);
     CUDA_CHECK_LAUNCH();
+    pruning_order(bounds, head_work, B * NH, stream);
 }
 
 #endif // LLMC_PRUNING_CUH

@@ -110,23 +110,30 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     bounds.first_key_block = device_array<int>(blocks), bounds.last_query_block = device_array<int>(blocks);
     bounds.head_order = device_array<int>(B * NH);
     PruningCount* count = device_array<PruningCount>(1);
-    char* scratch = device_array<char>((int64_t)pruning_scratch_bytes(B, NH));
+    double* score_limits = device_array<double>(B * NH);
+    char* scratch = device_array<char>((int64_t)pruning_scratch_bytes(B, T, NH));
     std::vector<bf16> ones((size_t)(NH * dh), (bf16)1.0f);
     bf16* weight = device_array<bf16>(NH * dh);
     CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
     auto find_bounds = [&](const bf16* norm_weight, cudaStream_t stream) {
-        pruning_bounds(&bounds, count, x.c, x.q, x.k, norm_weight, norm_weight, dh, -10, scratch, B, T, NH,
-                       dh, stream);
+        pruning_bounds(&bounds, score_limits, count, x.c, x.q, x.k, norm_weight, norm_weight, dh, -10,
+                       scratch, B, T, NH, dh, stream);
     };
     double without_norm = microseconds_queued([&](cudaStream_t stream) { find_bounds(NULL, stream); });
     double with_norm = microseconds_queued([&](cudaStream_t stream) { find_bounds(weight, stream); });
-    CUDA_CHECK(cudaMemset(count, 0, sizeof *count));
-    find_bounds(weight, 0);
-    PruningCount counted;
-    CUDA_CHECK(cudaMemcpy(&counted, count, sizeof counted, cudaMemcpyDeviceToHost));
-    double kept = (double)counted.kept / (double)counted.all;
+    auto kept_share = [&](auto find) {
+        PruningCount counted;
+        CUDA_CHECK(cudaMemset(count, 0, sizeof *count));
+        find();
+        CUDA_CHECK(cudaMemcpy(&counted, count, sizeof counted, cudaMemcpyDeviceToHost));
+        return 1 - pruning_share(&counted);
+    };
     double forward = x.forward(true, NULL), backward = x.backward(true, NULL, false);
+    double kept_forward = kept_share([&] { find_bounds(weight, 0); });
     double pruned_forward = x.forward(true, &bounds);
+    double kept_backward = kept_share([&] {
+        pruning_backward_bounds(&bounds, count, x.c, x.lse, score_limits, -10, scratch, B, T, NH, 0);
+    });
     double pruned_backward = x.backward(true, &bounds, false);
     double gate_forward = microseconds_queued([&](cudaStream_t stream) {
         forget_gate_forward(x.c, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride, stream);
@@ -135,14 +142,14 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         forget_gate_backward(x.dproj, x.bias, x.dc, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride,
                              stream);
     });
-    printf(
-        "%4lld %4lld %6lld  %5.0f%%  %10.3f %5.2f %4.2f  %11.3f %5.2f %4.2f  %14.1f %6.1f %16.1f  %13.1f\n",
-        (long long)dh, (long long)(B * NH), (long long)T, 100 * (1 - kept), pruned_forward,
-        forward / pruned_forward, kept * forward / pruned_forward, pruned_backward,
-        backward / pruned_backward, kept * backward / pruned_backward, gate_forward, with_norm, without_norm,
-        gate_backward);
+    printf("%4lld %4lld %6lld  %3.0f%% %3.0f%%  %10.3f %5.2f %4.2f  %11.3f %5.2f %4.2f  %14.1f %6.1f %16.1f  "
+           "%13.1f\n",
+           (long long)dh, (long long)(B * NH), (long long)T, 100 * (1 - kept_forward),
+           100 * (1 - kept_backward), pruned_forward, forward / pruned_forward,
+           kept_forward * forward / pruned_forward, pruned_backward, backward / pruned_backward,
+           kept_backward * backward / pruned_backward, gate_forward, with_norm, without_norm, gate_backward);
     for (void* p : {(void*)bounds.first_key_block, (void*)bounds.last_query_block, (void*)bounds.head_order,
-                    (void*)count, (void*)scratch, (void*)weight})
+                    (void*)count, (void*)score_limits, (void*)scratch, (void*)weight})
         CUDA_CHECK(cudaFree(p));
 }
 

@@ -106,26 +106,39 @@ struct Inputs {
 struct Bounds {
     Buffer<int> first_key_block, last_query_block, head_order;
     Buffer<PruningCount> count;
+    Buffer<double> score_limits;
     AttentionBounds at;
 
     explicit Bounds(const Inputs& in)
         : first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
-          head_order((size_t)in.s.heads()), count(1) {
+          head_order((size_t)in.s.heads()), count(1), score_limits((size_t)in.s.heads()) {
         const Shape& s = in.s;
         at.first_key_block = first_key_block, at.last_query_block = last_query_block;
         at.head_order = head_order;
         bool norm = in.norm != NO_NORM;
         Buffer<bf16> q(in.q), k(in.k), q_weight(in.q_weight), k_weight(in.k_weight);
         Buffer<double> c(in.c);
-        Buffer<char> scratch(pruning_scratch_bytes(s.B, s.NH));
+        Buffer<char> scratch(pruning_scratch_bytes(s.B, s.T, s.NH));
         CUDA_CHECK(cudaMemset(count, 0, sizeof(PruningCount)));
         for (int run = 0; run < 2; run++) // the count adds up, all else is written anew
-            pruning_bounds(&at, count, c, norm ? NULL : q.p, norm ? NULL : k.p, norm ? q_weight.p : NULL,
-                           norm ? k_weight.p : NULL, in.weight_step(), LOG_TOLERANCE, scratch, s.B, s.T, s.NH,
-                           s.dh, 0);
+            pruning_bounds(&at, score_limits, count, c, norm ? NULL : q.p, norm ? NULL : k.p,
+                           norm ? q_weight.p : NULL, norm ? k_weight.p : NULL, in.weight_step(),
+                           LOG_TOLERANCE, scratch, s.B, s.T, s.NH, s.dh, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
         CHECK(first_key_block.end_untouched() && last_query_block.end_untouched() &&
-                  head_order.end_untouched() && count.end_untouched() && scratch.end_untouched(),
+                  head_order.end_untouched() && count.end_untouched() && score_limits.end_untouched() &&
+                  scratch.end_untouched(),
+              "wrote past the end");
+    }
+    // Those of the backward pass take the place of the forward pass's.
+    void become_backward(const Inputs& in, const float* lse) {
+        const Shape& s = in.s;
+        Buffer<double> c(in.c);
+        Buffer<char> scratch(pruning_scratch_bytes(s.B, s.T, s.NH));
+        pruning_backward_bounds(&at, count, c, lse, score_limits, LOG_TOLERANCE, scratch, s.B, s.T, s.NH, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        CHECK(first_key_block.end_untouched() && last_query_block.end_untouched() &&
+                  head_order.end_untouched() && scratch.end_untouched(),
               "wrote past the end");
     }
 };
@@ -210,13 +223,15 @@ struct Results {
         : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse((size_t)s.tokens()),
           dc((size_t)s.tokens()), scratch(attention_scratch_bytes(s.B, s.T, s.NH, s.dh) / sizeof(float)) {}
     void compute(const Inputs& in, const vector<bf16>& v_host, const vector<bf16>& dout_host,
-                 const AttentionBounds* bounds) {
+                 Bounds* bounds) {
         const Shape& s = in.s;
         Buffer<bf16> q(in.q), k(in.k), v(v_host), dout(dout_host);
         Buffer<double> c(in.c);
-        attention_forward(o, lse, scratch, q, k, v, c, bounds, s.B, s.T, s.NH, s.dh, 0);
-        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, NULL, c, bounds, true, s.B, s.T,
-                           s.NH, s.dh, 0);
+        const AttentionBounds* at = bounds ? &bounds->at : NULL;
+        attention_forward(o, lse, scratch, q, k, v, c, at, s.B, s.T, s.NH, s.dh, 0);
+        if (bounds) bounds->become_backward(in, lse);
+        attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, NULL, c, at, true, s.B, s.T, s.NH,
+                           s.dh, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 };
@@ -236,7 +251,7 @@ static double compare_attention(const char* name, const Inputs& in, double least
     CHECK(share >= least_pruned, "%s: pruned only %.2f", name, share);
     Results whole(in.s), pruned(in.s);
     whole.compute(in, v, dout, NULL);
-    pruned.compute(in, v, dout, &bounds.at);
+    pruned.compute(in, v, dout, &bounds);
 
     // lse is in float and of size 10: what is not pruned leaves a few units in the last place.
     vector<float> a = whole.lse.host(), b = pruned.lse.host();
@@ -257,6 +272,53 @@ static double compare_attention(const char* name, const Inputs& in, double least
     CHECK(difference("dc", whole.dc, pruned.dc) <= limit, "%s: dc has changed", name);
     printf("  %-36s %3.0f%% pruned, lse falls by up to %.1e\n", name, 100 * share, most);
     return most;
+}
+
+// The backward pass's bounds: no pair that they leave out weighs eps / T; they are what the rule says, and
+// leave out all that the forward pass's do.
+static void test_backward_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    char name[128];
+    snprintf(name, sizeof name, "backward, %s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates],
+             norm_names[norm], (long long)B, (long long)T, (long long)NH, (long long)dh);
+    Shape s = {B, T, NH, dh};
+    Inputs in(s, norm, gates);
+    vector<bf16> v = draw<bf16>(s.size(), 1);
+    Bounds bounds(in);
+    vector<int> forward_first = bounds.first_key_block.host();
+    Results whole(s);
+    whole.compute(in, v, v, NULL);
+    bounds.become_backward(in, whole.lse);
+    vector<int> first = bounds.first_key_block.host(), last = bounds.last_query_block.host();
+    vector<float> lse = whole.lse.host();
+    int64_t blocks = s.blocks(), wrong = 0, heavy = 0, fewer = 0, fall = 0;
+    double log_share = LOG_TOLERANCE - log((double)T);
+    for (int64_t head = 0; head < s.heads(); head++) {
+        double limit = (log_share - in.threshold(head)) / 2, delta = log_share - limit, reach = -INFINITY;
+        const double* c = in.c.data() + head * T;
+        const float* row_lse = lse.data() + head * T;
+        for (int64_t m = blocks - 1; m >= 0; m--) {
+            int64_t end = std::min(T, (m + 1) * ATTENTION_BLOCK),
+                    looks_from = first[(size_t)(head * blocks + m)];
+            float least = *std::min_element(row_lse + m * ATTENTION_BLOCK, row_lse + end);
+            reach = fmax(reach, c[m * ATTENTION_BLOCK] - (double)least);
+            fewer += looks_from < forward_first[(size_t)(head * blocks + m)];
+            fall += m > 0 && looks_from < first[(size_t)(head * blocks + m - 1)];
+            for (int64_t n = 0; n <= m; n++) {
+                int64_t last_key = std::min(T, (n + 1) * ATTENTION_BLOCK) - 1;
+                bool looks = looks_from <= n, looked_at = m <= last[(size_t)(head * blocks + n)];
+                double x = reach - c[last_key];
+                // Norms of q and k are in float: not to be asked for more digits.
+                bool near = fabs(x - delta) <= 1e-5 * fabs(delta);
+                wrong += looks != looked_at || (!near && looks != (m == n || x >= delta));
+                for (int64_t i = m * ATTENTION_BLOCK; !looks && i < end; i++)
+                    heavy += limit + c[i] - c[last_key] - (double)row_lse[i] >= log_share + 1e-3;
+            }
+        }
+    }
+    CHECK(wrong == 0, "%s: %lld pairs of blocks are not as they should be", name, (long long)wrong);
+    CHECK(heavy == 0, "%s: %lld rows lose what is too heavy", name, (long long)heavy);
+    CHECK(fewer == 0 && fall == 0, "%s: %lld bounds below the forward pass's, %lld that fall", name,
+          (long long)fewer, (long long)fall);
 }
 
 static void test_attention(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh,
@@ -304,6 +366,12 @@ int main(int argc, char** argv) {
     test_bounds(SPREAD, NO_NORM, 2, 257, 40, 128);
     test_not_finite();
 
+    for (int gates = OPEN; gates <= DOCUMENTS; gates++)
+        for (int64_t T : {1, 129, 1000}) {
+            test_backward_bounds((Gates)gates, NORM_PER_HEAD, 2, T, 3, 64);
+            test_backward_bounds((Gates)gates, NO_NORM, 1, T, 3, 128);
+        }
+    if (!small) test_backward_bounds(SPREAD, NORM_SHARED, 1, 70000, 1, 64);
     for (int64_t dh : {64, 128}) {
         test_worst_row(2048, dh);
         if (small) continue;
