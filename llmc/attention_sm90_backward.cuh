@@ -153,7 +153,7 @@ __device__ static inline void sm90_backward_statistics(typename Sm90Backward<DH>
             }
             read(i0 + F::STEP); // while a place gets free
         }
-        sm90_arrive(&shared.full[ring.stage]);
+        sm90_arrive_warp(&shared.full[ring.stage]);
     }
 }
 
@@ -355,10 +355,7 @@ template <int DH, bool GATE, bool TURNS> struct Sm90BackwardMatrix {
         for (int half = 0; half < 2 && sums_wanted; half++)
             if (row + half * 8 < p.shape.T)
                 atomicAdd(p.row_sum + (int64_t)x.head * p.shape.T + row + half * 8, dq[32 + 2 * half]);
-        if (TURNS) {
-            __syncwarp();
-            if (lane == 0) sm90_arrive(&shared.added);
-        }
+        if (TURNS) sm90_arrive_warp(&shared.added);
     }
 
     // log2(e) (c - c_anchor) of the block's tokens
@@ -441,10 +438,8 @@ template <int DH, bool GATE, bool TURNS> struct Sm90BackwardMatrix {
                 } else
                     sm90_products_wait<0>();
                 sm90_hold(dp), sm90_hold(ds);
-                if (step == 0 && tile > x.first) { // the last tile's dk is done
-                    __syncwarp();
-                    if (lane == 0) sm90_arrive(&shared.empty[stage == 0 ? F::STAGES - 1 : stage - 1]);
-                }
+                if (step == 0 && tile > x.first) // the last tile's dk is done
+                    sm90_arrive_warp(&shared.empty[stage == 0 ? F::STAGES - 1 : stage - 1]);
                 if (!F::EARLY_DV) pack_probabilities();
                 make_ds();
                 store_ds(shared.ds[buffer], step);
@@ -487,13 +482,13 @@ __global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     if (threadIdx.x == 0) {
-        sm90_barrier_init(&shared.keys_full, 1);
+        sm90_barrier_init(&shared.keys_full, 1, 0);
         for (int i = 0; i < F::STAGES; i++) {
-            sm90_barrier_init(&shared.full[i], 1 + 32); // copies, a warp's statistics
-            sm90_barrier_init(&shared.empty[i], F::MATRIX_WARPS);
+            sm90_barrier_init(&shared.full[i], 1, 1); // copies, statistics
+            sm90_barrier_init(&shared.empty[i], 0, F::MATRIX_WARPS);
         }
-        sm90_barrier_init(&shared.our_turn, 2); // it has come, and the last one's sums are told of
-        sm90_barrier_init(&shared.added, F::MATRIX_WARPS);
+        sm90_barrier_init(&shared.our_turn, 2, 0); // it has come, and the last one's sums are told of
+        sm90_barrier_init(&shared.added, 0, F::MATRIX_WARPS);
         sm90_barrier_init_done();
     }
     for (int i = (int)threadIdx.x; i < 16 * SM90_PANEL; i += F::THREADS) shared.ones[i] = (bf16)1.0f;

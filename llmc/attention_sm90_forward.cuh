@@ -68,16 +68,16 @@ template <int DH> struct Sm90Forward : Sm90ForwardTiles<DH> {
 
         __device__ void init_barriers(bool gate) {
             for (int i = 0; i < 2; i++) {
-                sm90_barrier_init(&work_full[i], 1);
-                sm90_barrier_init(&work_empty[i], CONSUMER_WARPS + (gate ? GATE_WARPS : 0));
+                sm90_barrier_init(&work_full[i], 1, 0);
+                sm90_barrier_init(&work_empty[i], 0, CONSUMER_WARPS + (gate ? GATE_WARPS : 0));
             }
-            sm90_barrier_init(&q_full, 1);
-            sm90_barrier_init(&q_empty, CONSUMER_WARPS);
+            sm90_barrier_init(&q_full, 1, 0);
+            sm90_barrier_init(&q_empty, 0, CONSUMER_WARPS);
             for (int i = 0; i < STAGES; i++) {
-                sm90_barrier_init(&k_full[i], 1 + (gate ? 32 * GATE_WARPS : 0)); // keys, the gate's share
-                sm90_barrier_init(&v_full[i], 1);
-                sm90_barrier_init(&k_empty[i], CONSUMER_WARPS);
-                sm90_barrier_init(&v_empty[i], CONSUMER_WARPS);
+                sm90_barrier_init(&k_full[i], 1, gate ? GATE_WARPS : 0); // the keys, and the gate's share
+                sm90_barrier_init(&v_full[i], 1, 0);
+                sm90_barrier_init(&k_empty[i], 0, CONSUMER_WARPS);
+                sm90_barrier_init(&v_empty[i], 0, CONSUMER_WARPS);
             }
             sm90_barrier_init_done();
         }
@@ -191,11 +191,10 @@ __device__ static inline void sm90_forward_gate(typename Sm90Forward<DH>::Shared
                 else
                     start.set(key, (float)(difference * F::ROOT));
             }
-            sm90_arrive(&shared.k_full[F::stage(steps)]);
+            sm90_arrive_warp(&shared.k_full[F::stage(steps)]);
             read(n - 1);
         }
-        __syncwarp();
-        if (thread % 32 == 0) sm90_arrive(&shared.work_empty[works % 2]);
+        sm90_arrive_warp(&shared.work_empty[works % 2]);
     }
 }
 
@@ -229,12 +228,6 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         return lane;
     }
     __device__ int row(int lane) const { return warp * 16 + lane / 4; }
-
-    // What a barrier guards may be overwritten, as far as this warp goes.
-    __device__ void release(uint64_t* barrier) const {
-        __syncwarp();
-        if (sm90_elected()) sm90_arrive(barrier);
-    }
 
     // Where consumers start their products in turn, one's exponentials run beside another's products.
     __device__ void wait_turn() const {
@@ -362,7 +355,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         sm90_products_wait<0>();
         sm90_hold(scores);
         finish_scores(tile, tile.last);
-        release(&shared.k_empty[F::stage(steps)]);
+        sm90_arrive_warp(&shared.k_empty[F::stage(steps)]);
         exponentiate<true>(rescale);
         sm90_wait(&shared.v_full[F::stage(steps)], F::parity(steps));
         steps++;
@@ -382,7 +375,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         sm90_products_wait<1>();
         sm90_hold(scores);
         if (DIAGONAL) finish_scores(tile, n);
-        release(&shared.k_empty[F::stage(steps)]);
+        sm90_arrive_warp(&shared.k_empty[F::stage(steps)]);
         bool raised = exponentiate<DIAGONAL>(rescale);
         // The next values are waited for here and not where they are needed because the compiler moves no
         // instruction across such a loop: it would start the exponentials when the sum is there, not before.
@@ -400,7 +393,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         sm90_products_wait<0>();
         sm90_hold(sum);
         sm90_hold(probabilities);
-        release(&shared.v_empty[F::stage(steps - 1)]);
+        sm90_arrive_warp(&shared.v_empty[F::stage(steps - 1)]);
     }
     __device__ void last_sum() {
         start_sum();
@@ -459,11 +452,11 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
             first_step(tile);
             for (int n = tile.last - 1; n >= tile.diagonal; n--) step<true>(tile, n);
             for (int left = tile.diagonal - tile.first; left > 0; left--) step<false>(tile, 0);
-            release(&shared.q_empty);
+            sm90_arrive_warp(&shared.q_empty);
             last_sum();
             tile_at_hand(tile); // again: not kept beside the loop
             store(tile);
-            release(&shared.work_empty[works % 2]);
+            sm90_arrive_warp(&shared.work_empty[works % 2]);
         }
         if (lane() == 0) sm90_wait_stores_read<0>(); // shared memory must outlive them
     }

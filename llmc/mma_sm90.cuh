@@ -37,12 +37,20 @@ __device__ static inline uint32_t sm90_address(const void* shared) {
 }
 
 // ----------------------------------------------------------------------------
-// barriers in shared memory. A phase ends when `arrivals` have arrived and the bytes expected have landed.
-// Phases are counted modulo 2: wait(0) returns once the first one has ended, wait(1) at once on a fresh
-// barrier.
+// barriers in shared memory. A phase ends when `threads` and `warps` have arrived and the bytes expected have
+// landed. Phases are counted modulo 2: wait(0) returns once the first one has ended, wait(1) at once on a
+// fresh barrier.
 
-__device__ static inline void sm90_barrier_init(uint64_t* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(barrier)), "r"(arrivals)
+// One lane arrives for its warp. racecheck takes that for what this lane alone has done: for it, build so
+// that all do.
+#ifdef SM90_EVERY_LANE_ARRIVES
+#define SM90_ARRIVALS_OF_WARP 32
+#else
+#define SM90_ARRIVALS_OF_WARP 1
+#endif
+__device__ static inline void sm90_barrier_init(uint64_t* barrier, int threads, int warps) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(barrier)),
+                 "r"(threads + warps * SM90_ARRIVALS_OF_WARP)
                  : "memory");
 }
 // After the inits, by the thread that did them; then __syncthreads.
@@ -51,6 +59,10 @@ __device__ static inline void sm90_barrier_init_done() {
 }
 __device__ static inline void sm90_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(sm90_address(barrier)) : "memory");
+}
+__device__ static inline void sm90_arrive_warp(uint64_t* barrier) {
+    __syncwarp();
+    if (SM90_ARRIVALS_OF_WARP > 1 || sm90_elected()) sm90_arrive(barrier);
 }
 __device__ static inline void sm90_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(barrier)),
