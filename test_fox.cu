@@ -10,7 +10,7 @@ dev/reference.
     bits        two runs make the same bits; so do a run that was saved and resumed, and every --recompute
     nan         a step with an infinite loss or gradient changes nothing
 
-    ./test_foxcu [PART...]     all parts where none is named; `quick`: a few small shapes, for compute-sanitizer
+    ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
 The measure of a tensor is ||gpu - expected|| / ||expected||. All memory of the device is filled with NaN as
 it is allocated, so that a value which nothing wrote shows.

@@ -9,9 +9,9 @@ Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH ch
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V that of
 logits.
 
-Everything is queued on one stream. The host waits for the device only where it must read: a step's loss and
-norm, which it reads while the next step runs. A step whose loss or gradient is not finite changes nothing on
-the device itself.
+Everything is queued on one stream, but for the weights' gradients, which nothing waits for soon. The host
+waits for the device only where it must read: a step's loss and norm, which it reads while the next step runs.
+A step whose loss or gradient is not finite changes nothing on the device itself.
 */
 #include "llmc/cuda_common.cuh"
 #include "llmc/device.cuh"
@@ -117,12 +117,13 @@ typedef struct {
     Activations acts;
     ActivationSteps steps;
     Recompute recompute;
-    bool cudnn;         // attention by cuDNN's kernels
-    bool deterministic; // the same bits in every run
-    void* scratch;      // of kernels, one at a time
-    float* partial;     // of norms' weight gradients
-    Matmul matmul;
-    cudaStream_t stream;
+    bool cudnn;                   // attention by cuDNN's kernels
+    bool deterministic;           // the same bits in every run
+    void* scratch;                // of kernels, one at a time
+    float* partial;               // of norms' weight gradients
+    Matmul matmul, weight_matmul; // for weights' gradients
+    cudaStream_t stream, weight_stream;
+    cudaEvent_t weight_event;
 } Model;
 
 // Elements behind the last tensor: products read the head, and write its gradient, in whole tiles of rows.
@@ -197,6 +198,14 @@ static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     return model;
 }
 
+const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of both streams' products
+
+static void new_matmul(Matmul* mm, bool deterministic) {
+    void* workspace;
+    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
+    matmul_init(mm, workspace, !deterministic);
+}
+
 // Allocates parameters for inference; with `train` also gradients and AdamW's moments.
 static void model_allocate_weights(Model* model, bool train) {
     int64_t count = model->table.count + model_tail(&model->config);
@@ -204,12 +213,14 @@ static void model_allocate_weights(Model* model, bool train) {
     CUDA_CHECK(cudaMalloc((void**)&model->weights, (size_t)count * sizeof(bf16)));
     CUDA_CHECK(cudaMalloc((void**)&model->stats, sizeof(StepStats)));
     CUDA_CHECK(cudaStreamCreate(&model->stream));
-
-    void* workspace;
-    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
-    matmul_init(&model->matmul, workspace, !model->deterministic);
+    new_matmul(&model->matmul, model->deterministic);
     if (!train) return;
 
+    int least_priority, greatest_priority;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least_priority, &greatest_priority));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&model->weight_stream, cudaStreamDefault, least_priority));
+    CUDA_CHECK(cudaEventCreateWithFlags(&model->weight_event, cudaEventDisableTiming));
+    new_matmul(&model->weight_matmul, model->deterministic);
     model->grads = device_floats(count);
     model->m = device_floats(count);
     model->v = device_floats(count);
@@ -243,13 +254,28 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
 static void model_free(Model* model) {
 #define ACTIVATION_FREE(type, name, keep, count) cudaFree(model->acts.name);
     ACTIVATIONS(ACTIVATION_FREE)
-    void* const rest[] = {model->params,  model->weights, model->grads,         model->m,
-                          model->v,       model->chunks,  model->stats,         model->angles,
-                          model->scratch, model->partial, model->chunk_squares, model->matmul.workspace,
-                          model->pruning};
+    void* const rest[] = {model->params,
+                          model->weights,
+                          model->grads,
+                          model->m,
+                          model->v,
+                          model->chunks,
+                          model->stats,
+                          model->angles,
+                          model->scratch,
+                          model->partial,
+                          model->chunk_squares,
+                          model->matmul.workspace,
+                          model->pruning,
+                          model->weight_matmul.workspace};
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) cudaFree(rest[i]);
     matmul_free(&model->matmul);
     cudaStreamDestroy(model->stream);
+    if (model->grads) {
+        matmul_free(&model->weight_matmul);
+        cudaStreamDestroy(model->weight_stream);
+        cudaEventDestroy(model->weight_event);
+    }
     params_free(&model->table);
     memset(model, 0, sizeof *model);
 }
@@ -469,6 +495,25 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 //
 // What a linear layer read is made again by the backward kernel of whatever made it (s by SwiGLU's, y by the
 // output gate's, attn_in and mlp_in by the norms'), so that its weight's gradient comes after that kernel.
+//
+// Weights' gradients are products on a stream of their own, of low priority: they take the multiprocessors
+// that the ends of other kernels leave idle. To tell phases apart they are queued with the rest.
+
+// linear_backward_weight behind what is queued now. Until weight_gradients_wait the main stream must
+// overwrite neither dout nor x.
+static void weight_gradient(Model* model, float* dw, const bf16* dout, const bf16* x, int64_t M, int64_t N,
+                            int64_t K, int64_t out_stride, int64_t x_stride) {
+    cudaStream_t stream = phases.on ? model->stream : model->weight_stream;
+    CUDA_CHECK(cudaEventRecord(model->weight_event, model->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, model->weight_event, 0));
+    linear_backward_weight(&model->weight_matmul, dw, dout, x, M, N, K, out_stride, x_stride, stream);
+}
+
+// What the main stream gets from now on waits for the weights' gradients that are under way.
+static void weight_gradients_wait(Model* model) {
+    CUDA_CHECK(cudaEventRecord(model->weight_event, model->weight_stream));
+    CUDA_CHECK(cudaStreamWaitEvent(model->stream, model->weight_event, 0));
+}
 
 static void block_backward(Model* model, int64_t l) {
     const Config* config = &model->config;
@@ -489,6 +534,7 @@ static void block_backward(Model* model, int64_t l) {
 
     if (model->recompute == RECOMPUTE_BLOCK) {
         phases.backward = false; // counts as forward work
+        weight_gradients_wait(model);
         block_forward(model, l);
         phases.backward = true;
     }
@@ -496,15 +542,15 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_MATMUL);
     swiglu_backward(a.dgu, a.s, a.ds, a.gu, BT, I, stream);
     phase_end(model, PHASE_SWIGLU);
-    linear_backward_weight(mm, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s, BT, d, I, d, I, stream);
+    weight_gradient(model, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s, BT, d, I, d, I);
     linear_backward_input(mm, a.dbranch, a.dgu, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, 2 * I, d,
                           stream);
     phase_end(model, PHASE_MATMUL);
+    weight_gradients_wait(model); // dx is next
     rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.mlp_in, a.dx, a.dbranch, a.x_mid,
                      param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);
-    linear_backward_weight(mm, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in, BT, 2 * I, d, 2 * I, d,
-                           stream);
+    weight_gradient(model, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in, BT, 2 * I, d, 2 * I, d);
 
     linear_backward_input(mm, a.dbranch, a.dx, param_at(model, w, P_O_PROJ, l), BT, d, d, d, d, stream);
     phase_end(model, PHASE_MATMUL);
@@ -514,7 +560,7 @@ static void block_backward(Model* model, int64_t l) {
                              param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
                              proj_column(a.proj, layout->ogate), partial, B, T, NH, dh, S, stream);
     phase_end(model, PHASE_OUTPUT_GATE);
-    linear_backward_weight(mm, param_at(model, g, P_O_PROJ, l), a.dx, a.y, BT, d, d, d, d, stream);
+    weight_gradient(model, param_at(model, g, P_O_PROJ, l), a.dx, a.y, BT, d, d, d, d);
     phase_end(model, PHASE_MATMUL);
     if (model->recompute == RECOMPUTE_CHEAP)
         qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
@@ -540,10 +586,11 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_QKV);
     linear_backward_input(mm, a.dbranch, a.dproj, param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
     phase_end(model, PHASE_MATMUL);
+    weight_gradients_wait(model); // dx is next
     rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.attn_in, a.dx, a.dbranch, a.x,
                      param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);
-    linear_backward_weight(mm, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in, BT, S, d, S, d, stream);
+    weight_gradient(model, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in, BT, S, d, S, d);
     phase_end(model, PHASE_MATMUL);
 }
 
@@ -559,6 +606,7 @@ static void model_backward(Model* model) {
     embedding_backward(param_at(model, model->grads, P_EMBEDDINGS, 0), a->dx, a->inputs, model->scratch, BT,
                        d, model->config.vocab_size, model->stream);
     phase_end(model, PHASE_EMBEDDING);
+    weight_gradients_wait(model);
 }
 
 // ----------------------------------------------------------------------------
@@ -831,42 +879,50 @@ static double model_pruned_share(const Model* model) {
     return share;
 }
 
-// Times --bench optimizer steps of one micro-batch each on random tokens.
+// Times --bench optimizer steps of one micro-batch each on random tokens, then as many with a look at phases.
 static void bench(Model* model, const Run* run, const Device* device) {
     Feeder feeder = feeder_new(model);
     int64_t BT = model->B * model->T, n = run->options.bench;
-    double ms[2 * NUM_PHASES] = {0}, total = 0, forward_backward = 0;
-    for (int64_t step = -2; step < n; step++) { // two steps warm up
+    double ms[2 * NUM_PHASES] = {0}, total = 0; // of the phases
+    double times[2] = {0};                      // of forward and backward, and of a step
+    cudaEvent_t event[3];
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
+    for (int64_t step = -2; step < 2 * n; step++) { // two steps warm up
         feeder_next(&feeder, model, NULL);
-        phases.on = step >= 0;
+        phases.on = step >= n;
         phases.count = 0;
         model_begin_step(model);
+        CUDA_CHECK(cudaEventRecord(event[0], model->stream));
         model_forward(model);
         model_loss(model, (float)(1 / (double)BT), true, NULL);
         model_backward(model);
+        CUDA_CHECK(cudaEventRecord(event[1], model->stream));
         model_update(model, &run->options, 1e-4, step + 3);
+        CUDA_CHECK(cudaEventRecord(event[2], model->stream));
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        float elapsed;
+        for (int i = 0; i < 2 && step >= 0 && !phases.on; i++) {
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
+            times[i] += elapsed / (double)n;
+        }
         for (int i = 1; i < phases.count; i++) {
-            float elapsed;
             CUDA_CHECK(cudaEventElapsedTime(&elapsed, phases.event[i - 1], phases.event[i]));
             ms[phases.phase[i]] += elapsed / (double)n;
         }
     }
-    for (int i = 0; i < 2 * NUM_PHASES; i++) {
-        total += ms[i];
-        if (i % NUM_PHASES != PHASE_UPDATE) forward_backward += ms[i];
-    }
+    for (int i = 0; i < 2 * NUM_PHASES; i++) total += ms[i];
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     printf("%lld steps of %lld x %lld tokens\n", (long long)n, (long long)model->B, (long long)model->T);
     print_path(model, device);
-    printf("  %-28s %10s %10s\n", "milliseconds", "forward", "backward");
+    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
     for (int i = 0; i < NUM_PHASES; i++)
         printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
                100 * (ms[i] + ms[NUM_PHASES + i]) / total);
+    printf("  %-28s %10.2f ms\n", "sum", total);
     double flops = run_flops_per_token(run), pruned = model_pruned_share(model),
            executed = flops - pruned * run_attention_flops_per_token(run);
-    const double times[2] = {forward_backward, total};
     static const char* const time_names[2] = {"forward and backward", "step"};
     for (int i = 0; i < 2; i++) {
         double rate = 1e3 * (double)BT / times[i];
@@ -1091,7 +1147,7 @@ static void print_plan(Run* run, const Device* device, Model* model, int64_t roo
                                           recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)recompute, false);
     MemoryRow rows[] = {{"weights, gradients, moments", weights},
                         {"activations", acts},
-                        {"cuBLAS's workspace", (int64_t)MATMUL_WORKSPACE}};
+                        {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
     run_print_plan(run, rows, 3);
     printf("%s: %.1f GiB; recompute %s\n", device->name, (double)device->memory / (1 << 30),
            recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
@@ -1124,8 +1180,8 @@ int main(int argc, char** argv) {
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     int64_t reserve = (int64_t)768 << 20; // cuBLAS's and the driver's own, and what loading kernels takes
-    int64_t room = (int64_t)free_bytes - model_weights_bytes(&run.config, &run.table) -
-                   (int64_t)MATMUL_WORKSPACE - reserve;
+    int64_t room =
+        (int64_t)free_bytes - model_weights_bytes(&run.config, &run.table) - MODEL_WORKSPACE_BYTES - reserve;
     if (o->dry_run) {
         print_plan(&run, &device, &model, room);
         params_free(&model.table);

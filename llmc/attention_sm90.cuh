@@ -1,6 +1,6 @@
 /*
-What the Hopper kernels of forgetting attention run with, for each head size: tiles, stages, registers. How they
-run stands in attention_sm90_forward.cuh and attention_sm90_backward.cuh.
+What the Hopper kernels of forgetting attention run with, for each head size: tiles, stages, registers. How
+they run stands in attention_sm90_forward.cuh and attention_sm90_backward.cuh.
 */
 #ifndef LLMC_ATTENTION_SM90_CUH
 #define LLMC_ATTENTION_SM90_CUH

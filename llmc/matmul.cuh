@@ -108,6 +108,7 @@ static inline int matmul_fastest(Matmul* mm, const MatmulPlan* p,
         return 0;
     }
     CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, stream));
+    CUDA_CHECK(cudaDeviceSynchronize()); // nothing is to run beside
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));

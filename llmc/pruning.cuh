@@ -2,29 +2,23 @@
 Adaptive computation pruning (ACP, arXiv 2504.06949): which blocks of keys a block of queries need not look
 at, because the forget gates leave them next to no attention weight.
 
-With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, a pair whose gates have fallen by c_i - c_j < delta,
-
-    delta = -(2 U + ln T) + ln eps,
-
-weighs less than eps / T beside the weight of the query itself: its score is at most U + delta, that of
-(i, i) at least -U. Without all such pairs a row keeps all but eps of its weight, and its lse falls by at
-most -ln(1 - eps). A block of keys n is skipped by a block of queries m when that holds for all its pairs; as
-c never rises, when it holds for the first query and the last key:
-
-    c[first query of m] - c[last key of n] < delta
-
-Then it holds for the keys before n and for the queries after m too, so that two numbers say it all: for each
-block of queries the first block of keys that it looks at, for each block of keys the last block of queries
-that looks at it. Both come by binary search. A block always looks at itself. Documents packed in a row, with
-a log gate of -1000 at each one's first token, are kept apart by the same rule.
-
-After the forward pass more is known: p_ij <= exp(U + c_i - c_j - lse_i), where lse_i, at least -U, mostly is far
-above. So the backward pass skips a block of keys n of which that leaves less than eps / T to every query of m:
+With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). Without all
+pairs of which that leaves less than eps / T a row keeps all but eps of its weight, and its lse falls by at
+most -ln(1 - eps). A block of keys n is skipped by a block of queries m when it holds for all their pairs;
+as c never rises, when
 
     c[first query of m] - min lse of m - c[last key of n] < ln eps - ln T - U
 
-Here a later block of queries may look back further than an earlier one. It is then let look as far as the one
-behind it, so that again two numbers say it all, and neither falls from block to block.
+The backward pass knows lse. The forward pass knows that it is at least -U + ln sum_j exp(c_i - c_j): the
+longer a head remembers, the less one key can weigh. Of that sum 1 is counted for the query itself, and the
+keys of a block before m at what the first of them, which has least, is left with at the end of m.
+
+Where a later block of queries looks back further than an earlier one, the earlier one is let look as far.
+Then what is skipped by m is skipped by the queries after m too, as are the keys before n, and two numbers
+say it all: for each block of queries the first block of keys that it looks at, for each block of keys the
+last block of queries that looks at it. Both come by binary search. A block always looks at itself.
+Documents packed in a row, with a log gate of -1000 at each one's first token, are kept apart by the same
+rule.
 
 U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
 sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rotation, keeps them.
@@ -49,10 +43,22 @@ static inline double pruning_share(const PruningCount* count) {
     return count->all ? 1 - (double)count->kept / (double)count->all : 0;
 }
 
-// Bytes of the scratch of pruning_bounds and pruning_backward_bounds.
+// Scratch of pruning_bounds and pruning_backward_bounds.
+struct PruningScratch {
+    double* reach;      // [B NH, blocks] c of a block's first query less its least lse, or of a later block's
+    int64_t* head_work; // [B NH] pairs of blocks that are left
+    unsigned* squares;  // [2, B NH]
+    char* end;
+
+    PruningScratch(void* scratch, int64_t B, int64_t T, int64_t NH) {
+        reach = (double*)scratch;
+        head_work = (int64_t*)(reach + B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK));
+        squares = (unsigned*)(head_work + B * NH);
+        end = (char*)(squares + 2 * B * NH);
+    }
+};
 static inline size_t pruning_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
-    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    return (size_t)(B * NH) * (sizeof(int64_t) + 2 * sizeof(unsigned) + (size_t)blocks * sizeof(double));
+    return (size_t)(uintptr_t)PruningScratch(NULL, B, T, NH).end;
 }
 
 // ----------------------------------------------------------------------------
@@ -122,16 +128,50 @@ template <class Holds> __device__ static inline int pruning_search(int low, int 
     return low;
 }
 
-// Writes a head's bounds, what work they leave, and counts it. pruned(m, n), of a block of queries and a
-// block of keys, is true for the keys before and the queries after where it is. Every thread calls it.
-template <class Pruned>
-__device__ static inline void pruning_write_bounds(const AttentionBounds& bounds,
-                                                   int64_t* __restrict__ head_work, PruningCount* count,
-                                                   int weight, int blocks, const Pruned& pruned) {
+// The last token of block n
+__device__ static inline int64_t pruning_last(int n, int64_t T) {
+    return min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
+}
+
+// x [n]: each becomes the greatest of those from it on. Every thread calls it.
+__device__ static inline void pruning_greatest_behind(double* x, int n) {
+    constexpr int WARPS = PRUNING_THREADS / 32;
+    __shared__ double of_warp[WARPS];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    double behind = -INFINITY;
+    for (int end = n; end > 0; end -= PRUNING_THREADS) {
+        int at = end - 1 - (int)threadIdx.x;
+        double greatest = at >= 0 ? x[at] : -INFINITY;
+        for (int step = 1; step < 32; step *= 2) {
+            double other = __shfl_up_sync(0xffffffffu, greatest, step);
+            if (lane >= step) greatest = fmax(greatest, other);
+        }
+        if (lane == 31) of_warp[warp] = greatest;
+        __syncthreads();
+        double all = behind;
+        for (int i = 0; i < WARPS; i++) {
+            if (i == warp) greatest = fmax(greatest, all);
+            all = fmax(all, of_warp[i]);
+        }
+        if (at >= 0) x[at] = greatest;
+        behind = all;
+        __syncthreads(); // of_warp has been read, and x written
+    }
+}
+
+// Writes a head's bounds and what work they leave, and counts that `weight` times. Every thread calls it,
+// when it has written its part of reach [blocks]; delta is ln eps - ln T - U.
+__device__ static inline void pruning_write_bounds(const AttentionBounds& bounds, int64_t* head_work,
+                                                   PruningCount* count, int weight, double* reach,
+                                                   const double* __restrict__ c, double delta, int64_t T,
+                                                   int blocks) {
     constexpr int WARPS = PRUNING_THREADS / 32;
     __shared__ int64_t of_warp[WARPS];
     int *first_key_block = bounds.first_key_block + (int64_t)blockIdx.x * blocks,
         *last_query_block = bounds.last_query_block + (int64_t)blockIdx.x * blocks;
+    __syncthreads();
+    pruning_greatest_behind(reach, blocks);
+    auto pruned = [&](int m, int n) { return reach[m] - c[pruning_last(n, T)] < delta; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
         int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
@@ -150,11 +190,6 @@ __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds
         atomicAdd(&count->all, all * (unsigned)weight);
         atomicAdd(&count->kept, (unsigned long long)work * (unsigned)weight);
     }
-}
-
-// The last key of block n
-__device__ static inline int64_t pruning_last_key(int n, int64_t T) {
-    return min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
 }
 
 // What the bound of a head's scores is made from.
@@ -184,70 +219,50 @@ struct PruningLimits {
     }
 };
 
-// Block b NH + h. head_work [B NH] is the number of pairs of blocks that are left, log_share ln eps - ln T.
+// For no query i of block m is ln sum_j exp(c_i - c_j) less. Blocks of keys further back than PRUNING_PAST
+// add little where there is something to prune.
+#define PRUNING_PAST 32
+__device__ static inline double pruning_least_weight(const double* __restrict__ c, int m, int64_t T) {
+    double last = c[pruning_last(m, T)];
+    float sum = 0;
+#pragma unroll 8
+    for (int n = max(m - PRUNING_PAST, 0); n < m; n++)
+        sum += expf((float)(last - c[(int64_t)n * ATTENTION_BLOCK]));
+    return log1pf(ATTENTION_BLOCK * sum);
+}
+
+// Block b NH + h, like the next one.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_bounds_kernel(AttentionBounds bounds, double* __restrict__ score_limits,
-                          int64_t* __restrict__ head_work, PruningCount* count, const double* __restrict__ c,
+    pruning_bounds_kernel(AttentionBounds bounds, double* __restrict__ score_limits, PruningScratch scratch,
+                          PruningCount* count, const double* __restrict__ c,
                           const __grid_constant__ PruningLimits limits, double log_share, int64_t T,
                           int blocks) {
-    c += blockIdx.x * T;
-    double limit = limits.score_limit((int)blockIdx.x), delta = log_share - 2 * limit;
+    double limit = limits.score_limit((int)blockIdx.x), *reach = scratch.reach + (int64_t)blockIdx.x * blocks;
     if (threadIdx.x == 0) score_limits[blockIdx.x] = limit;
-    pruning_write_bounds(bounds, head_work, count, 1, blocks, [&](int m, int n) {
-        return c[(int64_t)m * ATTENTION_BLOCK] - c[pruning_last_key(n, T)] < delta;
-    });
+    c += blockIdx.x * T;
+    for (int m = (int)threadIdx.x; m < blocks; m += PRUNING_THREADS)
+        reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - (pruning_least_weight(c, m, T) - limit);
+    pruning_write_bounds(bounds, scratch.head_work, count, 1, reach, c, log_share - limit, T, blocks);
 }
 
-// x [n]: each becomes the greatest of those from it on. Every thread calls it.
-__device__ static inline void pruning_greatest_behind(double* x, int n) {
-    constexpr int WARPS = PRUNING_THREADS / 32;
-    __shared__ double of_warp[WARPS];
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    double behind = -INFINITY;
-    for (int end = n; end > 0; end -= PRUNING_THREADS) {
-        int at = end - 1 - (int)threadIdx.x;
-        double greatest = at >= 0 ? x[at] : -INFINITY;
-        for (int step = 1; step < 32; step *= 2) {
-            double other = __shfl_up_sync(0xffffffffu, greatest, step);
-            if (lane >= step) greatest = fmax(greatest, other);
-        }
-        if (lane == 31) of_warp[warp] = greatest;
-        __syncthreads();
-        double all = behind;
-        for (int i = 0; i < WARPS; i++) {
-            if (i == warp) greatest = fmax(greatest, all);
-            all = fmax(all, of_warp[i]);
-        }
-        if (at >= 0) x[at] = greatest;
-        behind = all;
-        __syncthreads(); // of_warp has been read, and x written
-    }
-}
-
-// reach [B NH, blocks] is scratch: c of each block's first query less the least lse, then the greatest of
-// these from the block on.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_backward_bounds_kernel(AttentionBounds bounds, int64_t* __restrict__ head_work,
-                                   PruningCount* count, double* reach, const double* __restrict__ c,
-                                   const float* __restrict__ lse, const double* __restrict__ score_limits,
-                                   double log_share, int64_t T, int blocks) {
-    reach += (int64_t)blockIdx.x * blocks;
+    pruning_backward_bounds_kernel(AttentionBounds bounds, PruningScratch scratch, PruningCount* count,
+                                   const double* __restrict__ c, const float* __restrict__ lse,
+                                   const double* __restrict__ score_limits, double log_share, int64_t T,
+                                   int blocks) {
+    double* reach = scratch.reach + (int64_t)blockIdx.x * blocks;
     c += blockIdx.x * T;
     lse += blockIdx.x * T;
     int lane = (int)threadIdx.x % 32;
     for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
-        int64_t first = (int64_t)m * ATTENTION_BLOCK;
         float least = INFINITY;
-        for (int64_t i = first + lane; i < min(first + ATTENTION_BLOCK, T); i += 32)
+        for (int64_t i = (int64_t)m * ATTENTION_BLOCK + lane; i <= pruning_last(m, T); i += 32)
             least = fminf(least, lse[i]);
         least = -warp_max(-least);
-        if (lane == 0) reach[m] = c[first] - least;
+        if (lane == 0) reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - least;
     }
-    __syncthreads();
-    pruning_greatest_behind(reach, blocks);
-    double delta = log_share - score_limits[blockIdx.x];
-    pruning_write_bounds(bounds, head_work, count, 2, blocks,
-                         [&](int m, int n) { return reach[m] - c[pruning_last_key(n, T)] < delta; });
+    pruning_write_bounds(bounds, scratch.head_work, count, 2, reach, c, log_share - score_limits[blockIdx.x],
+                         T, blocks);
 }
 
 // A head's place is the number of heads that come before it.
@@ -283,19 +298,18 @@ static inline void pruning_bounds(const AttentionBounds* bounds, double* score_l
                                   cudaStream_t stream) {
     attention_check(B, T, NH, dh);
     assert(log_tolerance <= 0 && !q_weight == !k_weight);
-    int64_t* head_work = (int64_t*)scratch;
-    unsigned* squares = (unsigned*)(head_work + B * NH);
-    if (!q_weight && dh == 64) pruning_squares<64>(squares, q, k, B, T, NH, stream);
-    if (!q_weight && dh == 128) pruning_squares<128>(squares, q, k, B, T, NH, stream);
+    PruningScratch parts(scratch, B, T, NH);
+    if (!q_weight && dh == 64) pruning_squares<64>(parts.squares, q, k, B, T, NH, stream);
+    if (!q_weight && dh == 128) pruning_squares<128>(parts.squares, q, k, B, T, NH, stream);
     PruningLimits limits;
-    limits.q_weight = q_weight, limits.k_weight = k_weight, limits.squares = squares;
+    limits.q_weight = q_weight, limits.k_weight = k_weight, limits.squares = parts.squares;
     limits.weight_step = (int)weight_step;
     limits.heads = (int)(B * NH), limits.NH = (int)NH, limits.dh = (int)dh;
     pruning_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, score_limits, head_work, count, c, limits, log_tolerance - log((double)T), T,
+        *bounds, score_limits, parts, count, c, limits, log_tolerance - log((double)T), T,
         (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
     CUDA_CHECK_LAUNCH();
-    pruning_order(bounds, head_work, B * NH, stream);
+    pruning_order(bounds, parts.head_work, B * NH, stream);
 }
 
 // Writes the backward pass's bounds, which leave less than pruning_bounds' and keep the same promise, from
@@ -305,13 +319,12 @@ static inline void pruning_backward_bounds(const AttentionBounds* bounds, Prunin
                                            const double* c, const float* lse, const double* score_limits,
                                            double log_tolerance, void* scratch, int64_t B, int64_t T,
                                            int64_t NH, cudaStream_t stream) {
-    double* reach = (double*)scratch;
-    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK), *head_work = (int64_t*)(reach + B * NH * blocks);
+    PruningScratch parts(scratch, B, T, NH);
     pruning_backward_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, head_work, count, reach, c, lse, score_limits, log_tolerance - log((double)T), T,
-        (int)blocks);
+        *bounds, parts, count, c, lse, score_limits, log_tolerance - log((double)T), T,
+        (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
     CUDA_CHECK_LAUNCH();
-    pruning_order(bounds, head_work, B * NH, stream);
+    pruning_order(bounds, parts.head_work, B * NH, stream);
 }
 
 #endif // LLMC_PRUNING_CUH

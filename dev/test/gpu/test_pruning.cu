@@ -95,10 +95,10 @@ struct Inputs {
         }
         return largest;
     }
-    // delta of the head
-    double threshold(int64_t head) const {
+    // U of the head
+    double score_limit(int64_t head) const {
         double bound = largest_norm(q, q_weight, head) * largest_norm(k, k_weight, head) / sqrt((double)s.dh);
-        return LOG_TOLERANCE - log((double)s.T) - 2 * bound * (1 + 1.0 / 128);
+        return bound * (1 + 1.0 / 128);
     }
 };
 
@@ -146,13 +146,52 @@ struct Bounds {
 // ----------------------------------------------------------------------------
 // the bounds
 
-// By all pairs: does any query of block m look at any key of block n?
-static bool any_pair_kept(const double* c, int64_t T, int64_t m, int64_t n, double delta) {
-    int64_t last_query = std::min(T, (m + 1) * ATTENTION_BLOCK) - 1;
-    for (int64_t i = m * ATTENTION_BLOCK; i <= last_query; i++)
-        for (int64_t j = n * ATTENTION_BLOCK; j <= i && j < (n + 1) * ATTENTION_BLOCK; j++)
-            if (c[i] - c[j] >= delta) return true;
-    return false;
+// ln sum_j exp(c_i - c_j), j <= i, of a head: less U, what lse is at least.
+static vector<double> log_sums(const double* c, int64_t T) {
+    vector<double> sums;
+    double sum = 0;
+    for (int64_t i = 0; i < T; i++) {
+        sum = 1 + (i ? exp(c[i] - c[i - 1]) * sum : 0);
+        sums.push_back(log(sum));
+    }
+    return sums;
+}
+
+// What pruning.cuh sees of it for the queries of block m.
+static double least_log_sum(const double* c, int64_t T, int64_t m) {
+    double sum = 0;
+    for (int64_t n = std::max<int64_t>(m - PRUNING_PAST, 0); n < m; n++)
+        sum += exp(c[std::min(T, (m + 1) * ATTENTION_BLOCK) - 1] - c[n * ATTENTION_BLOCK]);
+    return log(1 + ATTENTION_BLOCK * sum);
+}
+
+// Do the bounds agree with one another and with the rule, given each block's least lse [B NH, blocks]? And
+// is no pair that they leave out heavier than eps / T, given what lse [B NH, T] is at least?
+static void check_rule(const char* name, const Inputs& in, const vector<int>& first, const vector<int>& last,
+                       const vector<double>& least_lse, const vector<double>& lse) {
+    int64_t T = in.s.T, blocks = in.s.blocks(), wrong = 0, heavy = 0;
+    double log_share = LOG_TOLERANCE - log((double)T);
+    for (int64_t head = 0; head < in.s.heads(); head++) {
+        double limit = in.score_limit(head), delta = log_share - limit, reach = -INFINITY;
+        const double *c = in.c.data() + head * T, *row_lse = lse.data() + head * T;
+        for (int64_t m = blocks - 1; m >= 0; m--) {
+            reach = fmax(reach, c[m * ATTENTION_BLOCK] - least_lse[(size_t)(head * blocks + m)]);
+            for (int64_t n = 0; n <= m; n++) {
+                int64_t last_key = std::min(T, (n + 1) * ATTENTION_BLOCK) - 1;
+                bool looks = first[(size_t)(head * blocks + m)] <= n;
+                bool is_looked_at = m <= last[(size_t)(head * blocks + n)];
+                double x = reach - c[last_key];
+                // Norms of q and k, and sums of gates, are in float: not to be asked for more digits.
+                bool near = fabs(x - delta) <= 1e-5 * fabs(delta);
+                wrong += looks != is_looked_at || (!near && looks != (m == n || x >= delta));
+                for (int64_t i = m * ATTENTION_BLOCK; !looks && i < std::min(T, (m + 1) * ATTENTION_BLOCK);
+                     i++)
+                    heavy += limit + c[i] - c[last_key] - row_lse[i] >= log_share + 1e-3;
+            }
+        }
+    }
+    CHECK(wrong == 0, "%s: %lld pairs of blocks are not as they should be", name, (long long)wrong);
+    CHECK(heavy == 0, "%s: %lld rows lose what is too heavy", name, (long long)heavy);
 }
 
 static void test_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
@@ -162,29 +201,23 @@ static void test_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH
     Shape s = {B, T, NH, dh};
     Inputs in(s, norm, gates);
     Bounds bounds(in);
-    vector<int> first = bounds.first_key_block.host(), last = bounds.last_query_block.host(),
-                order = bounds.head_order.host();
+    vector<int> first = bounds.first_key_block.host(), order = bounds.head_order.host();
     int64_t blocks = s.blocks();
-    vector<int64_t> work((size_t)s.heads());
-    PruningCount count = bounds.count.host()[0];
-    unsigned long long kept = 0, all = 0, disagree = 0;
+    vector<double> least_lse, lse;
+    vector<int64_t> work;
+    unsigned long long kept = 0, all = 0;
     for (int64_t head = 0; head < s.heads(); head++) {
-        double delta = in.threshold(head);
-        for (int64_t m = 0; m < blocks; m++)
-            for (int64_t n = 0; n <= m; n++) {
-                bool looks = first[(size_t)(head * blocks + m)] <= n;
-                bool is_looked_at = m <= last[(size_t)(head * blocks + n)];
-                // Norms of q and k are in float: not to be asked for more digits.
-                const double* c = in.c.data() + head * T;
-                bool surely = m == n || any_pair_kept(c, T, m, n, delta * (1 - 1e-5));
-                bool perhaps = m == n || any_pair_kept(c, T, m, n, delta * (1 + 1e-5));
-                disagree += looks != is_looked_at || (looks ? !perhaps : surely);
-                work[(size_t)head] += looks;
-                all++;
-            }
-        kept += (unsigned long long)work[(size_t)head];
+        const double *c = in.c.data() + head * T, limit = in.score_limit(head);
+        for (double sum : log_sums(c, T)) lse.push_back(sum - limit);
+        work.push_back(0);
+        for (int64_t m = 0; m < blocks; m++) {
+            least_lse.push_back(least_log_sum(c, T, m) - limit);
+            work.back() += m - first[(size_t)(head * blocks + m)] + 1;
+        }
+        kept += (unsigned long long)work.back(), all += (unsigned long long)(blocks * (blocks + 1) / 2);
     }
-    CHECK(disagree == 0, "%s: %llu pairs of blocks are not as they should be", name, disagree);
+    check_rule(name, in, first, bounds.last_query_block.host(), least_lse, lse);
+    PruningCount count = bounds.count.host()[0];
     CHECK(count.all == 2 * all && count.kept == 2 * kept, "%s: the count is %llu of %llu, not %llu of %llu",
           name, count.kept, count.all, 2 * kept, 2 * all);
     if (gates == OPEN) CHECK(kept == all, "%s: open gates were pruned", name);
@@ -274,8 +307,6 @@ static double compare_attention(const char* name, const Inputs& in, double least
     return most;
 }
 
-// The backward pass's bounds: no pair that they leave out weighs eps / T; they are what the rule says, and
-// leave out all that the forward pass's do.
 static void test_backward_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
     char name[128];
     snprintf(name, sizeof name, "backward, %s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates],
@@ -288,37 +319,17 @@ static void test_backward_bounds(Gates gates, Norm norm, int64_t B, int64_t T, i
     Results whole(s);
     whole.compute(in, v, v, NULL);
     bounds.become_backward(in, whole.lse);
-    vector<int> first = bounds.first_key_block.host(), last = bounds.last_query_block.host();
-    vector<float> lse = whole.lse.host();
-    int64_t blocks = s.blocks(), wrong = 0, heavy = 0, fewer = 0, fall = 0;
-    double log_share = LOG_TOLERANCE - log((double)T);
-    for (int64_t head = 0; head < s.heads(); head++) {
-        double limit = (log_share - in.threshold(head)) / 2, delta = log_share - limit, reach = -INFINITY;
-        const double* c = in.c.data() + head * T;
-        const float* row_lse = lse.data() + head * T;
-        for (int64_t m = blocks - 1; m >= 0; m--) {
-            int64_t end = std::min(T, (m + 1) * ATTENTION_BLOCK),
-                    looks_from = first[(size_t)(head * blocks + m)];
-            float least = *std::min_element(row_lse + m * ATTENTION_BLOCK, row_lse + end);
-            reach = fmax(reach, c[m * ATTENTION_BLOCK] - (double)least);
-            fewer += looks_from < forward_first[(size_t)(head * blocks + m)];
-            fall += m > 0 && looks_from < first[(size_t)(head * blocks + m - 1)];
-            for (int64_t n = 0; n <= m; n++) {
-                int64_t last_key = std::min(T, (n + 1) * ATTENTION_BLOCK) - 1;
-                bool looks = looks_from <= n, looked_at = m <= last[(size_t)(head * blocks + n)];
-                double x = reach - c[last_key];
-                // Norms of q and k are in float: not to be asked for more digits.
-                bool near = fabs(x - delta) <= 1e-5 * fabs(delta);
-                wrong += looks != looked_at || (!near && looks != (m == n || x >= delta));
-                for (int64_t i = m * ATTENTION_BLOCK; !looks && i < end; i++)
-                    heavy += limit + c[i] - c[last_key] - (double)row_lse[i] >= log_share + 1e-3;
-            }
-        }
-    }
-    CHECK(wrong == 0, "%s: %lld pairs of blocks are not as they should be", name, (long long)wrong);
-    CHECK(heavy == 0, "%s: %lld rows lose what is too heavy", name, (long long)heavy);
-    CHECK(fewer == 0 && fall == 0, "%s: %lld bounds below the forward pass's, %lld that fall", name,
-          (long long)fewer, (long long)fall);
+    vector<double> lse, least_lse;
+    for (float x : whole.lse.host()) lse.push_back((double)x);
+    for (int64_t head = 0; head < s.heads(); head++)
+        for (int64_t t = 0; t < T; t += ATTENTION_BLOCK)
+            least_lse.push_back(*std::min_element(lse.data() + head * T + t,
+                                                  lse.data() + head * T + std::min(T, t + ATTENTION_BLOCK)));
+    vector<int> first = bounds.first_key_block.host();
+    check_rule(name, in, first, bounds.last_query_block.host(), least_lse, lse);
+    size_t fewer = 0;
+    for (size_t i = 0; i < first.size(); i++) fewer += first[i] < forward_first[i];
+    CHECK(fewer == 0, "%s: %zu bounds below the forward pass's", name, fewer);
 }
 
 static void test_attention(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh,
@@ -340,7 +351,7 @@ static void test_worst_row(int64_t T, int64_t dh) {
         in.q[i] = rounded<bf16>(aligned ? 1 : 0.03 * value(in.q[i]));
         in.k[i] = rounded<bf16>(aligned ? (i < cut ? 1 : -1) : 0.3 * value(in.k[i]));
     }
-    double behind = in.threshold(0) * (1 + 1e-5);
+    double behind = (LOG_TOLERANCE - log((double)T) - 2 * in.score_limit(0)) * (1 + 1e-5);
     for (size_t t = cut / channels; t < in.c.size(); t++) in.c[t] = behind;
     char name[64];
     snprintf(name, sizeof name, "the worst row, dh %lld", (long long)dh);
