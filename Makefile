@@ -86,7 +86,7 @@ test: ## set up and run all tests
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE cuda-check test-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests
@@ -139,6 +139,11 @@ build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/g
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU
 	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/test_gpu.sh
+
+# One lane arrives at a barrier for its warp, which racecheck does not follow: for it all of them do.
+sanitize-gpu: EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES
+sanitize-gpu: $(GPU_TESTS) test_foxcu ## compute-sanitizer over the GPU tests' small shapes
+	dev/test/sanitize_gpu.sh $(GPU_TESTS)
 
 bench-gpu: $(GPU_BENCHES) ## benchmarks of the kernels
 	for b in $(GPU_BENCHES); do $$b || exit 1; done

@@ -3,7 +3,7 @@ Embedding, RMSNorm, qkv, output gate and SwiGLU, forward and backward, against t
 
 Inputs are drawn anew in every run, from the seed that is printed (give it as an argument to repeat a run),
 and rounded to what the device holds, so that only the kernels' own arithmetic and the rounding of their
-outputs count. The measure is ||out - expected|| / ||expected||; outputs are poisoned before. --small leaves
+outputs count. The measure is ||out - expected|| / ||expected||; outputs are poisoned before. `quick` leaves
 out what is slow under compute-sanitizer.
 */
 #include <math.h>
@@ -599,11 +599,11 @@ static void test_large(void) {
 // ----------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    bool small = false;
+    bool quick = false;
     seed = (uint64_t)(seconds_now() * 1e6);
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--small"))
-            small = true;
+        if (!strcmp(argv[i], "quick"))
+            quick = true;
         else
             seed = strtoull(argv[i], NULL, 10);
     }
@@ -615,7 +615,7 @@ int main(int argc, char** argv) {
         test_embedding(7, 64, 3, kinds[kind]);
         test_embedding(33, 72, 256, kinds[kind]);
         test_embedding(1000, 72, 257, kinds[kind]);
-        if (small) continue;
+        if (quick) continue;
         test_embedding(4097, 768, 5000, kinds[kind]);
         test_embedding(20000, 64, 70000, kinds[kind]);
     }
@@ -624,7 +624,7 @@ int main(int argc, char** argv) {
         test_rmsnorm(3, 72, residual);
         test_rmsnorm(37, 768, residual);
         test_rmsnorm(2, 8192, residual);
-        if (small) continue;
+        if (quick) continue;
         test_rmsnorm(1000, 1000, residual);
         test_rmsnorm(1501, 1536, residual);
         test_rmsnorm(9000, 64, residual);
@@ -642,7 +642,7 @@ int main(int argc, char** argv) {
     test_swiglu(1, 8);
     test_swiglu(5, 72);
     test_swiglu(33, 256);
-    if (!small) {
+    if (!quick) {
         for (Shape s : shapes) test_heads(s);
         test_qkv({2, 1000, 12, 64}, 7);
         test_qkv({2, 1000, 12, 64}, 23);

@@ -1,7 +1,7 @@
 /*
 The three products of a linear layer, against double on the CPU, at the model's shapes and odd ones.
 
-    test_matmul [small]     small: a few small shapes, for compute-sanitizer
+    test_matmul [quick]     quick: a few small shapes, for compute-sanitizer
 */
 #include "../../../llmc/matmul.cuh"
 #include "buffers.cuh"
@@ -169,7 +169,7 @@ static void test_matmul_big(Matmul* mm) {
 // ----------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    bool small_only = argc > 1 && strcmp(argv[1], "small") == 0;
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     seed = (uint64_t)time(NULL) * 1000;
     printf("seed %llu\n", (unsigned long long)seed);
     CHECK_DIES("CUBLAS_STATUS_NOT_SUPPORTED; matrices must", CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED));
@@ -195,9 +195,8 @@ int main(int argc, char** argv) {
             {16, 50257, 1536, 50264, 1536},
         };
         for (auto& s : shapes)
-            if (small_only ? s[1] < 1000 : !tune || s[1] < 10000)
-                test_matmul(&mm, s[0], s[1], s[2], s[3], s[4]);
-        if (!small_only && !tune) test_matmul_big(&mm);
+            if (quick ? s[1] < 1000 : !tune || s[1] < 10000) test_matmul(&mm, s[0], s[1], s[2], s[3], s[4]);
+        if (!quick && !tune) test_matmul_big(&mm);
         matmul_free(&mm);
     }
     CUDA_CHECK(cudaDeviceSynchronize());

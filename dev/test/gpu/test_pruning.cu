@@ -5,7 +5,7 @@ Attention with the bounds is compared with attention without them, on the same k
 spread, as trained ones are, let go weighs nothing; one case is built so that a row loses what it may.
 
     test_pruning           everything
-    test_pruning --small   without what is slow under compute-sanitizer
+    test_pruning quick     without what is slow under compute-sanitizer
 */
 #include <algorithm>
 #include "../../../llmc/pruning.cuh"
@@ -362,17 +362,17 @@ static void test_worst_row(int64_t T, int64_t dh) {
 // ----------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    bool small = argc > 1 && strcmp(argv[1], "--small") == 0;
-    uint64_t number = argc > 1 && !small ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    uint64_t number = argc > 1 && !quick ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     seed = number << 20;
     printf("seed %llu\n", (unsigned long long)number);
 
     for (int gates = OPEN; gates <= DOCUMENTS; gates++)
         for (int norm = NORM_PER_HEAD; norm <= NO_NORM; norm++)
             for (int64_t T : {1, 127, 128, 129, 1000, 4097})
-                if (T <= (small ? 1000 : 4097))
+                if (T <= (quick ? 1000 : 4097))
                     test_bounds((Gates)gates, (Norm)norm, 1 + T % 2, T, 3, T % 3 ? 64 : 128);
-    test_bounds(SPREAD, NORM_SHARED, 1, 20000, 1, 64); // more blocks than a thread block's threads
+    test_bounds(SPREAD, NORM_SHARED, 1, 70000, 1, 64); // more blocks than a thread block's threads
     test_bounds(SPREAD, NORM_PER_HEAD, 200, 300, 24, 64);
     test_bounds(SPREAD, NO_NORM, 2, 257, 40, 128);
     test_not_finite();
@@ -382,10 +382,10 @@ int main(int argc, char** argv) {
             test_backward_bounds((Gates)gates, NORM_PER_HEAD, 2, T, 3, 64);
             test_backward_bounds((Gates)gates, NO_NORM, 1, T, 3, 128);
         }
-    if (!small) test_backward_bounds(SPREAD, NORM_SHARED, 1, 70000, 1, 64);
+    if (!quick) test_backward_bounds(SPREAD, NORM_SHARED, 1, 70000, 1, 64);
     for (int64_t dh : {64, 128}) {
         test_worst_row(2048, dh);
-        if (small) continue;
+        if (quick) continue;
         test_attention(SPREAD, NORM_PER_HEAD, 2, 4000, 6, dh, 0.2);
         test_attention(SPREAD, NO_NORM, 1, 4000, 6, dh, 0.1);
         test_attention(FAST, NORM_SHARED, 1, 4097, 4, dh, 0.3);

@@ -2,7 +2,7 @@
 What stands around the model's own kernels, against double on the CPU: the loss, the gradient norm, AdamW, and
 what is known of the GPU.
 
-    test_update [small]     small: without the buffers of more than 2^31 elements, for compute-sanitizer
+    test_update [quick]     quick: without the buffers of more than 2^31 elements, for compute-sanitizer
 */
 #include "../../../llmc/adamw.cuh"
 #include "../../../llmc/classifier.cuh"
@@ -441,9 +441,9 @@ static void test_adamw_big() {
 // ----------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    bool small_only = argc > 1 && strcmp(argv[1], "small") == 0;
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     seed = (uint64_t)time(NULL) * 1000;
-    if (!small_only) test_device_errors();
+    if (!quick) test_device_errors();
     test_peak_flops();
     Device device = device_open(0);
     printf("%s, compute capability %d, %d multiprocessors, %.1f GiB, %.1f TFLOP/s at most; seed %llu\n",
@@ -455,17 +455,17 @@ int main(int argc, char** argv) {
         {33, 1000, 1000},    {8, 8191, 8256},     {8, 8193, 8200},    {16, 50257, 50264}, {16, 50257, 50304},
         {1, 131072, 131072}, {4, 262143, 262144}, {4, 262144, 262144}};
     for (auto& s : logits)
-        if (!small_only || s[0] * s[1] < 140000) test_classifier(s[0], s[1], s[2]);
+        if (!quick || s[0] * s[1] < 140000) test_classifier(s[0], s[1], s[2]);
     test_classifier_oddities();
-    if (!small_only) test_classifier_big();
+    if (!quick) test_classifier_big();
 
     test_chunks();
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 1);
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 8);
-    if (!small_only) test_adamw({1000000, 12, 768, -12, 2000001, 3072 * 768, 5}, 1);
+    if (!quick) test_adamw({1000000, 12, 768, -12, 2000001, 3072 * 768, 5}, 1);
     test_no_update();
     test_shards();
-    if (!small_only) test_adamw_big();
+    if (!quick) test_adamw_big();
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();
     return test_report();

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The GPU test programs given as arguments, and ./test_foxcu, under compute-sanitizer, as far as each tool can tell:
+# racecheck looks at our kernels, not at cuBLAS's; initcheck does not see what the copy engine writes for cuBLAS and cuDNN.
+set -u
+failed=0 log=build/test/sanitize.txt
+mkdir -p build/test
+check() { # check TOOL PROGRAM
+    if compute-sanitizer --tool "$1" --error-exitcode 1 "$2" quick >"$log" 2>&1; then
+        printf '%-44s %-10s clean\n' "$2" "$1"
+    else
+        tail -n 40 "$log"
+        printf '%-44s %-10s FAILED\n' "$2" "$1"
+        failed=1
+    fi
+}
+for test in "$@" ./test_foxcu; do
+    check memcheck "$test"
+    case $test in
+    */test_matmul | */test_attention_cudnn | ./test_foxcu) ;;
+    *) check racecheck "$test" && check initcheck "$test" ;;
+    esac
+done
+exit $failed
