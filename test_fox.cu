@@ -390,9 +390,7 @@ static void test_training(void) {
             loss += cpu::model_loss(&reference, inputs + 1, dloss, true, NULL) * dloss;
             cpu::model_backward(&reference, inputs);
             feed(&model, inputs, inputs + 1);
-            model_forward(&model);
-            model_loss(&model, (float)dloss, true, NULL);
-            model_backward(&model);
+            model_add_gradients(&model, (float)dloss);
         }
         double norm = cpu::global_norm(reference.grads, reference.table.count);
         cpu::model_update(&reference, &o, lr, norm > o.grad_clip ? o.grad_clip / norm : 1, step);
@@ -446,9 +444,7 @@ static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
                 (int32_t)(random_u64(5, (uint64_t)step, (uint64_t)i) % (uint64_t)model->config.vocab_size);
         feed(model, tokens.data(), tokens.data() + 1);
         CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
-        model_forward(model);
-        model_loss(model, dloss, true, NULL);
-        model_backward(model);
+        model_add_gradients(model, dloss);
         model_update(model, &o, 1e-2, step);
     }
 }

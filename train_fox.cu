@@ -124,6 +124,9 @@ typedef struct {
     Matmul matmul, weight_matmul; // for weights' gradients
     cudaStream_t stream, weight_stream;
     cudaEvent_t weight_event;
+    bool warm;             // a forward and backward pass has been run
+    cudaGraphExec_t graph; // of both; NULL until it is used
+    float graph_dloss;
 } Model;
 
 // Elements behind the last tensor: products read the head, and write its gradient, in whole tiles of rows.
@@ -270,6 +273,7 @@ static void model_free(Model* model) {
                           model->weight_matmul.workspace};
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) cudaFree(rest[i]);
     matmul_free(&model->matmul);
+    if (model->graph) cudaGraphExecDestroy(model->graph);
     cudaStreamDestroy(model->stream);
     if (model->grads) {
         matmul_free(&model->weight_matmul);
@@ -534,7 +538,6 @@ static void block_backward(Model* model, int64_t l) {
 
     if (model->recompute == RECOMPUTE_BLOCK) {
         phases.backward = false; // counts as forward work
-        weight_gradients_wait(model);
         block_forward(model, l);
         phases.backward = true;
     }
@@ -591,6 +594,7 @@ static void block_backward(Model* model, int64_t l) {
                      param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);
     weight_gradient(model, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in, BT, S, d, S, d);
+    if (model->recompute == RECOMPUTE_BLOCK) weight_gradients_wait(model); // the block before is made again
     phase_end(model, PHASE_MATMUL);
 }
 
@@ -607,6 +611,30 @@ static void model_backward(Model* model) {
                        d, model->config.vocab_size, model->stream);
     phase_end(model, PHASE_EMBEDDING);
     weight_gradients_wait(model);
+}
+
+// Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss
+// and backward. From the second time on it is one graph, which begins each kernel sooner behind the last
+// one than a stream does.
+static void model_add_gradients(Model* model, float dloss) {
+    bool graph = model->warm && !phases.on; // the first pass loads kernels and times products
+    if (graph && model->graph && model->graph_dloss == dloss) {
+        CUDA_CHECK(cudaGraphLaunch(model->graph, model->stream));
+        return;
+    }
+    if (graph) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+    model_forward(model);
+    model_loss(model, dloss, true, NULL);
+    model_backward(model);
+    model->warm = true;
+    if (!graph) return;
+    cudaGraph_t captured;
+    CUDA_CHECK(cudaStreamEndCapture(model->stream, &captured));
+    if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
+    CUDA_CHECK(cudaGraphInstantiate(&model->graph, captured, 0));
+    CUDA_CHECK(cudaGraphDestroy(captured));
+    model->graph_dloss = dloss;
+    CUDA_CHECK(cudaGraphLaunch(model->graph, model->stream));
 }
 
 // ----------------------------------------------------------------------------
@@ -893,9 +921,7 @@ static void bench(Model* model, const Run* run, const Device* device) {
         phases.count = 0;
         model_begin_step(model);
         CUDA_CHECK(cudaEventRecord(event[0], model->stream));
-        model_forward(model);
-        model_loss(model, (float)(1 / (double)BT), true, NULL);
-        model_backward(model);
+        model_add_gradients(model, (float)(1 / (double)BT));
         CUDA_CHECK(cudaEventRecord(event[1], model->stream));
         model_update(model, &run->options, 1e-4, step + 3);
         CUDA_CHECK(cudaEventRecord(event[2], model->stream));
@@ -1068,9 +1094,7 @@ static void train(Model* model, Run* run, const Device* device) {
         model_begin_step(model);
         for (int64_t i = 0; i < run->micro_steps; i++) {
             feeder_next(&feeder, model, &data);
-            model_forward(model);
-            model_loss(model, (float)(1 / (double)step_tokens), true, NULL);
-            model_backward(model);
+            model_add_gradients(model, (float)(1 / (double)step_tokens));
         }
         double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
         model_update(model, o, lr, state->step + 1);

@@ -6,7 +6,7 @@ failed=0 log=build/test/sanitize.txt
 mkdir -p build/test
 check() { # check TOOL PROGRAM
     if compute-sanitizer --tool "$1" --error-exitcode 1 "$2" quick >"$log" 2>&1; then
-        printf '%-44s %-10s clean\n' "$2" "$1"
+        printf '%-44s %-10s clean: %s\n' "$2" "$1" "$(grep ' passed, ' "$log")"
     else
         tail -n 40 "$log"
         printf '%-44s %-10s FAILED\n' "$2" "$1"
