@@ -8,6 +8,7 @@ dev/reference.
                 logits
     training    50 AdamW steps of a small model beside the CPU trainer's
     bits        two runs make the same bits; so do a run that was saved and resumed, and every --recompute
+    streams     what runs beside something else, and as a graph, makes the bits of one kernel after another
     nan         a step with an infinite loss or gradient changes nothing
 
     ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
@@ -482,6 +483,42 @@ static void test_bits(void) {
     cpu::model_free(&start);
 }
 
+// What runs beside something else, and as a graph, gives the bits of one kernel after another, at a size at
+// which kernels do run side by side.
+static void test_streams(void) {
+    static const char* const specs[] = {
+        "fox-pro hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
+        "fox-llama hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3"};
+    const int64_t B = 2, T = 2048, CALLS = 4;
+    std::vector<int32_t> tokens((size_t)(B * T + 1));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int32_t)(random_u64(6, 0, i) % 257);
+    for (const char* spec : specs) {
+        cpu::Model start = cpu::variant_model(spec, 1, 1);
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+            Floats grads[2]; // in sequence, as in training
+            for (int training = 0; training < 2; training++) {
+                Model model = new_model(&start.config, start.params, B, T, (Recompute)recompute, false);
+                feed(&model, tokens.data(), tokens.data() + 1);
+                phases.on = !training;
+                // at once, captured, replayed, captured for another dloss
+                for (int64_t call = 0; call < CALLS; call++) {
+                    phases.count = 0;
+                    model_add_gradients(&model, (call + 1 < CALLS ? 1 : 3) / (float)(B * T));
+                    if (call > 0) continue;
+                    model_forward(&model); // of a validation between
+                    model_loss(&model, 0, false, NULL);
+                }
+                grads[training] = fetch(model.grads, model.table.count);
+                phases.on = false;
+                model_free(&model);
+            }
+            CHECK(same_bits(grads[0], grads[1]), "%s, --recompute %s: other gradients than in sequence", spec,
+                  option_recompute_names[recompute]);
+        }
+        cpu::model_free(&start);
+    }
+}
+
 static void test_nan(void) {
     const char* const bad = "model.layers.1.attn.o_proj.weight";
     cpu::Model start = cpu::variant_model(SMALL_MODEL, 1, 1);
@@ -519,7 +556,8 @@ int main(int argc, char** argv) {
         const char* name;
         void (*run)(void);
     } parts[] = {{"fixtures", test_fixtures}, {"variants", test_variants}, {"training", test_training},
-                 {"bits", test_bits},         {"nan", test_nan},           {"quick", test_quick}};
+                 {"bits", test_bits},         {"streams", test_streams},   {"nan", test_nan},
+                 {"quick", test_quick}};
     const int num_parts = (int)(sizeof parts / sizeof parts[0]);
     Device device = device_open(0);
     printf("on %s\n", device.name);
@@ -532,7 +570,8 @@ int main(int argc, char** argv) {
         int i = 0;
         while (i < num_parts && strcmp(parts[i].name, argv[a]) != 0) i++;
         if (i == num_parts)
-            die("'%s' is no part of this test: fixtures, variants, training, bits, nan, quick", argv[a]);
+            die("'%s' is no part of this test: fixtures, variants, training, bits, streams, nan, quick",
+                argv[a]);
         parts[i].run();
     }
     print_errors();

@@ -9,8 +9,8 @@ Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH ch
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V that of
 logits.
 
-Everything is queued on one stream, but for the weights' gradients, which nothing waits for soon. The host
-waits for the device only where it must read: a step's loss and norm, which it reads while the next step runs.
+Everything is queued on one stream, but for the gradients of the blocks' matrices, which run beside it. The
+host waits for the device only where it must read: a step's loss and norm, which it reads while the next runs.
 A step whose loss or gradient is not finite changes nothing on the device itself.
 */
 #include "llmc/cuda_common.cuh"
@@ -56,9 +56,9 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
     X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
     X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
-    X(int, first_key_block, RECOMPUTE_CHEAP, blocks)     /* [L,B,NH,blocks] as in AttentionBounds */ \
-    X(int, last_query_block, RECOMPUTE_CHEAP, blocks)    /* [L,B,NH,blocks] */ \
-    X(int, head_order, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] */ \
+    X(int, first_key_block, KEEP_NONE, blocks)     /* [B,NH,blocks] as in AttentionBounds */ \
+    X(int, last_query_block, KEEP_NONE, blocks)    /* [B,NH,blocks] */ \
+    X(int, head_order, KEEP_NONE, prunes * B * NH) /* [B NH] */ \
     X(double, score_limits, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] as in pruning_bounds */ \
     X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
     X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
@@ -117,15 +117,16 @@ typedef struct {
     Activations acts;
     ActivationSteps steps;
     Recompute recompute;
-    bool cudnn;                   // attention by cuDNN's kernels
-    bool deterministic;           // the same bits in every run
-    void* scratch;                // of kernels, one at a time
-    float* partial;               // of norms' weight gradients
-    Matmul matmul, weight_matmul; // for weights' gradients
+    bool cudnn;         // attention by cuDNN's kernels
+    bool deterministic; // the same bits in every run
+    void* scratch;      // of kernels, one at a time
+    float* partial;     // of norms' weight gradients
+    Matmul matmul;
+    Matmul weight_matmul; // of weights' gradients
     cudaStream_t stream, weight_stream;
     cudaEvent_t weight_event;
-    bool warm;             // a forward and backward pass has been run
-    cudaGraphExec_t graph; // of both; NULL until it is used
+    bool warm;             // model_add_gradients has run: kernels are loaded, products chosen
+    cudaGraphExec_t graph; // what it is from then on, or NULL
     float graph_dloss;
 } Model;
 
@@ -201,12 +202,16 @@ static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     return model;
 }
 
-const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of both streams' products
-
-static void new_matmul(Matmul* mm, bool deterministic) {
+// The products of a stream, with their workspace.
+const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE;
+static void products_init(Matmul* mm, bool deterministic) {
     void* workspace;
     CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
     matmul_init(mm, workspace, !deterministic);
+}
+static void products_free(Matmul* mm) {
+    cudaFree(mm->workspace);
+    matmul_free(mm);
 }
 
 // Allocates parameters for inference; with `train` also gradients and AdamW's moments.
@@ -215,15 +220,15 @@ static void model_allocate_weights(Model* model, bool train) {
     model->params = device_floats(count);
     CUDA_CHECK(cudaMalloc((void**)&model->weights, (size_t)count * sizeof(bf16)));
     CUDA_CHECK(cudaMalloc((void**)&model->stats, sizeof(StepStats)));
-    CUDA_CHECK(cudaStreamCreate(&model->stream));
-    new_matmul(&model->matmul, model->deterministic);
-    if (!train) return;
-
     int least_priority, greatest_priority;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least_priority, &greatest_priority));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&model->stream, cudaStreamDefault, greatest_priority));
+    products_init(&model->matmul, model->deterministic);
+    if (!train) return;
+
     CUDA_CHECK(cudaStreamCreateWithPriority(&model->weight_stream, cudaStreamDefault, least_priority));
     CUDA_CHECK(cudaEventCreateWithFlags(&model->weight_event, cudaEventDisableTiming));
-    new_matmul(&model->weight_matmul, model->deterministic);
+    products_init(&model->weight_matmul, model->deterministic);
     model->grads = device_floats(count);
     model->m = device_floats(count);
     model->v = device_floats(count);
@@ -257,26 +262,15 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
 static void model_free(Model* model) {
 #define ACTIVATION_FREE(type, name, keep, count) cudaFree(model->acts.name);
     ACTIVATIONS(ACTIVATION_FREE)
-    void* const rest[] = {model->params,
-                          model->weights,
-                          model->grads,
-                          model->m,
-                          model->v,
-                          model->chunks,
-                          model->stats,
-                          model->angles,
-                          model->scratch,
-                          model->partial,
-                          model->chunk_squares,
-                          model->matmul.workspace,
-                          model->pruning,
-                          model->weight_matmul.workspace};
+    void* const rest[] = {model->params,  model->weights, model->grads,         model->m,
+                          model->v,       model->chunks,  model->stats,         model->angles,
+                          model->scratch, model->partial, model->chunk_squares, model->pruning};
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) cudaFree(rest[i]);
-    matmul_free(&model->matmul);
     if (model->graph) cudaGraphExecDestroy(model->graph);
+    products_free(&model->matmul);
     cudaStreamDestroy(model->stream);
     if (model->grads) {
-        matmul_free(&model->weight_matmul);
+        products_free(&model->weight_matmul);
         cudaStreamDestroy(model->weight_stream);
         cudaEventDestroy(model->weight_event);
     }
@@ -378,8 +372,9 @@ static void phase_end(const Model* model, int phase) {
 // ----------------------------------------------------------------------------
 // forward
 
-// One block: acts.x of layer l -> that of the next one, keeping what the backward pass needs.
-static void block_forward(Model* model, int64_t l) {
+// One block: acts.x of layer l -> that of the next one, keeping what the backward pass needs. When that pass
+// does it `again`, nothing is counted.
+static void block_forward(Model* model, int64_t l, bool again) {
     const Config* config = &model->config;
     const ProjLayout* layout = &model->table.proj;
     int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
@@ -410,9 +405,9 @@ static void block_forward(Model* model, int64_t l) {
                             param_at(model, model->params, P_FGATE_BIAS, l), model->scratch, B, T, NH, S,
                             stream);
     if (prunes)
-        pruning_bounds(&bounds, a.score_limits, model->pruning + l, c, a.q, a.k, paths[0].weight,
-                       paths[1].weight, weight_step, config->log_pruning_tolerance, model->scratch, B, T, NH,
-                       dh, stream);
+        pruning_bounds(&bounds, a.score_limits, again ? NULL : model->pruning + l, c, a.q, a.k,
+                       paths[0].weight, paths[1].weight, weight_step, config->log_pruning_tolerance,
+                       model->scratch, B, T, NH, dh, stream);
     phase_end(model, PHASE_QKV);
     if (model->cudnn)
         attention_cudnn_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, B, T, NH, dh, stream);
@@ -457,7 +452,7 @@ static void model_forward(Model* model) {
     embedding_forward(a->x, param_at(model, model->weights, P_EMBEDDINGS, 0), a->inputs, BT, d,
                       model->stream);
     phase_end(model, PHASE_EMBEDDING);
-    for (int64_t l = 0; l < config->num_hidden_layers; l++) block_forward(model, l);
+    for (int64_t l = 0; l < config->num_hidden_layers; l++) block_forward(model, l, false);
     rmsnorm_forward(a->head_in, a->rstd, NULL, a->x_last, NULL, param_at(model, model->weights, P_NORM, 0),
                     BT, d, config->norm_eps, model->stream);
     phase_end(model, PHASE_NORM);
@@ -500,11 +495,13 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // What a linear layer read is made again by the backward kernel of whatever made it (s by SwiGLU's, y by the
 // output gate's, attn_in and mlp_in by the norms'), so that its weight's gradient comes after that kernel.
 //
-// Weights' gradients are products on a stream of their own, of low priority: they take the multiprocessors
-// that the ends of other kernels leave idle. To tell phases apart they are queued with the rest.
+// The gradients of the blocks' matrices are products on a stream of their own, of low priority: they take the
+// multiprocessors that the ends of other kernels leave idle. To tell phases apart they are queued with the
+// rest.
 
-// linear_backward_weight behind what is queued now. Until weight_gradients_wait the main stream must
-// overwrite neither dout nor x.
+// linear_backward_weight behind what is queued now. Until weight_gradients_wait the main stream overwrites
+// neither dout nor x, and adds to none of dw's N rows; of the fused projection, S rows reach into the tensors
+// behind it.
 static void weight_gradient(Model* model, float* dw, const bf16* dout, const bf16* x, int64_t M, int64_t N,
                             int64_t K, int64_t out_stride, int64_t x_stride) {
     cudaStream_t stream = phases.on ? model->stream : model->weight_stream;
@@ -532,13 +529,13 @@ static void block_backward(Model* model, int64_t l) {
     Activations a = model_layer(model, l);
     double* c = config_has_gate(config) ? a.c : NULL;
     AttentionBounds bounds = {a.first_key_block, a.last_query_block, a.head_order};
-    bool gate_learns = c && config->fgate_type != GATE_FIXED;
+    bool prunes = config_prunes(config), gate_learns = c && config->fgate_type != GATE_FIXED;
     HeadPath paths[3];
     model_head_paths(model, l, paths);
 
     if (model->recompute == RECOMPUTE_BLOCK) {
         phases.backward = false; // counts as forward work
-        block_forward(model, l);
+        block_forward(model, l, true);
         phases.backward = true;
     }
     linear_backward_input(mm, a.ds, a.dx, param_at(model, w, P_DOWN_PROJ, l), BT, d, I, d, I, stream);
@@ -567,7 +564,7 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_MATMUL);
     if (model->recompute == RECOMPUTE_CHEAP)
         qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
-    if (config_prunes(config))
+    if (prunes)
         pruning_backward_bounds(&bounds, model->pruning + l, c, a.lse, a.score_limits,
                                 config->log_pruning_tolerance, model->scratch, B, T, NH, stream);
     phase_end(model, PHASE_QKV);
@@ -577,8 +574,7 @@ static void block_backward(Model* model, int64_t l) {
     else
         attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k,
                            a.v, a.o, a.lse, model_gates_output(config) ? a.delta : NULL, c,
-                           config_prunes(config) ? &bounds : NULL, model->deterministic, B, T, NH, dh,
-                           stream);
+                           prunes ? &bounds : NULL, model->deterministic, B, T, NH, dh, stream);
     phase_end(model, PHASE_ATTENTION);
     if (gate_learns)
         forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,
@@ -614,27 +610,26 @@ static void model_backward(Model* model) {
 }
 
 // Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss
-// and backward. From the second time on it is one graph, which begins each kernel sooner behind the last
-// one than a stream does.
+// and backward. From the second call on it is one graph, in which kernels follow one another sooner than on a
+// stream; another dloss makes another graph.
 static void model_add_gradients(Model* model, float dloss) {
-    bool graph = model->warm && !phases.on; // the first pass loads kernels and times products
-    if (graph && model->graph && model->graph_dloss == dloss) {
-        CUDA_CHECK(cudaGraphLaunch(model->graph, model->stream));
-        return;
+    bool graph = model->warm && !phases.on, capture = graph && (!model->graph || model->graph_dloss != dloss);
+    if (capture) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+    if (capture || !graph) {
+        model_forward(model);
+        model_loss(model, dloss, true, NULL);
+        model_backward(model);
+        model->warm = true;
     }
-    if (graph) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-    model_forward(model);
-    model_loss(model, dloss, true, NULL);
-    model_backward(model);
-    model->warm = true;
-    if (!graph) return;
-    cudaGraph_t captured;
-    CUDA_CHECK(cudaStreamEndCapture(model->stream, &captured));
-    if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
-    CUDA_CHECK(cudaGraphInstantiate(&model->graph, captured, 0));
-    CUDA_CHECK(cudaGraphDestroy(captured));
-    model->graph_dloss = dloss;
-    CUDA_CHECK(cudaGraphLaunch(model->graph, model->stream));
+    if (capture) {
+        cudaGraph_t captured;
+        CUDA_CHECK(cudaStreamEndCapture(model->stream, &captured));
+        if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
+        CUDA_CHECK(cudaGraphInstantiate(&model->graph, captured, cudaGraphInstantiateFlagUseNodePriority));
+        CUDA_CHECK(cudaGraphDestroy(captured));
+        model->graph_dloss = dloss;
+    }
+    if (graph) CUDA_CHECK(cudaGraphLaunch(model->graph, model->stream));
 }
 
 // ----------------------------------------------------------------------------
@@ -896,7 +891,7 @@ static void print_path(const Model* model, const Device* device) {
            model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[model->recompute]);
 }
 
-// The share of attention's blocks that the last step skipped, over all layers.
+// The share of attention's FLOPs that the last step skipped, over all layers.
 static double model_pruned_share(const Model* model) {
     int64_t L = model->config.num_hidden_layers;
     PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
@@ -927,10 +922,11 @@ static void bench(Model* model, const Run* run, const Device* device) {
         CUDA_CHECK(cudaEventRecord(event[2], model->stream));
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         float elapsed;
-        for (int i = 0; i < 2 && step >= 0 && !phases.on; i++) {
-            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
-            times[i] += elapsed / (double)n;
-        }
+        if (step >= 0 && !phases.on)
+            for (int i = 0; i < 2; i++) {
+                CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
+                times[i] += elapsed / (double)n;
+            }
         for (int i = 1; i < phases.count; i++) {
             CUDA_CHECK(cudaEventElapsedTime(&elapsed, phases.event[i - 1], phases.event[i]));
             ms[phases.phase[i]] += elapsed / (double)n;
@@ -959,8 +955,7 @@ static void bench(Model* model, const Run* run, const Device* device) {
             printf(" (%4.1f%% executed)", 100 * rate * executed / device->peak_flops);
         printf("\n");
     }
-    if (config_prunes(&model->config))
-        printf("  %-28s %10.1f%%\n", "attention's blocks pruned", 100 * pruned);
+    if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.2f GiB\n", "memory of the GPU in use", (double)(all_bytes - free_bytes) / (1 << 30));
     feeder_free(&feeder);
 }
@@ -995,7 +990,7 @@ static void validate(Model* model, const Run* run, Logger* logger, Feeder* feede
 typedef struct {
     StepStats* stats;      // pinned
     PruningCount* pruning; // [L], pinned
-    double* pruned;        // [L] shares of attention's blocks that were skipped
+    double* pruned;        // [L] shares of attention's FLOPs that were skipped
     cudaEvent_t done;
     LogStep line;
     bool pending;

@@ -42,7 +42,7 @@ typedef struct {
     double loss, grad_norm, lr;
     double seconds; // the step took
 
-    // Of each of num_layers, the share of attention's blocks that were skipped; 0 layers: nothing is pruned.
+    // Of each of num_layers, the share of attention's FLOPs that were skipped; 0 layers: nothing is pruned.
     int num_layers;
     const double* pruned;
 } LogStep;

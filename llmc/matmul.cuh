@@ -60,7 +60,7 @@ const size_t MATMUL_WORKSPACE = (size_t)32 << 20; // bytes; what cuBLAS recommen
 
 typedef struct {
     cublasLtHandle_t handle;
-    void* workspace; // of MATMUL_WORKSPACE bytes, the caller's; products of one Matmul run on one stream
+    void* workspace; // of MATMUL_WORKSPACE bytes, the caller's; products of one Matmul run one after another
     bool tune;       // time the likeliest kernels of a shape and keep the fastest
     int num_plans;
     MatmulPlan plans[MATMUL_MAX_PLANS];
@@ -108,7 +108,7 @@ static inline int matmul_fastest(Matmul* mm, const MatmulPlan* p,
         return 0;
     }
     CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, stream));
-    CUDA_CHECK(cudaDeviceSynchronize()); // nothing is to run beside
+    CUDA_CHECK(cudaDeviceSynchronize()); // nothing else is to be timed along
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));

@@ -2,16 +2,16 @@
 Adaptive computation pruning (ACP, arXiv 2504.06949): which blocks of keys a block of queries need not look
 at, because the forget gates leave them next to no attention weight.
 
-With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). Without all
-pairs of which that leaves less than eps / T a row keeps all but eps of its weight, and its lse falls by at
-most -ln(1 - eps). A block of keys n is skipped by a block of queries m when it holds for all their pairs;
-as c never rises, when
+With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). A row that
+leaves out only pairs for which this is below eps / T keeps all but eps of its weight, and its lse falls by
+at most -ln(1 - eps). A block of keys n is skipped by a block of queries m when it holds for all their
+pairs; as c never rises, when
 
     c[first query of m] - min lse of m - c[last key of n] < ln eps - ln T - U
 
 The backward pass knows lse. The forward pass knows that it is at least -U + ln sum_j exp(c_i - c_j): the
-longer a head remembers, the less one key can weigh. Of that sum 1 is counted for the query itself, and the
-keys of a block before m at what the first of them, which has least, is left with at the end of m.
+longer a head remembers, the less one key can weigh. Of that sum it counts 1 for the query itself and, for
+each earlier block n, 128 exp(c[last of m] - c[first of n]), the least that its keys can give.
 
 Where a later block of queries looks back further than an earlier one, the earlier one is let look as far.
 Then what is skipped by m is skipped by the queries after m too, as are the keys before n, and two numbers
@@ -32,8 +32,8 @@ sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rota
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys that causal attention has, and those that are left. The
-// backward pass, with twice the FLOPs, counts double.
+// Pairs of a block of queries and a block of keys that causal attention has, and those that are left. Those
+// of the backward pass count double, as in the model's FLOPs.
 typedef struct {
     unsigned long long all, kept;
 } PruningCount;
@@ -48,17 +48,16 @@ struct PruningScratch {
     double* reach;      // [B NH, blocks] c of a block's first query less its least lse, or of a later block's
     int64_t* head_work; // [B NH] pairs of blocks that are left
     unsigned* squares;  // [2, B NH]
-    char* end;
 
-    PruningScratch(void* scratch, int64_t B, int64_t T, int64_t NH) {
+    PruningScratch(void* scratch, int64_t heads, int64_t blocks) {
         reach = (double*)scratch;
-        head_work = (int64_t*)(reach + B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK));
-        squares = (unsigned*)(head_work + B * NH);
-        end = (char*)(squares + 2 * B * NH);
+        head_work = (int64_t*)(reach + heads * blocks);
+        squares = (unsigned*)(head_work + heads);
     }
 };
 static inline size_t pruning_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
-    return (size_t)(uintptr_t)PruningScratch(NULL, B, T, NH).end;
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    return (size_t)(B * NH) * ((size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
 }
 
 // ----------------------------------------------------------------------------
@@ -134,7 +133,7 @@ __device__ static inline int64_t pruning_last(int n, int64_t T) {
 }
 
 // x [n]: each becomes the greatest of those from it on. Every thread calls it.
-__device__ static inline void pruning_greatest_behind(double* x, int n) {
+__device__ static inline void pruning_suffix_max(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
     __shared__ double of_warp[WARPS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -159,10 +158,10 @@ __device__ static inline void pruning_greatest_behind(double* x, int n) {
     }
 }
 
-// Writes a head's bounds and what work they leave, and counts that `weight` times. Every thread calls it,
-// when it has written its part of reach [blocks]; delta is ln eps - ln T - U.
+// Writes a head's bounds and what work they leave, and counts that `times` over. Every thread calls it when
+// it has written its part of reach [blocks]; delta is ln eps - ln T - U.
 __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds, int64_t* head_work,
-                                                   PruningCount* count, int weight, double* reach,
+                                                   PruningCount* count, int times, double* reach,
                                                    const double* __restrict__ c, double delta, int64_t T,
                                                    int blocks) {
     constexpr int WARPS = PRUNING_THREADS / 32;
@@ -170,7 +169,7 @@ __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds
     int *first_key_block = bounds.first_key_block + (int64_t)blockIdx.x * blocks,
         *last_query_block = bounds.last_query_block + (int64_t)blockIdx.x * blocks;
     __syncthreads();
-    pruning_greatest_behind(reach, blocks);
+    pruning_suffix_max(reach, blocks);
     auto pruned = [&](int m, int n) { return reach[m] - c[pruning_last(n, T)] < delta; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
@@ -187,8 +186,8 @@ __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds
     head_work[blockIdx.x] = work;
     if (count) {
         unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
-        atomicAdd(&count->all, all * (unsigned)weight);
-        atomicAdd(&count->kept, (unsigned long long)work * (unsigned)weight);
+        atomicAdd(&count->all, all * (unsigned)times);
+        atomicAdd(&count->kept, (unsigned long long)work * (unsigned)times);
     }
 }
 
@@ -219,10 +218,10 @@ struct PruningLimits {
     }
 };
 
-// For no query i of block m is ln sum_j exp(c_i - c_j) less. Blocks of keys further back than PRUNING_PAST
-// add little where there is something to prune.
+// A lower bound of ln sum_j exp(c_i - c_j), j <= i, over the queries i of block m. Blocks of keys further
+// back than PRUNING_PAST add little where there is something to prune.
 #define PRUNING_PAST 32
-__device__ static inline double pruning_least_weight(const double* __restrict__ c, int m, int64_t T) {
+__device__ static inline double pruning_least_log_sum(const double* __restrict__ c, int m, int64_t T) {
     double last = c[pruning_last(m, T)];
     float sum = 0;
 #pragma unroll 8
@@ -241,7 +240,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     if (threadIdx.x == 0) score_limits[blockIdx.x] = limit;
     c += blockIdx.x * T;
     for (int m = (int)threadIdx.x; m < blocks; m += PRUNING_THREADS)
-        reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - (pruning_least_weight(c, m, T) - limit);
+        reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - (pruning_least_log_sum(c, m, T) - limit);
     pruning_write_bounds(bounds, scratch.head_work, count, 1, reach, c, log_share - limit, T, blocks);
 }
 
@@ -298,7 +297,8 @@ static inline void pruning_bounds(const AttentionBounds* bounds, double* score_l
                                   cudaStream_t stream) {
     attention_check(B, T, NH, dh);
     assert(log_tolerance <= 0 && !q_weight == !k_weight);
-    PruningScratch parts(scratch, B, T, NH);
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    PruningScratch parts(scratch, B * NH, blocks);
     if (!q_weight && dh == 64) pruning_squares<64>(parts.squares, q, k, B, T, NH, stream);
     if (!q_weight && dh == 128) pruning_squares<128>(parts.squares, q, k, B, T, NH, stream);
     PruningLimits limits;
@@ -306,23 +306,22 @@ static inline void pruning_bounds(const AttentionBounds* bounds, double* score_l
     limits.weight_step = (int)weight_step;
     limits.heads = (int)(B * NH), limits.NH = (int)NH, limits.dh = (int)dh;
     pruning_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, score_limits, parts, count, c, limits, log_tolerance - log((double)T), T,
-        (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
+        *bounds, score_limits, parts, count, c, limits, log_tolerance - log((double)T), T, (int)blocks);
     CUDA_CHECK_LAUNCH();
     pruning_order(bounds, parts.head_work, B * NH, stream);
 }
 
-// Writes the backward pass's bounds, which leave less than pruning_bounds' and keep the same promise, from
-// what that and attention_forward gave: score_limits and lse [B, NH, T]. Adds to *count, unless it is NULL,
-// twice.
+// Writes the backward pass's bounds, which leave no more than pruning_bounds' and keep the same promise, from
+// what that and attention_forward gave: score_limits and lse [B, NH, T]. They may take the place of the
+// forward pass's. Counts double in *count unless it is NULL. scratch has pruning_scratch_bytes.
 static inline void pruning_backward_bounds(const AttentionBounds* bounds, PruningCount* count,
                                            const double* c, const float* lse, const double* score_limits,
                                            double log_tolerance, void* scratch, int64_t B, int64_t T,
                                            int64_t NH, cudaStream_t stream) {
-    PruningScratch parts(scratch, B, T, NH);
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    PruningScratch parts(scratch, B * NH, blocks);
     pruning_backward_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, parts, count, c, lse, score_limits, log_tolerance - log((double)T), T,
-        (int)ceil_div<int64_t>(T, ATTENTION_BLOCK));
+        *bounds, parts, count, c, lse, score_limits, log_tolerance - log((double)T), T, (int)blocks);
     CUDA_CHECK_LAUNCH();
     pruning_order(bounds, parts.head_work, B * NH, stream);
 }

@@ -135,6 +135,9 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         pruning_backward_bounds(&bounds, count, x.c, x.lse, score_limits, -10, scratch, B, T, NH, 0);
     });
     double pruned_backward = x.backward(true, &bounds, false);
+    double backward_bounds = microseconds_queued([&](cudaStream_t stream) {
+        pruning_backward_bounds(&bounds, count, x.c, x.lse, score_limits, -10, scratch, B, T, NH, stream);
+    });
     double gate_forward = microseconds_queued([&](cudaStream_t stream) {
         forget_gate_forward(x.c, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride, stream);
     });
@@ -142,12 +145,14 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         forget_gate_backward(x.dproj, x.bias, x.dc, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride,
                              stream);
     });
-    printf("%4lld %4lld %6lld  %3.0f%% %3.0f%%  %10.3f %5.2f %4.2f  %11.3f %5.2f %4.2f  %14.1f %6.1f %16.1f  "
-           "%13.1f\n",
-           (long long)dh, (long long)(B * NH), (long long)T, 100 * (1 - kept_forward),
-           100 * (1 - kept_backward), pruned_forward, forward / pruned_forward,
-           kept_forward * forward / pruned_forward, pruned_backward, backward / pruned_backward,
-           kept_backward * backward / pruned_backward, gate_forward, with_norm, without_norm, gate_backward);
+    printf(
+        "%4lld %4lld %6lld  %3.0f%% %7.3f %5.2f %7.2f  %3.0f%% %7.3f %5.2f %7.2f  %5.2f  %5.1f %6.1f %7.1f "
+        "%8.1f %8.1f\n",
+        (long long)dh, (long long)(B * NH), (long long)T, 100 * (1 - kept_forward), pruned_forward,
+        forward / pruned_forward, kept_forward * forward / pruned_forward, 100 * (1 - kept_backward),
+        pruned_backward, backward / pruned_backward, kept_backward * backward / pruned_backward,
+        (forward + backward) / (pruned_forward + pruned_backward), gate_forward, with_norm, without_norm,
+        backward_bounds, gate_backward);
     for (void* p : {(void*)bounds.first_key_block, (void*)bounds.last_query_block, (void*)bounds.head_order,
                     (void*)count, (void*)score_limits, (void*)scratch, (void*)weight})
         CUDA_CHECK(cudaFree(p));
@@ -170,10 +175,12 @@ int main(int argc, char** argv) {
         for (int gate = 1; gate >= 0; gate--) bench(1, T, NH, dh, gate);
     });
     printf(
-        "\nwith pruning: how many times faster, and that over what is promised by the blocks left out;\n"
+        "\nwith pruning: blocks left out, how many times faster, and that over what they promise;\n"
         "microseconds of what goes before and behind\n"
-        "  dh heads    T  pruned  forward ms times      backward ms times            gate bounds, without QK "
-        "norm  gate backward\n");
+        "                   forward                      backward                      both   gate bounds "
+        "without  backward     gate\n"
+        "  dh heads    T         ms times promise            ms times promise  times             QK norm   "
+        "bounds backward\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_pruning(1, T, NH, dh); });
     return 0;
 }

@@ -1,5 +1,6 @@
 /*
-llmc/pruning.cuh: the bounds against every pair of tokens on the CPU, and what pruning changes in attention.
+llmc/pruning.cuh: the bounds against the rule, by blocks and by rows, on the CPU, and what pruning changes in
+attention.
 
 Attention with the bounds is compared with attention without them, on the same kernels. What gates that are
 spread, as trained ones are, let go weighs nothing; one case is built so that a row loses what it may.
@@ -125,6 +126,9 @@ struct Bounds {
                            norm ? q_weight.p : NULL, norm ? k_weight.p : NULL, in.weight_step(),
                            LOG_TOLERANCE, scratch, s.B, s.T, s.NH, s.dh, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
+        check_ends(scratch);
+    }
+    void check_ends(const Buffer<char>& scratch) {
         CHECK(first_key_block.end_untouched() && last_query_block.end_untouched() &&
                   head_order.end_untouched() && count.end_untouched() && score_limits.end_untouched() &&
                   scratch.end_untouched(),
@@ -137,9 +141,7 @@ struct Bounds {
         Buffer<char> scratch(pruning_scratch_bytes(s.B, s.T, s.NH));
         pruning_backward_bounds(&at, count, c, lse, score_limits, LOG_TOLERANCE, scratch, s.B, s.T, s.NH, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
-        CHECK(first_key_block.end_untouched() && last_query_block.end_untouched() &&
-                  head_order.end_untouched() && scratch.end_untouched(),
-              "wrote past the end");
+        check_ends(scratch);
     }
 };
 
@@ -194,6 +196,26 @@ static void check_rule(const char* name, const Inputs& in, const vector<int>& fi
     CHECK(heavy == 0, "%s: %lld rows lose what is too heavy", name, (long long)heavy);
 }
 
+// The pairs that first_key_block leaves, of all there are, and the order of heads that follows from them.
+static PruningCount check_work(const char* name, const Shape& s, const vector<int>& first,
+                               const vector<int>& order) {
+    PruningCount count = {};
+    vector<int64_t> work;
+    vector<int> expected;
+    for (int64_t head = 0; head < s.heads(); head++) {
+        work.push_back(0), expected.push_back((int)head);
+        for (int64_t m = 0; m < s.blocks(); m++) {
+            work.back() += m - first[(size_t)(head * s.blocks() + m)] + 1;
+            count.all += (unsigned long long)m + 1;
+        }
+        count.kept += (unsigned long long)work.back();
+    }
+    std::stable_sort(expected.begin(), expected.end(),
+                     [&](int a, int b) { return work[(size_t)a] > work[(size_t)b]; });
+    CHECK(order == expected, "%s: heads are out of order", name);
+    return count;
+}
+
 static void test_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
     char name[128];
     snprintf(name, sizeof name, "%s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates], norm_names[norm],
@@ -201,34 +223,23 @@ static void test_bounds(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH
     Shape s = {B, T, NH, dh};
     Inputs in(s, norm, gates);
     Bounds bounds(in);
-    vector<int> first = bounds.first_key_block.host(), order = bounds.head_order.host();
-    int64_t blocks = s.blocks();
+    vector<int> first = bounds.first_key_block.host();
     vector<double> least_lse, lse;
-    vector<int64_t> work;
-    unsigned long long kept = 0, all = 0;
     for (int64_t head = 0; head < s.heads(); head++) {
         const double *c = in.c.data() + head * T, limit = in.score_limit(head);
         for (double sum : log_sums(c, T)) lse.push_back(sum - limit);
-        work.push_back(0);
-        for (int64_t m = 0; m < blocks; m++) {
-            least_lse.push_back(least_log_sum(c, T, m) - limit);
-            work.back() += m - first[(size_t)(head * blocks + m)] + 1;
-        }
-        kept += (unsigned long long)work.back(), all += (unsigned long long)(blocks * (blocks + 1) / 2);
+        for (int64_t m = 0; m < s.blocks(); m++) least_lse.push_back(least_log_sum(c, T, m) - limit);
     }
     check_rule(name, in, first, bounds.last_query_block.host(), least_lse, lse);
-    PruningCount count = bounds.count.host()[0];
-    CHECK(count.all == 2 * all && count.kept == 2 * kept, "%s: the count is %llu of %llu, not %llu of %llu",
-          name, count.kept, count.all, 2 * kept, 2 * all);
-    if (gates == OPEN) CHECK(kept == all, "%s: open gates were pruned", name);
+    PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
+                 count = bounds.count.host()[0];
+    CHECK(count.all == 2 * expected.all && count.kept == 2 * expected.kept,
+          "%s: the count is %llu of %llu, not twice %llu of %llu", name, count.kept, count.all, expected.kept,
+          expected.all);
+    if (gates == OPEN) CHECK(expected.kept == expected.all, "%s: open gates were pruned", name);
     if (gates == DEAD)
-        CHECK(kept == (unsigned long long)(s.heads() * blocks), "%s: more than the diagonal", name);
-
-    vector<int> expected((size_t)s.heads());
-    for (size_t i = 0; i < expected.size(); i++) expected[i] = (int)i;
-    std::stable_sort(expected.begin(), expected.end(),
-                     [&](int a, int b) { return work[(size_t)a] > work[(size_t)b]; });
-    CHECK(order == expected, "%s: heads are out of order", name);
+        CHECK(expected.kept == (unsigned long long)(s.heads() * s.blocks()), "%s: more than the diagonal",
+              name);
 }
 
 // What has no order or size still gives bounds in range, and prunes nothing.
@@ -316,11 +327,11 @@ static void test_backward_bounds(Gates gates, Norm norm, int64_t B, int64_t T, i
     vector<bf16> v = draw<bf16>(s.size(), 1);
     Bounds bounds(in);
     vector<int> forward_first = bounds.first_key_block.host();
-    Results whole(s);
-    whole.compute(in, v, v, NULL);
-    bounds.become_backward(in, whole.lse);
+    PruningCount before = bounds.count.host()[0];
+    Results results(s);
+    results.compute(in, v, v, &bounds);
     vector<double> lse, least_lse;
-    for (float x : whole.lse.host()) lse.push_back((double)x);
+    for (float x : results.lse.host()) lse.push_back((double)x);
     for (int64_t head = 0; head < s.heads(); head++)
         for (int64_t t = 0; t < T; t += ATTENTION_BLOCK)
             least_lse.push_back(*std::min_element(lse.data() + head * T + t,
@@ -330,6 +341,10 @@ static void test_backward_bounds(Gates gates, Norm norm, int64_t B, int64_t T, i
     size_t fewer = 0;
     for (size_t i = 0; i < first.size(); i++) fewer += first[i] < forward_first[i];
     CHECK(fewer == 0, "%s: %zu bounds below the forward pass's", name, fewer);
+    PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
+                 count = bounds.count.host()[0];
+    CHECK(count.all - before.all == 2 * expected.all && count.kept - before.kept == 2 * expected.kept,
+          "%s: does not count double", name);
 }
 
 static void test_attention(Gates gates, Norm norm, int64_t B, int64_t T, int64_t NH, int64_t dh,
