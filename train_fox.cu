@@ -220,13 +220,11 @@ static void model_allocate_weights(Model* model, bool train) {
     model->params = device_floats(count);
     CUDA_CHECK(cudaMalloc((void**)&model->weights, (size_t)count * sizeof(bf16)));
     CUDA_CHECK(cudaMalloc((void**)&model->stats, sizeof(StepStats)));
-    int least_priority, greatest_priority;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least_priority, &greatest_priority));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&model->stream, cudaStreamDefault, greatest_priority));
+    CUDA_CHECK(cudaStreamCreate(&model->stream));
     products_init(&model->matmul, model->deterministic);
     if (!train) return;
 
-    CUDA_CHECK(cudaStreamCreateWithPriority(&model->weight_stream, cudaStreamDefault, least_priority));
+    CUDA_CHECK(cudaStreamCreate(&model->weight_stream));
     CUDA_CHECK(cudaEventCreateWithFlags(&model->weight_event, cudaEventDisableTiming));
     products_init(&model->weight_matmul, model->deterministic);
     model->grads = device_floats(count);
@@ -495,9 +493,8 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // What a linear layer read is made again by the backward kernel of whatever made it (s by SwiGLU's, y by the
 // output gate's, attn_in and mlp_in by the norms'), so that its weight's gradient comes after that kernel.
 //
-// The gradients of the blocks' matrices are products on a stream of their own, of low priority: they take the
-// multiprocessors that the ends of other kernels leave idle. To tell phases apart they are queued with the
-// rest.
+// The gradients of the blocks' matrices are products on a stream of their own: they take the multiprocessors
+// that the ends of other kernels leave idle. To tell phases apart they are queued with the rest.
 
 // linear_backward_weight behind what is queued now. Until weight_gradients_wait the main stream overwrites
 // neither dout nor x, and adds to none of dw's N rows; of the fused projection, S rows reach into the tensors
@@ -625,7 +622,7 @@ static void model_add_gradients(Model* model, float dloss) {
         cudaGraph_t captured;
         CUDA_CHECK(cudaStreamEndCapture(model->stream, &captured));
         if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
-        CUDA_CHECK(cudaGraphInstantiate(&model->graph, captured, cudaGraphInstantiateFlagUseNodePriority));
+        CUDA_CHECK(cudaGraphInstantiate(&model->graph, captured, 0));
         CUDA_CHECK(cudaGraphDestroy(captured));
         model->graph_dloss = dloss;
     }

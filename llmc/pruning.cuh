@@ -2,23 +2,27 @@
 Adaptive computation pruning (ACP, arXiv 2504.06949): which blocks of keys a block of queries need not look
 at, because the forget gates leave them next to no attention weight.
 
-With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). A row that
-leaves out only pairs for which this is below eps / T keeps all but eps of its weight, and its lse falls by
-at most -ln(1 - eps). A block of keys n is skipped by a block of queries m when it holds for all their
-pairs; as c never rises, when
+With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). A row that leaves
+out its first keys, up to J, while
 
-    c[first query of m] - min lse of m - c[last key of n] < ln eps - ln T - U
+    U + c_i - lse_i + ln sum_j exp(-c_j) < ln eps,    j <= J
 
-The backward pass knows lse. The forward pass knows that it is at least -U + ln sum_j exp(c_i - c_j): the
-longer a head remembers, the less one key can weigh. Of that sum it counts 1 for the query itself and, for
+keeps all but eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m leaves out
+the blocks of keys up to n when this holds for all its rows. As c never rises, it does when
+
+    reach_m - past_n < ln eps - U
+    reach_m = c[first of m] - min lse of m,    past_n = c[last of n] - ln sum_j exp(c[last of n] - c_j)
+
+Past is known by blocks: 128 exp(c[last of n] - c[last of b]) is the most that the keys of block b can give.
+The backward pass knows lse. The forward pass knows that it is at least -U + ln sum_j exp(c_i - c_j), j <= i:
+the longer a head remembers, the less one key can weigh. Of that sum it counts 1 for the query itself and, for
 each earlier block n, 128 exp(c[last of m] - c[first of n]), the least that its keys can give.
 
 Where a later block of queries looks back further than an earlier one, the earlier one is let look as far.
-Then what is skipped by m is skipped by the queries after m too, as are the keys before n, and two numbers
-say it all: for each block of queries the first block of keys that it looks at, for each block of keys the
-last block of queries that looks at it. Both come by binary search. A block always looks at itself.
-Documents packed in a row, with a log gate of -1000 at each one's first token, are kept apart by the same
-rule.
+Then what is skipped by m is skipped by the queries after m too, and two numbers say it all: for each block of
+queries the first block of keys that it looks at, for each block of keys the last block of queries that looks
+at it. Both come by binary search. A block always looks at itself. Documents packed in a row, with a log gate
+of -1000 at each one's first token, are kept apart by the same rule.
 
 U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
 sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rotation, keeps them.
@@ -45,19 +49,20 @@ static inline double pruning_share(const PruningCount* count) {
 
 // Scratch of pruning_bounds and pruning_backward_bounds.
 struct PruningScratch {
-    double* reach;      // [B NH, blocks] c of a block's first query less its least lse, or of a later block's
-    int64_t* head_work; // [B NH] pairs of blocks that are left
-    unsigned* squares;  // [2, B NH]
+    double *reach, *past; // [B NH, blocks] each
+    int64_t* head_work;   // [B NH] pairs of blocks that are left
+    unsigned* squares;    // [2, B NH]
 
     PruningScratch(void* scratch, int64_t heads, int64_t blocks) {
         reach = (double*)scratch;
-        head_work = (int64_t*)(reach + heads * blocks);
+        past = reach + heads * blocks;
+        head_work = (int64_t*)(past + heads * blocks);
         squares = (unsigned*)(head_work + heads);
     }
 };
 static inline size_t pruning_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
     int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    return (size_t)(B * NH) * ((size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
+    return (size_t)(B * NH) * (2 * (size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
 }
 
 // ----------------------------------------------------------------------------
@@ -158,19 +163,48 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
     }
 }
 
+// Sums over blocks end with this many: those further back add little where there is something to prune.
+#define PRUNING_BLOCKS 32
+
+// sum_n exp(c[at] - c[token(n)]) over blocks n from low to high. Four threads in a row share one; all of a
+// warp call it.
+template <class Token>
+__device__ static inline float pruning_sum(const double* __restrict__ c, int64_t at, int low, int high,
+                                           const Token& token) {
+    float sum = 0;
+#pragma unroll 4
+    for (int n = low + (int)threadIdx.x % 4; n <= high; n += 4) sum += expf((float)(c[at] - c[token(n)]));
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+}
+
+// Calls run(block) in four threads in a row each; the last block more often.
+template <class Run> __device__ static inline void pruning_each_block(int blocks, const Run& run) {
+    for (int first = 0; first < blocks; first += PRUNING_THREADS / 4)
+        run(min(first + (int)threadIdx.x / 4, blocks - 1));
+}
+
 // Writes a head's bounds and what work they leave, and counts that `times` over. Every thread calls it when
-// it has written its part of reach [blocks]; delta is ln eps - ln T - U.
+// it has written its part of reach [blocks]. past [blocks] is scratch, limit U.
 __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds, int64_t* head_work,
                                                    PruningCount* count, int times, double* reach,
-                                                   const double* __restrict__ c, double delta, int64_t T,
-                                                   int blocks) {
+                                                   double* past, const double* __restrict__ c, double limit,
+                                                   double log_tolerance, int64_t T, int blocks) {
     constexpr int WARPS = PRUNING_THREADS / 32;
     __shared__ int64_t of_warp[WARPS];
     int *first_key_block = bounds.first_key_block + (int64_t)blockIdx.x * blocks,
         *last_query_block = bounds.last_query_block + (int64_t)blockIdx.x * blocks;
+    auto last = [&](int n) { return pruning_last(n, T); };
+    pruning_each_block(blocks, [&](int n) {
+        int from = max(n - PRUNING_BLOCKS + 1, 0);
+        float sum = pruning_sum(c, last(n), from, n, last);
+        if (from > 0) sum += (float)from * expf((float)(c[last(n)] - c[last(from - 1)])); // all older ones
+        past[n] = c[last(n)] - logf(ATTENTION_BLOCK * sum);
+    });
     __syncthreads();
     pruning_suffix_max(reach, blocks);
-    auto pruned = [&](int m, int n) { return reach[m] - c[pruning_last(n, T)] < delta; };
+    pruning_suffix_max(past, blocks); // it does not rise but by rounding
+    auto pruned = [&](int m, int n) { return reach[m] - past[n] < log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
         int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
@@ -218,38 +252,33 @@ struct PruningLimits {
     }
 };
 
-// A lower bound of ln sum_j exp(c_i - c_j), j <= i, over the queries i of block m. Blocks of keys further
-// back than PRUNING_PAST add little where there is something to prune.
-#define PRUNING_PAST 32
-__device__ static inline double pruning_least_log_sum(const double* __restrict__ c, int m, int64_t T) {
-    double last = c[pruning_last(m, T)];
-    float sum = 0;
-#pragma unroll 8
-    for (int n = max(m - PRUNING_PAST, 0); n < m; n++)
-        sum += expf((float)(last - c[(int64_t)n * ATTENTION_BLOCK]));
-    return log1pf(ATTENTION_BLOCK * sum);
-}
-
 // Block b NH + h, like the next one.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_bounds_kernel(AttentionBounds bounds, double* __restrict__ score_limits, PruningScratch scratch,
                           PruningCount* count, const double* __restrict__ c,
-                          const __grid_constant__ PruningLimits limits, double log_share, int64_t T,
+                          const __grid_constant__ PruningLimits limits, double log_tolerance, int64_t T,
                           int blocks) {
-    double limit = limits.score_limit((int)blockIdx.x), *reach = scratch.reach + (int64_t)blockIdx.x * blocks;
+    double limit = limits.score_limit((int)blockIdx.x);
+    double *reach = scratch.reach + (int64_t)blockIdx.x * blocks,
+           *past = scratch.past + (int64_t)blockIdx.x * blocks;
     if (threadIdx.x == 0) score_limits[blockIdx.x] = limit;
     c += blockIdx.x * T;
-    for (int m = (int)threadIdx.x; m < blocks; m += PRUNING_THREADS)
-        reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - (pruning_least_log_sum(c, m, T) - limit);
-    pruning_write_bounds(bounds, scratch.head_work, count, 1, reach, c, log_share - limit, T, blocks);
+    auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; };
+    pruning_each_block(blocks, [&](int m) {
+        float sum = pruning_sum(c, pruning_last(m, T), max(m - PRUNING_BLOCKS, 0), m - 1, first);
+        reach[m] = c[first(m)] - (log1pf(ATTENTION_BLOCK * sum) - limit);
+    });
+    pruning_write_bounds(bounds, scratch.head_work, count, 1, reach, past, c, limit, log_tolerance, T,
+                         blocks);
 }
 
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_backward_bounds_kernel(AttentionBounds bounds, PruningScratch scratch, PruningCount* count,
                                    const double* __restrict__ c, const float* __restrict__ lse,
-                                   const double* __restrict__ score_limits, double log_share, int64_t T,
+                                   const double* __restrict__ score_limits, double log_tolerance, int64_t T,
                                    int blocks) {
-    double* reach = scratch.reach + (int64_t)blockIdx.x * blocks;
+    double *reach = scratch.reach + (int64_t)blockIdx.x * blocks,
+           *past = scratch.past + (int64_t)blockIdx.x * blocks;
     c += blockIdx.x * T;
     lse += blockIdx.x * T;
     int lane = (int)threadIdx.x % 32;
@@ -260,8 +289,8 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
         least = -warp_max(-least);
         if (lane == 0) reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - least;
     }
-    pruning_write_bounds(bounds, scratch.head_work, count, 2, reach, c, log_share - score_limits[blockIdx.x],
-                         T, blocks);
+    pruning_write_bounds(bounds, scratch.head_work, count, 2, reach, past, c, score_limits[blockIdx.x],
+                         log_tolerance, T, blocks);
 }
 
 // A head's place is the number of heads that come before it.
@@ -306,7 +335,7 @@ static inline void pruning_bounds(const AttentionBounds* bounds, double* score_l
     limits.weight_step = (int)weight_step;
     limits.heads = (int)(B * NH), limits.NH = (int)NH, limits.dh = (int)dh;
     pruning_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, score_limits, parts, count, c, limits, log_tolerance - log((double)T), T, (int)blocks);
+        *bounds, score_limits, parts, count, c, limits, log_tolerance, T, (int)blocks);
     CUDA_CHECK_LAUNCH();
     pruning_order(bounds, parts.head_work, B * NH, stream);
 }
@@ -321,7 +350,7 @@ static inline void pruning_backward_bounds(const AttentionBounds* bounds, Prunin
     int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
     PruningScratch parts(scratch, B * NH, blocks);
     pruning_backward_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, parts, count, c, lse, score_limits, log_tolerance - log((double)T), T, (int)blocks);
+        *bounds, parts, count, c, lse, score_limits, log_tolerance, T, (int)blocks);
     CUDA_CHECK_LAUNCH();
     pruning_order(bounds, parts.head_work, B * NH, stream);
 }

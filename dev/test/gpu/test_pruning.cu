@@ -159,37 +159,45 @@ static vector<double> log_sums(const double* c, int64_t T) {
     return sums;
 }
 
-// What pruning.cuh sees of it for the queries of block m.
+static int64_t last_of(int64_t block, int64_t T) { return std::min(T, (block + 1) * ATTENTION_BLOCK) - 1; }
+
+// What pruning.cuh sees of it: at least for the queries of block m, at most for the last key of block n.
 static double least_log_sum(const double* c, int64_t T, int64_t m) {
     double sum = 0;
-    for (int64_t n = std::max<int64_t>(m - PRUNING_PAST, 0); n < m; n++)
-        sum += exp(c[std::min(T, (m + 1) * ATTENTION_BLOCK) - 1] - c[n * ATTENTION_BLOCK]);
+    for (int64_t n = std::max<int64_t>(m - PRUNING_BLOCKS, 0); n < m; n++)
+        sum += exp(c[last_of(m, T)] - c[n * ATTENTION_BLOCK]);
     return log(1 + ATTENTION_BLOCK * sum);
+}
+static double most_log_sum(const double* c, int64_t T, int64_t n) {
+    double sum = 0;
+    for (int64_t b = 0; b <= n; b++)
+        sum += exp(c[last_of(n, T)] - c[last_of(std::max(b, std::min(n, n - PRUNING_BLOCKS)), T)]);
+    return log(ATTENTION_BLOCK * sum);
 }
 
 // Do the bounds agree with one another and with the rule, given each block's least lse [B NH, blocks]? And
-// is no pair that they leave out heavier than eps / T, given what lse [B NH, T] is at least?
+// does no row lose more than eps, given what its lse [B NH, T] is at least?
 static void check_rule(const char* name, const Inputs& in, const vector<int>& first, const vector<int>& last,
                        const vector<double>& least_lse, const vector<double>& lse) {
     int64_t T = in.s.T, blocks = in.s.blocks(), wrong = 0, heavy = 0;
-    double log_share = LOG_TOLERANCE - log((double)T);
     for (int64_t head = 0; head < in.s.heads(); head++) {
-        double limit = in.score_limit(head), delta = log_share - limit, reach = -INFINITY;
+        double limit = in.score_limit(head), delta = LOG_TOLERANCE - limit, reach = -INFINITY;
         const double *c = in.c.data() + head * T, *row_lse = lse.data() + head * T;
+        const int *looks_from = first.data() + head * blocks, *looked_at_to = last.data() + head * blocks;
+        vector<double> sums = log_sums(c, T), past;
+        for (int64_t n = 0; n < blocks; n++) past.push_back(c[last_of(n, T)] - most_log_sum(c, T, n));
         for (int64_t m = blocks - 1; m >= 0; m--) {
             reach = fmax(reach, c[m * ATTENTION_BLOCK] - least_lse[(size_t)(head * blocks + m)]);
             for (int64_t n = 0; n <= m; n++) {
-                int64_t last_key = std::min(T, (n + 1) * ATTENTION_BLOCK) - 1;
-                bool looks = first[(size_t)(head * blocks + m)] <= n;
-                bool is_looked_at = m <= last[(size_t)(head * blocks + n)];
-                double x = reach - c[last_key];
+                bool looks = looks_from[m] <= n;
+                double x = reach - past[(size_t)n];
                 // Norms of q and k, and sums of gates, are in float: not to be asked for more digits.
                 bool near = fabs(x - delta) <= 1e-5 * fabs(delta);
-                wrong += looks != is_looked_at || (!near && looks != (m == n || x >= delta));
-                for (int64_t i = m * ATTENTION_BLOCK; !looks && i < std::min(T, (m + 1) * ATTENTION_BLOCK);
-                     i++)
-                    heavy += limit + c[i] - c[last_key] - row_lse[i] >= log_share + 1e-3;
+                wrong += looks != (m <= looked_at_to[n]) || (!near && looks != (m == n || x >= delta));
             }
+            int64_t J = looks_from[m] * ATTENTION_BLOCK - 1; // the last key that is left out
+            for (int64_t i = m * ATTENTION_BLOCK; J >= 0 && i <= last_of(m, T); i++)
+                heavy += limit + c[i] - c[J] + sums[(size_t)J] - row_lse[i] >= LOG_TOLERANCE + 1e-3;
         }
     }
     CHECK(wrong == 0, "%s: %lld pairs of blocks are not as they should be", name, (long long)wrong);
@@ -366,7 +374,7 @@ static void test_worst_row(int64_t T, int64_t dh) {
         in.q[i] = rounded<bf16>(aligned ? 1 : 0.03 * value(in.q[i]));
         in.k[i] = rounded<bf16>(aligned ? (i < cut ? 1 : -1) : 0.3 * value(in.k[i]));
     }
-    double behind = (LOG_TOLERANCE - log((double)T) - 2 * in.score_limit(0)) * (1 + 1e-5);
+    double behind = (LOG_TOLERANCE - log((double)(cut / channels)) - 2 * in.score_limit(0)) * (1 + 1e-5);
     for (size_t t = cut / channels; t < in.c.size(); t++) in.c[t] = behind;
     char name[64];
     snprintf(name, sizeof name, "the worst row, dh %lld", (long long)dh);
