@@ -141,7 +141,7 @@ test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a
 	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/test_gpu.sh
 
 # One lane arrives at a barrier for its warp, which racecheck does not follow: for it all of them do.
-sanitize-gpu: EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES
+sanitize-gpu: override EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES
 sanitize-gpu: $(GPU_TESTS) test_foxcu ## compute-sanitizer over the GPU tests' small shapes
 	dev/test/sanitize_gpu.sh $(GPU_TESTS)
 

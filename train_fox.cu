@@ -202,8 +202,9 @@ static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     return model;
 }
 
+const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of both streams' products
+
 // The products of a stream, with their workspace.
-const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE;
 static void products_init(Matmul* mm, bool deterministic) {
     void* workspace;
     CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));

@@ -3,7 +3,7 @@ Adaptive computation pruning (ACP, arXiv 2504.06949): which blocks of keys a blo
 at, because the forget gates leave them next to no attention weight.
 
 With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). A row that leaves
-out its first keys, up to J, while
+out its first keys, up to J, where
 
     U + c_i - lse_i + ln sum_j exp(-c_j) < ln eps,    j <= J
 
@@ -13,10 +13,11 @@ the blocks of keys up to n when this holds for all its rows. As c never rises, i
     reach_m - past_n < ln eps - U
     reach_m = c[first of m] - min lse of m,    past_n = c[last of n] - ln sum_j exp(c[last of n] - c_j)
 
-Past is known by blocks: 128 exp(c[last of n] - c[last of b]) is the most that the keys of block b can give.
-The backward pass knows lse. The forward pass knows that it is at least -U + ln sum_j exp(c_i - c_j), j <= i:
-the longer a head remembers, the less one key can weigh. Of that sum it counts 1 for the query itself and, for
-each earlier block n, 128 exp(c[last of m] - c[first of n]), the least that its keys can give.
+The sum in past_n, over j up to the last of n, is known by blocks: the keys of block b give at most
+128 exp(c[last of n] - c[last of b]). The backward pass knows lse. The forward pass knows that it is at least
+-U + ln sum_j exp(c_i - c_j), j <= i: the longer a head remembers, the less one key can weigh. Of that sum it
+counts 1 for the query itself and, for some blocks n before, 128 exp(c[last of m] - c[first of n]), the least
+that their keys can give.
 
 Where a later block of queries looks back further than an earlier one, the earlier one is let look as far.
 Then what is skipped by m is skipped by the queries after m too, and two numbers say it all: for each block of
@@ -163,7 +164,8 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
     }
 }
 
-// Sums over blocks end with this many: those further back add little where there is something to prune.
+// Blocks that a sum looks at one by one. Those further back count nothing where the least is asked for, and
+// as much as the nearest of them where the most is.
 #define PRUNING_BLOCKS 32
 
 // sum_n exp(c[at] - c[token(n)]) over blocks n from low to high. Four threads in a row share one; all of a
@@ -203,7 +205,7 @@ __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds
     });
     __syncthreads();
     pruning_suffix_max(reach, blocks);
-    pruning_suffix_max(past, blocks); // it does not rise but by rounding
+    pruning_suffix_max(past, blocks); // falls but for rounding: who skips a block skips all before
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {

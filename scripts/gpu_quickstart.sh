@@ -5,7 +5,7 @@
 #   model    124 M parameters without the embedding, GPT-2's vocabulary
 #   data     52 M tokens in documents of 16384, each seen once; held out are 3.6 M in documents of 32768
 #   work     1.65 GFLOP a token, half of it pruned: a minute and 40 seconds on one H100 at 520,000 tokens/s
-#   memory   16 GiB with two sequences at a time; MICRO_BATCH=1 takes less
+#   memory   13 GiB with two sequences at a time; MICRO_BATCH=1 takes less
 #
 # Afterwards it measures the held-out loss by position in documents of 32768 tokens, twice the length trained on.
 # MODEL=transformer-pro-125m trains the baseline on the same batches.
