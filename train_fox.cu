@@ -126,8 +126,8 @@ typedef struct {
     cudaStream_t stream, weight_stream;
     cudaEvent_t weight_event;
     bool warm;             // model_add_gradients has run: kernels are loaded, products chosen
-    cudaGraphExec_t graph; // what it is from then on, or NULL
-    float graph_dloss;
+    cudaGraphExec_t graph; // what it queues from then on; NULL until it is captured,
+    float graph_dloss;     // with this dloss
 } Model;
 
 // Elements behind the last tensor: products read the head, and write its gradient, in whole tiles of rows.
@@ -544,7 +544,7 @@ static void block_backward(Model* model, int64_t l) {
     linear_backward_input(mm, a.dbranch, a.dgu, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, 2 * I, d,
                           stream);
     phase_end(model, PHASE_MATMUL);
-    weight_gradients_wait(model); // dx is next
+    weight_gradients_wait(model); // down_proj's reads dx, which is overwritten now
     rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.mlp_in, a.dx, a.dbranch, a.x_mid,
                      param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);
@@ -583,7 +583,7 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_QKV);
     linear_backward_input(mm, a.dbranch, a.dproj, param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
     phase_end(model, PHASE_MATMUL);
-    weight_gradients_wait(model); // dx is next
+    weight_gradients_wait(model); // o_proj's reads dx, which is overwritten now
     rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.attn_in, a.dx, a.dbranch, a.x,
                      param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, partial, BT, d, stream);
     phase_end(model, PHASE_NORM);

@@ -1,6 +1,6 @@
 /*
-What all attention kernels share: the blocks in which attention is pruned, the scale of scores, and the order
-in which heads and their tiles are taken up.
+What all attention kernels share: the blocks in which attention is pruned, the scale of scores, the order in
+which heads and their tiles are taken up, and the launch.
 */
 #ifndef LLMC_ATTENTION_SHAPE_CUH
 #define LLMC_ATTENTION_SHAPE_CUH
@@ -56,6 +56,17 @@ static inline AttentionShape attention_shape(int64_t B, int64_t T, int64_t NH, i
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
     shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
     return shape;
+}
+
+// Launches a kernel whose thread blocks have a Shared, of up to MOST_KIB, in dynamic shared memory: more than
+// 48 KiB is given only when asked for.
+template <class Shared, int MOST_KIB, class... Parameters, class... Arguments>
+static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, int threads,
+                                    cudaStream_t stream, Arguments... arguments) {
+    static_assert(sizeof(Shared) <= MOST_KIB << 10, "more shared memory than the GPU has for a thread block");
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+    kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
+    CUDA_CHECK_LAUNCH();
 }
 
 #endif // LLMC_ATTENTION_SHAPE_CUH

@@ -548,22 +548,14 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
 // ----------------------------------------------------------------------------
 // launches; arguments as in attention.cuh
 
-// A kernel may use more than 48 KB of shared memory only when told so.
-template <class Shared, class... Parameters, class... Arguments>
-static inline void sm80_launch(void (*kernel)(Parameters...), int64_t grid, int threads, cudaStream_t stream,
-                               Arguments... arguments) {
-    static_assert(sizeof(Shared) <= 99 << 10, "what sm_86 and sm_89 have for a thread block");
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-    kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
-    CUDA_CHECK_LAUNCH();
-}
+#define SM80_SHARED_KIB 99 // what sm_86 and sm_89 have for a thread block
 
 template <int DH, bool GATE>
 static inline void attention_forward_sm80(bf16* o, float* lse, const bf16* q, const bf16* k, const bf16* v,
                                           const double* c, const int* first_key_block, int64_t B, int64_t T,
                                           int64_t NH, cudaStream_t stream) {
     AttentionShape shape = attention_shape(B, T, NH, DH, ATTENTION_BLOCK, NULL, 4);
-    sm80_launch<typename Sm80Forward<DH>::Shared>(
+    attention_launch<typename Sm80Forward<DH>::Shared, SM80_SHARED_KIB>(
         sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream,
         o, lse, q, k, v, c, first_key_block, shape);
 }
@@ -575,12 +567,12 @@ static inline void attention_backward_sm80(bf16* dq, bf16* dk, bf16* dv, float* 
                                            const int* last_query_block, int64_t B, int64_t T, int64_t NH,
                                            cudaStream_t stream) {
     AttentionShape shape = attention_shape(B, T, NH, DH, ATTENTION_BLOCK, NULL, 4);
-    sm80_launch<typename Sm80Dq<DH>::Shared>(sm80_dq_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks,
-                                             Sm80Dq<DH>::THREADS, stream, dq, dc, dout, q, k, v, lse, delta,
-                                             c, first_key_block, shape);
-    sm80_launch<typename Sm80Dkv<DH>::Shared>(sm80_dkv_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks,
-                                              Sm80Dkv<DH>::THREADS, stream, dk, dv, dc, dout, q, k, v, lse,
-                                              delta, c, last_query_block, shape);
+    attention_launch<typename Sm80Dq<DH>::Shared, SM80_SHARED_KIB>(
+        sm80_dq_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Dq<DH>::THREADS, stream, dq, dc,
+        dout, q, k, v, lse, delta, c, first_key_block, shape);
+    attention_launch<typename Sm80Dkv<DH>::Shared, SM80_SHARED_KIB>(
+        sm80_dkv_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Dkv<DH>::THREADS, stream, dk, dv,
+        dc, dout, q, k, v, lse, delta, c, last_query_block, shape);
 }
 
 #endif // LLMC_ATTENTION_SM80_CUH

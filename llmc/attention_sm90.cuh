@@ -37,14 +37,6 @@ template <> struct Sm90BackwardTiles<128> {
     static constexpr int MATRIX_REGISTERS = 240, OTHER_REGISTERS = 24;
 };
 
-// A kernel may use more than 48 KB of shared memory only when told so.
-template <class Shared, class... Parameters, class... Arguments>
-static inline void sm90_launch(void (*kernel)(Parameters...), int64_t grid, int threads, cudaStream_t stream,
-                               Arguments... arguments) {
-    static_assert(sizeof(Shared) <= 227 << 10, "what sm_90 has for a thread block");
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-    kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
-    CUDA_CHECK_LAUNCH();
-}
+#define SM90_SHARED_KIB 227 // what sm_90 has for a thread block
 
 #endif // LLMC_ATTENTION_SM90_CUH

@@ -575,7 +575,8 @@ static inline void attention_backward_sm90(bf16* dq, bf16* dk, bf16* dv, float* 
 
     auto kernel =
         deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;
-    sm90_launch<typename F::Shared>(kernel, (int64_t)p.shape.heads * p.shape.tiles, F::THREADS, stream, p);
+    attention_launch<typename F::Shared, SM90_SHARED_KIB>(kernel, (int64_t)p.shape.heads * p.shape.tiles,
+                                                          F::THREADS, stream, p);
     sm90_backward_finish_kernel<DH>
         <<<(unsigned)parts, 256, 0, stream>>>(dq, p.dc, p.dq_sum, p.row_sum, p.shape);
     CUDA_CHECK_LAUNCH();

@@ -508,8 +508,8 @@ static inline void attention_forward_sm90(bf16* o, float* lse, const bf16* q, co
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     int64_t works = (int64_t)p.shape.heads * p.shape.tiles;
-    sm90_launch<typename F::Shared>(sm90_forward_kernel<DH, GATE>, works < processors ? works : processors,
-                                    F::THREADS, stream, p);
+    attention_launch<typename F::Shared, SM90_SHARED_KIB>(
+        sm90_forward_kernel<DH, GATE>, works < processors ? works : processors, F::THREADS, stream, p);
 }
 
 #endif // LLMC_ATTENTION_SM90_FORWARD_CUH

@@ -60,6 +60,7 @@ __device__ static inline void sm90_barrier_init_done() {
 __device__ static inline void sm90_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(sm90_address(barrier)) : "memory");
 }
+// Called by all lanes: what they did before is done.
 __device__ static inline void sm90_arrive_warp(uint64_t* barrier) {
     __syncwarp();
     if (SM90_ARRIVALS_OF_WARP > 1 || sm90_elected()) sm90_arrive(barrier);

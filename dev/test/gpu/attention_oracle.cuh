@@ -288,6 +288,4 @@ struct Oracle {
     }
 };
 
-// dlogf_t = dc_t + ... + dc_{T-1}
-
 #endif // DEV_TEST_GPU_ATTENTION_ORACLE_CUH

@@ -68,6 +68,7 @@ static bool same_results(const Results& a, const Results& b) {
            same_bits(a.dv, b.dv) && same_bits(a.dc, b.dc);
 }
 
+// dlogf_t = dc_t + ... + dc_{T-1}, to float's digits
 template <class T>
 static std::vector<double> suffix_sums(const std::vector<T>& dc, int64_t heads, int64_t length) {
     std::vector<double> sums(dc.size());
