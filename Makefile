@@ -41,13 +41,13 @@ data/text_to_shards: data/text_to_shards.c $(HEADERS) ## text files to data shar
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## LongCrawl64 to data shards
 	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
-# The GPU trainer: for the GPU at hand, or for ARCHS="80 86 89 90a 100 120" in one binary. PTX of the first
-# kernels goes along, for GPUs that are newer than this list.
+# The GPU trainer: for the GPU at hand, or for ARCHS="80 86 89 90 100 120" in one binary. PTX of the sm_80 kernels goes
+# along, for GPUs that are not in the list. Hopper's instructions are in 90a alone, so 90 means 90a.
 NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
-ARCHS     ?= $(or $(subst 90,90a,$(sort $(GPU_ARCHS))),80 90a)
+ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
-             $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
+             $(foreach a,$(patsubst 90,90a,$(ARCHS)),-gencode=arch=compute_$a,code=sm_$a) \
              -gencode=arch=compute_80,code=compute_80 \
              -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(wildcard llmc/*.cuh)
@@ -66,7 +66,7 @@ build/gpu/flags: FORCE
 	@mkdir -p build/gpu
 	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' >$@
 
-train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90a ..." chooses GPUs
+train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." chooses GPUs
 	$(NVCC) $(NVCCFLAGS) $(CODE) $< -o $@ $(GPU_LIBS)
 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## its test
@@ -148,7 +148,7 @@ sanitize-gpu: $(GPU_TESTS) test_foxcu ## compute-sanitizer over the GPU tests' s
 bench-gpu: $(GPU_BENCHES) ## benchmarks of the kernels
 	for b in $(GPU_BENCHES); do $$b || exit 1; done
 
-cuda-check: ARCHS = 80 90a
+cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
 cuda-check: ## build the CUDA programs for two generations of GPUs, warnings as errors; needs no GPU
 	mkdir -p build/gpu
@@ -177,4 +177,4 @@ clean: ## remove what was built; data, checkpoints and logs stay
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90a ..."), USE_CUDNN=1; PYTHON\n'
+	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'

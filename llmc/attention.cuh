@@ -14,6 +14,7 @@ of the backward pass if it is asked to be deterministic.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 
+#include "attention_path.h"
 #include "attention_sm80.cuh"
 #include "attention_sm90_backward.cuh"
 #include "attention_sm90_forward.cuh"
@@ -36,21 +37,22 @@ static inline void attention_check(int64_t B, int64_t T, int64_t NH, int64_t dh)
             (long long)T, (long long)NH);
 }
 
-// Does this program have Hopper's kernels, and the GPU at hand run them?
+// Do the Hopper kernels run on the GPU at hand?
 static inline bool attention_runs_sm90(void) {
     static int runs = -1;
     if (runs < 0) {
-        int device, major;
+        int device, major, minor;
         cudaFuncAttributes kernel;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
         CUDA_CHECK(cudaFuncGetAttributes(&kernel, sm90_forward_kernel<64, true>));
-        runs = major == 9 && kernel.ptxVersion >= 90; // what was made from sm_80's PTX has no Hopper code
+        runs = attention_path_of(10 * major + minor, kernel.ptxVersion) == ATTENTION_SM90;
     }
     return runs;
 }
 
-// The kernels that it is, for messages.
+// Names the kernels in use, for messages.
 static inline const char* attention_path(void) {
     return attention_runs_sm90() ? "wgmma kernels (sm_90a)" : "mma.sync kernels (sm_80)";
 }

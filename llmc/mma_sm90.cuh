@@ -9,15 +9,19 @@ panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 #ifndef LLMC_MMA_SM90_CUH
 #define LLMC_MMA_SM90_CUH
 
-#include <cudaTypedefs.h>
-#include "cuda_common.cuh"
-
-// Set while the compiler makes code for sm_90a. Elsewhere the kernels' bodies are left out.
+// Set while the compiler makes code for sm_90a. Elsewhere the kernels' bodies are left out. Plain sm_90 lacks the
+// instructions, but a GPU of that architecture would choose these kernels and run their empty bodies.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SM90_CODE 1
 #else
 #define SM90_CODE 0
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !SM90_CODE
+#error "the Hopper kernels need sm_90a: compile for compute_90a, not compute_90 (make maps ARCHS=90 to 90a)"
+#endif
+
+#include <cudaTypedefs.h>
+#include "cuda_common.cuh"
 
 #define SM90_PANEL 64 // columns
 
