@@ -16,6 +16,7 @@ Valid as C11 and as C++17, like every header in llmc/.
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -197,6 +198,16 @@ static inline int lock_file(const char* path) {
     close(fd);
     errno = why;
     return -1;
+}
+
+// Makes what happens to stdout and stderr harmless to the files of a run. Where one of the three standard descriptors is
+// closed, the next file opened would take its number and get what is printed: it becomes /dev/null instead. Writing to a
+// pipe whose reader is gone fails from now on, and no longer kills the process.
+static inline void guard_standard_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+            _exit(EXIT_FAILURE); // no message can be printed
+    signal(SIGPIPE, SIG_IGN);
 }
 
 // ----------------------------------------------------------------------------

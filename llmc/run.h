@@ -208,6 +208,7 @@ static inline void run_parse(Run* run, int argc, char** argv, const char* summar
     Error err;
     memset(run, 0, sizeof *run);
     run->lock = -1;
+    guard_standard_streams();
     signal(SIGXFSZ, SIG_IGN); // a file size limit then shows as a failed write, which is reported
     if (!options_parse(&run->options, run->given, argc, argv, &err)) die("%s", err.msg);
     if (!run->options.help) return;

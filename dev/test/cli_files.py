@@ -10,6 +10,7 @@ reading of the formats, independent of the C code.
     cli_files.py same_steps LOG LOG       two logs have the same steps with the same losses; the last line of a step counts
     cli_files.py strike SIGNAL STEP SPIN PROGRAM OPTION...   runs the program until it has printed a step, sends it the
                                           signal, and prints its exit code. SPIN varies the moment
+    cli_files.py strike_pipe SIGNAL STEP PROGRAM OPTION...   the same, and closes the pipe that it prints to first
 """
 
 import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys
@@ -332,8 +333,9 @@ def check_same_steps(path_a, path_b):
 # signals
 
 
-def strike(name, step, spin, command):
-    """A small pipe holds the program back: it cannot be done before the signal comes."""
+def strike(name, step, spin, command, reader_goes=False):
+    """A small pipe holds the program back: it cannot be done before the signal comes. With reader_goes the pipe has lost
+    its reader by then, as when Ctrl-C ends `tee` too."""
     program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ, which Python names from 3.10 on
     for line in program.stdout:
@@ -342,8 +344,10 @@ def strike(name, step, spin, command):
             break
     for _ in range(spin):
         pass
+    if reader_goes:
+        program.stdout.close()
     program.send_signal(getattr(signal, "SIG" + name))
-    rest = program.stdout.read()
+    rest = b"" if reader_goes else program.stdout.read()
     print(program.wait())
     assert b"nan" not in rest
 
@@ -366,5 +370,7 @@ if __name__ == "__main__":
         check_same_steps(*args)
     elif command == "strike":
         strike(args[0], int(args[1]), int(args[2]), args[3:])
+    elif command == "strike_pipe":
+        strike(args[0], int(args[1]), 0, args[2:], reader_goes=True)
     else:
         sys.exit(__doc__)

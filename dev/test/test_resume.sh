@@ -97,6 +97,33 @@ interrupted() {
     ends_same $short "$scratch/late"
 }
 
+# A closed stdout never costs a checkpoint: not a reader that is gone, not one that Ctrl-C ends together with the trainer,
+# not a descriptor that was never open, whose number the run's files could take.
+stdout_closed() {
+    local out=$scratch/no_reader
+    run $short "$out" --save-every 5 --sample-every 4 2>"$scratch/stderr" | true
+    equals "0 0" "${PIPESTATUS[*]}"
+    ends_same $short "$out"
+
+    out=$scratch/no_stdout
+    run $short "$out" --save-every 5 >&- 2>&- <&-
+    equals 0 $?
+    equals "10 15 20" "$(checkpoints "$out")"
+    ends_same $short "$out"
+    check "the log" files same_steps "$out/log.jsonl" "$scratch/$short/log.jsonl"
+
+    for _ in 1 2 3 4 5 6 7 8; do
+        out=$scratch/ctrl_c
+        rm -rf "$out"
+        check "Ctrl-C behind a pipe" files strike_pipe INT 20 "$trainer" $options --max-tokens $((long * 64)) --out "$out"
+        equals 75 "$(cat "$scratch/stdout")"
+        newest=$(checkpoints "$out")
+        check "a checkpoint of the step it was in" test "$newest" -ge 20 -a "$newest" -lt $long
+    done
+    check "go on after Ctrl-C" resume "$out"
+    ends_same $long "$out"
+}
+
 # damage WHAT COMMAND...: in a folder with checkpoints 5 and 10, the command damages the later one
 damage() {
     local what=$1 out=$scratch/damaged
@@ -214,6 +241,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     same_bits
     killed
     interrupted
+    stdout_closed
     damaged
     not_finite
     full_disk
