@@ -20,7 +20,7 @@ BLAS_FLAGS := -DUSE_OPENBLAS
 BLAS_LIBS  := -lopenblas
 endif
 
-HEADERS := $(wildcard llmc/*.h)
+HEADERS := $(wildcard llmc/*/*.h)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
 TRAINER := $(CODE) $(BLAS_FLAGS)
 
@@ -50,7 +50,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              $(foreach a,$(patsubst 90,90a,$(ARCHS)),-gencode=arch=compute_$a,code=sm_$a) \
              -gencode=arch=compute_80,code=compute_80 \
              -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
-CUDA_HEADERS := $(wildcard llmc/*.cuh)
+CUDA_HEADERS := $(wildcard llmc/*/*.cuh)
 
 # cuDNN's attention for models without a gate, where it is wanted.
 ifeq ($(USE_CUDNN),1)
@@ -93,32 +93,33 @@ test: ## set up and run all tests
 
 # Programs that include the trainer are built in float and in double; the others once. All with sanitizers too.
 TRAINER_TESTS := test_fixtures test_model
-UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c)))
-SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/test_*.sh))
+UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
+SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
-TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h) train_fox.c | build/test
+TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
+vpath %.c dev/test/llmc dev/test/trainer dev/test/data
 
 build/test:
 	mkdir -p $@
 
-build/test/%_float: dev/test/%.c $(TEST_HEADERS)
+build/test/%_float: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
-build/test/%_double: dev/test/%.c $(TEST_HEADERS)
+build/test/%_double: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
-build/test/%_sanitized: dev/test/%.c $(TEST_HEADERS)
+build/test/%_sanitized: %.c $(TEST_HEADERS)
 	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
 
-build/test/gradcheck: dev/test/gradcheck.c $(TEST_HEADERS)
+build/test/gradcheck: gradcheck.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $@ $(LDLIBS)
 
 build/test/train_fox_sanitized: train_fox.c $(HEADERS) | build/test
 	$(CC) $(SANITIZE) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
-build/test/%: dev/test/%.c $(TEST_HEADERS)
+build/test/%: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
@@ -138,7 +139,7 @@ build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/g
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU
-	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/test_gpu.sh
+	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh
 
 # One lane arrives at a barrier for its warp, which racecheck does not follow: for it all of them do.
 sanitize-gpu: override EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES

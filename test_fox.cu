@@ -16,7 +16,7 @@ dev/reference.
 The measure of a tensor is ||gpu - expected|| / ||expected||. All memory of the device is filled with NaN as
 it is allocated, so that a value which nothing wrote shows.
 */
-#include "llmc/cuda_common.cuh"
+#include "llmc/cuda/cuda_common.cuh"
 
 static bool poison = true; // compute-sanitizer's initcheck must not see these writes
 
@@ -43,7 +43,7 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 #include <omp.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include "llmc/sampler.h"
+#include "llmc/run/sampler.h"
 
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local
@@ -52,7 +52,7 @@ namespace cpu {
 #define main train_fox_main
 #include "train_fox.c"
 #undef main
-#include "dev/test/variants.h"
+#include "dev/test/trainer/variants.h"
 } // namespace cpu
 #undef model_new
 

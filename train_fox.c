@@ -20,13 +20,13 @@ taken in one fixed order, and so a run gives the same bits on any number of thre
 #include <cblas.h>
 #endif
 
-#include "llmc/dataloader.h"
-#include "llmc/dump.h"
-#include "llmc/logger.h"
-#include "llmc/params.h"
-#include "llmc/run.h"
-#include "llmc/sampler.h"
-#include "llmc/schedule.h"
+#include "llmc/tokens/dataloader.h"
+#include "llmc/run/dump.h"
+#include "llmc/run/logger.h"
+#include "llmc/model/params.h"
+#include "llmc/run/run.h"
+#include "llmc/run/sampler.h"
+#include "llmc/run/schedule.h"
 
 #ifdef REAL_IS_DOUBLE
 typedef double real;

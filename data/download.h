@@ -14,7 +14,7 @@ again after a growing pause; what will not (404 and the like) fails at once.
 #include <pthread.h>
 #include <strings.h>
 
-#include "../llmc/common.h"
+#include "../llmc/base/common.h"
 
 // ----------------------------------------------------------------------------
 // stopping: any thread may end the work of all, and every wait in this program ends with it

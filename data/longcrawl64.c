@@ -15,10 +15,10 @@ local source takes the same path without threads and cache.
 */
 #include <signal.h>
 
-#include "../llmc/cli.h"
-#include "../llmc/common.h"
-#include "../llmc/progress.h"
-#include "../llmc/shard.h"
+#include "../llmc/run/cli.h"
+#include "../llmc/base/common.h"
+#include "../llmc/base/progress.h"
+#include "../llmc/tokens/shard.h"
 #include "download.h"
 #include "zarr.h"
 

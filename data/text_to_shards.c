@@ -11,11 +11,11 @@ Memory stays small for long files too: a file is read and encoded in pieces, cut
 */
 #include <dirent.h>
 #include <signal.h>
-#include "../llmc/cli.h"
-#include "../llmc/progress.h"
-#include "../llmc/random.h"
-#include "../llmc/shard.h"
-#include "../llmc/tokenizer.h"
+#include "../llmc/run/cli.h"
+#include "../llmc/base/progress.h"
+#include "../llmc/base/random.h"
+#include "../llmc/tokens/shard.h"
+#include "../llmc/tokens/tokenizer.h"
 
 // ----------------------------------------------------------------------------
 // options

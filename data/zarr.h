@@ -8,8 +8,8 @@ with blosc (lz4 after a byte shuffle); a chunk at the edge is a full one, whose 
 
 #include <blosc.h>
 
-#include "../llmc/common.h"
-#include "../llmc/json.h"
+#include "../llmc/base/common.h"
+#include "../llmc/formats/json.h"
 
 typedef struct {
     int64_t rows, columns;             // of the array

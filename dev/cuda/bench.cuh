@@ -6,7 +6,7 @@ What the benchmarks share: inputs and timing.
 
 #include <algorithm>
 #include <vector>
-#include "../../llmc/cuda_common.cuh"
+#include "../../llmc/cuda/cuda_common.cuh"
 
 template <class T> static inline T* device_array(int64_t n) {
     T* p;

@@ -1,15 +1,15 @@
 /*
-Speed of llmc/attention.cuh, beside the rate at which cuBLAS multiplies matrices in the same run.
+Speed of llmc/attention/attention.cuh, beside the rate at which cuBLAS multiplies matrices in the same run.
 
 FLOPs are those of causal attention on paper: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
 computed. Then the same with pruning, and what goes before and behind it: gates and bounds.
 
     bench_attention [DH [T]]      that head size and length only
 */
-#include "../../llmc/config.h"
-#include "../../llmc/forget_gate.cuh"
-#include "../../llmc/matmul.cuh"
-#include "../../llmc/pruning.cuh"
+#include "../../llmc/model/config.h"
+#include "../../llmc/attention/forget_gate.cuh"
+#include "../../llmc/cuda/matmul.cuh"
+#include "../../llmc/attention/pruning.cuh"
 #include "bench.cuh"
 
 // Median milliseconds of one call.

@@ -6,8 +6,8 @@ computed.
 
     bench_attention_cudnn [DH [T]]      that head size and length only
 */
-#include "../../llmc/attention.cuh"
-#include "../../llmc/attention_cudnn.cuh"
+#include "../../llmc/attention/attention.cuh"
+#include "../../llmc/attention/cudnn.cuh"
 #include "bench.cuh"
 
 #ifdef USE_CUDNN

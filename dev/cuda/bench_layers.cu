@@ -9,13 +9,13 @@ Two sets of random inputs take turns and are larger than the caches. A time is t
 #include <algorithm>
 #include <set>
 #include <vector>
-#include "../../llmc/device.cuh"
-#include "../../llmc/embedding.cuh"
-#include "../../llmc/output_gate.cuh"
-#include "../../llmc/qkv.cuh"
-#include "../../llmc/random.h"
-#include "../../llmc/rmsnorm.cuh"
-#include "../../llmc/swiglu.cuh"
+#include "../../llmc/cuda/device.cuh"
+#include "../../llmc/cuda/embedding.cuh"
+#include "../../llmc/attention/output_gate.cuh"
+#include "../../llmc/attention/qkv.cuh"
+#include "../../llmc/base/random.h"
+#include "../../llmc/cuda/rmsnorm.cuh"
+#include "../../llmc/cuda/swiglu.cuh"
 
 static const int CALLS = 40, SETS = 2;
 static double copy_rate; // bytes a second, read and written

@@ -4,10 +4,10 @@ cuBLASLt's first choice and as the fastest of its first eight.
 
     bench_matmul [TOKENS]     16384 unless given
 */
-#include "../../llmc/config.h"
-#include "../../llmc/device.cuh"
-#include "../../llmc/matmul.cuh"
-#include "../../llmc/params.h"
+#include "../../llmc/model/config.h"
+#include "../../llmc/cuda/device.cuh"
+#include "../../llmc/cuda/matmul.cuh"
+#include "../../llmc/model/params.h"
 #include "bench.cuh"
 
 enum { FORWARD, FORWARD_ADD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_FORMS };

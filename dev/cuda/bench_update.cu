@@ -5,9 +5,9 @@ move, beside a copy on the device measured in this run.
 
     bench_update
 */
-#include "../../llmc/adamw.cuh"
-#include "../../llmc/classifier.cuh"
-#include "../../llmc/device.cuh"
+#include "../../llmc/cuda/adamw.cuh"
+#include "../../llmc/cuda/classifier.cuh"
+#include "../../llmc/cuda/device.cuh"
 #include "bench.cuh"
 
 static double copy_rate; // bytes a second, read and written

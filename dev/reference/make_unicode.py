@@ -1,6 +1,6 @@
-"""Writes llmc/unicode.h: which code points are letters, numbers and white space.
+"""Writes llmc/base/unicode.h: which code points are letters, numbers and white space.
 
-    python3 dev/reference/make_unicode.py > llmc/unicode.h
+    python3 dev/reference/make_unicode.py > llmc/base/unicode.h
 
 The Unicode version is that of the unicodedata2 package if it is installed, else that of the interpreter. The
 checked-in header is of Unicode 16.0 (unicodedata2 16.0.0 or Python 3.14), the version of tiktoken 0.14.

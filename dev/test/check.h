@@ -12,7 +12,7 @@ The test harness: a few macros and no framework.
 
 #include <ftw.h>
 #include <sys/wait.h>
-#include "../../llmc/common.h"
+#include "../../llmc/base/common.h"
 
 static int tests_passed, tests_failed;
 

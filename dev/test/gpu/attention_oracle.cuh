@@ -8,7 +8,7 @@ implementation: probabilities and score gradients rounded to bf16, o and the res
 #include <algorithm>
 #include <math.h>
 #include <vector>
-#include "../../../llmc/attention.cuh"
+#include "../../../llmc/attention/attention.cuh"
 
 // ----------------------------------------------------------------------------
 // inputs and buffers

@@ -9,8 +9,8 @@ are NaN. Errors are root mean squares relative to the reference's.
 
 #include <cmath>
 #include <vector>
-#include "../../../llmc/cuda_common.cuh"
-#include "../../../llmc/random.h"
+#include "../../../llmc/cuda/cuda_common.cuh"
+#include "../../../llmc/base/random.h"
 #include "../check.h"
 
 using std::vector;

@@ -1,5 +1,5 @@
 /*
-llmc/attention.cuh and llmc/forget_gate.cuh against the formulas in double.
+llmc/attention/attention.cuh and llmc/attention/forget_gate.cuh against the formulas in double.
 
 A kernel passes when its root mean square error is at most twice that of a plain bf16 implementation, in every
 tensor and every head. On Hopper that goes for its own kernels and for those that every GPU runs. Inputs are
@@ -9,7 +9,7 @@ new in every run, unless a seed is given.
     test_attention LONGEST [SEED]      sequences up to that length
     test_attention quick [SEED]        a few short ones, for compute-sanitizer
 */
-#include "../../../llmc/forget_gate.cuh"
+#include "../../../llmc/attention/forget_gate.cuh"
 #include "../check.h"
 #include "attention_oracle.cuh"
 

@@ -1,5 +1,5 @@
 /*
-llmc/attention_cudnn.cuh against llmc/attention.cuh, which test_attention checks against the formulas in
+llmc/attention/cudnn.cuh against llmc/attention/attention.cuh, which test_attention checks against the formulas in
 double.
 
 Both round to bf16 at the same places but not from the same partial sums, so that they differ by about as much
@@ -9,8 +9,8 @@ as each does from the truth; limits are those that test_attention sets between o
     test_attention_cudnn quick     small shapes, for compute-sanitizer
 */
 #include <time.h>
-#include "../../../llmc/attention.cuh"
-#include "../../../llmc/attention_cudnn.cuh"
+#include "../../../llmc/attention/attention.cuh"
+#include "../../../llmc/attention/cudnn.cuh"
 #include "buffers.cuh"
 
 #ifdef USE_CUDNN

@@ -9,12 +9,12 @@ out what is slow under compute-sanitizer.
 #include <math.h>
 #include <string>
 #include <vector>
-#include "../../../llmc/embedding.cuh"
-#include "../../../llmc/output_gate.cuh"
-#include "../../../llmc/qkv.cuh"
-#include "../../../llmc/random.h"
-#include "../../../llmc/rmsnorm.cuh"
-#include "../../../llmc/swiglu.cuh"
+#include "../../../llmc/cuda/embedding.cuh"
+#include "../../../llmc/attention/output_gate.cuh"
+#include "../../../llmc/attention/qkv.cuh"
+#include "../../../llmc/base/random.h"
+#include "../../../llmc/cuda/rmsnorm.cuh"
+#include "../../../llmc/cuda/swiglu.cuh"
 #include "../check.h"
 
 typedef std::vector<double> Values;

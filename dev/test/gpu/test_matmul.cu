@@ -3,7 +3,7 @@ The three products of a linear layer, against double on the CPU, at the model's 
 
     test_matmul [quick]     quick: a few small shapes, for compute-sanitizer
 */
-#include "../../../llmc/matmul.cuh"
+#include "../../../llmc/cuda/matmul.cuh"
 #include "buffers.cuh"
 
 // Of float outputs, 2 to 3 times what an H100 showed. Tensor cores cut off what they add rather than round

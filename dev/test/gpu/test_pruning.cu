@@ -1,5 +1,5 @@
 /*
-llmc/pruning.cuh: the bounds against the rule, by blocks and by rows, on the CPU, and what pruning changes in
+llmc/attention/pruning.cuh: the bounds against the rule, by blocks and by rows, on the CPU, and what pruning changes in
 attention.
 
 Attention with the bounds is compared with attention without them, on the same kernels. What gates that are
@@ -9,7 +9,7 @@ spread, as trained ones are, let go weighs nothing; one case is built so that a 
     test_pruning quick      without what is slow under compute-sanitizer
 */
 #include <algorithm>
-#include "../../../llmc/pruning.cuh"
+#include "../../../llmc/attention/pruning.cuh"
 #include "buffers.cuh"
 
 #define LOG_TOLERANCE (-10.0)

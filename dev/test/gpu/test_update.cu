@@ -4,10 +4,10 @@ what is known of the GPU.
 
     test_update [quick]     quick: without the buffers of more than 2^31 elements, for compute-sanitizer
 */
-#include "../../../llmc/adamw.cuh"
-#include "../../../llmc/classifier.cuh"
-#include "../../../llmc/device.cuh"
-#include "../../../llmc/global_norm.cuh"
+#include "../../../llmc/cuda/adamw.cuh"
+#include "../../../llmc/cuda/classifier.cuh"
+#include "../../../llmc/cuda/device.cuh"
+#include "../../../llmc/cuda/global_norm.cuh"
 #include "buffers.cuh"
 
 // an H100 showed 4e-8 and 1.1e-7

@@ -1,0 +1,322 @@
+/*
+data/text_to_shards.c: what ends up in the shards, which files go where, and what it refuses. The program's
+main is called in a child process, so that the sanitizers see all of it.
+*/
+#include "../check.h"
+#include <sys/resource.h>
+#define main text_to_shards_main
+#include "../../../data/text_to_shards.c"
+#undef main
+
+#define DIR_  "build/test/text_to_shards/"
+#define VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
+
+// ----------------------------------------------------------------------------
+// running it
+
+// Runs the program on arguments with spaces between them; returns its exit code.
+static int text_to_shards(const char* arguments) {
+    char* words[64] = {(char*)"text_to_shards"};
+    int count = 1;
+    char* copy = xstrdup(arguments);
+    for (char* word = strtok(copy, " "); word; word = strtok(NULL, " ")) words[count++] = word;
+    int code = text_to_shards_main(count, words);
+    free(copy);
+    return code;
+}
+
+// Runs it in a child, which must succeed; the last line it prints must contain `summary`.
+static void run_ok(const char* arguments, const char* summary) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen(DIR_ "stdout", "w", stdout)) _exit(99);
+        exit(text_to_shards(arguments));
+    }
+    int status;
+    size_t n;
+    Error err;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: status %#x", arguments, (unsigned)status);
+    char* output = read_file(DIR_ "stdout", &n, &err);
+    if (!output) die("%s", err.msg);
+    CHECK(strstr(output, summary), "%s: '%s' is not in: %s", arguments, summary, output);
+    free(output);
+}
+
+#define DIES(expected, arguments) CHECK_DIES(expected, _exit(text_to_shards(arguments)))
+
+// ----------------------------------------------------------------------------
+// files
+
+static void write_bytes(const char* path, const void* bytes, size_t n) {
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) die("%s: cannot write", path);
+}
+
+static void write_text(const char* path, const char* text) { write_bytes(path, text, strlen(text)); }
+
+static bool exists(const char* path) { return access(path, F_OK) == 0; }
+
+// What is in all shards of a prefix and split together.
+typedef struct {
+    uint32_t* tokens;
+    int64_t count, shards, doc_len, vocab_size, longest;
+} Shards;
+
+static Shards read_shards(const char* prefix, const char* split) {
+    Shards s = {0};
+    char path[PATH_LENGTH];
+    for (;; s.shards++) {
+        Error err;
+        size_t n;
+        snprintf(path, sizeof path, "%s_%s_%06d.bin", prefix, split, (int)s.shards);
+        if (!exists(path)) return s;
+        char* file = read_file(path, &n, &err);
+        if (!file) die("%s", err.msg);
+        int32_t header[256];
+        memcpy(header, file, sizeof header);
+        CHECK(header[0] == 20240520 && header[1] == 1 && n == 1024 + 2 * (size_t)header[2], "%s: header",
+              path);
+        s.tokens = xrealloc(s.tokens, (size_t)(s.count + header[2]) * sizeof *s.tokens);
+        for (int i = 0; i < header[2]; i++) {
+            uint16_t id;
+            memcpy(&id, file + 1024 + 2 * i, 2);
+            s.tokens[s.count++] = id;
+        }
+        if (header[2] > s.longest) s.longest = header[2];
+        s.doc_len = header[3];
+        s.vocab_size = header[4];
+        free(file);
+    }
+}
+
+// Compares byte tokens with text, where \1 stands for end of text.
+static void check_text(const char* prefix, const char* split, const char* text) {
+    Shards s = read_shards(prefix, split);
+    bool same = s.count == (int64_t)strlen(text);
+    for (int64_t i = 0; i < s.count && same; i++)
+        same = s.tokens[i] == (text[i] == '\1' ? 256u : (uint8_t)text[i]);
+    CHECK(same, "%s_%s: other tokens than '%s'", prefix, split, text);
+    CHECK(s.vocab_size == 257, "%s_%s: vocabulary size %lld", prefix, split, (long long)s.vocab_size);
+    free(s.tokens);
+}
+
+// ----------------------------------------------------------------------------
+// tests
+
+static void test_stream(void) {
+    Error err;
+    if (!make_folders(DIR_ "in/b/deep", &err) || !make_folders(DIR_ "in/.git", &err)) die("%s", err.msg);
+    write_text(DIR_ "in/c", "third\n");
+    write_text(DIR_ "in/a", "first");
+    write_text(DIR_ "in/b/deep/x", "deep");
+    write_text(DIR_ "in/b/B", "capital");
+    write_text(DIR_ "in/b/empty", "");
+    write_text(DIR_ "in/.git/config", "hidden");
+    if (symlink("..", DIR_ "in/b/loop") != 0 || symlink("a", DIR_ "in/link") != 0) die("symlink");
+    run_ok("--tokenizer byte --out " DIR_ "s " DIR_ "in",
+           "26 tokens of 22 bytes, 1.000 bytes/token; train: 4 documents, 26 tokens, 1 shard; left out: 1 "
+           "empty, "
+           "1 hidden, 2 special, 0 met before\n");
+    check_text(DIR_ "s", "train", "\1first\1capital\1deep\1third\n");
+    CHECK(!exists(DIR_ "s_val_000000.bin"), "a validation split that nobody asked for");
+    // a slash at the end, the same file twice, a named link, several paths
+    run_ok("--tokenizer=byte --out=" DIR_ "s " DIR_ "in/c " DIR_ "in/ " DIR_ "in/link", "2 met before");
+    check_text(DIR_ "s", "train", "\1third\n\1first\1capital\1deep");
+    // a list, from a file and from standard input
+    write_text(DIR_ "list", DIR_ "in/c\n\n" DIR_ "in/a");
+    run_ok("--tokenizer byte --out " DIR_ "s --list " DIR_ "list -- " DIR_ "in/b", "4 documents");
+    check_text(DIR_ "s", "train", "\1capital\1deep\1third\n\1first");
+    if (!freopen(DIR_ "list", "r", stdin)) die("stdin");
+    run_ok("--tokenizer byte --out " DIR_ "s --list -", "2 documents");
+    check_text(DIR_ "s", "train", "\1third\n\1first");
+}
+
+static void test_shards(void) {
+    run_ok("--tokenizer byte --out " DIR_ "n/ew/s --shard-tokens 5 " DIR_ "in",
+           "train: 4 documents, 26 tokens, 6 shards");
+    check_text(DIR_ "n/ew/s", "train", "\1first\1capital\1deep\1third\n");
+    Shards s = read_shards(DIR_ "n/ew/s", "train");
+    CHECK(s.shards == 6 && s.longest == 5 && s.doc_len == 0, "%lld shards", (long long)s.shards);
+    free(s.tokens);
+    // a run replaces the shards of its prefix, and nothing else
+    write_text(DIR_ "n/ew/s_val_000000.bin", "");
+    write_text(DIR_ "n/ew/s_train_7.bin", "");
+    write_text(DIR_ "n/ew/s2_train_000000.bin", "");
+    write_text(DIR_ "n/ew/s_train_000000.binary", "");
+    run_ok("--tokenizer byte --out " DIR_ "n/ew/s " DIR_ "in", "1 shard;");
+    CHECK(!exists(DIR_ "n/ew/s_train_000001.bin") && !exists(DIR_ "n/ew/s_val_000000.bin"),
+          "old shards are left");
+    CHECK(exists(DIR_ "n/ew/s_train_7.bin") && exists(DIR_ "n/ew/s2_train_000000.bin") &&
+              exists(DIR_ "n/ew/s_train_000000.binary"),
+          "removed what is not its own");
+    // the output lies in the input
+    run_ok("--tokenizer byte --out " DIR_ "in/b/out " DIR_ "in", "4 documents");
+    run_ok("--tokenizer byte --out " DIR_ "in/b/out " DIR_ "in", "4 documents");
+    unlink(DIR_ "in/b/out_train_000000.bin");
+}
+
+static void test_documents(void) {
+    run_ok("--tokenizer byte --out " DIR_ "d --doc-len 3 " DIR_ "in",
+           "18 tokens of 22 bytes, 1.000 bytes/token; train: 6 documents, 18 tokens, 1 shard; "
+           "dropped 4 tokens (18.2%) at the ends of files");
+    check_text(DIR_ "d", "train", "fircapitadeethird\n");
+    run_ok("--tokenizer byte --out " DIR_ "d --doc-len 3 --shard-tokens 8 " DIR_ "in", "3 shards");
+    Shards s = read_shards(DIR_ "d", "train");
+    CHECK(s.shards == 3 && s.longest == 6 && s.doc_len == 3, "shards of %lld tokens", (long long)s.longest);
+    free(s.tokens);
+}
+
+// Every file is one letter, many times: which letters are in a split tells which files are.
+static uint64_t letters_of(const char* prefix, const char* split) {
+    Shards s = read_shards(prefix, split);
+    uint64_t letters = 0;
+    for (int64_t i = 0; i < s.count; i++)
+        if (s.tokens[i] < 256) letters |= (uint64_t)1 << (s.tokens[i] - '0');
+    free(s.tokens);
+    return letters;
+}
+
+static void make_letters(const char* folder, int count) {
+    char path[PATH_LENGTH];
+    Error err;
+    if (!make_folders(folder, &err)) die("%s", err.msg);
+    for (int i = 0; i < count; i++) {
+        char text[20];
+        memset(text, '0' + i, sizeof text);
+        snprintf(path, sizeof path, "%s/file%d", folder, i);
+        write_bytes(path, text, sizeof text);
+    }
+}
+
+static void test_split(void) {
+    uint64_t all = (1ull << 40) - 1;
+    make_letters(DIR_ "forty", 40);
+    run_ok("--tokenizer byte --out " DIR_ "v --val-fraction 0.25 " DIR_ "forty", "val:");
+    uint64_t train = letters_of(DIR_ "v", "train"), val = letters_of(DIR_ "v", "val");
+    int count = __builtin_popcountll(val);
+    CHECK((train & val) == 0 && (train | val) == all, "splits %llx %llx", (unsigned long long)train,
+          (unsigned long long)val);
+    CHECK(count >= 4 && count <= 16, "%d of 40 files for validation", count);
+    // the same from elsewhere, and with more files; other files with another seed
+    make_letters(DIR_ "else/where", 60);
+    run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0.25 " DIR_ "else/where/", "val:");
+    CHECK((letters_of(DIR_ "v2", "val") & all) == val, "files change sides when others come");
+    run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction .25 --seed 1 " DIR_ "forty", "val:");
+    CHECK(letters_of(DIR_ "v2", "val") != val, "the seed has no effect");
+    // at least one on each side
+    run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 1e-9 " DIR_ "forty",
+           "val: 1 document, 21 tokens, 1 shard");
+    CHECK((letters_of(DIR_ "v2", "val") & ~val) == 0, "the only file is another one");
+    run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0.999999999 " DIR_ "forty",
+           "train: 1 document,");
+    run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0 " DIR_ "forty", "40 documents");
+    // names that draw the same
+    make_letters(DIR_ "one/a", 1);
+    make_letters(DIR_ "one/b", 1);
+    run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0.9 " DIR_ "one/a " DIR_ "one/b",
+           "train: 1 document,");
+}
+
+// A file that is read in several pieces has the tokens it has as a whole.
+static void test_pieces(void) {
+    static const char* const words[] = {"the ", "don't", " \n\n ", "x = 3.14;", "\xc3\xa9t\xc3\xa9 ",
+                                        "\t\t", "\"\\",  "\xff",   "\n"};
+    Tokenizer t;
+    Error err;
+    ByteBuffer text = {0}, escaped = {0};
+    TokenBuffer want = {0};
+    for (uint64_t i = 0; text.count < PIECE + PIECE / 4; i++) {
+        const char* word = words[random_u64(7, 0, i) % (sizeof words / sizeof words[0])];
+        memcpy(byte_buffer_reserve(&text, strlen(word)), word, strlen(word));
+        text.count += strlen(word);
+    }
+    memset(text.data + PIECE - 5000, 'z',
+           10000); // no place to cut at the end of the first piece, nor near it
+    write_bytes(DIR_ "long", text.data, text.count);
+    if (!tokenizer_gpt2(&t, VOCAB, &err)) die("%s", err.msg);
+    json_escape(text.data, text.count, &escaped);
+    *token_buffer_reserve(&want, 1) = t.end_of_text;
+    want.count = 1;
+    tokenizer_encode(&t, escaped.data, escaped.count, &want);
+    run_ok("--tokenizer gpt2 --vocab " VOCAB " --json-escape --out " DIR_ "p " DIR_ "long", "1 document");
+    Shards s = read_shards(DIR_ "p", "train");
+    CHECK(s.vocab_size == 50257, "vocabulary size %lld", (long long)s.vocab_size);
+    CHECK(s.count == want.count && memcmp(s.tokens, want.data, (size_t)s.count * sizeof *s.tokens) == 0,
+          "%lld tokens, not the %lld of the whole", (long long)s.count, (long long)want.count);
+    free(s.tokens);
+    // documents go on over the pieces
+    run_ok("--tokenizer byte --doc-len 1000 --out " DIR_ "p " DIR_ "long", "documents");
+    s = read_shards(DIR_ "p", "train");
+    bool same = s.count == (int64_t)text.count / 1000 * 1000;
+    for (int64_t i = 0; i < s.count && same; i++) same = s.tokens[i] == (uint8_t)text.data[i];
+    CHECK(same, "documents differ");
+    free(s.tokens);
+    free(text.data);
+    free(escaped.data);
+    free(want.data);
+    tokenizer_free(&t);
+}
+
+static int with_little_room(void) {
+    struct rlimit limit = {100000, 100000};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    return text_to_shards("--tokenizer byte --out " DIR_ "full " DIR_ "long");
+}
+
+static void test_errors(void) {
+    DIES("--tokenizer is missing", "--out " DIR_ "e " DIR_ "in");
+    DIES("--tokenizer word: must be byte or gpt2", "--tokenizer word --out " DIR_ "e " DIR_ "in");
+    DIES("--vocab is missing", "--tokenizer gpt2 --out " DIR_ "e " DIR_ "in");
+    DIES("--vocab goes with", "--tokenizer byte --vocab " VOCAB " --out " DIR_ "e " DIR_ "in");
+    DIES(DIR_ "in/a: does not start with",
+         "--tokenizer gpt2 --vocab " DIR_ "in/a --out " DIR_ "e " DIR_ "in");
+    DIES("--out is missing", "--tokenizer byte " DIR_ "in");
+    DIES("--out: its PREFIX is missing", "--tokenizer byte " DIR_ "in --out");
+    DIES("must end in the beginning of a file name", "--tokenizer byte --out " DIR_ " " DIR_ "in");
+    DIES("no input", "--tokenizer byte --out " DIR_ "e");
+    DIES("no input: 1 empty", "--tokenizer byte --out " DIR_ "e " DIR_ "in/b/empty");
+    DIES(DIR_ "nope", "--tokenizer byte --out " DIR_ "e " DIR_ "nope");
+    DIES("--list " DIR_ "nope", "--tokenizer byte --out " DIR_ "e --list " DIR_ "nope");
+    DIES("/dev/null: neither a file nor a folder", "--tokenizer byte --out " DIR_ "e /dev/null");
+    DIES("--shards: no such option", "--tokenizer byte --shards 3 --out " DIR_ "e " DIR_ "in");
+    DIES("--json-escape takes no value", "--tokenizer byte --json-escape=yes --out " DIR_ "e " DIR_ "in");
+    DIES("--doc-len 1.5: not a whole number", "--tokenizer byte --doc-len 1.5 --out " DIR_ "e " DIR_ "in");
+    DIES("--doc-len 64KB: not a whole number", "--tokenizer byte --doc-len 64KB --out " DIR_ "e " DIR_ "in");
+    DIES("--shard-tokens 0: not", "--tokenizer byte --shard-tokens 0 --out " DIR_ "e " DIR_ "in");
+    DIES("--val-fraction 1: not", "--tokenizer byte --val-fraction 1 --out " DIR_ "e " DIR_ "in");
+    DIES("--val-fraction nan: not", "--tokenizer byte --val-fraction nan --out " DIR_ "e " DIR_ "in");
+    DIES("only one file", "--tokenizer byte --val-fraction 0.5 --out " DIR_ "e " DIR_ "in/a");
+    DIES("no file of it has 100 tokens", "--tokenizer byte --doc-len 100 --out " DIR_ "e " DIR_ "in");
+    DIES("cannot hold one document",
+         "--tokenizer byte --doc-len 100 --shard-tokens 99 --out " DIR_ "e " DIR_ "in");
+    DIES(DIR_ "in/a", "--tokenizer byte --out " DIR_ "in/a/e " DIR_ "in");
+    CHECK_DIES("full_train: cannot write", _exit(with_little_room()));
+    CHECK(!exists(DIR_ "full_train_000000.bin") && !exists(DIR_ "full_train_000000.bin.tmp"),
+          "a piece is left");
+    // the second shard cannot be written: the first one, which is complete, must not pass for all of the data
+    Error err;
+    if (!make_folders(DIR_ "half_train_000001.bin.tmp", &err)) die("%s", err.msg);
+    DIES("cannot create", "--tokenizer byte --shard-tokens 5 --out " DIR_ "half " DIR_ "in");
+    CHECK(!exists(DIR_ "half_train_000000.bin"), "a part of the shards is left");
+    if (geteuid() != 0) {
+        chmod(DIR_ "in/b/B", 0);
+        DIES(DIR_ "in/b/B: cannot open", "--tokenizer byte --out " DIR_ "e " DIR_ "in");
+        chmod(DIR_ "in/b/B", 0644);
+        chmod(DIR_ "in/b/deep", 0);
+        DIES(DIR_ "in/b/deep: cannot read this folder", "--tokenizer byte --out " DIR_ "e " DIR_ "in");
+        chmod(DIR_ "in/b/deep", 0755);
+    }
+}
+
+int main(void) {
+    test_scratch("text_to_shards");
+    test_stream();
+    test_shards();
+    test_documents();
+    test_split();
+    test_pieces();
+    test_errors();
+    return test_report();
+}

@@ -1,0 +1,16 @@
+// Every GPU but Hopper takes the sm_80 kernels, and so does Hopper in a program without sm_90a code.
+#include "../check.h"
+#include "../../../llmc/attention/path.h"
+
+int main(void) {
+    static const int capabilities[] = {80, 86, 87, 89, 90, 100, 103, 110, 120, 121};
+    static const int ptx_versions[] = {80, 90, 100, 120};
+    for (size_t i = 0; i < sizeof capabilities / sizeof *capabilities; i++)
+        for (size_t k = 0; k < sizeof ptx_versions / sizeof *ptx_versions; k++) {
+            bool hopper = capabilities[i] == 90 && ptx_versions[k] == 90;
+            CHECK(attention_path_of(capabilities[i], ptx_versions[k]) ==
+                      (hopper ? ATTENTION_SM90 : ATTENTION_SM80),
+                  "compute capability %d, kernel compiled for %d", capabilities[i], ptx_versions[k]);
+        }
+    return test_report();
+}

@@ -1,0 +1,599 @@
+/*
+Tests of llmc/model/config.h, llmc/model/params.h and llmc/run/options.h: presets and their parameter counts, every key of config.json
+and every value it must refuse, and the command line.
+*/
+#include "../../../llmc/model/config.h"
+#include "../../../llmc/run/options.h"
+#include "../../../llmc/model/params.h"
+#include "../check.h"
+
+static Error err;
+static char folder[PATH_LENGTH], config_path[PATH_LENGTH];
+
+static Config preset(const char* name) {
+    Config c;
+    Recipe recipe;
+    if (!config_preset(&c, &recipe, name, &err)) die("%s", err.msg);
+    return c;
+}
+
+static void write_text(const char* path, const char* text) {
+    FILE* f = fopen(path, "wb");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0) die("%s: cannot write", path);
+}
+
+// The text that config.json would have, to compare two configs by; to be freed.
+static char* config_text(const Config* c) {
+    JsonWriter w = json_writer(0);
+    config_put_all(c, &w);
+    char* text = xstrdup(w.text);
+    json_writer_free(&w);
+    return text;
+}
+
+static bool same_config(const Config* a, const Config* b) {
+    char *text_a = config_text(a), *text_b = config_text(b);
+    bool same = strcmp(text_a, text_b) == 0;
+    free(text_a), free(text_b);
+    return same;
+}
+
+// ----------------------------------------------------------------------------
+// presets
+
+static void check_counts(void) {
+    static const struct {
+        const char* name;
+        int64_t non_embedding; // as the paper's code has it
+    } expected[] = {
+        {"fox-pro-125m", 123910800},   {"transformer-pro-125m", 123800064},
+        {"fox-llama-125m", 123661968}, {"transformer-llama-125m", 123551232},
+        {"fox-pro-360m", 367339904},   {"transformer-pro-360m", 366946304},
+        {"fox-llama-360m", 360188288}, {"transformer-llama-360m", 359794688},
+        {"fox-pro-760m", 759512640},   {"transformer-pro-760m", 757742592},
+        {"fox-llama-760m", 757632576}, {"transformer-llama-760m", 756747264},
+    };
+    for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
+        Config c = preset(expected[i].name);
+        ParamTable table = params_build(&c);
+        CHECK(table.non_embedding == expected[i].non_embedding, "%s has %lld parameters", expected[i].name,
+              (long long)table.non_embedding);
+        CHECK(table.parameters == table.non_embedding + c.vocab_size * c.hidden_size, "%s: %lld in all",
+              expected[i].name, (long long)table.parameters);
+        params_free(&table);
+    }
+    for (int f = 0; f < NUM_FAMILIES; f++)
+        for (int s = 0; s < 2; s++) {
+            char name[64];
+            double about = s == 0 ? 1e6 : 1e7;
+            snprintf(name, sizeof name, "%s-%s", config_families[f].name, s == 0 ? "nano" : "micro");
+            Config c = preset(name);
+            ParamTable table = params_build(&c);
+            double count = (double)table.parameters;
+            CHECK(count > 0.8 * about && count < 1.3 * about, "%s has %.0f parameters", name, count);
+            params_free(&table);
+        }
+}
+
+// Names of all presets are known, and nothing like them is.
+static void check_presets(void) {
+    static const char* const bad[] = {"",           "fox-pro",      "fox-pro-",      "fox-pro-1b",
+                                      "fox-125m",   "fox-pro-125M", "fox-pro-125mm", "transformer-125m",
+                                      "fox-pronano"};
+    Config c = config_defaults();
+    Recipe recipe = config_sizes[0].recipe;
+    for (int f = 0; f < NUM_FAMILIES; f++)
+        for (int s = 0; s < NUM_SIZES; s++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s-%s", config_families[f].name, config_sizes[s].name);
+            CHECK(config_preset(&c, &recipe, name, &err) && config_check(&c, name, &err), "%s: %s", name,
+                  err.msg);
+            CHECK(memcmp(&recipe, &config_sizes[s].recipe, sizeof recipe) == 0, "%s: recipe", name);
+            Recipe nearest = config_nearest_recipe(&c);
+            CHECK(nearest.seq_len == recipe.seq_len && nearest.lr == recipe.lr, "%s: nearest recipe", name);
+            CHECK(recipe.batch_tokens % recipe.seq_len == 0, "%s: batch is no whole number of sequences",
+                  name);
+            CHECK(config_end_of_text(&c) == c.vocab_size - 1, "%s: end of text", name);
+        }
+    for (int i = 0; i < (int)(sizeof bad / sizeof bad[0]); i++)
+        CHECK(!config_preset(&c, &recipe, bad[i], &err), "'%s' is no preset", bad[i]);
+    // the paper's recipe
+    config_preset(&c, &recipe, "fox-pro-760m", &err);
+    CHECK(recipe.seq_len == 16384 && recipe.batch_tokens == 32 * 16384 && recipe.max_tokens == 16106127360 &&
+              recipe.warmup_tokens == 268435456 && recipe.lr == 1e-3,
+          "fox-pro-760m trains otherwise than in the paper");
+}
+
+// ----------------------------------------------------------------------------
+// parameters
+
+// Tensors lie one behind the other, aligned, names are unique, and the fused projection is one block of rows.
+static void check_table(const Config* c, const char* name) {
+    ParamTable t = params_build(c);
+    int64_t end = 0, parameters = 0;
+    for (int r = 0; r < t.num_rows; r++) {
+        const Param* p = &t.rows[r];
+        bool fused = p->kind > P_Q_PROJ && p->kind <= P_V_SHIFT;
+        CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
+              "%s: %s starts at %lld", name, p->name, (long long)p->offset);
+        CHECK(p->count == p->rows * (p->cols ? p->cols : 1) && p->count > 0, "%s: %s", name, p->name);
+        for (int q = 0; q < r; q++)
+            CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: %s twice", name, p->name);
+        CHECK(param_decays(p) == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: %s decays", name,
+              p->name);
+        CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS), "%s: %s trains",
+              name, p->name);
+        end = p->offset + p->count;
+        parameters += p->count;
+    }
+    CHECK(end == t.count && parameters == t.parameters, "%s: %lld parameters", name, (long long)parameters);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Param* first = params_find(&t, P_Q_PROJ, l);
+        const int64_t columns[] = {t.proj.q,     t.proj.k,       t.proj.v,      t.proj.ogate,
+                                   t.proj.fgate, t.proj.k_shift, t.proj.v_shift};
+        for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
+            const Param* p = params_find(&t, (ParamKind)kind, l);
+            int64_t column = columns[kind - P_Q_PROJ];
+            CHECK(p ? p->offset == first->offset + column * c->hidden_size : column == -1,
+                  "%s: kind %d of layer %lld is not at row %lld of the projection", name, kind, (long long)l,
+                  (long long)column);
+        }
+    }
+    params_free(&t);
+}
+
+static bool has_param(const Config* c, const char* name) {
+    ParamTable t = params_build(c);
+    bool found = false;
+    for (int r = 0; r < t.num_rows; r++) found = found || strcmp(t.rows[r].name, name) == 0;
+    params_free(&t);
+    return found;
+}
+
+static void check_params(void) {
+    Config c = preset("fox-pro-nano");
+    check_table(&c, "fox-pro");
+    CHECK(has_param(&c, "model.layers.3.attn.k_proj.linear.weight") &&
+              has_param(&c, "model.layers.3.attn.k_proj.shift_proj.weight") &&
+              has_param(&c, "model.layers.0.attn.fgate_proj.bias") &&
+              !has_param(&c, "model.layers.0.attn.k_proj.weight") &&
+              !has_param(&c, "model.layers.4.attn_norm.weight"),
+          "names of fox-pro");
+    c.qk_norm_share = true;
+    c.fgate_type = GATE_FIXED;
+    check_table(&c, "fox-pro, fixed gate");
+    CHECK(has_param(&c, "model.layers.0.attn.fgate_bias") &&
+              !has_param(&c, "model.layers.0.attn.fgate_proj.bias") &&
+              !has_param(&c, "model.layers.0.attn.fgate_proj.weight"),
+          "names of a fixed gate");
+    ParamTable t = params_build(&c);
+    CHECK(params_find(&t, P_Q_NORM, 2)->count == config_head_size(&c), "shared QK norm has the head's size");
+    params_free(&t);
+    c = preset("transformer-llama-nano");
+    check_table(&c, "transformer-llama");
+    CHECK(has_param(&c, "model.layers.0.attn.k_proj.weight") &&
+              !has_param(&c, "model.layers.0.attn.fgate_bias"),
+          "names of transformer-llama");
+    c.num_heads = 1;
+    c.fgate_type = GATE_BIAS_ONLY;
+    c.fgate_bias_init = true;
+    CHECK(fabs(config_long_gate_bias(&c, 0) + log(expm1(0.5))) < 1e-15, "one head forgets in T_min tokens");
+}
+
+// ----------------------------------------------------------------------------
+// keys of config.json
+
+// fox-pro-nano with a long gate, without which decay times do not count
+static Config base_config(void) {
+    Config c = preset("fox-pro-nano");
+    c.fgate_bias_init = true;
+    return c;
+}
+
+// For every key: a value that is not base_config's, and values that must be refused, separated by blanks ("~"
+// is the empty one).
+static const struct {
+    const char *name, *value, *bad;
+} keys[] = {
+    {"vocab_size", "300", "1 0 -5 16777217 2.5 x ~ null true 1e99"},
+    {"hidden_size", "256", "0 -2 65537 1.5 null 12x"},
+    {"hidden_ratio", "2.25", "0 -1 65 nan inf x ~ null"},
+    {"intermediate_size", "100", "0 -1 1.5 1048577 x"},
+    {"num_hidden_layers", "3", "0 1025 -1 0.5 null"},
+    {"num_heads", "4", "0 1025 -1 null"},
+    {"num_kv_heads", "null", "1 x"},
+    {"hidden_act", "swish", "gelu ~"},
+    {"window_size", "null", "512"},
+    {"max_position_embeddings", "null", "2048"},
+    {"initializer_range", "0.01", "-0.1 11 nan null"},
+    {"norm_eps", "1e-5", "-1e-6 2 null"},
+    {"rope_base", "10000", "0.5 -1 inf null"},
+    {"use_rope", "true", "1 True yes ~ null"},
+    {"use_output_gate", "false", "0 no"},
+    {"ogate_act", "sigmoid", "silu null"},
+    {"use_output_norm", "false", "0"},
+    {"qk_norm", "false", "0"},
+    {"qk_norm_share_param_across_head", "true", "1"},
+    {"use_k_shift", "false", "0"},
+    {"use_v_shift", "false", "0"},
+    {"fgate_type", "bias_only", "FULL half ~ null 0"},
+    {"fgate_bias_init", "false", "1"},
+    {"decay_time_min", "3.5", "0 -1 1e13 nan"},
+    {"decay_time_max", "1e6", "0 -1 1e13 nan"},
+    {"log_pruning_tolerance", "-5.5", "1 0.1 -10001 nan"},
+    {"tie_word_embeddings", "false", "true 0"},
+    {"bos_token_id", "7", "-1 16777216 1.5"},
+    {"eos_token_id", "null", "-1 16777216"},
+};
+#define NUM_KEYS ((int)(sizeof keys / sizeof keys[0]))
+
+// Writes c to config.json and reads it back.
+static void check_round_trip(const Config* c, const char* what) {
+    Config back;
+    CHECK(config_write(c, config_path, &err), "%s: %s", what, err.msg);
+    CHECK(config_read(&back, folder, &err), "%s: %s", what, err.msg);
+    CHECK(same_config(c, &back), "%s: does not survive config.json", what);
+}
+
+static void check_keys(void) {
+    Config all = base_config();
+    CHECK(NUM_KEYS == NUM_CONFIG_KEYS, "%d keys are tested, %d exist", NUM_KEYS, NUM_CONFIG_KEYS);
+    for (int i = 0; i < NUM_KEYS; i++) {
+        Config c = base_config(), before = c;
+        CHECK(config_set(&c, "--set", keys[i].name, keys[i].value, &err), "%s", err.msg);
+        bool fixed = config_keys[i].type == KEY_TEXT || config_keys[i].type == KEY_FALSE ||
+                     config_keys[i].type == KEY_NULL;
+        CHECK(strcmp(config_keys[i].name, keys[i].name) == 0, "key %d is %s", i, config_keys[i].name);
+        CHECK(same_config(&c, &before) == fixed, "--set %s=%s", keys[i].name, keys[i].value);
+        check_round_trip(&c, keys[i].name);
+        config_set(&all, "--set", keys[i].name, keys[i].value, &err);
+
+        char bad[128], *rest = NULL;
+        snprintf(bad, sizeof bad, "%s", keys[i].bad);
+        for (char* value = strtok_r(bad, " ", &rest); value; value = strtok_r(NULL, " ", &rest)) {
+            const char* text = strcmp(value, "~") == 0 ? "" : value;
+            Config kept = before;
+            CHECK(!config_set(&kept, "--set", keys[i].name, text, &err), "%s=%s is accepted", keys[i].name,
+                  text);
+            CHECK(same_config(&kept, &before), "%s=%s changes the config", keys[i].name, text);
+            CHECK(strstr(err.msg, keys[i].name) && strstr(err.msg, "--set"), "unclear: %s", err.msg);
+        }
+    }
+    check_round_trip(&all, "all keys at once");
+    CHECK(!config_set(&all, "--set", "hidden_sizes", "4", &err) && strstr(err.msg, "hidden_sizes"),
+          "unknown key");
+    CHECK(config_set(&all, "--set", "vocab_size", "1Ki", &err) && all.vocab_size == 1024,
+          "counts take suffixes");
+    CHECK(config_set(&all, "--set", "num_kv_heads", "4", &err), "as many kv heads as heads is what we have");
+    // nulls that the paper's own configs hold
+    CHECK(config_set(&all, "config", "decay_time_min", "null", &err), "%s", err.msg);
+    CHECK(config_set(&all, "config", "log_pruning_tolerance", "null", &err) &&
+              isnan(all.log_pruning_tolerance),
+          "no pruning");
+}
+
+// Values that are fine one by one and impossible together.
+static void check_impossible(void) {
+    static const char* const cases[][2] = {
+        {"num_heads", "3"},      {"hidden_size", "126"}, // head size 63 with RoPE
+        {"bos_token_id", "257"}, {"eos_token_id", "257"},  {"decay_time_min", "257"},
+        {"decay_time_max", "1"}, {"hidden_ratio", "0.01"}, // an MLP of width 0
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        Config c = base_config();
+        c.use_rope = true;
+        CHECK(config_set(&c, "--set", cases[i][0], cases[i][1], &err), "%s", err.msg);
+        CHECK(!config_check(&c, "somewhere", &err), "%s=%s is accepted", cases[i][0], cases[i][1]);
+        CHECK(strstr(err.msg, "somewhere"), "unclear: %s", err.msg);
+    }
+    Config c = preset("fox-pro-nano");
+    c.hidden_size = 126;
+    CHECK(config_check(&c, "x", &err), "without RoPE an odd head size is fine: %s", err.msg);
+}
+
+static void check_family(const char* name, const char* model_type, const char* architecture) {
+    Config c = preset(name), back;
+    Json j;
+    check_round_trip(&c, name);
+    if (!json_parse_file(&j, config_path, &err)) die("%s", err.msg);
+    const char* type = json_string(&j, json_get(&j, 0, "model_type"));
+    const char* class_name = json_string(&j, json_first(&j, json_get(&j, 0, "architectures")));
+    CHECK(type && strcmp(type, model_type) == 0, "%s is written as %s", name, type);
+    CHECK(class_name && strcmp(class_name, architecture) == 0, "%s is written as %s", name, class_name);
+    json_free(&j);
+
+    // What the paper's code leaves out it takes from the defaults of the class.
+    char text[256];
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"%s\", \"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, "
+             "\"num_heads\": 2}",
+             model_type);
+    write_text(config_path, text);
+    CHECK(config_read(&back, folder, &err), "%s", err.msg);
+    bool plain = strcmp(architecture, "TransformerForCausalLM") == 0;
+    CHECK((back.fgate_type == GATE_NONE) == plain && back.use_rope == plain && !back.qk_norm,
+          "%s: defaults of its class", name);
+}
+
+static void check_files(void) {
+    static const char gated[] = "forgetting_transformer-project_fox", plain[] = "transformer-project_fox";
+    check_family("fox-pro-nano", gated, "ForgettingTransformerForCausalLM");
+    check_family("fox-llama-125m", gated, "ForgettingTransformerForCausalLM");
+    check_family("transformer-pro-760m", gated, "ForgettingTransformerForCausalLM");
+    check_family("transformer-llama-nano", plain, "TransformerForCausalLM");
+
+    static const char sizes[] =
+        "\"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_heads\": 2";
+    static const struct {
+        const char *members, *says; // NULL: is accepted
+    } files[] = {
+        {"\"num_kv_heads\": 2, \"torch_dtype\": \"bfloat16\", \"extra\": [1, {}]", NULL},
+        {"\"num_kv_heads\": 1", "num_kv_heads"},
+        {"\"model_type\": \"llama\"", "llama"},
+        {"\"hidden_size\": \"big\"", "hidden_size"},
+        {"\"hidden_ratio\": [4]", "hidden_ratio"},
+        {"\"qk_norm\": 1", "qk_norm"},
+        {"\"qk_norm\": \"true\"", "qk_norm"},
+        {"\"norm_eps\": \"1e-6\"", "norm_eps"},
+        {"\"fgate_type\": true", "fgate_type"},
+        {"\"hidden_act\": \"gelu\"", "hidden_act"},
+        {"\"tie_word_embeddings\": true", "tie_word_embeddings"},
+        {"\"eos_token_id\": 10", "eos_token_id"},
+        {"\"decay_time_min\": null, \"decay_time_max\": null", NULL},
+        {"\"rope_base\": 1e400", "config.json"},
+        {"\"rope_base\": }", "config.json"},
+    };
+    Config c;
+    char text[512];
+    for (int i = 0; i < (int)(sizeof files / sizeof files[0]); i++) {
+        // of two members with one key json.h takes an error; so ours replaces the one in `sizes`
+        bool resized = strstr(files[i].members, "\"hidden_size\"") != NULL;
+        snprintf(text, sizeof text, "{%s, %s}",
+                 resized ? "\"vocab_size\": 10, \"num_hidden_layers\": 1, \"num_heads\": 2" : sizes,
+                 files[i].members);
+        write_text(config_path, text);
+        bool ok = config_read(&c, folder, &err);
+        CHECK(ok == !files[i].says, "%s: %s", files[i].members, ok ? "is accepted" : err.msg);
+        CHECK(ok || (strstr(err.msg, files[i].says) && strstr(err.msg, "config.json")), "unclear: %s",
+              err.msg);
+    }
+    static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
+    for (int missing = 0; missing < 4; missing++) {
+        JsonWriter w = json_writer(0);
+        json_begin_object(&w, NULL);
+        for (int i = 0; i < 4; i++)
+            if (i != missing) json_put_int(&w, required[i], 2);
+        json_end(&w);
+        write_text(config_path, w.text);
+        json_writer_free(&w);
+        CHECK(!config_read(&c, folder, &err) && strstr(err.msg, required[missing]), "%s: %s",
+              required[missing], err.msg);
+    }
+    CHECK(!config_read(&c, "build/test/nowhere", &err) && strstr(err.msg, "nowhere/config.json"),
+          "no file: %s", err.msg);
+    CHECK(!config_write(&c, "build/test/nowhere/config.json", &err), "a folder that is not there");
+}
+
+// ----------------------------------------------------------------------------
+// options
+
+static Options options;
+static bool given[NUM_OPTION_ROWS];
+
+// Parses a command line of words separated by blanks ("~" is the empty one). Texts live until the next call.
+static bool parse(const char* line) {
+    static char words[512];
+    static char* argv[32];
+    int argc = 1;
+    char* rest = NULL;
+    snprintf(words, sizeof words, "%s", line);
+    for (char* word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        argv[argc++] = strcmp(word, "~") == 0 ? word + 1 : word;
+    return options_parse(&options, given, argc, argv, &err);
+}
+
+static void check_parse(void) {
+    CHECK(parse(""), "no options: %s", err.msg);
+    CHECK(options.seq_len == OPTION_UNSET && options.lr == OPTION_UNSET && options.beta2 == 0.95 &&
+              options.keep == 3,
+          "defaults");
+    CHECK(parse("--model fox-pro-nano --set a=1 --set=b=2 --lr=1e-3 --max-tokens 2.5Gi --shuffle --prompt ~ "
+                "--keep 0"),
+          "%s", err.msg);
+    CHECK(strcmp(options.model, "fox-pro-nano") == 0 && options.lr == 1e-3 &&
+              options.max_tokens == 2684354560 && options.shuffle && options.prompt[0] == '\0' &&
+              options.keep == 0,
+          "values");
+    CHECK(options.set.count == 2 && strcmp(options.set.items[0], "a=1") == 0 &&
+              strcmp(options.set.items[1], "b=2") == 0,
+          "a list");
+    int count = 0;
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) count += given[i];
+    CHECK(count == 7, "%d options were given", count);
+    CHECK(parse("--batch-tokens 16Ki") && options.batch_tokens == 16384, "Ki");
+    CHECK(parse("--max-tokens 1e9") && options.max_tokens == 1000000000, "exponent");
+
+    static const struct {
+        const char *line, *says;
+    } bad[] = {
+        {"--modle x", "--modle"},
+        {"--", "--"},
+        {"-h", "-h"},
+        {"train", "train"},
+        {"--model", "--model"},
+        {"--model a --model b", "--model"},
+        {"--shuffle --shuffle", "--shuffle"},
+        {"--shuffle=1", "--shuffle"},
+        {"--seq-len x", "--seq-len"},
+        {"--seq-len 0", "--seq-len"},
+        {"--seq-len -4", "--seq-len"},
+        {"--seq-len 1.5", "--seq-len"},
+        {"--seq-len 3k5", "--seq-len"},
+        {"--seq-len ~", "--seq-len"},
+        {"--seq-len 20M", "--seq-len"},
+        {"--seq-len 1e400", "--seq-len"},
+        {"--lr -1", "--lr"},
+        {"--lr nan", "--lr"},
+        {"--lr inf", "--lr"},
+        {"--lr 0x10", "--lr"},
+        {"--lr=", "--lr"},
+        {"--beta1 1", "--beta1"},
+        {"--adam-eps 0", "--adam-eps"},
+        {"--top-p 1.01", "--top-p"},
+        {"--model-x y", "--model-x"},
+    };
+    for (int i = 0; i < (int)(sizeof bad / sizeof bad[0]); i++) {
+        CHECK(!parse(bad[i].line), "'%s' is accepted", bad[i].line);
+        CHECK(strstr(err.msg, bad[i].says), "'%s': unclear: %s", bad[i].line, err.msg);
+    }
+    // Each number is held to its own range, on both sides.
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
+        const CliRow* row = &option_rows[i];
+        char line[128];
+        if (row->type != CLI_COUNT && row->type != CLI_REAL) continue;
+        snprintf(line, sizeof line, "--%s %.17g", row->name, row->least);
+        CHECK(parse(line), "%s: %s", line, err.msg);
+        snprintf(line, sizeof line, "--%s %.17g", row->name, row->most);
+        CHECK(parse(line), "%s: %s", line, err.msg);
+        snprintf(line, sizeof line, "--%s %.17g", row->name, row->type == CLI_COUNT ? row->least - 1 : -1e-6);
+        CHECK(!parse(line) && strstr(err.msg, row->name), "%s is accepted", line);
+        snprintf(line, sizeof line, "--%s %.17g", row->name, 2 * row->most + 1);
+        CHECK(!parse(line) && strstr(err.msg, row->name), "%s is accepted", line);
+    }
+    char* argv[2 * (CLI_MAX_LIST + 1) + 1];
+    for (int i = 1; i <= 2 * (CLI_MAX_LIST + 1); i++) argv[i] = i % 2 ? (char*)"--set" : (char*)"a=b";
+    CHECK(options_parse(&options, given, 2 * CLI_MAX_LIST + 1, argv, &err), "%s", err.msg);
+    CHECK(!options_parse(&options, given, 2 * CLI_MAX_LIST + 3, argv, &err) && strstr(err.msg, "--set"),
+          "too many --set");
+}
+
+static void check_recipe(void) {
+    Recipe recipe = {16, 64, 640, 32, 0.5};
+    parse("--lr 2 --seq-len 8");
+    options_apply_recipe(&options, &recipe);
+    CHECK(options.lr == 2 && options.seq_len == 8, "what was given stays");
+    CHECK(options.batch_tokens == 64 && options.max_tokens == 640 && options.warmup_tokens == 32,
+          "the rest is filled");
+}
+
+// Every option is in the help, with its default where it has one, in no more than 110 columns.
+static void check_help(void) {
+    char* text = NULL;
+    size_t n = 0;
+    FILE* f = open_memstream(&text, &n);
+    options_print_help(f, "./train_fox", "What it does.");
+    fclose(f);
+    CHECK(strstr(text, "./train_fox") && strstr(text, "What it does."), "usage");
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
+        char name[64];
+        bool group = option_rows[i].type == CLI_GROUP;
+        snprintf(name, sizeof name, group ? "\n%s\n" : "  --%s ", option_rows[i].name);
+        CHECK(strstr(text, name), "help does not mention %s", name);
+    }
+    CHECK(strstr(text, "[0.95]"), "defaults");
+    size_t width = 0;
+    for (char* line = text; *line;) {
+        size_t length = strcspn(line, "\n");
+        width = length > width ? length : width;
+        line += length + (line[length] == '\n');
+    }
+    CHECK(width <= 110, "help is %zu columns wide", width);
+    free(text);
+}
+
+// Puts the options in a record and reads it.
+static Json record_of(const Options* o) {
+    Json j;
+    JsonWriter w = json_writer(0);
+    json_begin_object(&w, NULL);
+    options_put(o, &w, "options");
+    json_end(&w);
+    if (!json_parse(&j, "record", w.text, strlen(w.text), &err)) die("%s", err.msg);
+    json_writer_free(&w);
+    return j;
+}
+
+// Gives option i a value that is not its default.
+static void give(Options* o, int i) {
+    const CliRow* row = &option_rows[i];
+    char text[64];
+    snprintf(text, sizeof text, "%.17g",
+             row->type == CLI_COUNT ? row->least + 2 : row->least + 0.1 * (row->most - row->least));
+    bool number = row->type == CLI_COUNT || row->type == CLI_REAL;
+    if (!cli_set(row, o, number ? text : "a=\"b\"\n", &err)) die("%s", err.msg);
+}
+
+static bool has_default(const Options* o, int i) {
+    const CliRow* row = &option_rows[i];
+    const void* field = (const char*)o + row->offset;
+    switch (row->type) {
+    case CLI_GROUP: return true;
+    case CLI_TEXT: return *(char* const*)field == NULL;
+    case CLI_COUNT: return *(const int64_t*)field == (int64_t)row->preset;
+    case CLI_REAL: return *(const double*)field == row->preset;
+    case CLI_FLAG: return !*(const bool*)field;
+    case CLI_LIST: return ((const CliList*)field)->count == 0;
+    }
+    return false;
+}
+
+static void check_restore(void) {
+    static Options from, to, other; // static, as what is restored is never freed
+    options_defaults(&from);
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) give(&from, i);
+    Json j = record_of(&from);
+    int node = json_get(&j, 0, "options");
+    bool none[NUM_OPTION_ROWS] = {false};
+    options_defaults(&to);
+    CHECK(options_restore(&to, none, "record", &j, node, &err), "%s", err.msg);
+    for (int i = 0; i < NUM_OPTION_ROWS; i++)
+        CHECK(option_rows[i].type == CLI_GROUP || has_default(&to, i) == !option_kept[i], "--%s",
+              option_rows[i].name);
+    Json again = record_of(&to);
+    CHECK(again.count == j.count, "the record of what was restored");
+    CHECK(to.lr == from.lr && to.seq_len == from.seq_len && strcmp(to.model, from.model) == 0 &&
+              to.set.count == 1 && strcmp(to.set.items[0], from.set.items[0]) == 0 && to.shuffle,
+          "values survive");
+    json_free(&again);
+
+    // The command line wins.
+    parse("--lr 0.25 --set x=y");
+    CHECK(options_restore(&options, given, "record", &j, node, &err), "%s", err.msg);
+    CHECK(options.lr == 0.25 && options.set.count == 1 && strcmp(options.set.items[0], "x=y") == 0,
+          "given options stay");
+    CHECK(options.seq_len == from.seq_len, "others are restored");
+    json_free(&j);
+
+    static const struct {
+        const char* text;
+        bool ok;
+    } records[] = {
+        {"{\"lr\": \"fast\"}", false}, {"{\"seq-len\": 0}", false},  {"{\"seq-len\": 1.5}", false},
+        {"{\"shuffle\": 1}", false},   {"{\"model\": 5}", false},    {"{\"set\": [1]}", false},
+        {"{\"gone\": 1}", true},       {"{\"resume\": true}", true}, {"{}", true},
+    };
+    for (int i = 0; i < (int)(sizeof records / sizeof records[0]); i++) {
+        if (!json_parse(&j, "record", records[i].text, strlen(records[i].text), &err)) die("%s", err.msg);
+        options_defaults(&other);
+        CHECK(options_restore(&other, none, "FOLDER", &j, 0, &err) == records[i].ok, "%s", records[i].text);
+        CHECK(records[i].ok || strstr(err.msg, "FOLDER"), "unclear: %s", err.msg);
+        CHECK(!other.resume, "--resume is no part of a record");
+        json_free(&j);
+    }
+}
+
+int main(void) {
+    snprintf(folder, sizeof folder, "%s", test_scratch("config"));
+    path_join(config_path, folder, "config.json");
+    check_counts();
+    check_presets();
+    check_params();
+    check_keys();
+    check_impossible();
+    check_files();
+    check_parse();
+    check_recipe();
+    check_help();
+    check_restore();
+    return test_report();
+}

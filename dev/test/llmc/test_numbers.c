@@ -1,0 +1,40 @@
+// llmc/base/numbers.h: what is a number, and what is not.
+#include "../check.h"
+#include "../../../llmc/base/numbers.h"
+
+static void test_good(const char* text, double want, bool plain) {
+    double count = -1, number = -1;
+    CHECK(parse_count(text, &count) && count == want, "'%s' is %g, not %g", text, count, want);
+    CHECK(parse_number(text, &number) == plain && (!plain || number == want), "'%s' as a plain number", text);
+}
+
+int main(void) {
+    static const char* const bad[] = {"",      " ",      " 1",   "1 ",   "k",     "1kk",   "1KB",  "1ki",
+                                      "1m",    "1i",     "1kiB", "0x10", "inf",   "nan",   "-inf", "1e",
+                                      "1e999", ".",      "-",    "--1",  "1,000", "1.2.3", "+ 1",  "e5",
+                                      "1_0",   "1e308k", "-0x1", "1Kii", "1\n",   "١"};
+    double value;
+    test_good("0", 0, true);
+    test_good("42", 42, true);
+    test_good("-3", -3, true);
+    test_good("+3", 3, true);
+    test_good("1.5e3", 1500, true);
+    test_good(".5", 0.5, true);
+    test_good("5.", 5, true);
+    test_good("1e9", 1e9, true);
+    test_good("9007199254740993", 9007199254740992, true); // a double: exact up to 2^53
+    test_good("1k", 1e3, false);
+    test_good("1K", 1e3, false);
+    test_good("2.5M", 2.5e6, false);
+    test_good("3G", 3e9, false);
+    test_good("1T", 1e12, false);
+    test_good("16Ki", 16384, false);
+    test_good("1.5Mi", 1572864, false);
+    test_good("2.5Gi", 2684354560, false);
+    test_good("1Ti", 1099511627776, false);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        CHECK(!parse_count(bad[i], &value), "takes '%s' as a count", bad[i]);
+        CHECK(!parse_number(bad[i], &value), "takes '%s' as a number", bad[i]);
+    }
+    return test_report();
+}

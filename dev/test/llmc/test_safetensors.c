@@ -1,0 +1,563 @@
+/*
+Tests of llmc/formats/safetensors.h: round trips, conversions, sharded folders, and every way a file can be wrong.
+*/
+#include <math.h>
+#include "../../../llmc/base/random.h"
+#include "../../../llmc/formats/safetensors.h"
+#include "../check.h"
+
+static char folder[PATH_LENGTH]; // for all files of this test
+
+// The path of a file in the folder; good until the next call.
+static const char* in_folder(const char* name) {
+    static char path[PATH_LENGTH];
+    path_join(path, folder, name);
+    return path;
+}
+
+static void write_bytes(const char* path, const void* bytes, size_t n) {
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) die("%s: %s", path, strerror(errno));
+}
+
+// Writes a file of this header and so many bytes of data, whatever sense they make.
+static void write_raw(const char* path, const char* header, size_t data_bytes) {
+    char file[4096];
+    uint64_t length = strlen(header);
+    memset(file, 0, sizeof file);
+    memcpy(file, &length, 8);
+    memcpy(file + 8, header, length);
+    write_bytes(path, file, 8 + length + data_bytes);
+}
+
+// Opens a file that must be refused, for this reason, in one line that names the file.
+static void check_refused(const char* path, const char* why, const char* what) {
+    Safetensors st;
+    Error err;
+    bool ok = safetensors_open(&st, path, &err);
+    CHECK(!ok, "accepted: %s", what);
+    if (!ok)
+        CHECK(strstr(err.msg, why) && strncmp(err.msg, path, strlen(path)) == 0 && !strchr(err.msg, '\n'),
+              "expected '%s' for %s, got: %s", why, what, err.msg);
+    safetensors_close(&st);
+}
+
+// Declares and writes one tensor of each element type, an empty one, a scalar and one of 8 dimensions.
+static void write_sample(const char* path) {
+    static const int64_t shape[] = {3, 1}, empty[] = {4, 0}, deep[] = {1, 2, 1, 1, 2, 1, 1, 2};
+    static const uint8_t data[64] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    SafetensorsWriter w;
+    Error err;
+    safetensors_writer_open(&w, path, &err);
+    safetensors_writer_metadata(&w, "format", "pt");
+    for (int i = 0; i < SAFETENSORS_DTYPES; i++)
+        safetensors_writer_declare(&w, safetensors_dtype_name((SafetensorsDtype)i), (SafetensorsDtype)i, 2,
+                                   shape);
+    safetensors_writer_declare(&w, "empty", SAFETENSORS_F32, 2, empty);
+    safetensors_writer_declare(&w, "scalar", SAFETENSORS_F64, 0, NULL);
+    safetensors_writer_metadata(&w, "quote\"", "line\nbreak");
+    safetensors_writer_declare(&w, "deep", SAFETENSORS_U8, 8, deep);
+    safetensors_writer_begin(&w, &err);
+    for (int i = 0; i < SAFETENSORS_DTYPES; i++)
+        safetensors_writer_write(&w, data, 3 * safetensors_dtype_size((SafetensorsDtype)i), &err);
+    safetensors_writer_write(&w, NULL, 0, &err);
+    safetensors_writer_write(&w, data, 5, &err); // the scalar, in two pieces
+    safetensors_writer_write(&w, data + 5, 3, &err);
+    safetensors_writer_write(&w, data, 8, &err);
+    CHECK(safetensors_writer_close(&w, &err), "%s", err.msg);
+}
+
+static void test_round_trip(void) {
+    static const size_t sizes[SAFETENSORS_DTYPES] = {8, 4, 2, 2, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    const char* path = in_folder("sample.safetensors");
+    Safetensors st;
+    Error err;
+    write_sample(path);
+    bool ok = safetensors_open(&st, path, &err);
+    CHECK(ok, "%s", err.msg);
+    if (!ok) return;
+    CHECK(st.count == SAFETENSORS_DTYPES + 3, "%d tensors", st.count);
+    for (int i = 0; i < SAFETENSORS_DTYPES; i++) { // in the order of the file
+        const SafeTensor* t = &st.tensors[i];
+        CHECK(t == safetensors_find(&st, safetensors_dtype_name((SafetensorsDtype)i)), "%s", t->name);
+        CHECK((int)t->dtype == i && t->ndim == 2 && t->shape[0] == 3 && t->shape[1] == 1 && t->count == 3,
+              "%s", t->name);
+        CHECK(t->bytes == 3 * sizes[i] && memcmp(t->data, "\1\2\3\4\5", t->bytes < 5 ? t->bytes : 5) == 0,
+              "%s", t->name);
+        CHECK(strcmp(t->path, path) == 0, "%s", t->path);
+    }
+    const SafeTensor *empty = safetensors_find(&st, "empty"), *scalar = safetensors_find(&st, "scalar"),
+                     *deep = safetensors_find(&st, "deep");
+    CHECK(empty && empty->count == 0 && empty->bytes == 0 && empty->ndim == 2 && empty->shape[0] == 4,
+          "empty");
+    CHECK(scalar && scalar->count == 1 && scalar->ndim == 0 &&
+              memcmp(scalar->data, "\1\2\3\4\5\6\7\10", 8) == 0,
+          "scalar");
+    CHECK(deep && deep->count == 8 && deep->ndim == 8 && deep->shape[7] == 2, "deep");
+    CHECK(!safetensors_find(&st, "F31") && !safetensors_find(&st, "__metadata__") &&
+              !safetensors_find(&st, "dtype"),
+          "found what is not there");
+    const char *format = safetensors_metadata(&st, "format"), *quote = safetensors_metadata(&st, "quote\"");
+    CHECK(format && strcmp(format, "pt") == 0 && quote && strcmp(quote, "line\nbreak") == 0, "%s, %s", format,
+          quote);
+    CHECK(!safetensors_metadata(&st, "F32") && !safetensors_metadata(&st, "forma"),
+          "found what is not there");
+    size_t data = (size_t)((const char*)st.tensors[0].data - (const char*)st.map);
+    CHECK(data % SAFETENSORS_ALIGNMENT == 0, "data starts at byte %zu", data);
+    safetensors_close(&st);
+    safetensors_close(&st);
+
+    // the same calls make the same bytes
+    size_t n = 0, m = 0;
+    char* first = read_file(path, &n, &err);
+    write_sample(in_folder("again.safetensors"));
+    char* second = read_file(in_folder("again.safetensors"), &m, &err);
+    CHECK(first && second && n == m && memcmp(first, second, n) == 0, "%zu and %zu bytes", n, m);
+    free(first);
+    free(second);
+}
+
+// The exact bytes of a small file, as the format has them.
+static void test_bytes(void) {
+    static const char expected[] =
+        "\x78\0\0\0\0\0\0\0"
+        "{\"__metadata__\":{\"format\":\"pt\"},\"w\":{\"dtype\":\"F32\",\"shape\":[1,2],"
+        "\"data_offsets\":[0,8]}}                                 "
+        "\0\0\x80\x3f\0\0\0\xc0";
+    static const int64_t shape[] = {1, 2};
+    static const float values[] = {1, -2};
+    const char* path = in_folder("bytes.safetensors");
+    SafetensorsWriter w;
+    Error err;
+    size_t n = 0;
+    safetensors_writer_open(&w, path, &err);
+    safetensors_writer_metadata(&w, "format", "pt");
+    safetensors_writer_declare(&w, "w", SAFETENSORS_F32, 2, shape);
+    safetensors_writer_begin(&w, &err);
+    safetensors_writer_write(&w, values, sizeof values, &err);
+    CHECK(safetensors_writer_close(&w, &err), "%s", err.msg);
+    char* file = read_file(path, &n, &err);
+    CHECK(file && n == sizeof expected - 1 && memcmp(file, expected, n) == 0, "%zu bytes", n);
+    free(file);
+
+    // a file without tensors is a file, as is one with spaces, order and extra fields unlike ours
+    Safetensors st;
+    write_raw(path, "{}", 0);
+    CHECK(safetensors_open(&st, path, &err) && st.count == 0 && !safetensors_find(&st, "w"), "%s", err.msg);
+    safetensors_close(&st);
+    write_raw(path,
+              "{ \"b\" : {\"shape\":[ ], \"data_offsets\":[1, 9], \"dtype\":\"F64\", \"more\":0},\n"
+              "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+              "\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1,1]} }  ",
+              9);
+    bool ok = safetensors_open(&st, path, &err);
+    CHECK(ok, "%s", err.msg);
+    if (!ok) return;
+    CHECK(st.count == 3 && st.tensors[0].name[0] == 'a' && st.tensors[1].name[0] == 'z' &&
+              st.tensors[2].name[0] == 'b',
+          "not in the order of the file");
+    double x = 1; // at an odd address
+    CHECK(safetensors_read_f64(&st.tensors[2], &x, &err) && x == 0, "%g", x);
+    CHECK(!safetensors_metadata(&st, "format"), "found what is not there");
+    safetensors_close(&st);
+}
+
+static void test_conversion(void) {
+    static const struct {
+        uint16_t half;
+        double value;
+    } halves[] = {{0x0000, 0},           {0x8000, -0.0},    {0x3c00, 1},        {0xc000, -2},
+                  {0x3555, 0x1.554p-2},  {0x7bff, 65504},   {0x0001, 0x1p-24},  {0x8001, -0x1p-24},
+                  {0x03ff, 0x1.ff8p-15}, {0x0400, 0x1p-14}, {0x7c00, INFINITY}, {0xfc00, -INFINITY}},
+      brains[] = {{0x0000, 0},        {0x8000, -0.0},       {0x3f80, 1},        {0xc049, -3.140625},
+                  {0x0001, 0x1p-133}, {0x7f7f, 0x1.fep127}, {0x7f80, INFINITY}, {0xff80, -INFINITY}};
+    enum { n_half = sizeof halves / sizeof *halves, n_brain = sizeof brains / sizeof *brains, n_wide = 6 };
+    static const double f64[n_wide] = {0, -0.0, 0.1, 1e300, -1e-300, 16777217};
+    static const float f32[n_wide] = {0, -0.0f, 0.1f, 1e38f, 1e-45f, -INFINITY};
+    static const int64_t size_half = n_half, size_brain = n_brain, size_wide = n_wide, size_nan = 1;
+    static const uint16_t nan_half = 0x7e00;
+    const char* path = in_folder("conversion.safetensors");
+    SafetensorsWriter w;
+    Safetensors st;
+    Error err;
+    safetensors_writer_open(&w, path, &err);
+    safetensors_writer_declare(&w, "odd", SAFETENSORS_U8, 1, &size_nan); // puts all the rest at odd addresses
+    safetensors_writer_declare(&w, "f16", SAFETENSORS_F16, 1, &size_half);
+    safetensors_writer_declare(&w, "bf16", SAFETENSORS_BF16, 1, &size_brain);
+    safetensors_writer_declare(&w, "f32", SAFETENSORS_F32, 1, &size_wide);
+    safetensors_writer_declare(&w, "f64", SAFETENSORS_F64, 1, &size_wide);
+    safetensors_writer_declare(&w, "nan", SAFETENSORS_F16, 1, &size_nan);
+    safetensors_writer_begin(&w, &err);
+    safetensors_writer_write(&w, "x", 1, &err);
+    for (int i = 0; i < n_half; i++) safetensors_writer_write(&w, &halves[i].half, 2, &err);
+    for (int i = 0; i < n_brain; i++) safetensors_writer_write(&w, &brains[i].half, 2, &err);
+    safetensors_writer_write(&w, f32, sizeof f32, &err);
+    safetensors_writer_write(&w, f64, sizeof f64, &err);
+    safetensors_writer_write(&w, &nan_half, 2, &err);
+    CHECK(safetensors_writer_close(&w, &err), "%s", err.msg);
+
+    bool ok = safetensors_open(&st, path, &err);
+    CHECK(ok, "%s", err.msg);
+    if (!ok) return;
+    static const char* const names[] = {"f16", "bf16", "f32", "f64"};
+    static const int counts[] = {n_half, n_brain, n_wide, n_wide};
+    for (int k = 0; k < 4; k++) {
+        float narrow[16];
+        double wide[16];
+        const SafeTensor* t = safetensors_find(&st, names[k]);
+        CHECK(safetensors_read_f32(t, narrow, &err) && safetensors_read_f64(t, wide, &err), "%s", err.msg);
+        for (int i = 0; i < counts[k]; i++) {
+            double want = k == 0   ? halves[i].value
+                          : k == 1 ? brains[i].value
+                          : k == 2 ? (double)f32[i]
+                                   : f64[i];
+            float want_narrow = (float)want;
+            CHECK(memcmp(&wide[i], &want, sizeof want) == 0, "%s[%d] is %a, not %a", names[k], i, wide[i],
+                  want);
+            CHECK(memcmp(&narrow[i], &want_narrow, sizeof want_narrow) == 0, "%s[%d] is %a, not %a", names[k],
+                  i, (double)narrow[i], (double)want_narrow);
+        }
+    }
+    float f = 5;
+    double d = 5;
+    CHECK(safetensors_read_f32(safetensors_find(&st, "nan"), &f, &err) && isnan(f), "%g", (double)f);
+    CHECK(safetensors_read_f64(safetensors_find(&st, "nan"), &d, &err) && isnan(d), "%g", d);
+    const SafeTensor* odd = safetensors_find(&st, "odd");
+    f = 5, d = 5;
+    CHECK(!safetensors_read_f32(odd, &f, &err) && f == 5 && strstr(err.msg, "'odd': has type U8"), "%s",
+          err.msg);
+    CHECK(!safetensors_read_f64(odd, &d, &err) && d == 5 && strstr(err.msg, path), "%s", err.msg);
+    safetensors_close(&st);
+}
+
+// ----------------------------------------------------------------------------
+// files that must be refused
+
+// Shorthand for a header of one tensor "a", and of two.
+#define ONE(dtype, shape, offsets)                                                                           \
+    "{\"a\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+#define TWO(first, second)                                                                                   \
+    "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" first                                         \
+    "},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" second "}}"
+
+static void test_bad_headers(void) {
+    static const struct {
+        const char* header;
+        size_t data_bytes;
+        const char* why;
+    } rows[] = {
+        {"", 0, "header: bad JSON at byte 0"},
+        {"{\"a\":", 0, "header: bad JSON at byte 5"},
+        {"{} x", 0, "header: bad JSON at byte 3"},
+        {" {}", 0, "does not begin with '{'"},
+        {"[]", 0, "does not begin with '{'"},
+        {"null", 0, "does not begin with '{'"},
+        {"{\"a\":1}", 0, "'a': its description is no JSON object"},
+        {"{\"a\":[]}", 0, "'a': its description is no JSON object"},
+        {"{\"a\\nb\":null}", 0, "'a?b': its description"},
+        {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'dtype' is missing"},
+        {ONE("4", "[1]", "[0,4]"), 4, "'dtype' is missing or no string"},
+        {ONE("\"F8_E4M3\"", "[4]", "[0,4]"), 4, "type 'F8_E4M3' is not supported"},
+        {ONE("\"f32\"", "[1]", "[0,4]"), 4, "type 'f32' is not supported"},
+        {ONE("\"\"", "[1]", "[0,4]"), 4, "type '' is not supported"},
+        {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "'shape' is missing"},
+        {ONE("\"F32\"", "1", "[0,4]"), 4, "'shape' is missing or no array"},
+        {ONE("\"F32\"", "{}", "[0,4]"), 4, "'shape' is missing or no array"},
+        {ONE("\"F32\"", "[1.5]", "[0,6]"), 6, "its shape is not integers"},
+        {ONE("\"F32\"", "[\"1\"]", "[0,4]"), 4, "its shape is not integers"},
+        {ONE("\"F32\"", "[null]", "[0,4]"), 4, "its shape is not integers"},
+        {ONE("\"F32\"", "[9223372036854775808]", "[0,4]"), 4, "its shape is not integers"},
+        {ONE("\"F32\"", "[-1]", "[0,4]"), 4, "negative size"},
+        {ONE("\"F32\"", "[-1,-1]", "[0,4]"), 4, "negative size"},
+        {ONE("\"F32\"", "[0,-1]", "[0,0]"), 0, "negative size"},
+        {ONE("\"F32\"", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, "more than 8 dimensions"},
+        {ONE("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0, "its shape is too large"},
+        {ONE("\"F32\"", "[4611686018427387904]", "[0,0]"), 0, "its shape is too large"},
+        {ONE("\"F32\"", "[4294967296,2147483648,2,1]", "[0,4]"), 4, "its shape is too large"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "'data_offsets' is missing"},
+        {ONE("\"F32\"", "[1]", "4"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "{\"b\":0,\"e\":4}"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[]"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[4]"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[0,4,4]"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[0,\"4\"]"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[0.5,4.5]"), 5, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[4,0]"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[-4,0]"), 4, "'data_offsets' is missing or not"},
+        {ONE("\"F32\"", "[1]", "[0,3]"), 4, "need 4 bytes, but its data_offsets span 3"},
+        {ONE("\"F32\"", "[2]", "[0,4]"), 4, "need 8 bytes, but its data_offsets span 4"},
+        {ONE("\"F32\"", "[0]", "[0,4]"), 4, "need 0 bytes, but its data_offsets span 4"},
+        {ONE("\"F32\"", "[]", "[0,8]"), 8, "need 4 bytes, but its data_offsets span 8"},
+        {ONE("\"F32\"", "[1]", "[0,9223372036854775807]"), 4, "span 9223372036854775807"},
+        {ONE("\"F32\"", "[1]", "[9223372036854775800,9223372036854775804]"), 4, "it was cut short"},
+        {ONE("\"F32\"", "[1]", "[0,4]"), 3,
+         "ends at byte 4 of the data, of which the file has 3: it was cut short"},
+        {ONE("\"F32\"", "[1]", "[0,4]"), 0, "it was cut short"},
+        {ONE("\"F32\"", "[1]", "[0,4]"), 5, "1 bytes at the end of the file belong to no tensor"},
+        {ONE("\"F32\"", "[1]", "[1,5]"), 5, "'a': begins at byte 1 of the data: leaves a hole"},
+        {"{}", 1, "1 bytes at the end of the file belong to no tensor"},
+        {TWO("[0,4]", "[5,9]"), 9, "'b': begins at byte 5 of the data: leaves a hole"},
+        {TWO("[5,9]", "[0,4]"), 9, "'a': begins at byte 5 of the data: leaves a hole"},
+        {TWO("[0,4]", "[3,7]"), 7, "'b': begins at byte 3 of the data: overlaps"},
+        {TWO("[0,4]", "[0,4]"), 4, "'b': begins at byte 0 of the data: overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[2,2]}}",
+         4, "'z': begins at byte 2 of the data: overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+         "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+         2, "duplicate key 'a'"},
+        {"{\"__metadata__\":\"pt\"}", 0, "'__metadata__' is no object"},
+        {"{\"__metadata__\":{\"format\":1}}", 0, "'__metadata__' holds something not a string"},
+        {"{\"__metadata__\":{\"x\":\"\",\"x\":\"\"}}", 0, "duplicate key 'x'"},
+    };
+    const char* path = in_folder("bad.safetensors");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        write_raw(path, rows[i].header, rows[i].data_bytes);
+        check_refused(path, rows[i].why, rows[i].header);
+    }
+}
+
+static void test_bad_files(void) {
+    const char* path = in_folder("bad.safetensors");
+    char file[64] = {0};
+    static const uint64_t lengths[] = {3, 57, (100 << 20) + 1, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63};
+    check_refused(in_folder("missing.safetensors"), "cannot open", "a missing file");
+    check_refused(folder, "is no regular file", "a folder");
+    check_refused("/dev/null", "is no regular file", "a device");
+    path = in_folder("bad.safetensors");
+    write_bytes(path, file, 0);
+    check_refused(path, "0 bytes are too few", "an empty file");
+    write_bytes(path, file, 7);
+    check_refused(path, "7 bytes are too few", "a file of 7 bytes");
+    write_bytes(path, file, 8);
+    check_refused(path, "header: bad JSON at byte 0: expected a value, but the text ends here",
+                  "a header of 0 bytes");
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        memcpy(file, &lengths[i], 8);
+        write_bytes(path, file, lengths[i] == 3 ? 10 : sizeof file);
+        check_refused(path, "its header claims", "a header that is too long");
+    }
+    // a header above the limit that does fit into the file, which is all hole and costs no disk
+    memcpy(file, &lengths[2], 8);
+    write_bytes(path, file, 8);
+    if (truncate(path, 128 << 20) == 0)
+        check_refused(path, "its header claims 104857601 bytes", "a header above the limit");
+    remove(path);
+}
+
+// Cuts a good file at every length, then changes bytes at random. A cut file is refused; a changed one may
+// be taken for good, and then all of it can be read.
+static void test_damage(void) {
+    const char* path = in_folder("sample.safetensors");
+    Safetensors st;
+    Error err;
+    size_t n = 0, header = 0;
+    write_sample(path);
+    char* file = read_file(path, &n, &err);
+    if (!file) die("%s", err.msg);
+    memcpy(&header, file, 8);
+    path = in_folder("damaged.safetensors");
+    write_bytes(path, file, n);
+    for (size_t cut = n; cut-- > 0;) {
+        if (truncate(path, (off_t)cut) != 0) die("%s: %s", path, strerror(errno));
+        bool ok = safetensors_open(&st, path, &err);
+        CHECK(!ok, "%zu of %zu bytes were accepted", cut, n);
+        safetensors_close(&st);
+    }
+    enum { rounds = 5000 };
+    int accepted = 0, wrong = 0;
+    char* damaged = (char*)malloc(n);
+    int fd = open(path, O_WRONLY); // kept open: much quicker than making the file anew
+    for (int round = 0; round < rounds; round++) {
+        memcpy(damaged, file, n);
+        for (int k = 0; k <= round % 2; k++) {
+            uint64_t r = random_u64(1, (uint64_t)k, (uint64_t)round);
+            // mostly the header's text, whose digits and brackets are swapped for others half of the time
+            size_t at = r % 16 ? 8 + (r >> 4) % header : (r >> 4) % n;
+            damaged[at] = r >> 40 & 1 ? "0123456789[]{}\",:-"[(r >> 41) % 18] : (char)(r >> 48);
+        }
+        if (pwrite(fd, damaged, n, 0) != (ssize_t)n) die("%s: %s", path, strerror(errno));
+        bool ok = safetensors_open(&st, path, &err);
+        accepted += ok;
+        if (!ok) wrong += strchr(err.msg, '\n') || strncmp(err.msg, path, strlen(path)) != 0;
+        double values[64];
+        for (int i = 0; i < st.count; i++) {
+            const SafeTensor* t = &st.tensors[i];
+            wrong += safetensors_find(&st, t->name) != t || t->count > 64;
+            if (t->count <= 64) safetensors_read_f64(t, values, &err);
+            for (size_t b = 0; b < t->bytes; b++) values[0] += ((const char*)t->data)[b];
+        }
+        safetensors_close(&st);
+    }
+    CHECK(wrong == 0, "%d files", wrong);
+    CHECK(accepted > 0 && accepted < rounds, "%d of %d accepted: the damage tests nothing", accepted, rounds);
+    close(fd);
+    free(damaged);
+    free(file);
+}
+
+// ----------------------------------------------------------------------------
+// the writer's own errors
+
+static void test_writer_errors(void) {
+    static const int64_t four = 4, minus = -1, huge[] = {(int64_t)1 << 40, (int64_t)1 << 40},
+                         big = (int64_t)1 << 62;
+    const char* path = in_folder("writer.safetensors");
+    static const char data[16] = {0};
+    SafetensorsWriter w;
+    Error err, first;
+    // Each case opens a writer, goes wrong in one way, and expects it in the closing message.
+#define CASE(why, ...)                                                                                       \
+    do {                                                                                                     \
+        safetensors_writer_open(&w, path, &err);                                                             \
+        __VA_ARGS__;                                                                                         \
+        bool closed = safetensors_writer_close(&w, &err);                                                    \
+        CHECK(!closed && strstr(err.msg, why) && strstr(err.msg, path), "expected '%s', got: %s", why,       \
+              err.msg);                                                                                      \
+    } while (0)
+#define DECLARE(name) safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &four)
+#define BEGIN()       safetensors_writer_begin(&w, &err)
+#define WRITE(bytes)  safetensors_writer_write(&w, data, bytes, &err)
+    CASE("closed before anything was written", DECLARE("a"));
+    CASE("'a': the last 4 of its 4 bytes were not written", DECLARE("a"); BEGIN());
+    CASE("'b': the last 1 of its 4 bytes were not written", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(4);
+         WRITE(3));
+    CASE("'a': got 5 bytes, but only 4 are left", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(5));
+    CASE("'a': got 4 bytes, but only 1 are left", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(3); WRITE(4));
+    CASE("got 1 bytes more than all its tensors have", DECLARE("a"); BEGIN(); WRITE(4); WRITE(1));
+    CASE("got 1 bytes more than all its tensors have", BEGIN(); WRITE(1));
+    CASE("duplicate key 'a'", DECLARE("a"); DECLARE("b"); DECLARE("a"); BEGIN());
+    CASE("__metadata__", DECLARE("__metadata__"); BEGIN());
+    CASE("duplicate key '__metadata__'", DECLARE("__metadata__"); safetensors_writer_metadata(&w, "k", "v");
+         BEGIN());
+    CASE("negative size", safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 1, &minus); BEGIN());
+    CASE("too large", safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 2, huge); BEGIN());
+    CASE(
+        "data_offsets", for (int i = 0; i < 2; i++) { // each fits, their sum does not
+            const char name[] = {(char)('a' + i), '\0'};
+            safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &big);
+        } BEGIN());
+
+    // what went wrong first is what every later call says
+    safetensors_writer_open(&w, path, &err);
+    DECLARE("a");
+    BEGIN();
+    CHECK(!WRITE(5), "accepted");
+    first = err;
+    CHECK(!WRITE(4) && strcmp(err.msg, first.msg) == 0, "%s", err.msg);
+    CHECK(!safetensors_writer_close(&w, &err) && strcmp(err.msg, first.msg) == 0, "%s", err.msg);
+
+    // a place where no file can be made
+    const char* nowhere = in_folder("no such folder/x.safetensors");
+    CHECK(!safetensors_writer_open(&w, nowhere, &err) && strstr(err.msg, nowhere), "%s", err.msg);
+    DECLARE("a");
+    CHECK(!BEGIN() && !WRITE(4), "accepted");
+    CHECK(!safetensors_writer_close(&w, &err) && strstr(err.msg, "cannot create"), "%s", err.msg);
+
+    // a full disk, noticed while writing much and while flushing little
+    if (access("/dev/full", W_OK) != 0) return;
+    for (int64_t bytes = 16; bytes <= 1 << 20; bytes <<= 16) {
+        char* block = (char*)xcalloc((size_t)bytes, 1);
+        safetensors_writer_open(&w, "/dev/full", &err);
+        safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 1, &bytes);
+        BEGIN();
+        safetensors_writer_write(&w, block, (size_t)bytes, &err);
+        CHECK(!safetensors_writer_close(&w, &err) && strstr(err.msg, "/dev/full: cannot write: "), "%s",
+              err.msg);
+        free(block);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Hugging Face folders
+
+// Writes a file of tensors of four bytes, one for each letter of `names`, which it is filled with.
+static void write_letters(const char* file, const char* names) {
+    static const int64_t four = 4;
+    SafetensorsWriter w;
+    Error err;
+    safetensors_writer_open(&w, in_folder(file), &err);
+    for (const char* c = names; *c; c++) {
+        const char name[] = {*c, '\0'};
+        safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &four);
+    }
+    safetensors_writer_begin(&w, &err);
+    for (const char* c = names; *c; c++) {
+        const char data[] = {*c, *c, *c, *c};
+        safetensors_writer_write(&w, data, 4, &err);
+    }
+    if (!safetensors_writer_close(&w, &err)) die("%s", err.msg);
+}
+
+static void check_letters(const SafetensorsSet* set, const char* names) {
+    for (const char* c = names; *c; c++) {
+        const char name[] = {*c, '\0'};
+        const SafeTensor* t = safetensors_set_find(set, name);
+        CHECK(t && strcmp(t->name, name) == 0 && memchr(t->data, *c, 1), "'%s'", name);
+    }
+    CHECK(!safetensors_set_find(set, "?") && !safetensors_set_find(set, "__metadata__"),
+          "found what is not there");
+}
+
+static void test_sets(void) {
+    static const struct {
+        const char *index, *why;
+    } rows[] = {
+        {"[]", "'weight_map' is missing or no object"},
+        {"{\"weight_map\":[]}", "'weight_map' is missing or no object"},
+        {"{\"weight_map\":", "bad JSON at byte 14"},
+        {"{\"weight_map\":{\"a\":1}}", "'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\"\"}}", "'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\"../s1\"}}", "'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\"..\"}}", "is no regular file"},
+        {"{\"weight_map\":{\"a\":\"s3\"}}", "s3: cannot open"},
+        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s1\",\"d\":\"s2\"}}", "s1: should hold 'c'"},
+        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s2\"}}",
+         "lists 3 tensors, but the shards hold 4"},
+        {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\",\"c\":\"s2\"}}", "duplicate key 'a'"},
+    };
+    static const char good[] = "{\"metadata\":{\"total_size\":16},"
+                               "\"weight_map\":{\"a\":\"s1\",\"c\":\"s2\",\"b\":\"s1\",\"d\":\"s2\"}}";
+    SafetensorsSet set;
+    Error err;
+    CHECK(!safetensors_set_open(&set, folder, &err) && strstr(err.msg, "holds neither model.safetensors nor"),
+          "%s", err.msg);
+    write_letters("s1", "ab");
+    write_letters("s2", "cd");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        write_bytes(in_folder("model.safetensors.index.json"), rows[i].index, strlen(rows[i].index));
+        bool ok = safetensors_set_open(&set, folder, &err);
+        CHECK(!ok, "accepted: %s", rows[i].index);
+        if (!ok)
+            CHECK(strstr(err.msg, rows[i].why) && strstr(err.msg, folder), "%s: %s", rows[i].index, err.msg);
+        CHECK(set.count == 0 && !set.files, "not empty after an error");
+        safetensors_set_close(&set);
+    }
+    write_bytes(in_folder("model.safetensors.index.json"), good, strlen(good));
+    bool ok = safetensors_set_open(&set, folder, &err);
+    CHECK(ok && set.count == 2, "%s", err.msg);
+    check_letters(&set, "abcd");
+    safetensors_set_close(&set);
+
+    write_letters("model.safetensors", "xy"); // comes before the index, as it does in Hugging Face's code
+    ok = safetensors_set_open(&set, folder, &err);
+    CHECK(ok && set.count == 1, "%s", err.msg);
+    check_letters(&set, "xy");
+    safetensors_set_close(&set);
+
+    write_raw(in_folder("model.safetensors"), "{}", 1);
+    CHECK(!safetensors_set_open(&set, folder, &err) && strstr(err.msg, "belong to no tensor"), "%s", err.msg);
+}
+
+int main(void) {
+    snprintf(folder, sizeof folder, "%s", test_scratch("safetensors"));
+    test_round_trip();
+    test_bytes();
+    test_conversion();
+    test_bad_headers();
+    test_bad_files();
+    test_damage();
+    test_writer_errors();
+    test_sets();
+    return test_report();
+}

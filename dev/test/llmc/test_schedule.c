@@ -1,0 +1,71 @@
+/*
+Tests of llmc/run/schedule.h: the corners, closed forms, and that no step of a run is wasted at rate 0.
+*/
+#include "../check.h"
+#include "../../../llmc/run/schedule.h"
+
+static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15; }
+
+// Warm-up and cosine at points where the formula is simple. Steps of 0 tokens read the curve at a point.
+static void test_shape(void) {
+    static const struct {
+        int64_t tokens;
+        double rate;
+    } points[] = {
+        {0, 0},      {50, 0.25}, {100, 0.5}, {200, 1},    {400, 0.75},          {500, 0.5},
+        {600, 0.25}, {800, 0},   {801, 0},   {100000, 0}, {INT64_MAX / 2, 0.0},
+    };
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        double rate = schedule_lr(3, 200, 800, points[i].tokens, 0);
+        CHECK(close_to(rate, 3 * points[i].rate), "%lld tokens: %.17g", (long long)points[i].tokens, rate);
+    }
+}
+
+static void test_middle_of_the_step(void) {
+    CHECK(close_to(schedule_lr(1, 200, 800, 0, 100), 0.25), "the first step");
+    CHECK(close_to(schedule_lr(1, 200, 800, 350, 100), 0.75), "a step on the cosine");
+    CHECK(close_to(schedule_lr(1, 200, 800, 700, 100), schedule_lr(1, 200, 800, 750, 0)), "the last step");
+    // of a last step that reaches over the end, only the tokens before the end count
+    CHECK(close_to(schedule_lr(1, 200, 800, 790, 1000), schedule_lr(1, 200, 800, 795, 0)), "over the end");
+    CHECK(schedule_lr(1, 200, 800, 799, 1000) > 0, "the last token");
+    CHECK(schedule_lr(1, 200, 800, 800, 1000) == 0, "past the end");
+}
+
+static void test_edges(void) {
+    CHECK(close_to(schedule_lr(1, 0, 800, 0, 0), 1), "no warm-up starts at the peak");
+    CHECK(close_to(schedule_lr(1, 0, 800, 400, 0), 0.5), "no warm-up");
+    CHECK(close_to(schedule_lr(1, 800, 800, 400, 0), 0.5), "all warm-up");
+    CHECK(close_to(schedule_lr(1, 1600, 800, 700, 100), 750.0 / 1600), "warm-up longer than the training");
+    CHECK(schedule_lr(1, 1600, 800, 800, 100) == 0, "past the end of a training that was all warm-up");
+    CHECK(schedule_lr(1, 0, 0, 0, 100) == 0, "no training at all");
+    CHECK(schedule_lr(0, 200, 800, 400, 100) == 0, "rate 0");
+    const int64_t huge = (int64_t)1 << 60;
+    CHECK(close_to(schedule_lr(1, 0, huge, huge / 2, 0), 0.5), "2^60 tokens");
+    CHECK(schedule_lr(1, huge, huge, 0, (int64_t)1 << 40) > 0, "2^60 tokens of warm-up");
+}
+
+// The paper's recipe at 125m: every step has a positive rate, rising through the warm-up and falling
+// afterwards, and over the whole run the rates add up to the area under the curve.
+static void test_recipe(void) {
+    const int64_t step = 524288, warmup = 268435456, max = 2684354560;
+    const double peak = 2e-3;
+    double sum = 0, before = 0;
+    for (int64_t tokens = 0; tokens < max; tokens += step) {
+        double rate = schedule_lr(peak, warmup, max, tokens, step);
+        bool rises = tokens + step <= warmup;
+        CHECK(rate > 0 && rate <= peak, "%lld tokens: %g", (long long)tokens, rate);
+        CHECK(tokens == 0 || tokens == warmup || (rate > before) == rises, "%lld tokens: %g after %g",
+              (long long)tokens, rate, before);
+        before = rate;
+        sum += rate * (double)step;
+    }
+    CHECK(fabs(sum / (peak * (double)max / 2) - 1) < 1e-12, "the area is %.17g", sum);
+}
+
+int main(void) {
+    test_shape();
+    test_middle_of_the_step();
+    test_edges();
+    test_recipe();
+    return test_report();
+}

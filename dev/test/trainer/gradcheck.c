@@ -1,0 +1,126 @@
+/*
+The backward pass against finite differences, in double: every tensor of every variant in variants.h.
+
+The numeric gradient of the mean loss L by a weight w is the central difference of fourth order,
+  (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h,
+whose own error is of order h^4 for the formula and 1e-16 / h for rounding. A tensor's error is
+||analytic - numeric|| / ||numeric||, over all of its elements, or over SUBSET of them, drawn without
+replacement from a fixed seed, where the sequence is long. Where the numeric gradient is exactly zero, as that
+of queries at T = 1, the error is relative to the whole model's gradient instead.
+*/
+#ifndef REAL_IS_DOUBLE
+#define REAL_IS_DOUBLE
+#endif
+#define main train_fox_main
+#include "../../../train_fox.c"
+#undef main
+#include "../check.h"
+#include "variants.h"
+
+#define STEP   2e-4 // the worst error measured is then 5e-9, and 2e-7 at five times the step
+#define LIMIT  1e-6
+#define LONG   100 // T from which a subset of elements is checked
+#define SUBSET 8
+
+typedef struct {
+    Model model;
+    int32_t *inputs, *targets;
+} Setup;
+
+static double mean_loss(Setup* s) {
+    model_forward(&s->model, s->inputs);
+    return model_loss(&s->model, s->targets, 0, false, NULL) / (double)(s->model.B * s->model.T);
+}
+
+static double mean_loss_at(Setup* s, real* weight, double value) {
+    double before = *weight;
+    *weight = value;
+    double loss = mean_loss(s);
+    *weight = before;
+    return loss;
+}
+
+static double numeric_gradient(Setup* s, real* weight) {
+    double w = *weight, h = STEP;
+    double near = mean_loss_at(s, weight, w + h) - mean_loss_at(s, weight, w - h);
+    double far = mean_loss_at(s, weight, w + 2 * h) - mean_loss_at(s, weight, w - 2 * h);
+    return (8 * near - far) / (12 * h);
+}
+
+static void analytic_gradient(Setup* s) {
+    Model* model = &s->model;
+    memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
+    model_forward(model, s->inputs);
+    model_loss(model, s->targets, 1 / (double)(model->B * model->T), true, NULL);
+    model_backward(model, s->inputs);
+    model_freeze(model);
+}
+
+// The error of tensor p; *elements counts those that were looked at.
+static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t* elements) {
+    Model* model = &s->model;
+    int64_t n = model->T >= LONG ? min64(SUBSET, p->count) : p->count;
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = p->offset + random_permute(17, (uint64_t)p->offset, p->count, i);
+        double numeric = numeric_gradient(s, &model->params[at]);
+        difference += (model->grads[at] - numeric) * (model->grads[at] - numeric);
+        norm += numeric * numeric;
+    }
+    *elements += n;
+    return sqrt(difference) / (norm > 0 ? sqrt(norm) : model_norm);
+}
+
+// A frozen tensor has no gradient, and an update leaves it as it is, whatever its gradient.
+static void check_frozen(Model* model, const Param* p) {
+    Options options;
+    options_defaults(&options);
+    real *w = model->params + p->offset, *g = model->grads + p->offset;
+    real* before = (real*)xcalloc((size_t)p->count, sizeof(real));
+    memcpy(before, w, (size_t)p->count * sizeof(real));
+    for (int64_t i = 0; i < p->count; i++) CHECK(g[i] == 0, "%s has a gradient of %g", p->name, g[i]);
+    for (int64_t i = 0; i < p->count; i++) g[i] = 1;
+    model_update(model, &options, 1e-3, 1, 1);
+    CHECK(memcmp(before, w, (size_t)p->count * sizeof(real)) == 0, "%s was updated", p->name);
+    variant_weights(model); // as they were, for the rest
+    free(before);
+}
+
+static double check_variant(const Variant* variant) {
+    Setup s;
+    s.model = variant_model(variant->name, variant->B, variant->T);
+    s.inputs = random_tokens(&s.model, variant->B * variant->T, 0);
+    s.targets = random_tokens(&s.model, variant->B * variant->T, 1);
+    analytic_gradient(&s);
+    double model_norm = global_norm(s.model.grads, s.model.table.count), worst = 0;
+    const char* worst_name = "";
+    int64_t elements = 0;
+    for (int r = 0; r < s.model.table.num_rows; r++) {
+        const Param* p = &s.model.table.rows[r];
+        if (!p->trainable) {
+            check_frozen(&s.model, p);
+            continue;
+        }
+        double error = tensor_error(&s, p, model_norm, &elements);
+        CHECK(error <= LIMIT, "%s: %s is off by %.2e", variant->name, p->name, error);
+        if (error > worst) worst = error, worst_name = p->name;
+    }
+    printf("%-62s %2lld x %-4lld %6lld  %-46s %.1e\n", variant->name, (long long)variant->B,
+           (long long)variant->T, (long long)elements, worst_name, worst);
+    free(s.inputs);
+    free(s.targets);
+    model_free(&s.model);
+    return worst;
+}
+
+int main(void) {
+    omp_set_num_threads(1); // waking threads would take longer than models this small
+    double worst = 0;
+    printf("%-62s %9s %6s  %-46s %s\n", "variant", "B x T", "checked", "worst tensor", "error");
+    for (int i = 0; i < NUM_VARIANTS; i++) {
+        double error = check_variant(&variants[i]);
+        worst = error > worst ? error : worst;
+    }
+    printf("worst relative error %.1e, limit %.0e\n", worst, LIMIT);
+    return test_report();
+}

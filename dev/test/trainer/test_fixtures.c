@@ -1,0 +1,149 @@
+/*
+train_fox.c against the PyTorch fixtures (dev/reference/): loss of every token, logits, every gradient, and
+three AdamW steps, for the families and every switch.
+
+Built twice. In double everything must agree to 1e-9. In float the error against the fp64 fixture is held to
+that of PyTorch's own float32, stored beside it: over all tensors of a fixture (RMS of the ratios) to twice of
+it. A single tensor may be off by four times: both numbers are draws of rounding noise, short tensors come out
+right or wrong by luck, and of PyTorch's own further draws one in a thousand is beyond 2.5 times
+(dev/reference/README.md).
+*/
+#define main train_fox_main
+#include "../../../train_fox.c"
+#undef main
+#include <glob.h>
+#include "../check.h"
+
+#ifdef REAL_IS_DOUBLE
+#define LIMIT(float32_error) 1e-9 // the worst measured is 2e-14
+#define MEAN_LIMIT           1.0
+#else
+#define LIMIT(float32_error) (4 * (float32_error))
+#define MEAN_LIMIT           0.5 // of the single limit, so twice the float32_error; the worst was 0.29
+#endif
+
+typedef struct {
+    const char* folder;
+    Safetensors expected;
+    double squares;       // sum of (error over limit)^2
+    int tensors;          // that it is over
+    double worst;         // largest error over limit
+    char worst_name[160]; // and whose it is
+} Fixture;
+
+// The fp64 values of a tensor of the fixture, for the caller to free; NULL if it has none.
+static double* fixture_values(const Fixture* f, const char* prefix, const char* name) {
+    Error err;
+    char full[160];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const SafeTensor* t = safetensors_find(&f->expected, full);
+    if (!t) return NULL;
+    double* values = (double*)xcalloc((size_t)t->count, sizeof(double));
+    if (!safetensors_read_f64(t, values, &err)) die("%s", err.msg);
+    return values;
+}
+
+// Checks ||got - expected|| / ||expected|| against the limit.
+static void compare(Fixture* f, const char* prefix, const char* name, const real* got, int64_t n) {
+    char full[160];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    double* expected = fixture_values(f, prefix, name);
+    double* float32_error = fixture_values(f, "float32_error.", full);
+    CHECK(expected, "%s: %s is missing", f->folder, full);
+    if (!expected) return;
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        difference += ((double)got[i] - expected[i]) * ((double)got[i] - expected[i]);
+        norm += expected[i] * expected[i];
+    }
+    double error = sqrt(difference / norm), limit = LIMIT(float32_error ? *float32_error : 1e-6);
+    CHECK(error <= limit, "%s: %s is off by %.2e, more than %.2e", f->folder, full, error, limit);
+    f->squares += error / limit * (error / limit);
+    f->tensors++;
+    if (error / limit > f->worst) {
+        f->worst = error / limit;
+        snprintf(f->worst_name, sizeof f->worst_name, "%s", full);
+    }
+    free(expected);
+    free(float32_error);
+}
+
+static int32_t* fixture_tokens(const Fixture* f, const char* name, int64_t shape[2]) {
+    const SafeTensor* t = safetensors_find(&f->expected, name);
+    if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2) die("%s: no tokens", f->folder);
+    memcpy(shape, t->shape, 2 * sizeof shape[0]);
+    int32_t* tokens = (int32_t*)xcalloc((size_t)t->count, sizeof(int32_t));
+    memcpy(tokens, t->data, t->bytes);
+    return tokens;
+}
+
+static void check_fixture(const char* folder) {
+    Error err;
+    Config config;
+    Fixture f;
+    char path[PATH_LENGTH];
+    int64_t shape[2];
+    memset(&f, 0, sizeof f);
+    f.folder = strrchr(folder, '/') + 1;
+    path_join(path, folder, "expected.safetensors");
+    if (!config_read(&config, folder, &err) || !safetensors_open(&f.expected, path, &err)) die("%s", err.msg);
+    int32_t* tokens = fixture_tokens(&f, "tokens", shape);
+    int32_t* targets = fixture_tokens(&f, "targets", shape);
+    int64_t BT = shape[0] * shape[1], V = config.vocab_size;
+
+    Model model = model_new(&config, true);
+    if (!checkpoint_load_weights(folder, &model.table, model.params, sizeof(real), &err)) die("%s", err.msg);
+    model_allocate_activations(&model, shape[0], shape[1]);
+    real* logits = (real*)xcalloc((size_t)(BT * V), sizeof(real));
+
+    Options options;
+    options_defaults(&options);
+    double* losses = fixture_values(&f, "", "losses");
+    double* norms = fixture_values(&f, "", "grad_norms");
+    for (int step = 0; step < (losses ? 4 : 1); step++) {
+        memset(model.grads, 0, (size_t)model.table.count * sizeof(real));
+        model_forward(&model, tokens);
+        double loss = model_loss(&model, targets, (real)(1 / (double)BT), true, logits) / (double)BT;
+        model_backward(&model, tokens);
+        model_freeze(&model);
+        double norm = global_norm(model.grads, model.table.count);
+        if (step == 0) {
+            compare(&f, "", "loss", model.acts.losses, BT);
+            compare(&f, "", "logits", logits, BT * V);
+            for (int r = 0; r < model.table.num_rows; r++) {
+                const Param* p = &model.table.rows[r];
+                if (p->trainable) compare(&f, "grad.", p->name, model.grads + p->offset, p->count);
+            }
+        }
+        if (!losses) break;
+        double limit = LIMIT(1e-6); // the worst measured: 2.9e-7 in float, 7e-16 in double
+        CHECK(fabs(loss / losses[step] - 1) <= limit, "%s: loss of step %d is %.12g", f.folder, step, loss);
+        if (step == 3) break;
+        CHECK(fabs(norm / norms[step] - 1) <= limit, "%s: norm of step %d is %.12g", f.folder, step, norm);
+        model_update(&model, &options, 1e-3, norm > 1 ? 1 / norm : 1, step + 1);
+    }
+    for (int r = 0; losses && r < model.table.num_rows; r++) {
+        const Param* p = &model.table.rows[r];
+        compare(&f, "step3.", p->name, model.params + p->offset, p->count);
+    }
+    double mean = sqrt(f.squares / f.tensors);
+    CHECK(mean <= MEAN_LIMIT, "%s: errors are %.3f of their limits in the mean", f.folder, mean);
+    printf("%-34s error %5.3f of the limit in the mean, %5.3f at worst, %s\n", f.folder, mean, f.worst,
+           f.worst_name);
+    free(losses);
+    free(norms);
+    free(logits);
+    free(tokens);
+    free(targets);
+    model_free(&model);
+    safetensors_close(&f.expected);
+}
+
+int main(void) {
+    glob_t found;
+    if (glob("dev/test/fixtures/model/*", 0, NULL, &found) != 0)
+        die("no fixtures in dev/test/fixtures/model");
+    for (size_t i = 0; i < found.gl_pathc; i++) check_fixture(found.gl_pathv[i]);
+    globfree(&found);
+    return test_report();
+}

@@ -1,0 +1,469 @@
+/*
+Causal attention without a gate by cuDNN's fused kernels, for the baselines: what llmc/attention/attention.cuh computes
+with c NULL, on the same layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN 9.10 or later
+and nothing else; in any other, these functions say that it is missing.
+
+cuDNN takes no call "attention": it is given the formula as a graph of small operations on tensors most of
+which exist on paper only ("virtual"), recognises the pattern and answers with a plan, one or a few fused
+kernels. So the graphs below are not ours to simplify: an operation more, less or elsewhere may give a pattern
+that it does not know. Each tensor has dimensions [B, NH, rows, columns] and strides of its own, by which
+[B, T, NH, dh] is read as it lies.
+
+A plan fits one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
+current at the first call. Not for several threads at once.
+*/
+#ifndef LLMC_ATTENTION_CUDNN_CUH
+#define LLMC_ATTENTION_CUDNN_CUH
+
+#include "../cuda/cuda_common.cuh"
+
+#ifdef USE_CUDNN
+
+#include <cudnn.h>
+#include <math.h>
+
+#if CUDNN_VERSION < 91000
+#error "llmc/attention/cudnn.cuh needs cuDNN 9.10 or later: update it, or build without USE_CUDNN"
+#endif
+
+// ----------------------------------------------------------------------------
+// checked calls
+
+static inline const char* cudnn_reason(cudnnStatus_t status) {
+    static char text[200];
+    snprintf(text, sizeof text, "%s: ", cudnnGetErrorString(status));
+    size_t n = strlen(text);
+    cudnnGetLastErrorString(text + n, sizeof text - n);
+    for (char* p = text; *p; p++) // one line, like every message
+        if (*p == '\n') *p = ' ';
+    return text;
+}
+
+static inline void cudnn_check(cudnnStatus_t status, const char* call, const char* file, int line) {
+    if (status == CUDNN_STATUS_SUCCESS) return;
+    const char* hint = CUDNN_STATUS_CATEGORY(status) == 1000 // not initialised, libraries that do not fit
+                           ? "; see LD_LIBRARY_PATH: are all of cuDNN's libraries there, and of one version?"
+                           : "; --attention fox does without cuDNN";
+    die("%s:%d: %s: %s%s", file, line, call, cudnn_reason(status), hint);
+}
+#define CUDNN_CHECK(call) cudnn_check(call, #call, __FILE__, __LINE__)
+
+// ----------------------------------------------------------------------------
+// descriptors: what everything in cuDNN's graph interface is. Attributes are set one by one, then it is made
+// final.
+
+typedef cudnnBackendDescriptor_t CudnnDescriptor;
+
+static inline CudnnDescriptor cudnn_descriptor(cudnnBackendDescriptorType_t type) {
+    CudnnDescriptor d;
+    CUDNN_CHECK(cudnnBackendCreateDescriptor(type, &d));
+    return d;
+}
+static inline CudnnDescriptor cudnn_final(CudnnDescriptor d) {
+    CUDNN_CHECK(cudnnBackendFinalize(d));
+    return d;
+}
+
+static inline void cudnn_set(CudnnDescriptor d, cudnnBackendAttributeName_t name,
+                             cudnnBackendAttributeType_t type, int64_t count, const void* values) {
+    CUDNN_CHECK(cudnnBackendSetAttribute(d, name, type, count, values));
+}
+#define CUDNN_SETTER(value_type, type)                                                                       \
+    static inline void cudnn_set(CudnnDescriptor d, cudnnBackendAttributeName_t name, value_type value) {    \
+        cudnn_set(d, name, type, 1, &value);                                                                 \
+    }
+CUDNN_SETTER(bool, CUDNN_TYPE_BOOLEAN)
+CUDNN_SETTER(int64_t, CUDNN_TYPE_INT64)
+CUDNN_SETTER(cudnnDataType_t, CUDNN_TYPE_DATA_TYPE)
+CUDNN_SETTER(cudnnPointwiseMode_t, CUDNN_TYPE_POINTWISE_MODE)
+CUDNN_SETTER(cudnnReduceTensorOp_t, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE)
+CUDNN_SETTER(cudnnBackendHeurMode_t, CUDNN_TYPE_HEUR_MODE)
+CUDNN_SETTER(cudnnHandle_t, CUDNN_TYPE_HANDLE)
+CUDNN_SETTER(CudnnDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR)
+#undef CUDNN_SETTER
+
+// ----------------------------------------------------------------------------
+// graphs
+
+typedef struct {
+    int64_t B, T, NH, dh;
+    CudnnDescriptor operations[32];
+    int64_t count;
+    int64_t virtual_tensors;
+} CudnnGraph;
+
+// The tensors that a plan is given; numbers are floats on the host.
+enum {
+    CUDNN_Q = 1,
+    CUDNN_K,
+    CUDNN_V,
+    CUDNN_O,
+    CUDNN_LSE,
+    CUDNN_DOUT,
+    CUDNN_DQ,
+    CUDNN_DK,
+    CUDNN_DV,
+    CUDNN_DQ_SUM, // [B, NH, T, dh] in float, where blocks of keys add up dq
+    CUDNN_DELTA,  // [B, NH, T] dout o
+    CUDNN_SCALE,  // number
+    CUDNN_MASKED, // number
+    CUDNN_ONE,    // number
+    CUDNN_TENSORS,
+    CUDNN_VIRTUAL = 0
+};
+
+static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataType_t type,
+                                           const int64_t dims[4], const int64_t strides[4]) {
+    CudnnDescriptor d = cudnn_descriptor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    int64_t number = id ? id : CUDNN_TENSORS + g->virtual_tensors++, alignment = 16;
+    cudnn_set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, number);
+    cudnn_set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
+    cudnn_set(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment);
+    cudnn_set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims);
+    cudnn_set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides);
+    cudnn_set(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, id == CUDNN_VIRTUAL);
+    cudnn_set(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, id == CUDNN_SCALE || id == CUDNN_MASKED || id == CUDNN_ONE);
+    return cudnn_final(d);
+}
+
+// bf16 [B, T, NH, dh], each head a [T, dh] matrix, or its transpose
+static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id) {
+    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->T, g->dh},
+            strides[4] = {g->T * row, g->dh, row, 1};
+    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
+}
+static inline CudnnDescriptor cudnn_heads_transposed(CudnnGraph* g, int64_t id) {
+    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->dh, g->T},
+            strides[4] = {g->T * row, g->dh, 1, row};
+    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
+}
+// [B, NH, T, columns]
+static inline CudnnDescriptor cudnn_rows(CudnnGraph* g, int64_t id, cudnnDataType_t type, int64_t columns) {
+    int64_t head = g->T * columns, dims[4] = {g->B, g->NH, g->T, columns},
+            strides[4] = {g->NH * head, head, columns, 1};
+    return cudnn_tensor(g, id, type, dims, strides);
+}
+static inline CudnnDescriptor cudnn_statistic(CudnnGraph* g, int64_t id) {
+    return cudnn_rows(g, id, CUDNN_DATA_FLOAT, 1);
+}
+static inline CudnnDescriptor cudnn_scores(CudnnGraph* g, cudnnDataType_t type = CUDNN_DATA_FLOAT) {
+    return cudnn_rows(g, CUDNN_VIRTUAL, type, g->T);
+}
+static inline CudnnDescriptor cudnn_scores_transposed(CudnnGraph* g) {
+    int64_t T = g->T, dims[4] = {g->B, g->NH, T, T}, strides[4] = {g->NH * T * T, T * T, 1, T};
+    return cudnn_tensor(g, CUDNN_VIRTUAL, CUDNN_DATA_BFLOAT16, dims, strides);
+}
+static inline CudnnDescriptor cudnn_number(CudnnGraph* g, int64_t id) {
+    const int64_t ones[4] = {1, 1, 1, 1};
+    return cudnn_tensor(g, id, CUDNN_DATA_FLOAT, ones, ones);
+}
+
+// Each operation returns its output.
+static inline CudnnDescriptor cudnn_add(CudnnGraph* g, CudnnDescriptor operation, CudnnDescriptor output) {
+    if (g->count == (int64_t)(sizeof g->operations / sizeof *g->operations))
+        die("a cuDNN graph is too large");
+    g->operations[g->count++] = cudnn_final(operation);
+    return output;
+}
+
+static inline CudnnDescriptor cudnn_matmul(CudnnGraph* g, CudnnDescriptor a, CudnnDescriptor b,
+                                           CudnnDescriptor c) {
+    CudnnDescriptor matmul = cudnn_descriptor(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    cudnn_set(matmul, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
+    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, cudnn_final(matmul));
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
+    return cudnn_add(g, operation, c);
+}
+
+static inline CudnnDescriptor cudnn_reduce(CudnnGraph* g, cudnnReduceTensorOp_t op, CudnnDescriptor x,
+                                           CudnnDescriptor y) {
+    CudnnDescriptor reduction = cudnn_descriptor(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    cudnn_set(reduction, CUDNN_ATTR_REDUCTION_OPERATOR, op);
+    cudnn_set(reduction, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
+    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, cudnn_final(reduction));
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
+    return cudnn_add(g, operation, y);
+}
+
+// y = x transposed: the same elements under other strides
+static inline CudnnDescriptor cudnn_reshape(CudnnGraph* g, CudnnDescriptor x, CudnnDescriptor y) {
+    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
+    return cudnn_add(g, operation, y);
+}
+
+// y = mode(x), mode(x, b) or, with t, t ? x : b; an index is that along `axis`
+static inline CudnnDescriptor cudnn_pointwise(CudnnGraph* g, cudnnPointwiseMode_t mode, CudnnDescriptor x,
+                                              CudnnDescriptor b, CudnnDescriptor y, CudnnDescriptor t = NULL,
+                                              cudnnDataType_t computes = CUDNN_DATA_FLOAT,
+                                              int64_t axis = -1) {
+    CudnnDescriptor pointwise = cudnn_descriptor(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_MODE, mode);
+    cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, computes);
+    if (axis >= 0) cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_AXIS, axis);
+    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, cudnn_final(pointwise));
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
+    if (b) cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
+    if (t) cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
+    cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
+    return cudnn_add(g, operation, y);
+}
+
+// Scores of keys behind their query become -inf.
+static inline CudnnDescriptor cudnn_causal(CudnnGraph* g, CudnnDescriptor scores) {
+    CudnnDescriptor row = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL,
+                                          cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 2);
+    CudnnDescriptor column = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL,
+                                             cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 3);
+    CudnnDescriptor seen = cudnn_pointwise(g, CUDNN_POINTWISE_CMP_GE, row, column,
+                                           cudnn_scores(g, CUDNN_DATA_BOOLEAN), NULL, CUDNN_DATA_BOOLEAN);
+    return cudnn_pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, scores, cudnn_number(g, CUDNN_MASKED),
+                           cudnn_scores(g), seen);
+}
+
+static inline void cudnn_forward_graph(CudnnGraph* g) {
+    CudnnDescriptor s =
+        cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads_transposed(g, CUDNN_K), cudnn_scores(g));
+    s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, cudnn_number(g, CUDNN_SCALE), cudnn_scores(g));
+    s = cudnn_causal(g, s);
+    CudnnDescriptor top = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
+    s = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, s, top, cudnn_scores(g));
+    CudnnDescriptor e = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
+    CudnnDescriptor sum = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, cudnn_statistic(g, CUDNN_VIRTUAL));
+    CudnnDescriptor log_sum =
+        cudnn_pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, cudnn_statistic(g, CUDNN_VIRTUAL));
+    cudnn_pointwise(g, CUDNN_POINTWISE_ADD, top, log_sum, cudnn_statistic(g, CUDNN_LSE));
+    CudnnDescriptor p = cudnn_pointwise(g, CUDNN_POINTWISE_DIV, e, sum, cudnn_scores(g, CUDNN_DATA_BFLOAT16));
+    cudnn_matmul(g, p, cudnn_heads(g, CUDNN_V), cudnn_heads(g, CUDNN_O));
+}
+
+// `deterministic`: dq is one product, for which all of ds is written out; otherwise blocks of keys add to dq
+// as they come.
+static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
+    CudnnDescriptor q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads_transposed(g, CUDNN_K),
+                    vt = cudnn_heads_transposed(g, CUDNN_V), dout = cudnn_heads(g, CUDNN_DOUT);
+    CudnnDescriptor scale = cudnn_number(g, CUDNN_SCALE);
+
+    CudnnDescriptor products = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, dout, cudnn_heads(g, CUDNN_O),
+                                               cudnn_rows(g, CUDNN_VIRTUAL, CUDNN_DATA_FLOAT, g->dh));
+    CudnnDescriptor delta =
+        cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, products, cudnn_statistic(g, CUDNN_VIRTUAL));
+    // the pattern has dropout's factor here
+    delta = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, delta, cudnn_number(g, CUDNN_ONE),
+                            cudnn_statistic(g, CUDNN_DELTA));
+
+    CudnnDescriptor s = cudnn_matmul(g, q, kt, cudnn_scores(g));
+    s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, scale, cudnn_scores(g));
+    s = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, s, cudnn_statistic(g, CUDNN_LSE), cudnn_scores(g));
+    s = cudnn_causal(g, s);
+    CudnnDescriptor p = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
+    cudnn_matmul(g, cudnn_reshape(g, p, cudnn_scores_transposed(g)), dout, cudnn_heads(g, CUDNN_DV));
+
+    CudnnDescriptor ds = cudnn_matmul(g, dout, vt, cudnn_scores(g));
+    ds = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, ds, delta, cudnn_scores(g));
+    ds = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, ds, p, cudnn_scores(g));
+    ds = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, cudnn_scores(g));
+    cudnn_matmul(g, cudnn_reshape(g, ds, cudnn_scores_transposed(g)), q, cudnn_heads(g, CUDNN_DK));
+
+    CudnnDescriptor k = cudnn_reshape(g, kt, cudnn_heads(g, CUDNN_VIRTUAL)), dq = cudnn_heads(g, CUDNN_DQ);
+    if (deterministic) {
+        cudnn_matmul(g, ds, k, dq);
+    } else {
+        CudnnDescriptor sum = cudnn_matmul(g, ds, k, cudnn_rows(g, CUDNN_DQ_SUM, CUDNN_DATA_FLOAT, g->dh));
+        cudnn_pointwise(g, CUDNN_POINTWISE_IDENTITY, sum, NULL, dq);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// plans
+
+typedef enum { CUDNN_FORWARD, CUDNN_BACKWARD, CUDNN_BACKWARD_DETERMINISTIC } CudnnPass;
+
+typedef struct CudnnPlan {
+    CudnnPass pass;
+    int64_t B, T, NH, dh;
+    CudnnDescriptor plan;
+    int64_t workspace; // bytes of cuDNN's own
+    struct CudnnPlan* next;
+} CudnnPlan;
+
+static inline cudnnHandle_t cudnn_handle(void) {
+    static cudnnHandle_t handle;
+    if (handle) return handle;
+    if (cudnnGetVersion() < 91000)
+        die("this program was built for cuDNN 9.10 or later and found %zu.%zu: update it, or see "
+            "LD_LIBRARY_PATH",
+            cudnnGetVersion() / 10000, cudnnGetVersion() / 100 % 100);
+    CUDNN_CHECK(cudnnCreate(&handle));
+    return handle;
+}
+
+// The plan that cuDNN likes best of those it can run here; NULL, with the reason, if there is none.
+static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handle, cudnnStatus_t* status) {
+    enum { MOST = 8 };
+    CudnnDescriptor graph = cudnn_descriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    cudnn_set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->count, g->operations);
+    cudnn_set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle);
+    *status = cudnnBackendFinalize(graph);
+    if (*status != CUDNN_STATUS_SUCCESS) return NULL;
+
+    CudnnDescriptor heuristics = cudnn_descriptor(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MOST];
+    cudnn_set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+    cudnn_set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
+    *status = cudnnBackendFinalize(heuristics);
+    if (*status != CUDNN_STATUS_SUCCESS) return NULL;
+    for (int i = 0; i < MOST; i++) configs[i] = cudnn_descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    int64_t found = 0;
+    *status = cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST, &found, configs);
+    if (*status == CUDNN_STATUS_SUCCESS && found == 0) *status = CUDNN_STATUS_NOT_SUPPORTED;
+    for (int64_t i = 0; i < found && i < MOST; i++) {
+        CudnnDescriptor plan = cudnn_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+        cudnn_set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle);
+        cudnn_set(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
+        *status = cudnnBackendFinalize(plan);
+        if (*status == CUDNN_STATUS_SUCCESS) return plan;
+        cudnnBackendDestroyDescriptor(plan);
+    }
+    return NULL;
+}
+
+// The plan for a shape, made at the first call. It keeps its graph's descriptors.
+static inline const CudnnPlan* cudnn_plan(CudnnPass pass, int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    static CudnnPlan* plans;
+    for (CudnnPlan* p = plans; p; p = p->next)
+        if (p->pass == pass && p->B == B && p->T == T && p->NH == NH && p->dh == dh) return p;
+    CudnnGraph g;
+    memset(&g, 0, sizeof g);
+    g.B = B, g.T = T, g.NH = NH, g.dh = dh;
+    if (pass == CUDNN_FORWARD)
+        cudnn_forward_graph(&g);
+    else
+        cudnn_backward_graph(&g, pass == CUDNN_BACKWARD_DETERMINISTIC);
+
+    CudnnPlan* p = (CudnnPlan*)xcalloc(1, sizeof *p);
+    cudnnStatus_t status;
+    p->pass = pass, p->B = B, p->T = T, p->NH = NH, p->dh = dh;
+    p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
+    if (!p->plan)
+        die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here: "
+            "use "
+            "--attention fox (%s)",
+            cudnnGetVersion(),
+            pass == CUDNN_FORWARD    ? "forward"
+            : pass == CUDNN_BACKWARD ? "backward"
+                                     : "deterministic backward",
+            (long long)B, (long long)T, (long long)NH, (long long)dh, cudnn_reason(status));
+    CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
+                                         1, NULL, &p->workspace));
+    p->next = plans;
+    return plans = p;
+}
+
+// Runs a plan on the tensors that at[] has, by their CUDNN_ number.
+static inline void cudnn_run(const CudnnPlan* p, void* const at[CUDNN_TENSORS], void* workspace,
+                             cudaStream_t stream) {
+    int64_t ids[CUDNN_TENSORS], count = 0;
+    void* pointers[CUDNN_TENSORS];
+    for (int64_t id = 1; id < CUDNN_TENSORS; id++)
+        if (at[id]) ids[count] = id, pointers[count++] = at[id];
+    CudnnDescriptor pack = cudnn_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids);
+    cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
+    cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    cudnn_final(pack);
+    CUDNN_CHECK(cudnnSetStream(cudnn_handle(), stream));
+    CUDNN_CHECK(cudnnBackendExecute(cudnn_handle(), p->plan, pack));
+    CUDNN_CHECK(cudnnBackendDestroyDescriptor(pack));
+}
+
+// ----------------------------------------------------------------------------
+// attention
+
+// The workspace of a backward pass: delta and the sums of dq, then cuDNN's own, each aligned.
+static inline size_t attention_cudnn_aligned(int64_t bytes) { return (size_t)(bytes + 255) / 256 * 256; }
+static inline size_t attention_cudnn_delta_bytes(const CudnnPlan* p) {
+    return attention_cudnn_aligned(p->B * p->NH * p->T * (int64_t)sizeof(float));
+}
+static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
+    if (p->pass == CUDNN_BACKWARD_DETERMINISTIC) return 0;
+    return attention_cudnn_aligned(p->B * p->NH * p->T * p->dh * (int64_t)sizeof(float));
+}
+static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
+    return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
+}
+
+// Bytes that forward and backward passes of a shape need, one at a time. A deterministic backward pass keeps
+// all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any other the sums of dq, 4 bytes an
+// element.
+static inline size_t attention_cudnn_workspace(int64_t B, int64_t T, int64_t NH, int64_t dh,
+                                               bool deterministic) {
+    const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, B, T, NH, dh);
+    const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), B, T, NH, dh);
+    size_t first = (size_t)forward->workspace;
+    size_t second = attention_cudnn_delta_bytes(backward) + attention_cudnn_dq_bytes(backward) +
+                    (size_t)backward->workspace;
+    return first > second ? first : second;
+}
+
+// As attention_forward with c NULL: writes o and lse.
+static inline void attention_cudnn_forward(bf16* o, float* lse, void* workspace, const bf16* q, const bf16* k,
+                                           const bf16* v, int64_t B, int64_t T, int64_t NH, int64_t dh,
+                                           cudaStream_t stream) {
+    const CudnnPlan* p = cudnn_plan(CUDNN_FORWARD, B, T, NH, dh);
+    float scale = 1 / sqrtf((float)dh), masked = -INFINITY;
+    void* at[CUDNN_TENSORS] = {};
+    at[CUDNN_Q] = (void*)q, at[CUDNN_K] = (void*)k, at[CUDNN_V] = (void*)v;
+    at[CUDNN_O] = o, at[CUDNN_LSE] = lse;
+    at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked;
+    cudnn_run(p, at, workspace, stream);
+}
+
+// As attention_backward with c NULL: writes dq, dk and dv. Unless `deterministic`, dq's last bits differ from
+// run to run.
+static inline void attention_cudnn_backward(bf16* dq, bf16* dk, bf16* dv, void* workspace, const bf16* dout,
+                                            const bf16* q, const bf16* k, const bf16* v, const bf16* o,
+                                            const float* lse, bool deterministic, int64_t B, int64_t T,
+                                            int64_t NH, int64_t dh, cudaStream_t stream) {
+    const CudnnPlan* p = cudnn_plan(attention_cudnn_backward_pass(deterministic), B, T, NH, dh);
+    float scale = 1 / sqrtf((float)dh), masked = -INFINITY, one = 1;
+    char* rest = (char*)workspace;
+    void* at[CUDNN_TENSORS] = {};
+    at[CUDNN_Q] = (void*)q, at[CUDNN_K] = (void*)k, at[CUDNN_V] = (void*)v;
+    at[CUDNN_O] = (void*)o, at[CUDNN_LSE] = (void*)lse, at[CUDNN_DOUT] = (void*)dout;
+    at[CUDNN_DQ] = dq, at[CUDNN_DK] = dk, at[CUDNN_DV] = dv;
+    at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked, at[CUDNN_ONE] = &one;
+    at[CUDNN_DELTA] = rest, rest += attention_cudnn_delta_bytes(p);
+    if (!deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
+    cudnn_run(p, at, rest, stream);
+}
+
+#else // without cuDNN
+
+static inline void attention_cudnn_missing(void) {
+    die("this program was built without cuDNN: build it with USE_CUDNN=1, or use --attention fox");
+}
+static inline size_t attention_cudnn_workspace(int64_t, int64_t, int64_t, int64_t, bool) {
+    attention_cudnn_missing();
+    return 0;
+}
+static inline void attention_cudnn_forward(bf16*, float*, void*, const bf16*, const bf16*, const bf16*,
+                                           int64_t, int64_t, int64_t, int64_t, cudaStream_t) {
+    attention_cudnn_missing();
+}
+static inline void attention_cudnn_backward(bf16*, bf16*, bf16*, void*, const bf16*, const bf16*, const bf16*,
+                                            const bf16*, const bf16*, const float*, bool, int64_t, int64_t,
+                                            int64_t, int64_t, cudaStream_t) {
+    attention_cudnn_missing();
+}
+
+#endif // USE_CUDNN
+
+#endif // LLMC_ATTENTION_CUDNN_CUH

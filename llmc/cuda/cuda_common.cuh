@@ -1,0 +1,116 @@
+/*
+What every CUDA file stands on: checked calls, the compute type, small device functions.
+*/
+#ifndef LLMC_CUDA_COMMON_CUH
+#define LLMC_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include "../base/common.h"
+
+// Weights, activations and their gradients on their way through the model; sums, statistics and gates are
+// float.
+typedef __nv_bfloat16 bf16;
+
+// ----------------------------------------------------------------------------
+// checked calls
+
+static inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
+    if (error == cudaSuccess) return;
+    const char* hint = error == cudaErrorMemoryAllocation ? "; lower --micro-batch or --seq-len"
+                       : error == cudaErrorNoKernelImageForDevice
+                           ? "; this binary has no code for this GPU: build with ARCHS for it (make help)"
+                       : error == cudaErrorInsufficientDriver
+                           ? "; the driver is older than this CUDA: update it"
+                           : "";
+    die("%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(error), hint);
+}
+#define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
+
+// After a launch: finds a bad launch configuration at once; what happens on the device shows at a later call.
+#define CUDA_CHECK_LAUNCH() cuda_check(cudaGetLastError(), "kernel launch", __FILE__, __LINE__)
+
+template <class T> __host__ __device__ static inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
+
+// ----------------------------------------------------------------------------
+// 16 bytes at a time: the widest load and store there is
+
+template <class T> struct alignas(16) Pack {
+    static constexpr int size = 16 / sizeof(T);
+    T at[size];
+    __device__ T& operator[](int i) { return at[i]; }
+    __device__ const T& operator[](int i) const { return at[i]; }
+};
+typedef Pack<bf16> Pack8;
+typedef Pack<float> Pack4;
+
+// p must be aligned to 16 bytes
+template <class T> __device__ static inline Pack<T> load16(const T* p) { return *(const Pack<T>*)p; }
+template <class T> __device__ static inline void store16(T* p, const Pack<T>& x) { *(Pack<T>*)p = x; }
+// the same for data that is read or written once: it need not stay in the caches
+template <class T> __device__ static inline Pack<T> load16_once(const T* p) {
+    int4 bits = __ldcs((const int4*)p);
+    Pack<T> x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+template <class T> __device__ static inline void store16_once(T* p, const Pack<T>& x) {
+    int4 bits;
+    memcpy(&bits, &x, sizeof x);
+    __stcs((int4*)p, bits);
+}
+
+// Eight bf16 as they lie in memory. What is loaded ahead of its use stays four registers that nobody touches,
+// and so waits for, until they are unpacked; the compiler takes a Pack8 apart into eight right behind its
+// load.
+typedef uint4 Raw8;
+__device__ static inline Raw8 load_raw8(const bf16* p) { return *(const uint4*)p; }
+__device__ static inline Raw8 load_raw8_once(const bf16* p) { return __ldcs((const uint4*)p); }
+__device__ static inline void store16(bf16* p, const Raw8& x) { *(uint4*)p = x; }
+__device__ static inline void store16_once(bf16* p, const Raw8& x) { __stcs((uint4*)p, x); }
+
+// Arithmetic is in float: eight bf16 become floats, and eight floats are rounded to bf16, nearest even.
+__device__ static inline void unpack8(float x[8], const Raw8& raw) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(words[i] << 16);
+        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+__device__ static inline void unpack8(float x[8], const Pack8& p) {
+    for (int i = 0; i < 8; i++) x[i] = __bfloat162float(p[i]);
+}
+__device__ static inline Raw8 pack8(const float x[8]) {
+    uint32_t words[4];
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        memcpy(&words[i], &pair, sizeof pair);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ static inline void store8(float* p, const float x[8]) {
+    store16(p, Pack4{{x[0], x[1], x[2], x[3]}});
+    store16(p + 4, Pack4{{x[4], x[5], x[6], x[7]}});
+}
+
+// ----------------------------------------------------------------------------
+// sums over a warp: every lane gets the result, and every run the same bits
+
+__device__ static inline float warp_sum(float x) {
+    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+__device__ static inline float warp_max(float x) {
+    for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+    return x;
+}
+
+// 1 / (1 + exp(-x)) within 3 ulp, by the units for 2^x and 1/x: expf and a division would treat denormal
+// numbers too, and neither 2^-126 nor its inverse counts beside 1.
+__device__ static inline float sigmoidf(float x) {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
+    return __fdividef(1.0f, 1.0f + e);
+}
+
+#endif // LLMC_CUDA_COMMON_CUH

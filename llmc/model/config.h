@@ -1,0 +1,445 @@
+/*
+The configuration of a model: one struct, the presets, and config.json.
+
+One table below has a row for every key of config.json. Reading and writing the file, `--set KEY=VALUE` and
+the range checks all walk it, so a key is described once.
+*/
+#ifndef LLMC_CONFIG_H
+#define LLMC_CONFIG_H
+
+#include <math.h>
+#include "../base/common.h"
+#include "../formats/json.h"
+#include "../base/numbers.h"
+
+typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
+
+typedef struct {
+    int64_t vocab_size;        // V
+    int64_t hidden_size;       // d
+    int64_t num_hidden_layers; // L
+    int64_t num_heads;         // NH; head size dh = d / NH
+    int64_t intermediate_size; // I; 0 (null in the file) derives it from hidden_ratio
+    double hidden_ratio;       // r in I = 256 ceil(floor(d r 2/3) / 256)
+    double initializer_range;  // standard deviation of every matrix at the start
+    double norm_eps;           // of every RMSNorm but QK norm's, which is QK_NORM_EPS
+    double rope_base;          // angle of channel i at time t: t * rope_base^(-2 i / dh)
+    bool use_rope;
+    bool use_output_gate;
+    bool use_output_norm;
+    bool qk_norm;
+    bool qk_norm_share; // one weight [dh] for all heads instead of [d]
+    bool use_k_shift;
+    bool use_v_shift;
+    GateType fgate_type;
+    bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
+    double decay_time_min;        // its T_min, in tokens
+    double decay_time_max;        // its T_max, in tokens
+    double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
+    int64_t bos_token_id;         // -1 is null
+    int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
+} Config;
+
+#define QK_NORM_EPS 1e-5
+
+// T_min and T_max of a long gate where the file has null: those of ALiBi's slopes
+#define CONFIG_DECAY_TIME_MIN 2
+#define CONFIG_DECAY_TIME_MAX 256
+
+// What a preset trains with unless options say otherwise. Counts are tokens.
+typedef struct {
+    int64_t seq_len, batch_tokens, max_tokens, warmup_tokens;
+    double lr;
+} Recipe;
+
+// ----------------------------------------------------------------------------
+// derived sizes
+
+// dh, the channels of a head
+static inline int64_t config_head_size(const Config* c) { return c->hidden_size / c->num_heads; }
+
+// I, the width of the MLP
+static inline int64_t config_mlp_size(const Config* c) {
+    if (c->intermediate_size) return c->intermediate_size;
+    int64_t wanted = (int64_t)floor((double)c->hidden_size * c->hidden_ratio * 2 / 3);
+    return (wanted + 255) / 256 * 256;
+}
+
+// Is there a forget gate of any kind?
+static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
+// Does attention leave out blocks that its gates make weightless? The CPU trainer, the reference, never does.
+static inline bool config_prunes(const Config* c) {
+    return config_has_gate(c) && !isnan(c->log_pruning_tolerance);
+}
+
+// The id that separates documents: eos_token_id, or the last one.
+static inline int64_t config_end_of_text(const Config* c) {
+    return c->eos_token_id >= 0 ? c->eos_token_id : c->vocab_size - 1;
+}
+
+// The name in config.json's architectures: a plain Transformer has a class of its own in the paper's code.
+static inline bool config_is_plain_transformer(const Config* c) {
+    return c->fgate_type == GATE_NONE && c->use_rope && !c->qk_norm && !c->use_output_norm &&
+           !c->use_output_gate && !c->use_k_shift && !c->use_v_shift;
+}
+
+// Bias of the forget gate of head i of NH under "long" initialisation: b = -log(expm1(1 / T_i)), so that
+// logsigmoid(b) = -1 / T_i and the head forgets by 1/e in T_i tokens; T_i log-spaced from T_min to T_max.
+static inline double config_long_gate_bias(const Config* c, int64_t head) {
+    double step = c->num_heads > 1 ? (double)head / (double)(c->num_heads - 1) : 0;
+    double decay_time = c->decay_time_min * pow(c->decay_time_max / c->decay_time_min, step);
+    return -log(expm1(1 / decay_time));
+}
+
+// ----------------------------------------------------------------------------
+// the table of keys
+
+typedef enum {
+    KEY_INT,       // int64_t
+    KEY_INT_NULL,  // int64_t; null stands for the row's `null_value`
+    KEY_REAL,      // double
+    KEY_DECAY,     // double; null, its default, unless the gate's initialisation is long
+    KEY_REAL_NULL, // double; null stands for NAN
+    KEY_BOOL,      // bool
+    KEY_GATE,      // GateType
+    KEY_TEXT,      // no field: `text` is the only value there is
+    KEY_FALSE,     // no field: false is the only value there is
+    KEY_NULL       // no field: null is the only value there is
+} KeyType;
+
+typedef struct {
+    const char* name;
+    KeyType type;
+    size_t offset; // of the field in Config
+    double min, max, null_value;
+    const char* text;
+} ConfigKey;
+
+#define CONFIG_FIELD(name, type, min, max, null_value)                                                       \
+    { #name, type, offsetof(Config, name), min, max, null_value, NULL }
+
+static const ConfigKey config_keys[] = {
+    CONFIG_FIELD(vocab_size, KEY_INT, 2, 1 << 24, 0),
+    CONFIG_FIELD(hidden_size, KEY_INT, 1, 1 << 16, 0),
+    CONFIG_FIELD(hidden_ratio, KEY_REAL, 0.01, 64, 0),
+    CONFIG_FIELD(intermediate_size, KEY_INT_NULL, 1, 1 << 20, 0),
+    CONFIG_FIELD(num_hidden_layers, KEY_INT, 1, 1024, 0),
+    CONFIG_FIELD(num_heads, KEY_INT, 1, 1024, 0),
+    {"num_kv_heads", KEY_NULL, 0, 0, 0, 0, NULL},
+    {"hidden_act", KEY_TEXT, 0, 0, 0, 0, "swish"},
+    {"window_size", KEY_NULL, 0, 0, 0, 0, NULL},
+    {"max_position_embeddings", KEY_NULL, 0, 0, 0, 0, NULL},
+    CONFIG_FIELD(initializer_range, KEY_REAL, 0, 10, 0),
+    CONFIG_FIELD(norm_eps, KEY_REAL, 0, 1, 0),
+    CONFIG_FIELD(rope_base, KEY_REAL, 1, 1e12, 0),
+    CONFIG_FIELD(use_rope, KEY_BOOL, 0, 0, 0),
+    CONFIG_FIELD(use_output_gate, KEY_BOOL, 0, 0, 0),
+    {"ogate_act", KEY_TEXT, 0, 0, 0, 0, "sigmoid"},
+    CONFIG_FIELD(use_output_norm, KEY_BOOL, 0, 0, 0),
+    CONFIG_FIELD(qk_norm, KEY_BOOL, 0, 0, 0),
+    {"qk_norm_share_param_across_head", KEY_BOOL, offsetof(Config, qk_norm_share), 0, 0, 0, NULL},
+    CONFIG_FIELD(use_k_shift, KEY_BOOL, 0, 0, 0),
+    CONFIG_FIELD(use_v_shift, KEY_BOOL, 0, 0, 0),
+    CONFIG_FIELD(fgate_type, KEY_GATE, 0, 0, 0),
+    CONFIG_FIELD(fgate_bias_init, KEY_BOOL, 0, 0, 0),
+    CONFIG_FIELD(decay_time_min, KEY_DECAY, 1e-3, 1e12, CONFIG_DECAY_TIME_MIN),
+    CONFIG_FIELD(decay_time_max, KEY_DECAY, 1e-3, 1e12, CONFIG_DECAY_TIME_MAX),
+    CONFIG_FIELD(log_pruning_tolerance, KEY_REAL_NULL, -1e4, 0, 0),
+    {"tie_word_embeddings", KEY_FALSE, 0, 0, 0, 0, NULL},
+    CONFIG_FIELD(bos_token_id, KEY_INT_NULL, 0, (1 << 24) - 1, -1),
+    CONFIG_FIELD(eos_token_id, KEY_INT_NULL, 0, (1 << 24) - 1, -1),
+};
+#define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
+
+static const char* const config_gate_names[] = {"full", "bias_only", "fixed",
+                                                "none"}; // in the order of GateType
+
+// Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
+// names the file or option in messages.
+static inline bool config_set(Config* c, const char* where, const char* name, const char* text, Error* err) {
+    const ConfigKey* key = NULL;
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
+    if (!key) return fail(err, "%s: no config key is called '%s'; --dry-run prints them all", where, name);
+    void* field = (char*)c + key->offset;
+    bool is_null = strcmp(text, "null") == 0;
+    double number = 0;
+    switch (key->type) {
+    case KEY_INT_NULL:
+        if (is_null) {
+            *(int64_t*)field = (int64_t)key->null_value;
+            return true;
+        }
+        FALLTHROUGH;
+    case KEY_INT:
+        if (!parse_count(text, &number) || number != floor(number) || number < key->min || number > key->max)
+            return fail(err, "%s: %s=%s is not a whole number from %.0f to %.0f", where, name, text, key->min,
+                        key->max);
+        *(int64_t*)field = (int64_t)number;
+        return true;
+    case KEY_REAL_NULL:
+        if (is_null) {
+            *(double*)field = NAN;
+            return true;
+        }
+        FALLTHROUGH;
+    case KEY_DECAY:
+        if (is_null && key->type == KEY_DECAY) {
+            *(double*)field = key->null_value;
+            return true;
+        }
+        FALLTHROUGH;
+    case KEY_REAL:
+        if (!parse_number(text, &number) || !(number >= key->min && number <= key->max))
+            return fail(err, "%s: %s=%s is not a number from %g to %g", where, name, text, key->min,
+                        key->max);
+        *(double*)field = number;
+        return true;
+    case KEY_BOOL:
+        if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+            return fail(err, "%s: %s=%s is neither true nor false", where, name, text);
+        *(bool*)field = text[0] == 't';
+        return true;
+    case KEY_GATE:
+        for (int i = 0; i < 4; i++) {
+            if (strcmp(text, config_gate_names[i]) != 0) continue;
+            *(GateType*)field = (GateType)i;
+            return true;
+        }
+        return fail(err, "%s: %s=%s is none of full, bias_only, fixed, none", where, name, text);
+    case KEY_TEXT:
+        if (strcmp(text, key->text) == 0) return true;
+        return fail(err, "%s: %s=%s is not supported, only %s", where, name, text, key->text);
+    case KEY_FALSE:
+        if (strcmp(text, "false") == 0) return true;
+        return fail(err, "%s: %s=%s is not supported, only false", where, name, text);
+    case KEY_NULL:
+        if (is_null) return true;
+        // the paper's code writes the number of heads here when every head has keys and values of its own
+        if (strcmp(name, "num_kv_heads") == 0 && atoll(text) == (long long)c->num_heads) return true;
+        return fail(err, "%s: %s=%s is not supported, only null", where, name, text);
+    }
+    return false;
+}
+
+// Does the gate's bias start from config_long_gate_bias?
+static inline bool config_long_gate(const Config* c) { return config_has_gate(c) && c->fgate_bias_init; }
+
+// Checks what no single key can tell, that they fit together, and settles what one implies: a fixed gate
+// always has the long initialisation. Where that is off, decay times mean nothing, and the paper's code
+// insists on null.
+static inline bool config_check(Config* c, const char* where, Error* err) {
+    if (c->fgate_type == GATE_FIXED) c->fgate_bias_init = true;
+    if (!config_long_gate(c) &&
+        (c->decay_time_min != CONFIG_DECAY_TIME_MIN || c->decay_time_max != CONFIG_DECAY_TIME_MAX))
+        return fail(err, "%s: decay_time_min and decay_time_max need a gate with fgate_bias_init=true",
+                    where);
+    if (c->hidden_size % c->num_heads != 0)
+        return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
+                    (long long)c->hidden_size, (long long)c->num_heads);
+    if (config_mlp_size(c) < 1)
+        return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
+                    c->hidden_ratio);
+    if (c->use_rope && config_head_size(c) % 2 != 0)
+        return fail(err, "%s: RoPE rotates pairs of channels, but the head size %lld is odd", where,
+                    (long long)config_head_size(c));
+    if (c->eos_token_id >= c->vocab_size || c->bos_token_id >= c->vocab_size)
+        return fail(err, "%s: bos_token_id or eos_token_id is not below vocab_size %lld", where,
+                    (long long)c->vocab_size);
+    if (c->decay_time_max < c->decay_time_min)
+        return fail(err, "%s: decay_time_max %g is below decay_time_min %g", where, c->decay_time_max,
+                    c->decay_time_min);
+    return true;
+}
+
+// ----------------------------------------------------------------------------
+// presets: a family (the block) and a size, as in fox-pro-125m
+
+typedef struct {
+    const char* name;
+    GateType gate;
+    bool rope, pro; // pro: QK norm, output norm, output gate, key and value shift
+    double hidden_ratio;
+} Family;
+
+static const Family config_families[] = {
+    {"fox-pro", GATE_FULL, false, true, 3.5},
+    {"fox-llama", GATE_FULL, false, false, 4},
+    {"transformer-pro", GATE_NONE, true, true, 3.5},
+    {"transformer-llama", GATE_NONE, true, false, 4},
+};
+
+typedef struct {
+    const char* name;
+    int64_t L, d, heads_fox, heads_transformer, V;
+    Recipe recipe; // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
+} Size;
+
+// 125m and up: the paper's. nano trains on a laptop's CPU in minutes; both small ones read bytes.
+static const Size config_sizes[] = {
+    {"nano", 4, 128, 2, 2, 257, {512, 2048, 2097152, 131072, 2e-3}},
+    {"micro", 8, 320, 5, 5, 257, {1024, 32768, 209715200, 4194304, 2e-3}},
+    {"125m", 12, 768, 12, 12, 50257, {16384, 524288, 2684354560, 268435456, 2e-3}},
+    {"360m", 24, 1024, 16, 16, 50257, {16384, 524288, 7516192768, 268435456, 2e-3}},
+    {"760m", 24, 1536, 24, 12, 50257, {16384, 524288, 16106127360, 268435456, 1e-3}},
+};
+#define NUM_FAMILIES ((int)(sizeof config_families / sizeof config_families[0]))
+#define NUM_SIZES    ((int)(sizeof config_sizes / sizeof config_sizes[0]))
+
+// What a key has when nothing sets it: the defaults of the paper's code, which are those of fox-llama.
+static inline Config config_defaults(void) {
+    Config c;
+    memset(&c, 0, sizeof c);
+    c.hidden_ratio = 4;
+    c.initializer_range = 0.02;
+    c.norm_eps = 1e-6;
+    c.rope_base = 500000;
+    c.fgate_type = GATE_FULL;
+    c.decay_time_min = CONFIG_DECAY_TIME_MIN;
+    c.decay_time_max = CONFIG_DECAY_TIME_MAX;
+    c.log_pruning_tolerance = NAN;
+    c.bos_token_id = c.eos_token_id = -1;
+    return c;
+}
+
+// Fills config and recipe from a preset's name, FAMILY-SIZE.
+static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Error* err) {
+    for (int f = 0; f < NUM_FAMILIES; f++) {
+        const Family* family = &config_families[f];
+        size_t n = strlen(family->name);
+        if (strncmp(name, family->name, n) != 0 || name[n] != '-') continue;
+        for (int s = 0; s < NUM_SIZES; s++) {
+            const Size* size = &config_sizes[s];
+            if (strcmp(name + n + 1, size->name) != 0) continue;
+            bool gated = family->gate != GATE_NONE;
+            *c = config_defaults();
+            c->vocab_size = size->V;
+            c->hidden_size = size->d;
+            c->num_hidden_layers = size->L;
+            c->num_heads = gated ? size->heads_fox : size->heads_transformer;
+            c->hidden_ratio = family->hidden_ratio;
+            c->use_rope = family->rope;
+            c->use_output_gate = c->use_output_norm = c->qk_norm = c->use_k_shift = c->use_v_shift =
+                family->pro;
+            c->fgate_type = family->gate;
+            c->log_pruning_tolerance = gated ? -10 : NAN;
+            c->bos_token_id = c->eos_token_id = size->V - 1;
+            *recipe = size->recipe;
+            return true;
+        }
+    }
+    return fail(err,
+                "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
+                "transformer-llama, then -nano, -micro, -125m, -360m or -760m",
+                name);
+}
+
+// The recipe that a model of unknown origin trains with: that of the largest preset that is neither wider nor
+// deeper.
+static inline Recipe config_nearest_recipe(const Config* c) {
+    int best = 0;
+    for (int s = 0; s < NUM_SIZES; s++)
+        if (config_sizes[s].d <= c->hidden_size && config_sizes[s].L <= c->num_hidden_layers) best = s;
+    return config_sizes[best].recipe;
+}
+
+// ----------------------------------------------------------------------------
+// config.json
+
+// Writes key i and its value.
+static inline void config_put(const Config* c, int i, JsonWriter* w) {
+    const ConfigKey* key = &config_keys[i];
+    const void* field = (const char*)c + key->offset;
+    switch (key->type) {
+    case KEY_INT_NULL:
+        if (*(const int64_t*)field == (int64_t)key->null_value) {
+            json_put_null(w, key->name);
+            return;
+        }
+        FALLTHROUGH;
+    case KEY_INT: json_put_int(w, key->name, *(const int64_t*)field); return;
+    case KEY_DECAY:
+        if (!config_long_gate(c)) {
+            json_put_null(w, key->name);
+            return;
+        }
+        FALLTHROUGH;
+    case KEY_REAL:
+    case KEY_REAL_NULL: json_put_double(w, key->name, *(const double*)field); return; // NAN becomes null
+    case KEY_BOOL: json_put_bool(w, key->name, *(const bool*)field); return;
+    case KEY_GATE: json_put_string(w, key->name, config_gate_names[*(const GateType*)field]); return;
+    case KEY_TEXT: json_put_string(w, key->name, key->text); return;
+    case KEY_FALSE: json_put_bool(w, key->name, false); return;
+    case KEY_NULL: json_put_null(w, key->name); return;
+    }
+}
+
+// Writes c as the object config.json holds, all keys, in the names of the paper's released checkpoints.
+static inline void config_put_all(const Config* c, JsonWriter* w) {
+    bool plain = config_is_plain_transformer(c);
+    json_begin_object(w, NULL);
+    json_begin_array(w, "architectures");
+    json_put_string(w, NULL, plain ? "TransformerForCausalLM" : "ForgettingTransformerForCausalLM");
+    json_end(w);
+    json_put_string(w, "model_type",
+                    plain ? "transformer-project_fox" : "forgetting_transformer-project_fox");
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(c, i, w);
+    json_end(w);
+}
+
+// Writes config.json at `path`.
+static inline bool config_write(const Config* c, const char* path, Error* err) {
+    JsonWriter w = json_writer(2);
+    config_put_all(c, &w);
+    bool ok = json_writer_save(&w, path, err);
+    json_writer_free(&w);
+    return ok;
+}
+
+// Reads FOLDER/config.json. Keys that are absent keep the default of the paper's code; keys that are not
+// ours, of which tools add many, are passed over. On error *c is undefined.
+static inline bool config_read(Config* c, const char* folder, Error* err) {
+    char path[PATH_LENGTH];
+    Json j;
+    path_join(path, folder, "config.json");
+    if (!json_parse_file(&j, path, err)) return false;
+    *c = config_defaults();
+    const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
+    if (model_type && strcmp(model_type, "transformer-project_fox") == 0) {
+        c->fgate_type = GATE_NONE;
+        c->use_rope = true;
+    } else if (model_type && strcmp(model_type, "forgetting_transformer-project_fox") != 0) {
+        fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor its baseline", path, model_type);
+        json_free(&j);
+        return false;
+    }
+    static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
+    bool ok = true;
+    for (int i = 0; ok && i < 4; i++)
+        if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
+    for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++) {
+        int node = json_get(&j, 0, config_keys[i].name);
+        if (node < 0) continue;
+        char text[32];
+        double number = 0;
+        bool boolean = false;
+        const char* value = json_string(&j, node);
+        if (json_double(&j, node, &number))
+            snprintf(text, sizeof text, "%.17g", number), value = text;
+        else if (json_bool(&j, node, &boolean))
+            value = boolean ? "true" : "false";
+        else if (json_is_null(&j, node))
+            value = "null";
+        bool wants_text = config_keys[i].type == KEY_TEXT || config_keys[i].type == KEY_GATE;
+        if (!value)
+            ok = fail(err, "%s: %s is an array or an object", path, config_keys[i].name);
+        else if (json_is(&j, node, JSON_STRING) && !wants_text)
+            ok = fail(err, "%s: %s is a text, \"%.40s\"", path, config_keys[i].name, value);
+        else
+            ok = config_set(c, path, config_keys[i].name, value, err);
+    }
+    json_free(&j);
+    return ok && config_check(c, path, err);
+}
+
+#endif // LLMC_CONFIG_H

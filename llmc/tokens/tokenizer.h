@@ -1,0 +1,446 @@
+/*
+Text to token ids and back: bytes, or GPT-2's byte-pair encoding.
+
+Bytes: id = byte, and 256 = end of text.
+
+GPT-2: text is first split into words by the expression
+    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+Each word then starts as its bytes, and as long as two neighbours form a pair that is in vocab.bpe, the pair
+that stands earliest in the file (the leftmost, if it occurs twice) becomes one symbol. Ids: 256 bytes,
+printable ones first, then one id a line of vocab.bpe, then end of text = 50256. So among pairs, the lowest id
+goes first.
+
+Any string of bytes can be encoded, and decodes to itself. A byte that is no part of valid UTF-8 (as in RFC
+3629: no surrogates, no overlong forms) counts as a character that is neither letter, number nor white space.
+The text "<|endoftext|>" is ordinary text; the token is added by the caller.
+
+LongCrawl64 was escaped as the inside of a JSON string before it was encoded: json_escape and json_unescape.
+*/
+#ifndef LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_H
+
+#include "../base/text.h"
+#include "../base/unicode.h"
+
+#define GPT2_MERGES      50000
+#define GPT2_TOKEN_BYTES 1024 // the longest token has 128; bounds the memory that a bad file can ask for
+#define TOKEN_NONE       UINT32_MAX
+
+// A growing array; starts from all zeros, and ends with free(data).
+typedef struct {
+    uint32_t* data;
+    int64_t count, capacity;
+} TokenBuffer;
+
+// A Tokenizer is only read once it is made: threads may share it.
+typedef struct {
+    int64_t vocab_size;
+    uint32_t end_of_text;
+    ByteBuffer text;       // the bytes of all tokens, one after the other
+    uint32_t* start;       // [vocab_size + 1] where each token's bytes begin
+    uint64_t* words;       // hash table: bytes of a token -> id; NULL for the byte tokenizer
+    uint64_t* merges;      // hash table: pair of ids -> id
+    uint32_t of_byte[256]; // id of the token that is this one byte
+} Tokenizer;
+
+// Makes room for `more` further elements; returns where they go.
+static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
+    if (b->count + more >= b->capacity) { // >=: an empty array gets memory too, so that data is never NULL
+        b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
+        b->data = (uint32_t*)xrealloc(b->data, (size_t)b->capacity * sizeof *b->data);
+    }
+    return b->data + b->count;
+}
+
+// ----------------------------------------------------------------------------
+// GPT-2: splitting text into words
+
+// The class (of unicode.h) of the character at s[at], and its length in bytes.
+static inline int gpt2_class(const uint8_t* s, size_t at, size_t n, size_t* length) {
+    *length = 1;
+    return s[at] < 128 ? unicode_ascii_classes[s[at]] : unicode_class(utf8_decode(s + at, n - at, length));
+}
+
+// The end of the run of characters of one class that begins at `at`.
+static inline size_t gpt2_run_end(const uint8_t* s, size_t at, size_t n, int of_class) {
+    size_t length;
+    while (at < n && gpt2_class(s, at, n, &length) == of_class) at += length;
+    return at;
+}
+
+// The end of the word that begins at s[at], at < n.
+static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
+    size_t length;
+    if (s[at] == '\'' && at + 1 < n) {
+        uint8_t a = s[at + 1], b = at + 2 < n ? s[at + 2] : 0;
+        if (a == 's' || a == 't' || a == 'm' || a == 'd') return at + 2;
+        if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return at + 3;
+    }
+    size_t first = at + (s[at] == ' ' && at + 1 < n); // one space may lead a word
+    int of_class = gpt2_class(s, first, n, &length);
+    if (of_class != UNICODE_SPACE) return gpt2_run_end(s, first, n, of_class);
+    // white space: to the end of the text, else all but its last character, which may lead the next word
+    size_t end = at, last = at;
+    while (end < n && gpt2_class(s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
+    return end == n || last == at ? end : last;
+}
+
+// For long texts read in pieces: the last place behind `after` where text[bytes] may be cut so that the two
+// parts, both json_escaped or neither, encode to the tokens of the whole, whatever comes later. 0 if none.
+static inline size_t tokenizer_cut(const char* text, size_t after, size_t bytes) {
+    // between a letter and what is no letter a word ends, whatever is around; in ASCII, escaped or not
+    for (size_t i = bytes; i-- > after + 1;)
+        if ((uint8_t)text[i] < 128 && unicode_class((uint8_t)text[i]) != UNICODE_LETTER &&
+            (uint8_t)text[i - 1] < 128 && unicode_class((uint8_t)text[i - 1]) == UNICODE_LETTER)
+            return i;
+    return 0;
+}
+
+// ----------------------------------------------------------------------------
+// hash tables: open addressing, a slot is key << 32 | id; at most 40% full, so that searches stay short
+
+#define BPE_HASH_BITS  17
+#define BPE_HASH_SLOTS (1 << BPE_HASH_BITS)
+#define BPE_HASH_EMPTY UINT64_MAX
+
+static inline uint64_t* bpe_hash_new(void) {
+    uint64_t* slots = (uint64_t*)xcalloc(BPE_HASH_SLOTS, sizeof *slots);
+    memset(slots, 0xff, BPE_HASH_SLOTS * sizeof *slots);
+    return slots;
+}
+
+static inline size_t bpe_hash_slot(uint64_t hash) { return (size_t)(hash >> (64 - BPE_HASH_BITS)); }
+
+static inline void bpe_hash_insert(uint64_t* slots, uint64_t hash, uint32_t key, uint32_t id) {
+    size_t i = bpe_hash_slot(hash);
+    while (slots[i] != BPE_HASH_EMPTY) i = (i + 1) % BPE_HASH_SLOTS;
+    slots[i] = (uint64_t)key << 32 | id;
+}
+
+// A pair of ids, both below 65536, is its own key.
+static inline uint32_t bpe_pair_key(uint32_t left, uint32_t right) { return left << 16 | right; }
+static inline uint64_t bpe_pair_hash(uint32_t key) { return key * 0x9e3779b97f4a7c15u; }
+
+// The id that a pair of symbols becomes, or TOKEN_NONE.
+static inline uint32_t bpe_merged(const Tokenizer* t, uint32_t left, uint32_t right) {
+    uint32_t key = bpe_pair_key(left, right);
+    for (size_t i = bpe_hash_slot(bpe_pair_hash(key)); t->merges[i] != BPE_HASH_EMPTY;
+         i = (i + 1) % BPE_HASH_SLOTS)
+        if (t->merges[i] >> 32 == key) return (uint32_t)t->merges[i];
+    return TOKEN_NONE;
+}
+
+// Words of the text have keys below 2^31, so that hiding one (id TOKEN_NONE) does not make its slot a hole.
+static inline uint32_t bpe_word_key(uint64_t hash) { return (uint32_t)hash >> 1; }
+
+static inline uint64_t bpe_word_hash(const uint8_t* s, size_t n) {
+    uint64_t h = n * 0xff51afd7ed558ccdu;
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t part = 0;
+        if (n - i >= 8)
+            memcpy(&part, s + i, 8);
+        else
+            for (size_t k = i; k < n; k++) part = part << 8 | s[k];
+        h = (h ^ part) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 32;
+    }
+    return h * 0xc4ceb9fe1a85ec53u;
+}
+
+// The slot of the token that has these bytes; NULL if there is none.
+static inline uint64_t* bpe_word_slot(const Tokenizer* t, const uint8_t* s, size_t n) {
+    uint64_t hash = bpe_word_hash(s, n);
+    for (size_t i = bpe_hash_slot(hash); t->words[i] != BPE_HASH_EMPTY; i = (i + 1) % BPE_HASH_SLOTS) {
+        uint32_t id = (uint32_t)t->words[i];
+        if (t->words[i] >> 32 != bpe_word_key(hash) || id == TOKEN_NONE) continue;
+        if (t->start[id + 1] - t->start[id] == n && memcmp(t->text.data + t->start[id], s, n) == 0)
+            return &t->words[i];
+    }
+    return NULL;
+}
+
+// ----------------------------------------------------------------------------
+// GPT-2: encoding one word
+
+#define BPE_SHORT 32 // bytes; up to here looking at all pairs each time is faster than a heap
+
+// Encodes s[n], 1 <= n <= BPE_SHORT, into out[n]; returns the number of tokens.
+static inline int64_t bpe_short(const Tokenizer* t, const uint8_t* s, int n, uint32_t* out) {
+    uint32_t merged[BPE_SHORT]; // what each symbol becomes with the next one
+    for (int i = 0; i < n; i++) out[i] = t->of_byte[s[i]];
+    for (int i = 0; i + 1 < n; i++) merged[i] = bpe_merged(t, out[i], out[i + 1]);
+    while (n > 1) {
+        int best = 0;
+        for (int i = 1; i + 1 < n; i++)
+            if (merged[i] < merged[best]) best = i;
+        if (merged[best] == TOKEN_NONE) break;
+        out[best] = merged[best];
+        n--;
+        for (int i = best + 1; i < n; i++) out[i] = out[i + 1], merged[i - 1] = merged[i];
+        if (best > 0) merged[best - 1] = bpe_merged(t, out[best - 1], out[best]);
+        if (best + 1 < n) merged[best] = bpe_merged(t, out[best], out[best + 1]);
+    }
+    return n;
+}
+
+// A heap of uint64, smallest first.
+static inline void bpe_heap_push(uint64_t* heap, int64_t* count, uint64_t x) {
+    int64_t i = (*count)++;
+    for (; i > 0 && heap[(i - 1) / 2] > x; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    heap[i] = x;
+}
+
+static inline uint64_t bpe_heap_pop(uint64_t* heap, int64_t* count) {
+    uint64_t top = heap[0], x = heap[--*count];
+    int64_t i = 0;
+    for (int64_t child; (child = 2 * i + 1) < *count; i = child) {
+        if (child + 1 < *count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= x) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = x;
+    return top;
+}
+
+// The same for a word of any length, in O(n log n): the symbols are a linked list, the pairs that can merge
+// lie in a heap as id << BPE_AT_BITS | place. A pair that has changed since it was put there is stale and
+// passed over.
+#define BPE_AT_BITS 40
+
+typedef struct {
+    int64_t previous, next; // -1: none
+    uint32_t id;
+    uint32_t merged; // what it becomes with the next one; TOKEN_NONE also once the one before has taken it up
+} BpeSymbol;
+
+static inline void bpe_push_pair(const Tokenizer* t, BpeSymbol* symbols, int64_t at, uint64_t* heap,
+                                 int64_t* count) {
+    BpeSymbol* a = &symbols[at];
+    a->merged = a->next < 0 ? TOKEN_NONE : bpe_merged(t, a->id, symbols[a->next].id);
+    if (a->merged != TOKEN_NONE)
+        bpe_heap_push(heap, count, (uint64_t)a->merged << BPE_AT_BITS | (uint64_t)at);
+}
+
+static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, uint32_t* out) {
+    if (n >= (int64_t)1 << BPE_AT_BITS) die("a word of %lld bytes is too long to encode", (long long)n);
+    BpeSymbol* symbols = (BpeSymbol*)xrealloc(NULL, (size_t)n * sizeof *symbols);
+    // n - 1 pairs to begin with, and each of up to n - 1 merges takes one out and puts two in
+    uint64_t* heap = (uint64_t*)xrealloc(NULL, 2 * (size_t)n * sizeof *heap);
+    int64_t count = 0, tokens = 0;
+    for (int64_t i = 0; i < n; i++) {
+        symbols[i].id = t->of_byte[s[i]];
+        symbols[i].previous = i - 1;
+        symbols[i].next = i + 1 < n ? i + 1 : -1;
+    }
+    for (int64_t i = 0; i < n; i++) bpe_push_pair(t, symbols, i, heap, &count);
+    while (count > 0) {
+        uint64_t top = bpe_heap_pop(heap, &count);
+        int64_t at = (int64_t)(top & (((uint64_t)1 << BPE_AT_BITS) - 1));
+        BpeSymbol *a = &symbols[at], *b = &symbols[a->next < 0 ? at : a->next];
+        if (a->merged != top >> BPE_AT_BITS) continue;
+        a->id = a->merged;
+        a->next = b->next;
+        b->merged = TOKEN_NONE;
+        if (a->next >= 0) symbols[a->next].previous = at;
+        if (a->previous >= 0) bpe_push_pair(t, symbols, a->previous, heap, &count);
+        bpe_push_pair(t, symbols, at, heap, &count);
+    }
+    for (int64_t i = 0; i >= 0; i = symbols[i].next) out[tokens++] = symbols[i].id;
+    free(heap);
+    free(symbols);
+    return tokens;
+}
+
+static inline int64_t bpe_encode(const Tokenizer* t, const uint8_t* s, size_t n, uint32_t* out) {
+    return n <= BPE_SHORT ? bpe_short(t, s, (int)n, out) : bpe_long(t, s, (int64_t)n, out);
+}
+
+// ----------------------------------------------------------------------------
+// making a tokenizer
+
+// Frees what a tokenizer holds; also fine for one that is all zeros.
+static inline void tokenizer_free(Tokenizer* t) {
+    free(t->text.data);
+    free(t->start);
+    free(t->words);
+    free(t->merges);
+    memset(t, 0, sizeof *t);
+}
+
+// Starts an empty tokenizer that will have `capacity` ids.
+static inline void tokenizer_begin(Tokenizer* t, int64_t capacity) {
+    memset(t, 0, sizeof *t);
+    t->start = (uint32_t*)xcalloc((size_t)capacity + 1, sizeof *t->start);
+}
+
+// Adds the next token.
+static inline void tokenizer_add(Tokenizer* t, const void* bytes, size_t n) {
+    uint32_t id = (uint32_t)t->vocab_size++;
+    memcpy(byte_buffer_reserve(&t->text, n), bytes, n);
+    t->text.count += n;
+    t->start[id + 1] = (uint32_t)t->text.count;
+    if (n == 1) t->of_byte[*(const uint8_t*)bytes] = id;
+    if (t->words) {
+        uint64_t hash = bpe_word_hash((const uint8_t*)bytes, n);
+        bpe_hash_insert(t->words, hash, bpe_word_key(hash), id);
+    }
+}
+
+// Adds end of text, the last id: not to the words, since that text alone does not encode to it.
+static inline void tokenizer_end(Tokenizer* t) {
+    static const char name[] = "<|endoftext|>";
+    uint64_t* words = t->words;
+    t->words = NULL;
+    t->end_of_text = (uint32_t)t->vocab_size;
+    tokenizer_add(t, name, sizeof name - 1);
+    t->words = words;
+}
+
+// The tokenizer of bytes. Free with tokenizer_free.
+static inline void tokenizer_bytes(Tokenizer* t) {
+    tokenizer_begin(t, 257);
+    for (int i = 0; i < 256; i++) {
+        uint8_t byte = (uint8_t)i;
+        tokenizer_add(t, &byte, 1);
+    }
+    tokenizer_end(t);
+}
+
+// vocab.bpe writes bytes as characters: the printable ones of Latin-1 as themselves, the other 68, in order,
+// as the characters from 256 on. In that order they are also the first 256 ids.
+#define GPT2_SYMBOLS (256 + 68)
+
+static inline bool gpt2_printable(uint32_t c) {
+    return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xff && c != 0xad);
+}
+
+// Reads a symbol as vocab.bpe writes it into bytes[GPT2_TOKEN_BYTES]; returns its length, 0 if it is none.
+static inline size_t gpt2_symbol(const char* text, size_t n, const uint8_t* byte_of, uint8_t* bytes) {
+    size_t count = 0, length;
+    for (size_t i = 0; i < n; i += length) {
+        uint32_t c = utf8_decode((const uint8_t*)text + i, n - i, &length);
+        if (c >= GPT2_SYMBOLS || (c < 256 && !gpt2_printable(c)) || count == GPT2_TOKEN_BYTES) return 0;
+        bytes[count++] = byte_of[c];
+    }
+    return count;
+}
+
+// Adds the token that a line of vocab.bpe makes: two symbols with a space between them.
+static inline bool gpt2_add_merge(Tokenizer* t, const uint8_t* byte_of, const char* line, size_t n,
+                                  int line_number, const char* path, Error* err) {
+    uint8_t bytes[2 * GPT2_TOKEN_BYTES];
+    uint32_t id[2];
+    size_t count = 0;
+    const char* space = (const char*)memchr(line, ' ', n);
+    if (!space)
+        return fail(err, "%s: line %d is not two symbols with a space between them", path, line_number);
+    for (int side = 0; side < 2; side++) {
+        const char* symbol = side ? space + 1 : line;
+        size_t length = (size_t)((side ? line + n : space) - symbol);
+        size_t got = gpt2_symbol(symbol, length, byte_of, bytes + count);
+        uint64_t* slot = got ? bpe_word_slot(t, bytes + count, got) : NULL;
+        if (!slot)
+            return fail(err, "%s: the %s symbol of line %d is neither a byte nor made by a line before it",
+                        path, side ? "second" : "first", line_number);
+        id[side] = (uint32_t)*slot;
+        count += got;
+    }
+    if (count > GPT2_TOKEN_BYTES)
+        return fail(err, "%s: line %d makes a token of more than %d bytes", path, line_number,
+                    GPT2_TOKEN_BYTES);
+    if (bpe_word_slot(t, bytes, count))
+        return fail(err, "%s: line %d makes a token that a line before it makes already", path, line_number);
+    uint32_t key = bpe_pair_key(id[0], id[1]);
+    bpe_hash_insert(t->merges, bpe_pair_hash(key), key, (uint32_t)t->vocab_size);
+    tokenizer_add(t, bytes, count);
+    return true;
+}
+
+static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const char* text, size_t bytes,
+                                   const char* path, Error* err) {
+    const char *line = text, *end = text + bytes;
+    if (bytes < 9 || memcmp(text, "#version:", 9) != 0)
+        return fail(err, "%s: does not start with '#version:', so it is not GPT-2's vocab.bpe", path);
+    for (int number = 1; line < end; number++) {
+        const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
+        if (!newline) return fail(err, "%s: is truncated: ends in the middle of line %d", path, number);
+        if (number > GPT2_MERGES + 1)
+            return fail(err, "%s: has more than the %d merges of GPT-2", path, GPT2_MERGES);
+        if (number > 1 && !gpt2_add_merge(t, byte_of, line, (size_t)(newline - line), number, path, err))
+            return false;
+        line = newline + 1;
+    }
+    if (t->vocab_size != 256 + GPT2_MERGES)
+        return fail(err, "%s: has %lld merges, GPT-2 has %d: is it truncated?", path,
+                    (long long)t->vocab_size - 256, GPT2_MERGES);
+    return true;
+}
+
+// The tokenizer of GPT-2 from its vocab.bpe: one line that starts with `#version:`, then 50000 merges. Free
+// with tokenizer_free. On error there is nothing to free.
+static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
+    uint8_t byte_of[GPT2_SYMBOLS];
+    uint32_t ids[GPT2_TOKEN_BYTES];
+    size_t bytes;
+    memset(t, 0, sizeof *t);
+    char* text = read_file(path, &bytes, err);
+    if (!text) return false;
+    tokenizer_begin(t, 256 + GPT2_MERGES + 1);
+    t->words = bpe_hash_new();
+    t->merges = bpe_hash_new();
+    for (int printable = 1, next = 256; printable >= 0; printable--)
+        for (uint32_t c = 0; c < 256; c++) {
+            if (gpt2_printable(c) != printable) continue;
+            uint8_t byte = (uint8_t)c;
+            byte_of[printable ? c : (uint32_t)next++] = byte;
+            tokenizer_add(t, &byte, 1);
+        }
+    bool ok = gpt2_add_merges(t, byte_of, text, bytes, path, err);
+    free(text);
+    if (!ok) {
+        tokenizer_free(t);
+        return false;
+    }
+    // a word that is a token is taken at once, which is right only if its merges lead there too: hide others
+    for (int64_t id = 256; id < t->vocab_size; id++) {
+        const uint8_t* s = (const uint8_t*)t->text.data + t->start[id];
+        size_t n = t->start[id + 1] - t->start[id];
+        if (bpe_encode(t, s, n, ids) != 1) *bpe_word_slot(t, s, n) |= TOKEN_NONE;
+    }
+    tokenizer_end(t);
+    return true;
+}
+
+// ----------------------------------------------------------------------------
+// encoding and decoding
+
+// Appends the ids of text[bytes] to *out; no end of text. Never fails.
+static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t bytes, TokenBuffer* out) {
+    const uint8_t* s = (const uint8_t*)text;
+    if (!t->words) {
+        uint32_t* ids = token_buffer_reserve(out, (int64_t)bytes);
+        for (size_t i = 0; i < bytes; i++) ids[i] = t->of_byte[s[i]];
+        out->count += (int64_t)bytes;
+        return;
+    }
+    for (size_t at = 0, end; at < bytes; at = end) {
+        end = gpt2_word_end(s, at, bytes);
+        uint32_t* ids = token_buffer_reserve(out, (int64_t)(end - at));
+        uint64_t* slot = end - at <= GPT2_TOKEN_BYTES ? bpe_word_slot(t, s + at, end - at) : NULL;
+        if (slot)
+            ids[0] = (uint32_t)*slot, out->count++;
+        else
+            out->count += bpe_encode(t, s + at, end - at, ids);
+    }
+}
+
+// The bytes of a token, *bytes of them, with no zero byte behind; they live as long as the tokenizer. End of
+// text gives "<|endoftext|>". NULL and 0 bytes if there is no such id.
+static inline const char* tokenizer_decode(const Tokenizer* t, uint32_t id, size_t* bytes) {
+    *bytes = 0;
+    if (id >= t->vocab_size) return NULL;
+    *bytes = t->start[id + 1] - t->start[id];
+    return t->text.data + t->start[id];
+}
+
+#endif // LLMC_TOKENIZER_H
