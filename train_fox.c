@@ -1,271 +1,41 @@
 /*
-Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain
-C.
+Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain C.
 
-This is the reference: the whole model stands below, forward and backward, in the order in which it runs, and
-train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking
-gradients.
+This is the reference: the whole model is below, forward and backward, in the order in which it runs, and train_fox.cu
+mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking gradients.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
-vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's shape stands in a comment,
-last axis fastest.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V, R rows
+in the fused projection of q, k, v and all gates. A tensor's shape is in a comment, last axis contiguous.
 
-Threads never share a sum: work is cut into pieces that do not depend on the number of threads, each sum is
-taken in one fixed order, and so a run gives the same bits on any number of threads.
+Work is cut into pieces that do not depend on the number of threads, and each sum has one fixed order, so a run computes
+the same bits on any number of threads.
 */
-#include <math.h>
 #include <omp.h>
 #include <sys/resource.h>
-#ifdef USE_OPENBLAS
-#include <cblas.h>
-#endif
 
-#include "llmc/tokens/dataloader.h"
+#include "llmc/cpu/layer.h"
+#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/vector.h"
+#include "llmc/model/params.h"
+#include "llmc/model/shapes.h"
 #include "llmc/run/dump.h"
 #include "llmc/run/logger.h"
-#include "llmc/model/params.h"
 #include "llmc/run/run.h"
 #include "llmc/run/sampler.h"
 #include "llmc/run/schedule.h"
-
-#ifdef REAL_IS_DOUBLE
-typedef double real;
-#else
-typedef float real;
-#endif
-
-// Sums over rows (gradients of norm weights) are taken in this many pieces, whatever the number of threads.
-#define NUM_PIECES 32
-
-// ----------------------------------------------------------------------------
-// exp and its kin
-//
-// libm's expf does not vectorise; this one does, within 1.25 ulp of the true value from e^-60 on. Below that
-// it is 0: beside the largest term of a softmax, which is 1, no float can hold what is lost, and the denormal
-// numbers that such probabilities lead to make a product a hundred times slower.
-
-#ifdef REAL_IS_DOUBLE
-static inline real exp_real(real x) { return exp(x); }
-#else
-static inline real exp_real(real x) {
-    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 2^23 rounds to an integer and leaves it in the low
-    // bits.
-    const float shift = 12582912.0f;
-    float t = x * 1.44269504f + shift;
-    uint32_t n, shift_bits;
-    memcpy(&n, &t, sizeof n);
-    memcpy(&shift_bits, &shift, sizeof n);
-    t -= shift;
-    float r = x - t * 0.693359375f;
-    r = r + t * 2.12194440e-4f; // ln 2 in two parts, the first exact in few bits
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    uint32_t bits = (n - shift_bits + 127) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    float y = p * power;
-    y = x < -60.0f ? 0.0f : y;
-    return x > 88.0f ? INFINITY : y;
-}
-#endif
-
-static inline real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
-
-static inline real log_sigmoid(real x) {
-    double z = (double)x;
-    return (real)(z < 0 ? z - log1p(exp(z)) : -log1p(exp(-z)));
-}
-
-// ----------------------------------------------------------------------------
-// matrix products
-//
-// out[M,N] (+)= a[M,K] b[K,N]. Operands are views with two strides, so that a transpose or a slice of columns
-// costs nothing. Blocks of a and b are copied into panels, MR rows of a and NR columns of b wide, that the
-// kernel reads from front to back; its MR x NR sums stay in vector registers.
-
-typedef struct {
-    const real* at;
-    int64_t row, col; // element (i, j) is at[i * row + j * col]
-} View;
-
-static inline View view(const real* at, int64_t row, int64_t col) {
-    View v;
-    v.at = at, v.row = row, v.col = col;
-    return v;
-}
-// the matrix whose rows start `stride` elements apart, and its transpose
-static inline View rows_of(const real* at, int64_t stride) { return view(at, stride, 1); }
-static inline View transpose_of(const real* at, int64_t stride) { return view(at, 1, stride); }
-
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
-#if defined(__AVX512F__) || defined(__aarch64__)
-#define MR 8 // 8 x 3 sums fill 24 of 32 vector registers
-#else
-#define MR 4 // 4 x 3 sums fill 12 of 16
-#endif
-#define VECTOR_REALS (VECTOR_BYTES / (int)sizeof(real))
-#define NR           (3 * VECTOR_REALS)
-#define MC           (8 * MR)  // rows of a block of a
-#define KC           256       // depth of a block
-#define NC           (12 * NR) // columns of a block of b
-
-typedef real Vector __attribute__((vector_size(VECTOR_BYTES)));
-
-// Copies m vectors of length K into panels of `width` of them: out[panel][k][width], padded with zeros.
-// Vector i is at[i * step], its element k another k * along further. Inlined, for `width` to be a constant in
-// the loops.
-__attribute__((always_inline)) static inline void pack_panels(real* out, const real* at, int64_t m, int64_t K,
-                                                              int64_t step, int64_t along, const int width) {
-    for (int64_t first = 0; first < m; first += width, at += width * step, out += width * K) {
-        int n = (int)(m - first < width ? m - first : width);
-        if (n == width && step == 1) {
-            for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++) out[k * width + i] = at[k * along + i];
-        } else if (n == width) {
-            for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++) out[k * width + i] = at[k * along + i * step];
-        } else {
-            for (int64_t k = 0; k < K; k++)
-                for (int i = 0; i < width; i++) out[k * width + i] = i < n ? at[k * along + i * step] : 0;
-        }
-    }
-}
-
-// out[m,n] (+)= a[MR,K] b[K,NR], one packed panel each; m <= MR and n <= NR cut the edges off.
-static void multiply_panels(real* out, int64_t stride, const real* a, const real* b, int64_t K, int m, int n,
-                            bool add) {
-    Vector sum[MR][3];
-    memset(sum, 0, sizeof sum);
-    for (int64_t k = 0; k < K; k++, a += MR, b += NR)
-        for (int i = 0; i < MR; i++)
-            for (int j = 0; j < 3; j++) sum[i][j] += a[i] * ((const Vector*)b)[j];
-    for (int i = 0; i < m; i++, out += stride) {
-        const real* row = (const real*)sum[i];
-        if (add)
-            for (int j = 0; j < n; j++) out[j] += row[j];
-        else
-            for (int j = 0; j < n; j++) out[j] = row[j];
-    }
-}
-
-// out[m,n] (+)= a[m,K] times the packed block b[K,n], with m <= MC, K <= KC, n <= NC.
-static void multiply_block(real* out, int64_t stride, View a, const real* packed_b, int64_t m, int64_t n,
-                           int64_t K, bool add) {
-    static _Thread_local real packed_a[MC * KC] __attribute__((aligned(64)));
-    pack_panels(packed_a, a.at, m, K, a.row, a.col, MR);
-    for (int64_t j = 0; j < n; j += NR)
-        for (int64_t i = 0; i < m; i += MR)
-            multiply_panels(out + i * stride + j, stride, packed_a + i * K, packed_b + j * K, K,
-                            (int)(m - i < MR ? m - i : MR), (int)(n - j < NR ? n - j : NR), add);
-}
-
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// The product on one thread, for callers that are parallel themselves. `stride` is that of out's rows.
-static void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
-                          bool add) {
-    static _Thread_local real packed_b[KC * NC] __attribute__((aligned(64)));
-    for (int64_t j = 0; j < N; j += NC)
-        for (int64_t k = 0; k < K; k += KC) {
-            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
-            pack_panels(packed_b, b.at + k * b.row + j * b.col, n, depth, b.col, b.row, NR);
-            for (int64_t i = 0; i < M; i += MC)
-                multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
-                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
-        }
-}
-
-#ifdef USE_OPENBLAS
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// OpenBLAS on blocks of rows, each on one thread: its own threads would split sums by their number.
-static void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K, bool add) {
-    CBLAS_TRANSPOSE ta = a.col == 1 ? CblasNoTrans : CblasTrans, tb = b.col == 1 ? CblasNoTrans : CblasTrans;
-    // a stride that BLAS accepts, also where there is but one row or column and ours means nothing
-    int lda = (int)(a.col == 1 ? max64(a.row, K) : max64(a.col, M));
-    int ldb = (int)(b.col == 1 ? max64(b.row, N) : max64(b.col, K));
-    int64_t rows = M >= 2048 ? 512 : 128; // of a block: large ones pay for the packing of b
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < M; i += rows) {
-        int m = (int)min64(rows, M - i);
-#ifdef REAL_IS_DOUBLE
-        cblas_dgemm
-#else
-        cblas_sgemm
-#endif
-            (CblasRowMajor, ta, tb, m, (int)N, (int)K, 1, a.at + i * a.row, lda, b.at, ldb, add,
-             out + i * stride, (int)stride);
-    }
-}
-#else
-static void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K, bool add) {
-    static real packed_b[KC * NC] __attribute__((aligned(64))); // shared by all threads
-#pragma omp parallel
-    for (int64_t j = 0; j < N; j += NC)
-        for (int64_t k = 0; k < K; k += KC) {
-            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
-#pragma omp for schedule(static)
-            for (int64_t p = 0; p < n; p += NR)
-                pack_panels(packed_b + p * depth, b.at + k * b.row + (j + p) * b.col, min64(NR, n - p), depth,
-                            b.col, b.row, NR);
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < M; i += MC)
-                multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
-                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
-        }
-}
-#endif
-
-// out[N] = w[N,K] x[K], for generation, where copying w into panels would cost more than the product
-static void matvec(real* out, const real* w, const real* x, int64_t N, int64_t K) {
-#pragma omp parallel for schedule(static) if (N * K > 65536)
-    for (int64_t n = 0; n < N; n++) {
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t k = 0; k < K; k++) sum += w[n * K + k] * x[k];
-        out[n] = sum;
-    }
-}
-
-// A linear layer without bias: out[rows,N] (+)= x[rows,K] w[N,K]^T. Its backward pass writes dx and adds to
-// dw.
-static void linear_forward(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,
-                           bool add) {
-    if (rows == 1 && !add)
-        matvec(out, w, x, N, K);
-    else
-        matmul(out, N, rows_of(x, K), transpose_of(w, K), rows, N, K, add);
-}
-
-static void linear_backward(real* dx, real* dw, const real* dout, const real* x, const real* w, int64_t rows,
-                            int64_t N, int64_t K) {
-    matmul(dx, K, rows_of(dout, N), rows_of(w, K), rows, K, N, false);
-    matmul(dw, K, transpose_of(dout, N), rows_of(x, K), N, K, rows, true);
-}
+#include "llmc/tokens/dataloader.h"
 
 // ----------------------------------------------------------------------------
 // embedding: x_t = E[token_t]
 
-static void embedding_forward(real* x, const real* embeddings, const int32_t* tokens, int64_t rows,
+static void embedding_forward(real* x, const int32_t* tokens, const real* embeddings, int64_t rows,
                               int64_t d) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++)
         memcpy(x + t * d, embeddings + tokens[t] * d, (size_t)d * sizeof(real));
 }
 
-// Pieces are ranges of channels: a token that occurs twice is then summed by one thread, in order.
+// Each piece is a range of channels, so the sum over equal tokens is one thread's, in order.
 static void embedding_backward(real* dembeddings, const real* dx, const int32_t* tokens, int64_t rows,
                                int64_t d) {
 #pragma omp parallel for schedule(static)
@@ -279,73 +49,42 @@ static void embedding_backward(real* dembeddings, const real* dx, const int32_t*
 // ----------------------------------------------------------------------------
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight
 
-static inline real dot(const real* a, const real* b, int64_t n) {
-    real sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < n; c++) sum += a[c] * b[c];
-    return sum;
-}
-
-// One vector; returns 1 / rms, which the backward pass takes back. y may be x.
-static inline real norm_forward(real* y, const real* x, const real* weight, int64_t n, double eps) {
-    real rstd = (real)(1 / sqrt((double)(dot(x, x, n) / (real)n) + eps));
-    for (int64_t c = 0; c < n; c++) y[c] = x[c] * rstd * weight[c];
-    return rstd;
-}
-
-// One vector: with g = dy * weight,  dx (+)= rstd (g - x rstd^2 mean(g x)),  dweight += dy x rstd. dx may be
-// dy.
-static inline void norm_backward(real* dx, real* dweight, const real* dy, const real* x, const real* weight,
-                                 real rstd, int64_t n, bool add) {
-    real gx = 0;
-#pragma omp simd reduction(+ : gx)
-    for (int64_t c = 0; c < n; c++) gx += dy[c] * weight[c] * x[c];
-    real mean = gx / (real)n * rstd * rstd;
-    for (int64_t c = 0; c < n; c++) {
-        real g = rstd * (dy[c] * weight[c] - x[c] * mean);
-        dweight[c] += dy[c] * x[c] * rstd;
-        dx[c] = add ? dx[c] + g : g;
-    }
-}
-
-static void rmsnorm_forward(real* y, real* rstd, const real* x, const real* weight, int64_t rows, int64_t d,
-                            double eps) {
+static void rmsnorm_forward(real* y, const real* x, const Norm* norm) {
+    int64_t d = norm->d;
 #pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < rows; t++) rstd[t] = norm_forward(y + t * d, x + t * d, weight, d, eps);
+    for (int64_t t = 0; t < norm->rows; t++)
+        norm->rstd[t] = norm_forward(y + t * d, x + t * d, norm->weight, d, norm->eps);
 }
 
-// dx += the gradient of x; partial [NUM_PIECES, d] is scratch
-static void rmsnorm_backward(real* dx, real* dweight, const real* dy, const real* x, const real* weight,
-                             const real* rstd, real* partial, int64_t rows, int64_t d) {
+// dx += the gradient of x; partial [NUM_PIECES, d] is scratch.
+static void rmsnorm_backward(real* dx, const real* dy, const real* x, const Norm* norm, real* partial) {
+    int64_t rows = norm->rows, d = norm->d;
     memset(partial, 0, (size_t)(NUM_PIECES * d) * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int64_t piece = 0; piece < NUM_PIECES; piece++)
         for (int64_t t = rows * piece / NUM_PIECES; t < rows * (piece + 1) / NUM_PIECES; t++)
-            norm_backward(dx + t * d, partial + piece * d, dy + t * d, x + t * d, weight, rstd[t], d, true);
+            norm_backward(dx + t * d, partial + piece * d, dy + t * d, x + t * d, norm->weight, norm->rstd[t],
+                          d, true);
     for (int64_t piece = 0; piece < NUM_PIECES; piece++)
-        for (int64_t c = 0; c < d; c++) dweight[c] += partial[piece * d + c];
+        for (int64_t c = 0; c < d; c++) norm->dweight[c] += partial[piece * d + c];
 }
 
 // ----------------------------------------------------------------------------
-// heads on their way from the fused projection into attention: shift, QK norm, RoPE
+// from the fused projection to attention: shift, QK norm, RoPE
 //
-// q, k and v differ only in which of the three they take, so one description serves all.
+// q, k and v differ only in which of the three apply, so one description serves all.
 
 typedef struct {
     int64_t column;     // of the head's channels in a row of proj
     int64_t shift;      // column of its shift gate's logits in proj, -1 without shift
     const real* weight; // QK norm's [d] or [dh], NULL without
     real* dweight;
+    double eps; // QK norm's
     bool rope;
     real* out;  // [B, T, d]
     real* rstd; // [B, T, NH], with QK norm
-    real* dout; // [B, T, d], used up by the backward pass
+    real* dout; // [B, T, d], overwritten by the backward pass
 } HeadPath;
-
-typedef struct {
-    int64_t B, T, NH, dh, R;
-    int64_t weight_step; // from one head's QK norm weights to the next: dh, or 0 when shared
-} HeadShape;
 
 // Angles of position t: cos and sin of t base^(-2i/dh) for each of dh/2 pairs.
 static void rope_angles(real* row, int64_t t, int64_t dh, double base) {
@@ -366,47 +105,49 @@ static inline void rope_rotate(real* x, const real* angles, int64_t dh, real dir
     }
 }
 
-// (1 - alpha) now + alpha before, where `before` is the last token's (NULL at the first one)
+// (1 - alpha) now + alpha before, where `before` is the previous token's, NULL at the first one.
 static inline void shift_head(real* out, const real* now, const real* before, real alpha, int64_t dh) {
     for (int64_t c = 0; c < dh; c++) out[c] = (1 - alpha) * now[c] + (before ? alpha * before[c] : 0);
 }
 
-// One head of one token. `row` and `before` are its and the last token's rows of proj; angles is [dh/2, 2].
-static void head_forward(const HeadPath* path, const HeadShape* s, int64_t h, real* out, real* rstd,
-                         const real* row, const real* before, const real* angles) {
+// One head h of one token, i-th of the batch. `row` and `before` are its and the previous token's rows of proj; angles is
+// [dh/2, 2].
+static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, int64_t h, const real* row,
+                         const real* before, const real* angles) {
     int64_t column = path->column + h * s->dh;
+    real* out = path->out + (i * s->NH + h) * s->dh;
     real alpha = path->shift >= 0 ? sigmoid(row[path->shift + h]) : 0;
     shift_head(out, row + column, before ? before + column : NULL, alpha, s->dh);
-    if (path->weight) *rstd = norm_forward(out, out, path->weight + h * s->weight_step, s->dh, QK_NORM_EPS);
+    if (path->weight)
+        path->rstd[i * s->NH + h] =
+            norm_forward(out, out, path->weight + h * s->weight_stride, s->dh, path->eps);
     if (path->rope) rope_rotate(out, angles, s->dh, 1);
 }
 
-// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2]
-static void qkv_forward(const HeadPath paths[3], const HeadShape* s, const real* proj, const real* angles) {
+// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2].
+static void qkv_forward(const HeadPath paths[3], const real* proj, const real* angles, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
     for (int64_t bt = 0; bt < s->B * s->T; bt++) {
         int64_t t = bt % s->T;
-        const real *row = proj + bt * s->R, *before = t ? row - s->R : NULL;
+        const real *row = proj + bt * s->row_stride, *before = t ? row - s->row_stride : NULL;
         for (int p = 0; p < 3; p++)
-            for (int64_t h = 0; h < s->NH; h++) {
-                int64_t i = bt * s->NH + h;
-                head_forward(&paths[p], s, h, paths[p].out + i * s->dh,
-                             paths[p].rstd ? paths[p].rstd + i : NULL, row, before, angles + t * s->dh);
-            }
+            for (int64_t h = 0; h < s->NH; h++)
+                head_forward(&paths[p], s, bt, h, row, before, angles + t * s->dh);
     }
 }
 
 // Adds the sums of each (batch, head), partial [B, NH, dh], to a norm's weight gradient.
-static void add_head_partials(real* dweight, const real* partial, const HeadShape* s, int64_t weight_step) {
+static void add_head_partials(real* dweight, const real* partial, const HeadShape* s, int64_t weight_stride) {
     for (int64_t i = 0; i < s->B * s->NH; i++)
-        for (int64_t c = 0; c < s->dh; c++) dweight[i % s->NH * weight_step + c] += partial[i * s->dh + c];
+        for (int64_t c = 0; c < s->dh; c++) dweight[i % s->NH * weight_stride + c] += partial[i * s->dh + c];
 }
 
-// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: what token t+1 took
-// from token t is carried over in `later`. partial [B, NH, dh] and scratch [B, NH, 2, dh] are working space.
-static void head_backward(const HeadPath* path, const HeadShape* s, real* dproj, const real* proj,
-                          const real* angles, real* partial, real* scratch) {
+// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` carries what token t+1
+// took from token t. partial [B, NH, dh] and scratch [B, NH, 2, dh] are working space.
+static void head_backward(const HeadPath* path, real* dproj, const real* proj, const real* angles,
+                          real* partial, const HeadShape* s) {
     int64_t T = s->T, dh = s->dh;
+    real* scratch = partial + s->B * s->NH * dh;
     memset(partial, 0, (size_t)(s->B * s->NH * dh) * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < s->B * s->NH; i++) {
@@ -415,13 +156,14 @@ static void head_backward(const HeadPath* path, const HeadShape* s, real* dproj,
         memset(later, 0, (size_t)dh * sizeof(real));
         for (int64_t t = T - 1; t >= 0; t--) {
             int64_t bt = b * T + t;
-            const real *now = proj + bt * s->R + column, *before = t ? now - s->R : NULL;
-            real *dout = path->dout + (bt * s->NH + h) * dh, *drow = dproj + bt * s->R;
-            real alpha = path->shift >= 0 ? sigmoid(proj[bt * s->R + path->shift + h]) : 0;
+            const real *row = proj + bt * s->row_stride, *now = row + column,
+                       *before = t ? now - s->row_stride : NULL;
+            real *dout = path->dout + (bt * s->NH + h) * dh, *drow = dproj + bt * s->row_stride;
+            real alpha = path->shift >= 0 ? sigmoid(row[path->shift + h]) : 0;
             if (path->rope) rope_rotate(dout, angles + t * dh, dh, -1);
             if (path->weight) {
                 shift_head(shifted, now, before, alpha, dh);
-                norm_backward(dout, partial + i * dh, dout, shifted, path->weight + h * s->weight_step,
+                norm_backward(dout, partial + i * dh, dout, shifted, path->weight + h * s->weight_stride,
                               path->rstd[bt * s->NH + h], dh, false);
             }
             real dalpha = 0;
@@ -433,38 +175,44 @@ static void head_backward(const HeadPath* path, const HeadShape* s, real* dproj,
             if (path->shift >= 0) drow[path->shift + h] = dalpha * alpha * (1 - alpha);
         }
     }
-    if (path->weight) add_head_partials(path->dweight, partial, s, s->weight_step);
+    if (path->weight) add_head_partials(path->dweight, partial, s, s->weight_stride);
+}
+
+// partial [B, NH, 3, dh] is scratch.
+static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj, const real* angles,
+                         real* partial, const HeadShape* s) {
+    for (int p = 0; p < 3; p++) head_backward(&paths[p], dproj, proj, angles, partial, s);
 }
 
 // ----------------------------------------------------------------------------
-// forget gate: logf_t = logsigmoid(z_t + bias), c_t = logf_0 + ... + logf_t, in double whatever real is
+// forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double whatever real is
 //
 // z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias.
 
-static void forget_gate_forward(double* c, const real* z, const real* bias, const HeadShape* s) {
+static void forget_gate_forward(double* cum_logf, const real* z, const real* bias, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < s->B * s->NH; i++) {
         int64_t b = i / s->NH, h = i % s->NH;
         double sum = 0;
         for (int64_t t = 0; t < s->T; t++) {
-            real logit = (z ? z[(b * s->T + t) * s->R + h] : 0) + bias[h];
+            real logit = (z ? z[(b * s->T + t) * s->row_stride + h] : 0) + bias[h];
             sum += (double)log_sigmoid(logit);
-            c[i * s->T + t] = sum;
+            cum_logf[i * s->T + t] = sum;
         }
     }
 }
 
-// dlogf_t = dc_t + ... + dc_{T-1},  dz = dlogf sigmoid(-z). partial [B, NH] is scratch.
-static void forget_gate_backward(real* dz, real* dbias, const double* dc, const real* z, const real* bias,
-                                 real* partial, const HeadShape* s) {
+// dlogf_t = dcum_logf_t + ... + dcum_logf_{T-1}, dz = dlogf sigmoid(-z). partial [B, NH] is scratch.
+static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf, const real* z,
+                                 const real* bias, real* partial, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < s->B * s->NH; i++) {
         int64_t b = i / s->NH, h = i % s->NH;
         double dlogf = 0, sum = 0;
         for (int64_t t = s->T - 1; t >= 0; t--) {
-            int64_t at = (b * s->T + t) * s->R + h;
+            int64_t at = (b * s->T + t) * s->row_stride + h;
             real logit = (z ? z[at] : 0) + bias[h];
-            dlogf += dc[i * s->T + t];
+            dlogf += dcum_logf[i * s->T + t];
             double dlogit = dlogf * (double)sigmoid(-logit);
             if (z) dz[at] = (real)dlogit;
             sum += dlogit;
@@ -475,185 +223,508 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dc, const 
 }
 
 // ----------------------------------------------------------------------------
-// attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + c_i - c_j) v_j over j <= i
+// attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i
 //
-// In tiles of TILE x TILE scores, with a running maximum and sum, so that memory is linear in T. The bias is
-// the difference of two doubles, taken pair by pair: c falls to -1e5 and beyond, where float has no digits
-// left.
+// In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T. The gate's
+// bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and beyond, where float has no
+// digits left.
 
-#define TILE 128
+enum { TILE = 128 };
 
-static inline double gate_bias(const double* c, int64_t i, int64_t j) { return c ? c[i] - c[j] : 0; }
+typedef struct {
+    real* o;                // [B, T, NH, dh]
+    real* lse;              // [B, NH, T], log of each row's sum of exponentials
+    const real *q, *k, *v;  // [B, T, NH, dh]
+    const double* cum_logf; // [B, NH, T], NULL without gate
+} AttentionForward;
 
-// q, k, v, o [B, T, NH, dh]; c [B, NH, T], NULL without gate; lse [B, NH, T] = log of each row's sum of
-// exponentials
-static void attention_forward(real* o, real* lse, const real* q, const real* k, const real* v,
-                              const double* c, const HeadShape* s) {
-    int64_t T = s->T, dh = s->dh, d = s->NH * dh;
-    real scale = (real)(1 / sqrt((double)dh));
+typedef struct {
+    real *dq, *dk, *dv;                     // [B, T, NH, dh]
+    double* dcum_logf;                      // [B, NH, T], NULL without gate
+    const real *dout, *q, *k, *v, *o, *lse; // those of the forward pass
+    const double* cum_logf;
+} AttentionBackward;
+
+static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
+    return cum_logf ? cum_logf[i] - cum_logf[j] : 0;
+}
+
+// One tile of m queries from i0 on, over all its keys.
+static void attention_forward_tile(const AttentionForward* a, const HeadShape* s, int64_t head, int64_t i0) {
+    static _Thread_local real scores[TILE * TILE];
+    real row_max[TILE], row_sum[TILE], scale = (real)(1 / sqrt((double)s->dh));
+    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0);
+    int64_t base = head / s->NH * T * d + head % s->NH * dh;
+    const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
+    real* o = a->o + base + i0 * d;
+    for (int64_t i = 0; i < m; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
+    for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {
+        int64_t n = min64(TILE, T - j0);
+        matmul_serial(scores, TILE, rows_of(a->q + base + i0 * d, d), transpose_of(a->k + base + j0 * d, d),
+                      m, n, dh, false);
+        for (int64_t i = 0; i < m; i++) {
+            real *row = scores + i * TILE, highest = row_max[i], total = 0;
+            int64_t keys = min64(n, i0 + i - j0 + 1); // those not in the future
+#pragma omp simd reduction(max : highest)
+            for (int64_t j = 0; j < keys; j++) {
+                row[j] = scale * row[j] + (real)gate_bias(cum_logf, i0 + i, j0 + j);
+                highest = row[j] > highest ? row[j] : highest;
+            }
+#pragma omp simd reduction(+ : total)
+            for (int64_t j = 0; j < keys; j++) {
+                row[j] = exp_real(row[j] - highest);
+                total += row[j];
+            }
+            for (int64_t j = keys; j < n; j++) row[j] = 0;
+            real rescale = exp_real(row_max[i] - highest);
+            row_sum[i] = row_sum[i] * rescale + total;
+            row_max[i] = highest;
+            if (j0 > 0)
+                for (int64_t x = 0; x < dh; x++) o[i * d + x] *= rescale;
+        }
+        matmul_serial(o, d, rows_of(scores, TILE), rows_of(a->v + base + j0 * d, d), m, dh, n, j0 > 0);
+    }
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t x = 0; x < dh; x++) o[i * d + x] /= row_sum[i];
+        a->lse[head * T + i0 + i] = row_max[i] + (real)log((double)row_sum[i]);
+    }
+}
+
+static void attention_forward(const AttentionForward* a, const HeadShape* s) {
 #pragma omp parallel for schedule(dynamic) collapse(2)
     for (int64_t head = 0; head < s->B * s->NH; head++)
-        for (int64_t i0 = 0; i0 < T; i0 += TILE) {
-            static _Thread_local real scores[TILE * TILE];
-            real top[TILE], sum[TILE];
-            int64_t m = min64(TILE, T - i0), base = head / s->NH * T * d + head % s->NH * dh;
-            const double* hc = c ? c + head * T : NULL;
-            real* tile_o = o + base + i0 * d;
-            for (int64_t i = 0; i < m; i++) top[i] = -INFINITY, sum[i] = 0;
-            for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {
-                int64_t n = min64(TILE, T - j0);
-                matmul_serial(scores, TILE, rows_of(q + base + i0 * d, d), transpose_of(k + base + j0 * d, d),
-                              m, n, dh, false);
-                for (int64_t i = 0; i < m; i++) {
-                    real *row = scores + i * TILE, highest = top[i], total = 0;
-                    int64_t keys = min64(n, i0 + i - j0 + 1); // those not in the future
-#pragma omp simd reduction(max : highest)
-                    for (int64_t j = 0; j < keys; j++) {
-                        row[j] = scale * row[j] + (real)gate_bias(hc, i0 + i, j0 + j);
-                        highest = row[j] > highest ? row[j] : highest;
-                    }
+        for (int64_t i0 = 0; i0 < s->T; i0 += TILE) attention_forward_tile(a, s, head, i0);
+}
+
+// One tile of queries from i0 and keys from j0 on.
+static void attention_backward_tile(const AttentionBackward* a, const HeadShape* s, int64_t head, int64_t i0,
+                                    int64_t j0) {
+    static _Thread_local real p[TILE * TILE], ds[TILE * TILE];
+    static _Thread_local double no_gate[TILE];
+    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0), n = min64(TILE, T - j0);
+    int64_t base = head / s->NH * T * d + head % s->NH * dh, at_i = base + i0 * d, at_j = base + j0 * d;
+    const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
+    double *dcum_logf = a->dcum_logf ? a->dcum_logf + head * T : NULL,
+           *dkeys = dcum_logf ? dcum_logf + j0 : no_gate;
+    real scale = (real)(1 / sqrt((double)dh));
+    matmul_serial(p, TILE, rows_of(a->q + at_i, d), transpose_of(a->k + at_j, d), m, n, dh, false);
+    matmul_serial(ds, TILE, rows_of(a->dout + at_i, d), transpose_of(a->v + at_j, d), m, n, dh, false);
+    for (int64_t i = 0; i < m; i++) {
+        real *p_row = p + i * TILE, *ds_row = ds + i * TILE, total = 0;
+        real lse = a->lse[head * T + i0 + i];
+        real delta = dot(a->dout + at_i + i * d, a->o + at_i + i * d, dh);
+        int64_t keys = min64(n, i0 + i - j0 + 1);
 #pragma omp simd reduction(+ : total)
-                    for (int64_t j = 0; j < keys; j++) {
-                        row[j] = exp_real(row[j] - highest);
-                        total += row[j];
-                    }
-                    for (int64_t j = keys; j < n; j++) row[j] = 0;
-                    real rescale = exp_real(top[i] - highest);
-                    sum[i] = sum[i] * rescale + total;
-                    top[i] = highest;
-                    if (j0 > 0)
-                        for (int64_t x = 0; x < dh; x++) tile_o[i * d + x] *= rescale;
-                }
-                matmul_serial(tile_o, d, rows_of(scores, TILE), rows_of(v + base + j0 * d, d), m, dh, n,
-                              j0 > 0);
-            }
-            for (int64_t i = 0; i < m; i++) {
-                for (int64_t x = 0; x < dh; x++) tile_o[i * d + x] /= sum[i];
-                lse[head * T + i0 + i] = top[i] + (real)log((double)sum[i]);
-            }
+        for (int64_t j = 0; j < keys; j++) {
+            real bias = (real)gate_bias(cum_logf, i0 + i, j0 + j);
+            p_row[j] = exp_real(scale * p_row[j] + bias - lse);
+            real gradient = p_row[j] * (ds_row[j] - delta);
+            ds_row[j] = gradient * scale;
+            dkeys[j] -= (double)gradient;
+            total += gradient;
         }
+        for (int64_t j = keys; j < n; j++) p_row[j] = ds_row[j] = 0;
+        if (dcum_logf) dcum_logf[i0 + i] += (double)total;
+    }
+    matmul_serial(a->dv + at_j, d, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, i0 > j0);
+    matmul_serial(a->dk + at_j, d, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, i0 > j0);
+    matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, d), m, dh, n, j0 > 0);
 }
 
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
 //   dv_j = sum_i p do_i,  dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),
-//   dc_i = sum_j ds_ij - sum_j ds_ji
-// A head is one thread's work from end to end. dc is NULL without gate.
-static void attention_backward(real* dq, real* dk, real* dv, double* dc, const real* dout, const real* q,
-                               const real* k, const real* v, const real* o, const real* lse, const double* c,
-                               const HeadShape* s) {
-    int64_t T = s->T, dh = s->dh, d = s->NH * dh;
-    real scale = (real)(1 / sqrt((double)dh));
+//   dcum_logf_i = sum_j ds_ij - sum_j ds_ji
+// One thread computes all of a head.
+static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
 #pragma omp parallel for schedule(dynamic)
     for (int64_t head = 0; head < s->B * s->NH; head++) {
-        static _Thread_local real p[TILE * TILE], ds[TILE * TILE];
-        static _Thread_local double dc_none[TILE];
-        int64_t base = head / s->NH * T * d + head % s->NH * dh;
-        const double* hc = c ? c + head * T : NULL;
-        if (dc) memset(dc + head * T, 0, (size_t)T * sizeof(double));
-        for (int64_t j0 = 0; j0 < T; j0 += TILE)
-            for (int64_t i0 = j0; i0 < T; i0 += TILE) {
-                int64_t m = min64(TILE, T - i0), n = min64(TILE, T - j0), at_i = base + i0 * d,
-                        at_j = base + j0 * d;
-                matmul_serial(p, TILE, rows_of(q + at_i, d), transpose_of(k + at_j, d), m, n, dh, false);
-                matmul_serial(ds, TILE, rows_of(dout + at_i, d), transpose_of(v + at_j, d), m, n, dh, false);
-                double* dc_j = dc ? dc + head * T + j0 : dc_none;
-                for (int64_t i = 0; i < m; i++) {
-                    real *p_row = p + i * TILE, *ds_row = ds + i * TILE, total = 0;
-                    real row_lse = lse[head * T + i0 + i];
-                    real delta = dot(dout + at_i + i * d, o + at_i + i * d, dh);
-                    int64_t keys = min64(n, i0 + i - j0 + 1);
-#pragma omp simd reduction(+ : total)
-                    for (int64_t j = 0; j < keys; j++) {
-                        real bias = (real)gate_bias(hc, i0 + i, j0 + j);
-                        p_row[j] = exp_real(scale * p_row[j] + bias - row_lse);
-                        real gradient = p_row[j] * (ds_row[j] - delta);
-                        ds_row[j] = gradient * scale;
-                        dc_j[j] -= (double)gradient;
-                        total += gradient;
-                    }
-                    for (int64_t j = keys; j < n; j++) p_row[j] = ds_row[j] = 0;
-                    if (dc) dc[head * T + i0 + i] += (double)total;
-                }
-                matmul_serial(dv + at_j, d, transpose_of(p, TILE), rows_of(dout + at_i, d), n, dh, m,
-                              i0 > j0);
-                matmul_serial(dk + at_j, d, transpose_of(ds, TILE), rows_of(q + at_i, d), n, dh, m, i0 > j0);
-                matmul_serial(dq + at_i, d, rows_of(ds, TILE), rows_of(k + at_j, d), m, dh, n, j0 > 0);
-            }
+        if (a->dcum_logf) memset(a->dcum_logf + head * s->T, 0, (size_t)s->T * sizeof(double));
+        for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
+            for (int64_t i0 = j0; i0 < s->T; i0 += TILE) attention_backward_tile(a, s, head, i0, j0);
     }
 }
 
 // ----------------------------------------------------------------------------
-// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be
-// missing
-//
-// weight [d] is NULL without norm; gate [B, T, R] points at its column of proj, NULL without gate.
+// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be missing
 
-static void output_gate_forward(real* y, real* rstd, const real* o, const real* weight, const real* gate,
-                                const HeadShape* s, double eps) {
+typedef struct {
+    const real* weight; // [d], NULL without norm
+    real* dweight;
+    real* rstd;       // [B, T, NH], with norm
+    const real* gate; // column of proj [B, T, R], NULL without gate
+    real* dgate;      // the same column of dproj
+    double eps;
+} OutputGate;
+
+static void output_gate_forward(real* y, const real* o, const OutputGate* g, const HeadShape* s) {
     int64_t dh = s->dh;
 #pragma omp parallel for schedule(static)
     for (int64_t bt = 0; bt < s->B * s->T; bt++)
         for (int64_t h = 0; h < s->NH; h++) {
             int64_t i = bt * s->NH + h;
-            if (weight)
-                rstd[i] = norm_forward(y + i * dh, o + i * dh, weight + h * dh, dh, eps);
+            if (g->weight)
+                g->rstd[i] = norm_forward(y + i * dh, o + i * dh, g->weight + h * dh, dh, g->eps);
             else
                 memcpy(y + i * dh, o + i * dh, (size_t)dh * sizeof(real));
-            if (!gate) continue;
-            for (int64_t c = 0; c < dh; c++) y[i * dh + c] *= sigmoid(gate[bt * s->R + h * dh + c]);
+            if (!g->gate) continue;
+            for (int64_t c = 0; c < dh; c++)
+                y[i * dh + c] *= sigmoid(g->gate[bt * s->row_stride + h * dh + c]);
         }
 }
 
 // Writes dout, the gradient of o, and dgate, from dy. partial [B, NH, dh] is scratch.
-static void output_gate_backward(real* dout, real* dweight, real* dgate, const real* dy, const real* o,
-                                 const real* weight, const real* rstd, const real* gate, real* partial,
-                                 const HeadShape* s) {
+static void output_gate_backward(real* dout, const real* dy, const real* o, const OutputGate* g,
+                                 real* partial, const HeadShape* s) {
     int64_t dh = s->dh;
     memset(partial, 0, (size_t)(s->B * s->NH * dh) * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int64_t head = 0; head < s->B * s->NH; head++)
         for (int64_t t = 0; t < s->T; t++) {
             int64_t h = head % s->NH, bt = head / s->NH * s->T + t, i = bt * s->NH + h;
-            const real *out = o + i * dh, *w = weight ? weight + h * dh : NULL;
-            real *dnormed = dout + i * dh, r = weight ? rstd[i] : 1;
+            const real *out = o + i * dh, *w = g->weight ? g->weight + h * dh : NULL;
+            real *dnormed = dout + i * dh, rstd = w ? g->rstd[i] : 1;
             for (int64_t c = 0; c < dh; c++) {
                 dnormed[c] = dy[i * dh + c];
-                if (!gate) continue;
-                real open = sigmoid(gate[bt * s->R + h * dh + c]);
-                real normed = w ? out[c] * r * w[c] : out[c];
-                dgate[bt * s->R + h * dh + c] = dnormed[c] * normed * open * (1 - open);
+                if (!g->gate) continue;
+                real open = sigmoid(g->gate[bt * s->row_stride + h * dh + c]);
+                real normed = w ? out[c] * rstd * w[c] : out[c];
+                g->dgate[bt * s->row_stride + h * dh + c] = dnormed[c] * normed * open * (1 - open);
                 dnormed[c] *= open;
             }
-            if (w) norm_backward(dnormed, partial + head * dh, dnormed, out, w, r, dh, false);
+            if (w) norm_backward(dnormed, partial + head * dh, dnormed, out, w, rstd, dh, false);
         }
-    if (weight) add_head_partials(dweight, partial, s, dh);
+    if (g->weight) add_head_partials(g->dweight, partial, s, dh);
 }
 
 // ----------------------------------------------------------------------------
-// SwiGLU: s = silu(g) u, with g and u the two halves of gu [rows, 2I]
+// the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
 
-static void swiglu_forward(real* s, const real* gu, int64_t rows, int64_t I) {
-#pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < rows; t++)
-        for (int64_t i = 0; i < I; i++) {
-            real g = gu[t * 2 * I + i], u = gu[t * 2 * I + I + i];
-            s[t * I + i] = g * sigmoid(g) * u;
-        }
+// clang-format off
+// type, name, kept for every layer, elements of a layer
+#define ATTENTION_ACTS(X) \
+    X(real, proj, true, BT * R)              /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */ \
+    X(real, q, true, BT * d)                 /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(real, k, true, BT * d)                 /* [L,B,T,d] */ \
+    X(real, v, true, BT * d)                 /* [L,B,T,d] */ \
+    X(real, q_rstd, true, BT * NH)           /* [L,B,T,NH] */ \
+    X(real, k_rstd, true, BT * NH)           /* [L,B,T,NH] */ \
+    X(double, cum_logf, true, gated * BT * NH) /* [L,B,NH,T] */ \
+    X(real, lse, true, BT * NH)              /* [L,B,NH,T] */ \
+    X(real, o, true, BT * d)                 /* [L,B,T,d] output of attention */ \
+    X(real, o_rstd, true, BT * NH)           /* [L,B,T,NH] */ \
+    X(real, y, true, BT * d)                 /* [L,B,T,d] after output norm and gate */ \
+    X(real, angles, false, T * dh)           /* [T,dh/2,2] of RoPE */ \
+    X(real, dproj, false, BT * R)            /* [B,T,R] */ \
+    X(real, dq, false, BT * d)               /* [B,T,d] */ \
+    X(real, dk, false, BT * d)               /* [B,T,d] */ \
+    X(real, dv, false, BT * d)               /* [B,T,d] */ \
+    X(real, dout, false, BT * d)             /* [B,T,d] of o */ \
+    X(double, dcum_logf, false, gated * BT * NH) /* [B,NH,T] */
+
+// The state of sequences that are extended, and scratch of the extension.
+#define ATTENTION_STATE(X) \
+    X(real, k, true, B * capacity * d)               /* [L,B,capacity,d] as attention reads them */ \
+    X(real, v, true, B * capacity * d)               /* [L,B,capacity,d] */ \
+    X(double, cum_logf, true, gated * B * capacity * NH) /* [L,B,capacity,NH]; entries never change: only differences count */ \
+    X(real, last, true, B * R)                       /* [L,B,R] proj of each sequence's last token, for the shifts */ \
+    X(real, proj, false, BT * R)                     /* [B,T,R] */ \
+    X(real, heads, false, 3 * BT * d)                /* [3,B,T,d] q, k, v */ \
+    X(real, rstd, false, 3 * BT * NH)                /* [3,B,T,NH], not read */ \
+    X(real, angles, false, dh)                       /* [dh/2,2] of one position */ \
+    X(real, scores, false, BT * NH * capacity)       /* [B,T,NH,capacity] */ \
+    X(real, o, false, BT * d)                        /* [B,T,d] */ \
+    X(real, y, false, BT * d)                        /* [B,T,d] */
+// clang-format on
+
+typedef struct {
+    ATTENTION_ACTS(ACTIVATION_FIELD)
+} AttentionActs;
+typedef struct {
+    ATTENTION_STATE(ACTIVATION_FIELD)
+} AttentionState;
+
+static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
+                                  int64_t T) {
+    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t R = table->proj.rows, gated = config_has_gate(config);
+    ATTENTION_ACTS(ACTIVATION_ROW)
 }
 
-static void swiglu_backward(real* dgu, const real* ds, const real* gu, int64_t rows, int64_t I) {
-#pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < rows; t++)
-        for (int64_t i = 0; i < I; i++) {
-            real g = gu[t * 2 * I + i], u = gu[t * 2 * I + I + i], open = sigmoid(g);
-            dgu[t * 2 * I + i] = ds[t * I + i] * u * open * (1 + g * (1 - open));
-            dgu[t * 2 * I + I + i] = ds[t * I + i] * g * open;
+static void attention_state(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
+                            int64_t T, int64_t capacity) {
+    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t R = table->proj.rows, gated = config_has_gate(config);
+    ATTENTION_STATE(ACTIVATION_ROW)
+}
+
+#undef ATTENTION_ACTS
+#undef ATTENTION_STATE
+
+static AttentionActs attention_acts(const Layer* layer) {
+    AttentionActs a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+// After allocation: what no pass changes.
+static void attention_init(const Layer* layer) {
+    AttentionActs a = attention_acts(layer);
+    int64_t dh = config_head_size(layer->config);
+    for (int64_t t = 0; layer->config->use_rope && t < layer->T; t++)
+        rope_angles(a.angles + t * dh, t, dh, layer->config->rope_base);
+}
+
+static HeadShape attention_shape(const Layer* layer) {
+    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
+    HeadShape s = {
+        layer->B, layer->T, layer->config->num_heads, dh, R, R, layer->config->qk_norm_share ? 0 : dh};
+    return s;
+}
+
+// How q, k and v get from proj to attention; the caller adds out, rstd and dout.
+static void attention_paths(const Layer* layer, HeadPath paths[3]) {
+    const ProjLayout* proj = &layer->table->proj;
+    memset(paths, 0, 3 * sizeof paths[0]);
+    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
+    q->column = proj->q, k->column = proj->k, v->column = proj->v;
+    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
+    q->weight = layer_param(layer, P_Q_NORM), q->dweight = layer_grad(layer, P_Q_NORM);
+    k->weight = layer_param(layer, P_K_NORM), k->dweight = layer_grad(layer, P_K_NORM);
+    q->eps = k->eps = QK_NORM_EPS;
+    q->rope = k->rope = layer->config->use_rope;
+}
+
+static void attention_paths_of_pass(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
+    attention_paths(layer, paths);
+    paths[0].out = a->q, paths[1].out = a->k, paths[2].out = a->v;
+    paths[0].rstd = a->q_rstd, paths[1].rstd = a->k_rstd;
+    paths[0].dout = a->dq, paths[1].dout = a->dk, paths[2].dout = a->dv;
+}
+
+// The fused projection [R, d] of q, k, v and all gates.
+static Linear attention_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = layer->table->proj.rows;
+    return linear;
+}
+
+// A column of proj or dproj; NULL where the model does not have it (-1).
+static inline real* proj_column(real* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
+
+static OutputGate attention_output_gate(const Layer* layer, real* rstd, real* proj, real* dproj) {
+    int64_t column = layer->table->proj.ogate;
+    OutputGate g = {
+        layer_param(layer, P_OUTPUT_NORM), layer_grad(layer, P_OUTPUT_NORM), rstd,
+        proj_column(proj, column),         proj_column(dproj, column),       layer->config->norm_eps};
+    return g;
+}
+
+static void attention_mixer_forward(const Layer* layer, real* out, const real* in, const real* residual) {
+    AttentionActs a = attention_acts(layer);
+    HeadShape shape = attention_shape(layer);
+    HeadPath paths[3];
+    bool gated = config_has_gate(layer->config);
+    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
+    AttentionForward attention = {a.o, a.lse, a.q, a.k, a.v, gated ? a.cum_logf : NULL};
+    attention_paths_of_pass(layer, &a, paths);
+
+    linear_forward(a.proj, in, NULL, &in_proj);
+    qkv_forward(paths, a.proj, a.angles, &shape);
+    if (gated)
+        forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
+                            layer_param(layer, P_FGATE_BIAS), &shape);
+    attention_forward(&attention, &shape);
+    output_gate_forward(a.y, a.o, &output_gate, &shape);
+    linear_forward(out, a.y, residual, &o_proj);
+}
+
+// din, the gradient of `in`, holds that of y on the way.
+static void attention_mixer_backward(const Layer* layer, real* din, const real* dout, const real* in) {
+    AttentionActs a = attention_acts(layer);
+    HeadShape shape = attention_shape(layer);
+    HeadPath paths[3];
+    bool gated = config_has_gate(layer->config);
+    int64_t fgate = layer->table->proj.fgate;
+    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
+    AttentionBackward attention = {a.dq, a.dk, a.dv,  gated ? a.dcum_logf : NULL, a.dout, a.q, a.k,
+                                   a.v,  a.o,  a.lse, gated ? a.cum_logf : NULL};
+    attention_paths_of_pass(layer, &a, paths);
+
+    linear_backward(din, dout, a.y, &o_proj);
+    output_gate_backward(a.dout, din, a.o, &output_gate, layer->partial, &shape);
+    attention_backward(&attention, &shape);
+    if (gated)
+        forget_gate_backward(proj_column(a.dproj, fgate), layer_grad(layer, P_FGATE_BIAS), a.dcum_logf,
+                             proj_column(a.proj, fgate), layer_param(layer, P_FGATE_BIAS), layer->partial,
+                             &shape);
+    qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape);
+    linear_backward(din, a.dproj, in, &in_proj);
+}
+
+// Attention of one query over `length` keys: o, q [dh]; k, v [length, NH, dh] and cum_logf [length, NH] point at the head.
+static void attention_query(real* o, real* scores, const real* q, const AttentionState* keys, int64_t length,
+                            const HeadShape* s) {
+    int64_t NH = s->NH, dh = s->dh;
+    real scale = (real)(1 / sqrt((double)dh)), highest = -INFINITY, sum = 0;
+    const double* cum_logf = keys->cum_logf;
+    for (int64_t j = 0; j < length; j++) {
+        scores[j] = scale * dot(q, keys->k + j * NH * dh, dh);
+        if (cum_logf) scores[j] += (real)(cum_logf[(length - 1) * NH] - cum_logf[j * NH]);
+        highest = scores[j] > highest ? scores[j] : highest;
+    }
+    memset(o, 0, (size_t)dh * sizeof(real));
+    for (int64_t j = 0; j < length; j++) {
+        real p = exp_real(scores[j] - highest);
+        sum += p;
+        for (int64_t x = 0; x < dh; x++) o[x] += p * keys->v[j * NH * dh + x];
+    }
+    for (int64_t x = 0; x < dh; x++) o[x] /= sum;
+}
+
+// Every token's query over the keys of its sequence up to itself.
+static void attention_extend(const Layer* layer, const AttentionState* a, const real* q, const HeadShape* s) {
+    int64_t T = s->T, NH = s->NH, dh = s->dh, capacity = layer->capacity, keys = 0;
+    for (int64_t b = 0; b < s->B; b++) keys += T * (layer->lengths[b] + T);
+#pragma omp parallel for schedule(static) if (keys * NH * dh > 65536)
+    for (int64_t i = 0; i < s->B * T * NH; i++) {
+        int64_t b = i / (T * NH), t = i / NH % T, h = i % NH, row = b * capacity * NH + h;
+        AttentionState head;
+        memset(&head, 0, sizeof head);
+        head.k = a->k + row * dh, head.v = a->v + row * dh;
+        head.cum_logf = config_has_gate(layer->config) ? a->cum_logf + row : NULL;
+        attention_query(a->o + i * dh, a->scores + i * capacity, q + i * dh, &head, layer->lengths[b] + t + 1,
+                        s);
+    }
+}
+
+// Appends the tokens' keys, values and cum_logf to the state, token by token: q, k and v are in `heads`.
+static void attention_append(const Layer* layer, const AttentionState* a, HeadPath paths[3],
+                             const HeadShape* s) {
+    int64_t T = s->T, NH = s->NH, dh = s->dh, d = NH * dh, R = s->row_stride,
+            fgate = layer->table->proj.fgate;
+    const real* bias = layer_param(layer, P_FGATE_BIAS);
+    for (int64_t b = 0; b < s->B; b++) {
+        real* last = a->last + b * R;
+        for (int64_t t = 0; t < T; t++) {
+            int64_t bt = b * T + t, position = layer->lengths[b] + t, at = b * layer->capacity + position;
+            const real *row = a->proj + bt * R, *before = t ? row - R : position ? last : NULL;
+            if (layer->config->use_rope) rope_angles(a->angles, position, dh, layer->config->rope_base);
+            for (int p = 0; p < 3; p++)
+                for (int64_t h = 0; h < NH; h++) head_forward(&paths[p], s, bt, h, row, before, a->angles);
+            memcpy(a->k + at * d, paths[1].out + bt * d, (size_t)d * sizeof(real));
+            memcpy(a->v + at * d, paths[2].out + bt * d, (size_t)d * sizeof(real));
+            for (int64_t h = 0; config_has_gate(layer->config) && h < NH; h++) {
+                real logf = log_sigmoid((fgate < 0 ? 0 : row[fgate + h]) + bias[h]);
+                double* cum_logf = a->cum_logf + at * NH + h;
+                *cum_logf = (position ? cum_logf[-NH] : 0) + (double)logf;
+            }
         }
+        memcpy(last, a->proj + (b * T + T - 1) * R, (size_t)R * sizeof(real));
+    }
+}
+
+static void attention_mixer_extend(const Layer* layer, real* out, const real* in, const real* residual) {
+    AttentionState a;
+    HeadShape shape = attention_shape(layer);
+    HeadPath paths[3];
+    int64_t heads = shape.B * shape.T * shape.NH;
+    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    OutputGate output_gate = attention_output_gate(layer, a.rstd, a.proj, NULL);
+    attention_paths(layer, paths);
+    for (int p = 0; p < 3; p++)
+        paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
+
+    linear_forward(a.proj, in, NULL, &in_proj);
+    attention_append(layer, &a, paths, &shape);
+    attention_extend(layer, &a, paths[0].out, &shape);
+    output_gate_forward(a.y, a.o, &output_gate, &shape);
+    linear_forward(out, a.y, residual, &o_proj);
 }
 
 // ----------------------------------------------------------------------------
-// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient
-// times dloss
+// mixers: what turns a normed residual stream `in` into out = residual + mixer(in). Another kind is a file in
+// llmc/mixers/ and a row here.
+
+typedef struct {
+    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
+    void (*init)(const Layer*); // once after the allocation of activations
+    void (*forward)(const Layer*, real* out, const real* in, const real* residual);
+    void (*backward)(const Layer*, real* din, const real* dout,
+                     const real* in); // adds to the weights' gradients
+    // B sequences by T tokens more, on their states: decoding is T = 1
+    void (*state)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, int64_t capacity);
+    void (*extend)(const Layer*, real* out, const real* in, const real* residual);
+} Mixer;
+
+static const Mixer mixers[] = {
+    {attention_activations, attention_init, attention_mixer_forward, attention_mixer_backward,
+     attention_state, attention_mixer_extend}, // MIXER_ATTENTION
+};
+static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
+
+// ----------------------------------------------------------------------------
+// the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
+
+static void swiglu_forward(real* act, const real* gate_up, int64_t rows, int64_t I) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t i = 0; i < I; i++) {
+            real g = gate_up[t * 2 * I + i], u = gate_up[t * 2 * I + I + i];
+            act[t * I + i] = g * sigmoid(g) * u;
+        }
+}
+
+static void swiglu_backward(real* dgate_up, const real* dact, const real* gate_up, int64_t rows, int64_t I) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t i = 0; i < I; i++) {
+            real g = gate_up[t * 2 * I + i], u = gate_up[t * 2 * I + I + i], open = sigmoid(g);
+            dgate_up[t * 2 * I + i] = dact[t * I + i] * u * open * (1 + g * (1 - open));
+            dgate_up[t * 2 * I + I + i] = dact[t * I + i] * g * open;
+        }
+}
+
+// type, name, kept for every layer, elements of a layer
+#define MLP_ACTS(X)                                                                                          \
+    X(real, gate_up, true, BT * 2 * I)   /* [L,B,T,2I] */                                                    \
+    X(real, act, true, BT* I)            /* [L,B,T,I] */                                                     \
+    X(real, dgate_up, false, BT * 2 * I) /* [B,T,2I] */                                                      \
+    X(real, dact, false, BT* I)          /* [B,T,I] */
+
+typedef struct {
+    MLP_ACTS(ACTIVATION_FIELD)
+} MlpActs;
+
+static void mlp_activations(Activations* rows, const Config* config, int64_t BT) {
+    int64_t I = config_mlp_size(config);
+    MLP_ACTS(ACTIVATION_ROW)
+}
+
+#undef MLP_ACTS
+
+static void mlp_forward(const Layer* layer, real* out, const real* in, const real* residual) {
+    MlpActs a;
+    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    activations_layer(layer->mlp, layer->l, &a, sizeof a);
+    linear_forward(a.gate_up, in, NULL, &gate_proj);
+    swiglu_forward(a.act, a.gate_up, layer->B * layer->T, down_proj.K);
+    linear_forward(out, a.act, residual, &down_proj);
+}
+
+static void mlp_backward(const Layer* layer, real* din, const real* dout, const real* in) {
+    MlpActs a;
+    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    activations_layer(layer->mlp, layer->l, &a, sizeof a);
+    linear_backward(a.dact, dout, a.act, &down_proj);
+    swiglu_backward(a.dgate_up, a.dact, a.gate_up, layer->B * layer->T, down_proj.K);
+    linear_backward(din, a.dgate_up, in, &gate_proj);
+}
+
+// ----------------------------------------------------------------------------
+// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient times dloss
 
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {
@@ -721,95 +792,90 @@ static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, do
 // ----------------------------------------------------------------------------
 // the model
 
-// Every activation: type, name, whether each layer keeps its own for the backward pass or all share one,
-// number of elements (of a layer).
-enum { SHARED, PER_LAYER };
 // clang-format off
-#define ACTIVATIONS(X) \
-    X(real, x, PER_LAYER, BT * d)            /* [L,B,T,d] residual stream as it enters each block */ \
-    X(real, attn_rstd, PER_LAYER, BT)        /* [L,B,T] */ \
-    X(real, attn_in, PER_LAYER, BT * d)      /* [L,B,T,d] normed, what the fused projection reads */ \
-    X(real, proj, PER_LAYER, BT * R)         /* [L,B,T,R] q~ k~ v~, output gate, forget gate, shift gates */ \
-    X(real, q, PER_LAYER, BT * d)            /* [L,B,T,d] as attention reads them, like k and v */ \
-    X(real, k, PER_LAYER, BT * d)            /* [L,B,T,d] */ \
-    X(real, v, PER_LAYER, BT * d)            /* [L,B,T,d] */ \
-    X(real, q_rstd, PER_LAYER, BT * NH)      /* [L,B,T,NH] */ \
-    X(real, k_rstd, PER_LAYER, BT * NH)      /* [L,B,T,NH] */ \
-    X(double, c, PER_LAYER, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
-    X(real, lse, PER_LAYER, BT * NH)         /* [L,B,NH,T] */ \
-    X(real, o, PER_LAYER, BT * d)            /* [L,B,T,d] attention's output */ \
-    X(real, o_rstd, PER_LAYER, BT * NH)      /* [L,B,T,NH] */ \
-    X(real, y, PER_LAYER, BT * d)            /* [L,B,T,d] after output norm and gate */ \
-    X(real, x_mid, PER_LAYER, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
-    X(real, mlp_rstd, PER_LAYER, BT)         /* [L,B,T] */ \
-    X(real, mlp_in, PER_LAYER, BT * d)       /* [L,B,T,d] normed */ \
-    X(real, gu, PER_LAYER, BT * 2 * I)       /* [L,B,T,2I] */ \
-    X(real, s, PER_LAYER, BT * I)            /* [L,B,T,I] */ \
-    X(real, x_last, SHARED, BT * d)          /* [B,T,d] residual stream after the last block */ \
-    X(real, rstd, SHARED, BT)                /* [B,T] of the final norm */ \
-    X(real, head_in, SHARED, BT * d)         /* [B,T,d] normed, what the head reads */ \
-    X(real, losses, SHARED, BT)              /* [B,T] */ \
-    X(real, logits, SHARED, logit_rows * V)  /* [rows,V] of a chunk of rows, then their gradient */ \
-    X(real, dx, SHARED, BT * d)              /* [B,T,d] gradient of the residual stream */ \
-    X(real, dbranch, SHARED, BT * d)         /* [B,T,d] of what a norm or attention's output gave */ \
-    X(real, dproj, SHARED, BT * R)           /* [B,T,R] */ \
-    X(real, dq, SHARED, BT * d)              /* [B,T,d] */ \
-    X(real, dk, SHARED, BT * d)              /* [B,T,d] */ \
-    X(real, dv, SHARED, BT * d)              /* [B,T,d] */ \
-    X(real, dout, SHARED, BT * d)            /* [B,T,d] of attention's output */ \
-    X(double, dc, SHARED, gated * BT * NH)   /* [B,NH,T] */ \
-    X(real, dgu, SHARED, BT * 2 * I)         /* [B,T,2I] */ \
-    X(real, ds, SHARED, BT * I)              /* [B,T,I] */ \
-    X(real, partial, SHARED, NUM_PIECES * d + 3 * B * NH * dh) /* pieces of norms' weight gradients */
+// type, name, kept for every layer, elements of a layer
+#define MODEL_ACTS(X) \
+    X(real, x, true, BT * d)                   /* [L,B,T,d] residual stream that enters each block */ \
+    X(real, mixer_rstd, true, BT)              /* [L,B,T] */ \
+    X(real, mixer_in, true, BT * d)            /* [L,B,T,d] normed x */ \
+    X(real, x_mid, true, BT * d)               /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(real, mlp_rstd, true, BT)                /* [L,B,T] */ \
+    X(real, mlp_in, true, BT * d)              /* [L,B,T,d] normed x_mid */ \
+    X(real, x_last, false, BT * d)             /* [B,T,d] residual stream after the last block */ \
+    X(real, rstd, false, BT)                   /* [B,T] of the final norm */ \
+    X(real, lm_head_in, false, BT * d)         /* [B,T,d] normed x_last */ \
+    X(real, losses, false, BT)                 /* [B,T] */ \
+    X(real, logits, false, logit_rows * V)     /* [rows,V] of a chunk of rows, then their gradient */ \
+    X(real, dx, false, BT * d)                 /* [B,T,d] gradient of the residual stream */ \
+    X(real, dbranch, false, BT * d)            /* [B,T,d] gradient of a norm's output */ \
+    X(real, partial, false, NUM_PIECES * d + 3 * B * d) /* pieces of sums over rows */
 // clang-format on
 
-#define ACTIVATION_FIELD(type, name, kept, count) type* name;
-#define ACTIVATION_STEP(type, name, kept, count)  int64_t name;
 typedef struct {
-    ACTIVATIONS(ACTIVATION_FIELD)
-    struct {
-        ACTIVATIONS(ACTIVATION_STEP)
-    } step; // from a layer's to the next one's; 0 where they share
-} Activations;
+    MODEL_ACTS(ACTIVATION_FIELD)
+} Acts;
 
+// The tables of a pass over [B, T] tokens.
 typedef struct {
+    int64_t B, T;
+    Activations model, mixer, mlp;
+} Pass;
+
+typedef struct Model {
     Config config;
     ParamTable table;
-    int64_t B, T; // the shape that the activations are for
     real* params; // [table.count], as grads and AdamW's two moments
     real* grads;
     real* m;
     real* v;
-    real* angles; // [T, dh/2, 2] of RoPE
-    Activations acts;
+    int64_t B, T; // the shape of a training pass
+    Pass pass;
+    Acts acts; // of layer 0
 } Model;
 
-// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything
-// else.
+// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large vocabulary.
 static int64_t model_logit_rows(const Config* c, int64_t rows) {
     int64_t most = ((int64_t)1 << 22) / c->vocab_size;
     return min64(rows, most < 64 ? 64 : most);
 }
 
-// Allocates what forward and backward passes over [B, T] tokens need, or only sums it up.
-static int64_t model_plan_activations(Activations* acts, const Config* config, const ParamTable* table,
-                                      int64_t B, int64_t T, bool allocate) {
-    int64_t BT = B * T, L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads,
-            dh = d / NH;
-    int64_t R = table->proj.rows, I = config_mlp_size(config), V = config->vocab_size, bytes = 0;
-    int64_t logit_rows = model_logit_rows(config, BT), gated = config_has_gate(config);
-#define ACTIVATION_PLAN(type, name, kept, count)                                                             \
-    {                                                                                                        \
-        int64_t elements = (count) * (kept == PER_LAYER ? L : 1);                                            \
-        bytes += elements * (int64_t)sizeof(type);                                                           \
-        if (allocate) acts->name = (type*)xcalloc((size_t)elements, sizeof(type));                           \
-        if (allocate) acts->step.name = kept == PER_LAYER ? (count) : 0;                                     \
-    }
-    ACTIVATIONS(ACTIVATION_PLAN)
-    return bytes;
+static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T) {
+    int64_t BT = B * T, d = config->hidden_size, V = config->vocab_size,
+            logit_rows = model_logit_rows(config, BT);
+    MODEL_ACTS(ACTIVATION_ROW)
 }
 
-// A model without weights: parameters for inference; with `train` also gradients and AdamW's moments.
+// What a pass over [B, T] tokens needs; nothing is allocated.
+static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T) {
+    Pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.B = B, pass.T = T;
+    model_activations(&pass.model, config, B, T);
+    mixers[config->mixer].activations(&pass.mixer, config, table, B, T);
+    mlp_activations(&pass.mlp, config, B * T);
+    return pass;
+}
+
+static int64_t pass_bytes(const Pass* pass, int64_t L) {
+    return activations_bytes(&pass->model, L) + activations_bytes(&pass->mixer, L) +
+           activations_bytes(&pass->mlp, L);
+}
+
+static void* allocate_zeros(size_t bytes) { return xcalloc(bytes, 1); }
+
+static void pass_allocate(Pass* pass, int64_t L) {
+    activations_allocate(&pass->model, L, allocate_zeros);
+    activations_allocate(&pass->mixer, L, allocate_zeros);
+    activations_allocate(&pass->mlp, L, allocate_zeros);
+}
+
+static void pass_free(Pass* pass) {
+    activations_free(&pass->model, free);
+    activations_free(&pass->mixer, free);
+    activations_free(&pass->mlp, free);
+}
+
+// A model without activations: parameters for inference; with `train` also gradients and AdamW's moments.
 static Model model_new(const Config* config, bool train) {
     Model model;
     memset(&model, 0, sizeof model);
@@ -824,30 +890,47 @@ static Model model_new(const Config* config, bool train) {
     return model;
 }
 
+// The model's own tensors of layer l.
+static Acts pass_acts(const Pass* pass, int64_t l) {
+    Acts a;
+    activations_layer(&pass->model, l, &a, sizeof a);
+    return a;
+}
+
+static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
+    Layer layer;
+    memset(&layer, 0, sizeof layer);
+    layer.config = &model->config;
+    layer.table = &model->table;
+    layer.l = l, layer.B = pass->B, layer.T = pass->T;
+    layer.params = model->params;
+    layer.grads = model->grads;
+    layer.mixer = &pass->mixer;
+    layer.mlp = &pass->mlp;
+    layer.partial = pass_acts(pass, 0).partial;
+    return layer;
+}
+
 static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
-    int64_t dh = config_head_size(&model->config);
-    model->B = B;
-    model->T = T;
-    model_plan_activations(&model->acts, &model->config, &model->table, B, T, true);
-    model->angles = (real*)xcalloc((size_t)(T * dh), sizeof(real));
-    for (int64_t t = 0; model->config.use_rope && t < T; t++)
-        rope_angles(model->angles + t * dh, t, dh, model->config.rope_base);
+    model->B = B, model->T = T;
+    model->pass = pass_plan(&model->config, &model->table, B, T);
+    pass_allocate(&model->pass, model->config.num_hidden_layers);
+    model->acts = pass_acts(&model->pass, 0);
+    Layer layer = model_layer(model, &model->pass, 0);
+    mixers[model->config.mixer].init(&layer);
 }
 
 static void model_free(Model* model) {
-#define ACTIVATION_FREE(type, name, kept, count) free(model->acts.name);
-    ACTIVATIONS(ACTIVATION_FREE)
+    pass_free(&model->pass);
     free(model->params);
     free(model->grads);
     free(model->m);
     free(model->v);
-    free(model->angles);
     params_free(&model->table);
     memset(model, 0, sizeof *model);
 }
 
-// Draws the initial weights: element i of row r is a function of (seed, r, i), so that any trainer draws the
-// same.
+// Draws the initial weights: element i of row r is a function of (seed, r, i).
 static void model_init_weights(Model* model, uint64_t seed) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
@@ -858,114 +941,71 @@ static void model_init_weights(Model* model, uint64_t seed) {
     }
 }
 
-// A parameter of layer l in a buffer of the table's layout; NULL where the model has none.
-static inline real* param_at(const Model* model, real* buffer, ParamKind kind, int64_t l) {
-    const Param* p = params_find(&model->table, kind, l);
-    return p && buffer ? buffer + p->offset : NULL;
-}
-
-// Column `column` of a tensor with rows of proj's width, NULL where the model does not have it (-1).
-static inline real* proj_column(real* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
-
-static HeadShape model_head_shape(const Model* model, int64_t B, int64_t T) {
-    HeadShape s;
-    s.B = B, s.T = T, s.NH = model->config.num_heads, s.dh = config_head_size(&model->config);
-    s.R = model->table.proj.rows;
-    s.weight_step = model->config.qk_norm_share ? 0 : s.dh;
-    return s;
-}
-
-// The activations of layer l.
-#define ACTIVATION_AT(type, name, kept, count) a.name = model->acts.name + l * model->acts.step.name;
-static Activations model_layer(const Model* model, int64_t l) {
-    Activations a = model->acts;
-    ACTIVATIONS(ACTIVATION_AT)
-    return a;
-}
-
-// How q, k and v of layer l get from proj to attention.
-static void model_head_paths(Model* model, int64_t l, HeadPath paths[3]) {
-    const ProjLayout* proj = &model->table.proj;
-    memset(paths, 0, 3 * sizeof paths[0]);
-    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = proj->q, k->column = proj->k, v->column = proj->v;
-    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
-    q->weight = param_at(model, model->params, P_Q_NORM, l),
-    q->dweight = param_at(model, model->grads, P_Q_NORM, l);
-    k->weight = param_at(model, model->params, P_K_NORM, l),
-    k->dweight = param_at(model, model->grads, P_K_NORM, l);
-    q->rope = k->rope = model->config.use_rope;
-    if (!model->acts.q) return; // generation has no activations
-    Activations a = model_layer(model, l);
-    q->out = a.q, k->out = a.k, v->out = a.v;
-    q->rstd = a.q_rstd, k->rstd = a.k_rstd;
-    q->dout = a.dq, k->dout = a.dk, v->dout = a.dv;
+// A tensor outside the layers, in a buffer of the table's layout.
+static inline real* model_param(const Model* model, real* buffer, ParamKind kind) {
+    return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
 // ----------------------------------------------------------------------------
 // forward
 
-// One block: acts.x of layer l -> that of the next one, keeping what the backward pass needs.
+// The other half of a block: out = x + MLP(RMSNorm(x)), x being acts.x_mid.
+static void block_mlp_forward(const Layer* layer, const Acts* a, real* out) {
+    Norm norm = layer_norm(layer, P_MLP_NORM, a->mlp_rstd);
+    rmsnorm_forward(a->mlp_in, a->x_mid, &norm);
+    mlp_forward(layer, out, a->mlp_in, a->x_mid);
+}
+
+// One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer.
 static void block_forward(Model* model, int64_t l) {
-    const Config* config = &model->config;
-    const ProjLayout* layout = &model->table.proj;
-    int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
-    int64_t I = config_mlp_size(config), R = layout->rows;
-    real* w = model->params;
-    Activations a = model_layer(model, l);
-    real* x_next = l + 1 < L ? a.x + BT * d : a.x_last;
-    double* c = config_has_gate(config) ? a.c : NULL;
-    HeadShape shape = model_head_shape(model, B, T);
-    HeadPath paths[3];
-    model_head_paths(model, l, paths);
+    const Pass* pass = &model->pass;
+    Layer layer = model_layer(model, pass, l);
+    Acts a = pass_acts(pass, l);
+    real* x_next = l + 1 < model->config.num_hidden_layers ? pass_acts(pass, l + 1).x : a.x_last;
+    bool has_mlp = layer_param(&layer, P_GATE_PROJ) != NULL;
+    Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
 
-    rmsnorm_forward(a.attn_in, a.attn_rstd, a.x, param_at(model, w, P_ATTN_NORM, l), BT, d, config->norm_eps);
-    linear_forward(a.proj, a.attn_in, param_at(model, w, P_Q_PROJ, l), BT, R, d, false);
-    qkv_forward(paths, &shape, a.proj, model->angles);
-    if (c)
-        forget_gate_forward(c, proj_column(a.proj, layout->fgate), param_at(model, w, P_FGATE_BIAS, l),
-                            &shape);
-    attention_forward(a.o, a.lse, a.q, a.k, a.v, c, &shape);
-    output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
-                        proj_column(a.proj, layout->ogate), &shape, config->norm_eps);
-    memcpy(a.x_mid, a.x, (size_t)(BT * d) * sizeof(real));
-    linear_forward(a.x_mid, a.y, param_at(model, w, P_O_PROJ, l), BT, d, d, true);
-
-    rmsnorm_forward(a.mlp_in, a.mlp_rstd, a.x_mid, param_at(model, w, P_MLP_NORM, l), BT, d,
-                    config->norm_eps);
-    linear_forward(a.gu, a.mlp_in, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, false);
-    swiglu_forward(a.s, a.gu, BT, I);
-    memcpy(x_next, a.x_mid, (size_t)(BT * d) * sizeof(real));
-    linear_forward(x_next, a.s, param_at(model, w, P_DOWN_PROJ, l), BT, d, I, true);
+    rmsnorm_forward(a.mixer_in, a.x, &norm);
+    mixers[model->config.mixer].forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    if (has_mlp) block_mlp_forward(&layer, &a, x_next);
 }
 
-// inputs [B,T] -> acts.head_in [B,T,d]
+// The final norm, over acts.x_last.
+static Norm model_final_norm(const Model* model, const Pass* pass) {
+    Layer layer = model_layer(model, pass, 0);
+    return layer_norm(&layer, P_NORM, pass_acts(pass, 0).rstd);
+}
+
+// inputs [B,T] -> acts.lm_head_in [B,T,d]
 static void model_forward(Model* model, const int32_t* inputs) {
-    const Config* config = &model->config;
-    Activations* a = &model->acts;
-    int64_t BT = model->B * model->T, d = config->hidden_size;
-    embedding_forward(a->x, param_at(model, model->params, P_EMBEDDINGS, 0), inputs, BT, d);
-    for (int64_t l = 0; l < config->num_hidden_layers; l++) block_forward(model, l);
-    rmsnorm_forward(a->head_in, a->rstd, a->x_last, param_at(model, model->params, P_NORM, 0), BT, d,
-                    config->norm_eps);
+    const Acts* a = &model->acts;
+    Norm norm = model_final_norm(model, &model->pass);
+    embedding_forward(a->x, inputs, model_param(model, model->params, P_EMBEDDINGS), norm.rows, norm.d);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) block_forward(model, l);
+    rmsnorm_forward(a->lm_head_in, a->x_last, &norm);
 }
 
-// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and returns
-// their sum. With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the weight of
-// a token's loss. all_logits [B,T,V] takes a copy of the logits, NULL for none.
+// The vocabulary projection of some rows.
+static Linear model_lm_head(const Model* model, int64_t rows) {
+    const Config* c = &model->config;
+    Linear linear = {model_param(model, model->params, P_LM_HEAD),
+                     model_param(model, model->grads, P_LM_HEAD), rows, c->vocab_size, c->hidden_size};
+    return linear;
+}
+
+// lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and returns their sum. With
+// `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to lm_head's; dloss is the weight of a token's
+// loss. all_logits [B,T,V] gets a copy of the logits unless it is NULL.
 static double model_loss(Model* model, const int32_t* targets, real dloss, bool train, real* all_logits) {
-    Activations* a = &model->acts;
+    const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
-    const real* head = param_at(model, model->params, P_LM_HEAD, 0);
     int64_t chunk = model_logit_rows(&model->config, BT);
     for (int64_t t = 0; t < BT; t += chunk) {
-        int64_t rows = min64(chunk, BT - t);
-        linear_forward(a->logits, a->head_in + t * d, head, rows, V, d, false);
-        if (all_logits) memcpy(all_logits + t * V, a->logits, (size_t)(rows * V) * sizeof(real));
-        classifier(a->losses + t, a->logits, targets + t, rows, V, dloss, train);
-        if (train)
-            linear_backward(a->dbranch + t * d, param_at(model, model->grads, P_LM_HEAD, 0), a->logits,
-                            a->head_in + t * d, head, rows, V, d);
+        Linear lm_head = model_lm_head(model, min64(chunk, BT - t));
+        linear_forward(a->logits, a->lm_head_in + t * d, NULL, &lm_head);
+        if (all_logits) memcpy(all_logits + t * V, a->logits, (size_t)(lm_head.rows * V) * sizeof(real));
+        classifier(a->losses + t, a->logits, targets + t, lm_head.rows, V, dloss, train);
+        if (train) linear_backward(a->dbranch + t * d, a->logits, a->lm_head_in + t * d, &lm_head);
     }
     double sum = 0;
     for (int64_t t = 0; t < BT; t++) sum += (double)a->losses[t];
@@ -977,51 +1017,25 @@ static double model_loss(Model* model, const int32_t* targets, real dloss, bool 
 
 // One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
-    const Config* config = &model->config;
-    const ProjLayout* layout = &model->table.proj;
-    int64_t B = model->B, T = model->T, BT = B * T, d = config->hidden_size;
-    int64_t I = config_mlp_size(config), R = layout->rows;
-    real *w = model->params, *g = model->grads;
-    Activations a = model_layer(model, l);
-    double *c = config_has_gate(config) ? a.c : NULL, *dc = c ? a.dc : NULL;
-    HeadShape shape = model_head_shape(model, B, T);
-    HeadPath paths[3];
-    model_head_paths(model, l, paths);
-
-    linear_backward(a.ds, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s, param_at(model, w, P_DOWN_PROJ, l),
-                    BT, d, I);
-    swiglu_backward(a.dgu, a.ds, a.gu, BT, I);
-    linear_backward(a.dbranch, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in,
-                    param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d);
-    rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.dbranch, a.x_mid,
-                     param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, a.partial, BT, d);
-
-    linear_backward(a.dbranch, param_at(model, g, P_O_PROJ, l), a.dx, a.y, param_at(model, w, P_O_PROJ, l),
-                    BT, d, d);
-    output_gate_backward(a.dout, param_at(model, g, P_OUTPUT_NORM, l), proj_column(a.dproj, layout->ogate),
-                         a.dbranch, a.o, param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
-                         proj_column(a.proj, layout->ogate), a.partial, &shape);
-    attention_backward(a.dq, a.dk, a.dv, dc, a.dout, a.q, a.k, a.v, a.o, a.lse, c, &shape);
-    if (c)
-        forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), dc,
-                             proj_column(a.proj, layout->fgate), param_at(model, w, P_FGATE_BIAS, l),
-                             a.partial, &shape);
-    for (int p = 0; p < 3; p++)
-        head_backward(&paths[p], &shape, a.dproj, a.proj, model->angles, a.partial, a.partial + B * d);
-    linear_backward(a.dbranch, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in,
-                    param_at(model, w, P_Q_PROJ, l), BT, R, d);
-    rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.dbranch, a.x,
-                     param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, a.partial, BT, d);
+    Layer layer = model_layer(model, &model->pass, l);
+    Acts a = pass_acts(&model->pass, l);
+    if (layer_param(&layer, P_GATE_PROJ)) {
+        Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
+        mlp_backward(&layer, a.dbranch, a.dx, a.mlp_in);
+        rmsnorm_backward(a.dx, a.dbranch, a.x_mid, &norm, a.partial);
+    }
+    Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
+    mixers[model->config.mixer].backward(&layer, a.dbranch, a.dx, a.mixer_in);
+    rmsnorm_backward(a.dx, a.dbranch, a.x, &norm, a.partial);
 }
 
 static void model_backward(Model* model, const int32_t* inputs) {
-    Activations* a = &model->acts;
-    int64_t BT = model->B * model->T, d = model->config.hidden_size;
-    memset(a->dx, 0, (size_t)(BT * d) * sizeof(real));
-    rmsnorm_backward(a->dx, param_at(model, model->grads, P_NORM, 0), a->dbranch, a->x_last,
-                     param_at(model, model->params, P_NORM, 0), a->rstd, a->partial, BT, d);
+    const Acts* a = &model->acts;
+    Norm norm = model_final_norm(model, &model->pass);
+    memset(a->dx, 0, (size_t)(norm.rows * norm.d) * sizeof(real));
+    rmsnorm_backward(a->dx, a->dbranch, a->x_last, &norm, a->partial);
     for (int64_t l = model->config.num_hidden_layers - 1; l >= 0; l--) block_backward(model, l);
-    embedding_backward(param_at(model, model->grads, P_EMBEDDINGS, 0), a->dx, inputs, BT, d);
+    embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, inputs, norm.rows, norm.d);
 }
 
 // ----------------------------------------------------------------------------
@@ -1050,118 +1064,76 @@ static void model_update(Model* model, const Options* o, double lr, double grad_
         const Param* p = &model->table.rows[r];
         if (!p->trainable) continue;
         adamw_update(model->params + p->offset, model->grads + p->offset, model->m + p->offset,
-                     model->v + p->offset, p->count, lr, param_decays(p) ? o->weight_decay : 0, grad_scale,
-                     step, o);
+                     model->v + p->offset, p->count, lr, p->decays ? o->weight_decay : 0, grad_scale, step,
+                     o);
     }
 }
 
 // ----------------------------------------------------------------------------
-// generation: one token at a time, with keys, values and gate sums of the past kept
+// extension: sequences by some tokens more, on their states; decoding is one token
 
+// n sequences of up to `capacity` tokens, extended by t tokens at a time.
 typedef struct {
-    int64_t length, capacity; // tokens held, and room for
-    real *k, *v;              // [L, capacity, d] as attention reads them
-    double* c;                // [L, capacity, NH]; entries never change, as only differences of c matter
-    real* last;               // [L, R] the last token's row of proj, for the shifts
-    real* row;                // scratch of one token
-} Cache;
+    int64_t capacity;
+    int64_t* lengths; // [n] tokens held
+    Pass pass;        // B = n, T = t; scratch but for the mixer's states
+    real* logits;     // [n, V] of the last tokens
+} States;
 
-static Cache cache_new(const Model* model, int64_t capacity) {
+static States states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
-    int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads;
-    int64_t R = model->table.proj.rows, I = config_mlp_size(config);
-    Cache cache;
-    memset(&cache, 0, sizeof cache);
-    cache.capacity = capacity;
-    cache.k = (real*)xcalloc((size_t)(L * capacity * d), sizeof(real));
-    cache.v = (real*)xcalloc((size_t)(L * capacity * d), sizeof(real));
-    cache.c = (double*)xcalloc((size_t)(L * capacity * NH), sizeof(double));
-    cache.last = (real*)xcalloc((size_t)(L * R), sizeof(real));
-    cache.row = (real*)xcalloc((size_t)(R + 7 * d + 3 * I + NH + capacity * NH), sizeof(real));
-    return cache;
+    States s;
+    memset(&s, 0, sizeof s);
+    s.capacity = capacity;
+    s.lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
+    s.logits = (real*)xcalloc((size_t)(n * config->vocab_size), sizeof(real));
+    s.pass.B = n, s.pass.T = t;
+    model_activations(&s.pass.model, config, n, t);
+    mlp_activations(&s.pass.mlp, config, n * t);
+    mixers[config->mixer].state(&s.pass.mixer, config, &model->table, n, t, capacity);
+    activations_allocate(&s.pass.model, 1, allocate_zeros);
+    activations_allocate(&s.pass.mlp, 1, allocate_zeros);
+    activations_allocate(&s.pass.mixer, config->num_hidden_layers, allocate_zeros);
+    return s;
 }
 
-static void cache_free(Cache* cache) {
-    free(cache->k);
-    free(cache->v);
-    free(cache->c);
-    free(cache->last);
-    free(cache->row);
-    memset(cache, 0, sizeof *cache);
+static void states_free(States* s) {
+    pass_free(&s->pass);
+    free(s->lengths);
+    free(s->logits);
+    memset(s, 0, sizeof *s);
 }
 
-// Attention of one query at the end of `length` keys: o [NH, dh]; k, v [length, NH, dh]; c [length, NH] or
-// NULL
-static void attention_decode(real* o, real* scores, const real* q, const real* k, const real* v,
-                             const double* c, int64_t length, int64_t NH, int64_t dh) {
-    real scale = (real)(1 / sqrt((double)dh));
-#pragma omp parallel for schedule(static) if (length * NH * dh > 65536)
-    for (int64_t h = 0; h < NH; h++) {
-        real *row = scores + h * length, *out = o + h * dh, highest = -INFINITY, sum = 0;
-        for (int64_t j = 0; j < length; j++) {
-            row[j] = scale * dot(q + h * dh, k + (j * NH + h) * dh, dh);
-            if (c) row[j] += (real)(c[(length - 1) * NH + h] - c[j * NH + h]);
-            highest = row[j] > highest ? row[j] : highest;
-        }
-        memset(out, 0, (size_t)dh * sizeof(real));
-        for (int64_t j = 0; j < length; j++) {
-            real p = exp_real(row[j] - highest);
-            sum += p;
-            for (int64_t x = 0; x < dh; x++) out[x] += p * v[(j * NH + h) * dh + x];
-        }
-        for (int64_t x = 0; x < dh; x++) out[x] /= sum;
+// Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what model_forward
+// computes for the same tokens, but for rounding. A full state is an error.
+static void model_extend(Model* model, States* s, const int32_t* tokens) {
+    int64_t n = s->pass.B, T = s->pass.T, d = model->config.hidden_size;
+    Acts a = pass_acts(&s->pass, 0);
+    Norm final_norm = model_final_norm(model, &s->pass);
+    Linear lm_head = model_lm_head(model, n);
+    real *x = a.x, *x_next = a.x_last;
+    for (int64_t b = 0; b < n; b++)
+        if (s->lengths[b] + T > s->capacity) die("a state of %lld tokens is full", (long long)s->capacity);
+
+    embedding_forward(x, tokens, model_param(model, model->params, P_EMBEDDINGS), n * T, d);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = model_layer(model, &s->pass, l);
+        bool has_mlp = layer_param(&layer, P_GATE_PROJ) != NULL;
+        Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
+        layer.lengths = s->lengths, layer.capacity = s->capacity;
+        rmsnorm_forward(a.mixer_in, x, &norm);
+        mixers[model->config.mixer].extend(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, x);
+        if (has_mlp) block_mlp_forward(&layer, &a, x_next);
+        real* swap = x;
+        x = x_next, x_next = swap;
     }
-}
-
-// Takes one more token in and writes the logits [V] of the one after it: what model_forward computes for the
-// same tokens, but for rounding.
-static void model_decode(Model* model, Cache* cache, int32_t token, real* logits) {
-    const Config* config = &model->config;
-    int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads, dh = d / NH;
-    int64_t R = model->table.proj.rows, I = config_mlp_size(config), t = cache->length++;
-    const ProjLayout* layout = &model->table.proj;
-    HeadShape shape = model_head_shape(model, 1, 1);
-    HeadPath paths[3];
-    real *w = model->params, rstd;
-    real *x = cache->row, *normed = x + d, *proj = normed + d, *q = proj + R, *o = q + d, *y = o + d,
-         *branch = y + d;
-    real *angles = branch + d, *gu = angles + d, *s = gu + 2 * I, *o_rstd = s + I, *scores = o_rstd + NH;
-    if (cache->length > cache->capacity) die("the cache of %lld tokens is full", (long long)cache->capacity);
-    if (config->use_rope) rope_angles(angles, t, dh, config->rope_base);
-
-    embedding_forward(x, param_at(model, w, P_EMBEDDINGS, 0), &token, 1, d);
-    for (int64_t l = 0; l < L; l++) {
-        real *l_k = cache->k + l * cache->capacity * d, *l_v = cache->v + l * cache->capacity * d;
-        real* l_last = cache->last + l * R;
-        double* l_c = config_has_gate(config) ? cache->c + l * cache->capacity * NH : NULL;
-        real* const out[3] = {q, l_k + t * d, l_v + t * d};
-        model_head_paths(model, l, paths);
-
-        rmsnorm_forward(normed, &rstd, x, param_at(model, w, P_ATTN_NORM, l), 1, d, config->norm_eps);
-        linear_forward(proj, normed, param_at(model, w, P_Q_PROJ, l), 1, R, d, false);
-        for (int p = 0; p < 3; p++)
-            for (int64_t h = 0; h < NH; h++)
-                head_forward(&paths[p], &shape, h, out[p] + h * dh, &rstd, proj, t ? l_last : NULL, angles);
-        for (int64_t h = 0; l_c && h < NH; h++) {
-            real z = layout->fgate < 0 ? 0 : proj[layout->fgate + h];
-            real logf = log_sigmoid(z + param_at(model, w, P_FGATE_BIAS, l)[h]);
-            l_c[t * NH + h] = (t ? l_c[(t - 1) * NH + h] : 0) + (double)logf;
-        }
-        attention_decode(o, scores, q, l_k, l_v, l_c, t + 1, NH, dh);
-        output_gate_forward(y, o_rstd, o, param_at(model, w, P_OUTPUT_NORM, l),
-                            proj_column(proj, layout->ogate), &shape, config->norm_eps);
-        linear_forward(branch, y, param_at(model, w, P_O_PROJ, l), 1, d, d, false);
-        for (int64_t c = 0; c < d; c++) x[c] += branch[c];
-        memcpy(l_last, proj, (size_t)R * sizeof(real));
-
-        rmsnorm_forward(normed, &rstd, x, param_at(model, w, P_MLP_NORM, l), 1, d, config->norm_eps);
-        linear_forward(gu, normed, param_at(model, w, P_GATE_PROJ, l), 1, 2 * I, d, false);
-        swiglu_forward(s, gu, 1, I);
-        linear_forward(branch, s, param_at(model, w, P_DOWN_PROJ, l), 1, d, I, false);
-        for (int64_t c = 0; c < d; c++) x[c] += branch[c];
+    for (int64_t b = 0; b < n; b++) {
+        s->lengths[b] += T;
+        memcpy(a.lm_head_in + b * d, x + (b * T + T - 1) * d, (size_t)d * sizeof(real));
     }
-    rmsnorm_forward(normed, &rstd, x, param_at(model, w, P_NORM, 0), 1, d, config->norm_eps);
-    linear_forward(logits, normed, param_at(model, w, P_LM_HEAD, 0), 1, config->vocab_size, d, false);
+    final_norm.rows = n;
+    rmsnorm_forward(a.lm_head_in, a.lm_head_in, &final_norm);
+    linear_forward(s->logits, a.lm_head_in, NULL, &lm_head);
 }
 
 // Writes the prompt and up to n tokens that continue it to `text`, and to `stream` as they come unless NULL.
@@ -1169,25 +1141,24 @@ static void model_generate(Model* model, const Run* run, int64_t n, Sample* text
     const Options* o = &run->options;
     int64_t V = model->config.vocab_size;
     TokenBuffer prompt = sample_prompt(text, run);
-    Cache cache = cache_new(model, prompt.count + n);
+    States states = states_new(model, 1, 1, prompt.count + n);
     Sampler sampler = run_sampler(o);
-    real* logits = (real*)xcalloc((size_t)V, sizeof(real));
     float* sampler_logits = (float*)xcalloc((size_t)V, sizeof(float));
-    for (int64_t i = 0; i < prompt.count; i++) model_decode(model, &cache, (int32_t)prompt.data[i], logits);
+    for (int64_t i = 0; i < prompt.count; i++) model_extend(model, &states, (const int32_t*)&prompt.data[i]);
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t k = 0; k < V; k++) sampler_logits[k] = (float)logits[k];
+        for (int64_t k = 0; k < V; k++) sampler_logits[k] = (float)states.logits[k];
         int64_t token = sampler_next(&sampler, sampler_logits, V, (uint64_t)i);
         if (token < 0) die("the model's logits are not finite: its weights are damaged");
         if (token == config_end_of_text(&model->config)) break;
         sample_put(text, (uint32_t)token);
-        if (i + 1 < n) model_decode(model, &cache, (int32_t)token, logits);
+        int32_t id = (int32_t)token;
+        if (i + 1 < n) model_extend(model, &states, &id);
     }
     sample_end(text);
-    free(logits);
     free(sampler_logits);
     free(prompt.data);
     sampler_free(&sampler);
-    cache_free(&cache);
+    states_free(&states);
 }
 
 // ----------------------------------------------------------------------------
@@ -1362,6 +1333,7 @@ static void train(Model* model, Run* run) {
     free(targets);
 }
 
+#ifndef TESTING
 int main(int argc, char** argv) {
     Run run;
 #ifdef USE_OPENBLAS
@@ -1374,10 +1346,9 @@ int main(int argc, char** argv) {
     const Options* o = &run.options;
     int exit_code = EXIT_SUCCESS;
     if (o->dry_run) {
-        Activations none;
         int64_t weights = run.table.count * (int64_t)sizeof(real);
-        int64_t acts =
-            model_plan_activations(&none, &run.config, &run.table, run.micro_batch, o->seq_len, false);
+        Pass pass = pass_plan(&run.config, &run.table, run.micro_batch, o->seq_len);
+        int64_t acts = pass_bytes(&pass, run.config.num_hidden_layers);
         MemoryRow rows[] = {{"weights", weights},
                             {"gradients", weights},
                             {"AdamW's moments", 2 * weights},
@@ -1408,3 +1379,4 @@ int main(int argc, char** argv) {
     run_free(&run);
     return exit_code;
 }
+#endif

@@ -51,7 +51,7 @@ static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, 
                 chunks[n].begin = i;
                 chunks[n].count = (int32_t)(next - i);
                 chunks[n].trainable = p->trainable;
-                chunks[n].decays = param_decays(p);
+                chunks[n].decays = p->decays;
             }
             n++;
             i = next;

@@ -14,7 +14,11 @@ the range checks all walk it, so a key is described once.
 
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
+// What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
+typedef enum { MIXER_ATTENTION, NUM_MIXERS } MixerKind;
+
 typedef struct {
+    MixerKind mixer;
     int64_t vocab_size;        // V
     int64_t hidden_size;       // d
     int64_t num_hidden_layers; // L

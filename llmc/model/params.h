@@ -1,13 +1,15 @@
 /*
-THE parameter table: one row a tensor, with its name in a checkpoint, its shape, and how it starts.
+THE parameter table: one row a tensor, with its name in a checkpoint, its shape, how it starts, whether it decays.
 
-Everything else walks it: allocation, initialisation, checkpoints, the optimizer (its state and what decays),
-gradient checks, dumps and the parameter counts. All tensors lie in one flat buffer, in the order of the rows,
-each from a multiple of PARAM_ALIGN elements on.
+Everything else walks it: allocation, initialisation, checkpoints, the optimizer (its state and what decays), gradient
+checks, dumps and the parameter counts. All tensors are in one flat buffer, in the order of the rows, each aligned to
+PARAM_ALIGN elements.
 
-In each layer the matrices that multiply the same input, the normed residual stream, are neighbours, so that
-together, without gaps, they are one matrix [proj.rows, d] and one product computes q, k, v, the output gate,
-the forget gate and the shift gates. ProjLayout says where each begins.
+Each layer has the rows of its mixer (`mixers` below) and, unless the MLP's width is 0, those of an MLP.
+
+Attention's matrices that multiply the same input, the normed residual stream, are adjacent rows without padding between
+them: together they are one matrix [proj.rows, d], and one GEMM computes q, k, v, the output gate, the forget gate and the
+shift gates. ProjLayout says where each begins.
 */
 #ifndef LLMC_PARAMS_H
 #define LLMC_PARAMS_H
@@ -17,8 +19,8 @@ the forget gate and the shift gates. ProjLayout says where each begins.
 
 typedef enum {
     P_EMBEDDINGS,  // [V, d]
-    P_ATTN_NORM,   // [d]
-    P_Q_PROJ,      // [d, d]     from here to P_V_SHIFT: the rows of the one fused projection
+    P_MIXER_NORM,  // [d]
+    P_Q_PROJ,      // [d, d]     P_Q_PROJ .. P_V_SHIFT are the rows of the one fused projection
     P_K_PROJ,      // [d, d]
     P_V_PROJ,      // [d, d]
     P_OGATE_PROJ,  // [d, d]     with output gate
@@ -28,9 +30,9 @@ typedef enum {
     P_FGATE_BIAS,  // [NH]       with any gate
     P_Q_NORM,      // [d], or [dh] when shared by all heads
     P_K_NORM,      // the same
-    P_OUTPUT_NORM, // [d]       with output norm
+    P_OUTPUT_NORM, // [d]        with output norm
     P_O_PROJ,      // [d, d]
-    P_MLP_NORM,    // [d]
+    P_MLP_NORM,    // [d]        this row and the next two: with an MLP
     P_GATE_PROJ,   // [2I, d]    rows 0..I-1 the SiLU gate, then up
     P_DOWN_PROJ,   // [d, I]
     P_NORM,        // [d]
@@ -38,25 +40,25 @@ typedef enum {
     NUM_PARAM_KINDS
 } ParamKind;
 
-#define PARAM_ALIGN 64 // elements: a cache line of bf16, and what vector loads ask for
+enum { PARAM_ALIGN = 64 }; // elements: a cache line of bf16, and a multiple of every vector load
 
 typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE, INIT_LONG_GATE } ParamInit;
 
 typedef struct {
-    char name[64]; // in a checkpoint
+    char name[80]; // in a checkpoint
     ParamKind kind;
-    int64_t rows, cols; // [rows, cols], or [rows] when cols is 0
-    int64_t count;      // elements
-    int64_t offset;     // of its first element in the flat buffer
+    int ndim;
+    int64_t shape[3];
+    int64_t count;  // elements
+    int64_t offset; // of its first element in the flat buffer
     ParamInit init;
+    double eps;     // of the RMSNorm that this is the weight of; 0 for all others
+    bool decays;    // under weight decay: matrices and the embedding, not biases and norms
     bool trainable; // all but a fixed gate's bias
 } Param;
 
-// Weight decay is for matrices and the embedding, not for biases and norms.
-static inline bool param_decays(const Param* p) { return p->cols > 0; }
-
-// Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index
-// its output [B, T, rows].
+// Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index its output
+// [B, T, rows].
 typedef struct {
     int64_t q, k, v, ogate, fgate, k_shift, v_shift;
     int64_t rows;
@@ -66,91 +68,167 @@ typedef struct {
     Param* rows;
     int num_rows;
     int64_t count;         // elements of the flat buffer, with padding
-    int64_t parameters;    // without
-    int64_t non_embedding; // all but the input embedding; the head counts
+    int64_t parameters;    // without padding
+    int64_t non_embedding; // all but the input embedding; lm_head counts
     int* index;            // [L * NUM_PARAM_KINDS]: row of a kind in a layer, -1 where the model has none
     ProjLayout proj;
 } ParamTable;
 
 // ----------------------------------------------------------------------------
+// rows
 
-// Adds a row; layer -1 is outside the layers. Rows of the fused projection follow each other without padding.
-static inline void params_add(ParamTable* t, ParamKind kind, int64_t layer, const char* name, int64_t rows,
-                              int64_t cols, ParamInit init) {
+// Adds the next row, with the shape's dimensions up to the first 0. It is `fused` to the row before it when no padding may
+// separate them. The caller changes what differs from the defaults: weight decay for two dimensions and more, trainable.
+static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const char* name, ParamInit init,
+                                const int64_t shape[3], bool fused) {
     Param* p = &t->rows[t->num_rows];
     memset(p, 0, sizeof *p);
-    if (layer < 0)
-        snprintf(p->name, sizeof p->name, "%s", name);
-    else
-        snprintf(p->name, sizeof p->name, "model.layers.%lld.%s", (long long)layer, name);
+    snprintf(p->name, sizeof p->name, "%s", name);
     p->kind = kind;
-    p->rows = rows;
-    p->cols = cols;
-    p->count = cols ? rows * cols : rows;
-    if (kind <= P_Q_PROJ || kind > P_V_SHIFT)
-        t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
-    p->offset = t->count;
     p->init = init;
+    p->count = 1;
+    for (; p->ndim < 3 && shape[p->ndim]; p->ndim++) p->count *= p->shape[p->ndim] = shape[p->ndim];
+    if (!fused) t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+    p->offset = t->count;
+    p->decays = p->ndim > 1;
     p->trainable = true;
-    t->index[(layer < 0 ? 0 : layer) * NUM_PARAM_KINDS + kind] = t->num_rows++;
+    t->index[l * NUM_PARAM_KINDS + kind] = t->num_rows++;
     t->count += p->count;
     t->parameters += p->count;
+    return p;
+}
+
+static inline void params_add_matrix(ParamTable* t, ParamKind kind, int64_t l, const char* name, int64_t rows,
+                                     int64_t cols) {
+    const int64_t shape[3] = {rows, cols, 0};
+    params_add(t, kind, l, name, INIT_NORMAL, shape, kind > P_Q_PROJ && kind <= P_V_SHIFT);
+}
+
+// The weight of an RMSNorm over n channels.
+static inline void params_add_norm(ParamTable* t, ParamKind kind, int64_t l, const char* name, int64_t n,
+                                   double eps) {
+    const int64_t shape[3] = {n, 0, 0};
+    params_add(t, kind, l, name, INIT_ONE, shape, false)->eps = eps;
+}
+
+// The name of a tensor in layer l: PREFIX.layers.L.NAME
+typedef struct {
+    char text[80];
+} ParamName;
+static inline ParamName params_layer_name(const char* prefix, int64_t l, const char* name) {
+    ParamName n;
+    snprintf(n.text, sizeof n.text, "%s.layers.%lld.%s", prefix, (long long)l, name);
+    return n;
+}
+
+// ----------------------------------------------------------------------------
+// mixers: attention, and what may take its place in a block
+
+// Attention's rows of layer l.
+static inline void attention_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size, NH = c->num_heads, qk_norm = c->qk_norm_share ? config_head_size(c) : d;
+    bool full = c->fgate_type == GATE_FULL;
+#define NAME(name) params_layer_name("model", l, name).text
+    params_add_matrix(t, P_Q_PROJ, l, NAME("attn.q_proj.weight"), d, d);
+    params_add_matrix(t, P_K_PROJ, l,
+                      NAME(c->use_k_shift ? "attn.k_proj.linear.weight" : "attn.k_proj.weight"), d, d);
+    params_add_matrix(t, P_V_PROJ, l,
+                      NAME(c->use_v_shift ? "attn.v_proj.linear.weight" : "attn.v_proj.weight"), d, d);
+    if (c->use_output_gate) params_add_matrix(t, P_OGATE_PROJ, l, NAME("attn.ogate_proj.weight"), d, d);
+    if (full) params_add_matrix(t, P_FGATE_PROJ, l, NAME("attn.fgate_proj.weight"), NH, d);
+    if (c->use_k_shift) params_add_matrix(t, P_K_SHIFT, l, NAME("attn.k_proj.shift_proj.weight"), NH, d);
+    if (c->use_v_shift) params_add_matrix(t, P_V_SHIFT, l, NAME("attn.v_proj.shift_proj.weight"), NH, d);
+    if (config_has_gate(c)) {
+        const int64_t shape[3] = {NH, 0, 0};
+        params_add(t, P_FGATE_BIAS, l, NAME(full ? "attn.fgate_proj.bias" : "attn.fgate_bias"),
+                   config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO, shape, false)
+            ->trainable = c->fgate_type != GATE_FIXED;
+    }
+    if (c->qk_norm) params_add_norm(t, P_Q_NORM, l, NAME("attn.q_norm.weight"), qk_norm, QK_NORM_EPS);
+    if (c->qk_norm) params_add_norm(t, P_K_NORM, l, NAME("attn.k_norm.weight"), qk_norm, QK_NORM_EPS);
+    if (c->use_output_norm)
+        params_add_norm(t, P_OUTPUT_NORM, l, NAME("attn.output_norm.weight"), d, c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, NAME("attn.o_proj.weight"), d, d);
+#undef NAME
+}
+
+// FLOPs of causal attention a token and layer, forward and backward, beside the 6 a parameter: 6 d T.
+static inline double attention_flops(const Config* c, int64_t T) {
+    return 6.0 * (double)(c->hidden_size * T);
+}
+
+// What the parameter table and the FLOPs need of a mixer, a row each; its functions are in the trainers' lists.
+typedef struct {
+    const char* prefix;     // of every name but lm_head's
+    const char* norm;       // name of the norm before the mixer, in its layer
+    const char* final_norm; // name of the norm before lm_head
+    void (*add_params)(ParamTable* t, const Config* c, int64_t l);
+    double (*flops)(const Config* c,
+                    int64_t T); // a token and layer, forward and backward, beside 6 a parameter
+} MixerInfo;
+
+static const MixerInfo mixer_infos[] = {
+    {"model", "attn_norm.weight", "norm.weight", attention_add_params, attention_flops}, // MIXER_ATTENTION
+};
+static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
+
+// FLOPs of the mixers a token, forward and backward, beside the 6 a parameter.
+static inline double config_mixer_flops(const Config* c, int64_t T) {
+    return (double)c->num_hidden_layers * mixer_infos[c->mixer].flops(c, T);
+}
+
+// ----------------------------------------------------------------------------
+// the table
+
+// Where the fused projection's parts begin. The layout is the same in all layers.
+static inline ProjLayout params_proj_layout(const ParamTable* t) {
+    ProjLayout proj;
+    int64_t* const columns[] = {&proj.q,     &proj.k,       &proj.v,      &proj.ogate,
+                                &proj.fgate, &proj.k_shift, &proj.v_shift};
+    static_assert(sizeof columns / sizeof columns[0] == P_V_SHIFT - P_Q_PROJ + 1, "one column a fused row");
+    proj.rows = 0;
+    for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
+        int row = t->index[kind];
+        *columns[kind - P_Q_PROJ] = row < 0 ? -1 : proj.rows;
+        if (row >= 0) proj.rows += t->rows[row].shape[0];
+    }
+    return proj;
 }
 
 // Builds the table of a checked config; free with params_free.
 static inline ParamTable params_build(const Config* c) {
-    int64_t V = c->vocab_size, d = c->hidden_size, NH = c->num_heads, L = c->num_hidden_layers;
-    int64_t I = config_mlp_size(c), dh = config_head_size(c);
-    int64_t qk_norm = c->qk_norm_share ? dh : d;
-    bool full = c->fgate_type == GATE_FULL;
-    ParamInit gate_init = config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO;
-
+    int64_t V = c->vocab_size, d = c->hidden_size, L = c->num_hidden_layers, I = config_mlp_size(c);
+    const MixerInfo* mixer = &mixer_infos[c->mixer];
+    const char* prefix = mixer->prefix;
+    char name[80];
     ParamTable t;
     memset(&t, 0, sizeof t);
     t.rows = (Param*)xcalloc((size_t)(L + 1) * NUM_PARAM_KINDS, sizeof(Param));
     t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
     for (int64_t i = 0; i < L * NUM_PARAM_KINDS; i++) t.index[i] = -1;
 
-    params_add(&t, P_EMBEDDINGS, -1, "model.embeddings.weight", V, d, INIT_NORMAL);
+    snprintf(name, sizeof name, "%s.embeddings.weight", prefix);
+    params_add_matrix(&t, P_EMBEDDINGS, 0, name, V, d);
     for (int64_t l = 0; l < L; l++) {
-        const char* k_name = c->use_k_shift ? "attn.k_proj.linear.weight" : "attn.k_proj.weight";
-        const char* v_name = c->use_v_shift ? "attn.v_proj.linear.weight" : "attn.v_proj.weight";
-        const char* bias_name = full ? "attn.fgate_proj.bias" : "attn.fgate_bias";
-        params_add(&t, P_ATTN_NORM, l, "attn_norm.weight", d, 0, INIT_ONE);
-        params_add(&t, P_Q_PROJ, l, "attn.q_proj.weight", d, d, INIT_NORMAL);
-        params_add(&t, P_K_PROJ, l, k_name, d, d, INIT_NORMAL);
-        params_add(&t, P_V_PROJ, l, v_name, d, d, INIT_NORMAL);
-        if (c->use_output_gate) params_add(&t, P_OGATE_PROJ, l, "attn.ogate_proj.weight", d, d, INIT_NORMAL);
-        if (full) params_add(&t, P_FGATE_PROJ, l, "attn.fgate_proj.weight", NH, d, INIT_NORMAL);
-        if (c->use_k_shift) params_add(&t, P_K_SHIFT, l, "attn.k_proj.shift_proj.weight", NH, d, INIT_NORMAL);
-        if (c->use_v_shift) params_add(&t, P_V_SHIFT, l, "attn.v_proj.shift_proj.weight", NH, d, INIT_NORMAL);
-        if (config_has_gate(c)) {
-            params_add(&t, P_FGATE_BIAS, l, bias_name, NH, 0, gate_init);
-            t.rows[t.num_rows - 1].trainable = c->fgate_type != GATE_FIXED;
-        }
-        if (c->qk_norm) params_add(&t, P_Q_NORM, l, "attn.q_norm.weight", qk_norm, 0, INIT_ONE);
-        if (c->qk_norm) params_add(&t, P_K_NORM, l, "attn.k_norm.weight", qk_norm, 0, INIT_ONE);
-        if (c->use_output_norm) params_add(&t, P_OUTPUT_NORM, l, "attn.output_norm.weight", d, 0, INIT_ONE);
-        params_add(&t, P_O_PROJ, l, "attn.o_proj.weight", d, d, INIT_NORMAL);
-        params_add(&t, P_MLP_NORM, l, "mlp_norm.weight", d, 0, INIT_ONE);
-        params_add(&t, P_GATE_PROJ, l, "mlp.gate_proj.weight", 2 * I, d, INIT_NORMAL);
-        params_add(&t, P_DOWN_PROJ, l, "mlp.down_proj.weight", d, I, INIT_NORMAL);
+        params_add_norm(&t, P_MIXER_NORM, l, params_layer_name(prefix, l, mixer->norm).text, d, c->norm_eps);
+        mixer->add_params(&t, c, l);
+        if (I == 0) continue;
+        params_add_norm(&t, P_MLP_NORM, l, params_layer_name(prefix, l, "mlp_norm.weight").text, d,
+                        c->norm_eps);
+        params_add_matrix(&t, P_GATE_PROJ, l, params_layer_name(prefix, l, "mlp.gate_proj.weight").text,
+                          2 * I, d);
+        params_add_matrix(&t, P_DOWN_PROJ, l, params_layer_name(prefix, l, "mlp.down_proj.weight").text, d,
+                          I);
     }
-    params_add(&t, P_NORM, -1, "model.norm.weight", d, 0, INIT_ONE);
-    params_add(&t, P_LM_HEAD, -1, "lm_head.weight", V, d, INIT_NORMAL);
+    snprintf(name, sizeof name, "%s.%s", prefix, mixer->final_norm);
+    params_add_norm(&t, P_NORM, 0, name, d, c->norm_eps);
+    params_add_matrix(&t, P_LM_HEAD, 0, "lm_head.weight", V, d);
     t.non_embedding = t.parameters - V * d;
-
-    int64_t* const columns[] = {&t.proj.q,     &t.proj.k,       &t.proj.v,      &t.proj.ogate,
-                                &t.proj.fgate, &t.proj.k_shift, &t.proj.v_shift};
-    for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
-        int row = t.index[kind];
-        *columns[kind - P_Q_PROJ] = row < 0 ? -1 : t.proj.rows;
-        if (row >= 0) t.proj.rows += t.rows[row].rows;
-    }
+    t.proj = params_proj_layout(&t);
     return t;
 }
 
-// Frees the table; buffers laid out by it are their owners'.
+// Frees the table; buffers laid out by it belong to their owners.
 static inline void params_free(ParamTable* t) {
     free(t->rows);
     free(t->index);
@@ -163,7 +241,8 @@ static inline const Param* params_find(const ParamTable* t, ParamKind kind, int6
     return row < 0 ? NULL : &t->rows[row];
 }
 
-// Initial value of element i of row r of the table, a function of the seed alone: any trainer draws the same.
+// Initial value of element i of row r of the table, a function of the seed alone, so the CPU and the GPU trainer draw the
+// same weights.
 static inline double params_initial_value(const ParamTable* t, const Config* c, int r, int64_t i,
                                           uint64_t seed) {
     switch (t->rows[r].init) {

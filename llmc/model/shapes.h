@@ -11,9 +11,10 @@ Symbols are those of the trainers: B sequences of T tokens, NH heads of dh chann
 // Heads of attention over B sequences of T tokens. proj is the fused projection's output [B, T, row_stride].
 typedef struct {
     int64_t B, T, NH, dh;
-    int64_t columns;       // of proj that are in use: ParamTable's proj.rows
-    int64_t row_stride;    // elements from one row of proj to the next: columns, padded on the GPU
-    int64_t weight_stride; // elements from one head's QK norm weights to the next: dh, 0 where heads share them
+    int64_t columns;    // of proj that are in use: ParamTable's proj.rows
+    int64_t row_stride; // elements from one row of proj to the next: columns, padded on the GPU
+    int64_t
+        weight_stride; // elements from one head's QK norm weights to the next: dh, 0 where heads share them
 } HeadShape;
 
 // One optimizer step of AdamW.

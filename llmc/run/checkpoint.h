@@ -199,7 +199,7 @@ typedef struct {
 typedef struct {
     char name[96];
     int ndim;
-    int64_t shape[2];
+    int64_t shape[3];
     char* data; // in the part's buffer
     size_t bytes;
 } CheckpointTensor;
@@ -223,9 +223,8 @@ static inline bool checkpoint_next(const CheckpointFile* f, int* i, CheckpointTe
         const Param* p = &f->table->rows[(*i)++ % rows];
         if (f->trainable_only && !p->trainable) continue;
         snprintf(t->name, sizeof t->name, "%s%s", f->prefixes[part], p->name);
-        t->ndim = p->cols ? 2 : 1;
-        t->shape[0] = p->rows;
-        t->shape[1] = p->cols;
+        t->ndim = p->ndim;
+        memcpy(t->shape, p->shape, sizeof t->shape);
         t->data = f->buffers[part] + p->offset * f->element_bytes;
         t->bytes = (size_t)(p->count * f->element_bytes);
         return true;
@@ -272,11 +271,11 @@ static inline bool checkpoint_check_tensor(const CheckpointTensor* want, const S
         return fail(err, "%s: tensor '%s' has shape %s, but %s fits the config", have->path, want->name,
                     checkpoint_shape(is, have->ndim, have->shape),
                     checkpoint_shape(should_be, want->ndim, want->shape));
-    bool real = have->dtype == SAFETENSORS_F64 || have->dtype == SAFETENSORS_F32 ||
-                have->dtype == SAFETENSORS_F16 || have->dtype == SAFETENSORS_BF16;
-    return real ? true
-                : fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path, want->name,
-                       safetensors_dtype_name(have->dtype));
+    bool floating = have->dtype == SAFETENSORS_F64 || have->dtype == SAFETENSORS_F32 ||
+                    have->dtype == SAFETENSORS_F16 || have->dtype == SAFETENSORS_BF16;
+    return floating ? true
+                    : fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path,
+                           want->name, safetensors_dtype_name(have->dtype));
 }
 
 // Reports a tensor of the set that f does not know, of which there is one. To pass over it would be to load

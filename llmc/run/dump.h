@@ -24,8 +24,7 @@ static inline bool dump_write(const char* path, const ParamTable* table, int64_t
     if (logits) safetensors_writer_declare(&w, "logits", dtype, 3, shape);
     for (int r = 0; r < table->num_rows; r++) {
         const Param* p = &table->rows[r];
-        int64_t param_shape[2] = {p->rows, p->cols};
-        if (p->trainable) safetensors_writer_declare(&w, p->name, dtype, p->cols ? 2 : 1, param_shape);
+        if (p->trainable) safetensors_writer_declare(&w, p->name, dtype, p->ndim, p->shape);
     }
     safetensors_writer_begin(&w, err);
     safetensors_writer_write(&w, losses, (size_t)(B * T * element_bytes), err);

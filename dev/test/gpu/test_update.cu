@@ -199,8 +199,7 @@ static ParamTable table_of(const vector<int64_t>& lengths, int64_t align = 1) {
         Param* p = &t.rows[t.num_rows++];
         p->trainable = n > 0;
         p->count = n < 0 ? -n : n;
-        p->rows = p->count % 2 ? p->count : p->count / 2;
-        p->cols = p->count % 2 ? 0 : 2;
+        p->decays = p->count % 2 == 0;
         p->offset = ceil_div(t.count, align) * align;
         t.count = p->offset + p->count;
     }
@@ -226,7 +225,7 @@ static void test_chunks() {
                   c.count);
             CHECK(c.begin >= cuts[s] && c.begin + c.count <= cuts[s + 1], "outside its shard");
             CHECK(c.begin + c.count <= p->offset + p->count, "reaches over its tensor");
-            CHECK(c.trainable == p->trainable && c.decays == param_decays(p), "flags of tensor %d", r);
+            CHECK(c.trainable == p->trainable && c.decays == p->decays, "flags of tensor %d", r);
             at += c.count;
         }
     CHECK(at == t.count, "covered %d of %d", (int)at, (int)t.count);

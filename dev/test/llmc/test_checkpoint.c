@@ -478,8 +478,7 @@ static void write_shard(const char* path, int first, int last, SafetensorsDtype 
     safetensors_writer_open(&w, path, &err);
     for (int r = first; r < last; r++) {
         const Param* p = &table.rows[r];
-        const int64_t shape[2] = {p->rows, p->cols};
-        safetensors_writer_declare(&w, p->name, dtype, p->cols ? 2 : 1, shape);
+        safetensors_writer_declare(&w, p->name, dtype, p->ndim, p->shape);
     }
     if (extra) safetensors_writer_declare(&w, extra, dtype, 1, &one);
     safetensors_writer_begin(&w, &err);

@@ -116,10 +116,11 @@ static void check_table(const Config* c, const char* name) {
         bool fused = p->kind > P_Q_PROJ && p->kind <= P_V_SHIFT;
         CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
               "%s: %s starts at %lld", name, p->name, (long long)p->offset);
-        CHECK(p->count == p->rows * (p->cols ? p->cols : 1) && p->count > 0, "%s: %s", name, p->name);
+        CHECK(p->count == p->shape[0] * (p->ndim > 1 ? p->shape[1] : 1) && p->count > 0 && p->ndim <= 2,
+              "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: %s twice", name, p->name);
-        CHECK(param_decays(p) == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: %s decays", name,
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: %s decays", name,
               p->name);
         CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS), "%s: %s trains",
               name, p->name);

@@ -11,9 +11,7 @@ of queries at T = 1, the error is relative to the whole model's gradient instead
 #ifndef REAL_IS_DOUBLE
 #define REAL_IS_DOUBLE
 #endif
-#define main train_fox_main
-#include "../../../train_fox.c"
-#undef main
+#include "trainer.h"
 #include "../check.h"
 #include "variants.h"
 

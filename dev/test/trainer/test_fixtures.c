@@ -8,9 +8,7 @@ it. A single tensor may be off by four times: both numbers are draws of rounding
 right or wrong by luck, and of PyTorch's own further draws one in a thousand is beyond 2.5 times
 (dev/reference/README.md).
 */
-#define main train_fox_main
-#include "../../../train_fox.c"
-#undef main
+#include "trainer.h"
 #include <glob.h>
 #include "../check.h"
 

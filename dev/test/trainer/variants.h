@@ -6,12 +6,11 @@ design singly on and off on top of a LLaMA and a Pro block, and odd sizes. Inclu
 #define DEV_TEST_VARIANTS_H
 
 typedef struct {
-    const char* name; // family, then keys of config.json that differ from it
+    const char* name; // family, then keys of config.json that differ from it; mlp=none: blocks without an MLP
     int64_t B, T;
 } Variant;
 
-// At T = 150 and 300 attention has two and three tiles to a side: on the diagonal, beside it, and far from
-// it.
+// At T = 150 and 300 attention has two and three tiles a side: on the diagonal, next to it, and further away.
 static const Variant variants[] = {
     {"fox-pro", 2, 9},
     {"fox-llama", 2, 9},
@@ -43,6 +42,9 @@ static const Variant variants[] = {
     {"fox-pro use_k_shift=false", 2, 7},
     {"fox-pro use_v_shift=false", 2, 7},
 
+    {"fox-pro mlp=none", 2, 7},
+    {"fox-llama mlp=none num_hidden_layers=1", 2, 7},
+
     {"fox-pro num_heads=3", 1, 5},
     {"fox-pro num_heads=3 hidden_size=9", 3, 5}, // an odd head size
     {"fox-pro num_heads=1", 2, 5},
@@ -65,6 +67,7 @@ static Config variant_config(const char* name) {
     snprintf(text, sizeof text, "%s", name);
     char* rest = NULL;
     char preset[64];
+    bool no_mlp = false;
     snprintf(preset, sizeof preset, "%s-nano", strtok_r(text, " ", &rest));
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
     c.vocab_size = 23, c.hidden_size = 12, c.num_hidden_layers = 2, c.num_heads = 2, c.intermediate_size = 10;
@@ -72,9 +75,13 @@ static Config variant_config(const char* name) {
     for (char* key; (key = strtok_r(NULL, " ", &rest)) != NULL;) {
         char* value = strchr(key, '=');
         *value++ = '\0';
-        if (!config_set(&c, name, key, value, &err)) die("%s", err.msg);
+        if (strcmp(key, "mlp") == 0)
+            no_mlp = true;
+        else if (!config_set(&c, name, key, value, &err))
+            die("%s", err.msg);
     }
     if (!config_check(&c, name, &err)) die("%s", err.msg);
+    if (no_mlp) c.intermediate_size = 0, c.hidden_ratio = 0;
     return c;
 }
 
@@ -86,7 +93,9 @@ static void variant_weights(Model* model) {
         for (int64_t i = 0; i < p->count; i++) {
             double noise = random_normal(11, (uint64_t)r, (uint64_t)i), w = 0;
             switch (p->init) {
-            case INIT_NORMAL: w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)p->cols)) * noise; break;
+            case INIT_NORMAL:
+                w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)p->shape[1])) * noise;
+                break;
             case INIT_ZERO: w = (double)i + 0.5 * noise; break;
             case INIT_ONE: w = 1 + 0.3 * noise; break;
             case INIT_LONG_GATE: w = config_long_gate_bias(&model->config, i) + 0.1 * noise; break;

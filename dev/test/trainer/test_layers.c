@@ -1,0 +1,223 @@
+/*
+Parts of train_fox.c by themselves, where the answer is known: attention with gates that keep or forget everything,
+classifier, global norm, AdamW.
+
+Built twice, in float and in double. Where a limit is not a bound that holds for any rounding, the measured error is
+beside it.
+*/
+#include "trainer.h"
+#include "../reals.h"
+
+// ----------------------------------------------------------------------------
+// attention alone
+
+typedef struct {
+    HeadShape shape;
+    int64_t n, gates; // elements of q, and of cum_logf
+    real *q, *k, *v, *dout, *o, *lse, *dq, *dk, *dv;
+    double *cum_logf, *dcum_logf;
+} Attention;
+
+// Random queries, keys, values and output gradients; the gates are 1: cum_logf is 0.
+static Attention new_attention(int64_t B, int64_t T) {
+    Attention a;
+    memset(&a, 0, sizeof a);
+    a.shape.B = B, a.shape.T = T, a.shape.NH = 2, a.shape.dh = 4;
+    a.gates = a.shape.B * a.shape.NH * T, a.n = a.gates * a.shape.dh;
+    a.q = random_reals(a.n, 0), a.k = random_reals(a.n, 1), a.v = random_reals(a.n, 2);
+    a.dout = random_reals(a.n, 3);
+    a.o = new_reals(a.n), a.lse = new_reals(a.gates);
+    a.dq = new_reals(a.n), a.dk = new_reals(a.n), a.dv = new_reals(a.n);
+    a.cum_logf = (double*)xcalloc((size_t)a.gates, sizeof(double));
+    a.dcum_logf = (double*)xcalloc((size_t)a.gates, sizeof(double));
+    return a;
+}
+
+static void free_attention(Attention* a) {
+    free(a->q), free(a->k), free(a->v), free(a->dout), free(a->o), free(a->lse);
+    free(a->dq), free(a->dk), free(a->dv), free(a->cum_logf), free(a->dcum_logf);
+}
+
+// log forget gates: `at_reset` at token `reset`, `elsewhere` at the others
+static void set_gates(Attention* a, double elsewhere, int64_t reset, double at_reset) {
+    for (int64_t i = 0; i < a->gates; i++) {
+        int64_t t = i % a->shape.T;
+        a->cum_logf[i] = (t ? a->cum_logf[i - 1] : 0) + (t == reset ? at_reset : elsewhere);
+    }
+}
+
+static void run_attention(Attention* a, bool gated) {
+    const double* cum_logf = gated ? a->cum_logf : NULL;
+    AttentionForward forward = {a->o, a->lse, a->q, a->k, a->v, cum_logf};
+    AttentionBackward backward = {
+        a->dq, a->dk, a->dv, gated ? a->dcum_logf : NULL, a->dout, a->q, a->k, a->v, a->o, a->lse, cum_logf};
+    attention_forward(&forward, &a->shape);
+    attention_backward(&backward, &a->shape);
+}
+
+static void check_same_attention(const Attention* a, const Attention* b, const char* what) {
+    CHECK(same_bits(a->o, b->o, a->n) && same_bits(a->lse, b->lse, a->gates), "%s: forward", what);
+    CHECK(same_bits(a->dq, b->dq, a->n) && same_bits(a->dk, b->dk, a->n) && same_bits(a->dv, b->dv, a->n),
+          "%s: backward", what);
+}
+
+// The first element of token t, head 0, batch 0 in q, k, v or o
+static int64_t token_at(const Attention* a, int64_t t) { return t * a->shape.NH * a->shape.dh; }
+
+static void check_gates(void) {
+    const int64_t T = 2 * TILE + 17;
+    Attention a = new_attention(2, T), b = new_attention(2, T);
+    run_attention(&a, false);
+    run_attention(&b, true); // f = 1
+    check_same_attention(&a, &b, "a gate that keeps everything");
+
+    // Only differences of cum_logf count. These are exact in binary, so that not a bit may change.
+    set_gates(&a, -1.0 / 64, -1, 0);
+    memcpy(b.cum_logf, a.cum_logf, (size_t)a.gates * sizeof(double));
+    for (int64_t i = 0; i < b.gates; i++) b.cum_logf[i] += 4096;
+    run_attention(&a, true);
+    run_attention(&b, true);
+    check_same_attention(&a, &b, "a constant added to cum_logf");
+    CHECK(memcmp(a.dcum_logf, b.dcum_logf, (size_t)a.gates * sizeof(double)) == 0,
+          "a constant added to cum_logf: dcum_logf");
+
+    set_gates(&a, -1000, -1, 0);
+    run_attention(&a, true);
+    CHECK(same_bits(a.o, a.v, a.n), "a gate that forgets everything leaves a token its own value");
+    CHECK(same_bits(a.dv, a.dout, a.n), "and hands its gradient to that value");
+    free_attention(&a);
+    free_attention(&b);
+}
+
+// A forget gate of 0 where a document begins: nothing crosses, forward or backward.
+static void check_reset(int64_t reset) {
+    const int64_t T = 2 * TILE + 17;
+    Attention a = new_attention(2, T), b = new_attention(2, T);
+    int64_t d = a.shape.NH * a.shape.dh, from = token_at(&a, reset), rest = (T - reset) * d;
+    set_gates(&a, -0.01, reset, -1000);
+    set_gates(&b, -0.01, reset, -1000);
+    for (int64_t i = 0; i < from; i++) { // batch 0's earlier tokens differ, and get no gradient of their own
+        b.q[i] += 1, b.k[i] -= 2, b.v[i] += 3;
+        a.dout[i] = 0;
+    }
+    run_attention(&a, true);
+    run_attention(&b, true);
+    CHECK(same_bits(a.o + from, b.o + from, rest), "tokens before %lld reach later outputs",
+          (long long)reset);
+    CHECK(!same_bits(a.o, b.o, from), "the earlier outputs should differ");
+    CHECK(same_bits(a.dq + from, b.dq + from, rest) && same_bits(a.dk + from, b.dk + from, rest) &&
+              same_bits(a.dv + from, b.dv + from, rest),
+          "tokens before %lld reach later gradients", (long long)reset);
+    CHECK(all_zero(a.dq, from) && all_zero(a.dk, from) && all_zero(a.dv, from),
+          "later tokens reach the gradients of those before %lld", (long long)reset);
+    bool no_gradient = true;
+    for (int64_t t = 0; t < reset; t++) no_gradient = no_gradient && a.dcum_logf[t] == 0;
+    CHECK(no_gradient, "later tokens reach the gates before %lld", (long long)reset);
+    free_attention(&a);
+    free_attention(&b);
+}
+
+// After 8000 tokens with gates of e^-20 cum_logf is at -1.6e5: the end of the sequence, which remembers only itself,
+// must be what it is as a sequence of its own. Were cum_logf a float, its last digit would be 1/64.
+static void check_long(void) {
+    const int64_t T = 8192, tail = 64;
+    Attention a = new_attention(1, T), b = new_attention(1, tail);
+    int64_t from = token_at(&a, T - tail), rest = b.n;
+    memcpy(b.q, a.q + from, (size_t)rest * sizeof(real));
+    memcpy(b.k, a.k + from, (size_t)rest * sizeof(real));
+    memcpy(b.v, a.v + from, (size_t)rest * sizeof(real));
+    set_gates(&b, -0.1, -1, 0);
+    for (int64_t i = 0; i < a.gates; i++) {
+        int64_t t = i % T;
+        a.cum_logf[i] = (t ? a.cum_logf[i - 1] : 0) + (t < T - tail ? -20.1 : t == T - tail ? -1000 : -0.1);
+    }
+    run_attention(&a, true);
+    run_attention(&b, true);
+    double error = relative_error(a.o + from, b.o, rest);
+    CHECK(error <= PICK(1e-6, 1e-9), "the end of a long sequence is off by %.2e", error); // 0, 2e-11
+    free_attention(&a);
+    free_attention(&b);
+}
+
+// ----------------------------------------------------------------------------
+// classifier, global norm, AdamW
+
+static void check_classifier(void) {
+    enum { V = 19 };
+    real logits[3 * V], losses[3];
+    const int32_t targets[3] = {0, 1, 2};
+    for (int i = 0; i < 3 * V; i++) logits[i] = i % V == 0 ? (real)1e4 : (real)-1e4;
+    fill(logits + 2 * V, V, (real)1e4); // the last row is level
+    real* before = copy_reals(logits, 3 * V);
+    classifier(losses, logits, targets, 3, V, 1, false);
+    CHECK(same_bits(logits, before, 3 * V), "without training the logits stay");
+    CHECK(losses[0] == 0 && losses[1] == (real)2e4, "losses are %g and %g", (double)losses[0],
+          (double)losses[1]);
+    CHECK(fabs((double)losses[2] - log(V)) <= 4 * EPSILON, "level logits cost %g", (double)losses[2]);
+    classifier(losses, logits, targets, 3, V, (real)0.5, true);
+    CHECK(losses[1] == (real)2e4, "in training the loss is %g", (double)losses[1]);
+    for (int i = 0; i < 3 * V; i++) {
+        int t = i / V, k = i % V;
+        double p = t == 2 ? 1.0 / V : k == 0, expected = 0.5 * (p - (k == t));
+        CHECK(fabs((double)logits[i] - expected) <= EPSILON, "gradient %d of row %d is %g", k, t,
+              (double)logits[i]);
+    }
+    free(before);
+}
+
+static void check_global_norm(void) {
+    const int64_t counts[] = {1, 7, 65535, 65536, 65537, 3 * 65536 + 11};
+    real* x = random_reals(counts[5], 0);
+    for (int i = 0; i < 6; i++) {
+        double sum = 0;
+        for (int64_t k = 0; k < counts[i]; k++) sum += (double)x[k] * (double)x[k];
+        double norm = global_norm(x, counts[i]);
+        CHECK(fabs(norm / sqrt(sum) - 1) <= 1e-10, "norm of %lld is %.17g", (long long)counts[i], norm);
+    }
+    x[12345] = NAN;
+    CHECK(isnan(global_norm(x, counts[5])), "a NaN must show");
+    free(x);
+}
+
+static void check_adamw(void) {
+    enum { N = 1003 };
+    const double lr = 3e-3, decay = 0.1, scale = 0.7;
+    Options o;
+    options_defaults(&o);
+    real *w = random_reals(N, 0), *m = new_reals(N), *v = new_reals(N);
+    double w2[N], m2[N] = {0}, v2[N] = {0}, worst = 0;
+    for (int i = 0; i < N; i++) w2[i] = (double)w[i];
+    for (int step = 1; step <= 5; step++) {
+        real* g = random_reals(N, (uint64_t)step);
+        g[0] = 0; // no gradient at all: only decay
+        adamw_update(w, g, m, v, N, lr, decay, scale, step, &o);
+        for (int i = 0; i < N; i++) {
+            double gradient = scale * (double)g[i];
+            m2[i] += (1 - o.beta1) * (gradient - m2[i]);
+            v2[i] += (1 - o.beta2) * (gradient * gradient - v2[i]);
+            double mhat = m2[i] / (1 - pow(o.beta1, step)), vhat = v2[i] / (1 - pow(o.beta2, step));
+            w2[i] -= lr * (mhat / (sqrt(vhat) + o.adam_eps) + decay * w2[i]);
+        }
+        free(g);
+    }
+    for (int i = 0; i < N; i++) {
+        double size = fabs(w2[i]) + lr;
+        worst = fmax(worst, fabs((double)w[i] - w2[i]) / size);
+        CHECK(fabs((double)m[i] - m2[i]) <= 8 * EPSILON && fabs((double)v[i] - v2[i]) <= 8 * EPSILON,
+              "moments of element %d are %g and %g", i, (double)m[i], (double)v[i]);
+    }
+    CHECK(worst <= 8 * EPSILON, "a weight is off by %.2e of its size", worst);
+    free(w), free(m), free(v);
+}
+
+int main(void) {
+    check_gates();
+    check_reset(1);
+    check_reset(TILE);
+    check_reset(TILE + 70);
+    check_long();
+    check_classifier();
+    check_global_norm();
+    check_adamw();
+    return test_report();
+}

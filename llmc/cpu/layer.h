@@ -1,0 +1,68 @@
+/*
+The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
+
+A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
+(llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's table: sequence
+b holds lengths[b] tokens so far and has room for capacity.
+
+Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
+*/
+#ifndef LLMC_CPU_LAYER_H
+#define LLMC_CPU_LAYER_H
+
+#include "../model/activations.h"
+#include "../model/params.h"
+#include "matmul.h"
+
+enum { NUM_PIECES = 32 }; // that sums over rows are taken in, whatever the number of threads
+
+typedef struct {
+    const Config* config;
+    const ParamTable* table;
+    int64_t l, B, T;
+    const real* params; // the flat buffers of the parameter table
+    real* grads;        // NULL without a backward pass
+    const Activations* mixer;
+    const Activations* mlp;
+    real* partial; // scratch [NUM_PIECES * d + 3 B d]: pieces of sums over rows
+
+    // of an extension
+    const int64_t* lengths; // [B]
+    int64_t capacity;
+} Layer;
+
+// A parameter of the layer, and its gradient; NULL where the model has none.
+static inline const real* layer_param(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return p ? layer->params + p->offset : NULL;
+}
+static inline real* layer_grad(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return p && layer->grads ? layer->grads + p->offset : NULL;
+}
+
+// The linear layer of a weight [N, K], over the rows of the pass.
+static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    Linear linear = {layer_param(layer, kind), layer_grad(layer, kind), layer->B * layer->T, p->shape[0],
+                     p->shape[1]};
+    return linear;
+}
+
+// An RMSNorm over rows of d channels: y = x / sqrt(mean(x^2) + eps) * weight.
+typedef struct {
+    const real* weight; // [d]
+    real* dweight;      // [d]
+    real* rstd;         // [rows]: written by the forward pass, read by the backward pass
+    int64_t rows, d;
+    double eps;
+} Norm;
+
+static inline Norm layer_norm(const Layer* layer, ParamKind kind, real* rstd) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    Norm norm = {
+        layer_param(layer, kind), layer_grad(layer, kind), rstd, layer->B * layer->T, p->count, p->eps};
+    return norm;
+}
+
+#endif // LLMC_CPU_LAYER_H

@@ -1,0 +1,202 @@
+/*
+Matrix products of the CPU trainer: out[M,N] (+)= a[M,K] b[K,N], and the linear layer made of them.
+
+Operands are views with two strides, so a transpose or a slice of columns costs nothing. Blocks of a and b are packed into
+panels, MR rows of a and NR columns of b wide, that the kernel reads contiguously; its MR x NR sums stay in vector
+registers. With -DUSE_OPENBLAS large products go through OpenBLAS instead.
+
+train_fox.c and the CPU mixers call these. Each element's sum has one order whatever the number of threads.
+*/
+#ifndef LLMC_CPU_MATMUL_H
+#define LLMC_CPU_MATMUL_H
+
+#include <stdbool.h>
+#ifdef USE_OPENBLAS
+#include <cblas.h>
+#endif
+#include "vector.h"
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+typedef struct {
+    const real* at;
+    int64_t row, col; // strides: element (i, j) is at[i * row + j * col]
+} View;
+
+static inline View view(const real* at, int64_t row, int64_t col) {
+    View v;
+    v.at = at, v.row = row, v.col = col;
+    return v;
+}
+// The row-major matrix with this row stride, and its transpose.
+static inline View rows_of(const real* at, int64_t stride) { return view(at, stride, 1); }
+static inline View transpose_of(const real* at, int64_t stride) { return view(at, 1, stride); }
+
+// Tile sizes: MR x 3 vectors of sums fit in the vector registers, packed_a in L1 and packed_b in L2.
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define MR 8 // 8 x 3 sums fill 24 of 32 vector registers
+#else
+#define MR 4 // 4 x 3 sums fill 12 of 16
+#endif
+#define VECTOR_REALS (VECTOR_BYTES / (int)sizeof(real))
+#define NR           (3 * VECTOR_REALS)
+#define MC           (8 * MR)  // rows of a block of a
+#define KC           256       // depth of a block
+#define NC           (12 * NR) // columns of a block of b
+
+typedef real Vector __attribute__((vector_size(VECTOR_BYTES)));
+
+// Packs m vectors of length K into panels of `width` vectors: out[panel][k][width], padded with zeros. Element k of
+// vector i is at[i * vector_stride + k * element_stride]. Inlined so that `width` is a constant in the loops.
+__attribute__((always_inline)) static inline void pack_panels(real* out, const real* at, int64_t m, int64_t K,
+                                                              int64_t vector_stride, int64_t element_stride,
+                                                              const int width) {
+    for (int64_t first = 0; first < m; first += width, at += width * vector_stride, out += width * K) {
+        int n = (int)(m - first < width ? m - first : width);
+        if (n == width && vector_stride == 1) {
+            for (int64_t k = 0; k < K; k++)
+                for (int i = 0; i < width; i++) out[k * width + i] = at[k * element_stride + i];
+        } else if (n == width) {
+            for (int64_t k = 0; k < K; k++)
+                for (int i = 0; i < width; i++)
+                    out[k * width + i] = at[k * element_stride + i * vector_stride];
+        } else {
+            for (int64_t k = 0; k < K; k++)
+                for (int i = 0; i < width; i++)
+                    out[k * width + i] = i < n ? at[k * element_stride + i * vector_stride] : 0;
+        }
+    }
+}
+
+// out[m,n] (+)= a[MR,K] b[K,NR], one packed panel each. m <= MR and n <= NR are smaller at the edges of out.
+static inline void multiply_panels(real* out, int64_t stride, const real* a, const real* b, int64_t K, int m,
+                                   int n, bool add) {
+    Vector sum[MR][3];
+    memset(sum, 0, sizeof sum);
+    for (int64_t k = 0; k < K; k++, a += MR, b += NR)
+        for (int i = 0; i < MR; i++)
+            for (int j = 0; j < 3; j++) sum[i][j] += a[i] * ((const Vector*)b)[j];
+    for (int i = 0; i < m; i++, out += stride) {
+        const real* row = (const real*)sum[i];
+        if (add)
+            for (int j = 0; j < n; j++) out[j] += row[j];
+        else
+            for (int j = 0; j < n; j++) out[j] = row[j];
+    }
+}
+
+// out[m,n] (+)= a[m,K] times the packed block b[K,n], with m <= MC, K <= KC, n <= NC.
+static inline void multiply_block(real* out, int64_t stride, View a, const real* packed_b, int64_t m,
+                                  int64_t n, int64_t K, bool add) {
+    static _Thread_local real packed_a[MC * KC] __attribute__((aligned(64)));
+    pack_panels(packed_a, a.at, m, K, a.row, a.col, MR);
+    for (int64_t j = 0; j < n; j += NR)
+        for (int64_t i = 0; i < m; i += MR)
+            multiply_panels(out + i * stride + j, stride, packed_a + i * K, packed_b + j * K, K,
+                            (int)(m - i < MR ? m - i : MR), (int)(n - j < NR ? n - j : NR), add);
+}
+
+// On the calling thread alone, for callers that are parallel themselves. `stride` is the row stride of out.
+static inline void matmul_serial(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
+                                 bool add) {
+    static _Thread_local real packed_b[KC * NC] __attribute__((aligned(64)));
+    for (int64_t j = 0; j < N; j += NC)
+        for (int64_t k = 0; k < K; k += KC) {
+            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
+            pack_panels(packed_b, b.at + k * b.row + j * b.col, n, depth, b.col, b.row, NR);
+            for (int64_t i = 0; i < M; i += MC)
+                multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
+                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
+        }
+}
+
+#ifdef USE_OPENBLAS
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// OpenBLAS on blocks of rows, each on one thread: with its own threads the order of sums would depend on their number.
+static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
+                          bool add) {
+    CBLAS_TRANSPOSE ta = a.col == 1 ? CblasNoTrans : CblasTrans, tb = b.col == 1 ? CblasNoTrans : CblasTrans;
+    // BLAS checks strides even of a single row or column, where ours can be anything
+    int lda = (int)(a.col == 1 ? max64(a.row, K) : max64(a.col, M));
+    int ldb = (int)(b.col == 1 ? max64(b.row, N) : max64(b.col, K));
+    int64_t rows = M >= 2048 ? 512 : 128; // of a block; a large one amortises the packing of b
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < M; i += rows) {
+        int m = (int)min64(rows, M - i);
+#ifdef REAL_IS_DOUBLE
+        cblas_dgemm
+#else
+        cblas_sgemm
+#endif
+            (CblasRowMajor, ta, tb, m, (int)N, (int)K, 1, a.at + i * a.row, lda, b.at, ldb, add,
+             out + i * stride, (int)stride);
+    }
+}
+#else
+static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
+                          bool add) {
+    static real packed_b[KC * NC] __attribute__((aligned(64))); // shared by all threads
+#pragma omp parallel
+    for (int64_t j = 0; j < N; j += NC)
+        for (int64_t k = 0; k < K; k += KC) {
+            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
+#pragma omp for schedule(static)
+            for (int64_t p = 0; p < n; p += NR)
+                pack_panels(packed_b + p * depth, b.at + k * b.row + (j + p) * b.col, min64(NR, n - p), depth,
+                            b.col, b.row, NR);
+#pragma omp for schedule(dynamic)
+            for (int64_t i = 0; i < M; i += MC)
+                multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
+                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
+        }
+}
+#endif
+
+// out[N] = w[N,K] x[K], for decoding, where packing w would cost more than the product
+static inline void matvec(real* out, const real* w, const real* x, int64_t N, int64_t K) {
+#pragma omp parallel for schedule(static) if (N * K > 65536)
+    for (int64_t n = 0; n < N; n++) {
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < K; k++) sum += w[n * K + k] * x[k];
+        out[n] = sum;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// A linear layer without bias: out[rows,N] = x[rows,K] w[N,K]^T. All matrices are contiguous and row-major.
+
+typedef struct {
+    const real* w; // [N, K]
+    real* dw;      // [N, K]; NULL for inference
+    int64_t rows, N, K;
+} Linear;
+
+// out = x w^T + residual [rows,N]; residual may be NULL, and may not be out.
+static inline void linear_forward(real* out, const real* x, const real* residual, const Linear* linear) {
+    int64_t rows = linear->rows, N = linear->N, K = linear->K;
+    if (rows == 1) {
+        matvec(out, linear->w, x, N, K);
+        for (int64_t n = 0; residual && n < N; n++) out[n] = residual[n] + out[n];
+        return;
+    }
+    if (residual) memcpy(out, residual, (size_t)(rows * N) * sizeof(real));
+    matmul(out, N, rows_of(x, K), transpose_of(linear->w, K), rows, N, K, residual != NULL);
+}
+
+// Writes dx [rows,K] and adds to linear->dw.
+static inline void linear_backward(real* dx, const real* dout, const real* x, const Linear* linear) {
+    int64_t rows = linear->rows, N = linear->N, K = linear->K;
+    matmul(dx, K, rows_of(dout, N), rows_of(linear->w, K), rows, K, N, false);
+    matmul(linear->dw, K, transpose_of(dout, N), rows_of(x, K), N, K, rows, true);
+}
+
+#endif // LLMC_CPU_MATMUL_H

@@ -1,0 +1,73 @@
+/*
+Activations: the tensors that a pass over B x T tokens writes, and the states of sequences that are being extended.
+
+Each part of a model (the mixer, the MLP, what is around them) lists its tensors in one macro table, a row each:
+
+    X(type, name, per_layer, elements of a layer)
+
+From the table come a struct of pointers, `type* name`, which the part computes with, and the rows below, which are
+summed for the memory plan, allocated, and turned into the struct for a layer. A tensor that is per_layer holds [L, ...];
+the others are scratch that all layers share.
+
+Called by the trainers and, for their own tables, by mixers.
+*/
+#ifndef LLMC_ACTIVATIONS_H
+#define LLMC_ACTIVATIONS_H
+
+#include "../base/common.h"
+
+enum { ACTIVATIONS_MAX = 32 };
+
+typedef struct {
+    int count;
+    struct {
+        int64_t bytes;  // of one layer
+        bool per_layer; // false: shared by all layers
+        void* data;     // NULL until allocated
+    } rows[ACTIVATIONS_MAX];
+} Activations;
+
+// For a table X: typedef struct { X(ACTIVATION_FIELD) } Name; and X(ACTIVATION_ROW) where `Activations* rows` is in scope.
+#define ACTIVATION_FIELD(type, name, per_layer, elements) type* name;
+#define ACTIVATION_ROW(type, name, per_layer, elements)                                                      \
+    activations_add(rows, (int64_t)sizeof(type) * (elements), per_layer);
+
+static inline void activations_add(Activations* a, int64_t bytes, bool per_layer) {
+    if (a->count == ACTIVATIONS_MAX) die("more than %d tensors in a table of activations", ACTIVATIONS_MAX);
+    a->rows[a->count].bytes = bytes;
+    a->rows[a->count].per_layer = per_layer;
+    a->rows[a->count++].data = NULL;
+}
+
+// Bytes that L layers take. Allocates nothing, writes nothing.
+static inline int64_t activations_bytes(const Activations* a, int64_t L) {
+    int64_t bytes = 0;
+    for (int i = 0; i < a->count; i++) bytes += a->rows[i].bytes * (a->rows[i].per_layer ? L : 1);
+    return bytes;
+}
+
+// Allocates every tensor for L layers; `allocate` dies when there is no memory, and never returns NULL. With L = 1 all
+// layers share every tensor.
+static inline void activations_allocate(Activations* a, int64_t L, void* (*allocate)(size_t bytes)) {
+    for (int i = 0; i < a->count; i++) {
+        if (L == 1) a->rows[i].per_layer = false;
+        a->rows[i].data = allocate((size_t)(a->rows[i].bytes * (a->rows[i].per_layer ? L : 1)));
+    }
+}
+
+static inline void activations_free(Activations* a, void (*release)(void*)) {
+    for (int i = 0; i < a->count; i++) release(a->rows[i].data);
+    a->count = 0;
+}
+
+// Fills the table's struct of pointers, `size` bytes at `pointers`, with the tensors of layer l.
+static inline void activations_layer(const Activations* a, int64_t l, void* pointers, size_t size) {
+    assert(size == (size_t)a->count * sizeof(void*));
+    memset(pointers, 0, size);
+    for (int i = 0; i < a->count; i++) {
+        char* data = (char*)a->rows[i].data + (a->rows[i].per_layer ? l * a->rows[i].bytes : 0);
+        memcpy((char*)pointers + (size_t)i * sizeof data, &data, sizeof data);
+    }
+}
+
+#endif // LLMC_ACTIVATIONS_H
