@@ -27,8 +27,8 @@ typedef struct {
     int64_t shift;      // column of the shift gate's logits in proj, -1: no shift
     const bf16* weight; // QK norm's, NULL: no norm
     float* dweight;     // same shape
-    double eps;         // QK norm's
     bool rope;
+    float eps;        // QK norm's
     bf16* out;        // [B, T, NH, dh]
     float* rstd;      // [B, T, NH], with QK norm
     const bf16* dout; // [B, T, NH, dh]
@@ -110,7 +110,6 @@ __global__ static void __launch_bounds__(256)
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
-    float eps = (float)path.eps;
     int left = min(QKV_TOKENS, a.tokens - first), t = first % a.T, in_heads = me.head * a.dh + me.channel;
     const bf16* in = proj + first * a.row_stride + path.column + in_heads;
     const bf16* logits = proj + first * a.row_stride + path.shift + me.head;
@@ -136,7 +135,7 @@ __global__ static void __launch_bounds__(256)
             for (int j = 0; j < 8; j++) x[j] = (1 - alpha) * x[j] + alpha * before[j];
         }
         if (norm) {
-            float rstd = head_norm_forward(x, w, eps, me);
+            float rstd = head_norm_forward(x, w, path.eps, me);
             if (me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         }
         if (path.rope) rope_rotate(x, angles + (int64_t)t * a.dh, 1, me);
