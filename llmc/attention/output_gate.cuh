@@ -1,20 +1,45 @@
 /*
-Output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be
-missing.
+Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate); each of them optional.
 
-A thread has eight channels of one head. The backward pass also leaves what attention's begins with, delta =
-the sum of do * o over a head's channels, as both are at hand.
+    o, y, and their gradients dout, dy   bf16 [B, T, NH, dh]
+    gate, dgate                          columns of proj and dproj, bf16 [B, T, row_stride]
+    rstd                                 float [B, T, NH]
+    delta                                float [B, NH, T]
 
-Layouts: o, y and their gradients [B,T,NH,dh]; gate and dgate point at their column in proj and dproj
-[B,T,stride]; rstd [B,T,NH]; delta [B,NH,T]. Pointers to bf16 are aligned to 16 bytes, stride is a multiple of
-8.
+A thread has eight channels of one head. The backward pass also computes delta = sum of dout * o over a head's channels,
+which attention's backward pass needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_stride is a
+multiple of 8.
 */
 #ifndef LLMC_OUTPUT_GATE_CUH
 #define LLMC_OUTPUT_GATE_CUH
 
 #include "qkv.cuh"
 
-#define OUTPUT_GATE_TOKENS 2 // that a thread of the forward pass takes, all loads on their way at once
+typedef struct {
+    const bf16* weight; // [NH, dh] of the output norm; NULL: no norm
+    float* dweight;     // [NH, dh]
+    float* rstd;        // [B, T, NH] with a norm: written by the forward pass, read by the backward pass
+    const bf16* gate;   // column of proj; NULL: no gate
+    bf16* dgate;        // column of dproj
+    float* delta;       // [B, NH, T], written by the backward pass unless NULL
+    double eps;         // of the norm
+} OutputGate;
+
+#define OUTPUT_GATE_TOKENS 2 // tokens of a thread of the forward pass, all loads in flight at once
+
+struct OutputGateArgs {
+    OutputGate gate;
+    int64_t row_stride;
+    int tokens, T, NH, dh;
+    float eps;
+};
+
+static inline OutputGateArgs output_gate_args(const OutputGate* gate, const HeadShape* shape) {
+    int64_t tokens = shape->B * shape->T;
+    assert(shape->row_stride % 8 == 0 && tokens < INT32_MAX / 2);
+    return {*gate,          shape->row_stride, (int)tokens,     (int)shape->T,
+            (int)shape->NH, (int)shape->dh,    (float)gate->eps};
+}
 
 // What a thread reads of one token.
 struct OutputGateToken {
@@ -23,129 +48,123 @@ struct OutputGateToken {
 };
 
 __global__ static void __launch_bounds__(256)
-    output_gate_forward_kernel(bf16* y, float* rstd, const bf16* o, const bf16* weight, const bf16* gate,
-                               int tokens, int NH, int dh, int64_t stride, float eps) {
-    HeadThread me = head_thread(NH, dh, (int)blockIdx.y);
-    int column = me.head * dh + me.channel, d = NH * dh;
-    int first = (int)blockIdx.x * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, tokens - first);
-    int64_t at = (int64_t)first * d + column, at_gate = first * stride + column;
+    output_gate_forward_kernel(bf16* y, const bf16* o, const __grid_constant__ OutputGateArgs a) {
+    const OutputGate p = a.gate;
+    HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
+    int column = me.head * a.dh + me.channel, d = a.NH * a.dh;
+    int first = (int)blockIdx.x * OUTPUT_GATE_TOKENS, left = min(OUTPUT_GATE_TOKENS, a.tokens - first);
+    int64_t at = (int64_t)first * d + column, at_gate = first * a.row_stride + column;
     Raw8 in[OUTPUT_GATE_TOKENS] = {}, logits[OUTPUT_GATE_TOKENS] = {}, w = {};
 #pragma unroll
     for (int i = 0; i < OUTPUT_GATE_TOKENS; i++)
         if (me.active && i < left) {
             in[i] = load_raw8_once(o + at + i * d);
-            if (gate) logits[i] = load_raw8_once(gate + at_gate + i * stride);
+            if (p.gate) logits[i] = load_raw8_once(p.gate + at_gate + i * a.row_stride);
         }
-    if (weight && me.active) w = load_raw8(weight + column);
+    if (p.weight && me.active) w = load_raw8(p.weight + column);
 #pragma unroll
     for (int i = 0; i < OUTPUT_GATE_TOKENS; i++) {
         if (i >= left) break;
-        float x[8], open[8];
+        float x[8], logit[8];
         unpack8(x, in[i]);
-        unpack8(open, logits[i]);
-        if (weight) {
-            float r = head_norm_forward(x, w, eps, me);
-            if (me.active && me.channel == 0) rstd[(int64_t)(first + i) * NH + me.head] = r;
+        unpack8(logit, logits[i]);
+        if (p.weight) {
+            float r = head_norm_forward(x, w, a.eps, me);
+            if (me.active && me.channel == 0) p.rstd[(int64_t)(first + i) * a.NH + me.head] = r;
         }
-        if (gate)
-            for (int j = 0; j < 8; j++) x[j] *= sigmoidf(open[j]);
+        if (p.gate)
+            for (int j = 0; j < 8; j++) x[j] *= sigmoidf(logit[j]);
         if (me.active) store16_once(y + at + i * d, pack8(x));
     }
 }
 
-// y and rstd from o; rstd only with a norm. weight [NH,dh] is NULL without norm, gate NULL without gate. y
-// may be o where nobody needs o any more.
-static inline void output_gate_forward(bf16* y, float* rstd, const bf16* o, const bf16* weight,
-                                       const bf16* gate, int64_t B, int64_t T, int64_t NH, int64_t dh,
-                                       int64_t stride, double eps, cudaStream_t stream) {
-    HeadGrid heads = head_grid(NH, dh);
-    assert(stride % 8 == 0 && B * T < INT32_MAX / 2);
-    if (B * T == 0) return;
-    dim3 grid((unsigned)ceil_div<int64_t>(B * T, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
-    output_gate_forward_kernel<<<grid, heads.threads, 0, stream>>>(y, rstd, o, weight, gate, (int)(B * T),
-                                                                   (int)NH, (int)dh, stride, (float)eps);
+// Writes y, and rstd with a norm. y may be o where o is not needed afterwards.
+static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate* gate, const HeadShape* shape,
+                                       cudaStream_t stream) {
+    Range range("output norm and gate", RANGE_FORWARD, stream);
+    HeadGrid heads = head_grid(shape->NH, shape->dh);
+    OutputGateArgs a = output_gate_args(gate, shape);
+    if (a.tokens == 0) return;
+    dim3 grid((unsigned)ceil_div(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
+    output_gate_forward_kernel<<<grid, heads.threads, 0, stream>>>(y, o, a);
     CUDA_CHECK_LAUNCH();
 }
 
 // ----------------------------------------------------------------------------
 
 __global__ static void __launch_bounds__(256, 3)
-    output_gate_backward_kernel(bf16* dout, float* partial, bf16* dgate, float* delta, bf16* y,
-                                const bf16* dy, const bf16* o, const bf16* weight, const float* rstd,
-                                const bf16* gate, int tokens, int T, int NH, int dh, int64_t stride) {
-    HeadThread me = head_thread(NH, dh, (int)blockIdx.y);
-    int column = me.head * dh + me.channel, d = NH * dh;
+    output_gate_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
+                                const __grid_constant__ OutputGateArgs a, float* partial) {
+    const OutputGate p = a.gate;
+    HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
+    int column = me.head * a.dh + me.channel, d = a.NH * a.dh, T = a.T;
     Raw8 w = {};
-    if (weight && me.active) w = load_raw8(weight + column);
+    if (p.weight && me.active) w = load_raw8(p.weight + column);
     float dw[8] = {};
     auto load = [&](int bt, bool valid) {
         OutputGateToken token = {};
         int64_t at = (int64_t)bt * d + column;
         if (valid) token.dy = load_raw8_once(dy + at);
         if (valid) token.o = load_raw8_once(o + at);
-        if (valid && gate) token.logits = load_raw8_once(gate + bt * stride + column);
+        if (valid && p.gate) token.logits = load_raw8_once(p.gate + bt * a.row_stride + column);
         token.rstd = 1;
-        if (valid && weight) token.rstd = rstd[(int64_t)bt * NH + me.head];
+        if (valid && p.weight) token.rstd = p.rstd[(int64_t)bt * a.NH + me.head];
         return token;
     };
     OutputGateToken ahead = load((int)blockIdx.x, me.active);
     int b = (int)blockIdx.x / T, t = (int)blockIdx.x % T;
 #pragma unroll 1
-    for (int bt = (int)blockIdx.x; bt < tokens; bt += (int)gridDim.x) {
+    for (int bt = (int)blockIdx.x; bt < a.tokens; bt += (int)gridDim.x) {
         OutputGateToken token = ahead;
         int next = bt + (int)gridDim.x;
-        ahead = load(next, me.active && next < tokens);
+        ahead = load(next, me.active && next < a.tokens);
         float x[8], g[8], normed[8];
         unpack8(x, token.o);
         unpack8(g, token.dy);
-        if (weight) unpack8(normed, w);
-        for (int i = 0; i < 8; i++) normed[i] = weight ? x[i] * (token.rstd * normed[i]) : x[i];
-        if (gate) {
+        if (p.weight) unpack8(normed, w);
+        for (int i = 0; i < 8; i++) normed[i] = p.weight ? x[i] * (token.rstd * normed[i]) : x[i];
+        if (p.gate) {
             float logits[8];
             unpack8(logits, token.logits);
             for (int i = 0; i < 8; i++) {
-                float open = sigmoidf(logits[i]);
-                g[i] *= open;
-                logits[i] = g[i] * normed[i] * (1 - open); // now its gradient
-                normed[i] *= open;
+                float sig = sigmoidf(logits[i]);
+                g[i] *= sig;
+                logits[i] = g[i] * normed[i] * (1 - sig); // gradient of the logit
+                normed[i] *= sig;
             }
-            if (me.active) store16_once(dgate + bt * stride + column, pack8(logits));
+            if (me.active) store16_once(p.dgate + bt * a.row_stride + column, pack8(logits));
         }
         if (me.active) store16_once(y + (int64_t)bt * d + column, pack8(normed));
-        if (weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
-        Raw8 out = pack8(g);
-        if (me.active) store16_once(dout + (int64_t)bt * d + column, out);
-        if (delta) {
+        if (p.weight) head_norm_backward(g, dw, x, w, token.rstd, true, me);
+        Raw8 rounded = pack8(g);
+        if (me.active) store16_once(dout + (int64_t)bt * d + column, rounded);
+        if (p.delta) {
             float sum = 0;
-            unpack8(g, out); // as attention will read it
+            unpack8(g, rounded); // what attention will read
             for (int i = 0; i < 8; i++) sum += g[i] * x[i];
             sum = head_sum(sum, me);
-            if (me.active && me.channel == 0) delta[((int64_t)b * NH + me.head) * T + t] = sum;
+            if (me.active && me.channel == 0) p.delta[((int64_t)b * a.NH + me.head) * T + t] = sum;
         }
         for (t += (int)gridDim.x; t >= T; t -= T) b++;
     }
-    if (weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
+    if (p.weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, and dgate from dy, and adds to dweight; delta too unless it is NULL. y
-// comes once more, as the forward pass gave it: made in passing, it need not be kept. dout may be dy.
-// partial is scratch of norm_partial_bytes.
-static inline void output_gate_backward(bf16* dout, float* dweight, bf16* dgate, float* delta, bf16* y,
-                                        const bf16* dy, const bf16* o, const bf16* weight, const float* rstd,
-                                        const bf16* gate, float* partial, int64_t B, int64_t T, int64_t NH,
-                                        int64_t dh, int64_t stride, cudaStream_t stream) {
-    HeadGrid heads = head_grid(NH, dh);
-    assert(stride % 8 == 0 && B * T < INT32_MAX / 2);
-    int64_t tokens = B * T;
-    if (tokens == 0) return;
+// Writes dout, the gradient of o, dgate and delta, and adds to dweight. y is recomputed, with the bits of the forward pass,
+// so that it need not be kept. dout may be dy. partial is scratch of norm_partial_bytes.
+static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
+                                        const OutputGate* gate, float* partial, const HeadShape* shape,
+                                        cudaStream_t stream) {
+    Range range("output norm and gate", RANGE_BACKWARD, stream);
+    HeadGrid heads = head_grid(shape->NH, shape->dh);
+    OutputGateArgs a = output_gate_args(gate, shape);
+    if (a.tokens == 0) return;
     int64_t groups = resident_blocks(output_gate_backward_kernel, heads.threads) / heads.blocks;
-    groups = groups < 1 ? 1 : groups > tokens ? tokens : groups;
+    groups = groups < 1 ? 1 : groups > a.tokens ? a.tokens : groups;
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    output_gate_backward_kernel<<<grid, heads.threads, 0, stream>>>(dout, partial, dgate, delta, y, dy, o,
-                                                                    weight, rstd, gate, (int)tokens, (int)T,
-                                                                    (int)NH, (int)dh, stride);
+    output_gate_backward_kernel<<<grid, heads.threads, 0, stream>>>(dout, y, dy, o, a, partial);
     CUDA_CHECK_LAUNCH();
-    if (weight) add_head_partials(dweight, partial, groups, NH, dh, false, stream);
+    if (gate->weight) add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, false, stream);
 }
 
 #endif // LLMC_OUTPUT_GATE_CUH

@@ -1,54 +1,65 @@
 /*
-Heads on their way from the fused projection into attention: shift, QK norm, RoPE.
+From the fused projection to attention's q, k and v: token shift, QK norm, RoPE, fused, each of them optional.
 
-q, k and v differ only in which of the three they take, so one description serves all, and every switch is
-free on its own. A block has one of the three paths, so that its threads agree on the switches; a thread has
-eight channels of one head, of neighbouring tokens, so that what the shift takes from the next token is in its
-registers already.
+    shift    x_t = (1 - alpha_t) x_t + alpha_t x_{t-1},   alpha_t = sigmoid(logit_t), one for each head
+    norm     RMSNorm over a head's channels (rmsnorm.cuh)
+    RoPE     rotates the pairs (x_i, x_{i + dh/2})
 
-Layouts: proj and dproj [B,T,stride], of which columns 0..R-1 are in use (ProjLayout); q, k, v and their
-gradients [B,T,NH,dh]; rstd [B,T,NH]; angles [T,dh/2,2]. Pointers to bf16 and angles are aligned to 16 bytes;
-stride and the columns of q, k and v are multiples of 8.
+    proj, dproj     bf16 [B, T, row_stride], of which `columns` are in use (ProjLayout)
+    out, dout       bf16 [B, T, NH, dh] of each path
+    rstd            float [B, T, NH]
+    angles          float [T, dh/2, 2], cos and sin
+    QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
+
+q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so that its
+threads take the same branches. A thread has eight channels of one head for several neighbouring tokens, so that the shift
+finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and the columns of q, k and v
+are multiples of 8.
 */
 #ifndef LLMC_QKV_CUH
 #define LLMC_QKV_CUH
 
-#include "../model/config.h"
+#include "../model/shapes.h"
 #include "../cuda/rmsnorm.cuh"
 
 typedef struct {
     int64_t column;     // of the heads' channels in a row of proj
-    int64_t shift;      // column of its shift gate's logits in proj, -1 without shift
-    const bf16* weight; // QK norm's [NH,dh] or [dh], NULL without
-    float* dweight;     //
-    bool rope;          //
-    bf16* out;          // [B,T,NH,dh]
-    float* rstd;        // [B,T,NH], with QK norm
-    const bf16* dout;   // [B,T,NH,dh]
+    int64_t shift;      // column of the shift gate's logits in proj, -1: no shift
+    const bf16* weight; // QK norm's, NULL: no norm
+    float* dweight;     // same shape
+    bool rope;
+    float eps;        // QK norm's
+    bf16* out;        // [B, T, NH, dh]
+    float* rstd;      // [B, T, NH], with QK norm
+    const bf16* dout; // [B, T, NH, dh]
 } HeadPath;
 
 struct QkvArgs {
     HeadPath paths[3];
-    int64_t stride, R;
-    int tokens, T, NH, dh;
-    int weight_step;       // from one head's norm weights to the next: dh, or 0 when shared
-    int units;             // blocks that a token's three paths take
-    int walks_of_T, walks; // of the backward pass
+    int64_t row_stride, columns;
+    int tokens, T, NH, dh, weight_stride;
+    int units;                   // thread blocks for the three paths of a token
+    int segments_of_T, segments; // of the backward pass: of a sequence, of all
 };
 
 // ----------------------------------------------------------------------------
 // RoPE
 
+// Writes cos and sin of pair i of `pairs` at a position to angles [2]: the angle is position base^(-i / pairs).
+__device__ static inline void rope_angle(float* angles, int64_t position, int64_t i, int64_t pairs,
+                                         double base) {
+    double angle = (double)position * pow(base, -(double)i / (double)pairs);
+    angles[0] = (float)cos(angle);
+    angles[1] = (float)sin(angle);
+}
+
 __global__ static void __launch_bounds__(256)
     rope_angles_kernel(float* angles, int64_t count, int64_t pairs, double base) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    double angle = (double)(i / pairs) * pow(base, -(double)(i % pairs) / (double)pairs);
-    angles[2 * i] = (float)cos(angle);
-    angles[2 * i + 1] = (float)sin(angle);
+    if (i < count) rope_angle(angles + 2 * i, i / pairs, i % pairs, pairs, base);
 }
 
-// angles [T,dh/2,2]: cos and sin of t base^(-2i/dh) for position t and pair i
+// angles [T, dh/2, 2]: cos and sin of t base^(-2i/dh) for position t and pair i
 static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base, cudaStream_t stream) {
     int64_t count = T * (dh / 2);
     rope_angles_kernel<<<(unsigned)ceil_div<int64_t>(count, 256), 256, 0, stream>>>(angles, count, dh / 2,
@@ -56,9 +67,9 @@ static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base
     CUDA_CHECK_LAUNCH();
 }
 
-// Rotates the pairs (x_i, x_{i + dh/2}) of a head by one token's angles; direction -1 rotates back. Four
-// neighbouring channels are always in the same half; where dh / 2 is no multiple of 8, their partners lie
-// four places apart.
+// Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A thread's eight
+// channels are two groups of 4, each within one half of the head. Where dh / 2 is not a multiple of 8 (`apart`), the
+// partners of a group are the other group of another lane.
 __device__ static inline void rope_rotate(float x[8], const float* angles, float direction,
                                           const HeadThread& me) {
     int half = me.dh / 2, first_lane = (int)threadIdx.x & (32 - me.lanes);
@@ -90,8 +101,8 @@ __device__ static inline void rope_rotate(float x[8], const float* angles, float
 // ----------------------------------------------------------------------------
 // forward
 
-#define QKV_TOKENS 4  // that a thread of the forward pass takes, all loads on their way at once
-#define QKV_WALK   15 // tokens of a walk of the backward pass, all of one sequence
+#define QKV_TOKENS  4  // tokens of a thread of the forward pass, all loads in flight at once
+#define QKV_SEGMENT 15 // neighbouring tokens of one sequence, which the backward pass walks through
 
 __global__ static void __launch_bounds__(256)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles) {
@@ -100,19 +111,19 @@ __global__ static void __launch_bounds__(256)
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
     int left = min(QKV_TOKENS, a.tokens - first), t = first % a.T, in_heads = me.head * a.dh + me.channel;
-    const bf16* in = proj + first * a.stride + path.column + in_heads;
-    const bf16* logits = proj + first * a.stride + path.shift + me.head;
+    const bf16* in = proj + first * a.row_stride + path.column + in_heads;
+    const bf16* logits = proj + first * a.row_stride + path.shift + me.head;
 
-    Raw8 raw[QKV_TOKENS + 1] = {}, w = {}; // [0] is of the token before
+    Raw8 raw[QKV_TOKENS + 1] = {}, w = {}; // [0]: the token before the first
     float logit[QKV_TOKENS] = {};
-    if (shift && t > 0 && me.active) raw[0] = load_raw8(in - a.stride);
+    if (shift && t > 0 && me.active) raw[0] = load_raw8(in - a.row_stride);
 #pragma unroll
     for (int i = 0; i < QKV_TOKENS; i++)
         if (me.active && i < left) {
-            raw[i + 1] = load_raw8(in + i * a.stride);
-            if (shift) logit[i] = __bfloat162float(logits[i * a.stride]);
+            raw[i + 1] = load_raw8(in + i * a.row_stride);
+            if (shift) logit[i] = __bfloat162float(logits[i * a.row_stride]);
         }
-    if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_step + me.channel);
+    if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
 #pragma unroll
     for (int i = 0; i < QKV_TOKENS; i++) {
         if (i >= left) break;
@@ -124,7 +135,7 @@ __global__ static void __launch_bounds__(256)
             for (int j = 0; j < 8; j++) x[j] = (1 - alpha) * x[j] + alpha * before[j];
         }
         if (norm) {
-            float rstd = head_norm_forward(x, w, (float)QK_NORM_EPS, me);
+            float rstd = head_norm_forward(x, w, path.eps, me);
             if (me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         }
         if (path.rope) rope_rotate(x, angles + (int64_t)t * a.dh, 1, me);
@@ -133,27 +144,27 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
-static inline QkvArgs qkv_args(const HeadPath paths[3], int64_t B, int64_t T, int64_t NH, int64_t dh,
-                               int64_t R, int64_t stride, int64_t weight_step) {
+static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) {
     QkvArgs a;
+    int64_t tokens = shape->B * shape->T;
     for (int p = 0; p < 3; p++) {
         a.paths[p] = paths[p];
         assert(paths[p].column % 8 == 0);
     }
-    assert(stride % 8 == 0 && stride >= R && B * T < INT32_MAX / 2);
-    a.stride = stride, a.R = R;
-    a.tokens = (int)(B * T), a.T = (int)T, a.NH = (int)NH, a.dh = (int)dh;
-    a.weight_step = (int)weight_step, a.units = 3 * head_grid(NH, dh).blocks;
-    a.walks_of_T = ceil_div(a.T, QKV_WALK), a.walks = (int)B * a.walks_of_T;
+    assert(shape->row_stride % 8 == 0 && shape->row_stride >= shape->columns && tokens < INT32_MAX / 2);
+    a.row_stride = shape->row_stride, a.columns = shape->columns;
+    a.tokens = (int)tokens, a.T = (int)shape->T, a.NH = (int)shape->NH, a.dh = (int)shape->dh;
+    a.weight_stride = (int)shape->weight_stride, a.units = 3 * head_grid(shape->NH, shape->dh).blocks;
+    a.segments_of_T = ceil_div(a.T, QKV_SEGMENT), a.segments = (int)shape->B * a.segments_of_T;
     return a;
 }
 
-// proj -> each path's out and rstd
-static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const float* angles, int64_t B,
-                               int64_t T, int64_t NH, int64_t dh, int64_t R, int64_t stride,
-                               int64_t weight_step, cudaStream_t stream) {
-    HeadGrid heads = head_grid(NH, dh);
-    QkvArgs a = qkv_args(paths, B, T, NH, dh, R, stride, weight_step);
+// Writes each path's out and rstd. angles are not read without RoPE.
+static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const float* angles,
+                               const HeadShape* shape, cudaStream_t stream) {
+    Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
+    HeadGrid heads = head_grid(shape->NH, shape->dh);
+    QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
     dim3 grid((unsigned)(ceil_div(a.tokens, QKV_TOKENS) * a.units));
     qkv_forward_kernel<<<grid, heads.threads, 0, stream>>>(a, proj, angles);
@@ -163,12 +174,12 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
 // ----------------------------------------------------------------------------
 // backward
 //
-// Token t's channels reach its own output by 1 - alpha_t and the next token's by alpha_{t+1}, so a walk goes
-// down in time and carries what the later token gave. The later token of a walk's last one is in another
-// walk: its share is computed here once more.
+// Token t's input reaches its own output with 1 - alpha_t and the next token's with alpha_{t+1}. A thread walks through a
+// segment backward in time and carries the gradient that comes from the later token. At the end of a segment the later
+// token belongs to another segment: its share is recomputed here.
 
-// What a thread reads of one token: its own gradient and gate, but the channels of the token before, as its
-// own came with the later one. All as it lies in memory: a conversion here would wait for the load.
+// What a thread reads of one token: its gradient, its gate, and the channels of the token before, as its own were read
+// with the later token. All are raw bits: a conversion would wait for the load.
 struct QkvToken {
     Raw8 dout, before;
     bf16 logit;
@@ -176,21 +187,21 @@ struct QkvToken {
 };
 
 __global__ static void __launch_bounds__(256, 3)
-    qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, float* partial, const bf16* proj,
-                        const float* angles) {
+    qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
+                        float* partial) {
     int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;
     int groups = (int)gridDim.x / a.units;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
     bool shift = path.shift >= 0, norm = path.weight != NULL;
-    int d = a.NH * a.dh, in_heads = me.head * a.dh + me.channel, stride = (int)a.stride;
+    int d = a.NH * a.dh, in_heads = me.head * a.dh + me.channel, stride = (int)a.row_stride;
     Raw8 w = {};
-    if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_step + me.channel);
+    if (norm && me.active) w = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
     float dw[8] = {};
-    for (int walk = group; walk < a.walks; walk += groups) {
-        int first = walk % a.walks_of_T * QKV_WALK, last = min(first + QKV_WALK, a.T);
-        int t = shift && last < a.T ? last : last - 1; // `last` only for what it took
-        int64_t bt = (int64_t)(walk / a.walks_of_T) * a.T + t;
+    for (int segment = group; segment < a.segments; segment += groups) {
+        int first = segment % a.segments_of_T * QKV_SEGMENT, last = min(first + QKV_SEGMENT, a.T);
+        int t = shift && last < a.T ? last : last - 1; // `last` only for its share in token last - 1
+        int64_t bt = (int64_t)(segment / a.segments_of_T) * a.T + t;
         const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d + in_heads;
         const float* rstd = path.rstd + bt * a.NH + me.head;
         bf16* drow = dproj + bt * stride;
@@ -214,17 +225,17 @@ __global__ static void __launch_bounds__(256, 3)
             row -= stride, dout -= d, rstd -= a.NH;
             ahead = load(me.active && t > first, t > 1);
             float alpha = shift ? sigmoidf(__bfloat162float(token.logit)) : 0, dalpha = 0;
-            float g[8], x[8], step[8];
+            float g[8], x[8], change[8];
             unpack8(g, token.dout);
             unpack8(x, now);
-            unpack8(step, token.before);
+            unpack8(change, token.before);
             now = token.before;
-            for (int i = 0; i < 8; i++) step[i] -= x[i], x[i] += alpha * step[i]; // x is now the shifted one
+            for (int i = 0; i < 8; i++) change[i] -= x[i], x[i] += alpha * change[i]; // x: after the shift
             if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
             if (norm) head_norm_backward(g, dw, x, w, token.rstd, t < last, me);
             for (int i = 0; i < 8; i++) {
-                dalpha += g[i] * step[i];
-                x[i] = (1 - alpha) * g[i] + later[i]; // now the gradient
+                dalpha += g[i] * change[i];
+                x[i] = (1 - alpha) * g[i] + later[i]; // gradient of the input
                 later[i] = alpha * g[i];
             }
             if (t < last) {
@@ -234,17 +245,17 @@ __global__ static void __launch_bounds__(256, 3)
             }
             drow -= stride;
         }
-        if (unit == 0) { // drow is that of the token before the walk
-            int padding = (int)(a.stride - a.R);
+        if (unit == 0) { // zeros the padding columns; drow is the row before the segment
+            int padding = (int)(a.row_stride - a.columns);
             for (int i = (int)threadIdx.x; i < (last - first) * padding; i += (int)blockDim.x)
-                drow[(1 + i / padding) * stride + a.R + i % padding] = __float2bfloat16(0);
+                drow[(1 + i / padding) * stride + a.columns + i % padding] = __float2bfloat16(0);
         }
     }
     if (norm && me.active) store8(partial + ((int64_t)(unit % 3) * groups + group) * d + in_heads, dw);
 }
 
-// dweight += the sums that a kernel over heads left in partial [rows,NH,dh]; where heads share weights,
-// dweight is [dh], and partial's first row is used up.
+// dweight += sum of partial [rows, NH, dh] over its rows. With weights shared by all heads, dweight is [dh], and the sum
+// is over the heads too; the first row of partial is then overwritten.
 static inline void add_head_partials(float* dweight, float* partial, int64_t rows, int64_t NH, int64_t dh,
                                      bool shared, cudaStream_t stream) {
     if (!shared) {
@@ -255,23 +266,24 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     }
 }
 
-// Writes the columns of dproj that the paths read, zeros its padding columns R..stride-1, and adds to each
-// path's dweight. partial is scratch of norm_partial_bytes.
+// Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's dweight. partial is
+// scratch of norm_partial_bytes.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
-                                float* partial, int64_t B, int64_t T, int64_t NH, int64_t dh, int64_t R,
-                                int64_t stride, int64_t weight_step, cudaStream_t stream) {
+                                float* partial, const HeadShape* shape, cudaStream_t stream) {
+    Range range("shift, QK norm, RoPE", RANGE_BACKWARD, stream);
+    int64_t NH = shape->NH, dh = shape->dh;
     HeadGrid heads = head_grid(NH, dh);
-    QkvArgs a = qkv_args(paths, B, T, NH, dh, R, stride, weight_step);
+    QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
     int64_t groups = resident_blocks(qkv_backward_kernel, heads.threads) / a.units;
-    groups = groups < 1 ? 1 : groups > a.walks ? a.walks : groups;
-    qkv_backward_kernel<<<(unsigned)(groups * a.units), heads.threads, 0, stream>>>(a, dproj, partial, proj,
-                                                                                    angles);
+    groups = groups < 1 ? 1 : groups > a.segments ? a.segments : groups;
+    qkv_backward_kernel<<<(unsigned)(groups * a.units), heads.threads, 0, stream>>>(a, dproj, proj, angles,
+                                                                                    partial);
     CUDA_CHECK_LAUNCH();
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
-                              weight_step == 0, stream);
+                              shape->weight_stride == 0, stream);
 }
 
 #endif // LLMC_QKV_CUH

@@ -1,5 +1,7 @@
 /*
-What every CUDA file stands on: checked calls, the compute type, small device functions.
+What every CUDA file builds on: error checks, 16-byte loads and stores of bf16, reductions over a warp and a thread block.
+
+Weights, activations and their gradients are bf16; sums, statistics and gates are float or double.
 */
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
@@ -8,12 +10,10 @@ What every CUDA file stands on: checked calls, the compute type, small device fu
 #include <cuda_runtime.h>
 #include "../base/common.h"
 
-// Weights, activations and their gradients on their way through the model; sums, statistics and gates are
-// float.
 typedef __nv_bfloat16 bf16;
 
 // ----------------------------------------------------------------------------
-// checked calls
+// error checks: every failed call ends the program, with what to do about it
 
 static inline void cuda_check(cudaError_t error, const char* call, const char* file, int line) {
     if (error == cudaSuccess) return;
@@ -27,13 +27,13 @@ static inline void cuda_check(cudaError_t error, const char* call, const char* f
 }
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 
-// After a launch: finds a bad launch configuration at once; what happens on the device shows at a later call.
+// After every kernel launch. Reports a bad launch configuration; errors on the device appear at a later call.
 #define CUDA_CHECK_LAUNCH() cuda_check(cudaGetLastError(), "kernel launch", __FILE__, __LINE__)
 
 template <class T> __host__ __device__ static inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
 // ----------------------------------------------------------------------------
-// 16 bytes at a time: the widest load and store there is
+// 16 bytes at a time: the widest load and store of a thread
 
 template <class T> struct alignas(16) Pack {
     static constexpr int size = 16 / sizeof(T);
@@ -44,10 +44,10 @@ template <class T> struct alignas(16) Pack {
 typedef Pack<bf16> Pack8;
 typedef Pack<float> Pack4;
 
-// p must be aligned to 16 bytes
+// p is aligned to 16 bytes.
 template <class T> __device__ static inline Pack<T> load16(const T* p) { return *(const Pack<T>*)p; }
 template <class T> __device__ static inline void store16(T* p, const Pack<T>& x) { *(Pack<T>*)p = x; }
-// the same for data that is read or written once: it need not stay in the caches
+// The same for data that is read or written once: evicted from the caches first.
 template <class T> __device__ static inline Pack<T> load16_once(const T* p) {
     int4 bits = __ldcs((const int4*)p);
     Pack<T> x;
@@ -60,16 +60,15 @@ template <class T> __device__ static inline void store16_once(T* p, const Pack<T
     __stcs((int4*)p, bits);
 }
 
-// Eight bf16 as they lie in memory. What is loaded ahead of its use stays four registers that nobody touches,
-// and so waits for, until they are unpacked; the compiler takes a Pack8 apart into eight right behind its
-// load.
+// Eight bf16 as raw bits, for loads that are issued ahead of their use: they stay four registers until unpack8. With a
+// Pack8 the compiler extracts the eight values, and so waits, right after the load.
 typedef uint4 Raw8;
 __device__ static inline Raw8 load_raw8(const bf16* p) { return *(const uint4*)p; }
 __device__ static inline Raw8 load_raw8_once(const bf16* p) { return __ldcs((const uint4*)p); }
 __device__ static inline void store16(bf16* p, const Raw8& x) { *(uint4*)p = x; }
 __device__ static inline void store16_once(bf16* p, const Raw8& x) { __stcs((uint4*)p, x); }
 
-// Arithmetic is in float: eight bf16 become floats, and eight floats are rounded to bf16, nearest even.
+// Arithmetic is in float. unpack8 is exact; pack8 rounds to nearest even.
 __device__ static inline void unpack8(float x[8], const Raw8& raw) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     for (int i = 0; i < 4; i++) {
@@ -94,19 +93,41 @@ __device__ static inline void store8(float* p, const float x[8]) {
 }
 
 // ----------------------------------------------------------------------------
-// sums over a warp: every lane gets the result, and every run the same bits
+// reductions, in an order that never changes: the same bits in every run
 
-__device__ static inline float warp_sum(float x) {
+template <class T> __device__ static inline T warp_sum(T x) { // in every lane
     for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
 }
-__device__ static inline float warp_max(float x) {
+__device__ static inline float warp_max(float x) { // in every lane
     for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
     return x;
 }
 
-// 1 / (1 + exp(-x)) within 3 ulp, by the units for 2^x and 1/x: expf and a division would treat denormal
-// numbers too, and neither 2^-126 nor its inverse counts beside 1.
+// Sum over the thread block, in thread 0. Called at most once for each T in a kernel: its shared memory is not
+// protected against a second call.
+template <class T> __device__ static inline T block_sum(T x) {
+    __shared__ T sums[32]; // of the warps
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (unsigned warp = 1; warp < blockDim.x / 32; warp++) x += sums[warp];
+    return x;
+}
+
+// Sum over the thread block, in every thread. sums [32] is shared memory; two calls in a row need different ones, as
+// slow warps may still be reading the first.
+__device__ static inline float block_sum_all(float x, float sums[32]) {
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    x = warp_sum(x);
+    if (lane == 0) sums[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < blockDim.x / 32 ? sums[lane] : 0);
+}
+
+// 1 / (1 + exp(-x)) within 3 ulp, from the hardware's 2^x and 1/x. expf and a division would also handle denormal
+// numbers, which make no difference here: beside 1 they vanish.
 __device__ static inline float sigmoidf(float x) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));

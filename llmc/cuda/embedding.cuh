@@ -1,24 +1,24 @@
 /*
-The embedding: x_t = E[token_t], and the gradient of E's rows, each the sum over the tokens that took it.
+The embedding: x_t = E[token_t], and its gradient: dE[token] += sum of dx_t over the positions t of the token.
 
-The backward pass sorts the tokens by id, keeping those of one id in the order of time, and cuts the sorted
-list into slices of equal length, whatever the ids are: a token that makes up half the batch costs no more
-than any other. A run of one id inside a slice is summed and added to E's row at once. Of a run that goes over
-the edge of a slice, each slice leaves its part, and a second kernel adds the parts in order. No atomics on
-floats: the same bits in every run.
+x and dx are bf16 [rows, d], E is bf16 and dE float [V, d], all aligned to 16 bytes; d is a multiple of 8, and tokens are
+in 0..V-1.
 
-Pointers to bf16 and float are aligned to 16 bytes, d is a multiple of 8, and ids are in 0..V-1.
+The backward pass sorts the positions by token, stably, and cuts the sorted list into slices of equal length, whatever the
+tokens are: one that makes up half the batch costs no more than any other. A run of one token within a slice is summed and
+added to the row of dE at once. Of a run that crosses slices, each slice writes its part to scratch, and a second kernel
+adds the parts in order. There are no atomics on floats: the same bits in every run.
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
 
-#include "cuda_common.cuh"
+#include "range.cuh"
 
 // ----------------------------------------------------------------------------
-// forward: a warp has one row
+// forward: one warp a row
 
 __global__ static void __launch_bounds__(256)
-    embedding_forward_kernel(bf16* x, const bf16* embeddings, const int32_t* tokens, int64_t rows,
+    embedding_forward_kernel(bf16* x, const int32_t* tokens, const bf16* embeddings, int64_t rows,
                              int64_t d) {
     const int ahead = 4;
     int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -36,33 +36,32 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
-// x [rows,d] from embeddings [V,d]
-static inline void embedding_forward(bf16* x, const bf16* embeddings, const int32_t* tokens, int64_t rows,
+// x [rows, d] = rows of embeddings [V, d]
+static inline void embedding_forward(bf16* x, const int32_t* tokens, const bf16* embeddings, int64_t rows,
                                      int64_t d, cudaStream_t stream) {
+    Range range("embedding", RANGE_FORWARD, stream);
     assert(d % 8 == 0);
     if (rows == 0) return;
-    embedding_forward_kernel<<<(unsigned)ceil_div<int64_t>(rows, 8), 256, 0, stream>>>(x, embeddings, tokens,
+    embedding_forward_kernel<<<(unsigned)ceil_div<int64_t>(rows, 8), 256, 0, stream>>>(x, tokens, embeddings,
                                                                                        rows, d);
     CUDA_CHECK_LAUNCH();
 }
 
 // ----------------------------------------------------------------------------
-// backward, first: the tokens in order of their ids
+// backward, first kernel: sorts the positions by token
 //
-// A radix sort, eight bits at a time, in one block: a step's tokens are few. Each warp has a share of the
-// list; it counts its items of each digit, learns from all counts where they go, and moves them there in
-// order.
+// A radix sort of 8 bits a pass, in one thread block, as a micro-batch has few tokens. Each warp has a share of the list:
+// it counts its items by digit, computes from the counts of all warps where they go, and moves them there in order.
 
-// an id and its place in the batch
+// An item of the list: token << 32 | row
 __host__ __device__ static inline uint32_t sorted_token(uint64_t item) { return (uint32_t)(item >> 32); }
 __host__ __device__ static inline int64_t sorted_row(uint64_t item) { return (int64_t)(item & 0xffffffffu); }
 
 __global__ static void __launch_bounds__(1024)
     embedding_sort_kernel(uint64_t* sorted, uint64_t* spare, const int32_t* tokens, int64_t rows,
                           int passes) {
-    __shared__ int
-        place[32][256]; // first the number of a warp's items with a digit, then where the next one goes
-    __shared__ int in_warp[8];
+    __shared__ int place[32][256]; // [warp][digit]: first the number of items, then where the next one goes
+    __shared__ int in_warp[8];     // number of items of 32 digits
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, digit = threadIdx.x;
     int64_t first = rows * warp / 32, last = rows * (warp + 1) / 32;
     for (int pass = 0; pass < passes; pass++) {
@@ -79,7 +78,7 @@ __global__ static void __launch_bounds__(1024)
         int count = 0;
         if (digit < 256)
             for (int w = 0; w < 32; w++) count += place[w][digit];
-        int up_to = count; // in this warp of digits, this one included
+        int up_to = count; // prefix sum over the 32 digits, inclusive
         for (int step = 1; step < 32; step *= 2) {
             int below = __shfl_up_sync(~0u, up_to, step);
             if (lane >= step) up_to += below;
@@ -117,16 +116,16 @@ __global__ static void __launch_bounds__(1024)
 }
 
 // ----------------------------------------------------------------------------
-// backward, second: the sums
+// backward, second and third kernel: the sums
 
-// Sorted tokens that a block sums up: few, so that there are many blocks, but no more than 1024 slices, as
-// the parts of a run are added one after another.
+// Length of a slice of the sorted list, which one block sums: short, for many blocks, but at most 1024 slices, as the
+// parts of a run are added one after another.
 static inline int64_t embedding_slice(int64_t rows) {
     int64_t slice = ceil_div<int64_t>(rows, 1024);
     return slice < 16 ? 16 : slice;
 }
 
-// Bytes of embedding_backward's scratch: the list twice, and two parts a slice.
+// Bytes of embedding_backward's scratch: the list twice, and two parts [d] a slice.
 static inline size_t embedding_scratch_bytes(int64_t rows, int64_t d) {
     int64_t slices = ceil_div(rows, embedding_slice(rows));
     return (size_t)(2 * rows) * sizeof(uint64_t) + (size_t)(2 * slices * d) * sizeof(float);
@@ -137,8 +136,8 @@ __device__ static inline void add8(float x[8], const float* p) {
     for (int i = 0; i < 4; i++) x[i] += low[i], x[i + 4] += high[i];
 }
 
-// parts [slices,2,d]: of each slice, its part of the run that comes in from the last slice, and of the one
-// that begins here and goes on in the next.
+// One block a slice. parts [slices, 2, d]: of the run that continues from the previous slice, and of the run that starts
+// in this slice and continues in the next.
 __global__ static void __launch_bounds__(512)
     embedding_sum_kernel(float* dembeddings, float* parts, const bf16* dx, const uint64_t* sorted,
                          int64_t rows, int64_t d, int64_t slice) {
@@ -147,7 +146,7 @@ __global__ static void __launch_bounds__(512)
     int64_t c = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (c >= d) return;
     uint32_t token = sorted_token(sorted[first]);
-    bool came_in = first > 0 && sorted_token(sorted[first - 1]) == token;
+    bool continues = first > 0 && sorted_token(sorted[first - 1]) == token;
     float* my_parts = parts + 2 * blockIdx.x * d + c;
     float sum[8] = {};
     auto add_to_row = [&]() {
@@ -168,18 +167,18 @@ __global__ static void __launch_bounds__(512)
         for (int j = 0; j < ahead; j++) {
             if (i + j >= last) break;
             if (sorted_token(item[j]) != token) {
-                if (came_in)
+                if (continues)
                     store8(my_parts, sum);
                 else
                     add_to_row();
-                came_in = false;
+                continues = false;
                 token = sorted_token(item[j]);
                 for (int k = 0; k < 8; k++) sum[k] = 0;
             }
             for (int k = 0; k < 8; k++) sum[k] += __bfloat162float(in[j][k]);
         }
     }
-    if (came_in)
+    if (continues)
         store8(my_parts, sum);
     else if (last < rows && sorted_token(sorted[last]) == token)
         store8(my_parts + d, sum);
@@ -187,7 +186,7 @@ __global__ static void __launch_bounds__(512)
         add_to_row();
 }
 
-// Block n adds up the run, if there is one, that begins in slice n and goes on in later ones.
+// Block n adds the parts of the run that starts in slice n and continues in later ones, if there is one.
 __global__ static void __launch_bounds__(512)
     embedding_join_kernel(float* dembeddings, const float* parts, const uint64_t* sorted, int64_t rows,
                           int64_t d, int64_t slice) {
@@ -198,8 +197,8 @@ __global__ static void __launch_bounds__(512)
     uint32_t token = sorted_token(sorted[(n + 1) * slice - 1]);
     if (!starts_with(n + 1, token)) return;
     if (n > 0 && starts_with(n, token) && sorted_token(sorted[n * slice - 1]) == token)
-        return;                               // began before n
-    int64_t end = n + 2, not_before = slices; // the run's end among the slices, by bisection
+        return;                               // started before n
+    int64_t end = n + 2, not_before = slices; // the slice behind the run, by bisection
     while (end < not_before) {
         int64_t middle = (end + not_before) / 2;
         if (starts_with(middle, token))
@@ -216,10 +215,11 @@ __global__ static void __launch_bounds__(512)
     store8(row, sum);
 }
 
-// dembeddings [V,d] += the sums of dx [rows,d] over each id's tokens; scratch has embedding_scratch_bytes.
+// dembeddings [V, d] += sums of dx [rows, d] by token; scratch of embedding_scratch_bytes.
 static inline void embedding_backward(float* dembeddings, const bf16* dx, const int32_t* tokens,
                                       void* scratch, int64_t rows, int64_t d, int64_t V,
                                       cudaStream_t stream) {
+    Range range("embedding", RANGE_BACKWARD, stream);
     assert(d % 8 == 0 && rows <= INT32_MAX && V <= (int64_t)1 << 31);
     if (rows == 0) return;
     uint64_t *sorted = (uint64_t*)scratch, *spare = sorted + rows;

@@ -1,43 +1,49 @@
 /*
-From the gradients to the update, on the device: the global norm, the clipping factor, whether all is finite.
+From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the clipping factor, and
+whether all of them are finite.
 
-AdamW reads the result where it lies, so that the host queues a whole step without waiting, and a loss or
-gradient that is not finite leaves the weights as they were even if the host learns of it only later.
+AdamW reads the result from device memory. So the host queues a whole step without waiting, and a loss or gradient that is
+not finite leaves the weights unchanged even before the host has read it.
 
-    param_chunks           once: the work list of all that follows
-    loss_add               every micro-batch: sums the tokens' losses
-    global_norm            the sum of the gradient's squares; several GPUs now add up loss and squares
+    param_chunks           once: the work list of global_norm and adamw_update
+    loss_add               every micro-batch: adds the tokens' losses
+    global_norm            the gradient's sum of squares; with several GPUs, all-reduce loss and squares after it
     global_norm_finish     norm, clipping factor, verdict
     adamw_update           (adamw.cuh)
 */
 #ifndef LLMC_GLOBAL_NORM_CUH
 #define LLMC_GLOBAL_NORM_CUH
 
-#include "cuda_common.cuh"
+#include "range.cuh"
 #include "../model/params.h"
 
 typedef struct {
-    double loss;      // sum of the tokens' losses       these two add up over ranks, in one all-reduce
-    double squares;   // of the gradient                 of 2 doubles from &loss on
+    double loss;      // sum of the tokens' losses       with several GPUs: one all-reduce
+    double squares;   // the gradient's sum of squares   of 2 doubles, from &loss
     double norm;      // sqrt(squares)
-    float grad_scale; // by which AdamW multiplies the gradient: clips its norm
+    float grad_scale; // clips the norm: AdamW multiplies the gradient by it
     int32_t finite;   // 0: the loss or the norm is not finite, and AdamW changes nothing
 } StepStats;
 
 // ----------------------------------------------------------------------------
-// the work list: the flat buffers of parameters, gradients and optimizer state in pieces, one a block
+// the work list: the flat buffers of parameters, gradients and optimizer state in chunks, one a thread block
 
 typedef struct {
-    int64_t begin; // of its first element in the flat buffers
+    int64_t begin; // index of the first element in the flat buffers
     int32_t count;
-    int16_t trainable; // frozen parameters count neither in the norm nor in the update
+    int16_t trainable; // frozen parameters are left out of the norm and of the update
     int16_t decays;
 } ParamChunk;
 
-const int64_t CHUNK_SIZE = 8192;
+typedef struct {
+    ParamChunk* chunks; // on the device
+    int64_t count;
+} ParamChunks;
 
-// Cuts what of the table's tensors lies in elements [begin, end) of the flat buffers, all of it or a rank's
-// shard, into chunks of one tensor each. Writes them to chunks unless that is NULL; returns their number.
+static const int64_t CHUNK_SIZE = 8192; // elements
+
+// Cuts elements [begin, end) of the flat buffers, all or a rank's shard, into chunks of one tensor each. Writes them to
+// chunks, on the host, unless that is NULL; returns their number.
 static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, int64_t begin, int64_t end) {
     int64_t n = 0;
     for (int r = 0; r < table->num_rows; r++) {
@@ -45,7 +51,8 @@ static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, 
         int64_t i = p->offset > begin ? p->offset : begin;
         int64_t stop = p->offset + p->count < end ? p->offset + p->count : end;
         while (i < stop) {
-            int64_t next = (i / CHUNK_SIZE + 1) * CHUNK_SIZE; // multiples: only a tensor's ends can be ragged
+            int64_t next =
+                (i / CHUNK_SIZE + 1) * CHUNK_SIZE; // a multiple: only the ends of a tensor are ragged
             if (next > stop) next = stop;
             if (chunks) {
                 chunks[n].begin = i;
@@ -60,8 +67,20 @@ static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, 
     return n;
 }
 
-// Calls four(i) for each aligned group of 4 elements that lies in the chunk, and one(i) for the elements at
-// its ragged ends, the work spread over the threads of the block.
+// The same, uploaded. The caller frees .chunks with cudaFree.
+static inline ParamChunks param_chunks_upload(const ParamTable* table, int64_t begin, int64_t end) {
+    ParamChunks chunks = {NULL, param_chunks(NULL, table, begin, end)};
+    size_t bytes = (size_t)chunks.count * sizeof(ParamChunk);
+    ParamChunk* host = (ParamChunk*)xcalloc(1, bytes);
+    param_chunks(host, table, begin, end);
+    CUDA_CHECK(cudaMalloc((void**)&chunks.chunks, bytes));
+    CUDA_CHECK(cudaMemcpy(chunks.chunks, host, bytes, cudaMemcpyHostToDevice));
+    free(host);
+    return chunks;
+}
+
+// Spreads a chunk over the threads of the block: four(i) for every aligned group of 4 elements, one(i) for each element
+// at the ragged ends.
 template <class Four, class One>
 __device__ static inline void for_chunk(const ParamChunk& chunk, const Four& four, const One& one) {
     int64_t begin = chunk.begin, end = begin + chunk.count;
@@ -74,17 +93,6 @@ __device__ static inline void for_chunk(const ParamChunk& chunk, const Four& fou
 }
 
 // ----------------------------------------------------------------------------
-
-// Over the block, in an order that never changes; the result is thread 0's.
-__device__ static inline double block_sum(double x) {
-    __shared__ double of_warp[32];
-    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    if (threadIdx.x == 0)
-        for (unsigned warp = 1; warp < blockDim.x / 32; warp++) x += of_warp[warp];
-    return x;
-}
 
 __global__ static void __launch_bounds__(256)
     squares_kernel(double* partial, const float* grads, const ParamChunk* chunks) {
@@ -102,7 +110,7 @@ __global__ static void __launch_bounds__(256)
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// One block: *out = sum of x[0..n), added to what it held if `add`
+// One block: *out = (add ? *out : 0) + sum of x[0..n)
 template <class T>
 __global__ static void __launch_bounds__(1024) sum_kernel(double* out, const T* x, int64_t n, bool add) {
     double sum = 0;
@@ -118,24 +126,28 @@ __global__ static void finish_kernel(StepStats* stats, double clip) {
     stats->grad_scale = (float)(clip > 0 && norm > clip ? clip / norm : 1);
 }
 
-// stats->loss += the sum of losses[0..n); the caller zeroes stats before a step
+// stats->loss += sum of losses[0..n). The caller zeroes stats before a step.
 static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cudaStream_t stream) {
+    Range range("loss", RANGE_FORWARD, stream);
     sum_kernel<<<1, 1024, 0, stream>>>(&stats->loss, losses, n, true);
     CUDA_CHECK_LAUNCH();
 }
 
-// stats->squares = the sum of the gradients' squares over the chunks. partial has num_chunks doubles of
-// scratch. A square is taken in float, so that an element above 1.8e19 counts as not finite.
+// stats->squares = sum of squares of the gradients in the chunks. partial is scratch of chunks->count doubles. Squares are
+// computed in float, so that an element above 1.8e19 counts as not finite.
 static inline void global_norm(StepStats* stats, double* partial, const float* grads,
-                               const ParamChunk* chunks, int64_t num_chunks, cudaStream_t stream) {
-    if (num_chunks > 0) squares_kernel<<<(unsigned)num_chunks, 256, 0, stream>>>(partial, grads, chunks);
+                               const ParamChunks* chunks, cudaStream_t stream) {
+    Range range("norm and AdamW", RANGE_BACKWARD, stream);
+    if (chunks->count > 0)
+        squares_kernel<<<(unsigned)chunks->count, 256, 0, stream>>>(partial, grads, chunks->chunks);
     CUDA_CHECK_LAUNCH();
-    sum_kernel<<<1, 1024, 0, stream>>>(&stats->squares, partial, num_chunks, false);
+    sum_kernel<<<1, 1024, 0, stream>>>(&stats->squares, partial, chunks->count, false);
     CUDA_CHECK_LAUNCH();
 }
 
-// Fills the rest of stats from loss and squares; the gradient's norm is clipped at clip, 0 for never.
+// Computes the other fields of stats from loss and squares. The gradient's norm is clipped at `clip`; 0: never.
 static inline void global_norm_finish(StepStats* stats, double clip, cudaStream_t stream) {
+    Range range("norm and AdamW", RANGE_BACKWARD, stream);
     finish_kernel<<<1, 1, 0, stream>>>(stats, clip);
     CUDA_CHECK_LAUNCH();
 }

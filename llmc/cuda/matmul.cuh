@@ -1,23 +1,25 @@
 /*
-Matrix products: cuBLASLt, bf16 times bf16 with fp32 sums, through the three forms that a linear layer needs.
+Linear layers without bias: three GEMMs of cuBLASLt, bf16 operands with fp32 accumulation.
 
-    forward          out[M,N] = x[M,K] w[N,K]^T       (+ a residual)
-    backward, input  dx[M,K]  = dout[M,N] w[N,K]
-    backward, weight dw[N,K] += dout[M,N]^T x[M,K]    in fp32
+    forward          out[rows,N] = x[rows,K] w[N,K]^T       (+ a residual)
+    backward, input  dx[rows,K]  = dout[rows,N] w[N,K]
+    backward, weight dw[N,K]    += dout[rows,N]^T x[rows,K]    in fp32
 
-Which kernel runs a shape is asked once, at its first call, and kept; asking costs more than many a product.
-Wherever the inner dimension is split, partial sums stay in fp32 and are added in a fixed order: the other
-ways round them to bf16 or add them in the order in which they come.
+All matrices are row-major. The trainer describes a layer by a Linear and has one Matmul for each stream.
+
+cuBLASLt is asked for the kernel of a shape once, at its first call: asking takes longer than many a GEMM. Split-K partial
+sums stay in fp32 and are added in a fixed order; cuBLAS's other reduction schemes round them to bf16 or add them in the
+order of arrival.
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
 #include <cublasLt.h>
 #include <type_traits>
-#include "cuda_common.cuh"
+#include "range.cuh"
 
 // ----------------------------------------------------------------------------
-// checked calls
+// error checks
 
 static inline void cublas_check(cublasStatus_t status, const char* call, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -28,25 +30,31 @@ static inline void cublas_check(cublasStatus_t status, const char* call, const c
                        : status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE
                            ? "; matrices must be aligned to 16 bytes, and row strides multiples of 8"
                        : status == CUBLAS_STATUS_EXECUTION_FAILED
-                           ? "; often the error of a kernel before it: run with CUDA_LAUNCH_BLOCKING=1"
+                           ? "; often the error of an earlier kernel: run with CUDA_LAUNCH_BLOCKING=1"
                            : "";
     die("%s:%d: %s: %s%s", file, line, call, cublasLtGetStatusName(status), hint);
 }
 #define CUBLAS_CHECK(call) cublas_check(call, #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------
-// plans
+// plans: what runs a shape
 
-// What tells plans apart, in cuBLAS's terms: d[m,n] = a' b' + add d, all stored by columns. One type
-// throughout, so that memcmp sees no padding.
+// The key of a plan, in cuBLAS's terms: d[m,n] = a' b' + residual, all column-major. One type throughout, so that there
+// is no padding and memcmp compares values.
 typedef struct {
     int64_t m, n, k;
     int64_t transpose_a, transpose_b;
     int64_t lda, ldb, ldd;
-    int64_t d_type; // a cudaDataType_t; a and b are bf16
-    int64_t add;    // 1: a matrix laid out like d is added
-    int64_t align;  // bytes, of all pointers
+    int64_t d_type;       // a cudaDataType_t; a and b are bf16
+    int64_t has_residual; // 0 or 1; the residual has the layout of d
+    int64_t align;        // bytes, of all pointers
 } MatmulShape;
+
+typedef struct {
+    const bf16 *a, *b;
+    const void* residual; // NULL: none; may be d
+    void* d;
+} MatmulOperands;
 
 typedef struct {
     MatmulShape shape;
@@ -56,23 +64,26 @@ typedef struct {
 } MatmulPlan;
 
 enum { MATMUL_MAX_PLANS = 128, MATMUL_CANDIDATES = 8 };
-const size_t MATMUL_WORKSPACE = (size_t)32 << 20; // bytes; what cuBLAS recommends for Hopper
+static const size_t MATMUL_WORKSPACE = (size_t)32 << 20; // bytes; cuBLAS's recommendation for Hopper
 
+// The GEMMs of one stream. They run one after another, and so share a workspace.
 typedef struct {
     cublasLtHandle_t handle;
-    void* workspace; // of MATMUL_WORKSPACE bytes, the caller's; products of one Matmul run one after another
-    bool tune;       // time the likeliest kernels of a shape and keep the fastest
+    void* workspace; // MATMUL_WORKSPACE bytes
+    cudaStream_t stream;
+    bool tune; // time the first candidates of a shape and keep the fastest
     int num_plans;
     MatmulPlan plans[MATMUL_MAX_PLANS];
 } Matmul;
 
-// With `tune` the first call of a shape takes some milliseconds, waits for the device, and allocates another
-// output for the while; and as the choice hangs on timings, another run may choose, and so round,
-// differently.
-static inline void matmul_init(Matmul* mm, void* workspace, bool tune) {
+// Allocates the workspace; matmul_free frees it. With `tune` the first call of a shape takes some milliseconds, waits for
+// the device, and for that time allocates a second output. The choice then depends on timings, so that another run may
+// choose another kernel and round differently.
+static inline void matmul_init(Matmul* mm, bool tune, cudaStream_t stream) {
     memset(mm, 0, sizeof *mm);
-    mm->workspace = workspace;
+    mm->stream = stream;
     mm->tune = tune;
+    CUDA_CHECK(cudaMalloc(&mm->workspace, MATMUL_WORKSPACE));
     CUBLAS_CHECK(cublasLtCreate(&mm->handle));
 }
 
@@ -84,42 +95,43 @@ static inline void matmul_free(Matmul* mm) {
         cublasLtMatrixLayoutDestroy(mm->plans[i].d);
     }
     cublasLtDestroy(mm->handle);
+    cudaFree(mm->workspace);
     memset(mm, 0, sizeof *mm);
 }
 
-static inline cublasStatus_t matmul_launch(Matmul* mm, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
-                                           const bf16* a, const bf16* b, const void* add, void* d,
-                                           cudaStream_t stream) {
-    float one = 1, beta = p->shape.add ? 1 : 0;
-    return cublasLtMatmul(mm->handle, p->desc, &one, a, p->a, b, p->b, &beta, add, p->d, d, p->d, algo,
-                          mm->workspace, MATMUL_WORKSPACE, stream);
+static inline void matmul_launch(Matmul* mm, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
+                                 const MatmulOperands* x) {
+    float one = 1, beta = p->shape.has_residual ? 1 : 0;
+    const void* residual = x->residual ? x->residual : x->d;
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, p->desc, &one, x->a, p->a, x->b, p->b, &beta, residual, p->d,
+                                x->d, p->d, algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
-// Times n candidates on the operands, the output going elsewhere, and returns the fastest; but the first,
-// cuBLAS's own choice, if little would be gained, so that a choice seldom hangs on noise, or if there is no
-// memory for another output.
+// Times n candidates on the operands, with an output of its own, and returns the index of the fastest. Returns 0,
+// cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if there is no memory for
+// the second output.
 static inline int matmul_fastest(Matmul* mm, const MatmulPlan* p,
-                                 const cublasLtMatmulHeuristicResult_t* candidates, int n, const bf16* a,
-                                 const bf16* b, const void* add, const void* d, cudaStream_t stream) {
+                                 const cublasLtMatmulHeuristicResult_t* candidates, int n, MatmulOperands x) {
     void* output;
     size_t bytes = (size_t)(p->shape.ldd * p->shape.n) * (p->shape.d_type == CUDA_R_32F ? 4 : 2);
     if (cudaMalloc(&output, bytes) != cudaSuccess) {
-        cudaGetLastError(); // not an error of ours any more
+        cudaGetLastError(); // clears the error
         return 0;
     }
-    CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, stream));
-    CUDA_CHECK(cudaDeviceSynchronize()); // nothing else is to be timed along
+    CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, mm->stream));
+    CUDA_CHECK(cudaDeviceSynchronize()); // no other work while timing
+    if (x.residual == x.d) x.residual = output;
+    x.d = output;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
     float least[MATMUL_CANDIDATES], ms;
-    // in turns, as a GPU slows down when it gets warm; the first round does not count
+    // interleaved, as a GPU slows down when it gets warm; the first round does not count
     for (int round = 0; round < 6; round++)
         for (int i = 0; i < n; i++) {
-            CUDA_CHECK(cudaEventRecord(start, stream));
-            CUBLAS_CHECK(matmul_launch(mm, p, &candidates[i].algo, a, b, add == d || !add ? output : add,
-                                       output, stream));
-            CUDA_CHECK(cudaEventRecord(stop, stream));
+            CUDA_CHECK(cudaEventRecord(start, mm->stream));
+            matmul_launch(mm, p, &candidates[i].algo, &x);
+            CUDA_CHECK(cudaEventRecord(stop, mm->stream));
             CUDA_CHECK(cudaEventSynchronize(stop));
             CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
             if (round <= 1 || ms < least[i]) least[i] = ms;
@@ -146,8 +158,7 @@ static inline void matmul_prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPre
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(p, key, &value, sizeof value));
 }
 
-static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const bf16* a, const bf16* b,
-                                     const void* add, const void* d, cudaStream_t stream) {
+static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const MatmulOperands* x) {
     MatmulPlan p;
     p.shape = *s;
     cublasOperation_t op_a = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -174,78 +185,84 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const bf1
                                                            mm->tune ? MATMUL_CANDIDATES : 1, candidates, &n);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
     if (n == 0)
-        die("cuBLAS has no kernel for a product of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
-            "aligned to %lld bytes; strides should be multiples of 8 and the alignment 16",
+        die("cuBLAS has no kernel for a GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
+            "aligned to "
+            "%lld bytes; strides should be multiples of 8 and the alignment 16",
             (long long)s->n, (long long)s->m, (long long)s->k, (long long)s->lda, (long long)s->ldb,
             (long long)s->ldd, (long long)s->align);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(prefer));
-    p.algo = candidates[n > 1 ? matmul_fastest(mm, &p, candidates, n, a, b, add, d, stream) : 0].algo;
+    p.algo = candidates[n > 1 ? matmul_fastest(mm, &p, candidates, n, *x) : 0].algo;
     return p;
 }
 
-// d = a' b' + add, by its plan, which is made at the first call. add may be d itself; NULL adds nothing.
-static inline void matmul_by_columns(Matmul* mm, MatmulShape shape, const bf16* a, const bf16* b,
-                                     const void* add, void* d, cudaStream_t stream) {
-    if (shape.m == 0 || shape.n == 0 || (shape.k == 0 && add == d)) return;
-    uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)add | (uintptr_t)d;
-    shape.align = (int64_t)((bits | 16) & -(bits | 16)); // up to 16: kernels ask for no more
-    shape.add = add != NULL;
+// d = a' b' + residual, by the shape's plan, which is made at the first call.
+static inline void matmul_column_major(Matmul* mm, MatmulShape shape, const MatmulOperands& x) {
+    if (shape.m == 0 || shape.n == 0 || (shape.k == 0 && x.residual == x.d)) return;
+    uintptr_t bits = (uintptr_t)x.a | (uintptr_t)x.b | (uintptr_t)x.residual | (uintptr_t)x.d;
+    shape.align = (int64_t)((bits | 16) & -(bits | 16)); // at most 16: no kernel needs more
+    shape.has_residual = x.residual != NULL;
     int i = 0;
     while (i < mm->num_plans && memcmp(&mm->plans[i].shape, &shape, sizeof shape) != 0) i++;
-    if (i == MATMUL_MAX_PLANS) die("more than %d shapes of matrix products", MATMUL_MAX_PLANS);
+    if (i == MATMUL_MAX_PLANS) die("more than %d shapes of GEMMs", MATMUL_MAX_PLANS);
     if (i == mm->num_plans) {
-        mm->plans[i] = matmul_plan(mm, &shape, a, b, add, d, stream);
+        mm->plans[i] = matmul_plan(mm, &shape, &x);
         mm->num_plans++;
     }
-    CUBLAS_CHECK(matmul_launch(mm, &mm->plans[i], &mm->plans[i].algo, a, b, add ? add : d, d, stream));
+    matmul_launch(mm, &mm->plans[i], &mm->plans[i].algo, &x);
 }
 
 // ----------------------------------------------------------------------------
-// the three products of a linear layer. Matrices are stored by rows; strides, in elements, are from row to
-// row: of x and dx x_stride, of out and dout out_stride; rows of w and dw lie close. A matrix by rows is its
-// transpose by columns, so that operands trade places.
+// the three GEMMs of a linear layer. A row-major matrix is its transpose in column-major order, so that cuBLAS gets the
+// operands in exchanged order.
 
-// A size that products run fast at, not less than n. Of other sizes than multiples of 8 they are up to 8
-// times slower, so that a layer's weight should have this many rows, and its output this many columns, those
-// from n on zeros.
+typedef struct {
+    const bf16* w; // [N, K], contiguous
+    float* dw;     // [N, K], contiguous; NULL for inference
+    int64_t rows, N, K;
+    int64_t out_stride, x_stride; // row strides of out and dout, and of x and dx, in elements
+} Linear;
+
+// n rounded up to a size at which GEMMs are fast: where N is not a multiple of 8 they are up to 8 times slower. A layer's
+// weight should have this many rows, and its output this many columns.
 static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64) * 64; }
 
-// out[M,N] = x[M,K] w[N,K]^T, plus add[M,N] unless that is NULL; out, like add, is bf16 or float. add may be
-// out, but in bf16 cuBLAS then rounds the product before it adds.
+// out [rows, N] = x w^T, plus residual [rows, N] with the strides of out, unless that is NULL. T is bf16 or float. The
+// residual may be out itself, but in bf16 cuBLAS then rounds the GEMM's result before it adds. (common_type_t: T is
+// deduced from out alone, so that NULL needs no cast.)
 template <class T>
-static inline void linear_forward(Matmul* mm, T* out, const bf16* x, const bf16* w, const T* add, int64_t M,
-                                  int64_t N, int64_t K, int64_t out_stride, int64_t x_stride,
-                                  cudaStream_t stream) {
-    assert(out_stride >= N && x_stride >= K);
+static inline void linear_forward(T* out, const bf16* x, const std::common_type_t<T>* residual,
+                                  const Linear* linear, Matmul* mm) {
+    Range range("matmul", RANGE_FORWARD, mm->stream);
+    int64_t M = linear->rows, N = linear->N, K = linear->K;
+    assert(linear->out_stride >= N && linear->x_stride >= K);
     cudaDataType_t type = std::is_same<T, float>::value ? CUDA_R_32F : CUDA_R_16BF;
-    MatmulShape s = {N, M, K, true, false, K, x_stride, out_stride, type, 0, 0};
-    matmul_by_columns(mm, s, w, x, add, out, stream);
+    MatmulShape s = {N, M, K, true, false, K, linear->x_stride, linear->out_stride, type, 0, 0};
+    matmul_column_major(mm, s, {linear->w, x, residual, out});
 }
 
-// dx[M,K] = dout[M,N] w[N,K]
-static inline void linear_backward_input(Matmul* mm, bf16* dx, const bf16* dout, const bf16* w, int64_t M,
-                                         int64_t N, int64_t K, int64_t out_stride, int64_t x_stride,
-                                         cudaStream_t stream) {
-    assert(out_stride >= N && x_stride >= K);
-    MatmulShape s = {K, M, N, false, false, K, out_stride, x_stride, CUDA_R_16BF, 0, 0};
-    matmul_by_columns(mm, s, w, dout, NULL, dx, stream);
+// dx [rows, K] = dout w
+static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linear* linear, Matmul* mm) {
+    Range range("matmul", RANGE_BACKWARD, mm->stream);
+    int64_t M = linear->rows, N = linear->N, K = linear->K;
+    assert(linear->out_stride >= N && linear->x_stride >= K);
+    MatmulShape s = {K, M, N, false, false, K, linear->out_stride, linear->x_stride, CUDA_R_16BF, 0, 0};
+    matmul_column_major(mm, s, {linear->w, dout, NULL, dx});
 }
 
-// dw[N,K] += dout[M,N]^T x[M,K]
-static inline void linear_backward_weight(Matmul* mm, float* dw, const bf16* dout, const bf16* x, int64_t M,
-                                          int64_t N, int64_t K, int64_t out_stride, int64_t x_stride,
-                                          cudaStream_t stream) {
-    assert(out_stride >= N && x_stride >= K);
-    MatmulShape s = {K, N, M, false, true, x_stride, out_stride, K, CUDA_R_32F, 0, 0};
-    matmul_by_columns(mm, s, x, dout, dw, dw, stream);
+// linear->dw [N, K] += dout^T x
+static inline void linear_backward_weight(const bf16* dout, const bf16* x, const Linear* linear, Matmul* mm) {
+    Range range("matmul", RANGE_BACKWARD, mm->stream);
+    int64_t M = linear->rows, N = linear->N, K = linear->K;
+    assert(linear->out_stride >= N && linear->x_stride >= K);
+    MatmulShape s = {K, N, M, false, true, linear->x_stride, linear->out_stride, K, CUDA_R_32F, 0, 0};
+    matmul_column_major(mm, s, {x, dout, linear->dw, linear->dw});
 }
 
-// both, with dx in rows of x_stride like x
-static inline void linear_backward(Matmul* mm, bf16* dx, float* dw, const bf16* dout, const bf16* x,
-                                   const bf16* w, int64_t M, int64_t N, int64_t K, int64_t out_stride,
-                                   int64_t x_stride, cudaStream_t stream) {
-    linear_backward_input(mm, dx, dout, w, M, N, K, out_stride, x_stride, stream);
-    linear_backward_weight(mm, dw, dout, x, M, N, K, out_stride, x_stride, stream);
+// Both gradients.
+static inline void linear_backward(bf16* dx, const bf16* dout, const bf16* x, const Linear* linear,
+                                   Matmul* mm) {
+    linear_backward_input(dx, dout, linear, mm);
+    linear_backward_weight(dout, x, linear, mm);
 }
 
 #endif // LLMC_MATMUL_CUH

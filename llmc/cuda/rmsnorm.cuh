@@ -1,27 +1,26 @@
 /*
-RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over a row's channels or over each head's.
+RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over the channels of a row or of a head.
 
-Over a row, which one block takes, a thread having eight channels: everything is read once and waits in
-registers for the sum. The residual sum before a norm is taken on the way. Over heads (QK norm, output norm) a
-head's channels lie in neighbouring lanes of a warp; those kernels are in qkv.cuh and output_gate.cuh, their
-arithmetic is here.
+    over rows    x, y [rows, d], weight [d], rstd [rows]: one thread block a row, eight channels a thread. A row is read
+                 once and stays in registers while its sum is computed.
+    over heads   the channels of a head are in neighbouring lanes of a warp. QK norm (qkv.cuh) and the output norm
+                 (output_gate.cuh) are fused into other kernels; the arithmetic that they share is here.
 
-The gradient of a norm's weight is a sum over all tokens. The grid is as large as the GPU runs at once; each
-block goes through its share of the tokens, the next one's data on their way while it computes, adds up in
-registers and leaves one row of partial sums; a second kernel adds the rows. Every order is fixed: a GPU gives
-the same bits in every run.
+The gradient of the weight is a sum over all tokens. The grid is as large as the GPU runs at once. Each block loops over
+its share of the tokens, prefetching the next one, accumulates in registers, and writes one row of partial sums; a second
+kernel adds the rows. Every order of sums is fixed, so that a GPU computes the same bits in every run.
 
 Pointers to bf16 are aligned to 16 bytes.
 */
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 
-#include "cuda_common.cuh"
+#include "range.cuh"
 
 // ----------------------------------------------------------------------------
 // sums over tokens
 
-// How many blocks of a kernel the GPU runs at once.
+// Number of blocks of a kernel that the GPU runs at once.
 template <class Kernel> static inline int64_t resident_blocks(Kernel kernel, int threads) {
     int device, multiprocessors, blocks;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -30,8 +29,8 @@ template <class Kernel> static inline int64_t resident_blocks(Kernel kernel, int
     return (int64_t)multiprocessors * blocks;
 }
 
-// Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that
-// the GPU can hold, whatever the shape.
+// Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that the GPU can
+// hold, whatever the shape.
 static inline size_t norm_partial_bytes(void) {
     int device, multiprocessors, threads;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -40,7 +39,7 @@ static inline size_t norm_partial_bytes(void) {
     return (size_t)multiprocessors * (size_t)threads * 8 * sizeof(float);
 }
 
-// A block takes 16 columns, its 64 rows of threads every 64th row of partial.
+// A block sums 16 columns; each of its 64 rows of threads takes every 64th row of partial.
 __global__ static void __launch_bounds__(1024)
     sum_rows_kernel(float* out, const float* partial, int64_t rows, int64_t n, bool add) {
     __shared__ float sums[16][65];
@@ -53,15 +52,14 @@ __global__ static void __launch_bounds__(1024)
     sums[threadIdx.x][threadIdx.y] = sum;
     __syncthreads();
     unsigned lane = (16 * threadIdx.y + threadIdx.x) % 32;
-    unsigned column = threadIdx.y / 2; // a warp sums up a column
+    unsigned column = threadIdx.y / 2; // one for each warp from here on
     c = 16 * (int64_t)blockIdx.x + column;
     if (column >= 16 || c >= n) return;
     sum = warp_sum(sums[column][lane] + sums[column][lane + 32]);
     if (lane == 0) out[c] = add ? out[c] + sum : sum;
 }
 
-// out[n] = the sum of partial[rows, n] over its rows, added to what out held if `add`. out may be partial's
-// first row.
+// out[n] = (add ? out : 0) + sum of partial [rows, n] over its rows. out may be the first row of partial.
 static inline void sum_rows(float* out, const float* partial, int64_t rows, int64_t n, bool add,
                             cudaStream_t stream) {
     sum_rows_kernel<<<(unsigned)ceil_div<int64_t>(n, 16), dim3(16, 64), 0, stream>>>(out, partial, rows, n,
@@ -72,59 +70,47 @@ static inline void sum_rows(float* out, const float* partial, int64_t rows, int6
 // ----------------------------------------------------------------------------
 // over rows
 
-// Sum over the block; every thread gets it. `sums` is shared; a caller that comes again must take another
-// one, as slow warps may still be reading.
-__device__ static inline float sum_of_block(float x, float sums[32]) {
-    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    x = warp_sum(x);
-    if (lane == 0) sums[warp] = x;
-    __syncthreads();
-    return warp_sum(lane < blockDim.x / 32 ? sums[lane] : 0);
-}
+typedef struct {
+    const bf16* weight; // [d]
+    float* dweight;     // [d], NULL for inference
+    float* rstd; // [rows] 1 / sqrt(mean(x^2) + eps): written by the forward pass, read by the backward pass
+    int64_t rows, d;
+    double eps;
+} Norm;
 
 __global__ static void __launch_bounds__(1024)
-    rmsnorm_forward_kernel(bf16* y, float* rstd, bf16* x_out, const bf16* x, const bf16* branch,
-                           const bf16* weight, int d, float eps) {
+    rmsnorm_forward_kernel(bf16* y, float* rstd, const bf16* x, const bf16* weight, int d, float eps) {
     __shared__ float sums[32];
     int c = 8 * threadIdx.x;
     int64_t at = (int64_t)blockIdx.x * d + c;
     float v[8] = {}, w[8] = {}, sum = 0;
     if (c < d) {
         Raw8 in = load_raw8_once(x + at), weights = load_raw8(weight + c);
-        if (branch) {
-            float other[8];
-            unpack8(other, load_raw8_once(branch + at));
-            unpack8(v, in);
-            for (int i = 0; i < 8; i++) v[i] += other[i];
-            Raw8 out = pack8(v); // the norm is of the stream as it is stored
-            store16_once(x_out + at, out);
-            unpack8(v, out);
-        } else {
-            unpack8(v, in);
-        }
+        unpack8(v, in);
         unpack8(w, weights);
         for (int i = 0; i < 8; i++) sum += v[i] * v[i];
     }
-    float r = rsqrtf(__fdividef(sum_of_block(sum, sums), (float)d) + eps);
+    float r = rsqrtf(__fdividef(block_sum_all(sum, sums), (float)d) + eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) v[i] *= r * w[i];
     store16_once(y + at, pack8(v));
 }
 
-// What a block's thread reads of one row.
+// What a thread reads of one row.
 struct NormRow {
     Raw8 dy, x, residual;
     float rstd;
 };
 
 __global__ static void __launch_bounds__(1024)
-    rmsnorm_backward_kernel(bf16* dx, float* partial, bf16* y, const bf16* residual, const bf16* dy,
-                            const bf16* x, const bf16* weight, const float* rstd, int64_t rows, int d) {
+    rmsnorm_backward_kernel(bf16* dx, bf16* y, const bf16* dy, const bf16* x, const bf16* residual,
+                            const __grid_constant__ Norm norm, float* partial) {
     __shared__ float sums[2][32];
+    int d = (int)norm.d;
     int c = 8 * threadIdx.x;
     bool active = c < d;
-    auto load = [=](int64_t row) {
+    auto load = [&](int64_t row) {
         NormRow r = {};
         int64_t at = row * d + c;
         if (active) {
@@ -132,16 +118,16 @@ __global__ static void __launch_bounds__(1024)
             r.x = load_raw8_once(x + at);
         }
         if (active && residual) r.residual = load_raw8_once(residual + at);
-        r.rstd = rstd[row];
+        r.rstd = norm.rstd[row];
         return r;
     };
     float w[8] = {}, dw[8] = {};
-    if (active) unpack8(w, load16(weight + c));
-    int turn = 0;
+    if (active) unpack8(w, load16(norm.weight + c));
+    int buffer = 0;
     NormRow next = load(blockIdx.x);
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+    for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x, buffer ^= 1) {
         NormRow now = next;
-        if (row + gridDim.x < rows) next = load(row + gridDim.x); // on its way while this row is summed up
+        if (row + gridDim.x < norm.rows) next = load(row + gridDim.x); // in flight during this row's sum
         float g[8], v[8], gx = 0;
         unpack8(g, now.dy);
         unpack8(v, now.x);
@@ -155,7 +141,7 @@ __global__ static void __launch_bounds__(1024)
             for (int i = 0; i < 8; i++) normed[i] = v[i] * (now.rstd * w[i]);
             store16_once(y + row * d + c, pack8(normed));
         }
-        float mean = __fdividef(sum_of_block(gx, sums[turn]), (float)d) * now.rstd * now.rstd;
+        float mean = __fdividef(block_sum_all(gx, sums[buffer]), (float)d) * now.rstd * now.rstd;
         float out[8];
         unpack8(out, now.residual);
         for (int i = 0; i < 8; i++) out[i] += now.rstd * (g[i] - v[i] * mean);
@@ -170,45 +156,42 @@ static inline int rmsnorm_threads(int64_t d) {
     return (int)(32 * ceil_div<int64_t>(d, 256));
 }
 
-// y [rows, d] = RMSNorm(x) and rstd [rows], which the backward pass takes back. With a branch, x_out = x +
-// branch comes first, and the norm is x_out's; x_out may be x. Without, branch and x_out are NULL.
-static inline void rmsnorm_forward(bf16* y, float* rstd, bf16* x_out, const bf16* x, const bf16* branch,
-                                   const bf16* weight, int64_t rows, int64_t d, double eps,
-                                   cudaStream_t stream) {
-    int threads = rmsnorm_threads(d);
-    if (rows == 0) return;
-    rmsnorm_forward_kernel<<<(unsigned)rows, threads, 0, stream>>>(y, rstd, x_out, x, branch, weight, (int)d,
-                                                                   (float)eps);
+// y [rows, d] = RMSNorm(x)
+static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cudaStream_t stream) {
+    Range range("RMSNorm", RANGE_FORWARD, stream);
+    int threads = rmsnorm_threads(norm->d);
+    if (norm->rows == 0) return;
+    rmsnorm_forward_kernel<<<(unsigned)norm->rows, threads, 0, stream>>>(y, norm->rstd, x, norm->weight,
+                                                                         (int)norm->d, (float)norm->eps);
     CUDA_CHECK_LAUNCH();
 }
 
-// dx = residual + the gradient of x, where residual [rows, d], what the stream past the norm gave, may be
-// dx itself, or NULL for none. dweight [d] += its gradient. y, unless it is NULL, comes once more, as the
-// forward pass gave it: made in passing, it need not be kept. partial is scratch of norm_partial_bytes.
-static inline void rmsnorm_backward(bf16* dx, float* dweight, bf16* y, const bf16* residual, const bf16* dy,
-                                    const bf16* x, const bf16* weight, const float* rstd, float* partial,
-                                    int64_t rows, int64_t d, cudaStream_t stream) {
-    int threads = rmsnorm_threads(d);
-    if (rows == 0) return;
+// dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is recomputed, with
+// the bits of the forward pass, so that it need not be kept. partial is scratch of norm_partial_bytes.
+static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf16* x, bool add,
+                                    const Norm* norm, float* partial, cudaStream_t stream) {
+    Range range("RMSNorm", RANGE_BACKWARD, stream);
+    int threads = rmsnorm_threads(norm->d);
+    if (norm->rows == 0) return;
     int64_t blocks = resident_blocks(rmsnorm_backward_kernel, threads);
-    if (blocks > rows) blocks = rows;
-    rmsnorm_backward_kernel<<<(unsigned)blocks, threads, 0, stream>>>(dx, partial, y, residual, dy, x, weight,
-                                                                      rstd, rows, (int)d);
+    if (blocks > norm->rows) blocks = norm->rows;
+    rmsnorm_backward_kernel<<<(unsigned)blocks, threads, 0, stream>>>(dx, y, dy, x, add ? dx : NULL, *norm,
+                                                                      partial);
     CUDA_CHECK_LAUNCH();
-    sum_rows(dweight, partial, blocks, d, true, stream);
+    sum_rows(norm->dweight, partial, blocks, norm->d, true, stream);
 }
 
 // ----------------------------------------------------------------------------
 // over heads
 
-// What a thread does in the kernels over heads: eight channels of one head, of one token after another. A
-// head has as many lanes as the next power of two, and the last ones idle where dh / 8 is none.
+// A thread of the kernels over heads. It has eight channels of one head, of one token after another. The number of
+// lanes of a head is dh / 8 rounded up to a power of two; the last ones are idle.
 struct HeadThread {
     int head;
-    int channel; // its first, of dh
+    int channel; // first of the eight
     int lanes, dh;
-    float mean; // 1 / dh
-    bool active;
+    float mean;  // 1 / dh
+    bool active; // not an idle lane
 };
 
 // The grid that covers the heads of a token: `blocks` blocks of `threads` threads.
@@ -229,7 +212,7 @@ static inline HeadGrid head_grid(int64_t NH, int64_t dh) {
 __device__ static inline HeadThread head_thread(int NH, int dh, int block) {
     HeadThread me;
     int i = block * (int)blockDim.x + (int)threadIdx.x;
-    int log_lanes = 32 - __clz(dh / 8 - 1); // no division by a variable: these are slow
+    int log_lanes = 32 - __clz(dh / 8 - 1); // a division by a variable would be slow
     me.lanes = 1 << log_lanes;
     me.dh = dh;
     me.mean = __fdividef(1, (float)dh);
@@ -239,7 +222,7 @@ __device__ static inline HeadThread head_thread(int NH, int dh, int block) {
     return me;
 }
 
-// Sum over the lanes of a head; each of them gets it. Heads of 64 and 128 channels have their steps laid out.
+// Sum over the lanes of a head, in each of them. Unrolled for heads of 64 and 128 channels.
 __device__ static inline float head_sum(float x, const HeadThread& me) {
     auto add = [&](int lane) { x += __shfl_xor_sync(~0u, x, lane); };
     for (int lane = me.lanes / 2; lane >= 8; lane /= 2) add(lane);
@@ -250,7 +233,7 @@ __device__ static inline float head_sum(float x, const HeadThread& me) {
     return x;
 }
 
-// The norm of a head, in place; returns rstd. Idle lanes bring zeros.
+// The norm of a head, in place; returns rstd. x is zero in idle lanes.
 __device__ static inline float head_norm_forward(float x[8], const Raw8& w, float eps, const HeadThread& me) {
     float sum = 0, weight[8];
     unpack8(weight, w);
@@ -260,7 +243,7 @@ __device__ static inline float head_norm_forward(float x[8], const Raw8& w, floa
     return rstd;
 }
 
-// dx is the gradient of the normed head and becomes that of x; if `count`, dw += the weight's.
+// dx: from the gradient of the normed head to that of x. dw += the weight's gradient, if `count`.
 __device__ static inline void head_norm_backward(float dx[8], float dw[8], const float x[8], const Raw8& w,
                                                  float rstd, bool count, const HeadThread& me) {
     float gx = 0, weight[8];
