@@ -1,84 +1,97 @@
 /*
-Adaptive computation pruning (ACP, arXiv 2504.06949): which blocks of keys a block of queries need not look
-at, because the forget gates leave them next to no attention weight.
+Adaptive computation pruning (ACP, arXiv 2504.06949): finds the blocks of keys that a block of queries can skip, because
+the forget gates leave them a negligible attention weight.
 
-With |q_i.k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + c_i - c_j - lse_i). A row that leaves
-out its first keys, up to J, where
+With |q_i k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + cum_logf_i - cum_logf_j - lse_i). Below, c is
+cum_logf. A row that skips its first keys, up to J, where
 
     U + c_i - lse_i + ln sum_j exp(-c_j) < ln eps,    j <= J
 
-keeps all but eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m leaves out
-the blocks of keys up to n when this holds for all its rows. As c never rises, it does when
+keeps all but eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m skips the blocks of keys up
+to n if this holds for all its rows. As c never rises, it does if
 
     reach_m - past_n < ln eps - U
     reach_m = c[first of m] - min lse of m,    past_n = c[last of n] - ln sum_j exp(c[last of n] - c_j)
 
-The sum in past_n, over j up to the last of n, is known by blocks: the keys of block b give at most
-128 exp(c[last of n] - c[last of b]). The backward pass knows lse. The forward pass knows that it is at least
--U + ln sum_j exp(c_i - c_j), j <= i: the longer a head remembers, the less one key can weigh. Of that sum it
-counts 1 for the query itself and, for some blocks n before, 128 exp(c[last of m] - c[first of n]), the least
-that their keys can give.
+The sum in past_n, over j up to the last of n, is bounded by blocks: the keys of block b contribute at most
+128 exp(c[last of n] - c[last of b]). The backward pass knows lse. The forward pass uses a lower bound of it,
+-U + ln sum_j exp(c_i - c_j), j <= i: the longer a head remembers, the less one key can weigh. Of that sum it counts 1 for
+the query itself and, for some blocks n before, 128 exp(c[last of m] - c[first of n]), the least that their keys can
+contribute.
 
-Where a later block of queries looks back further than an earlier one, the earlier one is let look as far.
-Then what is skipped by m is skipped by the queries after m too, and two numbers say it all: for each block of
-queries the first block of keys that it looks at, for each block of keys the last block of queries that looks
-at it. Both come by binary search. A block always looks at itself. Documents packed in a row, with a log gate
-of -1000 at each one's first token, are kept apart by the same rule.
+Where a later block of queries needs an earlier block of keys, the query blocks before it keep that block too. Then whatever
+m skips is skipped by all query blocks after m, and two numbers describe it all: for each block of queries the first block
+of keys that it attends to, for each block of keys the last block of queries that attends to it. Both are found by binary
+search. A block always attends to itself. Packed documents, with a log gate of -1000 at each one's first token, are
+separated by the same rule.
 
-U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
-sqrt(dh), whatever the tokens; else a pass over q and k finds them. RoPE, a rotation, keeps them.
+U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight| sqrt(dh), whatever
+the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
 
-    c                double [B, NH, T], never rising (forget_gate.cuh)
+    cum_logf         double [B, NH, T], never rising (forget_gate.cuh)
     q, k             bf16   [B, T, NH, dh], aligned to 16 bytes
     blocks           ceil(T / ATTENTION_BLOCK), of queries or of keys
+
+The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before attention_backward.
 */
 #ifndef LLMC_PRUNING_CUH
 #define LLMC_PRUNING_CUH
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys that causal attention has, and those that are left. Those
-// of the backward pass count double, as in the model's FLOPs.
+// Pairs of a block of queries and a block of keys: all that causal attention has, and those that are kept. The backward
+// pass counts them double, as in the model's FLOPs.
 typedef struct {
     unsigned long long all, kept;
 } PruningCount;
 
-// The share that is skipped.
+// The share that is skipped
 static inline double pruning_share(const PruningCount* count) {
     return count->all ? 1 - (double)count->kept / (double)count->all : 0;
 }
 
-// Scratch of pruning_bounds and pruning_backward_bounds.
+typedef struct {
+    AttentionBounds bounds; // written
+    double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass
+    PruningCount* count;    // added to; NULL: not counted
+    const double* cum_logf;
+    const bf16 *q, *k;               // read only without QK norm
+    const bf16 *q_weight, *k_weight; // weights of QK norm, shape->weight_stride from head to head; NULL without
+    const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
+    double log_tolerance;            // ln eps, <= 0
+    void* scratch;                   // pruning_scratch_bytes
+} Pruning;
+
+// Parts of the scratch
 struct PruningScratch {
     double *reach, *past; // [B NH, blocks] each
-    int64_t* head_work;   // [B NH] pairs of blocks that are left
-    unsigned* squares;    // [2, B NH]
+    int64_t* head_work;   // [B NH], pairs of blocks that are kept
+    unsigned* squares;    // [2, B NH], see pruning_squares_kernel
 
-    PruningScratch(void* scratch, int64_t heads, int64_t blocks) {
+    __host__ __device__ PruningScratch(void* scratch, int64_t heads, int64_t blocks) {
         reach = (double*)scratch;
         past = reach + heads * blocks;
         head_work = (int64_t*)(past + heads * blocks);
         squares = (unsigned*)(head_work + heads);
     }
 };
-static inline size_t pruning_scratch_bytes(int64_t B, int64_t T, int64_t NH) {
-    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    return (size_t)(B * NH) * (2 * (size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
+static inline size_t pruning_scratch_bytes(const HeadShape* s) {
+    int64_t blocks = ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
+    return (size_t)(s->B * s->NH) * (2 * (size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
 }
 
 // ----------------------------------------------------------------------------
 // the largest norms of q and k
 
-#define PRUNING_LOADS 8 // that a thread has on their way
+#define PRUNING_LOADS 8 // in flight per thread
 
 template <int DH> struct PruningRows {
-    static constexpr int THREADS = 256, LANES = DH / 8; // of a row
+    static constexpr int THREADS = 256, LANES = DH / 8; // LANES per row
     static constexpr int STEP = THREADS / LANES, TOKENS = STEP * PRUNING_LOADS;
 };
 
-// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0), of k (1). Block slice B NH +
-// head takes TOKENS tokens of one head. Floats that are not negative compare like their bits, and a maximum
-// does not depend on the order.
+// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0), of k (1). Thread block slice B NH + head has TOKENS
+// tokens of one head. Floats >= 0 compare like their bits, and a maximum does not depend on the order.
 template <int DH>
 __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
     pruning_squares_kernel(unsigned* __restrict__ squares, const bf16* __restrict__ q,
@@ -86,13 +99,13 @@ __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
     typedef PruningRows<DH> R;
     int head = (int)(blockIdx.x % (unsigned)heads);
     int64_t first = (int64_t)(blockIdx.x / (unsigned)heads) * R::TOKENS + threadIdx.x / R::LANES;
-    int64_t row = (int64_t)NH * DH;
-    const bf16* x = (blockIdx.y ? k : q) + (head / NH * T + first) * row + head % NH * DH;
+    int64_t row_stride = (int64_t)NH * DH;
+    const bf16* x = (blockIdx.y ? k : q) + (head / NH * T + first) * row_stride + head % NH * DH;
     x += threadIdx.x % R::LANES * 8;
     Raw8 raw[PRUNING_LOADS] = {};
 #pragma unroll
     for (int i = 0; i < PRUNING_LOADS; i++)
-        if (first + i * R::STEP < T) raw[i] = load_raw8(x + i * R::STEP * row);
+        if (first + i * R::STEP < T) raw[i] = load_raw8(x + i * R::STEP * row_stride);
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < PRUNING_LOADS; i++) {
@@ -107,21 +120,42 @@ __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
 }
 
 template <int DH>
-static inline void pruning_squares(unsigned* squares, const bf16* q, const bf16* k, int64_t B, int64_t T,
-                                   int64_t NH, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * B * NH) * sizeof *squares, stream));
-    dim3 grid((unsigned)(B * NH * ceil_div<int64_t>(T, PruningRows<DH>::TOKENS)), 2);
+static inline void pruning_squares(unsigned* squares, const Pruning* p, const HeadShape* s, cudaStream_t stream) {
+    int64_t heads = s->B * s->NH;
+    CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * heads) * sizeof *squares, stream));
+    dim3 grid((unsigned)(heads * ceil_div<int64_t>(s->T, PruningRows<DH>::TOKENS)), 2);
     pruning_squares_kernel<DH>
-        <<<grid, PruningRows<DH>::THREADS, 0, stream>>>(squares, q, k, T, (int)(B * NH), (int)NH);
+        <<<grid, PruningRows<DH>::THREADS, 0, stream>>>(squares, p->q, p->k, s->T, (int)heads, (int)s->NH);
     CUDA_CHECK_LAUNCH();
 }
 
+// U of a head, in every thread
+__device__ static inline double pruning_score_limit(const Pruning& p, const HeadShape& s, const unsigned* squares,
+                                                    int head) {
+    int heads = (int)(s.B * s.NH), NH = (int)s.NH, dh = (int)s.dh, weight_stride = (int)s.weight_stride;
+    double square = 1; // of |q| |k|
+    for (int i = 0; i < 2; i++) {
+        if (!p.q_weight) {
+            square *= (double)__uint_as_float(squares[i * heads + head]);
+            continue;
+        }
+        const bf16* weight = (i ? p.k_weight : p.q_weight) + head % NH * weight_stride;
+        float largest = 0;
+        for (int channel = (int)threadIdx.x % 32; channel < dh; channel += 32)
+            largest = fmaxf(largest, fabsf(__bfloat162float(weight[channel])));
+        largest = warp_max(largest);
+        square *= (double)largest * (double)largest * dh;
+    }
+    // The results of QK norm are rounded to bf16, each by up to 2^-8; sums of squares are in float.
+    return sqrt(square / dh) * (1 + 1.0 / 128);
+}
+
 // ----------------------------------------------------------------------------
-// the bounds
+// the bounds of one head, by one thread block
 
 #define PRUNING_THREADS 512
 
-// The least x in low..high for which holds(x), which is true from there on, and in any case at high.
+// The smallest x in low..high for which holds(x), which is monotonic; high if there is none.
 template <class Holds> __device__ static inline int pruning_search(int low, int high, const Holds& holds) {
     while (low < high) {
         int middle = low + (high - low) / 2;
@@ -138,12 +172,12 @@ __device__ static inline int64_t pruning_last(int n, int64_t T) {
     return min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
 }
 
-// x [n]: each becomes the greatest of those from it on. Every thread calls it.
+// x [n]: each element becomes the maximum of itself and all later ones. Called by every thread.
 __device__ static inline void pruning_suffix_max(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
-    __shared__ double of_warp[WARPS];
+    __shared__ double warp_results[WARPS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    double behind = -INFINITY;
+    double later = -INFINITY;
     for (int end = n; end > 0; end -= PRUNING_THREADS) {
         int at = end - 1 - (int)threadIdx.x;
         double greatest = at >= 0 ? x[at] : -INFINITY;
@@ -151,62 +185,81 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
             double other = __shfl_up_sync(0xffffffffu, greatest, step);
             if (lane >= step) greatest = fmax(greatest, other);
         }
-        if (lane == 31) of_warp[warp] = greatest;
+        if (lane == 31) warp_results[warp] = greatest;
         __syncthreads();
-        double all = behind;
+        double all = later;
         for (int i = 0; i < WARPS; i++) {
             if (i == warp) greatest = fmax(greatest, all);
-            all = fmax(all, of_warp[i]);
+            all = fmax(all, warp_results[i]);
         }
         if (at >= 0) x[at] = greatest;
-        behind = all;
-        __syncthreads(); // of_warp has been read, and x written
+        later = all;
+        __syncthreads(); // warp_results has been read, and x written
     }
 }
 
-// Blocks that a sum looks at one by one. Those further back count nothing where the least is asked for, and
-// as much as the nearest of them where the most is.
+// Blocks that a sum includes one by one. Blocks further back count 0 in a lower bound, and as much as the nearest of them
+// in an upper bound.
 #define PRUNING_BLOCKS 32
 
-// sum_n exp(c[at] - c[token(n)]) over blocks n from low to high. Four threads in a row share one; all of a
-// warp call it.
+// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high. Four adjacent threads share a sum; called by
+// all threads of a warp.
 template <class Token>
-__device__ static inline float pruning_sum(const double* __restrict__ c, int64_t at, int low, int high,
+__device__ static inline float pruning_sum(const double* __restrict__ cum_logf, int64_t at, int low, int high,
                                            const Token& token) {
     float sum = 0;
 #pragma unroll 4
-    for (int n = low + (int)threadIdx.x % 4; n <= high; n += 4) sum += expf((float)(c[at] - c[token(n)]));
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+    for (int n = low + (int)threadIdx.x % 4; n <= high; n += 4)
+        sum += expf((float)(__ldg(&cum_logf[at]) - __ldg(&cum_logf[token(n)])));
+    return quad_sum(sum);
 }
 
-// Calls run(block) in four threads in a row each; the last block more often.
-template <class Run> __device__ static inline void pruning_each_block(int blocks, const Run& run) {
+// Calls run(block) in four adjacent threads per block, more than once for the last block.
+template <class Run> __device__ static inline void pruning_for_each_block(int blocks, const Run& run) {
     for (int first = 0; first < blocks; first += PRUNING_THREADS / 4)
         run(min(first + (int)threadIdx.x / 4, blocks - 1));
 }
 
-// Writes a head's bounds and what work they leave, and counts that `times` over. Every thread calls it when
-// it has written its part of reach [blocks]. past [blocks] is scratch, limit U.
-__device__ static inline void pruning_write_bounds(const AttentionBounds& bounds, int64_t* head_work,
-                                                   PruningCount* count, int times, double* reach,
-                                                   double* past, const double* __restrict__ c, double limit,
-                                                   double log_tolerance, int64_t T, int blocks) {
+// The head b NH + h of thread block b NH + h
+struct PruningHead {
+    PruningScratch scratch;
+    double *reach, *past; // [blocks]
+    const double* cum_logf;
+    int64_t T;
+    int blocks;
+
+    __device__ PruningHead(const Pruning& p, const HeadShape& s)
+        : scratch(p.scratch, s.B * s.NH, ceil_div<int64_t>(s.T, ATTENTION_BLOCK)),
+          cum_logf(p.cum_logf + blockIdx.x * s.T), T(s.T), blocks((int)ceil_div<int64_t>(s.T, ATTENTION_BLOCK)) {
+        reach = scratch.reach + (int64_t)blockIdx.x * blocks;
+        past = scratch.past + (int64_t)blockIdx.x * blocks;
+    }
+    __device__ int64_t last(int n) const { return pruning_last(n, T); }
+};
+
+// Writes a head's bounds and the work that they leave, and adds the work to count `times` over. Called by every thread when
+// it has written its part of reach. limit: U.
+__device__ static inline void pruning_write_bounds(const Pruning& p, const PruningHead& head, double limit,
+                                                   int times) {
     constexpr int WARPS = PRUNING_THREADS / 32;
-    __shared__ int64_t of_warp[WARPS];
-    int *first_key_block = bounds.first_key_block + (int64_t)blockIdx.x * blocks,
-        *last_query_block = bounds.last_query_block + (int64_t)blockIdx.x * blocks;
-    auto last = [&](int n) { return pruning_last(n, T); };
-    pruning_each_block(blocks, [&](int n) {
+    __shared__ int64_t warp_results[WARPS];
+    int blocks = head.blocks;
+    double *reach = head.reach, *past = head.past;
+    const double* cum_logf = head.cum_logf;
+    int *first_key_block = p.bounds.first_key_block + (int64_t)blockIdx.x * blocks,
+        *last_query_block = p.bounds.last_query_block + (int64_t)blockIdx.x * blocks;
+    auto last = [&](int n) { return head.last(n); };
+    pruning_for_each_block(blocks, [&](int n) {
         int from = max(n - PRUNING_BLOCKS + 1, 0);
-        float sum = pruning_sum(c, last(n), from, n, last);
-        if (from > 0) sum += (float)from * expf((float)(c[last(n)] - c[last(from - 1)])); // all older ones
-        past[n] = c[last(n)] - logf(ATTENTION_BLOCK * sum);
+        double end = __ldg(&cum_logf[last(n)]);
+        float sum = pruning_sum(cum_logf, last(n), from, n, last);
+        if (from > 0) sum += (float)from * expf((float)(end - __ldg(&cum_logf[last(from - 1)]))); // all older blocks
+        past[n] = end - logf(ATTENTION_BLOCK * sum);
     });
     __syncthreads();
     pruning_suffix_max(reach, blocks);
-    pruning_suffix_max(past, blocks); // falls but for rounding: who skips a block skips all before
-    auto pruned = [&](int m, int n) { return reach[m] - past[n] < log_tolerance - limit; };
+    pruning_suffix_max(past, blocks); // falls but for rounding: whoever skips a block skips all earlier ones
+    auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
         int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
@@ -215,146 +268,92 @@ __device__ static inline void pruning_write_bounds(const AttentionBounds& bounds
         work += i - first + 1;
     }
     for (int lane = 16; lane > 0; lane /= 2) work += __shfl_xor_sync(0xffffffffu, work, lane);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = work;
+    if (threadIdx.x % 32 == 0) warp_results[threadIdx.x / 32] = work;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int warp = 1; warp < WARPS; warp++) work += of_warp[warp];
-    head_work[blockIdx.x] = work;
-    if (count) {
+    for (int warp = 1; warp < WARPS; warp++) work += warp_results[warp];
+    head.scratch.head_work[blockIdx.x] = work;
+    if (p.count) {
         unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
-        atomicAdd(&count->all, all * (unsigned)times);
-        atomicAdd(&count->kept, (unsigned long long)work * (unsigned)times);
+        atomicAdd(&p.count->all, all * (unsigned)times);
+        atomicAdd(&p.count->kept, (unsigned long long)work * (unsigned)times);
     }
 }
 
-// What the bound of a head's scores is made from.
-struct PruningLimits {
-    const bf16 *q_weight, *k_weight; // of QK norm, NULL without
-    const unsigned* squares;         // without it: [2, heads]
-    int weight_step;                 // from one head's weights to the next
-    int heads, NH, dh;
-
-    // U, in every thread
-    __device__ double score_limit(int head) const {
-        double square = 1; // of |q| |k|
-        for (int i = 0; i < 2; i++) {
-            if (!q_weight) {
-                square *= (double)__uint_as_float(squares[i * heads + head]);
-                continue;
-            }
-            const bf16* weight = (i ? k_weight : q_weight) + head % NH * weight_step;
-            float largest = 0;
-            for (int channel = (int)threadIdx.x % 32; channel < dh; channel += 32)
-                largest = fmaxf(largest, fabsf(__bfloat162float(weight[channel])));
-            largest = warp_max(largest);
-            square *= (double)largest * (double)largest * dh;
-        }
-        // QK norm's results are rounded to bf16, each by up to 2^-8; sums of squares are in float.
-        return sqrt(square / dh) * (1 + 1.0 / 128);
-    }
-};
-
-// Block b NH + h, like the next one.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_bounds_kernel(AttentionBounds bounds, double* __restrict__ score_limits, PruningScratch scratch,
-                          PruningCount* count, const double* __restrict__ c,
-                          const __grid_constant__ PruningLimits limits, double log_tolerance, int64_t T,
-                          int blocks) {
-    double limit = limits.score_limit((int)blockIdx.x);
-    double *reach = scratch.reach + (int64_t)blockIdx.x * blocks,
-           *past = scratch.past + (int64_t)blockIdx.x * blocks;
-    if (threadIdx.x == 0) score_limits[blockIdx.x] = limit;
-    c += blockIdx.x * T;
+    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
+    PruningHead head(p, s);
+    const double* cum_logf = head.cum_logf;
+    double limit = pruning_score_limit(p, s, head.scratch.squares, (int)blockIdx.x);
+    if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
     auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; };
-    pruning_each_block(blocks, [&](int m) {
-        float sum = pruning_sum(c, pruning_last(m, T), max(m - PRUNING_BLOCKS, 0), m - 1, first);
-        reach[m] = c[first(m)] - (log1pf(ATTENTION_BLOCK * sum) - limit);
+    pruning_for_each_block(head.blocks, [&](int m) {
+        float sum = pruning_sum(cum_logf, head.last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
+        head.reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
     });
-    pruning_write_bounds(bounds, scratch.head_work, count, 1, reach, past, c, limit, log_tolerance, T,
-                         blocks);
+    pruning_write_bounds(p, head, limit, 1);
 }
 
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_backward_bounds_kernel(AttentionBounds bounds, PruningScratch scratch, PruningCount* count,
-                                   const double* __restrict__ c, const float* __restrict__ lse,
-                                   const double* __restrict__ score_limits, double log_tolerance, int64_t T,
-                                   int blocks) {
-    double *reach = scratch.reach + (int64_t)blockIdx.x * blocks,
-           *past = scratch.past + (int64_t)blockIdx.x * blocks;
-    c += blockIdx.x * T;
-    lse += blockIdx.x * T;
+    pruning_backward_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
+    PruningHead head(p, s);
+    const float* lse = p.lse + blockIdx.x * s.T;
     int lane = (int)threadIdx.x % 32;
-    for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
+    for (int m = (int)threadIdx.x / 32; m < head.blocks; m += PRUNING_THREADS / 32) {
         float least = INFINITY;
-        for (int64_t i = (int64_t)m * ATTENTION_BLOCK + lane; i <= pruning_last(m, T); i += 32)
-            least = fminf(least, lse[i]);
+        for (int64_t i = (int64_t)m * ATTENTION_BLOCK + lane; i <= head.last(m); i += 32)
+            least = fminf(least, __ldg(&lse[i]));
         least = -warp_max(-least);
-        if (lane == 0) reach[m] = c[(int64_t)m * ATTENTION_BLOCK] - least;
+        if (lane == 0) head.reach[m] = __ldg(&head.cum_logf[(int64_t)m * ATTENTION_BLOCK]) - least;
     }
-    pruning_write_bounds(bounds, scratch.head_work, count, 2, reach, past, c, score_limits[blockIdx.x],
-                         log_tolerance, T, blocks);
+    pruning_write_bounds(p, head, p.score_limits[blockIdx.x], 2);
 }
 
-// A head's place is the number of heads that come before it.
+// ----------------------------------------------------------------------------
+// launches
+
+// head_order: a head's position is the number of heads that have more work.
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_order_kernel(int* __restrict__ head_order, const int64_t* __restrict__ head_work, int heads) {
-    int head = (int)(blockIdx.x * PRUNING_THREADS + threadIdx.x), place = 0;
+    int head = (int)(blockIdx.x * PRUNING_THREADS + threadIdx.x), position = 0;
     if (head >= heads) return;
     int64_t work = head_work[head];
 #pragma unroll 8
     for (int other = 0; other < heads; other++) {
         int64_t x = head_work[other];
-        place += x > work || (x == work && other < head);
+        position += x > work || (x == work && other < head);
     }
-    head_order[place] = head;
+    head_order[position] = head;
 }
 
-static inline void pruning_order(const AttentionBounds* bounds, const int64_t* head_work, int64_t heads,
-                                 cudaStream_t stream) {
-    unsigned grid = (unsigned)ceil_div<int64_t>(heads, PRUNING_THREADS);
-    pruning_order_kernel<<<grid, PRUNING_THREADS, 0, stream>>>(bounds->head_order, head_work, (int)heads);
-    CUDA_CHECK_LAUNCH();
-}
-
-// Writes bounds such that what is skipped holds at most eps = exp(log_tolerance) of each row's attention
-// weight; log_tolerance <= 0. Writes score_limits [B NH] too, the U of each head. With QK norm q_weight and
-// k_weight are its weights, weight_step apart from one head to the next (dh, or 0 where heads share them);
-// without it they are NULL, and q and k are read. Adds to *count unless it is NULL. scratch has
-// pruning_scratch_bytes.
-static inline void pruning_bounds(const AttentionBounds* bounds, double* score_limits, PruningCount* count,
-                                  const double* c, const bf16* q, const bf16* k, const bf16* q_weight,
-                                  const bf16* k_weight, int64_t weight_step, double log_tolerance,
-                                  void* scratch, int64_t B, int64_t T, int64_t NH, int64_t dh,
+static inline void pruning_launch(void (*kernel)(const Pruning, const HeadShape), const Pruning* p, const HeadShape* s,
                                   cudaStream_t stream) {
-    attention_check(B, T, NH, dh);
-    assert(log_tolerance <= 0 && !q_weight == !k_weight);
-    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    PruningScratch parts(scratch, B * NH, blocks);
-    if (!q_weight && dh == 64) pruning_squares<64>(parts.squares, q, k, B, T, NH, stream);
-    if (!q_weight && dh == 128) pruning_squares<128>(parts.squares, q, k, B, T, NH, stream);
-    PruningLimits limits;
-    limits.q_weight = q_weight, limits.k_weight = k_weight, limits.squares = parts.squares;
-    limits.weight_step = (int)weight_step;
-    limits.heads = (int)(B * NH), limits.NH = (int)NH, limits.dh = (int)dh;
-    pruning_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, score_limits, parts, count, c, limits, log_tolerance, T, (int)blocks);
+    int64_t heads = s->B * s->NH;
+    PruningScratch scratch(p->scratch, heads, ceil_div<int64_t>(s->T, ATTENTION_BLOCK));
+    kernel<<<(unsigned)heads, PRUNING_THREADS, 0, stream>>>(*p, *s);
     CUDA_CHECK_LAUNCH();
-    pruning_order(bounds, parts.head_work, B * NH, stream);
+    pruning_order_kernel<<<(unsigned)ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, 0, stream>>>(
+        p->bounds.head_order, scratch.head_work, (int)heads);
+    CUDA_CHECK_LAUNCH();
 }
 
-// Writes the backward pass's bounds, which leave no more than pruning_bounds' and keep the same promise, from
-// what that and attention_forward gave: score_limits and lse [B, NH, T]. They may take the place of the
-// forward pass's. Counts double in *count unless it is NULL. scratch has pruning_scratch_bytes.
-static inline void pruning_backward_bounds(const AttentionBounds* bounds, PruningCount* count,
-                                           const double* c, const float* lse, const double* score_limits,
-                                           double log_tolerance, void* scratch, int64_t B, int64_t T,
-                                           int64_t NH, cudaStream_t stream) {
-    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    PruningScratch parts(scratch, B * NH, blocks);
-    pruning_backward_bounds_kernel<<<(unsigned)(B * NH), PRUNING_THREADS, 0, stream>>>(
-        *bounds, parts, count, c, lse, score_limits, log_tolerance, T, (int)blocks);
-    CUDA_CHECK_LAUNCH();
-    pruning_order(bounds, parts.head_work, B * NH, stream);
+// Writes p->bounds such that the skipped keys hold at most eps = exp(log_tolerance) of each row's attention weight, and
+// p->score_limits.
+static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
+    Range range("pruning bounds", RANGE_FORWARD, stream);
+    attention_check(s);
+    assert(p->log_tolerance <= 0 && !p->q_weight == !p->k_weight);
+    PruningScratch scratch(p->scratch, s->B * s->NH, ceil_div<int64_t>(s->T, ATTENTION_BLOCK));
+    if (!p->q_weight && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
+    if (!p->q_weight && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
+    pruning_launch(pruning_bounds_kernel, p, s, stream);
+}
+
+// Writes the bounds of the backward pass, from score_limits and lse. They keep no more than those of pruning_bounds, with the
+// same guarantee, and may overwrite them.
+static inline void pruning_backward_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
+    Range range("pruning bounds", RANGE_BACKWARD, stream);
+    pruning_launch(pruning_backward_bounds_kernel, p, s, stream);
 }
 
 #endif // LLMC_PRUNING_CUH

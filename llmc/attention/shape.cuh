@@ -1,69 +1,149 @@
 /*
-What all attention kernels share: the blocks in which attention is pruned, the scale of scores, the order in
-which heads and their tiles are taken up, and the launch.
+What all attention kernels share: the structs of attention's tensors, the blocks in which it is pruned, the scale of the
+scores, the gate's arithmetic, the order of tiles, and the kernel launch. Layouts are those of attention.cuh.
+
+The gate. cum_logf falls to -1e5 and beyond, so its differences are taken in double, relative to an anchor token. For a
+block of keys before the block of queries, an anchor between them splits the difference:
+
+    cum_logf_i - cum_logf_j = (cum_logf_i - anchor) + (anchor - cum_logf_j)
+
+Both terms are <= 0. A term that matters is small, so float is precise enough; a large one makes the weight underflow, as
+it should. One term is the initial value of the score's accumulator (acc_init), divided by the score's scale; the other
+is added to the exponent together with row_max or lse. So the gate costs no instruction per score.
+
+In a block on the diagonal both terms may be large and of opposite sign, and would cancel. There each token's difference
+to the anchor is the sum of two floats, and tokens are subtracted high from high and low from low (AttentionGate).
 */
 #ifndef LLMC_ATTENTION_SHAPE_CUH
 #define LLMC_ATTENTION_SHAPE_CUH
 
 #include "../cuda/cuda_common.cuh"
+#include "../model/shapes.h"
 
-#define ATTENTION_BLOCK 128 // queries or keys that rest with a thread block, and the grain of pruning
+#define ATTENTION_BLOCK 128 // queries or keys that a thread block keeps in shared memory; the unit of pruning
 #define ATTENTION_LOG2E 1.4426950408889634
 
-// sqrt(dh): scores are q.k / ROOT, and with exponentials to base 2, q.k SCALE
+// ----------------------------------------------------------------------------
+// tensors of attention
+
+// Where attention may start and end, and the order of heads that balances the work best (pruning.cuh).
+typedef struct {
+    int* first_key_block;  // [B, NH, blocks], the first block of keys that a block of queries attends to
+    int* last_query_block; // [B, NH, blocks], the last block of queries that attends to a block of keys
+    int* head_order;       // [B NH], heads b NH + h, those with the most work first
+} AttentionBounds;
+
+typedef struct {
+    bf16* o;
+    float* lse;
+    const bf16 *q, *k, *v;
+    const double* cum_logf;        // NULL: no gate
+    const AttentionBounds* bounds; // NULL: no pruning
+    void* scratch;                 // attention_scratch_bytes
+} AttentionForward;
+
+typedef struct {
+    bf16 *dq, *dk, *dv;
+    float* dcum_logf; // NULL: the gate is not learned
+    const bf16 *dout, *q, *k, *v, *o;
+    const float* lse;
+    const float* delta; // [B, NH, T], dout_i o_i with dout as rounded; NULL: computed here
+    const double* cum_logf;
+    const AttentionBounds* bounds;
+    bool deterministic; // false: the last bits of dq and dcum_logf may differ from run to run
+    void* scratch;
+} AttentionBackward;
+
+// ----------------------------------------------------------------------------
+// scores and the gate
+
+// sqrt(dh): scores are q k / ROOT, and as exponents to base 2 they are q k SCALE
 template <int DH> struct AttentionScale {
     static constexpr float ROOT = DH == 64 ? 8 : 11.313708498984761f;
     static constexpr float SCALE = (float)ATTENTION_LOG2E / ROOT;
 };
 
-// A piece of work: one head, and its `place`-th tile of queries or keys, the longest first.
-struct AttentionWork {
-    int head, place;
+// log2(e) (cum_logf - anchor) of TOKENS tokens, each as the sum of two floats
+template <int TOKENS> struct AttentionGate {
+    float high[TOKENS], low[TOKENS];
+
+    __device__ void set(int token, double difference) {
+        double x = difference * ATTENTION_LOG2E;
+        high[token] = (float)x;
+        low[token] = (float)(x - high[token]);
+    }
+    // log2(e) (cum_logf_i - cum_logf_j)
+    __device__ float difference(int i, int j) const { return (high[i] - high[j]) + (low[i] - low[j]); }
 };
 
-struct AttentionShape {
-    int T, NH, blocks;     // blocks = ceil(T / ATTENTION_BLOCK)
-    int heads, group;      // heads = B NH, taken up in groups
-    int tiles;             // a head's
-    int64_t row;           // elements from a token of a head to the next, NH dh
-    const int* head_order; // NULL: heads as they stand
+// Initial accumulators of a tile of scores, one value a column. Each pair of columns is stored twice, as a lane holds it in
+// its two rows, so that one 16-byte load fills four accumulators. The backward kernels, which are bound by shared memory
+// bandwidth, store it once and copy registers.
+template <int COLUMNS> struct AttentionAccInit {
+    float4 pair[COLUMNS / 2];
 
-    __device__ unsigned works() const { return (unsigned)heads * (unsigned)tiles; }
-    // Within a group of heads the longest tiles come first, so that the GPU does not end up waiting for a few
-    // of them; a group is small enough for what its tiles share to stay in L2.
-    __device__ AttentionWork work(unsigned index) const {
-        int first = (int)(index / (unsigned)(group * tiles)) * group;
-        unsigned within = index - (unsigned)first * (unsigned)tiles;
-        unsigned size = (unsigned)min(group, heads - first);
-        int head = first + (int)(within % size);
-        return {head_order ? head_order[head] : head, (int)(within / size)};
+    __device__ void set(int column, float x) {
+        float* to = (float*)&pair[column / 2] + column % 2;
+        to[0] = to[2] = x;
     }
 };
 
-// Tiles of `rows` queries or keys, which share bytes_a_channel of each token: 4 where these are k and v, or
-// q and dout.
-static inline AttentionShape attention_shape(int64_t B, int64_t T, int64_t NH, int64_t dh, int rows,
-                                             const int* head_order, int64_t bytes_a_channel) {
-    AttentionShape shape;
-    shape.T = (int)T, shape.NH = (int)NH, shape.blocks = (int)ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    shape.heads = (int)(B * NH), shape.tiles = (int)ceil_div<int64_t>(T, rows);
-    shape.row = NH * dh;
-    shape.head_order = head_order;
+// ----------------------------------------------------------------------------
+// tiles of queries or keys, one a thread block
+
+struct AttentionTile {
+    int head, tile_index; // 0: the head's longest tile
+};
+
+struct AttentionShape {
+    int T, NH, blocks;   // blocks = ceil(T / ATTENTION_BLOCK)
+    int heads, group;    // heads = B NH, taken in groups of `group`
+    int tiles_per_head;  //
+    int64_t row_stride;  // elements from a token of a head to the next, NH dh
+    AttentionBounds bounds; // all NULL: no pruning, heads in memory order
+
+    __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
+    // The n-th tile to compute. Within a group of heads the longest tiles come first, so that the GPU does not end up waiting
+    // for a few of them. A group is small enough for the tensors that its tiles share to stay in L2.
+    __device__ AttentionTile tile(unsigned n) const {
+        int first = (int)(n / (unsigned)(group * tiles_per_head)) * group;
+        unsigned within = n - (unsigned)first * (unsigned)tiles_per_head;
+        unsigned size = (unsigned)min(group, heads - first);
+        int head = first + (int)(within % size);
+        return {bounds.head_order ? bounds.head_order[head] : head, (int)(within / size)};
+    }
+    __device__ int first_key_block(int64_t head, int query_block) const {
+        return bounds.first_key_block ? bounds.first_key_block[head * blocks + query_block] : 0;
+    }
+    __device__ int last_query_block(int64_t head, int key_block) const {
+        return bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks - 1;
+    }
+};
+
+// For tiles of `rows` queries or keys. The tiles of a head share tensors of bytes_per_channel bytes: 4 where these are k and
+// v, or q and dout. bounds may be NULL.
+static inline AttentionShape attention_shape(const HeadShape* s, int rows, const AttentionBounds* bounds,
+                                             int64_t bytes_per_channel) {
+    AttentionShape shape = {};
+    shape.T = (int)s->T, shape.NH = (int)s->NH, shape.blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
+    shape.heads = (int)(s->B * s->NH), shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
+    shape.row_stride = s->NH * s->dh;
+    if (bounds) shape.bounds = *bounds;
     int device, l2;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
-    int64_t head_bytes = T * dh * bytes_a_channel;
+    int64_t head_bytes = s->T * s->dh * bytes_per_channel;
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
     shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
     return shape;
 }
 
-// Launches a kernel whose thread blocks have a Shared, of up to MOST_KIB, in dynamic shared memory: more than
-// 48 KiB is given only when asked for.
-template <class Shared, int MOST_KIB, class... Parameters, class... Arguments>
+// Launches a kernel whose thread blocks have a Shared, of up to MAX_KIB, in dynamic shared memory: more than 48 KiB has to be
+// requested.
+template <class Shared, int MAX_KIB, class... Parameters, class... Arguments>
 static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, int threads,
                                     cudaStream_t stream, Arguments... arguments) {
-    static_assert(sizeof(Shared) <= MOST_KIB << 10, "more shared memory than the GPU has for a thread block");
+    static_assert(sizeof(Shared) <= MAX_KIB << 10, "more shared memory than a thread block may have");
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();

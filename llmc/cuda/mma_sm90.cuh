@@ -1,16 +1,18 @@
 /*
-Hopper's machinery in small named functions: barriers in shared memory, the tensor copy engine (TMA), products
-of a warpgroup (wgmma). The instructions exist on sm_90a alone: call them under SM90_CODE only.
+Hopper's instructions as small functions: mbarriers, the tensor memory accelerator (TMA), matrix multiplication by a
+warpgroup (wgmma). They exist on sm_90a only: call them under SM90_CODE.
 
-Tiles in shared memory are made of panels: 64 columns of bf16, 128 bytes a row, rows one behind the other,
-16-byte chunks permuted within every 8 rows (TMA's and wgmma's 128-byte swizzle). A tile of 128 columns is two
-panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
+A tile in shared memory consists of panels: 64 columns of bf16, row-major, 128 bytes a row, with the 16-byte chunks
+permuted within every 8 rows (the 128-byte swizzle of TMA and wgmma). A tile of 128 columns is two panels, ROWS * 128
+bytes apart. Tiles are aligned to 1024 bytes.
+
+Callers: sm90_forward.cuh and sm90_backward.cuh.
 */
 #ifndef LLMC_MMA_SM90_CUH
 #define LLMC_MMA_SM90_CUH
 
-// Set while the compiler makes code for sm_90a. Elsewhere the kernels' bodies are left out. Plain sm_90 lacks the
-// instructions, but a GPU of that architecture would choose these kernels and run their empty bodies.
+// Set while compiling for sm_90a; in code for any other architecture the kernels' bodies are empty. Plain sm_90 is an
+// error: it lacks the instructions, but a GPU of that architecture would choose these kernels and run empty bodies.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SM90_CODE 1
 #else
@@ -21,11 +23,12 @@ panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 #endif
 
 #include <cudaTypedefs.h>
-#include "cuda_common.cuh"
+#include "mma_sm80.cuh"
+#include "../model/shapes.h"
 
 #define SM90_PANEL 64 // columns
 
-// One lane of a warp, the same each time: cheaper than asking for its number.
+// True in one lane of the warp, always the same one: cheaper than comparing the lane's number.
 __device__ static inline bool sm90_elected() {
     uint32_t elected;
     asm volatile("{\n"
@@ -36,45 +39,42 @@ __device__ static inline bool sm90_elected() {
                  : "=r"(elected));
     return elected != 0;
 }
-__device__ static inline uint32_t sm90_address(const void* shared) {
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
 
 // ----------------------------------------------------------------------------
-// barriers in shared memory. A phase ends when `threads` and `warps` have arrived and the bytes expected have
-// landed. Phases are counted modulo 2: wait(0) returns once the first one has ended, wait(1) at once on a
-// fresh barrier.
+// mbarriers, in shared memory. A phase completes when `threads` and `warps` have arrived and the expected bytes have been
+// copied. Phases are counted modulo 2: wait(0) returns once the first one has completed, wait(1) returns at once on a new
+// barrier.
 
-// One lane arrives for its warp. racecheck takes that for what this lane alone has done: for it, build so
-// that all do.
+// One lane arrives for its warp. compute-sanitizer's racecheck takes that as an arrival of this lane only: for it, define
+// SM90_EVERY_LANE_ARRIVES, so that all lanes arrive.
 #ifdef SM90_EVERY_LANE_ARRIVES
-#define SM90_ARRIVALS_OF_WARP 32
+#define SM90_ARRIVALS_PER_WARP 32
 #else
-#define SM90_ARRIVALS_OF_WARP 1
+#define SM90_ARRIVALS_PER_WARP 1
 #endif
 __device__ static inline void sm90_barrier_init(uint64_t* barrier, int threads, int warps) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(sm90_address(barrier)),
-                 "r"(threads + warps * SM90_ARRIVALS_OF_WARP)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)),
+                 "r"(threads + warps * SM90_ARRIVALS_PER_WARP)
                  : "memory");
 }
-// After the inits, by the thread that did them; then __syncthreads.
-__device__ static inline void sm90_barrier_init_done() {
+// Called by the initializing thread after its last init, before __syncthreads.
+__device__ static inline void sm90_barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ static inline void sm90_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(sm90_address(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
-// Called by all lanes: what they did before is done.
+// Called by all lanes, whose shared memory accesses before it are then complete.
 __device__ static inline void sm90_arrive_warp(uint64_t* barrier) {
     __syncwarp();
-    if (SM90_ARRIVALS_OF_WARP > 1 || sm90_elected()) sm90_arrive(barrier);
+    if (SM90_ARRIVALS_PER_WARP > 1 || sm90_elected()) sm90_arrive(barrier);
 }
-__device__ static inline void sm90_arrive_expect(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(sm90_address(barrier)),
+__device__ static inline void sm90_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)),
                  "r"(bytes)
                  : "memory");
 }
-__device__ static inline bool sm90_try_wait(uint64_t* barrier, uint32_t parity) {
+__device__ static inline bool sm90_try_wait(uint64_t* barrier, uint32_t phase) {
     uint32_t done;
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -82,26 +82,25 @@ __device__ static inline bool sm90_try_wait(uint64_t* barrier, uint32_t parity) 
                  "selp.u32 %0, 1, 0, p;\n"
                  "}"
                  : "=r"(done)
-                 : "r"(sm90_address(barrier)), "r"(parity)
+                 : "r"(smem_address(barrier)), "r"(phase)
                  : "memory");
     return done != 0;
 }
-__device__ static inline void sm90_wait(uint64_t* barrier, uint32_t parity) {
-    while (!sm90_try_wait(barrier, parity)) {}
+__device__ static inline void sm90_wait(uint64_t* barrier, uint32_t phase) {
+    while (!sm90_try_wait(barrier, phase)) {}
 }
 
-// A place in a ring of stages, and the parity of this round's barriers: what fills a stage waits for
-// parity ^ 1 of the stage's `empty`, what uses it for parity of its `full`.
+// Position in a ring of stages. A producer waits for phase ^ 1 of the stage's `empty` barrier, a consumer for phase of its
+// `full` barrier.
 template <int STAGES> struct Sm90Ring {
     int stage = 0;
-    uint32_t parity = 0;
+    uint32_t phase = 0;
     __device__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
 
-// The hardware's 16 numbered barriers (0 is __syncthreads'): `threads` counts those that sync and those that
-// only arrive.
+// The 16 named barriers (__syncthreads uses 0). `threads` counts the threads that sync and those that only arrive.
 __device__ static inline void sm90_named_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -110,41 +109,41 @@ __device__ static inline void sm90_named_arrive(int barrier, int threads) {
 }
 
 // ----------------------------------------------------------------------------
-// registers move between warpgroups: a kernel compiled for few gives what its producers need not
+// setmaxnreg: producers release registers, consumers acquire them
 
-template <int REGISTERS> __device__ static inline void sm90_take_registers() {
+template <int REGISTERS> __device__ static inline void sm90_reg_alloc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
-template <int REGISTERS> __device__ static inline void sm90_give_registers() {
+template <int REGISTERS> __device__ static inline void sm90_reg_dealloc() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 // ----------------------------------------------------------------------------
-// copies between memory and tiles, by one thread. TMA and wgmma read shared memory through a proxy of their
-// own: threads that have written there with plain stores pass this fence, then a barrier, then the one thread
-// goes on.
+// TMA copies between global memory and tiles, issued by one thread
 
-__device__ static inline void sm90_fence_shared() {
+// TMA and wgmma access shared memory through the async proxy. Threads that wrote it with plain stores call this fence
+// before the barrier that orders the stores before the TMA copy or the wgmma.
+__device__ static inline void sm90_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// One panel of the map's rows from `t` on; rows past the end become zeros. Lands as bytes on the barrier.
+// Loads one panel of the map's rows from `t` on, zeros past the end, and counts its bytes on the barrier.
 __device__ static inline void sm90_load_panel(void* to, const CUtensorMap* map, int column, int head, int t,
                                               int b, uint64_t* barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-                 "{%2, %3, %4, %5}], [%6];" ::"r"(sm90_address(to)),
-                 "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(sm90_address(barrier))
+                 "{%2, %3, %4, %5}], [%6];" ::"r"(smem_address(to)),
+                 "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
                  : "memory");
 }
-// The other way; rows past the end are left out. Then commit and wait as below.
+// Stores one panel without the rows past the end; then sm90_commit_stores and sm90_wait_stores_read.
 __device__ static inline void sm90_store_panel(const CUtensorMap* map, int column, int head, int t, int b,
                                                const void* from) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
-        "r"(column), "r"(head), "r"(t), "r"(b), "r"(sm90_address(from))
+        "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(from))
         : "memory");
 }
-// A whole tile of DH columns and ROWS rows, the rows of the map's box
+// A tile of DH columns and ROWS rows, as many as a box of the map has
 template <int DH, int ROWS>
 __device__ static inline void sm90_load_tile(bf16* to, const CUtensorMap* map, int head, int t, int b,
                                              uint64_t* barrier) {
@@ -160,14 +159,14 @@ __device__ static inline void sm90_store_tile(const CUtensorMap* map, int head, 
         sm90_store_panel(map, column, head, t, b, from + column * ROWS);
 }
 
-// to[0..3] += a, b, c, d. The order in which several add to one place is not fixed.
+// to[0..3] += a, b, c, d, atomically and in no fixed order.
 __device__ static inline void sm90_reduce_add4(float* to, float a, float b, float c, float d) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b),
                  "f"(c), "f"(d)
                  : "memory");
 }
 
-// Among thread blocks: who loads what was stored sees all that the storing thread had seen.
+// Acquire and release between thread blocks: a thread that loads the value sees all writes before its store.
 __device__ static inline int sm90_load_acquire(const int* from) {
     int x;
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
@@ -177,7 +176,7 @@ __device__ static inline void sm90_store_release(int* to, int x) {
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-// Stores end in groups, like wgmma's products: waits until at most PENDING groups still read shared memory.
+// Stores are committed in groups, like wgmma: waits until at most PENDING groups still read shared memory.
 __device__ static inline void sm90_commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -188,71 +187,57 @@ template <int PENDING> __device__ static inline void sm90_wait_stores_read() {
 // ----------------------------------------------------------------------------
 // registers to tiles
 
-// Where chunk `chunk` (8 columns) of a row stands, in bytes from the tile
-template <int ROWS> __device__ static inline uint32_t sm90_at(int row, int chunk) {
+// Offset in bytes of a 16-byte chunk (8 columns) of a row
+template <int ROWS> __device__ static inline uint32_t sm90_chunk_offset(int row, int chunk) {
     return (uint32_t)(chunk / 8 * ROWS * 128 + row * 128 + ((chunk ^ row) & 7) * 16);
 }
-// Four 8x8 matrices as wgmma's and mma's fragments hold them; each lane names one row, 16 bytes.
-__device__ static inline void sm90_store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
-                                                  uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b),
-                 "r"(c), "r"(d)
+// Four 8x8 matrices in the fragment layout of wgmma and mma; each lane passes the address of one row, 16 bytes.
+__device__ static inline void sm90_stmatrix(uint32_t to, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
                  : "memory");
-}
-__device__ static inline uint32_t sm90_pack(float low, float high) {
-    uint32_t bits;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-    return bits;
-}
-__device__ static inline float sm90_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // ----------------------------------------------------------------------------
-// products of a warpgroup: d [64, N] (+)= a [64, 16] b [16, N], in the background
+// wgmma: d [64, N] (+)= a [64, 16] b [16, N] by a warpgroup, asynchronously
 
-// Before the first product of a batch, and wherever registers that products read or write were touched
-// between: orders them.
-__device__ static inline void sm90_products_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ static inline void sm90_products_commit() {
+// Orders register accesses before the next wgmma, where it reads or writes registers that other instructions touched.
+__device__ static inline void sm90_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ static inline void sm90_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most PENDING of the committed batches are still under way.
-template <int PENDING> __device__ static inline void sm90_products_wait() {
+// Waits until at most PENDING committed groups are still in flight.
+template <int PENDING> __device__ static inline void sm90_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Keeps the compiler from moving uses of d across this point: it does not know that products run on.
-template <int R> __device__ static inline void sm90_hold(float (&d)[R]) {
+// Keeps the compiler from moving uses of d across this point: it does not know that a wgmma in flight uses d.
+template <int R> __device__ static inline void sm90_fence_operand(float (&d)[R]) {
 #pragma unroll
     for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int K> __device__ static inline void sm90_hold(uint32_t (&a)[K][4]) {
+template <int K> __device__ static inline void sm90_fence_operand(uint32_t (&a)[K][4]) {
 #pragma unroll
     for (int i = 0; i < K * 4; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-// An operand in shared memory: a tile of ROWS rows. It serves both ways, with the sum's index along the
-// columns (K major) or along the rows (MN major, "transposed"). Add sm90_columns or sm90_rows to move in it.
-template <int ROWS> __device__ static inline uint64_t sm90_operand(const void* tile) {
-    uint64_t address = (sm90_address(tile) & 0x3FFFF) >> 4, panel = ROWS * 128 >> 4, eight_rows = 1024 >> 4;
+// Descriptor of a tile of ROWS rows as an operand. It is the same for both layouts: the reduction along the columns
+// (K-major) or along the rows (MN-major, "transposed"). Adding sm90_columns or sm90_rows moves it within the tile.
+template <int ROWS> __device__ static inline uint64_t sm90_make_smem_desc(const void* tile) {
+    uint64_t address = (smem_address(tile) & 0x3FFFF) >> 4, panel = ROWS * 128 >> 4, eight_rows = 1024 >> 4;
     return address | panel << 16 | eight_rows << 32 | (uint64_t)1 << 62;
 }
-// 16 rows of a transposed operand whose second panel is not the tile's, but stands further on, at `beside`
-__device__ static inline uint64_t sm90_operand_beside(const void* rows, const void* beside) {
-    uint64_t address = (sm90_address(rows) & 0x3FFFF) >> 4, panel = (sm90_address(beside) & 0x3FFFF) >> 4;
+// Descriptor of 16 rows of a transposed operand whose second panel is at `second`, anywhere after the first
+__device__ static inline uint64_t sm90_make_smem_desc_pair(const void* rows, const void* second) {
+    uint64_t address = (smem_address(rows) & 0x3FFFF) >> 4, panel = (smem_address(second) & 0x3FFFF) >> 4;
     return address | (panel - address) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 template <int ROWS> __host__ __device__ constexpr uint64_t sm90_columns(int columns) {
     return (uint64_t)((columns / 64 * ROWS * 128 + columns % 64 * 2) >> 4);
 }
-__host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(rows * 128 >> 4); } // 8 n
+__host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(rows * 128 >> 4); } // 8 n rows
 
-// Of d, lane l of warp w holds row 16 w + l / 4, columns 8 n + 2 (l % 4) and the next, in d[4 n] and
-// d[4 n + 1], and the same of row + 8 in d[4 n + 2] and d[4 n + 3]. So pairs of d's are the next product's a.
+// Layout of d: lane l of warp w holds row 16 w + l / 4, columns 8 n + 2 (l % 4) and the next, in d[4 n] and d[4 n + 1],
+// and the same columns of row + 8 in d[4 n + 2] and d[4 n + 3]. Packed to pairs of bf16 this is the layout of operand a.
 #define SM90_D4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SM90_D16(d, i)  SM90_D4(d, i), SM90_D4(d, i + 4), SM90_D4(d, i + 8), SM90_D4(d, i + 12)
 #define SM90_D32(d, i)  SM90_D16(d, i), SM90_D16(d, i + 16)
@@ -268,12 +253,12 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
     SM90_LIST_36 ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"     \
                  "%57,%58,%59,%60,%61,%62,%63"
 
-// sm90_product(d, a, b, accumulate), N = 2 R by the size of d; without accumulate d need not be set before.
-// a is an operand in shared memory or four registers. TRANSPOSED: the sum's index runs along the tile's rows.
-// Behind d's R registers follow the other arguments, numbered from R on.
-#define SM90_DEFINE_PRODUCT(N, R, R1, R2, R3, R4, R5, R6)                                                    \
+// sm90_wgmma(d, a, b, accumulate): N = 2 R by the size of d; without accumulate d need not be initialized. a is a
+// descriptor or four registers. TRANSPOSED: the reduction runs along the tile's rows. In the macro, R1 is R + 1 and so on:
+// the numbers of the asm operands that follow d's R registers.
+#define SM90_DEFINE_WGMMA(N, R, R1, R2, R3, R4, R5, R6)                                                    \
     template <bool A_TRANSPOSED, bool B_TRANSPOSED>                                                          \
-    __device__ static inline void sm90_product(float(&d)[R], uint64_t a, uint64_t b, bool accumulate) {      \
+    __device__ static inline void sm90_wgmma(float(&d)[R], uint64_t a, uint64_t b, bool accumulate) {      \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2 ", 0;\n"                                       \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##R              \
                      "}, %" #R ", %" #R1 ", p, 1, 1, %" #R3 ", %" #R4 ";\n}"                                 \
@@ -282,7 +267,7 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
                      : "memory");                                                                            \
     }                                                                                                        \
     template <bool B_TRANSPOSED>                                                                             \
-    __device__ static inline void sm90_product(float(&d)[R], const uint32_t(&a)[4], uint64_t b,              \
+    __device__ static inline void sm90_wgmma(float(&d)[R], const uint32_t(&a)[4], uint64_t b,              \
                                                bool accumulate) {                                            \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R5 ", 0;\n"                                       \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##R              \
@@ -292,31 +277,41 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
                        "n"(B_TRANSPOSED)                                                                     \
                      : "memory");                                                                            \
     }
-SM90_DEFINE_PRODUCT(64, 32, 33, 34, 35, 36, 37, 38)
-SM90_DEFINE_PRODUCT(72, 36, 37, 38, 39, 40, 41, 42)
-SM90_DEFINE_PRODUCT(128, 64, 65, 66, 67, 68, 69, 70)
+SM90_DEFINE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
+SM90_DEFINE_WGMMA(72, 36, 37, 38, 39, 40, 41, 42)
+SM90_DEFINE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
+#undef SM90_DEFINE_WGMMA
+#undef SM90_LIST_64
+#undef SM90_LIST_36
+#undef SM90_LIST_32
+#undef SM90_REGS_64
+#undef SM90_REGS_36
+#undef SM90_REGS_32
+#undef SM90_D32
+#undef SM90_D16
+#undef SM90_D4
 
-// d [64, N] (+)= A B^T over K columns of both: tiles of A_ROWS and B_ROWS rows, a moved to its 64 rows.
+// d [64, N] (+)= A B^T over K columns of tiles of A_ROWS and B_ROWS rows; a is the descriptor of A's 64 rows.
 template <int K, int A_ROWS, int B_ROWS, int R>
-__device__ static inline void sm90_multiply_abt(float (&d)[R], uint64_t a, uint64_t b,
+__device__ static inline void sm90_matmul_abt(float (&d)[R], uint64_t a, uint64_t b,
                                                 bool accumulate = false) {
 #pragma unroll
     for (int k = 0; k < K; k += 16)
-        sm90_product<false, false>(d, a + sm90_columns<A_ROWS>(k), b + sm90_columns<B_ROWS>(k),
+        sm90_wgmma<false, false>(d, a + sm90_columns<A_ROWS>(k), b + sm90_columns<B_ROWS>(k),
                                    accumulate || k > 0);
 }
-// d [64, N] (+)= A B with A's 64 x 16 K in registers, B's rows the sum's index
+// d [64, N] (+)= A B over 16 K rows of B, with A [64, 16 K] in registers
 template <int K, int R>
-__device__ static inline void sm90_multiply_ab(float (&d)[R], const uint32_t (&a)[K][4], uint64_t b,
+__device__ static inline void sm90_matmul_ab(float (&d)[R], const uint32_t (&a)[K][4], uint64_t b,
                                                bool accumulate) {
 #pragma unroll
-    for (int k = 0; k < K; k++) sm90_product<true>(d, a[k], b + sm90_rows(16 * k), accumulate || k > 0);
+    for (int k = 0; k < K; k++) sm90_wgmma<true>(d, a[k], b + sm90_rows(16 * k), accumulate || k > 0);
 }
 
 // ----------------------------------------------------------------------------
 // tensor maps, on the host
 
-// The driver's cuTensorMapEncodeTiled, found at run time: nothing links against the driver.
+// The driver's cuTensorMapEncodeTiled, looked up at run time so that the program does not link against the driver
 static inline PFN_cuTensorMapEncodeTiled_v12000 sm90_map_encoder(void) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode;
     if (!encode) {
@@ -325,28 +320,25 @@ static inline PFN_cuTensorMapEncodeTiled_v12000 sm90_map_encoder(void) {
         CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
                                                     cudaEnableDefault, &status));
         if (status != cudaDriverEntryPointSuccess || !found)
-            die("the driver has no cuTensorMapEncodeTiled, which Hopper's kernels need: update it");
+            die("the driver has no cuTensorMapEncodeTiled, which the Hopper kernels need: update the driver");
         encode = (PFN_cuTensorMapEncodeTiled_v12000)found;
     }
     return encode;
 }
 
-// Of x [B, T, NH, dh], bf16, aligned to 16 bytes: a box is a panel of `rows` tokens of one head.
-static inline CUtensorMap sm90_tensor_map(const bf16* x, int64_t B, int64_t T, int64_t NH, int64_t dh,
-                                          int rows) {
+// Tensor map of x [B, T, NH, dh], bf16, aligned to 16 bytes. A box is one panel of `rows` tokens of one head.
+static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int rows) {
     CUtensorMap map;
-    cuuint64_t size = sizeof(bf16);
-    cuuint64_t lengths[4] = {(cuuint64_t)dh, (cuuint64_t)NH, (cuuint64_t)T, (cuuint64_t)B};
-    cuuint64_t steps[3] = {lengths[0] * size, lengths[0] * lengths[1] * size,
-                           lengths[0] * lengths[1] * lengths[2] * size};
-    cuuint32_t box[4] = {SM90_PANEL, 1, (cuuint32_t)rows, 1}, element_steps[4] = {1, 1, 1, 1};
+    cuuint64_t lengths[4] = {(cuuint64_t)s->dh, (cuuint64_t)s->NH, (cuuint64_t)s->T, (cuuint64_t)s->B}, strides[3];
+    for (int i = 0; i < 3; i++) strides[i] = (i ? strides[i - 1] : sizeof(bf16)) * lengths[i];
+    cuuint32_t box[4] = {SM90_PANEL, 1, (cuuint32_t)rows, 1}, element_strides[4] = {1, 1, 1, 1};
     CUresult result =
-        sm90_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)x, lengths, steps, box,
-                           element_steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        sm90_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)x, lengths, strides, box,
+                           element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        die("no tensor map of [%lld, %lld, %lld, %lld] at %p: the driver says %d", (long long)B, (long long)T,
-            (long long)NH, (long long)dh, (const void*)x, (int)result);
+        die("cuTensorMapEncodeTiled failed with error %d for a tensor [%lld, %lld, %lld, %lld] at %p", (int)result,
+            (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh, (const void*)x);
     return map;
 }
 

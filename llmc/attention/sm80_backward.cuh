@@ -1,0 +1,309 @@
+/*
+Backward of forgetting attention with mma.sync. With p = exp(score - lse) and ds = p (dout_i v_j - delta_i):
+
+    dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p dout_i,
+    dcum_logf_i = sum_j ds_ij - sum_j ds_ji
+
+Two kernels, called by attention.cuh, whose layouts they have:
+
+    sm80_dq_kernel     128 queries stationary, loop over tiles of keys:     dq, and the row sums of ds to dcum_logf
+    sm80_dkv_kernel    128 keys stationary, loop over tiles of queries:     dk, dv, and minus the column sums
+
+The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is added up across thread blocks: every run gives
+the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to bf16, in both kernels: dcum_logf
+is summed over time next, where rounding errors add up unless the same ds enters both sums.
+*/
+#ifndef LLMC_ATTENTION_SM80_BACKWARD_CUH
+#define LLMC_ATTENTION_SM80_BACKWARD_CUH
+
+#include "sm80.cuh"
+
+// ----------------------------------------------------------------------------
+// dq
+
+template <int DH> struct Sm80Dq {
+    static constexpr int THREADS = 128, KEYS = DH == 64 ? 64 : 32;
+    struct Shared {
+        bf16 q[ATTENTION_BLOCK * DH], dout[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
+        float acc_init[2][KEYS]; // sqrt(dh) (anchor - cum_logf_j); 0 in the diagonal block
+        AttentionGate<ATTENTION_BLOCK> gate;
+    };
+};
+
+// Writes dq, and the row sums of ds to dcum_logf.
+template <int DH, bool GATE>
+__global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
+    sm80_dq_kernel(const __grid_constant__ AttentionBackward a, const __grid_constant__ AttentionShape shape) {
+    typedef Sm80Dq<DH> F;
+    constexpr int KEYS = F::KEYS, PART = 32, MS = 2, NS = PART / 8; // a warp takes PART keys at a time
+    constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
+    Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
+    int i0 = block.first, last_tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
+    int tile = shape.first_key_block(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
+    const bf16 *k = a.k + block.base, *v = a.v + block.base;
+
+    auto copy_keys = [&](int stage, int n) {
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.k[stage], k, n * KEYS, T, shape.row_stride);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.row_stride);
+    };
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.q, a.q + block.base, i0, T, shape.row_stride);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.dout, a.dout + block.base, i0, T, shape.row_stride);
+    copy_keys(0, tile);
+
+    // cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the first query.
+    const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
+    double anchor = 0, next_cum_logf = 0;
+    auto load_gate = [&](int n) {
+        if (GATE) next_cum_logf = __ldg(&cum_logf[min(n * KEYS + tid % KEYS, T - 1)]);
+    };
+    auto store_acc_init = [&](int stage, int n) {
+        if (GATE)
+            shared.acc_init[stage][tid % KEYS] = n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT);
+    };
+    if (GATE) {
+        anchor = __ldg(&cum_logf[i0]);
+        sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);
+        load_gate(tile);
+        store_acc_init(0, tile);
+        load_gate(tile + 1);
+        __syncthreads();
+    }
+
+    float shift[MS][2], row_lse[MS][2], row_delta[MS][2], row_sum[MS][2] = {}, acc[MS][DH / 8][4] = {};
+#pragma unroll
+    for (int r = 0; r < 2 * MS; r++) {
+        int i = warp_row + r * 8 + lane / 4;
+        int64_t at = block.head * T + min(i0 + i, T - 1);
+        row_lse[r / 2][r % 2] = __ldg(&a.lse[at]) * (float)ATTENTION_LOG2E;
+        row_delta[r / 2][r % 2] = -__ldg(&a.delta[at]);
+        shift[r / 2][r % 2] = (GATE ? shared.gate.high[i] : 0) - row_lse[r / 2][r % 2];
+    }
+    uint32_t lane_q = sm80_advance<DH>(sm80_lane_a<DH>(shared.q, lane), warp_row, 0);
+    uint32_t lane_dout = sm80_advance<DH>(sm80_lane_a<DH>(shared.dout, lane), warp_row, 0);
+
+    for (int stage = 0; tile <= last_tile; tile++, stage ^= 1) {
+        cp_async_wait_all();
+        __syncthreads();
+        if (tile < last_tile) copy_keys(stage ^ 1, tile + 1);
+        store_acc_init(stage ^ 1, tile + 1);
+        load_gate(tile + 2);
+
+#pragma unroll 1
+        for (int part = 0; part < KEYS; part += PART) {
+            int j0 = tile * KEYS + part - i0;
+            if (j0 >= warp_row + MS * 16) break; // all later keys are masked
+            float s[MS][NS][4], dp[MS][NS][4];
+            const float* acc_init = shared.acc_init[stage] + part + lane % 4 * 2;
+            const bf16 *part_k = shared.k[stage] + part * DH, *part_v = shared.v[stage] + part * DH;
+            sm80_matmul_abt<DH>(s, lane_q, sm80_lane_b<DH>(part_k, lane), [&](float(&c)[4], int, int n) {
+                if (GATE)
+                    sm80_init_columns(c, acc_init, n);
+                else
+                    c[0] = c[1] = c[2] = c[3] = 0;
+            });
+            bool diagonal = j0 >= 0;
+            float factor = diagonal ? 1 : SCALE;
+            if (diagonal)
+                sm80_for_each(s, [&](float& x, int m, int half, int row, int column) {
+                    int i = warp_row + row, j = j0 + column;
+                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
+                    if (j > i) x = -INFINITY;
+                });
+            // The exponentials overlap with the next matmul.
+            sm80_for_each(s, [&](float& x, int m, int half, int, int) {
+                x = exp2_approx(x * factor + (diagonal ? 0 : shift[m][half]));
+            });
+            sm80_matmul_abt<DH>(dp, lane_dout, sm80_lane_b<DH>(part_v, lane), [&](float(&c)[4], int m, int) {
+                c[0] = c[1] = row_delta[m][0];
+                c[2] = c[3] = row_delta[m][1];
+            });
+            uint32_t lane_k = sm80_lane_a<DH>(part_k, lane);
+#pragma unroll
+            for (int n = 0; n < NS; n += 2) {
+                uint32_t ds[MS][4];
+#pragma unroll
+                for (int m = 0; m < MS; m++)
+#pragma unroll
+                    for (int r = 0; r < 4; r++) {
+                        int half = r % 2;
+                        float *x = &s[m][n + r / 2][2 * half], *y = &dp[m][n + r / 2][2 * half];
+                        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
+                        if (GATE) row_sum[m][half] += ds0 + ds1;
+                        ds[m][r] = pack_bf16x2(ds0, ds1);
+                    }
+                sm80_matmul_ab<DH>(acc, ds, sm80_advance<DH>(lane_k, n * 8, 0));
+            }
+        }
+    }
+
+    float factor[MS][2];
+#pragma unroll
+    for (int r = 0; r < 2 * MS; r++) {
+        factor[r / 2][r % 2] = 1 / ROOT;
+        if (!GATE || !a.dcum_logf) continue;
+        float x = quad_sum(row_sum[r / 2][r % 2]);
+        int i = i0 + warp_row + r * 8 + lane / 4;
+        if (i < T && lane % 4 == 0) a.dcum_logf[block.head * T + i] = x;
+    }
+    int row = i0 + warp_row;
+    sm80_store<DH>(a.dq + block.base + row * shape.row_stride, shape.row_stride, T - row, shared.q + warp_row * DH,
+                   acc, factor);
+}
+
+// ----------------------------------------------------------------------------
+// dk and dv
+
+template <int DH> struct Sm80Dkv {
+    // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at 128.
+    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32, BLOCKS_PER_SM = MS;
+    static constexpr int QUERIES = DH == 64 ? 64 : 32;
+    struct Shared {
+        bf16 k[ATTENTION_BLOCK * DH], v[ATTENTION_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
+        float acc_init[2][QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float minus_delta[2][QUERIES];
+        AttentionGate<ATTENTION_BLOCK> gate;
+    };
+};
+
+// Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a key, a column a
+// query.
+template <int DH, bool GATE>
+__global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_SM)
+    sm80_dkv_kernel(const __grid_constant__ AttentionBackward a, const __grid_constant__ AttentionShape shape) {
+    typedef Sm80Dkv<DH> F;
+    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8; // a warp takes PART queries at a time
+    constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
+    Sm80Block block = Sm80Block::of<DH>(shape, false); // the first keys have most queries
+    int j0 = block.first, tile = j0 / QUERIES;
+    int last_tile = min((T - 1) / QUERIES, (shape.last_query_block(block.head, block.index) + 1) *
+                                                   (ATTENTION_BLOCK / QUERIES) - 1);
+    const bf16 *q = a.q + block.base, *dout = a.dout + block.base;
+    const float *lse = a.lse + block.head * T, *delta = a.delta + block.head * T;
+
+    auto copy_queries = [&](int stage, int n) {
+        sm80_copy_tile<DH, QUERIES, F::THREADS>(shared.q[stage], q, n * QUERIES, T, shape.row_stride);
+        sm80_copy_tile<DH, QUERIES, F::THREADS>(shared.dout[stage], dout, n * QUERIES, T, shape.row_stride);
+    };
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.k, a.k + block.base, j0, T, shape.row_stride);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.v, a.v + block.base, j0, T, shape.row_stride);
+    copy_queries(0, tile);
+
+    // lse, delta and cum_logf are loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the last key.
+    // Queries past T get probability 0.
+    const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
+    double anchor = 0, next_cum_logf = 0;
+    float next_lse = 0, next_delta = 0;
+    auto load_queries = [&](int n) {
+        int i = n * QUERIES + tid % QUERIES, exists = min(i, T - 1);
+        next_lse = i < T ? __ldg(&lse[exists]) : INFINITY;
+        next_delta = i < T ? __ldg(&delta[exists]) : 0;
+        if (GATE) next_cum_logf = __ldg(&cum_logf[exists]);
+    };
+    auto store_acc_init = [&](int stage, int n) {
+        float gate = GATE && n * QUERIES >= j0 + ATTENTION_BLOCK ? (float)(next_cum_logf - anchor) : 0;
+        shared.acc_init[stage][tid % QUERIES] = (gate - next_lse) * ROOT;
+        shared.minus_delta[stage][tid % QUERIES] = -next_delta;
+    };
+    if (GATE) {
+        anchor = __ldg(&cum_logf[min(j0 + ATTENTION_BLOCK, T) - 1]);
+        sm80_fill_gate(shared.gate, cum_logf, j0, T, anchor);
+    }
+    load_queries(tile);
+    store_acc_init(0, tile);
+    load_queries(tile + 1);
+    __syncthreads();
+
+    float shift[MS][2], column_sum[MS][2] = {}, acc_k[MS][DH / 8][4] = {}, acc_v[MS][DH / 8][4] = {};
+#pragma unroll
+    for (int r = 0; r < 2 * MS; r++)
+        shift[r / 2][r % 2] = GATE ? -shared.gate.high[warp_row + r * 8 + lane / 4] : 0;
+    uint32_t lane_k = sm80_advance<DH>(sm80_lane_a<DH>(shared.k, lane), warp_row, 0);
+    uint32_t lane_v = sm80_advance<DH>(sm80_lane_a<DH>(shared.v, lane), warp_row, 0);
+
+    for (int stage = 0; tile <= last_tile; tile++, stage ^= 1) {
+        cp_async_wait_all();
+        __syncthreads();
+        if (tile < last_tile) copy_queries(stage ^ 1, tile + 1);
+        store_acc_init(stage ^ 1, tile + 1);
+        load_queries(tile + 2);
+
+#pragma unroll 1
+        for (int part = 0; part < QUERIES; part += PART) {
+            int i0 = tile * QUERIES + part - j0;
+            if (i0 + PART <= warp_row) continue; // all of these queries come before the warp's keys
+            float s[MS][NS][4], dp[MS][NS][4];
+            const float* acc_init = shared.acc_init[stage] + part + lane % 4 * 2;
+            const float* minus_delta = shared.minus_delta[stage] + part + lane % 4 * 2;
+            const bf16 *part_q = shared.q[stage] + part * DH, *part_dout = shared.dout[stage] + part * DH;
+            sm80_matmul_abt<DH>(s, lane_k, sm80_lane_b<DH>(part_q, lane),
+                                [&](float(&c)[4], int, int n) { sm80_init_columns(c, acc_init, n); });
+            bool diagonal = i0 < ATTENTION_BLOCK;
+            float factor = diagonal ? 1 : SCALE;
+            if (diagonal)
+                sm80_for_each(s, [&](float& x, int, int, int row, int column) {
+                    int i = i0 + column, j = warp_row + row;
+                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
+                    if (j > i) x = -INFINITY;
+                });
+            // The exponentials overlap with the next matmul.
+            sm80_for_each(s, [&](float& x, int m, int half, int, int) {
+                x = exp2_approx(x * factor + (diagonal ? 0 : shift[m][half]));
+            });
+            sm80_matmul_abt<DH>(dp, lane_v, sm80_lane_b<DH>(part_dout, lane),
+                                [&](float(&c)[4], int, int n) { sm80_init_columns(c, minus_delta, n); });
+            uint32_t lane_q = sm80_lane_a<DH>(part_q, lane), lane_dout = sm80_lane_a<DH>(part_dout, lane);
+#pragma unroll
+            for (int n = 0; n < NS; n += 2) {
+                uint32_t p[MS][4], ds[MS][4];
+#pragma unroll
+                for (int m = 0; m < MS; m++)
+#pragma unroll
+                    for (int r = 0; r < 4; r++) {
+                        int half = r % 2;
+                        float *x = &s[m][n + r / 2][2 * half], *y = &dp[m][n + r / 2][2 * half];
+                        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
+                        if (GATE) column_sum[m][half] += ds0 + ds1;
+                        p[m][r] = pack_bf16x2(x[0], x[1]);
+                        ds[m][r] = pack_bf16x2(ds0, ds1);
+                    }
+                sm80_matmul_ab<DH>(acc_v, p, sm80_advance<DH>(lane_dout, n * 8, 0));
+                sm80_matmul_ab<DH>(acc_k, ds, sm80_advance<DH>(lane_q, n * 8, 0));
+            }
+        }
+    }
+
+    float factor_k[MS][2], factor_v[MS][2];
+#pragma unroll
+    for (int r = 0; r < 2 * MS; r++) {
+        factor_k[r / 2][r % 2] = 1 / ROOT;
+        factor_v[r / 2][r % 2] = 1;
+        if (!GATE || !a.dcum_logf) continue;
+        float x = quad_sum(column_sum[r / 2][r % 2]);
+        int j = j0 + warp_row + r * 8 + lane / 4;
+        if (j < T && lane % 4 == 0) a.dcum_logf[block.head * T + j] -= x;
+    }
+    int row = j0 + warp_row;
+    int64_t at = block.base + row * shape.row_stride;
+    sm80_store<DH>(a.dk + at, shape.row_stride, T - row, shared.k + warp_row * DH, acc_k, factor_k);
+    sm80_store<DH>(a.dv + at, shape.row_stride, T - row, shared.v + warp_row * DH, acc_v, factor_v);
+}
+
+// delta must not be NULL. Deterministic in any case.
+template <int DH, bool GATE>
+static inline void attention_backward_sm80(const AttentionBackward* a, const HeadShape* s, cudaStream_t stream) {
+    AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
+    shape.bounds.head_order = NULL; // heads in memory order
+    int64_t grid = (int64_t)shape.heads * shape.blocks;
+    attention_launch<typename Sm80Dq<DH>::Shared, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid, Sm80Dq<DH>::THREADS,
+                                                                   stream, *a, shape);
+    attention_launch<typename Sm80Dkv<DH>::Shared, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid,
+                                                                    Sm80Dkv<DH>::THREADS, stream, *a, shape);
+}
+
+#endif // LLMC_ATTENTION_SM80_BACKWARD_CUH

@@ -1,0 +1,199 @@
+/*
+Forgetting attention forward with mma.sync:
+
+    o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
+
+A thread block has 128 queries of one head, 4 warps of 32 each, and loops over tiles of 64 keys from the diagonal down to
+the first key: near keys tend to hold the maximum. Layouts are those of attention.cuh, which calls attention_forward_sm80.
+
+row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: the accumulators are rescaled only
+when a score exceeds row_max by RESCALE_THRESHOLD, which is rare after a row's first tile.
+*/
+#ifndef LLMC_ATTENTION_SM80_FORWARD_CUH
+#define LLMC_ATTENTION_SM80_FORWARD_CUH
+
+#include "sm80.cuh"
+
+template <int DH> struct Sm80Forward {
+    static constexpr int THREADS = 128, KEYS = 64; // keys of a tile
+    static constexpr float RESCALE_THRESHOLD = 8;
+    struct Shared {
+        bf16 q[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
+        AttentionAccInit<KEYS> acc_init[2]; // sqrt(dh) (anchor - cum_logf_j); 0 in the diagonal block
+        AttentionGate<ATTENTION_BLOCK> gate;
+    };
+};
+
+// One 16-byte load, as an instruction of its own so that it stays next to the mma that needs it.
+__device__ static inline void sm80_load_shared(float (&c)[4], uint32_t from) {
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+                 : "r"(from));
+}
+
+// A warp's online softmax: acc = sum of 2^(x - row_max) v, row_sum the lane's part of the same sum without v.
+template <int DH, int MS> struct Sm80Softmax {
+    float acc[MS][DH / 8][4] = {}, row_max[MS][2], row_sum[MS][2] = {};
+
+    __device__ Sm80Softmax() {
+#pragma unroll
+        for (int r = 0; r < 2 * MS; r++)
+            row_max[r / 2][r % 2] = -1e30f; // finite: no infinity is ever subtracted from another
+    }
+    // The exponents of a tile are s factor + shift.
+    template <int NS>
+    __device__ void rescale(const float (&s)[MS][NS][4], float factor, const float (&shift)[MS][2]) {
+        float tile_max[MS][2];
+        bool exceeds = false;
+#pragma unroll
+        for (int m = 0; m < MS; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float x = s[m][0][2 * half];
+#pragma unroll
+                for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+                tile_max[m][half] = x * factor + shift[m][half];
+                exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
+            }
+        if (!__any_sync(0xffffffffu, exceeds)) return;
+#pragma unroll
+        for (int m = 0; m < MS; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float x = quad_max(fmaxf(row_max[m][half], tile_max[m][half]));
+                float scale = exp2_approx(row_max[m][half] - x);
+                row_max[m][half] = x;
+                row_sum[m][half] *= scale;
+#pragma unroll
+                for (int n = 0; n < DH / 8; n++) {
+                    acc[m][n][2 * half] *= scale;
+                    acc[m][n][2 * half + 1] *= scale;
+                }
+            }
+    }
+    // Adds 16 keys' weights, whose exponents relative to row_max are s factor + shift, and their product with v.
+    template <int NS>
+    __device__ void add(const float (&s)[MS][NS][4], int n, float factor, const float (&shift)[MS][2],
+                        uint32_t lane_v) {
+        uint32_t p[MS][4];
+#pragma unroll
+        for (int m = 0; m < MS; m++)
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                int half = r % 2;
+                const float* x = &s[m][n + r / 2][2 * half];
+                float p0 = exp2_approx(x[0] * factor + shift[m][half]);
+                float p1 = exp2_approx(x[1] * factor + shift[m][half]);
+                row_sum[m][half] += p0 + p1;
+                p[m][r] = pack_bf16x2(p0, p1);
+            }
+        sm80_matmul_ab<DH>(acc, p, lane_v);
+    }
+};
+
+template <int DH, bool GATE>
+__global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
+    sm80_forward_kernel(const __grid_constant__ AttentionForward a,
+                        const __grid_constant__ AttentionShape shape) {
+    typedef Sm80Forward<DH> F;
+    constexpr int KEYS = F::KEYS, MS = 2, NS = KEYS / 8;
+    constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
+    Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
+    int i0 = block.first, tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
+    int last_tile = shape.first_key_block(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
+    const bf16 *k = a.k + block.base, *v = a.v + block.base;
+
+    auto copy_keys = [&](int stage, int n) {
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.k[stage], k, n * KEYS, T, shape.row_stride);
+        sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.row_stride);
+    };
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.q, a.q + block.base, i0, T, shape.row_stride);
+    copy_keys(0, tile);
+
+    // cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead.
+    const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
+    double anchor = 0, next_cum_logf = 0;
+    auto load_gate = [&](int n) {
+        if (GATE) next_cum_logf = __ldg(&cum_logf[max(n * KEYS + tid % KEYS, 0)]);
+    };
+    auto store_acc_init = [&](int stage, int n) {
+        if (GATE)
+            shared.acc_init[stage].set(tid % KEYS, n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT));
+    };
+    float row_gate[MS][2] = {}; // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
+    if (GATE) {
+        anchor = __ldg(&cum_logf[i0]);
+        sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);
+        store_acc_init(0, tile); // 0: the first tile lies on the diagonal
+        load_gate(tile - 1);
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 2 * MS; r++)
+            row_gate[r / 2][r % 2] = shared.gate.high[warp_row + r * 8 + lane / 4];
+    }
+
+    uint32_t lane_q = sm80_advance<DH>(sm80_lane_a<DH>(shared.q, lane), warp_row, 0);
+    Sm80Softmax<DH, MS> softmax;
+    for (int stage = 0; tile >= last_tile; tile--, stage ^= 1) {
+        int j0 = tile * KEYS - i0; // relative to the first query; negative before the diagonal block
+        cp_async_wait_all();
+        __syncthreads();
+        if (tile > last_tile) copy_keys(stage ^ 1, tile - 1);
+
+        float s[MS][NS][4];
+        uint32_t acc_init = smem_address(shared.acc_init[stage].pair + lane % 4);
+        sm80_matmul_abt<DH>(s, lane_q, sm80_lane_b<DH>(shared.k[stage], lane), [&](float(&c)[4], int, int n) {
+            if (GATE)
+                sm80_load_shared(c, acc_init + (uint32_t)(n * 4 * sizeof(float4)));
+            else
+                c[0] = c[1] = c[2] = c[3] = 0;
+        });
+
+        // From here on the exponent, relative to cum_logf_i, is s factor + shift.
+        bool diagonal = j0 >= 0;
+        float factor = diagonal ? 1 : SCALE, shift[MS][2];
+        if (diagonal)
+            sm80_for_each(s, [&](float& x, int, int, int row, int column) {
+                int i = warp_row + row, j = j0 + column;
+                x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
+                if (j > i) x = -INFINITY;
+            });
+#pragma unroll
+        for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] = diagonal ? 0 : row_gate[r / 2][r % 2];
+        softmax.rescale(s, factor, shift);
+#pragma unroll
+        for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] -= softmax.row_max[r / 2][r % 2];
+
+        store_acc_init(stage ^ 1, tile - 1);
+        load_gate(tile - 2);
+        uint32_t lane_v = sm80_lane_a<DH>(shared.v[stage], lane);
+#pragma unroll
+        for (int n = 0; n < NS; n += 2) softmax.add(s, n, factor, shift, sm80_advance<DH>(lane_v, n * 8, 0));
+    }
+
+    float* lse = a.lse + block.head * T;
+#pragma unroll
+    for (int r = 0; r < 2 * MS; r++) {
+        float l = quad_sum(softmax.row_sum[r / 2][r % 2]);
+        int i = i0 + warp_row + r * 8 + lane / 4;
+        if (i < T && lane % 4 == 0) lse[i] = (softmax.row_max[r / 2][r % 2] + log2f(l)) * 0.6931471805599453f;
+        softmax.row_sum[r / 2][r % 2] = 1 / l;
+    }
+    int row = i0 + warp_row;
+    sm80_store<DH>(a.o + block.base + row * shape.row_stride, shape.row_stride, T - row, shared.q + warp_row * DH,
+                   softmax.acc, softmax.row_sum);
+}
+
+template <int DH, bool GATE>
+static inline void attention_forward_sm80(const AttentionForward* a, const HeadShape* s, cudaStream_t stream) {
+    AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
+    shape.bounds.head_order = NULL; // heads in memory order
+    attention_launch<typename Sm80Forward<DH>::Shared, SM80_SHARED_KIB>(
+        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream, *a,
+        shape);
+}
+
+#endif // LLMC_ATTENTION_SM80_FORWARD_CUH
