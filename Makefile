@@ -94,7 +94,7 @@ test: ## set up and run all tests
 # Programs that include the trainer are built in float and in double; the others once. All with sanitizers too.
 TRAINER_TESTS := test_cpu test_fixtures test_layers test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
-SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/*/test_*.sh))
+SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck

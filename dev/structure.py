@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""Checks the rules that keep the source readable, and lists what is close to breaking one.
+
+    dev/structure.py [--all] [ROOT]     ROOT: the repository's root by default; --all: whole lists, not the largest five
+
+Rules: at most 8 parameters a function; at most 100 lines a function, __global__ kernels apart, which above 120 lines are
+named with their reason in KERNELS_OVER_120; at most 600 lines a file, 1500 a trainer; at most 15 files a folder; includes
+only along INCLUDES; only TOP_LEVEL at the top; at most 64 options.
+
+Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
+if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
+lines and brackets, no types. Of the branches of an #if with unbalanced braces it reads the first.
+"""
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, namedtuple
+
+MAX_PARAMETERS = 8
+MAX_FUNCTION_LINES = 100
+MAX_KERNEL_LINES = 120
+MAX_FILE_LINES = 600
+MAX_TRAINER_LINES = 1500
+MAX_FOLDER_FILES = 15
+MAX_OPTIONS = 64
+
+# __global__ kernels that may have more than 120 lines: name -> why it is not split.
+KERNELS_OVER_120 = {
+    # "name": "reason",
+}
+
+# What each folder of llmc/ stands on; what these stand on is included too. Nothing points back up.
+INCLUDES = {
+    "base": "",
+    "formats": "base",
+    "model": "formats",
+    "tokens": "base",
+    "dist": "base",
+    "run": "model tokens dist",
+    "eval": "run",
+    "cpu": "model",
+    "cuda": "model",
+    "attention": "cuda",
+    "mixers": "cuda cpu",
+}
+# Outside llmc/: what may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
+OUTSIDE_INCLUDES = {"data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}
+
+TRAINERS = ("train_fox.c", "train_fox.cu")
+TOP_LEVEL = set("Makefile README.md LICENSE train_fox.c train_fox.cu test_fox.cu llmc dev scripts data .ci .github "
+                ".clang-format .gitignore".split())
+OPTIONS = "llmc/run/options.h"
+
+Function = namedtuple("Function", "name path line lines parameters kernel")
+
+
+# ----------------------------------------------------------------------------
+# files
+
+
+def list_files(root):
+    """Paths below root: those that git tracks, or without git all that .gitignore does not name."""
+    if os.path.exists(os.path.join(root, ".git")):
+        try:
+            listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=True).stdout
+            paths = [p for p in listed.decode().split("\0") if p]
+            return sorted(p for p in paths if os.path.exists(os.path.join(root, p)))
+        except (OSError, subprocess.CalledProcessError):
+            pass
+    ignored = [".git"]
+    if os.path.exists(os.path.join(root, ".gitignore")):
+        ignored += open(os.path.join(root, ".gitignore")).read().split()
+
+    def is_ignored(path):
+        for pattern in ignored:
+            anchored, pattern = "/" in pattern.rstrip("/"), pattern.strip("/")
+            if fnmatch.fnmatch(path if anchored else os.path.basename(path), pattern):
+                return True
+        return False
+
+    found = []
+    for folder, folders, files in os.walk(root):
+        relative = os.path.relpath(folder, root)
+        join = lambda name: os.path.normpath(os.path.join(relative, name))
+        folders[:] = [f for f in folders if not is_ignored(join(f))]
+        found += [join(f) for f in files if not is_ignored(join(f))]
+    return sorted(found)
+
+
+# ----------------------------------------------------------------------------
+# from text to tokens
+
+COMMENT_OR_STRING = re.compile(
+    r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<delimiter>[^(\s]*)\(.*?\)(?P=delimiter)"'
+    r'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+TOKEN = re.compile(r'\.?\d(?:[eEpP][+-]|\'?[\w.])*|\w+|""|::|->|\.\.\.|[=!<>+\-*/%&|^]=|\S')
+DIRECTIVE = re.compile(r"\s*#\s*(\w*)")
+
+
+def strip_comments(text):
+    """The text with comments as blanks, and its lines where they were."""
+    blank = lambda m: re.sub(r"[^\n]", " ", m.group()) if m.group("comment") else m.group()
+    return COMMENT_OR_STRING.sub(blank, text)
+
+
+def tokenize(code):
+    """(token, line) pairs of a text without comments; strings are "", preprocessor lines are left out."""
+    code = COMMENT_OR_STRING.sub(lambda m: '""' + "\n" * m.group().count("\n"), code)
+    tokens, depth, branches, directive = [], 0, [], False  # branches: [depth at its #if, is this branch skipped]
+    for number, line in enumerate(code.split("\n"), 1):
+        match = DIRECTIVE.match(line)
+        if directive or match:
+            word = "" if directive else match.group(1)
+            directive = line.rstrip().endswith("\\")
+            if word in ("if", "ifdef", "ifndef"):
+                branches.append([depth, False])
+            elif word in ("else", "elif") and branches and depth != branches[-1][0]:
+                branches[-1][1] = True
+            elif word == "endif" and branches:
+                branches.pop()
+            continue
+        if any(skipped for _, skipped in branches):
+            continue
+        for token in TOKEN.findall(line):
+            depth += (token == "{") - (token == "}")
+            tokens.append((token, number))
+    return tokens
+
+
+# ----------------------------------------------------------------------------
+# from tokens to functions
+
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+# Names before parentheses that are no parameters
+NO_FUNCTION = set("__attribute__ __launch_bounds__ __cluster_dims__ __maxnreg__ __align__ __declspec alignas _Alignas "
+                  "alignof decltype sizeof noexcept explicit requires asm __asm__ typeof __typeof__ static_assert "
+                  "_Static_assert if for while switch return".split())
+
+
+def close(tokens, i):
+    """The index of the bracket that closes the one at i."""
+    depth = 0
+    for k in range(i, len(tokens)):
+        token = tokens[k][0]
+        depth += (token in "([{") - (token in ")]}") if len(token) == 1 else 0
+        if depth == 0:
+            return k
+    return len(tokens) - 1
+
+
+def close_angle(tokens, i):
+    """The index of the > that closes the < at i, or i where it is a comparison."""
+    depth, k = 0, i
+    while k < len(tokens):
+        token = tokens[k][0]
+        if token in CLOSING:
+            k = close(tokens, k)
+        depth += (token == "<") - (token == ">")
+        if depth == 0:
+            return k
+        if token == ";":
+            break
+        k += 1
+    return i
+
+
+def split_top(tokens):
+    """Indices of a statement's tokens outside of brackets; a bracket counts by its opening token."""
+    top, i = [], 0
+    while i < len(tokens):
+        top.append(i)
+        i = close(tokens, i) + 1 if tokens[i][0] in CLOSING else i + 1
+    return top
+
+
+def is_name(token):
+    return re.fullmatch(r"[A-Za-z_]\w*", token) is not None
+
+
+def find_declarator(tokens):
+    """(index of the name, index of the parenthesis that opens the parameters) of a function's head, or None."""
+    found, top = [], split_top(tokens)
+    for n, i in enumerate(top):
+        token = tokens[i][0]
+        if token in (":", "->") and found:
+            break
+        if token in ("struct", "class", "union", "enum", "typedef", "namespace"):
+            found = []  # what stood before is a macro: MACRO(x) struct y {
+        if token == "operator":
+            opening = [k for k in top[n + 1:] if tokens[k][0] == "("]
+            if opening and opening[0] == i + 1 and len(opening) > 1:  # operator()
+                opening = opening[1:]
+            return (i, opening[0]) if opening else None
+        if token != "(" or n == 0:
+            continue
+        name = tokens[top[n - 1]][0]
+        if i + 1 < len(tokens) and tokens[i + 1][0] in "*&":  # a function that returns a pointer to one
+            inner = find_declarator(tokens[i + 1:close(tokens, i)])
+            if inner:
+                found.append((inner[0] + i + 1, inner[1] + i + 1))
+        elif is_name(name) and name not in NO_FUNCTION:
+            found.append((top[n - 1], i))
+    lower = [f for f in found if not tokens[f[0]][0].isupper()]  # MACRO(x) void f(...), void f(...) MACRO(x)
+    return (lower or found or [None])[-1]
+
+
+def count_parameters(tokens):
+    """Of the tokens between a function's parentheses."""
+    if not tokens or [t for t, _ in tokens] == ["void"]:
+        return 0
+    count, i = 1, 0
+    while i < len(tokens):
+        token = tokens[i][0]
+        count += token == ","
+        i = close(tokens, i) if token in CLOSING else close_angle(tokens, i) if token == "<" else i
+        i += 1
+    return count
+
+
+def find_functions(tokens, path, inside_function=False):
+    """Definitions in a file, in its structs and namespaces, and in structs inside functions."""
+    functions, start, i = [], 0, 0
+    while i < len(tokens):
+        token, _ = tokens[i]
+        if token == ";" or token == "}":
+            start = i + 1
+        elif token == ":" and i == start + 1 and tokens[start][0] in ("public", "private", "protected"):
+            start = i + 1
+        elif token == "template" and i + 1 < len(tokens) and tokens[i + 1][0] == "<":
+            i = close_angle(tokens, i + 1)
+            start = i + 1 if i + 1 > start else start
+        elif token in "([" and len(token) == 1:
+            i = close(tokens, i)
+        elif token == "{":
+            head, end = tokens[start:i], close(tokens, i)
+            top = [head[k][0] for k in split_top(head)]
+            declarator = None if inside_function else find_declarator(head)
+            record = next((t for t in top if t in ("struct", "class", "union", "namespace")), None)
+            member = declarator and ":" in top and (is_name(top[-1]) or top[-1] == ">")  # of an initializer list
+            if inside_function and record is None:
+                start = i + 1  # a block: its statements are searched for structs
+            elif "=" in top and "operator" not in top or "enum" in top and not declarator or member:
+                i = end  # an initializer; the statement goes on
+            elif declarator:
+                name, opening = declarator
+                line = head[name][1]
+                parameters = count_parameters(head[opening + 1:close(head, opening)])
+                text = "".join(t for t, _ in head[name:opening])
+                functions.append(Function(text, path, line, tokens[end][1] - line + 1, parameters, "__global__" in top))
+                functions += find_functions(tokens[i + 1:end], path, True)
+                i, start = end, end + 1
+            elif record or top[:1] == ["extern"]:
+                functions += find_functions(tokens[i + 1:end], path)
+                i = end
+                if record in (None, "namespace"):  # no ; follows
+                    start = end + 1
+            else:
+                i = end
+        i += 1
+    return functions
+
+
+# ----------------------------------------------------------------------------
+# the rules
+
+
+class Checks:
+    def __init__(self):
+        self.count, self.violations = 0, []
+
+    def check(self, good, path, line, message):
+        self.count += 1
+        if not good:
+            self.violations.append(f"{path}:{line}: {message}")
+
+
+def check_functions(checks, functions):
+    for f in functions:
+        checks.check(f.parameters <= MAX_PARAMETERS, f.path, f.line,
+                     f"{f.name} has {f.parameters} parameters, at most {MAX_PARAMETERS}")
+        if f.kernel:
+            checks.check(f.lines <= MAX_KERNEL_LINES or f.name in KERNELS_OVER_120, f.path, f.line,
+                         f"kernel {f.name} has {f.lines} lines; above {MAX_KERNEL_LINES} KERNELS_OVER_120 must say why")
+        else:
+            checks.check(f.lines <= MAX_FUNCTION_LINES, f.path, f.line,
+                         f"{f.name} has {f.lines} lines, at most {MAX_FUNCTION_LINES}")
+    long_kernels = {f.name for f in functions if f.kernel and f.lines > MAX_KERNEL_LINES}
+    for name in KERNELS_OVER_120:
+        checks.check(name in long_kernels, "dev/structure.py", 1,
+                     f"KERNELS_OVER_120: no kernel {name} has more than {MAX_KERNEL_LINES} lines")
+
+
+def check_sizes(checks, lines, folders):
+    for path, count in lines.items():
+        limit = MAX_TRAINER_LINES if path in TRAINERS else MAX_FILE_LINES
+        checks.check(count <= limit, path, limit + 1, f"{count} lines, at most {limit}")
+    for folder, count in folders.items():
+        checks.check(count <= MAX_FOLDER_FILES, folder, 1, f"{count} files, at most {MAX_FOLDER_FILES}")
+
+
+def check_top_level(checks, paths):
+    for name in sorted({p.split("/")[0] for p in paths}):
+        checks.check(name in TOP_LEVEL, name, 1, "not among what the top level holds")
+
+
+def may_include(folder):
+    """The folders of llmc/ below this one."""
+    direct = INCLUDES[folder].split()
+    return {folder}.union(*(may_include(f) for f in direct))
+
+
+def check_includes(checks, root, codes):
+    for path, code in codes.items():
+        top, *rest = path.split("/")
+        folder = rest[0] if len(rest) > 1 else None
+        if top == "llmc":
+            checks.check(folder in INCLUDES, path, 1, f"its folder llmc/{folder or ''} is not in INCLUDES")
+        for number, line in enumerate(code.split("\n"), 1):
+            match = re.match(r'\s*#\s*include\s*"([^"]*)"', line)
+            if not match:
+                continue
+            target = os.path.normpath(os.path.join(os.path.dirname(path), match.group(1)))
+            exists = os.path.isfile(os.path.join(root, target))
+            checks.check(exists, path, number, f"includes {target}, which does not exist")
+            if not exists:
+                continue
+            target_top, *target_rest = target.split("/")
+            if top == "llmc" and folder in INCLUDES:
+                good = target_top == "llmc" and target_rest[0] in may_include(folder)
+                allowed = ", ".join(f"llmc/{f}" for f in INCLUDES if f in may_include(folder))
+            else:
+                good = target_top in OUTSIDE_INCLUDES.get(top, (target_top,))
+                allowed = ", ".join(OUTSIDE_INCLUDES.get(top, ()))
+            checks.check(good, path, number, f"includes {target}; it may include {allowed}")
+
+
+def check_options(checks, codes):
+    """Returns the number of rows of the macro OPTIONS."""
+    code = codes.get(OPTIONS, "")
+    macro = re.search(r"#define OPTIONS\(.*?[^\\]\n", code, re.DOTALL)
+    rows = len(re.findall(r"^\s*ROW\(", macro.group(), re.MULTILINE)) if macro else 0
+    checks.check(rows > 0, OPTIONS, 1, "no rows ROW(...) of a macro OPTIONS found")
+    line = code[:macro.start()].count("\n") + 1 if macro else 1
+    checks.check(rows <= MAX_OPTIONS, OPTIONS, line, f"{rows} options, at most {MAX_OPTIONS}")
+    return rows
+
+
+# ----------------------------------------------------------------------------
+# the report
+
+
+def print_largest(title, rows, whole):
+    """rows: (size, name, where)"""
+    print(f"{title}")
+    for size, name, where in sorted(rows, key=lambda r: (-r[0], r[1:]))[:None if whole else 5]:
+        print(f"  {size:6d}  {name:<44}{where}".rstrip())
+
+
+def main(arguments):
+    whole = "--all" in arguments
+    roots = [a for a in arguments if a != "--all"]
+    if len(roots) > 1 or any(r.startswith("-") for r in roots):
+        print("error: usage: dev/structure.py [--all] [ROOT]", file=sys.stderr)
+        return 1
+    root = roots[0] if roots else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    paths = list_files(root)
+    texts = {p: open(os.path.join(root, p), encoding="utf-8").read() for p in paths
+             if p.endswith((".c", ".h", ".cu", ".cuh", ".py", ".sh"))}
+    codes = {p: strip_comments(t) for p, t in texts.items() if not p.endswith((".py", ".sh"))}
+    lines = {p: t.count("\n") for p, t in texts.items()}
+    folders = Counter(os.path.dirname(p) or "." for p in paths if "/fixtures/" not in p)
+    functions = [f for p, code in codes.items() for f in find_functions(tokenize(code), p)]
+
+    checks = Checks()
+    check_functions(checks, functions)
+    check_sizes(checks, lines, folders)
+    check_top_level(checks, paths)
+    check_includes(checks, root, codes)
+    options = check_options(checks, codes)
+
+    where = lambda f: f"{f.path}:{f.line}"
+    print_largest("functions by parameters", [(f.parameters, f.name, where(f)) for f in functions], whole)
+    print_largest("functions by lines", [(f.lines, f.name, where(f)) for f in functions if not f.kernel], whole)
+    print_largest("kernels by lines", [(f.lines, f.name, where(f)) for f in functions if f.kernel], whole)
+    print_largest("files by lines", [(n, p, "") for p, n in lines.items()], whole)
+    print_largest("folders by files", [(n, f, "") for f, n in folders.items()], whole)
+    of_program = [code for p, code in codes.items() if p.startswith("llmc/") or p in TRAINERS]
+    code_lines = sum(bool(line.strip()) for code in of_program for line in code.split("\n"))
+    print(f"{len(functions)} functions, {options} options; {code_lines} lines of code in llmc/ and the trainers, "
+          "without comments and blank lines")
+    for violation in checks.violations:
+        print(violation)
+    failed = len(checks.violations)
+    print(f"{checks.count - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

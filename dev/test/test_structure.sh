@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# dev/structure.py: this repository keeps its rules, and small trees that break one rule each are reported.
+scratch=build/test/structure
+. dev/test/check.sh
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+
+# checker ENTRIES: the script with other entries in its table of long kernels
+checker() {
+    sed "/^KERNELS_OVER_120 = {/,/^}/c KERNELS_OVER_120 = {$1}" dev/structure.py >"$scratch/structure.py"
+}
+
+# lines N: a comment of N lines
+lines() { printf '//\n%.0s' $(seq "$1"); }
+
+# body HEAD N: a definition whose head is followed by lines until it has N
+body() { echo "$1 {"; lines $(($2 - 2)); echo "}"; }
+
+# make_sound: a tree in $tree that breaks no rule, at every limit
+make_sound() {
+    mkdir -p "$tree"/llmc/{base,formats,model,run,cuda,dist} "$tree"/{data,dev/test/fixtures}
+    touch "$tree"/{Makefile,README.md,LICENSE} "$tree"/llmc/{base/base.h,formats/json.h,dist/world.h}
+    printf '/ignored\n*.o\n' >"$tree/.gitignore"
+    touch "$tree/ignored" "$tree/data/a.o"
+    { echo '#include "../formats/json.h"'; echo '#include <nowhere.h>'; } >"$tree/llmc/model/config.h"
+    { echo '#include "../model/config.h"'; echo '#define OPTIONS(GROUP, ROW) \'
+      printf 'ROW(A, b) \\\n%.0s' $(seq 63); echo 'ROW(A, b)'; } >"$tree/llmc/run/options.h"
+    { echo '#include "llmc/run/options.h"'; lines 1499; } >"$tree/train_fox.c"
+    { body "void f(void)" 100; lines 500; } >"$tree/data/tool.c"
+    touch "$tree"/dev/{1..15}.c "$tree"/dev/test/fixtures/{1..16}.json
+    # 8 parameters, however they are written
+    cat >"$tree/llmc/cuda/k.cuh" <<'END'
+// void comment(int, int, int, int, int, int, int, int, int) {
+#define MACRO(a, b, c, d, e, f, g, h, i) void f(int a, int b, int c) {
+const char* text = "{ (";
+template <class T, int N = (3 > 2)>
+static __global__ void __launch_bounds__(N, 2)
+    first(T* a, int b, int c,
+          int d, int e, int f, const float (&g)[N], void (*h)(int, int)) {
+    auto lambda = [](int a, int b, int c, int d, int e, int f, int g, int h, int i) { return '{'; };
+    first<T, N>(1, 2, 3, 4, 5, 6, 7, 8, 9);
+}
+namespace inside {
+struct Pair {
+    int a = {3}, b[2] = {1, 2};
+    Pair(map<int, int> a, int b) : a{b}, b(a) {}
+    __device__ Pair& operator()(int a) const { return *this; }
+};
+}
+extern "C" {
+#if defined(A)
+__attribute__((noinline, used)) static int second(void) {
+#else
+static int second(int a, int b, int c, int d, int e, int f, int g, int h, int i) {
+#endif
+    struct Local {
+        int method(int a, Pair b = {1, 2}) { return a; }
+    };
+    return 0;
+}
+}
+static const int table[] = {first(1), second()};
+END
+    body "__global__ void long_kernel(int a)" 120 >>"$tree/llmc/cuda/k.cuh"
+}
+
+# fresh: $tree is sound again
+fresh() {
+    rm -rf "$scratch/tree"
+    cp -r "$scratch/sound" "$scratch/tree"
+    tree=$scratch/tree
+}
+
+# run: on the tree, with the script of the last `checker`
+run() { python3 "$scratch/structure.py" "$tree"; }
+
+# broken PLACE MESSAGE: the tree has this violation and no other
+broken() {
+    local code=0
+    run >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
+    equals 1 $code
+    said "$1: $2"
+    said "passed, 1 failed"
+    fresh
+}
+
+# ----------------------------------------------------------------------------
+
+check "this repository" dev/structure.py
+[ $failed = 0 ] || grep -E '^[^ ]+:[0-9]+: ' "$scratch/stdout"
+
+tree=$scratch/sound
+make_sound
+fresh
+checker ''
+check "a tree at every limit" run
+said " passed, 0 failed"
+check "the whole lists" python3 "$scratch/structure.py" --all "$tree"
+while read -r parameters name line; do
+    said "$(printf '%8d  %-44sllmc/cuda/k.cuh:%d' "$parameters" "$name" "$line")"
+done <<'END'
+8 first 6
+2 Pair 14
+1 operator() 15
+0 second 20
+2 method 25
+1 long_kernel 31
+END
+said "7 functions, 64 options; "
+dies "usage: dev/structure.py" python3 "$scratch/structure.py" --most
+dies "usage: dev/structure.py" python3 "$scratch/structure.py" "$tree" "$tree"
+
+echo "void f(int a, int b, int c, int d, int e, int f, int g, int h, ...) {}" >"$tree/llmc/base/base.h"
+broken llmc/base/base.h:1 "f has 9 parameters, at most 8"
+sed -i 's/Pair(map/Pair(int c, int d, int e, int f, int g, int h, int i, map/' "$tree/llmc/cuda/k.cuh"
+broken llmc/cuda/k.cuh:14 "Pair has 9 parameters"
+sed -i 's/int d, int e, int f, const/int d, map<int, int> e, int f, int x, const/' "$tree/llmc/cuda/k.cuh"
+broken llmc/cuda/k.cuh:6 "first has 9 parameters"
+sed -i 's/(int a, Pair b/(int c, int d, int e, int f, int g, int h, int i, int a, Pair b/' "$tree/llmc/cuda/k.cuh"
+broken llmc/cuda/k.cuh:25 "method has 9 parameters"
+
+body "__device__ void f()" 101 >"$tree/llmc/base/base.h"
+broken llmc/base/base.h:1 "f has 101 lines, at most 100"
+body "__global__ void listed()" 121 >"$tree/llmc/base/base.h"
+broken llmc/base/base.h:1 "kernel listed has 121 lines"
+checker '"listed": "why"'
+body "__global__ void listed()" 121 >"$tree/llmc/base/base.h"
+check "a long kernel with a reason" run
+body "__global__ void listed()" 120 >"$tree/llmc/base/base.h"
+broken dev/structure.py:1 "KERNELS_OVER_120: no kernel listed has more than 120 lines"
+checker ''
+
+for file in llmc/base/base.h data/tool.py data/tool.sh test_fox.cu; do
+    lines 601 >"$tree/$file"
+    broken $file:601 "601 lines, at most 600"
+done
+lines 1501 >"$tree/train_fox.cu"
+broken train_fox.cu:1501 "1501 lines, at most 1500"
+touch "$tree/dev/16.c"
+broken dev:1 "16 files, at most 15"
+touch "$tree/notes.txt"
+broken notes.txt:1 "not among what the top level holds"
+mkdir "$tree/llmc/other"
+touch "$tree/llmc/other/other.h"
+broken llmc/other/other.h:1 "its folder llmc/other is not in INCLUDES"
+touch "$tree/llmc/other.h"
+broken llmc/other.h:1 "its folder llmc/ is not in INCLUDES"
+sed -i 's/ROW(A, b)$/& ROW(A, b) \\\nROW(A, b)/' "$tree/llmc/run/options.h"
+broken llmc/run/options.h:2 "65 options, at most 64"
+: >"$tree/llmc/run/options.h"
+broken llmc/run/options.h:1 "no rows ROW(...) of a macro OPTIONS found"
+
+while read -r file target message; do
+    printf '\n  # include "%s"\n' "$target" >"$tree/$file"
+    broken "$file:2" "includes $message"
+done <<'END'
+llmc/base/base.h ../formats/json.h llmc/formats/json.h; it may include llmc/base
+llmc/formats/json.h ../model/config.h llmc/model/config.h; it may include llmc/base, llmc/formats
+llmc/model/config.h ../dist/world.h llmc/dist/world.h; it may include llmc/base, llmc/formats, llmc/model
+llmc/cuda/device.cuh ../run/options.h llmc/run/options.h; it may include llmc/base, llmc/formats, llmc/model, llmc/cuda
+llmc/run/run.h ../../train_fox.c train_fox.c; it may include llmc/base,
+llmc/run/run.h ../../data/tool.c data/tool.c; it may include llmc/base,
+llmc/run/run.h ../../dev/1.c dev/1.c; it may include llmc/base,
+data/tool.c ../dev/1.c dev/1.c; it may include data, llmc
+train_fox.cu data/tool.c data/tool.c; it may include llmc
+llmc/run/run.h ../model/none.h llmc/model/none.h, which does not exist
+END
+report
