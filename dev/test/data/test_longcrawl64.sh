@@ -255,7 +255,7 @@ fetched "0.0 0.1 0.2 0.3 0.4"
 dies "$url/plain/none/train.zarr/.zarray: the server answered HTTP 404" train "$url/plain/none"
 dies "bad JSON" train "$url/html@.zarray" --tries 1
 dies "http://127.0.0.1:1/train.zarr/.zarray: Failed to connect" train http://127.0.0.1:1 --tries 1
-dies "log/train.zarr: cannot make this folder" train "$url/plain" --cache "$scratch/log"
+dies "log/train.zarr: cannot create this folder" train "$url/plain" --cache "$scratch/log"
 
 # ----------------------------------------------------------------------------
 # interrupted: the server tells when it holds a request, which is the moment to strike

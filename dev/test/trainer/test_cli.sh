@@ -122,7 +122,7 @@ header_0 model.safetensors, header: bad JSON
 header_not_json model.safetensors, header: bad JSON
 header_list model.safetensors, header: does not begin with '{'
 header_deep model.safetensors, header: bad JSON at byte 64: nested too deeply
-overlap tensor 'model.layers.1.attn.q_proj.weight': begins at byte 19084 of the data: overlaps the tensor before
+overlap tensor 'model.layers.1.attn.q_proj.weight': begins at byte 19084 of the data: overlaps the previous tensor
 offsets_swapped tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
 offsets_negative tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
 offsets_three tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
@@ -133,9 +133,9 @@ shape_negative tensor 'model.layers.1.attn.q_proj.weight': its shape has a negat
 shape_huge tensor 'model.layers.1.attn.q_proj.weight': its shape is too large
 type_int tensor 'model.layers.1.attn.q_proj.weight' has type I32
 type_unknown tensor 'model.layers.1.attn.q_proj.weight': type 'F4' is not supported
-data_cut it was cut short
+data_cut it is truncated
 data_longer 1 bytes at the end of the file belong to no tensor
-data_none it was cut short
+data_none it is truncated
 tensor_missing tensor 'model.norm.weight' is missing
 tensor_extra tensor 'model.extra' is not part of the model
 tensor_renamed tensor 'model.layers.0.attn.q_proj.weight' is missing
@@ -204,9 +204,9 @@ $tiny --generate 3|--generate: with which model? give --init DIR
 $tiny $batches --data @/text.bin --dump $scratch/none/file|none/file: cannot create: No such file or directory
 $tiny $batches --data @/text.bin --dump $scratch|$scratch: cannot create: Is a directory
 $tiny $batches --data @/text.bin --dump /dev/full|/dev/full: cannot write: No space left on device
-$tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is no folder
-$tiny $batches --data @/text.bin --out @/text.bin/x|cannot make this folder: Not a directory
-$tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot make this folder
+$tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is not a folder
+$tiny $batches --data @/text.bin --out @/text.bin/x|cannot create this folder: Not a directory
+$tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot create this folder
 $tiny $batches --data @/text.bin --out=|not a usable folder name
 $tiny --seq-len 16Mi --batch-tokens 1Ti --micro-batch 65536 --set num_hidden_layers=1024 --dry-run|which no machine holds
 END
