@@ -40,25 +40,25 @@ refused_shards() {
 none ': no file matches
 empty : is empty
 stub : has 12 bytes, which is less than the header
-magic : is no data shard: starts with 20240521
-llama3 : is no data shard: starts with 20240801, not 20240520 (it is llm.c's token file for Llama 3
+magic : is not a data shard: starts with 20240521
+llama3 : is not a data shard: starts with 20240801, not 20240520 (a Llama 3 token file of llm.c
 version : is a data shard of version 3
-truncated : is truncated: its header promises 4000 tokens of 2 bytes, 3993 follow
+truncated : is truncated: its header claims 4000 tokens of 2 bytes, 3993 follow
 longer : is too long
 negative : damaged header: -4000 tokens
-no_tokens : holds no tokens
+no_tokens : contains no tokens
 short ': no shard has the 17 tokens
-half_document : damaged header: 4000 tokens are no whole number of documents of 48
+half_document : damaged header: 4000 tokens are not a whole number of documents of 48
 vocabulary : its vocabulary of 50257 is larger than the model's 257
 high_id : token 1000 has id 257, outside the vocabulary of 257
 huge_id : token 1000 has id 2147483653, outside the vocabulary of 257
 END
-    dies "is no regular file" train --data "$shards"
-    dies "needs file patterns" train --data ""
+    dies "is not a regular file" train --data "$shards"
+    dies "not a comma-separated list of file patterns" train --data ""
     dies "text.bin twice" train --data "$shards/text.bin,$shards/te*.bin"
-    dies "use one data set" train --data "$shards/text.bin,$shards/documents.bin"
-    dies "use one data set" train --data "$shards/text.bin,$shards/wide.bin"
-    dies "use one data set" train --data "$shards/text.bin,$shards/plain.bin"
+    dies "use one dataset" train --data "$shards/text.bin,$shards/documents.bin"
+    dies "use one dataset" train --data "$shards/text.bin,$shards/wide.bin"
+    dies "use one dataset" train --data "$shards/text.bin,$shards/plain.bin"
     dies "no shard has the 65 tokens" \
         run $tiny --seq-len 64 --batch-tokens 64 --data "$shards/text.bin" --val-data "$shards/val.bin"
     dies "documents of 32 tokens are shorter than a sequence of 64" \
