@@ -1,5 +1,5 @@
 /*
-Text: a growable byte buffer, UTF-8, and JSON-escaped text.
+Text: a growable byte buffer, a hash of strings, UTF-8, and JSON-escaped text.
 
 JSON-escaped text is what Python's json.dumps writes between the quotes: a newline is `\n`, a non-ASCII
 character is `\uXXXX`, and a character above U+FFFF is a surrogate pair of two such escapes. LongCrawl64's
@@ -25,6 +25,14 @@ static inline char* byte_buffer_reserve(ByteBuffer* b, size_t more) {
         b->data = (char*)xrealloc(b->data, b->capacity);
     }
     return b->data + b->count;
+}
+
+// The 64-bit FNV-1a hash of a string. `hash` is FNV1A_BASIS or the hash of preceding data.
+static const uint64_t FNV1A_BASIS = 0xcbf29ce484222325u;
+
+static inline uint64_t fnv1a(uint64_t hash, const char* s) {
+    for (; *s; s++) hash = (hash ^ (unsigned char)*s) * 0x100000001b3u;
+    return hash;
 }
 
 // ----------------------------------------------------------------------------

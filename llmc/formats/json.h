@@ -175,8 +175,7 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
 
 // The hash slot of an object's member with this key, or the free slot to insert it at.
 static inline size_t json_slot_(const Json* j, int object, const char* key) {
-    uint64_t hash = 14695981039346656037u ^ (uint64_t)object; // FNV-1a
-    for (const char* c = key; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    uint64_t hash = fnv1a(FNV1A_BASIS ^ (uint64_t)object, key);
     size_t slot = (size_t)(hash ^ hash >> 32);
     for (;; slot++) {
         slot &= j->member_slots - 1;
