@@ -1,10 +1,11 @@
 /*
-Verified downloads over HTTP, many at once: one Downloader a thread, one Stop for them all.
+Verified HTTP downloads for data/longcrawl64.c, in several threads: one Downloader per thread, one Stop for
+all.
 
-A download is good when the server answered 200, as many bytes came as it announced, they have the size and
-the SHA-256 that Hugging Face gives for large files (X-Linked-Size and X-Linked-Etag, on the redirect to its
-store), and the caller's own check accepts them. What may pass (timeouts, resets, 5xx, damaged bytes) is tried
-again after a growing pause; what will not (404 and the like) fails at once.
+A download succeeds if the status is 200, the body has the announced length, its size and SHA-256 are those
+that Hugging Face gives for large files (headers X-Linked-Size and X-Linked-Etag of the redirect to its
+storage), and the caller's check accepts it. Temporary errors (timeouts, resets, HTTP 5xx, damaged data) are
+retried with exponential backoff; permanent ones (such as HTTP 404) fail at once.
 */
 #ifndef DATA_DOWNLOAD_H
 #define DATA_DOWNLOAD_H
@@ -17,17 +18,17 @@ again after a growing pause; what will not (404 and the like) fails at once.
 #include "../llmc/base/common.h"
 
 // ----------------------------------------------------------------------------
-// stopping: any thread may end the work of all, and every wait in this program ends with it
+// stopping: any thread can stop all threads; every wait in the program ends on a stop
 
 typedef struct {
     pthread_mutex_t mutex;
-    pthread_cond_t changed; // signalled on a stop; the owner may signal changes of its own state with it
+    pthread_cond_t changed; // signalled on a stop, and by the owner for changes of its own state
     bool stopped;
-    Error reason; // the first one given
+    Error reason; // of the first stop
 } Stop;
 
 static inline void stop_init(Stop* s) {
-    pthread_condattr_t monotonic; // a clock set back must not lengthen a wait
+    pthread_condattr_t monotonic; // so that a change of the system time does not affect waits
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->mutex, NULL);
@@ -36,7 +37,7 @@ static inline void stop_init(Stop* s) {
     s->stopped = false;
 }
 
-// Stops everything for this reason, unless there is one already.
+// Stops all threads; keeps the reason of an earlier stop.
 static inline void stop_now(Stop* s, const Error* reason) {
     pthread_mutex_lock(&s->mutex);
     if (!s->stopped) s->reason = *reason;
@@ -52,7 +53,7 @@ static inline bool stop_asked(Stop* s) {
     return stopped;
 }
 
-// Waits that long, or until the stop.
+// Waits for this time or until a stop.
 static inline void stop_pause(Stop* s, double seconds) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -67,20 +68,20 @@ static inline void stop_pause(Stop* s, double seconds) {
 // ----------------------------------------------------------------------------
 // one download
 
-#define DOWNLOAD_FIRST_PAUSE 0.25 // seconds before the second try; twice as long before each further one
-#define DOWNLOAD_MAX_PAUSE   300  // also for a server's Retry-After
+static const double DOWNLOAD_FIRST_PAUSE =
+    0.25; // seconds before the second attempt; doubled before each further one
+static const double DOWNLOAD_MAX_PAUSE = 300; // seconds; also limits a server's Retry-After
 
-// Whether these bytes are what was asked for; on false, err says why without naming the source.
+// Checks the content of a download. On false, err contains the reason without the source.
 typedef bool DownloadCheck(const void* data, size_t bytes, void* context, Error* err);
 
 typedef struct {
-    CURL* curl; // kept from one download to the next, with its connections
+    CURL* curl; // reused for all downloads, together with its connections
     Stop* stop;
     int tries;
-    int timeout; // seconds to connect, and seconds without progress, after which a try is given up
-    char* data;  // the answer to the last request
+    char* data; // body of the last response
     size_t bytes, capacity, max_bytes;
-    long status;            // HTTP's, of the last answer; 0 if there was none
+    long status;            // HTTP status of the last response; 0 if there was none
     int64_t linked_size;    // -1: not given
     char linked_sha256[65]; // empty: not given
     char problem[CURL_ERROR_SIZE];
@@ -90,7 +91,7 @@ static inline size_t download_receive(char* data, size_t size, size_t count, voi
     Downloader* d = (Downloader*)user;
     size_t n = size * count;
     if (n > d->max_bytes - d->bytes) {
-        snprintf(d->problem, sizeof d->problem, "more than the %zu bytes that it can have", d->max_bytes);
+        snprintf(d->problem, sizeof d->problem, "larger than the limit of %zu bytes", d->max_bytes);
         return 0;
     }
     if (d->bytes + n > d->capacity) {
@@ -102,7 +103,8 @@ static inline size_t download_receive(char* data, size_t size, size_t count, voi
     return n;
 }
 
-// If line is this header, copies its value without quotes and space into out[size], cut to fit.
+// If line is the header `name`, copies its value without quotes and white space to out[size], truncated to
+// fit.
 static inline bool download_header_is(const char* line, size_t n, const char* name, char* out, size_t size) {
     size_t length = strlen(name), used = 0;
     if (n <= length || strncasecmp(line, name, length) != 0 || line[length] != ':') return false;
@@ -116,29 +118,29 @@ static inline size_t download_header(char* line, size_t size, size_t count, void
     Downloader* d = (Downloader*)user;
     size_t n = size * count;
     char value[80];
-    // the first answer of a chain of redirects is the one that speaks for the file
+    // in a chain of redirects, the first response describes the file
     if (d->linked_size < 0 && download_header_is(line, n, "x-linked-size", value, sizeof value))
         d->linked_size = strtoll(value, NULL, 10);
-    // a small file outside the large-file store has a Git hash here, of 40 digits
+    // for a small file, not in large-file storage, the value is a Git hash of 40 digits
     if (!d->linked_sha256[0] && download_header_is(line, n, "x-linked-etag", value, sizeof value))
         if (strspn(value, "0123456789abcdefABCDEF") == 64 && value[64] == '\0')
             memcpy(d->linked_sha256, value, sizeof d->linked_sha256);
     return n;
 }
 
-static inline int download_go_on(void* user, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t e) {
+static inline int download_progress(void* user, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t e) {
     (void)a, (void)b, (void)c, (void)e;
-    return stop_asked(((Downloader*)user)->stop); // not 0: give up
+    return stop_asked(((Downloader*)user)->stop); // not 0: abort
 }
 
-// Dies if libcurl cannot start. curl_global_init comes first, once, in the program.
+// `timeout` is in seconds: to connect, and without progress. An attempt that exceeds it fails. Dies if
+// libcurl cannot be initialized; the program must have called curl_global_init.
 static inline void downloader_init(Downloader* d, Stop* stop, int tries, int timeout) {
     memset(d, 0, sizeof *d);
     d->stop = stop;
     d->tries = tries;
-    d->timeout = timeout;
     d->curl = curl_easy_init();
-    if (!d->curl) die("libcurl does not start");
+    if (!d->curl) die("cannot initialize libcurl");
     curl_easy_setopt(d->curl, CURLOPT_USERAGENT, "longcrawl64/1");
     curl_easy_setopt(d->curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(d->curl, CURLOPT_FOLLOWLOCATION, 1L);
@@ -153,7 +155,7 @@ static inline void downloader_init(Downloader* d, Stop* stop, int tries, int tim
     curl_easy_setopt(d->curl, CURLOPT_HEADERFUNCTION, download_header);
     curl_easy_setopt(d->curl, CURLOPT_HEADERDATA, d);
     curl_easy_setopt(d->curl, CURLOPT_NOPROGRESS, 0L);
-    curl_easy_setopt(d->curl, CURLOPT_XFERINFOFUNCTION, download_go_on);
+    curl_easy_setopt(d->curl, CURLOPT_XFERINFOFUNCTION, download_progress);
     curl_easy_setopt(d->curl, CURLOPT_XFERINFODATA, d);
 }
 
@@ -162,14 +164,14 @@ static inline void downloader_free(Downloader* d) {
     free(d->data);
 }
 
-// Checks size and hash of a complete answer against what the server told of the file.
+// Checks size and SHA-256 of a complete response against its headers.
 static inline bool download_verify(const Downloader* d, Error* err) {
     curl_off_t announced = -1;
     curl_easy_getinfo(d->curl, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &announced);
     if (announced >= 0 && (size_t)announced != d->bytes)
-        return fail(err, "%zu bytes came of %lld", d->bytes, (long long)announced);
+        return fail(err, "received %zu of %lld bytes", d->bytes, (long long)announced);
     if (d->linked_size >= 0 && (size_t)d->linked_size != d->bytes)
-        return fail(err, "%zu bytes came, the file has %lld", d->bytes, (long long)d->linked_size);
+        return fail(err, "received %zu bytes, the file has %lld", d->bytes, (long long)d->linked_size);
     if (!d->linked_sha256[0]) return true;
     unsigned char hash[EVP_MAX_MD_SIZE];
     char hex[65];
@@ -177,12 +179,12 @@ static inline bool download_verify(const Downloader* d, Error* err) {
         return fail(err, "cannot compute its SHA-256");
     for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", hash[i]);
     if (strcasecmp(hex, d->linked_sha256) == 0) return true;
-    return fail(err, "the bytes that came have SHA-256 %s, the file has %s", hex, d->linked_sha256);
+    return fail(err, "received data has SHA-256 %s, the file has %s", hex, d->linked_sha256);
 }
 
 typedef enum { DOWNLOAD_GOOD, DOWNLOAD_TRY_AGAIN, DOWNLOAD_GIVE_UP } DownloadResult;
 
-// One try. On failure err says what happened, without the address.
+// One attempt. On failure err contains the reason without the URL.
 static inline DownloadResult download_once(Downloader* d, const char* url, DownloadCheck* check,
                                            void* context, Error* err) {
     d->bytes = 0;
@@ -193,22 +195,22 @@ static inline DownloadResult download_once(Downloader* d, const char* url, Downl
     curl_easy_getinfo(d->curl, CURLINFO_RESPONSE_CODE, &d->status);
     if (code == CURLE_HTTP_RETURNED_ERROR || (code == CURLE_OK && d->status != 200)) {
         fail(err, "the server answered HTTP %ld%s", d->status, d->status == 404 ? " (no such file)" : "");
-        bool lasting = d->status < 500 && d->status != 408 && d->status != 429;
-        return lasting ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
+        bool permanent = d->status < 500 && d->status != 408 && d->status != 429;
+        return permanent ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
     }
     if (code != CURLE_OK) {
         fail(err, "%s", d->problem[0] ? d->problem : curl_easy_strerror(code));
-        bool lasting = code == CURLE_ABORTED_BY_CALLBACK || code == CURLE_URL_MALFORMAT ||
-                       code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_TOO_MANY_REDIRECTS ||
-                       code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE;
-        return lasting ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
+        bool permanent = code == CURLE_ABORTED_BY_CALLBACK || code == CURLE_URL_MALFORMAT ||
+                         code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_TOO_MANY_REDIRECTS ||
+                         code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE;
+        return permanent ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
     }
     bool good = download_verify(d, err) && check(d->data, d->bytes, context, err);
     return good ? DOWNLOAD_GOOD : DOWNLOAD_TRY_AGAIN;
 }
 
-// Downloads url, of at most max_bytes, into d->data[d->bytes]. On failure or a stop, err names url and what
-// the last try met.
+// Downloads at most max_bytes from url to d->data[d->bytes]. On failure or a stop, err contains url and the
+// error of the last attempt.
 static inline bool download(Downloader* d, const char* url, size_t max_bytes, DownloadCheck* check,
                             void* context, Error* err) {
     Error why;

@@ -1,17 +1,17 @@
 /*
-Makes data shards from LongCrawl64: a zarr array with a document of 65536 tokens a row, in a folder or on a
-server.
+Converts LongCrawl64 to data shards. LongCrawl64 is a Zarr array with one document of 65536 tokens per row
+(zarr.h), in a local folder or on a server.
 
     data/longcrawl64 --split train --tokens 2.5Gi --out data/longcrawl64
 
-Training at context T reads the first T tokens of each document, in the order of the array. So a budget of N
-tokens is the first N/T documents, cut to T tokens (--columns), and only chunks that hold those are fetched.
-To evaluate longer contexts, documents are cut later, up to --columns 65536.
+Training at context T uses the first T tokens of each document, in the order of the array. The output for N
+tokens is therefore the first N/T documents, truncated to T tokens (--columns); only the chunks that contain
+them are downloaded. For evaluation at longer contexts, T may be up to 65536.
 
-A pool of threads downloads chunks into a cache, where a chunk gets its name once it is checked. The main
-thread takes them in order, a row of chunks at a time, and writes shards, which get their names once complete.
-So whatever ended the program, the same command goes on with the chunks and shards that have their names. A
-local source takes the same path without threads and cache.
+A pool of threads downloads chunks to a cache. The main thread reads them in order, one row of chunks at a
+time, and writes shards. Chunks and shards get their final names when they are verified and complete, so after
+an interruption the same command continues with the files that exist. A local source is read in the same way,
+without threads and cache.
 */
 #include <signal.h>
 
@@ -22,11 +22,13 @@ local source takes the same path without threads and cache.
 #include "download.h"
 #include "zarr.h"
 
-#define VOCAB_SIZE 50257 // GPT-2's
-#define DEFAULT_SOURCE                                                                                       \
-    "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32"
-#define MAX_JOBS   64
-#define ZARRAY_MAX 65536 // bytes; a .zarray has a few hundred
+enum {
+    VOCAB_SIZE = 50257, // GPT-2's
+    MAX_JOBS = 64,
+    ZARRAY_MAX = 65536 // bytes; a .zarray has a few hundred
+};
+static const char DEFAULT_SOURCE[] =
+    "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32";
 
 // ----------------------------------------------------------------------------
 // options
@@ -39,27 +41,28 @@ typedef struct {
 
 static const CliRow option_rows[] = {
     {CLI_TEXT, "source", "DIR|URL", offsetof(Options, source), 0, 0, 0,
-     "where heldout.zarr and train.zarr are [the copy on Hugging Face]"},
+     "folder or URL that contains heldout.zarr and train.zarr [the copy on Hugging Face]"},
     {CLI_TEXT, "split", "NAME", offsetof(Options, split), 0, 0, 0,
-     "train, or heldout, whose shards are named PREFIX_val_*.bin"},
+     "train or heldout; shards of heldout are named PREFIX_val_*.bin"},
     {CLI_COUNT, "tokens", "N", offsetof(Options, tokens), CLI_UNSET, 1, 1LL << 62,
      "tokens to write, rounded up to whole documents"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
-     "shards are PREFIX_train_000000.bin and so on"},
+     "path prefix of the shards: PREFIX_train_000000.bin and so on"},
     {CLI_COUNT, "columns", "D", offsetof(Options, columns), 16384, 1, INT32_MAX,
      "tokens of each document, from its start"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
-     "tokens of a shard, about: whole rows of chunks [256Mi]"},
-    {CLI_COUNT, "jobs", "N", offsetof(Options, jobs), 8, 1, MAX_JOBS, "downloads at a time"},
+     "tokens per shard, rounded down to whole rows of chunks [256Mi]"},
+    {CLI_COUNT, "jobs", "N", offsetof(Options, jobs), 8, 1, MAX_JOBS, "number of parallel downloads"},
     {CLI_TEXT, "cache", "DIR", offsetof(Options, cache), 0, 0, 0,
-     "folder for chunks until their shard is complete, laid out like a --source [PREFIX.cache]"},
-    {CLI_FLAG, "keep-cache", "", offsetof(Options, keep_cache), 0, 0, 0, "do not delete them then"},
-    {CLI_COUNT, "tries", "N", offsetof(Options, tries), 10, 1, 100, "times to try a download"},
+     "folder that holds chunks until their shard is complete, with the layout of a --source [PREFIX.cache]"},
+    {CLI_FLAG, "keep-cache", "", offsetof(Options, keep_cache), 0, 0, 0, "do not delete the cached chunks"},
+    {CLI_COUNT, "tries", "N", offsetof(Options, tries), 10, 1, 100,
+     "maximum number of attempts per download"},
     {CLI_COUNT, "timeout", "SECONDS", offsetof(Options, timeout), 60, 1, 3600,
-     "give up a try that makes no progress for this long"},
-    {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text, and leave"},
+     "time without progress after which an attempt fails"},
+    {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
-#define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
+enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
 
 static Options parse_options(int argc, char** argv) {
     Options o;
@@ -67,7 +70,7 @@ static Options parse_options(int argc, char** argv) {
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, NULL, &err)) die("%s", err.msg);
     if (o.help) {
         printf("usage: data/longcrawl64 --split train|heldout --tokens N --out PREFIX\n"
-               "Makes data shards from LongCrawl64; run it again to continue after an interruption.\n\n");
+               "Converts LongCrawl64 to data shards. After an interruption, run the same command again.\n\n");
         cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
         exit(EXIT_SUCCESS);
     }
@@ -75,40 +78,41 @@ static Options parse_options(int argc, char** argv) {
     if (!o.split) die("--split is missing: train or heldout");
     if (strcmp(o.split, "train") != 0 && strcmp(o.split, "heldout") != 0)
         die("--split %s: must be train or heldout", o.split);
-    if (o.tokens == CLI_UNSET) die("--tokens is missing: how many tokens to write");
-    if (!o.out) die("--out is missing: the prefix of the shards' names");
+    if (o.tokens == CLI_UNSET) die("--tokens is missing: the number of tokens to write");
+    if (!o.out) die("--out is missing: the path prefix of the shards");
     return o;
 }
 
 // ----------------------------------------------------------------------------
-// the source, the cache, and what of them is needed
+// source, cache and plan
 
 typedef struct {
     const Options* options;
     bool remote;
     char array_url[PATH_LENGTH];    // of heldout.zarr or train.zarr, if remote
-    char array_folder[PATH_LENGTH]; // the local one: source, or cache
+    char array_folder[PATH_LENGTH]; // local: in the source or the cache
     ZarrArray array;
     Stop stop;
 
-    int64_t documents;  // over all shards
+    int64_t documents;  // of all shards
     int64_t missing;    // tokens of the shards that are not complete yet
-    int64_t chunk_cols; // chunk columns that hold columns 0 to D-1
+    int64_t chunk_cols; // number of chunk columns that contain columns 0 to D-1
     int64_t shard_rows; // rows of chunks in a full shard
     int64_t shards;
-    const char* shard_split; // as it is in the shards' names
-    bool* complete;          // [shards] those there already
+    const char* shard_split; // split in the shards' names: train or val
+    bool* complete;          // [shards] already complete at the start
 
     // the download queue: job i is chunk (rows[i / chunk_cols], i % chunk_cols)
     int64_t* rows; // rows of chunks to download, in order
-    int64_t jobs, next_job, jobs_ahead_until;
-    bool* fetched; // [jobs]
+    int64_t jobs, next_job;
+    int64_t job_limit; // jobs from here on must wait for the main thread
+    bool* fetched;     // [jobs]
     pthread_t threads[MAX_JOBS];
     int num_threads;
 } Work;
 
-// Ends the program after an error, or the signal that stopped the work; nothing half-written keeps a name.
-static void die_of(Work* w, const Error* why) {
+// Stops all threads and dies with the reason of the first stop: this error or an earlier signal or error.
+static void stop_and_die(Work* w, const Error* why) {
     stop_now(&w->stop, why);
     for (int i = 0; i < w->num_threads; i++) pthread_join(w->threads[i], NULL);
     die("%s", w->stop.reason.msg);
@@ -118,7 +122,7 @@ static void join_name(char* out, const char* base, const char* name) {
     size_t n = strlen(base);
     while (n > 1 && base[n - 1] == '/') n--;
     int length = snprintf(out, PATH_LENGTH, "%.*s/%s", (int)n, base, name);
-    if (length < 0 || length >= PATH_LENGTH - 8) die("%s: this name is too long", base); // room for .part
+    if (length < 0 || length >= PATH_LENGTH - 8) die("%s: this path is too long", base); // 8: for ".part"
 }
 
 static void chunk_name(char* out, const char* base, int64_t row, int64_t column) {
@@ -127,7 +131,7 @@ static void chunk_name(char* out, const char* base, int64_t row, int64_t column)
     join_name(out, base, name);
 }
 
-// Keeps other processes away from these shards and their cache, until this one ends.
+// Locks these shards and their cache against other processes until this one exits.
 static void lock_prefix(const Options* o) {
     char path[PATH_LENGTH], folder[PATH_LENGTH];
     Error err;
@@ -137,22 +141,22 @@ static void lock_prefix(const Options* o) {
     if (!make_folders(folder, &err)) die("--out %s", err.msg);
     if (lock_file(path) >= 0) return;
     if (errno == EWOULDBLOCK)
-        die("--out %s: another run writes these shards; let it end, or choose another prefix", o->out);
+        die("--out %s: another process writes these shards; wait for it or choose another prefix", o->out);
     die("%s: cannot lock: %s", path, strerror(errno));
 }
 
-// Where zarr would read zeros, we stop.
+// The zarr library would read a missing chunk as zeros; here it is an error.
 static bool fail_missing(const char* chunk, Error* err) {
-    return fail(err, "%s: this chunk is missing; lower --tokens, or complete the source", chunk);
+    return fail(err, "%s: this chunk is missing; lower --tokens or complete the source", chunk);
 }
 
-// Writes a file that is complete whenever it has its name.
+// Writes a file under a temporary name, then renames it.
 static bool write_complete(const char* path, const void* data, size_t bytes, Error* err) {
     char part[PATH_LENGTH];
     snprintf(part, sizeof part, "%s.part", path);
     FILE* f = fopen(part, "wb");
     if (!f) return fail(err, "%.900s: cannot create: %s", part, strerror(errno));
-    fwrite(data, 1, bytes, f); // flush_and_close reports what fails here
+    fwrite(data, 1, bytes, f); // flush_and_close reports errors
     bool ok = flush_and_close(f, part, err);
     if (ok && rename(part, path) != 0) ok = fail(err, "%.900s: cannot rename: %s", part, strerror(errno));
     if (!ok) unlink(part);
@@ -162,10 +166,11 @@ static bool write_complete(const char* path, const void* data, size_t bytes, Err
 static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {
     ZarrArray ignored;
     (void)context;
-    return zarr_parse(&ignored, "its contents", (const char*)data, bytes, err);
+    return zarr_parse(&ignored, "its content", (const char*)data, bytes, err);
 }
 
-// Gets .zarray from the server into the cache. A cache with another one holds chunks of something else.
+// Downloads .zarray to the cache. If the cache has a different one, its chunks are of another array: an
+// error.
 static bool download_zarray(Work* w, Error* err) {
     char url[PATH_LENGTH], path[PATH_LENGTH];
     Downloader d;
@@ -179,8 +184,8 @@ static bool download_zarray(Work* w, Error* err) {
         char* cached = read_file(path, &bytes, err);
         ok = cached != NULL;
         if (ok && (bytes != d.bytes || memcmp(cached, d.data, bytes) != 0))
-            ok = fail(err, "%s: is not that of %s: remove this cache, or name another with --cache", path,
-                      url);
+            ok =
+                fail(err, "%s: differs from %s; remove this cache or choose another with --cache", path, url);
         free(cached);
     } else if (ok) {
         ok = write_complete(path, d.data, d.bytes, err);
@@ -189,7 +194,7 @@ static bool download_zarray(Work* w, Error* err) {
     return ok;
 }
 
-// Finds the array and reads its description.
+// Locates the array and parses its .zarray.
 static bool open_source(Work* w, Error* err) {
     const Options* o = w->options;
     char name[32], path[PATH_LENGTH], cache[PATH_LENGTH];
@@ -197,7 +202,7 @@ static bool open_source(Work* w, Error* err) {
     w->remote = strstr(o->source, "://") != NULL;
     if (w->remote) {
         if (strncmp(o->source, "https://", 8) != 0 && strncmp(o->source, "http://", 7) != 0)
-            return fail(err, "--source %s: must be a folder, or begin with https:// or http://", o->source);
+            return fail(err, "--source %s: must be a folder or start with https:// or http://", o->source);
         snprintf(cache, sizeof cache, "%s.cache", o->out);
         join_name(w->array_url, o->source, name);
         join_name(w->array_folder, o->cache ? o->cache : cache, name);
@@ -213,14 +218,14 @@ static bool open_source(Work* w, Error* err) {
     return ok;
 }
 
-// The rows of chunks in shard s are [first, end).
+// Shard s consists of the rows of chunks [first_row, end_row).
 static int64_t first_row(const Work* w, int64_t s) { return s * w->shard_rows; }
 static int64_t end_row(const Work* w, int64_t s) {
     int64_t end = (s + 1) * w->shard_rows, all = (w->documents - 1) / w->array.chunk_rows + 1;
     return end < all ? end : all;
 }
 
-// Documents in the rows of chunks [0, row).
+// Number of documents in the rows of chunks [0, row).
 static int64_t documents_before(const Work* w, int64_t row) {
     int64_t n = row * w->array.chunk_rows;
     return n < w->documents ? n : w->documents;
@@ -230,7 +235,8 @@ static int64_t shard_documents(const Work* w, int64_t s) {
     return documents_before(w, end_row(w, s)) - documents_before(w, first_row(w, s));
 }
 
-// Looks for shard s among the files. Another file of that name is an error, as training would read it.
+// Sets complete[s] if the file of shard s exists. A file with other content is an error, because training
+// would read it.
 static bool find_shard(Work* w, int64_t s, Error* err) {
     char path[PATH_LENGTH];
     ShardHeader h = {0};
@@ -242,14 +248,14 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
     int64_t D = w->options->columns, tokens = shard_documents(w, s) * D;
     if (h.doc_len != D || h.tokens != tokens || h.vocab_size != VOCAB_SIZE)
         return fail(err,
-                    "%.500s: has %lld tokens in documents of %lld where this command makes %lld in documents "
+                    "%.500s: has %lld tokens in documents of %lld, but this command writes %lld in documents "
                     "of %lld; remove this file or choose another --out",
                     path, (long long)h.tokens, (long long)h.doc_len, (long long)tokens, (long long)D);
     w->complete[s] = true;
     return true;
 }
 
-// Decides what to write, what of it is there, and what to download.
+// Determines the shards to write and the chunks to download.
 static bool make_plan(Work* w, Error* err) {
     const Options* o = w->options;
     const ZarrArray* a = &w->array;
@@ -259,11 +265,12 @@ static bool make_plan(Work* w, Error* err) {
                     (long long)a->columns);
     w->documents = (o->tokens - 1) / D + 1;
     if (w->documents > a->rows)
-        return fail(err, "--tokens %lld: is %lld documents of %lld, and %s.zarr has %lld (%lld tokens)",
+        return fail(err, "--tokens %lld: requires %lld documents of %lld, but %s.zarr has %lld (%lld tokens)",
                     (long long)o->tokens, (long long)w->documents, (long long)D, o->split, (long long)a->rows,
                     (long long)(a->rows * D));
     w->chunk_cols = (D - 1) / a->chunk_columns + 1;
-    // a shard ends with a row of chunks, so that it never needs half of what was deleted with the one before
+    // shards consist of whole rows of chunks: chunks are deleted with their shard and must not be needed by
+    // the next
     w->shard_rows = o->shard_tokens / (a->chunk_rows * D);
     if (w->shard_rows < 1) w->shard_rows = 1;
     w->shards = (w->documents - 1) / (w->shard_rows * a->chunk_rows) + 1;
@@ -288,7 +295,7 @@ static bool make_plan(Work* w, Error* err) {
 typedef struct {
     Work* work;
     Downloader downloader;
-    uint16_t* chunk; // room to unpack one, for the check
+    uint16_t* chunk; // buffer for the check
 } Fetcher;
 
 static bool check_chunk(const void* data, size_t bytes, void* context, Error* err) {
@@ -296,7 +303,7 @@ static bool check_chunk(const void* data, size_t bytes, void* context, Error* er
     return zarr_decode(&f->work->array, data, bytes, f->chunk, err);
 }
 
-// Brings a chunk into the cache, unless a good one is there from an earlier run.
+// Downloads a chunk to the cache, unless an undamaged one exists from an earlier run.
 static bool fetch_chunk(Fetcher* f, int64_t row, int64_t column, Error* err) {
     Work* w = f->work;
     char url[PATH_LENGTH], path[PATH_LENGTH];
@@ -309,7 +316,7 @@ static bool fetch_chunk(Fetcher* f, int64_t row, int64_t column, Error* err) {
         bool good = check_chunk(cached, bytes, f, err);
         free(cached);
         if (good) return true;
-        warn("%s: damaged in the cache (%s); fetching it again", path, err->msg);
+        warn("%s: damaged in the cache (%s); downloading it again", path, err->msg);
     }
     Downloader* d = &f->downloader;
     if (!download(d, url, zarr_chunk_max_file(&w->array), check_chunk, f, err))
@@ -317,10 +324,10 @@ static bool fetch_chunk(Fetcher* f, int64_t row, int64_t column, Error* err) {
     return write_complete(path, d->data, d->bytes, err);
 }
 
-// Takes the next job once it is not too far ahead of the writing; -1 when there is none, or at a stop.
+// The next job, once it is below job_limit; -1 if there is none or on a stop.
 static int64_t take_job(Work* w) {
     pthread_mutex_lock(&w->stop.mutex);
-    while (!w->stop.stopped && w->next_job < w->jobs && w->next_job >= w->jobs_ahead_until)
+    while (!w->stop.stopped && w->next_job < w->jobs && w->next_job >= w->job_limit)
         pthread_cond_wait(&w->stop.changed, &w->stop.mutex);
     int64_t job = w->stop.stopped || w->next_job == w->jobs ? -1 : w->next_job++;
     pthread_mutex_unlock(&w->stop.mutex);
@@ -348,11 +355,12 @@ static void* fetcher_main(void* user) {
     return NULL;
 }
 
-// Waits until this job is in the cache; false at a stop.
+// Waits until the chunk of this job is in the cache; false on a stop.
 static bool wait_for_job(Work* w, int64_t job) {
     pthread_mutex_lock(&w->stop.mutex);
-    // two rows of chunks ahead keep the downloads busy while one is written, and bound the cache
-    w->jobs_ahead_until = job + 2 * w->chunk_cols + w->options->jobs;
+    // two rows of chunks ahead: downloads continue while a row is written, and the size of the cache is
+    // bounded
+    w->job_limit = job + 2 * w->chunk_cols + w->options->jobs;
     pthread_cond_broadcast(&w->stop.changed);
     while (!w->stop.stopped && !w->fetched[job]) pthread_cond_wait(&w->stop.changed, &w->stop.mutex);
     bool ok = !w->stop.stopped;
@@ -367,12 +375,12 @@ static void start_fetchers(Work* w) {
         if (why == 0) continue;
         Error err;
         fail(&err, "cannot start a thread: %s", strerror(why));
-        die_of(w, &err);
+        stop_and_die(w, &err);
     }
 }
 
 // ----------------------------------------------------------------------------
-// signals: a thread waits for them, as a handler could not take the lock
+// signals: handled by a thread, because a signal handler cannot take the lock
 
 static sigset_t caught_signals(void) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
@@ -380,7 +388,7 @@ static sigset_t caught_signals(void) {
     sigemptyset(&set);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         struct sigaction action;
-        // what we were started to ignore, as nohup does, stays ignored
+        // a signal that is ignored at the start, for example by nohup, stays ignored
         if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&set, numbers[i]);
     }
@@ -395,15 +403,15 @@ static void* signal_main(void* user) {
     if (sigwait(&set, &number) != 0) return NULL;
     fail(&err, "interrupted; run the same command again to continue");
     stop_now(&w->stop, &err);
-    sigwait(&set, &number); // asked twice: now
+    sigwait(&set, &number); // the second signal ends the program at once
     _exit(EXIT_FAILURE);
 }
 
 static void start_signals(Work* w) {
     sigset_t set = caught_signals();
     pthread_t thread;
-    signal(SIGPIPE, SIG_IGN);               // a connection that the server closed is an error like others
-    pthread_sigmask(SIG_BLOCK, &set, NULL); // for the threads to come, too
+    signal(SIGPIPE, SIG_IGN);               // a connection closed by the server is an ordinary error
+    pthread_sigmask(SIG_BLOCK, &set, NULL); // inherited by all threads
     if (pthread_create(&thread, NULL, signal_main, w) != 0) die("cannot start a thread");
     pthread_detach(thread);
 }
@@ -415,11 +423,11 @@ typedef struct {
     ShardWriter writer;
     Progress progress;
     uint16_t* chunk;  // [chunk_rows][chunk_columns]
-    uint16_t* row;    // [chunk_rows][D], a row of chunks
-    uint32_t* tokens; // [D], a document as the shard writer takes it
+    uint16_t* row;    // [chunk_rows][D] the documents of a row of chunks
+    uint32_t* tokens; // [D] one document, for the shard writer
 } Output;
 
-// Reads chunk (row, column) and copies its part of the first `documents` documents into out->row.
+// Reads chunk (row, column) and copies its part of the row's first `documents` documents to out->row.
 static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_t documents, Error* err) {
     const ZarrArray* a = &w->array;
     char path[PATH_LENGTH];
@@ -445,7 +453,7 @@ static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_
     return true;
 }
 
-// Writes the documents of a row of chunks, `job` being the first of its downloads.
+// Writes the documents of a row of chunks, whose first download is `job`.
 static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err) {
     int64_t D = w->options->columns, documents = documents_before(w, row + 1) - documents_before(w, row);
     for (int64_t column = 0; column < w->chunk_cols; column++) {
@@ -462,8 +470,8 @@ static bool write_row(Work* w, Output* out, int64_t row, int64_t job, Error* err
     return true;
 }
 
-// Removes the chunks of a complete shard from the cache.
-static void drop_chunks(Work* w, int64_t s) {
+// Deletes the cached chunks of a complete shard.
+static void delete_chunks(Work* w, int64_t s) {
     char path[PATH_LENGTH];
     if (!w->remote || w->options->keep_cache) return;
     for (int64_t row = first_row(w, s); row < end_row(w, s); row++)
@@ -473,7 +481,7 @@ static void drop_chunks(Work* w, int64_t s) {
         }
 }
 
-// Writes all shards that are not there yet.
+// Writes all shards that are not complete.
 static bool write_shards(Work* w, Error* err) {
     const Options* o = w->options;
     const ZarrArray* a = &w->array;
@@ -493,9 +501,9 @@ static bool write_shards(Work* w, Error* err) {
         if (!w->complete[s])
             for (int64_t row = first_row(w, s); ok && row < end_row(w, s); row++, job += w->chunk_cols)
                 ok = write_row(w, &out, row, job, err);
-        // the writer completes a full shard by itself; the last one may be shorter
+        // the writer completes full shards itself; the last one may be shorter
         if (ok && s == w->shards - 1) ok = shard_writer_close(&out.writer, err);
-        if (ok) drop_chunks(w, s);
+        if (ok) delete_chunks(w, s);
     }
     progress_end(&out.progress);
     if (!ok) shard_writer_abort(&out.writer);
@@ -505,8 +513,8 @@ static bool write_shards(Work* w, Error* err) {
     return ok;
 }
 
-// Removes the cache's .zarray and its folders; a folder with anything else in it stays.
-static void drop_cache(Work* w) {
+// Deletes the cache's .zarray and its folders, except folders that contain other files.
+static void delete_cache(Work* w) {
     char path[PATH_LENGTH];
     if (!w->remote || w->options->keep_cache) return;
     join_name(path, w->array_folder, ".zarray");
@@ -524,15 +532,15 @@ int main(int argc, char** argv) {
     work.options = &options;
     stop_init(&work.stop);
     start_signals(&work);
-    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("libcurl does not start");
-    if (!open_source(&work, &err) || !make_plan(&work, &err)) die_of(&work, &err);
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
+    if (!open_source(&work, &err) || !make_plan(&work, &err)) stop_and_die(&work, &err);
     if (work.remote) start_fetchers(&work);
-    if (!write_shards(&work, &err)) die_of(&work, &err);
+    if (!write_shards(&work, &err)) stop_and_die(&work, &err);
     for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
-    drop_cache(&work);
+    delete_cache(&work);
     int64_t kept = 0;
     for (int64_t s = 0; s < work.shards; s++) kept += work.complete[s];
-    printf("%s_%s: %lld documents, %lld tokens in %lld shards (%lld were there already)\n", options.out,
+    printf("%s_%s: %lld documents, %lld tokens in %lld shards (%lld already complete)\n", options.out,
            work.shard_split, (long long)work.documents, (long long)(work.documents * options.columns),
            (long long)work.shards, (long long)kept);
     free(work.complete);

@@ -1,7 +1,10 @@
 /*
-Zarr, as much of it as LongCrawl64 is: a folder with one version 2 array of little-endian uint16 in two
-dimensions, described by .zarray and cut into chunks of equal shape. Chunk (r, c) is the file `r.c`, packed
-with blosc (lz4 after a byte shuffle); a chunk at the edge is a full one, whose surplus means nothing.
+Reader for the subset of Zarr that LongCrawl64 uses; called by data/longcrawl64.c.
+
+A folder holds one version 2 array: two dimensions, little-endian uint16, row-major, described by the JSON
+file .zarray. The array is divided into chunks of equal shape. Chunk (r, c) is the file `r.c`, compressed with
+blosc (LZ4 with byte shuffle). Chunks at the edge are full-size; their elements outside the array are
+undefined.
 */
 #ifndef DATA_ZARR_H
 #define DATA_ZARR_H
@@ -20,7 +23,7 @@ static inline size_t zarr_chunk_bytes(const ZarrArray* a) {
     return (size_t)(a->chunk_rows * a->chunk_columns) * sizeof(uint16_t);
 }
 
-// The longest that a chunk's file can be: blosc stores what it cannot compress.
+// The maximum size of a chunk's file: blosc stores incompressible data uncompressed.
 static inline size_t zarr_chunk_max_file(const ZarrArray* a) {
     return zarr_chunk_bytes(a) + BLOSC_MAX_OVERHEAD;
 }
@@ -32,7 +35,7 @@ static inline bool zarr_get_size(const Json* j, int node, int64_t* size) {
     return json_int64(j, node, size) && *size > 0 && *size <= INT32_MAX;
 }
 
-// Reads the two sizes of "shape" or "chunks".
+// Parses the two sizes of "shape" or "chunks".
 static inline bool zarr_get_sizes(const Json* j, const char* key, int64_t* first, int64_t* second) {
     int list = json_get(j, 0, key), item = json_first(j, list);
     return json_is(j, list, JSON_ARRAY) && json_count(j, list) == 2 && zarr_get_size(j, item, first) &&
@@ -49,7 +52,7 @@ static inline bool zarr_is_string(const Json* j, int node, const char* expected)
     return value && strcmp(value, expected) == 0;
 }
 
-// Reads the text of a .zarray. What we could not read, or would read wrongly, is an error that names the key.
+// Parses the text of a .zarray. An array outside of the supported subset is an error that names the key.
 static inline bool zarr_parse(ZarrArray* a, const char* source, const char* text, size_t n, Error* err) {
     Json j;
     if (!json_parse(&j, source, text, n, err)) return false;
@@ -80,24 +83,26 @@ static inline bool zarr_parse(ZarrArray* a, const char* source, const char* text
     else if (!zarr_is_int(&j, json_get(&j, compressor, "shuffle"), 1))
         wrong = "compressor must have shuffle 1";
     json_free(&j);
-    return wrong ? fail(err, "%s: unlike LongCrawl64: %s", source, wrong) : true;
+    return wrong ? fail(err, "%s: not an array of LongCrawl64: %s", source, wrong) : true;
 }
 
 // ----------------------------------------------------------------------------
 // chunks
 
-// Unpacks the chunk in a file's n bytes into out[chunk_rows][chunk_columns]. What is wrong with the bytes, as
-// far as blosc can tell, is an error, and err does not name the file. Many threads may call this at once.
+// Decompresses the content file[n] of a chunk's file to out[chunk_rows][chunk_columns]. Fails if blosc
+// detects damage; err does not name the file. Thread-safe.
 static inline bool zarr_decode(const ZarrArray* a, const void* file, size_t n, uint16_t* out, Error* err) {
-    size_t expected = zarr_chunk_bytes(a), plain, packed, block;
-    if (n < BLOSC_MIN_HEADER_LENGTH) return fail(err, "%zu bytes are no blosc chunk", n);
-    blosc_cbuffer_sizes(file, &plain, &packed, &block);
-    if (packed != n) return fail(err, "its blosc header says %zu bytes, the file has %zu", packed, n);
+    size_t expected = zarr_chunk_bytes(a), plain, compressed, block;
+    if (n < BLOSC_MIN_HEADER_LENGTH) return fail(err, "%zu bytes are too few for a blosc chunk", n);
+    blosc_cbuffer_sizes(file, &plain, &compressed, &block);
+    if (compressed != n)
+        return fail(err, "its blosc header claims %zu bytes, the file has %zu", compressed, n);
     if (plain != expected)
-        return fail(err, "its blosc header says %zu bytes unpacked, a chunk has %zu", plain, expected);
+        return fail(err, "its blosc header claims %zu bytes uncompressed, a chunk has %zu", plain, expected);
     if (blosc_cbuffer_validate(file, n, &plain) != 0) return fail(err, "its blosc header is damaged");
     int got = blosc_decompress_ctx(file, out, expected, 1);
-    if (got < 0 || (size_t)got != expected) return fail(err, "blosc cannot unpack it: the data is damaged");
+    if (got < 0 || (size_t)got != expected)
+        return fail(err, "blosc cannot decompress it: the data is damaged");
     return true;
 }
 

@@ -1,12 +1,12 @@
 /*
-What every other file stands on: errors, memory, files, time.
+Errors, memory, files and time. Included by every other file of llmc/, data/ and the trainers.
 
-Two ways to fail, chosen by who can still do something about it:
-  fail()  fills an Error and returns false. For functions whose caller may recover: a damaged checkpoint, say,
-          is named and the one before it is used. They return bool, and document what they leave behind.
-  die()   prints one line and exits with code 1. For programs, at the top, where nothing is left to try.
-A message says what was wrong, with which file or option, and where it helps, what to do. One line, no
-newline.
+There are two ways to report an error:
+  fail()  fills an Error and returns false. Used by functions whose caller may recover, for example by loading
+          an older checkpoint when the newest one is damaged. They document their outputs on error.
+  die()   prints one line and exits with code 1. Used by programs when no recovery is possible.
+A message is one line, without a newline. It names the file or option, the problem and, if there is one, the
+remedy.
 
 Valid as C11 and as C++17, like every header in llmc/.
 */
@@ -29,9 +29,9 @@ Valid as C11 and as C++17, like every header in llmc/.
 #include <time.h>
 #include <unistd.h>
 
-#define PATH_LENGTH 4096 // longest path we build, with its terminating zero
+enum { PATH_LENGTH = 4096 }; // size of a path buffer, including the terminating zero
 
-#define FALLTHROUGH __attribute__((fallthrough)) // of a case into the next one, meant
+#define FALLTHROUGH __attribute__((fallthrough)) // marks an intended fall-through between cases of a switch
 
 #define PRINTF_LIKE(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))
 
@@ -42,8 +42,8 @@ typedef struct {
     char msg[1024];
 } Error;
 
-// Fills err with the formatted message. Control characters, which a quoted name from a damaged file may hold,
-// become '?', so that one message stays one line.
+// Fills err with the formatted message. Control characters become '?', so that the message stays one line
+// even when it quotes a name from a damaged file.
 static inline void set_message(Error* err, const char* format, va_list args) {
     vsnprintf(err->msg, sizeof err->msg, format, args);
     for (char* c = err->msg; *c; c++)
@@ -78,7 +78,7 @@ __attribute__((noreturn)) static inline void die(const char* format, ...) {
     exit(EXIT_FAILURE);
 }
 
-// Prints `warning: message` on stderr: something the user should know, which does not stop the work.
+// Prints `warning: message` on stderr as one line and returns.
 PRINTF_LIKE(1, 2)
 static inline void warn(const char* format, ...) {
     va_list args;
@@ -88,10 +88,10 @@ static inline void warn(const char* format, ...) {
 }
 
 // ----------------------------------------------------------------------------
-// memory: zeroed, aligned to a cache line so that vector loads never straddle one; dies when there is none
+// memory; every allocation dies on failure
 
-// Allocates count elements of size bytes each, all zero; free with free(). Never returns NULL, also for count
-// 0.
+// Allocates count elements of size bytes each, zeroed and aligned to 64 bytes, so that no aligned vector load
+// crosses a cache line. Never returns NULL, not even for count 0. Free with free().
 static inline void* xcalloc(size_t count, size_t size) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
@@ -104,8 +104,7 @@ static inline void* xcalloc(size_t count, size_t size) {
     return p;
 }
 
-// Grows or shrinks a block from malloc, xrealloc or xcalloc (whose alignment it does not keep); dies on
-// failure.
+// Resizes a block from malloc, xrealloc or xcalloc; NULL allocates one. Does not keep 64-byte alignment.
 static inline void* xrealloc(void* p, size_t bytes) {
     void* q = realloc(p, bytes ? bytes : 1);
     if (!q) die("out of memory: could not allocate %.1f MiB", bytes / 1048576.0);
@@ -120,13 +119,13 @@ static inline char* xstrdup(const char* s) {
 // ----------------------------------------------------------------------------
 // files
 
-// Joins folder and name with a slash into out[PATH_LENGTH]; dies when the path would be too long.
+// Writes "folder/name" to out[PATH_LENGTH]; dies if the path is too long.
 static inline void path_join(char* out, const char* folder, const char* name) {
     int n = snprintf(out, PATH_LENGTH, "%s/%s", folder, name);
     if (n < 0 || n >= PATH_LENGTH) die("%s/%s: path is longer than %d bytes", folder, name, PATH_LENGTH - 1);
 }
 
-// Makes a folder and its missing parents, like mkdir -p.
+// Creates a folder and its missing parents, like mkdir -p.
 static inline bool make_folders(const char* path, Error* err) {
     char part[PATH_LENGTH];
     size_t n = strlen(path);
@@ -136,14 +135,15 @@ static inline bool make_folders(const char* path, Error* err) {
         memcpy(part, path, i);
         part[i] = '\0';
         if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return fail(err, "%s: cannot make this folder: %s", part, strerror(errno));
+            return fail(err, "%s: cannot create this folder: %s", part, strerror(errno));
     }
     struct stat st;
-    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return fail(err, "%s: exists and is no folder", path);
+    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
+        return fail(err, "%s: exists and is not a folder", path);
     return true;
 }
 
-// Reads a whole file into memory, with a zero byte behind it; free with free(). NULL on error.
+// Reads a whole file and appends a zero byte, which *bytes does not count. Free with free(). NULL on error.
 static inline char* read_file(const char* path, size_t* bytes, Error* err) {
     FILE* f = fopen(path, "rb");
     if (!f) {
@@ -170,8 +170,8 @@ static inline char* read_file(const char* path, size_t* bytes, Error* err) {
     return data;
 }
 
-// Flushes a file to the disk, not only to the kernel, and closes it. The file is closed on error too. A full
-// disk often shows only here, so a writer that skips this check can lose what it reported as written.
+// Writes a file through to the disk (fsync) and closes it, on error too. A full disk is often reported only
+// here, so every writer must check the result.
 static inline bool flush_and_close(FILE* f, const char* path, Error* err) {
     bool ok = !ferror(f) && fflush(f) == 0 && fsync(fileno(f)) == 0;
     int why = errno;
@@ -179,7 +179,7 @@ static inline bool flush_and_close(FILE* f, const char* path, Error* err) {
     return ok ? true : fail(err, "%s: cannot write: %s", path, strerror(why));
 }
 
-// Flushes a folder, so that the names made or renamed in it survive a power cut.
+// Writes a folder's entries through to the disk, so that files created or renamed in it survive a power cut.
 static inline bool flush_folder(const char* path, Error* err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY);
     bool ok = fd >= 0 && fsync(fd) == 0;
@@ -188,9 +188,9 @@ static inline bool flush_folder(const char* path, Error* err) {
     return ok ? true : fail(err, "%s: cannot flush this folder: %s", path, strerror(why));
 }
 
-// Locks a file, made if need be, against other processes. Returns its descriptor, which holds the lock until
-// it is closed or the process ends, in whatever way. On error -1, with errno EWOULDBLOCK if another process
-// has the lock.
+// Takes an exclusive lock on a file, which is created if missing. Returns its descriptor, which holds the
+// lock until it is closed or the process ends. On error returns -1; errno is EWOULDBLOCK if another process
+// holds the lock.
 static inline int lock_file(const char* path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
@@ -200,9 +200,10 @@ static inline int lock_file(const char* path) {
     return -1;
 }
 
-// Makes what happens to stdout and stderr harmless to the files of a run. Where one of the three standard descriptors is
-// closed, the next file opened would take its number and get what is printed: it becomes /dev/null instead. Writing to a
-// pipe whose reader is gone fails from now on, and no longer kills the process.
+// Protects the files of a run from closed standard streams; called once at the start of a program. If
+// descriptor 0, 1 or 2 is closed, the next opened file would get its number and receive printed text, so
+// /dev/null is opened there instead. SIGPIPE is ignored: writing to a pipe without a reader is an error, and
+// does not end the process.
 static inline void guard_standard_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
@@ -213,7 +214,7 @@ static inline void guard_standard_streams(void) {
 // ----------------------------------------------------------------------------
 // time
 
-// Seconds on a clock that only moves forward.
+// Seconds of the monotonic clock.
 static inline double seconds_now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);

@@ -1,7 +1,8 @@
 /*
-Numbers as people type them in options and config files.
+Parses numbers in option values. Called by the command line parser (run/cli.h) and the config
+(model/config.h).
 
-A number is decimal, with or without a fraction and an exponent: 12, -0.5, 1e9, 2.5e-3. A count may end in a
+A number is decimal, with an optional fraction and exponent: 12, -0.5, 1e9, 2.5e-3. A count may also have a
 suffix: k M G T for powers of 1000, Ki Mi Gi Ti for powers of 1024.
 */
 #ifndef LLMC_NUMBERS_H
@@ -10,8 +11,8 @@ suffix: k M G T for powers of 1000, Ki Mi Gi Ti for powers of 1024.
 #include <math.h>
 #include "common.h"
 
-// Reads the number at the front of text; returns where it ends, NULL if there is none or it is too large for
-// a double. strtod alone would also take white space, hexadecimal, "inf" and "nan".
+// Parses the number at the start of text and returns the end of it, or NULL if there is none or it overflows
+// a double. Unlike strtod, accepts neither leading white space nor hexadecimal numbers, "inf" and "nan".
 static inline const char* parse_number_prefix(const char* text, double* value) {
     const char* s = text + (*text == '-' || *text == '+');
     if (!(*s >= '0' && *s <= '9') && !(*s == '.' && s[1] >= '0' && s[1] <= '9')) return NULL;
@@ -21,14 +22,14 @@ static inline const char* parse_number_prefix(const char* text, double* value) {
     return isfinite(*value) ? end : NULL;
 }
 
-// Parses text as a number, all of it. On false *value is undefined.
+// Parses all of text as a number. If it is none, returns false and *value is undefined.
 static inline bool parse_number(const char* text, double* value) {
     const char* end = parse_number_prefix(text, value);
     return end && *end == '\0';
 }
 
-// Parses text as a number with or without a suffix, all of it: 2.5Gi, 16Ki, 1e9. The caller checks the range,
-// and that it is a whole number. On false *value is undefined.
+// Parses all of text as a number with an optional suffix: 2.5Gi, 16Ki, 1e9. If it is none, returns false and
+// *value is undefined. The caller checks that the number is whole and within its range.
 static inline bool parse_count(const char* text, double* value) {
     static const char letters[] = "kMGT";
     const char* end = parse_number_prefix(text, value);

@@ -1,8 +1,9 @@
 /*
-One line on stderr that tells how far a long job is, how fast it goes and how long it will still take.
+A progress line on stderr for a long job: amount done, rate, percentage and estimated time left. Used by the
+programs under data/.
 
-On a terminal the line replaces itself a few times a second; elsewhere (a log file) a line is added every ten
-seconds. A job of less than a second prints nothing.
+On a terminal the line is updated in place four times a second. Elsewhere, for example in a log file, a new
+line is printed every ten seconds. A job shorter than a second prints nothing.
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
@@ -12,12 +13,12 @@ seconds. A job of less than a second prints nothing.
 typedef struct {
     const char *what, *unit;
     double total, unit_scale;
-    double started, next; // times: when the job began, when to print next
-    bool terminal, shown;
+    double started, next; // in seconds_now(): start of the job, earliest time of the next line
+    bool terminal, shown; // stderr is a terminal; a line is on the screen
 } Progress;
 
-// Begins a job of `total` units of work, 0 if that is not known. `what` and `unit` outlive the job; numbers
-// are shown divided by unit_scale: 1e6 and "MB" for a count of bytes.
+// Starts a job of `total` units of work; 0 means unknown. Amounts are printed divided by unit_scale, for
+// example with 1e6 and "MB" for bytes. The strings `what` and `unit` must outlive the job.
 static inline void progress_start(Progress* p, const char* what, double total, const char* unit,
                                   double unit_scale) {
     memset(p, 0, sizeof *p);
@@ -30,7 +31,7 @@ static inline void progress_start(Progress* p, const char* what, double total, c
     p->next = p->started + (p->terminal ? 1 : 10);
 }
 
-// Tells that `done` units are done; prints only now and then, so it may be called often.
+// Reports that `done` units are complete. Cheap: prints only when the next line is due.
 static inline void progress_update(Progress* p, double done) {
     double now = seconds_now();
     if (now < p->next) return;
@@ -45,11 +46,11 @@ static inline void progress_update(Progress* p, double done) {
         fprintf(stderr, ", %.0f%%, %lld:%02lld:%02lld left", 100 * done / p->total, left / 3600,
                 left / 60 % 60, left % 60);
     }
-    // erase what a longer line has left, and go back, so that whatever is printed next replaces this line
+    // erase the rest of a longer previous line; carriage return, so that the next output overwrites this line
     fputs(p->terminal ? "\x1b[K\r" : "\n", stderr);
 }
 
-// Ends the job, done or failed: clears the line, so that the next message stands alone.
+// Ends the job, successful or not, and clears the line, so that the next message starts on an empty one.
 static inline void progress_end(Progress* p) {
     if (p->terminal && p->shown) fputs("\x1b[K", stderr);
     p->shown = false;

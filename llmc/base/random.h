@@ -1,10 +1,12 @@
 /*
-Random numbers without state: a value is a function of (seed, stream, counter), and nothing else.
+Counter-based random numbers: every value is a pure function of (seed, stream, counter).
 
-So any value can be had at any time, in any order, on any device, and a run resumes exactly without saving a
-generator. The bits come from Philox 4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
-as 1, 2, 3", SC 2011): the seed is the key; counter and stream are the two halves of its 128-bit counter. The
-streams of one seed are independent: give every use its own.
+The generator is Philox 4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011). The seed is its 64-bit key; counter and stream are the low and high half of its 128-bit counter.
+Streams of one seed are independent, so every use has its own.
+
+Used for weight initialization, data order and sampling, on the CPU and in CUDA kernels. There is no generator
+state: values can be computed in any order on any device, and a resumed run needs no saved state to continue.
 */
 #ifndef LLMC_RANDOM_H
 #define LLMC_RANDOM_H
@@ -18,13 +20,13 @@ streams of one seed are independent: give every use its own.
 #define RANDOM_FUNCTION static inline
 #endif
 
-// The stream that permutations draw their keys from: the last one, out of the way of those that count from 0.
-#define RANDOM_STREAM_PERMUTE UINT64_MAX
+// The stream of the keys of permutations: the last one, since other uses number theirs from 0.
+static const uint64_t RANDOM_STREAM_PERMUTE = UINT64_MAX;
 
 // ----------------------------------------------------------------------------
 // bits
 
-// Ten rounds of Philox on the block x[4] under the key (key0, key1), in place.
+// Philox with ten rounds, in place, on the counter x[4] with the key (key0, key1).
 RANDOM_FUNCTION void random_philox4x32(uint32_t x[4], uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * x[0];
@@ -38,7 +40,7 @@ RANDOM_FUNCTION void random_philox4x32(uint32_t x[4], uint32_t key0, uint32_t ke
     }
 }
 
-// The 128 random bits of (seed, stream, counter) as two words.
+// 128 random bits in out[2].
 RANDOM_FUNCTION void random_bits(uint64_t seed, uint64_t stream, uint64_t counter, uint64_t out[2]) {
     uint32_t x[4];
     x[0] = (uint32_t)counter, x[1] = (uint32_t)(counter >> 32);
@@ -58,12 +60,13 @@ RANDOM_FUNCTION uint64_t random_u64(uint64_t seed, uint64_t stream, uint64_t cou
 // ----------------------------------------------------------------------------
 // distributions
 
-// Uniform in [0, 1): a multiple of 2^-53.
+// Uniform in [0, 1), a multiple of 2^-53.
 RANDOM_FUNCTION double random_uniform(uint64_t seed, uint64_t stream, uint64_t counter) {
     return (double)(random_u64(seed, stream, counter) >> 11) * 0x1p-53;
 }
 
-// Standard normal, by Box-Muller in double. Exact up to the last bits of the machine's log and cos.
+// Standard normal, by the Box-Muller transform in double. Values on two machines may differ by the rounding
+// of log and cos.
 RANDOM_FUNCTION double random_normal(uint64_t seed, uint64_t stream, uint64_t counter) {
     uint64_t bits[2];
     random_bits(seed, stream, counter, bits);
@@ -75,11 +78,11 @@ RANDOM_FUNCTION double random_normal(uint64_t seed, uint64_t stream, uint64_t co
 // ----------------------------------------------------------------------------
 // permutations
 
-// Where a random permutation of [0, n) sends i; (seed, epoch) choose the permutation. 0 <= i < n <= 2^62.
+// The image of i under a random permutation of [0, n) chosen by (seed, epoch). Requires 0 <= i < n <= 2^62.
 //
-// A Feistel network permutes [0, 4^h), the smallest such range that holds n, whatever its round function is.
-// Values that leave [0, n) are sent through again until they come back, as they must, being on a cycle that
-// began inside. The range is less than 4n, so that this takes less than 4 passes on average.
+// A Feistel network with any round function permutes [0, 4^h); h is the smallest with 4^h >= n. If the result
+// is not below n, the network is applied again ("cycle walking"). This ends, because i itself is on the cycle
+// and below n. As 4^h < 4n, it takes fewer than 4 applications on average.
 RANDOM_FUNCTION int64_t random_permute(uint64_t seed, uint64_t epoch, int64_t n, int64_t i) {
     int half = 0;
     while (((uint64_t)1 << 2 * half) < (uint64_t)n) half++;

@@ -1,38 +1,50 @@
 /*
-Text: a growing buffer of bytes, UTF-8, and the JSON-escaped form in which LongCrawl64 was encoded.
+Text: a growable byte buffer, a hash of strings, UTF-8, and JSON-escaped text.
 
-The escaped form is what Python's json.dumps writes between the quotes: a newline is a backslash and an n, and
-what is not ASCII is \uXXXX, two of them in a row (a surrogate pair) for what has more than 16 bits.
+JSON-escaped text is what Python's json.dumps writes between the quotes: a newline is `\n`, a non-ASCII
+character is `\uXXXX`, and a character above U+FFFF is a surrogate pair of two such escapes. LongCrawl64's
+documents were escaped like this before they were tokenized, so text for a model trained on them must be
+escaped too (--json-escape), and its samples unescaped. The JSON parser (formats/json.h) shares UTF-8 and the
+table of escapes.
 */
 #ifndef LLMC_TEXT_H
 #define LLMC_TEXT_H
 
 #include "common.h"
 
-// Starts from all zeros, and ends with free(data).
+// A growable array of bytes. Initialize to zeros, release with free(data).
 typedef struct {
     char* data;
     size_t count, capacity;
 } ByteBuffer;
 
-// Makes room for `more` further bytes; returns where they go.
+// Ensures room for `more` bytes after the current ones and returns a pointer to it; the caller adds to count.
 static inline char* byte_buffer_reserve(ByteBuffer* b, size_t more) {
-    if (b->count + more >= b->capacity) { // >=: an empty buffer gets memory too, so that data is never NULL
+    if (b->count + more >= b->capacity) { // >=: allocates even if more is 0, so that data is never NULL
         b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
         b->data = (char*)xrealloc(b->data, b->capacity);
     }
     return b->data + b->count;
 }
 
+// The 64-bit FNV-1a hash of a string. `hash` is FNV1A_BASIS or the hash of preceding data.
+static const uint64_t FNV1A_BASIS = 0xcbf29ce484222325u;
+
+static inline uint64_t fnv1a(uint64_t hash, const char* s) {
+    for (; *s; s++) hash = (hash ^ (unsigned char)*s) * 0x100000001b3u;
+    return hash;
+}
+
 // ----------------------------------------------------------------------------
 // UTF-8
 
-#define UTF8_INVALID UINT32_MAX
+static const uint32_t UTF8_INVALID = UINT32_MAX;
 
-// Decodes the character at the front of s[n], n >= 1; *length is its number of bytes. A byte that does not
-// start a valid character gives UTF8_INVALID and length 1.
+// Decodes the first character of s[n], n >= 1; *length is its number of bytes. If s does not start with a
+// valid character, returns UTF8_INVALID and *length is 1.
 static inline uint32_t utf8_decode(const uint8_t* s, size_t n, size_t* length) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // anything below is an overlong form
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800,
+                                         0x10000}; // by length; below is an overlong encoding
     size_t len = s[0] < 0x80 ? 1 : s[0] < 0xc0 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf8 ? 4 : 0;
     *length = 1;
     if (len == 1) return s[0];
@@ -64,6 +76,11 @@ static inline size_t utf8_encode(uint32_t c, char* out) {
 
 static const char json_hex[] = "0123456789abcdefABCDEF";
 
+// Escapes of a backslash and one letter, and the characters they stand for. '/' need not be escaped and is
+// written plain.
+static const char json_escape_letters[] = "\"\\bfnrt/", json_escape_characters[] = "\"\\\b\f\n\r\t/";
+
+// Writes \uXXXX for a 16-bit code unit; returns the end of it.
 static inline char* json_put_unit(char* out, uint32_t unit) {
     *out++ = '\\';
     *out++ = 'u';
@@ -71,19 +88,18 @@ static inline char* json_put_unit(char* out, uint32_t unit) {
     return out;
 }
 
-// Appends the escaped form of text[bytes] to *out: what Python's json.dumps writes between the quotes. A byte
-// that is no valid UTF-8 becomes \udc80 .. \udcff, as with Python's surrogateescape, so that nothing is lost.
+// Appends the escaped form of text[bytes] to *out. An invalid UTF-8 byte becomes \udc80 .. \udcff, as with
+// Python's surrogateescape, so json_unescape restores any text exactly.
 static inline void json_escape(const char* text, size_t bytes, ByteBuffer* out) {
-    static const char plain[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
     const uint8_t* s = (const uint8_t*)text;
     size_t length;
     for (size_t i = 0; i < bytes; i += length) {
         char* o = byte_buffer_reserve(out, 12);
         uint32_t c = utf8_decode(s + i, bytes - i, &length);
-        const char* short_form = c > 0 && c < 128 ? strchr(plain, (int)c) : NULL;
+        const char* short_form = c > 0 && c < 128 && c != '/' ? strchr(json_escape_characters, (int)c) : NULL;
         if (short_form) {
             *o++ = '\\';
-            *o++ = letters[short_form - plain];
+            *o++ = json_escape_letters[short_form - json_escape_characters];
         } else if (c >= ' ' && c <= '~') {
             *o++ = (char)c;
         } else if (c == UTF8_INVALID) {
@@ -100,7 +116,8 @@ static inline void json_escape(const char* text, size_t bytes, ByteBuffer* out) 
 
 enum { JSON_BROKEN = -1, JSON_UNFINISHED = -2 };
 
-// The 16 bits of the \uXXXX at the front of s[n].
+// The 16-bit code unit of the \uXXXX at the start of s[n], or JSON_BROKEN, or JSON_UNFINISHED if s is a
+// prefix of one.
 static inline int32_t json_unit(const char* s, size_t n) {
     int32_t unit = 0;
     for (size_t i = 0; i < 6; i++) {
@@ -112,20 +129,19 @@ static inline int32_t json_unit(const char* s, size_t n) {
         const char* digit = s[i] ? strchr(json_hex, s[i]) : NULL;
         if (!digit) return JSON_BROKEN;
         int32_t value = (int32_t)(digit - json_hex);
-        unit = unit << 4 | (value < 16 ? value : value - 6); // A as a
+        unit = unit << 4 | (value < 16 ? value : value - 6); // upper case: 16 to 21
     }
     return unit;
 }
 
-// Decodes the escape at the front of s[n], s[0] a backslash, to out[*out_bytes], at most 4 bytes. Returns its
-// length, or JSON_BROKEN, or JSON_UNFINISHED if what comes after s may still make it good.
+// Decodes the escape at the start of s[n], where s[0] is a backslash, to out[*out_bytes], at most 4 bytes.
+// Returns the number of bytes read, or JSON_BROKEN, or JSON_UNFINISHED if s is a prefix of a valid escape.
 static inline int json_escape_at(const char* s, size_t n, char* out, size_t* out_bytes) {
-    static const char letters[] = "\"\\/bfnrt", plain[] = "\"\\/\b\f\n\r\t";
     if (n == 1) return JSON_UNFINISHED;
-    const char* letter = s[1] ? strchr(letters, s[1]) : NULL;
+    const char* letter = s[1] ? strchr(json_escape_letters, s[1]) : NULL;
     *out_bytes = 1;
     if (letter) {
-        out[0] = plain[letter - letters];
+        out[0] = json_escape_characters[letter - json_escape_letters];
         return 2;
     }
     int32_t c = json_unit(s, n);
@@ -137,7 +153,7 @@ static inline int json_escape_at(const char* s, size_t n, char* out, size_t* out
         *out_bytes = utf8_encode((uint32_t)(0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00)), out);
         return 12;
     }
-    if (c >= 0xdc80 && c <= 0xdcff) { // a byte that was no valid UTF-8
+    if (c >= 0xdc80 && c <= 0xdcff) { // an invalid UTF-8 byte
         out[0] = (char)(c - 0xdc00);
         return 6;
     }
@@ -146,11 +162,11 @@ static inline int json_escape_at(const char* s, size_t n, char* out, size_t* out
     return 6;
 }
 
-// The inverse of json_escape, for text that may be generated and so broken: a backslash that starts no valid
-// escape stays as it is, as half of a surrogate pair does, unless it stands for a byte as above. Writes to
-// out[bytes], which may be text itself; sets *out_bytes. Returns how much of text was used: all of it if it
-// is the `last` part, else all but an escape at its end that may go on, which the caller then gives again at
-// the front of the next part.
+// The inverse of json_escape. Accepts any text, since a model may generate invalid escapes: these are copied
+// unchanged, as are unpaired surrogates other than \udc80 .. \udcff. Writes to out[bytes] and sets
+// *out_bytes; out may be text itself. Returns the number of bytes read. This is all of text if `last` is set;
+// otherwise an incomplete escape at the end is left unread, and the caller passes it again at the start of
+// the next part.
 static inline size_t json_unescape(const char* text, size_t bytes, bool last, char* out, size_t* out_bytes) {
     size_t at = 0, count = 0;
     while (at < bytes) {
@@ -158,7 +174,7 @@ static inline size_t json_unescape(const char* text, size_t bytes, bool last, ch
         size_t n;
         int length = text[at] == '\\' ? json_escape_at(text + at, bytes - at, decoded, &n) : JSON_BROKEN;
         if (length == JSON_UNFINISHED && !last) break;
-        if (length < 0) { // an ordinary character, or a backslash that is one
+        if (length < 0) { // no escape: copied unchanged
             out[count++] = text[at++];
             continue;
         }

@@ -1,17 +1,18 @@
 /*
-A small strict JSON reader and writer: config.json, trainer.json, the log's lines, safetensors headers.
+A strict JSON parser and writer, used for config.json, trainer.json, log.jsonl, safetensors headers and
+.zarray.
 
-Reading turns a text into one flat array of nodes; node 0 is the root, and children are chained by index.
-Strings are unescaped into one pool, so the text may be freed at once. Every key of every object goes into one
-hash table, which finds duplicates while parsing and answers json_get in constant time afterwards. A getter
-given node -1 finds nothing, so that a lookup needs no check of its own:
+The parser builds a flat array of nodes. Node 0 is the root; parent, children and siblings are linked by
+index. Strings are unescaped into one pool, so the text can be freed after parsing. The keys of all objects
+are in one hash table, which detects duplicates and makes json_get take constant time. All getters accept node
+-1 as "absent", so lookups can be nested without checks in between:
 
     int64_t width;
     if (!json_int64(&j, json_get(&j, 0, "hidden_size"), &width)) return fail(err, "...");
 
-Strict means RFC 8259 and nothing more (no comments, trailing commas, NaN), and besides: no duplicate keys, no
-bytes that are not UTF-8, and no \u0000, which a C string cannot hold. Names that end in an underscore are
-private.
+The parser accepts RFC 8259 without extensions (no comments, trailing commas or NaN). It also rejects
+duplicate keys, invalid UTF-8, and \u0000, which a C string cannot contain. Names that end in an underscore
+are private.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
@@ -19,8 +20,10 @@ private.
 #include "../base/common.h"
 #include "../base/text.h"
 
-#define JSON_MAX_DEPTH 64        // nesting, read and written: bounds the recursion
-#define JSON_MAX_BYTES (1 << 30) // longest text: nodes and strings are indexed by int
+enum {
+    JSON_MAX_DEPTH = 64,     // of nesting, parsed and written; bounds the recursion
+    JSON_MAX_BYTES = 1 << 30 // of text, since nodes and strings are indexed by int
+};
 
 typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonType;
 
@@ -28,9 +31,9 @@ typedef struct {
     JsonType type;
     int parent, next, first_child; // node indices, -1 for none
     int count;                     // number of children
-    int key, string;               // where the key and the value of a string start in the pool, -1 for none
+    int key, string;               // offsets in the pool of the key and of a string's value, -1 for none
     bool boolean;
-    bool is_int; // the number is exactly `integer`
+    bool is_int; // the number equals `integer`
     double number;
     int64_t integer;
 } JsonNode;
@@ -39,19 +42,19 @@ typedef struct {
     JsonNode* nodes;
     int count, capacity;
     char* pool;          // zero-terminated strings
-    int* members;        // open-addressing hash table of all nodes that have a key; 0 is a free slot
-    size_t member_slots; // a power of two
+    int* members;        // open-addressing hash table of the nodes that have a key; 0 marks a free slot
+    size_t member_slots; // size of it, a power of two
     int member_count;
 } Json;
 
 // ----------------------------------------------------------------------------
-// reader
+// parser
 
 typedef struct {
     Json* j;
     const char *source, *text;
-    size_t n, at;     // length of the text; the byte looked at, which errors name
-    size_t pool_used; // the pool never overflows: no string is longer than its quoted form in the text
+    size_t n, at;     // length of the text; current position, which errors report
+    size_t pool_used; // never exceeds n: a string is at most as long as its quoted form
     int depth;
     Error* err;
 } JsonParser;
@@ -61,7 +64,8 @@ static inline bool json_error_(JsonParser* p, const char* what) {
     return fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
 }
 
-// The byte looked at, or 0 at the end: a zero byte in the text is no token either.
+// The current byte, or 0 at the end of the text. No JSON token contains a zero byte, so the two need no
+// distinction.
 static inline char json_peek_(const JsonParser* p) { return p->at < p->n ? p->text[p->at] : '\0'; }
 
 static inline bool json_accept_(JsonParser* p, char c) {
@@ -80,7 +84,7 @@ static inline bool json_skip_digits_(JsonParser* p) {
     return p->at > start;
 }
 
-// Reads the four hex digits of a \u escape.
+// Parses the four hex digits of a \u escape.
 static inline bool json_parse_hex_(JsonParser* p, unsigned* code) {
     *code = 0;
     for (int i = 0; i < 4; i++, p->at++) {
@@ -93,32 +97,30 @@ static inline bool json_parse_hex_(JsonParser* p, unsigned* code) {
     return true;
 }
 
-// Reads an escape, its backslash already behind us, and appends the character to *out.
+// Parses an escape after its backslash and appends the character to *out.
 static inline bool json_parse_escape_(JsonParser* p, char** out) {
-    static const char names[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     char c = json_peek_(p);
-    const char* name = c ? strchr(names, c) : NULL;
-    if (name) {
+    const char* letter = c ? strchr(json_escape_letters, c) : NULL;
+    if (letter) {
         p->at++;
-        *(*out)++ = meanings[name - names];
+        *(*out)++ = json_escape_characters[letter - json_escape_letters];
         return true;
     }
     unsigned code, low;
     if (!json_accept_(p, 'u')) return json_error_(p, "unknown escape in a string");
     if (!json_parse_hex_(p, &code)) return false;
     if (code == 0) return json_error_(p, "\\u0000 in a string is not supported");
-    if (code >= 0xd800 && code <= 0xdfff) { // beyond 16 bits: a high and a low surrogate
+    if (code >= 0xd800 && code <= 0xdfff) { // must be a high surrogate, followed by a low one
         bool pair = code < 0xdc00 && json_accept_(p, '\\') && json_accept_(p, 'u');
         if (pair && !json_parse_hex_(p, &low)) return false;
-        if (!pair || low < 0xdc00 || low > 0xdfff)
-            return json_error_(p, "half of a surrogate pair in a string");
+        if (!pair || low < 0xdc00 || low > 0xdfff) return json_error_(p, "unpaired surrogate in a string");
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
     }
     *out += utf8_encode(code, *out);
     return true;
 }
 
-// Reads the string whose opening quote we are at into the pool; *start is its place there.
+// Parses a string, from its opening quote, into the pool; *start is its offset there.
 static inline bool json_parse_string_(JsonParser* p, int* start) {
     char* out = p->j->pool + p->pool_used;
     *start = (int)p->pool_used;
@@ -133,7 +135,7 @@ static inline bool json_parse_string_(JsonParser* p, int* start) {
         }
         size_t length;
         if (utf8_decode((const uint8_t*)p->text + p->at, p->n - p->at, &length) == UTF8_INVALID)
-            return json_error_(p, "bytes in a string that are not UTF-8");
+            return json_error_(p, "invalid UTF-8 in a string");
         while (length-- > 0) *out++ = p->text[p->at++];
     }
     *out++ = '\0';
@@ -142,7 +144,7 @@ static inline bool json_parse_string_(JsonParser* p, int* start) {
 }
 
 static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
-    const double exact = 9007199254740992.0; // 2^53: every integer up to here is a double
+    const double exact = 9007199254740992.0; // 2^53; a double represents every integer up to it
     size_t start = p->at;
     json_accept_(p, '-');
     bool good = json_accept_(p, '0') || json_skip_digits_(p), plain = true;
@@ -152,7 +154,7 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
         plain = false, good = json_skip_digits_(p);
     }
     if (!good) return json_error_(p, "expected a digit");
-    // strtod wants a terminated copy, for which the unused end of the pool has room
+    // strtod needs a zero-terminated copy; the unused end of the pool has room for it
     char* digits = p->j->pool + p->pool_used;
     memcpy(digits, p->text + start, p->at - start);
     digits[p->at - start] = '\0';
@@ -171,10 +173,9 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
     return true;
 }
 
-// The hash slot that holds the member of this object with this key, or the free slot where it belongs.
+// The hash slot of an object's member with this key, or the free slot to insert it at.
 static inline size_t json_slot_(const Json* j, int object, const char* key) {
-    uint64_t hash = 14695981039346656037u ^ (uint64_t)object; // FNV-1a
-    for (const char* c = key; *c; c++) hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    uint64_t hash = fnv1a(FNV1A_BASIS ^ (uint64_t)object, key);
     size_t slot = (size_t)(hash ^ hash >> 32);
     for (;; slot++) {
         slot &= j->member_slots - 1;
@@ -193,7 +194,7 @@ static inline void json_grow_members_(Json* j) {
             j->members[json_slot_(j, j->nodes[i].parent, j->pool + j->nodes[i].key)] = i;
 }
 
-// Appends an empty node to the array, which may move.
+// Appends an empty node and returns its index. May move the array of nodes.
 static inline int json_add_node_(Json* j, int parent) {
     if (j->count == j->capacity) {
         j->capacity = j->capacity ? 2 * j->capacity : 64;
@@ -206,7 +207,7 @@ static inline int json_add_node_(Json* j, int parent) {
     return j->count++;
 }
 
-// Reads a key, its colon and what is between, and gives the key to the node.
+// Parses a key and its colon, and stores the key in the node and the hash table.
 static inline bool json_parse_key_(JsonParser* p, int node) {
     Json* j = p->j;
     size_t start = p->at;
@@ -230,7 +231,7 @@ static inline bool json_parse_key_(JsonParser* p, int node) {
 
 static inline bool json_parse_value_(JsonParser* p, int node);
 
-// Reads the array or object whose opening bracket we are at.
+// Parses an array or object from its opening bracket.
 static inline bool json_parse_children_(JsonParser* p, int node) {
     Json* j = p->j;
     bool object = j->nodes[node].type == JSON_OBJECT;
@@ -260,7 +261,7 @@ static inline bool json_parse_children_(JsonParser* p, int node) {
 static inline bool json_parse_value_(JsonParser* p, int index) {
     static const char* const words[] = {"null", "false", "true"};
     json_skip_space_(p);
-    JsonNode* node = &p->j->nodes[index]; // until a child moves the array
+    JsonNode* node = &p->j->nodes[index]; // invalid once a child is added
     char c = json_peek_(p);
     if (c == '{' || c == '[') {
         node->type = c == '{' ? JSON_OBJECT : JSON_ARRAY;
@@ -285,7 +286,7 @@ static inline bool json_parse_value_(JsonParser* p, int index) {
     return json_error_(p, "expected a value");
 }
 
-// Frees what json_parse made; harmless on a Json that is empty or was freed.
+// Frees a Json. May be called on one that is empty or already freed.
 static inline void json_free(Json* j) {
     free(j->nodes);
     free(j->pool);
@@ -293,9 +294,9 @@ static inline void json_free(Json* j) {
     memset(j, 0, sizeof *j);
 }
 
-// Parses n bytes of text, which need no zero at the end and may be freed afterwards. On error j is empty, and
-// err names the source (a file's name, say) and the byte of the text, counted from 0. Numbers are read with
-// strtod and need the C locale, which every program starts in.
+// Parses text[n], which needs no terminating zero and may be freed afterwards. On error j is empty, and the
+// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale, because
+// of strtod.
 static inline bool json_parse(Json* j, const char* source, const char* text, size_t n, Error* err) {
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
@@ -304,12 +305,12 @@ static inline bool json_parse(Json* j, const char* source, const char* text, siz
     j->pool = (char*)xrealloc(NULL, n + 1);
     bool ok = json_parse_value_(&p, json_add_node_(j, -1));
     json_skip_space_(&p);
-    if (ok && p.at < n) ok = json_error_(&p, "expected nothing more");
+    if (ok && p.at < n) ok = json_error_(&p, "expected the end of the text");
     if (!ok) json_free(j);
     return ok;
 }
 
-// Parses a whole file; as json_parse.
+// The same for a file.
 static inline bool json_parse_file(Json* j, const char* path, Error* err) {
     size_t n;
     memset(j, 0, sizeof *j);
@@ -321,42 +322,42 @@ static inline bool json_parse_file(Json* j, const char* path, Error* err) {
 }
 
 // ----------------------------------------------------------------------------
-// what was read; each of these takes node -1 too, as something absent
+// access to a parsed text; node -1 means absent
 
-// Whether the node is there and of this type.
+// Whether the node is present and of this type.
 static inline bool json_is(const Json* j, int node, JsonType type) {
     return node >= 0 && j->nodes[node].type == type;
 }
 
 static inline bool json_is_null(const Json* j, int node) { return json_is(j, node, JSON_NULL); }
 
-// The member of an object with this key; -1 if there is none, or the node is no object.
+// The member of an object with this key; -1 if there is none or the node is not an object.
 static inline int json_get(const Json* j, int object, const char* key) {
     if (!json_is(j, object, JSON_OBJECT) || j->member_count == 0) return -1;
     int node = j->members[json_slot_(j, object, key)];
     return node ? node : -1;
 }
 
-// Children in the order of the text: for (int c = json_first(j, node); c >= 0; c = json_next(j, c))
+// Iteration over children in text order: for (int c = json_first(j, node); c >= 0; c = json_next(j, c))
 static inline int json_first(const Json* j, int node) { return node < 0 ? -1 : j->nodes[node].first_child; }
 static inline int json_next(const Json* j, int node) { return node < 0 ? -1 : j->nodes[node].next; }
 
 // Number of children.
 static inline int json_count(const Json* j, int node) { return node < 0 ? 0 : j->nodes[node].count; }
 
-// The key of an object's member; NULL for any other node. Lives as long as j.
+// The key of an object's member; NULL for any other node. Valid until json_free.
 static inline const char* json_key(const Json* j, int node) {
     return node < 0 || j->nodes[node].key < 0 ? NULL : j->pool + j->nodes[node].key;
 }
 
-// The value of a string; NULL if the node is none. Lives as long as j.
+// The value of a string; NULL for any other node. Valid until json_free.
 static inline const char* json_string(const Json* j, int node) {
     return json_is(j, node, JSON_STRING) ? j->pool + j->nodes[node].string : NULL;
 }
 
-// The getters below fill *value and return true; for a node of another type they leave it and return false.
+// The getters below set *value and return true. For a node of another type they return false and keep *value.
 
-// A number that is an integer: any int64 written plainly, up to 2^53 also with fraction or exponent (5e5).
+// An integer: any int64 without fraction and exponent; with them (5e5), any up to 2^53.
 static inline bool json_int64(const Json* j, int node, int64_t* value) {
     if (!json_is(j, node, JSON_NUMBER) || !j->nodes[node].is_int) return false;
     *value = j->nodes[node].integer;
@@ -377,7 +378,7 @@ static inline bool json_bool(const Json* j, int node, bool* value) {
 }
 
 // ----------------------------------------------------------------------------
-// writer: into a growing buffer. `key` is NULL in an array and at the root.
+// writer, into a growable buffer. `key` is NULL in an array and at the root.
 //
 //     JsonWriter w = json_writer(0);
 //     json_begin_object(&w, NULL);
@@ -385,15 +386,15 @@ static inline bool json_bool(const Json* j, int node, bool* value) {
 //     json_end(&w);                    // w.text is {"step":7}
 
 typedef struct {
-    char* text; // zero-terminated once something was written
+    char* text; // zero-terminated; NULL before the first write
     size_t length, capacity;
-    int indent; // spaces a level; 0 writes everything on one line
+    int indent; // spaces per level; 0 writes everything on one line
     int depth;
-    bool has_items;               // of the innermost open array or object: the next item needs a comma
-    char closing[JSON_MAX_DEPTH]; // the brackets to come
+    bool has_items; // the innermost open array or object is not empty: the next item needs a comma
+    char closing[JSON_MAX_DEPTH]; // closing brackets of the open arrays and objects
 } JsonWriter;
 
-// An empty writer. indent 2 suits files that people read, 0 gives one line.
+// An empty writer.
 static inline JsonWriter json_writer(int indent) {
     JsonWriter w;
     memset(&w, 0, sizeof w);
@@ -406,7 +407,7 @@ static inline void json_writer_free(JsonWriter* w) {
     *w = json_writer(w->indent);
 }
 
-// Empties the text and keeps its memory, for the next line of a log.
+// Empties the text but keeps its memory, for the next line of a log.
 static inline void json_writer_clear(JsonWriter* w) {
     w->length = 0;
     w->depth = 0;
@@ -426,7 +427,8 @@ static inline void json_newline_(JsonWriter* w) {
     for (int i = 0; i < w->depth * w->indent; i++) json_append_(w, " ", 1);
 }
 
-// Quotes and escapes. What is not UTF-8 (a file's name can be anything) becomes U+FFFD, to stay valid JSON.
+// Appends a quoted, escaped string. Invalid UTF-8, possible in a file name, becomes U+FFFD, since JSON must
+// be UTF-8.
 static inline void json_append_quoted_(JsonWriter* w, const char* s) {
     json_append_(w, "\"", 1);
     size_t length;
@@ -445,7 +447,7 @@ static inline void json_append_quoted_(JsonWriter* w, const char* s) {
     json_append_(w, "\"", 1);
 }
 
-// What comes before every value: comma, line break, key. Misplaced values are mistakes of the calling code.
+// Appends what precedes a value: comma, line break, key. Asserts that a key is given exactly in objects.
 static inline void json_begin_item_(JsonWriter* w, const char* key) {
     assert(w->depth > 0 ? (w->closing[w->depth - 1] == '}') == (key != NULL) : w->length == 0 && !key);
     if (w->has_items) json_append_(w, ",", 1);
@@ -502,7 +504,7 @@ static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {
     json_append_(w, digits, (size_t)snprintf(digits, sizeof digits, "%lld", (long long)value));
 }
 
-// The shortest of 15 to 17 digits that reads back as the same double; null for NaN and infinities, which JSON
+// Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities, which JSON
 // lacks.
 static inline void json_put_double(JsonWriter* w, const char* key, double value) {
     char digits[32];
@@ -519,12 +521,12 @@ static inline void json_put_double(JsonWriter* w, const char* key, double value)
     json_append_(w, digits, (size_t)n);
 }
 
-// Writes the finished text and a line break to a file, flushed to the disk.
+// Saves the complete text and a final line break to a file, through to the disk.
 static inline bool json_writer_save(const JsonWriter* w, const char* path, Error* err) {
     assert(w->depth == 0 && w->length > 0);
     FILE* f = fopen(path, "wb");
     if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
-    fwrite(w->text, 1, w->length, f); // flush_and_close reports what fails here
+    fwrite(w->text, 1, w->length, f); // flush_and_close reports errors
     fputc('\n', f);
     return flush_and_close(f, path, err);
 }

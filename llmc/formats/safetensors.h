@@ -1,18 +1,19 @@
 /*
-Safetensors files: reading by memory map, writing as a stream.
+Safetensors files: memory-mapped reader and streaming writer. Used for checkpoints and --dump.
 
-A file is: the header's length n (uint64, little-endian), n bytes of JSON, then the data of all tensors,
-row-major. The JSON maps each name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from
-the start of the data, and "__metadata__" to an object of strings. Tensors must cover the data without overlap
-or hole.
+Layout of a file: the header's length n (uint64, little-endian), n bytes of JSON, the data of all tensors,
+row-major. The JSON maps each tensor's name to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets
+relative to the start of the data, and "__metadata__" to an object of strings. The tensors must cover the data
+without overlaps or gaps.
 
-Reading checks all of this against the file's size when it opens, so that afterwards every pointer is good.
-The one thing it cannot catch is somebody truncating the file while it is mapped: touching the lost pages ends
-in SIGBUS. So never write a file in place; write under another name and rename. Data may be unaligned: read it
-with memcpy or the safetensors_read functions.
+The reader checks all of this against the file's size on opening, so all its pointers are valid. It cannot
+detect that the file is truncated while mapped: access to the lost pages raises SIGBUS. Files are therefore
+never overwritten in place but written under a temporary name and renamed. Tensor data may be unaligned: read
+it with memcpy or safetensors_read_*.
 
-Writing takes declarations of all tensors, then their data in the same order in pieces of any size, so that no
-file needs to fit in memory. Equal calls make equal bytes. Names that end in an underscore are private.
+The writer takes the declarations of all tensors, then their data in the same order, in pieces of any size, so
+the tensors need not fit in memory together. The same calls write the same bytes. Names that end in an
+underscore are private.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -20,57 +21,60 @@ file needs to fit in memory. Equal calls make equal bytes. Names that end in an 
 #include <sys/mman.h>
 #include "json.h"
 
-#define SAFETENSORS_MAX_DIMS   8
-#define SAFETENSORS_MAX_HEADER (100 << 20) // bytes
-#define SAFETENSORS_ALIGNMENT  64          // of the data we write; the format asks for 8
+enum {
+    SAFETENSORS_MAX_DIMS = 8,
+    SAFETENSORS_MAX_HEADER = 100 << 20, // bytes
+    SAFETENSORS_ALIGNMENT = 64          // bytes, of the data written; the format requires 8
+};
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and used as they are");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "files are little-endian and read without conversion");
 static_assert(sizeof(size_t) == 8, "files may be larger than 4 GiB");
 
 // ----------------------------------------------------------------------------
 // tensors
 
-typedef enum {
-    SAFETENSORS_F64,
-    SAFETENSORS_F32,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_I64,
-    SAFETENSORS_I32,
-    SAFETENSORS_I16,
-    SAFETENSORS_I8,
-    SAFETENSORS_U64,
-    SAFETENSORS_U32,
-    SAFETENSORS_U16,
-    SAFETENSORS_U8,
-    SAFETENSORS_BOOL,
-    SAFETENSORS_DTYPES
-} SafetensorsDtype;
+// ROW(name in a header, bytes of an element); floating-point types first
+// clang-format off
+#define SAFETENSORS_DTYPE_TABLE(ROW)                                                                         \
+    ROW(F64, 8) ROW(F32, 4) ROW(F16, 2) ROW(BF16, 2) ROW(I64, 8) ROW(I32, 4) ROW(I16, 2) ROW(I8, 1)          \
+    ROW(U64, 8) ROW(U32, 4) ROW(U16, 2) ROW(U8, 1) ROW(BOOL, 1)
+#define DTYPE_ENUM(name, size) SAFETENSORS_##name,
+#define DTYPE_NAME(name, size) #name,
+#define DTYPE_SIZE(name, size) size,
+
+typedef enum { SAFETENSORS_DTYPE_TABLE(DTYPE_ENUM) SAFETENSORS_DTYPES } SafetensorsDtype;
+// clang-format on
 
 typedef struct {
-    const char *name, *path; // path: the file it lives in
+    const char *name, *path; // path of its file
     SafetensorsDtype dtype;
     int ndim; // 0 for a scalar, whose count is 1
     int64_t shape[SAFETENSORS_MAX_DIMS];
     int64_t count; // elements
     size_t bytes;  // count times the element's size
-    size_t begin;  // offset in the file's data
+    size_t begin;  // offset from the start of the file's data
     const void* data;
 } SafeTensor;
 
 // The type's name in a header ("F32").
 static inline const char* safetensors_dtype_name(SafetensorsDtype dtype) {
-    static const char* const names[SAFETENSORS_DTYPES] = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16",
-                                                          "I8",  "U64", "U32", "U16",  "U8",  "BOOL"};
+    static const char* const names[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_NAME)};
     return names[dtype];
 }
 
 // Bytes of one element.
 static inline size_t safetensors_dtype_size(SafetensorsDtype dtype) {
-    static const size_t sizes[SAFETENSORS_DTYPES] = {8, 4, 2, 2, 8, 4, 2, 1, 8, 4, 2, 1, 1};
+    static const size_t sizes[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_SIZE)};
     return sizes[dtype];
 }
 
+#undef SAFETENSORS_DTYPE_TABLE
+#undef DTYPE_ENUM
+#undef DTYPE_NAME
+#undef DTYPE_SIZE
+
+// fail(), with the tensor's file and name before the message.
 PRINTF_LIKE(3, 4)
 static inline bool safetensors_fail_(const SafeTensor* t, Error* err, const char* format, ...) {
     char what[512];
@@ -81,7 +85,7 @@ static inline bool safetensors_fail_(const SafeTensor* t, Error* err, const char
     return fail(err, "%s: tensor '%.200s': %s", t->path, t->name, what);
 }
 
-// Fills in count and bytes from dtype and shape.
+// Computes count and bytes from dtype and shape.
 static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
     int64_t bytes;
     t->count = 1;
@@ -99,12 +103,12 @@ static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
 // ----------------------------------------------------------------------------
 // conversion
 
-// The double that a 16-bit IEEE float stands for.
+// The value of an IEEE half-precision float.
 static inline double safetensors_f16_(uint16_t half) {
     int exponent = half >> 10 & 31;
     uint64_t sign = (uint64_t)(half >> 15) << 63, mantissa = half & 1023;
     if (exponent == 0)
-        return (sign ? -1.0 : 1.0) * (double)mantissa / 16777216; // zero, subnormal: units of 2^-24
+        return (sign ? -1.0 : 1.0) * (double)mantissa / 16777216; // zero or subnormal, a multiple of 2^-24
     uint64_t wide = exponent == 31 ? 2047 : (uint64_t)(exponent - 15 + 1023);
     uint64_t bits = sign | wide << 52 | mantissa << 42;
     double value;
@@ -112,7 +116,7 @@ static inline double safetensors_f16_(uint16_t half) {
     return value;
 }
 
-// Element i of a tensor of floating point, as a double, which holds each of them exactly.
+// Element i of a floating-point tensor, converted exactly to double.
 static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
     const char* source = (const char*)t->data + (size_t)i * safetensors_dtype_size(t->dtype);
     double f64;
@@ -137,8 +141,8 @@ static inline bool safetensors_is_float_(const SafeTensor* t, Error* err) {
                              safetensors_dtype_name(t->dtype));
 }
 
-// Converts all t->count elements of a floating-point tensor to float: exact but for F64, which is rounded. An
-// error, and out untouched, if the tensor holds integers.
+// Converts a floating-point tensor to out[t->count]. Exact except for F64, which is rounded. For a tensor of
+// another type, fails and leaves out unchanged.
 static inline bool safetensors_read_f32(const SafeTensor* t, float* out, Error* err) {
     if (!safetensors_is_float_(t, err)) return false;
     if (t->dtype == SAFETENSORS_F32)
@@ -148,7 +152,7 @@ static inline bool safetensors_read_f32(const SafeTensor* t, float* out, Error* 
     return true;
 }
 
-// The same to double, always exact.
+// The same to double; always exact.
 static inline bool safetensors_read_f64(const SafeTensor* t, double* out, Error* err) {
     if (!safetensors_is_float_(t, err)) return false;
     if (t->dtype == SAFETENSORS_F64)
@@ -166,32 +170,33 @@ typedef struct {
     void* map;
     size_t map_bytes;
     Json header;
-    SafeTensor* tensors; // in the order of their data in the file
+    SafeTensor* tensors; // in the order of their data
     int count;
-    const SafeTensor** of_node; // the tensor that a node of the header describes
+    const SafeTensor** of_node; // [header.count] the tensor that a node of the header describes
 } Safetensors;
 
-// Reads the description of a tensor, whose name and path are filled in already.
+// Parses the description of a tensor whose name and path are set.
 static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t data_bytes, SafeTensor* t,
                                              Error* err) {
     int shape = json_get(h, node, "shape"), offsets = json_get(h, node, "data_offsets");
     const char* dtype = json_string(h, json_get(h, node, "dtype"));
     int64_t begin, end;
 
-    if (!json_is(h, node, JSON_OBJECT)) return safetensors_fail_(t, err, "its description is no JSON object");
-    if (!dtype) return safetensors_fail_(t, err, "'dtype' is missing or no string");
+    if (!json_is(h, node, JSON_OBJECT)) return safetensors_fail_(t, err, "its description is not an object");
+    if (!dtype) return safetensors_fail_(t, err, "'dtype' is missing or not a string");
     int type = 0;
     while (type < SAFETENSORS_DTYPES && strcmp(dtype, safetensors_dtype_name((SafetensorsDtype)type)) != 0)
         type++;
     if (type == SAFETENSORS_DTYPES) return safetensors_fail_(t, err, "type '%.40s' is not supported", dtype);
     t->dtype = (SafetensorsDtype)type;
 
-    if (!json_is(h, shape, JSON_ARRAY)) return safetensors_fail_(t, err, "'shape' is missing or no array");
+    if (!json_is(h, shape, JSON_ARRAY))
+        return safetensors_fail_(t, err, "'shape' is missing or not an array");
     if (json_count(h, shape) > SAFETENSORS_MAX_DIMS)
         return safetensors_fail_(t, err, "has more than %d dimensions", SAFETENSORS_MAX_DIMS);
     for (int size = json_first(h, shape); size >= 0; size = json_next(h, size))
         if (!json_int64(h, size, &t->shape[t->ndim++]))
-            return safetensors_fail_(t, err, "its shape is not integers");
+            return safetensors_fail_(t, err, "its shape has a size that is not an integer");
     if (!safetensors_measure_(t, err)) return false;
 
     int first = json_first(h, offsets);
@@ -204,7 +209,7 @@ static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t dat
                                  t->bytes, (long long)(end - begin));
     if ((size_t)end > data_bytes)
         return safetensors_fail_(t, err,
-                                 "ends at byte %lld of the data, of which the file has %zu: it was cut short",
+                                 "ends at byte %lld of the data, but the file has only %zu: it is truncated",
                                  (long long)end, data_bytes);
     t->begin = (size_t)begin;
     return true;
@@ -213,27 +218,27 @@ static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t dat
 static inline int safetensors_compare_(const void* a, const void* b) {
     const SafeTensor *s = (const SafeTensor*)a, *t = (const SafeTensor*)b;
     if (s->begin != t->begin) return s->begin < t->begin ? -1 : 1;
-    if (s->bytes != t->bytes) return s->bytes < t->bytes ? -1 : 1; // an empty tensor lies before a full one
+    if (s->bytes != t->bytes) return s->bytes < t->bytes ? -1 : 1; // an empty tensor precedes a non-empty one
     return strcmp(s->name, t->name);
 }
 
-// Reads the header, n bytes of text, of a file with so much data into an st of which only the path is set.
-// Tensors get their place in the data, but no pointer to it.
+// Parses the header text[n] of a file with data_bytes of data into st, of which only the path is set. Sets
+// the offsets of the tensors but not their data pointers.
 static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t n, size_t data_bytes,
                                       Error* err) {
     char source[512];
     snprintf(source, sizeof source, "%.400s, header", st->path);
     Json* h = &st->header;
     if (!json_parse(h, source, text, n, err)) return false;
-    // the format wants the bracket first, so that no other format can be taken for this one
+    // JSON allows white space before the brace, safetensors does not
     if (text[0] != '{') return fail(err, "%s: does not begin with '{'", source);
 
     int metadata = json_get(h, 0, "__metadata__");
     if (metadata >= 0 && !json_is(h, metadata, JSON_OBJECT))
-        return fail(err, "%s: '__metadata__' is no object", source);
+        return fail(err, "%s: '__metadata__' is not an object", source);
     for (int item = json_first(h, metadata); item >= 0; item = json_next(h, item))
         if (!json_is(h, item, JSON_STRING))
-            return fail(err, "%s: '__metadata__' holds something not a string", source);
+            return fail(err, "%s: '__metadata__' has a value that is not a string", source);
 
     st->tensors = (SafeTensor*)xcalloc((size_t)json_count(h, 0), sizeof *st->tensors);
     for (int node = json_first(h, 0); node >= 0; node = json_next(h, node)) {
@@ -251,8 +256,8 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
         const SafeTensor* t = &st->tensors[i];
         if (t->begin != covered)
             return safetensors_fail_(t, err, "begins at byte %zu of the data: %s", t->begin,
-                                     t->begin < covered ? "overlaps the tensor before"
-                                                        : "leaves a hole before it");
+                                     t->begin < covered ? "overlaps the previous tensor"
+                                                        : "leaves a gap after the previous tensor");
         covered += t->bytes;
         st->of_node[json_get(h, 0, t->name)] = t;
     }
@@ -262,7 +267,7 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
     return true;
 }
 
-// Finds the header in the mapped file, reads it, and points every tensor to its data.
+// Parses the header of the mapped file and sets the data pointers of the tensors.
 static inline bool safetensors_parse_map_(Safetensors* st, Error* err) {
     const char* file = (const char*)st->map;
     uint64_t header;
@@ -270,7 +275,7 @@ static inline bool safetensors_parse_map_(Safetensors* st, Error* err) {
     size_t rest = st->map_bytes - sizeof header;
     if (header > SAFETENSORS_MAX_HEADER || header > rest)
         return fail(err,
-                    "%s: its header claims %llu bytes, the file has %zu: cut short, or no safetensors file",
+                    "%s: its header claims %llu bytes, the file has %zu: truncated or not a safetensors file",
                     st->path, (unsigned long long)header, st->map_bytes);
     const char* data = file + sizeof header + header;
     if (!safetensors_parse_(st, file + sizeof header, header, rest - header, err)) return false;
@@ -278,7 +283,7 @@ static inline bool safetensors_parse_map_(Safetensors* st, Error* err) {
     return true;
 }
 
-// Unmaps the file, with which all its tensors go; harmless on one that is empty or was closed.
+// Unmaps the file, which invalidates its tensors. May be called on one that is empty or already closed.
 static inline void safetensors_close(Safetensors* st) {
     if (st->map) munmap(st->map, st->map_bytes);
     json_free(&st->header);
@@ -288,7 +293,7 @@ static inline void safetensors_close(Safetensors* st) {
     memset(st, 0, sizeof *st);
 }
 
-// Maps a file and checks its header. Walk st->tensors[0 .. st->count-1] for all of it. On error st is empty.
+// Maps a file and checks its header. All tensors are in st->tensors[0 .. st->count-1]. On error st is empty.
 static inline bool safetensors_open(Safetensors* st, const char* path, Error* err) {
     struct stat info;
     memset(st, 0, sizeof *st);
@@ -299,7 +304,7 @@ static inline bool safetensors_open(Safetensors* st, const char* path, Error* er
     void* map = bytes >= 8 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
     int why = errno;
     close(fd);
-    if (!regular) return fail(err, "%s: is no regular file", path);
+    if (!regular) return fail(err, "%s: is not a regular file", path);
     if (bytes < 8) return fail(err, "%s: %zu bytes are too few for a safetensors file", path, bytes);
     if (map == MAP_FAILED) return fail(err, "%s: cannot map into memory: %s", path, strerror(why));
     st->path = xstrdup(path);
@@ -316,27 +321,22 @@ static inline const SafeTensor* safetensors_find(const Safetensors* st, const ch
     return node < 0 ? NULL : st->of_node[node];
 }
 
-// The metadata under this key, or NULL. Valid until the file is closed.
-static inline const char* safetensors_metadata(const Safetensors* st, const char* key) {
-    return json_string(&st->header, json_get(&st->header, json_get(&st->header, 0, "__metadata__"), key));
-}
-
 // ----------------------------------------------------------------------------
-// reading the weights of a Hugging Face folder: model.safetensors, or several shards that an index lists
+// reading the weights of a Hugging Face folder: model.safetensors, or several files listed in an index
 
 typedef struct {
     Safetensors* files;
     int count;
 } SafetensorsSet;
 
-// Closes all files; harmless on a set that is empty or was closed.
+// Closes all files. May be called on a set that is empty or already closed.
 static inline void safetensors_set_close(SafetensorsSet* set) {
     for (int i = 0; i < set->count; i++) safetensors_close(&set->files[i]);
     free(set->files);
     memset(set, 0, sizeof *set);
 }
 
-// The open file of this path, which is opened if it is not yet; NULL on error.
+// The file of this path, opened if it is not open yet; NULL on error.
 static inline const Safetensors* safetensors_set_file_(SafetensorsSet* set, const char* path, Error* err) {
     for (int i = 0; i < set->count; i++)
         if (strcmp(set->files[i].path, path) == 0) return &set->files[i];
@@ -345,35 +345,34 @@ static inline const Safetensors* safetensors_set_file_(SafetensorsSet* set, cons
     return &set->files[set->count++];
 }
 
-// Opens the shards that the index names. Index and shards must agree on which tensor is where.
-static inline bool safetensors_set_open_shards_(SafetensorsSet* set, const char* folder,
-                                                const char* index_path, const Json* index, Error* err) {
+// Opens the files that the index lists. Index and files must agree on which tensor is in which file.
+static inline bool safetensors_set_open_index_(SafetensorsSet* set, const char* folder,
+                                               const char* index_path, const Json* index, Error* err) {
     int map = json_get(index, 0, "weight_map"), tensors = 0;
     if (!json_is(index, map, JSON_OBJECT))
-        return fail(err, "%s: 'weight_map' is missing or no object", index_path);
+        return fail(err, "%s: 'weight_map' is missing or not an object", index_path);
     for (int item = json_first(index, map); item >= 0; item = json_next(index, item)) {
         char path[PATH_LENGTH];
-        const char *name = json_key(index, item), *shard = json_string(index, item);
-        bool plain = shard && shard[0] && !strchr(shard, '/'); // nothing outside of the folder
+        const char *name = json_key(index, item), *file_name = json_string(index, item);
+        bool plain = file_name && file_name[0] && !strchr(file_name, '/'); // no path out of the folder
         if (!plain)
             return fail(err, "%s: '%.200s' is not mapped to the name of a file in this folder", index_path,
                         name);
-        path_join(path, folder, shard);
+        path_join(path, folder, file_name);
         const Safetensors* file = safetensors_set_file_(set, path, err);
         if (!file) return false;
         if (!safetensors_find(file, name))
-            return fail(err, "%s: should hold '%.200s', as the index beside it says, but does not", path,
-                        name);
+            return fail(err, "%s: lacks '%.200s', which the index maps to this file", path, name);
     }
     for (int i = 0; i < set->count; i++) tensors += set->files[i].count;
     if (tensors != json_count(index, map))
-        return fail(err, "%s: lists %d tensors, but the shards hold %d", index_path, json_count(index, map),
+        return fail(err, "%s: lists %d tensors, but the files have %d", index_path, json_count(index, map),
                     tensors);
     return true;
 }
 
-// Opens FOLDER/model.safetensors, or else the shards of FOLDER/model.safetensors.index.json. Walk set->files
-// and their tensors for all of it. On error the set is empty.
+// Opens FOLDER/model.safetensors or, if there is none, the files of FOLDER/model.safetensors.index.json. On
+// error the set is empty.
 static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder, Error* err) {
     char single[PATH_LENGTH], index_path[PATH_LENGTH];
     Json index;
@@ -385,7 +384,7 @@ static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder,
         ok = safetensors_set_file_(set, single, err) != NULL;
     } else if (access(index_path, F_OK) == 0) {
         if (!json_parse_file(&index, index_path, err)) return false;
-        ok = safetensors_set_open_shards_(set, folder, index_path, &index, err);
+        ok = safetensors_set_open_index_(set, folder, index_path, &index, err);
         json_free(&index);
     } else {
         ok = fail(err, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
@@ -402,31 +401,31 @@ static inline const SafeTensor* safetensors_set_find(const SafetensorsSet* set, 
 }
 
 // ----------------------------------------------------------------------------
-// writing: open, metadata and declare in any order, begin, write, close. After a failure all later calls do
-// nothing and fail with the same message, so checking the answer of close is enough. Always close: it frees.
+// writing: open; metadata and declare, in any order; begin; write; close. After an error all later calls do
+// nothing and fail with the same message, so it is enough to check the result of close. close must always be
+// called.
 
 typedef struct {
     char* path;
     FILE* file;
-    SafeTensor* tensors; // as declared, names our own
+    SafeTensor* tensors; // in order of declaration; the writer owns the names
     int count;
     char** metadata; // key, value, key, value ...
     int metadata_count;
     bool begun;
-    int current; // the tensor being written
-    size_t left; // bytes that are still to come of it
-    Error error; // the first failure; empty while there is none
+    int current; // index of the tensor being written
+    size_t left; // bytes of it not written yet
+    Error error; // the first error; empty if there is none
 } SafetensorsWriter;
 
-// Whether nothing has failed so far; fills err if something has.
+// Whether there has been no error; otherwise fills err with the first one.
 static inline bool safetensors_writer_ok_(const SafetensorsWriter* w, Error* err) {
     if (w->error.msg[0] == '\0') return true;
     *err = w->error;
     return false;
 }
 
-// Creates the file, or empties it. In place a crash would cost the old content: give a temporary name, and
-// rename the file after close.
+// Creates or truncates the file. To replace a file safely, write a temporary name and rename it after close.
 static inline bool safetensors_writer_open(SafetensorsWriter* w, const char* path, Error* err) {
     memset(w, 0, sizeof *w);
     w->path = xstrdup(path);
@@ -435,7 +434,7 @@ static inline bool safetensors_writer_open(SafetensorsWriter* w, const char* pat
     return safetensors_writer_ok_(w, err);
 }
 
-// Adds an entry to "__metadata__". {"format": "pt"} is what transformers insists on.
+// Adds an entry to "__metadata__". Hugging Face transformers requires {"format": "pt"}.
 static inline void safetensors_writer_metadata(SafetensorsWriter* w, const char* key, const char* value) {
     assert(!w->begun);
     w->metadata = (char**)xrealloc(w->metadata, (size_t)(w->metadata_count + 1) * 2 * sizeof *w->metadata);
@@ -444,7 +443,7 @@ static inline void safetensors_writer_metadata(SafetensorsWriter* w, const char*
     w->metadata_count++;
 }
 
-// Adds a tensor behind those declared so far; shape has ndim sizes. What is wrong with it, begin reports.
+// Declares the next tensor, of shape[ndim]. begin reports invalid declarations.
 static inline void safetensors_writer_declare(SafetensorsWriter* w, const char* name, SafetensorsDtype dtype,
                                               int ndim, const int64_t* shape) {
     assert(!w->begun && ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS);
@@ -458,7 +457,7 @@ static inline void safetensors_writer_declare(SafetensorsWriter* w, const char* 
     for (int i = 0; i < ndim; i++) t->shape[i] = shape[i];
 }
 
-// Makes the header's text and checks it with the reader's eyes: what we write, we can read.
+// Composes the header and parses it with the reader, so that every file written can be read.
 static inline bool safetensors_writer_header_(SafetensorsWriter* w, JsonWriter* header) {
     size_t bytes = 0;
     json_begin_object(header, NULL);
@@ -501,7 +500,7 @@ static inline bool safetensors_writer_put_(SafetensorsWriter* w, const void* dat
     return fail(&w->error, "%s: cannot write: %s", w->path, strerror(errno));
 }
 
-// Ends the declarations and writes the header. An error if a declaration is bad or two tensors have one name.
+// Ends the declarations and writes the header. Fails if a declaration is invalid or a name is declared twice.
 static inline bool safetensors_writer_begin(SafetensorsWriter* w, Error* err) {
     assert(!w->begun);
     w->begun = true;
@@ -517,14 +516,14 @@ static inline bool safetensors_writer_begin(SafetensorsWriter* w, Error* err) {
     return safetensors_writer_ok_(w, err);
 }
 
-// Steps over the tensors of which nothing is left to write.
+// Advances past the tensors that are completely written.
 static inline void safetensors_writer_advance_(SafetensorsWriter* w) {
     while (w->left == 0 && w->current < w->count)
         w->left = ++w->current < w->count ? w->tensors[w->current].bytes : 0;
 }
 
-// Writes the next bytes of the current tensor, all of it or a piece. A piece that reaches beyond the tensor's
-// end is an error: one was written short or long, or the order is not that of the declarations.
+// Writes the next bytes of the current tensor, all of it or a piece. A piece that extends beyond the tensor's
+// end is an error: sizes or order differ from the declarations.
 static inline bool safetensors_writer_write(SafetensorsWriter* w, const void* data, size_t bytes,
                                             Error* err) {
     assert(w->begun);
@@ -536,18 +535,18 @@ static inline bool safetensors_writer_write(SafetensorsWriter* w, const void* da
         safetensors_fail_(&w->tensors[w->current], &w->error, "got %zu bytes, but only %zu are left to write",
                           bytes, w->left);
     } else {
-        fail(&w->error, "%s: got %zu bytes more than all its tensors have", w->path, bytes);
+        fail(&w->error, "%s: got %zu bytes after the last tensor", w->path, bytes);
     }
     return safetensors_writer_ok_(w, err);
 }
 
-// Flushes the file to the disk, closes it, and frees the writer. An error if any call failed before, or data
-// is missing: the file is then useless, and for the caller to remove.
+// Writes the file through to the disk, closes it and frees the writer. Fails if an earlier call failed or
+// data is missing; the caller then removes the file.
 static inline bool safetensors_writer_close(SafetensorsWriter* w, Error* err) {
     if (safetensors_writer_ok_(w, err)) {
         safetensors_writer_advance_(w);
         if (!w->begun)
-            fail(&w->error, "%s: closed before anything was written", w->path);
+            fail(&w->error, "%s: closed before the header was written", w->path);
         else if (w->left > 0)
             safetensors_fail_(&w->tensors[w->current], &w->error,
                               "the last %zu of its %zu bytes were not written", w->left,

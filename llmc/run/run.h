@@ -311,9 +311,12 @@ static inline bool run_load(Run* run, void* w, void* m, void* v, int element_byt
 // Opens shards for this run's model and sequences; validation is never shuffled.
 static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, bool shuffle) {
     Error err;
-    if (!dataloader_open(data, glob, run->options.seq_len, run->micro_batch, run->config.vocab_size,
-                         config_end_of_text(&run->config), 0, 1, shuffle, (uint64_t)run->options.seed, &err))
-        die("%s", err.msg);
+    int64_t T = run->options.seq_len, V = run->config.vocab_size,
+            end_of_text = config_end_of_text(&run->config);
+    int rank = 0, world = 1;
+    uint64_t seed = (uint64_t)run->options.seed;
+    DataOptions options = {T, run->micro_batch, V, end_of_text, rank, world, shuffle, seed};
+    if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
 }
 
 // Sequences to validate on: what --val-tokens asks for, but no more than there are.

@@ -1,22 +1,21 @@
 /*
-The data loader of both trainers: from data shards (shard.h) to batches of sequences.
+Data loader of both trainers: turns data shards (shard.h) into batches of inputs [B, T] and targets [B, T].
 
-A data set is the shards that match a pattern, sorted by name. It has n sequences of T tokens, in this order:
-  documents (D > 0)   D / T columns a document. Sequence (document r, column k) is tokens [kT, (k+1)T) of the
-                      document; its input is the same shifted right by one with end-of-text first, so that
-                      every token is a target. All documents' column 0 comes first, then column 1, and so on.
-                      The last D mod T tokens of a document are never used.
-  a stream (D = 0)    windows at p = 0, T, 2T, ... of each shard: input [p, p+T), target [p+1, p+T+1). A
-                      window never crosses into the next shard.
-Past the end it starts over. A shuffled data set is permuted anew in each of these epochs.
+A dataset is the list of shards that match a pattern, sorted by name. Its n sequences of T tokens, in order:
+  documents (D > 0)   A document of D tokens has D / T columns. Sequence (document r, column k) has as targets
+                      tokens [kT, (k+1)T) of document r, and as inputs the end-of-text token followed by all
+                      targets but the last. Column 0 of all documents comes first, then column 1, and so on.
+                      The last D mod T tokens of each document are not used.
+  stream (D = 0)      Windows at p = 0, T, 2T, ... of each shard: inputs [p, p+T), targets [p+1, p+T+1). A
+                      window never extends into the next shard.
+After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation.
 
-The only state is the position: the number of sequences consumed by all ranks since training began. A global
-batch is the next world * B sequences, of which rank r takes the r-th group of B. Hence a run resumes exactly,
-also on another number of ranks.
+A global batch is the next world * B sequences; rank r gets the r-th group of B. The only state is the
+position, the number of sequences consumed by all ranks. A resumed run therefore continues exactly, even with
+another number of ranks.
 
-A thread reads the next batches while the caller computes on this one. It reads with pread, not through a
-mapping: there a failing disk is a signal, here it is an error. What it finds wrong it hands over at the batch
-where it belongs: the batches before that one are still good.
+A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
+would be SIGBUS. Errors are reported with the batch that they affect, after all batches before it.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -27,45 +26,55 @@ where it belongs: the batches before that one are still good.
 #include "../base/random.h"
 #include "shard.h"
 
-#define DATALOADER_RING       4  // batches read ahead
-#define DATALOADER_OPEN_FILES 64 // a data set may have more shards than a process may have open files
+enum {
+    DATALOADER_RING = 4,       // batches read ahead
+    DATALOADER_OPEN_FILES = 64 // a dataset may have more shards than a process may have open files
+};
+
+typedef struct {
+    int64_t seq_len, batch; // T, and B per rank
+    int64_t vocab_size;     // of the model; every token id must be below it
+    int64_t end_of_text;    // first input of a document's sequences
+    int rank, world;
+    bool shuffle;
+    uint64_t seed; // of the shuffle
+} DataOptions;
 
 typedef struct {
     char* path;
     ShardHeader header;
-    int64_t first_item; // items of the shards before it; an item is a document, or a window of a stream
+    int64_t
+        first_item; // number of items in the shards before it; an item is a document or a window of a stream
 } DataShard;
 
 typedef struct {
-    int32_t* tokens; // [B, T+1]: a row is the input, and from its second token on the target
+    int32_t* tokens; // [B, T+1]: inputs are elements [0, T) of a row, targets [1, T+1)
     bool ok;
-    Error err; // why, if not ok
+    Error err; // if not ok
 } DataBatch;
 
 typedef struct {
-    // the data set and the share of it that is ours; fixed after open
+    // constant after open
+    DataOptions options;
     DataShard* shards;
     int64_t num_shards;
     int64_t doc_len;   // D
-    int64_t items;     // documents, or windows, over all shards
-    int64_t sequences; // n: items times columns
-    int64_t B, T, V, eot, rank, world;
-    bool shuffle;
-    uint64_t seed;
-    // the caller's
+    int64_t items;     // of all shards
+    int64_t sequences; // n = items * columns
+    // owned by the caller's thread
     int64_t position;
-    bool started; // the thread runs
+    bool started; // the reading thread exists
     pthread_t thread;
-    // the thread's: descriptors of shards, each in the place that its number picks
+    // owned by the reading thread: a cache of descriptors, indexed by shard number modulo its size
     struct {
         int64_t shard; // -1: free
         int fd;
     } open_files[DATALOADER_OPEN_FILES];
-    // shared, under the lock. A filled batch is the caller's to read, any other is the thread's to fill
+    // shared, protected by the lock. The caller's thread owns filled batches, the reading thread the others
     DataBatch ring[DATALOADER_RING];
-    int64_t head, filled;  // batches head, head + 1, ... head + filled - 1 of the ring are filled
-    int64_t read_position; // of the batch to be read next
-    int64_t seeks;         // tells the thread that the batch it reads is no longer wanted
+    int64_t head, filled;  // batches head, ..., head + filled - 1 (modulo the ring's size) are filled
+    int64_t read_position; // position of the next batch to read
+    int64_t seeks;         // number of seeks; the reading thread discards a batch during which it changed
     bool stop;
     pthread_mutex_t lock;
     pthread_cond_t batch_filled, batch_wanted;
@@ -78,13 +87,13 @@ static inline int data_shard_compare(const void* a, const void* b) {
     return strcmp(((const DataShard*)a)->path, ((const DataShard*)b)->path);
 }
 
-// Lists the files that match any of the patterns, which commas separate, sorted by name.
+// Lists the files that match any of the comma-separated patterns, sorted by name.
 static inline bool dataloader_list(DataLoader* loader, const char* patterns, Error* err) {
     char pattern[PATH_LENGTH];
     for (const char* p = patterns;;) {
         size_t length = strcspn(p, ",");
         if (length == 0 || length >= sizeof pattern)
-            return fail(err, "'%s': needs file patterns separated by single commas", patterns);
+            return fail(err, "'%s': not a comma-separated list of file patterns", patterns);
         memcpy(pattern, p, length);
         pattern[length] = '\0';
 
@@ -113,32 +122,32 @@ static inline bool dataloader_list(DataLoader* loader, const char* patterns, Err
     return true;
 }
 
-// Checks that a shard fits the model, and the first shard of the data set.
+// Checks that a shard is compatible with the model and with the first shard of the dataset.
 static inline bool dataloader_check(const DataLoader* loader, const DataShard* shard, Error* err) {
     const DataShard* first = &loader->shards[0];
     const ShardHeader *h = &shard->header, *h0 = &first->header;
     if (h->doc_len != h0->doc_len)
-        return fail(err, "%s has documents of %lld tokens, %s of %lld (0: a stream); use one data set",
+        return fail(err, "%s has documents of %lld tokens, %s of %lld (0: a stream); use one dataset",
                     shard->path, (long long)h->doc_len, first->path, (long long)h0->doc_len);
     if (h->vocab_size != h0->vocab_size)
-        return fail(err, "%s has a vocabulary of %lld, %s of %lld (0: not said); use one data set",
-                    shard->path, (long long)h->vocab_size, first->path, (long long)h0->vocab_size);
+        return fail(err, "%s has a vocabulary of %lld, %s of %lld (0: unknown); use one dataset", shard->path,
+                    (long long)h->vocab_size, first->path, (long long)h0->vocab_size);
     if (h->bytes_per_token != h0->bytes_per_token)
-        return fail(err, "%s has tokens of %d bytes, %s of %d; use one data set", shard->path,
+        return fail(err, "%s has tokens of %d bytes, %s of %d; use one dataset", shard->path,
                     h->bytes_per_token, first->path, h0->bytes_per_token);
-    if (h->vocab_size > loader->V)
+    if (h->vocab_size > loader->options.vocab_size)
         return fail(err, "%s: its vocabulary of %lld is larger than the model's %lld", shard->path,
-                    (long long)h->vocab_size, (long long)loader->V);
-    if (h->doc_len > 0 && h->doc_len < loader->T)
+                    (long long)h->vocab_size, (long long)loader->options.vocab_size);
+    if (h->doc_len > 0 && h->doc_len < loader->options.seq_len)
         return fail(err, "%s: its documents of %lld tokens are shorter than a sequence of %lld", shard->path,
-                    (long long)h->doc_len, (long long)loader->T);
+                    (long long)h->doc_len, (long long)loader->options.seq_len);
     return true;
 }
 
-// Reads and checks all headers, and numbers the items.
+// Reads and checks all headers and counts the items.
 static inline bool dataloader_index(DataLoader* loader, const char* patterns, Error* err) {
     const char* too_short = NULL;
-    int64_t T = loader->T, num_too_short = 0;
+    int64_t T = loader->options.seq_len, num_too_short = 0;
     for (int64_t i = 0; i < loader->num_shards; i++) {
         DataShard* shard = &loader->shards[i];
         const ShardHeader* h = &shard->header;
@@ -154,26 +163,27 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
                     (long long)T + 1);
     loader->doc_len = loader->shards[0].header.doc_len;
     loader->sequences = loader->items * (loader->doc_len > 0 ? loader->doc_len / T : 1);
-    if (loader->rank != 0) return true;
+    if (loader->options.rank != 0) return true;
     if (num_too_short > 0)
-        warn("%lld of %lld shards, such as %s, are shorter than a sequence and its last target, %lld tokens; "
-             "they are not used",
+        warn("%lld of %lld shards are not used, for example %s: shorter than the %lld tokens of a sequence "
+             "and its "
+             "last target",
              (long long)num_too_short, (long long)loader->num_shards, too_short, (long long)T + 1);
     if (loader->doc_len % T != 0)
-        warn("'%s': the last %lld of the %lld tokens of a document are never used, with sequences of %lld",
+        warn("'%s': the last %lld of the %lld tokens of each document are not used with sequences of %lld",
              patterns, (long long)(loader->doc_len % T), (long long)loader->doc_len, (long long)T);
     return true;
 }
 
 // ----------------------------------------------------------------------------
-// reading a batch, in the thread
+// reading a batch, in the reading thread
 
-// A descriptor of the shard, open already or opened now; -1 on error.
+// A descriptor of the shard, cached or newly opened; -1 on error.
 static inline int dataloader_file(DataLoader* loader, int64_t shard_index, Error* err) {
-    int64_t place = shard_index % DATALOADER_OPEN_FILES;
-    if (loader->open_files[place].shard == shard_index) return loader->open_files[place].fd;
-    if (loader->open_files[place].shard >= 0) close(loader->open_files[place].fd);
-    loader->open_files[place].shard = -1;
+    int64_t slot = shard_index % DATALOADER_OPEN_FILES;
+    if (loader->open_files[slot].shard == shard_index) return loader->open_files[slot].fd;
+    if (loader->open_files[slot].shard >= 0) close(loader->open_files[slot].fd);
+    loader->open_files[slot].shard = -1;
 
     const DataShard* shard = &loader->shards[shard_index];
     ShardHeader now;
@@ -187,12 +197,12 @@ static inline int dataloader_file(DataLoader* loader, int64_t shard_index, Error
         close(fd);
         return -1;
     }
-    loader->open_files[place].shard = shard_index;
-    return loader->open_files[place].fd = fd;
+    loader->open_files[slot].shard = shard_index;
+    return loader->open_files[slot].fd = fd;
 }
 
-// The last shard whose first item is not behind `item`: the one that holds it, as shards without items come
-// before one with the same first item.
+// The shard that contains `item`: the last one with first_item <= item. Shards without items are skipped,
+// because the next shard has the same first_item.
 static inline int64_t dataloader_find_shard(const DataLoader* loader, int64_t item) {
     int64_t low = 0, high = loader->num_shards;
     while (high - low > 1) {
@@ -207,9 +217,10 @@ static inline int64_t dataloader_find_shard(const DataLoader* loader, int64_t it
 
 // Reads sequence number `sequence`, counted over all epochs, into row[T+1].
 static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence, int32_t* row, Error* err) {
-    int64_t T = loader->T, D = loader->doc_len;
+    const DataOptions* o = &loader->options;
+    int64_t T = o->seq_len, D = loader->doc_len;
     int64_t epoch = sequence / loader->sequences, i = sequence % loader->sequences;
-    if (loader->shuffle) i = random_permute(loader->seed, (uint64_t)epoch, loader->sequences, i);
+    if (o->shuffle) i = random_permute(o->seed, (uint64_t)epoch, loader->sequences, i);
     int64_t column = i / loader->items, item = i % loader->items;
 
     int64_t shard_index = dataloader_find_shard(loader, item);
@@ -217,28 +228,29 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int64_t first = (item - shard->first_item) * (D > 0 ? D : T) + column * T;
     int64_t count = D > 0 ? T : T + 1;
     int32_t* tokens = row + (T + 1 - count);
-    row[0] = (int32_t)loader->eot;
+    row[0] = (int32_t)o->end_of_text;
     int fd = dataloader_file(loader, shard_index, err);
     if (fd < 0) return false;
     if (!shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err)) return false;
     for (int64_t t = 0; t < count; t++)
-        if ((uint32_t)tokens[t] >= (uint64_t)loader->V)
+        if ((uint32_t)tokens[t] >= (uint64_t)o->vocab_size)
             return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", shard->path,
-                        (long long)(first + t), (uint32_t)tokens[t], (long long)loader->V);
+                        (long long)(first + t), (uint32_t)tokens[t], (long long)o->vocab_size);
     return true;
 }
 
-// Reads our share of the global batch at `position`.
+// Reads this rank's part of the global batch at `position`.
 static inline bool dataloader_read_batch(DataLoader* loader, int64_t position, DataBatch* batch) {
-    for (int64_t b = 0; b < loader->B; b++) {
-        int32_t* row = batch->tokens + b * (loader->T + 1);
-        int64_t sequence = position + loader->rank * loader->B + b;
-        if (!dataloader_read_sequence(loader, sequence, row, &batch->err)) return false;
+    const DataOptions* o = &loader->options;
+    for (int64_t b = 0; b < o->batch; b++) {
+        int32_t* row = batch->tokens + b * (o->seq_len + 1);
+        if (!dataloader_read_sequence(loader, position + o->rank * o->batch + b, row, &batch->err))
+            return false;
     }
     return true;
 }
 
-// Keeps the ring filled until told to stop.
+// The reading thread: keeps the ring filled until stopped.
 static inline void* dataloader_thread(void* argument) {
     DataLoader* loader = (DataLoader*)argument;
     pthread_mutex_lock(&loader->lock);
@@ -253,7 +265,7 @@ static inline void* dataloader_thread(void* argument) {
         batch->ok = dataloader_read_batch(loader, position, batch);
         pthread_mutex_lock(&loader->lock);
         if (seeks != loader->seeks) continue;
-        loader->read_position += loader->B * loader->world;
+        loader->read_position += loader->options.batch * loader->options.world;
         loader->filled++;
         pthread_cond_signal(&loader->batch_filled);
     }
@@ -264,7 +276,7 @@ static inline void* dataloader_thread(void* argument) {
 // ----------------------------------------------------------------------------
 // the interface
 
-// Stops the thread and frees everything. For a loader that open returned true for, at any time; once.
+// Stops the reading thread and frees everything. Call once for a loader that was opened successfully.
 static inline void dataloader_close(DataLoader* loader) {
     if (loader->started) {
         pthread_mutex_lock(&loader->lock);
@@ -284,31 +296,22 @@ static inline void dataloader_close(DataLoader* loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// Opens the shards that match `patterns` (as for the shell; several separated by commas) for rank `rank` of
-// `world`, in batches of B sequences of T tokens a rank, at position 0. V is the model's vocabulary: an id
-// outside it is an error. eot is what a document's sequences begin with. seed matters only with shuffle. Only
-// headers are read here, tokens from the first dataloader_next on. The loader must stay where it is in memory
-// until it is closed. On error there is nothing to close.
-static inline bool dataloader_open(DataLoader* loader, const char* patterns, int64_t T, int64_t B, int64_t V,
-                                   int64_t eot, int64_t rank, int64_t world, bool shuffle, uint64_t seed,
+// Opens the shards that match `patterns` (shell patterns, separated by commas) at position 0. Reads headers
+// only; tokens are read from the first dataloader_next on. The loader must not move in memory until it is
+// closed. On error there is nothing to close.
+static inline bool dataloader_open(DataLoader* loader, const char* patterns, const DataOptions* options,
                                    Error* err) {
+    int64_t T = options->seq_len, B = options->batch, V = options->vocab_size;
     if (T < 1 || T > INT32_MAX - 1 || B < 1 || B > INT32_MAX || V < 1 || V > INT32_MAX)
-        return fail(err, "'%s': cannot be read as %lld sequences of %lld tokens out of %lld", patterns,
+        return fail(err, "'%s': invalid batch of %lld sequences of %lld tokens, vocabulary of %lld", patterns,
                     (long long)B, (long long)T, (long long)V);
-    if (eot < 0 || eot >= V)
-        return fail(err, "'%s': end-of-text, %lld, is outside the vocabulary of %lld", patterns,
-                    (long long)eot, (long long)V);
-    if (rank < 0 || rank >= world || world > INT32_MAX)
-        return fail(err, "'%s': there is no rank %lld of %lld", patterns, (long long)rank, (long long)world);
+    if (options->end_of_text < 0 || options->end_of_text >= V)
+        return fail(err, "'%s': the end-of-text token %lld is outside the vocabulary of %lld", patterns,
+                    (long long)options->end_of_text, (long long)V);
+    if (options->rank < 0 || options->rank >= options->world)
+        return fail(err, "'%s': there is no rank %d of %d", patterns, options->rank, options->world);
     memset(loader, 0, sizeof *loader);
-    loader->T = T;
-    loader->B = B;
-    loader->V = V;
-    loader->eot = eot;
-    loader->rank = rank;
-    loader->world = world;
-    loader->shuffle = shuffle;
-    loader->seed = seed;
+    loader->options = *options;
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++) loader->open_files[i].shard = -1;
     pthread_mutex_init(&loader->lock, NULL);
     pthread_cond_init(&loader->batch_filled, NULL);
@@ -322,16 +325,17 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, int
     return true;
 }
 
-// n, the number of sequences in an epoch, over all ranks.
+// The number of sequences in an epoch, over all ranks.
 static inline int64_t dataloader_sequences(const DataLoader* loader) { return loader->sequences; }
 
-// The number of sequences that all ranks together have consumed: what to save, and to seek to on resuming.
+// The number of sequences consumed by all ranks. A checkpoint stores it; a resumed run seeks to it.
 static inline int64_t dataloader_position(const DataLoader* loader) { return loader->position; }
 
-// The next batch will be the one at `position`. Half the range is plenty, and leaves room to count on.
+// Makes the next batch the one at `position`. Dies if the position is negative or above INT64_MAX / 2, the
+// limit that keeps further batches from overflowing it.
 static inline void dataloader_seek(DataLoader* loader, int64_t position) {
     if (position < 0 || position > INT64_MAX / 2)
-        die("%lld is no position in a data set", (long long)position);
+        die("%lld is not a position in a dataset", (long long)position);
     pthread_mutex_lock(&loader->lock);
     loader->position = loader->read_position = position;
     loader->filled = 0;
@@ -340,8 +344,9 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
     pthread_mutex_unlock(&loader->lock);
 }
 
-// Copies the next batch to inputs [B,T] and targets [B,T], and moves the position past it. On error the
-// position stays, the outputs are undefined, and the error is the same until a seek. Call it from one thread.
+// Copies the next batch to inputs [B,T] and targets [B,T] and advances the position. On error the outputs are
+// undefined, the position is unchanged, and calls return the same error until a seek. Must be called from one
+// thread only.
 static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t* targets, Error* err) {
     if (!loader->started) {
         int rc = pthread_create(&loader->thread, NULL, dataloader_thread, loader);
@@ -351,14 +356,14 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
     pthread_mutex_lock(&loader->lock);
     while (loader->filled == 0) pthread_cond_wait(&loader->batch_filled, &loader->lock);
     const DataBatch* batch = &loader->ring[loader->head];
-    pthread_mutex_unlock(&loader->lock); // a filled batch is ours, and the thread reads on meanwhile
+    pthread_mutex_unlock(&loader->lock); // this thread owns the filled batch; the reading thread continues
 
     if (!batch->ok) {
         *err = batch->err;
         return false;
     }
-    int64_t T = loader->T;
-    for (int64_t b = 0; b < loader->B; b++) {
+    int64_t T = loader->options.seq_len;
+    for (int64_t b = 0; b < loader->options.batch; b++) {
         const int32_t* row = batch->tokens + b * (T + 1);
         memcpy(inputs + b * T, row, (size_t)T * sizeof *row);
         memcpy(targets + b * T, row + 1, (size_t)T * sizeof *row);
@@ -368,7 +373,7 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
     loader->filled--;
     pthread_cond_signal(&loader->batch_wanted);
     pthread_mutex_unlock(&loader->lock);
-    loader->position += loader->B * loader->world;
+    loader->position += loader->options.batch * loader->options.world;
     return true;
 }
 

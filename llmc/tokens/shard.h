@@ -1,47 +1,48 @@
 /*
-Data shards: the token files that both trainers read and the tools under data/ write.
+Data shards: the token files that the trainers read (dataloader.h) and the programs under data/ write.
 
-A shard is llm.c's token file: 256 little-endian int32 of header, then the tokens as little-endian uint16
-(version 1) or uint32 (version 2). The header:
-  [0] magic 20240520    [1] version    [2] number of tokens
-  [3] document length: every document of the shard has exactly this many tokens; 0 = one running stream
-  [4] vocabulary size: every id is below it; 0 = not said
-The rest is 0. llm.c's own files have 0 in [3] and [4] as well, so they are read here unchanged.
+A shard has llm.c's format: a header of 256 little-endian int32, then the tokens as little-endian uint16
+(version 1) or uint32 (version 2). Fields of the header:
+  [0] magic number 20240520    [1] version    [2] number of tokens
+  [3] document length: the shard consists of documents of exactly this many tokens; 0: it is one token stream
+  [4] vocabulary size, above every token id; 0: unknown
+The other fields are 0. llm.c's own files have 0 in [3] and [4] and are valid shards.
 
-A shard under its final name is complete: the writer renames it only after it is on the disk.
+A shard with its final name is complete: the writer renames it after it is written through to the disk.
 */
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
 
 #include "../base/common.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "shards are little-endian and this file copies them as they are"
-#endif
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "shards are little-endian and read without conversion");
 
-#define SHARD_MAGIC        20240520
-#define SHARD_HEADER_INTS  256
-#define SHARD_HEADER_BYTES (SHARD_HEADER_INTS * 4)
-#define SHARD_MAX_INDEX    999999 // six digits in the name: one more would sort in the wrong place
+enum {
+    SHARD_MAGIC = 20240520,
+    SHARD_HEADER_INTS = 256,
+    SHARD_HEADER_BYTES = SHARD_HEADER_INTS * 4,
+    SHARD_MAX_INDEX = 999999 // six digits in the name, so that shards sort by index
+};
 
 typedef struct {
     int64_t tokens;
-    int64_t doc_len;    // 0: one running stream
-    int64_t vocab_size; // 0: not said
+    int64_t doc_len;    // 0: one token stream
+    int64_t vocab_size; // 0: unknown
     int bytes_per_token;
 } ShardHeader;
 
 // ----------------------------------------------------------------------------
 // reading
 
-// Opens a shard for reading; returns its descriptor, or -1 on error. Refuses what is no regular file: opening
-// a pipe would wait for a writer that never comes.
+// Opens a shard for reading and returns its descriptor, or -1 on error. Rejects anything but a regular file:
+// opening a pipe would block until it has a writer.
 static inline int shard_open(const char* path, Error* err) {
     struct stat st;
     int fd = -1;
     if (stat(path, &st) == 0) {
         if (!S_ISREG(st.st_mode)) {
-            fail(err, "%s: is no regular file, so no data shard", path);
+            fail(err, "%s: is not a regular file", path);
             return -1;
         }
         fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -50,8 +51,8 @@ static inline int shard_open(const char* path, Error* err) {
     return fd;
 }
 
-// Reads exactly `bytes` bytes at `offset`. The end of the file before that is an error: the file was cut
-// short since its header was checked.
+// Reads `bytes` bytes at `offset`. A file that ends before was truncated after its header was checked; this
+// is an error.
 static inline bool shard_pread(int fd, const char* path, void* out, size_t bytes, int64_t offset,
                                Error* err) {
     for (size_t done = 0; done < bytes;) {
@@ -59,27 +60,26 @@ static inline bool shard_pread(int fd, const char* path, void* out, size_t bytes
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return fail(err, "%s: cannot read: %s", path, strerror(errno));
         if (got == 0)
-            return fail(err,
-                        "%s: ends at byte %lld, in the middle of its tokens; was it changed while in use?",
+            return fail(err, "%s: ends at byte %lld, before the last token; was it truncated while in use?",
                         path, (long long)offset + (long long)done);
         done += (size_t)got;
     }
     return true;
 }
 
-// What a file with another magic number may be, for the message.
+// For the error message: the kind of llm.c file that has this magic number.
 static inline const char* shard_other_magic(int32_t magic) {
     switch (magic) {
-    case 20240801: return " (it is llm.c's token file for Llama 3; make shards of version 2 of it)";
-    case 20240522: return " (it is an evaluation set of llm.c, not a stream of tokens)";
-    case 20240326: return " (it is a model of llm.c)";
-    case 20240328: return " (it is a tokenizer of llm.c)";
+    case 20240801: return " (a Llama 3 token file of llm.c; convert it to a version 2 shard)";
+    case 20240522: return " (an evaluation set of llm.c)";
+    case 20240326: return " (a model of llm.c)";
+    case 20240328: return " (a tokenizer of llm.c)";
     default: return "";
     }
 }
 
-// Reads the header of the open shard `path` and checks it: magic, version, and that it agrees with itself and
-// with the size of the file. On error *h is undefined.
+// Reads the header of the open shard `path` and checks its consistency, also with the size of the file. On
+// error *h is undefined.
 static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h, Error* err) {
     struct stat st;
     int32_t header[SHARD_HEADER_INTS];
@@ -90,11 +90,11 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
                     (long long)st.st_size, SHARD_HEADER_BYTES);
     if (!shard_pread(fd, path, header, sizeof header, 0, err)) return false;
     if (header[0] != SHARD_MAGIC)
-        return fail(err, "%s: is no data shard: starts with %d, not %d%s", path, header[0], SHARD_MAGIC,
+        return fail(err, "%s: is not a data shard: starts with %d, not %d%s", path, header[0], SHARD_MAGIC,
                     shard_other_magic(header[0]));
     if (header[1] != 1 && header[1] != 2)
-        return fail(err, "%s: is a data shard of version %d; this program reads 1 (uint16) and 2 (uint32)",
-                    path, header[1]);
+        return fail(err, "%s: is a data shard of version %d; supported are 1 (uint16) and 2 (uint32)", path,
+                    header[1]);
     h->bytes_per_token = header[1] == 1 ? 2 : 4;
     h->tokens = header[2];
     h->doc_len = header[3];
@@ -102,19 +102,19 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
     if (h->tokens < 0 || h->doc_len < 0 || h->vocab_size < 0)
         return fail(err, "%s: damaged header: %lld tokens, document length %lld, vocabulary size %lld", path,
                     (long long)h->tokens, (long long)h->doc_len, (long long)h->vocab_size);
-    if (h->tokens == 0) return fail(err, "%s: holds no tokens", path);
-    int64_t body = (int64_t)st.st_size - SHARD_HEADER_BYTES, promised = h->tokens * h->bytes_per_token;
-    if (body != promised)
-        return fail(err, "%s: is %s: its header promises %lld tokens of %d bytes, %lld follow (%lld bytes)",
-                    path, body < promised ? "truncated" : "too long", (long long)h->tokens,
+    if (h->tokens == 0) return fail(err, "%s: contains no tokens", path);
+    int64_t body = (int64_t)st.st_size - SHARD_HEADER_BYTES, expected = h->tokens * h->bytes_per_token;
+    if (body != expected)
+        return fail(err, "%s: is %s: its header claims %lld tokens of %d bytes, %lld follow (%lld bytes)",
+                    path, body < expected ? "truncated" : "too long", (long long)h->tokens,
                     h->bytes_per_token, (long long)(body / h->bytes_per_token), (long long)body);
     if (h->doc_len > 0 && h->tokens % h->doc_len != 0)
-        return fail(err, "%s: damaged header: %lld tokens are no whole number of documents of %lld", path,
+        return fail(err, "%s: damaged header: %lld tokens are not a whole number of documents of %lld", path,
                     (long long)h->tokens, (long long)h->doc_len);
     return true;
 }
 
-// The same by name.
+// The same for a path.
 static inline bool shard_read_header(const char* path, ShardHeader* h, Error* err) {
     int fd = shard_open(path, err);
     if (fd < 0) return false;
@@ -123,12 +123,13 @@ static inline bool shard_read_header(const char* path, ShardHeader* h, Error* er
     return ok;
 }
 
-// Reads tokens [first, first + n) of an open shard into out[n]; the caller keeps the range inside h->tokens.
-// Ids are as in the file, unchecked: a uint32 above INT32_MAX comes out negative.
+// Reads tokens [first, first + n) of an open shard into out[n]; the range must be within h->tokens. The ids
+// are not checked: a uint32 above INT32_MAX becomes negative.
 static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader* h, int64_t first, int64_t n,
                                      int32_t* out, Error* err) {
-    // Narrow tokens land in the far half of out and are widened from the front: writing out[i] ends at byte
-    // 4 (i + 1), the first token not yet read starts at 2 n + 2 (i + 1), which is never before it.
+    // uint16 tokens are read into the second half of out and widened in place from the front. Writing out[i]
+    // ends at byte 4 (i + 1); the next unread token starts at byte 2 n + 2 (i + 1), which is not before it
+    // for i < n.
     size_t bytes = (size_t)n * (size_t)h->bytes_per_token;
     char* raw = (char*)(out + n) - bytes;
     int64_t offset = SHARD_HEADER_BYTES + first * h->bytes_per_token;
@@ -148,21 +149,21 @@ static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader
 typedef struct {
     char prefix[PATH_LENGTH];
     char split[16];
-    ShardHeader header; // tokens: those of the shard being written
-    int64_t capacity;   // tokens in a full shard
-    int64_t index;      // number of the shard being written, or of the next one
-    int64_t total;      // tokens written so far, over all shards
-    FILE* file;         // the shard being written under its temporary name; NULL between shards
+    ShardHeader header; // of the shard being written
+    int64_t capacity;   // tokens of a full shard
+    int64_t index;      // of the shard being written or, between shards, of the next one
+    int64_t total;      // tokens written to all shards
+    FILE* file;         // the shard being written, under its temporary name; NULL between shards
 } ShardWriter;
 
-// The name of a shard, PREFIX_SPLIT_000000.bin, into out[PATH_LENGTH].
+// Writes the path of a shard, PREFIX_SPLIT_000000.bin, to out[PATH_LENGTH].
 static inline bool shard_path(char* out, const char* prefix, const char* split, int64_t index, Error* err) {
     int n = snprintf(out, PATH_LENGTH, "%s_%s_%06lld.bin", prefix, split, (long long)index);
-    // room for the temporary name's suffix
+    // 8 bytes are reserved for the suffix of the temporary name
     return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
 }
 
-// The final and the temporary name of the writer's shard, which open has checked to fit.
+// The final and the temporary path of the writer's current shard. shard_writer_open has checked their length.
 static inline void shard_writer_paths(const ShardWriter* w, char* path, char* temporary) {
     Error err;
     if (!shard_path(path, w->prefix, w->split, w->index, &err)) die("%s", err.msg);
@@ -171,7 +172,7 @@ static inline void shard_writer_paths(const ShardWriter* w, char* path, char* te
     memcpy(temporary + n, ".tmp", 5);
 }
 
-// The folder that the files of a prefix lie in, one that shard_path accepts, into out[PATH_LENGTH].
+// Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
 static inline void shard_folder(char* out, const char* prefix) {
     const char* slash = strrchr(prefix, '/');
     size_t n = slash ? (size_t)(slash - prefix) : 0;
@@ -180,23 +181,22 @@ static inline void shard_folder(char* out, const char* prefix) {
     out[n ? n : 1] = '\0';
 }
 
-// Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... in a folder that is made if missing. A
-// shard has at most shard_tokens tokens, and whole documents when doc_len > 0. Tokens take 2 bytes when
-// vocab_size allows it. On error there is nothing to close.
+// Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
+// shard has at most shard_tokens tokens; with doc_len > 0 it consists of whole documents. A token takes 2
+// bytes if vocab_size <= 65536, otherwise 4. On error there is nothing to close.
 static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const char* split,
                                      int64_t vocab_size, int64_t doc_len, int64_t shard_tokens, Error* err) {
     char path[PATH_LENGTH];
     memset(w, 0, sizeof *w);
-    if (strlen(split) >= sizeof w->split) return fail(err, "%s: this name of a split is too long", split);
+    if (strlen(split) >= sizeof w->split) return fail(err, "%s: this split name is too long", split);
     if (!shard_path(path, prefix, split, SHARD_MAX_INDEX, err)) return false;
     if (vocab_size < 1 || vocab_size > INT32_MAX)
-        return fail(err, "%s: vocabulary size %lld is not within 1..%d", prefix, (long long)vocab_size,
+        return fail(err, "%s: vocabulary size %lld is not in 1..%d", prefix, (long long)vocab_size,
                     INT32_MAX);
     if (doc_len < 0 || doc_len > INT32_MAX)
-        return fail(err, "%s: document length %lld is not within 0..%d", prefix, (long long)doc_len,
-                    INT32_MAX);
+        return fail(err, "%s: document length %lld is not in 0..%d", prefix, (long long)doc_len, INT32_MAX);
     if (shard_tokens < 1 || shard_tokens > INT32_MAX)
-        return fail(err, "%s: %lld tokens a shard is not within 1..%d", prefix, (long long)shard_tokens,
+        return fail(err, "%s: %lld tokens per shard is not in 1..%d", prefix, (long long)shard_tokens,
                     INT32_MAX);
     if (shard_tokens < doc_len)
         return fail(err, "%s: a shard of %lld tokens cannot hold one document of %lld", prefix,
@@ -211,16 +211,15 @@ static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const c
     return make_folders(path, err);
 }
 
-// Continues at shard number `index`, when the shards before it are there already. Only between shards, such
-// as before the first write: false otherwise, or when there is no such number.
+// Makes `index` the next shard, for a caller that found the shards before it complete. Returns false in the
+// middle of a shard or if the index is out of range.
 static inline bool shard_writer_skip_to(ShardWriter* w, int64_t index) {
     if (w->file || index < 0 || index > SHARD_MAX_INDEX) return false;
     w->index = index;
     return true;
 }
 
-// Drops the shard being written, and its temporary file. Complete shards stay. Harmless when there is nothing
-// to drop.
+// Discards the shard being written and its temporary file, if there is one. Complete shards are kept.
 static inline void shard_writer_abort(ShardWriter* w) {
     char path[PATH_LENGTH], temporary[PATH_LENGTH];
     if (!w->file) return;
@@ -240,12 +239,13 @@ static inline bool shard_writer_put_header(ShardWriter* w) {
     return fwrite(header, sizeof header, 1, w->file) == 1;
 }
 
-// Opens the next shard's temporary file, with a header that is corrected when the shard is complete.
+// Opens the temporary file of the next shard with a preliminary header; shard_writer_end writes the final
+// one.
 static inline bool shard_writer_begin(ShardWriter* w, Error* err) {
     char path[PATH_LENGTH], temporary[PATH_LENGTH];
     shard_writer_paths(w, path, temporary);
     if (w->index > SHARD_MAX_INDEX)
-        return fail(err, "%s: more than %d shards; make them larger", w->prefix, SHARD_MAX_INDEX + 1);
+        return fail(err, "%s: more than %d shards; increase --shard-tokens", w->prefix, SHARD_MAX_INDEX + 1);
     w->header.tokens = 0;
     w->file = fopen(temporary, "wb");
     if (!w->file) return fail(err, "%s: cannot create: %s", temporary, strerror(errno));
@@ -253,7 +253,7 @@ static inline bool shard_writer_begin(ShardWriter* w, Error* err) {
     return true;
 }
 
-// Completes the shard being written and gives it its final name.
+// Completes the shard being written and renames it to its final name.
 static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     char path[PATH_LENGTH], temporary[PATH_LENGTH], folder[PATH_LENGTH];
     shard_writer_paths(w, path, temporary);
@@ -278,7 +278,7 @@ static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     return flush_folder(folder, err);
 }
 
-// Appends n tokens to the shard being written, which has room for them.
+// Appends n tokens to the shard being written, which must have room for them.
 static inline bool shard_writer_put(ShardWriter* w, const uint32_t* tokens, int64_t n) {
     uint16_t narrow[8192];
     const int64_t block = sizeof narrow / sizeof narrow[0];
@@ -292,8 +292,8 @@ static inline bool shard_writer_put(ShardWriter* w, const uint32_t* tokens, int6
     return true;
 }
 
-// Writes n tokens, opening and completing shards as needed. On error the shard being written is dropped, and
-// the writer is done: there is nothing to close.
+// Writes n tokens, opening and completing shards as needed. On error the shard being written is discarded,
+// and there is nothing to close.
 static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n, Error* err) {
     for (int64_t i = 0; i < n; i++) {
         if (tokens[i] < w->header.vocab_size) continue;
@@ -318,8 +318,8 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
     return true;
 }
 
-// Completes the last shard; no file if nothing was written to it. On error it is dropped. A shard that comes
-// next by name is left from an earlier, longer data set and would be read with this one: warns of it.
+// Completes the last shard; on error it is discarded. An empty shard is not written. Warns if a shard with
+// the next index exists: it is left from an earlier, longer dataset and would be read together with this one.
 static inline bool shard_writer_close(ShardWriter* w, Error* err) {
     char path[PATH_LENGTH], temporary[PATH_LENGTH];
     if (w->file && !shard_writer_end(w, err)) {
@@ -328,8 +328,8 @@ static inline bool shard_writer_close(ShardWriter* w, Error* err) {
     }
     shard_writer_paths(w, path, temporary);
     if (access(path, F_OK) == 0)
-        warn("%s: is left from an earlier data set and follows this one by name; "
-             "remove it and those after it",
+        warn("%s: is left from an earlier dataset and would be read with this one; remove it and those after "
+             "it",
              path);
     return true;
 }

@@ -1,20 +1,19 @@
 /*
-Text to token ids and back: bytes, or GPT-2's byte-pair encoding.
+Tokenizers: text to token ids and back, by bytes or by GPT-2's byte-pair encoding (BPE). Used by
+data/text_to_shards and by the trainers' samples.
 
-Bytes: id = byte, and 256 = end of text.
+Bytes: the id of a byte is its value; 256 is the end-of-text token.
 
-GPT-2: text is first split into words by the expression
+GPT-2: text is split into words by the regular expression
     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-Each word then starts as its bytes, and as long as two neighbours form a pair that is in vocab.bpe, the pair
-that stands earliest in the file (the leftmost, if it occurs twice) becomes one symbol. Ids: 256 bytes,
-printable ones first, then one id a line of vocab.bpe, then end of text = 50256. So among pairs, the lowest id
-goes first.
+The symbols of a word are first its bytes. While two adjacent symbols form a pair in vocab.bpe, the pair on
+the earliest line (its leftmost occurrence) is merged into one symbol. Ids: the 256 bytes, printable ones
+first; one per line of vocab.bpe, in order; 50256, the end-of-text token. The pair with the lowest merged id
+is therefore merged first.
 
-Any string of bytes can be encoded, and decodes to itself. A byte that is no part of valid UTF-8 (as in RFC
-3629: no surrogates, no overlong forms) counts as a character that is neither letter, number nor white space.
-The text "<|endoftext|>" is ordinary text; the token is added by the caller.
-
-LongCrawl64 was escaped as the inside of a JSON string before it was encoded: json_escape and json_unescape.
+Any byte string can be encoded and decodes to itself. A byte that is not part of valid UTF-8 (RFC 3629: no
+surrogates, no overlong encodings) is treated as a character that is neither letter, number nor white space.
+The text "<|endoftext|>" is encoded as ordinary text; callers add the end-of-text token themselves.
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -22,30 +21,32 @@ LongCrawl64 was escaped as the inside of a JSON string before it was encoded: js
 #include "../base/text.h"
 #include "../base/unicode.h"
 
-#define GPT2_MERGES      50000
-#define GPT2_TOKEN_BYTES 1024 // the longest token has 128; bounds the memory that a bad file can ask for
-#define TOKEN_NONE       UINT32_MAX
+enum {
+    GPT2_MERGES = 50000,
+    GPT2_TOKEN_BYTES = 1024 // limit for the tokens of a vocab.bpe; GPT-2's longest has 128
+};
+static const uint32_t TOKEN_NONE = UINT32_MAX;
 
-// A growing array; starts from all zeros, and ends with free(data).
+// A growable array of token ids. Initialize to zeros, release with free(data).
 typedef struct {
     uint32_t* data;
     int64_t count, capacity;
 } TokenBuffer;
 
-// A Tokenizer is only read once it is made: threads may share it.
+// Constant once made, so threads may share it.
 typedef struct {
     int64_t vocab_size;
     uint32_t end_of_text;
-    ByteBuffer text;       // the bytes of all tokens, one after the other
-    uint32_t* start;       // [vocab_size + 1] where each token's bytes begin
+    ByteBuffer text;       // the bytes of all tokens, concatenated
+    uint32_t* start;       // [vocab_size + 1] offset of each token's bytes
     uint64_t* words;       // hash table: bytes of a token -> id; NULL for the byte tokenizer
     uint64_t* merges;      // hash table: pair of ids -> id
-    uint32_t of_byte[256]; // id of the token that is this one byte
+    uint32_t of_byte[256]; // id of each single byte
 } Tokenizer;
 
-// Makes room for `more` further elements; returns where they go.
+// Ensures room for `more` ids after the current ones and returns a pointer to it; the caller adds to count.
 static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
-    if (b->count + more >= b->capacity) { // >=: an empty array gets memory too, so that data is never NULL
+    if (b->count + more >= b->capacity) { // >=: allocates even if more is 0, so that data is never NULL
         b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
         b->data = (uint32_t*)xrealloc(b->data, (size_t)b->capacity * sizeof *b->data);
     }
@@ -61,14 +62,14 @@ static inline int gpt2_class(const uint8_t* s, size_t at, size_t n, size_t* leng
     return s[at] < 128 ? unicode_ascii_classes[s[at]] : unicode_class(utf8_decode(s + at, n - at, length));
 }
 
-// The end of the run of characters of one class that begins at `at`.
+// The end of the run of characters of one class that starts at s[at].
 static inline size_t gpt2_run_end(const uint8_t* s, size_t at, size_t n, int of_class) {
     size_t length;
     while (at < n && gpt2_class(s, at, n, &length) == of_class) at += length;
     return at;
 }
 
-// The end of the word that begins at s[at], at < n.
+// The end of the word that starts at s[at], at < n.
 static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
     size_t length;
     if (s[at] == '\'' && at + 1 < n) {
@@ -76,19 +77,20 @@ static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
         if (a == 's' || a == 't' || a == 'm' || a == 'd') return at + 2;
         if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return at + 3;
     }
-    size_t first = at + (s[at] == ' ' && at + 1 < n); // one space may lead a word
+    size_t first = at + (s[at] == ' ' && at + 1 < n); // a word may start with one space
     int of_class = gpt2_class(s, first, n, &length);
     if (of_class != UNICODE_SPACE) return gpt2_run_end(s, first, n, of_class);
-    // white space: to the end of the text, else all but its last character, which may lead the next word
+    // a run of white space is a word up to the end of the text; otherwise its last character starts the next
+    // word
     size_t end = at, last = at;
     while (end < n && gpt2_class(s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
     return end == n || last == at ? end : last;
 }
 
-// For long texts read in pieces: the last place behind `after` where text[bytes] may be cut so that the two
-// parts, both json_escaped or neither, encode to the tokens of the whole, whatever comes later. 0 if none.
+// For texts that are encoded in pieces: the last position in (after, bytes) at which text can be cut, or 0.
+// The two parts encode to the same tokens as the whole text, both JSON-escaped or not, whatever text follows.
 static inline size_t tokenizer_cut(const char* text, size_t after, size_t bytes) {
-    // between a letter and what is no letter a word ends, whatever is around; in ASCII, escaped or not
+    // a word always ends between an ASCII letter and an ASCII character that is not a letter
     for (size_t i = bytes; i-- > after + 1;)
         if ((uint8_t)text[i] < 128 && unicode_class((uint8_t)text[i]) != UNICODE_LETTER &&
             (uint8_t)text[i - 1] < 128 && unicode_class((uint8_t)text[i - 1]) == UNICODE_LETTER)
@@ -97,11 +99,10 @@ static inline size_t tokenizer_cut(const char* text, size_t after, size_t bytes)
 }
 
 // ----------------------------------------------------------------------------
-// hash tables: open addressing, a slot is key << 32 | id; at most 40% full, so that searches stay short
+// hash tables: open addressing with linear probing; a slot is key << 32 | id; load at most 40%
 
-#define BPE_HASH_BITS  17
-#define BPE_HASH_SLOTS (1 << BPE_HASH_BITS)
-#define BPE_HASH_EMPTY UINT64_MAX
+enum { BPE_HASH_BITS = 17, BPE_HASH_SLOTS = 1 << BPE_HASH_BITS };
+static const uint64_t BPE_HASH_EMPTY = UINT64_MAX;
 
 static inline uint64_t* bpe_hash_new(void) {
     uint64_t* slots = (uint64_t*)xcalloc(BPE_HASH_SLOTS, sizeof *slots);
@@ -117,11 +118,11 @@ static inline void bpe_hash_insert(uint64_t* slots, uint64_t hash, uint32_t key,
     slots[i] = (uint64_t)key << 32 | id;
 }
 
-// A pair of ids, both below 65536, is its own key.
+// The key of a pair of ids, both below 65536, is the pair itself.
 static inline uint32_t bpe_pair_key(uint32_t left, uint32_t right) { return left << 16 | right; }
 static inline uint64_t bpe_pair_hash(uint32_t key) { return key * 0x9e3779b97f4a7c15u; }
 
-// The id that a pair of symbols becomes, or TOKEN_NONE.
+// The id that a pair of symbols is merged to, or TOKEN_NONE.
 static inline uint32_t bpe_merged(const Tokenizer* t, uint32_t left, uint32_t right) {
     uint32_t key = bpe_pair_key(left, right);
     for (size_t i = bpe_hash_slot(bpe_pair_hash(key)); t->merges[i] != BPE_HASH_EMPTY;
@@ -130,7 +131,8 @@ static inline uint32_t bpe_merged(const Tokenizer* t, uint32_t left, uint32_t ri
     return TOKEN_NONE;
 }
 
-// Words of the text have keys below 2^31, so that hiding one (id TOKEN_NONE) does not make its slot a hole.
+// Keys of words are below 2^31, so a removed word (id TOKEN_NONE) differs from BPE_HASH_EMPTY and does not
+// end a search.
 static inline uint32_t bpe_word_key(uint64_t hash) { return (uint32_t)hash >> 1; }
 
 static inline uint64_t bpe_word_hash(const uint8_t* s, size_t n) {
@@ -147,7 +149,7 @@ static inline uint64_t bpe_word_hash(const uint8_t* s, size_t n) {
     return h * 0xc4ceb9fe1a85ec53u;
 }
 
-// The slot of the token that has these bytes; NULL if there is none.
+// The slot of the token with these bytes; NULL if there is none.
 static inline uint64_t* bpe_word_slot(const Tokenizer* t, const uint8_t* s, size_t n) {
     uint64_t hash = bpe_word_hash(s, n);
     for (size_t i = bpe_hash_slot(hash); t->words[i] != BPE_HASH_EMPTY; i = (i + 1) % BPE_HASH_SLOTS) {
@@ -162,11 +164,11 @@ static inline uint64_t* bpe_word_slot(const Tokenizer* t, const uint8_t* s, size
 // ----------------------------------------------------------------------------
 // GPT-2: encoding one word
 
-#define BPE_SHORT 32 // bytes; up to here looking at all pairs each time is faster than a heap
+enum { BPE_SHORT = 32 }; // bytes; up to this length linear search for the next pair is faster than a heap
 
-// Encodes s[n], 1 <= n <= BPE_SHORT, into out[n]; returns the number of tokens.
+// Encodes s[n], 1 <= n <= BPE_SHORT, into out[n]; returns the number of tokens. O(n^2).
 static inline int64_t bpe_short(const Tokenizer* t, const uint8_t* s, int n, uint32_t* out) {
-    uint32_t merged[BPE_SHORT]; // what each symbol becomes with the next one
+    uint32_t merged[BPE_SHORT]; // [i]: id of the pair of symbols i and i + 1, or TOKEN_NONE
     for (int i = 0; i < n; i++) out[i] = t->of_byte[s[i]];
     for (int i = 0; i + 1 < n; i++) merged[i] = bpe_merged(t, out[i], out[i + 1]);
     while (n > 1) {
@@ -183,7 +185,7 @@ static inline int64_t bpe_short(const Tokenizer* t, const uint8_t* s, int n, uin
     return n;
 }
 
-// A heap of uint64, smallest first.
+// A binary min-heap of uint64.
 static inline void bpe_heap_push(uint64_t* heap, int64_t* count, uint64_t x) {
     int64_t i = (*count)++;
     for (; i > 0 && heap[(i - 1) / 2] > x; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
@@ -202,17 +204,18 @@ static inline uint64_t bpe_heap_pop(uint64_t* heap, int64_t* count) {
     return top;
 }
 
-// The same for a word of any length, in O(n log n): the symbols are a linked list, the pairs that can merge
-// lie in a heap as id << BPE_AT_BITS | place. A pair that has changed since it was put there is stale and
-// passed over.
-#define BPE_AT_BITS 40
+// The same for a word of any length, in O(n log n). The symbols are a linked list; the pairs that can be
+// merged are in a heap as merged id << BPE_AT_BITS | index of the left symbol. A heap entry whose pair has
+// changed since is skipped.
+enum { BPE_AT_BITS = 40 };
 
 typedef struct {
     int64_t previous, next; // -1: none
     uint32_t id;
-    uint32_t merged; // what it becomes with the next one; TOKEN_NONE also once the one before has taken it up
+    uint32_t merged; // id of the pair with the next symbol; TOKEN_NONE also once this symbol is merged away
 } BpeSymbol;
 
+// Updates symbols[at].merged and adds the pair to the heap if it can be merged.
 static inline void bpe_push_pair(const Tokenizer* t, BpeSymbol* symbols, int64_t at, uint64_t* heap,
                                  int64_t* count) {
     BpeSymbol* a = &symbols[at];
@@ -224,7 +227,7 @@ static inline void bpe_push_pair(const Tokenizer* t, BpeSymbol* symbols, int64_t
 static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, uint32_t* out) {
     if (n >= (int64_t)1 << BPE_AT_BITS) die("a word of %lld bytes is too long to encode", (long long)n);
     BpeSymbol* symbols = (BpeSymbol*)xrealloc(NULL, (size_t)n * sizeof *symbols);
-    // n - 1 pairs to begin with, and each of up to n - 1 merges takes one out and puts two in
+    // there are n - 1 initial pairs; each of up to n - 1 merges removes one entry and adds at most two
     uint64_t* heap = (uint64_t*)xrealloc(NULL, 2 * (size_t)n * sizeof *heap);
     int64_t count = 0, tokens = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -256,9 +259,9 @@ static inline int64_t bpe_encode(const Tokenizer* t, const uint8_t* s, size_t n,
 }
 
 // ----------------------------------------------------------------------------
-// making a tokenizer
+// creating a tokenizer
 
-// Frees what a tokenizer holds; also fine for one that is all zeros.
+// Frees a tokenizer; may be called on one that is all zeros.
 static inline void tokenizer_free(Tokenizer* t) {
     free(t->text.data);
     free(t->start);
@@ -267,7 +270,7 @@ static inline void tokenizer_free(Tokenizer* t) {
     memset(t, 0, sizeof *t);
 }
 
-// Starts an empty tokenizer that will have `capacity` ids.
+// Initializes an empty tokenizer with room for `capacity` ids.
 static inline void tokenizer_begin(Tokenizer* t, int64_t capacity) {
     memset(t, 0, sizeof *t);
     t->start = (uint32_t*)xcalloc((size_t)capacity + 1, sizeof *t->start);
@@ -286,7 +289,7 @@ static inline void tokenizer_add(Tokenizer* t, const void* bytes, size_t n) {
     }
 }
 
-// Adds end of text, the last id: not to the words, since that text alone does not encode to it.
+// Adds the end-of-text token, the last one. It is not added to the words: no text encodes to it.
 static inline void tokenizer_end(Tokenizer* t) {
     static const char name[] = "<|endoftext|>";
     uint64_t* words = t->words;
@@ -296,7 +299,7 @@ static inline void tokenizer_end(Tokenizer* t) {
     t->words = words;
 }
 
-// The tokenizer of bytes. Free with tokenizer_free.
+// Creates the byte tokenizer. Free with tokenizer_free.
 static inline void tokenizer_bytes(Tokenizer* t) {
     tokenizer_begin(t, 257);
     for (int i = 0; i < 256; i++) {
@@ -306,15 +309,15 @@ static inline void tokenizer_bytes(Tokenizer* t) {
     tokenizer_end(t);
 }
 
-// vocab.bpe writes bytes as characters: the printable ones of Latin-1 as themselves, the other 68, in order,
-// as the characters from 256 on. In that order they are also the first 256 ids.
-#define GPT2_SYMBOLS (256 + 68)
+// vocab.bpe represents bytes by characters: the printable ones of Latin-1 by themselves, the other 68 by
+// U+0100 and following, in order. The first 256 ids are in the order of these characters.
+enum { GPT2_SYMBOLS = 256 + 68 };
 
 static inline bool gpt2_printable(uint32_t c) {
     return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xff && c != 0xad);
 }
 
-// Reads a symbol as vocab.bpe writes it into bytes[GPT2_TOKEN_BYTES]; returns its length, 0 if it is none.
+// Decodes a symbol of vocab.bpe to bytes[GPT2_TOKEN_BYTES] and returns its length; 0 if it is invalid.
 static inline size_t gpt2_symbol(const char* text, size_t n, const uint8_t* byte_of, uint8_t* bytes) {
     size_t count = 0, length;
     for (size_t i = 0; i < n; i += length) {
@@ -325,22 +328,22 @@ static inline size_t gpt2_symbol(const char* text, size_t n, const uint8_t* byte
     return count;
 }
 
-// Adds the token that a line of vocab.bpe makes: two symbols with a space between them.
+// Adds the token of a line of vocab.bpe: two symbols separated by a space.
 static inline bool gpt2_add_merge(Tokenizer* t, const uint8_t* byte_of, const char* line, size_t n,
                                   int line_number, const char* path, Error* err) {
     uint8_t bytes[2 * GPT2_TOKEN_BYTES];
     uint32_t id[2];
     size_t count = 0;
     const char* space = (const char*)memchr(line, ' ', n);
-    if (!space)
-        return fail(err, "%s: line %d is not two symbols with a space between them", path, line_number);
+    if (!space) return fail(err, "%s: line %d is not two symbols separated by a space", path, line_number);
     for (int side = 0; side < 2; side++) {
         const char* symbol = side ? space + 1 : line;
         size_t length = (size_t)((side ? line + n : space) - symbol);
         size_t got = gpt2_symbol(symbol, length, byte_of, bytes + count);
         uint64_t* slot = got ? bpe_word_slot(t, bytes + count, got) : NULL;
         if (!slot)
-            return fail(err, "%s: the %s symbol of line %d is neither a byte nor made by a line before it",
+            return fail(err,
+                        "%s: the %s symbol of line %d is neither a byte nor the result of an earlier line",
                         path, side ? "second" : "first", line_number);
         id[side] = (uint32_t)*slot;
         count += got;
@@ -349,18 +352,19 @@ static inline bool gpt2_add_merge(Tokenizer* t, const uint8_t* byte_of, const ch
         return fail(err, "%s: line %d makes a token of more than %d bytes", path, line_number,
                     GPT2_TOKEN_BYTES);
     if (bpe_word_slot(t, bytes, count))
-        return fail(err, "%s: line %d makes a token that a line before it makes already", path, line_number);
+        return fail(err, "%s: line %d makes the same token as an earlier line", path, line_number);
     uint32_t key = bpe_pair_key(id[0], id[1]);
     bpe_hash_insert(t->merges, bpe_pair_hash(key), key, (uint32_t)t->vocab_size);
     tokenizer_add(t, bytes, count);
     return true;
 }
 
+// Adds the tokens of all lines of vocab.bpe.
 static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const char* text, size_t bytes,
                                    const char* path, Error* err) {
     const char *line = text, *end = text + bytes;
     if (bytes < 9 || memcmp(text, "#version:", 9) != 0)
-        return fail(err, "%s: does not start with '#version:', so it is not GPT-2's vocab.bpe", path);
+        return fail(err, "%s: does not start with '#version:': not GPT-2's vocab.bpe", path);
     for (int number = 1; line < end; number++) {
         const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
         if (!newline) return fail(err, "%s: is truncated: ends in the middle of line %d", path, number);
@@ -376,8 +380,8 @@ static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const c
     return true;
 }
 
-// The tokenizer of GPT-2 from its vocab.bpe: one line that starts with `#version:`, then 50000 merges. Free
-// with tokenizer_free. On error there is nothing to free.
+// Creates the GPT-2 tokenizer from the file vocab.bpe: a line that starts with `#version:`, then 50000
+// merges. Free with tokenizer_free. On error there is nothing to free.
 static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
     uint8_t byte_of[GPT2_SYMBOLS];
     uint32_t ids[GPT2_TOKEN_BYTES];
@@ -401,7 +405,8 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
         tokenizer_free(t);
         return false;
     }
-    // a word that is a token is taken at once, which is right only if its merges lead there too: hide others
+    // tokenizer_encode looks up whole words first. Remove the tokens that the merges do not produce from
+    // their own bytes
     for (int64_t id = 256; id < t->vocab_size; id++) {
         const uint8_t* s = (const uint8_t*)t->text.data + t->start[id];
         size_t n = t->start[id + 1] - t->start[id];
@@ -414,7 +419,7 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
 // ----------------------------------------------------------------------------
 // encoding and decoding
 
-// Appends the ids of text[bytes] to *out; no end of text. Never fails.
+// Appends the ids of text[bytes] to *out, without an end-of-text token. Cannot fail.
 static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t bytes, TokenBuffer* out) {
     const uint8_t* s = (const uint8_t*)text;
     if (!t->words) {
@@ -434,8 +439,9 @@ static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t
     }
 }
 
-// The bytes of a token, *bytes of them, with no zero byte behind; they live as long as the tokenizer. End of
-// text gives "<|endoftext|>". NULL and 0 bytes if there is no such id.
+// The bytes of a token, *bytes of them without a terminating zero, valid as long as the tokenizer. The
+// end-of-text token decodes to "<|endoftext|>". If the id is not below vocab_size, returns NULL and *bytes is
+// 0.
 static inline const char* tokenizer_decode(const Tokenizer* t, uint32_t id, size_t* bytes) {
     *bytes = 0;
     if (id >= t->vocab_size) return NULL;

@@ -1,78 +1,42 @@
 #!/usr/bin/env bash
-# data/longcrawl64 against small arrays of LongCrawl64's layout (dev/reference/make_zarr.py), in a folder and
-# on a web server with faults: the exact tokens, what is fetched, going on after a kill, one line for a fault.
-set -u
+# Tests of data/longcrawl64 with small arrays of LongCrawl64's layout (dev/reference/make_zarr.py), in a
+# folder and on a server with faults: the exact tokens, the requests, continuing after an interruption, a
+# one-line error per fault.
+scratch=build/test/longcrawl64
+. dev/test/check.sh
 
 tool=${LONGCRAWL64:-data/longcrawl64}
 fixtures=dev/test/fixtures/zarr
-scratch=build/test/longcrawl64
-passed=0
-failed=0
 export no_proxy=127.0.0.1
 
-report() {
-    echo "$passed passed, $failed failed"
-    exit $((failed > 0))
-}
+# tokens_are ARRAY FIRST DOCS D SHARD: header and tokens of the shard follow from the array's formula
+tokens_are() { check "wrong tokens" python3 dev/reference/make_zarr.py check "$@"; }
 
-pass() { passed=$((passed + 1)); }
-
-fail() {
-    failed=$((failed + 1))
-    echo "FAILED ${BASH_SOURCE[0]}:${BASH_LINENO[1]}: $1"
-}
-
-# check MESSAGE COMMAND...: the command succeeds
-check() {
-    local message=$1
-    shift
-    if "$@" >"$scratch/out" 2>&1; then pass; else fail "$message: $(tail -n 3 "$scratch/out")"; fi
-}
-
-# said TEXT: the command of the last check had this in its output
-said() {
-    if grep -qF -- "$1" "$scratch/out"; then pass; else fail "expected '$1' in: $(cat "$scratch/out")"; fi
-}
-
-# dies EXPECTED COMMAND...: exit code 1, and one line on standard error that has the expected text
-dies() {
-    local expected=$1 code=0
-    shift
-    "$@" >"$scratch/out" 2>"$scratch/err" || code=$?
-    if [ $code = 1 ] && [ "$(wc -l <"$scratch/err")" = 1 ] &&
-        grep -qF -- "$expected" "$scratch/err"; then
-        pass
-    else
-        fail "expected exit 1 and one line with '$expected', got exit $code and: $(cat "$scratch/err")"
-    fi
-}
-
-# same ARRAY FIRST DOCS D SHARD: header and tokens of a shard are those of the formula
-same() { check "wrong tokens" python3 dev/reference/make_zarr.py check "$@"; }
-
-# files FOLDER LIST: the folder has these files, anywhere below, and no others but locks; the list is sorted
+# files FOLDER LIST: the folder and its subfolders contain exactly these files, apart from locks; the list is
+# sorted
 files() {
     local found
     found=$(cd "$1" 2>/dev/null && find . -type f ! -name '*.lock' -printf '%P\n' | LC_ALL=C sort | tr '\n' ' ')
     if [ "$found" = "${2:+$2 }" ]; then pass; else fail "$1 has files '$found', expected '$2'"; fi
 }
 
-# fetched LIST: these chunks of train.zarr were asked for since the last call, as often as they are listed
+# fetched LIST: the requests for chunks of train.zarr since the last call, sorted
 fetched() {
     local found
     found=$(sed -n 's,train.zarr/\([0-9]\),\1,p' "$scratch/log" | LC_ALL=C sort | tr '\n' ' ')
-    if [ "$found" = "${1:+$1 }" ]; then pass; else fail "asked for '$found', expected '$1'"; fi
+    if [ "$found" = "${1:+$1 }" ]; then pass; else fail "requests for '$found', expected '$1'"; fi
     : >"$scratch/log"
 }
 
-# fresh: an empty folder for shards, and no requests counted
+# fresh: empties the folder of shards and the log of requests
 fresh() {
     rm -rf "$out"
     mkdir -p "$out"
     : >"$scratch/log"
 }
 
-# train SOURCE OPTION...: all 3 documents of the fixture's train.zarr, in two shards (2 documents, then 1)
+# train SOURCE OPTION...: writes the 3 documents of the fixture's train.zarr to two shards (2 documents, then
+# 1)
 prefix=
 train() {
     local source=$1
@@ -82,8 +46,8 @@ train() {
 }
 
 train_is_right() {
-    same train 0 2 16384 "$out/t_train_000000.bin"
-    same train 2 1 16384 "$out/t_train_000001.bin"
+    tokens_are train 0 2 16384 "$out/t_train_000000.bin"
+    tokens_are train 2 1 16384 "$out/t_train_000001.bin"
     files "$out" "t_train_000000.bin t_train_000001.bin"
 }
 
@@ -91,11 +55,11 @@ rm -rf "$scratch"
 mkdir -p "$scratch"
 out=$scratch/shards
 if [ ! -x "$tool" ]; then
-    fail "$tool is not built: make data/longcrawl64"
+    fail "$tool is not built: run make data/longcrawl64"
     report
 fi
 if ! command -v python3 >/dev/null; then
-    fail "python3 is missing, which this test serves files with"
+    fail "python3 is missing; the test server needs it"
     report
 fi
 exec 3< <(exec python3 dev/test/data/serve.py "$fixtures" "$scratch/log")
@@ -105,23 +69,23 @@ read -r port <&3
 url=http://127.0.0.1:$port
 
 # ----------------------------------------------------------------------------
-# a folder
+# a local source
 
 fresh
 check "a folder" train $fixtures
 train_is_right
-check "all there already" train $fixtures
+check "all shards complete" train $fixtures
 train_is_right
 
-fresh # LongCrawl64's own chunks, with a last row of chunks that is not full
+fresh # chunks of LongCrawl64's shape; the last row of chunks is not full
 heldout() { "$tool" --source $fixtures/ --split heldout --out "$out/h" "$@"; }
 check "chunks of 2048 x 2048" heldout --columns=4096 --tokens 8601600
-same heldout 0 2100 4096 "$out/h_val_000000.bin"
+tokens_are heldout 0 2100 4096 "$out/h_val_000000.bin"
 files "$out" h_val_000000.bin
 
-fresh # part of a chunk in both directions; tokens round up to documents
+fresh # documents and columns end within a chunk; --tokens is rounded up to whole documents
 check "part of a chunk" heldout --columns 3000 --tokens 6000001
-same heldout 0 2001 3000 "$out/h_val_000000.bin"
+tokens_are heldout 0 2001 3000 "$out/h_val_000000.bin"
 
 fresh
 cp -r $fixtures "$scratch/copy"
@@ -129,38 +93,38 @@ rm "$scratch/copy/train.zarr/0.2"
 dies "train.zarr/0.2: this chunk is missing" train "$scratch/copy"
 files "$out" ""
 head -c 1000 $fixtures/train.zarr/0.2 >"$scratch/copy/train.zarr/0.2"
-dies "train.zarr/0.2: damaged: its blosc header says 15807 bytes, the file has 1000" train "$scratch/copy"
+dies "train.zarr/0.2: damaged: its blosc header claims 15807 bytes, the file has 1000" train "$scratch/copy"
 : >"$scratch/copy/train.zarr/0.2"
-dies "train.zarr/0.2: damaged: 0 bytes are no blosc chunk" train "$scratch/copy"
+dies "train.zarr/0.2: damaged: 0 bytes are too few for a blosc chunk" train "$scratch/copy"
 cp $fixtures/bad_id/train.zarr/0.0 "$scratch/copy/train.zarr/0.2"
 dies "a chunk has 16384" train "$scratch/copy"
 files "$out" ""
 dies "bad_id/train.zarr/0.0: token 5 of row 1 is 50257" \
     "$tool" --source $fixtures/bad_id --split train --columns 64 --tokens 128 --out "$out/t"
 files "$out" ""
-check "the bad id is in no document asked for" \
+check "the invalid id is in a document that is not read" \
     "$tool" --source $fixtures/bad_id --split train --columns 64 --tokens 64 --out "$out/t"
 
 # ----------------------------------------------------------------------------
-# descriptions of arrays that are not as we read them; each is LongCrawl64's but for one change
+# unsupported arrays: each .zarray differs from LongCrawl64's in one value
 
 while read -r from to message; do
     sed "s|$from|$to|" $fixtures/train.zarr/.zarray >"$scratch/copy/train.zarr/.zarray"
     dies "copy/train.zarr/.zarray: $message" train "$scratch/copy"
 done <<'END'
-"zarr_format":.2 "zarr_format":3 unlike LongCrawl64: zarr_format must be 2
-<u2 <i4 unlike LongCrawl64: dtype must be "<u2"
-<u2 >u2 unlike LongCrawl64: dtype must be "<u2"
-"C" "F" unlike LongCrawl64: order must be "C"
-"blosc" "zlib" unlike LongCrawl64: compressor must have id "blosc"
-"lz4" "zstd" unlike LongCrawl64: compressor must have cname "lz4"
-"shuffle":.1 "shuffle":2 unlike LongCrawl64: compressor must have shuffle 1
-"filters":.null "filters":[] unlike LongCrawl64: filters must be null
-"filters" "dimension_separator":"/","filters" unlike LongCrawl64: dimension_separator must be "."
-2, 0, unlike LongCrawl64: chunks must be two sizes
-4096 2e9 unlike LongCrawl64: chunks must be below 2 GiB
-3, -3, unlike LongCrawl64: shape must be two sizes
-20480 20480,1 unlike LongCrawl64: shape must be two sizes
+"zarr_format":.2 "zarr_format":3 not an array of LongCrawl64: zarr_format must be 2
+<u2 <i4 not an array of LongCrawl64: dtype must be "<u2"
+<u2 >u2 not an array of LongCrawl64: dtype must be "<u2"
+"C" "F" not an array of LongCrawl64: order must be "C"
+"blosc" "zlib" not an array of LongCrawl64: compressor must have id "blosc"
+"lz4" "zstd" not an array of LongCrawl64: compressor must have cname "lz4"
+"shuffle":.1 "shuffle":2 not an array of LongCrawl64: compressor must have shuffle 1
+"filters":.null "filters":[] not an array of LongCrawl64: filters must be null
+"filters" "dimension_separator":"/","filters" not an array of LongCrawl64: dimension_separator must be "."
+2, 0, not an array of LongCrawl64: chunks must be two sizes
+4096 2e9 not an array of LongCrawl64: chunks must be below 2 GiB
+3, -3, not an array of LongCrawl64: shape must be two sizes
+20480 20480,1 not an array of LongCrawl64: shape must be two sizes
 "order" order bad JSON
 END
 
@@ -179,8 +143,8 @@ dies "--tokens 1.5: not a whole number" train_with --tokens 1.5
 dies "--jobs 0: not a whole number from 1 to 64" train_with --jobs 0
 dies "--keep-cache takes no value" train_with --keep-cache=1
 dies "--columns 20481: a document of train.zarr has 20480 tokens" train_with --columns 20481
-dies "--tokens 49153: is 4 documents of 16384, and train.zarr has 3 (49152 tokens)" train_with --tokens 49153
-dies "--source ftp://x: must be a folder, or begin with https:// or http://" train_with --source ftp://x
+dies "--tokens 49153: requires 4 documents of 16384, but train.zarr has 3 (49152 tokens)" train_with --tokens 49153
+dies "--source ftp://x: must be a folder or start with https:// or http://" train_with --source ftp://x
 dies "no/such/train.zarr/.zarray: cannot open" train_with --source no/such
 files "$out" ""
 
@@ -190,46 +154,47 @@ files "$out" ""
 fresh
 check "a server" train "$url/plain"
 fetched "0.0 0.1 0.2 0.3 1.0 1.1 1.2 1.3"
-train_is_right # nor is a cache left
+train_is_right # and the cache is deleted
 
 fresh
 check "one document" train "$url/plain/" --tokens 1 --columns 5000
 fetched "0.0 0.1"
-same train 0 1 5000 "$out/t_train_000000.bin"
+tokens_are train 0 1 5000 "$out/t_train_000000.bin"
 
 fresh
 check "keep the cache" train "$url/linked@0.1" --cache "$scratch/kept" --keep-cache
 train_is_right
 files "$scratch/kept/train.zarr" ".zarray 0.0 0.1 0.2 0.3 1.0 1.1 1.2 1.3"
 fresh
-check "use it as a source" train "$scratch/kept"
+check "use the cache as a source" train "$scratch/kept"
 train_is_right
 fresh
-check "use it as a cache" train "$url/plain" --cache "$scratch/kept" --keep-cache
+check "reuse the cache" train "$url/plain" --cache "$scratch/kept" --keep-cache
 fetched ""
 train_is_right
 echo >>"$scratch/kept/train.zarr/.zarray"
-dies "kept/train.zarr/.zarray: is not that of" train "$url/plain" --cache "$scratch/kept" --out "$out/u"
+dies "kept/train.zarr/.zarray: differs from" train "$url/plain" --cache "$scratch/kept" --out "$out/u"
 
 fresh
-check "an error that passes" train "$url/once@0.1"
+check "a temporary error" train "$url/once@0.1"
 fetched "0.0 0.1 0.1 0.2 0.3 1.0 1.1 1.2 1.3"
 train_is_right
 
 fresh
-check "four documents less one" train "$url/plain" --tokens 32Ki
+check "two of three documents" train "$url/plain" --tokens 32Ki
 fetched "0.0 0.1 0.2 0.3"
-check "go on after the first shard" train "$url/plain"
+check "continue after the first shard" train "$url/plain"
 fetched "1.0 1.1 1.2 1.3"
 train_is_right
-check "fewer shards than there are" train "$url/plain" --tokens 32Ki
-said "t_train_000001.bin: is left from an earlier"
-dies "has 32768 tokens in documents of 16384 where this command makes 16384 in documents of 8192" \
+check "fewer shards than exist" train "$url/plain" --tokens 32Ki
+said "t_train_000001.bin: is left from an earlier" stderr
+dies "has 32768 tokens in documents of 16384, but this command writes 16384 in documents of 8192" \
     train "$url/plain" --columns 8192 --tokens 24Ki --shard-tokens 16Ki
 truncate -s -2 "$out/t_train_000001.bin"
 dies "remove this file or choose another --out" train "$url/plain"
 
-# fault NAME MESSAGE OPTION...: this fault of chunk 0.1 makes one error, no shard, no bad chunk in the cache
+# fault NAME MESSAGE OPTION...: this fault of chunk 0.1 causes this error, no shard, and no damaged chunk in
+# the cache
 fault() {
     local name=$1 message=$2
     shift 2
@@ -240,11 +205,11 @@ fault() {
 fault error "the server answered HTTP 500 (tries: 2)"
 fetched "0.0 0.1 0.1"
 fault short "transfer closed with"
-fault cut "its blosc header says 15925 bytes, the file has 7962"
-fault header "its blosc header says 16640 bytes unpacked, a chunk has 16384"
-fault html "its blosc header says"
-fault swapped "the bytes that came have SHA-256"
-fault resized "15925 bytes came, the file has 15926"
+fault cut "its blosc header claims 15925 bytes, the file has 7962"
+fault header "its blosc header claims 16640 bytes uncompressed, a chunk has 16384"
+fault html "its blosc header claims"
+fault swapped "received data has SHA-256"
+fault resized "received 15925 bytes, the file has 15926"
 fault stall "Operation too slow" --timeout 1 --tries 1
 read -r _ <&3
 
@@ -255,17 +220,18 @@ fetched "0.0 0.1 0.2 0.3 0.4"
 dies "$url/plain/none/train.zarr/.zarray: the server answered HTTP 404" train "$url/plain/none"
 dies "bad JSON" train "$url/html@.zarray" --tries 1
 dies "http://127.0.0.1:1/train.zarr/.zarray: Failed to connect" train http://127.0.0.1:1 --tries 1
-dies "log/train.zarr: cannot make this folder" train "$url/plain" --cache "$scratch/log"
+dies "log/train.zarr: cannot create this folder" train "$url/plain" --cache "$scratch/log"
 
 # ----------------------------------------------------------------------------
-# interrupted: the server tells when it holds a request, which is the moment to strike
+# interruption: the server prints a line when it holds a request; then the program is killed
 
-# interrupt SIGNAL FAULT: leaves the exit code in $code, and what was printed in the file `interrupted`
+# interrupt SIGNAL CHUNK: sends the signal while the chunk is downloaded; sets $code to the exit code and
+# writes the output to $scratch/interrupted
 interrupt() {
     (prefix="exec" && train "$url/stall@$2" --jobs 1) >"$scratch/interrupted" 2>&1 &
     local pid=$!
     read -r _ <&3
-    dies "--out $out/t: another run writes these shards" train "$url/plain"
+    dies "--out $out/t: another process writes these shards" train "$url/plain"
     kill "-$1" $pid
     code=0
     wait $pid 2>/dev/null || code=$?
@@ -277,23 +243,23 @@ files "$out" "t.cache/train.zarr/.zarray t.cache/train.zarr/0.0 t.cache/train.za
 fetched "0.0 0.1 0.2 0.3"
 head -c 100 "$out/t.cache/train.zarr/0.0" >"$scratch/cut"
 mv "$scratch/cut" "$out/t.cache/train.zarr/0.0"
-check "go on after a kill" train "$url/plain"
-said "t.cache/train.zarr/0.0: damaged in the cache"
+check "continue after SIGKILL" train "$url/plain"
+said "t.cache/train.zarr/0.0: damaged in the cache" stderr
 fetched "0.0 0.3 1.0 1.1 1.2 1.3"
 train_is_right
 
-fresh # whether the first shard is complete by now is open; the result is not
+fresh # the first shard may be complete or not; the result is the same
 interrupt KILL 1.2
-check "go on after a kill in the second shard" train "$url/plain"
+check "continue after SIGKILL in the second shard" train "$url/plain"
 train_is_right
 
 fresh
 interrupt TERM 0.3
-check "one line" test "$code $(cat "$scratch/interrupted")" = \
+check "the output is one line" test "$code $(cat "$scratch/interrupted")" = \
     "1 error: interrupted; run the same command again to continue"
 files "$out" "t.cache/train.zarr/.zarray t.cache/train.zarr/0.0 t.cache/train.zarr/0.1 t.cache/train.zarr/0.2"
 fetched "0.0 0.1 0.2 0.3"
-check "go on after a signal" train "$url/plain"
+check "continue after SIGTERM" train "$url/plain"
 fetched "0.3 1.0 1.1 1.2 1.3"
 train_is_right
 

@@ -1,6 +1,6 @@
 /*
-data/text_to_shards.c: what ends up in the shards, which files go where, and what it refuses. The program's
-main is called in a child process, so that the sanitizers see all of it.
+Tests of data/text_to_shards.c: contents of the shards, choice of the splits, and error messages. The
+program's main is compiled into this test and called in child processes, so that the sanitizers cover it.
 */
 #include "../check.h"
 #include <sys/resource.h>
@@ -12,9 +12,9 @@ main is called in a child process, so that the sanitizers see all of it.
 #define VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
 
 // ----------------------------------------------------------------------------
-// running it
+// running the program
 
-// Runs the program on arguments with spaces between them; returns its exit code.
+// Runs the program with these arguments, separated by spaces; returns its exit code.
 static int text_to_shards(const char* arguments) {
     char* words[64] = {(char*)"text_to_shards"};
     int count = 1;
@@ -25,7 +25,7 @@ static int text_to_shards(const char* arguments) {
     return code;
 }
 
-// Runs it in a child, which must succeed; the last line it prints must contain `summary`.
+// Runs the program in a child process, which must succeed; its output must contain `summary`.
 static void run_ok(const char* arguments, const char* summary) {
     fflush(stdout);
     pid_t child = fork();
@@ -58,7 +58,7 @@ static void write_text(const char* path, const char* text) { write_bytes(path, t
 
 static bool exists(const char* path) { return access(path, F_OK) == 0; }
 
-// What is in all shards of a prefix and split together.
+// The contents of all shards of a prefix and split.
 typedef struct {
     uint32_t* tokens;
     int64_t count, shards, doc_len, vocab_size, longest;
@@ -76,8 +76,8 @@ static Shards read_shards(const char* prefix, const char* split) {
         if (!file) die("%s", err.msg);
         int32_t header[256];
         memcpy(header, file, sizeof header);
-        CHECK(header[0] == 20240520 && header[1] == 1 && n == 1024 + 2 * (size_t)header[2], "%s: header",
-              path);
+        CHECK(header[0] == 20240520 && header[1] == 1 && n == 1024 + 2 * (size_t)header[2],
+              "%s: invalid header", path);
         s.tokens = xrealloc(s.tokens, (size_t)(s.count + header[2]) * sizeof *s.tokens);
         for (int i = 0; i < header[2]; i++) {
             uint16_t id;
@@ -91,7 +91,7 @@ static Shards read_shards(const char* prefix, const char* split) {
     }
 }
 
-// Compares byte tokens with text, where \1 stands for end of text.
+// Compares byte tokens with text, in which \1 stands for the end-of-text token.
 static void check_text(const char* prefix, const char* split, const char* text) {
     Shards s = read_shards(prefix, split);
     bool same = s.count == (int64_t)strlen(text);
@@ -116,13 +116,12 @@ static void test_stream(void) {
     write_text(DIR_ "in/.git/config", "hidden");
     if (symlink("..", DIR_ "in/b/loop") != 0 || symlink("a", DIR_ "in/link") != 0) die("symlink");
     run_ok("--tokenizer byte --out " DIR_ "s " DIR_ "in",
-           "26 tokens of 22 bytes, 1.000 bytes/token; train: 4 documents, 26 tokens, 1 shard; left out: 1 "
-           "empty, "
-           "1 hidden, 2 special, 0 met before\n");
+           "26 tokens of 22 bytes, 1.000 bytes/token; train: 4 documents, 26 tokens, 1 shard; "
+           "skipped: 1 empty, 1 hidden, 2 special, 0 repeated\n");
     check_text(DIR_ "s", "train", "\1first\1capital\1deep\1third\n");
-    CHECK(!exists(DIR_ "s_val_000000.bin"), "a validation split that nobody asked for");
-    // a slash at the end, the same file twice, a named link, several paths
-    run_ok("--tokenizer=byte --out=" DIR_ "s " DIR_ "in/c " DIR_ "in/ " DIR_ "in/link", "2 met before");
+    CHECK(!exists(DIR_ "s_val_000000.bin"), "wrote a validation split without --val-fraction");
+    // a slash at the end, the same file twice, a symbolic link, several paths
+    run_ok("--tokenizer=byte --out=" DIR_ "s " DIR_ "in/c " DIR_ "in/ " DIR_ "in/link", "2 repeated");
     check_text(DIR_ "s", "train", "\1third\n\1first\1capital\1deep");
     // a list, from a file and from standard input
     write_text(DIR_ "list", DIR_ "in/c\n\n" DIR_ "in/a");
@@ -140,18 +139,18 @@ static void test_shards(void) {
     Shards s = read_shards(DIR_ "n/ew/s", "train");
     CHECK(s.shards == 6 && s.longest == 5 && s.doc_len == 0, "%lld shards", (long long)s.shards);
     free(s.tokens);
-    // a run replaces the shards of its prefix, and nothing else
+    // a run replaces the shards of its prefix and no other files
     write_text(DIR_ "n/ew/s_val_000000.bin", "");
     write_text(DIR_ "n/ew/s_train_7.bin", "");
     write_text(DIR_ "n/ew/s2_train_000000.bin", "");
     write_text(DIR_ "n/ew/s_train_000000.binary", "");
     run_ok("--tokenizer byte --out " DIR_ "n/ew/s " DIR_ "in", "1 shard;");
     CHECK(!exists(DIR_ "n/ew/s_train_000001.bin") && !exists(DIR_ "n/ew/s_val_000000.bin"),
-          "old shards are left");
+          "old shards remain");
     CHECK(exists(DIR_ "n/ew/s_train_7.bin") && exists(DIR_ "n/ew/s2_train_000000.bin") &&
               exists(DIR_ "n/ew/s_train_000000.binary"),
-          "removed what is not its own");
-    // the output lies in the input
+          "removed another file");
+    // the output is in an input folder
     run_ok("--tokenizer byte --out " DIR_ "in/b/out " DIR_ "in", "4 documents");
     run_ok("--tokenizer byte --out " DIR_ "in/b/out " DIR_ "in", "4 documents");
     unlink(DIR_ "in/b/out_train_000000.bin");
@@ -168,7 +167,8 @@ static void test_documents(void) {
     free(s.tokens);
 }
 
-// Every file is one letter, many times: which letters are in a split tells which files are.
+// Each file of make_letters repeats a letter of its own. Returns the set of letters, and thus of files, in a
+// split.
 static uint64_t letters_of(const char* prefix, const char* split) {
     Shards s = read_shards(prefix, split);
     uint64_t letters = 0;
@@ -199,27 +199,27 @@ static void test_split(void) {
     CHECK((train & val) == 0 && (train | val) == all, "splits %llx %llx", (unsigned long long)train,
           (unsigned long long)val);
     CHECK(count >= 4 && count <= 16, "%d of 40 files for validation", count);
-    // the same from elsewhere, and with more files; other files with another seed
+    // the split is the same in another folder and with more files; it differs with another seed
     make_letters(DIR_ "else/where", 60);
     run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0.25 " DIR_ "else/where/", "val:");
-    CHECK((letters_of(DIR_ "v2", "val") & all) == val, "files change sides when others come");
+    CHECK((letters_of(DIR_ "v2", "val") & all) == val, "further files change the split of a file");
     run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction .25 --seed 1 " DIR_ "forty", "val:");
     CHECK(letters_of(DIR_ "v2", "val") != val, "the seed has no effect");
-    // at least one on each side
+    // at least one file in each split
     run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 1e-9 " DIR_ "forty",
            "val: 1 document, 21 tokens, 1 shard");
-    CHECK((letters_of(DIR_ "v2", "val") & ~val) == 0, "the only file is another one");
+    CHECK((letters_of(DIR_ "v2", "val") & ~val) == 0, "a smaller fraction selects other files");
     run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0.999999999 " DIR_ "forty",
            "train: 1 document,");
     run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0 " DIR_ "forty", "40 documents");
-    // names that draw the same
+    // names with equal draws
     make_letters(DIR_ "one/a", 1);
     make_letters(DIR_ "one/b", 1);
     run_ok("--tokenizer byte --out " DIR_ "v2 --val-fraction 0.9 " DIR_ "one/a " DIR_ "one/b",
            "train: 1 document,");
 }
 
-// A file that is read in several pieces has the tokens it has as a whole.
+// A file that is read in several pieces is encoded to the same tokens as in one piece.
 static void test_pieces(void) {
     static const char* const words[] = {"the ", "don't", " \n\n ", "x = 3.14;", "\xc3\xa9t\xc3\xa9 ",
                                         "\t\t", "\"\\",  "\xff",   "\n"};
@@ -232,8 +232,7 @@ static void test_pieces(void) {
         memcpy(byte_buffer_reserve(&text, strlen(word)), word, strlen(word));
         text.count += strlen(word);
     }
-    memset(text.data + PIECE - 5000, 'z',
-           10000); // no place to cut at the end of the first piece, nor near it
+    memset(text.data + PIECE - 5000, 'z', 10000); // no position to cut near the end of the first piece
     write_bytes(DIR_ "long", text.data, text.count);
     if (!tokenizer_gpt2(&t, VOCAB, &err)) die("%s", err.msg);
     json_escape(text.data, text.count, &escaped);
@@ -244,9 +243,9 @@ static void test_pieces(void) {
     Shards s = read_shards(DIR_ "p", "train");
     CHECK(s.vocab_size == 50257, "vocabulary size %lld", (long long)s.vocab_size);
     CHECK(s.count == want.count && memcmp(s.tokens, want.data, (size_t)s.count * sizeof *s.tokens) == 0,
-          "%lld tokens, not the %lld of the whole", (long long)s.count, (long long)want.count);
+          "%lld tokens differ from the %lld of one piece", (long long)s.count, (long long)want.count);
     free(s.tokens);
-    // documents go on over the pieces
+    // documents extend over pieces
     run_ok("--tokenizer byte --doc-len 1000 --out " DIR_ "p " DIR_ "long", "documents");
     s = read_shards(DIR_ "p", "train");
     bool same = s.count == (int64_t)text.count / 1000 * 1000;
@@ -259,7 +258,7 @@ static void test_pieces(void) {
     tokenizer_free(&t);
 }
 
-static int with_little_room(void) {
+static int run_with_file_size_limit(void) {
     struct rlimit limit = {100000, 100000};
     setrlimit(RLIMIT_FSIZE, &limit);
     return text_to_shards("--tokenizer byte --out " DIR_ "full " DIR_ "long");
@@ -269,14 +268,14 @@ static void test_errors(void) {
     DIES("--tokenizer is missing", "--out " DIR_ "e " DIR_ "in");
     DIES("--tokenizer word: must be byte or gpt2", "--tokenizer word --out " DIR_ "e " DIR_ "in");
     DIES("--vocab is missing", "--tokenizer gpt2 --out " DIR_ "e " DIR_ "in");
-    DIES("--vocab goes with", "--tokenizer byte --vocab " VOCAB " --out " DIR_ "e " DIR_ "in");
+    DIES("--vocab requires", "--tokenizer byte --vocab " VOCAB " --out " DIR_ "e " DIR_ "in");
     DIES(DIR_ "in/a: does not start with",
          "--tokenizer gpt2 --vocab " DIR_ "in/a --out " DIR_ "e " DIR_ "in");
     DIES("--out is missing", "--tokenizer byte " DIR_ "in");
     DIES("--out: its PREFIX is missing", "--tokenizer byte " DIR_ "in --out");
-    DIES("must end in the beginning of a file name", "--tokenizer byte --out " DIR_ " " DIR_ "in");
+    DIES("must end with the start of a file name", "--tokenizer byte --out " DIR_ " " DIR_ "in");
     DIES("no input", "--tokenizer byte --out " DIR_ "e");
-    DIES("no input: 1 empty", "--tokenizer byte --out " DIR_ "e " DIR_ "in/b/empty");
+    DIES("no input: found only 1 empty", "--tokenizer byte --out " DIR_ "e " DIR_ "in/b/empty");
     DIES(DIR_ "nope", "--tokenizer byte --out " DIR_ "e " DIR_ "nope");
     DIES("--list " DIR_ "nope", "--tokenizer byte --out " DIR_ "e --list " DIR_ "nope");
     DIES("/dev/null: neither a file nor a folder", "--tokenizer byte --out " DIR_ "e /dev/null");
@@ -288,18 +287,18 @@ static void test_errors(void) {
     DIES("--val-fraction 1: not", "--tokenizer byte --val-fraction 1 --out " DIR_ "e " DIR_ "in");
     DIES("--val-fraction nan: not", "--tokenizer byte --val-fraction nan --out " DIR_ "e " DIR_ "in");
     DIES("only one file", "--tokenizer byte --val-fraction 0.5 --out " DIR_ "e " DIR_ "in/a");
-    DIES("no file of it has 100 tokens", "--tokenizer byte --doc-len 100 --out " DIR_ "e " DIR_ "in");
+    DIES("none of its files has 100 tokens", "--tokenizer byte --doc-len 100 --out " DIR_ "e " DIR_ "in");
     DIES("cannot hold one document",
          "--tokenizer byte --doc-len 100 --shard-tokens 99 --out " DIR_ "e " DIR_ "in");
     DIES(DIR_ "in/a", "--tokenizer byte --out " DIR_ "in/a/e " DIR_ "in");
-    CHECK_DIES("full_train: cannot write", _exit(with_little_room()));
+    CHECK_DIES("full_train: cannot write", _exit(run_with_file_size_limit()));
     CHECK(!exists(DIR_ "full_train_000000.bin") && !exists(DIR_ "full_train_000000.bin.tmp"),
-          "a piece is left");
-    // the second shard cannot be written: the first one, which is complete, must not pass for all of the data
+          "an incomplete shard remains");
+    // if the second shard cannot be written, the first must be removed too: it is not the whole dataset
     Error err;
     if (!make_folders(DIR_ "half_train_000001.bin.tmp", &err)) die("%s", err.msg);
     DIES("cannot create", "--tokenizer byte --shard-tokens 5 --out " DIR_ "half " DIR_ "in");
-    CHECK(!exists(DIR_ "half_train_000000.bin"), "a part of the shards is left");
+    CHECK(!exists(DIR_ "half_train_000000.bin"), "an incomplete dataset remains");
     if (geteuid() != 0) {
         chmod(DIR_ "in/b/B", 0);
         DIES(DIR_ "in/b/B: cannot open", "--tokenizer byte --out " DIR_ "e " DIR_ "in");

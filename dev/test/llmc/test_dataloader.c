@@ -1,64 +1,10 @@
 /*
-Tests of llmc/tokens/shard.h and llmc/tokens/dataloader.h: what is written is read back, every sequence in every order is
-compared with a plain enumeration, a run resumes at any position and on any number of ranks, and every kind of
-bad file is reported where it belongs.
+Tests of llmc/tokens/dataloader.h: all sequences in all orders against a plain enumeration, resuming at any
+position and with any number of ranks, and errors with the batch that they affect.
 */
 #include <sys/resource.h>
-#include "../check.h"
+#include "datasets.h"
 #include "../../../llmc/tokens/dataloader.h"
-
-// Checks that a call that reports through `err` succeeds, or fails with `expected` in its message.
-#define CHECK_OK(call)              CHECK(call, "%s", err.msg)
-#define CHECK_FAILS(expected, call) CHECK(!(call) && strstr(err.msg, expected), "%s", err.msg)
-
-static char folder[PATH_LENGTH]; // the test's scratch folder
-
-// Token number i of every test data set; ids reach vocab_size - 1.
-static uint32_t token(int64_t i, int64_t vocab_size) {
-    return (uint32_t)(random_u64(123, 0, (uint64_t)i) % (uint64_t)vocab_size);
-}
-
-// The path of a file in the scratch folder; the last eight stay valid.
-static const char* in_folder(const char* name) {
-    static char paths[8][PATH_LENGTH];
-    static int next;
-    char* path = paths[next++ % 8];
-    path_join(path, folder, name);
-    return path;
-}
-
-static bool exists(const char* name) { return access(in_folder(name), F_OK) == 0; }
-
-// Writes tokens [0, count) with the writer, in pieces of odd sizes.
-static void write_set(const char* prefix, int64_t vocab_size, int64_t doc_len, int64_t shard_tokens,
-                      int64_t count) {
-    ShardWriter w;
-    Error err = {""};
-    uint32_t piece[97];
-    bool ok = shard_writer_open(&w, in_folder(prefix), "train", vocab_size, doc_len, shard_tokens, &err);
-    for (int64_t i = 0; ok && i < count;) {
-        int64_t n = 1 + (i * 7) % 97;
-        if (n > count - i) n = count - i;
-        for (int64_t j = 0; j < n; j++) piece[j] = token(i + j, vocab_size);
-        ok = shard_write(&w, piece, n, &err);
-        i += n;
-    }
-    ok = ok && shard_writer_close(&w, &err);
-    CHECK_OK(ok);
-}
-
-// Writes a file by hand: five fields of header, and `count` tokens of 2 bytes, or of 4 in version 2.
-static void write_file(const char* name, int magic, int version, int tokens, int doc_len, int vocab_size,
-                       int count) {
-    int32_t header[256] = {magic, version, tokens, doc_len, vocab_size};
-    FILE* f = fopen(in_folder(name), "wb");
-    bool ok = f && fwrite(header, sizeof header, 1, f) == 1;
-    for (int i = 0; ok && i < count; i++) {
-        uint32_t id = token(i, 50257);
-        ok = fwrite(&id, version == 2 ? 4 : 2, 1, f) == 1;
-    }
-    if (!ok || fclose(f) != 0) die("%s: cannot write", name);
-}
 
 // Overwrites one 2-byte token of a shard.
 static void corrupt(const char* name, int64_t index, uint16_t id) {
@@ -67,181 +13,15 @@ static void corrupt(const char* name, int64_t index, uint16_t id) {
     if (!ok || close(fd) != 0) die("%s: cannot write", name);
 }
 
-// ----------------------------------------------------------------------------
-// shards
-
-static void test_writer(void) {
-    static const struct {
-        int64_t vocab_size, doc_len, shard_tokens, count, shards, capacity;
-    } cases[] = {
-        {257, 0, 1000, 2500, 3, 1000},        {65536, 0, 1000, 2000, 2, 1000},
-        {65537, 0, 100000, 30000, 1, 100000}, {50257, 64, 1000, 1920, 2, 960},
-        {100000, 64, 64, 192, 3, 64},         {1, 0, 1, 3, 3, 1},
-    };
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        char prefix[32], name[64];
-        snprintf(prefix, sizeof prefix, "writer%d/set", (int)c); // in a folder that the writer makes
-        write_set(prefix, cases[c].vocab_size, cases[c].doc_len, cases[c].shard_tokens, cases[c].count);
-        int64_t at = 0, wrong = 0;
-        for (int64_t s = 0; s < cases[c].shards; s++) {
-            snprintf(name, sizeof name, "%s_train_%06d.bin", prefix, (int)s);
-            const char* path = in_folder(name);
-            Error err = {""};
-            ShardHeader h = {0, 0, 0, 0};
-            int64_t left = cases[c].count - at, capacity = cases[c].capacity;
-            int64_t expected = left < capacity ? left : capacity;
-            int fd = shard_open(path, &err);
-            bool ok = fd >= 0 && shard_read_header_fd(fd, path, &h, &err);
-            CHECK_OK(ok);
-            if (!ok) continue;
-            CHECK(h.tokens == expected, "%s: %lld tokens", name, (long long)h.tokens);
-            CHECK(h.doc_len == cases[c].doc_len, "%s", name);
-            CHECK(h.vocab_size == cases[c].vocab_size, "%s", name);
-            CHECK(h.bytes_per_token == (h.vocab_size <= 65536 ? 2 : 4), "%s", name);
-            int32_t* ids = (int32_t*)xcalloc((size_t)h.tokens, sizeof *ids);
-            CHECK_OK(shard_read_tokens(fd, path, &h, 0, h.tokens, ids, &err));
-            for (int64_t i = 0; i < h.tokens; i++)
-                wrong += (uint32_t)ids[i] != token(at + i, cases[c].vocab_size);
-            at += h.tokens;
-            free(ids);
-            close(fd);
-        }
-        CHECK(at == cases[c].count && wrong == 0, "case %d: %d tokens, %d wrong", (int)c, (int)at,
-              (int)wrong);
-        snprintf(name, sizeof name, "%s_train_%06d.bin", prefix, (int)cases[c].shards);
-        CHECK(!exists(name), "%s: one shard too many", name);
-        snprintf(name, sizeof name, "%s_train_%06d.bin.tmp", prefix, (int)cases[c].shards - 1);
-        CHECK(!exists(name), "%s: left behind", name);
-    }
-
-    // the bytes themselves, as any other program would read them
-    write_set("bytes", 50257, 2, 4, 4);
-    Error err = {""};
-    size_t size = 0;
-    unsigned char* data = (unsigned char*)read_file(in_folder("bytes_train_000000.bin"), &size, &err);
-    CHECK(data && size == 1024 + 8, "%zu bytes", size);
-    if (data && size == 1024 + 8) {
-        static const unsigned char head[20] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0,    4,
-                                               0,    0,    0,    2,    0, 0, 0, 0x51, 0xc4};
-        int nonzero = 0;
-        for (int i = 20; i < 1024; i++) nonzero += data[i] != 0;
-        CHECK(memcmp(data, head, 20) == 0 && nonzero == 0, "header differs");
-        for (int i = 0; i < 4; i++)
-            CHECK(data[1024 + 2 * i] + 256u * data[1025 + 2 * i] == token(i, 50257), "token %d differs", i);
-    }
-    free(data);
-}
-
-static void test_writer_resumes_and_gives_up(void) {
-    ShardWriter w;
-    Error err = {""};
-    uint32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 10};
-
-    CHECK_OK(shard_writer_open(&w, in_folder("skip"), "val", 10, 0, 4, &err));
-    CHECK(!shard_writer_skip_to(&w, -1) && !shard_writer_skip_to(&w, 1000000), "a number out of range");
-    CHECK(shard_writer_skip_to(&w, 5), "cannot skip");
-    CHECK_OK(shard_write(&w, ids, 6, &err));
-    CHECK(!shard_writer_skip_to(&w, 9), "skips in the middle of a shard");
-    CHECK(!exists("skip_val_000006.bin") && exists("skip_val_000006.bin.tmp"), "not under a temporary name");
-    CHECK_OK(shard_writer_close(&w, &err));
-    CHECK(!exists("skip_val_000004.bin") && exists("skip_val_000005.bin") && exists("skip_val_000006.bin"),
-          "names");
-
-    CHECK_OK(shard_writer_open(&w, in_folder("none"), "val", 10, 0, 4, &err));
-    CHECK(shard_writer_close(&w, &err) && !exists("none_val_000000.bin"), "an empty shard");
-
-    CHECK_OK(shard_writer_open(&w, in_folder("abort"), "val", 10, 0, 4, &err));
-    CHECK_OK(shard_write(&w, ids, 6, &err));
-    shard_writer_abort(&w);
-    shard_writer_abort(&w);
-    CHECK(exists("abort_val_000000.bin") && !exists("abort_val_000001.bin.tmp"),
-          "complete stays, begun goes");
-
-    CHECK_OK(shard_writer_open(&w, in_folder("bad"), "val", 10, 0, 4, &err));
-    CHECK_OK(shard_write(&w, ids, 2, &err));
-    CHECK_FAILS("bad: token 9 has id 10", shard_write(&w, ids, 8, &err));
-    CHECK(!exists("bad_val_000000.bin") && !exists("bad_val_000000.bin.tmp"), "left behind");
-
-    CHECK_OK(shard_writer_open(&w, in_folder("part"), "val", 10, 4, 8, &err));
-    CHECK_OK(shard_write(&w, ids, 6, &err));
-    CHECK_FAILS("only 2 of 4", shard_writer_close(&w, &err));
-    CHECK(!exists("part_val_000000.bin") && !exists("part_val_000000.bin.tmp"), "left behind");
-
-    const char* prefix = in_folder("x");
-    CHECK_FAILS("cannot hold", shard_writer_open(&w, prefix, "val", 10, 8, 4, &err));
-    CHECK_FAILS("vocabulary", shard_writer_open(&w, prefix, "val", 0, 0, 4, &err));
-    CHECK_FAILS("document", shard_writer_open(&w, prefix, "val", 9, -1, 4, &err));
-    CHECK_FAILS("a shard", shard_writer_open(&w, prefix, "val", 9, 0, 1ll << 31, &err));
-    CHECK_FAILS("abort_val_000000.bin",
-                shard_writer_open(&w, in_folder("abort_val_000000.bin/x"), "val", 9, 0, 4, &err));
-    CHECK_OK(shard_writer_open(&w, in_folder("taken"), "val", 10, 0, 4, &err));
-    if (!make_folders(in_folder("taken_val_000000.bin.tmp"), &err)) die("%s", err.msg);
-    CHECK_FAILS("taken_val_000000.bin.tmp: cannot create", shard_write(&w, ids, 6, &err));
-}
-
-// A shorter data set over a longer one: the old shards behind it must not go unnoticed. Exits 1 if it closes.
-static void write_over_longer(void) {
-    ShardWriter w;
-    Error err = {""};
-    uint32_t ids[2] = {1, 2};
-    bool ok = shard_writer_open(&w, in_folder("over"), "train", 257, 0, 1000, &err);
-    _exit(ok && shard_write(&w, ids, 2, &err) && shard_writer_close(&w, &err) ? 1 : 0);
-}
-
-static void test_headers(void) {
-    static const struct {
-        const char* name;
-        int magic, version, tokens, doc_len, vocab_size, count;
-        const char* expected; // NULL: good
-    } cases[] = {
-        {"good.bin", 20240520, 1, 100, 0, 0, 100, NULL},
-        {"good2.bin", 20240520, 2, 100, 50, 50257, 100, NULL},
-        {"short.bin", 20240520, 1, 100, 0, 0, 99, "promises 100 tokens of 2 bytes, 99 follow"},
-        {"short2.bin", 20240520, 2, 100, 0, 0, 99, "promises 100 tokens of 4 bytes, 99 follow"},
-        {"long.bin", 20240520, 1, 100, 0, 0, 101, "is too long"},
-        {"magic.bin", 12345, 1, 100, 0, 0, 100, "starts with 12345, not 20240520"},
-        {"llama.bin", 20240801, 7, 100, 0, 0, 100, "Llama 3"},
-        {"eval.bin", 20240522, 1, 100, 0, 0, 100, "evaluation set"},
-        {"version.bin", 20240520, 3, 100, 0, 0, 100, "version 3"},
-        {"none.bin", 20240520, 1, 0, 0, 0, 0, "holds no tokens"},
-        {"negative.bin", 20240520, 1, -100, 0, 0, 100, "damaged header"},
-        {"doc.bin", 20240520, 1, 100, -1, 0, 100, "damaged header"},
-        {"vocab.bin", 20240520, 1, 100, 0, -1, 100, "damaged header"},
-        {"divide.bin", 20240520, 1, 100, 30, 0, 100, "no whole number of documents of 30"},
-    };
-    ShardHeader h;
-    Error err = {""};
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        const char *name = cases[c].name, *expected = cases[c].expected;
-        write_file(name, cases[c].magic, cases[c].version, cases[c].tokens, cases[c].doc_len,
-                   cases[c].vocab_size, cases[c].count);
-        strcpy(err.msg, "");
-        bool ok = shard_read_header(in_folder(name), &h, &err);
-        CHECK(ok == !expected, "%s: %s", name, err.msg);
-        CHECK(!expected || (strstr(err.msg, name) && strstr(err.msg, expected)), "%s: %s", name, err.msg);
-    }
-    CHECK_FAILS("nowhere.bin: cannot open", shard_read_header(in_folder("nowhere.bin"), &h, &err));
-    if (truncate(in_folder("long.bin"), 1000) != 0 || truncate(in_folder("short.bin"), 0) != 0)
-        die("truncate");
-    CHECK_FAILS("1000 bytes", shard_read_header(in_folder("long.bin"), &h, &err));
-    CHECK_FAILS("is empty", shard_read_header(in_folder("short.bin"), &h, &err));
-    CHECK_FAILS("no regular file", shard_read_header(folder, &h, &err));
-    if (mkfifo(in_folder("pipe.bin"), 0666) != 0) die("mkfifo");
-    CHECK_FAILS("no regular file", shard_read_header(in_folder("pipe.bin"), &h, &err));
-}
-
-// ----------------------------------------------------------------------------
-// sequences
-
 enum { T = 16, EOT = 256, V = 257, MAX_ROWS = 4096 };
 
-// A data set's sequences in order, enumerated the plain way.
+// The sequences of a dataset in order.
 typedef struct {
     int64_t n;
     int32_t rows[MAX_ROWS][T + 1];
 } Expected;
 
-// Of what write_set has written with a vocabulary of V.
+// Enumerates the sequences of a dataset that write_set wrote with vocabulary size V.
 static void enumerate(Expected* e, int64_t doc_len, int64_t shard_tokens, int64_t count) {
     e->n = 0;
     if (doc_len > 0) {
@@ -262,9 +42,10 @@ static void enumerate(Expected* e, int64_t doc_len, int64_t shard_tokens, int64_
     }
 }
 
-// Reads `steps` batches and compares each row with the expected one. Returns the number of wrong rows; an
-// error is one.
+// Reads `steps` batches and returns the number of rows that differ from the expected ones, plus one on an
+// error.
 static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
+    const DataOptions* o = &l->options;
     int32_t inputs[8 * T], targets[8 * T];
     int64_t wrong = 0;
     Error err = {""};
@@ -273,10 +54,11 @@ static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
         bool ok = dataloader_next(l, inputs, targets, &err);
         CHECK_OK(ok);
         if (!ok) return wrong + 1;
-        CHECK(dataloader_position(l) == position + l->B * l->world, "position %lld", (long long)l->position);
-        for (int64_t b = 0; b < l->B; b++) {
-            int64_t sequence = position + l->rank * l->B + b, i = sequence % e->n;
-            if (l->shuffle) i = random_permute(l->seed, (uint64_t)(sequence / e->n), e->n, i);
+        CHECK(dataloader_position(l) == position + o->batch * o->world, "position %lld",
+              (long long)l->position);
+        for (int64_t b = 0; b < o->batch; b++) {
+            int64_t sequence = position + o->rank * o->batch + b, i = sequence % e->n;
+            if (o->shuffle) i = random_permute(o->seed, (uint64_t)(sequence / e->n), e->n, i);
             wrong += memcmp(inputs + b * T, e->rows[i], T * sizeof(int32_t)) != 0 ||
                      memcmp(targets + b * T, e->rows[i] + 1, T * sizeof(int32_t)) != 0;
         }
@@ -284,12 +66,11 @@ static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
     return wrong;
 }
 
-// Opens a set for one rank of one, unless said otherwise; dies if that fails.
-static void open_set(DataLoader* l, const char* pattern, int64_t B, int64_t rank, int64_t world,
-                     bool shuffle) {
+// Opens a dataset of vocabulary size V in sequences of T tokens; dies on error.
+static void open_set(DataLoader* l, const char* pattern, int64_t B, int rank, int world, bool shuffle) {
     Error err = {""};
-    if (!dataloader_open(l, in_folder(pattern), T, B, V, EOT, rank, world, shuffle, 99, &err))
-        die("%s", err.msg);
+    DataOptions options = {T, B, V, EOT, rank, world, shuffle, 99};
+    if (!dataloader_open(l, in_folder(pattern), &options, &err)) die("%s", err.msg);
 }
 
 static const struct {
@@ -313,12 +94,12 @@ static void test_order(void) {
         for (int shuffle = 0; shuffle < 2; shuffle++) {
             open_set(&l, sets[s].pattern, 3, 0, 1, shuffle);
             CHECK(dataloader_sequences(&l) == e.n, "%s: %d sequences", sets[s].prefix, (int)l.sequences);
-            CHECK(dataloader_position(&l) == 0, "position");
+            CHECK(dataloader_position(&l) == 0, "position %lld after open", (long long)l.position);
             int64_t wrong = wrong_rows(&l, &e, e.n); // three epochs
             CHECK(wrong == 0, "%s, shuffle %d: %lld wrong rows", sets[s].prefix, shuffle, (long long)wrong);
-            for (int64_t p = 0; p < 3 * e.n; p += 1 + p / 5) { // and from anywhere
+            for (int64_t p = 0; p < 3 * e.n; p += 1 + p / 5) { // and after a seek
                 dataloader_seek(&l, p);
-                CHECK(dataloader_position(&l) == p, "position");
+                CHECK(dataloader_position(&l) == p, "position %lld after a seek", (long long)l.position);
                 wrong = wrong_rows(&l, &e, p % 7);
                 CHECK(wrong == 0, "%s, shuffle %d, from %lld: %lld wrong rows", sets[s].prefix, shuffle,
                       (long long)p, (long long)wrong);
@@ -328,7 +109,7 @@ static void test_order(void) {
     }
 }
 
-// A shuffled epoch has every sequence once, and two epochs differ.
+// A shuffled epoch has every sequence exactly once, and two epochs have different orders.
 static void test_shuffle(void) {
     static Expected e;
     static int64_t order[2][MAX_ROWS];
@@ -348,27 +129,28 @@ static void test_shuffle(void) {
             order[epoch][s] = i;
         }
         for (int64_t i = 0; i < e.n; i++) once += seen[i] == 1;
-        CHECK(once == e.n, "epoch %d: %lld sequences come once", epoch, (long long)once);
+        CHECK(once == e.n, "epoch %d: %lld sequences occur once", epoch, (long long)once);
     }
     for (int64_t s = 0; s < e.n; s++) same += order[0][s] == order[1][s];
-    CHECK(same < e.n / 2, "%lld sequences at the same place in both epochs", (long long)same);
+    CHECK(same < e.n / 2, "%lld sequences at the same position in both epochs", (long long)same);
     dataloader_close(&l);
 }
 
-// Ranks share each global batch out between them, and a run goes on unchanged on other numbers of ranks.
+// The ranks' batches make up the global batch, and a run resumes unchanged with another number of ranks.
 static void test_ranks(void) {
     static Expected e;
     enumerate(&e, sets[0].doc_len, sets[0].shard_tokens, sets[0].count);
     static const int worlds[] = {1, 2, 3, 6};
     int64_t position = 0;
     for (int w = 0; w < 4; w++) {
-        int64_t world = worlds[w], B = 6 / world, after = 0;
-        for (int64_t rank = 0; rank < world; rank++) {
+        int world = worlds[w];
+        int64_t after = 0;
+        for (int rank = 0; rank < world; rank++) {
             DataLoader l;
-            open_set(&l, sets[0].pattern, B, rank, world, true);
+            open_set(&l, sets[0].pattern, 6 / world, rank, world, true);
             dataloader_seek(&l, position);
             int64_t wrong = wrong_rows(&l, &e, 20);
-            CHECK(wrong == 0, "rank %d of %d: %d wrong rows", (int)rank, (int)world, (int)wrong);
+            CHECK(wrong == 0, "rank %d of %d: %d wrong rows", rank, world, (int)wrong);
             after = dataloader_position(&l);
             dataloader_close(&l);
         }
@@ -377,7 +159,7 @@ static void test_ranks(void) {
     }
 }
 
-// llm.c's own files: no document length and no vocabulary; and tokens of 4 bytes.
+// llm.c's own files, without document length and vocabulary size, of both versions.
 static void test_versions(void) {
     for (int version = 1; version <= 2; version++) {
         char name[32];
@@ -385,7 +167,8 @@ static void test_versions(void) {
         write_file(name, 20240520, version, 100, 0, 0, 100);
         DataLoader l;
         Error err = {""};
-        bool ok = dataloader_open(&l, in_folder(name), 33, 1, 50257, 50256, 0, 1, false, 0, &err);
+        DataOptions options = {33, 1, 50257, 50256, 0, 1, false, 0};
+        bool ok = dataloader_open(&l, in_folder(name), &options, &err);
         CHECK(ok && dataloader_sequences(&l) == 3, "%s", err.msg);
         if (!ok) continue;
         for (int s = 0; s < 3; s++) {
@@ -400,7 +183,7 @@ static void test_versions(void) {
     }
 }
 
-// A data set of more shards than the process may have open files is read in any order.
+// A shuffled dataset with more shards than the process may have open files.
 static void test_many_shards(void) {
     static Expected e;
     struct rlimit limit, low;
@@ -416,7 +199,7 @@ static void test_many_shards(void) {
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) die("setrlimit");
 }
 
-// Closing waits for nothing, whatever the thread is doing.
+// close does not block, whatever the reading thread is doing.
 static void test_close(void) {
     int32_t inputs[8 * T], targets[8 * T];
     Error err = {""};
@@ -428,19 +211,20 @@ static void test_close(void) {
         dataloader_close(&l);
     }
     open_set(&l, sets[0].pattern, 8, 0, 1, false);
-    CHECK_DIES("-1 is no position", dataloader_seek(&l, -1));
-    CHECK_DIES("9223372036854775807 is no position", dataloader_seek(&l, INT64_MAX));
+    CHECK_DIES("-1 is not a position", dataloader_seek(&l, -1));
+    CHECK_DIES("9223372036854775807 is not a position", dataloader_seek(&l, INT64_MAX));
     dataloader_close(&l);
 }
 
 // ----------------------------------------------------------------------------
-// bad data
+// invalid datasets
 
 static void check_open_fails(const char* patterns, int64_t vocab_size, const char* expected,
                              const char* expected2) {
     DataLoader l;
     Error err = {""};
-    bool ok = dataloader_open(&l, patterns, T, 2, vocab_size, 0, 0, 1, false, 0, &err);
+    DataOptions options = {T, 2, vocab_size, 0, 0, 1, false, 0};
+    bool ok = dataloader_open(&l, patterns, &options, &err);
     CHECK(!ok && strstr(err.msg, expected) && strstr(err.msg, expected2), "%s: %s", patterns, err.msg);
     if (ok) dataloader_close(&l);
 }
@@ -448,9 +232,10 @@ static void check_open_fails(const char* patterns, int64_t vocab_size, const cha
 static void test_open(void) {
     char list[2 * PATH_LENGTH + 2];
     check_open_fails(in_folder("nothing_*.bin"), V, "nothing_*.bin", "no file matches");
-    check_open_fails("", V, "''", "file patterns");
-    check_open_fails(in_folder("docs_train_*.bin,"), V, "docs_train_*.bin,'", "file patterns");
-    check_open_fails(folder, V, folder, "no regular file");
+    check_open_fails("", V, "''", "list of file patterns");
+    check_open_fails(in_folder("docs_train_*.bin,"), V, "docs_train_*.bin,'", "list of file patterns");
+    check_open_fails(folder, V, folder, "not a regular file");
+    write_file("magic.bin", 12345, 1, 100, 0, 0, 100);
     check_open_fails(in_folder("magic.bin"), V, "magic.bin", "starts with 12345");
     check_open_fails(in_folder("docs_train_*.bin"), 256, "vocabulary of 257", "model's 256");
 
@@ -468,75 +253,80 @@ static void test_open(void) {
     write_file("mix5.bin", 20240520, 1, 4 * (T - 1), T - 1, 0, 4 * (T - 1));
     check_open_fails(in_folder("mix5.bin"), V, "mix5.bin", "15 tokens are shorter");
 
-    // two patterns are one data set, sorted by name
+    // two patterns are one dataset, sorted by name
     DataLoader l;
     Error err = {""};
+    DataOptions options = {T, 4, V, EOT, 0, 1, false, 0};
     static Expected e;
     enumerate(&e, sets[0].doc_len, sets[0].shard_tokens, sets[0].count);
     snprintf(list, sizeof list, "%s,%s", in_folder("docs_train_000003.bin"),
              in_folder("docs_train_00000[0-2].bin"));
-    bool ok = dataloader_open(&l, list, T, 4, V, EOT, 0, 1, false, 0, &err);
+    bool ok = dataloader_open(&l, list, &options, &err);
     CHECK_OK(ok);
     if (ok) {
         CHECK(wrong_rows(&l, &e, e.n / 4) == 0, "other sequences");
         dataloader_close(&l);
     }
 
-    const char* good = in_folder("docs_train_*.bin");
-    CHECK(!dataloader_open(&l, good, 0, 1, V, 0, 0, 1, false, 0, &err), "T = 0");
-    CHECK(!dataloader_open(&l, good, T, 0, V, 0, 0, 1, false, 0, &err), "B = 0");
-    CHECK_FAILS("end-of-text", dataloader_open(&l, good, T, 1, V, V, 0, 1, false, 0, &err));
-    CHECK_FAILS("rank 2 of 2", dataloader_open(&l, good, T, 1, V, 0, 2, 2, false, 0, &err));
+    static const struct {
+        DataOptions options;
+        const char* expected;
+    } invalid[] = {{{0, 1, V, 0, 0, 1, false, 0}, "sequences of 0 tokens"},
+                   {{T, 0, V, 0, 0, 1, false, 0}, "batch of 0 sequences"},
+                   {{T, 1, V, V, 0, 1, false, 0}, "end-of-text"},
+                   {{T, 1, V, 0, 2, 2, false, 0}, "rank 2 of 2"}};
+    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++)
+        CHECK_FAILS(invalid[i].expected,
+                    dataloader_open(&l, in_folder("docs_train_*.bin"), &invalid[i].options, &err));
 }
 
-// Exits 1 if the data set opens and has n sequences; the warning is for CHECK_DIES to see.
-static void open_and_exit(const char* pattern, int64_t rank, int64_t n) {
+// Exits with 1 if the dataset opens and has n sequences; CHECK_DIES checks the warning.
+static void open_and_exit(const char* pattern, int rank, int64_t n) {
     DataLoader l;
     open_set(&l, pattern, 1, rank, 2, false);
     _exit(dataloader_sequences(&l) == n);
 }
 
 static void test_warnings(void) {
-    write_set("tail", V, 0, 4 * T + 1,
-              2 * (4 * T + 1) + T); // the last shard is one token short of a sequence
-    CHECK_DIES("1 of 3 shards, such as build/test/dataloader/tail_train_000002.bin, are shorter than a "
-               "sequence and its last target, 17 tokens",
-               open_and_exit("tail_train_*.bin", 0, 8));
+    // the last shard is one token shorter than a sequence and its last target
+    write_set("tail", V, 0, 4 * T + 1, 2 * (4 * T + 1) + T);
+    CHECK_DIES(
+        "1 of 3 shards are not used, for example build/test/dataloader/tail_train_000002.bin: shorter than "
+        "the 17 tokens of a sequence and its last target",
+        open_and_exit("tail_train_*.bin", 0, 8));
     write_set("rest", V, 2 * T + 3, 4 * (2 * T + 3), 8 * (2 * T + 3));
-    CHECK_DIES("the last 3 of the 35 tokens of a document are never used",
+    CHECK_DIES("the last 3 of the 35 tokens of each document are not used",
                open_and_exit("rest_train_*.bin", 0, 16));
     static Expected e;
     DataLoader l;
     enumerate(&e, 2 * T + 3, 4 * (2 * T + 3), 8 * (2 * T + 3));
-    open_set(&l, "rest_train_*.bin", 2, 1, 2, false); // rank 1 does not repeat the warning
+    open_set(&l, "rest_train_*.bin", 2, 1, 2, false); // only rank 0 warns
     CHECK(wrong_rows(&l, &e, 10) == 0, "other sequences");
     dataloader_close(&l);
-    write_set("over", V, 0, 2, 6);
-    CHECK_DIES("over_train_000001.bin: is left from an earlier data set", write_over_longer());
 }
 
-// What goes wrong while reading is reported at its batch and not before, again and again, until a seek away.
+// An error while reading is reported with the affected batch, not before, and repeated until a seek.
 static void check_fails_at(DataLoader* l, const Expected* e, int64_t good, const char* expected) {
     int32_t inputs[8 * T], targets[8 * T];
     int64_t wrong = wrong_rows(l, e, good), position = dataloader_position(l);
-    CHECK(wrong == 0, "%lld wrong rows before the bad batch", (long long)wrong);
+    CHECK(wrong == 0, "%lld wrong rows before the batch with the error", (long long)wrong);
     for (int again = 0; again < 3; again++) {
         Error err = {""};
         CHECK(!dataloader_next(l, inputs, targets, &err) && strstr(err.msg, expected), "%s: %s", expected,
               err.msg);
-        CHECK(dataloader_position(l) == position, "the position moves over an error");
+        CHECK(dataloader_position(l) == position, "an error advances the position");
     }
     dataloader_seek(l, 0);
-    CHECK(wrong_rows(l, e, 2) == 0, "not good again after a seek");
+    CHECK(wrong_rows(l, e, 2) == 0, "the error remains after a seek");
 }
 
-static void test_bad_while_reading(void) {
+static void test_errors_while_reading(void) {
     static Expected e;
     DataLoader l;
     write_set("broken", V, 0, 30 * T + 1, 60 * T + 2); // 2 shards of 30 sequences
     enumerate(&e, 0, 30 * T + 1, 60 * T + 2);
 
-    // in the middle of sequence 45, and at its very end, which is also the start of sequence 46
+    // in the middle of sequence 45, and its last target, which is also the first input of sequence 46
     static const int64_t places[] = {15 * T + 3, 16 * T};
     for (int i = 0; i < 2; i++) {
         char expected[128];
@@ -549,13 +339,14 @@ static void test_bad_while_reading(void) {
         check_fails_at(&l, &e, 22, expected);
         dataloader_close(&l);
         open_set(&l, "broken_train_*.bin", 1, 0, 2, false); // the even ones
-        if (i == 0) CHECK(wrong_rows(&l, &e, 30) == 0, "an error that belongs to another rank");
+        if (i == 0) CHECK(wrong_rows(&l, &e, 30) == 0, "an error that affects another rank only");
         if (i == 1) check_fails_at(&l, &e, 23, expected);
         dataloader_close(&l);
         corrupt("broken_train_000001.bin", places[i], (uint16_t)token(30 * T + 1 + places[i], V));
     }
 
-    // Cut short while in use, at token 20 T: when the loader has the shard open, and before it opens it.
+    // Truncated to 20 T tokens while in use: with the shard open in the loader, and before the loader opens
+    // it.
     const char* second = in_folder("broken_train_000001.bin");
     open_set(&l, "broken_train_*.bin", 1, 0, 1, false);
     CHECK(wrong_rows(&l, &e, 31) == 0, "other sequences");
@@ -583,9 +374,6 @@ static void test_bad_while_reading(void) {
 
 int main(void) {
     strcpy(folder, test_scratch("dataloader"));
-    test_writer();
-    test_writer_resumes_and_gives_up();
-    test_headers();
     test_order();
     test_shuffle();
     test_ranks();
@@ -594,6 +382,6 @@ int main(void) {
     test_close();
     test_open();
     test_warnings();
-    test_bad_while_reading();
+    test_errors_while_reading();
     return test_report();
 }

@@ -1,13 +1,13 @@
 /*
-Tests of llmc/formats/json.h: what it reads, what it refuses and where, what it writes, and that no damaged text
-crashes it.
+Tests of llmc/formats/json.h: parsed values, errors and their positions, written text, and that damaged texts
+never cause an invalid memory access.
 */
 #include <math.h>
 #include "../../../llmc/formats/json.h"
 #include "../../../llmc/base/random.h"
 #include "../check.h"
 
-// Parses a copy that ends where the text ends, so that the sanitizer sees any read beyond it.
+// Parses a copy in a block of exactly n bytes, so that the sanitizer detects reads past the end.
 static bool parse(Json* j, const char* text, size_t n, Error* err) {
     char* copy = (char*)malloc(n ? n : 1);
     memcpy(copy, text, n);
@@ -18,7 +18,7 @@ static bool parse(Json* j, const char* text, size_t n, Error* err) {
 
 // ----------------------------------------------------------------------------
 
-static void test_reading(void) {
+static void test_parsing(void) {
     const char* text = " {\"name\": \"a\\\"\\\\\\/\\b\\f\\n\\r\\tz\", \"n\" "
                        ":7,\r\n\t\"list\":[1,[],{},\"x\",null,true,false], "
                        "\"deep\": {\"name\": -2.5e1}, \"\": 0} ";
@@ -42,10 +42,10 @@ static void test_reading(void) {
     static const JsonType types[] = {JSON_NUMBER, JSON_ARRAY, JSON_OBJECT, JSON_STRING,
                                      JSON_NULL,   JSON_BOOL,  JSON_BOOL};
     for (int c = json_first(&j, list); c >= 0; c = json_next(&j, c), i++) {
-        CHECK(i < 7 && json_is(&j, c, types[i]), "item %d", i);
+        CHECK(i < 7 && json_is(&j, c, types[i]), "item %d has another type", i);
         CHECK(json_key(&j, c) == NULL, "item %d has a key", i);
-        if (i == 4) CHECK(json_is_null(&j, c), "item 4");
-        if (i >= 5) CHECK(json_bool(&j, c, &b) && b == (i == 5), "item %d", i);
+        if (i == 4) CHECK(json_is_null(&j, c), "item 4 is not null");
+        if (i >= 5) CHECK(json_bool(&j, c, &b) && b == (i == 5), "item %d has another value", i);
     }
     CHECK(i == 7 && json_count(&j, list) == 7, "%d of %d items", i, json_count(&j, list));
     i = 0;
@@ -53,20 +53,22 @@ static void test_reading(void) {
     for (int c = json_first(&j, 0); c >= 0; c = json_next(&j, c), i++)
         CHECK(i < 5 && strcmp(json_key(&j, c), keys[i]) == 0, "key %d: %s", i, json_key(&j, c));
 
-    // what is absent or of another type
+    // absent nodes and nodes of another type
     CHECK(json_get(&j, 0, "nam") == -1 && json_get(&j, list, "name") == -1 && json_get(&j, -1, "name") == -1,
-          "found");
+          "found an absent member");
     CHECK(json_get(&j, json_get(&j, 0, "deep"), "n") == -1, "found in the wrong object");
     n = 5, x = 5, b = true;
     CHECK(!json_int64(&j, list, &n) && !json_int64(&j, -1, &n) && n == 5, "%lld", (long long)n);
     CHECK(!json_double(&j, list, &x) && !json_double(&j, -1, &x) && x == 5, "%g", x);
-    CHECK(!json_bool(&j, list, &b) && !json_bool(&j, -1, &b) && b, "changed");
-    CHECK(!json_string(&j, list) && !json_string(&j, -1) && !json_key(&j, -1) && !json_key(&j, 0), "found");
-    CHECK(json_first(&j, -1) == -1 && json_next(&j, -1) == -1 && json_count(&j, -1) == 0, "found");
-    CHECK(!json_is_null(&j, -1) && !json_is_null(&j, 0), "null");
+    CHECK(!json_bool(&j, list, &b) && !json_bool(&j, -1, &b) && b, "value changed");
+    CHECK(!json_string(&j, list) && !json_string(&j, -1) && !json_key(&j, -1) && !json_key(&j, 0),
+          "found an absent string or key");
+    CHECK(json_first(&j, -1) == -1 && json_next(&j, -1) == -1 && json_count(&j, -1) == 0,
+          "found an absent child");
+    CHECK(!json_is_null(&j, -1) && !json_is_null(&j, 0), "an absent node or an object is null");
     json_free(&j);
     json_free(&j);
-    CHECK(json_get(&j, -1, "n") == -1, "found");
+    CHECK(json_get(&j, -1, "n") == -1, "found a member after json_free");
 }
 
 static void test_numbers(void) {
@@ -132,8 +134,8 @@ static void test_unicode(void) {
     }
 }
 
-// Every text is refused, at the byte given and for the reason given.
-static void test_refusals(void) {
+// Each text is rejected at the given byte with the given message.
+static void test_rejected_texts(void) {
     static const struct {
         const char* text;
         int at;
@@ -142,16 +144,16 @@ static void test_refusals(void) {
         {"", 0, "expected a value, but the text ends here"},
         {"  ", 2, "expected a value, but the text ends here"},
         {"nul", 0, "expected a value"},
-        {"nulll", 4, "expected nothing more"},
+        {"nulll", 4, "expected the end of the text"},
         {"NaN", 0, "expected a value"},
         {"Infinity", 0, "expected a value"},
         {"-Infinity", 1, "expected a digit"},
         {"True", 0, "expected a value"},
         {"'a'", 0, "expected a value"},
         {"\xef\xbb\xbf{}", 0, "expected a value"},
-        {"{} {}", 3, "expected nothing more"},
-        {"1 // one", 2, "expected nothing more"},
-        {"01", 1, "expected nothing more"},
+        {"{} {}", 3, "expected the end of the text"},
+        {"1 // one", 2, "expected the end of the text"},
+        {"01", 1, "expected the end of the text"},
         {"+1", 0, "expected a value"},
         {".5", 0, "expected a value"},
         {"-", 1, "expected a digit, but the text ends here"},
@@ -159,7 +161,7 @@ static void test_refusals(void) {
         {"1.e5", 2, "expected a digit"},
         {"1e", 2, "expected a digit"},
         {"1e+", 3, "expected a digit"},
-        {"0x10", 1, "expected nothing more"},
+        {"0x10", 1, "expected the end of the text"},
         {"[1e999]", 1, "number too large"},
         {"[-1e999]", 1, "number too large"},
         {"[", 1, "expected a value, but the text ends here"},
@@ -195,16 +197,16 @@ static void test_refusals(void) {
         {"\"\\ud800\\n\"", 8, "surrogate"},
         {"\"\\ud800\\u0041\"", 13, "surrogate"},
         {"\"\\udc00\\ud800\"", 7, "surrogate"},
-        {"\"\x80\"", 1, "not UTF-8"},
-        {"\"\xc3\"", 1, "not UTF-8"},
-        {"\"\xc0\xaf\"", 1, "not UTF-8"},
-        {"\"\xc1\xbf\"", 1, "not UTF-8"},
-        {"\"\xe0\x9f\xbf\"", 1, "not UTF-8"},
-        {"\"\xed\xa0\x80\"", 1, "not UTF-8"},
-        {"\"\xf0\x8f\xbf\xbf\"", 1, "not UTF-8"},
-        {"\"\xf4\x90\x80\x80\"", 1, "not UTF-8"},
-        {"\"\xf5\x80\x80\x80\"", 1, "not UTF-8"},
-        {"\"\xe2\x82", 1, "not UTF-8"},
+        {"\"\x80\"", 1, "invalid UTF-8"},
+        {"\"\xc3\"", 1, "invalid UTF-8"},
+        {"\"\xc0\xaf\"", 1, "invalid UTF-8"},
+        {"\"\xc1\xbf\"", 1, "invalid UTF-8"},
+        {"\"\xe0\x9f\xbf\"", 1, "invalid UTF-8"},
+        {"\"\xed\xa0\x80\"", 1, "invalid UTF-8"},
+        {"\"\xf0\x8f\xbf\xbf\"", 1, "invalid UTF-8"},
+        {"\"\xf4\x90\x80\x80\"", 1, "invalid UTF-8"},
+        {"\"\xf5\x80\x80\x80\"", 1, "invalid UTF-8"},
+        {"\"\xe2\x82", 1, "invalid UTF-8"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Json j;
@@ -217,7 +219,7 @@ static void test_refusals(void) {
             CHECK(strncmp(err.msg, expected, strlen(expected)) == 0 && strstr(err.msg, rows[i].why) &&
                       !strchr(err.msg, '\n'),
                   "'%s' at %d: %s", rows[i].text, rows[i].at, err.msg);
-        json_free(&j); // harmless after an error, and needed should the text have been accepted
+        json_free(&j); // for a wrongly accepted text; must also be valid after an error
     }
     Json j;
     Error err;
@@ -241,7 +243,7 @@ static void test_depth(void) {
         if (!ok) CHECK(strstr(err.msg, "byte 64: nested too deeply"), "%s", err.msg);
         json_free(&j);
     }
-    // brackets without end must not exhaust the stack
+    // a million open brackets must not exhaust the stack
     size_t n = 1 << 20;
     char* brackets = (char*)malloc(n);
     Json j;
@@ -251,7 +253,7 @@ static void test_depth(void) {
     free(brackets);
 }
 
-// Lookup and the search for duplicates stay right, and quick, where the table grows many times.
+// Lookup and duplicate detection are correct and fast in an object that makes the hash table grow many times.
 static void test_large_object(void) {
     enum { members = 50000 };
     char key[64];
@@ -274,9 +276,9 @@ static void test_large_object(void) {
         snprintf(key, sizeof key, "model.layers.%d.weight", i);
         wrong += !json_int64(&j, json_get(&j, json_get(&j, 0, key), "index"), &index) || index != i;
     }
-    CHECK(wrong == 0, "%d of %d members", wrong, members);
+    CHECK(wrong == 0, "%d of %d members are wrong", wrong, members);
     CHECK(ok && json_get(&j, 0, "index") == -1 && json_get(&j, 0, "model.layers.50000.weight") == -1,
-          "found");
+          "found an absent member");
     json_free(&j);
 
     w.text[w.length - 1] = ',';
@@ -324,7 +326,7 @@ static void test_writing(void) {
         "  \"betas\": [\n    0.9,\n    null,\n    true\n  ],\n  \"nothing\": {},\n  \"none\": [],\n"
         "  \"window_size\": null,\n  \"unset\": null,\n  \"off\": false\n}";
     JsonWriter w = json_writer(0);
-    for (int round = 0; round < 2; round++) { // the second time in the memory of the first
+    for (int round = 0; round < 2; round++) { // the second round reuses the memory of the first
         json_writer_clear(&w);
         write_sample(&w);
         CHECK(strcmp(w.text, line) == 0 && w.length == strlen(line), "%s", w.text);
@@ -344,7 +346,7 @@ static void test_writing(void) {
     if (ok) {
         const char* s = json_string(&j, json_get(&j, 0, "run \"a\""));
         CHECK(s && strcmp(s, "tab\t, quote\", slash\\, \xc3\xa9") == 0, "%s", s);
-        CHECK(json_count(&j, json_get(&j, 0, "betas")) == 3, "betas");
+        CHECK(json_count(&j, json_get(&j, 0, "betas")) == 3, "betas has not 3 items");
         json_free(&j);
     }
     size_t n = 0;
@@ -360,7 +362,7 @@ static void test_writing(void) {
               err.msg);
     json_writer_free(&w);
 
-    // a name of a file that is not UTF-8, and every control character
+    // a string with invalid UTF-8 and every control character
     w = json_writer(0);
     char odd[40] = "a\xff\xe2\x82z";
     for (int c = 1; c < 32; c++) odd[4 + c] = (char)c;
@@ -376,7 +378,7 @@ static void test_writing(void) {
     json_writer_free(&w);
 }
 
-static void test_doubles_survive(void) {
+static void test_written_numbers(void) {
     static const struct {
         double value;
         const char* text;
@@ -410,11 +412,12 @@ static void test_doubles_survive(void) {
         wrong += !ok || memcmp(&back, &value, sizeof value) != 0 || integer != (int64_t)bits;
         json_free(&j);
     }
-    CHECK(wrong == 0, "%d numbers", wrong);
+    CHECK(wrong == 0, "%d numbers are not parsed as they were written", wrong);
     json_writer_free(&w);
 }
 
-// Reads back whatever was parsed, so that the sanitizer sees a bad index; returns the number of nodes below.
+// Reads every node, so that the sanitizer detects an invalid index; returns the number of nodes of the
+// subtree.
 static int visit(const Json* j, int node) {
     int n = 1;
     size_t length = json_string(j, node) ? strlen(json_string(j, node)) : 0;
@@ -426,7 +429,8 @@ static int visit(const Json* j, int node) {
     return n;
 }
 
-// Damaged texts: every prefix, then many with a few bytes changed. Either answer is right; a crash is not.
+// Damaged texts: every prefix is rejected; a text with a few changed bytes may be accepted or rejected,
+// without an invalid memory access.
 static void test_damage(void) {
     static const char text[] =
         "{\"a\":[1,-2.5e-3,true,null,\"x\\u00e9\\ud83d\\ude00\\n\xe2\x82\xac\"],\"b\":{\"c\":{},"
@@ -451,19 +455,19 @@ static void test_damage(void) {
             ok ? visit(&j, 0) != j.count : (strchr(err.msg, '\n') != NULL || !strstr(err.msg, "file.json: "));
         json_free(&j);
     }
-    CHECK(wrong == 0, "%d texts", wrong);
-    CHECK(accepted > 0 && accepted < 20000, "%d of 20000 accepted: the damage tests nothing", accepted);
+    CHECK(wrong == 0, "%d texts have wrong nodes or messages", wrong);
+    CHECK(accepted > 0 && accepted < 20000, "%d of 20000 accepted: the test covers one case only", accepted);
 }
 
 int main(void) {
-    test_reading();
+    test_parsing();
     test_numbers();
     test_unicode();
-    test_refusals();
+    test_rejected_texts();
     test_depth();
     test_large_object();
     test_writing();
-    test_doubles_survive();
+    test_written_numbers();
     test_damage();
     return test_report();
 }

@@ -1,11 +1,12 @@
-// llmc/base/numbers.h: what is a number, and what is not.
+// Tests of llmc/base/numbers.h: valid and invalid numbers and counts.
 #include "../check.h"
 #include "../../../llmc/base/numbers.h"
 
 static void test_good(const char* text, double want, bool plain) {
     double count = -1, number = -1;
     CHECK(parse_count(text, &count) && count == want, "'%s' is %g, not %g", text, count, want);
-    CHECK(parse_number(text, &number) == plain && (!plain || number == want), "'%s' as a plain number", text);
+    CHECK(parse_number(text, &number) == plain && (!plain || number == want),
+          "'%s' as a number without a suffix", text);
 }
 
 int main(void) {
@@ -22,7 +23,7 @@ int main(void) {
     test_good(".5", 0.5, true);
     test_good("5.", 5, true);
     test_good("1e9", 1e9, true);
-    test_good("9007199254740993", 9007199254740992, true); // a double: exact up to 2^53
+    test_good("9007199254740993", 9007199254740992, true); // rounded: doubles are exact up to 2^53
     test_good("1k", 1e3, false);
     test_good("1K", 1e3, false);
     test_good("2.5M", 2.5e6, false);
@@ -33,8 +34,8 @@ int main(void) {
     test_good("2.5Gi", 2684354560, false);
     test_good("1Ti", 1099511627776, false);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        CHECK(!parse_count(bad[i], &value), "takes '%s' as a count", bad[i]);
-        CHECK(!parse_number(bad[i], &value), "takes '%s' as a number", bad[i]);
+        CHECK(!parse_count(bad[i], &value), "'%s' is accepted as a count", bad[i]);
+        CHECK(!parse_number(bad[i], &value), "'%s' is accepted as a number", bad[i]);
     }
     return test_report();
 }

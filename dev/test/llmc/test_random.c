@@ -1,11 +1,12 @@
 /*
-Tests of llmc/base/random.h: Philox against its published vectors, the distributions against their moments, and
-permutations against their definition. Everything here is a fixed function, so no bound can fail by chance.
+Tests of llmc/base/random.h: Philox against its published vectors, distributions against their moments, and
+permutations against their definition. All random numbers are fixed by their seeds, so no statistical bound
+fails by chance.
 */
 #include "../check.h"
 #include "../../../llmc/base/random.h"
 
-// The known-answer vectors that the authors of Philox publish with Random123: counter, key, result.
+// The known-answer vectors published with Random123: counter, key, result.
 static void test_philox(void) {
     static const uint32_t vectors[3][10] = {
         {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
@@ -22,7 +23,7 @@ static void test_philox(void) {
         CHECK(memcmp(x, expected + 6, sizeof x) == 0, "vector %d: %08x %08x %08x %08x", v, x[0], x[1], x[2],
               x[3]);
     }
-    // how seed, stream and counter are laid out is what makes a run repeatable: the third vector again
+    // the mapping of seed, stream and counter to key and counter must never change: the third vector again
     uint64_t bits = random_u64(0x299f31d0a4093822u, 0x0370734413198a2eu, 0x85a308d3243f6a88u);
     CHECK(bits == 0x94fdccebd16cfe09u, "%016llx", (unsigned long long)bits);
 }
@@ -43,7 +44,7 @@ static void test_uniform(void) {
     CHECK(chi2 > 55 && chi2 < 160, "chi square %.1f with %d degrees of freedom", chi2, BINS - 1);
 }
 
-// Moments, tails, and no correlation between neighbours in counter, stream or seed.
+// Moments, tails, and no correlation between adjacent counters, streams or seeds.
 static void test_normal(void) {
     enum { N = 200000 };
     double m1 = 0, m2 = 0, m3 = 0, m4 = 0, next = 0, stream = 0, seed = 0;
@@ -68,10 +69,10 @@ static void test_normal(void) {
     CHECK(fabs(next / N) < 4 * sigma, "correlation with the next counter %g", next / N);
     CHECK(fabs(stream / N) < 4 * sigma, "correlation with the next stream %g", stream / N);
     CHECK(fabs(seed / N) < 4 * sigma, "correlation with the next seed %g", seed / N);
-    CHECK(random_normal(5, 6, 7) == random_normal(5, 6, 7), "not a function");
+    CHECK(random_normal(5, 6, 7) == random_normal(5, 6, 7), "two calls return different values");
 }
 
-// Whether (seed, epoch) maps [0, n) onto itself, with no value twice.
+// Whether the permutation of (seed, epoch) is a bijection of [0, n).
 static bool is_permutation(uint64_t seed, uint64_t epoch, int64_t n) {
     char* seen = (char*)xcalloc((size_t)n, 1);
     bool ok = true;
@@ -97,7 +98,7 @@ static void test_permute_is_a_bijection(void) {
     for (size_t i = 0; i < sizeof larger / sizeof *larger; i++)
         CHECK(is_permutation(9, 1, larger[i]), "n = %lld", (long long)larger[i]);
 
-    // too large to walk through: a sample must stay inside and keep its values apart
+    // too large to enumerate: the images of a sample must be in range and distinct
     static const int64_t huge[] = {6609334ll * 4, 1ll << 40, (1ll << 40) + 1, (1ll << 62) - 1, 1ll << 62};
     enum { SAMPLE = 5000 };
     static int64_t image[SAMPLE];
@@ -110,14 +111,15 @@ static void test_permute_is_a_bijection(void) {
         }
         qsort(image, SAMPLE, sizeof *image, compare_int64);
         for (int i = 1; i < SAMPLE; i++) twice += image[i] == image[i - 1];
-        CHECK(outside == 0, "n = %lld: %lld of %d are outside", (long long)n, (long long)outside, SAMPLE);
-        CHECK(twice == 0, "n = %lld: %lld of %d come twice", (long long)n, (long long)twice, SAMPLE);
+        CHECK(outside == 0, "n = %lld: %lld of %d are out of range", (long long)n, (long long)outside,
+              SAMPLE);
+        CHECK(twice == 0, "n = %lld: %lld of %d occur twice", (long long)n, (long long)twice, SAMPLE);
         CHECK(llabs(upper_half - SAMPLE / 2) < 150, "n = %lld: %lld of %d in the upper half", (long long)n,
               (long long)upper_half, SAMPLE);
     }
 }
 
-// Over many epochs, and over many seeds, two elements go to every two places equally often.
+// Over many epochs, and over many seeds, two elements are mapped to every pair of positions equally often.
 static void test_permute_is_uniform(void) {
     enum { PLACES = 7, PAIRS = PLACES * (PLACES - 1), EACH = 300 };
     for (int by_seed = 0; by_seed < 2; by_seed++) {
@@ -133,7 +135,7 @@ static void test_permute_is_uniform(void) {
                 if (a != b) chi2 += pow((double)histogram[a][b] - EACH, 2) / EACH;
         CHECK(chi2 > 15 && chi2 < 80, "chi square %.1f with %d degrees of freedom", chi2, PAIRS - 1);
     }
-    // a shuffle leaves few in place or beside their neighbour: about one each, whatever n is
+    // for any n, about one element keeps its position, and about one still follows its predecessor
     int64_t n = 100003, in_place = 0, beside = 0, as_in_next_epoch = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t x = random_permute(1, 2, n, i);
@@ -141,9 +143,9 @@ static void test_permute_is_uniform(void) {
         beside += i > 0 && x == random_permute(1, 2, n, i - 1) + 1;
         as_in_next_epoch += x == random_permute(1, 3, n, i);
     }
-    CHECK(in_place < 8 && beside < 8, "%lld in place, %lld follow their neighbour", (long long)in_place,
-          (long long)beside);
-    CHECK(as_in_next_epoch < 8, "%lld as in the next epoch", (long long)as_in_next_epoch);
+    CHECK(in_place < 8 && beside < 8, "%lld keep their position, %lld follow their predecessor",
+          (long long)in_place, (long long)beside);
+    CHECK(as_in_next_epoch < 8, "%lld have the same position in the next epoch", (long long)as_in_next_epoch);
 }
 
 int main(void) {

@@ -1,14 +1,15 @@
 /*
-Tests of llmc/formats/safetensors.h: round trips, conversions, sharded folders, and every way a file can be wrong.
+Tests of llmc/formats/safetensors.h: round trips, conversions, Hugging Face folders, and rejection of invalid
+files.
 */
 #include <math.h>
 #include "../../../llmc/base/random.h"
 #include "../../../llmc/formats/safetensors.h"
 #include "../check.h"
 
-static char folder[PATH_LENGTH]; // for all files of this test
+static char folder[PATH_LENGTH]; // the scratch folder of this test
 
-// The path of a file in the folder; good until the next call.
+// The path of a file in the scratch folder; valid until the next call.
 static const char* in_folder(const char* name) {
     static char path[PATH_LENGTH];
     path_join(path, folder, name);
@@ -20,7 +21,12 @@ static void write_bytes(const char* path, const void* bytes, size_t n) {
     if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) die("%s: %s", path, strerror(errno));
 }
 
-// Writes a file of this header and so many bytes of data, whatever sense they make.
+// The metadata value of this key, or NULL.
+static const char* metadata(const Safetensors* st, const char* key) {
+    return json_string(&st->header, json_get(&st->header, json_get(&st->header, 0, "__metadata__"), key));
+}
+
+// Writes a file with this header, valid or not, and data_bytes zero bytes of data.
 static void write_raw(const char* path, const char* header, size_t data_bytes) {
     char file[4096];
     uint64_t length = strlen(header);
@@ -30,8 +36,8 @@ static void write_raw(const char* path, const char* header, size_t data_bytes) {
     write_bytes(path, file, 8 + length + data_bytes);
 }
 
-// Opens a file that must be refused, for this reason, in one line that names the file.
-static void check_refused(const char* path, const char* why, const char* what) {
+// Checks that opening a file fails with a one-line message that starts with its path and contains `why`.
+static void check_rejected(const char* path, const char* why, const char* what) {
     Safetensors st;
     Error err;
     bool ok = safetensors_open(&st, path, &err);
@@ -42,7 +48,7 @@ static void check_refused(const char* path, const char* why, const char* what) {
     safetensors_close(&st);
 }
 
-// Declares and writes one tensor of each element type, an empty one, a scalar and one of 8 dimensions.
+// Writes a file with a tensor of each element type, an empty one, a scalar and one of 8 dimensions.
 static void write_sample(const char* path) {
     static const int64_t shape[] = {3, 1}, empty[] = {4, 0}, deep[] = {1, 2, 1, 1, 2, 1, 1, 2};
     static const uint8_t data[64] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
@@ -79,35 +85,36 @@ static void test_round_trip(void) {
     CHECK(st.count == SAFETENSORS_DTYPES + 3, "%d tensors", st.count);
     for (int i = 0; i < SAFETENSORS_DTYPES; i++) { // in the order of the file
         const SafeTensor* t = &st.tensors[i];
-        CHECK(t == safetensors_find(&st, safetensors_dtype_name((SafetensorsDtype)i)), "%s", t->name);
+        CHECK(t == safetensors_find(&st, safetensors_dtype_name((SafetensorsDtype)i)), "%s: out of order",
+              t->name);
         CHECK((int)t->dtype == i && t->ndim == 2 && t->shape[0] == 3 && t->shape[1] == 1 && t->count == 3,
-              "%s", t->name);
+              "%s: another type or shape", t->name);
         CHECK(t->bytes == 3 * sizes[i] && memcmp(t->data, "\1\2\3\4\5", t->bytes < 5 ? t->bytes : 5) == 0,
-              "%s", t->name);
+              "%s: other data", t->name);
         CHECK(strcmp(t->path, path) == 0, "%s", t->path);
     }
     const SafeTensor *empty = safetensors_find(&st, "empty"), *scalar = safetensors_find(&st, "scalar"),
                      *deep = safetensors_find(&st, "deep");
     CHECK(empty && empty->count == 0 && empty->bytes == 0 && empty->ndim == 2 && empty->shape[0] == 4,
-          "empty");
+          "the empty tensor differs");
     CHECK(scalar && scalar->count == 1 && scalar->ndim == 0 &&
               memcmp(scalar->data, "\1\2\3\4\5\6\7\10", 8) == 0,
-          "scalar");
-    CHECK(deep && deep->count == 8 && deep->ndim == 8 && deep->shape[7] == 2, "deep");
+          "the scalar differs");
+    CHECK(deep && deep->count == 8 && deep->ndim == 8 && deep->shape[7] == 2,
+          "the tensor of 8 dimensions differs");
     CHECK(!safetensors_find(&st, "F31") && !safetensors_find(&st, "__metadata__") &&
               !safetensors_find(&st, "dtype"),
-          "found what is not there");
-    const char *format = safetensors_metadata(&st, "format"), *quote = safetensors_metadata(&st, "quote\"");
+          "found an absent tensor");
+    const char *format = metadata(&st, "format"), *quote = metadata(&st, "quote\"");
     CHECK(format && strcmp(format, "pt") == 0 && quote && strcmp(quote, "line\nbreak") == 0, "%s, %s", format,
           quote);
-    CHECK(!safetensors_metadata(&st, "F32") && !safetensors_metadata(&st, "forma"),
-          "found what is not there");
+    CHECK(!metadata(&st, "F32") && !metadata(&st, "forma"), "found an absent metadata key");
     size_t data = (size_t)((const char*)st.tensors[0].data - (const char*)st.map);
     CHECK(data % SAFETENSORS_ALIGNMENT == 0, "data starts at byte %zu", data);
     safetensors_close(&st);
     safetensors_close(&st);
 
-    // the same calls make the same bytes
+    // the same calls write the same bytes
     size_t n = 0, m = 0;
     char* first = read_file(path, &n, &err);
     write_sample(in_folder("again.safetensors"));
@@ -117,7 +124,7 @@ static void test_round_trip(void) {
     free(second);
 }
 
-// The exact bytes of a small file, as the format has them.
+// The exact bytes of a small file, and files of other programs.
 static void test_bytes(void) {
     static const char expected[] =
         "\x78\0\0\0\0\0\0\0"
@@ -140,7 +147,7 @@ static void test_bytes(void) {
     CHECK(file && n == sizeof expected - 1 && memcmp(file, expected, n) == 0, "%zu bytes", n);
     free(file);
 
-    // a file without tensors is a file, as is one with spaces, order and extra fields unlike ours
+    // valid: no tensors; other white space, order of tensors and extra fields
     Safetensors st;
     write_raw(path, "{}", 0);
     CHECK(safetensors_open(&st, path, &err) && st.count == 0 && !safetensors_find(&st, "w"), "%s", err.msg);
@@ -158,7 +165,7 @@ static void test_bytes(void) {
           "not in the order of the file");
     double x = 1; // at an odd address
     CHECK(safetensors_read_f64(&st.tensors[2], &x, &err) && x == 0, "%g", x);
-    CHECK(!safetensors_metadata(&st, "format"), "found what is not there");
+    CHECK(!metadata(&st, "format"), "found an absent metadata key");
     safetensors_close(&st);
 }
 
@@ -181,7 +188,8 @@ static void test_conversion(void) {
     Safetensors st;
     Error err;
     safetensors_writer_open(&w, path, &err);
-    safetensors_writer_declare(&w, "odd", SAFETENSORS_U8, 1, &size_nan); // puts all the rest at odd addresses
+    safetensors_writer_declare(&w, "odd", SAFETENSORS_U8, 1,
+                               &size_nan); // the following tensors are unaligned
     safetensors_writer_declare(&w, "f16", SAFETENSORS_F16, 1, &size_half);
     safetensors_writer_declare(&w, "bf16", SAFETENSORS_BF16, 1, &size_brain);
     safetensors_writer_declare(&w, "f32", SAFETENSORS_F32, 1, &size_wide);
@@ -231,9 +239,9 @@ static void test_conversion(void) {
 }
 
 // ----------------------------------------------------------------------------
-// files that must be refused
+// invalid files
 
-// Shorthand for a header of one tensor "a", and of two.
+// A header of one tensor "a", and of two tensors "a" and "b".
 #define ONE(dtype, shape, offsets)                                                                           \
     "{\"a\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
 #define TWO(first, second)                                                                                   \
@@ -252,21 +260,21 @@ static void test_bad_headers(void) {
         {" {}", 0, "does not begin with '{'"},
         {"[]", 0, "does not begin with '{'"},
         {"null", 0, "does not begin with '{'"},
-        {"{\"a\":1}", 0, "'a': its description is no JSON object"},
-        {"{\"a\":[]}", 0, "'a': its description is no JSON object"},
+        {"{\"a\":1}", 0, "'a': its description is not an object"},
+        {"{\"a\":[]}", 0, "'a': its description is not an object"},
         {"{\"a\\nb\":null}", 0, "'a?b': its description"},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'dtype' is missing"},
-        {ONE("4", "[1]", "[0,4]"), 4, "'dtype' is missing or no string"},
+        {ONE("4", "[1]", "[0,4]"), 4, "'dtype' is missing or not a string"},
         {ONE("\"F8_E4M3\"", "[4]", "[0,4]"), 4, "type 'F8_E4M3' is not supported"},
         {ONE("\"f32\"", "[1]", "[0,4]"), 4, "type 'f32' is not supported"},
         {ONE("\"\"", "[1]", "[0,4]"), 4, "type '' is not supported"},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "'shape' is missing"},
-        {ONE("\"F32\"", "1", "[0,4]"), 4, "'shape' is missing or no array"},
-        {ONE("\"F32\"", "{}", "[0,4]"), 4, "'shape' is missing or no array"},
-        {ONE("\"F32\"", "[1.5]", "[0,6]"), 6, "its shape is not integers"},
-        {ONE("\"F32\"", "[\"1\"]", "[0,4]"), 4, "its shape is not integers"},
-        {ONE("\"F32\"", "[null]", "[0,4]"), 4, "its shape is not integers"},
-        {ONE("\"F32\"", "[9223372036854775808]", "[0,4]"), 4, "its shape is not integers"},
+        {ONE("\"F32\"", "1", "[0,4]"), 4, "'shape' is missing or not an array"},
+        {ONE("\"F32\"", "{}", "[0,4]"), 4, "'shape' is missing or not an array"},
+        {ONE("\"F32\"", "[1.5]", "[0,6]"), 6, "its shape has a size that is not an integer"},
+        {ONE("\"F32\"", "[\"1\"]", "[0,4]"), 4, "its shape has a size that is not an integer"},
+        {ONE("\"F32\"", "[null]", "[0,4]"), 4, "its shape has a size that is not an integer"},
+        {ONE("\"F32\"", "[9223372036854775808]", "[0,4]"), 4, "its shape has a size that is not an integer"},
         {ONE("\"F32\"", "[-1]", "[0,4]"), 4, "negative size"},
         {ONE("\"F32\"", "[-1,-1]", "[0,4]"), 4, "negative size"},
         {ONE("\"F32\"", "[0,-1]", "[0,0]"), 0, "negative size"},
@@ -289,15 +297,15 @@ static void test_bad_headers(void) {
         {ONE("\"F32\"", "[0]", "[0,4]"), 4, "need 0 bytes, but its data_offsets span 4"},
         {ONE("\"F32\"", "[]", "[0,8]"), 8, "need 4 bytes, but its data_offsets span 8"},
         {ONE("\"F32\"", "[1]", "[0,9223372036854775807]"), 4, "span 9223372036854775807"},
-        {ONE("\"F32\"", "[1]", "[9223372036854775800,9223372036854775804]"), 4, "it was cut short"},
+        {ONE("\"F32\"", "[1]", "[9223372036854775800,9223372036854775804]"), 4, "it is truncated"},
         {ONE("\"F32\"", "[1]", "[0,4]"), 3,
-         "ends at byte 4 of the data, of which the file has 3: it was cut short"},
-        {ONE("\"F32\"", "[1]", "[0,4]"), 0, "it was cut short"},
+         "ends at byte 4 of the data, but the file has only 3: it is truncated"},
+        {ONE("\"F32\"", "[1]", "[0,4]"), 0, "it is truncated"},
         {ONE("\"F32\"", "[1]", "[0,4]"), 5, "1 bytes at the end of the file belong to no tensor"},
-        {ONE("\"F32\"", "[1]", "[1,5]"), 5, "'a': begins at byte 1 of the data: leaves a hole"},
+        {ONE("\"F32\"", "[1]", "[1,5]"), 5, "'a': begins at byte 1 of the data: leaves a gap"},
         {"{}", 1, "1 bytes at the end of the file belong to no tensor"},
-        {TWO("[0,4]", "[5,9]"), 9, "'b': begins at byte 5 of the data: leaves a hole"},
-        {TWO("[5,9]", "[0,4]"), 9, "'a': begins at byte 5 of the data: leaves a hole"},
+        {TWO("[0,4]", "[5,9]"), 9, "'b': begins at byte 5 of the data: leaves a gap"},
+        {TWO("[5,9]", "[0,4]"), 9, "'a': begins at byte 5 of the data: leaves a gap"},
         {TWO("[0,4]", "[3,7]"), 7, "'b': begins at byte 3 of the data: overlaps"},
         {TWO("[0,4]", "[0,4]"), 4, "'b': begins at byte 0 of the data: overlaps"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
@@ -306,47 +314,50 @@ static void test_bad_headers(void) {
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
          "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
          2, "duplicate key 'a'"},
-        {"{\"__metadata__\":\"pt\"}", 0, "'__metadata__' is no object"},
-        {"{\"__metadata__\":{\"format\":1}}", 0, "'__metadata__' holds something not a string"},
+        {"{\"__metadata__\":\"pt\"}", 0, "'__metadata__' is not an object"},
+        {"{\"__metadata__\":{\"format\":1}}", 0, "'__metadata__' has a value that is not a string"},
         {"{\"__metadata__\":{\"x\":\"\",\"x\":\"\"}}", 0, "duplicate key 'x'"},
     };
     const char* path = in_folder("bad.safetensors");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         write_raw(path, rows[i].header, rows[i].data_bytes);
-        check_refused(path, rows[i].why, rows[i].header);
+        check_rejected(path, rows[i].why, rows[i].header);
     }
 }
+
+#undef ONE
+#undef TWO
 
 static void test_bad_files(void) {
     const char* path = in_folder("bad.safetensors");
     char file[64] = {0};
     static const uint64_t lengths[] = {3, 57, (100 << 20) + 1, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63};
-    check_refused(in_folder("missing.safetensors"), "cannot open", "a missing file");
-    check_refused(folder, "is no regular file", "a folder");
-    check_refused("/dev/null", "is no regular file", "a device");
+    check_rejected(in_folder("missing.safetensors"), "cannot open", "a missing file");
+    check_rejected(folder, "is not a regular file", "a folder");
+    check_rejected("/dev/null", "is not a regular file", "a device");
     path = in_folder("bad.safetensors");
     write_bytes(path, file, 0);
-    check_refused(path, "0 bytes are too few", "an empty file");
+    check_rejected(path, "0 bytes are too few", "an empty file");
     write_bytes(path, file, 7);
-    check_refused(path, "7 bytes are too few", "a file of 7 bytes");
+    check_rejected(path, "7 bytes are too few", "a file of 7 bytes");
     write_bytes(path, file, 8);
-    check_refused(path, "header: bad JSON at byte 0: expected a value, but the text ends here",
-                  "a header of 0 bytes");
+    check_rejected(path, "header: bad JSON at byte 0: expected a value, but the text ends here",
+                   "a header of 0 bytes");
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         memcpy(file, &lengths[i], 8);
         write_bytes(path, file, lengths[i] == 3 ? 10 : sizeof file);
-        check_refused(path, "its header claims", "a header that is too long");
+        check_rejected(path, "its header claims", "a header that is too long");
     }
-    // a header above the limit that does fit into the file, which is all hole and costs no disk
+    // a header above the limit that fits into the file; the file is sparse and takes no disk space
     memcpy(file, &lengths[2], 8);
     write_bytes(path, file, 8);
     if (truncate(path, 128 << 20) == 0)
-        check_refused(path, "its header claims 104857601 bytes", "a header above the limit");
+        check_rejected(path, "its header claims 104857601 bytes", "a header above the limit");
     remove(path);
 }
 
-// Cuts a good file at every length, then changes bytes at random. A cut file is refused; a changed one may
-// be taken for good, and then all of it can be read.
+// Truncates a valid file to every length, then changes random bytes. A truncated file is rejected. A changed
+// one may be accepted; then all its data must be readable.
 static void test_damage(void) {
     const char* path = in_folder("sample.safetensors");
     Safetensors st;
@@ -367,12 +378,12 @@ static void test_damage(void) {
     enum { rounds = 5000 };
     int accepted = 0, wrong = 0;
     char* damaged = (char*)malloc(n);
-    int fd = open(path, O_WRONLY); // kept open: much quicker than making the file anew
+    int fd = open(path, O_WRONLY); // overwriting one file is much faster than creating 5000
     for (int round = 0; round < rounds; round++) {
         memcpy(damaged, file, n);
         for (int k = 0; k <= round % 2; k++) {
             uint64_t r = random_u64(1, (uint64_t)k, (uint64_t)round);
-            // mostly the header's text, whose digits and brackets are swapped for others half of the time
+            // mostly in the header; half of the new bytes are digits and punctuation
             size_t at = r % 16 ? 8 + (r >> 4) % header : (r >> 4) % n;
             damaged[at] = r >> 40 & 1 ? "0123456789[]{}\",:-"[(r >> 41) % 18] : (char)(r >> 48);
         }
@@ -389,15 +400,16 @@ static void test_damage(void) {
         }
         safetensors_close(&st);
     }
-    CHECK(wrong == 0, "%d files", wrong);
-    CHECK(accepted > 0 && accepted < rounds, "%d of %d accepted: the damage tests nothing", accepted, rounds);
+    CHECK(wrong == 0, "%d files have wrong tensors or messages", wrong);
+    CHECK(accepted > 0 && accepted < rounds, "%d of %d accepted: the test covers one case only", accepted,
+          rounds);
     close(fd);
     free(damaged);
     free(file);
 }
 
 // ----------------------------------------------------------------------------
-// the writer's own errors
+// errors of the writer
 
 static void test_writer_errors(void) {
     static const int64_t four = 4, minus = -1, huge[] = {(int64_t)1 << 40, (int64_t)1 << 40},
@@ -406,7 +418,7 @@ static void test_writer_errors(void) {
     static const char data[16] = {0};
     SafetensorsWriter w;
     Error err, first;
-    // Each case opens a writer, goes wrong in one way, and expects it in the closing message.
+    // Each case opens a writer, makes one error, and expects `why` in the message of close.
 #define CASE(why, ...)                                                                                       \
     do {                                                                                                     \
         safetensors_writer_open(&w, path, &err);                                                             \
@@ -418,14 +430,14 @@ static void test_writer_errors(void) {
 #define DECLARE(name) safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &four)
 #define BEGIN()       safetensors_writer_begin(&w, &err)
 #define WRITE(bytes)  safetensors_writer_write(&w, data, bytes, &err)
-    CASE("closed before anything was written", DECLARE("a"));
+    CASE("closed before the header was written", DECLARE("a"));
     CASE("'a': the last 4 of its 4 bytes were not written", DECLARE("a"); BEGIN());
     CASE("'b': the last 1 of its 4 bytes were not written", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(4);
          WRITE(3));
     CASE("'a': got 5 bytes, but only 4 are left", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(5));
     CASE("'a': got 4 bytes, but only 1 are left", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(3); WRITE(4));
-    CASE("got 1 bytes more than all its tensors have", DECLARE("a"); BEGIN(); WRITE(4); WRITE(1));
-    CASE("got 1 bytes more than all its tensors have", BEGIN(); WRITE(1));
+    CASE("got 1 bytes after the last tensor", DECLARE("a"); BEGIN(); WRITE(4); WRITE(1));
+    CASE("got 1 bytes after the last tensor", BEGIN(); WRITE(1));
     CASE("duplicate key 'a'", DECLARE("a"); DECLARE("b"); DECLARE("a"); BEGIN());
     CASE("__metadata__", DECLARE("__metadata__"); BEGIN());
     CASE("duplicate key '__metadata__'", DECLARE("__metadata__"); safetensors_writer_metadata(&w, "k", "v");
@@ -433,12 +445,12 @@ static void test_writer_errors(void) {
     CASE("negative size", safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 1, &minus); BEGIN());
     CASE("too large", safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 2, huge); BEGIN());
     CASE(
-        "data_offsets", for (int i = 0; i < 2; i++) { // each fits, their sum does not
+        "data_offsets", for (int i = 0; i < 2; i++) { // the sum of the sizes overflows
             const char name[] = {(char)('a' + i), '\0'};
             safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &big);
         } BEGIN());
 
-    // what went wrong first is what every later call says
+    // later calls repeat the first error
     safetensors_writer_open(&w, path, &err);
     DECLARE("a");
     BEGIN();
@@ -447,14 +459,14 @@ static void test_writer_errors(void) {
     CHECK(!WRITE(4) && strcmp(err.msg, first.msg) == 0, "%s", err.msg);
     CHECK(!safetensors_writer_close(&w, &err) && strcmp(err.msg, first.msg) == 0, "%s", err.msg);
 
-    // a place where no file can be made
+    // a path where no file can be created
     const char* nowhere = in_folder("no such folder/x.safetensors");
     CHECK(!safetensors_writer_open(&w, nowhere, &err) && strstr(err.msg, nowhere), "%s", err.msg);
     DECLARE("a");
     CHECK(!BEGIN() && !WRITE(4), "accepted");
     CHECK(!safetensors_writer_close(&w, &err) && strstr(err.msg, "cannot create"), "%s", err.msg);
 
-    // a full disk, noticed while writing much and while flushing little
+    // a full disk, detected when writing a large tensor and when flushing a small one
     if (access("/dev/full", W_OK) != 0) return;
     for (int64_t bytes = 16; bytes <= 1 << 20; bytes <<= 16) {
         char* block = (char*)xcalloc((size_t)bytes, 1);
@@ -468,10 +480,15 @@ static void test_writer_errors(void) {
     }
 }
 
+#undef CASE
+#undef DECLARE
+#undef BEGIN
+#undef WRITE
+
 // ----------------------------------------------------------------------------
 // Hugging Face folders
 
-// Writes a file of tensors of four bytes, one for each letter of `names`, which it is filled with.
+// Writes a file with a tensor for each letter of `names`: four bytes of that letter.
 static void write_letters(const char* file, const char* names) {
     static const int64_t four = 4;
     SafetensorsWriter w;
@@ -496,24 +513,24 @@ static void check_letters(const SafetensorsSet* set, const char* names) {
         CHECK(t && strcmp(t->name, name) == 0 && memchr(t->data, *c, 1), "'%s'", name);
     }
     CHECK(!safetensors_set_find(set, "?") && !safetensors_set_find(set, "__metadata__"),
-          "found what is not there");
+          "found an absent tensor");
 }
 
 static void test_sets(void) {
     static const struct {
         const char *index, *why;
     } rows[] = {
-        {"[]", "'weight_map' is missing or no object"},
-        {"{\"weight_map\":[]}", "'weight_map' is missing or no object"},
+        {"[]", "'weight_map' is missing or not an object"},
+        {"{\"weight_map\":[]}", "'weight_map' is missing or not an object"},
         {"{\"weight_map\":", "bad JSON at byte 14"},
         {"{\"weight_map\":{\"a\":1}}", "'a' is not mapped to the name of a file"},
         {"{\"weight_map\":{\"a\":\"\"}}", "'a' is not mapped to the name of a file"},
         {"{\"weight_map\":{\"a\":\"../s1\"}}", "'a' is not mapped to the name of a file"},
-        {"{\"weight_map\":{\"a\":\"..\"}}", "is no regular file"},
+        {"{\"weight_map\":{\"a\":\"..\"}}", "is not a regular file"},
         {"{\"weight_map\":{\"a\":\"s3\"}}", "s3: cannot open"},
-        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s1\",\"d\":\"s2\"}}", "s1: should hold 'c'"},
+        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s1\",\"d\":\"s2\"}}", "s1: lacks 'c'"},
         {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s2\"}}",
-         "lists 3 tensors, but the shards hold 4"},
+         "lists 3 tensors, but the files have 4"},
         {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\",\"c\":\"s2\"}}", "duplicate key 'a'"},
     };
     static const char good[] = "{\"metadata\":{\"total_size\":16},"
@@ -530,7 +547,7 @@ static void test_sets(void) {
         CHECK(!ok, "accepted: %s", rows[i].index);
         if (!ok)
             CHECK(strstr(err.msg, rows[i].why) && strstr(err.msg, folder), "%s: %s", rows[i].index, err.msg);
-        CHECK(set.count == 0 && !set.files, "not empty after an error");
+        CHECK(set.count == 0 && !set.files, "the set is not empty after an error");
         safetensors_set_close(&set);
     }
     write_bytes(in_folder("model.safetensors.index.json"), good, strlen(good));
@@ -539,7 +556,7 @@ static void test_sets(void) {
     check_letters(&set, "abcd");
     safetensors_set_close(&set);
 
-    write_letters("model.safetensors", "xy"); // comes before the index, as it does in Hugging Face's code
+    write_letters("model.safetensors", "xy"); // preferred to the index, as in Hugging Face transformers
     ok = safetensors_set_open(&set, folder, &err);
     CHECK(ok && set.count == 1, "%s", err.msg);
     check_letters(&set, "xy");

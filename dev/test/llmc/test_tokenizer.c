@@ -1,14 +1,14 @@
 /*
-llmc/tokens/tokenizer.h and llmc/base/text.h: against vectors of the reference encoder, against the plain definition of
-byte-pair encoding, round trips of anything, and files that are no vocab.bpe.
+Tests of llmc/tokens/tokenizer.h and llmc/base/text.h: vectors of the reference encoder, a direct
+implementation of byte-pair encoding, round trips of random bytes, and invalid vocab.bpe files.
 */
 #include "../check.h"
 #include "../../../llmc/base/random.h"
 #include "../../../llmc/tokens/tokenizer.h"
 
-#define VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
+static const char VOCAB[] = "dev/test/fixtures/gpt2/vocab.bpe";
 
-static uint64_t drawn; // how many random numbers so far
+static uint64_t drawn; // counter of the random numbers
 static uint64_t below(uint64_t n) { return random_u64(1, 0, drawn++) % n; }
 
 static bool same_tokens(const TokenBuffer* a, const uint32_t* ids, int64_t count) {
@@ -27,7 +27,7 @@ static bool decodes_to(const Tokenizer* t, const TokenBuffer* tokens, const char
 }
 
 // ----------------------------------------------------------------------------
-// vectors: {"text":"...","ids":[...]} a line
+// vectors: lines of {"text":"...","ids":[...]}
 
 static void test_vectors(const Tokenizer* t, const char* path, int expected_lines) {
     Error err;
@@ -50,8 +50,8 @@ static void test_vectors(const Tokenizer* t, const char* path, int expected_line
             ids += *ids == ',';
         }
         tokenizer_encode(t, text, n, &got);
-        CHECK(same_tokens(&got, want.data, want.count), "%s:%d: other ids", path, lines + 1);
-        CHECK(decodes_to(t, &want, text, n), "%s:%d: other text", path, lines + 1);
+        CHECK(same_tokens(&got, want.data, want.count), "%s:%d: encodes to other ids", path, lines + 1);
+        CHECK(decodes_to(t, &want, text, n), "%s:%d: decodes to another text", path, lines + 1);
         free(want.data);
         free(got.data);
     }
@@ -62,7 +62,7 @@ static void test_vectors(const Tokenizer* t, const char* path, int expected_line
 // ----------------------------------------------------------------------------
 // splitting into words
 
-// `words` shows the expected splitting with | between words.
+// `words` is a text with | between the expected words.
 static void test_split(const char* words) {
     uint8_t text[256];
     bool ends[257] = {false};
@@ -79,7 +79,7 @@ static void test_split(const char* words) {
         end = gpt2_word_end(text, at, n);
         for (size_t i = at + 1; i <= end; i++) same = same && ends[i] == (i == end);
     }
-    CHECK(same, "'%s' is split otherwise", words);
+    CHECK(same, "'%s' is split differently", words);
 }
 
 static void test_splits(void) {
@@ -94,12 +94,12 @@ static void test_splits(void) {
     test_split("'|ra");
     test_split("abc|123|abc| 4|.|5|!?|x");
     test_split("x|\xc2\xbd\xe2\x85\xa8| \xd9\xa3|y"); // one half, Roman nine, Arabic three: numbers
-    test_split("e|\xcc\x81|e");                       // a combining accent is no letter
-    test_split("a|\xc2\xa0|b|\xe3\x80\x80|c|\xc2\x85|\xe2\x80\xa8|d"); // white space beyond ASCII
-    test_split("a|\x1c\xe2\x80\x8b|b");                                // neither is white space
+    test_split("e|\xcc\x81|e");                       // a combining accent is not a letter
+    test_split("a|\xc2\xa0|b|\xe3\x80\x80|c|\xc2\x85|\xe2\x80\xa8|d"); // white space outside ASCII
+    test_split("a|\x1c\xe2\x80\x8b|b"); // file separator, zero width space: not white space
     test_split("\xe4\xb8\xad\xf0\xa0\x80\x80| \xd0\xb6|\xf0\x9f\x99\x82");
-    test_split("a|\xff\xc3| \xed\xa0\x80|b|\xc0\xaf\xf4\x90\x80\x80"); // invalid UTF-8 is like punctuation
-    test_split("a|\xe4\xb8");                                          // cut off
+    test_split("a|\xff\xc3| \xed\xa0\x80|b|\xc0\xaf\xf4\x90\x80\x80"); // invalid UTF-8: as punctuation
+    test_split("a|\xe4\xb8");                                          // a truncated character
 }
 
 static void test_unicode(void) {
@@ -135,13 +135,13 @@ static void test_utf8(void) {
         wrong += surrogate ? got != UTF8_INVALID || length != 1 : got != c || length != n;
         if (n > 1 && !surrogate) wrong += utf8_decode((const uint8_t*)text, n - 1, &length) != UTF8_INVALID;
     }
-    CHECK(wrong == 0, "%d code points do not decode as they were encoded", wrong);
+    CHECK(wrong == 0, "%d code points are not decoded as encoded", wrong);
 }
 
 // ----------------------------------------------------------------------------
 // byte-pair encoding
 
-// The definition: find the lowest pair, the leftmost if there are several, merge it, start over.
+// The definition: find the pair with the lowest merged id, the leftmost of several, merge it, repeat.
 static int64_t slow_bpe(const Tokenizer* t, const uint8_t* s, size_t n, uint32_t* ids) {
     for (size_t i = 0; i < n; i++) ids[i] = t->of_byte[s[i]];
     for (;;) {
@@ -190,7 +190,8 @@ static void test_long_words(const Tokenizer* t) {
                       : kind == 3 ? (char)('a' + below(26))
                                   : (char)255;
         tokenizer_encode(t, text, n, &tokens);
-        CHECK(decodes_to(t, &tokens, text, n), "a word of %zu bytes, kind %d, does not come back", n, kind);
+        CHECK(decodes_to(t, &tokens, text, n), "a word of %zu bytes, kind %d, decodes to another text", n,
+              kind);
         free(tokens.data);
     }
     free(text);
@@ -199,7 +200,7 @@ static void test_long_words(const Tokenizer* t) {
 // ----------------------------------------------------------------------------
 // random text
 
-// Fills text with random bytes, or random characters, or snippets that are near the rules' edges; returns its
+// Fills text with random bytes, random characters, or snippets that exercise the splitting rules; returns its
 // length.
 static size_t random_text(char* text, size_t most) {
     static const char* const snippets[] = {
@@ -240,7 +241,7 @@ static void test_random_text(const Tokenizer* gpt2, const Tokenizer* bytes) {
         size_t used = json_unescape(escaped.data, escaped.count, round % 2, back, &back_bytes);
         wrong[2] += used != escaped.count || back_bytes != n || memcmp(back, text, n) != 0;
         for (size_t i = 0; i < escaped.count; i++) wrong[2] += escaped.data[i] < ' ' || escaped.data[i] > '~';
-        // in two parts, plain and escaped
+        // in two parts, plain and JSON-escaped
         size_t cut = tokenizer_cut(text, 0, n);
         cuts += cut > 0;
         for (int escape = 0; escape < 2 && cut; escape++) {
@@ -266,24 +267,24 @@ static void test_random_text(const Tokenizer* gpt2, const Tokenizer* bytes) {
         free(plain.data);
         free(escaped.data);
     }
-    CHECK(wrong[0] == 0, "%d texts do not come back from GPT-2's tokens", wrong[0]);
-    CHECK(wrong[1] == 0, "%d texts do not come back from bytes", wrong[1]);
-    CHECK(wrong[2] == 0, "%d texts do not come back from their escaped form", wrong[2]);
-    CHECK(wrong[3] == 0, "%d texts cut in two have other tokens", wrong[3]);
+    CHECK(wrong[0] == 0, "GPT-2: %d texts decode to other texts", wrong[0]);
+    CHECK(wrong[1] == 0, "bytes: %d texts decode to other texts", wrong[1]);
+    CHECK(wrong[2] == 0, "%d JSON-escaped texts are unescaped to other texts", wrong[2]);
+    CHECK(wrong[3] == 0, "%d texts have other tokens when encoded in two parts", wrong[3]);
     CHECK(cuts > 5000, "only %d texts were cut in two", cuts);
-    CHECK(tokenizer_cut("abc def", 0, 7) == 3, "cut elsewhere");
-    CHECK(tokenizer_cut("abc def", 3, 7) == 0, "cut before where it was asked to look");
-    CHECK(tokenizer_cut("", 0, 0) == 0, "cut nothing");
+    CHECK(tokenizer_cut("abc def", 0, 7) == 3, "cut at another position");
+    CHECK(tokenizer_cut("abc def", 3, 7) == 0, "cut before the start of the range");
+    CHECK(tokenizer_cut("", 0, 0) == 0, "cut an empty text");
 }
 
-static void test_ends(const Tokenizer* gpt2, const Tokenizer* bytes) {
+static void test_vocabularies(const Tokenizer* gpt2, const Tokenizer* bytes) {
     size_t n;
-    CHECK(gpt2->vocab_size == 50257 && gpt2->end_of_text == 50256, "sizes of GPT-2");
-    CHECK(bytes->vocab_size == 257 && bytes->end_of_text == 256, "sizes of bytes");
+    CHECK(gpt2->vocab_size == 50257 && gpt2->end_of_text == 50256, "GPT-2: another vocabulary");
+    CHECK(bytes->vocab_size == 257 && bytes->end_of_text == 256, "bytes: another vocabulary");
     const char* end = tokenizer_decode(gpt2, 50256, &n);
-    CHECK(n == 13 && memcmp(end, "<|endoftext|>", n) == 0, "end of text is shown otherwise");
-    CHECK(!tokenizer_decode(gpt2, 50257, &n) && n == 0, "decodes an id beyond the vocabulary");
-    CHECK(!tokenizer_decode(bytes, TOKEN_NONE, &n) && n == 0, "decodes an id beyond the vocabulary");
+    CHECK(n == 13 && memcmp(end, "<|endoftext|>", n) == 0, "the end-of-text token decodes to another text");
+    CHECK(!tokenizer_decode(gpt2, 50257, &n) && n == 0, "decodes an id outside the vocabulary");
+    CHECK(!tokenizer_decode(bytes, TOKEN_NONE, &n) && n == 0, "decodes an id outside the vocabulary");
     for (uint32_t id = 0; id < 50257; id++)
         if (!tokenizer_decode(gpt2, id, &n) || n == 0) CHECK(false, "token %u is empty", (unsigned)id);
     TokenBuffer none = {0};
@@ -294,20 +295,20 @@ static void test_ends(const Tokenizer* gpt2, const Tokenizer* bytes) {
 }
 
 // ----------------------------------------------------------------------------
-// the escaped form
+// JSON-escaped text
 
 static void test_escape(const char* text, size_t n, const char* want) {
     ByteBuffer got = {0};
     json_escape(text, n, &got);
     CHECK(got.count == strlen(want) && (!got.count || memcmp(got.data, want, got.count) == 0),
-          "%s is escaped otherwise", want);
+          "not escaped to %s", want);
     free(got.data);
 }
 
 static void test_unescape(const char* text, const char* want, size_t want_bytes) {
     char out[64];
     size_t n, used = json_unescape(text, strlen(text), true, out, &n);
-    CHECK(used == strlen(text) && n == want_bytes && memcmp(out, want, n) == 0, "%s is unescaped otherwise",
+    CHECK(used == strlen(text) && n == want_bytes && memcmp(out, want, n) == 0, "%s is unescaped differently",
           text);
 }
 
@@ -327,7 +328,7 @@ static void test_json(void) {
     UNESCAPE("\\u0041\\u00E9\\u20aC\\u0000", "A\xc3\xa9\xe2\x82\xac\0");
     UNESCAPE("\\uD83D\\uDE42", "\xf0\x9f\x99\x82");
     UNESCAPE("\\udcff", "\xff");
-    // broken: the backslash stays, and what follows is read on
+    // invalid escapes are copied unchanged
     UNESCAPE("\\", "\\");
     UNESCAPE("\\q\\n", "\\q\n");
     UNESCAPE("\\u12", "\\u12");
@@ -340,7 +341,10 @@ static void test_json(void) {
     UNESCAPE("\\u\x10\x11\x12\x13", "\\u\x10\x11\x12\x13");
 }
 
-// Broken text given in pieces of any size comes out as it does at once.
+#undef ESCAPE
+#undef UNESCAPE
+
+// Text with invalid escapes is unescaped to the same result in pieces of any size as in one call.
 static void test_json_stream(void) {
     int wrong = 0;
     for (int round = 0; round < 20000; round++) {
@@ -358,15 +362,15 @@ static void test_json_stream(void) {
             bytes += got;
             kept -= used;
             memmove(waiting, waiting + used, kept);
-            wrong += kept > 11; // one escape short of its end
+            wrong += kept > 11; // the longest incomplete escape
         }
         wrong += kept != 0 || bytes != whole_bytes || memcmp(pieces, whole, bytes) != 0;
     }
-    CHECK(wrong == 0, "%d texts come out otherwise in pieces", wrong);
+    CHECK(wrong == 0, "%d texts are unescaped differently in pieces", wrong);
 }
 
 // ----------------------------------------------------------------------------
-// files that are no vocab.bpe
+// invalid vocab.bpe files
 
 static void test_bad_vocab(const char* folder, const char* text, size_t n, const char* expected) {
     char path[PATH_LENGTH];
@@ -376,9 +380,9 @@ static void test_bad_vocab(const char* folder, const char* text, size_t n, const
     Tokenizer t;
     Error err = {""};
     bool ok = tokenizer_gpt2(&t, path, &err);
-    CHECK(!ok, "a vocab.bpe with '%s' is taken", expected);
+    CHECK(!ok, "accepted; expected the error '%s'", expected);
     CHECK(strstr(err.msg, path) && strstr(err.msg, expected), "'%s' instead of '%s'", err.msg, expected);
-    CHECK(ok || (!t.text.data && !t.words), "an error leaves something to free");
+    CHECK(ok || (!t.text.data && !t.words), "the tokenizer is not empty after an error");
     if (ok) tokenizer_free(&t);
 }
 
@@ -404,9 +408,10 @@ static void test_bad_vocabs(const char* folder) {
     BAD("#version: 0.2\n a\n", "first symbol of line 2");
     BAD("#version: 0.2\na b\r\n", "second symbol of line 2");
     BAD("#version: 0.2\na \xff\n", "second symbol of line 2");
-    BAD("#version: 0.2\na \xc5\x84\n", "second symbol of line 2"); // U+0144, the first behind the bytes
-    BAD("#version: 0.2\na b\nb c\na b\n", "line 4 makes a token that");
-    BAD("#version: 0.2\na b\nb c\na bc\nab c\n", "line 5 makes a token that");
+    BAD("#version: 0.2\na \xc5\x84\n",
+        "second symbol of line 2"); // U+0144, the first that represents no byte
+    BAD("#version: 0.2\na b\nb c\na b\n", "line 4 makes the same token as");
+    BAD("#version: 0.2\na b\nb c\na bc\nab c\n", "line 5 makes the same token as");
     BAD("#version: 0.2\na a\naa aa\naaaa aaaa\n", "has 3 merges");
     test_bad_vocab(folder, good, n - 1, "middle of line 50001");
     test_bad_vocab(folder, good, n / 2, "truncated");
@@ -417,7 +422,7 @@ static void test_bad_vocabs(const char* folder) {
     memcpy(longer, good, n);
     memcpy(longer + n, "zz zz\n", 6);
     test_bad_vocab(folder, longer, n + 6, "more than the 50000 merges");
-    // tokens that double in length
+    // each token is twice as long as the one before
     ByteBuffer b = {0};
     memcpy(byte_buffer_reserve(&b, 8192), "#version: 0.2\n", 14);
     b.count = 14;
@@ -433,8 +438,10 @@ static void test_bad_vocabs(const char* folder) {
     free(good);
 }
 
-// A token that its own bytes do not encode to: the merges `a b`, `b c`, `a bc` make abc, but in it, ab goes
-// first.
+#undef BAD
+
+// A token that its own bytes do not encode to: the merges `a b`, `b c`, `a bc` define abc, but in the text
+// abc, `a b` is merged first.
 static void test_unreachable_token(const char* folder) {
     char path[PATH_LENGTH];
     path_join(path, folder, "odd.bpe");
@@ -462,10 +469,11 @@ static void test_unreachable_token(const char* folder) {
     TokenBuffer tokens = {0};
     tokenizer_encode(&t, "abc", 3, &tokens);
     CHECK(tokens.count == 2 && tokens.data[0] == 256 && tokens.data[1] == t.of_byte['c'],
-          "takes abc as a token");
+          "encodes abc to the token abc");
     tokens.count = 0;
     tokenizer_encode(&t, "bc\x7f\xad", 4, &tokens);
-    CHECK(tokens.count == 2 && decodes_to(&t, &tokens, "bc\x7f\xad", 4), "does not take a pair as a token");
+    CHECK(tokens.count == 2 && decodes_to(&t, &tokens, "bc\x7f\xad", 4),
+          "does not encode a pair to its token");
     const char* token = tokenizer_decode(&t, 258, &n);
     CHECK(n == 3 && memcmp(token, "abc", 3) == 0, "does not decode abc");
     free(tokens.data);
@@ -485,7 +493,7 @@ int main(void) {
     test_utf8();
     test_bpe(&gpt2);
     test_long_words(&gpt2);
-    test_ends(&gpt2, &bytes);
+    test_vocabularies(&gpt2, &bytes);
     test_json();
     test_json_stream();
     test_random_text(&gpt2, &bytes);

@@ -40,25 +40,25 @@ refused_shards() {
 none ': no file matches
 empty : is empty
 stub : has 12 bytes, which is less than the header
-magic : is no data shard: starts with 20240521
-llama3 : is no data shard: starts with 20240801, not 20240520 (it is llm.c's token file for Llama 3
+magic : is not a data shard: starts with 20240521
+llama3 : is not a data shard: starts with 20240801, not 20240520 (a Llama 3 token file of llm.c
 version : is a data shard of version 3
-truncated : is truncated: its header promises 4000 tokens of 2 bytes, 3993 follow
+truncated : is truncated: its header claims 4000 tokens of 2 bytes, 3993 follow
 longer : is too long
 negative : damaged header: -4000 tokens
-no_tokens : holds no tokens
+no_tokens : contains no tokens
 short ': no shard has the 17 tokens
-half_document : damaged header: 4000 tokens are no whole number of documents of 48
+half_document : damaged header: 4000 tokens are not a whole number of documents of 48
 vocabulary : its vocabulary of 50257 is larger than the model's 257
 high_id : token 1000 has id 257, outside the vocabulary of 257
 huge_id : token 1000 has id 2147483653, outside the vocabulary of 257
 END
-    dies "is no regular file" train --data "$shards"
-    dies "needs file patterns" train --data ""
+    dies "is not a regular file" train --data "$shards"
+    dies "not a comma-separated list of file patterns" train --data ""
     dies "text.bin twice" train --data "$shards/text.bin,$shards/te*.bin"
-    dies "use one data set" train --data "$shards/text.bin,$shards/documents.bin"
-    dies "use one data set" train --data "$shards/text.bin,$shards/wide.bin"
-    dies "use one data set" train --data "$shards/text.bin,$shards/plain.bin"
+    dies "use one dataset" train --data "$shards/text.bin,$shards/documents.bin"
+    dies "use one dataset" train --data "$shards/text.bin,$shards/wide.bin"
+    dies "use one dataset" train --data "$shards/text.bin,$shards/plain.bin"
     dies "no shard has the 65 tokens" \
         run $tiny --seq-len 64 --batch-tokens 64 --data "$shards/text.bin" --val-data "$shards/val.bin"
     dies "documents of 32 tokens are shorter than a sequence of 64" \
@@ -122,7 +122,7 @@ header_0 model.safetensors, header: bad JSON
 header_not_json model.safetensors, header: bad JSON
 header_list model.safetensors, header: does not begin with '{'
 header_deep model.safetensors, header: bad JSON at byte 64: nested too deeply
-overlap tensor 'model.layers.1.attn.q_proj.weight': begins at byte 19084 of the data: overlaps the tensor before
+overlap tensor 'model.layers.1.attn.q_proj.weight': begins at byte 19084 of the data: overlaps the previous tensor
 offsets_swapped tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
 offsets_negative tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
 offsets_three tensor 'model.layers.1.attn.q_proj.weight': 'data_offsets' is missing or not
@@ -133,9 +133,9 @@ shape_negative tensor 'model.layers.1.attn.q_proj.weight': its shape has a negat
 shape_huge tensor 'model.layers.1.attn.q_proj.weight': its shape is too large
 type_int tensor 'model.layers.1.attn.q_proj.weight' has type I32
 type_unknown tensor 'model.layers.1.attn.q_proj.weight': type 'F4' is not supported
-data_cut it was cut short
+data_cut it is truncated
 data_longer 1 bytes at the end of the file belong to no tensor
-data_none it was cut short
+data_none it is truncated
 tensor_missing tensor 'model.norm.weight' is missing
 tensor_extra tensor 'model.extra' is not part of the model
 tensor_renamed tensor 'model.layers.0.attn.q_proj.weight' is missing
@@ -204,9 +204,9 @@ $tiny --generate 3|--generate: with which model? give --init DIR
 $tiny $batches --data @/text.bin --dump $scratch/none/file|none/file: cannot create: No such file or directory
 $tiny $batches --data @/text.bin --dump $scratch|$scratch: cannot create: Is a directory
 $tiny $batches --data @/text.bin --dump /dev/full|/dev/full: cannot write: No space left on device
-$tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is no folder
-$tiny $batches --data @/text.bin --out @/text.bin/x|cannot make this folder: Not a directory
-$tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot make this folder
+$tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is not a folder
+$tiny $batches --data @/text.bin --out @/text.bin/x|cannot create this folder: Not a directory
+$tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot create this folder
 $tiny $batches --data @/text.bin --out=|not a usable folder name
 $tiny --seq-len 16Mi --batch-tokens 1Ti --micro-batch 65536 --set num_hidden_layers=1024 --dry-run|which no machine holds
 END

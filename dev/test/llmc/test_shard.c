@@ -1,0 +1,180 @@
+/*
+Tests of llmc/tokens/shard.h: round trips, the exact bytes, states and errors of the writer, and rejection of
+invalid headers.
+*/
+#include "datasets.h"
+
+static void test_writer(void) {
+    static const struct {
+        int64_t vocab_size, doc_len, shard_tokens, count, shards, capacity;
+    } cases[] = {
+        {257, 0, 1000, 2500, 3, 1000},        {65536, 0, 1000, 2000, 2, 1000},
+        {65537, 0, 100000, 30000, 1, 100000}, {50257, 64, 1000, 1920, 2, 960},
+        {100000, 64, 64, 192, 3, 64},         {1, 0, 1, 3, 3, 1},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        char prefix[32], name[64];
+        snprintf(prefix, sizeof prefix, "writer%d/set", (int)c); // in a folder that the writer creates
+        write_set(prefix, cases[c].vocab_size, cases[c].doc_len, cases[c].shard_tokens, cases[c].count);
+        int64_t at = 0, wrong = 0;
+        for (int64_t s = 0; s < cases[c].shards; s++) {
+            snprintf(name, sizeof name, "%s_train_%06d.bin", prefix, (int)s);
+            const char* path = in_folder(name);
+            Error err = {""};
+            ShardHeader h = {0, 0, 0, 0};
+            int64_t left = cases[c].count - at, capacity = cases[c].capacity;
+            int64_t expected = left < capacity ? left : capacity;
+            int fd = shard_open(path, &err);
+            bool ok = fd >= 0 && shard_read_header_fd(fd, path, &h, &err);
+            CHECK_OK(ok);
+            if (!ok) continue;
+            CHECK(h.tokens == expected, "%s: %lld tokens", name, (long long)h.tokens);
+            CHECK(h.doc_len == cases[c].doc_len, "%s: document length %d", name, (int)h.doc_len);
+            CHECK(h.vocab_size == cases[c].vocab_size, "%s: vocabulary size %d", name, (int)h.vocab_size);
+            CHECK(h.bytes_per_token == (h.vocab_size <= 65536 ? 2 : 4), "%s: %d bytes per token", name,
+                  h.bytes_per_token);
+            int32_t* ids = (int32_t*)xcalloc((size_t)h.tokens, sizeof *ids);
+            CHECK_OK(shard_read_tokens(fd, path, &h, 0, h.tokens, ids, &err));
+            for (int64_t i = 0; i < h.tokens; i++)
+                wrong += (uint32_t)ids[i] != token(at + i, cases[c].vocab_size);
+            at += h.tokens;
+            free(ids);
+            close(fd);
+        }
+        CHECK(at == cases[c].count && wrong == 0, "case %d: %d tokens, %d wrong", (int)c, (int)at,
+              (int)wrong);
+        snprintf(name, sizeof name, "%s_train_%06d.bin", prefix, (int)cases[c].shards);
+        CHECK(!exists(name), "%s: one shard too many", name);
+        snprintf(name, sizeof name, "%s_train_%06d.bin.tmp", prefix, (int)cases[c].shards - 1);
+        CHECK(!exists(name), "%s: left behind", name);
+    }
+
+    // the exact bytes
+    write_set("bytes", 50257, 2, 4, 4);
+    Error err = {""};
+    size_t size = 0;
+    unsigned char* data = (unsigned char*)read_file(in_folder("bytes_train_000000.bin"), &size, &err);
+    CHECK(data && size == 1024 + 8, "%zu bytes", size);
+    if (data && size == 1024 + 8) {
+        static const unsigned char head[20] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0,    4,
+                                               0,    0,    0,    2,    0, 0, 0, 0x51, 0xc4};
+        int nonzero = 0;
+        for (int i = 20; i < 1024; i++) nonzero += data[i] != 0;
+        CHECK(memcmp(data, head, 20) == 0 && nonzero == 0, "header differs");
+        for (int i = 0; i < 4; i++)
+            CHECK(data[1024 + 2 * i] + 256u * data[1025 + 2 * i] == token(i, 50257), "token %d differs", i);
+    }
+    free(data);
+}
+
+static void test_writer_states_and_errors(void) {
+    ShardWriter w;
+    Error err = {""};
+    uint32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 10};
+
+    CHECK_OK(shard_writer_open(&w, in_folder("skip"), "val", 10, 0, 4, &err));
+    CHECK(!shard_writer_skip_to(&w, -1) && !shard_writer_skip_to(&w, 1000000), "index out of range accepted");
+    CHECK(shard_writer_skip_to(&w, 5), "cannot skip");
+    CHECK_OK(shard_write(&w, ids, 6, &err));
+    CHECK(!shard_writer_skip_to(&w, 9), "skips in the middle of a shard");
+    CHECK(!exists("skip_val_000006.bin") && exists("skip_val_000006.bin.tmp"), "no temporary name");
+    CHECK_OK(shard_writer_close(&w, &err));
+    CHECK(!exists("skip_val_000004.bin") && exists("skip_val_000005.bin") && exists("skip_val_000006.bin"),
+          "wrong shard names");
+
+    CHECK_OK(shard_writer_open(&w, in_folder("none"), "val", 10, 0, 4, &err));
+    CHECK(shard_writer_close(&w, &err) && !exists("none_val_000000.bin"), "an empty shard was written");
+
+    CHECK_OK(shard_writer_open(&w, in_folder("abort"), "val", 10, 0, 4, &err));
+    CHECK_OK(shard_write(&w, ids, 6, &err));
+    shard_writer_abort(&w);
+    shard_writer_abort(&w);
+    CHECK(exists("abort_val_000000.bin") && !exists("abort_val_000001.bin.tmp"),
+          "abort must keep complete shards and remove the incomplete one");
+
+    CHECK_OK(shard_writer_open(&w, in_folder("bad"), "val", 10, 0, 4, &err));
+    CHECK_OK(shard_write(&w, ids, 2, &err));
+    CHECK_FAILS("bad: token 9 has id 10", shard_write(&w, ids, 8, &err));
+    CHECK(!exists("bad_val_000000.bin") && !exists("bad_val_000000.bin.tmp"), "left behind");
+
+    CHECK_OK(shard_writer_open(&w, in_folder("part"), "val", 10, 4, 8, &err));
+    CHECK_OK(shard_write(&w, ids, 6, &err));
+    CHECK_FAILS("only 2 of 4", shard_writer_close(&w, &err));
+    CHECK(!exists("part_val_000000.bin") && !exists("part_val_000000.bin.tmp"), "left behind");
+
+    const char* prefix = in_folder("x");
+    CHECK_FAILS("cannot hold", shard_writer_open(&w, prefix, "val", 10, 8, 4, &err));
+    CHECK_FAILS("vocabulary", shard_writer_open(&w, prefix, "val", 0, 0, 4, &err));
+    CHECK_FAILS("document", shard_writer_open(&w, prefix, "val", 9, -1, 4, &err));
+    CHECK_FAILS("per shard", shard_writer_open(&w, prefix, "val", 9, 0, 1ll << 31, &err));
+    CHECK_FAILS("abort_val_000000.bin",
+                shard_writer_open(&w, in_folder("abort_val_000000.bin/x"), "val", 9, 0, 4, &err));
+    CHECK_OK(shard_writer_open(&w, in_folder("taken"), "val", 10, 0, 4, &err));
+    if (!make_folders(in_folder("taken_val_000000.bin.tmp"), &err)) die("%s", err.msg);
+    CHECK_FAILS("taken_val_000000.bin.tmp: cannot create", shard_write(&w, ids, 6, &err));
+}
+
+// Overwrites a dataset by a shorter one; close must warn of the remaining shards. Exits with 1 on success.
+static void write_over_longer(void) {
+    ShardWriter w;
+    Error err = {""};
+    uint32_t ids[2] = {1, 2};
+    bool ok = shard_writer_open(&w, in_folder("over"), "train", 257, 0, 1000, &err);
+    _exit(ok && shard_write(&w, ids, 2, &err) && shard_writer_close(&w, &err) ? 1 : 0);
+}
+
+static void test_shorter_dataset(void) {
+    write_set("over", 257, 0, 2, 6);
+    CHECK_DIES("over_train_000001.bin: is left from an earlier dataset", write_over_longer());
+}
+
+static void test_headers(void) {
+    static const struct {
+        const char* name;
+        int magic, version, tokens, doc_len, vocab_size, count;
+        const char* expected; // NULL: good
+    } cases[] = {
+        {"good.bin", 20240520, 1, 100, 0, 0, 100, NULL},
+        {"good2.bin", 20240520, 2, 100, 50, 50257, 100, NULL},
+        {"short.bin", 20240520, 1, 100, 0, 0, 99, "claims 100 tokens of 2 bytes, 99 follow"},
+        {"short2.bin", 20240520, 2, 100, 0, 0, 99, "claims 100 tokens of 4 bytes, 99 follow"},
+        {"long.bin", 20240520, 1, 100, 0, 0, 101, "is too long"},
+        {"magic.bin", 12345, 1, 100, 0, 0, 100, "starts with 12345, not 20240520"},
+        {"llama.bin", 20240801, 7, 100, 0, 0, 100, "Llama 3"},
+        {"eval.bin", 20240522, 1, 100, 0, 0, 100, "evaluation set"},
+        {"version.bin", 20240520, 3, 100, 0, 0, 100, "version 3"},
+        {"none.bin", 20240520, 1, 0, 0, 0, 0, "contains no tokens"},
+        {"negative.bin", 20240520, 1, -100, 0, 0, 100, "damaged header"},
+        {"doc.bin", 20240520, 1, 100, -1, 0, 100, "damaged header"},
+        {"vocab.bin", 20240520, 1, 100, 0, -1, 100, "damaged header"},
+        {"divide.bin", 20240520, 1, 100, 30, 0, 100, "not a whole number of documents of 30"},
+    };
+    ShardHeader h;
+    Error err = {""};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const char *name = cases[c].name, *expected = cases[c].expected;
+        write_file(name, cases[c].magic, cases[c].version, cases[c].tokens, cases[c].doc_len,
+                   cases[c].vocab_size, cases[c].count);
+        strcpy(err.msg, "");
+        bool ok = shard_read_header(in_folder(name), &h, &err);
+        CHECK(ok == !expected, "%s: %s", name, err.msg);
+        CHECK(!expected || (strstr(err.msg, name) && strstr(err.msg, expected)), "%s: %s", name, err.msg);
+    }
+    CHECK_FAILS("nowhere.bin: cannot open", shard_read_header(in_folder("nowhere.bin"), &h, &err));
+    if (truncate(in_folder("long.bin"), 1000) != 0 || truncate(in_folder("short.bin"), 0) != 0)
+        die("truncate");
+    CHECK_FAILS("1000 bytes", shard_read_header(in_folder("long.bin"), &h, &err));
+    CHECK_FAILS("is empty", shard_read_header(in_folder("short.bin"), &h, &err));
+    CHECK_FAILS("not a regular file", shard_read_header(folder, &h, &err));
+    if (mkfifo(in_folder("pipe.bin"), 0666) != 0) die("mkfifo");
+    CHECK_FAILS("not a regular file", shard_read_header(in_folder("pipe.bin"), &h, &err));
+}
+
+int main(void) {
+    strcpy(folder, test_scratch("shard"));
+    test_writer();
+    test_writer_states_and_errors();
+    test_shorter_dataset();
+    test_headers();
+    return test_report();
+}
