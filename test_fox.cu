@@ -1,20 +1,19 @@
 /*
-The GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of
-dev/reference.
+Tests the GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of dev/reference.
 
-    fixtures    loss, logits and every gradient of the families, as PyTorch computes them in float64; also
-                with products that are chosen by their speed
-    variants    the same for every switch, for odd sizes, and for a vocabulary that takes several chunks of
-                logits
-    training    50 AdamW steps of a small model beside the CPU trainer's
-    bits        two runs make the same bits; so do a run that was saved and resumed, and every --recompute
-    streams     what runs beside something else, and as a graph, makes the bits of one kernel after another
+    fixtures    loss, logits and every gradient of the families against PyTorch in float64; also with GEMM algorithms
+                chosen by timing
+    variants    the same for every switch, for odd sizes, and for a vocabulary with several chunks of logits
+    extension   several sequences by several tokens at a time against the forward pass
+    training    50 AdamW steps of a small model against the CPU trainer's
+    bits        two runs compute the same bits; so do a run that was saved and resumed, and every --recompute
+    streams     concurrent streams and the CUDA graph compute the bits of one kernel after another
     nan         a step with an infinite loss or gradient changes nothing
 
     ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
-The measure of a tensor is ||gpu - expected|| / ||expected||. All memory of the device is filled with NaN as
-it is allocated, so that a value which nothing wrote shows.
+The error of a tensor is ||gpu - expected|| / ||expected||. All device memory is filled with NaN when it is allocated, so a
+value that nothing wrote shows in the result.
 */
 #include "llmc/cuda/cuda_common.cuh"
 
@@ -27,18 +26,13 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 }
 
 #define cudaMalloc(p, bytes) poisoned_malloc((void**)(p), bytes)
-#define main                 train_foxcu_main
+#define TESTING
+#pragma nv_diag_suppress 177 // functions of the trainers that no test calls
+#pragma GCC diagnostic ignored "-Wunused-function"
 #include "train_fox.cu"
-#undef main
 #undef cudaMalloc
-#undef ACTIVATIONS
-#undef ACTIVATION_FIELD
-#undef ACTIVATION_PLAN
-#undef ACTIVATION_FREE
-#undef ACTIVATION_STEP
-#undef ACTIVATION_AT
 
-// All headers of train_fox.c, so that within the namespace there is nothing left of them but their guards.
+// All headers that train_fox.c includes at global scope, so that within the namespace only llmc/cpu is left of them.
 #include <float.h>
 #include <omp.h>
 #include <signal.h>
@@ -49,9 +43,7 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 #define _Thread_local thread_local
 #define model_new cpu_model_new // its arguments would also match the GPU's, which their type brings into view
 namespace cpu {
-#define main train_fox_main
 #include "train_fox.c"
-#undef main
 #include "dev/test/trainer/variants.h"
 } // namespace cpu
 #undef model_new
@@ -62,24 +54,29 @@ namespace cpu {
 // ----------------------------------------------------------------------------
 // errors and their limits
 
-enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_DECODED, NUM_QUANTITIES }; // a ParamKind: its gradient
+enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_EXTENDED, NUM_QUANTITIES }; // a ParamKind: its gradient
 
-// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits in one tensor
-// after another. Other GPUs add in another order, so an error may be LIMIT times as large.
+// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits, accumulated over the tensors
+// between. Other GPUs add in another order, so an error may be LIMIT times as large.
 static struct {
+    int quantity; // the index of the row
     const char* name;
     double measured, worst;
     char where[160];
-} quantities[NUM_QUANTITIES] = {
-    {"embeddings", 1.5e-2, 0, ""},  {"attn_norm", 1.9e-2, 0, ""}, {"q_proj", 2.0e-2, 0, ""},
-    {"k_proj", 2.0e-2, 0, ""},      {"v_proj", 1.2e-2, 0, ""},    {"ogate_proj", 1.3e-2, 0, ""},
-    {"fgate_proj", 2.3e-2, 0, ""},  {"k_shift", 2.2e-2, 0, ""},   {"v_shift", 2.0e-2, 0, ""},
-    {"fgate_bias", 3.2e-2, 0, ""},  {"q_norm", 2.2e-2, 0, ""},    {"k_norm", 2.1e-2, 0, ""},
-    {"output_norm", 1.2e-2, 0, ""}, {"o_proj", 1.2e-2, 0, ""},    {"mlp_norm", 1.4e-2, 0, ""},
-    {"gate_proj", 1.3e-2, 0, ""},   {"down_proj", 1.3e-2, 0, ""}, {"norm", 7.6e-3, 0, ""},
-    {"lm_head", 8.2e-3, 0, ""},     {"loss", 2.7e-3, 0, ""},      {"logits", 8.7e-3, 0, ""},
-    {"decoded", 9.5e-3, 0, ""},
+} quantities[] = {
+    {P_EMBEDDINGS, "embeddings", 1.5e-2, 0, ""},   {P_MIXER_NORM, "mixer_norm", 1.9e-2, 0, ""},
+    {P_Q_PROJ, "q_proj", 2.0e-2, 0, ""},           {P_K_PROJ, "k_proj", 2.0e-2, 0, ""},
+    {P_V_PROJ, "v_proj", 1.2e-2, 0, ""},           {P_OGATE_PROJ, "ogate_proj", 1.3e-2, 0, ""},
+    {P_FGATE_PROJ, "fgate_proj", 2.3e-2, 0, ""},   {P_K_SHIFT, "k_shift", 2.2e-2, 0, ""},
+    {P_V_SHIFT, "v_shift", 2.0e-2, 0, ""},         {P_FGATE_BIAS, "fgate_bias", 3.2e-2, 0, ""},
+    {P_Q_NORM, "q_norm", 2.2e-2, 0, ""},           {P_K_NORM, "k_norm", 2.1e-2, 0, ""},
+    {P_OUTPUT_NORM, "output_norm", 1.2e-2, 0, ""}, {P_O_PROJ, "o_proj", 1.2e-2, 0, ""},
+    {P_MLP_NORM, "mlp_norm", 1.4e-2, 0, ""},       {P_GATE_PROJ, "gate_proj", 1.3e-2, 0, ""},
+    {P_DOWN_PROJ, "down_proj", 1.3e-2, 0, ""},     {P_NORM, "norm", 7.6e-3, 0, ""},
+    {P_LM_HEAD, "lm_head", 8.2e-3, 0, ""},         {Q_LOSS, "loss", 2.7e-3, 0, ""},
+    {Q_LOGITS, "logits", 8.7e-3, 0, ""},           {Q_EXTENDED, "extended", 9.5e-3, 0, ""},
 };
+static_assert(sizeof quantities / sizeof quantities[0] == NUM_QUANTITIES, "one row a quantity");
 #define LIMIT 1.5
 
 static double norm_of(const double* x, int64_t n) {
@@ -88,10 +85,11 @@ static double norm_of(const double* x, int64_t n) {
     return sqrt(sum);
 }
 
-// least: what ||expected|| counts as if it is smaller
+// `least` replaces ||expected|| where that is smaller.
 static void compare(const char* model, int quantity, const char* name, const float* got,
                     const double* expected, int64_t n, double least) {
     double squares = 0, norm = norm_of(expected, n), limit = LIMIT * quantities[quantity].measured;
+    assert(quantities[quantity].quantity == quantity);
     for (int64_t i = 0; i < n; i++)
         squares += ((double)got[i] - expected[i]) * ((double)got[i] - expected[i]);
     double error = sqrt(squares) / (norm > least ? norm : least);
@@ -114,7 +112,7 @@ static void print_errors(void) {
 
 typedef std::vector<float> Floats;
 
-// A model of these weights. With `tune`, that is without --deterministic, two may compute with other kernels.
+// A model of these weights. With `tune`, as without --deterministic, two models may run different GEMM algorithms.
 static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute,
                        bool tune) {
     Model model = model_new(c, false, !tune);
@@ -138,16 +136,16 @@ static void feed(Model* model, const int32_t* inputs, const int32_t* targets) {
     CUDA_CHECK(cudaMemcpy(model->acts.targets, targets, bytes, cudaMemcpyHostToDevice));
 }
 
-#define MOST_LOGITS ((int64_t)1 << 24) // where there are more they are not compared
+const int64_t MOST_LOGITS = (int64_t)1 << 24; // more are not compared
 
-// What one forward and backward pass makes of a batch.
+// The result of one forward and backward pass over a batch.
 typedef struct {
     double loss; // mean
     Floats losses, logits, grads;
-} Pass;
+} PassResult;
 
-static Pass run_pass(Model* model, const int32_t* inputs, const int32_t* targets) {
-    Pass pass;
+static PassResult run_pass(Model* model, const int32_t* inputs, const int32_t* targets) {
+    PassResult pass;
     StepStats stats;
     int64_t BT = model->B * model->T, logits = BT * model->config.vocab_size;
     if (logits <= MOST_LOGITS) pass.logits.resize((size_t)logits);
@@ -170,13 +168,18 @@ static bool same_bits(const Floats& a, const Floats& b) {
 // ----------------------------------------------------------------------------
 // one forward and backward pass
 
-// What a pass should give; grads laid out by the table.
+// A batch, and the result that a pass over it should have; grads are laid out by the table.
 typedef struct {
+    const char* name; // of the model
+    int64_t B, T;
+    const int32_t *inputs, *targets;
     std::vector<double> losses, logits, grads;
 } Expected;
 
-// Sums that nearly cancel are no test: a gradient is held to 1% of that of the whole model if it is smaller.
-static void compare_pass(const char* name, const Model* model, const Pass* pass, const Expected* e) {
+// A sum that nearly cancels has no relative precision: the error of a gradient is relative to at least 1% of the whole
+// model's.
+static void compare_pass(const Model* model, const PassResult* pass, const Expected* e) {
+    const char* name = e->name;
     int64_t BT = model->B * model->T;
     double mean = 0, least = 1e-2 * norm_of(e->grads.data(), model->table.count);
     float loss = (float)pass->loss;
@@ -196,32 +199,44 @@ static void compare_pass(const char* name, const Model* model, const Pass* pass,
     }
 }
 
-// Feeds the first sequence token by token, as generation does.
-static void compare_decoded(const char* name, Model* model, const int32_t* inputs, const Expected* e) {
-    int64_t V = model->config.vocab_size, n = model->T < 40 ? model->T : 40;
-    Floats logits((size_t)(n * V));
-    std::vector<bf16> row((size_t)V);
-    Cache cache = cache_new(model, n);
-    for (int64_t t = 0; t < n; t++) {
-        const bf16* device = model_decode(model, &cache, inputs[t]);
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        CUDA_CHECK(cudaMemcpy(row.data(), device, (size_t)V * sizeof(bf16), cudaMemcpyDeviceToHost));
-        for (int64_t i = 0; i < V; i++) logits[(size_t)(t * V + i)] = __bfloat162float(row[(size_t)i]);
+// Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension each, and compares
+// the logits with those of the forward pass.
+static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
+    int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
+    Floats got, row((size_t)V);
+    std::vector<double> expected;
+    std::vector<int32_t> tokens((size_t)(n * t));
+    States states = states_new(model, n, t, (steps + n) * t);
+    for (int64_t step = 0; step < steps + n - 1; step++) {
+        for (int64_t b = 0; b < n; b++) {
+            if (step == b) states.lengths[b] = 0; // the sequence begins
+            const int32_t* from =
+                e->inputs + b * e->T + std::max<int64_t>(0, std::min(step - b, steps - 1)) * t;
+            std::copy(from, from + t, tokens.begin() + b * t);
+        }
+        model_extend(model, &states, tokens.data());
+        for (int64_t b = 0; b < n; b++) {
+            if (step < b || step - b >= steps) continue;
+            download_logits(model, row.data(), states.logits + b * model->Vs, 1);
+            const double* want = e->logits.data() + (b * e->T + (step - b + 1) * t - 1) * V;
+            got.insert(got.end(), row.begin(), row.end());
+            expected.insert(expected.end(), want, want + V);
+        }
     }
-    compare(name, Q_DECODED, "decoded logits", logits.data(), e->logits.data(), n * V, 0);
-    cache_free(&cache);
+    compare(e->name, Q_EXTENDED, "extended logits", got.data(), expected.data(), (int64_t)got.size(), 0);
+    states_free(&states);
 }
 
-// Runs the model at every level of recomputation, which must not change a bit, and compares what it gives.
-static void check_pass(const char* name, const Config* c, const double* params, int64_t B, int64_t T,
-                       const int32_t* inputs, const int32_t* targets, const Expected* e) {
-    Pass first;
+// Runs the model at every level of recomputation, which must not change a bit, and compares the results.
+static void check_pass(const Config* c, const double* params, const Expected* e) {
+    const char* name = e->name;
+    PassResult first;
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-        Model model = new_model(c, params, B, T, (Recompute)recompute, false);
-        Pass pass = run_pass(&model, inputs, targets);
+        Model model = new_model(c, params, e->B, e->T, (Recompute)recompute, false);
+        PassResult pass = run_pass(&model, e->inputs, e->targets);
         if (recompute == RECOMPUTE_NONE) {
-            compare_pass(name, &model, &pass, e);
-            if (!e->logits.empty()) compare_decoded(name, &model, inputs, e);
+            compare_pass(&model, &pass, e);
+            if (!e->logits.empty()) compare_extended(&model, e, 1, 1);
             first = pass;
         }
         CHECK(same_bits(pass.losses, first.losses) && same_bits(pass.logits, first.logits),
@@ -273,23 +288,25 @@ static void check_fixture(const char* name) {
         const Param* p = &table.rows[r];
         if (p->trainable) fixture_values(&file, "grad.", p->name, e.grads.data() + p->offset, p->count);
     }
-    const int32_t *tokens = (const int32_t*)inputs->data, *next = (const int32_t*)targets->data;
-    check_pass(name, &c, params.data(), B, T, tokens, next, &e);
+    e.name = name, e.B = B, e.T = T;
+    e.inputs = (const int32_t*)inputs->data, e.targets = (const int32_t*)targets->data;
+    check_pass(&c, params.data(), &e);
     Model tuned = new_model(&c, params.data(), B, T, RECOMPUTE_NONE, true);
-    Pass pass = run_pass(&tuned, tokens, next);
-    compare_pass(name, &tuned, &pass, &e);
+    PassResult pass = run_pass(&tuned, e.inputs, e.targets);
+    compare_pass(&tuned, &pass, &e);
     model_free(&tuned);
     params_free(&table);
     safetensors_close(&file);
 }
 
-// A variant beside the CPU trainer. Its weights are rounded to bf16 on both sides: only the arithmetic
-// counts.
-static void check_variant(const char* name, int64_t B, int64_t T) {
-    cpu::Model model = cpu::variant_model(name, B, T);
+// What the CPU trainer computes for a variant, whose weights are rounded to bf16 on both sides: only the arithmetic
+// differs. The caller frees inputs and targets.
+static Expected variant_expected(const char* name, cpu::Model& model, int64_t B, int64_t T) {
     Expected e;
     int64_t BT = B * T, V = model.config.vocab_size, count = model.table.count;
+    e.name = name, e.B = B, e.T = T;
     int32_t *inputs = cpu::random_tokens(&model, BT, 0), *targets = cpu::random_tokens(&model, BT, 1);
+    e.inputs = inputs, e.targets = targets;
     for (int64_t i = 0; i < count; i++)
         model.params[i] = (double)__bfloat162float(__float2bfloat16((float)model.params[i]));
     bool has_logits = BT * V <= MOST_LOGITS;
@@ -300,9 +317,15 @@ static void check_variant(const char* name, int64_t B, int64_t T) {
     cpu::model_freeze(&model);
     e.losses.assign(model.acts.losses, model.acts.losses + BT);
     e.grads.assign(model.grads, model.grads + count);
-    check_pass(name, &model.config, model.params, B, T, inputs, targets, &e);
-    free(inputs);
-    free(targets);
+    return e;
+}
+
+static void check_variant(const char* name, int64_t B, int64_t T) {
+    cpu::Model model = cpu::variant_model(name, B, T);
+    Expected e = variant_expected(name, model, B, T);
+    check_pass(&model.config, model.params, &e);
+    free((void*)e.inputs);
+    free((void*)e.targets);
     cpu::model_free(&model);
 }
 
@@ -336,12 +359,32 @@ static void test_variants(void) {
                   1400);
 }
 
+static void test_extension(void) {
+    static const char* const specs[] = {"fox-pro hidden_size=128 intermediate_size=72",
+                                        "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
+                                        "fox-llama fgate_type=bias_only hidden_size=128",
+                                        "transformer-pro hidden_size=128 intermediate_size=72",
+                                        "fox-pro mlp=none hidden_size=128"};
+    static const int64_t shapes[][2] = {{1, 5}, {3, 1}, {3, 4}};
+    for (const char* spec : specs) {
+        cpu::Model reference = cpu::variant_model(spec, 3, 40);
+        Expected e = variant_expected(spec, reference, 3, 40);
+        Model model = new_model(&reference.config, reference.params, 3, 40, RECOMPUTE_NONE, false);
+        for (auto& shape : shapes) compare_extended(&model, &e, shape[0], shape[1]);
+        model_free(&model);
+        free((void*)e.inputs);
+        free((void*)e.targets);
+        cpu::model_free(&reference);
+    }
+}
+
 static void test_quick(void) {
     poison = false;
     check_fixture("fox-pro-dh128");
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);
     check_variant("transformer-llama hidden_size=128 intermediate_size=72", 1, 129);
+    test_extension();
 }
 
 // The bytes of a text, as tokens.
@@ -378,7 +421,7 @@ static void test_training(void) {
     cpu::Model reference = cpu::cpu_model_new(&c, true);
     cpu::model_init_weights(&reference, 1);
     cpu::model_allocate_activations(&reference, 1, T);
-    Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_CHEAP, false);
+    Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_QKV, false);
     double worst = 0, first = 0, last = 0, norm_worst = 0;
     for (int step = 1; step <= STEPS; step++) {
         double loss = 0, lr = 3e-4 * (step < 10 ? step / 10.0 : 1);
@@ -483,8 +526,7 @@ static void test_bits(void) {
     cpu::model_free(&start);
 }
 
-// What runs beside something else, and as a graph, gives the bits of one kernel after another, at a size at
-// which kernels do run side by side.
+// Concurrent streams and the graph compute the bits of one kernel after another, at a size at which kernels do overlap.
 static void test_streams(void) {
     static const char* const specs[] = {
         "fox-pro hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",
@@ -499,17 +541,15 @@ static void test_streams(void) {
             for (int training = 0; training < 2; training++) {
                 Model model = new_model(&start.config, start.params, B, T, (Recompute)recompute, false);
                 feed(&model, tokens.data(), tokens.data() + 1);
-                phases.on = !training;
+                model_set_sequential(&model, !training);
                 // at once, captured, replayed, captured for another dloss
                 for (int64_t call = 0; call < CALLS; call++) {
-                    phases.count = 0;
                     model_add_gradients(&model, (call + 1 < CALLS ? 1 : 3) / (float)(B * T));
                     if (call > 0) continue;
                     model_forward(&model); // of a validation between
                     model_loss(&model, 0, false, NULL);
                 }
                 grads[training] = fetch(model.grads, model.table.count);
-                phases.on = false;
                 model_free(&model);
             }
             CHECK(same_bits(grads[0], grads[1]), "%s, --recompute %s: other gradients than in sequence", spec,
@@ -555,9 +595,9 @@ int main(int argc, char** argv) {
     static const struct {
         const char* name;
         void (*run)(void);
-    } parts[] = {{"fixtures", test_fixtures}, {"variants", test_variants}, {"training", test_training},
-                 {"bits", test_bits},         {"streams", test_streams},   {"nan", test_nan},
-                 {"quick", test_quick}};
+    } parts[] = {{"fixtures", test_fixtures}, {"variants", test_variants}, {"extension", test_extension},
+                 {"training", test_training}, {"bits", test_bits},         {"streams", test_streams},
+                 {"nan", test_nan},           {"quick", test_quick}};
     const int num_parts = (int)(sizeof parts / sizeof parts[0]);
     Device device = device_open(0);
     printf("on %s\n", device.name);
@@ -570,7 +610,8 @@ int main(int argc, char** argv) {
         int i = 0;
         while (i < num_parts && strcmp(parts[i].name, argv[a]) != 0) i++;
         if (i == num_parts)
-            die("'%s' is no part of this test: fixtures, variants, training, bits, streams, nan, quick",
+            die("'%s' is not a part of this test: fixtures, variants, extension, training, bits, streams, "
+                "nan, quick",
                 argv[a]);
         parts[i].run();
     }

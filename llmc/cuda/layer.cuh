@@ -1,0 +1,113 @@
+/*
+The layer context: what a mixer or an MLP of the GPU trainer sees of the model, and the stream of weight gradients.
+
+A pass over B x T tokens reads bf16 weights, adds to fp32 gradients and keeps its activations in tables of its own
+(llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's table.
+
+The backward pass of a norm recomputes the norm's output, which is the input of a mixer's or MLP's first projection. So the
+weight gradient of that projection is computed last, by the block: mixers and MLPs return it as a DeferredWeight.
+
+Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
+*/
+#ifndef LLMC_LAYER_CUH
+#define LLMC_LAYER_CUH
+
+#include "../model/activations.h"
+#include "../model/params.h"
+#include "matmul.cuh"
+#include "rmsnorm.cuh"
+
+// GEMMs of weight gradients, on a stream of their own: they run on multiprocessors that the ends of other kernels leave
+// idle. `main` is the stream of everything else.
+typedef struct {
+    Matmul matmul; // its stream is `own`, or main in sequential mode
+    cudaStream_t own, main;
+    cudaEvent_t event;
+} WeightStream;
+
+typedef struct {
+    const Config* config;
+    const ParamTable* table;
+    int64_t l, B, T;
+    const bf16* weights;  // the flat buffers of the parameter table
+    const float* masters; // fp32: the forget gate reads its bias here
+    float* grads;         // NULL without a backward pass
+    const Activations* mixer;
+    const Activations* mlp;
+    void* scratch;  // of one kernel at a time
+    float* partial; // norm_partial_bytes of scratch
+    Matmul* matmul;
+    WeightStream* weight_stream;
+    cudaStream_t stream;
+
+    bool deterministic;
+    bool cudnn;         // attention by cuDNN's kernels
+    bool recompute_qkv; // q, k and v are not kept for the backward pass
+    bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
+
+    // of an extension
+    const int64_t* lengths; // [B] on the device: tokens held so far
+    int64_t capacity;
+} Layer;
+
+// ----------------------------------------------------------------------------
+// parameters of the layer
+
+// A parameter of the layer in a buffer of the table's layout; NULL where the model has none.
+template <class T> static inline T* layer_param(const Layer* layer, T* buffer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return p && buffer ? buffer + p->offset : NULL;
+}
+
+// The linear layer of a weight [N, K], over the rows of the pass.
+static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    int64_t N = p->shape[0], K = p->shape[1];
+    return {layer_param(layer, layer->weights, kind), layer_param(layer, layer->grads, kind), layer->B * layer->T, N, K,
+            N, K};
+}
+
+static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return {layer_param(layer, layer->weights, kind), layer_param(layer, layer->grads, kind), rstd, layer->B * layer->T,
+            p->count, p->eps};
+}
+
+// ----------------------------------------------------------------------------
+// weight gradients
+
+// A weight gradient whose input x is not recomputed yet.
+typedef struct {
+    Linear linear;
+    const bf16* dout;
+} DeferredWeight;
+
+static inline void weight_stream_init(WeightStream* w, bool deterministic, cudaStream_t main) {
+    w->main = main;
+    CUDA_CHECK(cudaStreamCreate(&w->own));
+    CUDA_CHECK(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming));
+    matmul_init(&w->matmul, !deterministic, w->own);
+}
+
+static inline void weight_stream_free(WeightStream* w) {
+    matmul_free(&w->matmul);
+    CUDA_CHECK(cudaStreamDestroy(w->own));
+    CUDA_CHECK(cudaEventDestroy(w->event));
+}
+
+// Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the main stream
+// may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused projection, padded, reach into
+// the tensors behind it.
+static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
+    CUDA_CHECK(cudaEventRecord(w->event, w->main));
+    CUDA_CHECK(cudaStreamWaitEvent(w->matmul.stream, w->event, 0));
+    linear_backward_weight(dout, x, linear, &w->matmul);
+}
+
+// What is queued on the main stream from now on waits for the weight gradients in flight.
+static inline void weight_stream_join(WeightStream* w) {
+    CUDA_CHECK(cudaEventRecord(w->event, w->own));
+    CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
+}
+
+#endif // LLMC_LAYER_CUH
