@@ -1,5 +1,6 @@
 /*
-Speed of the memory-bound layers: the bytes that must move, each once, over the time, relative to a copy on the device.
+Speed of the memory-bound layers: the bytes that must move, each once, over the time, relative to a copy on
+the device.
 
 Two sets of random inputs alternate, and are larger than the caches. A time is the median of 40 calls.
 
@@ -32,7 +33,8 @@ template <class T> struct Tensor {
     T* operator[](int set) const { return at[set]; }
 };
 
-// Median microseconds of call(set). All calls are queued before the first ends, so that no launch latency is measured.
+// Median microseconds of call(set). All calls are queued before the first ends, so that no launch latency is
+// measured.
 template <class Call> static double time_call(const Call& call) {
     std::vector<cudaEvent_t> events(CALLS + 1);
     for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));

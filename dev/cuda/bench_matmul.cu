@@ -1,6 +1,6 @@
 /*
-Speed of the model's GEMMs in TFLOP/s: the three of each linear layer of fox-pro, with cuBLASLt's first choice and with
-the fastest of its first eight.
+Speed of the model's GEMMs in TFLOP/s: the three of each linear layer of fox-pro, with cuBLASLt's first choice
+and with the fastest of its first eight.
 
     bench_matmul [TOKENS]     16384 unless given
 */

@@ -1,6 +1,7 @@
 /*
-Speed of the memory-bound kernels around the model: the gradient norm, AdamW and the copy of the weights on the parameters
-of fox-pro-760m, and the classifier. GB/s of the bytes that must move, relative to a copy on the device in the same run.
+Speed of the memory-bound kernels around the model: the gradient norm, AdamW and the copy of the weights on
+the parameters of fox-pro-760m, and the classifier. GB/s of the bytes that must move, relative to a copy on
+the device in the same run.
 
     bench_update
 */

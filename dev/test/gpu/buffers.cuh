@@ -1,9 +1,9 @@
 /*
 What GPU tests share: device buffers, random inputs, comparisons.
 
-Inputs are drawn anew in every run, from the seed that is printed, and rounded to the type that the kernel reads. Outputs
-start as 0xFF bytes, which are NaN. Expected values are computed in double. Errors are root mean squares over a tensor,
-relative to the expected values' root mean square.
+Inputs are drawn anew in every run, from the seed that is printed, and rounded to the type that the kernel
+reads. Outputs start as 0xFF bytes, which are NaN. Expected values are computed in double. Errors are root
+mean squares over a tensor, relative to the expected values' root mean square.
 */
 #ifndef DEV_TEST_GPU_BUFFERS_CUH
 #define DEV_TEST_GPU_BUFFERS_CUH
@@ -20,7 +20,8 @@ using std::vector;
 static uint64_t seed;       // of the next draw
 static char test_case[256]; // under test, for messages
 
-// Reads the arguments [quick] [SEED] in any order, sets and prints the seed; returns whether `quick` was given.
+// Reads the arguments [quick] [SEED] in any order, sets and prints the seed; returns whether `quick` was
+// given.
 static inline bool test_begin(int argc, char** argv) {
     bool quick = false;
     seed = (uint64_t)(seconds_now() * 1e6);
@@ -52,7 +53,7 @@ template <class T> struct Buffer {
     }
     Buffer(const Buffer&) = delete;
     ~Buffer() {
-        CHECK(end_untouched(), "%s: a write behind the end of a buffer", test_case);
+        CHECK(end_untouched(), "%s: a write past the end of a buffer", test_case);
         CUDA_CHECK(cudaFree(p));
     }
     void operator=(const vector<T>& x) {
@@ -161,8 +162,8 @@ static inline void print_noted(void) {
     for (const Worst& w : worst) printf("  %-24s error at most %.2e, limit %.2e\n", w.name, w.error, w.limit);
 }
 
-// Where a value is a sum whose terms cancel, `terms` are the sums of the terms' absolute values: the error of fp32
-// arithmetic is relative to these.
+// Where a value is a sum whose terms cancel, `terms` are the sums of the terms' absolute values: the error of
+// fp32 arithmetic is relative to these.
 template <class T>
 static inline void check_close(const char* tensor, const vector<double>& want, const vector<T>& got,
                                double limit, const vector<double>* terms = NULL) {

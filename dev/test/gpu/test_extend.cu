@@ -1,9 +1,10 @@
 /*
-Attention for inference (extend.cuh) against the same in double on the host: softmax attention with forget gates over the
-state of n sequences of different lengths.
+Attention for inference (extend.cuh) against the same in double on the host: softmax attention with forget
+gates over the state of n sequences of different lengths.
 
-Inputs are rounded to what the kernels read, so that only their arithmetic shows: in o the rounding to bf16 (1.7e-3 over
-many elements, 3.9e-3 in one) and fp32 sums far below it; in cum_logf, which is double, the float logit.
+Inputs are rounded to what the kernels read, so that only their arithmetic shows: in o the rounding to bf16
+(1.7e-3 over many elements, 3.9e-3 in one) and fp32 sums far below it; in cum_logf, which is double, the float
+logit.
 
     test_extend [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
@@ -13,7 +14,8 @@ many elements, 3.9e-3 in one) and fp32 sums far below it; in cum_logf, which is 
 
 typedef enum { NO_GATE, GATE, GATE_BIAS_ONLY } Gate;
 
-// cum_logf is exact but for the logit z + bias in float, relative 6e-8 of a term, and two functions in double.
+// cum_logf is exact but for the logit z + bias in float, relative 6e-8 of a term, and two functions in
+// double.
 static const double CUM_LOGF_LIMIT = 1e-6;
 static const double ANGLES_LIMIT = 1e-7; // of cos and sin rounded to float: 3e-8
 

@@ -13,7 +13,8 @@ struct NormScratch : Buffer<float> {
     NormScratch() : Buffer<float>(norm_partial_bytes() / sizeof(float)) {}
 };
 
-// The fused projection of q, k, v, output gate, forget gate and both shift gates, padded to a multiple of 8 columns.
+// The fused projection of q, k, v, output gate, forget gate and both shift gates, padded to a multiple of 8
+// columns.
 static HeadShape head_shape(int64_t B, int64_t T, int64_t NH, int64_t dh, bool shared_norm = false) {
     int64_t columns = 4 * NH * dh + 3 * NH;
     return {B, T, NH, dh, columns, ceil_div<int64_t>(columns, 8) * 8, shared_norm ? 0 : dh};

@@ -1,7 +1,8 @@
 /*
-The kernels around the model, against double on the CPU: the loss, the gradient norm, AdamW; and the table of GPUs.
+The kernels around the model, against double on the CPU: the loss, the gradient norm, AdamW; and the table of
+GPUs.
 
-    test_update [quick] [SEED]     quick: without the buffers of more than 2^31 elements, for compute-sanitizer
+    test_update [quick] [SEED]     quick: no buffers of more than 2^31 elements, for compute-sanitizer
 */
 #include "../../../llmc/cuda/adamw.cuh"
 #include "../../../llmc/cuda/classifier.cuh"
@@ -190,7 +191,8 @@ static void test_classifier_big() {
 // ----------------------------------------------------------------------------
 // norm and update
 
-// A table of tensors of these lengths: negative for a frozen one, even for a matrix. Offsets are multiples of align.
+// A table of tensors of these lengths: negative for a frozen one, even for a matrix. Offsets are multiples of
+// align.
 static ParamTable table_of(const vector<int64_t>& lengths, int64_t align = 1) {
     ParamTable t;
     memset(&t, 0, sizeof t);
@@ -325,7 +327,8 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
     params_free(&a.table);
 }
 
-// With a gradient element or a loss that is not finite, nothing at all may change. In a frozen tensor it is ignored.
+// With a gradient element or a loss that is not finite, nothing at all may change. In a frozen tensor it is
+// ignored.
 static void test_no_update() {
     Optimizer a(table_of({40000, 5, -100, 30001}));
     size_t n = a.w.n;
