@@ -1,14 +1,12 @@
 /*
-How fast the layers that only move memory are, beside a copy: bytes that must move, each once, over the time
-taken.
+Speed of the memory-bound layers: the bytes that must move, each once, over the time, relative to a copy on
+the device.
 
-Two sets of random inputs take turns and are larger than the caches. A time is the median of 40 calls.
+Two sets of random inputs alternate, and are larger than the caches. A time is the median of 40 calls.
 
     bench_layers [PART]     only those with PART in their name
 */
-#include <algorithm>
 #include <set>
-#include <vector>
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/cuda/embedding.cuh"
 #include "../../llmc/attention/output_gate.cuh"
@@ -16,14 +14,27 @@ Two sets of random inputs take turns and are larger than the caches. A time is t
 #include "../../llmc/base/random.h"
 #include "../../llmc/cuda/rmsnorm.cuh"
 #include "../../llmc/cuda/swiglu.cuh"
+#include "bench.cuh"
 
-static const int CALLS = 40, SETS = 2;
+enum { CALLS = 40, SETS = 2 };
 static double copy_rate; // bytes a second, read and written
 static const char* part = "";
 
-// ----------------------------------------------------------------------------
+// Two tensors of n random elements, one for each set, freed at the end of the scope.
+template <class T> struct Tensor {
+    T* at[SETS];
+    explicit Tensor(int64_t n) {
+        for (T*& p : at) p = random_array<T>(n, 1);
+    }
+    Tensor(const Tensor&) = delete;
+    ~Tensor() {
+        for (T* p : at) CUDA_CHECK(cudaFree(p));
+    }
+    T* operator[](int set) const { return at[set]; }
+};
 
-// Microseconds that call(set) takes, the median.
+// Median microseconds of call(set). All calls are queued before the first ends, so that no launch latency is
+// measured.
 template <class Call> static double time_call(const Call& call) {
     std::vector<cudaEvent_t> events(CALLS + 1);
     for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
@@ -31,11 +42,11 @@ template <class Call> static double time_call(const Call& call) {
     CUDA_CHECK(cudaEventRecord(events[0]));
     for (int i = 0; i < CALLS; i++) {
         call(i % SETS);
-        CUDA_CHECK(cudaEventRecord(events[(size_t)i + 1]));
+        CUDA_CHECK(cudaEventRecord(events[i + 1]));
     }
     CUDA_CHECK(cudaDeviceSynchronize());
     std::vector<double> times;
-    for (size_t i = 0; i < CALLS; i++) {
+    for (int i = 0; i < CALLS; i++) {
         float ms;
         CUDA_CHECK(cudaEventElapsedTime(&ms, events[i], events[i + 1]));
         times.push_back(1e3 * ms);
@@ -48,165 +59,157 @@ template <class Call> static double time_call(const Call& call) {
 template <class Call> static void bench(const char* name, double bytes, const Call& call) {
     if (!strstr(name, part)) return;
     double us = time_call(call), rate = bytes / us * 1e6;
-    printf("%-38s %8.1f MB %8.1f us %8.1f us floor %7.0f GB/s %6.1f%% of copy\n", name, bytes / 1e6, us,
-           bytes / copy_rate * 1e6, rate / 1e9, 100 * rate / copy_rate);
-}
-
-// ----------------------------------------------------------------------------
-
-template <class T> __global__ static void fill_kernel(T* p, int64_t n, uint64_t stream) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x)
-        p[i] = (T)(float)(2 * random_uniform(1, stream, (uint64_t)i) - 1);
-}
-
-static std::vector<void*> allocated;
-
-// A tensor of n random elements for each set.
-template <class T> struct Tensor {
-    T* at[SETS];
-    T* operator[](int set) const { return at[set]; }
-};
-template <class T> static Tensor<T> tensor(int64_t n) {
-    Tensor<T> t;
-    for (int set = 0; set < SETS; set++) {
-        CUDA_CHECK(cudaMalloc(&t.at[set], (size_t)n * sizeof(T)));
-        allocated.push_back(t.at[set]);
-        fill_kernel<<<4096, 256>>>(t.at[set], n, allocated.size());
-        CUDA_CHECK_LAUNCH();
-    }
-    return t;
-}
-
-static void free_all(void) {
-    CUDA_CHECK(cudaDeviceSynchronize());
-    for (void* p : allocated) CUDA_CHECK(cudaFree(p));
-    allocated.clear();
+    printf("%-41s %8.1f MB %8.1f us, %8.1f us by the copy's rate %7.0f GB/s %6.1f%% of a copy\n", name,
+           bytes / 1e6, us, bytes / copy_rate * 1e6, rate / 1e9, 100 * rate / copy_rate);
 }
 
 // ----------------------------------------------------------------------------
 
 static void bench_copy(void) {
     for (int64_t bytes : {(int64_t)50 << 20, (int64_t)100 << 20, (int64_t)1 << 30}) {
-        Tensor<float> from = tensor<float>(bytes / 4), to = tensor<float>(bytes / 4);
-        double us = time_call([&](int set) {
-            CUDA_CHECK(cudaMemcpyAsync(to[set], from[set], (size_t)bytes, cudaMemcpyDeviceToDevice));
-        });
+        Tensor<float> from(bytes / 4), to(bytes / 4);
+        double us = time_call(
+            [&](int s) { CUDA_CHECK(cudaMemcpyAsync(to[s], from[s], bytes, cudaMemcpyDeviceToDevice)); });
         copy_rate = 2 * (double)bytes / us * 1e6;
         printf("copy of %5lld MiB: %8.1f us, %5.0f GB/s read and written\n", (long long)(bytes >> 20), us,
                copy_rate / 1e9);
-        free_all();
+    }
+}
+
+static void bench_rmsnorm(int64_t rows, int64_t d) {
+    Tensor<bf16> a(rows * d), b(rows * d), c(rows * d), y(rows * d), weight(d);
+    Tensor<float> rstd(rows), dweight(d), partial((int64_t)(norm_partial_bytes() / sizeof(float)));
+    double row_bytes = 2 * (double)(rows * d);
+    auto norm = [&](int s) { return Norm{weight[s], dweight[s], rstd[s], rows, d, 1e-6}; };
+    bench("rmsnorm_forward", 2 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        rmsnorm_forward(a[s], b[s], &n, 0);
+    });
+    bench("rmsnorm_backward", 3 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        rmsnorm_backward(a[s], NULL, b[s], c[s], false, &n, partial[0], 0);
+    });
+    bench("rmsnorm_backward, add, y", 5 * row_bytes, [&](int s) {
+        Norm n = norm(s);
+        rmsnorm_backward(a[s], y[s], b[s], c[s], true, &n, partial[0], 0);
+    });
+}
+
+// What all head-wise kernels read and write; x are [B, T, NH, dh].
+struct HeadTensors {
+    HeadShape shape;
+    Tensor<bf16> x0, x1, x2, x3, x4, x5, weight, proj, dproj;
+    Tensor<float> rstd0, rstd1, dweight, delta, angles, partial;
+    explicit HeadTensors(const HeadShape& s)
+        : shape(s), x0(size()), x1(size()), x2(size()), x3(size()), x4(size()), x5(size()),
+          weight(s.NH * s.dh), proj(s.B * s.T * s.row_stride), dproj(s.B * s.T * s.row_stride),
+          rstd0(heads()), rstd1(heads()), dweight(s.NH * s.dh), delta(heads()), angles(s.T * s.dh),
+          partial((int64_t)(norm_partial_bytes() / sizeof(float))) {
+        for (int set = 0; set < SETS; set++) rope_angles(angles[set], s.T, s.dh, 500000, 0);
+    }
+    int64_t heads() const { return shape.B * shape.T * shape.NH; }
+    int64_t size() const { return heads() * shape.dh; }
+};
+
+static void bench_output_gate(const HeadTensors& t) {
+    double bytes = 2 * (double)t.size(),
+           head_bytes = 4 * (double)t.heads(); // of [B, T, d] in bf16, [B, T, NH] in fp32
+    int64_t column = 3 * t.shape.NH * t.shape.dh;
+    auto gate = [&](int s) {
+        return OutputGate{t.weight[s],         t.dweight[s], t.rstd0[s], t.proj[s] + column,
+                          t.dproj[s] + column, t.delta[s],   1e-6};
+    };
+    bench("output_gate_forward, norm, gate", 3 * bytes + head_bytes, [&](int s) {
+        OutputGate g = gate(s);
+        output_gate_forward(t.x0[s], t.x1[s], &g, &t.shape, 0);
+    });
+    bench("output_gate_backward, norm, gate, delta, y", 6 * bytes + 2 * head_bytes, [&](int s) {
+        OutputGate g = gate(s);
+        output_gate_backward(t.x0[s], t.x3[s], t.x1[s], t.x2[s], &g, t.partial[0], &t.shape, 0);
+    });
+}
+
+static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool norm, bool rope) {
+    int64_t NH = t.shape.NH, d = NH * t.shape.dh;
+    double bytes = 2 * (double)t.size(), head_bytes = 4 * (double)t.heads();
+    double extra = (shift + 2 * norm) * head_bytes;             // two bf16 logits a head; two rstds
+    double recomputed = norm ? (shift ? 3 : 2) : shift ? 2 : 0; // paths that read proj in the backward pass
+    const Tensor<bf16>*outs[3] = {&t.x0, &t.x1, &t.x2}, *douts[3] = {&t.x3, &t.x4, &t.x5};
+    const Tensor<float>* rstds[2] = {&t.rstd0, &t.rstd1};
+    HeadPath paths[SETS][3];
+    memset(paths, 0, sizeof paths);
+    for (int s = 0; s < SETS; s++)
+        for (int i = 0; i < 3; i++) {
+            HeadPath* p = &paths[s][i];
+            p->column = i * d, p->shift = shift && i ? 4 * d + i * NH : -1;
+            p->out = (*outs[i])[s], p->dout = (*douts[i])[s];
+            if (i == 2) continue;
+            p->weight = norm ? t.weight[s] : NULL, p->dweight = t.dweight[s], p->eps = 1e-5f, p->rope = rope;
+            p->rstd = (*rstds[i])[s];
+        }
+    char title[96];
+    snprintf(title, sizeof title, "qkv_forward, %s", name);
+    bench(title, 6 * bytes + extra,
+          [&](int s) { qkv_forward(paths[s], t.proj[s], t.angles[s], &t.shape, 0); });
+    snprintf(title, sizeof title, "qkv_backward, %s", name);
+    bench(title, (6 + recomputed) * bytes + extra + shift * head_bytes, [&](int s) {
+        qkv_backward(paths[s], t.dproj[s], t.proj[s], t.angles[s], t.partial[0], &t.shape, 0);
+    });
+}
+
+static void bench_swiglu(int64_t rows, int64_t I) {
+    Tensor<bf16> gate_up(2 * rows * I), act(rows * I), dgate_up(2 * rows * I);
+    bench("swiglu_forward", 6 * (double)(rows * I),
+          [&](int s) { swiglu_forward(act[s], gate_up[s], rows, I, 0); });
+    bench("swiglu_backward, act", 12 * (double)(rows * I),
+          [&](int s) { swiglu_backward(dgate_up[s], act[s], act[s], gate_up[s], rows, I, 0); });
+}
+
+static void bench_embedding(int64_t rows, int64_t d, int64_t V) {
+    Tensor<bf16> x(rows * d), embeddings(V * d);
+    Tensor<float> dembeddings(V * d);
+    Tensor<uint8_t> scratch((int64_t)embedding_scratch_bytes(rows, d));
+    Tensor<int32_t> tokens(rows);
+    double bytes = 2 * (double)(rows * d);
+    for (const char* kind : {"as text", "uniform", "all equal"}) {
+        double distinct = 0;
+        for (int set = 0; set < SETS; set++) {
+            std::vector<int32_t> host(rows);
+            for (int64_t i = 0; i < rows; i++) { // text: a token's frequency falls as 1 / rank
+                double u = random_uniform(2, (uint64_t)set, (uint64_t)i);
+                bool text = !strcmp(kind, "as text"), uniform = !strcmp(kind, "uniform");
+                host[i] = (int32_t)(text ? pow((double)V, u) - 1 : uniform ? u * (double)V : 7);
+            }
+            distinct = (double)std::set<int32_t>(host.begin(), host.end()).size();
+            CUDA_CHECK(cudaMemcpy(tokens[set], host.data(), rows * sizeof(int32_t), cudaMemcpyHostToDevice));
+        }
+        char title[96];
+        snprintf(title, sizeof title, "embedding_forward, %s", kind);
+        bench(title, bytes + 2 * distinct * (double)d,
+              [&](int s) { embedding_forward(x[s], tokens[s], embeddings[s], rows, d, 0); });
+        snprintf(title, sizeof title, "embedding_backward, %s", kind);
+        bench(title, bytes + 8 * distinct * (double)d,
+              [&](int s) { embedding_backward(dembeddings[s], x[s], tokens[s], scratch[s], rows, d, V, 0); });
     }
 }
 
 // The layers of one model, on B sequences of T tokens.
 static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int64_t dh, int64_t I,
                         int64_t V) {
-    int64_t d = NH * dh, R = 4 * d + 3 * NH, stride = ceil_div<int64_t>(R, 8) * 8, rows = B * T, n = rows * d;
-    double act = 2 * (double)n,
-           per_head = 4 * (double)(rows * NH); // bytes of [B,T,d] in bf16 and of [B,T,NH] in fp32
+    int64_t d = NH * dh, columns = 4 * d + 3 * NH;
     printf("\n%s: B %lld, T %lld, NH %lld, dh %lld, I %lld\n", name, (long long)B, (long long)T,
            (long long)NH, (long long)dh, (long long)I);
-    Tensor<bf16> a = tensor<bf16>(n), b = tensor<bf16>(n), c = tensor<bf16>(n), e = tensor<bf16>(n),
-                 w = tensor<bf16>(d);
-    Tensor<bf16> f = tensor<bf16>(n), g = tensor<bf16>(n);
-    Tensor<float> rstd = tensor<float>(rows * NH), dw = tensor<float>(d), rstd2 = tensor<float>(rows * NH);
-    Tensor<float> delta = tensor<float>(rows * NH), angles = tensor<float>(T * dh);
-    float* partial = tensor<float>((int64_t)(norm_partial_bytes() / sizeof(float)))[0];
-
-    bench("rmsnorm_forward", 2 * act,
-          [&](int s) { rmsnorm_forward(a[s], rstd[s], NULL, b[s], NULL, w[s], rows, d, 1e-6, 0); });
-    bench("rmsnorm_forward, x + branch", 4 * act,
-          [&](int s) { rmsnorm_forward(a[s], rstd[s], e[s], b[s], c[s], w[s], rows, d, 1e-6, 0); });
-    bench("rmsnorm_backward", 3 * act, [&](int s) {
-        rmsnorm_backward(a[s], dw[s], NULL, NULL, b[s], c[s], w[s], rstd[s], partial, rows, d, 0);
-    });
-    bench("rmsnorm_backward, + residual, y", 5 * act, [&](int s) {
-        rmsnorm_backward(a[s], dw[s], e[s], a[s], b[s], c[s], w[s], rstd[s], partial, rows, d, 0);
-    });
+    bench_rmsnorm(B * T, d);
     {
-        Tensor<bf16> proj = tensor<bf16>(rows * stride), dproj = tensor<bf16>(rows * stride);
-        for (int set = 0; set < SETS; set++) rope_angles(angles[set], T, dh, 500000, 0);
-        bench("output_gate_forward, norm, gate", 3 * act + per_head, [&](int s) {
-            output_gate_forward(a[s], rstd[s], b[s], w[s], proj[s] + 3 * d, B, T, NH, dh, stride, 1e-6, 0);
-        });
-        bench("output_gate_backward, norm, gate, delta, y", 6 * act + 2 * per_head, [&](int s) {
-            output_gate_backward(a[s], dw[s], dproj[s] + 3 * d, delta[s], e[s], b[s], c[s], w[s], rstd[s],
-                                 proj[s] + 3 * d, partial, B, T, NH, dh, stride, 0);
-        });
-        struct {
-            const char* name;
-            bool shift, norm, rope;
-        } variants[] = {{"shift, norm", true, true, false},
-                        {"shift, norm, rope", true, true, true},
-                        {"rope", false, false, true},
-                        {"none", false, false, false}};
-        for (auto& v : variants) {
-            auto paths = [&](int s, HeadPath* p) {
-                bf16 *outs[3] = {a[s], b[s], c[s]}, *douts[3] = {e[s], f[s], g[s]};
-                float* rstds[3] = {rstd[s], rstd2[s], NULL};
-                for (int i = 0; i < 3; i++) {
-                    p[i].column = i * d, p[i].shift = v.shift && i ? 4 * d + i * NH : -1;
-                    p[i].weight = v.norm && i < 2 ? w[s] : NULL, p[i].dweight = dw[s],
-                    p[i].rope = v.rope && i < 2;
-                    p[i].out = outs[i], p[i].dout = douts[i], p[i].rstd = rstds[i];
-                }
-            };
-            double extra =
-                (v.shift ? per_head : 0) + (v.norm ? 2 * per_head : 0); // two bf16 logits a head; two rstds
-            double recompute = v.norm ? (v.shift ? 3 : 2) : v.shift ? 2 : 0; // paths that need proj again
-            char title[96];
-            snprintf(title, sizeof title, "qkv_forward, %s", v.name);
-            bench(title, 6 * act + extra, [&](int s) {
-                HeadPath p[3];
-                paths(s, p);
-                qkv_forward(p, proj[s], angles[s], B, T, NH, dh, R, stride, dh, 0);
-            });
-            snprintf(title, sizeof title, "qkv_backward, %s", v.name);
-            bench(title, (6 + recompute) * act + extra + (v.shift ? per_head : 0), [&](int s) {
-                HeadPath p[3];
-                paths(s, p);
-                qkv_backward(p, dproj[s], proj[s], angles[s], partial, B, T, NH, dh, R, stride, dh, 0);
-            });
-        }
+        HeadTensors heads({B, T, NH, dh, columns, ceil_div<int64_t>(columns, 8) * 8, dh});
+        bench_output_gate(heads);
+        bench_qkv(heads, "shift, norm", true, true, false);
+        bench_qkv(heads, "shift, norm, rope", true, true, true);
+        bench_qkv(heads, "rope", false, false, true);
+        bench_qkv(heads, "none", false, false, false);
     }
-    {
-        Tensor<bf16> gu = tensor<bf16>(2 * rows * I), s_ = tensor<bf16>(rows * I),
-                     dgu = tensor<bf16>(2 * rows * I);
-        bench("swiglu_forward", 6 * (double)(rows * I),
-              [&](int s) { swiglu_forward(s_[s], gu[s], rows, I, 0); });
-        bench("swiglu_backward, s", 12 * (double)(rows * I),
-              [&](int s) { swiglu_backward(dgu[s], s_[s], s_[s], gu[s], rows, I, 0); });
-    }
-    {
-        Tensor<bf16> embeddings = tensor<bf16>(V * d);
-        Tensor<float> de = tensor<float>(V * d);
-        Tensor<char> scratch = tensor<char>((int64_t)embedding_scratch_bytes(rows, d));
-        Tensor<int32_t> tokens = tensor<int32_t>(rows);
-        for (const char* kind : {"as text", "uniform", "all equal"}) {
-            double distinct = 0;
-            for (int set = 0; set < SETS; set++) {
-                std::vector<int32_t> ids((size_t)rows);
-                for (int64_t i = 0; i < rows; i++) { // text: an id's frequency falls as 1 / rank
-                    double u = random_uniform(2, (uint64_t)set, (uint64_t)i);
-                    ids[(size_t)i] = (int32_t)(!strcmp(kind, "as text")   ? pow((double)V, u) - 1
-                                               : !strcmp(kind, "uniform") ? u * (double)V
-                                                                          : 7);
-                }
-                distinct = (double)std::set<int32_t>(ids.begin(), ids.end()).size();
-                CUDA_CHECK(cudaMemcpy(tokens[set], ids.data(), ids.size() * sizeof(int32_t),
-                                      cudaMemcpyHostToDevice));
-            }
-            char title[96];
-            snprintf(title, sizeof title, "embedding_forward, %s", kind);
-            bench(title, act + 2 * distinct * (double)d,
-                  [&](int s) { embedding_forward(a[s], embeddings[s], tokens[s], rows, d, 0); });
-            snprintf(title, sizeof title, "embedding_backward, %s", kind);
-            bench(title, act + 8 * distinct * (double)d,
-                  [&](int s) { embedding_backward(de[s], a[s], tokens[s], scratch[s], rows, d, V, 0); });
-        }
-    }
-    free_all();
+    bench_swiglu(B * T, I);
+    bench_embedding(B * T, d, V);
 }
 
 int main(int argc, char** argv) {

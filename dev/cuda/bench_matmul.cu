@@ -1,6 +1,6 @@
 /*
-The speed of the model's matrix products, in TFLOP/s: the three forms of each linear layer of fox-pro, as
-cuBLASLt's first choice and as the fastest of its first eight.
+Speed of the model's GEMMs in TFLOP/s: the three of each linear layer of fox-pro, with cuBLASLt's first choice
+and with the fastest of its first eight.
 
     bench_matmul [TOKENS]     16384 unless given
 */
@@ -15,7 +15,7 @@ static const char* const forms[NUM_FORMS] = {"forward", "forward + residual", "b
                                              "backward, weight"};
 static Matmul choices[2]; // cuBLASLt's first, tuned
 
-// Prints a layer's products and adds the milliseconds of its three to total[2], `times` times.
+// Prints a layer's GEMMs and adds the milliseconds of its three, `times` times, to total[2].
 static void layer(double total[2], int64_t times, bool residual, const char* name, int64_t M, int64_t N,
                   int64_t K) {
     int64_t stride = ceil_div<int64_t>(N, 8) * 8;
@@ -23,24 +23,25 @@ static void layer(double total[2], int64_t times, bool residual, const char* nam
          *dx = device_array<bf16>(M * K);
     bf16 *out = device_array<bf16>(M * stride), *dout = random_array<bf16>(M * stride, 1);
     float* dw = random_array<float>(N * K, 1);
+    Linear linear = {w, dw, M, N, K, stride, K};
     for (int form = 0; form < NUM_FORMS; form++) {
         if (form == (residual ? FORWARD : FORWARD_ADD)) continue;
         std::vector<double> ms = milliseconds(
             2, 11, [] {},
             [&](int choice) {
                 Matmul* mm = &choices[choice];
-                if (form == FORWARD) linear_forward(mm, out, x, w, (bf16*)NULL, M, N, K, stride, K, 0);
-                if (form == FORWARD_ADD) linear_forward(mm, out, x, w, dout, M, N, K, stride, K, 0);
-                if (form == BACKWARD_INPUT) linear_backward_input(mm, dx, dout, w, M, N, K, stride, K, 0);
-                if (form == BACKWARD_WEIGHT) linear_backward_weight(mm, dw, dout, x, M, N, K, stride, K, 0);
+                if (form == FORWARD) linear_forward(out, x, NULL, &linear, mm);
+                if (form == FORWARD_ADD) linear_forward(out, x, dout, &linear, mm);
+                if (form == BACKWARD_INPUT) linear_backward_input(dx, dout, &linear, mm);
+                if (form == BACKWARD_WEIGHT) linear_backward_weight(dout, x, &linear, mm);
             });
         double flop = 2e-9 * (double)M * (double)N * (double)K;
         printf("%-12s %6lld x %5lld  %-20s %8.3f ms %5.0f TFLOP/s   tuned %8.3f ms %5.0f TFLOP/s\n", name,
                (long long)N, (long long)K, forms[form], ms[0], flop / ms[0], ms[1], flop / ms[1]);
-        for (int i = 0; i < 2; i++) total[i] += (double)times * ms[(size_t)i];
+        for (int i = 0; i < 2; i++) total[i] += (double)times * ms[i];
     }
-    void* const arrays[] = {x, w, dx, out, dout, dw};
-    for (void* p : arrays) CUDA_CHECK(cudaFree(p));
+    for (void* p : {(void*)x, (void*)w, (void*)dx, (void*)out, (void*)dout, (void*)dw})
+        CUDA_CHECK(cudaFree(p));
 }
 
 int main(int argc, char** argv) {
@@ -48,9 +49,7 @@ int main(int argc, char** argv) {
     if (M < 1) die("usage: bench_matmul [TOKENS]");
     Device device = device_open(0);
     printf("%s, peak %.1f TFLOP/s, %lld tokens\n", device.name, 1e-12 * device.peak_flops, (long long)M);
-    void* workspace;
-    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
-    for (int i = 0; i < 2; i++) matmul_init(&choices[i], workspace, i);
+    for (int i = 0; i < 2; i++) matmul_init(&choices[i], i, 0);
     for (const char* model : {"fox-pro-760m", "fox-pro-125m"}) {
         Error err;
         Recipe recipe;
@@ -64,13 +63,12 @@ int main(int argc, char** argv) {
         layer(total, L, true, "output", M, d, d);
         layer(total, L, false, "gate, up", M, 2 * I, d);
         layer(total, L, true, "down", M, d, I);
-        layer(total, 1, false, "head", M, matmul_padded(c.vocab_size), d);
+        layer(total, 1, false, "lm_head", M, matmul_padded(c.vocab_size), d);
         double flop = 6e-9 * (double)M * (double)table.non_embedding;
-        printf("all products: %.1f ms, %.0f TFLOP/s; tuned %.1f ms, %.0f TFLOP/s\n", total[0],
-               flop / total[0], total[1], flop / total[1]);
+        printf("all GEMMs: %.1f ms, %.0f TFLOP/s; tuned %.1f ms, %.0f TFLOP/s\n", total[0], flop / total[0],
+               total[1], flop / total[1]);
         params_free(&table);
     }
     for (Matmul& mm : choices) matmul_free(&mm);
-    CUDA_CHECK(cudaFree(workspace));
     return 0;
 }

@@ -1,7 +1,7 @@
 /*
-How near the memory-bound kernels around the model come to the speed of memory: the gradient norm, AdamW and
-the copy of the weights on the parameters of fox-pro-760m, and the classifier. GB/s of the bytes that must
-move, beside a copy on the device measured in this run.
+Speed of the memory-bound kernels around the model: the gradient norm, AdamW and the copy of the weights on
+the parameters of fox-pro-760m, and the classifier. GB/s of the bytes that must move, relative to a copy on
+the device in the same run.
 
     bench_update
 */
@@ -20,42 +20,34 @@ static void report(const char* what, double bytes, const Prepare& prepare, const
 }
 
 static void bench_optimizer(const ParamTable* table) {
-    int64_t n = table->count, num_chunks = param_chunks(NULL, table, 0, n);
-    ParamChunk* chunks = (ParamChunk*)xcalloc((size_t)num_chunks, sizeof(ParamChunk));
-    param_chunks(chunks, table, 0, n);
-    ParamChunk* d_chunks = device_array<ParamChunk>(num_chunks);
-    CUDA_CHECK(cudaMemcpy(d_chunks, chunks, (size_t)num_chunks * sizeof(ParamChunk), cudaMemcpyHostToDevice));
-    free(chunks);
-    float *w = random_array<float>(n, 0.02f), *g = random_array<float>(n, 1e-4f),
-          *m = random_array<float>(n, 1e-4f);
-    float* v = device_array<float>(n);
-    bf16* copy = device_array<bf16>(n);
-    double* partial = device_array<double>(num_chunks);
+    int64_t n = table->count;
+    ParamChunks chunks = param_chunks_upload(table, 0, n);
+    AdamWTensors t = {device_array<bf16>(n), random_array<float>(n, 0.02f), random_array<float>(n, 1e-4f),
+                      random_array<float>(n, 1e-4f), device_array<float>(n)};
+    double* partial = device_array<double>(chunks.count);
     StepStats* stats = device_array<StepStats>(1);
-    Options o;
-    options_defaults(&o);
+    AdamWParams params = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0};
     auto nothing = [] {};
     size_t bytes = (size_t)n * sizeof(float);
 
     report("copy on the device", 8.0 * (double)n, nothing,
-           [&] { CUDA_CHECK(cudaMemcpyAsync(v, m, bytes, cudaMemcpyDeviceToDevice, 0)); });
-    CUDA_CHECK(cudaMemset(v, 0, bytes));
+           [&] { CUDA_CHECK(cudaMemcpyAsync(t.v, t.m, bytes, cudaMemcpyDeviceToDevice, 0)); });
+    CUDA_CHECK(cudaMemset(t.v, 0, bytes));
     CUDA_CHECK(cudaMemset(stats, 0, sizeof *stats));
     report("global norm, 4 bytes a parameter", 4.0 * (double)n, nothing, [&] {
-        global_norm(stats, partial, g, d_chunks, num_chunks, 0);
+        global_norm(stats, partial, t.grads, &chunks, 0);
         global_norm_finish(stats, 1, 0);
     });
-    int64_t step = 0;
-    auto adamw = [&](bool zero_grads) {
-        adamw_update(copy, w, g, m, v, d_chunks, num_chunks, stats, 1e-3, ++step, zero_grads, &o, 0);
-    };
-    report("AdamW, 30 bytes", 30.0 * (double)n, nothing, [&] { adamw(false); });
-    report("AdamW, zeroing the gradient, 34 bytes", 34.0 * (double)n, nothing, [&] { adamw(true); });
-    report("copy of the weights, 6 bytes", 6.0 * (double)n, nothing, [&] { weights_copy(copy, w, n, 0); });
+    report("AdamW, 34 bytes", 34.0 * (double)n, nothing, [&] {
+        params.step++;
+        adamw_update(&t, &chunks, stats, &params, 0);
+    });
+    report("copy of the weights, 6 bytes", 6.0 * (double)n, nothing,
+           [&] { weights_copy(t.weights, t.params, n, 0); });
     StepStats host;
     CUDA_CHECK(cudaMemcpy(&host, stats, sizeof host, cudaMemcpyDeviceToHost));
-    if (!host.finite) die("the update was skipped: its time means nothing");
-    void* const arrays[] = {w, g, m, v, copy, partial, stats, d_chunks};
+    if (!host.finite) die("the gradients are not finite: AdamW skipped the update that was timed");
+    void* const arrays[] = {t.weights, t.params, t.grads, t.m, t.v, partial, stats, chunks.chunks};
     for (void* p : arrays) CUDA_CHECK(cudaFree(p));
 }
 
@@ -64,6 +56,7 @@ static void bench_classifier(int64_t rows, int64_t V) {
     bf16* logits = device_array<bf16>(rows * stride);
     float* losses = device_array<float>(rows);
     int32_t* targets = device_array<int32_t>(rows);
+    LogitShape shape = {rows, V, stride};
     CUDA_CHECK(cudaMemset(targets, 0, (size_t)rows * sizeof(int32_t)));
     for (int train = 1; train >= 0; train--) {
         char what[96];
@@ -71,8 +64,8 @@ static void bench_classifier(int64_t rows, int64_t V) {
                  train ? "training, 4 bytes" : "evaluation, 2 bytes");
         report(
             what, (train ? 4.0 : 2.0) * (double)(rows * V),
-            [&] { fill(logits, rows * stride, 3.0f); }, // the run before made them gradients
-            [&] { classifier(losses, logits, targets, rows, V, stride, 1e-6f, train, 0); });
+            [&] { fill(logits, rows * stride, 3.0f); }, // the previous run overwrote them with gradients
+            [&] { classifier(losses, logits, targets, &shape, 1e-6f, train, 0); });
     }
     void* const arrays[] = {logits, losses, targets};
     for (void* p : arrays) CUDA_CHECK(cudaFree(p));

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The GPU test programs given as arguments, and ./test_foxcu, under compute-sanitizer. Those that run cuBLAS's
-# or cuDNN's kernels too get memcheck only: racecheck reports theirs, initcheck misses what copies write.
+# Runs the GPU test programs given as arguments, and ./test_foxcu, under compute-sanitizer. Programs with
+# kernels of cuBLAS or cuDNN get memcheck only: racecheck reports races inside those, and initcheck misses
+# what copies write.
 set -u
 failed=0 log=build/test/sanitize.txt
 mkdir -p build/test

@@ -1,18 +1,22 @@
 /*
-Attention for inference: n = shape.B sequences extended by t = shape.T tokens, each with its own state. t = 1 is decoding,
-a larger t takes in a prompt.
+Attention for inference: n = shape.B sequences extended by t = shape.T tokens, each with its own state. t = 1
+is decoding; a larger t reads a prompt.
 
-    rope_angles_extend    angles [n, 1 + t, dh/2, 2] of the positions of proj's rows
-    (qkv_forward)         on the n (1 + t) rows of proj as one sequence: B = 1, T = n (1 + t). Row 0 of each sequence is its
-                          previous token, which the shift of row 1 reads. What row 0 itself yields is ignored.
-    attention_append      keys, values and forget gates of the new tokens, added to the state
-    attention_extend      o [n, t, NH, dh] of the new tokens' queries over all keys up to each
+    rope_angles_extend    angles of the positions of proj's rows
+    (qkv_forward)         on the n (1 + t) rows of proj as one sequence: B = 1, T = n (1 + t). Row 0 of each
+                          sequence is its previous token, which the shift of row 1 reads. The outputs of row 0
+                          itself are not used, so that no shift crosses from one sequence to the next.
+    attention_append      adds keys, values and forget gates of the new tokens to the state
+    attention_extend      o of the new tokens' queries, each over the keys up to its own
     attention_keep_last   row 0 of proj = row t
-    (the caller adds t to lengths)
+    (the caller)          lengths += t
 
-q, k and v of the new tokens are bf16 [n, 1 + t, NH, dh], of which rows 1..t are used. The kernels are simple: decoding
-reads each weight once and beside that the cached keys and values, so that memory bounds it. dh is 64 or 128. No kernel
-checks that lengths + t <= capacity: the caller does.
+    q, k, v of the new tokens   bf16 [n, 1 + t, NH, dh], of which rows 1..t are used
+    o                           bf16 [n, t, NH, dh]
+    angles                      float [n, 1 + t, dh/2, 2]
+
+dh is 64 or 128. The kernels are simple, as memory bounds decoding: a step reads every weight and all cached
+keys and values once. No kernel checks that lengths + t <= capacity: the caller does.
 */
 #ifndef LLMC_EXTEND_CUH
 #define LLMC_EXTEND_CUH
@@ -21,13 +25,11 @@ checks that lengths + t <= capacity: the caller does.
 
 // What is kept of n sequences in one layer.
 typedef struct {
-    bf16 *k, *v; // [n, capacity, NH, dh] as attention reads them
-    double*
-        cum_logf; // [n, capacity, NH] running sums of log forget gates; NULL without gate. Entries never change
-    bf16*
-        proj; // [n, 1 + t, row_stride]: row 0 of the last token (zeros before the first), rows 1..t of the new ones
+    bf16 *k, *v;      // [n, capacity, NH, dh] as attention reads them
+    double* cum_logf; // [n, capacity, NH], NULL without gate. Entries never change
+    bf16* proj;       // [n, 1 + t, row_stride]: the last token (zeros before the first), then the new ones
     const int64_t* lengths; // [n] on the device: tokens held before this call
-    int64_t capacity;       // tokens
+    int64_t capacity;       // in tokens
 } AttentionState;
 
 // ----------------------------------------------------------------------------
@@ -40,7 +42,8 @@ __global__ static void __launch_bounds__(256)
     if (i < count) rope_angle(angles + 2 * i, lengths[row / rows] - 1 + row % rows, i % pairs, pairs, base);
 }
 
-// angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i; row 0 of an empty sequence is finite, and not used.
+// angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i; row 0 of an empty sequence is finite, and not
+// used.
 static inline void rope_angles_extend(float* angles, const AttentionState* state, double base,
                                       const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
@@ -82,8 +85,8 @@ __global__ static void __launch_bounds__(128)
     }
 }
 
-// Appends rows 1..t of k and v and, with a gate, cum_logf. z points at the gate's column in row 1 of state->proj; NULL
-// where the gate has only a bias. fgate_bias [NH] is not read without gate.
+// Appends rows 1..t of k and v and, with a gate, cum_logf. z points at the gate's column in row 1 of
+// state->proj; NULL where the gate has only a bias. fgate_bias [NH] is not read without gate.
 static inline void attention_append(const AttentionState* state, const bf16* k, const bf16* v,
                                     const float* fgate_bias, const bf16* z, const HeadShape* shape,
                                     cudaStream_t stream) {
@@ -111,7 +114,8 @@ static inline void attention_keep_last(const AttentionState* state, const HeadSh
 
 #define EXTEND_WARPS 8
 
-// Block (head, token, sequence). Each warp has every eighth key, with a softmax of its own; the eight are joined at the end.
+// Block (head, token, sequence). Each warp has every eighth key, with a softmax of its own; the eight are
+// joined at the end.
 template <int PER_LANE> // channels of a lane: dh / 32
 __global__ static void __launch_bounds__(32 * EXTEND_WARPS)
     attention_extend_kernel(bf16* o, const bf16* q, const __grid_constant__ AttentionState state) {
@@ -153,7 +157,8 @@ __global__ static void __launch_bounds__(32 * EXTEND_WARPS)
     }
 }
 
-// o [n, t, NH, dh]: query i of sequence s, row 1 + i of q [n, 1 + t, NH, dh], over the first lengths[s] + i + 1 keys.
+// o [n, t, NH, dh]: query i of sequence s, row 1 + i of q [n, 1 + t, NH, dh], over the first lengths[s] + i +
+// 1 keys.
 static inline void attention_extend(bf16* o, const bf16* q, const AttentionState* state,
                                     const HeadShape* shape, cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);

@@ -1,18 +1,21 @@
 /*
-The forget gate (arXiv 2503.02130, section 3): cum_logf_t = logf_0 + ... + logf_t, logf_t = logsigmoid(z_t + bias).
+The forget gate (arXiv 2503.02130, section 3):
 
-    z, dz           bf16   [B, T, row_stride], pointing at the gate's column of the fused projection; NULL where the gate
-                           has only a bias
+    cum_logf_t = logf_0 + ... + logf_t,   logf_t = logsigmoid(z_t + bias)
+
+    z, dz           bf16   [B, T, row_stride], pointing at the gate's column of the fused projection; NULL
+                           where the gate has only a bias
     bias, dbias     float  [NH]
     cum_logf        double [B, NH, T], never rising along T
     dcum_logf       float  [B, NH, T]
 
-A gate is computed in float and summed in double: after 65536 tokens cum_logf may reach -1e5, and its differences over a
-few tokens still matter. The backward pass sums dlogf_t = dcum_logf_t + ... + dcum_logf_{T-1}, whose terms nearly cancel,
-in double too. dcum_logf itself is float, far more precise than the bf16 GEMMs that it is computed from.
+A gate is computed in float and summed in double: after 65536 tokens cum_logf may reach -1e5, and its
+differences over a few tokens still matter. The backward pass sums dlogf_t = dcum_logf_t + ... +
+dcum_logf_{T-1}, whose terms nearly cancel, in double too. dcum_logf itself is float, far more precise than
+the bf16 GEMMs that it is computed from.
 
-Both are scans over time. A thread block scans a chunk of tokens, one a thread; a second kernel adds the sum of the chunks
-before (or after) it. So a few heads fill the GPU, and every order of sums is fixed.
+Both are scans over time. A thread block scans a chunk of tokens, one a thread; a second kernel adds the sum
+of the chunks before (or after) it. So a few heads fill the GPU, and every order of sums is fixed.
 */
 #ifndef LLMC_FORGET_GATE_CUH
 #define LLMC_FORGET_GATE_CUH
@@ -165,8 +168,8 @@ __global__ static void __launch_bounds__(32)
     if (threadIdx.x == 0) dbias[blockIdx.x] += (float)sum;
 }
 
-// Writes dz = dlogf sigmoid(-logit), rounded to bf16, and adds its sum to dbias. Where z is NULL, so is dz. scratch of
-// forget_gate_scratch_bytes.
+// Writes dz = dlogf sigmoid(-logit), rounded to bf16, and adds its sum to dbias. Where z is NULL, so is dz.
+// scratch of forget_gate_scratch_bytes.
 static inline void forget_gate_backward(bf16* dz, float* dbias, const float* dcum_logf, const bf16* z,
                                         const float* bias, void* scratch, const HeadShape* shape,
                                         cudaStream_t stream) {

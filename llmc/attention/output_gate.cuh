@@ -1,14 +1,15 @@
 /*
-Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate); each of them optional.
+Output norm and output gate: y = RMSNorm(o) over the channels of each head, times sigmoid(gate); each of them
+optional.
 
     o, y, and their gradients dout, dy   bf16 [B, T, NH, dh]
     gate, dgate                          columns of proj and dproj, bf16 [B, T, row_stride]
     rstd                                 float [B, T, NH]
     delta                                float [B, NH, T]
 
-A thread has eight channels of one head. The backward pass also computes delta = sum of dout * o over a head's channels,
-which attention's backward pass needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_stride is a
-multiple of 8.
+A thread has eight channels of one head. The backward pass also computes delta = sum of dout * o over a head's
+channels, which attention's backward pass needs, as both are in registers. Pointers to bf16 are aligned to 16
+bytes, row_stride is a multiple of 8.
 */
 #ifndef LLMC_OUTPUT_GATE_CUH
 #define LLMC_OUTPUT_GATE_CUH
@@ -150,8 +151,8 @@ __global__ static void __launch_bounds__(256, 3)
     if (p.weight && me.active) store8(partial + (int64_t)blockIdx.x * d + column, dw);
 }
 
-// Writes dout, the gradient of o, dgate and delta, and adds to dweight. y is recomputed, with the bits of the forward pass,
-// so that it need not be kept. dout may be dy. partial is scratch of norm_partial_bytes.
+// Writes dout, the gradient of o, dgate and delta, and adds to dweight. y is recomputed, with the bits of the
+// forward pass, so that it need not be kept. dout may be dy. partial is scratch of norm_partial_bytes.
 static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, const bf16* o,
                                         const OutputGate* gate, float* partial, const HeadShape* shape,
                                         cudaStream_t stream) {

@@ -11,10 +11,10 @@ From the fused projection to attention's q, k and v: token shift, QK norm, RoPE,
     angles          float [T, dh/2, 2], cos and sin
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
-q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so that its
-threads take the same branches. A thread has eight channels of one head for several neighbouring tokens, so that the shift
-finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and the columns of q, k and v
-are multiples of 8.
+q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so
+that its threads take the same branches. A thread has eight channels of one head for several neighbouring
+tokens, so that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes;
+row_stride and the columns of q, k and v are multiples of 8.
 */
 #ifndef LLMC_QKV_CUH
 #define LLMC_QKV_CUH
@@ -45,7 +45,8 @@ struct QkvArgs {
 // ----------------------------------------------------------------------------
 // RoPE
 
-// Writes cos and sin of pair i of `pairs` at a position to angles [2]: the angle is position base^(-i / pairs).
+// Writes cos and sin of pair i of `pairs` at a position to angles [2]: the angle is position base^(-i /
+// pairs).
 __device__ static inline void rope_angle(float* angles, int64_t position, int64_t i, int64_t pairs,
                                          double base) {
     double angle = (double)position * pow(base, -(double)i / (double)pairs);
@@ -67,9 +68,9 @@ static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base
     CUDA_CHECK_LAUNCH();
 }
 
-// Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A thread's eight
-// channels are two groups of 4, each within one half of the head. Where dh / 2 is not a multiple of 8 (`apart`), the
-// partners of a group are the other group of another lane.
+// Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A
+// thread's eight channels are two groups of 4, each within one half of the head. Where dh / 2 is not a
+// multiple of 8 (`apart`), the partners of a group are the other group of another lane.
 __device__ static inline void rope_rotate(float x[8], const float* angles, float direction,
                                           const HeadThread& me) {
     int half = me.dh / 2, first_lane = (int)threadIdx.x & (32 - me.lanes);
@@ -174,12 +175,12 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
 // ----------------------------------------------------------------------------
 // backward
 //
-// Token t's input reaches its own output with 1 - alpha_t and the next token's with alpha_{t+1}. A thread walks through a
-// segment backward in time and carries the gradient that comes from the later token. At the end of a segment the later
-// token belongs to another segment: its share is recomputed here.
+// Token t's input reaches its own output with 1 - alpha_t and the next token's with alpha_{t+1}. A thread
+// walks through a segment backward in time and carries the gradient that comes from the later token. At the
+// end of a segment the later token belongs to another segment: its share is recomputed here.
 
-// What a thread reads of one token: its gradient, its gate, and the channels of the token before, as its own were read
-// with the later token. All are raw bits: a conversion would wait for the load.
+// What a thread reads of one token: its gradient, its gate, and the channels of the token before, as its own
+// were read with the later token. All are raw bits: a conversion would wait for the load.
 struct QkvToken {
     Raw8 dout, before;
     bf16 logit;
@@ -254,8 +255,8 @@ __global__ static void __launch_bounds__(256, 3)
     if (norm && me.active) store8(partial + ((int64_t)(unit % 3) * groups + group) * d + in_heads, dw);
 }
 
-// dweight += sum of partial [rows, NH, dh] over its rows. With weights shared by all heads, dweight is [dh], and the sum
-// is over the heads too; the first row of partial is then overwritten.
+// dweight += sum of partial [rows, NH, dh] over its rows. With weights shared by all heads, dweight is [dh],
+// and the sum is over the heads too; the first row of partial is then overwritten.
 static inline void add_head_partials(float* dweight, float* partial, int64_t rows, int64_t NH, int64_t dh,
                                      bool shared, cudaStream_t stream) {
     if (!shared) {
@@ -266,8 +267,8 @@ static inline void add_head_partials(float* dweight, float* partial, int64_t row
     }
 }
 
-// Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's dweight. partial is
-// scratch of norm_partial_bytes.
+// Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's
+// dweight. partial is scratch of norm_partial_bytes.
 static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16* proj, const float* angles,
                                 float* partial, const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_BACKWARD, stream);

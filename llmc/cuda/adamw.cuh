@@ -1,12 +1,14 @@
 /*
 AdamW (arXiv 1711.05101) over all parameters in one launch:
 
-    m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   with g = stats->grad_scale times the gradient
-    w = w - lr (mhat / (sqrt(vhat) + eps) + weight_decay w),   mhat = m / (1 - beta1^step),   vhat = v / (1 - beta2^step)
+    g = stats->grad_scale times the gradient
+    m = beta1 m + (1 - beta1) g,    mhat = m / (1 - beta1^step)
+    v = beta2 v + (1 - beta2) g^2,  vhat = v / (1 - beta2^step)
+    w = w - lr (mhat / (sqrt(vhat) + eps) + weight_decay w)
 
-Master weights, gradients and moments are float; the model computes with a bf16 copy of the weights, which is written here
-as well. The gradients that were used are zeroed for the next step. 34 bytes a parameter: reads weight, gradient and both
-moments, writes all four and the copy.
+Master weights, gradients and moments are float; the model computes with a bf16 copy of the weights, which is
+written here as well. The gradients that were used are zeroed for the next step. 34 bytes a parameter: reads
+weight, gradient and both moments, writes all four and the copy.
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
@@ -15,8 +17,8 @@ moments, writes all four and the copy.
 #include "../model/shapes.h"
 #include "global_norm.cuh"
 
-// The flat buffers, indexed by the chunks' offsets and aligned to 16 bytes. A rank that holds m and v of its shard alone
-// passes them minus the shard's begin, a multiple of 4.
+// The flat buffers, indexed by the chunks' offsets and aligned to 16 bytes. A rank that holds m and v of its
+// shard alone passes them minus the shard's begin, a multiple of 4.
 typedef struct {
     bf16* weights; // copy of params
     float *params, *grads, *m, *v;
@@ -68,7 +70,8 @@ __global__ static void __launch_bounds__(256)
         });
 }
 
-// One step on the trainable chunks. Nothing changes, not even the gradients, where stats say that the step is not finite.
+// One step on the trainable chunks. Nothing changes, not even the gradients, where stats say that the step is
+// not finite.
 static inline void adamw_update(const AdamWTensors* tensors, const ParamChunks* chunks,
                                 const StepStats* stats, const AdamWParams* p, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);

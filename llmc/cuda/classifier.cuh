@@ -1,12 +1,13 @@
 /*
 The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place.
 
-logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient. targets
-[rows] are token ids, losses [rows] float.
+logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient.
+targets [rows] are token ids, losses [rows] float.
 
-A block has one row. It reads the logits twice: once for their maximum and the sum of their exponentials (online softmax),
-and again, from shared memory or the L2 cache unless the row is huge, to write the gradient over them. So the largest
-tensor of the model moves through memory once each way, and the probabilities are never stored.
+A block has one row. It reads the logits twice: once for their maximum and the sum of their exponentials
+(online softmax), and again, from shared memory or the L2 cache unless the row is huge, to write the gradient
+over them. So the largest tensor of the model moves through memory once each way, and the probabilities are
+never stored.
 */
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH
@@ -74,7 +75,7 @@ __global__ static void __launch_bounds__(1024)
         for (int j = 0; j < 8; j++) sum += __expf(f[j] - max);
         s = {max, s.sum * __expf(s.max - max) + sum};
     }
-    s = block_exp_sum(s); // behind its barrier the target's logit may be overwritten
+    s = block_exp_sum(s); // after its barrier the target's logit may be overwritten
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(s.sum) - (target_logit - s.max);
     if (!train) return;
 
@@ -98,9 +99,9 @@ typedef struct {
     int64_t row_stride; // elements from one row of logits to the next: V, padded to a multiple of 8
 } LogitShape;
 
-// losses[t] = -log softmax(logits_t)[targets[t]] of each row. With `train`, logits become the gradient of losses[t] times
-// dloss, and their padding columns zeros. logits are aligned to 16 bytes. A target outside 0..V-1 makes its loss NaN,
-// which stops the update (global_norm.cuh).
+// losses[t] = -log softmax(logits_t)[targets[t]] of each row. With `train`, logits become the gradient of
+// losses[t] times dloss, and their padding columns zeros. logits are aligned to 16 bytes. A target outside
+// 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
 static inline void classifier(float* losses, bf16* logits, const int32_t* targets, const LogitShape* shape,
                               float dloss, bool train, cudaStream_t stream) {
     Range range("loss", RANGE_FORWARD, stream);

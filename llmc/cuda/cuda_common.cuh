@@ -1,5 +1,6 @@
 /*
-What every CUDA file builds on: error checks, 16-byte loads and stores of bf16, reductions over a warp and a thread block.
+What every CUDA file builds on: error checks, 16-byte loads and stores of bf16, reductions over a warp and a
+thread block.
 
 Weights, activations and their gradients are bf16; sums, statistics and gates are float or double.
 */
@@ -60,8 +61,8 @@ template <class T> __device__ static inline void store16_once(T* p, const Pack<T
     __stcs((int4*)p, bits);
 }
 
-// Eight bf16 as raw bits, for loads that are issued ahead of their use: they stay four registers until unpack8. With a
-// Pack8 the compiler extracts the eight values, and so waits, right after the load.
+// Eight bf16 as raw bits, for loads that are issued ahead of their use: they stay four registers until
+// unpack8. With a Pack8 the compiler extracts the eight values, and so waits, right after the load.
 typedef uint4 Raw8;
 __device__ static inline Raw8 load_raw8(const bf16* p) { return *(const uint4*)p; }
 __device__ static inline Raw8 load_raw8_once(const bf16* p) { return __ldcs((const uint4*)p); }
@@ -104,8 +105,8 @@ __device__ static inline float warp_max(float x) { // in every lane
     return x;
 }
 
-// Sum over the thread block, in thread 0. Called at most once for each T in a kernel: its shared memory is not
-// protected against a second call.
+// Sum over the thread block, in thread 0. Called at most once for each T in a kernel: its shared memory is
+// not protected against a second call.
 template <class T> __device__ static inline T block_sum(T x) {
     __shared__ T sums[32]; // of the warps
     x = warp_sum(x);
@@ -116,8 +117,8 @@ template <class T> __device__ static inline T block_sum(T x) {
     return x;
 }
 
-// Sum over the thread block, in every thread. sums [32] is shared memory; two calls in a row need different ones, as
-// slow warps may still be reading the first.
+// Sum over the thread block, in every thread. sums [32] is shared memory; two calls in a row need different
+// ones, as slow warps may still be reading the first.
 __device__ static inline float block_sum_all(float x, float sums[32]) {
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     x = warp_sum(x);
@@ -126,8 +127,8 @@ __device__ static inline float block_sum_all(float x, float sums[32]) {
     return warp_sum(lane < blockDim.x / 32 ? sums[lane] : 0);
 }
 
-// 1 / (1 + exp(-x)) within 3 ulp, from the hardware's 2^x and 1/x. expf and a division would also handle denormal
-// numbers, which make no difference here: beside 1 they vanish.
+// 1 / (1 + exp(-x)) within 3 ulp, from the hardware's 2^x and 1/x. expf and a division would also handle
+// denormal numbers, which make no difference here: beside 1 they vanish.
 __device__ static inline float sigmoidf(float x) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));

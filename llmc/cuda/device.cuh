@@ -1,5 +1,5 @@
 /*
-Which GPU this is, whether the trainer can run on it, and how fast it could be.
+The GPU: opens it, checks that the trainer can run on it, and knows its peak speed.
 */
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
@@ -11,14 +11,14 @@ typedef struct {
     char name[256];
     int compute_capability; // 80 for 8.0
     int multiprocessors;
-    int64_t memory;    // bytes in all
-    double peak_flops; // a second, bf16 matrix products with fp32 sums, not sparse; 0 when unknown
+    int64_t memory;    // bytes in total
+    double peak_flops; // a second, of dense bf16 GEMMs with fp32 accumulation; 0 when unknown
 } Device;
 
 // ----------------------------------------------------------------------------
-// peak speed, for MFU: from the makers' data sheets, in TFLOP/s. The first row whose name begins the GPU's,
-// up to a space, a hyphen or the end, is its own; so the longer of two names stands first. A GPU missing here
-// trains as well, only without MFU.
+// peak speed, for MFU: TFLOP/s from the vendor's data sheets. A row matches when its name is a prefix of the
+// GPU's, up to a space, a hyphen or the end; the first match counts, so that of two names with a common
+// prefix the longer one comes first. A GPU that is missing here trains too, but without MFU.
 
 static inline double device_peak_flops(const char* name) {
     static const struct {
@@ -52,7 +52,7 @@ static inline double device_peak_flops(const char* name) {
         {"GeForce RTX 5090", 209.5},
     };
     if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
-    // slower ones of the same name: slices of a GPU, laptops, cut-down models
+    // slower variants of the same name: slices of a GPU, laptops, cut-down models
     if (strstr(name, " MIG ") || strstr(name, "Laptop") || strstr(name, " Ti") || strstr(name, " D"))
         return 0;
     for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
@@ -63,9 +63,10 @@ static inline double device_peak_flops(const char* name) {
 }
 
 // ----------------------------------------------------------------------------
+// opening
 
-// Makes GPU `index` of those visible this thread's own and describes it. Dies, with what to do, when there is
-// no such GPU, the driver is too old for this program, or the GPU has no matrix units for bf16.
+// Selects GPU `index` of the visible ones for this thread and describes it. Dies, with what to do, when there
+// is no such GPU, the driver is too old for this program, or the GPU has no tensor cores for bf16.
 static inline Device device_open(int index) {
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
     int driver = 0, runtime = 0, count = 0;
@@ -75,9 +76,8 @@ static inline Device device_open(int index) {
     if (driver == 0)
         die("no NVIDIA driver on this machine: install it, or train on the CPU with ./train_fox");
     if (error == cudaErrorInsufficientDriver)
-        die("the NVIDIA driver is too old: it runs CUDA %d.%d at most, and this program needs %d.%d; update "
-            "the "
-            "driver, or build with an older CUDA",
+        die("the NVIDIA driver is too old: it supports CUDA %d.%d at most, and this program needs %d.%d; "
+            "update the driver, or build with an older CUDA",
             driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
         die("there is no GPU%s%s%s; ./train_fox trains on the CPU",

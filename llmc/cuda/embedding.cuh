@@ -1,13 +1,14 @@
 /*
 The embedding: x_t = E[token_t], and its gradient: dE[token] += sum of dx_t over the positions t of the token.
 
-x and dx are bf16 [rows, d], E is bf16 and dE float [V, d], all aligned to 16 bytes; d is a multiple of 8, and tokens are
-in 0..V-1.
+x and dx are bf16 [rows, d], E is bf16 and dE float [V, d], all aligned to 16 bytes; d is a multiple of 8, and
+tokens are in 0..V-1.
 
-The backward pass sorts the positions by token, stably, and cuts the sorted list into slices of equal length, whatever the
-tokens are: one that makes up half the batch costs no more than any other. A run of one token within a slice is summed and
-added to the row of dE at once. Of a run that crosses slices, each slice writes its part to scratch, and a second kernel
-adds the parts in order. There are no atomics on floats: the same bits in every run.
+The backward pass sorts the positions by token, stably, and cuts the sorted list into slices of equal length,
+whatever the tokens are: one that makes up half the batch costs no more than any other. A run of one token
+within a slice is summed and added to the row of dE at once. Of a run that crosses slices, each slice writes
+its part to scratch, and a second kernel adds the parts in order. There are no atomics on floats: the same
+bits in every run.
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
@@ -50,8 +51,9 @@ static inline void embedding_forward(bf16* x, const int32_t* tokens, const bf16*
 // ----------------------------------------------------------------------------
 // backward, first kernel: sorts the positions by token
 //
-// A radix sort of 8 bits a pass, in one thread block, as a micro-batch has few tokens. Each warp has a share of the list:
-// it counts its items by digit, computes from the counts of all warps where they go, and moves them there in order.
+// A radix sort of 8 bits a pass, in one thread block, as a micro-batch has few tokens. Each warp has a share
+// of the list: it counts its items by digit, computes from the counts of all warps where they go, and moves
+// them there in order.
 
 // An item of the list: token << 32 | row
 __host__ __device__ static inline uint32_t sorted_token(uint64_t item) { return (uint32_t)(item >> 32); }
@@ -118,8 +120,8 @@ __global__ static void __launch_bounds__(1024)
 // ----------------------------------------------------------------------------
 // backward, second and third kernel: the sums
 
-// Length of a slice of the sorted list, which one block sums: short, for many blocks, but at most 1024 slices, as the
-// parts of a run are added one after another.
+// Length of a slice of the sorted list, which one block sums: short, for many blocks, but at most 1024
+// slices, as the parts of a run are added one after another.
 static inline int64_t embedding_slice(int64_t rows) {
     int64_t slice = ceil_div<int64_t>(rows, 1024);
     return slice < 16 ? 16 : slice;
@@ -136,8 +138,8 @@ __device__ static inline void add8(float x[8], const float* p) {
     for (int i = 0; i < 4; i++) x[i] += low[i], x[i + 4] += high[i];
 }
 
-// One block a slice. parts [slices, 2, d]: of the run that continues from the previous slice, and of the run that starts
-// in this slice and continues in the next.
+// One block a slice. parts [slices, 2, d]: of the run that continues from the previous slice, and of the run
+// that starts in this slice and continues in the next.
 __global__ static void __launch_bounds__(512)
     embedding_sum_kernel(float* dembeddings, float* parts, const bf16* dx, const uint64_t* sorted,
                          int64_t rows, int64_t d, int64_t slice) {
@@ -198,7 +200,7 @@ __global__ static void __launch_bounds__(512)
     if (!starts_with(n + 1, token)) return;
     if (n > 0 && starts_with(n, token) && sorted_token(sorted[n * slice - 1]) == token)
         return;                               // started before n
-    int64_t end = n + 2, not_before = slices; // the slice behind the run, by bisection
+    int64_t end = n + 2, not_before = slices; // the slice after the run, by bisection
     while (end < not_before) {
         int64_t middle = (end + not_before) / 2;
         if (starts_with(middle, token))

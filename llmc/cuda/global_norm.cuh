@@ -1,13 +1,13 @@
 /*
-From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the clipping factor, and
-whether all of them are finite.
+From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the clipping
+factor, and whether all of them are finite.
 
-AdamW reads the result from device memory. So the host queues a whole step without waiting, and a loss or gradient that is
-not finite leaves the weights unchanged even before the host has read it.
+AdamW reads the result from device memory. So the host queues a whole step without waiting, and a loss or
+gradient that is not finite leaves the weights unchanged even before the host has read it.
 
     param_chunks           once: the work list of global_norm and adamw_update
     loss_add               every micro-batch: adds the tokens' losses
-    global_norm            the gradient's sum of squares; with several GPUs, all-reduce loss and squares after it
+    global_norm            the gradient's sum of squares; with several GPUs, then all-reduce loss and squares
     global_norm_finish     norm, clipping factor, verdict
     adamw_update           (adamw.cuh)
 */
@@ -42,8 +42,8 @@ typedef struct {
 
 static const int64_t CHUNK_SIZE = 8192; // elements
 
-// Cuts elements [begin, end) of the flat buffers, all or a rank's shard, into chunks of one tensor each. Writes them to
-// chunks, on the host, unless that is NULL; returns their number.
+// Cuts elements [begin, end) of the flat buffers, all or a rank's shard, into chunks of one tensor each.
+// Writes them to chunks, on the host, unless that is NULL; returns their number.
 static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, int64_t begin, int64_t end) {
     int64_t n = 0;
     for (int r = 0; r < table->num_rows; r++) {
@@ -79,8 +79,8 @@ static inline ParamChunks param_chunks_upload(const ParamTable* table, int64_t b
     return chunks;
 }
 
-// Spreads a chunk over the threads of the block: four(i) for every aligned group of 4 elements, one(i) for each element
-// at the ragged ends.
+// Spreads a chunk over the threads of the block: four(i) for every aligned group of 4 elements, one(i) for
+// each element at the ragged ends.
 template <class Four, class One>
 __device__ static inline void for_chunk(const ParamChunk& chunk, const Four& four, const One& one) {
     int64_t begin = chunk.begin, end = begin + chunk.count;
@@ -133,8 +133,8 @@ static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cu
     CUDA_CHECK_LAUNCH();
 }
 
-// stats->squares = sum of squares of the gradients in the chunks. partial is scratch of chunks->count doubles. Squares are
-// computed in float, so that an element above 1.8e19 counts as not finite.
+// stats->squares = sum of squares of the gradients in the chunks. partial is scratch of chunks->count
+// doubles. Squares are computed in float, so that an element above 1.8e19 counts as not finite.
 static inline void global_norm(StepStats* stats, double* partial, const float* grads,
                                const ParamChunks* chunks, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
@@ -145,7 +145,8 @@ static inline void global_norm(StepStats* stats, double* partial, const float* g
     CUDA_CHECK_LAUNCH();
 }
 
-// Computes the other fields of stats from loss and squares. The gradient's norm is clipped at `clip`; 0: never.
+// Computes the other fields of stats from loss and squares. The gradient's norm is clipped at `clip`; 0:
+// never.
 static inline void global_norm_finish(StepStats* stats, double clip, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
     finish_kernel<<<1, 1, 0, stream>>>(stats, clip);

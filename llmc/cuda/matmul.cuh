@@ -7,9 +7,9 @@ Linear layers without bias: three GEMMs of cuBLASLt, bf16 operands with fp32 acc
 
 All matrices are row-major. The trainer describes a layer by a Linear and has one Matmul for each stream.
 
-cuBLASLt is asked for the kernel of a shape once, at its first call: asking takes longer than many a GEMM. Split-K partial
-sums stay in fp32 and are added in a fixed order; cuBLAS's other reduction schemes round them to bf16 or add them in the
-order of arrival.
+cuBLASLt is asked for the kernel of a shape once, at its first call: asking takes longer than many a GEMM.
+Split-K partial sums stay in fp32 and are added in a fixed order; cuBLAS's other reduction schemes round them
+to bf16 or add them in the order of arrival.
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -39,8 +39,8 @@ static inline void cublas_check(cublasStatus_t status, const char* call, const c
 // ----------------------------------------------------------------------------
 // plans: what runs a shape
 
-// The key of a plan, in cuBLAS's terms: d[m,n] = a' b' + residual, all column-major. One type throughout, so that there
-// is no padding and memcmp compares values.
+// The key of a plan, in cuBLAS's terms: d[m,n] = a' b' + residual, all column-major. One type throughout, so
+// that there is no padding and memcmp compares values.
 typedef struct {
     int64_t m, n, k;
     int64_t transpose_a, transpose_b;
@@ -76,9 +76,9 @@ typedef struct {
     MatmulPlan plans[MATMUL_MAX_PLANS];
 } Matmul;
 
-// Allocates the workspace; matmul_free frees it. With `tune` the first call of a shape takes some milliseconds, waits for
-// the device, and for that time allocates a second output. The choice then depends on timings, so that another run may
-// choose another kernel and round differently.
+// Allocates the workspace; matmul_free frees it. With `tune` the first call of a shape takes some
+// milliseconds, waits for the device, and for that time allocates a second output. The choice then depends on
+// timings, so that another run may choose another kernel and round differently.
 static inline void matmul_init(Matmul* mm, bool tune, cudaStream_t stream) {
     memset(mm, 0, sizeof *mm);
     mm->stream = stream;
@@ -107,9 +107,9 @@ static inline void matmul_launch(Matmul* mm, const MatmulPlan* p, const cublasLt
                                 x->d, p->d, algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
-// Times n candidates on the operands, with an output of its own, and returns the index of the fastest. Returns 0,
-// cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if there is no memory for
-// the second output.
+// Times n candidates on the operands, with an output of its own, and returns the index of the fastest.
+// Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if
+// there is no memory for the second output.
 static inline int matmul_fastest(Matmul* mm, const MatmulPlan* p,
                                  const cublasLtMatmulHeuristicResult_t* candidates, int n, MatmulOperands x) {
     void* output;
@@ -212,8 +212,8 @@ static inline void matmul_column_major(Matmul* mm, MatmulShape shape, const Matm
 }
 
 // ----------------------------------------------------------------------------
-// the three GEMMs of a linear layer. A row-major matrix is its transpose in column-major order, so that cuBLAS gets the
-// operands in exchanged order.
+// the three GEMMs of a linear layer. A row-major matrix is its transpose in column-major order, so that
+// cuBLAS gets the operands in exchanged order.
 
 typedef struct {
     const bf16* w; // [N, K], contiguous
@@ -222,13 +222,13 @@ typedef struct {
     int64_t out_stride, x_stride; // row strides of out and dout, and of x and dx, in elements
 } Linear;
 
-// n rounded up to a size at which GEMMs are fast: where N is not a multiple of 8 they are up to 8 times slower. A layer's
-// weight should have this many rows, and its output this many columns.
+// n rounded up to a size at which GEMMs are fast: where N is not a multiple of 8 they are up to 8 times
+// slower. A layer's weight should have this many rows, and its output this many columns.
 static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64) * 64; }
 
-// out [rows, N] = x w^T, plus residual [rows, N] with the strides of out, unless that is NULL. T is bf16 or float. The
-// residual may be out itself, but in bf16 cuBLAS then rounds the GEMM's result before it adds. (common_type_t: T is
-// deduced from out alone, so that NULL needs no cast.)
+// out [rows, N] = x w^T, plus residual [rows, N] with the strides of out, unless that is NULL. T is bf16 or
+// float. The residual may be out itself, but in bf16 cuBLAS then rounds the GEMM's result before it adds.
+// (common_type_t: T is deduced from out alone, so that NULL needs no cast.)
 template <class T>
 static inline void linear_forward(T* out, const bf16* x, const std::common_type_t<T>* residual,
                                   const Linear* linear, Matmul* mm) {

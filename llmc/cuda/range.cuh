@@ -3,9 +3,9 @@ Profiling: scoped ranges, one line at the top of every launch function.
 
     Range range("matmul", RANGE_BACKWARD, stream);
 
-A range always is an NVTX range, for Nsight Systems. While a RangeLog records, the outermost range is also timed by two
-CUDA events on its stream; ranges inside it count as part of it. Recording changes neither what is queued nor on which
-stream. --bench sums the times by name and pass.
+Every range is an NVTX range, for Nsight Systems. While a RangeLog records, the outermost range is also timed
+by two CUDA events on its stream; ranges inside it count as part of it. Recording changes neither what is
+queued nor on which stream. --bench sums the times by name and pass.
 */
 #ifndef LLMC_RANGE_CUH
 #define LLMC_RANGE_CUH
@@ -13,11 +13,8 @@ stream. --bench sums the times by name and pass.
 #include <nvtx3/nvToolsExt.h>
 #include "cuda_common.cuh"
 
-typedef enum {
-    RANGE_FORWARD,
-    RANGE_BACKWARD,
-    NUM_RANGE_PASSES
-} RangePass; // a recomputed forward pass is forward
+// A recomputed forward pass is forward.
+typedef enum { RANGE_FORWARD, RANGE_BACKWARD, NUM_RANGE_PASSES } RangePass;
 
 enum { RANGE_LOG_MAX = 8192, RANGE_LOG_NAMES = 16 };
 
@@ -76,8 +73,10 @@ static inline cudaEvent_t range_log_begin(RangeLog* log, const char* name, Range
         die("more than %d profiling ranges, or %d names of them", RANGE_LOG_MAX, RANGE_LOG_NAMES);
     if (n == log->num_names) log->sums[log->num_names++].name = name;
     auto& range = log->ranges[i];
-    if (!range.begin) CUDA_CHECK(cudaEventCreate(&range.begin));
-    if (!range.end) CUDA_CHECK(cudaEventCreate(&range.end));
+    if (!range.begin) {
+        CUDA_CHECK(cudaEventCreate(&range.begin));
+        CUDA_CHECK(cudaEventCreate(&range.end));
+    }
     range.name = n, range.pass = pass;
     CUDA_CHECK(cudaEventRecord(range.begin, stream));
     return range.end;

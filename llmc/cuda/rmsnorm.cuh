@@ -1,14 +1,15 @@
 /*
 RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over the channels of a row or of a head.
 
-    over rows    x, y [rows, d], weight [d], rstd [rows]: one thread block a row, eight channels a thread. A row is read
-                 once and stays in registers while its sum is computed.
-    over heads   the channels of a head are in neighbouring lanes of a warp. QK norm (qkv.cuh) and the output norm
-                 (output_gate.cuh) are fused into other kernels; the arithmetic that they share is here.
+    over rows    x, y [rows, d], weight [d], rstd [rows]: one thread block a row, eight channels a thread.
+                 A row is read once and stays in registers while its sum is computed.
+    over heads   the channels of a head are in neighbouring lanes of a warp. QK norm (qkv.cuh) and the output
+                 norm (output_gate.cuh) are fused into other kernels; the arithmetic they share is here.
 
-The gradient of the weight is a sum over all tokens. The grid is as large as the GPU runs at once. Each block loops over
-its share of the tokens, prefetching the next one, accumulates in registers, and writes one row of partial sums; a second
-kernel adds the rows. Every order of sums is fixed, so that a GPU computes the same bits in every run.
+The gradient of the weight is a sum over all tokens. The grid is as large as the GPU runs at once. Each block
+loops over its share of the tokens, prefetching the next one, accumulates in registers, and writes one row of
+partial sums; a second kernel adds the rows. Every order of sums is fixed, so that a GPU computes the same
+bits in every run.
 
 Pointers to bf16 are aligned to 16 bytes.
 */
@@ -29,8 +30,8 @@ template <class Kernel> static inline int64_t resident_blocks(Kernel kernel, int
     return (int64_t)multiprocessors * blocks;
 }
 
-// Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that the GPU can
-// hold, whatever the shape.
+// Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that
+// the GPU can hold, whatever the shape.
 static inline size_t norm_partial_bytes(void) {
     int device, multiprocessors, threads;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -166,8 +167,9 @@ static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cud
     CUDA_CHECK_LAUNCH();
 }
 
-// dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is recomputed, with
-// the bits of the forward pass, so that it need not be kept. partial is scratch of norm_partial_bytes.
+// dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is
+// recomputed, with the bits of the forward pass, so that it need not be kept. partial is scratch of
+// norm_partial_bytes.
 static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf16* x, bool add,
                                     const Norm* norm, float* partial, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_BACKWARD, stream);
@@ -184,8 +186,8 @@ static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf1
 // ----------------------------------------------------------------------------
 // over heads
 
-// A thread of the kernels over heads. It has eight channels of one head, of one token after another. The number of
-// lanes of a head is dh / 8 rounded up to a power of two; the last ones are idle.
+// A thread of the kernels over heads. It has eight channels of one head, of one token after another. The
+// number of lanes of a head is dh / 8 rounded up to a power of two; the last ones are idle.
 struct HeadThread {
     int head;
     int channel; // first of the eight

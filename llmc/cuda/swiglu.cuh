@@ -1,8 +1,8 @@
 /*
 SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of gate_up.
 
-gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is a multiple
-of 8. A thread has eight channels of a row.
+gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
+a multiple of 8. A thread has eight channels of a row.
 */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
@@ -63,8 +63,8 @@ static inline void swiglu_forward(bf16* act, const bf16* gate_up, int64_t rows, 
     CUDA_CHECK_LAUNCH();
 }
 
-// dgate_up [rows, 2I] from dact [rows, I]. act is recomputed, with the bits of the forward pass, so that it need not be
-// kept. dgate_up may be gate_up, and act may be dact.
+// dgate_up [rows, 2I] from dact [rows, I]. act is recomputed, with the bits of the forward pass, so that it
+// need not be kept. dgate_up may be gate_up, and act may be dact.
 static inline void swiglu_backward(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up,
                                    int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);

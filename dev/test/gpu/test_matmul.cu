@@ -1,20 +1,14 @@
 /*
-The three products of a linear layer, against double on the CPU, at the model's shapes and odd ones.
+The three GEMMs of a linear layer, against double on the CPU, at the model's shapes and odd ones.
 
-    test_matmul [quick]     quick: a few small shapes, for compute-sanitizer
+    test_matmul [quick] [SEED]     quick: a few small shapes, for compute-sanitizer
 */
 #include "../../../llmc/cuda/matmul.cuh"
 #include "buffers.cuh"
 
-// Of float outputs, 2 to 3 times what an H100 showed. Tensor cores cut off what they add rather than round
-// it, so that the error grows with the number of terms: up to 3584, and 43000.
+// Of float outputs, 2 to 3 times what an H100 showed. Tensor cores truncate what they add, so that the error
+// grows with the number of terms: up to 3584, and 43000.
 static const double FLOAT_LIMIT = 1e-5, LONG_SUM_LIMIT = 6e-5;
-
-static vector<double> doubles(const vector<bf16>& x) {
-    vector<double> y(x.size());
-    for (size_t i = 0; i < x.size(); i++) y[i] = value(x[i]);
-    return y;
-}
 
 template <class T>
 static vector<T> without_padding(const vector<T>& x, int64_t rows, int64_t cols, int64_t stride) {
@@ -24,7 +18,7 @@ static vector<T> without_padding(const vector<T>& x, int64_t rows, int64_t cols,
     return y;
 }
 
-// Rows of `stride` elements of which the last stride - cols are NaN: whoever reads them shows.
+// Rows of `stride` elements of which the last stride - cols are NaN: a kernel that reads them fails.
 static vector<bf16> draw_padded(int64_t rows, int64_t cols, int64_t stride, double scale) {
     vector<bf16> x = draw<bf16>((size_t)(rows * stride), scale);
     for (int64_t i = 0; i < rows; i++)
@@ -40,109 +34,114 @@ static bool padding_is_nan(const vector<T>& x, int64_t rows, int64_t cols, int64
     return true;
 }
 
-template <class T> static void poison(const Buffer<T>& x) {
-    CUDA_CHECK(cudaMemset(x.p, 0xFF, x.n * sizeof(T)));
-}
+// Inputs, and what should be computed from them.
+struct MatmulTest {
+    int64_t M, N, K, out_stride, x_stride;
+    vector<bf16> x, w, dout, residual;
+    vector<float> dw0;
+    vector<double> out, out_residual, dx, dw;
+
+    MatmulTest(int64_t M, int64_t N, int64_t K, int64_t out_stride, int64_t x_stride)
+        : M(M), N(N), K(K), out_stride(out_stride), x_stride(x_stride), x(draw_padded(M, K, x_stride, 1)),
+          w(draw<bf16>(N * K, 0.02)), dout(draw_padded(M, N, out_stride, 1)),
+          residual(draw<bf16>(M * out_stride, 0.5)), dw0(draw<float>(N * K, 1)), out(M * N),
+          out_residual(M * N), dx(M * K), dw(dw0.begin(), dw0.end()) {
+        vector<double> fx = doubles(without_padding(x, M, K, x_stride)), fw = doubles(w);
+        vector<double> fdout = doubles(without_padding(dout, M, N, out_stride));
+#pragma omp parallel for
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t m = 0; m < M; m++) {
+                double sum = 0, g = fdout[m * N + n];
+                for (int64_t k = 0; k < K; k++) {
+                    sum += fx[m * K + k] * fw[n * K + k];
+                    dw[n * K + k] += g * fx[m * K + k];
+                }
+                out[m * N + n] = sum;
+                out_residual[m * N + n] = sum + value(residual[m * out_stride + n]);
+            }
+#pragma omp parallel for
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t n = 0; n < N; n++)
+                for (int64_t k = 0; k < K; k++) dx[m * K + k] += fdout[m * N + n] * fw[n * K + k];
+    }
+};
+
+// What the GPU computes from them.
+struct MatmulResults {
+    vector<bf16> out, out_residual, out_in_place, dx;
+    vector<float> out_float, dw;
+
+    MatmulResults(const MatmulTest& in, Matmul* mm) {
+        Buffer<bf16> x(in.x), w(in.w), dout(in.dout), residual(in.residual), d_out(residual.n), d_dx(x.n);
+        Buffer<float> d_out_float(d_out.n), d_dw(in.dw0);
+        Linear linear = {w, d_dw, in.M, in.N, in.K, in.out_stride, in.x_stride};
+        linear_forward(d_out.p, x, NULL, &linear, mm);
+        out = d_out.host();
+        d_out.poison();
+        linear_forward(d_out.p, x, residual, &linear, mm);
+        out_residual = d_out.host();
+        d_out = in.residual;
+        linear_forward(d_out.p, x, d_out, &linear, mm);
+        out_in_place = d_out.host();
+        linear_forward(d_out_float.p, x, NULL, &linear, mm);
+        out_float = d_out_float.host();
+        linear_backward(d_dx, dout, x, &linear, mm);
+        dx = d_dx.host();
+        dw = d_dw.host();
+    }
+};
 
 static void test_matmul(Matmul* mm, int64_t M, int64_t N, int64_t K, int64_t out_stride, int64_t x_stride) {
-    vector<bf16> x = draw_padded(M, K, x_stride, 1), w = draw<bf16>((size_t)(N * K), 0.02);
-    vector<bf16> dout = draw_padded(M, N, out_stride, 1),
-                 residual = draw<bf16>((size_t)(M * out_stride), 0.5);
-    vector<float> dw0 = draw<float>((size_t)(N * K), 1);
-    Buffer<bf16> d_x(x), d_w(w), d_dout(dout), d_add(residual), out((size_t)(M * out_stride)),
-        dx((size_t)(M * x_stride));
-    Buffer<float> out_float(out.n), dw(dw0);
+    snprintf(test_case, sizeof test_case, "%lld x %lld x %lld", (long long)M, (long long)N, (long long)K);
+    MatmulTest want(M, N, K, out_stride, x_stride);
+    MatmulResults got(want, mm), again(want, mm);
+    CHECK(same_bits(got.out, again.out) && same_bits(got.out_residual, again.out_residual) &&
+              same_bits(got.out_in_place, again.out_in_place) && same_bits(got.out_float, again.out_float) &&
+              same_bits(got.dx, again.dx) && same_bits(got.dw, again.dw),
+          "%s: two runs differ", test_case);
 
-    vector<double> fx = doubles(without_padding(x, M, K, x_stride)), fw = doubles(w);
-    vector<double> fdout = doubles(without_padding(dout, M, N, out_stride));
-    vector<double> want((size_t)(M * N)), want_add(want.size()), want_dx((size_t)(M * K), 0.0);
-    vector<double> want_dw(dw0.begin(), dw0.end());
-#pragma omp parallel for
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t m = 0; m < M; m++) {
-            double sum = 0, g = fdout[(size_t)(m * N + n)];
-            for (int64_t k = 0; k < K; k++) {
-                sum += fx[(size_t)(m * K + k)] * fw[(size_t)(n * K + k)];
-                want_dw[(size_t)(n * K + k)] += g * fx[(size_t)(m * K + k)];
-            }
-            want[(size_t)(m * N + n)] = sum;
-            want_add[(size_t)(m * N + n)] = sum + value(residual[(size_t)(m * out_stride + n)]);
-        }
-#pragma omp parallel for
-    for (int64_t m = 0; m < M; m++)
-        for (int64_t n = 0; n < N; n++)
-            for (int64_t k = 0; k < K; k++)
-                want_dx[(size_t)(m * K + k)] += fdout[(size_t)(m * N + n)] * fw[(size_t)(n * K + k)];
-
-    char shape[96];
-    snprintf(shape, sizeof shape, "%lld x %lld x %lld", (long long)M, (long long)N, (long long)K);
-    vector<bf16> results[2][4];
-    vector<float> dws[2], floats[2];
-    for (int run = 0; run < 2; run++) {
-        poison(out);
-        poison(out_float);
-        poison(dx);
-        linear_forward(mm, out.p, d_x, d_w, (bf16*)NULL, M, N, K, out_stride, x_stride, 0);
-        results[run][0] = out.host();
-        poison(out);
-        linear_forward(mm, out.p, d_x, d_w, d_add.p, M, N, K, out_stride, x_stride,
-                       0); // a residual elsewhere
-        results[run][1] = out.host();
-        out = residual;
-        linear_forward(mm, out.p, d_x, d_w, out.p, M, N, K, out_stride, x_stride, 0); // and in place
-        results[run][2] = out.host();
-        linear_forward(mm, out_float.p, d_x, d_w, (float*)NULL, M, N, K, out_stride, x_stride, 0);
-        floats[run] = out_float.host();
-        dw = dw0;
-        linear_backward(mm, dx, dw, d_dout, d_x, d_w, M, N, K, out_stride, x_stride, 0);
-        results[run][3] = dx.host();
-        dws[run] = dw.host();
-    }
-    for (int i = 0; i < 4; i++)
-        CHECK(same_bits(results[0][i], results[1][i]), "%s: two runs differ in %d", shape, i);
-    CHECK(same_bits(dws[0], dws[1]) && same_bits(floats[0], floats[1]), "%s: two runs differ", shape);
-
-    auto within = [&](const vector<bf16>& got, const vector<double>& reference, double roundings) {
-        double e = relative_error(without_padding(got, M, N, out_stride), reference) / sqrt(roundings);
+    auto within = [&](const vector<bf16>& x, const vector<double>& reference, double roundings) {
+        double e = relative_error(without_padding(x, M, N, out_stride), reference) / sqrt(roundings);
         return noted("matmul, bf16", e) < bf16_limit(reference.size());
     };
-    CHECK(within(results[0][0], want, 1), "%s: forward", shape);
-    CHECK(within(results[0][1], want_add, 1), "%s: forward with a residual", shape);
-    CHECK(within(results[0][2], want_add, 2), "%s: forward onto the residual", shape);
-    double error = noted("matmul, float", relative_error(without_padding(floats[0], M, N, out_stride), want));
-    CHECK(error < FLOAT_LIMIT, "%s: forward in float: %g", shape, error);
-    error = noted("matmul, bf16", relative_error(without_padding(results[0][3], M, K, x_stride), want_dx));
-    CHECK(error < bf16_limit(want_dx.size()), "%s: backward, input: %g", shape, error);
-    error = noted("matmul, float", relative_error(dws[0], want_dw));
-    CHECK(error < FLOAT_LIMIT, "%s: backward, weight: %g", shape, error);
-    CHECK(padding_is_nan(results[0][0], M, N, out_stride) && padding_is_nan(floats[0], M, N, out_stride) &&
-              padding_is_nan(results[0][3], M, K, x_stride),
-          "%s: wrote into the padding of a row", shape);
-    CHECK(out.end_untouched() && dx.end_untouched() && dw.end_untouched(), "%s: wrote behind the end", shape);
+    CHECK(within(got.out, want.out, 1), "%s: forward", test_case);
+    CHECK(within(got.out_residual, want.out_residual, 1), "%s: forward with a residual", test_case);
+    CHECK(within(got.out_in_place, want.out_residual, 2), "%s: forward onto the residual", test_case);
+    double error =
+        noted("matmul, float", relative_error(without_padding(got.out_float, M, N, out_stride), want.out));
+    CHECK(error < FLOAT_LIMIT, "%s: forward in float: %g", test_case, error);
+    error = noted("matmul, bf16", relative_error(without_padding(got.dx, M, K, x_stride), want.dx));
+    CHECK(error < bf16_limit(want.dx.size()), "%s: backward, input: %g", test_case, error);
+    error = noted("matmul, float", relative_error(got.dw, want.dw));
+    CHECK(error < FLOAT_LIMIT, "%s: backward, weight: %g", test_case, error);
+    CHECK(padding_is_nan(got.out, M, N, out_stride) && padding_is_nan(got.out_float, M, N, out_stride) &&
+              padding_is_nan(got.dx, M, K, x_stride),
+          "%s: wrote into the padding of a row", test_case);
 }
 
-// The head on more than 2^31 logits, by samples.
+// The vocabulary projection with more than 2^31 logits, by samples.
 static void test_matmul_big(Matmul* mm) {
     const int64_t M = 43000, N = 50257, K = 64, stride = 50264;
-    vector<bf16> x = draw<bf16>((size_t)(M * K), 1), w = draw<bf16>((size_t)(N * K), 0.1);
-    Buffer<bf16> d_x(x), d_w(w), logits((size_t)(M * stride)), dx(d_x.n);
-    Buffer<float> dw(vector<float>((size_t)(N * K)));
-    linear_forward(mm, logits.p, d_x, d_w, (bf16*)NULL, M, N, K, stride, K, 0);
-    linear_backward(mm, dx, dw, logits, d_x, d_w, M, N, K, stride, K, 0);
+    snprintf(test_case, sizeof test_case, "more than 2^31 logits");
+    vector<bf16> x = draw<bf16>(M * K, 1), w = draw<bf16>(N * K, 0.1);
+    Buffer<bf16> d_x(x), d_w(w), logits(M * stride), dx(d_x.n);
+    Buffer<float> dw(vector<float>(N * K));
+    Linear linear = {d_w, dw, M, N, K, stride, K};
+    linear_forward(logits.p, d_x, NULL, &linear, mm);
+    linear_backward(dx, logits, d_x, &linear, mm);
 
     vector<bf16> got, got_dx;
     vector<double> want, want_dx;
     for (int64_t m : {(int64_t)0, (int64_t)42723, (int64_t)42724, M - 1}) {
-        vector<bf16> row = logits.host((size_t)(m * stride), (size_t)N),
-                     dx_row = dx.host((size_t)(m * K), (size_t)K);
+        vector<bf16> row = logits.host(m * stride, N), dx_row = dx.host(m * K, K);
         got.insert(got.end(), row.begin(), row.end());
         got_dx.insert(got_dx.end(), dx_row.begin(), dx_row.end());
-        vector<double> sums((size_t)K, 0.0);
+        vector<double> sums(K, 0.0);
         for (int64_t n = 0; n < N; n++) {
             double sum = 0;
             for (int64_t k = 0; k < K; k++) {
-                sum += value(x[(size_t)(m * K + k)]) * value(w[(size_t)(n * K + k)]);
-                sums[(size_t)k] += value(row[(size_t)n]) * value(w[(size_t)(n * K + k)]);
+                sum += value(x[m * K + k]) * value(w[n * K + k]);
+                sums[k] += value(row[n]) * value(w[n * K + k]);
             }
             want.push_back(sum);
         }
@@ -153,30 +152,26 @@ static void test_matmul_big(Matmul* mm) {
           relative_error(got_dx, want_dx));
 
     const int64_t cols = 8;
-    vector<bf16> columns((size_t)(M * cols));
-    CUDA_CHECK(cudaMemcpy2D(columns.data(), (size_t)cols * 2, logits.p + (N - cols), (size_t)stride * 2,
-                            (size_t)cols * 2, (size_t)M, cudaMemcpyDeviceToHost));
-    vector<double> want_dw((size_t)(cols * K), 0.0);
+    vector<bf16> columns(M * cols);
+    CUDA_CHECK(cudaMemcpy2D(columns.data(), cols * 2, logits.p + (N - cols), stride * 2, cols * 2, M,
+                            cudaMemcpyDeviceToHost));
+    vector<double> want_dw(cols * K, 0.0);
     for (int64_t m = 0; m < M; m++)
         for (int64_t n = 0; n < cols; n++)
             for (int64_t k = 0; k < K; k++)
-                want_dw[(size_t)(n * K + k)] +=
-                    value(columns[(size_t)(m * cols + n)]) * value(x[(size_t)(m * K + k)]);
-    double error = relative_error(dw.host((size_t)((N - cols) * K)), want_dw);
+                want_dw[n * K + k] += value(columns[m * cols + n]) * value(x[m * K + k]);
+    double error = relative_error(dw.host((N - cols) * K), want_dw);
     CHECK(error < LONG_SUM_LIMIT, "backward, weight: %g", error);
 }
 
 // ----------------------------------------------------------------------------
 
 int main(int argc, char** argv) {
-    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
-    seed = (uint64_t)time(NULL) * 1000;
-    printf("seed %llu\n", (unsigned long long)seed);
+    bool quick = test_begin(argc, argv);
     CHECK_DIES("CUBLAS_STATUS_NOT_SUPPORTED; matrices must", CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED));
     for (int tune = 0; tune < 2; tune++) {
-        Buffer<char> workspace(MATMUL_WORKSPACE);
         Matmul mm;
-        matmul_init(&mm, workspace, tune);
+        matmul_init(&mm, tune, 0);
         // M, N, K, stride of out, stride of x
         const int64_t shapes[][5] = {
             {1, 8, 8, 8, 8},
