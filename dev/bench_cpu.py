@@ -25,8 +25,7 @@ T, V = 512, 257
 NANO = dict(hidden_size=128, num_heads=2, num_hidden_layers=4, vocab_size=V)
 
 
-# faster versions of fox.attention: cum_logf in float32, sufficient at T = 512; T x T operations in place or
-# avoided
+# faster versions of fox.attention: cum_logf in float32, sufficient at T = 512; fewer T x T operations
 
 def softmax_attention(q, k, v, cum_logf):
     s = (q / math.sqrt(q.shape[-1])) @ k.mT
@@ -37,7 +36,7 @@ def softmax_attention(q, k, v, cum_logf):
 
 
 def flash_attention(q, k, v, cum_logf):
-    """Without a T x T matrix: the bias c_i - c_j, c = cum_logf, is two more channels of q and k, padded to 80."""
+    """Without a T x T matrix: the bias c_i - c_j, c = cum_logf, is 2 more channels of q and k (80 in all)."""
     root, pad = math.sqrt(q.shape[-1]), 16
     c = root * cum_logf.float()[..., None]
     one, zeros = torch.ones_like(c), c.new_zeros(*c.shape[:-1], pad - 2)
@@ -61,7 +60,7 @@ def main():
     args.add_argument("--attention", choices=ATTENTION, default="flash")
     args = args.parse_args()
 
-    torch.set_flush_denormal(True)  # strong decay gives denormal attention weights, which halve PyTorch's speed
+    torch.set_flush_denormal(True)  # strong decay gives denormal weights, which halve PyTorch's speed
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     import_rss_mib = peak_rss_mib()

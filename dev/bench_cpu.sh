@@ -7,7 +7,7 @@ set -eu
 python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=${STEPS:-10}
 
 "$python" -c 'import torch' 2>/dev/null || {
-    echo "error: $python has no PyTorch; set PYTHON to an installation that has it (dev/reference/README.md)" >&2
+    echo "error: $python has no PyTorch; set PYTHON to one that has it (dev/reference/README.md)" >&2
     exit 1
 }
 report=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$steps" --micro-batch "$batch" \

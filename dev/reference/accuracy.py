@@ -121,7 +121,7 @@ def draw_family(args, folder):
 
 @torch.no_grad()
 def draw_fixture(args, folder, nudged):
-    """Saves the fixture, with weights changed by 1% if nudged; returns tokens and expected results or None."""
+    """Saves the fixture, weights changed by 1% if nudged; returns tokens and expected results or None."""
     expected = load_file(args.fixture / "expected.safetensors")
     model = fox.load(args.fixture, torch.float32)
     for w in model.state_dict().values() if nudged else ():
@@ -132,7 +132,7 @@ def draw_fixture(args, folder, nudged):
 
 
 def compare(args, folder, draw, squares):
-    """Adds one draw to squares[name]: sums of squares of the trainer's error, autocast's error, exact values."""
+    """Adds one draw to squares[name]: sums of squares of our error, autocast's error, exact values."""
     with torch.device("cpu"):
         torch.manual_seed(args.seed + draw)
         stream, exact = (draw_fixture(args, folder, draw > 0) if args.fixture else
@@ -173,7 +173,7 @@ def main():
     p.add_argument("--hidden-size", type=int, default=768)
     p.add_argument("--num-heads", type=int, default=12)
     p.add_argument("--vocab-size", type=int, default=50257)
-    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model, instead of random weights")
+    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model [random weights]")
     p.add_argument("--draws", type=int, help="[3; 16 with --fixture, whose tensors are small]")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--program", default="./train_foxcu")

@@ -61,7 +61,7 @@ def long_gate_bias(c):
 # modules
 
 class RMSNorm(nn.Module):
-    """RMSNorm over the last axis of x: [..., d], weight [d]; or [..., h, dh], weight [d], or [dh] if shared."""
+    """RMSNorm over the last axis of x [..., d], or of x [..., h, dh] with weight [d], or [dh] if shared."""
 
     def __init__(self, width, eps):
         super().__init__()

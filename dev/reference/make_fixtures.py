@@ -76,7 +76,7 @@ def seeded(name):
 
 @torch.no_grad()
 def draw_weights(model):
-    """Draws weights for which every module matters: activations around 1, gates half open, uneven attention."""
+    """Weights for which every module matters: activations around 1, gates half open, uneven attention."""
     long_gate = model.config["fgate_type"] == "full" and model.config["fgate_bias_init"]
     for name, w in model.state_dict().items():
         if "norm" in name:
