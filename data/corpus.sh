@@ -1,10 +1,11 @@
 #!/bin/sh
-# The corpus of the quick start: text that is on the machine already, the C headers it compiles with.
+# Writes the corpus of scripts/quickstart.sh from text that every machine with a C compiler has: the C
+# headers.
 #
-#     data/corpus.sh PREFIX        writes PREFIX_train_000000.bin and PREFIX_val_000000.bin, one token a byte
+#     data/corpus.sh PREFIX        writes PREFIX_train_000000.bin and PREFIX_val_000000.bin, one token per byte
 #
-# Up to 16 MB: first what lies closest to the top of the include folders, in the order of the names. A file in
-# twenty is for validation. Licence texts are left in; they are real text.
+# The corpus is up to 16 MB of files, sorted by depth below the include folders, then by name. One file in
+# twenty is in the validation split. Licence texts are not removed.
 set -eu
 
 fail() {
@@ -14,9 +15,9 @@ fail() {
 
 [ $# -eq 1 ] || fail "usage: data/corpus.sh PREFIX"
 encoder=$(dirname "$0")/text_to_shards
-[ -x "$encoder" ] || fail "$encoder: not there yet; build it with: make data/text_to_shards"
+[ -x "$encoder" ] || fail "$encoder: not built; run: make data/text_to_shards"
 
-# gcc's own headers, if there is a gcc
+# gcc's own headers, if gcc is installed
 own=$(gcc -print-file-name=include 2>/dev/null || true)
 case $own in /*) ;; *) own= ;; esac
 [ -d /usr/include ] || fail "/usr/include: no such folder; install libc6-dev or glibc-devel"
@@ -25,7 +26,7 @@ files=$(mktemp)
 trap 'rm -f "$files"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# wc prints "SIZE PATH", and for each batch a total, which has no slash; the first sort key is the depth
+# wc prints "SIZE PATH" and, for each batch, a total without a slash; the first sort key is the depth
 find -H ${own:+"$own"} /usr/include -type f -name '*.h' -exec wc -c {} + |
     awk 'index($0, "/") { size = $1; sub(/^ *[0-9]+ /, ""); print gsub("/", "/"), size, $0 }' |
     LC_ALL=C sort -k1,1n -k3 |

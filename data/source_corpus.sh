@@ -1,15 +1,17 @@
 #!/bin/sh
-# The corpus of the quick start on a GPU: long documents of real text, the largest C files of the Linux kernel,
-# from the source package of Debian or Ubuntu. It takes apt, the network and 1 GB of disk, but not root.
+# Writes the corpus of scripts/gpu_quickstart.sh: long documents of real text, the largest C files of the
+# Linux kernel, from the source package of Debian or Ubuntu. Needs apt, network access and 1 GB of disk, but
+# not root.
 #
 #     data/source_corpus.sh PREFIX [VOCAB]
 #
-# writes GPT-2 tokens: PREFIX_train_000000.bin, some 60 million in documents of 16384, and PREFIX_val_000000.bin,
-# some 3.6 million in documents of 32768. VOCAB is GPT-2's vocab.bpe, by default the copy that the tests use. The
-# package stays in PREFIX.source for the next run; remove that folder as you like.
+# writes GPT-2 tokens: PREFIX_train_000000.bin, some 60 million in documents of 16384, and
+# PREFIX_val_000000.bin, some 3.6 million in documents of 32768. VOCAB is GPT-2's vocab.bpe, by default the
+# copy in dev/test/fixtures. The package is kept in the folder PREFIX.source for the next run; the folder may
+# be deleted.
 #
-# A driver resembles its neighbours, so whole folders are held out, one in sixteen. The documents of a file follow
-# each other: train with --shuffle. Another version of the package gives another text.
+# Files of one folder are similar, so whole folders are held out, one in sixteen. The documents of a file are
+# adjacent in the shard: train with --shuffle. The text depends on the version of the package.
 set -eu
 export LC_ALL=C
 
@@ -22,23 +24,23 @@ need() {
     command -v "$1" >/dev/null || fail "$1: not found; $2"
 }
 
-# Runs a command whose own words matter only when it fails, and then only the last of them.
+# Runs a command; prints only the last line of its output, and only if it fails.
 quietly() {
     "$@" >log 2>&1 || fail "$1 failed: $(sed -n 's/^[A-Z]: //; /./h; ${ g; p; }' log)"
 }
 
 { [ $# -ge 1 ] && [ $# -le 2 ]; } || fail "usage: data/source_corpus.sh PREFIX [VOCAB]"
-case $1 in '' | -* | */) fail "PREFIX '$1': must be the beginning of a file name, and ./ come before a dash" ;; esac
+case $1 in '' | -* | */) fail "PREFIX '$1': must end with the start of a file name, and not start with -" ;; esac
 data=$(cd "$(dirname "$0")" && pwd)
 encoder=$data/text_to_shards
-[ -x "$encoder" ] || fail "$encoder: not there yet; build it with: make data/text_to_shards"
+[ -x "$encoder" ] || fail "$encoder: not built; run: make data/text_to_shards"
 vocab=${2:-$data/../dev/test/fixtures/gpt2/vocab.bpe}
 { [ -f "$vocab" ] && [ -r "$vocab" ]; } || fail "$vocab: cannot read; VOCAB is GPT-2's vocab.bpe, see data/README.md"
 vocab=$(cd "$(dirname "$vocab")" && pwd)/$(basename "$vocab")
 for tool in apt-get apt-cache dpkg-deb; do
-    need $tool "this corpus is for Debian and Ubuntu; data/README.md has others"
+    need $tool "this corpus requires Debian or Ubuntu; data/README.md lists others"
 done
-mkdir -p "$1.source" 2>/dev/null || fail "$1.source: cannot make this folder"
+mkdir -p "$1.source" 2>/dev/null || fail "$1.source: cannot create this folder"
 prefix=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$prefix.source"
 rm -rf package tree
@@ -46,25 +48,26 @@ trap 'cd "$prefix.source" && rm -rf package tree log ./*.list held_*.bin' EXIT
 trap 'exit 1' HUP INT TERM
 
 # ----------------------------------------------------------------------------
-# the package: linux-source stands for the newest linux-source-VERSION, which holds a compressed tar archive
+# the package: linux-source depends on the newest linux-source-VERSION, which contains a compressed tar
+# archive
 
 package=$(apt-cache depends linux-source 2>/dev/null | sed -n 's/^ *Depends: \(linux-source-\)/\1/p' | head -n 1)
-[ -n "$package" ] || fail "linux-source: apt knows no such package; run: apt-get update"
-echo "$package: 140 MB or more to download, unless it is in $1.source"
+[ -n "$package" ] || fail "linux-source: apt does not know this package; run: apt-get update"
+echo "$package: downloading 140 MB or more, unless it is in $1.source"
 quietly apt-get download "$package"
-# shellcheck disable=SC2012 # apt chooses the name, and nothing odd is in it
+# shellcheck disable=SC2012 # package file names contain no special characters
 quietly dpkg-deb -x "$(ls -t "$package"_*.deb | head -n 1)" package
 archive=$(find package/usr/src -type f -name 'linux-source-*.tar.*')
 case $archive in
     *.xz) need xz "run: apt-get install xz-utils" ;;
     *.bz2) need bzip2 "run: apt-get install bzip2" ;;
-    *) fail "$package: holds no linux-source-*.tar.xz or .tar.bz2" ;;
+    *) fail "$package: contains no linux-source-*.tar.xz or .tar.bz2" ;;
 esac
 mkdir tree
 quietly tar -xf "$archive" -C tree --strip-components=1 --wildcards '*.c'
 
 # ----------------------------------------------------------------------------
-# the files: long, no tables of numbers, and in an order that mixes the subsystems: that of their checksums
+# the files: large ones that are not mainly tables of numbers, ordered by checksum to mix the subsystems
 
 cd tree
 find . -type f -name '*.c' -size +40000c |
@@ -76,7 +79,7 @@ find . -type f -name '*.c' -size +40000c |
     xargs cksum | sort -n |
     awk '
         {
-            n = split($3, part, "/") # ./drivers/net/ethernet/intel/...: a vendor is a folder at this depth
+            n = split($3, part, "/") # up to 4 folders, so that drivers/net/ethernet/VENDOR is one group
             folder = ""
             for (i = 2; i < n && i <= 5; i++) folder = folder "/" part[i]
             if (!(folder in number)) number[folder] = ++folders
@@ -85,8 +88,8 @@ find . -type f -name '*.c' -size +40000c |
         }'
 { [ -s ../train.list ] && [ -s ../held.list ]; } || fail "$package: too few long C files"
 
-# text_to_shards calls train what it is not asked to split, and clears both names of a prefix: so the held-out
-# shard is made under another and moved.
+# Without --val-fraction, text_to_shards writes only a train split and removes all shards of the prefix. The
+# held-out shard is therefore written under another prefix and renamed.
 encode() {
     "$encoder" --tokenizer gpt2 --vocab "$vocab" --doc-len "$1" --list "$2" --out "$3"
 }

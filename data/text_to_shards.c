@@ -395,7 +395,8 @@ static void print_summary(const Job* job, const InputFiles* files) {
     printf("\n");
 }
 
-int main(int argc, char** argv) {
+// The program; main except for its name, under which the test calls it.
+static int text_to_shards(int argc, char** argv) {
     Options options = parse_options(argc, argv);
     Job job = {.options = &options};
     Error err;
@@ -427,3 +428,7 @@ int main(int argc, char** argv) {
     tokenizer_free(&job.tokenizer);
     return EXIT_SUCCESS;
 }
+
+#ifndef TESTING
+int main(int argc, char** argv) { return text_to_shards(argc, argv); }
+#endif

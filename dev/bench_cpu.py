@@ -1,7 +1,8 @@
 """
-The speed and memory to beat on a CPU: one float32 training step (forward, backward, clip, AdamW) of
-fox-pro-nano in eager PyTorch, with the model of reference/fox.py and a fast attention. Prints a line of JSON:
-the median step, tokens a second, and the process's peak memory, of which PyTorch itself took import_rss_mib.
+CPU baseline: speed and memory of a float32 training step (forward, backward, clipping, AdamW) of fox-pro-nano
+in eager PyTorch, with the model of reference/fox.py and a faster attention. Called by bench_cpu.sh. Prints a
+line of JSON: median step time, tokens per second, and peak memory of the process, including import_rss_mib
+for PyTorch.
 
     python dev/bench_cpu.py --threads 1 --batch 4
 """
@@ -24,20 +25,20 @@ T, V = 512, 257
 NANO = dict(hidden_size=128, num_heads=2, num_hidden_layers=4, vocab_size=V)
 
 
-# fox.attention made fast: float32 suffices for c at T = 512, and T x T passes can be in place or avoided
+# faster versions of fox.attention: cum_logf in float32, sufficient at T = 512; fewer T x T operations
 
-def softmax_attention(q, k, v, c):
+def softmax_attention(q, k, v, cum_logf):
     s = (q / math.sqrt(q.shape[-1])) @ k.mT
-    s += c.float()[..., :, None]
-    s -= c.float()[..., None, :]
+    s += cum_logf.float()[..., :, None]
+    s -= cum_logf.float()[..., None, :]
     s.masked_fill_(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
     return s.softmax(-1) @ v
 
 
-def flash_attention(q, k, v, c):
-    """No T x T matrix: the bias c_i - c_j is two more channels of q and k. With 80 channels it runs best."""
+def flash_attention(q, k, v, cum_logf):
+    """Without a T x T matrix: the bias c_i - c_j, c = cum_logf, is 2 more channels of q and k (80 in all)."""
     root, pad = math.sqrt(q.shape[-1]), 16
-    c = root * c.float()[..., None]
+    c = root * cum_logf.float()[..., None]
     one, zeros = torch.ones_like(c), c.new_zeros(*c.shape[:-1], pad - 2)
     q, k = torch.cat((q, c, one, zeros), -1), torch.cat((k, one, -c, zeros), -1)
     o = F.scaled_dot_product_attention(q, k, F.pad(v, (0, pad)), is_causal=True, scale=1 / root)
@@ -54,12 +55,12 @@ def peak_rss_mib():
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--threads", type=int, default=1)
-    args.add_argument("--batch", type=int, default=4, help="sequences of 512 tokens in a step")
-    args.add_argument("--steps", type=int, default=10, help="timed steps, after two to warm up")
+    args.add_argument("--batch", type=int, default=4, help="sequences of 512 tokens per step")
+    args.add_argument("--steps", type=int, default=10, help="timed steps, after two warm-up steps")
     args.add_argument("--attention", choices=ATTENTION, default="flash")
     args = args.parse_args()
 
-    torch.set_flush_denormal(True)  # long decays give denormal weights, which would halve PyTorch's speed
+    torch.set_flush_denormal(True)  # strong decay gives denormal weights, which halve PyTorch's speed
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     import_rss_mib = peak_rss_mib()

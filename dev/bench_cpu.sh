@@ -1,13 +1,13 @@
 #!/bin/sh
-# A training step of fox-pro-nano, beside the same model in PyTorch eager float32 (dev/reference/fox.py) with the same
-# batch and number of threads, on the same machine in the same run. Prints the ratios.
+# Compares a training step of fox-pro-nano with the same model in eager float32 PyTorch (bench_cpu.py), with
+# the same batch and number of threads. Prints tokens per second, peak memory and their ratios.
 #
-#     dev/bench_cpu.sh        environment: PYTHON (one that has torch), THREADS, BATCH, STEPS
+#     dev/bench_cpu.sh        environment: PYTHON (with torch), THREADS, BATCH, STEPS
 set -eu
 python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=${STEPS:-10}
 
 "$python" -c 'import torch' 2>/dev/null || {
-    echo "error: $python has no PyTorch; set PYTHON to one that has (dev/reference/README.md)" >&2
+    echo "error: $python has no PyTorch; set PYTHON to one that has it (dev/reference/README.md)" >&2
     exit 1
 }
 report=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$steps" --micro-batch "$batch" \
@@ -20,5 +20,5 @@ for attention in flash softmax; do
     theirs=$(echo "$report" |
         "$python" -c 'import json, sys; r = json.load(sys.stdin); print(r["tokens_per_s"], r["peak_rss_mib"])')
     printf '%-28s %10.0f %10.0f\n' "PyTorch eager, $attention" $theirs
-    echo "$ours $theirs" | awk '{ printf "%-28s %9.2fx %9.2fx\n", "  train_fox beside it", $1 / $3, $2 / $4 }'
+    echo "$ours $theirs" | awk '{ printf "%-28s %9.2fx %9.2fx\n", "  train_fox / PyTorch", $1 / $3, $2 / $4 }'
 done

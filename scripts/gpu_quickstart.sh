@@ -1,13 +1,13 @@
 #!/bin/sh
-# The quick start on one GPU: fox-pro-125m at its real context of 16384, on long documents of real text (Linux's
-# largest C files, 60 M tokens, from the Debian or Ubuntu source package; 140 MB to download).
+# GPU quick start: trains fox-pro-125m at its full context of 16384 on long documents of real text, the
+# largest C files of the Linux source package of Debian or Ubuntu (140 MB to download).
 #
-#   model    124 M parameters without the embedding, GPT-2's vocabulary
-#   data     52 M tokens in documents of 16384, each seen once; held out are 3.6 M in documents of 32768
-#   work     1.65 GFLOP a token, half of it pruned: a minute and 40 seconds on one H100 at 520,000 tokens/s
-#   memory   13 GiB with two sequences at a time; MICRO_BATCH=1 takes less
+#   model    124 M parameters without the input embedding, GPT-2's vocabulary
+#   data     52 M of 60 M tokens in documents of 16384; 3.6 M held-out tokens in documents of 32768
+#   compute  1.65 GFLOP per token, half of it pruned: 1 min 40 s on one H100 at 520,000 tokens/s
+#   memory   13 GiB with a micro-batch of two sequences; MICRO_BATCH=1 needs less
 #
-# Afterwards it measures the held-out loss by position in documents of 32768 tokens, twice the length trained on.
+# Then measures the held-out loss by position in documents of 32768 tokens, twice the training context.
 # MODEL=transformer-pro-125m trains the baseline on the same batches.
 set -eu
 model=${MODEL:-fox-pro-125m}

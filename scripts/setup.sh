@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what a target needs and the machine lacks, on Debian and Ubuntu; elsewhere, or without the right to, it
-# names the packages in one line.
+# Installs the missing packages that a make target needs, on Debian and Ubuntu. On other systems, or without
+# root and sudo, prints the names of the packages and fails.
 #
 #     scripts/setup.sh build|test
 set -eu
@@ -8,21 +8,21 @@ set -eu
 want=${1:?usage: scripts/setup.sh build|test}
 missing=
 
-# has PACKAGE CODE FLAGS: does a small C program build? Else the package is missing.
-has() {
+# need PACKAGE CODE FLAGS: adds the package to the missing ones unless this C program builds
+need() {
     printf '%s\n' "$2" | ${CC:-cc} -xc - -o /dev/null $3 2>/dev/null || missing="$missing $1"
 }
 
 command -v "${CC:-cc}" >/dev/null 2>&1 || missing="$missing gcc"
-has libc6-dev '#include <stdio.h>
+need libc6-dev '#include <stdio.h>
 #include <linux/limits.h>
 int main(void) { return 0; }' '-fopenmp -lm'
 if [ "$want" = test ]; then
-    has libcurl4-openssl-dev '#include <curl/curl.h>
+    need libcurl4-openssl-dev '#include <curl/curl.h>
 int main(void) { return !curl_version(); }' -lcurl
-    has libblosc-dev '#include <blosc.h>
+    need libblosc-dev '#include <blosc.h>
 int main(void) { return !blosc_get_version_string(); }' -lblosc
-    has libssl-dev '#include <openssl/evp.h>
+    need libssl-dev '#include <openssl/evp.h>
 int main(void) { return !EVP_sha256(); }' -lcrypto
     command -v python3 >/dev/null 2>&1 || missing="$missing python3"
 fi
@@ -31,15 +31,16 @@ fi
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 if ! command -v apt-get >/dev/null 2>&1 || { [ -n "$sudo" ] && ! command -v sudo >/dev/null 2>&1; }; then
-    echo "error: please install these packages (their Debian names):$missing" >&2
+    echo "error: please install these packages (Debian names):$missing" >&2
     exit 1
 fi
 echo "installing:$missing"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-$sudo env DEBIAN_FRONTEND=noninteractive sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $missing" \
+$sudo env DEBIAN_FRONTEND=noninteractive \
+    sh -c "apt-get update -q && apt-get install -y -q --no-install-recommends $missing" \
     >"$log" 2>&1 || {
     tail -n 5 "$log" >&2
-    echo "error: could not install; please install these packages yourself:$missing" >&2
+    echo "error: apt-get failed; please install these packages yourself:$missing" >&2
     exit 1
 }

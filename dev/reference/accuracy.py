@@ -1,14 +1,15 @@
 """
-How far the bf16 of the GPU trainer is from float64, next to that of PyTorch's autocast on the same problem.
+Compares the errors of the GPU trainer's bf16 arithmetic with those of PyTorch's autocast, relative to
+float64.
 
-The trainer (its --dump), fox.py in float64 and fox.py under autocast take one forward and backward pass over
-the same weights and tokens. An error is ||x - exact|| / ||exact|| over a whole tensor; the trainer passes
-where its error is at most twice autocast's. Short tensors can come out right by luck, so the squares are
-summed over several draws.
+The trainer (with --dump), fox.py in float64 and fox.py under autocast run one forward and backward pass on
+the same weights and tokens. The error of a tensor is ||x - exact|| / ||exact||. A tensor passes if the
+trainer's error is at most twice autocast's. Squared errors are summed over several draws, because in one draw
+a small tensor may be accurate by chance.
 
     accuracy.py --family fox-pro                    random weights, 4096 random tokens, the width of 125m
-    accuracy.py --family fox-pro --num-heads 6      with heads of 128 channels
-    accuracy.py --fixture dev/test/fixtures/model/fox-pro-dh64      against the stored float64
+    accuracy.py --family fox-pro --num-heads 6      with a head size of 128
+    accuracy.py --fixture dev/test/fixtures/model/fox-pro-dh64      a fixture, with the stored float64 results
     accuracy.py --program ./train_fox --device cpu --seq-len 64 --hidden-size 64 --num-heads 1
                                                     the CPU trainer, without a GPU
 """
@@ -28,27 +29,27 @@ from torch.utils.checkpoint import checkpoint
 
 import fox
 
-LIMIT = 2  # the greatest error that passes, in autocast's
+LIMIT = 2  # maximum ratio of the trainer's error to autocast's
 
 # ----------------------------------------------------------------------------
-# fox.py under autocast, with the care of someone who uses it well
+# fox.py under autocast, with the precautions of a careful user
 
 naive_attention, naive_rope = fox.attention, fox.rope
 
 
-def one_head(q, k, v, c):
-    """As a fused kernel: under autocast its inputs and outputs are bf16, and all between is fp32."""
+def one_head(q, k, v, cum_logf):
+    """Attention with the precision of a fused kernel: under autocast bf16 inputs and outputs, fp32 inside."""
     device, mixed = q.device.type, torch.is_autocast_enabled(q.device.type)
     with torch.autocast(device, enabled=False):
         if mixed:
             q, k, v = (x.bfloat16().float() for x in (q, k, v))
-        o = naive_attention(q, k, v, c)
+        o = naive_attention(q, k, v, cum_logf)
     return o.bfloat16() if mixed else o
 
 
-def attention(q, k, v, c):
-    """A head at a time, and again in the backward pass: together, long sequences' matrices fit on no GPU."""
-    gates = repeat(None) if c is None else c.split(1, dim=1)
+def attention(q, k, v, cum_logf):
+    """One head at a time, recomputed in the backward pass: the matrices of all heads exceed GPU memory."""
+    gates = repeat(None) if cum_logf is None else cum_logf.split(1, dim=1)
     heads = zip(*(x.split(1, dim=1) for x in (q, k, v)), gates)
     return torch.cat([checkpoint(one_head, *head, use_reentrant=False) for head in heads], dim=1)
 
@@ -61,7 +62,7 @@ fox.attention, fox.rope = attention, rope
 
 
 def keep_float(model):
-    """Norms, forget gates and the loss in fp32, the latter two of logits that a bf16 product makes."""
+    """Norms, forget gates and the loss in fp32; the logits of the latter two come from bf16 matmuls."""
     for name, module in model.named_modules():
         if isinstance(module, fox.RMSNorm):
             module.register_forward_pre_hook(lambda module, args: args[0].float())
@@ -70,7 +71,7 @@ def keep_float(model):
 
 
 # ----------------------------------------------------------------------------
-# the three that are compared: each gives loss, logits and grad.NAME
+# the compared implementations: each returns loss, logits and grad.NAME
 
 def run_fox(folder, tokens, targets, dtype, precision):
     model, results = fox.load(folder, dtype), {}
@@ -91,7 +92,7 @@ def write_shard(path, tokens):
 
 
 def run_program(program, folder, stream):
-    """stream [B, T+1]: a row is a shard of its own, so that each is one sequence and they come in order."""
+    """Runs the trainer on stream [B, T+1], one shard per row, so that the batch has the rows in order."""
     (B, T), dump = (stream.shape[0], stream.shape[1] - 1), folder / "dump.safetensors"
     for b, row in enumerate(stream.cpu().numpy()):
         write_shard(folder / f"tokens_{b:06}.bin", row)
@@ -102,11 +103,11 @@ def run_program(program, folder, stream):
 
 
 # ----------------------------------------------------------------------------
-# the problems
+# weights and tokens
 
 @torch.no_grad()
 def draw_family(args, folder):
-    """Initial weights, but norms not quite 1 and gates that forget in 3 to 150 tokens; returns tokens."""
+    """Saves initial weights, with norms around 1 and gates that forget in 3 to 150 tokens; returns tokens."""
     model = fox.Fox(fox.make_config(args.family, vocab_size=args.vocab_size, hidden_size=args.hidden_size,
                                     num_heads=args.num_heads, num_hidden_layers=args.layers))
     for name, p in model.named_parameters():
@@ -120,7 +121,7 @@ def draw_family(args, folder):
 
 @torch.no_grad()
 def draw_fixture(args, folder, nudged):
-    """The fixture, or its like with every weight a percent away; returns tokens, what to expect or None."""
+    """Saves the fixture, weights changed by 1% if nudged; returns tokens and expected results or None."""
     expected = load_file(args.fixture / "expected.safetensors")
     model = fox.load(args.fixture, torch.float32)
     for w in model.state_dict().values() if nudged else ():
@@ -131,19 +132,19 @@ def draw_fixture(args, folder, nudged):
 
 
 def compare(args, folder, draw, squares):
-    """Adds to squares[name] those of one draw: the trainer's and autocast's errors, and the exact values."""
+    """Adds one draw to squares[name]: sums of squares of our error, autocast's error, exact values."""
     with torch.device("cpu"):
         torch.manual_seed(args.seed + draw)
         stream, exact = (draw_fixture(args, folder, draw > 0) if args.fixture else
                          (draw_family(args, folder), None))
-    torch.cuda.empty_cache()  # what the draw before left there, the trainer may need
+    torch.cuda.empty_cache()  # releases memory of the previous draw, which the trainer may need
     ours = run_program(args.program, folder, stream)
     batch = stream.to(args.device)
     batch = batch[:, :-1], batch[:, 1:]
     autocast = run_fox(folder, *batch, torch.float32, torch.autocast(args.device, torch.bfloat16))
     exact = exact or run_fox(folder, *batch, torch.float64, nullcontext())
     for name in autocast:
-        if name == "logits" and name not in ours:  # too large to be dumped
+        if name == "logits" and name not in ours:  # too large for the dump
             continue
         a, b, x = (torch.as_tensor(run[name]).to(args.device).double() for run in (ours, autocast, exact))
         assert a.shape == x.shape, f"{name}: the dump has shape {tuple(a.shape)}, not {tuple(x.shape)}"
@@ -172,13 +173,13 @@ def main():
     p.add_argument("--hidden-size", type=int, default=768)
     p.add_argument("--num-heads", type=int, default=12)
     p.add_argument("--vocab-size", type=int, default=50257)
-    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model to take instead")
-    p.add_argument("--draws", type=int, help="[3, or 16 of a fixture, whose tensors are short]")
+    p.add_argument("--fixture", type=Path, help="a folder of dev/test/fixtures/model [random weights]")
+    p.add_argument("--draws", type=int, help="[3; 16 with --fixture, whose tensors are small]")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--program", default="./train_foxcu")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of PyTorch")
     args = p.parse_args()
-    torch.set_default_device(args.device)  # fox.py makes its masks and angles there
+    torch.set_default_device(args.device)  # for the masks and RoPE angles of fox.py
     squares = defaultdict(lambda: np.zeros(3))
     for draw in range(args.draws or (16 if args.fixture else 3)):
         with tempfile.TemporaryDirectory() as folder:

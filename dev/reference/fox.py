@@ -1,9 +1,10 @@
 """
-The Forgetting Transformer and its Transformer baselines in PyTorch, written to be read: about a line an
-equation, attention as a full T x T matrix. This is the oracle of the C code: make_fixtures.py stores what it
-computes in float64. A model is built from the keys of config.json, and its state_dict is the checkpoint.
+Reference implementation of the Forgetting Transformer and its Transformer baselines in PyTorch: about one
+line per equation, attention as a full T x T matrix. It is the oracle for the C and CUDA code:
+make_fixtures.py stores its results in float64. A model is built from the keys of config.json; its state_dict
+has the tensors of the checkpoint.
 
-    python dev/reference/fox.py --check    checks this file against facts that hold whatever the weights
+    python dev/reference/fox.py --check    checks parameter counts, causality and gradients of this file
 """
 import json
 import math
@@ -35,11 +36,11 @@ FAMILIES = {
     "transformer-pro": dict(fgate_type="none", use_rope=True, **PRO),
     "transformer-llama": dict(fgate_type="none", use_rope=True),
 }
-QK_NORM_EPS = 1e-5  # not in config.json: the paper's code has it as a constant
+QK_NORM_EPS = 1e-5  # a constant in the paper's code, not in config.json
 
 
 def make_config(family, **changes):
-    """The keys of config.json for a family, with some of them changed."""
+    """The config of a family, with changes."""
     unknown = changes.keys() - DEFAULTS.keys()
     assert not unknown, f"no such config key: {unknown}"
     return {**DEFAULTS, **FAMILIES[family], **changes}
@@ -50,17 +51,17 @@ def intermediate_size(c):
 
 
 def long_gate_bias(c):
-    """[h] biases with which head i forgets by 1/e in T_i tokens, T_i log-spaced from T_min to T_max."""
-    low, high = c.decay_time_min or 2, c.decay_time_max or 256  # these two give ALiBi's slopes
+    """[h] gate biases for which head i decays by 1/e in T_i tokens, T_i log-spaced from T_min to T_max."""
+    low, high = c.decay_time_min or 2, c.decay_time_max or 256  # the defaults give ALiBi's slopes
     times = torch.linspace(math.log(low), math.log(high), c.num_heads, dtype=torch.float64).exp()
     return -torch.log(torch.expm1(1 / times))
 
 
 # ----------------------------------------------------------------------------
-# the parts
+# modules
 
 class RMSNorm(nn.Module):
-    """Normalises the last axis: of x [..., d], or of x [..., h, dh] with weight [d], or [dh] shared."""
+    """RMSNorm over the last axis of x [..., d], or of x [..., h, dh] with weight [d], or [dh] if shared."""
 
     def __init__(self, width, eps):
         super().__init__()
@@ -71,7 +72,7 @@ class RMSNorm(nn.Module):
 
 
 class ShiftLinear(nn.Module):
-    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha a head and token."""
+    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha per head and token."""
 
     def __init__(self, d, h):
         super().__init__()
@@ -79,13 +80,13 @@ class ShiftLinear(nn.Module):
 
     def forward(self, a):
         alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, h, 1]
-        now = self.linear(a).unflatten(-1, (alpha.shape[2], -1))       # [B, T, h, dh]
-        before = F.pad(now, (0, 0, 0, 0, 1, -1))
-        return torch.lerp(now, before, alpha).flatten(2)
+        current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, h, dh]
+        previous = F.pad(current, (0, 0, 0, 0, 1, -1))
+        return torch.lerp(current, previous, alpha).flatten(2)
 
 
 def rope(x, base):
-    """Rotates the pairs (i, i + dh/2) of x [B, T, h, dh] by t base^(-2i/dh), angles always in float64."""
+    """Rotates pairs (i, i + dh/2) of x [B, T, h, dh] by angles t base^(-2i/dh), computed in float64."""
     T, half = x.shape[1], x.shape[3] // 2
     angle = torch.arange(T).double()[:, None, None] * base ** (-torch.arange(half).double() / half)
     cos, sin = angle.cos().to(x), angle.sin().to(x)
@@ -93,11 +94,11 @@ def rope(x, base):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
 
-def attention(q, k, v, c):
-    """q, k, v [B, h, T, dh]; c [B, h, T] are the summed log gates, in float64, or None without a gate."""
+def attention(q, k, v, cum_logf):
+    """q, k, v [B, h, T, dh]; cum_logf [B, h, T] in float64, the running sum of log gates, or None."""
     s = q @ k.mT / math.sqrt(q.shape[-1])
-    if c is not None:
-        s = s + (c[..., :, None] - c[..., None, :]).to(s)
+    if cum_logf is not None:
+        s = s + (cum_logf[..., :, None] - cum_logf[..., None, :]).to(s)
     future = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)
     return s.masked_fill(future, -math.inf).softmax(-1) @ v
 
@@ -122,7 +123,7 @@ class Attention(nn.Module):
             self.fgate_proj = nn.Linear(d, h)
         elif c.fgate_type == "bias_only":
             self.fgate_bias = nn.Parameter(torch.zeros(h))
-        elif c.fgate_type == "fixed":  # a buffer: in the file, never learned
+        elif c.fgate_type == "fixed":  # a buffer: stored in the checkpoint but not trained
             self.register_buffer("fgate_bias", long_gate_bias(c).to(torch.get_default_dtype()))
 
     def log_gate(self, a):
@@ -137,8 +138,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if c.use_rope:
             q, k = rope(q, c.rope_base), rope(k, c.rope_base)
-        gates = None if c.fgate_type == "none" else self.log_gate(a).double().cumsum(1).mT
-        o = attention(*(x.transpose(1, 2) for x in (q, k, v)), gates).transpose(1, 2)
+        cum_logf = None if c.fgate_type == "none" else self.log_gate(a).double().cumsum(1).mT
+        o = attention(*(x.transpose(1, 2) for x in (q, k, v)), cum_logf).transpose(1, 2)
         if c.use_output_norm:
             o = self.output_norm(o)
         o = o.flatten(2)
@@ -205,13 +206,13 @@ class Fox(nn.Module):
 
 
 def parameter_groups(model, weight_decay):
-    """For an optimizer: the decay is for matrices and the embedding, not for biases and norms."""
+    """For an optimizer: weight decay for matrices and the embedding, none for biases and norms."""
     return [dict(params=[p for p in model.parameters() if (p.dim() == 2) == decayed],
                  weight_decay=weight_decay if decayed else 0.0) for decayed in (True, False)]
 
 
 def save(model, folder):
-    """Writes config.json and model.safetensors, float32."""
+    """Writes config.json and model.safetensors (float32)."""
     c, folder = model.config, Path(folder)
     plain = c["fgate_type"] == "none" and not any(c[key] for key in PRO if key != "hidden_ratio")
     name = "Transformer" if plain else "ForgettingTransformer"
@@ -223,7 +224,7 @@ def save(model, folder):
 
 
 def load(folder, dtype=torch.float64):
-    """The model that a checkpoint folder holds."""
+    """Loads the model of a checkpoint folder."""
     stored = json.loads((Path(folder) / "config.json").read_text())
     model = Fox({key: stored.get(key, default) for key, default in DEFAULTS.items()}).to(dtype)
     weights = load_file(Path(folder) / "model.safetensors")
@@ -232,9 +233,10 @@ def load(folder, dtype=torch.float64):
 
 
 # ----------------------------------------------------------------------------
-# what must hold whatever the weights
+# checks that do not depend on the weights
 
-# Published sizes without the input embedding: L, d, heads of FoX, heads of the Transformer, then each family
+# Published parameter counts without the input embedding. Key: L, d, heads of FoX, heads of the Transformer;
+# values: one per family, in the order of FAMILIES
 SIZES = {(12, 768, 12, 12): (123_910_800, 123_661_968, 123_800_064, 123_551_232),
          (24, 1024, 16, 16): (367_339_904, 360_188_288, 366_946_304, 359_794_688),
          (24, 1536, 24, 12): (759_512_640, 757_632_576, 757_742_592, 756_747_264)}
@@ -257,7 +259,7 @@ def check_model(name, config):
         torch.nn.init.normal_(p, std=0.5)
     tokens, targets = torch.randint(config["vocab_size"], (2, 2, 6))
 
-    # a later token never changes an earlier loss
+    # causality: changing a token changes no earlier loss
     loss = model.loss(tokens, targets)
     for t in range(1, tokens.shape[1]):
         changed = tokens.clone()
@@ -265,12 +267,12 @@ def check_model(name, config):
         difference = (model.loss(changed, targets) - loss).abs()
         assert difference[:, :t].max() == 0 and difference[:, t:].min() > 0, f"{name}: token {t} leaks"
 
-    # every gradient against finite differences
+    # all gradients against finite differences
     names, values = zip(*((n, p.detach().requires_grad_()) for n, p in model.named_parameters()))
     run = lambda *ps: F.cross_entropy(
         torch.func.functional_call(model, dict(zip(names, ps)), (tokens,)).mT, targets, reduction="none")
     assert torch.autograd.gradcheck(run, values, fast_mode=True), name
-    print(f"{name}: causal, and its gradients agree with finite differences")
+    print(f"{name}: causal; gradients agree with finite differences")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """
-Makes dev/test/fixtures/model/ again: a folder a fixture, with a checkpoint (config.json, model.safetensors)
-and what fox.py computes from it in float64 (expected.safetensors). README.md says what each tensor means.
+Regenerates dev/test/fixtures/model/: one folder per fixture, with a checkpoint (config.json,
+model.safetensors) and the results of fox.py in float64 (expected.safetensors). README.md describes the
+tensors.
 
     python dev/reference/make_fixtures.py
 """
@@ -18,10 +19,10 @@ import fox
 
 OUT = Path(__file__).resolve().parents[1] / "test/fixtures/model"
 STEPS = 3
-NUDGES = 64  # float32 runs that a float32_error is taken over
+NUDGES = 64  # number of float32 runs for each float32_error
 
 # ----------------------------------------------------------------------------
-# the fixtures: the four families, and each switch flipped alone
+# the fixtures: the four families, and variants that flip one switch each
 
 V, END = 40, 39
 TINY = dict(vocab_size=V, hidden_size=16, num_heads=2, num_hidden_layers=2, intermediate_size=24,
@@ -55,7 +56,7 @@ PRO_WITH = {
 
 
 def fixtures():
-    """name, config, sequence length, whether to take optimizer steps"""
+    """Yields name, config, sequence length, whether to take optimizer steps."""
     for family in fox.FAMILIES:
         yield family, fox.make_config(family, **TINY), 19, True
     for base, changes in ("transformer-llama", LLAMA_WITH), ("fox-pro", PRO_WITH):
@@ -67,7 +68,7 @@ def fixtures():
 
 
 # ----------------------------------------------------------------------------
-# the inputs: drawn by numpy, a seed a name, so that fixtures share what their configs share
+# the inputs: drawn by numpy with one seed per tensor name; tensors common to two fixtures are equal
 
 def seeded(name):
     return np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
@@ -75,7 +76,7 @@ def seeded(name):
 
 @torch.no_grad()
 def draw_weights(model):
-    """Weights with which every part matters: activations of about 1, gates half open, attention uneven."""
+    """Weights for which every module matters: activations around 1, gates half open, uneven attention."""
     long_gate = model.config["fgate_type"] == "full" and model.config["fgate_bias_init"]
     for name, w in model.state_dict().items():
         if "norm" in name:
@@ -93,10 +94,10 @@ def draw_batch(T, B=2):
 
 
 # ----------------------------------------------------------------------------
-# what is expected of them
+# the expected results
 
 def run(model, tokens, targets):
-    """loss, logits and grad.NAME of one forward and backward pass"""
+    """Returns loss, logits and grad.NAME of one forward and backward pass."""
     model.zero_grad()
     with torch.no_grad():
         logits = model(tokens)
@@ -107,7 +108,7 @@ def run(model, tokens, targets):
 
 
 def float32_errors(model, tokens, targets, expected):
-    """How far float32 is from float64 in each tensor of run, relative to expected: RMS over nudges."""
+    """Errors of float32 for each tensor of run, relative to expected: RMS over NUDGES nudged models."""
     squares = defaultdict(list)
     for i in range(NUDGES):
         single = copy.deepcopy(model).float()
@@ -121,7 +122,7 @@ def float32_errors(model, tokens, targets, expected):
 
 
 def train(model, tokens, targets):
-    """AdamW steps on the one batch: losses before, between and after, gradient norms, weights at the end"""
+    """AdamW steps on one batch; returns losses before, between and after, gradient norms, final weights."""
     optimizer = torch.optim.AdamW(fox.parameter_groups(model, 0.1), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
     for _ in range(STEPS):
@@ -151,7 +152,7 @@ def make(name, config, T, steps):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # sums in one order, so that each run makes the same files
+    torch.set_num_threads(1)  # a fixed order of summation, so that each run writes the same files
     torch.manual_seed(0)
     shutil.rmtree(OUT, ignore_errors=True)
     for fixture in fixtures():

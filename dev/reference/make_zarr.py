@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Zarr arrays laid out as LongCrawl64's, for the test of data/longcrawl64, and a check of the shards.
+"""Makes Zarr arrays with LongCrawl64's layout for the test of data/longcrawl64, and checks the shards.
 
     make_zarr.py make DIR                           write the arrays (needs zarr < 3 and numpy)
-    make_zarr.py check ARRAY FIRST DOCS D SHARD     exit 1 unless SHARD is documents FIRST .. FIRST+DOCS-1 of
-                                                    ARRAY, cut to D tokens (standard library only)
+    make_zarr.py check ARRAY FIRST DOCS D SHARD     exit 1 unless SHARD has documents FIRST .. FIRST+DOCS-1 of
+                                                    ARRAY, truncated to D tokens (standard library only)
 
-The tokens follow from formulas, so that the check does not depend on what was written:
-  heldout   the chunks of the real data, [2048, 2048], and a second row of them that is not full. One period
-            runs through each chunk, so that 8 MiB shrink to some KiB; only chunk columns 0 and 1 are written.
-  train     small chunks, and tokens without a pattern; wide enough for the default --columns, which end one
-            chunk column before the array does. The chunks that nothing should read are not written.
-  bad_id    one token outside GPT-2's vocabulary.
+The tokens are computed by formulas, so the check does not depend on the written arrays:
+  heldout   chunks of the real shape, [2048, 2048], in two rows, the second not full. The tokens are periodic,
+            so that a chunk of 8 MiB compresses to some KiB. Only chunk columns 0 and 1 are written.
+  train     small chunks and tokens without a pattern. The array is one chunk column wider than the default
+            --columns. Chunks that must not be read are not written.
+  bad_id    has one token outside GPT-2's vocabulary.
 """
 
 import os
@@ -19,7 +19,7 @@ import sys
 from array import array
 
 VOCAB = 50257
-PERIOD = 251  # 2048 = 40 (mod 251): with phase 40 r the period goes on from one row of a chunk to the next
+PERIOD = 251  # 2048 = 40 (mod 251): with phase 40 r in row r the pattern continues from one row to the next
 
 #          documents, columns, chunk, columns written
 ARRAYS = {
@@ -45,7 +45,7 @@ def make(folder):
     import zarr
     from numcodecs import Blosc, blosc
 
-    blosc.set_nthreads(1)  # several would lay the blocks of a chunk out in the order that they finish in
+    blosc.set_nthreads(1)  # with more threads, the order of the blocks in a chunk is not deterministic
     for name, (shape, chunks, written) in ARRAYS.items():
         path = os.path.join(folder, "bad_id/train.zarr" if name == "bad_id" else name + ".zarr")
         compressor = Blosc(cname="lz4", clevel=9, shuffle=Blosc.SHUFFLE)

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""A web server with faults, for the test of data/longcrawl64: serves the files of a folder on 127.0.0.1.
+"""HTTP server with fault injection for the test of data/longcrawl64: serves a folder on 127.0.0.1.
 
     serve.py DIR LOG
 
-Prints its port, then `stalled` whenever it holds a request. The path of each request, without the fault, is
-appended to LOG.
-An address is /FAULT@NAME/path, where the fault strikes the files of that name; /plain/path has none. Faults:
-  error     HTTP 500 for ever                         once    HTTP 500 the first time, then none
-  short     closes before the announced length        cut     closes early with no length announced
-  header    a blosc header with another chunk size    html    a page of text with status 200
-  linked    redirects as Hugging Face does, with the file's size and SHA-256, to the file
-  swapped   the same, to the chunk 0.0 in place of the file, with no size given
-  resized   the same, with a size one byte too large
-  stall     holds the request until the client has gone
+Prints its port, then `stalled` whenever it holds a request. Appends the path of each request to LOG, without
+the fault. The URL path /FAULT@NAME/path injects the fault into requests for files called NAME; /plain/path
+has no faults. Faults:
+  error     HTTP 500                                  once    HTTP 500 for the first request only
+  short     closes before the announced length        cut     closes early, without an announced length
+  header    a blosc header with another chunk size    html    a text page with status 200
+  linked    redirects to the file as Hugging Face does, with its size and SHA-256
+  swapped   the same, but to chunk 0.0, and without the size
+  resized   the same as linked, with a size one byte too large
+  stall     holds the request until the client disconnects
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length or len(body)))
         self.end_headers()
         self.wfile.write(body)
-        if length:  # other than the body's
+        if length:  # differs from the body's
             self.close_connection = True
 
     def redirect(self, path, body, size, target):
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "once":
             struck.add(self.path)
         if fault in ("error", "once"):
-            self.answer(500, b"out of order")
+            self.answer(500, b"server error")
         elif fault == "short":
             self.answer(200, body[: len(body) // 2], length=len(body))
         elif fault == "cut":
@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             self.redirect(path, body, len(body) + 1, "/plain/" + path)
         elif fault == "stall":
             print("stalled", flush=True)
-            self.rfile.read(1)  # comes back when the client closes the connection
+            self.rfile.read(1)  # returns when the client closes the connection
             self.close_connection = True
         else:
             self.answer(200, body)
@@ -82,10 +82,10 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 64  # clients connect all at once; one turned away comes back only a second later
+    request_queue_size = 64  # clients connect all at once; a rejected one retries only after a second
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # clients are killed here, and leave like that
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # the test kills clients
             super().handle_error(request, client_address)
 
 

@@ -4,9 +4,8 @@ program's main is compiled into this test and called in child processes, so that
 */
 #include "../check.h"
 #include <sys/resource.h>
-#define main text_to_shards_main
+#define TESTING
 #include "../../../data/text_to_shards.c"
-#undef main
 
 #define DIR_  "build/test/text_to_shards/"
 #define VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
@@ -15,12 +14,12 @@ program's main is compiled into this test and called in child processes, so that
 // running the program
 
 // Runs the program with these arguments, separated by spaces; returns its exit code.
-static int text_to_shards(const char* arguments) {
+static int run_program(const char* arguments) {
     char* words[64] = {(char*)"text_to_shards"};
     int count = 1;
     char* copy = xstrdup(arguments);
     for (char* word = strtok(copy, " "); word; word = strtok(NULL, " ")) words[count++] = word;
-    int code = text_to_shards_main(count, words);
+    int code = text_to_shards(count, words);
     free(copy);
     return code;
 }
@@ -31,7 +30,7 @@ static void run_ok(const char* arguments, const char* summary) {
     pid_t child = fork();
     if (child == 0) {
         if (!freopen(DIR_ "stdout", "w", stdout)) _exit(99);
-        exit(text_to_shards(arguments));
+        exit(run_program(arguments));
     }
     int status;
     size_t n;
@@ -44,7 +43,7 @@ static void run_ok(const char* arguments, const char* summary) {
     free(output);
 }
 
-#define DIES(expected, arguments) CHECK_DIES(expected, _exit(text_to_shards(arguments)))
+#define DIES(expected, arguments) CHECK_DIES(expected, _exit(run_program(arguments)))
 
 // ----------------------------------------------------------------------------
 // files
@@ -261,7 +260,7 @@ static void test_pieces(void) {
 static int run_with_file_size_limit(void) {
     struct rlimit limit = {100000, 100000};
     setrlimit(RLIMIT_FSIZE, &limit);
-    return text_to_shards("--tokenizer byte --out " DIR_ "full " DIR_ "long");
+    return run_program("--tokenizer byte --out " DIR_ "full " DIR_ "long");
 }
 
 static void test_errors(void) {
