@@ -115,7 +115,8 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
 
 // Writes dq, dk, dv and, unless it is NULL, dcum_logf_i = sum_j ds_ij - sum_j ds_ji, where ds is the gradient of the scores.
 // o and lse are those of attention_forward.
-static inline void attention_backward(const AttentionBackward* a, const HeadShape* shape, cudaStream_t stream) {
+static inline void attention_backward(const AttentionBackward* a, const HeadShape* shape,
+                                      cudaStream_t stream) {
     Range range("attention", RANGE_BACKWARD, stream);
     attention_check(shape);
     AttentionBackward b = *a;

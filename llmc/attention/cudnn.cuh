@@ -1,21 +1,21 @@
 /*
-Causal attention without a gate by cuDNN's fused kernels, for the baselines: what llmc/attention/attention.cuh computes
-with c NULL, on the same layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN 9.10 or later
-and nothing else; in any other, these functions say that it is missing.
+Causal attention without a gate by cuDNN's fused kernels, for the baselines: what attention.cuh computes with cum_logf NULL,
+on the same structs and layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN 9.10 or later and nothing
+else; in any other build these functions die with a message. The trainer calls them for --attention cudnn.
 
-cuDNN takes no call "attention": it is given the formula as a graph of small operations on tensors most of
-which exist on paper only ("virtual"), recognises the pattern and answers with a plan, one or a few fused
-kernels. So the graphs below are not ours to simplify: an operation more, less or elsewhere may give a pattern
-that it does not know. Each tensor has dimensions [B, NH, rows, columns] and strides of its own, by which
-[B, T, NH, dh] is read as it lies.
+cuDNN has no call "attention": it is given the formula as a graph of small operations on tensors, most of which are virtual
+(never stored), recognizes the pattern, and returns a plan, one or a few fused kernels. So the graphs below cannot be
+simplified: with one operation more, less or elsewhere, cuDNN may not know the pattern. Each tensor has dimensions
+[B, NH, rows, columns] and its own strides, which describe the layout [B, T, NH, dh].
 
-A plan fits one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
-current at the first call. Not for several threads at once.
+A plan is for one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was current at
+the first call. Not thread-safe.
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
 
-#include "../cuda/cuda_common.cuh"
+#include "../cuda/range.cuh"
+#include "shape.cuh"
 
 #ifdef USE_CUDNN
 
@@ -41,16 +41,15 @@ static inline const char* cudnn_reason(cudnnStatus_t status) {
 
 static inline void cudnn_check(cudnnStatus_t status, const char* call, const char* file, int line) {
     if (status == CUDNN_STATUS_SUCCESS) return;
-    const char* hint = CUDNN_STATUS_CATEGORY(status) == 1000 // not initialised, libraries that do not fit
+    const char* hint = CUDNN_STATUS_CATEGORY(status) == 1000 // not initialized, mismatched libraries
                            ? "; see LD_LIBRARY_PATH: are all of cuDNN's libraries there, and of one version?"
-                           : "; --attention fox does without cuDNN";
+                           : "; --attention fox needs no cuDNN";
     die("%s:%d: %s: %s%s", file, line, call, cudnn_reason(status), hint);
 }
 #define CUDNN_CHECK(call) cudnn_check(call, #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------
-// descriptors: what everything in cuDNN's graph interface is. Attributes are set one by one, then it is made
-// final.
+// descriptors: every object of cuDNN's graph interface. Attributes are set one by one, then the descriptor is finalized.
 
 typedef cudnnBackendDescriptor_t CudnnDescriptor;
 
@@ -86,13 +85,13 @@ CUDNN_SETTER(CudnnDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR)
 // graphs
 
 typedef struct {
-    int64_t B, T, NH, dh;
+    HeadShape s;
     CudnnDescriptor operations[32];
     int64_t count;
     int64_t virtual_tensors;
 } CudnnGraph;
 
-// The tensors that a plan is given; numbers are floats on the host.
+// The tensors that are passed to a plan; scalars are floats on the host.
 enum {
     CUDNN_Q = 1,
     CUDNN_K,
@@ -103,11 +102,11 @@ enum {
     CUDNN_DQ,
     CUDNN_DK,
     CUDNN_DV,
-    CUDNN_DQ_SUM, // [B, NH, T, dh] in float, where blocks of keys add up dq
-    CUDNN_DELTA,  // [B, NH, T] dout o
-    CUDNN_SCALE,  // number
-    CUDNN_MASKED, // number
-    CUDNN_ONE,    // number
+    CUDNN_DQ_SUM, // [B, NH, T, dh] float, to which blocks of keys add dq
+    CUDNN_DELTA,  // [B, NH, T] float, dout_i o_i
+    CUDNN_SCALE,  // scalar
+    CUDNN_MASKED, // scalar
+    CUDNN_ONE,    // scalar
     CUDNN_TENSORS,
     CUDNN_VIRTUAL = 0
 };
@@ -128,32 +127,32 @@ static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataT
 
 // bf16 [B, T, NH, dh], each head a [T, dh] matrix, or its transpose
 static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id) {
-    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->T, g->dh},
-            strides[4] = {g->T * row, g->dh, row, 1};
+    int64_t row = g->s.NH * g->s.dh, dims[4] = {g->s.B, g->s.NH, g->s.T, g->s.dh},
+            strides[4] = {g->s.T * row, g->s.dh, row, 1};
     return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
 }
 static inline CudnnDescriptor cudnn_heads_transposed(CudnnGraph* g, int64_t id) {
-    int64_t row = g->NH * g->dh, dims[4] = {g->B, g->NH, g->dh, g->T},
-            strides[4] = {g->T * row, g->dh, 1, row};
+    int64_t row = g->s.NH * g->s.dh, dims[4] = {g->s.B, g->s.NH, g->s.dh, g->s.T},
+            strides[4] = {g->s.T * row, g->s.dh, 1, row};
     return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
 }
 // [B, NH, T, columns]
 static inline CudnnDescriptor cudnn_rows(CudnnGraph* g, int64_t id, cudnnDataType_t type, int64_t columns) {
-    int64_t head = g->T * columns, dims[4] = {g->B, g->NH, g->T, columns},
-            strides[4] = {g->NH * head, head, columns, 1};
+    int64_t head = g->s.T * columns, dims[4] = {g->s.B, g->s.NH, g->s.T, columns},
+            strides[4] = {g->s.NH * head, head, columns, 1};
     return cudnn_tensor(g, id, type, dims, strides);
 }
 static inline CudnnDescriptor cudnn_statistic(CudnnGraph* g, int64_t id) {
     return cudnn_rows(g, id, CUDNN_DATA_FLOAT, 1);
 }
 static inline CudnnDescriptor cudnn_scores(CudnnGraph* g, cudnnDataType_t type = CUDNN_DATA_FLOAT) {
-    return cudnn_rows(g, CUDNN_VIRTUAL, type, g->T);
+    return cudnn_rows(g, CUDNN_VIRTUAL, type, g->s.T);
 }
 static inline CudnnDescriptor cudnn_scores_transposed(CudnnGraph* g) {
-    int64_t T = g->T, dims[4] = {g->B, g->NH, T, T}, strides[4] = {g->NH * T * T, T * T, 1, T};
+    int64_t T = g->s.T, dims[4] = {g->s.B, g->s.NH, T, T}, strides[4] = {g->s.NH * T * T, T * T, 1, T};
     return cudnn_tensor(g, CUDNN_VIRTUAL, CUDNN_DATA_BFLOAT16, dims, strides);
 }
-static inline CudnnDescriptor cudnn_number(CudnnGraph* g, int64_t id) {
+static inline CudnnDescriptor cudnn_scalar(CudnnGraph* g, int64_t id) {
     const int64_t ones[4] = {1, 1, 1, 1};
     return cudnn_tensor(g, id, CUDNN_DATA_FLOAT, ones, ones);
 }
@@ -190,7 +189,7 @@ static inline CudnnDescriptor cudnn_reduce(CudnnGraph* g, cudnnReduceTensorOp_t 
     return cudnn_add(g, operation, y);
 }
 
-// y = x transposed: the same elements under other strides
+// y = x transposed: the same elements with other strides
 static inline CudnnDescriptor cudnn_reshape(CudnnGraph* g, CudnnDescriptor x, CudnnDescriptor y) {
     CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
     cudnn_set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
@@ -198,7 +197,7 @@ static inline CudnnDescriptor cudnn_reshape(CudnnGraph* g, CudnnDescriptor x, Cu
     return cudnn_add(g, operation, y);
 }
 
-// y = mode(x), mode(x, b) or, with t, t ? x : b; an index is that along `axis`
+// y = mode(x), mode(x, b) or, with t, t ? x : b. GEN_INDEX gives the index along `axis`.
 static inline CudnnDescriptor cudnn_pointwise(CudnnGraph* g, cudnnPointwiseMode_t mode, CudnnDescriptor x,
                                               CudnnDescriptor b, CudnnDescriptor y, CudnnDescriptor t = NULL,
                                               cudnnDataType_t computes = CUDNN_DATA_FLOAT,
@@ -216,7 +215,7 @@ static inline CudnnDescriptor cudnn_pointwise(CudnnGraph* g, cudnnPointwiseMode_
     return cudnn_add(g, operation, y);
 }
 
-// Scores of keys behind their query become -inf.
+// Scores of keys after their query become -inf.
 static inline CudnnDescriptor cudnn_causal(CudnnGraph* g, CudnnDescriptor scores) {
     CudnnDescriptor row = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL,
                                           cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 2);
@@ -224,39 +223,38 @@ static inline CudnnDescriptor cudnn_causal(CudnnGraph* g, CudnnDescriptor scores
                                              cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 3);
     CudnnDescriptor seen = cudnn_pointwise(g, CUDNN_POINTWISE_CMP_GE, row, column,
                                            cudnn_scores(g, CUDNN_DATA_BOOLEAN), NULL, CUDNN_DATA_BOOLEAN);
-    return cudnn_pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, scores, cudnn_number(g, CUDNN_MASKED),
+    return cudnn_pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, scores, cudnn_scalar(g, CUDNN_MASKED),
                            cudnn_scores(g), seen);
 }
 
 static inline void cudnn_forward_graph(CudnnGraph* g) {
     CudnnDescriptor s =
         cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads_transposed(g, CUDNN_K), cudnn_scores(g));
-    s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, cudnn_number(g, CUDNN_SCALE), cudnn_scores(g));
+    s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, cudnn_scalar(g, CUDNN_SCALE), cudnn_scores(g));
     s = cudnn_causal(g, s);
-    CudnnDescriptor top = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
-    s = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, s, top, cudnn_scores(g));
+    CudnnDescriptor row_max = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
+    s = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, s, row_max, cudnn_scores(g));
     CudnnDescriptor e = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
     CudnnDescriptor sum = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, cudnn_statistic(g, CUDNN_VIRTUAL));
     CudnnDescriptor log_sum =
         cudnn_pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, cudnn_statistic(g, CUDNN_VIRTUAL));
-    cudnn_pointwise(g, CUDNN_POINTWISE_ADD, top, log_sum, cudnn_statistic(g, CUDNN_LSE));
+    cudnn_pointwise(g, CUDNN_POINTWISE_ADD, row_max, log_sum, cudnn_statistic(g, CUDNN_LSE));
     CudnnDescriptor p = cudnn_pointwise(g, CUDNN_POINTWISE_DIV, e, sum, cudnn_scores(g, CUDNN_DATA_BFLOAT16));
     cudnn_matmul(g, p, cudnn_heads(g, CUDNN_V), cudnn_heads(g, CUDNN_O));
 }
 
-// `deterministic`: dq is one product, for which all of ds is written out; otherwise blocks of keys add to dq
-// as they come.
+// deterministic: dq is one matmul, for which all of ds is stored; otherwise blocks of keys add to dq in any order.
 static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
     CudnnDescriptor q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads_transposed(g, CUDNN_K),
                     vt = cudnn_heads_transposed(g, CUDNN_V), dout = cudnn_heads(g, CUDNN_DOUT);
-    CudnnDescriptor scale = cudnn_number(g, CUDNN_SCALE);
+    CudnnDescriptor scale = cudnn_scalar(g, CUDNN_SCALE);
 
     CudnnDescriptor products = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, dout, cudnn_heads(g, CUDNN_O),
-                                               cudnn_rows(g, CUDNN_VIRTUAL, CUDNN_DATA_FLOAT, g->dh));
+                                               cudnn_rows(g, CUDNN_VIRTUAL, CUDNN_DATA_FLOAT, g->s.dh));
     CudnnDescriptor delta =
         cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, products, cudnn_statistic(g, CUDNN_VIRTUAL));
-    // the pattern has dropout's factor here
-    delta = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, delta, cudnn_number(g, CUDNN_ONE),
+    // the pattern has the scale of dropout here
+    delta = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, delta, cudnn_scalar(g, CUDNN_ONE),
                             cudnn_statistic(g, CUDNN_DELTA));
 
     CudnnDescriptor s = cudnn_matmul(g, q, kt, cudnn_scores(g));
@@ -276,7 +274,7 @@ static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
     if (deterministic) {
         cudnn_matmul(g, ds, k, dq);
     } else {
-        CudnnDescriptor sum = cudnn_matmul(g, ds, k, cudnn_rows(g, CUDNN_DQ_SUM, CUDNN_DATA_FLOAT, g->dh));
+        CudnnDescriptor sum = cudnn_matmul(g, ds, k, cudnn_rows(g, CUDNN_DQ_SUM, CUDNN_DATA_FLOAT, g->s.dh));
         cudnn_pointwise(g, CUDNN_POINTWISE_IDENTITY, sum, NULL, dq);
     }
 }
@@ -290,7 +288,7 @@ typedef struct CudnnPlan {
     CudnnPass pass;
     int64_t B, T, NH, dh;
     CudnnDescriptor plan;
-    int64_t workspace; // bytes of cuDNN's own
+    int64_t workspace; // bytes that cuDNN itself needs
     struct CudnnPlan* next;
 } CudnnPlan;
 
@@ -305,26 +303,26 @@ static inline cudnnHandle_t cudnn_handle(void) {
     return handle;
 }
 
-// The plan that cuDNN likes best of those it can run here; NULL, with the reason, if there is none.
+// The first of cuDNN's suggested plans that runs on this GPU; NULL, with the reason in *status, if there is none.
 static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handle, cudnnStatus_t* status) {
-    enum { MOST = 8 };
+    enum { MAX = 8 };
     CudnnDescriptor graph = cudnn_descriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->count, g->operations);
     cudnn_set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle);
     *status = cudnnBackendFinalize(graph);
     if (*status != CUDNN_STATUS_SUCCESS) return NULL;
 
-    CudnnDescriptor heuristics = cudnn_descriptor(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MOST];
+    CudnnDescriptor heuristics = cudnn_descriptor(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MAX];
     cudnn_set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     cudnn_set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
     *status = cudnnBackendFinalize(heuristics);
     if (*status != CUDNN_STATUS_SUCCESS) return NULL;
-    for (int i = 0; i < MOST; i++) configs[i] = cudnn_descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    for (int i = 0; i < MAX; i++) configs[i] = cudnn_descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t found = 0;
     *status = cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST, &found, configs);
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX, &found, configs);
     if (*status == CUDNN_STATUS_SUCCESS && found == 0) *status = CUDNN_STATUS_NOT_SUPPORTED;
-    for (int64_t i = 0; i < found && i < MOST; i++) {
+    for (int64_t i = 0; i < found && i < MAX; i++) {
         CudnnDescriptor plan = cudnn_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         cudnn_set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle);
         cudnn_set(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
@@ -335,14 +333,14 @@ static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handl
     return NULL;
 }
 
-// The plan for a shape, made at the first call. It keeps its graph's descriptors.
-static inline const CudnnPlan* cudnn_plan(CudnnPass pass, int64_t B, int64_t T, int64_t NH, int64_t dh) {
+// The plan for a shape, made at the first call. It keeps the descriptors of its graph.
+static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
     static CudnnPlan* plans;
     for (CudnnPlan* p = plans; p; p = p->next)
-        if (p->pass == pass && p->B == B && p->T == T && p->NH == NH && p->dh == dh) return p;
+        if (p->pass == pass && p->B == s->B && p->T == s->T && p->NH == s->NH && p->dh == s->dh) return p;
     CudnnGraph g;
     memset(&g, 0, sizeof g);
-    g.B = B, g.T = T, g.NH = NH, g.dh = dh;
+    g.s = *s;
     if (pass == CUDNN_FORWARD)
         cudnn_forward_graph(&g);
     else
@@ -350,24 +348,23 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, int64_t B, int64_t T, 
 
     CudnnPlan* p = (CudnnPlan*)xcalloc(1, sizeof *p);
     cudnnStatus_t status;
-    p->pass = pass, p->B = B, p->T = T, p->NH = NH, p->dh = dh;
+    p->pass = pass, p->B = s->B, p->T = s->T, p->NH = s->NH, p->dh = s->dh;
     p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
     if (!p->plan)
         die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here: "
-            "use "
-            "--attention fox (%s)",
+            "use --attention fox (%s)",
             cudnnGetVersion(),
             pass == CUDNN_FORWARD    ? "forward"
             : pass == CUDNN_BACKWARD ? "backward"
                                      : "deterministic backward",
-            (long long)B, (long long)T, (long long)NH, (long long)dh, cudnn_reason(status));
+            (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh, cudnn_reason(status));
     CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
                                          1, NULL, &p->workspace));
     p->next = plans;
     return plans = p;
 }
 
-// Runs a plan on the tensors that at[] has, by their CUDNN_ number.
+// Runs a plan on the tensors at[CUDNN_Q] and so on; NULL: not part of the plan.
 static inline void cudnn_run(const CudnnPlan* p, void* const at[CUDNN_TENSORS], void* workspace,
                              cudaStream_t stream) {
     int64_t ids[CUDNN_TENSORS], count = 0;
@@ -387,7 +384,7 @@ static inline void cudnn_run(const CudnnPlan* p, void* const at[CUDNN_TENSORS], 
 // ----------------------------------------------------------------------------
 // attention
 
-// The workspace of a backward pass: delta and the sums of dq, then cuDNN's own, each aligned.
+// Workspace of a backward pass: delta and the float sums of dq, then cuDNN's own, each aligned to 256 bytes.
 static inline size_t attention_cudnn_aligned(int64_t bytes) { return (size_t)(bytes + 255) / 256 * 256; }
 static inline size_t attention_cudnn_delta_bytes(const CudnnPlan* p) {
     return attention_cudnn_aligned(p->B * p->NH * p->T * (int64_t)sizeof(float));
@@ -400,48 +397,47 @@ static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
     return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
 }
 
-// Bytes that forward and backward passes of a shape need, one at a time. A deterministic backward pass keeps
-// all of ds, 2 B NH T^2 bytes: 6.4 GB for 12 heads of 16384 tokens; any other the sums of dq, 4 bytes an
-// element.
-static inline size_t attention_cudnn_workspace(int64_t B, int64_t T, int64_t NH, int64_t dh,
-                                               bool deterministic) {
-    const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, B, T, NH, dh);
-    const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), B, T, NH, dh);
+// Bytes of scratch that either pass needs. A deterministic backward pass stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12
+// heads of 16384 tokens; any other one stores the float sums of dq.
+static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic) {
+    const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, s);
+    const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);
     size_t first = (size_t)forward->workspace;
     size_t second = attention_cudnn_delta_bytes(backward) + attention_cudnn_dq_bytes(backward) +
                     (size_t)backward->workspace;
     return first > second ? first : second;
 }
 
-// As attention_forward with c NULL: writes o and lse.
-static inline void attention_cudnn_forward(bf16* o, float* lse, void* workspace, const bf16* q, const bf16* k,
-                                           const bf16* v, int64_t B, int64_t T, int64_t NH, int64_t dh,
+// As attention_forward with cum_logf and bounds NULL: writes o and lse.
+static inline void attention_cudnn_forward(const AttentionForward* a, const HeadShape* s,
                                            cudaStream_t stream) {
-    const CudnnPlan* p = cudnn_plan(CUDNN_FORWARD, B, T, NH, dh);
-    float scale = 1 / sqrtf((float)dh), masked = -INFINITY;
+    Range range("attention", RANGE_FORWARD, stream);
+    assert(!a->cum_logf && !a->bounds);
+    const CudnnPlan* p = cudnn_plan(CUDNN_FORWARD, s);
+    float scale = 1 / sqrtf((float)s->dh), masked = -INFINITY;
     void* at[CUDNN_TENSORS] = {};
-    at[CUDNN_Q] = (void*)q, at[CUDNN_K] = (void*)k, at[CUDNN_V] = (void*)v;
-    at[CUDNN_O] = o, at[CUDNN_LSE] = lse;
+    at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
+    at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse;
     at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked;
-    cudnn_run(p, at, workspace, stream);
+    cudnn_run(p, at, a->scratch, stream);
 }
 
-// As attention_backward with c NULL: writes dq, dk and dv. Unless `deterministic`, dq's last bits differ from
-// run to run.
-static inline void attention_cudnn_backward(bf16* dq, bf16* dk, bf16* dv, void* workspace, const bf16* dout,
-                                            const bf16* q, const bf16* k, const bf16* v, const bf16* o,
-                                            const float* lse, bool deterministic, int64_t B, int64_t T,
-                                            int64_t NH, int64_t dh, cudaStream_t stream) {
-    const CudnnPlan* p = cudnn_plan(attention_cudnn_backward_pass(deterministic), B, T, NH, dh);
-    float scale = 1 / sqrtf((float)dh), masked = -INFINITY, one = 1;
-    char* rest = (char*)workspace;
+// As attention_backward with cum_logf, dcum_logf and bounds NULL: writes dq, dk and dv. delta is always computed here. Unless
+// deterministic, the last bits of dq differ from run to run.
+static inline void attention_cudnn_backward(const AttentionBackward* a, const HeadShape* s,
+                                            cudaStream_t stream) {
+    Range range("attention", RANGE_BACKWARD, stream);
+    assert(!a->cum_logf && !a->dcum_logf && !a->bounds);
+    const CudnnPlan* p = cudnn_plan(attention_cudnn_backward_pass(a->deterministic), s);
+    float scale = 1 / sqrtf((float)s->dh), masked = -INFINITY, one = 1;
+    char* rest = (char*)a->scratch;
     void* at[CUDNN_TENSORS] = {};
-    at[CUDNN_Q] = (void*)q, at[CUDNN_K] = (void*)k, at[CUDNN_V] = (void*)v;
-    at[CUDNN_O] = (void*)o, at[CUDNN_LSE] = (void*)lse, at[CUDNN_DOUT] = (void*)dout;
-    at[CUDNN_DQ] = dq, at[CUDNN_DK] = dk, at[CUDNN_DV] = dv;
+    at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
+    at[CUDNN_O] = (void*)a->o, at[CUDNN_LSE] = (void*)a->lse, at[CUDNN_DOUT] = (void*)a->dout;
+    at[CUDNN_DQ] = a->dq, at[CUDNN_DK] = a->dk, at[CUDNN_DV] = a->dv;
     at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked, at[CUDNN_ONE] = &one;
     at[CUDNN_DELTA] = rest, rest += attention_cudnn_delta_bytes(p);
-    if (!deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
+    if (!a->deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
     cudnn_run(p, at, rest, stream);
 }
 
@@ -450,17 +446,14 @@ static inline void attention_cudnn_backward(bf16* dq, bf16* dk, bf16* dv, void* 
 static inline void attention_cudnn_missing(void) {
     die("this program was built without cuDNN: build it with USE_CUDNN=1, or use --attention fox");
 }
-static inline size_t attention_cudnn_workspace(int64_t, int64_t, int64_t, int64_t, bool) {
+static inline size_t attention_cudnn_workspace(const HeadShape*, bool) {
     attention_cudnn_missing();
     return 0;
 }
-static inline void attention_cudnn_forward(bf16*, float*, void*, const bf16*, const bf16*, const bf16*,
-                                           int64_t, int64_t, int64_t, int64_t, cudaStream_t) {
+static inline void attention_cudnn_forward(const AttentionForward*, const HeadShape*, cudaStream_t) {
     attention_cudnn_missing();
 }
-static inline void attention_cudnn_backward(bf16*, bf16*, bf16*, void*, const bf16*, const bf16*, const bf16*,
-                                            const bf16*, const bf16*, const float*, bool, int64_t, int64_t,
-                                            int64_t, int64_t, cudaStream_t) {
+static inline void attention_cudnn_backward(const AttentionBackward*, const HeadShape*, cudaStream_t) {
     attention_cudnn_missing();
 }
 

@@ -55,11 +55,12 @@ typedef struct {
     double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass
     PruningCount* count;    // added to; NULL: not counted
     const double* cum_logf;
-    const bf16 *q, *k;               // read only without QK norm
-    const bf16 *q_weight, *k_weight; // weights of QK norm, shape->weight_stride from head to head; NULL without
-    const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
-    double log_tolerance;            // ln eps, <= 0
-    void* scratch;                   // pruning_scratch_bytes
+    const bf16 *q, *k; // read only without QK norm
+    const bf16 *q_weight,
+        *k_weight;        // weights of QK norm, shape->weight_stride from head to head; NULL without
+    const float* lse;     // [B, NH, T] of attention_forward, for the backward pass
+    double log_tolerance; // ln eps, <= 0
+    void* scratch;        // pruning_scratch_bytes
 } Pruning;
 
 // Parts of the scratch
@@ -67,8 +68,11 @@ struct PruningScratch {
     double *reach, *past; // [B NH, blocks] each
     int64_t* head_work;   // [B NH], pairs of blocks that are kept
     unsigned* squares;    // [2, B NH], see pruning_squares_kernel
+    int blocks;
 
-    __host__ __device__ PruningScratch(void* scratch, int64_t heads, int64_t blocks) {
+    PruningScratch(void* scratch, const HeadShape* s)
+        : blocks((int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK)) {
+        int64_t heads = s->B * s->NH;
         reach = (double*)scratch;
         past = reach + heads * blocks;
         head_work = (int64_t*)(past + heads * blocks);
@@ -77,7 +81,8 @@ struct PruningScratch {
 };
 static inline size_t pruning_scratch_bytes(const HeadShape* s) {
     int64_t blocks = ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
-    return (size_t)(s->B * s->NH) * (2 * (size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
+    return (size_t)(s->B * s->NH) *
+           (2 * (size_t)blocks * sizeof(double) + sizeof(int64_t) + 2 * sizeof(unsigned));
 }
 
 // ----------------------------------------------------------------------------
@@ -120,7 +125,8 @@ __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
 }
 
 template <int DH>
-static inline void pruning_squares(unsigned* squares, const Pruning* p, const HeadShape* s, cudaStream_t stream) {
+static inline void pruning_squares(unsigned* squares, const Pruning* p, const HeadShape* s,
+                                   cudaStream_t stream) {
     int64_t heads = s->B * s->NH;
     CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * heads) * sizeof *squares, stream));
     dim3 grid((unsigned)(heads * ceil_div<int64_t>(s->T, PruningRows<DH>::TOKENS)), 2);
@@ -130,8 +136,8 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
 }
 
 // U of a head, in every thread
-__device__ static inline double pruning_score_limit(const Pruning& p, const HeadShape& s, const unsigned* squares,
-                                                    int head) {
+__device__ static inline double pruning_score_limit(const Pruning& p, const HeadShape& s,
+                                                    const unsigned* squares, int head) {
     int heads = (int)(s.B * s.NH), NH = (int)s.NH, dh = (int)s.dh, weight_stride = (int)s.weight_stride;
     double square = 1; // of |q| |k|
     for (int i = 0; i < 2; i++) {
@@ -222,18 +228,16 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
 
 // The head b NH + h of thread block b NH + h
 struct PruningHead {
-    PruningScratch scratch;
     double *reach, *past; // [blocks]
     const double* cum_logf;
+    int64_t* work;
     int64_t T;
     int blocks;
 
-    __device__ PruningHead(const Pruning& p, const HeadShape& s)
-        : scratch(p.scratch, s.B * s.NH, ceil_div<int64_t>(s.T, ATTENTION_BLOCK)),
-          cum_logf(p.cum_logf + blockIdx.x * s.T), T(s.T), blocks((int)ceil_div<int64_t>(s.T, ATTENTION_BLOCK)) {
-        reach = scratch.reach + (int64_t)blockIdx.x * blocks;
-        past = scratch.past + (int64_t)blockIdx.x * blocks;
-    }
+    __device__ PruningHead(const Pruning& p, const HeadShape& s, const PruningScratch& scratch)
+        : reach(scratch.reach + (int64_t)blockIdx.x * scratch.blocks),
+          past(scratch.past + (int64_t)blockIdx.x * scratch.blocks), cum_logf(p.cum_logf + blockIdx.x * s.T),
+          work(&scratch.head_work[blockIdx.x]), T(s.T), blocks(scratch.blocks) {}
     __device__ int64_t last(int n) const { return pruning_last(n, T); }
 };
 
@@ -253,7 +257,8 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
         int from = max(n - PRUNING_BLOCKS + 1, 0);
         double end = __ldg(&cum_logf[last(n)]);
         float sum = pruning_sum(cum_logf, last(n), from, n, last);
-        if (from > 0) sum += (float)from * expf((float)(end - __ldg(&cum_logf[last(from - 1)]))); // all older blocks
+        if (from > 0)
+            sum += (float)from * expf((float)(end - __ldg(&cum_logf[last(from - 1)]))); // all older blocks
         past[n] = end - logf(ATTENTION_BLOCK * sum);
     });
     __syncthreads();
@@ -272,7 +277,7 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int warp = 1; warp < WARPS; warp++) work += warp_results[warp];
-    head.scratch.head_work[blockIdx.x] = work;
+    *head.work = work;
     if (p.count) {
         unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
         atomicAdd(&p.count->all, all * (unsigned)times);
@@ -281,10 +286,11 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
 }
 
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
-    PruningHead head(p, s);
+    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
+                          const __grid_constant__ PruningScratch scratch) {
+    PruningHead head(p, s, scratch);
     const double* cum_logf = head.cum_logf;
-    double limit = pruning_score_limit(p, s, head.scratch.squares, (int)blockIdx.x);
+    double limit = pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
     if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
     auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; };
     pruning_for_each_block(head.blocks, [&](int m) {
@@ -295,8 +301,9 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
 }
 
 __global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_backward_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s) {
-    PruningHead head(p, s);
+    pruning_backward_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
+                                   const __grid_constant__ PruningScratch scratch) {
+    PruningHead head(p, s, scratch);
     const float* lse = p.lse + blockIdx.x * s.T;
     int lane = (int)threadIdx.x % 32;
     for (int m = (int)threadIdx.x / 32; m < head.blocks; m += PRUNING_THREADS / 32) {
@@ -326,11 +333,11 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     head_order[position] = head;
 }
 
-static inline void pruning_launch(void (*kernel)(const Pruning, const HeadShape), const Pruning* p, const HeadShape* s,
-                                  cudaStream_t stream) {
+static inline void pruning_launch(void (*kernel)(const Pruning, const HeadShape, const PruningScratch),
+                                  const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     int64_t heads = s->B * s->NH;
-    PruningScratch scratch(p->scratch, heads, ceil_div<int64_t>(s->T, ATTENTION_BLOCK));
-    kernel<<<(unsigned)heads, PRUNING_THREADS, 0, stream>>>(*p, *s);
+    PruningScratch scratch(p->scratch, s);
+    kernel<<<(unsigned)heads, PRUNING_THREADS, 0, stream>>>(*p, *s, scratch);
     CUDA_CHECK_LAUNCH();
     pruning_order_kernel<<<(unsigned)ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, 0, stream>>>(
         p->bounds.head_order, scratch.head_work, (int)heads);
@@ -343,7 +350,7 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     Range range("pruning bounds", RANGE_FORWARD, stream);
     attention_check(s);
     assert(p->log_tolerance <= 0 && !p->q_weight == !p->k_weight);
-    PruningScratch scratch(p->scratch, s->B * s->NH, ceil_div<int64_t>(s->T, ATTENTION_BLOCK));
+    PruningScratch scratch(p->scratch, s);
     if (!p->q_weight && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
     if (!p->q_weight && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
     pruning_launch(pruning_bounds_kernel, p, s, stream);

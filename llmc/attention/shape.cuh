@@ -96,10 +96,10 @@ struct AttentionTile {
 };
 
 struct AttentionShape {
-    int T, NH, blocks;   // blocks = ceil(T / ATTENTION_BLOCK)
-    int heads, group;    // heads = B NH, taken in groups of `group`
-    int tiles_per_head;  //
-    int64_t row_stride;  // elements from a token of a head to the next, NH dh
+    int T, NH, blocks;      // blocks = ceil(T / ATTENTION_BLOCK)
+    int heads, group;       // heads = B NH, taken in groups of `group`
+    int tiles_per_head;     //
+    int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
 
     __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
@@ -115,8 +115,9 @@ struct AttentionShape {
     __device__ int first_key_block(int64_t head, int query_block) const {
         return bounds.first_key_block ? bounds.first_key_block[head * blocks + query_block] : 0;
     }
+    // At least the last block: without pruning, blocks.
     __device__ int last_query_block(int64_t head, int key_block) const {
-        return bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks - 1;
+        return bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks;
     }
 };
 

@@ -36,8 +36,8 @@ struct Sm80Block {
 };
 
 // The gate of a block's own tokens; tokens past T get 0.
-__device__ static inline void sm80_fill_gate(AttentionGate<ATTENTION_BLOCK>& gate, const double* cum_logf, int first,
-                                             int T, double anchor) {
+__device__ static inline void sm80_fill_gate(AttentionGate<ATTENTION_BLOCK>& gate, const double* cum_logf,
+                                             int first, int T, double anchor) {
     for (int i = (int)threadIdx.x; i < ATTENTION_BLOCK; i += (int)blockDim.x)
         gate.set(i, first + i < T ? __ldg(&cum_logf[first + i]) - anchor : 0);
 }

@@ -33,7 +33,8 @@ template <int DH> struct Sm80Dq {
 // Writes dq, and the row sums of ds to dcum_logf.
 template <int DH, bool GATE>
 __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
-    sm80_dq_kernel(const __grid_constant__ AttentionBackward a, const __grid_constant__ AttentionShape shape) {
+    sm80_dq_kernel(const __grid_constant__ AttentionBackward a,
+                   const __grid_constant__ AttentionShape shape) {
     typedef Sm80Dq<DH> F;
     constexpr int KEYS = F::KEYS, PART = 32, MS = 2, NS = PART / 8; // a warp takes PART keys at a time
     constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
@@ -50,7 +51,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         sm80_copy_tile<DH, KEYS, F::THREADS>(shared.v[stage], v, n * KEYS, T, shape.row_stride);
     };
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.q, a.q + block.base, i0, T, shape.row_stride);
-    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.dout, a.dout + block.base, i0, T, shape.row_stride);
+    sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.dout, a.dout + block.base, i0, T,
+                                                    shape.row_stride);
     copy_keys(0, tile);
 
     // cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the first query.
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     };
     auto store_acc_init = [&](int stage, int n) {
         if (GATE)
-            shared.acc_init[stage][tid % KEYS] = n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT);
+            shared.acc_init[stage][tid % KEYS] =
+                n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT);
     };
     if (GATE) {
         anchor = __ldg(&cum_logf[i0]);
@@ -149,8 +152,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         if (i < T && lane % 4 == 0) a.dcum_logf[block.head * T + i] = x;
     }
     int row = i0 + warp_row;
-    sm80_store<DH>(a.dq + block.base + row * shape.row_stride, shape.row_stride, T - row, shared.q + warp_row * DH,
-                   acc, factor);
+    sm80_store<DH>(a.dq + block.base + row * shape.row_stride, shape.row_stride, T - row,
+                   shared.q + warp_row * DH, acc, factor);
 }
 
 // ----------------------------------------------------------------------------
@@ -158,11 +161,13 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 
 template <int DH> struct Sm80Dkv {
     // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at 128.
-    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32, BLOCKS_PER_SM = MS;
+    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32,
+                         BLOCKS_PER_SM = MS;
     static constexpr int QUERIES = DH == 64 ? 64 : 32;
     struct Shared {
         bf16 k[ATTENTION_BLOCK * DH], v[ATTENTION_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
-        float acc_init[2][QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float acc_init
+            [2][QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
         float minus_delta[2][QUERIES];
         AttentionGate<ATTENTION_BLOCK> gate;
     };
@@ -172,17 +177,20 @@ template <int DH> struct Sm80Dkv {
 // query.
 template <int DH, bool GATE>
 __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_SM)
-    sm80_dkv_kernel(const __grid_constant__ AttentionBackward a, const __grid_constant__ AttentionShape shape) {
+    sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
+                    const __grid_constant__ AttentionShape shape) {
     typedef Sm80Dkv<DH> F;
-    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8; // a warp takes PART queries at a time
+    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS,
+                  NS = PART / 8; // a warp takes PART queries at a time
     constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     Sm80Block block = Sm80Block::of<DH>(shape, false); // the first keys have most queries
     int j0 = block.first, tile = j0 / QUERIES;
-    int last_tile = min((T - 1) / QUERIES, (shape.last_query_block(block.head, block.index) + 1) *
-                                                   (ATTENTION_BLOCK / QUERIES) - 1);
+    int last_tile =
+        min((T - 1) / QUERIES,
+            (shape.last_query_block(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
     const bf16 *q = a.q + block.base, *dout = a.dout + block.base;
     const float *lse = a.lse + block.head * T, *delta = a.delta + block.head * T;
 
@@ -296,12 +304,13 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
 
 // delta must not be NULL. Deterministic in any case.
 template <int DH, bool GATE>
-static inline void attention_backward_sm80(const AttentionBackward* a, const HeadShape* s, cudaStream_t stream) {
+static inline void attention_backward_sm80(const AttentionBackward* a, const HeadShape* s,
+                                           cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
     int64_t grid = (int64_t)shape.heads * shape.blocks;
-    attention_launch<typename Sm80Dq<DH>::Shared, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid, Sm80Dq<DH>::THREADS,
-                                                                   stream, *a, shape);
+    attention_launch<typename Sm80Dq<DH>::Shared, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid,
+                                                                   Sm80Dq<DH>::THREADS, stream, *a, shape);
     attention_launch<typename Sm80Dkv<DH>::Shared, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid,
                                                                     Sm80Dkv<DH>::THREADS, stream, *a, shape);
 }

@@ -121,9 +121,11 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     };
     auto store_acc_init = [&](int stage, int n) {
         if (GATE)
-            shared.acc_init[stage].set(tid % KEYS, n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT));
+            shared.acc_init[stage].set(tid % KEYS,
+                                       n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT));
     };
-    float row_gate[MS][2] = {}; // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
+    float row_gate[MS][2] =
+        {}; // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
     if (GATE) {
         anchor = __ldg(&cum_logf[i0]);
         sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);
@@ -183,17 +185,18 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
         softmax.row_sum[r / 2][r % 2] = 1 / l;
     }
     int row = i0 + warp_row;
-    sm80_store<DH>(a.o + block.base + row * shape.row_stride, shape.row_stride, T - row, shared.q + warp_row * DH,
-                   softmax.acc, softmax.row_sum);
+    sm80_store<DH>(a.o + block.base + row * shape.row_stride, shape.row_stride, T - row,
+                   shared.q + warp_row * DH, softmax.acc, softmax.row_sum);
 }
 
 template <int DH, bool GATE>
-static inline void attention_forward_sm80(const AttentionForward* a, const HeadShape* s, cudaStream_t stream) {
+static inline void attention_forward_sm80(const AttentionForward* a, const HeadShape* s,
+                                          cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
     attention_launch<typename Sm80Forward<DH>::Shared, SM80_SHARED_KIB>(
-        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream, *a,
-        shape);
+        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream,
+        *a, shape);
 }
 
 #endif // LLMC_ATTENTION_SM80_FORWARD_CUH

@@ -56,7 +56,9 @@ template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
         bf16 q[STAGES][QUERIES * DH], dout[STAGES][QUERIES * DH];
         bf16 ds[2][KEYS * QUERIES];
         bf16 ones[16 * SM90_PANEL];
-        float acc_init[STAGES][QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float acc_init
+            [STAGES]
+            [QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
         float minus_delta[STAGES][QUERIES];
         AttentionGate<KEYS> gate; // of the keys
         uint64_t keys_full, full[STAGES], empty[STAGES], dq_ready, dq_added;
@@ -67,7 +69,7 @@ struct Sm90BackwardParameters {
     CUtensorMap q, k, v, dout;           // boxes of a tile
     CUtensorMap dk, dv;                  // boxes of a warpgroup's rows
     float *dq_sum, *row_sum, *dcum_logf; // dcum_logf NULL: the gate is not learned
-    int* dq_semaphore;                   // per tile: number of thread blocks that have added their dq; NULL: any order
+    int* dq_semaphore; // per tile: number of thread blocks that have added their dq; NULL: any order
     const float *lse, *delta;
     const double* cum_logf;
     AttentionShape shape;
@@ -100,7 +102,7 @@ struct Sm90BackwardBlock {
 
 template <int DH>
 __device__ static inline void sm90_backward_tma_producer(typename Sm90Backward<DH>::Shared& shared,
-                                                 const Sm90BackwardParameters& p) {
+                                                         const Sm90BackwardParameters& p) {
     typedef Sm90Backward<DH> F;
     const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
     sm90_arrive_expect_tx(&shared.keys_full, sizeof shared.k + sizeof shared.v);
@@ -122,7 +124,7 @@ __device__ static inline void sm90_backward_tma_producer(typename Sm90Backward<D
 
 template <int DH, bool GATE>
 __device__ static inline void sm90_backward_lse_producer(typename Sm90Backward<DH>::Shared& shared,
-                                                       const Sm90BackwardParameters& p) {
+                                                         const Sm90BackwardParameters& p) {
     typedef Sm90Backward<DH> F;
     const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
     int lane = (int)threadIdx.x % 32, T = p.shape.T;
@@ -225,15 +227,18 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
     uint32_t key_operand[DH / 16][4], value_operand[DH / 16][4];
 
     __device__ Sm90BackwardConsumer(typename F::Shared& shared, const Sm90BackwardParameters& p,
-                                  const Sm90BackwardBlock& x)
+                                    const Sm90BackwardBlock& x)
         : shared(shared), p(p), x(x) {
-        asm volatile("" : "+r"(lane_offset)); // opaque, so that the compiler keeps one register and not two parts of it
+        asm volatile(
+            ""
+            : "+r"(lane_offset)); // opaque, so that the compiler keeps one register and not two parts of it
     }
 
     // Address of the lane's 16 bytes in the warp's rows of a tile, columns from 16 k on, for ldmatrix and stmatrix. Within a
     // panel, 16 columns further on is ^ 32.
     __device__ uint32_t lane_address(const bf16* tile, int k) const {
-        return smem_address(tile) + (uint32_t)(k / 4 * F::KEYS * 128) + (lane_offset ^ (uint32_t)(k % 4 * 32));
+        return smem_address(tile) + (uint32_t)(k / 4 * F::KEYS * 128) +
+               (lane_offset ^ (uint32_t)(k % 4 * 32));
     }
 
     // One value per column, for both of the lane's rows
@@ -260,7 +265,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
                 sm90_wgmma<false>(d, rows[k], b + sm90_columns<F::QUERIES>(16 * k), true);
             else
                 sm90_wgmma<false, false>(d, a + sm90_columns<F::KEYS>(16 * k),
-                                           b + sm90_columns<F::QUERIES>(16 * k), true);
+                                         b + sm90_columns<F::QUERIES>(16 * k), true);
         }
         sm90_commit_group();
     }
@@ -276,7 +281,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
     __device__ void issue_dv(int stage, int step) {
         sm90_wgmma_fence();
         sm90_matmul_ab(dv, probabilities,
-                         sm90_make_smem_desc<F::QUERIES>(shared.dout[stage]) + sm90_rows(step * F::STEP), true);
+                       sm90_make_smem_desc<F::QUERIES>(shared.dout[stage]) + sm90_rows(step * F::STEP), true);
         sm90_commit_group();
     }
     __device__ void issue_dk(int stage, int step) {
@@ -285,9 +290,9 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
 #pragma unroll
         for (int k = 0; k < K16; k++)
             sm90_wgmma<true>(dk, ds[k],
-                               WIDE_DK ? sm90_make_smem_desc_pair(rows + 16 * k * SM90_PANEL, shared.ones)
-                                       : sm90_make_smem_desc<F::QUERIES>(rows) + sm90_rows(16 * k),
-                               true);
+                             WIDE_DK ? sm90_make_smem_desc_pair(rows + 16 * k * SM90_PANEL, shared.ones)
+                                     : sm90_make_smem_desc<F::QUERIES>(rows) + sm90_rows(16 * k),
+                             true);
         sm90_commit_group();
     }
 
@@ -321,8 +326,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
     __device__ void store_ds(bf16* tile, int step) {
         uint32_t to = lane_address(tile, step * K16);
 #pragma unroll
-        for (int k = 0; k < K16; k++)
-            sm90_stmatrix(to ^ (uint32_t)(k * 32), ds[k]);
+        for (int k = 0; k < K16; k++) sm90_stmatrix(to ^ (uint32_t)(k * 32), ds[k]);
     }
     __device__ void add_column_sums() {
 #pragma unroll
@@ -339,7 +343,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
 #pragma unroll
         for (int k = 0; k < F::KEYS / 16; k++)
             sm90_wgmma<true, true>(dq, a + sm90_rows(16 * k),
-                                     sm90_make_smem_desc_pair(keys + 16 * k * SM90_PANEL, shared.ones), k > 0);
+                                   sm90_make_smem_desc_pair(keys + 16 * k * SM90_PANEL, shared.ones), k > 0);
         sm90_commit_group();
     }
 
@@ -449,7 +453,8 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
                     if (tile < x.last) sm90_wait(&shared.full[ring.stage], ring.phase);
                     issue_scores(ring.stage, 0);
                     sm90_named_sync(1, 256);
-                    sm90_wait_group<1>(); // the scores remain in flight; dq reuses the registers of the probabilities
+                    sm90_wait_group<
+                        1>(); // the scores remain in flight; dq reuses the registers of the probabilities
                     sm90_fence_operand(probabilities);
                     issue_dq(shared.ds[buffer]);
                 }
@@ -550,7 +555,8 @@ static inline size_t attention_backward_scratch_sm90(const HeadShape* s) {
 
 // delta must not be NULL.
 template <int DH, bool GATE>
-static inline void attention_backward_sm90(const AttentionBackward* a, const HeadShape* s, cudaStream_t stream) {
+static inline void attention_backward_sm90(const AttentionBackward* a, const HeadShape* s,
+                                           cudaStream_t stream) {
     typedef Sm90Backward<DH> F;
     int64_t parts = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES) * 2;
     Sm90BackwardParameters p;
@@ -564,11 +570,13 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups of heads are half as
     // large then, as if dq, which is float, had to fit into L2 too.
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
-    CUDA_CHECK(cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(semaphores + parts) - (char*)a->scratch), stream));
+    CUDA_CHECK(
+        cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(semaphores + parts) - (char*)a->scratch), stream));
 
-    auto kernel = a->deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;
-    attention_launch<typename F::Shared, SM90_SHARED_KIB>(kernel, (int64_t)p.shape.heads * p.shape.tiles_per_head,
-                                                          F::THREADS, stream, p);
+    auto kernel =
+        a->deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;
+    attention_launch<typename F::Shared, SM90_SHARED_KIB>(
+        kernel, (int64_t)p.shape.heads * p.shape.tiles_per_head, F::THREADS, stream, p);
     sm90_backward_finish_kernel<DH>
         <<<(unsigned)parts, 256, 0, stream>>>(a->dq, p.dcum_logf, p.dq_sum, p.row_sum, p.shape);
     CUDA_CHECK_LAUNCH();

@@ -188,7 +188,8 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
     uint32_t tile_count = 0, step_count = 0;
     float s[KEYS / 2], acc[DH / 2];
     uint32_t probabilities[KEYS / 16][4];
-    float row_max[2], row_sum[2]; // s is exponentiated relative to row_max; row_sum: the lane's part of the row's sum
+    float row_max[2],
+        row_sum[2]; // s is exponentiated relative to row_max; row_sum: the lane's part of the row's sum
     float row_gate_high[2], row_gate_low[2]; // log2(e) (cum_logf_i - anchor)
 
     __device__ Sm90ForwardConsumer(typename F::Shared& shared, const Sm90ForwardParameters& p)
@@ -225,14 +226,16 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
     // S = Q K^T, plus s where accumulate
     __device__ void issue_qk(bool accumulate) {
         sm90_wgmma_fence();
-        sm90_matmul_abt<DH, F::ROWS, KEYS>(s, sm90_make_smem_desc<F::ROWS>(shared.q) + sm90_rows(64 * consumer),
-                                           sm90_make_smem_desc<KEYS>(shared.k[F::stage(step_count)]), accumulate);
+        sm90_matmul_abt<DH, F::ROWS, KEYS>(
+            s, sm90_make_smem_desc<F::ROWS>(shared.q) + sm90_rows(64 * consumer),
+            sm90_make_smem_desc<KEYS>(shared.k[F::stage(step_count)]), accumulate);
         sm90_commit_group();
     }
     // O += P V of the step before
     __device__ void issue_pv() {
         sm90_wgmma_fence();
-        sm90_matmul_ab(acc, probabilities, sm90_make_smem_desc<KEYS>(shared.v[F::stage(step_count - 1)]), true);
+        sm90_matmul_ab(acc, probabilities, sm90_make_smem_desc<KEYS>(shared.v[F::stage(step_count - 1)]),
+                       true);
         sm90_commit_group();
     }
 
@@ -249,7 +252,8 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) {
             float x = s[i] * F::SCALE;
-            if (GATE) x += (row_gate_high[half(i)] + high[column(i)]) + (row_gate_low[half(i)] + low[column(i)]);
+            if (GATE)
+                x += (row_gate_high[half(i)] + high[column(i)]) + (row_gate_low[half(i)] + low[column(i)]);
             s[i] = column(i) > own + 8 * half(i) ? -INFINITY : x;
         }
     }
@@ -389,7 +393,8 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
             uint32_t pairs[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                pairs[i] = pack_bf16x2(acc[8 * n + 2 * i] * factor[i % 2], acc[8 * n + 2 * i + 1] * factor[i % 2]);
+                pairs[i] =
+                    pack_bf16x2(acc[8 * n + 2 * i] * factor[i % 2], acc[8 * n + 2 * i + 1] * factor[i % 2]);
             sm90_stmatrix(to + sm90_chunk_offset<16>(lane % 16, 2 * n + lane / 16), pairs);
         }
         sm90_fence_async_proxy();
@@ -453,7 +458,8 @@ __global__ void __launch_bounds__(Sm90Forward<DH>::THREADS, 1)
 }
 
 template <int DH, bool GATE>
-static inline void attention_forward_sm90(const AttentionForward* a, const HeadShape* s, cudaStream_t stream) {
+static inline void attention_forward_sm90(const AttentionForward* a, const HeadShape* s,
+                                          cudaStream_t stream) {
     typedef Sm90Forward<DH> F;
     Sm90ForwardParameters p;
     p.q = sm90_tensor_map(a->q, s, F::ROWS), p.k = sm90_tensor_map(a->k, s, F::KEYS);

@@ -104,8 +104,7 @@ template <int DH> __device__ static inline uint32_t sm80_lane_b(const bf16* tile
     return smem_address(tile) + (uint32_t)sm80_chunk_offset<DH>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 }
 // The lane's address `row` rows (a multiple of 8) and `column` columns (of 16) further on
-template <int DH>
-__device__ static inline uint32_t sm80_advance(uint32_t lane_address, int row, int column) {
+template <int DH> __device__ static inline uint32_t sm80_advance(uint32_t lane_address, int row, int column) {
     return (lane_address ^ (uint32_t)(column * 2)) + (uint32_t)(row * DH * 2);
 }
 

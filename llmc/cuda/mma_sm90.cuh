@@ -193,8 +193,8 @@ template <int ROWS> __device__ static inline uint32_t sm90_chunk_offset(int row,
 }
 // Four 8x8 matrices in the fragment layout of wgmma and mma; each lane passes the address of one row, 16 bytes.
 __device__ static inline void sm90_stmatrix(uint32_t to, const uint32_t (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
-                 "r"(r[2]), "r"(r[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 
@@ -256,9 +256,9 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
 // sm90_wgmma(d, a, b, accumulate): N = 2 R by the size of d; without accumulate d need not be initialized. a is a
 // descriptor or four registers. TRANSPOSED: the reduction runs along the tile's rows. In the macro, R1 is R + 1 and so on:
 // the numbers of the asm operands that follow d's R registers.
-#define SM90_DEFINE_WGMMA(N, R, R1, R2, R3, R4, R5, R6)                                                    \
+#define SM90_DEFINE_WGMMA(N, R, R1, R2, R3, R4, R5, R6)                                                      \
     template <bool A_TRANSPOSED, bool B_TRANSPOSED>                                                          \
-    __device__ static inline void sm90_wgmma(float(&d)[R], uint64_t a, uint64_t b, bool accumulate) {      \
+    __device__ static inline void sm90_wgmma(float(&d)[R], uint64_t a, uint64_t b, bool accumulate) {        \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2 ", 0;\n"                                       \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##R              \
                      "}, %" #R ", %" #R1 ", p, 1, 1, %" #R3 ", %" #R4 ";\n}"                                 \
@@ -267,8 +267,8 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
                      : "memory");                                                                            \
     }                                                                                                        \
     template <bool B_TRANSPOSED>                                                                             \
-    __device__ static inline void sm90_wgmma(float(&d)[R], const uint32_t(&a)[4], uint64_t b,              \
-                                               bool accumulate) {                                            \
+    __device__ static inline void sm90_wgmma(float(&d)[R], const uint32_t(&a)[4], uint64_t b,                \
+                                             bool accumulate) {                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R5 ", 0;\n"                                       \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##R              \
                      "}, {%" #R ",%" #R1 ",%" #R2 ",%" #R3 "}, %" #R4 ", p, 1, 1, %" #R6 ";\n}"              \
@@ -294,16 +294,16 @@ SM90_DEFINE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
 // d [64, N] (+)= A B^T over K columns of tiles of A_ROWS and B_ROWS rows; a is the descriptor of A's 64 rows.
 template <int K, int A_ROWS, int B_ROWS, int R>
 __device__ static inline void sm90_matmul_abt(float (&d)[R], uint64_t a, uint64_t b,
-                                                bool accumulate = false) {
+                                              bool accumulate = false) {
 #pragma unroll
     for (int k = 0; k < K; k += 16)
         sm90_wgmma<false, false>(d, a + sm90_columns<A_ROWS>(k), b + sm90_columns<B_ROWS>(k),
-                                   accumulate || k > 0);
+                                 accumulate || k > 0);
 }
 // d [64, N] (+)= A B over 16 K rows of B, with A [64, 16 K] in registers
 template <int K, int R>
 __device__ static inline void sm90_matmul_ab(float (&d)[R], const uint32_t (&a)[K][4], uint64_t b,
-                                               bool accumulate) {
+                                             bool accumulate) {
 #pragma unroll
     for (int k = 0; k < K; k++) sm90_wgmma<true>(d, a[k], b + sm90_rows(16 * k), accumulate || k > 0);
 }
@@ -329,7 +329,8 @@ static inline PFN_cuTensorMapEncodeTiled_v12000 sm90_map_encoder(void) {
 // Tensor map of x [B, T, NH, dh], bf16, aligned to 16 bytes. A box is one panel of `rows` tokens of one head.
 static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int rows) {
     CUtensorMap map;
-    cuuint64_t lengths[4] = {(cuuint64_t)s->dh, (cuuint64_t)s->NH, (cuuint64_t)s->T, (cuuint64_t)s->B}, strides[3];
+    cuuint64_t lengths[4] = {(cuuint64_t)s->dh, (cuuint64_t)s->NH, (cuuint64_t)s->T, (cuuint64_t)s->B},
+               strides[3];
     for (int i = 0; i < 3; i++) strides[i] = (i ? strides[i - 1] : sizeof(bf16)) * lengths[i];
     cuuint32_t box[4] = {SM90_PANEL, 1, (cuuint32_t)rows, 1}, element_strides[4] = {1, 1, 1, 1};
     CUresult result =
@@ -337,8 +338,9 @@ static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int
                            element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        die("cuTensorMapEncodeTiled failed with error %d for a tensor [%lld, %lld, %lld, %lld] at %p", (int)result,
-            (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh, (const void*)x);
+        die("cuTensorMapEncodeTiled failed with error %d for a tensor [%lld, %lld, %lld, %lld] at %p",
+            (int)result, (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh,
+            (const void*)x);
     return map;
 }
 

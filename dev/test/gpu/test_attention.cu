@@ -1,16 +1,16 @@
 /*
 llmc/attention/attention.cuh and llmc/attention/forget_gate.cuh against the formulas in double.
 
-A kernel passes when its root mean square error is at most twice that of a plain bf16 implementation, in every
-tensor and every head. On Hopper that goes for its own kernels and for those that every GPU runs. Inputs are
-new in every run, unless a seed is given.
+A kernel passes if its root mean square error is at most twice that of a plain bf16 implementation, in every tensor and every
+head. On Hopper this is checked for the sm_90 and the sm_80 kernels. Inputs are random, new in every run unless a seed is
+given.
 
-    test_attention                     everything: some 35 seconds and 36 GB on an H100
+    test_attention                     everything: about 35 seconds and 36 GB on an H100
     test_attention LONGEST [SEED]      sequences up to that length
     test_attention quick [SEED]        a few short ones, for compute-sanitizer
 */
+#include <algorithm>
 #include "../../../llmc/attention/forget_gate.cuh"
-#include "../check.h"
 #include "attention_oracle.cuh"
 
 // ----------------------------------------------------------------------------
@@ -19,87 +19,116 @@ new in every run, unless a seed is given.
 struct Inputs {
     Shape s;
     Buffer<bf16> q, k, v, dout;
-    Buffer<double> c;
+    Buffer<double> cum_logf;
     bool gate;
-    explicit Inputs(Shape s, bool gate)
-        : s(s), q(s.size()), k(s.size()), v(s.size()), dout(s.size()), c(gate ? s.tokens() : 0), gate(gate) {
-        q.fill_normal(), k.fill_normal(), v.fill_normal(), dout.fill_normal();
+    Inputs(const Shape& s, bool gate)
+        : s(s), q((size_t)s.size()), k(q.n), v(q.n), dout(q.n), cum_logf(gate ? (size_t)s.tokens() : 0),
+          gate(gate) {
+        fill_normal(q), fill_normal(k), fill_normal(v), fill_normal(dout);
     }
-    const double* gates() const { return gate ? c.at : NULL; }
+    OracleTensors tensors() const { return {dout, q, k, v, NULL, NULL, gate ? cum_logf.p : NULL, false}; }
 };
 
-static bool on_sm80;              // the kernels for every GPU, and not those of the GPU at hand
-static bool deterministic = true; // backward
+static bool on_sm80;              // test the sm_80 kernels, whatever the GPU
+static bool deterministic = true; // the backward pass
 
 struct Results {
     Buffer<bf16> o, dq, dk, dv;
-    Buffer<float> lse, dc, scratch;
-    explicit Results(Shape s)
-        : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse(s.tokens()), dc(s.tokens()),
-          scratch((int64_t)(attention_scratch_bytes(s.B, s.T, s.NH, s.dh) / sizeof(float))) {}
+    Buffer<float> lse, dcum_logf;
+    Buffer<char> scratch;
+    explicit Results(const Shape& s)
+        : o((size_t)s.size()), dq(o.n), dk(o.n), dv(o.n), lse((size_t)s.tokens()), dcum_logf(lse.n),
+          scratch(bytes(s)) {}
+    static size_t bytes(const Shape& s) {
+        HeadShape shape = s.head_shape();
+        return attention_scratch_bytes(&shape);
+    }
     void compute(const Inputs& in, const AttentionBounds* bounds) {
-        const Shape& s = in.s;
-        if (on_sm80)
-            compute_on_sm80(in, bounds);
-        else {
-            attention_forward(o.at, lse.at, scratch.at, in.q.at, in.k.at, in.v.at, in.gates(), bounds, s.B,
-                              s.T, s.NH, s.dh, 0);
-            attention_backward(dq.at, dk.at, dv.at, in.gate ? dc.at : NULL, scratch.at, in.dout.at, in.q.at,
-                               in.k.at, in.v.at, o.at, lse.at, NULL, in.gates(), bounds, deterministic, s.B,
-                               s.T, s.NH, s.dh, 0);
+        HeadShape shape = in.s.head_shape();
+        const double* cum_logf = in.gate ? in.cum_logf.p : NULL;
+        AttentionForward forward = {o, lse, in.q, in.k, in.v, cum_logf, bounds, scratch};
+        AttentionBackward backward = {dq,      dk,
+                                      dv,      in.gate ? dcum_logf.p : NULL,
+                                      in.dout, in.q,
+                                      in.k,    in.v,
+                                      o,       lse,
+                                      NULL,    cum_logf,
+                                      bounds,  deterministic,
+                                      scratch};
+        if (on_sm80) {
+            backward.delta = (float*)scratch.p;
+            ATTENTION_DISPATCH(attention_forward_sm80, &forward, &shape, 0);
+            attention_delta((float*)scratch.p, in.dout, o, &shape, 0);
+            ATTENTION_DISPATCH(attention_backward_sm80, &backward, &shape, 0);
+        } else {
+            attention_forward(&forward, &shape, 0);
+            attention_backward(&backward, &shape, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
     }
-    void compute_on_sm80(const Inputs& in, const AttentionBounds* bounds) {
-        const Shape& s = in.s;
-        const int *first = bounds ? bounds->first_key_block : NULL,
-                  *last = bounds ? bounds->last_query_block : NULL;
-        ATTENTION_DISPATCH(attention_forward_sm80, s.dh, in.gate, o.at, lse.at, in.q.at, in.k.at, in.v.at,
-                           in.gates(), first, s.B, s.T, s.NH, 0);
-        if (s.dh == 64) attention_delta<64>(scratch.at, in.dout.at, o.at, s.B, s.T, s.NH, 0);
-        if (s.dh == 128) attention_delta<128>(scratch.at, in.dout.at, o.at, s.B, s.T, s.NH, 0);
-        ATTENTION_DISPATCH(attention_backward_sm80, s.dh, in.gate, dq.at, dk.at, dv.at,
-                           in.gate ? dc.at : NULL, in.dout.at, in.q.at, in.k.at, in.v.at, lse.at, scratch.at,
-                           in.gates(), first, last, s.B, s.T, s.NH, 0);
-    }
 };
+
+// Results on the host
+struct HostResults {
+    vector<bf16> o, dq, dk, dv;
+    vector<float> lse, dcum_logf;
+    HostResults(const Results& r, size_t first, size_t first_token) // from those elements to the end
+        : o(r.o.host(first)), dq(r.dq.host(first)), dk(r.dk.host(first)), dv(r.dv.host(first)),
+          lse(r.lse.host(first_token)), dcum_logf(r.dcum_logf.host(first_token)) {}
+};
+
+template <class T> static bool same_bits(const Buffer<T>& a, const Buffer<T>& b) {
+    return same_bits(a.host(), b.host());
+}
 static bool same_results(const Results& a, const Results& b) {
     return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) &&
-           same_bits(a.dv, b.dv) && same_bits(a.dc, b.dc);
+           same_bits(a.dv, b.dv) && same_bits(a.dcum_logf, b.dcum_logf);
 }
 
-// dlogf_t = dc_t + ... + dc_{T-1}, to float's digits
-template <class T>
-static std::vector<double> suffix_sums(const std::vector<T>& dc, int64_t heads, int64_t length) {
-    std::vector<double> sums(dc.size());
-    for (int64_t h = 0; h < heads; h++) {
+template <class T> static bool all_zero(const vector<T>& x, size_t from, size_t to) {
+    return std::all_of(x.begin() + (ptrdiff_t)from, x.begin() + (ptrdiff_t)to,
+                       [](T y) { return (double)y == 0; });
+}
+
+// dlogf_t = dcum_logf_t + ... + dcum_logf_{T-1}, rounded to float first
+template <class T> static vector<double> suffix_sums(const vector<T>& dcum_logf, const Shape& s) {
+    vector<double> sums(dcum_logf.size());
+    for (int64_t h = 0; h < s.heads(); h++) {
         double sum = 0;
-        for (int64_t t = length - 1; t >= 0; t--)
-            sums[h * length + t] = sum += (double)(float)dc[h * length + t];
+        for (int64_t t = s.T - 1; t >= 0; t--) {
+            size_t at = (size_t)(h * s.T + t);
+            sums[at] = sum += (double)(float)dcum_logf[at];
+        }
     }
     return sums;
 }
 
+// Of the worst head: root mean square error relative to the tensor, and to the error of plain bf16
 struct TensorError {
-    double relative,
-        times_plain; // the worst head's root mean square error over the tensor's, and over plain bf16's
+    double relative, times_plain;
 };
 
-// Element i belongs to head (i / inner) % heads of row i / (inner heads), or simply to i / inner.
+// What a tensor is compared with, and its largest relative error
+struct Expected {
+    vector<double> exact, plain;
+    double limit;
+};
+
+// per_token: x is [B, NH, T], else [B, T, NH, dh]
 template <class T>
-static TensorError check_tensor(const char* name, const char* what, const std::vector<T>& x,
-                                const std::vector<double>& exact, const std::vector<double>& plain,
-                                const Shape& s, bool by_head, double limit) {
+static TensorError check_tensor(const char* name, const char* what, const vector<T>& x,
+                                const Expected& expected, const Shape& s, bool per_token) {
+    const vector<double>&exact = expected.exact, &plain = expected.plain;
     TensorError worst = {0, 0};
     double error = 0, plain_error = 0, size = 0;
     int64_t n = 0;
-    // Of a few tokens, or of gates that forget nothing, where dlogf wanders slowly, one head has too few
-    // independent numbers for a ratio of errors to mean something: then all heads are taken together.
+    // With few tokens, or with gates that forget nothing, where dlogf is a slow random walk, one head has too few independent
+    // numbers for a ratio of errors to be meaningful: then all heads are taken together.
     bool together = s.T < 64 || s.NH >= 16;
     for (int64_t head = 0; head < s.heads(); head++) {
-        for (int64_t i = 0; i < (by_head ? s.T : s.T * s.dh); i++, n++) {
-            int64_t at = by_head ? head * s.T + i
-                                 : ((head / s.NH * s.T + i / s.dh) * s.NH + head % s.NH) * s.dh + i % s.dh;
+        for (int64_t i = 0; i < (per_token ? s.T : s.T * s.dh); i++, n++) {
+            int64_t at = per_token ? head * s.T + i
+                                   : ((head / s.NH * s.T + i / s.dh) * s.NH + head % s.NH) * s.dh + i % s.dh;
             double e = (double)(float)x[(size_t)at] - exact[(size_t)at],
                    p = plain[(size_t)at] - exact[(size_t)at];
             error += e * e, plain_error += p * p, size += exact[(size_t)at] * exact[(size_t)at];
@@ -107,12 +136,12 @@ static TensorError check_tensor(const char* name, const char* what, const std::v
         if (together && head + 1 < s.heads()) continue;
         error = sqrt(error / (double)n), plain_error = sqrt(plain_error / (double)n),
         size = sqrt(size / (double)n);
-        // 2e-5 is far below every tensor's size, but where it is zero on paper
+        // 2e-5 is far below every tensor's size, except where it is zero in exact arithmetic
         CHECK(error <= 2 * plain_error + 2e-5, "%s: %s, head %lld: error %.3g, plain bf16 %.3g, size %.3g",
               name, what, (long long)head, error, plain_error, size);
         if (size >= 1e-3) {
-            CHECK(error <= limit * size, "%s: %s, head %lld: relative error %.3g > %.3g", name, what,
-                  (long long)head, error / size, limit);
+            CHECK(error <= expected.limit * size, "%s: %s, head %lld: relative error %.3g > %.3g", name, what,
+                  (long long)head, error / size, expected.limit);
             worst.relative = fmax(worst.relative, error / size);
             worst.times_plain = fmax(worst.times_plain, error / (plain_error + 1e-6));
         }
@@ -121,27 +150,24 @@ static TensorError check_tensor(const char* name, const char* what, const std::v
     return worst;
 }
 
-static void check_results(const char* name, const Shape& s, const bf16* dout, const bf16* q, const bf16* k,
-                          const bf16* v, const double* c, const std::vector<bf16>& o,
-                          const std::vector<float>& lse, const std::vector<bf16>& dq,
-                          const std::vector<bf16>& dk, const std::vector<bf16>& dv,
-                          const std::vector<float>& dc) {
+static void check_results(const char* name, const Shape& s, OracleTensors in, const HostResults& r) {
     Oracle exact(s), plain(s);
-    exact.compute(s, dout, q, k, v, c, false);
-    plain.compute(s, dout, q, k, v, c, true);
+    exact.compute(s, in);
+    in.plain_bf16 = true;
+    plain.compute(s, in);
     TensorError e[5] = {};
-    e[0] = check_tensor(name, "o", o, exact.o.read(), plain.o.read(), s, false, 6e-3);
-    e[1] = check_tensor(name, "dq", dq, exact.dq.read(), plain.dq.read(), s, false, 1e-2);
-    e[2] = check_tensor(name, "dk", dk, exact.dk.read(), plain.dk.read(), s, false, 1e-2);
-    e[3] = check_tensor(name, "dv", dv, exact.dv.read(), plain.dv.read(), s, false, 6e-3);
-    std::vector<double> exact_lse = exact.lse.read();
+    e[0] = check_tensor(name, "o", r.o, {exact.o.host(), plain.o.host(), 6e-3}, s, false);
+    e[1] = check_tensor(name, "dq", r.dq, {exact.dq.host(), plain.dq.host(), 1e-2}, s, false);
+    e[2] = check_tensor(name, "dk", r.dk, {exact.dk.host(), plain.dk.host(), 1e-2}, s, false);
+    e[3] = check_tensor(name, "dv", r.dv, {exact.dv.host(), plain.dv.host(), 6e-3}, s, false);
+    vector<double> exact_lse = exact.lse.host();
     double lse_error = 0;
-    for (size_t i = 0; i < lse.size(); i++) lse_error = fmax(lse_error, fabs(lse[i] - exact_lse[i]));
+    for (size_t i = 0; i < r.lse.size(); i++) lse_error = fmax(lse_error, fabs(r.lse[i] - exact_lse[i]));
     CHECK(lse_error <= 3e-5, "%s: lse is off by %.3g", name, lse_error);
-    if (c)
-        e[4] = check_tensor(name, "dlogf", suffix_sums(dc, s.heads(), s.T),
-                            suffix_sums(exact.dc.read(), s.heads(), s.T),
-                            suffix_sums(plain.dc.read(), s.heads(), s.T), s, true, 1e-2);
+    if (in.cum_logf)
+        e[4] = check_tensor(
+            name, "dlogf", suffix_sums(r.dcum_logf, s),
+            {suffix_sums(exact.dcum_logf.host(), s), suffix_sums(plain.dcum_logf.host(), s), 1e-2}, s, true);
     printf("%-34s", name);
     for (int i = 0; i < 5; i++) printf("  %7.1e x%4.2f", e[i].relative, e[i].times_plain);
     printf("  %7.1e\n", lse_error);
@@ -149,10 +175,10 @@ static void check_results(const char* name, const Shape& s, const bf16* dout, co
 
 typedef enum { NO_GATE, OPEN, RANDOM, ONE_CUT, ALL_CUT, ALTERNATING, DEAD_HEAD } GateKind;
 
-// c of log gates whose logits have the given mean. Log gates are multiples of 2^-20, so that every sum is
+// cum_logf [B, NH, T] of random gates whose logits have the given mean. Log gates are multiples of 2^-20, so that every sum is
 // exact.
-static std::vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
-    std::vector<double> c((size_t)s.tokens());
+static vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
+    vector<double> cum_logf((size_t)s.tokens());
     uint64_t key = hash64(seed ^ (uint64_t)(s.T * 31 + kind));
     for (int64_t head = 0; head < s.heads(); head++) {
         double sum = 0;
@@ -163,176 +189,172 @@ static std::vector<double> make_gates(GateKind kind, double mean, const Shape& s
             if (kind == ALL_CUT || (kind == DEAD_HEAD && head == 0)) logf = -1000;
             if (kind == ALTERNATING) logf = t % 2 ? -5 : 0;
             sum += round(logf * 1048576) / 1048576;
-            c[(size_t)(head * s.T + t)] = sum;
+            cum_logf[(size_t)(head * s.T + t)] = sum;
         }
     }
-    return c;
+    return cum_logf;
 }
 
-static void test_case(const char* what, GateKind kind, double mean, int64_t B, int64_t T, int64_t NH,
-                      int64_t dh) {
+static void test_case(const char* what, GateKind kind, double mean, const Shape& s) {
     char name[128];
-    Shape s = {B, T, NH, dh};
-    snprintf(name, sizeof name, "%lldx%lld dh %lld T %lld %s", (long long)B, (long long)NH, (long long)dh,
-             (long long)T, what);
+    snprintf(name, sizeof name, "%lldx%lld dh %lld T %lld %s", (long long)s.B, (long long)s.NH,
+             (long long)s.dh, (long long)s.T, what);
     Inputs in(s, kind != NO_GATE);
-    if (in.gate) in.c.upload(make_gates(kind, mean, s));
+    if (in.gate) in.cum_logf = make_gates(kind, mean, s);
     Results a(s), b(s);
     a.compute(in, NULL);
     b.compute(in, NULL);
     CHECK(same_results(a, b), "%s: two runs differ", name);
-    std::vector<bf16> o = a.o.read(), dq = a.dq.read(), dk = a.dk.read(), dv = a.dv.read();
-    std::vector<float> lse = a.lse.read(), dc = a.dc.read();
-    check_results(name, s, in.dout.at, in.q.at, in.k.at, in.v.at, in.gates(), o, lse, dq, dk, dv, dc);
-    if (attention_runs_sm90() && !on_sm80) { // sums of dq and dc in any order
+    HostResults results(a, 0, 0);
+    check_results(name, s, in.tensors(), results);
+    if (attention_runs_sm90() && !on_sm80) {
         deterministic = false;
         b.compute(in, NULL);
         deterministic = true;
-        check_results("  in any order", s, in.dout.at, in.q.at, in.k.at, in.v.at, in.gates(), b.o.read(),
-                      b.lse.read(), b.dq.read(), b.dk.read(), b.dv.read(), b.dc.read());
+        check_results("  not deterministic", s, in.tensors(), HostResults(b, 0, 0));
     }
 
-    if (kind == ALL_CUT) { // every token sees itself alone
+    if (kind == ALL_CUT) { // every token attends to itself only
         CHECK(same_bits(a.o, in.v), "%s: o is not v", name);
         CHECK(same_bits(a.dv, in.dout), "%s: dv is not dout", name);
     }
-    if (in.gate) { // the first gate takes no part: all rows and columns lie behind it
-        std::vector<double> dlogf = suffix_sums(dc, s.heads(), T);
+    if (in.gate) { // the first gate has no gradient: it is in cum_logf of every token
+        vector<double> dlogf = suffix_sums(results.dcum_logf, s);
         for (int64_t h = 0; h < s.heads(); h++) {
+            const double* head = dlogf.data() + h * s.T;
             double size = 0;
-            for (int64_t t = 0; t < T; t++) size += dlogf[h * T + t] * dlogf[h * T + t];
-            size = sqrt(size / T);
-            CHECK(fabs(dlogf[h * T]) <= 1e-3 * size + 1e-4, "%s: dlogf[0] is %.3g beside %.3g", name,
-                  dlogf[h * T], size);
+            for (int64_t t = 0; t < s.T; t++) size += head[t] * head[t];
+            size = sqrt(size / (double)s.T);
+            CHECK(fabs(head[0]) <= 1e-3 * size + 1e-4, "%s: dlogf[0] is %.3g, the head's size %.3g", name,
+                  head[0], size);
         }
     }
 }
 
 // ----------------------------------------------------------------------------
-// what must hold whatever the numbers
+// invariants
 
 // The oracle's gate gradient against central differences of the loss sum(o dout).
 static void test_oracle(int64_t dh) {
     Shape s = {1, 37, 2, dh};
     Inputs in(s, true);
-    std::vector<double> c = make_gates(RANDOM, 0.3, s);
-    in.c.upload(c);
+    vector<double> cum_logf = make_gates(RANDOM, 0.3, s);
+    in.cum_logf = cum_logf;
     Oracle oracle(s);
-    oracle.compute(s, in.dout.at, in.q.at, in.k.at, in.v.at, in.c.at, false);
-    std::vector<double> dlogf = oracle.dc.read();
+    oracle.compute(s, in.tensors());
+    vector<double> dlogf = oracle.dcum_logf.host();
     for (int64_t h = 0; h < s.NH; h++)
-        for (int64_t t = s.T - 2; t >= 0; t--) dlogf[h * s.T + t] += dlogf[h * s.T + t + 1];
-    std::vector<bf16> dout = in.dout.read();
+        for (int64_t t = s.T - 2; t >= 0; t--)
+            dlogf[(size_t)(h * s.T + t)] += dlogf[(size_t)(h * s.T + t + 1)];
+    vector<bf16> dout = in.dout.host();
     const double step = 1e-4;
     for (int64_t h = 0; h < s.NH; h++)
         for (int64_t t = 0; t < s.T; t++) {
             double loss[2] = {0, 0};
             for (int side = 0; side < 2; side++) {
-                std::vector<double> moved = c;
-                for (int64_t i = t; i < s.T; i++) moved[h * s.T + i] += side ? step : -step;
-                in.c.upload(moved);
-                oracle.forward(s, in.q.at, in.k.at, in.v.at, in.c.at, false);
-                std::vector<double> o = oracle.o.read();
+                vector<double> shifted = cum_logf;
+                for (int64_t i = t; i < s.T; i++) shifted[(size_t)(h * s.T + i)] += side ? step : -step;
+                in.cum_logf = shifted;
+                oracle.forward(s, in.tensors());
+                vector<double> o = oracle.o.host();
                 for (size_t i = 0; i < o.size(); i++) loss[side] += o[i] * (double)(float)dout[i];
             }
-            double expected = (loss[1] - loss[0]) / (2 * step), got = dlogf[h * s.T + t];
+            double expected = (loss[1] - loss[0]) / (2 * step), got = dlogf[(size_t)(h * s.T + t)];
             CHECK(fabs(got - expected) <= 1e-6 * (1 + fabs(expected)),
                   "oracle: dlogf[%lld][%lld] is %.9g, by differences %.9g", (long long)h, (long long)t, got,
                   expected);
         }
 }
 
+// Attention depends on differences of cum_logf only.
 static void test_constant_added(int64_t T, int64_t dh) {
     Shape s = {2, T, 2, dh};
     Inputs in(s, true);
-    std::vector<double> c = make_gates(RANDOM, 0.3, s);
+    vector<double> cum_logf = make_gates(RANDOM, 0.3, s);
     Results a(s), b(s);
-    in.c.upload(c);
+    in.cum_logf = cum_logf;
     a.compute(in, NULL);
-    for (double& x : c) x -= 123456.75;
-    in.c.upload(c);
+    for (double& x : cum_logf) x -= 123456.75;
+    in.cum_logf = cum_logf;
     b.compute(in, NULL);
-    CHECK(same_results(a, b), "T %lld, dh %lld: a constant added to c changes the results", (long long)T,
-          (long long)dh);
+    CHECK(same_results(a, b), "T %lld, dh %lld: a constant added to cum_logf changes the results",
+          (long long)T, (long long)dh);
 }
 
-// A reset at token t: nothing flows across it.
+// Where a new document starts at token t, no gradient crosses it.
 static void test_document_reset(int64_t T, int64_t t, int64_t dh) {
     Shape s = {1, T, 2, dh};
     Inputs in(s, true);
-    std::vector<double> c((size_t)s.tokens());
-    for (int64_t i = 0; i < s.tokens(); i++) c[(size_t)i] = -0.25 * (double)(i % T) - (i % T >= t ? 1000 : 0);
-    in.c.upload(c);
-    std::vector<bf16> dout = in.dout.read();
-    for (int before = 0; before < 2; before++) { // the loss looks at one side
-        std::vector<bf16> masked = dout;
+    vector<double> cum_logf((size_t)s.tokens());
+    for (int64_t i = 0; i < s.tokens(); i++)
+        cum_logf[(size_t)i] = -0.25 * (double)(i % T) - (i % T >= t ? 1000 : 0);
+    in.cum_logf = cum_logf;
+    vector<bf16> dout = in.dout.host();
+    for (int before = 0; before < 2; before++) { // the loss depends on one document only
+        vector<bf16> masked = dout;
         size_t cut = (size_t)(t * s.NH * dh), all = (size_t)s.size();
         for (size_t i = before ? cut : 0; i < (before ? all : cut); i++) masked[i] = (bf16)0.0f;
-        in.dout.upload(masked);
+        in.dout = masked;
         Results a(s);
         a.compute(in, NULL);
         size_t from = before ? cut : 0, to = before ? all : cut;
-        CHECK(all_zero(a.dq.read(), from, to) && all_zero(a.dk.read(), from, to) &&
-                  all_zero(a.dv.read(), from, to),
+        CHECK(all_zero(a.dq.host(), from, to) && all_zero(a.dk.host(), from, to) &&
+                  all_zero(a.dv.host(), from, to),
               "T %lld, reset at %lld, dh %lld: gradients cross the reset", (long long)T, (long long)t,
               (long long)dh);
-        std::vector<float> dc = a.dc.read();
+        vector<float> dcum_logf = a.dcum_logf.host();
         for (int64_t h = 0; h < s.NH; h++)
-            CHECK(all_zero(dc, (size_t)(h * T + (before ? t : 0)), (size_t)(h * T + (before ? T : t))),
-                  "T %lld, reset at %lld, dh %lld: dc crosses the reset", (long long)T, (long long)t,
+            CHECK(all_zero(dcum_logf, (size_t)(h * T + (before ? t : 0)), (size_t)(h * T + (before ? T : t))),
+                  "T %lld, reset at %lld, dh %lld: dcum_logf crosses the reset", (long long)T, (long long)t,
                   (long long)dh);
     }
 }
 
-// Blocks whose keys are all 200 or more behind weigh nothing: pruned or not, the same bits.
+// Blocks whose keys all have log gates of -200 or less to the queries have weight 0: pruning them changes no bit.
 static void test_pruning(int64_t T, int64_t dh) {
     Shape s = {1, T, 2, dh};
     Inputs in(s, true);
-    std::vector<double> c = make_gates(RANDOM, 0.3, s);
-    in.c.upload(c);
+    vector<double> cum_logf = make_gates(RANDOM, 0.3, s);
+    in.cum_logf = cum_logf;
     int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK), skipped = 0;
-    std::vector<int> first((size_t)(s.heads() * blocks)), last((size_t)(s.heads() * blocks));
+    vector<int> first((size_t)(s.heads() * blocks)), last(first.size());
     for (int64_t h = 0; h < s.heads(); h++) {
-        const double* hc = c.data() + h * T;
+        const double* head = cum_logf.data() + h * T;
+        int *head_first = first.data() + h * blocks, *head_last = last.data() + h * blocks;
         for (int64_t m = 0; m < blocks; m++)
             for (int64_t n = 0; n <= m; n++) {
-                bool kept = hc[m * ATTENTION_BLOCK] - hc[std::min(T, (n + 1) * ATTENTION_BLOCK) - 1] > -200;
-                if (n == 0) first[h * blocks + m] = -1;
-                if (kept && first[h * blocks + m] < 0) first[h * blocks + m] = (int)n;
-                if (kept) last[h * blocks + n] = (int)m;
+                bool kept =
+                    head[m * ATTENTION_BLOCK] - head[std::min(T, (n + 1) * ATTENTION_BLOCK) - 1] > -200;
+                if (n == 0) head_first[m] = -1;
+                if (kept && head_first[m] < 0) head_first[m] = (int)n;
+                if (kept) head_last[n] = (int)m;
                 skipped += !kept;
             }
     }
     CHECK(skipped > 0, "T %lld: nothing to prune", (long long)T);
-    Buffer<int> first_key_block((int64_t)first.size()), last_query_block((int64_t)last.size());
-    first_key_block.upload(first), last_query_block.upload(last);
+    Buffer<int> first_key_block(first), last_query_block(last);
     Results a(s), b(s);
     a.compute(in, NULL);
-    AttentionBounds bounds = {first_key_block.at, last_query_block.at, NULL};
+    AttentionBounds bounds = {first_key_block, last_query_block, NULL};
     b.compute(in, &bounds);
-    CHECK(same_results(a, b), "T %lld, dh %lld: pruning weightless blocks changes the results", (long long)T,
-          (long long)dh);
+    CHECK(same_results(a, b), "T %lld, dh %lld: pruning blocks without weight changes the results",
+          (long long)T, (long long)dh);
 }
 
-// More than 2^31 elements a tensor: the last sequence is right, and nothing is left unwritten.
+// Tensors of more than 2^31 elements: the last sequence is correct.
 static void test_large(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     Shape s = {B, T, NH, dh}, one = {1, T, NH, dh};
     Inputs in(s, true);
-    std::vector<double> c1 = make_gates(RANDOM, 0.3, one);
+    vector<double> gates = make_gates(RANDOM, 0.3, one);
     for (int64_t b = 0; b < B; b++)
-        CUDA_CHECK(
-            cudaMemcpy(in.c.at + b * NH * T, c1.data(), c1.size() * sizeof(double), cudaMemcpyHostToDevice));
+        CUDA_CHECK(cudaMemcpy(in.cum_logf.p + b * NH * T, gates.data(), gates.size() * sizeof(double),
+                              cudaMemcpyHostToDevice));
     Results a(s);
     a.compute(in, NULL);
     int64_t at = s.size() - one.size(), at_token = s.tokens() - one.tokens();
-    auto tail = [&](const auto& x, int64_t from) {
-        auto y = std::vector<std::decay_t<decltype(*x.at)>>((size_t)(x.n - from));
-        CUDA_CHECK(cudaMemcpy(y.data(), x.at + from, y.size() * sizeof y[0], cudaMemcpyDeviceToHost));
-        return y;
-    };
-    check_results("more than 2^31 elements", one, in.dout.at + at, in.q.at + at, in.k.at + at, in.v.at + at,
-                  in.c.at + at_token, tail(a.o, at), tail(a.lse, at_token), tail(a.dq, at), tail(a.dk, at),
-                  tail(a.dv, at), tail(a.dc, at_token));
+    OracleTensors last = {in.dout + at,           in.q + at, in.k + at, in.v + at, NULL, NULL,
+                          in.cum_logf + at_token, false};
+    check_results("more than 2^31 elements", one, last, HostResults(a, (size_t)at, (size_t)at_token));
 }
 
 // ----------------------------------------------------------------------------
@@ -340,61 +362,64 @@ static void test_large(int64_t B, int64_t T, int64_t NH, int64_t dh) {
 
 static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool with_z) {
     int64_t stride = NH + 5;
-    std::vector<bf16> z((size_t)(B * T * stride));
-    std::vector<float> bias((size_t)NH), dc((size_t)(B * NH * T)), dbias_before((size_t)NH);
+    vector<bf16> z((size_t)(B * T * stride));
+    vector<float> bias((size_t)NH), dcum_logf((size_t)(B * NH * T)), dbias_before((size_t)NH);
     uint64_t key = hash64(seed ^ (uint64_t)(T * 7 + NH));
     for (size_t i = 0; i < z.size(); i++) z[i] = (bf16)(float)(mean + 2 * normal(key, i));
     if (T > 10) z[3 * (size_t)stride] = (bf16)-3e4f, z[7 * (size_t)stride] = (bf16)3e4f;
     for (size_t i = 0; i < bias.size(); i++) bias[i] = (float)normal(key + 1, i), dbias_before[i] = (float)i;
-    for (size_t i = 0; i < dc.size(); i++) dc[i] = (float)normal(key + 2, i);
-    Buffer<bf16> device_z((int64_t)z.size()), dz((int64_t)z.size()), dz_again((int64_t)z.size());
-    Buffer<float> device_bias(NH), device_dc((int64_t)dc.size()), dbias(NH), dbias_again(NH);
-    Buffer<double> c(B * NH * T);
-    Buffer<char> scratch((int64_t)forget_gate_scratch_bytes(B, T, NH));
-    device_z.upload(z), device_bias.upload(bias), device_dc.upload(dc);
-    dbias.upload(dbias_before), dbias_again.upload(dbias_before);
-    const bf16* zp = with_z ? device_z.at : NULL;
-    forget_gate_forward(c.at, zp, device_bias.at, scratch.at, B, T, NH, stride, 0);
-    forget_gate_backward(with_z ? dz.at : NULL, dbias.at, device_dc.at, zp, device_bias.at, scratch.at, B, T,
-                         NH, stride, 0);
-    forget_gate_backward(with_z ? dz_again.at : NULL, dbias_again.at, device_dc.at, zp, device_bias.at,
-                         scratch.at, B, T, NH, stride, 0);
+    for (size_t i = 0; i < dcum_logf.size(); i++) dcum_logf[i] = (float)normal(key + 2, i);
+    Buffer<bf16> device_z(z), dz(z.size()), dz_again(z.size());
+    Buffer<float> device_bias(bias), device_dcum_logf(dcum_logf), dbias(dbias_before),
+        dbias_again(dbias_before);
+    Buffer<double> cum_logf(dcum_logf.size());
+    Buffer<char> scratch(forget_gate_scratch_bytes(B, T, NH));
+    const bf16* zp = with_z ? device_z.p : NULL;
+    auto backward = [&](bf16* to_dz, float* to_dbias) {
+        forget_gate_backward(with_z ? to_dz : NULL, to_dbias, device_dcum_logf, zp, device_bias, scratch, B,
+                             T, NH, stride, 0);
+    };
+    forget_gate_forward(cum_logf, zp, device_bias, scratch, B, T, NH, stride, 0);
+    backward(dz, dbias);
+    backward(dz_again, dbias_again);
     CUDA_CHECK(cudaDeviceSynchronize());
     CHECK(same_bits(dz, dz_again) && same_bits(dbias, dbias_again), "forget gate: two runs differ");
 
-    std::vector<double> got_c = c.read(), dbias_sum((size_t)NH);
-    std::vector<bf16> got_dz = dz.read();
-    std::vector<float> got_dbias = dbias.read();
-    double c_error = 0, dz_error = 0, dz_size = 0, dbias_size = 0;
+    vector<double> got_cum_logf = cum_logf.host(), dbias_sum((size_t)NH);
+    vector<bf16> got_dz = dz.host();
+    vector<float> got_dbias = dbias.host();
+    double cum_logf_error = 0, dz_error = 0, dz_size = 0, dbias_size = 0;
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < NH; h++) {
             double sum = 0, dlogf = 0;
+            size_t head = (size_t)((b * NH + h) * T);
+            auto at = [&](int64_t t) { return (size_t)((b * T + t) * stride + h); };
             auto logit = [&](int64_t t) {
-                return (double)((with_z ? (float)z[(size_t)((b * T + t) * stride + h)] : 0.0f) +
-                                bias[(size_t)h]);
+                return (double)((with_z ? (float)z[at(t)] : 0.0f) + bias[(size_t)h]);
             };
             for (int64_t t = 0; t < T; t++) {
                 sum += fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
-                c_error =
-                    fmax(c_error, fabs(got_c[(size_t)((b * NH + h) * T + t)] - sum) / (fabs(sum) + 1e-6));
+                double error = fabs(got_cum_logf[head + (size_t)t] - sum) / (fabs(sum) + 1e-6);
+                cum_logf_error = fmax(cum_logf_error, error);
             }
             for (int64_t t = T - 1; t >= 0; t--) {
-                dlogf += dc[(size_t)((b * NH + h) * T + t)];
+                dlogf += dcum_logf[head + (size_t)t];
                 double d = dlogf / (1 + exp(logit(t)));
                 dbias_sum[(size_t)h] += d, dbias_size += d * d;
-                double e = (double)(float)got_dz[(size_t)((b * T + t) * stride + h)] - d;
+                double e = (double)(float)got_dz[at(t)] - d;
                 dz_error += e * e, dz_size += d * d;
             }
         }
-    CHECK(c_error <= 1e-6, "forget gate, T %lld: c is off by %.3g", (long long)T, c_error);
+    CHECK(cum_logf_error <= 1e-6, "forget gate, T %lld: cum_logf is off by %.3g", (long long)T,
+          cum_logf_error);
     if (with_z)
         CHECK(sqrt(dz_error / dz_size) <= 3e-3, "forget gate, T %lld: dz is off by %.3g", (long long)T,
               sqrt(dz_error / dz_size));
-    for (int64_t h = 0; h < NH; h++)
-        CHECK(fabs(got_dbias[(size_t)h] - dbias_before[(size_t)h] - dbias_sum[(size_t)h]) <=
-                  1e-5 * (fabs(dbias_sum[(size_t)h]) + sqrt(dbias_size)),
-              "forget gate, T %lld: dbias is %.9g, not %.9g", (long long)T, got_dbias[(size_t)h],
-              dbias_before[(size_t)h] + dbias_sum[(size_t)h]);
+    for (size_t h = 0; h < (size_t)NH; h++)
+        CHECK(fabs(got_dbias[h] - dbias_before[h] - dbias_sum[h]) <=
+                  1e-5 * (fabs(dbias_sum[h]) + sqrt(dbias_size)),
+              "forget gate, T %lld: dbias is %.9g, not %.9g", (long long)T, got_dbias[h],
+              dbias_before[h] + dbias_sum[h]);
     uint16_t untouched = 0;
     for (size_t i = 0; i < got_dz.size(); i++) {
         memcpy(&untouched, &got_dz[i], sizeof untouched);
@@ -409,29 +434,29 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
 static void test_quick(void) {
     test_forget_gate(1, 300, 2, 0.3, true);
     for (int64_t dh : {64, 128}) {
-        test_case("gates 0.3", RANDOM, 0.3, 1, 450, 1, dh);
-        test_case("no gate", NO_GATE, 0, 1, 193, 1, dh);
+        test_case("gates 0.3", RANDOM, 0.3, {1, 450, 1, dh});
+        test_case("no gate", NO_GATE, 0, {1, 193, 1, dh});
     }
 }
 
 static void test_attention(int64_t longest) {
     printf("%s\n", on_sm80 ? "mma.sync kernels (sm_80)" : attention_path());
-    printf("relative error of each tensor's worst head, and times that of plain bf16\n");
+    printf("relative error of each tensor's worst head, and its ratio to that of plain bf16\n");
     printf("%-34s  o              dq             dk             dv             dlogf          lse\n", "");
     for (int64_t dh : {64, 128}) {
         test_oracle(dh);
         for (int64_t T : {1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000, 4097})
             if (T <= longest) {
                 int64_t B = T < 64 ? 32 : 2;
-                test_case("gates 0.3", RANDOM, 0.3, B, T, 3, dh);
-                test_case("no gate", NO_GATE, 0, B, T, 3, dh);
+                test_case("gates 0.3", RANDOM, 0.3, {B, T, 3, dh});
+                test_case("no gate", NO_GATE, 0, {B, T, 3, dh});
             }
         int64_t T = std::min<int64_t>(longest, 1500);
-        test_case("open gates", OPEN, 0, 1, T, 32, dh);
-        test_case("one cut", ONE_CUT, 4, 1, T, 2, dh);
-        test_case("all cut", ALL_CUT, 0, 1, T, 2, dh);
-        test_case("alternating", ALTERNATING, 0, 1, T, 2, dh);
-        test_case("dead head", DEAD_HEAD, 2, 1, T, 2, dh);
+        test_case("open gates", OPEN, 0, {1, T, 32, dh});
+        test_case("one cut", ONE_CUT, 4, {1, T, 2, dh});
+        test_case("all cut", ALL_CUT, 0, {1, T, 2, dh});
+        test_case("alternating", ALTERNATING, 0, {1, T, 2, dh});
+        test_case("dead head", DEAD_HEAD, 2, {1, T, 2, dh});
         test_constant_added(T, dh);
         for (int64_t t : {1, 63, 64, 128, 200})
             if (t < T) test_document_reset(T, t, dh);
@@ -441,24 +466,24 @@ static void test_attention(int64_t longest) {
         char what[32];
         snprintf(what, sizeof what, "gates %g", mean);
         for (int64_t T : {8192, 32768})
-            if (T <= longest) test_case(what, RANDOM, mean, 1, T, 2, 64);
-        if (longest >= 8192) test_case(what, RANDOM, mean, 1, 8192, 1, 128);
+            if (T <= longest) test_case(what, RANDOM, mean, {1, T, 2, 64});
+        if (longest >= 8192) test_case(what, RANDOM, mean, {1, 8192, 1, 128});
     }
     if (longest >= 65536) {
-        test_case("gates 8", RANDOM, 8, 1, 65536, 1, 64);
-        test_case("gates 0.3", RANDOM, 0.3, 1, 65536, 1, 128);
-        test_case("no gate", NO_GATE, 0, 1, 65536, 1, 64);
+        test_case("gates 8", RANDOM, 8, {1, 65536, 1, 64});
+        test_case("gates 0.3", RANDOM, 0.3, {1, 65536, 1, 128});
+        test_case("no gate", NO_GATE, 0, {1, 65536, 1, 64});
         test_large(8200, 257, 16, 64);
     }
 }
 
-// The same bits a hundred times, under gates of all kinds.
+// The same bits in a hundred runs, with all kinds of gates: looks for races.
 static void test_races(int64_t T, int64_t dh) {
     Shape s = {1, T, 4, dh};
     Inputs in(s, true);
     const GateKind kinds[] = {RANDOM, OPEN, ONE_CUT, ALTERNATING, DEAD_HEAD};
     for (GateKind kind : kinds) {
-        in.c.upload(make_gates(kind, 2, s));
+        in.cum_logf = make_gates(kind, 2, s);
         Results a(s), b(s);
         a.compute(in, NULL);
         for (int run = 0; run < 20; run++) {

@@ -1,9 +1,8 @@
 /*
-llmc/attention/cudnn.cuh against llmc/attention/attention.cuh, which test_attention checks against the formulas in
-double.
+llmc/attention/cudnn.cuh against llmc/attention/attention.cuh, which test_attention checks against the formulas in double.
 
-Both round to bf16 at the same places but not from the same partial sums, so that they differ by about as much
-as each does from the truth; limits are those that test_attention sets between ours and the truth.
+Both round to bf16 at the same places but not from the same partial sums, so they differ by about as much as each differs
+from the exact result; the limits are those of test_attention between attention.cuh and the exact result.
 
     test_attention_cudnn           everything
     test_attention_cudnn quick     small shapes, for compute-sanitizer
@@ -19,13 +18,19 @@ struct Results {
     Buffer<bf16> o, dq, dk, dv;
     Buffer<float> lse;
     Results(size_t n, size_t rows) : o(n), dq(n), dk(n), dv(n), lse(rows) {}
+    AttentionForward forward(const bf16* q, const bf16* k, const bf16* v, void* scratch) const {
+        return {o, lse, q, k, v, NULL, NULL, scratch};
+    }
+    AttentionBackward backward(const AttentionForward& f, const bf16* dout, bool deterministic) const {
+        return {dq, dk, dv, NULL, dout, f.q, f.k, f.v, o, lse, NULL, NULL, NULL, deterministic, f.scratch};
+    }
     bool ends_untouched() const {
         return o.end_untouched() && dq.end_untouched() && dk.end_untouched() && dv.end_untouched() &&
                lse.end_untouched();
     }
 };
 
-// Root mean square difference over the size of `want`, which is zero on paper in dq and dk of a single token.
+// Root mean square difference relative to `want`, which is zero in exact arithmetic in dq and dk of a single token.
 template <class T> static double difference(const vector<T>& got, const vector<T>& want) {
     double error = 0, sum = 0;
     for (size_t i = 0; i < want.size(); i++) {
@@ -51,19 +56,22 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     char name[96];
     snprintf(name, sizeof name, "B %lld, T %lld, NH %lld, dh %lld", (long long)B, (long long)T, (long long)NH,
              (long long)dh);
+    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh};
     Results ours(n, rows);
-    Buffer<char> scratch(attention_scratch_bytes(B, T, NH, dh));
-    attention_forward(ours.o, ours.lse, scratch, q, k, v, NULL, NULL, B, T, NH, dh, 0);
-    attention_backward(ours.dq, ours.dk, ours.dv, NULL, scratch, dout, q, k, v, ours.o, ours.lse, NULL, NULL,
-                       NULL, false, B, T, NH, dh, 0);
+    Buffer<char> scratch(attention_scratch_bytes(&shape));
+    AttentionForward forward = ours.forward(q, k, v, scratch);
+    AttentionBackward backward = ours.backward(forward, dout, false);
+    attention_forward(&forward, &shape, 0);
+    attention_backward(&backward, &shape, 0);
 
     for (int deterministic = 0; deterministic < 2; deterministic++) {
-        Buffer<char> workspace(attention_cudnn_workspace(B, T, NH, dh, deterministic));
+        Buffer<char> workspace(attention_cudnn_workspace(&shape, deterministic));
         Results first(n, rows), second(n, rows);
         for (Results* r : {&first, &second}) {
-            attention_cudnn_forward(r->o, r->lse, workspace, q, k, v, B, T, NH, dh, 0);
-            attention_cudnn_backward(r->dq, r->dk, r->dv, workspace, dout, q, k, v, r->o, r->lse,
-                                     deterministic, B, T, NH, dh, 0);
+            forward = r->forward(q, k, v, workspace);
+            backward = r->backward(forward, dout, deterministic);
+            attention_cudnn_forward(&forward, &shape, 0);
+            attention_cudnn_backward(&backward, &shape, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
         double lse = noted("lse", greatest_difference(first.lse.host(), ours.lse.host()));
@@ -77,7 +85,7 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         CHECK(dk <= 1e-2, "%s: dk differs by %.2e", name, dk);
         CHECK(dv <= 6e-3, "%s: dv differs by %.2e", name, dv);
         CHECK(first.ends_untouched() && second.ends_untouched() && workspace.end_untouched(),
-              "%s: a write behind a tensor's end", name);
+              "%s: wrote past the end of a tensor", name);
         CHECK(same_bits(first.o.host(), second.o.host()) && same_bits(first.lse.host(), second.lse.host()),
               "%s: two forward passes differ", name);
         CHECK(!deterministic || (same_bits(first.dq.host(), second.dq.host()) &&
@@ -91,8 +99,9 @@ int main(int argc, char** argv) {
     bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
     printf("cuDNN %zu, seed %llu\n", cudnnGetVersion(), (unsigned long long)seed);
-    // before this process uses the GPU, which a forked one then could not
-    CHECK_DIES("heads of 7 here", attention_cudnn_workspace(1, 128, 1, 7, false));
+    // before this process initializes CUDA, which a forked process could not use then
+    HeadShape head_size_7 = {1, 128, 1, 7, 7, 7, 7};
+    CHECK_DIES("heads of 7 here", attention_cudnn_workspace(&head_size_7, false));
     for (int64_t dh : {64, 128}) {
         test_shape(2, 1, 3, dh);
         test_shape(1, 65, 2, dh);
@@ -110,7 +119,8 @@ int main(int argc, char** argv) {
 #else // USE_CUDNN
 
 int main(void) {
-    CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(1, 128, 1, 64, false));
+    HeadShape shape = {1, 128, 1, 64, 64, 64, 64};
+    CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(&shape, false));
     return test_report();
 }
 
