@@ -29,17 +29,10 @@ A step whose loss or gradient is not finite changes nothing on the device itself
 #include "llmc/cuda/classifier.cuh"
 #include "llmc/cuda/global_norm.cuh"
 #include "llmc/cuda/adamw.cuh"
-#include "llmc/run/dump.h"
-#include "llmc/run/run.h"
-#include "llmc/run/schedule.h"
+#include "llmc/run/train.h"
 
 // ----------------------------------------------------------------------------
 // the model
-
-// What the backward pass computes again rather than keep: nothing, q, k and v, or all of a block but its
-// input. What the backward kernels can make in passing (the normed inputs, what the output gate and SwiGLU
-// gave) is never kept.
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
 
 // Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that
 // layers share), number of elements of a layer.
@@ -47,27 +40,27 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
 // clang-format off
 #define ACTIVATIONS(X) \
     X(bf16, x, RECOMPUTE_BLOCK, BT * d)            /* [L,B,T,d] residual stream as it enters each block */ \
-    X(float, attn_rstd, RECOMPUTE_CHEAP, BT)       /* [L,B,T] */ \
+    X(float, attn_rstd, RECOMPUTE_QKV, BT)       /* [L,B,T] */ \
     X(bf16, attn_in, KEEP_NONE, BT * d)            /* [B,T,d] normed, what the fused projection reads */ \
-    X(bf16, proj, RECOMPUTE_CHEAP, BT * S)         /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, proj, RECOMPUTE_QKV, BT * S)         /* [L,B,T,S] q~ k~ v~ and all gates */ \
     X(bf16, q, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] as attention reads them, like k and v */ \
     X(bf16, k, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] */ \
     X(bf16, v, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] */ \
-    X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
-    X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
-    X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
+    X(float, q_rstd, RECOMPUTE_QKV, BT * NH)     /* [L,B,T,NH] */ \
+    X(float, k_rstd, RECOMPUTE_QKV, BT * NH)     /* [L,B,T,NH] */ \
+    X(double, c, RECOMPUTE_QKV, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
     X(int, first_key_block, KEEP_NONE, blocks)     /* [B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, KEEP_NONE, blocks)    /* [B,NH,blocks] */ \
     X(int, head_order, KEEP_NONE, prunes * B * NH) /* [B NH] */ \
-    X(double, score_limits, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] as in pruning_bounds */ \
-    X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
-    X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
-    X(float, o_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
+    X(double, score_limits, RECOMPUTE_QKV, prunes * B * NH) /* [L,B NH] as in pruning_bounds */ \
+    X(float, lse, RECOMPUTE_QKV, BT * NH)        /* [L,B,NH,T] */ \
+    X(bf16, o, RECOMPUTE_QKV, BT * d)            /* [L,B,T,d] attention's output */ \
+    X(float, o_rstd, RECOMPUTE_QKV, BT * NH)     /* [L,B,T,NH] */ \
     X(bf16, y, KEEP_NONE, BT * d)                  /* [B,T,d] after output norm and gate */ \
-    X(bf16, x_mid, RECOMPUTE_CHEAP, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
-    X(float, mlp_rstd, RECOMPUTE_CHEAP, BT)        /* [L,B,T] */ \
+    X(bf16, x_mid, RECOMPUTE_QKV, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
+    X(float, mlp_rstd, RECOMPUTE_QKV, BT)        /* [L,B,T] */ \
     X(bf16, mlp_in, KEEP_NONE, BT * d)             /* [B,T,d] normed */ \
-    X(bf16, gu, RECOMPUTE_CHEAP, BT * 2 * I)       /* [L,B,T,2I] */ \
+    X(bf16, gu, RECOMPUTE_QKV, BT * 2 * I)       /* [L,B,T,2I] */ \
     X(bf16, s, KEEP_NONE, BT * I)                  /* [B,T,I] */ \
     X(bf16, x_last, KEEP_NONE, BT * d)             /* [B,T,d] residual stream after the last block */ \
     X(float, rstd, KEEP_NONE, BT)                  /* [B,T] of the final norm */ \
@@ -560,7 +553,7 @@ static void block_backward(Model* model, int64_t l) {
     phase_end(model, PHASE_OUTPUT_GATE);
     weight_gradient(model, param_at(model, g, P_O_PROJ, l), a.dx, a.y, BT, d, d, d, d);
     phase_end(model, PHASE_MATMUL);
-    if (model->recompute == RECOMPUTE_CHEAP)
+    if (model->recompute == RECOMPUTE_QKV)
         qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
     if (prunes)
         pruning_backward_bounds(&bounds, model->pruning + l, c, a.lse, a.score_limits,
@@ -633,26 +626,23 @@ static void model_add_gradients(Model* model, float dloss) {
 // ----------------------------------------------------------------------------
 // update: norm, clipping and AdamW without the host; zeroes the gradients
 
-static void model_update(Model* model, const Options* o, double lr, int64_t step) {
+static void model_update(Model* model, const AdamWParams* adamw, double grad_clip) {
+    Options o; // until adamw_update takes AdamWParams
+    o.beta1 = adamw->beta1, o.beta2 = adamw->beta2, o.adam_eps = adamw->eps,
+    o.weight_decay = adamw->weight_decay;
     global_norm(model->stats, model->chunk_squares, model->grads, model->chunks, model->num_chunks,
                 model->stream);
-    global_norm_finish(model->stats, o->grad_clip, model->stream);
+    global_norm_finish(model->stats, grad_clip, model->stream);
     adamw_update(model->weights, model->params, model->grads, model->m, model->v, model->chunks,
-                 model->num_chunks, model->stats, lr, step, true, o, model->stream);
+                 model->num_chunks, model->stats, adamw->lr, adamw->step, true, &o, model->stream);
     phase_end(model, PHASE_UPDATE);
 }
 
-// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
-// none.
+// The first tensor of a device buffer with an element that is not finite; NULL if there is none.
 static const char* model_first_not_finite(const Model* model, const float* device) {
     float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
-    const char* name = NULL;
     download(host, device, model->table.count);
-    for (int r = 0; !name && r < model->table.num_rows; r++) {
-        const Param* p = &model->table.rows[r];
-        for (int64_t i = 0; !name && i < p->count; i++)
-            if (!isfinite(host[p->offset + i])) name = p->name;
-    }
+    const char* name = params_first_not_finite(&model->table, host, sizeof(float));
     free(host);
     return name;
 }
@@ -767,243 +757,150 @@ static const bf16* model_decode(Model* model, Cache* cache, int32_t token) {
     return logits;
 }
 
-// Writes the prompt and up to n tokens that continue it to `text`.
-static void model_generate(Model* model, const Run* run, int64_t n, Sample* text) {
-    int64_t V = model->config.vocab_size;
-    TokenBuffer prompt = sample_prompt(text, run);
-    Cache cache = cache_new(model, prompt.count + n);
-    Sampler sampler = run_sampler(&run->options);
-    bf16* host = (bf16*)xcalloc((size_t)V, sizeof(bf16));
-    float* logits = (float*)xcalloc((size_t)V, sizeof(float));
-    const bf16* device = NULL;
-    for (int64_t i = 0; i < prompt.count; i++) device = model_decode(model, &cache, (int32_t)prompt.data[i]);
-    for (int64_t i = 0; i < n; i++) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(host, device, (size_t)V * sizeof(bf16), cudaMemcpyDeviceToHost, model->stream));
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        for (int64_t k = 0; k < V; k++) logits[k] = __bfloat162float(host[k]);
-        int64_t token = sampler_next(&sampler, logits, V, (uint64_t)i);
-        if (token < 0) die("the model's logits are not finite: its weights are damaged");
-        if (token == config_end_of_text(&model->config)) break;
-        sample_put(text, (uint32_t)token);
-        if (i + 1 < n) device = model_decode(model, &cache, (int32_t)token);
-    }
-    sample_end(text);
-    free(host);
-    free(logits);
-    free(prompt.data);
-    sampler_free(&sampler);
-    cache_free(&cache);
-}
-
+#ifndef TESTING
 // ----------------------------------------------------------------------------
-// batches on their way to the device: two pinned buffers, so that one is filled while the other is copied
+// batches: two pinned buffers, so that the host fills one while the other is copied to the device
 
 typedef struct {
-    int32_t *inputs[2], *targets[2];
+    int32_t *inputs[2], *targets[2]; // [B,T]
     cudaEvent_t copied[2];
     int next;
-} Feeder;
+} DataPrefetcher;
 
-static Feeder feeder_new(const Model* model) {
-    Feeder f;
+static DataPrefetcher prefetcher_new(const Model* model) {
+    DataPrefetcher p;
     size_t bytes = (size_t)(model->B * model->T) * sizeof(int32_t);
-    f.next = 0;
+    p.next = 0;
     for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaMallocHost((void**)&f.inputs[i], bytes));
-        CUDA_CHECK(cudaMallocHost((void**)&f.targets[i], bytes));
-        CUDA_CHECK(cudaEventCreateWithFlags(&f.copied[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaMallocHost((void**)&p.inputs[i], bytes));
+        CUDA_CHECK(cudaMallocHost((void**)&p.targets[i], bytes));
+        CUDA_CHECK(cudaEventCreateWithFlags(&p.copied[i], cudaEventDisableTiming));
     }
-    return f;
+    return p;
 }
 
-static void feeder_free(Feeder* f) {
+static void prefetcher_free(DataPrefetcher* p) {
     for (int i = 0; i < 2; i++) {
-        cudaFreeHost(f->inputs[i]);
-        cudaFreeHost(f->targets[i]);
-        cudaEventDestroy(f->copied[i]);
+        cudaFreeHost(p->inputs[i]);
+        cudaFreeHost(p->targets[i]);
+        cudaEventDestroy(p->copied[i]);
     }
 }
 
-// The next batch of the data into acts.inputs and acts.targets; NULL data: random tokens.
-static void feeder_next(Feeder* f, Model* model, DataLoader* data) {
-    Error err;
-    int i = f->next;
+// Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
+static void prefetcher_next(DataPrefetcher* p, Model* model, DataLoader* data) {
+    int i = p->next;
     int64_t BT = model->B * model->T;
-    f->next = 1 - i;
-    CUDA_CHECK(cudaEventSynchronize(f->copied[i]));
-    if (data) {
-        if (!dataloader_next(data, f->inputs[i], f->targets[i], &err)) die("%s", err.msg);
-    } else
-        for (int64_t t = 0; t < BT; t++) {
-            f->inputs[i][t] = (int32_t)(random_uniform(0, 0, (uint64_t)t) * (double)model->config.vocab_size);
-            f->targets[i][t] =
-                (int32_t)(random_uniform(0, 1, (uint64_t)t) * (double)model->config.vocab_size);
-        }
     size_t bytes = (size_t)BT * sizeof(int32_t);
+    p->next = 1 - i;
+    CUDA_CHECK(cudaEventSynchronize(p->copied[i]));
+    batch_read(p->inputs[i], p->targets[i], data, BT, model->config.vocab_size);
     CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.inputs, f->inputs[i], bytes, cudaMemcpyHostToDevice, model->stream));
+        cudaMemcpyAsync(model->acts.inputs, p->inputs[i], bytes, cudaMemcpyHostToDevice, model->stream));
     CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.targets, f->targets[i], bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(cudaEventRecord(f->copied[i], model->stream));
+        cudaMemcpyAsync(model->acts.targets, p->targets[i], bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(cudaEventRecord(p->copied[i], model->stream));
 }
 
 // ----------------------------------------------------------------------------
-// what the program does: dump, bench, train
+// memory: which level of recomputation fits
 
-// Loss, logits and gradients of the mean loss on the first micro-batch, as a safetensors file.
-static void dump(Model* model, const Run* run) {
-    Error err;
-    DataLoader data;
-    Feeder feeder = feeder_new(model);
-    int64_t B = model->B, T = model->T, V = model->config.vocab_size;
-    run_open_data(run, &data, run->options.data, run->options.shuffle);
-    feeder_next(&feeder, model, &data);
-    bool has_logits = B * T * V * (int64_t)sizeof(float) <= DUMP_LOGITS_BYTES;
-    float* logits = has_logits ? (float*)xcalloc((size_t)(B * T * V), sizeof(float)) : NULL;
-    float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
-    float* grads = (float*)xcalloc((size_t)model->table.count, sizeof(float));
-    model_forward(model);
-    model_loss(model, (float)(1 / (double)(B * T)), true, logits);
-    model_backward(model);
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    download(losses, model->acts.losses, B * T);
-    download(grads, model->grads, model->table.count);
-    if (!dump_write(run->options.dump, &model->table, B, T, V, losses, logits, grads, sizeof(float), &err))
-        die("%s", err.msg);
-    double loss = 0;
-    for (int64_t i = 0; i < B * T; i++) loss += (double)losses[i];
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)(B * T),
-           (long long)B, (long long)T);
-    dataloader_close(&data);
-    feeder_free(&feeder);
-    free(losses);
-    free(logits);
-    free(grads);
+typedef struct {
+    Device device;
+    Model model;        // without memory
+    int64_t free_bytes; // on the device
+    int64_t room;       // for activations
+    int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
+} MemoryPlan;
+
+// The largest number of sequences, at most `most`, whose activations fit; 0 if those of one do not.
+static int64_t sequences_that_fit(MemoryPlan* plan, const Run* run, int recompute, int64_t most) {
+    int64_t B = 0;
+    while (B < most && model_plan_activations(&plan->model, B + 1, run->options.seq_len, (Recompute)recompute,
+                                              false) <= plan->room)
+        B++;
+    return B;
 }
 
-// Says on what, and by which of the ways there are, the model computes.
-static void print_path(const Model* model, const Device* device) {
-    printf("%s, compute capability %d.%d: attention by %s, recompute %s\n", device->name,
-           device->compute_capability / 10, device->compute_capability % 10,
-           model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[model->recompute]);
-}
-
-// The share of attention's FLOPs that the last step skipped, over all layers.
-static double model_pruned_share(const Model* model) {
-    int64_t L = model->config.num_hidden_layers;
-    PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
-    double share = 0;
-    CUDA_CHECK(cudaMemcpy(counts, model->pruning, (size_t)L * sizeof(PruningCount), cudaMemcpyDeviceToHost));
-    for (int64_t l = 0; l < L; l++) share += pruning_share(&counts[l]) / (double)L;
-    free(counts);
-    return share;
-}
-
-// Times --bench optimizer steps of one micro-batch each on random tokens, then as many with a look at phases.
-static void bench(Model* model, const Run* run, const Device* device) {
-    Feeder feeder = feeder_new(model);
-    int64_t BT = model->B * model->T, n = run->options.bench;
-    double ms[2 * NUM_PHASES] = {0}, total = 0; // of the phases
-    double times[2] = {0};                      // of forward and backward, and of a step
-    cudaEvent_t event[3];
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
-    for (int64_t step = -2; step < 2 * n; step++) { // two steps warm up
-        feeder_next(&feeder, model, NULL);
-        phases.on = step >= n;
-        phases.count = 0;
-        model_begin_step(model);
-        CUDA_CHECK(cudaEventRecord(event[0], model->stream));
-        model_add_gradients(model, (float)(1 / (double)BT));
-        CUDA_CHECK(cudaEventRecord(event[1], model->stream));
-        model_update(model, &run->options, 1e-4, step + 3);
-        CUDA_CHECK(cudaEventRecord(event[2], model->stream));
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        float elapsed;
-        if (step >= 0 && !phases.on)
-            for (int i = 0; i < 2; i++) {
-                CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
-                times[i] += elapsed / (double)n;
-            }
-        for (int i = 1; i < phases.count; i++) {
-            CUDA_CHECK(cudaEventElapsedTime(&elapsed, phases.event[i - 1], phases.event[i]));
-            ms[phases.phase[i]] += elapsed / (double)n;
-        }
-    }
-    for (int i = 0; i < 2 * NUM_PHASES; i++) total += ms[i];
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
+static MemoryPlan memory_plan(const Run* run) {
+    const Options* o = &run->options;
+    const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
+    MemoryPlan plan;
     size_t free_bytes, all_bytes;
+    plan.device = device_open(0);
+    plan.model = model_new(&run->config, o->attention == ATTENTION_CUDNN, o->deterministic);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    printf("%lld steps of %lld x %lld tokens\n", (long long)n, (long long)model->B, (long long)model->T);
-    print_path(model, device);
-    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
-    for (int i = 0; i < NUM_PHASES; i++)
-        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
-               100 * (ms[i] + ms[NUM_PHASES + i]) / total);
-    printf("  %-28s %10.2f ms\n", "sum", total);
-    double flops = run_flops_per_token(run), pruned = model_pruned_share(model),
-           executed = flops - pruned * run_attention_flops_per_token(run);
-    static const char* const time_names[2] = {"forward and backward", "step"};
-    for (int i = 0; i < 2; i++) {
-        double rate = 1e3 * (double)BT / times[i];
-        printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", time_names[i], times[i], rate,
-               1e-12 * rate * flops);
-        if (device->peak_flops > 0) printf("  %4.1f%% MFU", 100 * rate * flops / device->peak_flops);
-        if (device->peak_flops > 0 && config_prunes(&model->config))
-            printf(" (%4.1f%% executed)", 100 * rate * executed / device->peak_flops);
-        printf("\n");
+    plan.free_bytes = (int64_t)free_bytes;
+    plan.room =
+        plan.free_bytes - model_weights_bytes(&run->config, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
+    plan.recompute = -1;
+    for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
+        bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
+        if (wanted && model_plan_activations(&plan.model, run->micro_batch, o->seq_len, (Recompute)i,
+                                             false) <= plan.room)
+            plan.recompute = i;
     }
-    if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
-    printf("  %-28s %10.2f GiB\n", "memory of the GPU in use", (double)(all_bytes - free_bytes) / (1 << 30));
-    feeder_free(&feeder);
+    return plan;
 }
 
-// Measures and logs the loss on the first `sequences` held-out sequences; at the end of a run also by
-// position.
-static void validate(Model* model, const Run* run, Logger* logger, Feeder* feeder, DataLoader* data,
-                     int64_t sequences) {
-    LogValidation v;
-    int64_t B = model->B, T = model->T;
-    float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
-    memset(&v, 0, sizeof v);
-    double start = seconds_now();
-    dataloader_seek(data, 0);
-    for (int64_t i = 0; i < sequences; i += B) {
-        feeder_next(feeder, model, data);
-        model_forward(model);
-        model_loss(model, 0, false, NULL);
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        download(losses, model->acts.losses, B * T);
-        for (int64_t t = 0; t < (sequences - i < B ? sequences - i : B) * T; t++)
-            log_validation_add(&v, t % T, (double)losses[t]);
-    }
-    free(losses);
-    v.byte_tokens = run_reads_bytes(run);
-    v.seconds = seconds_now() - start;
-    logger_validation(logger, run->state.step, &v);
-    if (run->state.step >= run->last_step) run_print_by_position(&v);
+static void print_plan(const Run* run) {
+    MemoryPlan plan = memory_plan(run);
+    Recompute recompute = plan.recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)plan.recompute;
+    int64_t weights = model_weights_bytes(&run->config, &run->table);
+    int64_t acts =
+        model_plan_activations(&plan.model, run->micro_batch, run->options.seq_len, recompute, false);
+    const MemoryRow rows[] = {{"weights, gradients, moments", weights},
+                              {"activations", acts},
+                              {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
+    run_print_plan(run, rows, 3);
+    printf("%s: %.1f GiB; recompute %s\n", plan.device.name, (double)plan.device.memory / (1 << 30),
+           plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
+    for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++)
+        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
+               option_recompute_names[i], (long long)sequences_that_fit(&plan, run, i, run->batch_sequences));
+    params_free(&plan.model.table);
 }
 
-// A step that was queued, until its result is read.
+// ----------------------------------------------------------------------------
+// the trainer: what the run skeleton (llmc/run/train.h) needs of the model
+
+// A step in flight: its results, which are copied to the host when it ends.
 typedef struct {
     StepStats* stats;      // pinned
     PruningCount* pruning; // [L], pinned
-    double* pruned;        // [L] shares of attention's FLOPs that were skipped
+    double* pruned;        // [L] fraction of attention's FLOPs
     cudaEvent_t done;
-    LogStep line;
-    bool pending;
 } QueuedStep;
+
+enum { MAX_QUEUED = TRAINER_STEPS_IN_FLIGHT + 1 };
+
+struct Engine {
+    Model model;
+    Device device;
+    DataPrefetcher prefetcher;
+    QueuedStep steps[MAX_QUEUED];     // step number i is in [i % MAX_QUEUED]
+    int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
+};
+
+// Dies where the kernels do not support the model.
+static void check(const Run* run) {
+    const Config* c = &run->config;
+    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
+        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
+            (long long)c->hidden_size, (long long)config_mlp_size(c));
+    bool cudnn = run->options.attention == ATTENTION_CUDNN;
+    if (cudnn && config_has_gate(c))
+        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    if (!cudnn) attention_check(run->micro_batch, run->options.seq_len, c->num_heads, config_head_size(c));
+}
 
 static QueuedStep queued_step_new(const Model* model) {
     QueuedStep q;
     size_t L = (size_t)model->config.num_hidden_layers;
-    memset(&q, 0, sizeof q);
     CUDA_CHECK(cudaMallocHost((void**)&q.stats, sizeof(StepStats)));
     CUDA_CHECK(cudaMallocHost((void**)&q.pruning, L * sizeof(PruningCount)));
     CUDA_CHECK(cudaEventCreateWithFlags(&q.done, cudaEventDisableTiming));
     q.pruned = (double*)xcalloc(L, sizeof(double));
-    q.line.num_layers = config_prunes(&model->config) ? (int)L : 0;
-    q.line.pruned = q.pruned;
     return q;
 }
 
@@ -1014,223 +911,261 @@ static void queued_step_free(QueuedStep* q) {
     free(q->pruned);
 }
 
-// Queues the copy of what the step under way came to.
-static void queue_step(const Model* model, QueuedStep* q) {
+static Engine* engine_open(const Run* run, DeviceInfo* info) {
+    Engine* e = (Engine*)xcalloc(1, sizeof *e);
+    MemoryPlan plan = memory_plan(run);
+    bool train = run->mode != RUN_GENERATE;
+    e->device = plan.device;
+    e->model = plan.model;
+    if (train && plan.recompute < 0)
+        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
+            "--micro-batch or "
+            "--seq-len, or give --recompute block; --dry-run shows what fits",
+            (long long)run->micro_batch, (long long)run->options.seq_len, (double)plan.free_bytes / (1 << 30),
+            e->device.name);
+    model_allocate_weights(&e->model, train);
+    if (!train) return e;
+    model_allocate_activations(&e->model, run->micro_batch, run->options.seq_len, (Recompute)plan.recompute);
+    e->prefetcher = prefetcher_new(&e->model);
+    for (int i = 0; i < MAX_QUEUED; i++) e->steps[i] = queued_step_new(&e->model);
+    snprintf(info->text, sizeof info->text, "%s, compute capability %d.%d: attention by %s, recompute %s",
+             e->device.name, e->device.compute_capability / 10, e->device.compute_capability % 10,
+             e->model.cudnn ? "cuDNN" : attention_path(), option_recompute_names[plan.recompute]);
+    info->peak_flops = e->device.peak_flops;
+    return e;
+}
+
+static void engine_close(Engine* e) {
+    if (e->model.grads) {
+        prefetcher_free(&e->prefetcher);
+        for (int i = 0; i < MAX_QUEUED; i++) queued_step_free(&e->steps[i]);
+    }
+    model_free(&e->model);
+    free(e);
+}
+
+static CheckpointTensors engine_host_open(Engine* e, bool read) {
+    int64_t count = e->model.table.count;
+    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
+    CheckpointTensors t = {host, host + count, host + 2 * count, sizeof(float)};
+    if (read) {
+        download(host, e->model.params, count);
+        download(host + count, e->model.m, count);
+        download(host + 2 * count, e->model.v, count);
+    }
+    return t;
+}
+
+static void engine_host_close(Engine* e, CheckpointTensors* t, bool write) {
+    if (write) model_upload(&e->model, (const float*)t->w, (const float*)t->m, (const float*)t->v);
+    free(t->w);
+}
+
+static void engine_load_batch(Engine* e, DataLoader* data) {
+    prefetcher_next(&e->prefetcher, &e->model, data);
+}
+
+static void engine_begin_step(Engine* e) { model_begin_step(&e->model); }
+
+static void engine_add_gradients(Engine* e, int64_t step_tokens) {
+    model_add_gradients(&e->model, (float)(1 / (double)step_tokens));
+}
+
+// Queues the update, and the copy of the step's results to the host.
+static void engine_update(Engine* e, const AdamWParams* adamw, double grad_clip) {
+    Model* model = &e->model;
+    QueuedStep* q = &e->steps[e->num_queued++ % MAX_QUEUED];
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    model_update(model, adamw, grad_clip);
     CUDA_CHECK(
         cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, model->stream));
     CUDA_CHECK(cudaMemcpyAsync(q->pruning, model->pruning, bytes, cudaMemcpyDeviceToHost, model->stream));
     CUDA_CHECK(cudaEventRecord(q->done, model->stream));
-    q->pending = true;
 }
 
-// Waits for the queued step, stops the run if it was not finite, and logs it.
-static void finish_step(Model* model, Logger* logger, QueuedStep* q, double* last_time) {
-    if (!q->pending) return;
-    q->pending = false;
+static bool engine_finish_step(Engine* e, LogStep* line) {
+    QueuedStep* q = &e->steps[e->num_finished++ % MAX_QUEUED];
     CUDA_CHECK(cudaEventSynchronize(q->done));
-    q->line.loss = q->stats->loss / (double)q->line.step_tokens;
-    q->line.grad_norm = q->stats->norm;
-    for (int l = 0; l < q->line.num_layers; l++) q->pruned[l] = pruning_share(&q->pruning[l]);
-    if (!q->stats->finite) {
-        const char* weight = model_first_not_finite(model, model->params);
-        const char* gradient = model_first_not_finite(model, model->grads);
-        run_die_not_finite(q->line.step, q->line.loss, q->line.grad_norm, weight, gradient);
-    }
-    double now = seconds_now();
-    q->line.seconds = now - *last_time;
-    *last_time = now;
-    logger_step(logger, &q->line);
+    line->loss = q->stats->loss / (double)line->step_tokens;
+    line->grad_norm = q->stats->norm;
+    line->num_layers = config_prunes(&e->model.config) ? (int)e->model.config.num_hidden_layers : 0;
+    line->pruned = q->pruned;
+    for (int l = 0; l < line->num_layers; l++) q->pruned[l] = pruning_share(&q->pruning[l]);
+    return q->stats->finite;
 }
 
-static void save(Model* model, Run* run, Logger* logger) {
-    int64_t count = model->table.count;
-    if (!run->options.out) return;
-    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    download(host, model->params, count);
-    download(host + count, model->m, count);
-    download(host + 2 * count, model->v, count);
-    run_save(run, logger, host, host + count, host + 2 * count, sizeof(float));
+static const char* engine_first_not_finite(Engine* e, bool gradients) {
+    return model_first_not_finite(&e->model, gradients ? e->model.grads : e->model.params);
+}
+
+// The losses [B,T] of the last forward pass, to host memory.
+static void fetch_losses(float* losses, const Model* model) {
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    download(losses, model->acts.losses, model->B * model->T);
+}
+
+static void engine_evaluate(Engine* e, double* losses) {
+    int64_t BT = e->model.B * e->model.T;
+    float* host = (float*)xcalloc((size_t)BT, sizeof(float));
+    model_forward(&e->model);
+    model_loss(&e->model, 0, false, NULL);
+    fetch_losses(host, &e->model);
+    for (int64_t t = 0; t < BT; t++) losses[t] = (double)host[t];
     free(host);
 }
 
-static void train(Model* model, Run* run, const Device* device) {
-    Error err;
-    Logger logger;
-    DataLoader data, val_data;
-    const Options* o = &run->options;
-    TrainerState* state = &run->state;
-    int64_t step_tokens = run->micro_steps * model->B * model->T, val_sequences = 0;
-    Feeder feeder = feeder_new(model);
-    run_open_data(run, &data, o->data, o->shuffle);
-    if (o->val_data) {
-        run_open_data(run, &val_data, o->val_data, false);
-        val_sequences = run_val_sequences(run, &val_data);
-    }
-    if (!logger_open(&logger, o->out, &err)) die("%s", err.msg);
-    logger.num_steps = run->num_steps;
-    logger.log_every = o->log_every;
-    logger.flops_per_token = run_flops_per_token(run);
-    logger.attention_flops = run_attention_flops_per_token(run);
-    logger.peak_flops = device->peak_flops;
-    dataloader_seek(&data, state->position);
-    run_begin(run, &logger, &data, val_sequences);
-    print_path(model, device);
-
-    QueuedStep queued[2] = {queued_step_new(model), queued_step_new(model)};
-    double last_time = seconds_now();
-    if (val_sequences && state->step >= run->last_step) // nothing to train: measure what there is
-        validate(model, run, &logger, &feeder, &val_data, val_sequences);
-    bool saved = run->checkpoint < run->num_checkpoints; // this state
-    while (state->step < run->last_step && !run_interrupted) {
-        QueuedStep *q = &queued[state->step % 2], *before = &queued[1 - state->step % 2];
-        model_begin_step(model);
-        for (int64_t i = 0; i < run->micro_steps; i++) {
-            feeder_next(&feeder, model, &data);
-            model_add_gradients(model, (float)(1 / (double)step_tokens));
-        }
-        double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
-        model_update(model, o, lr, state->step + 1);
-        queue_step(model, q);
-        state->step++;
-        state->tokens += step_tokens;
-        state->position = dataloader_position(&data);
-        q->line.step = state->step, q->line.tokens = state->tokens, q->line.step_tokens = step_tokens,
-        q->line.lr = lr;
-
-        finish_step(model, &logger, before, &last_time);
-        bool last = state->step == run->last_step;
-        bool validates = val_sequences && (last || run_due(o->val_every, state->step));
-        saved = last || run_due(o->save_every, state->step);
-        bool samples = run_due(o->sample_every, state->step);
-        if (!validates && !saved && !samples) continue;
-        finish_step(model, &logger, q, &last_time);
-        if (saved) save(model, run, &logger);
-        if (validates) validate(model, run, &logger, &feeder, &val_data, val_sequences);
-        if (samples) {
-            Sample text = sample_new(run, NULL, false);
-            model_generate(model, run, o->generate == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : o->generate,
-                           &text);
-            logger_event(&logger, state->step, "sample", text.text.data);
-            sample_free(&text);
-        }
-        last_time = seconds_now();
-    }
-    for (int i = 0; i < 2; i++) finish_step(model, &logger, &queued[(state->step + i) % 2], &last_time);
-    if (!saved) save(model, run, &logger); // a signal, or --max-steps 0
-    for (int i = 0; i < 2; i++) queued_step_free(&queued[i]);
-    logger_close(&logger);
-    dataloader_close(&data);
-    if (o->val_data) dataloader_close(&val_data);
-    feeder_free(&feeder);
+static void engine_dump(Engine* e, const DumpTensors* out) {
+    Model* model = &e->model;
+    model_forward(model);
+    model_loss(model, (float)(1 / (double)(model->B * model->T)), true, (float*)out->logits);
+    model_backward(model);
+    fetch_losses((float*)out->losses, model);
+    download((float*)out->grads, model->grads, model->table.count);
 }
 
 // ----------------------------------------------------------------------------
+// --bench
 
-// Weights of a checkpoint, of --init, or drawn from the seed; through the host.
-static void load_or_draw(Model* model, Run* run) {
-    int64_t count = model->table.count;
-    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    float *m = host + count, *v = host + 2 * count;
-    if (!run_load(run, host, m, v, sizeof(float)))
-        for (int r = 0; r < model->table.num_rows; r++) {
-            const Param* p = &model->table.rows[r];
-#pragma omp parallel for schedule(static)
-            for (int64_t i = 0; i < p->count; i++)
-                host[p->offset + i] = (float)params_initial_value(&model->table, &model->config, r, i,
-                                                                  (uint64_t)run->options.seed);
+// The share of attention's FLOPs that the last step pruned, over all layers.
+static double model_pruned_share(const Model* model) {
+    int64_t L = model->config.num_hidden_layers;
+    PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
+    double share = 0;
+    CUDA_CHECK(cudaMemcpy(counts, model->pruning, (size_t)L * sizeof(PruningCount), cudaMemcpyDeviceToHost));
+    for (int64_t l = 0; l < L; l++) share += pruning_share(&counts[l]) / (double)L;
+    free(counts);
+    return share;
+}
+
+// Milliseconds: of forward and backward and of a whole step; and of each phase, forward then backward.
+typedef struct {
+    double forward_backward, step, phases[2 * NUM_PHASES];
+} BenchTimes;
+
+// Runs two steps to warm up, n steps timed as a whole, and n steps timed by phase, on random tokens.
+static BenchTimes bench_measure(Engine* e, const Run* run) {
+    Model* model = &e->model;
+    int64_t n = run->options.bench;
+    BenchTimes times;
+    cudaEvent_t event[3];
+    memset(&times, 0, sizeof times);
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
+    for (int64_t step = -2; step < 2 * n; step++) {
+        AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 3);
+        engine_load_batch(e, NULL);
+        phases.on = step >= n;
+        phases.count = 0;
+        model_begin_step(model);
+        CUDA_CHECK(cudaEventRecord(event[0], model->stream));
+        engine_add_gradients(e, model->B * model->T);
+        CUDA_CHECK(cudaEventRecord(event[1], model->stream));
+        model_update(model, &adamw, run->options.grad_clip);
+        CUDA_CHECK(cudaEventRecord(event[2], model->stream));
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        float elapsed;
+        if (step >= 0 && !phases.on) {
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[1]));
+            times.forward_backward += elapsed / (double)n;
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[2]));
+            times.step += elapsed / (double)n;
         }
-    model_upload(model, host, m, v);
-    free(host);
-}
-
-// What --recompute asks for, or the first level whose activations fit into `room` bytes for B sequences; -1
-// if none does.
-static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t room) {
-    if (o->recompute) {
-        int wanted = option_place(option_recompute_names, "recompute", o->recompute);
-        return model_plan_activations(model, B, o->seq_len, (Recompute)wanted, false) <= room ? wanted : -1;
+        for (int i = 1; i < phases.count; i++) {
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, phases.event[i - 1], phases.event[i]));
+            times.phases[phases.phase[i]] += elapsed / (double)n;
+        }
     }
-    for (int i = 0; i < 3; i++)
-        if (model_plan_activations(model, B, o->seq_len, (Recompute)i, false) <= room) return i;
-    return -1;
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
+    return times;
 }
 
-static void print_plan(Run* run, const Device* device, Model* model, int64_t room) {
-    const Options* o = &run->options;
-    int recompute = choose_recompute(model, o, run->micro_batch, room);
-    int64_t weights = model_weights_bytes(&run->config, &run->table);
-    int64_t acts = model_plan_activations(model, run->micro_batch, o->seq_len,
-                                          recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)recompute, false);
-    MemoryRow rows[] = {{"weights, gradients, moments", weights},
-                        {"activations", acts},
-                        {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
-    run_print_plan(run, rows, 3);
-    printf("%s: %.1f GiB; recompute %s\n", device->name, (double)device->memory / (1 << 30),
-           recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
-    for (int i = 0; i < 3; i++) {
-        int64_t B = 0;
-        while (B < run->batch_sequences &&
-               model_plan_activations(model, B + 1, o->seq_len, (Recompute)i, false) <= room)
-            B++;
-        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
-               option_recompute_names[i], (long long)B);
-    }
+static void bench_print_rate(const Engine* e, const Run* run, const char* what, double ms, double pruned) {
+    double rate = 1e3 * (double)(e->model.B * e->model.T) / ms, flops = run_flops_per_token(run);
+    double executed = flops - pruned * run_attention_flops_per_token(run), peak = e->device.peak_flops;
+    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
+           1e-12 * rate * flops);
+    if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
+    if (peak > 0 && config_prunes(&e->model.config))
+        printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
+    printf("\n");
 }
 
-int main(int argc, char** argv) {
-    Run run;
-    run_parse(&run, argc, argv, "Trains the Forgetting Transformer and its Transformer baselines on a GPU.");
-    run_configure(&run, 16384);
-    const Options* o = &run.options;
-    if (run.config.hidden_size % 8 != 0 || config_mlp_size(&run.config) % 8 != 0)
-        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
-            (long long)run.config.hidden_size, (long long)config_mlp_size(&run.config));
-    bool cudnn = o->attention && strcmp(o->attention, "cudnn") == 0;
-    if (cudnn && config_has_gate(&run.config))
-        die("--attention cudnn: cuDNN knows no forget gate: use --attention fox, or a transformer- model");
-    if (!cudnn)
-        attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
-    Device device = device_open(0);
-
-    Model model = model_new(&run.config, cudnn, o->deterministic);
+static void engine_bench(Engine* e, const Run* run) {
+    const Model* model = &e->model;
+    BenchTimes times = bench_measure(e, run);
+    double total = 0, pruned = model_pruned_share(model);
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    int64_t reserve = (int64_t)768 << 20; // cuBLAS's and the driver's own, and what loading kernels takes
-    int64_t room =
-        (int64_t)free_bytes - model_weights_bytes(&run.config, &run.table) - MODEL_WORKSPACE_BYTES - reserve;
-    if (o->dry_run) {
-        print_plan(&run, &device, &model, room);
-        params_free(&model.table);
-        run_free(&run);
-        return EXIT_SUCCESS;
-    }
-    int recompute = choose_recompute(&model, o, run.micro_batch, room);
-    if (recompute < 0 && !run_generates(&run))
-        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
-            (long long)run.micro_batch, (long long)o->seq_len, (double)free_bytes / (1 << 30), device.name);
-    model_allocate_weights(&model, !run_generates(&run));
-    load_or_draw(&model, &run);
-    if (run_generates(&run)) {
-        Sample text = sample_new(&run, stdout, true);
-        model_generate(&model, &run, o->generate, &text);
-        sample_free(&text);
-        model_free(&model);
-        run_free(&run);
-        return EXIT_SUCCESS;
-    }
-    model_allocate_activations(&model, run.micro_batch, o->seq_len, (Recompute)recompute);
-    int exit_code = EXIT_SUCCESS;
-    if (o->dump)
-        dump(&model, &run);
-    else if (o->bench != OPTION_UNSET)
-        bench(&model, &run, &device);
-    else {
-        train(&model, &run, &device);
-        if (run.state.step < run.last_step) exit_code = RUN_EXIT_INTERRUPTED;
-    }
-    model_free(&model);
-    run_free(&run);
-    return exit_code;
+    for (int i = 0; i < 2 * NUM_PHASES; i++) total += times.phases[i];
+    printf("%lld steps of %lld x %lld tokens\n", (long long)run->options.bench, (long long)model->B,
+           (long long)model->T);
+    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
+    for (int i = 0; i < NUM_PHASES; i++)
+        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], times.phases[i],
+               times.phases[NUM_PHASES + i], 100 * (times.phases[i] + times.phases[NUM_PHASES + i]) / total);
+    printf("  %-28s %10.2f ms\n", "sum", total);
+    bench_print_rate(e, run, "forward and backward", times.forward_backward, pruned);
+    bench_print_rate(e, run, "step", times.step, pruned);
+    if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
+    printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
 }
+
+// ----------------------------------------------------------------------------
+// generation
+
+struct DecodeState {
+    Cache cache;
+    bf16* logits; // [V], on the host
+};
+
+static DecodeState* engine_decode_open(Engine* e, int64_t capacity) {
+    DecodeState* state = (DecodeState*)xcalloc(1, sizeof *state);
+    state->cache = cache_new(&e->model, capacity);
+    state->logits = (bf16*)xcalloc((size_t)e->model.config.vocab_size, sizeof(bf16));
+    return state;
+}
+
+static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* logits) {
+    int64_t V = e->model.config.vocab_size;
+    const bf16* device = model_decode(&e->model, &state->cache, token);
+    if (!logits) return;
+    CUDA_CHECK(cudaMemcpyAsync(state->logits, device, (size_t)V * sizeof(bf16), cudaMemcpyDeviceToHost,
+                               e->model.stream));
+    CUDA_CHECK(cudaStreamSynchronize(e->model.stream));
+    for (int64_t i = 0; i < V; i++) logits[i] = __bfloat162float(state->logits[i]);
+}
+
+static void engine_decode_close(Engine* e, DecodeState* state) {
+    (void)e;
+    cache_free(&state->cache);
+    free(state->logits);
+    free(state);
+}
+
+static const Trainer trainer = {
+    .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
+    .suggested_tokens = 16384,
+    .element_bytes = sizeof(float),
+    .steps_in_flight = TRAINER_STEPS_IN_FLIGHT,
+    .check = check,
+    .print_plan = print_plan,
+    .open = engine_open,
+    .close = engine_close,
+    .host_open = engine_host_open,
+    .host_close = engine_host_close,
+    .load_batch = engine_load_batch,
+    .begin_step = engine_begin_step,
+    .add_gradients = engine_add_gradients,
+    .update = engine_update,
+    .finish_step = engine_finish_step,
+    .first_not_finite = engine_first_not_finite,
+    .evaluate = engine_evaluate,
+    .dump = engine_dump,
+    .bench = engine_bench,
+    .decode_open = engine_decode_open,
+    .decode = engine_decode,
+    .decode_close = engine_decode_close,
+};
+
+int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
+
+#endif // TESTING

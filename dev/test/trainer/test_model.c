@@ -6,9 +6,9 @@ naive one, and attention where the answer is known.
 Built twice, in float and in double. Where a limit is not a bound that holds for any rounding, the error that
 was measured stands beside it.
 */
-#define main train_fox_main
+#define TESTING
+#pragma GCC diagnostic ignored "-Wunused-function" // of the trainer
 #include "../../../train_fox.c"
-#undef main
 #include <float.h>
 #include "../check.h"
 #include "variants.h"
@@ -364,27 +364,27 @@ static void check_global_norm(void) {
 
 static void check_adamw(void) {
     enum { N = 1003 };
-    const double lr = 3e-3, decay = 0.1, scale = 0.7;
-    Options o;
-    options_defaults(&o);
+    const double scale = 0.7;
+    AdamWParams p = {3e-3, 0.9, 0.95, 1e-8, 0.1, 0};
     real *w = random_reals(N, 0), *m = new_reals(N), *v = new_reals(N);
     double w2[N], m2[N] = {0}, v2[N] = {0}, worst = 0;
     for (int i = 0; i < N; i++) w2[i] = (double)w[i];
     for (int step = 1; step <= 5; step++) {
         real* g = random_reals(N, (uint64_t)step);
         g[0] = 0; // no gradient at all: only decay
-        adamw_update(w, g, m, v, N, lr, decay, scale, step, &o);
+        p.step = step;
+        adamw_update(w, m, v, g, N, scale, &p);
         for (int i = 0; i < N; i++) {
             double gradient = scale * (double)g[i];
-            m2[i] += (1 - o.beta1) * (gradient - m2[i]);
-            v2[i] += (1 - o.beta2) * (gradient * gradient - v2[i]);
-            double mhat = m2[i] / (1 - pow(o.beta1, step)), vhat = v2[i] / (1 - pow(o.beta2, step));
-            w2[i] -= lr * (mhat / (sqrt(vhat) + o.adam_eps) + decay * w2[i]);
+            m2[i] += (1 - p.beta1) * (gradient - m2[i]);
+            v2[i] += (1 - p.beta2) * (gradient * gradient - v2[i]);
+            double mhat = m2[i] / (1 - pow(p.beta1, step)), vhat = v2[i] / (1 - pow(p.beta2, step));
+            w2[i] -= p.lr * (mhat / (sqrt(vhat) + p.eps) + p.weight_decay * w2[i]);
         }
         free(g);
     }
     for (int i = 0; i < N; i++) {
-        double size = fabs(w2[i]) + lr;
+        double size = fabs(w2[i]) + p.lr;
         worst = fmax(worst, fabs((double)w[i] - w2[i]) / size);
         CHECK(fabs((double)m[i] - m2[i]) <= 8 * EPSILON && fabs((double)v[i] - v2[i]) <= 8 * EPSILON,
               "moments of element %d are %g and %g", i, (double)m[i], (double)v[i]);
@@ -451,7 +451,8 @@ static void check_threads(void) {
             memset(model.grads, 0, (size_t)count * sizeof(real));
             losses[threads] = pass(&model, inputs, targets, B * T, NULL);
             double norm = global_norm(model.grads, count);
-            model_update(&model, &o, 1e-3, 1 / norm, step);
+            AdamWParams adamw = options_adamw(&o, 1e-3, step);
+            model_update(&model, &adamw, 1 / norm);
         }
         weights[threads] = copy_reals(model.params, count);
         grads[threads] = copy_reals(model.grads, count);
@@ -521,7 +522,8 @@ static void check_memory(void) {
     Model model = variant_model("fox-pro hidden_size=4 num_heads=1 num_hidden_layers=1", 1, T);
     int32_t *inputs = random_tokens(&model, T, 0), *targets = random_tokens(&model, T, 1);
     double loss = pass(&model, inputs, targets, T, NULL);
-    CHECK(isfinite(loss) && !model_first_not_finite(&model, model.grads), "a long sequence is not finite");
+    CHECK(isfinite(loss) && !params_first_not_finite(&model.table, model.grads, sizeof(real)),
+          "a long sequence is not finite");
     free(inputs), free(targets);
     model_free(&model);
 }
@@ -543,9 +545,9 @@ static void check_initial_weights(void) {
     c.fgate_bias_init = true;
     Model a = model_new(&c, false), b = model_new(&c, false), other = model_new(&c, false);
     int64_t count = a.table.count;
-    model_init_weights(&a, 1);
-    model_init_weights(&b, 1);
-    model_init_weights(&other, 2);
+    draw_weights(a.params, sizeof(real), &a.table, &a.config, 1);
+    draw_weights(b.params, sizeof(real), &b.table, &b.config, 1);
+    draw_weights(other.params, sizeof(real), &other.table, &other.config, 2);
     CHECK(same_bits(a.params, b.params, count), "the same seed must give the same weights");
     for (int r = 0; r < a.table.num_rows; r++) {
         const Param *p = &a.table.rows[r], *next = r + 1 < a.table.num_rows ? p + 1 : p - 1;
@@ -567,7 +569,7 @@ static void check_initial_weights(void) {
 
     c.fgate_bias_init = false;
     a = model_new(&c, false);
-    model_init_weights(&a, 1);
+    draw_weights(a.params, sizeof(real), &a.table, &a.config, 1);
     CHECK(all_zero(param_at(&a, a.params, P_FGATE_BIAS, 1), c.num_heads), "gate biases start at 0");
     model_free(&a);
 }
