@@ -919,8 +919,7 @@ static Engine* engine_open(const Run* run, DeviceInfo* info) {
     e->model = plan.model;
     if (train && plan.recompute < 0)
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch or "
-            "--seq-len, or give --recompute block; --dry-run shows what fits",
+            "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
             (long long)run->micro_batch, (long long)run->options.seq_len, (double)plan.free_bytes / (1 << 30),
             e->device.name);
     model_allocate_weights(&e->model, train);

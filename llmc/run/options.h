@@ -54,7 +54,7 @@ ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, "tokens per sequen
 ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
     "tokens per optimizer step [the preset's]") \
 ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
-    "sequences per forward and backward pass [suits the machine]") \
+    "sequences per forward and backward pass [chosen by the trainer]") \
 ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 60, \
     "tokens to train on, where the learning rate reaches 0 [the preset's]") \
 ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \

@@ -4,7 +4,7 @@ The run skeleton of both trainers: main, the training loop, validation, samples,
 A step of the loop, for a trainer with one step in flight:
 
     queue step s    begin_step, (load_batch, add_gradients) x grad_accum_steps, update
-    log step s - 1  finish_step; dies if loss or gradient norm is not finite, before any update by them
+    log step s - 1  finish_step; dies if loss or gradient norm is not finite, where update changed nothing
     where due       log step s too, then save, validate and sample, in this order
 
 At the end of training a checkpoint and a validation are always due. A signal ends the run after the current
@@ -51,9 +51,9 @@ typedef struct {
     Logger logger;
     DataLoader data, val_data;
     int64_t val_sequences;                       // 0: no validation
-    LogStep queued[TRAINER_STEPS_IN_FLIGHT + 1]; // lines of steps in flight; step s is in [s % size]
+    LogStep queued[TRAINER_STEPS_IN_FLIGHT + 1]; // log lines of steps in flight; step s is in [s % size]
     int64_t in_flight;
-    double last_time; // the last step's end, in seconds_now()
+    double last_time; // when the current step began, in seconds_now()
 } Training;
 
 // Is something due after `step` that happens every `every` steps? 0: never.
@@ -150,14 +150,11 @@ static inline void training_sample(Training* t) {
 // Ends a run whose loss or gradient norm is not finite; names the first tensor that is not.
 __attribute__((noreturn)) static inline void training_die_not_finite(const Training* t, const LogStep* line) {
     const char* weight = t->trainer->first_not_finite(t->engine, false);
-    const char* gradient = t->trainer->first_not_finite(t->engine, true);
+    const char* name = weight ? weight : t->trainer->first_not_finite(t->engine, true);
     die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not "
-        "updated; "
-        "resume from the last checkpoint with a lower --lr, or look at the data",
+        "updated; resume from the last checkpoint with a lower --lr, or look at the data",
         (long long)line->step, line->loss, line->grad_norm, weight ? "weights" : "gradient",
-        weight     ? weight
-        : gradient ? gradient
-                   : "no tensor");
+        name ? name : "no tensor");
 }
 
 // Finishes and logs the oldest steps in flight until `remaining` are left.
@@ -247,13 +244,10 @@ static inline void dump(const Trainer* trainer, Engine* engine, const Run* run) 
     const int64_t B = run->micro_batch, T = o->seq_len, V = run->config.vocab_size, BT = B * T;
     const size_t bytes = (size_t)trainer->element_bytes;
     bool has_logits = BT * V * trainer->element_bytes <= DUMP_LOGITS_BYTES;
-    const DumpTensors out = {B,
-                             T,
-                             V,
-                             xcalloc((size_t)BT, bytes),
-                             has_logits ? xcalloc((size_t)(BT * V), bytes) : NULL,
-                             xcalloc((size_t)run->table.count, bytes),
-                             trainer->element_bytes};
+    DumpTensors out = {B, T, V, NULL, NULL, NULL, trainer->element_bytes};
+    out.losses = xcalloc((size_t)BT, bytes);
+    if (has_logits) out.logits = xcalloc((size_t)(BT * V), bytes);
+    out.grads = xcalloc((size_t)run->table.count, bytes);
     run_open_data(run, &data, o->data, o->shuffle);
     trainer->load_batch(engine, &data);
     trainer->dump(engine, &out);
