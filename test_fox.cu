@@ -419,7 +419,7 @@ static void test_training(void) {
     if (!config_preset(&c, &recipe, "fox-pro-micro", &err)) die("%s", err.msg);
     std::vector<int32_t> text = text_tokens("train_fox.c", STEPS * MICRO_STEPS * T + 1);
     cpu::Model reference = cpu::cpu_model_new(&c, true);
-    cpu::model_init_weights(&reference, 1);
+    draw_weights(reference.params, sizeof(double), &reference.table, &c, 1);
     cpu::model_allocate_activations(&reference, 1, T);
     Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_QKV, false);
     double worst = 0, first = 0, last = 0, norm_worst = 0;
@@ -437,8 +437,9 @@ static void test_training(void) {
             model_add_gradients(&model, (float)dloss);
         }
         double norm = cpu::global_norm(reference.grads, reference.table.count);
-        cpu::model_update(&reference, &o, lr, norm > o.grad_clip ? o.grad_clip / norm : 1, step);
-        model_update(&model, &o, lr, step);
+        AdamWParams adamw = options_adamw(&o, lr, step);
+        cpu::model_update(&reference, &adamw, cpu::clip_scale(norm, o.grad_clip));
+        model_update(&model, &adamw, o.grad_clip);
         StepStats stats = read_stats(&model);
         double error = fabs(stats.loss * dloss / loss - 1), norm_error = fabs(stats.norm / norm - 1);
         CHECK(error <= TRAINING_LIMIT, "step %d: the loss is %g, and %g on the CPU", step, stats.loss * dloss,
@@ -489,7 +490,8 @@ static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
         feed(model, tokens.data(), tokens.data() + 1);
         CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
         model_add_gradients(model, dloss);
-        model_update(model, &o, 1e-2, step);
+        AdamWParams adamw = options_adamw(&o, 1e-2, step);
+        model_update(model, &adamw, o.grad_clip);
     }
 }
 

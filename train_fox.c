@@ -16,14 +16,7 @@ the same bits on any number of threads.
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/vector.h"
-#include "llmc/model/params.h"
-#include "llmc/model/shapes.h"
-#include "llmc/run/dump.h"
-#include "llmc/run/logger.h"
-#include "llmc/run/run.h"
-#include "llmc/run/sampler.h"
-#include "llmc/run/schedule.h"
-#include "llmc/tokens/dataloader.h"
+#include "llmc/run/train.h"
 
 // ----------------------------------------------------------------------------
 // embedding: x_t = E[token_t]
@@ -767,19 +760,19 @@ static double global_norm(const real* grads, int64_t count) {
     return sqrt(total);
 }
 
-// By which the gradient is scaled to clip its norm.
-static double clip_scale(const Options* o, double norm) {
-    return o->grad_clip > 0 && norm > o->grad_clip ? o->grad_clip / norm : 1;
+// The factor that clips a gradient of this norm to grad_clip; 0: no clipping.
+static inline double clip_scale(double norm, double grad_clip) {
+    return grad_clip > 0 && norm > grad_clip ? grad_clip / norm : 1;
 }
 
-// w -= lr (mhat / (sqrt(vhat) + eps) + decay w), with the gradient first scaled by grad_scale; step counts
-// from 1.
-static void adamw_update(real* w, const real* g, real* m, real* v, int64_t n, double lr, double decay,
-                         double grad_scale, int64_t step, const Options* o) {
-    real beta1 = (real)o->beta1, beta2 = (real)o->beta2, eps = (real)o->adam_eps, scale = (real)grad_scale;
-    real rate = (real)(lr / (1 - pow(o->beta1, (double)step)));
-    real root = (real)(1 / sqrt(1 - pow(o->beta2, (double)step)));
-    real keep = (real)(1 - lr * decay);
+// w -= lr (mhat / (sqrt(vhat) + eps) + weight_decay w) for n elements; the gradient is first scaled by
+// grad_scale.
+static void adamw_update(real* w, real* m, real* v, const real* g, int64_t n, double grad_scale,
+                         const AdamWParams* p) {
+    real beta1 = (real)p->beta1, beta2 = (real)p->beta2, eps = (real)p->eps, scale = (real)grad_scale;
+    real rate = (real)(p->lr / (1 - pow(p->beta1, (double)p->step)));
+    real root = (real)(1 / sqrt(1 - pow(p->beta2, (double)p->step)));
+    real keep = (real)(1 - p->lr * p->weight_decay);
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n; i++) {
         real gradient = g[i] * scale;
@@ -844,6 +837,8 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
             logit_rows = model_logit_rows(config, BT);
     MODEL_ACTS(ACTIVATION_ROW)
 }
+
+#undef MODEL_ACTS
 
 // What a pass over [B, T] tokens needs; nothing is allocated.
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T) {
@@ -928,17 +923,6 @@ static void model_free(Model* model) {
     free(model->v);
     params_free(&model->table);
     memset(model, 0, sizeof *model);
-}
-
-// Draws the initial weights: element i of row r is a function of (seed, r, i).
-static void model_init_weights(Model* model, uint64_t seed) {
-    for (int r = 0; r < model->table.num_rows; r++) {
-        const Param* p = &model->table.rows[r];
-        real* w = model->params + p->offset;
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < p->count; i++)
-            w[i] = (real)params_initial_value(&model->table, &model->config, r, i, seed);
-    }
 }
 
 // A tensor outside the layers, in a buffer of the table's layout.
@@ -1041,16 +1025,6 @@ static void model_backward(Model* model, const int32_t* inputs) {
 // ----------------------------------------------------------------------------
 // update
 
-// The first tensor with a gradient (or weight) that is not finite, for the message that stops the run.
-static const char* model_first_not_finite(const Model* model, const real* buffer) {
-    for (int r = 0; r < model->table.num_rows; r++) {
-        const Param* p = &model->table.rows[r];
-        for (int64_t i = 0; i < p->count; i++)
-            if (!isfinite(buffer[p->offset + i])) return p->name;
-    }
-    return NULL;
-}
-
 // The frozen rows' gradients, zeroed: they do not count in the norm.
 static void model_freeze(Model* model) {
     for (int r = 0; r < model->table.num_rows; r++) {
@@ -1059,13 +1033,14 @@ static void model_freeze(Model* model) {
     }
 }
 
-static void model_update(Model* model, const Options* o, double lr, double grad_scale, int64_t step) {
+static void model_update(Model* model, const AdamWParams* adamw, double grad_scale) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
         if (!p->trainable) continue;
-        adamw_update(model->params + p->offset, model->grads + p->offset, model->m + p->offset,
-                     model->v + p->offset, p->count, lr, p->decays ? o->weight_decay : 0, grad_scale, step,
-                     o);
+        AdamWParams of_tensor = *adamw;
+        if (!p->decays) of_tensor.weight_decay = 0;
+        adamw_update(model->params + p->offset, model->m + p->offset, model->v + p->offset,
+                     model->grads + p->offset, p->count, grad_scale, &of_tensor);
     }
 }
 
@@ -1136,59 +1111,106 @@ static void model_extend(Model* model, States* s, const int32_t* tokens) {
     linear_forward(s->logits, a.lm_head_in, NULL, &lm_head);
 }
 
-// Writes the prompt and up to n tokens that continue it to `text`, and to `stream` as they come unless NULL.
-static void model_generate(Model* model, const Run* run, int64_t n, Sample* text) {
-    const Options* o = &run->options;
-    int64_t V = model->config.vocab_size;
-    TokenBuffer prompt = sample_prompt(text, run);
-    States states = states_new(model, 1, 1, prompt.count + n);
-    Sampler sampler = run_sampler(o);
-    float* sampler_logits = (float*)xcalloc((size_t)V, sizeof(float));
-    for (int64_t i = 0; i < prompt.count; i++) model_extend(model, &states, (const int32_t*)&prompt.data[i]);
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t k = 0; k < V; k++) sampler_logits[k] = (float)states.logits[k];
-        int64_t token = sampler_next(&sampler, sampler_logits, V, (uint64_t)i);
-        if (token < 0) die("the model's logits are not finite: its weights are damaged");
-        if (token == config_end_of_text(&model->config)) break;
-        sample_put(text, (uint32_t)token);
-        int32_t id = (int32_t)token;
-        if (i + 1 < n) model_extend(model, &states, &id);
-    }
-    sample_end(text);
-    free(sampler_logits);
-    free(prompt.data);
-    sampler_free(&sampler);
-    states_free(&states);
+// ----------------------------------------------------------------------------
+// the trainer: what the run skeleton (llmc/run/train.h) needs of the model
+#ifndef TESTING
+
+struct Engine {
+    Model model;
+    int32_t *inputs, *targets; // [B,T], the loaded batch
+    double loss, norm;         // of the step: mean loss, and gradient norm
+};
+
+static void print_plan(const Run* run) {
+    int64_t weights = run->table.count * (int64_t)sizeof(real);
+    Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
+    const MemoryRow rows[] = {{"weights", weights},
+                              {"gradients", weights},
+                              {"AdamW's moments", 2 * weights},
+                              {"activations", pass_bytes(&pass, run->config.num_hidden_layers)}};
+    run_print_plan(run, rows, 4);
 }
 
-// ----------------------------------------------------------------------------
-// what the program does: dump, bench, train
+static Engine* engine_open(const Run* run, DeviceInfo* info) {
+    int64_t B = run->micro_batch, T = run->options.seq_len;
+    Engine* e = (Engine*)xcalloc(1, sizeof *e);
+    (void)info; // nothing to say about a CPU
+#ifdef USE_OPENBLAS
+    openblas_set_num_threads(1); // each of our threads calls it
+#endif
+    e->model = model_new(&run->config, run->mode != RUN_GENERATE);
+    if (run->mode == RUN_GENERATE) return e;
+    model_allocate_activations(&e->model, B, T);
+    e->inputs = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
+    e->targets = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
+    return e;
+}
 
-// Loss, logits and gradients of the mean loss on the first micro-batch, as a safetensors file.
-static void dump(Model* model, const Run* run) {
-    Error err;
-    DataLoader data;
-    int64_t B = model->B, T = model->T, V = model->config.vocab_size;
-    int32_t* inputs = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
-    int32_t* targets = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
-    run_open_data(run, &data, run->options.data, run->options.shuffle);
-    if (!dataloader_next(&data, inputs, targets, &err)) die("%s", err.msg);
-    bool has_logits = B * T * V * (int64_t)sizeof(real) <= DUMP_LOGITS_BYTES;
-    real* logits = has_logits ? (real*)xcalloc((size_t)(B * T * V), sizeof(real)) : NULL;
-    model_forward(model, inputs);
-    double loss = model_loss(model, targets, (real)(1 / (double)(B * T)), true, logits);
-    model_backward(model, inputs);
+static void engine_close(Engine* e) {
+    model_free(&e->model);
+    free(e->inputs);
+    free(e->targets);
+    free(e);
+}
+
+static CheckpointTensors engine_host_open(Engine* e, bool read) {
+    CheckpointTensors own = {e->model.params, e->model.m, e->model.v, sizeof(real)};
+    (void)read;
+    return own;
+}
+static void engine_host_close(Engine* e, CheckpointTensors* tensors, bool write) {
+    (void)e, (void)tensors, (void)write;
+}
+
+static void engine_load_batch(Engine* e, DataLoader* data) {
+    batch_read(e->inputs, e->targets, data, e->model.B * e->model.T, e->model.config.vocab_size);
+}
+
+static void engine_begin_step(Engine* e) {
+    memset(e->model.grads, 0, (size_t)e->model.table.count * sizeof(real));
+    e->loss = 0;
+}
+
+static void engine_add_gradients(Engine* e, int64_t step_tokens) {
+    real dloss = (real)(1 / (double)step_tokens);
+    model_forward(&e->model, e->inputs);
+    e->loss += model_loss(&e->model, e->targets, dloss, true, NULL) / (double)step_tokens;
+    model_backward(&e->model, e->inputs);
+}
+
+static void engine_update(Engine* e, const AdamWParams* adamw, double grad_clip) {
+    model_freeze(&e->model);
+    e->norm = global_norm(e->model.grads, e->model.table.count);
+    if (isfinite(e->loss) && isfinite(e->norm))
+        model_update(&e->model, adamw, clip_scale(e->norm, grad_clip));
+}
+
+static bool engine_finish_step(Engine* e, LogStep* line) {
+    line->loss = e->loss;
+    line->grad_norm = e->norm;
+    return isfinite(e->loss) && isfinite(e->norm);
+}
+
+static const char* engine_first_not_finite(Engine* e, bool gradients) {
+    return params_first_not_finite(&e->model.table, gradients ? e->model.grads : e->model.params,
+                                   sizeof(real));
+}
+
+static void engine_evaluate(Engine* e, double* losses) {
+    model_forward(&e->model, e->inputs);
+    model_loss(&e->model, e->targets, 0, false, NULL);
+    for (int64_t t = 0; t < e->model.B * e->model.T; t++) losses[t] = (double)e->model.acts.losses[t];
+}
+
+static void engine_dump(Engine* e, const DumpTensors* out) {
+    Model* model = &e->model;
+    int64_t BT = model->B * model->T;
+    model_forward(model, e->inputs);
+    model_loss(model, e->targets, (real)(1 / (double)BT), true, (real*)out->logits);
+    model_backward(model, e->inputs);
     model_freeze(model);
-
-    if (!dump_write(run->options.dump, &model->table, B, T, V, model->acts.losses, logits, model->grads,
-                    sizeof(real), &err))
-        die("%s", err.msg);
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)(B * T),
-           (long long)B, (long long)T);
-    dataloader_close(&data);
-    free(inputs);
-    free(targets);
-    free(logits);
+    memcpy(out->losses, model->acts.losses, (size_t)BT * sizeof(real));
+    memcpy(out->grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
 static double peak_memory_mib(void) {
@@ -1197,32 +1219,30 @@ static double peak_memory_mib(void) {
     return (double)usage.ru_maxrss / 1024;
 }
 
-// Times --bench optimizer steps of one micro-batch each on random tokens.
-static void bench(Model* model, const Run* run) {
+// Times --bench optimizer steps of one micro-batch each, on random tokens.
+static void engine_bench(Engine* e, const Run* run) {
     enum { FORWARD, LOSS, BACKWARD, UPDATE, NUM_PHASES };
-    static const char* const names[NUM_PHASES] = {"forward", "head and loss", "backward", "norm and AdamW"};
-    double seconds[NUM_PHASES] = {0};
+    static const char* const names[NUM_PHASES] = {"forward", "lm_head and loss", "backward",
+                                                  "norm and AdamW"};
+    double seconds[NUM_PHASES] = {0}, total = 0;
+    Model* model = &e->model;
     int64_t BT = model->B * model->T, n = run->options.bench;
-    int32_t* tokens = (int32_t*)xcalloc((size_t)(BT + 1), sizeof(int32_t));
-    for (int64_t i = 0; i <= BT; i++)
-        tokens[i] = (int32_t)(random_uniform(0, 0, (uint64_t)i) * (double)model->config.vocab_size);
-    for (int64_t step = 0; step <= n; step++) {
+    engine_load_batch(e, NULL);
+    for (int64_t step = 0; step <= n; step++) { // step 0 is warm-up
+        AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 1);
         double start[NUM_PHASES + 1];
-        memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
+        engine_begin_step(e);
         start[FORWARD] = seconds_now();
-        model_forward(model, tokens);
+        model_forward(model, e->inputs);
         start[LOSS] = seconds_now();
-        model_loss(model, tokens + 1, (real)(1 / (double)BT), true, NULL);
+        model_loss(model, e->targets, (real)(1 / (double)BT), true, NULL);
         start[BACKWARD] = seconds_now();
-        model_backward(model, tokens);
+        model_backward(model, e->inputs);
         start[UPDATE] = seconds_now();
-        double norm = global_norm(model->grads, model->table.count);
-        model_update(model, &run->options, 1e-4, clip_scale(&run->options, norm), step + 1);
+        engine_update(e, &adamw, run->options.grad_clip);
         start[NUM_PHASES] = seconds_now();
-        for (int i = 0; step > 0 && i < NUM_PHASES; i++)
-            seconds[i] += start[i + 1] - start[i]; // step 0 warms up
+        for (int i = 0; step > 0 && i < NUM_PHASES; i++) seconds[i] += start[i + 1] - start[i];
     }
-    double total = 0;
     for (int i = 0; i < NUM_PHASES; i++) total += seconds[i];
     printf("%lld steps of %lld x %lld tokens, %d threads\n", (long long)n, (long long)model->B,
            (long long)model->T, omp_get_max_threads());
@@ -1230,153 +1250,57 @@ static void bench(Model* model, const Run* run) {
         printf("  %-16s %9.2f ms %5.1f%%\n", names[i], 1e3 * seconds[i] / (double)n,
                100 * seconds[i] / total);
     double rate = (double)(n * BT) / total;
-    printf("  %-16s %9.2f ms  %.0f tokens/s  %.1f GFLOP/s of the model  %.0f MiB at most\n", "step",
+    printf("  %-16s %9.2f ms  %.0f tokens/s  %.1f GFLOP/s of the model  peak memory %.0f MiB\n", "step",
            1e3 * total / (double)n, rate, 1e-9 * rate * run_flops_per_token(run), peak_memory_mib());
-    free(tokens);
 }
 
-// Measures and logs the loss on the first `sequences` held-out sequences; at the end of a run also by
-// position.
-static void validate(Model* model, const Run* run, Logger* logger, DataLoader* data, int64_t sequences,
-                     int32_t* inputs, int32_t* targets) {
-    Error err;
-    LogValidation v;
-    memset(&v, 0, sizeof v);
-    double start = seconds_now();
-    dataloader_seek(data, 0);
-    for (int64_t i = 0; i < sequences; i += model->B) {
-        if (!dataloader_next(data, inputs, targets, &err)) die("%s", err.msg);
-        model_forward(model, inputs);
-        model_loss(model, targets, 0, false, NULL);
-        for (int64_t t = 0; t < min64(model->B, sequences - i) * model->T; t++)
-            log_validation_add(&v, t % model->T, (double)model->acts.losses[t]);
-    }
-    v.byte_tokens = run_reads_bytes(run);
-    v.seconds = seconds_now() - start;
-    logger_validation(logger, run->state.step, &v);
-    if (run->state.step >= run->last_step) run_print_by_position(&v);
+struct DecodeState {
+    States states; // one sequence, extended by one token at a time
+};
+
+static DecodeState* engine_decode_open(Engine* e, int64_t capacity) {
+    DecodeState* state = (DecodeState*)xcalloc(1, sizeof *state);
+    state->states = states_new(&e->model, 1, 1, capacity);
+    return state;
 }
 
-static void train(Model* model, Run* run) {
-    Error err;
-    Logger logger;
-    DataLoader data, val_data;
-    const Options* o = &run->options;
-    TrainerState* state = &run->state;
-    int64_t B = model->B, T = model->T, count = model->table.count;
-    int32_t* inputs = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
-    int32_t* targets = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
-    run_open_data(run, &data, o->data, o->shuffle);
-    int64_t val_sequences = 0;
-    if (o->val_data) {
-        run_open_data(run, &val_data, o->val_data, false);
-        val_sequences = run_val_sequences(run, &val_data);
-    }
-    if (!logger_open(&logger, o->out, &err)) die("%s", err.msg);
-    logger.num_steps = run->num_steps;
-    logger.log_every = o->log_every;
-    logger.flops_per_token = run_flops_per_token(run);
-    dataloader_seek(&data, state->position);
-    run_begin(run, &logger, &data, val_sequences);
-
-    if (val_sequences && state->step >= run->last_step) // nothing to train: measure what there is
-        validate(model, run, &logger, &val_data, val_sequences, inputs, targets);
-    bool saved = run->checkpoint < run->num_checkpoints; // this state
-    while (state->step < run->last_step && !run_interrupted) {
-        double start = seconds_now(), loss = 0;
-        int64_t step_tokens = run->micro_steps * B * T;
-        memset(model->grads, 0, (size_t)count * sizeof(real));
-        for (int64_t i = 0; i < run->micro_steps; i++) {
-            if (!dataloader_next(&data, inputs, targets, &err)) die("%s", err.msg);
-            model_forward(model, inputs);
-            loss +=
-                model_loss(model, targets, (real)(1 / (double)step_tokens), true, NULL) / (double)step_tokens;
-            model_backward(model, inputs);
-        }
-        model_freeze(model);
-        double norm = global_norm(model->grads, count);
-        if (!isfinite(loss) || !isfinite(norm)) {
-            const char* weight = model_first_not_finite(model, model->params);
-            const char* gradient = model_first_not_finite(model, model->grads);
-            run_die_not_finite(state->step + 1, loss, norm, weight, gradient);
-        }
-        double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
-        model_update(model, o, lr, clip_scale(o, norm), state->step + 1);
-        state->step++;
-        state->tokens += step_tokens;
-        state->position = dataloader_position(&data);
-
-        LogStep line;
-        memset(&line, 0, sizeof line);
-        line.step = state->step, line.tokens = state->tokens, line.step_tokens = step_tokens;
-        line.loss = loss, line.grad_norm = norm, line.lr = lr, line.seconds = seconds_now() - start;
-        logger_step(&logger, &line);
-        bool last = state->step == run->last_step;
-        saved = last || run_due(o->save_every, state->step);
-        if (saved) run_save(run, &logger, model->params, model->m, model->v, sizeof(real));
-        if (val_sequences && (last || run_due(o->val_every, state->step)))
-            validate(model, run, &logger, &val_data, val_sequences, inputs, targets);
-        if (run_due(o->sample_every, state->step)) {
-            Sample text = sample_new(run, NULL, false);
-            model_generate(model, run, o->generate == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : o->generate,
-                           &text);
-            logger_event(&logger, state->step, "sample", text.text.data);
-            sample_free(&text);
-        }
-    }
-    if (!saved)
-        run_save(run, &logger, model->params, model->m, model->v, sizeof(real)); // a signal, or --max-steps 0
-    logger_close(&logger);
-    dataloader_close(&data);
-    if (o->val_data) dataloader_close(&val_data);
-    free(inputs);
-    free(targets);
+static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* logits) {
+    model_extend(&e->model, &state->states, &token);
+    for (int64_t i = 0; logits && i < e->model.config.vocab_size; i++)
+        logits[i] = (float)state->states.logits[i];
 }
 
-#ifndef TESTING
-int main(int argc, char** argv) {
-    Run run;
-#ifdef USE_OPENBLAS
-    openblas_set_num_threads(1); // each of our threads calls it
-#endif
-    run_parse(&run, argc, argv,
-              "Trains the Forgetting Transformer and its Transformer baselines on the CPU.");
-    // a few thousand tokens make matrix products large and keep memory small
-    run_configure(&run, 4096);
-    const Options* o = &run.options;
-    int exit_code = EXIT_SUCCESS;
-    if (o->dry_run) {
-        int64_t weights = run.table.count * (int64_t)sizeof(real);
-        Pass pass = pass_plan(&run.config, &run.table, run.micro_batch, o->seq_len);
-        int64_t acts = pass_bytes(&pass, run.config.num_hidden_layers);
-        MemoryRow rows[] = {{"weights", weights},
-                            {"gradients", weights},
-                            {"AdamW's moments", 2 * weights},
-                            {"activations", acts}};
-        run_print_plan(&run, rows, 4);
-        run_free(&run);
-        return exit_code;
-    }
-    Model model = model_new(&run.config, !run_generates(&run));
-    if (!run_load(&run, model.params, model.m, model.v, sizeof(real)))
-        model_init_weights(&model, (uint64_t)o->seed);
-    if (run_generates(&run)) {
-        Sample text = sample_new(&run, stdout, true);
-        model_generate(&model, &run, o->generate, &text);
-        sample_free(&text);
-    } else {
-        model_allocate_activations(&model, run.micro_batch, o->seq_len);
-        if (o->dump)
-            dump(&model, &run);
-        else if (o->bench != OPTION_UNSET)
-            bench(&model, &run);
-        else {
-            train(&model, &run);
-            if (run.state.step < run.last_step) exit_code = RUN_EXIT_INTERRUPTED;
-        }
-    }
-    model_free(&model);
-    run_free(&run);
-    return exit_code;
+static void engine_decode_close(Engine* e, DecodeState* state) {
+    (void)e;
+    states_free(&state->states);
+    free(state);
 }
-#endif
+
+static const Trainer trainer = {
+    .summary = "Trains the Forgetting Transformer and its Transformer baselines on the CPU.",
+    .suggested_tokens = 4096, // enough for large matrix products, and little memory
+    .element_bytes = sizeof(real),
+    .steps_in_flight = 0,
+    .check = NULL,
+    .print_plan = print_plan,
+    .open = engine_open,
+    .close = engine_close,
+    .host_open = engine_host_open,
+    .host_close = engine_host_close,
+    .load_batch = engine_load_batch,
+    .begin_step = engine_begin_step,
+    .add_gradients = engine_add_gradients,
+    .update = engine_update,
+    .finish_step = engine_finish_step,
+    .first_not_finite = engine_first_not_finite,
+    .evaluate = engine_evaluate,
+    .dump = engine_dump,
+    .bench = engine_bench,
+    .decode_open = engine_decode_open,
+    .decode = engine_decode,
+    .decode_close = engine_decode_close,
+};
+
+int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
+
+#endif // TESTING

@@ -1,283 +1,615 @@
 /*
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
 
-It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/, a forward and backward
-pair a file. Weights and activations are bf16 and products sum in fp32; master weights, gradients and AdamW's
+It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/cuda and llmc/attention, a forward and
+backward pair a file. Weights and activations are bf16 and GEMMs accumulate in fp32; master weights, gradients and AdamW's
 moments are fp32.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
-vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V that of
-logits.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V; R rows
+in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row stride of logits.
 
-Everything is queued on one stream, but for the gradients of the blocks' matrices, which run beside it. The
-host waits for the device only where it must read: a step's loss and norm, which it reads while the next runs.
-A step whose loss or gradient is not finite changes nothing on the device itself.
+All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one. The host waits
+for the device only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not finite
+changes nothing on the device itself.
 */
-#include "llmc/cuda/cuda_common.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/matmul.cuh"
-#include "llmc/cuda/embedding.cuh"
-#include "llmc/cuda/rmsnorm.cuh"
-#include "llmc/attention/qkv.cuh"
-#include "llmc/attention/forget_gate.cuh"
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
-#include "llmc/attention/pruning.cuh"
-#include "llmc/attention/decode.cuh"
+#include "llmc/attention/extend.cuh"
+#include "llmc/attention/forget_gate.cuh"
 #include "llmc/attention/output_gate.cuh"
-#include "llmc/cuda/swiglu.cuh"
-#include "llmc/cuda/classifier.cuh"
-#include "llmc/cuda/global_norm.cuh"
+#include "llmc/attention/pruning.cuh"
+#include "llmc/attention/qkv.cuh"
 #include "llmc/cuda/adamw.cuh"
-#include "llmc/run/dump.h"
-#include "llmc/run/run.h"
-#include "llmc/run/schedule.h"
+#include "llmc/cuda/classifier.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/embedding.cuh"
+#include "llmc/cuda/global_norm.cuh"
+#include "llmc/cuda/layer.cuh"
+#include "llmc/cuda/swiglu.cuh"
+#include "llmc/run/train.h"
+
+#include <algorithm>
+
+// What the tables below keep for every layer: a tensor is kept `always`, up to --recompute qkv, with --recompute none
+// alone, or never: then it is scratch that all layers share. What a backward kernel recomputes on the fly (norm outputs,
+// y, act) is never kept.
+#define KEPT_BY(recompute)                                                                                   \
+    const bool always = true, qkv = (recompute) <= RECOMPUTE_QKV, none = (recompute) == RECOMPUTE_NONE,      \
+               never = false;                                                                                \
+    (void)always, (void)qkv, (void)none, (void)never;
+
+// ----------------------------------------------------------------------------
+// the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
+
+// clang-format off
+// type, name, kept, elements of a layer
+#define ATTENTION_ACTS(X) \
+    X(bf16, proj, qkv, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, q, none, BT * d)                       /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, k, none, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, v, none, BT * d)                       /* [L,B,T,d] */ \
+    X(float, q_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
+    X(float, k_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
+    X(double, cum_logf, qkv, gated * BT * NH)      /* [L,B,NH,T] */ \
+    X(int, first_key_block, never, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
+    X(int, last_query_block, never, blocks)        /* [B,NH,blocks] */ \
+    X(int, head_order, never, prunes * B * NH)     /* [B NH] */ \
+    X(double, score_limits, qkv, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
+    X(PruningCount, pruning, always, 1)            /* [L] of the step in progress */ \
+    X(float, lse, qkv, BT * NH)                    /* [L,B,NH,T] */ \
+    X(bf16, o, qkv, BT * d)                        /* [L,B,T,d] output of attention */ \
+    X(float, o_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
+    X(bf16, y, never, BT * d)                      /* [B,T,d] after output norm and gate */ \
+    X(float, angles, never, T * dh)                /* [T,dh/2,2] of RoPE */ \
+    X(float, delta, never, BT * NH)                /* [B,NH,T] as in AttentionBackward */ \
+    X(bf16, dproj, never, BT * S)                  /* [B,T,S] */ \
+    X(bf16, dq, never, BT * d)                     /* [B,T,d] */ \
+    X(bf16, dk, never, BT * d)                     /* [B,T,d] */ \
+    X(bf16, dv, never, BT * d)                     /* [B,T,d] */ \
+    X(float, dcum_logf, never, gated * BT * NH)    /* [B,NH,T] */
+
+// The state of sequences that are extended, and scratch of the extension.
+#define ATTENTION_STATE(X) \
+    X(bf16, k, always, B * capacity * d)             /* [L,B,capacity,d] as attention reads them */ \
+    X(bf16, v, always, B * capacity * d)             /* [L,B,capacity,d] */ \
+    X(double, cum_logf, always, gated * B * capacity * NH) /* [L,B,capacity,NH] */ \
+    X(bf16, proj, always, B * (1 + T) * S)           /* [L,B,1+T,S] of each sequence's last token, then the new ones */ \
+    X(bf16, new_proj, never, BT * S)                 /* [B,T,S] */ \
+    X(bf16, heads, never, 3 * B * (1 + T) * d)       /* [3,B,1+T,d] q, k, v */ \
+    X(float, rstd, never, 3 * B * (1 + T) * NH)      /* [3,B,1+T,NH], not read */ \
+    X(float, angles, never, B * (1 + T) * dh)        /* [B,1+T,dh/2,2] */ \
+    X(bf16, o, never, BT * d)                        /* [B,T,d] */ \
+    X(bf16, y, never, BT * d)                        /* [B,T,d] */
+// clang-format on
+
+typedef struct {
+    ATTENTION_ACTS(ACTIVATION_FIELD)
+} AttentionActs;
+typedef struct {
+    ATTENTION_STATE(ACTIVATION_FIELD)
+} AttentionStateActs;
+
+static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
+                                  int64_t T, Recompute recompute) {
+    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config),
+            prunes = config_prunes(config);
+    int64_t blocks = prunes * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    KEPT_BY(recompute)
+    ATTENTION_ACTS(ACTIVATION_ROW)
+}
+
+static void attention_state(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
+                            int64_t T, int64_t capacity) {
+    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config);
+    const bool always = true, never = false;
+    ATTENTION_STATE(ACTIVATION_ROW)
+}
+
+#undef ATTENTION_ACTS
+#undef ATTENTION_STATE
+
+static AttentionActs attention_acts(const Layer* layer) {
+    AttentionActs a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+static HeadShape attention_shape_of(const Layer* layer) {
+    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
+    return {layer->B,
+            layer->T,
+            layer->config->num_heads,
+            dh,
+            R,
+            matmul_padded(R),
+            layer->config->qk_norm_share ? 0 : dh};
+}
+
+static size_t attention_mixer_scratch_bytes(const Layer* layer) {
+    HeadShape shape = attention_shape_of(layer);
+    size_t kernels = layer->cudnn ? attention_cudnn_workspace(&shape, layer->deterministic)
+                                  : attention_scratch_bytes(&shape);
+    return std::max({kernels, forget_gate_scratch_bytes(&shape), pruning_scratch_bytes(&shape)});
+}
+
+// After allocation: what no pass changes.
+static void attention_init(const Layer* layer) {
+    if (layer->config->use_rope)
+        rope_angles(attention_acts(layer).angles, layer->T, config_head_size(layer->config),
+                    layer->config->rope_base, layer->stream);
+}
+
+// How q, k and v get from proj to attention; the caller adds out, rstd and dout.
+static void attention_paths(const Layer* layer, HeadPath paths[3]) {
+    const ProjLayout* proj = &layer->table->proj;
+    memset(paths, 0, 3 * sizeof paths[0]);
+    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
+    q->column = proj->q, k->column = proj->k, v->column = proj->v;
+    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
+    q->weight = layer_param(layer, layer->weights, P_Q_NORM),
+    q->dweight = layer_param(layer, layer->grads, P_Q_NORM);
+    k->weight = layer_param(layer, layer->weights, P_K_NORM),
+    k->dweight = layer_param(layer, layer->grads, P_K_NORM);
+    q->eps = k->eps = QK_NORM_EPS;
+    q->rope = k->rope = layer->config->use_rope;
+}
+
+static void attention_paths_of_pass(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
+    attention_paths(layer, paths);
+    paths[0].out = a->q, paths[1].out = a->k, paths[2].out = a->v;
+    paths[0].rstd = a->q_rstd, paths[1].rstd = a->k_rstd;
+    paths[0].dout = a->dq, paths[1].dout = a->dk, paths[2].dout = a->dv;
+}
+
+// The fused projection of q, k, v and all gates: S rows of weights, of which R are its own. The others belong to the
+// tensors behind it: what they compute goes to padding columns, which nobody reads and whose gradient is 0.
+static Linear attention_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
+    return linear;
+}
+
+// A column of proj or dproj; NULL where the model does not have it (-1).
+static inline bf16* proj_column(bf16* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
+
+// Is there anything between attention and the output projection?
+static inline bool attention_has_output_gate(const Layer* layer) {
+    return layer->config->use_output_norm || layer->config->use_output_gate;
+}
+
+static OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj) {
+    OutputGate g = {};
+    g.weight = layer_param(layer, layer->weights, P_OUTPUT_NORM),
+    g.dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
+    g.rstd = rstd, g.eps = layer->config->norm_eps;
+    g.gate = proj_column(proj, layer->table->proj.ogate);
+    return g;
+}
+
+static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
+    Pruning p = {};
+    p.bounds = {a->first_key_block, a->last_query_block, a->head_order};
+    p.score_limits = a->score_limits;
+    p.count = layer->recomputing ? NULL : a->pruning;
+    p.cum_logf = a->cum_logf, p.q = a->q, p.k = a->k, p.q_weight = paths[0].weight,
+    p.k_weight = paths[1].weight;
+    p.lse = a->lse;
+    p.log_tolerance = layer->config->log_pruning_tolerance;
+    p.scratch = layer->scratch;
+    return p;
+}
+
+static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    AttentionActs a = attention_acts(layer);
+    HeadShape shape = attention_shape_of(layer);
+    HeadPath paths[3];
+    attention_paths_of_pass(layer, &a, paths);
+    Pruning pruning = attention_pruning(layer, &a, paths);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj);
+    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    cudaStream_t stream = layer->stream;
+    bool gated = config_has_gate(layer->config), prunes = config_prunes(layer->config);
+    AttentionForward attention = {};
+    attention.o = a.o, attention.lse = a.lse, attention.q = a.q, attention.k = a.k, attention.v = a.v;
+    attention.cum_logf = gated ? a.cum_logf : NULL;
+    attention.bounds = prunes ? &pruning.bounds : NULL;
+    attention.scratch = layer->scratch;
+
+    linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
+    qkv_forward(paths, a.proj, a.angles, &shape, stream);
+    if (gated)
+        forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
+                            layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape, stream);
+    if (prunes) pruning_bounds(&pruning, &shape, stream);
+    if (layer->cudnn)
+        attention_cudnn_forward(&attention, &shape, stream);
+    else
+        attention_forward(&attention, &shape, stream);
+    bool gates_output = attention_has_output_gate(layer);
+    if (gates_output) output_gate_forward(a.y, a.o, &output_gate, &shape, stream);
+    linear_forward(out, gates_output ? a.y : a.o, residual, &o_proj, layer->matmul);
+}
+
+// din, the gradient of the mixer's input, holds those of y and o on the way.
+static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    AttentionActs a = attention_acts(layer);
+    HeadShape shape = attention_shape_of(layer);
+    HeadPath paths[3];
+    attention_paths_of_pass(layer, &a, paths);
+    Pruning pruning = attention_pruning(layer, &a, paths);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj);
+    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    cudaStream_t stream = layer->stream;
+    int64_t fgate = layer->table->proj.fgate;
+    bool gates_output = attention_has_output_gate(layer), gated = config_has_gate(layer->config);
+    bool gate_learns = gated && layer->config->fgate_type != GATE_FIXED,
+         prunes = config_prunes(layer->config);
+    output_gate.dgate = proj_column(a.dproj, layer->table->proj.ogate), output_gate.delta = a.delta;
+    AttentionBackward attention = {};
+    attention.dq = a.dq, attention.dk = a.dk, attention.dv = a.dv;
+    attention.dcum_logf = gate_learns ? a.dcum_logf : NULL;
+    attention.dout = din, attention.q = a.q, attention.k = a.k, attention.v = a.v, attention.o = a.o,
+    attention.lse = a.lse;
+    attention.delta = gates_output ? a.delta : NULL;
+    attention.cum_logf = gated ? a.cum_logf : NULL;
+    attention.bounds = prunes ? &pruning.bounds : NULL;
+    attention.deterministic = layer->deterministic;
+    attention.scratch = layer->scratch;
+
+    linear_backward_input(din, dout, &o_proj, layer->matmul);
+    if (gates_output) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, stream);
+    weight_gradient(layer->weight_stream, dout, gates_output ? a.y : a.o, &o_proj);
+    if (layer->recompute_qkv) qkv_forward(paths, a.proj, a.angles, &shape, stream);
+    if (prunes) pruning_backward_bounds(&pruning, &shape, stream);
+    if (layer->cudnn)
+        attention_cudnn_backward(&attention, &shape, stream);
+    else
+        attention_backward(&attention, &shape, stream);
+    if (gate_learns)
+        forget_gate_backward(proj_column(a.dproj, fgate), layer_param(layer, layer->grads, P_FGATE_BIAS),
+                             a.dcum_logf, proj_column(a.proj, fgate),
+                             layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape,
+                             stream);
+    qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape, stream);
+    linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
+    return {in_proj, a.dproj};
+}
+
+// The new tokens' rows of proj join that of each sequence's last token, which the shifts need.
+static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    AttentionStateActs a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    HeadShape shape = attention_shape_of(layer), rows = shape;
+    int64_t S = shape.row_stride, fgate = layer->table->proj.fgate,
+            heads = shape.B * (1 + shape.T) * shape.NH;
+    bool gated = config_has_gate(layer->config);
+    cudaStream_t stream = layer->stream;
+    AttentionState state = {a.k, a.v, gated ? a.cum_logf : NULL, a.proj, layer->lengths, layer->capacity};
+    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    OutputGate output_gate = attention_output_gate(layer, a.rstd, a.new_proj);
+    HeadPath paths[3];
+    attention_paths(layer, paths);
+    for (int p = 0; p < 3; p++)
+        paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
+    rows.B = 1, rows.T = shape.B * (1 + shape.T); // one sequence for the shifts: each row 0 is ignored
+
+    linear_forward(a.new_proj, in, NULL, &in_proj, layer->matmul);
+    CUDA_CHECK(cudaMemcpy2DAsync(a.proj + S, (size_t)((1 + shape.T) * S) * sizeof(bf16), a.new_proj,
+                                 (size_t)(shape.T * S) * sizeof(bf16), (size_t)(shape.T * S) * sizeof(bf16),
+                                 (size_t)shape.B, cudaMemcpyDeviceToDevice, stream));
+    if (layer->config->use_rope)
+        rope_angles_extend(a.angles, &state, layer->config->rope_base, &shape, stream);
+    qkv_forward(paths, a.proj, a.angles, &rows, stream);
+    attention_append(&state, paths[1].out, paths[2].out, layer_param(layer, layer->masters, P_FGATE_BIAS),
+                     proj_column(a.proj + S, fgate), &shape, stream);
+    attention_extend(a.o, paths[0].out, &state, &shape, stream);
+    output_gate_forward(a.y, a.o, &output_gate, &shape, stream);
+    linear_forward(out, a.y, residual, &o_proj, layer->matmul);
+    attention_keep_last(&state, &shape, stream);
+}
+
+// ----------------------------------------------------------------------------
+// mixers: what turns a normed residual stream `in` into out = residual + mixer(in). Another kind is a file in
+// llmc/mixers/ and a row here.
+
+typedef struct {
+    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
+    size_t (*scratch_bytes)(const Layer*);
+    void (*init)(const Layer*); // once after the allocation of activations
+    void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
+    DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
+    // B sequences by T tokens more, on their states: decoding is T = 1
+    void (*state)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, int64_t capacity);
+    void (*extend)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
+} Mixer;
+
+static const Mixer mixers[] = {
+    {attention_activations, attention_mixer_scratch_bytes, attention_init, attention_mixer_forward,
+     attention_mixer_backward, attention_state, attention_mixer_extend}, // MIXER_ATTENTION
+};
+static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
+
+// ----------------------------------------------------------------------------
+// the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
+
+// type, name, kept, elements of a layer
+#define MLP_ACTS(X)                                                                                          \
+    X(bf16, gate_up, qkv, BT * 2 * I)    /* [L,B,T,2I] */                                                    \
+    X(bf16, act, never, BT* I)           /* [B,T,I] */                                                       \
+    X(bf16, dgate_up, never, BT * 2 * I) /* [B,T,2I] */                                                      \
+    X(bf16, dact, never, BT* I)          /* [B,T,I] */
+
+typedef struct {
+    MLP_ACTS(ACTIVATION_FIELD)
+} MlpActs;
+
+static void mlp_activations(Activations* rows, const Config* config, int64_t BT, Recompute recompute) {
+    int64_t I = config_mlp_size(config);
+    KEPT_BY(recompute)
+    MLP_ACTS(ACTIVATION_ROW)
+}
+
+#undef MLP_ACTS
+
+static void mlp_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    MlpActs a;
+    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    activations_layer(layer->mlp, layer->l, &a, sizeof a);
+    linear_forward(a.gate_up, in, NULL, &gate_proj, layer->matmul);
+    swiglu_forward(a.act, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
+    linear_forward(out, a.act, residual, &down_proj, layer->matmul);
+}
+
+static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    MlpActs a;
+    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    activations_layer(layer->mlp, layer->l, &a, sizeof a);
+    linear_backward_input(a.dact, dout, &down_proj, layer->matmul);
+    swiglu_backward(a.dgate_up, a.act, a.dact, a.gate_up, down_proj.rows, down_proj.K, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.act, &down_proj);
+    linear_backward_input(din, a.dgate_up, &gate_proj, layer->matmul);
+    return {gate_proj, a.dgate_up};
+}
 
 // ----------------------------------------------------------------------------
 // the model
 
-// What the backward pass computes again rather than keep: nothing, q, k and v, or all of a block but its
-// input. What the backward kernels can make in passing (the normed inputs, what the output gate and SwiGLU
-// gave) is never kept.
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_CHEAP, RECOMPUTE_BLOCK } Recompute;
-
-// Every activation: type, name, the last Recompute that keeps it for all layers (KEEP_NONE: scratch that
-// layers share), number of elements of a layer.
-#define KEEP_NONE (-1)
 // clang-format off
-#define ACTIVATIONS(X) \
-    X(bf16, x, RECOMPUTE_BLOCK, BT * d)            /* [L,B,T,d] residual stream as it enters each block */ \
-    X(float, attn_rstd, RECOMPUTE_CHEAP, BT)       /* [L,B,T] */ \
-    X(bf16, attn_in, KEEP_NONE, BT * d)            /* [B,T,d] normed, what the fused projection reads */ \
-    X(bf16, proj, RECOMPUTE_CHEAP, BT * S)         /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, q, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] as attention reads them, like k and v */ \
-    X(bf16, k, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] */ \
-    X(bf16, v, RECOMPUTE_NONE, BT * d)             /* [L,B,T,d] */ \
-    X(float, q_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
-    X(float, k_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
-    X(double, c, RECOMPUTE_CHEAP, gated * BT * NH) /* [L,B,NH,T] running sum of log forget gates */ \
-    X(int, first_key_block, KEEP_NONE, blocks)     /* [B,NH,blocks] as in AttentionBounds */ \
-    X(int, last_query_block, KEEP_NONE, blocks)    /* [B,NH,blocks] */ \
-    X(int, head_order, KEEP_NONE, prunes * B * NH) /* [B NH] */ \
-    X(double, score_limits, RECOMPUTE_CHEAP, prunes * B * NH) /* [L,B NH] as in pruning_bounds */ \
-    X(float, lse, RECOMPUTE_CHEAP, BT * NH)        /* [L,B,NH,T] */ \
-    X(bf16, o, RECOMPUTE_CHEAP, BT * d)            /* [L,B,T,d] attention's output */ \
-    X(float, o_rstd, RECOMPUTE_CHEAP, BT * NH)     /* [L,B,T,NH] */ \
-    X(bf16, y, KEEP_NONE, BT * d)                  /* [B,T,d] after output norm and gate */ \
-    X(bf16, x_mid, RECOMPUTE_CHEAP, BT * d)        /* [L,B,T,d] residual stream between attention and MLP */ \
-    X(float, mlp_rstd, RECOMPUTE_CHEAP, BT)        /* [L,B,T] */ \
-    X(bf16, mlp_in, KEEP_NONE, BT * d)             /* [B,T,d] normed */ \
-    X(bf16, gu, RECOMPUTE_CHEAP, BT * 2 * I)       /* [L,B,T,2I] */ \
-    X(bf16, s, KEEP_NONE, BT * I)                  /* [B,T,I] */ \
-    X(bf16, x_last, KEEP_NONE, BT * d)             /* [B,T,d] residual stream after the last block */ \
-    X(float, rstd, KEEP_NONE, BT)                  /* [B,T] of the final norm */ \
-    X(bf16, head_in, KEEP_NONE, BT * d)            /* [B,T,d] normed, what the head reads */ \
-    X(float, losses, KEEP_NONE, BT)                /* [B,T] */ \
-    X(bf16, logits, KEEP_NONE, logit_rows * Vs)    /* [rows,Vs] of a chunk of rows, then their gradient */ \
-    X(bf16, dx, KEEP_NONE, BT * d)                 /* [B,T,d] gradient of the residual stream */ \
-    X(bf16, dbranch, KEEP_NONE, BT * d)            /* [B,T,d] of what a norm or attention's output gave */ \
-    X(float, delta, KEEP_NONE, BT * NH)            /* [B,NH,T] as in attention_backward */ \
-    X(bf16, dproj, KEEP_NONE, BT * S)              /* [B,T,S] */ \
-    X(bf16, dq, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
-    X(bf16, dk, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
-    X(bf16, dv, KEEP_NONE, BT * d)                 /* [B,T,d] */ \
-    X(float, dc, KEEP_NONE, gated * BT * NH)       /* [B,NH,T] */ \
-    X(bf16, dgu, KEEP_NONE, BT * 2 * I)            /* [B,T,2I] */ \
-    X(bf16, ds, KEEP_NONE, BT * I)                 /* [B,T,I] */ \
-    X(int32_t, inputs, KEEP_NONE, BT)              /* [B,T] */ \
-    X(int32_t, targets, KEEP_NONE, BT)             /* [B,T] */
+// type, name, kept, elements of a layer
+#define MODEL_ACTS(X) \
+    X(bf16, x, always, BT * d)                    /* [L,B,T,d] residual stream that enters each block */ \
+    X(float, mixer_rstd, qkv, BT)                 /* [L,B,T] */ \
+    X(bf16, mixer_in, never, BT * d)              /* [B,T,d] normed x */ \
+    X(bf16, x_mid, qkv, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(float, mlp_rstd, qkv, BT)                   /* [L,B,T] */ \
+    X(bf16, mlp_in, never, BT * d)                /* [B,T,d] normed x_mid */ \
+    X(bf16, x_last, never, BT * d)                /* [B,T,d] residual stream after the last block */ \
+    X(float, rstd, never, BT)                     /* [B,T] of the final norm */ \
+    X(bf16, lm_head_in, never, BT * d)            /* [B,T,d] normed x_last */ \
+    X(float, losses, never, BT)                   /* [B,T] */ \
+    X(bf16, logits, never, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient */ \
+    X(bf16, dx, never, BT * d)                    /* [B,T,d] gradient of the residual stream */ \
+    X(bf16, dbranch, never, BT * d)               /* [B,T,d] gradient of a norm's output */ \
+    X(int32_t, inputs, never, BT)                 /* [B,T] */ \
+    X(int32_t, targets, never, BT)                /* [B,T] */
 // clang-format on
 
-#define ACTIVATION_FIELD(type, name, keep, count) type* name;
 typedef struct {
-    ACTIVATIONS(ACTIVATION_FIELD)
-} Activations;
+    MODEL_ACTS(ACTIVATION_FIELD)
+} Acts;
 
-// How far a layer's part of each activation is from the last layer's: 0 where layers share it.
-#define ACTIVATION_STEP(type, name, keep, count) int64_t name;
+// The tables of a pass over [B, T] tokens.
 typedef struct {
-    ACTIVATIONS(ACTIVATION_STEP)
-} ActivationSteps;
+    int64_t B, T;
+    Activations model, mixer, mlp;
+} Pass;
 
 typedef struct {
     Config config;
     ParamTable table;
-    int64_t B, T, S, Vs; // shape and strides that the activations are for
-    float* params;       // [table.count] master weights, as grads and AdamW's two moments
-    bf16* weights;       // their copy that computes, at the same offsets
+    int64_t Vs;    // row stride of logits
+    float* params; // [table.count] master weights, as grads and AdamW's two moments
+    bf16* weights; // their bf16 copy that passes read, at the same offsets
     float* grads;
     float* m;
     float* v;
-    ParamChunk* chunks; // the update's work list
-    int64_t num_chunks;
-    double* chunk_squares; // [num_chunks] scratch
-    StepStats* stats;      // of the step under way
-    PruningCount* pruning; // [L] of the step under way
-    float* angles;         // [T, dh/2, 2] of RoPE
-    Activations acts;
-    ActivationSteps steps;
+    ParamChunks chunks;    // the update's work list
+    double* chunk_squares; // [chunks.count] scratch
+    StepStats* stats;      // of the step in progress
+    int64_t B, T;          // the shape of a training pass
+    Pass pass;
+    Acts acts; // of layer 0
     Recompute recompute;
     bool cudnn;         // attention by cuDNN's kernels
     bool deterministic; // the same bits in every run
-    void* scratch;      // of kernels, one at a time
-    float* partial;     // of norms' weight gradients
+    bool sequential;    // one kernel after another: one stream, no graph
+    void* scratch;      // of one kernel at a time
+    float* partial;     // of norm weight gradients
     Matmul matmul;
-    Matmul weight_matmul; // of weights' gradients
-    cudaStream_t stream, weight_stream;
-    cudaEvent_t weight_event;
-    bool warm;             // model_add_gradients has run: kernels are loaded, products chosen
-    cudaGraphExec_t graph; // what it queues from then on; NULL until it is captured,
-    float graph_dloss;     // with this dloss
+    WeightStream weight_stream;
+    cudaStream_t stream;
+    bool warm;             // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
+    cudaGraphExec_t graph; // of model_add_gradients with graph_dloss; NULL until it is captured
+    float graph_dloss;
 } Model;
 
-// Elements behind the last tensor: products read the head, and write its gradient, in whole tiles of rows.
+// Elements after the last tensor: GEMMs read lm_head, and write its gradient, in whole tiles of rows.
 static int64_t model_tail(const Config* c) {
     return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
 
-// Rows of logits that are held at once: the whole [B, T, V] of a large vocabulary would dwarf everything
-// else.
+// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large vocabulary.
 static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
     int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
-    return most < 128 ? (rows < 128 ? rows : 128) : rows < most ? rows : most;
+    return std::min(rows, std::max<int64_t>(most, 128));
+}
+
+static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T,
+                              Recompute recompute) {
+    int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
+    int64_t logit_rows = model_logit_rows(BT, Vs);
+    KEPT_BY(recompute)
+    MODEL_ACTS(ACTIVATION_ROW)
+}
+
+#undef MODEL_ACTS
+#undef KEPT_BY
+
+// What a pass over [B, T] tokens needs; nothing is allocated.
+static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T,
+                      Recompute recompute) {
+    Pass pass = {};
+    pass.B = B, pass.T = T;
+    model_activations(&pass.model, config, B, T, recompute);
+    mixers[config->mixer].activations(&pass.mixer, config, table, B, T, recompute);
+    mlp_activations(&pass.mlp, config, B * T, recompute);
+    return pass;
+}
+
+static void* device_bytes(size_t bytes) {
+    void* p;
+    CUDA_CHECK(cudaMalloc(&p, bytes ? bytes : 1));
+    return p;
+}
+
+static void* device_zeros(size_t bytes) {
+    void* p = device_bytes(bytes);
+    CUDA_CHECK(cudaMemset(p, 0, bytes));
+    return p;
+}
+
+static void device_free(void* p) { CUDA_CHECK(cudaFree(p)); }
+
+static void pass_allocate(Pass* pass, int64_t L, int64_t mixer_L, void* (*allocate)(size_t)) {
+    activations_allocate(&pass->model, L, allocate);
+    activations_allocate(&pass->mlp, L, allocate);
+    activations_allocate(&pass->mixer, mixer_L, allocate);
+}
+
+static void pass_free(Pass* pass) {
+    activations_free(&pass->model, device_free);
+    activations_free(&pass->mixer, device_free);
+    activations_free(&pass->mlp, device_free);
+}
+
+// The model's own tensors of layer l.
+static Acts pass_acts(const Pass* pass, int64_t l) {
+    Acts a;
+    activations_layer(&pass->model, l, &a, sizeof a);
+    return a;
+}
+
+static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
+    Layer layer = {};
+    layer.config = &model->config;
+    layer.table = &model->table;
+    layer.l = l, layer.B = pass->B, layer.T = pass->T;
+    layer.weights = model->weights;
+    layer.masters = model->params;
+    layer.grads = model->grads;
+    layer.mixer = &pass->mixer;
+    layer.mlp = &pass->mlp;
+    layer.scratch = model->scratch;
+    layer.partial = model->partial;
+    layer.matmul = (Matmul*)&model->matmul;
+    layer.weight_stream = (WeightStream*)&model->weight_stream;
+    layer.stream = model->stream;
+    layer.deterministic = model->deterministic;
+    layer.cudnn = model->cudnn;
+    layer.recompute_qkv = model->recompute == RECOMPUTE_QKV;
+    return layer;
 }
 
 static size_t model_scratch_bytes(const Model* model, int64_t B, int64_t T) {
-    const Config* c = &model->config;
-    int64_t NH = c->num_heads, dh = config_head_size(c);
-    const size_t each[] = {model->cudnn ? attention_cudnn_workspace(B, T, NH, dh, model->deterministic)
-                                        : attention_scratch_bytes(B, T, NH, dh),
-                           forget_gate_scratch_bytes(B, T, NH), pruning_scratch_bytes(B, T, NH),
-                           embedding_scratch_bytes(B * T, c->hidden_size)};
-    size_t most = 0;
-    for (size_t bytes : each)
-        if (bytes > most) most = bytes;
-    return most;
+    Pass pass = {};
+    pass.B = B, pass.T = T;
+    Layer layer = model_layer(model, &pass, 0);
+    return std::max(mixers[model->config.mixer].scratch_bytes(&layer),
+                    embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
 
-// Memory of everything but the activations, and of these.
+// Bytes of weights, gradients and AdamW's state.
 static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
     return (table->count + model_tail(c)) * (int64_t)(4 * sizeof(float) + sizeof(bf16));
 }
 
-// Allocates what forward and backward passes over [B, T] tokens need, or only sums it up.
-static int64_t model_plan_activations(Model* model, int64_t B, int64_t T, Recompute recompute,
-                                      bool allocate) {
-    const Config* c = &model->config;
-    int64_t BT = B * T, L = c->num_hidden_layers, d = c->hidden_size, NH = c->num_heads,
-            I = config_mlp_size(c);
-    int64_t S = matmul_padded(model->table.proj.rows), Vs = matmul_padded(c->vocab_size);
-    int64_t gated = config_has_gate(c), prunes = config_prunes(c),
-            blocks = prunes * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    int64_t logit_rows = model_logit_rows(BT, Vs), bytes = 0;
-#define ACTIVATION_PLAN(type, name, keep, count)                                                             \
-    {                                                                                                        \
-        bool kept = (int)recompute <= keep;                                                                  \
-        int64_t size = (count) * (int64_t)sizeof(type) * (kept ? L : 1);                                     \
-        bytes += (size + 511) / 512 * 512;                                                                   \
-        model->steps.name = kept ? (count) : 0;                                                              \
-        if (allocate) CUDA_CHECK(cudaMalloc((void**)&model->acts.name, (size_t)(size ? size : 1)));          \
-    }
-    ACTIVATIONS(ACTIVATION_PLAN)
-    return bytes + (int64_t)model_scratch_bytes(model, B, T) +
-           T * config_head_size(c) * (int64_t)sizeof(float);
+// Bytes of activations and scratch of passes over [B, T] tokens. Writes nothing, also not on the device.
+static int64_t model_activation_bytes(const Model* model, int64_t B, int64_t T, Recompute recompute) {
+    int64_t L = model->config.num_hidden_layers;
+    Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
+    return activations_bytes(&pass.model, L) + activations_bytes(&pass.mixer, L) +
+           activations_bytes(&pass.mlp, L) + (int64_t)model_scratch_bytes(model, B, T);
 }
 
-static float* device_floats(int64_t count) {
-    float* p;
-    CUDA_CHECK(cudaMalloc((void**)&p, (size_t)count * sizeof(float)));
-    CUDA_CHECK(cudaMemset(p, 0, (size_t)count * sizeof(float)));
-    return p;
-}
+const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
 
-// A model without any memory, which is enough to plan it. `cudnn`: attention by cuDNN's kernels. Without
-// `deterministic`, what is fastest may be chosen by time.
+// A model without memory, which is enough to plan it. `cudnn`: attention by cuDNN's kernels. Without `deterministic`, GEMM
+// algorithms may be chosen by timing.
 static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     Model model;
     memset(&model, 0, sizeof model);
     model.config = *config;
     model.table = params_build(config);
+    model.Vs = matmul_padded(config->vocab_size);
     model.cudnn = cudnn;
     model.deterministic = deterministic;
     return model;
 }
 
-const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of both streams' products
-
-// The products of a stream, with their workspace.
-static void products_init(Matmul* mm, bool deterministic) {
-    void* workspace;
-    CUDA_CHECK(cudaMalloc(&workspace, MATMUL_WORKSPACE));
-    matmul_init(mm, workspace, !deterministic);
-}
-static void products_free(Matmul* mm) {
-    cudaFree(mm->workspace);
-    matmul_free(mm);
-}
-
 // Allocates parameters for inference; with `train` also gradients and AdamW's moments.
 static void model_allocate_weights(Model* model, bool train) {
-    int64_t count = model->table.count + model_tail(&model->config);
-    model->params = device_floats(count);
-    CUDA_CHECK(cudaMalloc((void**)&model->weights, (size_t)count * sizeof(bf16)));
-    CUDA_CHECK(cudaMalloc((void**)&model->stats, sizeof(StepStats)));
+    size_t count = (size_t)(model->table.count + model_tail(&model->config));
+    model->params = (float*)device_zeros(count * sizeof(float));
+    model->weights = (bf16*)device_bytes(count * sizeof(bf16));
+    model->stats = (StepStats*)device_bytes(sizeof(StepStats));
     CUDA_CHECK(cudaStreamCreate(&model->stream));
-    products_init(&model->matmul, model->deterministic);
+    matmul_init(&model->matmul, !model->deterministic, model->stream);
     if (!train) return;
 
-    CUDA_CHECK(cudaStreamCreate(&model->weight_stream));
-    CUDA_CHECK(cudaEventCreateWithFlags(&model->weight_event, cudaEventDisableTiming));
-    products_init(&model->weight_matmul, model->deterministic);
-    model->grads = device_floats(count);
-    model->m = device_floats(count);
-    model->v = device_floats(count);
-    size_t pruning_bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
-    CUDA_CHECK(cudaMalloc((void**)&model->pruning, pruning_bytes));
-    CUDA_CHECK(cudaMemset(model->pruning, 0, pruning_bytes));
-    model->num_chunks = param_chunks(NULL, &model->table, 0, model->table.count);
-    size_t bytes = (size_t)model->num_chunks * sizeof(ParamChunk);
-    ParamChunk* chunks = (ParamChunk*)xcalloc(1, bytes);
-    param_chunks(chunks, &model->table, 0, model->table.count);
-    CUDA_CHECK(cudaMalloc((void**)&model->chunks, bytes));
-    CUDA_CHECK(cudaMalloc((void**)&model->chunk_squares, (size_t)model->num_chunks * sizeof(double)));
-    CUDA_CHECK(cudaMemcpy(model->chunks, chunks, bytes, cudaMemcpyHostToDevice));
-    free(chunks);
+    weight_stream_init(&model->weight_stream, model->deterministic, model->stream);
+    model->grads = (float*)device_zeros(count * sizeof(float));
+    model->m = (float*)device_zeros(count * sizeof(float));
+    model->v = (float*)device_zeros(count * sizeof(float));
+    model->chunks = param_chunks_upload(&model->table, 0, model->table.count);
+    model->chunk_squares = (double*)device_bytes((size_t)model->chunks.count * sizeof(double));
 }
 
 static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recompute recompute) {
-    int64_t dh = config_head_size(&model->config);
-    model->B = B;
-    model->T = T;
-    model->S = matmul_padded(model->table.proj.rows);
-    model->Vs = matmul_padded(model->config.vocab_size);
+    int64_t L = model->config.num_hidden_layers;
+    model->B = B, model->T = T;
     model->recompute = recompute;
-    model_plan_activations(model, B, T, recompute, true);
-    CUDA_CHECK(cudaMalloc(&model->scratch, model_scratch_bytes(model, B, T)));
-    CUDA_CHECK(cudaMalloc((void**)&model->partial, norm_partial_bytes()));
-    model->angles = device_floats(T * dh);
-    if (model->config.use_rope) rope_angles(model->angles, T, dh, model->config.rope_base, model->stream);
+    model->pass = pass_plan(&model->config, &model->table, B, T, recompute);
+    pass_allocate(&model->pass, L, L, device_bytes);
+    model->acts = pass_acts(&model->pass, 0);
+    model->scratch = device_bytes(model_scratch_bytes(model, B, T));
+    model->partial = (float*)device_bytes(norm_partial_bytes());
+    Layer layer = model_layer(model, &model->pass, 0);
+    mixers[model->config.mixer].init(&layer);
+}
+
+// With `on` model_add_gradients runs one kernel after another: on one stream, without a graph.
+static void model_set_sequential(Model* model, bool on) {
+    model->sequential = on;
+    model->weight_stream.matmul.stream = on ? model->stream : model->weight_stream.own;
 }
 
 static void model_free(Model* model) {
-#define ACTIVATION_FREE(type, name, keep, count) cudaFree(model->acts.name);
-    ACTIVATIONS(ACTIVATION_FREE)
-    void* const rest[] = {model->params,  model->weights, model->grads,         model->m,
-                          model->v,       model->chunks,  model->stats,         model->angles,
-                          model->scratch, model->partial, model->chunk_squares, model->pruning};
-    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) cudaFree(rest[i]);
-    if (model->graph) cudaGraphExecDestroy(model->graph);
-    products_free(&model->matmul);
-    cudaStreamDestroy(model->stream);
-    if (model->grads) {
-        products_free(&model->weight_matmul);
-        cudaStreamDestroy(model->weight_stream);
-        cudaEventDestroy(model->weight_event);
-    }
+    void* const buffers[] = {model->params,  model->weights,      model->grads,   model->m,
+                             model->v,       model->stats,        model->scratch, model->chunks.chunks,
+                             model->partial, model->chunk_squares};
+    pass_free(&model->pass);
+    for (void* buffer : buffers) device_free(buffer);
+    if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
+    matmul_free(&model->matmul);
+    if (model->grads) weight_stream_free(&model->weight_stream);
+    CUDA_CHECK(cudaStreamDestroy(model->stream));
     params_free(&model->table);
     memset(model, 0, sizeof *model);
 }
 
-// Master weights and moments from and to the host, in the table's layout.
+// Copies master weights and moments from the host, in the table's layout, and rounds the weights to bf16.
 static void model_upload(Model* model, const float* params, const float* m, const float* v) {
     size_t bytes = (size_t)model->table.count * sizeof(float);
     CUDA_CHECK(cudaMemcpy(model->params, params, bytes, cudaMemcpyHostToDevice));
@@ -291,327 +623,148 @@ static void download(float* host, const float* device, int64_t count) {
     CUDA_CHECK(cudaMemcpy(host, device, (size_t)count * sizeof(float), cudaMemcpyDeviceToHost));
 }
 
-// A parameter of layer l in a buffer of the table's layout; NULL where the model has none.
-template <class T> static inline T* param_at(const Model* model, T* buffer, ParamKind kind, int64_t l) {
-    const Param* p = params_find(&model->table, kind, l);
-    return p ? buffer + p->offset : NULL;
+// A tensor outside the layers, in a buffer of the table's layout.
+template <class T> static inline T* model_param(const Model* model, T* buffer, ParamKind kind) {
+    return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// Column `column` of a tensor with rows of proj's width, NULL where the model does not have it (-1).
-static inline bf16* proj_column(bf16* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
-
-// Is there anything between attention and the output projection?
-static inline bool model_gates_output(const Config* c) { return c->use_output_norm || c->use_output_gate; }
-
-// The activations of layer l.
-#define ACTIVATION_AT(type, name, keep, count) a.name = model->acts.name + l * model->steps.name;
-static Activations model_layer(const Model* model, int64_t l) {
-    Activations a;
-    ACTIVATIONS(ACTIVATION_AT)
-    if (!model_gates_output(&model->config)) a.y = a.o;
-    return a;
-}
-
-// How q, k and v of layer l get from proj to attention.
-static void model_head_paths(const Model* model, int64_t l, HeadPath paths[3]) {
-    const ProjLayout* proj = &model->table.proj;
-    Activations a = model_layer(model, l);
-    memset(paths, 0, 3 * sizeof paths[0]);
-    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = proj->q, k->column = proj->k, v->column = proj->v;
-    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
-    q->weight = param_at(model, model->weights, P_Q_NORM, l),
-    q->dweight = param_at(model, model->grads, P_Q_NORM, l);
-    k->weight = param_at(model, model->weights, P_K_NORM, l),
-    k->dweight = param_at(model, model->grads, P_K_NORM, l);
-    q->rope = k->rope = model->config.use_rope;
-    q->out = a.q, k->out = a.k, v->out = a.v;
-    q->rstd = a.q_rstd, k->rstd = a.k_rstd;
-    q->dout = a.dq, k->dout = a.dk, v->dout = a.dv;
-}
-
-// ----------------------------------------------------------------------------
-// phases: how long each part of a step takes, for --bench. Off, it costs a comparison.
-
-enum Phase {
-    PHASE_EMBEDDING,
-    PHASE_NORM,
-    PHASE_MATMUL,
-    PHASE_QKV,
-    PHASE_ATTENTION,
-    PHASE_OUTPUT_GATE,
-    PHASE_SWIGLU,
-    PHASE_HEAD,
-    PHASE_UPDATE,
-    NUM_PHASES
-};
-static const char* const phase_names[NUM_PHASES] = {"embedding",       "RMSNorm",
-                                                    "matrix products", "shift, QK norm, RoPE, gate",
-                                                    "attention",       "output norm and gate",
-                                                    "SwiGLU",          "head and loss",
-                                                    "norm and AdamW"};
-
-enum { PHASE_MAX_MARKS = 16384 };
-static struct {
-    bool on, backward;
-    int count;
-    cudaEvent_t event[PHASE_MAX_MARKS];
-    int phase[PHASE_MAX_MARKS]; // what ended there: a Phase, + NUM_PHASES in the backward pass; -1 starts
-} phases;
-
-// Marks the end of `phase` on the stream.
-static void phase_end(const Model* model, int phase) {
-    if (!phases.on || phases.count == PHASE_MAX_MARKS) return;
-    int i = phases.count++;
-    if (!phases.event[i]) CUDA_CHECK(cudaEventCreate(&phases.event[i]));
-    CUDA_CHECK(cudaEventRecord(phases.event[i], model->stream));
-    phases.phase[i] = phase < 0 ? -1 : phase + (phases.backward ? NUM_PHASES : 0);
+// The counts of attention blocks by layer, [L] on the device, of the step in progress.
+static PruningCount* model_pruning(const Model* model) {
+    Layer layer = model_layer(model, &model->pass, 0);
+    return attention_acts(&layer).pruning;
 }
 
 // ----------------------------------------------------------------------------
 // forward
 
-// One block: acts.x of layer l -> that of the next one, keeping what the backward pass needs. When that pass
-// does it `again`, nothing is counted.
-static void block_forward(Model* model, int64_t l, bool again) {
-    const Config* config = &model->config;
-    const ProjLayout* layout = &model->table.proj;
-    int64_t B = model->B, T = model->T, BT = B * T, L = config->num_hidden_layers, d = config->hidden_size;
-    int64_t NH = config->num_heads, dh = d / NH, I = config_mlp_size(config), R = layout->rows, S = model->S;
-    int64_t weight_step = config->qk_norm_share ? 0 : dh;
-    cudaStream_t stream = model->stream;
-    Matmul* mm = &model->matmul;
-    const bf16* w = model->weights;
-    Activations a = model_layer(model, l);
-    bf16* x_next = l + 1 < L ? a.x + BT * d : a.x_last;
-    double* c = config_has_gate(config) ? a.c : NULL;
-    AttentionBounds bounds = {a.first_key_block, a.last_query_block, a.head_order};
-    bool prunes = config_prunes(config);
-    HeadPath paths[3];
-    model_head_paths(model, l, paths);
+// One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer. `recomputing`: the
+// backward pass repeats it.
+static void block_forward(Model* model, int64_t l, bool recomputing) {
+    const Pass* pass = &model->pass;
+    Layer layer = model_layer(model, pass, l);
+    Acts a = pass_acts(pass, l);
+    bf16* x_next = l + 1 < model->config.num_hidden_layers ? pass_acts(pass, l + 1).x : a.x_last;
+    bool has_mlp = layer_param(&layer, layer.weights, P_GATE_PROJ) != NULL;
+    Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
+    layer.recomputing = recomputing;
 
-    rmsnorm_forward(a.attn_in, a.attn_rstd, NULL, a.x, NULL, param_at(model, w, P_ATTN_NORM, l), BT, d,
-                    config->norm_eps, stream);
-    phase_end(model, PHASE_NORM);
-    // S rows of weights, R of them the projection's: the others belong to the tensors behind it. What they
-    // give lands in padding columns, which nobody reads, and whose gradient is zero.
-    linear_forward<bf16>(mm, a.proj, a.attn_in, param_at(model, w, P_Q_PROJ, l), NULL, BT, S, d, S, d,
-                         stream);
-    phase_end(model, PHASE_MATMUL);
-    qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
-    if (c)
-        forget_gate_forward(c, proj_column(a.proj, layout->fgate),
-                            param_at(model, model->params, P_FGATE_BIAS, l), model->scratch, B, T, NH, S,
-                            stream);
-    if (prunes)
-        pruning_bounds(&bounds, a.score_limits, again ? NULL : model->pruning + l, c, a.q, a.k,
-                       paths[0].weight, paths[1].weight, weight_step, config->log_pruning_tolerance,
-                       model->scratch, B, T, NH, dh, stream);
-    phase_end(model, PHASE_QKV);
-    if (model->cudnn)
-        attention_cudnn_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, B, T, NH, dh, stream);
-    else
-        attention_forward(a.o, a.lse, model->scratch, a.q, a.k, a.v, c, prunes ? &bounds : NULL, B, T, NH, dh,
-                          stream);
-    phase_end(model, PHASE_ATTENTION);
-    if (model_gates_output(config))
-        output_gate_forward(a.y, a.o_rstd, a.o, param_at(model, w, P_OUTPUT_NORM, l),
-                            proj_column(a.proj, layout->ogate), B, T, NH, dh, S, config->norm_eps, stream);
-    phase_end(model, PHASE_OUTPUT_GATE);
-    linear_forward<bf16>(mm, a.x_mid, a.y, param_at(model, w, P_O_PROJ, l), a.x, BT, d, d, d, d, stream);
-    phase_end(model, PHASE_MATMUL);
+    rmsnorm_forward(a.mixer_in, a.x, &norm, model->stream);
+    mixers[model->config.mixer].forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    if (!has_mlp) return;
+    norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
+    rmsnorm_forward(a.mlp_in, a.x_mid, &norm, model->stream);
+    mlp_forward(&layer, x_next, a.mlp_in, a.x_mid);
+}
 
-    rmsnorm_forward(a.mlp_in, a.mlp_rstd, NULL, a.x_mid, NULL, param_at(model, w, P_MLP_NORM, l), BT, d,
-                    config->norm_eps, stream);
-    phase_end(model, PHASE_NORM);
-    linear_forward<bf16>(mm, a.gu, a.mlp_in, param_at(model, w, P_GATE_PROJ, l), NULL, BT, 2 * I, d, 2 * I, d,
-                         stream);
-    phase_end(model, PHASE_MATMUL);
-    swiglu_forward(a.s, a.gu, BT, I, stream);
-    phase_end(model, PHASE_SWIGLU);
-    linear_forward<bf16>(mm, x_next, a.s, param_at(model, w, P_DOWN_PROJ, l), a.x_mid, BT, d, I, d, I,
-                         stream);
-    phase_end(model, PHASE_MATMUL);
+// The final norm, over acts.x_last.
+static Norm model_final_norm(const Model* model, const Pass* pass) {
+    Layer layer = model_layer(model, pass, 0);
+    return layer_norm(&layer, P_NORM, pass_acts(pass, 0).rstd);
 }
 
 // Before the first pass of an optimizer step: nothing is counted yet.
 static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
-    CUDA_CHECK(cudaMemsetAsync(model->pruning, 0, bytes, model->stream));
+    CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
 }
 
-// acts.inputs [B,T] -> acts.head_in [B,T,d]
+// acts.inputs [B,T] -> acts.lm_head_in [B,T,d]
 static void model_forward(Model* model) {
-    const Config* config = &model->config;
-    Activations* a = &model->acts;
-    int64_t BT = model->B * model->T, d = config->hidden_size;
-    phases.backward = false;
-    phase_end(model, -1);
-    embedding_forward(a->x, param_at(model, model->weights, P_EMBEDDINGS, 0), a->inputs, BT, d,
+    const Acts* a = &model->acts;
+    Norm norm = model_final_norm(model, &model->pass);
+    embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), norm.rows, norm.d,
                       model->stream);
-    phase_end(model, PHASE_EMBEDDING);
-    for (int64_t l = 0; l < config->num_hidden_layers; l++) block_forward(model, l, false);
-    rmsnorm_forward(a->head_in, a->rstd, NULL, a->x_last, NULL, param_at(model, model->weights, P_NORM, 0),
-                    BT, d, config->norm_eps, model->stream);
-    phase_end(model, PHASE_NORM);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) block_forward(model, l, false);
+    rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
 }
 
-// Head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds their
-// sum to the step's. With `train` also acts.dbranch, the gradient of head_in, and the head's; dloss is the
-// weight of a token's loss. all_logits, on the host, takes [B,T,V] logits; NULL for none.
+// The vocabulary projection of some rows.
+static Linear model_lm_head(const Model* model, int64_t rows) {
+    int64_t d = model->config.hidden_size, Vs = model->Vs;
+    return {model_param(model, model->weights, P_LM_HEAD),
+            model_param(model, model->grads, P_LM_HEAD),
+            rows,
+            Vs,
+            d,
+            Vs,
+            d};
+}
+
+// Copies `rows` of logits [rows,Vs] to the host, without their padding.
+static void download_logits(const Model* model, float* host, const bf16* logits, int64_t rows) {
+    int64_t V = model->config.vocab_size, Vs = model->Vs;
+    bf16* copy = (bf16*)xcalloc((size_t)(rows * Vs), sizeof(bf16));
+    CUDA_CHECK(cudaMemcpyAsync(copy, logits, (size_t)(rows * Vs) * sizeof(bf16), cudaMemcpyDeviceToHost,
+                               model->stream));
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    for (int64_t i = 0; i < rows * V; i++) host[i] = __bfloat162float(copy[i / V * Vs + i % V]);
+    free(copy);
+}
+
+// lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds their sum to the
+// step's. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to lm_head's; dloss is the weight of a
+// token's loss. all_logits, on the host, gets [B,T,V] logits unless it is NULL.
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
-    Activations* a = &model->acts;
-    int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size,
-            Vs = model->Vs;
-    int64_t chunk = model_logit_rows(BT, Vs);
-    const bf16* head = param_at(model, model->weights, P_LM_HEAD, 0);
+    const Acts* a = &model->acts;
+    int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
+    int64_t chunk = model_logit_rows(BT, model->Vs);
+    Range range("lm_head and loss", RANGE_FORWARD, model->stream);
     for (int64_t t = 0; t < BT; t += chunk) {
-        int64_t rows = BT - t < chunk ? BT - t : chunk;
-        linear_forward<bf16>(&model->matmul, a->logits, a->head_in + t * d, head, NULL, rows, Vs, d, Vs, d,
-                             model->stream);
-        if (all_logits) {
-            bf16* host = (bf16*)xcalloc((size_t)(rows * Vs), sizeof(bf16));
-            CUDA_CHECK(cudaMemcpyAsync(host, a->logits, (size_t)(rows * Vs) * sizeof(bf16),
-                                       cudaMemcpyDeviceToHost, model->stream));
-            CUDA_CHECK(cudaStreamSynchronize(model->stream));
-            for (int64_t i = 0; i < rows * V; i++)
-                all_logits[t * V + i] = __bfloat162float(host[i / V * Vs + i % V]);
-            free(host);
-        }
-        classifier(a->losses + t, a->logits, a->targets + t, rows, V, Vs, dloss, train, model->stream);
+        Linear lm_head = model_lm_head(model, std::min(chunk, BT - t));
+        LogitShape shape = {lm_head.rows, V, model->Vs};
+        linear_forward(a->logits, a->lm_head_in + t * d, NULL, &lm_head, &model->matmul);
+        if (all_logits) download_logits(model, all_logits + t * V, a->logits, lm_head.rows);
+        classifier(a->losses + t, a->logits, a->targets + t, &shape, dloss, train, model->stream);
         if (train)
-            linear_backward(&model->matmul, a->dbranch + t * d, param_at(model, model->grads, P_LM_HEAD, 0),
-                            a->logits, a->head_in + t * d, head, rows, Vs, d, Vs, d, model->stream);
+            linear_backward(a->dbranch + t * d, a->logits, a->lm_head_in + t * d, &lm_head, &model->matmul);
     }
     loss_add(model->stats, a->losses, BT, model->stream);
-    phase_end(model, PHASE_HEAD);
 }
 
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 //
-// What a linear layer read is made again by the backward kernel of whatever made it (s by SwiGLU's, y by the
-// output gate's, attn_in and mlp_in by the norms'), so that its weight's gradient comes after that kernel.
-//
-// The gradients of the blocks' matrices are products on a stream of their own: they take the multiprocessors
-// that the ends of other kernels leave idle. To tell phases apart they are queued with the rest.
+// The backward kernel of whatever computed the input of a linear layer recomputes that input (act by SwiGLU's, y by the
+// output gate's, mixer_in and mlp_in by the norms'), so the weight gradient comes after that kernel.
 
-// linear_backward_weight behind what is queued now. Until weight_gradients_wait the main stream overwrites
-// neither dout nor x, and adds to none of dw's N rows; of the fused projection, S rows reach into the tensors
-// behind it.
-static void weight_gradient(Model* model, float* dw, const bf16* dout, const bf16* x, int64_t M, int64_t N,
-                            int64_t K, int64_t out_stride, int64_t x_stride) {
-    cudaStream_t stream = phases.on ? model->stream : model->weight_stream;
-    CUDA_CHECK(cudaEventRecord(model->weight_event, model->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(stream, model->weight_event, 0));
-    linear_backward_weight(&model->weight_matmul, dw, dout, x, M, N, K, out_stride, x_stride, stream);
-}
-
-// What the main stream gets from now on waits for the weights' gradients that are under way.
-static void weight_gradients_wait(Model* model) {
-    CUDA_CHECK(cudaEventRecord(model->weight_event, model->weight_stream));
-    CUDA_CHECK(cudaStreamWaitEvent(model->stream, model->weight_event, 0));
-}
-
+// One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
-    const Config* config = &model->config;
-    const ProjLayout* layout = &model->table.proj;
-    int64_t B = model->B, T = model->T, BT = B * T, d = config->hidden_size;
-    int64_t NH = config->num_heads, dh = d / NH, I = config_mlp_size(config), R = layout->rows, S = model->S;
-    int64_t weight_step = config->qk_norm_share ? 0 : dh;
-    cudaStream_t stream = model->stream;
-    Matmul* mm = &model->matmul;
-    const bf16* w = model->weights;
-    float *g = model->grads, *partial = model->partial;
-    Activations a = model_layer(model, l);
-    double* c = config_has_gate(config) ? a.c : NULL;
-    AttentionBounds bounds = {a.first_key_block, a.last_query_block, a.head_order};
-    bool prunes = config_prunes(config), gate_learns = c && config->fgate_type != GATE_FIXED;
-    HeadPath paths[3];
-    model_head_paths(model, l, paths);
-
-    if (model->recompute == RECOMPUTE_BLOCK) {
-        phases.backward = false; // counts as forward work
-        block_forward(model, l, true);
-        phases.backward = true;
+    Layer layer = model_layer(model, &model->pass, l);
+    Acts a = pass_acts(&model->pass, l);
+    WeightStream* weights = &model->weight_stream;
+    if (model->recompute == RECOMPUTE_BLOCK) block_forward(model, l, true);
+    if (layer_param(&layer, layer.weights, P_GATE_PROJ)) {
+        Norm norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
+        DeferredWeight gate_proj = mlp_backward(&layer, a.dbranch, a.dx);
+        weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
+        rmsnorm_backward(a.dx, a.mlp_in, a.dbranch, a.x_mid, true, &norm, model->partial, model->stream);
+        weight_gradient(weights, gate_proj.dout, a.mlp_in, &gate_proj.linear);
     }
-    linear_backward_input(mm, a.ds, a.dx, param_at(model, w, P_DOWN_PROJ, l), BT, d, I, d, I, stream);
-    phase_end(model, PHASE_MATMUL);
-    swiglu_backward(a.dgu, a.s, a.ds, a.gu, BT, I, stream);
-    phase_end(model, PHASE_SWIGLU);
-    weight_gradient(model, param_at(model, g, P_DOWN_PROJ, l), a.dx, a.s, BT, d, I, d, I);
-    linear_backward_input(mm, a.dbranch, a.dgu, param_at(model, w, P_GATE_PROJ, l), BT, 2 * I, d, 2 * I, d,
-                          stream);
-    phase_end(model, PHASE_MATMUL);
-    weight_gradients_wait(model); // down_proj's reads dx, which is overwritten now
-    rmsnorm_backward(a.dx, param_at(model, g, P_MLP_NORM, l), a.mlp_in, a.dx, a.dbranch, a.x_mid,
-                     param_at(model, w, P_MLP_NORM, l), a.mlp_rstd, partial, BT, d, stream);
-    phase_end(model, PHASE_NORM);
-    weight_gradient(model, param_at(model, g, P_GATE_PROJ, l), a.dgu, a.mlp_in, BT, 2 * I, d, 2 * I, d);
-
-    linear_backward_input(mm, a.dbranch, a.dx, param_at(model, w, P_O_PROJ, l), BT, d, d, d, d, stream);
-    phase_end(model, PHASE_MATMUL);
-    if (model_gates_output(config)) // dbranch becomes the gradient of o
-        output_gate_backward(a.dbranch, param_at(model, g, P_OUTPUT_NORM, l),
-                             proj_column(a.dproj, layout->ogate), a.delta, a.y, a.dbranch, a.o,
-                             param_at(model, w, P_OUTPUT_NORM, l), a.o_rstd,
-                             proj_column(a.proj, layout->ogate), partial, B, T, NH, dh, S, stream);
-    phase_end(model, PHASE_OUTPUT_GATE);
-    weight_gradient(model, param_at(model, g, P_O_PROJ, l), a.dx, a.y, BT, d, d, d, d);
-    phase_end(model, PHASE_MATMUL);
-    if (model->recompute == RECOMPUTE_CHEAP)
-        qkv_forward(paths, a.proj, model->angles, B, T, NH, dh, R, S, weight_step, stream);
-    if (prunes)
-        pruning_backward_bounds(&bounds, model->pruning + l, c, a.lse, a.score_limits,
-                                config->log_pruning_tolerance, model->scratch, B, T, NH, stream);
-    phase_end(model, PHASE_QKV);
-    if (model->cudnn)
-        attention_cudnn_backward(a.dq, a.dk, a.dv, model->scratch, a.dbranch, a.q, a.k, a.v, a.o, a.lse,
-                                 model->deterministic, B, T, NH, dh, stream);
-    else
-        attention_backward(a.dq, a.dk, a.dv, gate_learns ? a.dc : NULL, model->scratch, a.dbranch, a.q, a.k,
-                           a.v, a.o, a.lse, model_gates_output(config) ? a.delta : NULL, c,
-                           prunes ? &bounds : NULL, model->deterministic, B, T, NH, dh, stream);
-    phase_end(model, PHASE_ATTENTION);
-    if (gate_learns)
-        forget_gate_backward(proj_column(a.dproj, layout->fgate), param_at(model, g, P_FGATE_BIAS, l), a.dc,
-                             proj_column(a.proj, layout->fgate),
-                             param_at(model, model->params, P_FGATE_BIAS, l), model->scratch, B, T, NH, S,
-                             stream);
-    qkv_backward(paths, a.dproj, a.proj, model->angles, partial, B, T, NH, dh, R, S, weight_step, stream);
-    phase_end(model, PHASE_QKV);
-    linear_backward_input(mm, a.dbranch, a.dproj, param_at(model, w, P_Q_PROJ, l), BT, S, d, S, d, stream);
-    phase_end(model, PHASE_MATMUL);
-    weight_gradients_wait(model); // o_proj's reads dx, which is overwritten now
-    rmsnorm_backward(a.dx, param_at(model, g, P_ATTN_NORM, l), a.attn_in, a.dx, a.dbranch, a.x,
-                     param_at(model, w, P_ATTN_NORM, l), a.attn_rstd, partial, BT, d, stream);
-    phase_end(model, PHASE_NORM);
-    weight_gradient(model, param_at(model, g, P_Q_PROJ, l), a.dproj, a.attn_in, BT, S, d, S, d);
-    if (model->recompute == RECOMPUTE_BLOCK) weight_gradients_wait(model); // the block before is made again
-    phase_end(model, PHASE_MATMUL);
+    Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
+    DeferredWeight in_proj = mixers[model->config.mixer].backward(&layer, a.dbranch, a.dx);
+    weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
+    rmsnorm_backward(a.dx, a.mixer_in, a.dbranch, a.x, true, &norm, model->partial, model->stream);
+    weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
+    if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
 static void model_backward(Model* model) {
-    Activations* a = &model->acts;
-    int64_t BT = model->B * model->T, d = model->config.hidden_size;
-    phases.backward = true;
-    rmsnorm_backward(a->dx, param_at(model, model->grads, P_NORM, 0), NULL, NULL, a->dbranch, a->x_last,
-                     param_at(model, model->weights, P_NORM, 0), a->rstd, model->partial, BT, d,
-                     model->stream);
-    phase_end(model, PHASE_NORM);
+    const Acts* a = &model->acts;
+    Norm norm = model_final_norm(model, &model->pass);
+    rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, model->partial, model->stream);
     for (int64_t l = model->config.num_hidden_layers - 1; l >= 0; l--) block_backward(model, l);
-    embedding_backward(param_at(model, model->grads, P_EMBEDDINGS, 0), a->dx, a->inputs, model->scratch, BT,
-                       d, model->config.vocab_size, model->stream);
-    phase_end(model, PHASE_EMBEDDING);
-    weight_gradients_wait(model);
+    embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, a->inputs, model->scratch,
+                       norm.rows, norm.d, model->config.vocab_size, model->stream);
+    weight_stream_join(&model->weight_stream);
 }
 
-// Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss
-// and backward. From the second call on it is one graph, in which kernels follow one another sooner than on a
-// stream; another dloss makes another graph.
+// Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss and backward.
+// From the second call on it is one CUDA graph, whose kernels follow one another with less delay than on a stream; another
+// dloss captures another graph.
 static void model_add_gradients(Model* model, float dloss) {
-    bool graph = model->warm && !phases.on, capture = graph && (!model->graph || model->graph_dloss != dloss);
+    bool graph = model->warm && !model->sequential;
+    bool capture = graph && (!model->graph || model->graph_dloss != dloss);
     if (capture) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
     if (capture || !graph) {
         model_forward(model);
@@ -633,17 +786,15 @@ static void model_add_gradients(Model* model, float dloss) {
 // ----------------------------------------------------------------------------
 // update: norm, clipping and AdamW without the host; zeroes the gradients
 
-static void model_update(Model* model, const Options* o, double lr, int64_t step) {
-    global_norm(model->stats, model->chunk_squares, model->grads, model->chunks, model->num_chunks,
-                model->stream);
-    global_norm_finish(model->stats, o->grad_clip, model->stream);
-    adamw_update(model->weights, model->params, model->grads, model->m, model->v, model->chunks,
-                 model->num_chunks, model->stats, lr, step, true, o, model->stream);
-    phase_end(model, PHASE_UPDATE);
+static void model_update(Model* model, const AdamWParams* params, double grad_clip) {
+    Range range("norm and AdamW", RANGE_BACKWARD, model->stream);
+    AdamWTensors tensors = {model->weights, model->params, model->grads, model->m, model->v};
+    global_norm(model->stats, model->chunk_squares, model->grads, &model->chunks, model->stream);
+    global_norm_finish(model->stats, grad_clip, model->stream);
+    adamw_update(&tensors, &model->chunks, model->stats, params, model->stream);
 }
 
-// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
-// none.
+// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is none.
 static const char* model_first_not_finite(const Model* model, const float* device) {
     float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
     const char* name = NULL;
@@ -658,352 +809,221 @@ static const char* model_first_not_finite(const Model* model, const float* devic
 }
 
 // ----------------------------------------------------------------------------
-// generation: one token at a time, with keys, values and gate sums of the past kept
+// extension: sequences by some tokens more, on their states; decoding is one token
+
+// n sequences of up to `capacity` tokens, extended by t tokens at a time.
+typedef struct {
+    int64_t capacity;
+    int64_t* lengths;        // [n] tokens held
+    int64_t* device_lengths; // the same
+    Pass pass;               // B = n, T = t; scratch but for the mixer's states
+    bf16* logits;            // [n, Vs] of the last tokens
+} States;
+
+static States states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
+    const Config* config = &model->config;
+    States s = {};
+    s.capacity = capacity;
+    s.lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
+    s.device_lengths = (int64_t*)device_zeros((size_t)n * sizeof(int64_t));
+    s.logits = (bf16*)device_bytes((size_t)(n * model->Vs) * sizeof(bf16));
+    s.pass.B = n, s.pass.T = t;
+    model_activations(&s.pass.model, config, n, t, RECOMPUTE_BLOCK);
+    mlp_activations(&s.pass.mlp, config, n * t, RECOMPUTE_BLOCK);
+    mixers[config->mixer].state(&s.pass.mixer, config, &model->table, n, t, capacity);
+    pass_allocate(&s.pass, 1, config->num_hidden_layers, device_zeros);
+    return s;
+}
+
+static void states_free(States* s) {
+    pass_free(&s->pass);
+    device_free(s->device_lengths);
+    device_free(s->logits);
+    free(s->lengths);
+}
+
+// Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what model_forward
+// computes for the same tokens, but for rounding. A full state is an error.
+static void model_extend(Model* model, States* s, const int32_t* tokens) {
+    int64_t n = s->pass.B, T = s->pass.T, d = model->config.hidden_size;
+    cudaStream_t stream = model->stream;
+    Acts a = pass_acts(&s->pass, 0);
+    Norm final_norm = model_final_norm(model, &s->pass);
+    Linear lm_head = model_lm_head(model, n);
+    for (int64_t b = 0; b < n; b++)
+        if (s->lengths[b] + T > s->capacity) die("a state of %lld tokens is full", (long long)s->capacity);
+    CUDA_CHECK(cudaMemcpyAsync(s->device_lengths, s->lengths, (size_t)n * sizeof(int64_t),
+                               cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(a.inputs, tokens, (size_t)(n * T) * sizeof(int32_t), cudaMemcpyHostToDevice, stream));
+
+    embedding_forward(a.x, a.inputs, model_param(model, model->weights, P_EMBEDDINGS), n * T, d, stream);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = model_layer(model, &s->pass, l);
+        Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
+        layer.lengths = s->device_lengths, layer.capacity = s->capacity;
+        rmsnorm_forward(a.mixer_in, a.x, &norm, stream);
+        mixers[model->config.mixer].extend(&layer, a.x, a.mixer_in, a.x);
+        if (!layer_param(&layer, layer.weights, P_GATE_PROJ)) continue;
+        norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
+        rmsnorm_forward(a.mlp_in, a.x, &norm, stream);
+        mlp_forward(&layer, a.x, a.mlp_in, a.x);
+    }
+    for (int64_t b = 0; b < n; b++) s->lengths[b] += T;
+    CUDA_CHECK(cudaMemcpy2DAsync(a.x_last, (size_t)d * sizeof(bf16), a.x + (T - 1) * d,
+                                 (size_t)(T * d) * sizeof(bf16), (size_t)d * sizeof(bf16), (size_t)n,
+                                 cudaMemcpyDeviceToDevice, stream));
+    final_norm.rows = n;
+    rmsnorm_forward(a.lm_head_in, a.x_last, &final_norm, stream);
+    linear_forward(s->logits, a.lm_head_in, NULL, &lm_head, &model->matmul);
+}
+
+#ifndef TESTING
+// ----------------------------------------------------------------------------
+// batches: two pinned buffers, so that the host fills one while the other is copied to the device
 
 typedef struct {
-    int64_t length, capacity; // tokens held, and room for
-    bf16 *k, *v;              // [L, capacity, d] as attention reads them
-    double* c;                // [L, capacity, NH]; entries never change, as only differences of c matter
-    bf16* proj;               // [L, 2, S] the last token's row of proj, for the shifts, and the new one's
-    float* angles;            // [capacity, dh/2, 2] of RoPE
-    bf16* row;                // scratch of one token
-    float* rstd;              // that nobody reads
-    int32_t* token;
-} Cache;
+    int32_t *inputs[2], *targets[2]; // [B,T]
+    cudaEvent_t copied[2];
+    int next;
+} DataPrefetcher;
 
-static bf16* device_bf16s(int64_t count) {
-    bf16* p;
-    CUDA_CHECK(cudaMalloc((void**)&p, (size_t)count * sizeof(bf16)));
-    CUDA_CHECK(cudaMemset(p, 0, (size_t)count * sizeof(bf16)));
+static DataPrefetcher prefetcher_new(const Model* model) {
+    DataPrefetcher p;
+    size_t bytes = (size_t)(model->B * model->T) * sizeof(int32_t);
+    p.next = 0;
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost((void**)&p.inputs[i], bytes));
+        CUDA_CHECK(cudaMallocHost((void**)&p.targets[i], bytes));
+        CUDA_CHECK(cudaEventCreateWithFlags(&p.copied[i], cudaEventDisableTiming));
+    }
     return p;
 }
 
-static Cache cache_new(const Model* model, int64_t capacity) {
-    const Config* config = &model->config;
-    int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads;
-    int64_t I = config_mlp_size(config), Vs = matmul_padded(config->vocab_size);
-    Cache cache;
-    memset(&cache, 0, sizeof cache);
-    cache.capacity = capacity;
-    cache.k = device_bf16s(L * capacity * d);
-    cache.v = device_bf16s(L * capacity * d);
-    CUDA_CHECK(cudaMalloc((void**)&cache.c, (size_t)(L * capacity * NH) * sizeof(double)));
-    cache.proj = device_bf16s(L * 2 * matmul_padded(model->table.proj.rows));
-    cache.angles = device_floats(capacity * config_head_size(config));
-    cache.row = device_bf16s(10 * d + 3 * I + Vs);
-    cache.rstd = device_floats(6 * NH);
-    CUDA_CHECK(cudaMalloc((void**)&cache.token, sizeof(int32_t)));
-    if (config->use_rope)
-        rope_angles(cache.angles, capacity, config_head_size(config), config->rope_base, model->stream);
-    return cache;
-}
-
-static void cache_free(Cache* cache) {
-    void* const all[] = {cache->k,      cache->v,   cache->c,    cache->proj,
-                         cache->angles, cache->row, cache->rstd, cache->token};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) CUDA_CHECK(cudaFree(all[i]));
-}
-
-static void copy_row(bf16* to, const bf16* from, int64_t n, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, (size_t)n * sizeof(bf16), cudaMemcpyDeviceToDevice, stream));
-}
-
-// Takes one more token in and returns the logits [V] of the one after it, on the device: what model_forward
-// computes for the same tokens, but for rounding.
-static const bf16* model_decode(Model* model, Cache* cache, int32_t token) {
-    const Config* config = &model->config;
-    const ProjLayout* layout = &model->table.proj;
-    int64_t L = config->num_hidden_layers, d = config->hidden_size, NH = config->num_heads, dh = d / NH;
-    int64_t I = config_mlp_size(config), R = layout->rows, S = matmul_padded(R), t = cache->length++;
-    int64_t Vs = matmul_padded(config->vocab_size), weight_step = config->qk_norm_share ? 0 : dh;
-    cudaStream_t stream = model->stream;
-    Matmul* mm = &model->matmul;
-    const bf16* w = model->weights;
-    bf16 *x = cache->row, *normed = x + d, *heads = normed + d, *o = heads + 6 * d,
-         *y = o + d; // heads: q, k, v [2,d]
-    bf16 *gu = y + d, *s = gu + 2 * I, *logits = s + I;
-    float* rstd = cache->rstd;
-    if (cache->length > cache->capacity) die("the cache of %lld tokens is full", (long long)cache->capacity);
-    CUDA_CHECK(cudaMemcpyAsync(cache->token, &token, sizeof token, cudaMemcpyHostToDevice, stream));
-
-    embedding_forward(x, param_at(model, w, P_EMBEDDINGS, 0), cache->token, 1, d, stream);
-    for (int64_t l = 0; l < L; l++) {
-        bf16 *l_k = cache->k + l * cache->capacity * d, *l_v = cache->v + l * cache->capacity * d;
-        bf16 *l_last = cache->proj + l * 2 * S, *l_proj = l_last + S;
-        double* l_c = config_has_gate(config) ? cache->c + l * cache->capacity * NH : NULL;
-        int64_t pair = t ? 2 : 1; // the last token goes along for the shifts, but for the first one
-        HeadPath paths[3];
-        model_head_paths(model, l, paths);
-        for (int p = 0; p < 3; p++)
-            paths[p].out = heads + (2 * p + 2 - pair) * d, paths[p].rstd = rstd + 2 * p * NH;
-
-        rmsnorm_forward(normed, rstd, NULL, x, NULL, param_at(model, w, P_ATTN_NORM, l), 1, d,
-                        config->norm_eps, stream);
-        linear_forward<bf16>(mm, l_proj, normed, param_at(model, w, P_Q_PROJ, l), NULL, 1, S, d, S, d,
-                             stream);
-        qkv_forward(paths, l_proj - (pair - 1) * S, cache->angles + (t + 1 - pair) * dh, 1, pair, NH, dh, R,
-                    S, weight_step, stream);
-        copy_row(l_k + t * d, heads + 3 * d, d, stream);
-        copy_row(l_v + t * d, heads + 5 * d, d, stream);
-        if (l_c)
-            forget_gate_decode(l_c, proj_column(l_proj, layout->fgate),
-                               param_at(model, model->params, P_FGATE_BIAS, l), t, NH, stream);
-        attention_decode(o, heads + d, l_k, l_v, l_c, t + 1, NH, dh, stream);
-        output_gate_forward(y, rstd, o, param_at(model, w, P_OUTPUT_NORM, l),
-                            proj_column(l_proj, layout->ogate), 1, 1, NH, dh, S, config->norm_eps, stream);
-        linear_forward<bf16>(mm, x, y, param_at(model, w, P_O_PROJ, l), x, 1, d, d, d, d, stream);
-        copy_row(l_last, l_proj, S, stream);
-
-        rmsnorm_forward(normed, rstd, NULL, x, NULL, param_at(model, w, P_MLP_NORM, l), 1, d,
-                        config->norm_eps, stream);
-        linear_forward<bf16>(mm, gu, normed, param_at(model, w, P_GATE_PROJ, l), NULL, 1, 2 * I, d, 2 * I, d,
-                             stream);
-        swiglu_forward(s, gu, 1, I, stream);
-        linear_forward<bf16>(mm, x, s, param_at(model, w, P_DOWN_PROJ, l), x, 1, d, I, d, I, stream);
+static void prefetcher_free(DataPrefetcher* p) {
+    for (int i = 0; i < 2; i++) {
+        cudaFreeHost(p->inputs[i]);
+        cudaFreeHost(p->targets[i]);
+        cudaEventDestroy(p->copied[i]);
     }
-    rmsnorm_forward(normed, rstd, NULL, x, NULL, param_at(model, w, P_NORM, 0), 1, d, config->norm_eps,
-                    stream);
-    linear_forward<bf16>(mm, logits, normed, param_at(model, w, P_LM_HEAD, 0), NULL, 1, Vs, d, Vs, d, stream);
-    return logits;
 }
 
-// Writes the prompt and up to n tokens that continue it to `text`.
-static void model_generate(Model* model, const Run* run, int64_t n, Sample* text) {
-    int64_t V = model->config.vocab_size;
-    TokenBuffer prompt = sample_prompt(text, run);
-    Cache cache = cache_new(model, prompt.count + n);
-    Sampler sampler = run_sampler(&run->options);
-    bf16* host = (bf16*)xcalloc((size_t)V, sizeof(bf16));
-    float* logits = (float*)xcalloc((size_t)V, sizeof(float));
-    const bf16* device = NULL;
-    for (int64_t i = 0; i < prompt.count; i++) device = model_decode(model, &cache, (int32_t)prompt.data[i]);
-    for (int64_t i = 0; i < n; i++) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(host, device, (size_t)V * sizeof(bf16), cudaMemcpyDeviceToHost, model->stream));
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        for (int64_t k = 0; k < V; k++) logits[k] = __bfloat162float(host[k]);
-        int64_t token = sampler_next(&sampler, logits, V, (uint64_t)i);
-        if (token < 0) die("the model's logits are not finite: its weights are damaged");
-        if (token == config_end_of_text(&model->config)) break;
-        sample_put(text, (uint32_t)token);
-        if (i + 1 < n) device = model_decode(model, &cache, (int32_t)token);
-    }
-    sample_end(text);
-    free(host);
-    free(logits);
-    free(prompt.data);
-    sampler_free(&sampler);
-    cache_free(&cache);
+// Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
+static void prefetcher_next(DataPrefetcher* p, Model* model, DataLoader* data) {
+    int i = p->next;
+    int64_t BT = model->B * model->T;
+    size_t bytes = (size_t)BT * sizeof(int32_t);
+    p->next = 1 - i;
+    CUDA_CHECK(cudaEventSynchronize(p->copied[i]));
+    batch_read(p->inputs[i], p->targets[i], data, BT, model->config.vocab_size);
+    CUDA_CHECK(
+        cudaMemcpyAsync(model->acts.inputs, p->inputs[i], bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(model->acts.targets, p->targets[i], bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(cudaEventRecord(p->copied[i], model->stream));
 }
 
 // ----------------------------------------------------------------------------
-// batches on their way to the device: two pinned buffers, so that one is filled while the other is copied
+// memory: which level of recomputation fits
 
 typedef struct {
-    int32_t *inputs[2], *targets[2];
-    cudaEvent_t copied[2];
-    int next;
-} Feeder;
+    Device device;
+    Model model;        // without memory
+    int64_t free_bytes; // on the device
+    int64_t room;       // for activations
+    int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
+} MemoryPlan;
 
-static Feeder feeder_new(const Model* model) {
-    Feeder f;
-    size_t bytes = (size_t)(model->B * model->T) * sizeof(int32_t);
-    f.next = 0;
-    for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaMallocHost((void**)&f.inputs[i], bytes));
-        CUDA_CHECK(cudaMallocHost((void**)&f.targets[i], bytes));
-        CUDA_CHECK(cudaEventCreateWithFlags(&f.copied[i], cudaEventDisableTiming));
-    }
-    return f;
+// The largest number of sequences, at most `most`, whose activations fit; 0 if those of one do not.
+static int64_t sequences_that_fit(MemoryPlan* plan, const Run* run, int recompute, int64_t most) {
+    int64_t B = 0;
+    while (B < most && model_activation_bytes(&plan->model, B + 1, run->options.seq_len,
+                                              (Recompute)recompute) <= plan->room)
+        B++;
+    return B;
 }
 
-static void feeder_free(Feeder* f) {
-    for (int i = 0; i < 2; i++) {
-        cudaFreeHost(f->inputs[i]);
-        cudaFreeHost(f->targets[i]);
-        cudaEventDestroy(f->copied[i]);
+static MemoryPlan memory_plan(const Run* run) {
+    const Options* o = &run->options;
+    const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
+    MemoryPlan plan;
+    size_t free_bytes, all_bytes;
+    plan.device = device_open(0);
+    plan.model = model_new(&run->config, o->attention == ATTENTION_CUDNN, o->deterministic);
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    plan.free_bytes = (int64_t)free_bytes;
+    plan.room =
+        plan.free_bytes - model_weights_bytes(&run->config, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
+    plan.recompute = -1;
+    for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
+        bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
+        if (wanted &&
+            model_activation_bytes(&plan.model, run->micro_batch, o->seq_len, (Recompute)i) <= plan.room)
+            plan.recompute = i;
     }
+    return plan;
 }
 
-// The next batch of the data into acts.inputs and acts.targets; NULL data: random tokens.
-static void feeder_next(Feeder* f, Model* model, DataLoader* data) {
-    Error err;
-    int i = f->next;
-    int64_t BT = model->B * model->T;
-    f->next = 1 - i;
-    CUDA_CHECK(cudaEventSynchronize(f->copied[i]));
-    if (data) {
-        if (!dataloader_next(data, f->inputs[i], f->targets[i], &err)) die("%s", err.msg);
-    } else
-        for (int64_t t = 0; t < BT; t++) {
-            f->inputs[i][t] = (int32_t)(random_uniform(0, 0, (uint64_t)t) * (double)model->config.vocab_size);
-            f->targets[i][t] =
-                (int32_t)(random_uniform(0, 1, (uint64_t)t) * (double)model->config.vocab_size);
-        }
-    size_t bytes = (size_t)BT * sizeof(int32_t);
-    CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.inputs, f->inputs[i], bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.targets, f->targets[i], bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(cudaEventRecord(f->copied[i], model->stream));
+static void print_plan(const Run* run) {
+    MemoryPlan plan = memory_plan(run);
+    Recompute recompute = plan.recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)plan.recompute;
+    int64_t weights = model_weights_bytes(&run->config, &run->table);
+    int64_t acts = model_activation_bytes(&plan.model, run->micro_batch, run->options.seq_len, recompute);
+    const MemoryRow rows[] = {{"weights, gradients, moments", weights},
+                              {"activations", acts},
+                              {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
+    run_print_plan(run, rows, 3);
+    printf("%s: %.1f GiB; recompute %s\n", plan.device.name, (double)plan.device.memory / (1 << 30),
+           plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
+    for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++)
+        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
+               option_recompute_names[i], (long long)sequences_that_fit(&plan, run, i, run->batch_sequences));
+    params_free(&plan.model.table);
 }
 
 // ----------------------------------------------------------------------------
-// what the program does: dump, bench, train
+// the trainer: what the run skeleton (llmc/run/train.h) needs of the model
 
-// Loss, logits and gradients of the mean loss on the first micro-batch, as a safetensors file.
-static void dump(Model* model, const Run* run) {
-    Error err;
-    DataLoader data;
-    Feeder feeder = feeder_new(model);
-    int64_t B = model->B, T = model->T, V = model->config.vocab_size;
-    run_open_data(run, &data, run->options.data, run->options.shuffle);
-    feeder_next(&feeder, model, &data);
-    bool has_logits = B * T * V * (int64_t)sizeof(float) <= DUMP_LOGITS_BYTES;
-    float* logits = has_logits ? (float*)xcalloc((size_t)(B * T * V), sizeof(float)) : NULL;
-    float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
-    float* grads = (float*)xcalloc((size_t)model->table.count, sizeof(float));
-    model_forward(model);
-    model_loss(model, (float)(1 / (double)(B * T)), true, logits);
-    model_backward(model);
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    download(losses, model->acts.losses, B * T);
-    download(grads, model->grads, model->table.count);
-    if (!dump_write(run->options.dump, &model->table, B, T, V, losses, logits, grads, sizeof(float), &err))
-        die("%s", err.msg);
-    double loss = 0;
-    for (int64_t i = 0; i < B * T; i++) loss += (double)losses[i];
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", run->options.dump, loss / (double)(B * T),
-           (long long)B, (long long)T);
-    dataloader_close(&data);
-    feeder_free(&feeder);
-    free(losses);
-    free(logits);
-    free(grads);
-}
-
-// Says on what, and by which of the ways there are, the model computes.
-static void print_path(const Model* model, const Device* device) {
-    printf("%s, compute capability %d.%d: attention by %s, recompute %s\n", device->name,
-           device->compute_capability / 10, device->compute_capability % 10,
-           model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[model->recompute]);
-}
-
-// The share of attention's FLOPs that the last step skipped, over all layers.
-static double model_pruned_share(const Model* model) {
-    int64_t L = model->config.num_hidden_layers;
-    PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
-    double share = 0;
-    CUDA_CHECK(cudaMemcpy(counts, model->pruning, (size_t)L * sizeof(PruningCount), cudaMemcpyDeviceToHost));
-    for (int64_t l = 0; l < L; l++) share += pruning_share(&counts[l]) / (double)L;
-    free(counts);
-    return share;
-}
-
-// Times --bench optimizer steps of one micro-batch each on random tokens, then as many with a look at phases.
-static void bench(Model* model, const Run* run, const Device* device) {
-    Feeder feeder = feeder_new(model);
-    int64_t BT = model->B * model->T, n = run->options.bench;
-    double ms[2 * NUM_PHASES] = {0}, total = 0; // of the phases
-    double times[2] = {0};                      // of forward and backward, and of a step
-    cudaEvent_t event[3];
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
-    for (int64_t step = -2; step < 2 * n; step++) { // two steps warm up
-        feeder_next(&feeder, model, NULL);
-        phases.on = step >= n;
-        phases.count = 0;
-        model_begin_step(model);
-        CUDA_CHECK(cudaEventRecord(event[0], model->stream));
-        model_add_gradients(model, (float)(1 / (double)BT));
-        CUDA_CHECK(cudaEventRecord(event[1], model->stream));
-        model_update(model, &run->options, 1e-4, step + 3);
-        CUDA_CHECK(cudaEventRecord(event[2], model->stream));
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        float elapsed;
-        if (step >= 0 && !phases.on)
-            for (int i = 0; i < 2; i++) {
-                CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
-                times[i] += elapsed / (double)n;
-            }
-        for (int i = 1; i < phases.count; i++) {
-            CUDA_CHECK(cudaEventElapsedTime(&elapsed, phases.event[i - 1], phases.event[i]));
-            ms[phases.phase[i]] += elapsed / (double)n;
-        }
-    }
-    for (int i = 0; i < 2 * NUM_PHASES; i++) total += ms[i];
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
-    size_t free_bytes, all_bytes;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    printf("%lld steps of %lld x %lld tokens\n", (long long)n, (long long)model->B, (long long)model->T);
-    print_path(model, device);
-    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
-    for (int i = 0; i < NUM_PHASES; i++)
-        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", phase_names[i], ms[i], ms[NUM_PHASES + i],
-               100 * (ms[i] + ms[NUM_PHASES + i]) / total);
-    printf("  %-28s %10.2f ms\n", "sum", total);
-    double flops = run_flops_per_token(run), pruned = model_pruned_share(model),
-           executed = flops - pruned * run_attention_flops_per_token(run);
-    static const char* const time_names[2] = {"forward and backward", "step"};
-    for (int i = 0; i < 2; i++) {
-        double rate = 1e3 * (double)BT / times[i];
-        printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", time_names[i], times[i], rate,
-               1e-12 * rate * flops);
-        if (device->peak_flops > 0) printf("  %4.1f%% MFU", 100 * rate * flops / device->peak_flops);
-        if (device->peak_flops > 0 && config_prunes(&model->config))
-            printf(" (%4.1f%% executed)", 100 * rate * executed / device->peak_flops);
-        printf("\n");
-    }
-    if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
-    printf("  %-28s %10.2f GiB\n", "memory of the GPU in use", (double)(all_bytes - free_bytes) / (1 << 30));
-    feeder_free(&feeder);
-}
-
-// Measures and logs the loss on the first `sequences` held-out sequences; at the end of a run also by
-// position.
-static void validate(Model* model, const Run* run, Logger* logger, Feeder* feeder, DataLoader* data,
-                     int64_t sequences) {
-    LogValidation v;
-    int64_t B = model->B, T = model->T;
-    float* losses = (float*)xcalloc((size_t)(B * T), sizeof(float));
-    memset(&v, 0, sizeof v);
-    double start = seconds_now();
-    dataloader_seek(data, 0);
-    for (int64_t i = 0; i < sequences; i += B) {
-        feeder_next(feeder, model, data);
-        model_forward(model);
-        model_loss(model, 0, false, NULL);
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        download(losses, model->acts.losses, B * T);
-        for (int64_t t = 0; t < (sequences - i < B ? sequences - i : B) * T; t++)
-            log_validation_add(&v, t % T, (double)losses[t]);
-    }
-    free(losses);
-    v.byte_tokens = run_reads_bytes(run);
-    v.seconds = seconds_now() - start;
-    logger_validation(logger, run->state.step, &v);
-    if (run->state.step >= run->last_step) run_print_by_position(&v);
-}
-
-// A step that was queued, until its result is read.
+// A step in flight: its results, which are copied to the host when it ends.
 typedef struct {
     StepStats* stats;      // pinned
     PruningCount* pruning; // [L], pinned
-    double* pruned;        // [L] shares of attention's FLOPs that were skipped
+    double* pruned;        // [L] fraction of attention's FLOPs
     cudaEvent_t done;
-    LogStep line;
-    bool pending;
 } QueuedStep;
+
+enum { MAX_QUEUED = TRAINER_STEPS_IN_FLIGHT + 1 };
+
+struct Engine {
+    Model model;
+    Device device;
+    DataPrefetcher prefetcher;
+    QueuedStep steps[MAX_QUEUED];     // step number i is in [i % MAX_QUEUED]
+    int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
+};
+
+// Dies where the kernels do not support the model.
+static void check(const Run* run) {
+    const Config* c = &run->config;
+    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
+        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
+            (long long)c->hidden_size, (long long)config_mlp_size(c));
+    bool cudnn = run->options.attention == ATTENTION_CUDNN;
+    if (cudnn && config_has_gate(c))
+        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    HeadShape shape = {};
+    shape.B = run->micro_batch, shape.T = run->options.seq_len, shape.NH = c->num_heads,
+    shape.dh = config_head_size(c);
+    if (!cudnn) attention_check(&shape);
+}
 
 static QueuedStep queued_step_new(const Model* model) {
     QueuedStep q;
     size_t L = (size_t)model->config.num_hidden_layers;
-    memset(&q, 0, sizeof q);
     CUDA_CHECK(cudaMallocHost((void**)&q.stats, sizeof(StepStats)));
     CUDA_CHECK(cudaMallocHost((void**)&q.pruning, L * sizeof(PruningCount)));
     CUDA_CHECK(cudaEventCreateWithFlags(&q.done, cudaEventDisableTiming));
     q.pruned = (double*)xcalloc(L, sizeof(double));
-    q.line.num_layers = config_prunes(&model->config) ? (int)L : 0;
-    q.line.pruned = q.pruned;
     return q;
 }
 
@@ -1014,223 +1034,256 @@ static void queued_step_free(QueuedStep* q) {
     free(q->pruned);
 }
 
-// Queues the copy of what the step under way came to.
-static void queue_step(const Model* model, QueuedStep* q) {
+static Engine* engine_open(const Run* run, DeviceInfo* info) {
+    Engine* e = (Engine*)xcalloc(1, sizeof *e);
+    MemoryPlan plan = memory_plan(run);
+    bool train = run->mode != RUN_GENERATE;
+    e->device = plan.device;
+    e->model = plan.model;
+    if (train && plan.recompute < 0)
+        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
+            "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
+            (long long)run->micro_batch, (long long)run->options.seq_len, (double)plan.free_bytes / (1 << 30),
+            e->device.name);
+    model_allocate_weights(&e->model, train);
+    if (!train) return e;
+    model_allocate_activations(&e->model, run->micro_batch, run->options.seq_len, (Recompute)plan.recompute);
+    e->prefetcher = prefetcher_new(&e->model);
+    for (int i = 0; i < MAX_QUEUED; i++) e->steps[i] = queued_step_new(&e->model);
+    snprintf(info->text, sizeof info->text, "%s, compute capability %d.%d: attention by %s, recompute %s",
+             e->device.name, e->device.compute_capability / 10, e->device.compute_capability % 10,
+             e->model.cudnn ? "cuDNN" : attention_path(), option_recompute_names[plan.recompute]);
+    info->peak_flops = e->device.peak_flops;
+    return e;
+}
+
+static void engine_close(Engine* e) {
+    if (e->model.grads) {
+        prefetcher_free(&e->prefetcher);
+        for (int i = 0; i < MAX_QUEUED; i++) queued_step_free(&e->steps[i]);
+    }
+    model_free(&e->model);
+    free(e);
+}
+
+static CheckpointTensors engine_host_open(Engine* e, bool read) {
+    int64_t count = e->model.table.count;
+    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
+    CheckpointTensors t = {host, host + count, host + 2 * count, sizeof(float)};
+    if (read) {
+        download(host, e->model.params, count);
+        download(host + count, e->model.m, count);
+        download(host + 2 * count, e->model.v, count);
+    }
+    return t;
+}
+
+static void engine_host_close(Engine* e, CheckpointTensors* t, bool write) {
+    if (write) model_upload(&e->model, (const float*)t->w, (const float*)t->m, (const float*)t->v);
+    free(t->w);
+}
+
+static void engine_load_batch(Engine* e, DataLoader* data) {
+    prefetcher_next(&e->prefetcher, &e->model, data);
+}
+
+static void engine_begin_step(Engine* e) { model_begin_step(&e->model); }
+
+static void engine_add_gradients(Engine* e, int64_t step_tokens) {
+    model_add_gradients(&e->model, (float)(1 / (double)step_tokens));
+}
+
+// Queues the update, and the copy of the step's results to the host.
+static void engine_update(Engine* e, const AdamWParams* adamw, double grad_clip) {
+    Model* model = &e->model;
+    QueuedStep* q = &e->steps[e->num_queued++ % MAX_QUEUED];
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    model_update(model, adamw, grad_clip);
     CUDA_CHECK(
         cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(cudaMemcpyAsync(q->pruning, model->pruning, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, model->stream));
     CUDA_CHECK(cudaEventRecord(q->done, model->stream));
-    q->pending = true;
 }
 
-// Waits for the queued step, stops the run if it was not finite, and logs it.
-static void finish_step(Model* model, Logger* logger, QueuedStep* q, double* last_time) {
-    if (!q->pending) return;
-    q->pending = false;
+static bool engine_finish_step(Engine* e, LogStep* line) {
+    QueuedStep* q = &e->steps[e->num_finished++ % MAX_QUEUED];
     CUDA_CHECK(cudaEventSynchronize(q->done));
-    q->line.loss = q->stats->loss / (double)q->line.step_tokens;
-    q->line.grad_norm = q->stats->norm;
-    for (int l = 0; l < q->line.num_layers; l++) q->pruned[l] = pruning_share(&q->pruning[l]);
-    if (!q->stats->finite) {
-        const char* weight = model_first_not_finite(model, model->params);
-        const char* gradient = model_first_not_finite(model, model->grads);
-        run_die_not_finite(q->line.step, q->line.loss, q->line.grad_norm, weight, gradient);
-    }
-    double now = seconds_now();
-    q->line.seconds = now - *last_time;
-    *last_time = now;
-    logger_step(logger, &q->line);
+    line->loss = q->stats->loss / (double)line->step_tokens;
+    line->grad_norm = q->stats->norm;
+    line->num_layers = config_prunes(&e->model.config) ? (int)e->model.config.num_hidden_layers : 0;
+    line->pruned = q->pruned;
+    for (int l = 0; l < line->num_layers; l++) q->pruned[l] = pruning_share(&q->pruning[l]);
+    return q->stats->finite;
 }
 
-static void save(Model* model, Run* run, Logger* logger) {
-    int64_t count = model->table.count;
-    if (!run->options.out) return;
-    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    download(host, model->params, count);
-    download(host + count, model->m, count);
-    download(host + 2 * count, model->v, count);
-    run_save(run, logger, host, host + count, host + 2 * count, sizeof(float));
+static const char* engine_first_not_finite(Engine* e, bool gradients) {
+    return model_first_not_finite(&e->model, gradients ? e->model.grads : e->model.params);
+}
+
+// The losses [B,T] of the last forward pass, to host memory.
+static void fetch_losses(float* losses, const Model* model) {
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    download(losses, model->acts.losses, model->B * model->T);
+}
+
+static void engine_evaluate(Engine* e, double* losses) {
+    int64_t BT = e->model.B * e->model.T;
+    float* host = (float*)xcalloc((size_t)BT, sizeof(float));
+    model_forward(&e->model);
+    model_loss(&e->model, 0, false, NULL);
+    fetch_losses(host, &e->model);
+    for (int64_t t = 0; t < BT; t++) losses[t] = (double)host[t];
     free(host);
 }
 
-static void train(Model* model, Run* run, const Device* device) {
-    Error err;
-    Logger logger;
-    DataLoader data, val_data;
-    const Options* o = &run->options;
-    TrainerState* state = &run->state;
-    int64_t step_tokens = run->micro_steps * model->B * model->T, val_sequences = 0;
-    Feeder feeder = feeder_new(model);
-    run_open_data(run, &data, o->data, o->shuffle);
-    if (o->val_data) {
-        run_open_data(run, &val_data, o->val_data, false);
-        val_sequences = run_val_sequences(run, &val_data);
-    }
-    if (!logger_open(&logger, o->out, &err)) die("%s", err.msg);
-    logger.num_steps = run->num_steps;
-    logger.log_every = o->log_every;
-    logger.flops_per_token = run_flops_per_token(run);
-    logger.attention_flops = run_attention_flops_per_token(run);
-    logger.peak_flops = device->peak_flops;
-    dataloader_seek(&data, state->position);
-    run_begin(run, &logger, &data, val_sequences);
-    print_path(model, device);
-
-    QueuedStep queued[2] = {queued_step_new(model), queued_step_new(model)};
-    double last_time = seconds_now();
-    if (val_sequences && state->step >= run->last_step) // nothing to train: measure what there is
-        validate(model, run, &logger, &feeder, &val_data, val_sequences);
-    bool saved = run->checkpoint < run->num_checkpoints; // this state
-    while (state->step < run->last_step && !run_interrupted) {
-        QueuedStep *q = &queued[state->step % 2], *before = &queued[1 - state->step % 2];
-        model_begin_step(model);
-        for (int64_t i = 0; i < run->micro_steps; i++) {
-            feeder_next(&feeder, model, &data);
-            model_add_gradients(model, (float)(1 / (double)step_tokens));
-        }
-        double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
-        model_update(model, o, lr, state->step + 1);
-        queue_step(model, q);
-        state->step++;
-        state->tokens += step_tokens;
-        state->position = dataloader_position(&data);
-        q->line.step = state->step, q->line.tokens = state->tokens, q->line.step_tokens = step_tokens,
-        q->line.lr = lr;
-
-        finish_step(model, &logger, before, &last_time);
-        bool last = state->step == run->last_step;
-        bool validates = val_sequences && (last || run_due(o->val_every, state->step));
-        saved = last || run_due(o->save_every, state->step);
-        bool samples = run_due(o->sample_every, state->step);
-        if (!validates && !saved && !samples) continue;
-        finish_step(model, &logger, q, &last_time);
-        if (saved) save(model, run, &logger);
-        if (validates) validate(model, run, &logger, &feeder, &val_data, val_sequences);
-        if (samples) {
-            Sample text = sample_new(run, NULL, false);
-            model_generate(model, run, o->generate == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : o->generate,
-                           &text);
-            logger_event(&logger, state->step, "sample", text.text.data);
-            sample_free(&text);
-        }
-        last_time = seconds_now();
-    }
-    for (int i = 0; i < 2; i++) finish_step(model, &logger, &queued[(state->step + i) % 2], &last_time);
-    if (!saved) save(model, run, &logger); // a signal, or --max-steps 0
-    for (int i = 0; i < 2; i++) queued_step_free(&queued[i]);
-    logger_close(&logger);
-    dataloader_close(&data);
-    if (o->val_data) dataloader_close(&val_data);
-    feeder_free(&feeder);
+static void engine_dump(Engine* e, const DumpTensors* out) {
+    Model* model = &e->model;
+    model_forward(model);
+    model_loss(model, (float)(1 / (double)(model->B * model->T)), true, (float*)out->logits);
+    model_backward(model);
+    fetch_losses((float*)out->losses, model);
+    download((float*)out->grads, model->grads, model->table.count);
 }
 
 // ----------------------------------------------------------------------------
+// --bench
 
-// Weights of a checkpoint, of --init, or drawn from the seed; through the host.
-static void load_or_draw(Model* model, Run* run) {
-    int64_t count = model->table.count;
-    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    float *m = host + count, *v = host + 2 * count;
-    if (!run_load(run, host, m, v, sizeof(float)))
-        for (int r = 0; r < model->table.num_rows; r++) {
-            const Param* p = &model->table.rows[r];
-#pragma omp parallel for schedule(static)
-            for (int64_t i = 0; i < p->count; i++)
-                host[p->offset + i] = (float)params_initial_value(&model->table, &model->config, r, i,
-                                                                  (uint64_t)run->options.seed);
-        }
-    model_upload(model, host, m, v);
-    free(host);
+// The share of attention's FLOPs that the last step pruned, over all layers.
+static double model_pruned_share(const Model* model) {
+    int64_t L = model->config.num_hidden_layers;
+    PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
+    double share = 0;
+    CUDA_CHECK(
+        cudaMemcpy(counts, model_pruning(model), (size_t)L * sizeof(PruningCount), cudaMemcpyDeviceToHost));
+    for (int64_t l = 0; l < L; l++) share += pruning_share(&counts[l]) / (double)L;
+    free(counts);
+    return share;
 }
 
-// What --recompute asks for, or the first level whose activations fit into `room` bytes for B sequences; -1
-// if none does.
-static int choose_recompute(Model* model, const Options* o, int64_t B, int64_t room) {
-    if (o->recompute) {
-        int wanted = option_place(option_recompute_names, "recompute", o->recompute);
-        return model_plan_activations(model, B, o->seq_len, (Recompute)wanted, false) <= room ? wanted : -1;
+// Milliseconds of forward and backward, and of a whole step.
+typedef struct {
+    double forward_backward, step;
+} BenchTimes;
+
+// Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on random tokens.
+static BenchTimes bench_measure(Engine* e, const Run* run, RangeLog* log) {
+    Model* model = &e->model;
+    int64_t n = run->options.bench;
+    BenchTimes times = {};
+    cudaEvent_t event[3];
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
+    for (int64_t step = -2; step < 2 * n; step++) {
+        AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 3);
+        bool logged = step >= n;
+        engine_load_batch(e, NULL);
+        model_set_sequential(model, logged);
+        if (logged) range_log_start(log);
+        model_begin_step(model);
+        CUDA_CHECK(cudaEventRecord(event[0], model->stream));
+        engine_add_gradients(e, model->B * model->T);
+        CUDA_CHECK(cudaEventRecord(event[1], model->stream));
+        model_update(model, &adamw, run->options.grad_clip);
+        CUDA_CHECK(cudaEventRecord(event[2], model->stream));
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        if (logged) range_log_stop();
+        if (logged || step < 0) continue;
+        float elapsed;
+        CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[1]));
+        times.forward_backward += elapsed / (double)n;
+        CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[2]));
+        times.step += elapsed / (double)n;
     }
-    for (int i = 0; i < 3; i++)
-        if (model_plan_activations(model, B, o->seq_len, (Recompute)i, false) <= room) return i;
-    return -1;
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
+    return times;
 }
 
-static void print_plan(Run* run, const Device* device, Model* model, int64_t room) {
-    const Options* o = &run->options;
-    int recompute = choose_recompute(model, o, run->micro_batch, room);
-    int64_t weights = model_weights_bytes(&run->config, &run->table);
-    int64_t acts = model_plan_activations(model, run->micro_batch, o->seq_len,
-                                          recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)recompute, false);
-    MemoryRow rows[] = {{"weights, gradients, moments", weights},
-                        {"activations", acts},
-                        {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
-    run_print_plan(run, rows, 3);
-    printf("%s: %.1f GiB; recompute %s\n", device->name, (double)device->memory / (1 << 30),
-           recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
-    for (int i = 0; i < 3; i++) {
-        int64_t B = 0;
-        while (B < run->batch_sequences &&
-               model_plan_activations(model, B + 1, o->seq_len, (Recompute)i, false) <= room)
-            B++;
-        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
-               option_recompute_names[i], (long long)B);
-    }
+static void bench_print_rate(const Engine* e, const Run* run, const char* what, double ms, double pruned) {
+    double rate = 1e3 * (double)(e->model.B * e->model.T) / ms, flops = run_flops_per_token(run);
+    double executed = flops - pruned * run_attention_flops_per_token(run), peak = e->device.peak_flops;
+    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
+           1e-12 * rate * flops);
+    if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
+    if (peak > 0 && config_prunes(&e->model.config))
+        printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
+    printf("\n");
 }
 
-int main(int argc, char** argv) {
-    Run run;
-    run_parse(&run, argc, argv, "Trains the Forgetting Transformer and its Transformer baselines on a GPU.");
-    run_configure(&run, 16384);
-    const Options* o = &run.options;
-    if (run.config.hidden_size % 8 != 0 || config_mlp_size(&run.config) % 8 != 0)
-        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
-            (long long)run.config.hidden_size, (long long)config_mlp_size(&run.config));
-    bool cudnn = o->attention && strcmp(o->attention, "cudnn") == 0;
-    if (cudnn && config_has_gate(&run.config))
-        die("--attention cudnn: cuDNN knows no forget gate: use --attention fox, or a transformer- model");
-    if (!cudnn)
-        attention_check(run.micro_batch, o->seq_len, run.config.num_heads, config_head_size(&run.config));
-    Device device = device_open(0);
-
-    Model model = model_new(&run.config, cudnn, o->deterministic);
+static void engine_bench(Engine* e, const Run* run) {
+    const Model* model = &e->model;
+    RangeLog* log = (RangeLog*)xcalloc(1, sizeof(RangeLog));
+    BenchTimes times = bench_measure(e, run, log);
+    double total = 0, pruned = model_pruned_share(model), steps = (double)run->options.bench;
     size_t free_bytes, all_bytes;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    int64_t reserve = (int64_t)768 << 20; // cuBLAS's and the driver's own, and what loading kernels takes
-    int64_t room =
-        (int64_t)free_bytes - model_weights_bytes(&run.config, &run.table) - MODEL_WORKSPACE_BYTES - reserve;
-    if (o->dry_run) {
-        print_plan(&run, &device, &model, room);
-        params_free(&model.table);
-        run_free(&run);
-        return EXIT_SUCCESS;
+    for (int i = 0; i < log->num_names; i++) total += (log->sums[i].ms[0] + log->sums[i].ms[1]) / steps;
+    printf("%lld steps of %lld x %lld tokens\n", (long long)run->options.bench, (long long)model->B,
+           (long long)model->T);
+    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
+    for (int i = 0; i < log->num_names; i++) {
+        double forward = log->sums[i].ms[RANGE_FORWARD] / steps,
+               backward = log->sums[i].ms[RANGE_BACKWARD] / steps;
+        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", log->sums[i].name, forward, backward,
+               100 * (forward + backward) / total);
     }
-    int recompute = choose_recompute(&model, o, run.micro_batch, room);
-    if (recompute < 0 && !run_generates(&run))
-        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
-            (long long)run.micro_batch, (long long)o->seq_len, (double)free_bytes / (1 << 30), device.name);
-    model_allocate_weights(&model, !run_generates(&run));
-    load_or_draw(&model, &run);
-    if (run_generates(&run)) {
-        Sample text = sample_new(&run, stdout, true);
-        model_generate(&model, &run, o->generate, &text);
-        sample_free(&text);
-        model_free(&model);
-        run_free(&run);
-        return EXIT_SUCCESS;
-    }
-    model_allocate_activations(&model, run.micro_batch, o->seq_len, (Recompute)recompute);
-    int exit_code = EXIT_SUCCESS;
-    if (o->dump)
-        dump(&model, &run);
-    else if (o->bench != OPTION_UNSET)
-        bench(&model, &run, &device);
-    else {
-        train(&model, &run, &device);
-        if (run.state.step < run.last_step) exit_code = RUN_EXIT_INTERRUPTED;
-    }
-    model_free(&model);
-    run_free(&run);
-    return exit_code;
+    range_log_free(log);
+    free(log);
+    printf("  %-28s %10.2f ms\n", "sum", total);
+    bench_print_rate(e, run, "forward and backward", times.forward_backward, pruned);
+    bench_print_rate(e, run, "step", times.step, pruned);
+    if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
+    printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
 }
+
+// ----------------------------------------------------------------------------
+// generation
+
+struct DecodeState {
+    States states; // one sequence, extended by one token at a time
+};
+
+static DecodeState* engine_decode_open(Engine* e, int64_t capacity) {
+    DecodeState* state = (DecodeState*)xcalloc(1, sizeof *state);
+    state->states = states_new(&e->model, 1, 1, capacity);
+    return state;
+}
+
+static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* logits) {
+    model_extend(&e->model, &state->states, &token);
+    if (logits) download_logits(&e->model, logits, state->states.logits, 1);
+}
+
+static void engine_decode_close(Engine* e, DecodeState* state) {
+    (void)e;
+    states_free(&state->states);
+    free(state);
+}
+
+static const Trainer trainer = {
+    .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
+    .suggested_tokens = 16384,
+    .element_bytes = sizeof(float),
+    .steps_in_flight = TRAINER_STEPS_IN_FLIGHT,
+    .check = check,
+    .print_plan = print_plan,
+    .open = engine_open,
+    .close = engine_close,
+    .host_open = engine_host_open,
+    .host_close = engine_host_close,
+    .load_batch = engine_load_batch,
+    .begin_step = engine_begin_step,
+    .add_gradients = engine_add_gradients,
+    .update = engine_update,
+    .finish_step = engine_finish_step,
+    .first_not_finite = engine_first_not_finite,
+    .evaluate = engine_evaluate,
+    .dump = engine_dump,
+    .bench = engine_bench,
+    .decode_open = engine_decode_open,
+    .decode = engine_decode,
+    .decode_close = engine_decode_close,
+};
+
+int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
+
+#endif // TESTING

@@ -1,22 +1,22 @@
 /*
-Checkpoints: a run's state on disk, in folders that are Hugging Face model folders.
+Checkpoints: the state of a run on disk, in folders that are Hugging Face model folders.
 
     OUT/step_00001000/config.json              the model's sizes and switches
-                      model.safetensors        the master weights, named and shaped by the parameter table
-                      optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of what is trained
-                      trainer.json             how far the run is, and the options that it goes on with
+                      model.safetensors        master weights, named and shaped by the parameter table
+                      optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of trainable tensors
+                      trainer.json             step, tokens, schedule, data position and recorded options
     OUT/lock                                   keeps a second process out
 
-A folder that has its final name is complete: it is written and flushed under a temporary name, and renamed;
-what a checkpoint replaces or makes superfluous goes only after that. Whatever crashes when, the newest
-complete checkpoint stays, and the next save sweeps up what was left half done.
+Buffers are flat and laid out by the parameter table. Their elements are float or double (element_bytes 4 or
+8), and files are written in the same type; reading converts from any floating-point type.
 
-A folder can still come to harm, from outside. So a load looks at everything before it writes to the caller's
-buffers (names, shapes, types, that no byte of a file is missing), and the caller who gets an error from any
-of them takes the next older checkpoint of checkpoint_list. Values are the caller's to judge.
+Called by run.h and train.h. A folder with its final name is complete: it is written and flushed under a
+temporary name and then renamed, and what it replaces or makes superfluous is removed only afterwards.
+Whenever a process crashes, the newest complete checkpoint remains, and the next save removes the leftovers.
 
-Buffers are flat, laid out by the parameter table; their elements are float or double, as element_bytes (4 or
-8) says, and so is what is written. Reading converts from any floating-point type.
+A complete folder can still be damaged from outside. Loading therefore checks all names, shapes, types and
+file sizes before it writes to the caller's buffers, and after an error the caller tries the next older
+checkpoint of checkpoint_list. Values are not checked when loading.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -24,30 +24,45 @@ Buffers are flat, laid out by the parameter table; their elements are float or d
 #include <dirent.h>
 #include <sys/syscall.h>
 #include "../base/common.h"
-#include "../model/config.h"
 #include "../formats/json.h"
-#include "options.h"
-#include "../model/params.h"
 #include "../formats/safetensors.h"
+#include "../model/config.h"
+#include "../model/params.h"
+#include "options.h"
 
-#ifndef CODE_VERSION // the build says which commit it is made of
+#ifndef CODE_VERSION // the Makefile defines it from git
 #define CODE_VERSION "unknown"
 #endif
 
 typedef struct {
     int64_t step;     // optimizer steps done
     int64_t tokens;   // trained on so far
-    int64_t position; // sequences of the training data used up
+    int64_t position; // sequences consumed from the training data
     int64_t seed;
-    double lr; // the schedule: peak learning rate
+    double lr; // peak learning rate of the schedule
     int64_t warmup_tokens, max_tokens;
 } TrainerState;
+
+// What a checkpoint records beside the tensors.
+typedef struct {
+    const Config* config;
+    const ParamTable* table;
+    const Options* options;
+    const TrainerState* state;
+} CheckpointRecord;
+
+// Weights and AdamW's first and second moments on the host, each [table.count]. m and v are NULL without
+// training.
+typedef struct {
+    void *w, *m, *v;
+    int element_bytes; // 4: float, 8: double
+} CheckpointTensors;
 
 // ----------------------------------------------------------------------------
 // names of folders
 
-#define CHECKPOINT_TEMPORARY                                                                                 \
-    ".tmp-" // what starts with this and step_ is nobody's, unless it is being written
+// Before step_ in a name: a checkpoint that is being written, or a leftover that the next save removes.
+#define CHECKPOINT_TEMPORARY ".tmp-"
 
 static inline void checkpoint_join(char path[PATH_LENGTH], const char* out, const char* before, int64_t step,
                                    const char* after) {
@@ -56,17 +71,17 @@ static inline void checkpoint_join(char path[PATH_LENGTH], const char* out, cons
     path_join(path, out, name);
 }
 
-// The folder of a step's checkpoint: OUT/step_00001000.
+// Path of a step's checkpoint: OUT/step_00001000.
 static inline void checkpoint_path(char path[PATH_LENGTH], const char* out, int64_t step) {
     checkpoint_join(path, out, "", step, "");
 }
 
-// Where a checkpoint waits for its removal.
+// Path of a checkpoint that is to be removed.
 static inline void checkpoint_old_path(char path[PATH_LENGTH], const char* out, int64_t step) {
     checkpoint_join(path, out, CHECKPOINT_TEMPORARY, step, ".old");
 }
 
-// The step that a folder's name tells; -1 if it is not exactly what we would have given it.
+// The step in a checkpoint folder's name; -1 unless the name is exactly the one that checkpoint_path makes.
 static inline int64_t checkpoint_step(const char* name) {
     char ours[64];
     long long step = strncmp(name, "step_", 5) == 0 ? strtoll(name + 5, NULL, 10) : -1;
@@ -84,8 +99,8 @@ static inline int checkpoint_list_failed(const char* out, int why, Error* err) {
     return -1;
 }
 
-// Lists the steps of the complete checkpoints in OUT, newest first, into *steps, for the caller to free.
-// Returns their number, 0 if there is no such folder, and -1 on error: a folder that cannot be read is not an
+// Lists the steps of the complete checkpoints in OUT, newest first, in *steps, which the caller frees.
+// Returns their number: 0 if the folder does not exist, -1 on error, since an unreadable folder is not an
 // empty one.
 static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) {
     int count = 0;
@@ -93,7 +108,7 @@ static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) 
     DIR* folder = opendir(out);
     if (!folder && errno == ENOENT) return 0;
     if (!folder) return checkpoint_list_failed(out, errno, err);
-    // errno tells a failed readdir from the end of the folder
+    // errno distinguishes a failed readdir from the end of the folder
     for (struct dirent* entry; errno = 0, (entry = readdir(folder)) != NULL;) {
         int64_t step = checkpoint_step(entry->d_name);
         char path[PATH_LENGTH];
@@ -115,8 +130,8 @@ static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) 
     return count;
 }
 
-// Makes sure that no other process writes to OUT, which is made if need be. Keep *fd open for as long as the
-// run lasts; the lock goes with the process, however it ends.
+// Locks OUT against other processes and creates the folder if it does not exist. The lock lasts while *fd is
+// open, at most until the process ends.
 static inline bool out_lock(const char* out, int* fd, Error* err) {
     char path[PATH_LENGTH];
     if (!make_folders(out, err)) return false;
@@ -124,14 +139,15 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
     *fd = lock_file(path);
     if (*fd >= 0) return true;
     if (errno == EWOULDBLOCK)
-        return fail(err, "%s: another process is training here; let it end, or choose another --out", out);
+        return fail(err, "%s: another process is training here; wait for it to end, or choose another --out",
+                    out);
     return fail(err, "%s: cannot lock: %s", path, strerror(errno));
 }
 
 // ----------------------------------------------------------------------------
 // removing
 
-// Removes a file, or a folder with all that is in it. Links are removed, never followed.
+// Removes a file, or a folder with its contents. Symbolic links are removed, not followed.
 static inline bool checkpoint_remove(const char* path, Error* err) {
     struct stat st;
     DIR* folder = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
@@ -147,7 +163,8 @@ static inline bool checkpoint_remove(const char* path, Error* err) {
     return fail(err, "%s: cannot remove: %s", path, strerror(errno));
 }
 
-// Removes whatever has a temporary name in OUT. That it cannot is worth a warning: it costs room, no more.
+// Removes everything with a temporary name in OUT. A failure is only a warning: it costs disk space, nothing
+// else.
 static inline void checkpoint_sweep(const char* out) {
     const char* prefix = CHECKPOINT_TEMPORARY "step_";
     Error err;
@@ -161,7 +178,8 @@ static inline void checkpoint_sweep(const char* out) {
     if (folder) closedir(folder);
 }
 
-// Takes a checkpoint's name away, for the sweep to remove it: half removed, it must not look complete.
+// Renames a checkpoint to a temporary name, for checkpoint_sweep to remove: a folder that is partly removed
+// must not look complete.
 static inline bool checkpoint_discard(const char* out, int64_t step, Error* err) {
     char path[PATH_LENGTH], old[PATH_LENGTH];
     checkpoint_path(path, out, step);
@@ -170,8 +188,8 @@ static inline bool checkpoint_discard(const char* out, int64_t step, Error* err)
     return fail(err, "%s: cannot rename: %s", path, strerror(errno));
 }
 
-// Discards all but the `keep` newest checkpoints up to that of `step`, which itself always stays. Newer ones
-// are not counted: they are damaged ones that the run had to go back behind.
+// Discards all but the `keep` newest checkpoints up to and including that of `step`. Those of later steps are
+// neither counted nor removed: the run found them damaged when it resumed from an earlier step.
 static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
     int64_t* steps;
     Error err;
@@ -186,14 +204,15 @@ static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
 // ----------------------------------------------------------------------------
 // tensors
 
-// What one file holds: in each part all parameters, or all trainable ones, under a prefix to their names.
+// Contents of one file: parts, each of all parameters or all trainable ones, with a prefix before their
+// names.
 typedef struct {
     const ParamTable* table;
     bool trainable_only;
     int element_bytes;
     int num_parts;
     const char* prefixes[2];
-    char* buffers[2]; // flat, table->count elements; only read when saving
+    char* buffers[2]; // [table->count] each; not written to when saving
 } CheckpointFile;
 
 typedef struct {
@@ -204,18 +223,18 @@ typedef struct {
     size_t bytes;
 } CheckpointTensor;
 
-static inline CheckpointFile checkpoint_weights(const ParamTable* table, const void* w, int element_bytes) {
-    CheckpointFile f = {table, false, element_bytes, 1, {"", NULL}, {(char*)w, NULL}};
+static inline CheckpointFile checkpoint_weights(const ParamTable* table, const CheckpointTensors* t) {
+    CheckpointFile f = {table, false, t->element_bytes, 1, {"", NULL}, {(char*)t->w, NULL}};
     return f;
 }
 
-static inline CheckpointFile checkpoint_optimizer(const ParamTable* table, const void* m, const void* v,
-                                                  int element_bytes) {
-    CheckpointFile f = {table, true, element_bytes, 2, {"exp_avg.", "exp_avg_sq."}, {(char*)m, (char*)v}};
+static inline CheckpointFile checkpoint_optimizer(const ParamTable* table, const CheckpointTensors* t) {
+    CheckpointFile f = {
+        table, true, t->element_bytes, 2, {"exp_avg.", "exp_avg_sq."}, {(char*)t->m, (char*)t->v}};
     return f;
 }
 
-// Steps to the file's next tensor: for (int i = 0; checkpoint_next(&f, &i, &t);)
+// Iterates over the file's tensors: for (int i = 0; checkpoint_next(&f, &i, &t);)
 static inline bool checkpoint_next(const CheckpointFile* f, int* i, CheckpointTensor* t) {
     int rows = f->table->num_rows;
     while (*i < f->num_parts * rows) {
@@ -239,7 +258,7 @@ static inline bool checkpoint_write_tensors(const CheckpointFile* f, const char*
     CheckpointTensor t;
     path_join(path, folder, name);
     SafetensorsDtype dtype = f->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    safetensors_writer_open(&w, path, err); // close reports what fails on the way
+    safetensors_writer_open(&w, path, err); // errors of all calls are reported by close
     safetensors_writer_metadata(&w, "format", "pt");
     for (int i = 0; checkpoint_next(f, &i, &t);)
         safetensors_writer_declare(&w, t.name, dtype, t.ndim, t.shape);
@@ -249,7 +268,7 @@ static inline bool checkpoint_write_tensors(const CheckpointFile* f, const char*
     return safetensors_writer_close(&w, err);
 }
 
-// A shape as text: [257, 64].
+// Formats a shape: [257, 64].
 static inline const char* checkpoint_shape(char text[128], int ndim, const int64_t* shape) {
     int n = snprintf(text, 128, "[");
     for (int i = 0; i < ndim && n < 100; i++)
@@ -258,7 +277,7 @@ static inline const char* checkpoint_shape(char text[128], int ndim, const int64
     return text;
 }
 
-// Checks one tensor of a file, NULL if absent, against what it should be.
+// Checks the name, shape and type of a tensor. have: NULL if the file does not contain it.
 static inline bool checkpoint_check_tensor(const CheckpointTensor* want, const SafeTensor* have,
                                            const char* where, Error* err) {
     char is[128], should_be[128];
@@ -278,8 +297,8 @@ static inline bool checkpoint_check_tensor(const CheckpointTensor* want, const S
                            want->name, safetensors_dtype_name(have->dtype));
 }
 
-// Reports a tensor of the set that f does not know, of which there is one. To pass over it would be to load
-// another model than the one that was trained.
+// Fails, naming a tensor of the set that is not in f; the caller knows that there is one. To ignore it would
+// be to load a model other than the one that was trained.
 static inline bool checkpoint_fail_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
     CheckpointTensor t;
     for (int file = 0; file < set->count; file++) {
@@ -295,8 +314,8 @@ static inline bool checkpoint_fail_extra(const CheckpointFile* f, const Safetens
     return fail(err, "%s: holds a tensor twice", set->files[0].path);
 }
 
-// Reads all tensors of f from the open files. They must be exactly those that f lists: on error nothing was
-// touched.
+// Reads all tensors of f from the open files, which must contain exactly these. Where the check fails the
+// buffers are unchanged.
 static inline bool checkpoint_read_tensors(const CheckpointFile* f, const SafetensorsSet* set,
                                            const char* where, Error* err) {
     CheckpointTensor t;
@@ -343,94 +362,109 @@ static inline bool checkpoint_write_trainer(const char* folder, const TrainerSta
     return ok;
 }
 
-// Gives the folder its final name. A folder that has it already is replaced: in one stroke where the file
-// system can (most but NFS), and else in two, where a crash in between leaves the older checkpoints.
+// Renames the temporary folder to its final name. An existing folder of that name is replaced: atomically
+// where the file system supports it (most except NFS), otherwise in two renames, between which a crash leaves
+// the older checkpoints.
 static inline bool checkpoint_publish(const char* out, const char* temporary, int64_t step, Error* err) {
-    const unsigned exchange = 2; // RENAME_EXCHANGE, which the C library's headers may hide
+    const unsigned exchange = 2; // RENAME_EXCHANGE, which the C library's headers may not define
     char path[PATH_LENGTH], old[PATH_LENGTH];
     checkpoint_path(path, out, step);
     checkpoint_old_path(old, out, step);
     bool done = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, exchange) == 0 ||
-                rename(temporary, path) == 0; // which takes no folder's place that is not empty
+                rename(temporary, path) == 0; // fails where path is a folder that is not empty
     if (!done) {
         if (!checkpoint_discard(out, step, err)) return false;
         done = rename(temporary, path) == 0;
         if (!done) fail(err, "%s: cannot make: %s", path, strerror(errno));
-        if (!done) rename(old, path); // back to what was there, if anything
+        if (!done) rename(old, path); // restores the previous folder, if there was one
     }
     return done && flush_folder(out, err);
 }
 
-static inline bool checkpoint_check_finite_(const CheckpointFile* f, Error* err) {
-    CheckpointTensor t;
-    for (int i = 0; checkpoint_next(f, &i, &t);) {
-        bool finite = true;
-        for (size_t k = 0; f->element_bytes == 4 && k < t.bytes / 4; k++)
-            finite &= (bool)isfinite(((const float*)(void*)t.data)[k]);
-        for (size_t k = 0; f->element_bytes == 8 && k < t.bytes / 8; k++)
-            finite &= (bool)isfinite(((const double*)(void*)t.data)[k]);
-        if (!finite) return fail(err, "'%s' has become infinite or not a number", t.name);
+// Are all `bytes` of an array of floats or doubles finite numbers?
+static inline bool checkpoint_finite(const void* data, size_t bytes, int element_bytes) {
+    bool finite = true;
+    for (size_t i = 0; element_bytes == 4 && i < bytes / 4; i++)
+        finite &= (bool)isfinite(((const float*)data)[i]);
+    for (size_t i = 0; element_bytes == 8 && i < bytes / 8; i++)
+        finite &= (bool)isfinite(((const double*)data)[i]);
+    return finite;
+}
+
+// The name of the first tensor in a buffer of the table's layout with an element that is NaN or infinite;
+// NULL if all are finite.
+static inline const char* params_first_not_finite(const ParamTable* table, const void* buffer,
+                                                  int element_bytes) {
+    for (int r = 0; r < table->num_rows; r++) {
+        const Param* p = &table->rows[r];
+        const char* data = (const char*)buffer + p->offset * element_bytes;
+        if (!checkpoint_finite(data, (size_t)(p->count * element_bytes), element_bytes)) return p->name;
     }
+    return NULL;
+}
+
+static inline bool checkpoint_file_is_finite(const CheckpointFile* f, Error* err) {
+    CheckpointTensor t;
+    for (int i = 0; checkpoint_next(f, &i, &t);)
+        if (!checkpoint_finite(t.data, t.bytes, f->element_bytes))
+            return fail(err, "'%s' has become infinite or not a number", t.name);
     return true;
 }
 
-// Are all numbers finite? A run whose numbers have gone bad must not replace good checkpoints by one that
-// nothing can go on from.
-static inline bool checkpoint_check_finite(const ParamTable* table, const void* w, const void* m,
-                                           const void* v, int element_bytes, Error* err) {
-    CheckpointFile weights = checkpoint_weights(table, w, element_bytes);
-    CheckpointFile optimizer = checkpoint_optimizer(table, m, v, element_bytes);
-    return checkpoint_check_finite_(&weights, err) && checkpoint_check_finite_(&optimizer, err);
+// Fails unless all numbers are finite: a checkpoint with NaN would replace one that training can resume from.
+static inline bool checkpoint_check_finite(const ParamTable* table, const CheckpointTensors* t, Error* err) {
+    CheckpointFile weights = checkpoint_weights(table, t), optimizer = checkpoint_optimizer(table, t);
+    return checkpoint_file_is_finite(&weights, err) && checkpoint_file_is_finite(&optimizer, err);
 }
 
-// Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0
-// keeps all). w, m and v are weights and AdamW's two moments. A checkpoint of the same step is replaced:
-// after a run went back behind a damaged one, that is the one in the way. The caller holds out_lock.
+// Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0:
+// keeps all). An existing checkpoint of the same step is replaced, as after a run resumed from an older one
+// because it was damaged. The caller holds out_lock.
 //
-// On error nothing is known to be saved, the older checkpoints are as they were, and the temporary folder is
-// gone.
-static inline bool checkpoint_save(const char* out, const Config* config, const ParamTable* table,
-                                   const Options* options, const TrainerState* state, const void* w,
-                                   const void* m, const void* v, int element_bytes, int keep, Error* err) {
+// On error the older checkpoints are unchanged, the temporary folder is removed, and the new checkpoint may
+// be missing.
+static inline bool checkpoint_save(const char* out, const CheckpointRecord* r, const CheckpointTensors* t,
+                                   int keep, Error* err) {
     char folder[PATH_LENGTH], config_path[PATH_LENGTH];
-    CheckpointFile weights = checkpoint_weights(table, w, element_bytes);
-    CheckpointFile optimizer = checkpoint_optimizer(table, m, v, element_bytes);
+    CheckpointFile weights = checkpoint_weights(r->table, t), optimizer = checkpoint_optimizer(r->table, t);
     if (!make_folders(out, err)) return false;
-    checkpoint_sweep(out); // what a crash left may be the room that this one needs
-    checkpoint_join(folder, out, CHECKPOINT_TEMPORARY, state->step, "");
+    checkpoint_sweep(out); // frees the space of leftovers first
+    checkpoint_join(folder, out, CHECKPOINT_TEMPORARY, r->state->step, "");
     path_join(config_path, folder, "config.json");
-    bool ok = make_folders(folder, err) && config_write(config, config_path, err) &&
+    bool ok = make_folders(folder, err) && config_write(r->config, config_path, err) &&
               checkpoint_write_tensors(&weights, folder, "model.safetensors", err) &&
               checkpoint_write_tensors(&optimizer, folder, "optimizer.safetensors", err) &&
-              checkpoint_write_trainer(folder, state, options, element_bytes, err) &&
-              flush_folder(folder, err) && checkpoint_publish(out, folder, state->step, err);
-    if (ok && keep > 0) checkpoint_prune(out, state->step, keep);
+              checkpoint_write_trainer(folder, r->state, r->options, t->element_bytes, err) &&
+              flush_folder(folder, err) && checkpoint_publish(out, folder, r->state->step, err);
+    if (ok && keep > 0) checkpoint_prune(out, r->state->step, keep);
     checkpoint_sweep(out);
     return ok;
 }
 
 // ----------------------------------------------------------------------------
-// loading. config.json is config_read's.
+// loading. config_read reads config.json.
 
-// Reads the weights of a checkpoint or Hugging Face folder, of one file or many, into w. Every tensor must be
-// there with the table's shape, and no other; on error w is untouched.
+// Reads the weights of a checkpoint or Hugging Face folder, of one file or several, into w [table->count].
+// The files must contain all tensors of the table, with its shapes, and no others; otherwise w is unchanged.
 static inline bool checkpoint_load_weights(const char* folder, const ParamTable* table, void* w,
                                            int element_bytes, Error* err) {
     SafetensorsSet set;
-    CheckpointFile f = checkpoint_weights(table, w, element_bytes);
+    CheckpointTensors t = {w, NULL, NULL, element_bytes};
+    CheckpointFile f = checkpoint_weights(table, &t);
     if (!safetensors_set_open(&set, folder, err)) return false;
     bool ok = checkpoint_read_tensors(&f, &set, set.count == 1 ? set.files[0].path : folder, err);
     safetensors_set_close(&set);
     return ok;
 }
 
-// Reads AdamW's moments into m and v; what is not trained keeps the values it has there. On error both are
-// untouched.
+// Reads AdamW's moments into m and v, each [table->count], where elements of tensors that are not trained
+// stay as they are. Where a check of the file fails both are unchanged.
 static inline bool checkpoint_load_optimizer(const char* folder, const ParamTable* table, void* m, void* v,
                                              int element_bytes, Error* err) {
     char path[PATH_LENGTH];
     Safetensors file;
-    CheckpointFile f = checkpoint_optimizer(table, m, v, element_bytes);
+    CheckpointTensors t = {NULL, m, v, element_bytes};
+    CheckpointFile f = checkpoint_optimizer(table, &t);
     path_join(path, folder, "optimizer.safetensors");
     if (!safetensors_open(&file, path, err)) return false;
     SafetensorsSet set = {&file, 1};
@@ -439,14 +473,14 @@ static inline bool checkpoint_load_optimizer(const char* folder, const ParamTabl
     return ok;
 }
 
-// Reads trainer.json: the state, and the whole text as *record, for json_free, whose member "options" is what
-// options_restore takes. On error record is empty and *state undefined.
+// Reads trainer.json: the state, and the whole file as *record, which the caller frees with json_free and
+// whose member "options" options_restore reads. On error record is empty and *state undefined.
 static inline bool checkpoint_load_state(const char* folder, TrainerState* state, Json* record, Error* err) {
     char path[PATH_LENGTH];
     path_join(path, folder, "trainer.json");
     if (!json_parse_file(record, path, err)) return false;
     int schedule = json_get(record, 0, "schedule"), data = json_get(record, 0, "data");
-    const char* bad = NULL; // the first key that is wrong
+    const char* bad = NULL; // the first key whose value is not valid
     struct {
         int object;
         const char* key;
@@ -461,7 +495,7 @@ static inline bool checkpoint_load_state(const char* folder, TrainerState* state
     };
     for (int i = 0; i < 6 && !bad; i++)
         if (!json_int64(record, json_get(record, counts[i].object, counts[i].key), counts[i].value) ||
-            *counts[i].value < 0 || *counts[i].value > (int64_t)1 << 60) // room to count on
+            *counts[i].value < 0 || *counts[i].value > (int64_t)1 << 60) // sums must not overflow
             bad = counts[i].key;
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";

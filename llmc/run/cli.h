@@ -1,12 +1,13 @@
 /*
-A program's command line, from one table: parser, defaults and --help.
+Command lines: parser, defaults and --help of a program, all from one table.
 
-A program keeps its options in a struct, a field each, and describes them in an array of CliRow:
+A program keeps its options in a struct with one field per option, and describes them in an array of CliRow:
 
-    --name value    --name=value    a text, a count or a real number; a list takes one more item each time
-    --name          a flag
+    --name value    --name=value    a text, a choice of names, a count, a real number; a list gains an item
+    --name                          a flag
 
-Counts take suffixes (2.5Gi, 16Ki, 1e9). What is wrong with an option is an error that names it.
+Called by options.h (both trainers) and by the programs in data/. Counts take suffixes: 2.5Gi, 16Ki, 1e9. An
+error names the option that caused it.
 */
 #ifndef LLMC_CLI_H
 #define LLMC_CLI_H
@@ -14,7 +15,7 @@ Counts take suffixes (2.5Gi, 16Ki, 1e9). What is wrong with an option is an erro
 #include "../base/common.h"
 #include "../base/numbers.h"
 
-#define CLI_UNSET    (-1) // default of a number that the program chooses if nobody gives it
+#define CLI_UNSET    (-1) // default of a number or choice that the program makes itself unless it is given
 #define CLI_MAX_LIST 64
 
 typedef struct {
@@ -22,19 +23,48 @@ typedef struct {
     int count;
 } CliList;
 
-// A group is a title in --help. The fields of the others: const char*, int64_t, double, bool, CliList.
-typedef enum { CLI_GROUP, CLI_TEXT, CLI_COUNT, CLI_REAL, CLI_FLAG, CLI_LIST } CliType;
+// A group is a title in --help. The fields of the other types, in this order: const char*, int (the index of
+// the name given), int64_t, double, bool, CliList.
+typedef enum { CLI_GROUP, CLI_TEXT, CLI_CHOICE, CLI_COUNT, CLI_REAL, CLI_FLAG, CLI_LIST } CliType;
 
 typedef struct {
     CliType type;
-    const char* name;           // without the dashes; the title of a group
-    const char* value_name;     // "" where it takes no value
-    size_t offset;              // of the field in the program's struct
-    double preset, least, most; // of a number: default, and range
-    const char* help;           // says in [brackets] a default that is no plain number
+    const char* name;       // without the dashes; the title of a group
+    const char* value_name; // as --help prints it: of a choice all its names, as in "none|all"; "" of a flag
+    size_t offset;          // of the field in the program's struct
+    double preset, least, most; // default, and range of a number; default of a choice
+    const char* help;           // a default that is not a plain number is named in [brackets]
 } CliRow;
 
 static inline void* cli_field(const CliRow* row, void* options) { return (char*)options + row->offset; }
+
+// ----------------------------------------------------------------------------
+// choices
+
+// Copies name i of a choice, counted from 0, to `text`; false if the choice has no such name.
+static inline bool cli_choice_name(char text[32], const CliRow* row, int i) {
+    const char* name = row->value_name;
+    for (; i > 0; i--) {
+        name += strcspn(name, "|");
+        if (*name++ == '\0') return false;
+    }
+    snprintf(text, 32, "%.*s", (int)strcspn(name, "|"), name);
+    return true;
+}
+
+// Sets a choice by name; the error lists all names.
+static inline bool cli_set_choice(const CliRow* row, int* field, const char* text, Error* err) {
+    char name[32], all[256] = "";
+    for (int i = 0; cli_choice_name(name, row, i); i++) {
+        if (strcmp(text, name) == 0) {
+            *field = i;
+            return true;
+        }
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", name);
+    }
+    return fail(err, "--%s %s: not one of %s", row->name, text, all);
+}
 
 // ----------------------------------------------------------------------------
 // parsing
@@ -46,6 +76,7 @@ static inline void cli_defaults(const CliRow* rows, int num_rows, void* options)
         switch (rows[i].type) {
         case CLI_GROUP: break;
         case CLI_TEXT: *(const char**)field = NULL; break;
+        case CLI_CHOICE: *(int*)field = (int)rows[i].preset; break;
         case CLI_COUNT: *(int64_t*)field = (int64_t)rows[i].preset; break;
         case CLI_REAL: *(double*)field = rows[i].preset; break;
         case CLI_FLAG: *(bool*)field = false; break;
@@ -54,13 +85,15 @@ static inline void cli_defaults(const CliRow* rows, int num_rows, void* options)
     }
 }
 
-// Gives an option the value `text`, which must outlive the options; a flag is set whatever it says.
+// Sets an option to the value `text`, which must outlive the options; a flag becomes true whatever the text.
+// On error the field keeps its value.
 static inline bool cli_set(const CliRow* row, void* options, const char* text, Error* err) {
     void* field = cli_field(row, options);
     double number;
     switch (row->type) {
     case CLI_GROUP: break;
     case CLI_TEXT: *(const char**)field = text; break;
+    case CLI_CHOICE: return cli_set_choice(row, (int*)field, text, err);
     case CLI_COUNT:
         if (!parse_count(text, &number) || number != floor(number) || number < row->least ||
             number > row->most)
@@ -93,15 +126,16 @@ static inline const CliRow* cli_find(const CliRow* rows, int num_rows, const cha
     return NULL;
 }
 
-// Parses a command line into *options, which starts from the defaults; texts point into argv.
+// Parses a command line into *options, which is first filled with the defaults. Texts point into argv.
 //
-// given[i] tells whether row i was on the command line, and an option that is there twice is an error. With
-// given NULL the last value counts, so that a script can append to its options.
+// given: array of num_rows flags, set for the options that were given; an option given twice is then an
+// error. With given NULL the last value counts, so that a script can append to its options.
 //
-// What is no option, a file's name say, is moved to argv[1 .. *num_arguments], in order; after `--` nothing
-// is an option. With num_arguments NULL the program takes no such arguments, and they are an error.
+// num_arguments: arguments that are not options, such as file names, are moved to argv[1 .. *num_arguments]
+// in order, and everything after `--` counts as one. With num_arguments NULL the program takes none, and one
+// is an error.
 //
-// Not inlined: gcc would see that no list fits into the struct of a program that has none, and warn.
+// Not inlined: gcc would see that no list fits into the struct of a program without lists, and warn.
 __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int num_rows, void* options,
                                                         bool* given, int argc, char** argv,
                                                         int* num_arguments, Error* err) {
@@ -141,8 +175,8 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
 // ----------------------------------------------------------------------------
 // help
 
-// Prints n characters of a word, where help texts stand or behind what the line has; returns the column after
-// it.
+// Prints n characters of a word: in the column where help texts begin, or behind what the line already has,
+// with a line break where it is full. Returns the column after the word.
 static inline int cli_print_word(FILE* f, int column, const char* word, int n) {
     const int indent = 28, width = 110;
     if (column < indent)

@@ -1,14 +1,14 @@
 /*
-What a run tells while it trains: one line a step on the terminal, for people, and the same and more in
-OUT/log.jsonl, one JSON object a line, for programs.
+The log of a run: one line per step on the terminal, for people, and more detail in OUT/log.jsonl, for
+programs.
 
-Every line of the file goes out in a single write to a file opened for appending, so that a crash can cut at
-most the last one; opening the file again ends such a line. A log that cannot be written (a full disk) is
-worth one warning, never the training. Numbers that are not finite are null in the file and nan on the
-terminal.
+log.jsonl has one JSON object per line, with a key "event": "step", "validation", or the name of another
+event. Numbers that are not finite are null there and nan on the terminal.
 
-A line has a key "event": "step", "validation", or the name of an event. After a run went back to a checkpoint
-the file holds the steps since then twice, with the "resume" event between them: the later line counts.
+Called by train.h. Each line is written with a single call to a file opened for appending, so that a crash can
+truncate only the last line; opening the file again terminates such a line. A log that cannot be written, as
+on a full disk, causes one warning and never stops training. After a run resumed from an earlier step the file
+contains some steps twice, with the "resume" event between them: the later line counts.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -18,13 +18,15 @@ the file holds the steps since then twice, with the "resume" event between them:
 #include "../base/common.h"
 #include "../formats/json.h"
 
+#define LOG_LN2 0.69314718055994530942 // nats per bit
+
 typedef struct {
-    // the caller sets these after logger_open
-    int64_t num_steps;      // the run ends there
-    int64_t log_every;      // steps between lines on the terminal; the file gets them all
-    double flops_per_token; // model FLOPs of forward and backward; 0: not shown
-    double attention_flops; // those of them that are attention's
-    double peak_flops;      // what the machine could do in a second; 0: not known, no MFU
+    // set by the caller after logger_open
+    int64_t num_steps;      // last step of the run
+    int64_t log_every;      // steps between lines on the terminal
+    double flops_per_token; // model FLOPs, forward and backward; 0: not printed
+    double attention_flops; // the part of them that attention takes
+    double peak_flops;      // of the device, per second; 0: not known, no MFU
 
     int fd; // of log.jsonl; -1: terminal only
     char path[PATH_LENGTH];
@@ -40,29 +42,28 @@ typedef struct {
     int64_t tokens;      // trained on so far, this step included
     int64_t step_tokens; // of this step
     double loss, grad_norm, lr;
-    double seconds; // the step took
+    double seconds; // duration of the step
 
-    // Of each of num_layers, the share of attention's FLOPs that were skipped; 0 layers: nothing is pruned.
+    // Fraction of attention's FLOPs that were pruned, per layer; num_layers 0: the model does not prune.
     int num_layers;
     const double* pruned;
 } LogStep;
 
 // ----------------------------------------------------------------------------
-// validation: the loss by position in the context. Bucket 0 is position 0, bucket k positions [2^(k-1), 2^k):
-// what a model gains from a longer context shows from bucket to bucket.
+// validation: the loss by position in the context. Bucket 0 is position 0, bucket k has positions [2^(k-1),
+// 2^k)
 
 #define LOG_BUCKETS 32
 
 typedef struct {
     double loss_sum[LOG_BUCKETS];
     int64_t tokens[LOG_BUCKETS];
-    int64_t seq_len;  // T, known from the positions added
-    bool byte_tokens; // a token is a byte, so that bits per byte can be told
-    double seconds;   // the validation took
+    int64_t seq_len;  // largest position added, plus 1
+    bool byte_tokens; // tokens are bytes: also log bits per byte
+    double seconds;   // duration of the validation
 } LogValidation;
 
-// Adds the loss of the token at position t = 0 .. T-1 of its sequence. Start from all zeros; ranks add up
-// theirs.
+// Adds the loss of the token at position t = 0 .. T-1 of its sequence, to a struct that starts as all zeros.
 static inline void log_validation_add(LogValidation* v, int64_t t, double loss) {
     int bucket = t == 0 ? 0 : 64 - __builtin_clzll((unsigned long long)t);
     v->loss_sum[bucket] += loss;
@@ -70,7 +71,7 @@ static inline void log_validation_add(LogValidation* v, int64_t t, double loss) 
     if (t >= v->seq_len) v->seq_len = t + 1;
 }
 
-// The number of tokens added so far, and through *loss their mean loss, NaN if there are none.
+// Returns the number of tokens added so far, and in *loss their mean loss: NaN if there are none.
 static inline int64_t log_validation_total(const LogValidation* v, double* loss) {
     double sum = 0;
     int64_t tokens = 0;
@@ -80,9 +81,9 @@ static inline int64_t log_validation_total(const LogValidation* v, double* loss)
 }
 
 // ----------------------------------------------------------------------------
-// numbers for people
+// numbers on the terminal
 
-// A number in 9 columns: four decimals, or an exponent where it is too large for them.
+// Formats a number in 9 columns: with four decimals, or with an exponent if it is too large.
 static inline const char* log_number(char text[32], double x) {
     if (!isfinite(x))
         snprintf(text, 32, "%9s", "nan");
@@ -91,7 +92,7 @@ static inline const char* log_number(char text[32], double x) {
     return text;
 }
 
-// A time as 1h02m, 3m10s, 7s or 2d03h; "?" if it is not known.
+// Formats a duration as 7s, 3m10s, 1h02m or 2d03h; "?" if it is not known.
 static inline const char* log_duration(char text[32], double seconds) {
     if (!(seconds >= 0 && seconds < 1e10)) {
         snprintf(text, 32, "?");
@@ -109,7 +110,7 @@ static inline const char* log_duration(char text[32], double seconds) {
     return text;
 }
 
-// How every line on the terminal begins: the step, as wide as the last one's.
+// Prints the beginning of a line: the step, padded to the width of the last step.
 static inline void logger_print_step(const Logger* l, int64_t step) {
     int width = snprintf(NULL, 0, "%lld", (long long)l->num_steps);
     printf("step %*lld/%lld  ", width, (long long)step, (long long)l->num_steps);
@@ -118,15 +119,16 @@ static inline void logger_print_step(const Logger* l, int64_t step) {
 // ----------------------------------------------------------------------------
 // the file
 
-// Says once why (an errno) the file lacks lines.
+// Warns once that lines are missing from the file; why: an errno.
 static inline void logger_warn(Logger* l, int why) {
     if (!l->warned)
-        warn("%s: cannot write: %s; training goes on, the log will lack lines", l->path, strerror(why));
+        warn("%s: cannot write: %s; training continues, with lines missing from the log", l->path,
+             strerror(why));
     l->warned = true;
 }
 
-// Opens OUT/log.jsonl for appending, making both if need be; terminal only if out is NULL. The caller then
-// sets the first five fields, and closes the logger in any case.
+// Opens OUT/log.jsonl for appending, and creates folder and file if they do not exist; out NULL: terminal
+// only. The caller then sets the first five fields. It calls logger_close also on error.
 static inline bool logger_open(Logger* l, const char* out, Error* err) {
     memset(l, 0, sizeof *l);
     l->fd = -1;
@@ -160,7 +162,7 @@ static inline JsonWriter* logger_begin_line(Logger* l, const char* event, int64_
     return &l->line;
 }
 
-// Ends the line and writes it. What a full disk took only in part is cut off again.
+// Ends the line and writes it. A line that a full disk cut short is removed again.
 static inline void logger_end_line(Logger* l) {
     char line_break = '\n';
     struct iovec parts[2];
@@ -176,14 +178,13 @@ static inline void logger_end_line(Logger* l) {
 }
 
 // ----------------------------------------------------------------------------
-// what is logged
+// events
 
-// Logs an optimizer step. The terminal gets the first and the last step of the process and every
+// Logs an optimizer step. The terminal shows the first and the last step of the process and every
 // log_every-th.
 //
-// Tokens a second are a moving average: the ratio of two sums in which a step's weight decays alike, and so
-// without the bias of an average that starts from 0. The process's first step warms caches up and is left out
-// of it.
+// Tokens per second are a moving average: the ratio of two sums with exponentially decaying weights, which
+// needs no bias correction. The first step of the process, which includes warm-up, is not part of it.
 static inline void logger_step(Logger* l, const LogStep* s) {
     const double decay = 0.95;
     double tokens_per_s = (double)s->step_tokens / s->seconds;
@@ -195,7 +196,7 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     double flops = l->flops_per_token * tokens_per_s, pruned = 0;
     for (int i = 0; i < s->num_layers; i++) pruned += s->pruned[i] / s->num_layers;
     double executed = flops - pruned * l->attention_flops * tokens_per_s;
-    double left = (double)(l->num_steps - s->step) * (double)s->step_tokens / tokens_per_s;
+    double seconds_left = (double)(l->num_steps - s->step) * (double)s->step_tokens / tokens_per_s;
 
     JsonWriter* w = logger_begin_line(l, "step", s->step);
     json_put_int(w, "tokens", s->tokens);
@@ -214,7 +215,7 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         for (int i = 0; i < s->num_layers; i++) json_put_double(w, NULL, s->pruned[i]);
         json_end(w);
     }
-    json_put_double(w, "eta_s", left);
+    json_put_double(w, "eta_s", seconds_left);
     logger_end_line(l);
 
     if (l->steps > 1 && s->step < l->num_steps && s->step % l->log_every != 0) return;
@@ -230,15 +231,15 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         printf(" (%4.1f%% executed, %2.0f%% pruned)", 100 * executed / l->peak_flops, 100 * pruned);
     else if (s->num_layers > 0)
         printf(" (%2.0f%% pruned)", 100 * pruned);
-    printf("  %6s left\n", log_duration(time_left, left));
-    fflush(stdout); // a person may watch through a pipe
+    printf("  %6s left\n", log_duration(time_left, seconds_left));
+    fflush(stdout); // stdout may be a pipe
 }
 
-// Logs the mean loss on held-out tokens after `step` steps; the file also gets it by position in the context.
+// Logs the mean loss on held-out tokens after `step` steps; the file also has it by position in the context.
 static inline void logger_validation(Logger* l, int64_t step, const LogValidation* v) {
     double loss;
     int64_t tokens = log_validation_total(v, &loss);
-    double bits = loss / 0.69314718055994530942;
+    double bits = loss / LOG_LN2;
 
     JsonWriter* w = logger_begin_line(l, "validation", step);
     json_put_int(w, "val_tokens", tokens);
@@ -267,8 +268,8 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     fflush(stdout);
 }
 
-// Logs anything else worth knowing later: a resume, a checkpoint, a sample. On the terminal a control
-// character in the text, which a sample may hold, becomes '?'.
+// Logs another event: a resume, a checkpoint, a sample. On the terminal control characters in the text, as a
+// sample may contain, become '?'.
 static inline void logger_event(Logger* l, int64_t step, const char* name, const char* text) {
     json_put_string(logger_begin_line(l, name, step), "text", text);
     logger_end_line(l);

@@ -1,125 +1,162 @@
 /*
 The options of both trainers, from one table.
 
-A row of OPTIONS makes a field of struct Options, what the parser and --help know of it (cli.h), and its place
-in trainer.json's record, from which --resume takes back what is not given again. A number that nobody gave is
-OPTION_UNSET until the preset's recipe, or the program, chooses it.
+A row of OPTIONS makes a field of struct Options, the row of cli.h that parses it and describes it in --help,
+and its member in trainer.json, from which --resume restores it. Called by run.h and checkpoint.h.
+
+A number or choice that was not given is OPTION_UNSET until the preset's recipe, or the program, chooses it.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
 #include "cli.h"
 #include "../base/common.h"
-#include "../model/config.h"
 #include "../formats/json.h"
+#include "../model/config.h"
+#include "../model/shapes.h"
 
 #define OPTION_UNSET CLI_UNSET
 
-// GROUP(title) opens a group of --help. ROW: type, field, name, what its value is; of a number the default,
-// the least and the greatest; does a resumed run take it from the record; help.
+// Choices: X(value, name). The values make an enum, the names what the command line takes.
+#define RECOMPUTE_CHOICES(X) X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
+#define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
+
+#define CHOICE_VALUE(value, name) value,
+#define CHOICE_NAME(value, name)  name,
+#define CHOICE_LIST(value, name)  "|" name
+
+// What the backward pass recomputes to save memory: from nothing to a whole block but its input.
+typedef enum { RECOMPUTE_CHOICES(CHOICE_VALUE) } Recompute;
+static const char* const option_recompute_names[] = {RECOMPUTE_CHOICES(CHOICE_NAME)};
+
+typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
+
+// GROUP(title) starts a group of --help. ROW(type, field, name, value name, default, least, most, help)
 // clang-format off
 #define OPTIONS(GROUP, ROW) \
 GROUP("Model") \
-ROW(TEXT, model, "model", "NAME", 0, 0, 0, true, \
+ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
     "preset: fox-pro, fox-llama, transformer-pro or transformer-llama, then -nano, -micro, -125m, -360m " \
     "or -760m") \
-ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, true, \
-    "set a key of config.json, as in use_rope=true; may be given many times") \
-ROW(TEXT, init, "init", "DIR", 0, 0, 0, true, \
+ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
+ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint or Hugging Face folder") \
 GROUP("Data") \
-ROW(TEXT, data, "data", "GLOB", 0, 0, 0, true, "training shards (data/README.md says how to make them)") \
-ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, true, "held-out shards") \
-ROW(FLAG, shuffle, "shuffle", "", 0, 0, 0, true, \
-    "visit the sequences in an order drawn from the seed, new each epoch") \
-ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, true, \
-    "GPT-2's vocab.bpe, for prompts and samples of models that read its tokens") \
-ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, true, \
-    "prompts and samples are in LongCrawl64's JSON-escaped form") \
+ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
+ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
+ROW(FLAG, shuffle, "shuffle", "", 0, 0, 0, \
+    "shuffle the sequences, with a new permutation of the seed in every epoch") \
+ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
+    "GPT-2's vocab.bpe, for prompts and samples of models with its vocabulary") \
+ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, "the model's text is JSON-escaped, as in LongCrawl64") \
 GROUP("Training") \
-ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, true, "tokens of a sequence [the preset's]") \
-ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, true, \
-    "tokens of an optimizer step [the preset's]") \
-ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, true, \
-    "sequences of one forward and backward pass [as many as suit the machine]") \
-ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 60, true, \
-    "tokens to train on; the learning rate reaches 0 there [the preset's]") \
-ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, false, \
-    "leave after step N, with a checkpoint to resume from; the schedule stays that of --max-tokens") \
-ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, true, "peak learning rate [the preset's]") \
-ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 60, true, \
+ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, "tokens per sequence [the preset's]") \
+ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
+    "tokens per optimizer step [the preset's]") \
+ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
+    "sequences per forward and backward pass [chosen by the trainer]") \
+ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 60, \
+    "tokens to train on, where the learning rate reaches 0 [the preset's]") \
+ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
+    "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
+ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the preset's]") \
+ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 60, \
     "tokens of linear warm-up [the preset's]") \
-ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, true, \
+ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
     "AdamW's weight decay, of matrices and the embedding") \
-ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, true, "AdamW's decay of the mean gradient") \
-ROW(REAL, beta2, "beta2", "X", 0.95, 0, 0.999999, true, "AdamW's decay of the mean squared gradient") \
-ROW(REAL, adam_eps, "adam-eps", "X", 1e-8, 1e-30, 1, true, "AdamW's epsilon") \
-ROW(REAL, grad_clip, "grad-clip", "X", 1.0, 0, 1e9, true, "greatest global gradient norm; 0 never clips") \
-ROW(COUNT, seed, "seed", "N", 1, 0, 1LL << 53, true, "of initial weights, shuffling and samples") \
+ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
+ROW(REAL, beta2, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of the second moment") \
+ROW(REAL, adam_eps, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
+ROW(REAL, grad_clip, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
+ROW(COUNT, seed, "seed", "N", 1, 0, 1LL << 53, "seed of initial weights, shuffling and samples") \
 GROUP("Output") \
-ROW(TEXT, out, "out", "DIR", 0, 0, 0, false, "folder of the run: checkpoints and log.jsonl") \
-ROW(FLAG, resume, "resume", "", 0, 0, 0, false, \
-    "go on from the newest checkpoint in --out, with the run's own options; from the start if there is " \
-    "none") \
-ROW(COUNT, save_every, "save-every", "STEPS", 1000, 0, 1LL << 40, true, \
-    "write a checkpoint this often and at the end; 0: at the end") \
-ROW(COUNT, keep, "keep", "N", 3, 0, 1 << 30, true, "keep the N newest checkpoints; 0 keeps all") \
-ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, true, \
-    "print a line this often; log.jsonl has every step") \
-ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, true, \
-    "measure the loss on --val-data this often and at the end; 0: at the end") \
-ROW(COUNT, val_tokens, "val-tokens", "N", 1048576, 1, 1LL << 60, true, \
-    "held-out tokens to measure it on, or all there are") \
-ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, true, \
-    "print a sample this often; 0: never") \
+ROW(TEXT, out, "out", "DIR", 0, 0, 0, "folder of the run: checkpoints and log.jsonl") \
+ROW(FLAG, resume, "resume", "", 0, 0, 0, \
+    "continue from the newest checkpoint in --out, with its recorded options; without a checkpoint start " \
+    "anew") \
+ROW(COUNT, save_every, "save-every", "STEPS", 1000, 0, 1LL << 40, \
+    "steps between checkpoints; 0: only one at the end") \
+ROW(COUNT, keep, "keep", "N", 3, 0, 1 << 30, "number of newest checkpoints to keep; 0: all") \
+ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, \
+    "steps between lines on the terminal; log.jsonl has every step") \
+ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
+    "steps between measurements of the loss on --val-data; 0: only one at the end") \
+ROW(COUNT, val_tokens, "val-tokens", "N", 1048576, 1, 1LL << 60, \
+    "held-out tokens to measure it on, at most those in --val-data") \
+ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
+    "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
-ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, true, \
-    "write up to N tokens, until end of text, with the model of --init, and leave; [128] in samples while " \
-    "training") \
-ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, true, \
-    "what to continue [end of text, where a document starts]") \
-ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, true, \
-    "divides the logits; 0 takes the likeliest token") \
-ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, true, "draw from the N likeliest tokens; 0 from all") \
-ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, true, \
-    "draw from the likeliest tokens that make up this probability") \
-GROUP("GPU (the CPU trainer has no use for them)") \
-ROW(TEXT, recompute, "recompute", "WHAT", 0, 0, 0, true, \
-    "what the backward pass computes again to save memory: none, cheap (q, k and v) or block (all of it) " \
+ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
+    "print up to N tokens, until end of text, from the model of --init, and exit; with --data the length " \
+    "of samples [128]") \
+ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, "text to continue [empty: the start of a document]") \
+ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
+ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
+ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, \
+    "sample from the most likely tokens with this total probability") \
+GROUP("GPU (ignored by the CPU trainer)") \
+ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+    "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
     "[the first that fits]") \
-ROW(TEXT, attention, "attention", "WHOSE", 0, 0, 0, true, \
-    "kernels: fox, or cudnn for models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
-ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, true, "the same bits in every run, a little slower") \
+ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+    "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
+ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, \
+    "bitwise reproducible, slightly slower") \
 GROUP("Checks") \
-ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, false, \
-    "print config, parameter counts and memory plan, and leave") \
-ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, false, \
-    "time N steps on random tokens, print tokens/s, milliseconds by phase and memory, and leave") \
-ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, false, \
-    "write loss, logits and gradients of the first micro-batch as safetensors, and leave") \
-ROW(FLAG, help, "help", "", 0, 0, 0, false, "print this text, and leave")
+ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, "print config, parameter counts and memory plan, and exit") \
+ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
+    "time N steps on random tokens, print tokens/s, milliseconds by phase and memory, and exit") \
+ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
+    "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
+ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit")
 
-#define OPTION_TYPE_TEXT  const char*
-#define OPTION_TYPE_COUNT int64_t
-#define OPTION_TYPE_REAL  double
-#define OPTION_TYPE_FLAG  bool
-#define OPTION_TYPE_LIST  CliList
+#define OPTION_TYPE_TEXT   const char*
+#define OPTION_TYPE_CHOICE int
+#define OPTION_TYPE_COUNT  int64_t
+#define OPTION_TYPE_REAL   double
+#define OPTION_TYPE_FLAG   bool
+#define OPTION_TYPE_LIST   CliList
 
 #define OPTION_NO_FIELD(title)
 #define OPTION_FIELD(type, field, ...) OPTION_TYPE_##type field;
 typedef struct { OPTIONS(OPTION_NO_FIELD, OPTION_FIELD) } Options;
 
 #define OPTION_GROUP(title) {CLI_GROUP, title, "", 0, 0, 0, 0, ""},
-#define OPTION_ROW(type, field, name, value, preset, least, most, kept, help) \
-    {CLI_##type, name, value, offsetof(Options, field), \
+#define OPTION_ROW(type, field, name, value_name, preset, least, most, help) \
+    {CLI_##type, name, value_name, offsetof(Options, field), \
      (double)(preset), (double)(least), (double)(most), help},
 static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
-
-#define OPTION_GROUP_KEPT(title) false,
-#define OPTION_KEPT(type, field, name, value, preset, least, most, kept, help) kept,
-static const bool option_kept[] = {OPTIONS(OPTION_GROUP_KEPT, OPTION_KEPT)};
 // clang-format on
 #define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
+
+#undef RECOMPUTE_CHOICES
+#undef ATTENTION_CHOICES
+#undef CHOICE_VALUE
+#undef CHOICE_NAME
+#undef CHOICE_LIST
+#undef OPTIONS
+#undef OPTION_TYPE_TEXT
+#undef OPTION_TYPE_CHOICE
+#undef OPTION_TYPE_COUNT
+#undef OPTION_TYPE_REAL
+#undef OPTION_TYPE_FLAG
+#undef OPTION_TYPE_LIST
+#undef OPTION_NO_FIELD
+#undef OPTION_FIELD
+#undef OPTION_GROUP
+#undef OPTION_ROW
+
+// Is the option one of the run, which trainer.json records and --resume restores, rather than of this process
+// alone?
+static inline bool option_recorded(const CliRow* row) {
+    static const size_t of_the_process[] = {offsetof(Options, max_steps), offsetof(Options, out),
+                                            offsetof(Options, resume),    offsetof(Options, dry_run),
+                                            offsetof(Options, bench),     offsetof(Options, dump),
+                                            offsetof(Options, help)};
+    for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
+        if (row->offset == of_the_process[i]) return false;
+    return row->type != CLI_GROUP;
+}
 
 // ----------------------------------------------------------------------------
 // the command line
@@ -127,12 +164,17 @@ static const bool option_kept[] = {OPTIONS(OPTION_GROUP_KEPT, OPTION_KEPT)};
 // Fills every field with its default.
 static inline void options_defaults(Options* o) { cli_defaults(option_rows, NUM_OPTION_ROWS, o); }
 
-// Parses the command line into *o; given[i] tells whether row i was on it. As cli_parse, without arguments.
+// Parses the command line into *o; given[i] tells whether row i was given. As cli_parse, without arguments.
 static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int argc, char** argv, Error* err) {
     return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
 }
 
-// Fills what is still unset from a preset's recipe.
+// Was the option `name` given?
+static inline bool option_given(const bool given[NUM_OPTION_ROWS], const char* name) {
+    return given[cli_find(option_rows, NUM_OPTION_ROWS, name, strlen(name)) - option_rows];
+}
+
+// Fills what is unset from a preset's recipe.
 static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->seq_len == OPTION_UNSET) o->seq_len = r->seq_len;
     if (o->batch_tokens == OPTION_UNSET) o->batch_tokens = r->batch_tokens;
@@ -141,19 +183,10 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
 }
 
-// What options that take one of a few names may be: of --recompute from what keeps most to what keeps least.
-static const char* const option_recompute_names[] = {"none", "cheap", "block", NULL};
-static const char* const option_attention_names[] = {"fox", "cudnn", NULL};
-
-// The place of an option's value among its names. Another name is one line, and the end.
-static inline int option_place(const char* const* names, const char* option, const char* value) {
-    char all[128] = "";
-    for (int i = 0; names[i]; i++) {
-        if (strcmp(value, names[i]) == 0) return i;
-        size_t n = strlen(all);
-        snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", names[i]);
-    }
-    die("--%s %s: not one of %s", option, value, all);
+// AdamW's numbers for optimizer step `step`, counted from 1, with learning rate lr.
+static inline AdamWParams options_adamw(const Options* o, double lr, int64_t step) {
+    AdamWParams p = {lr, o->beta1, o->beta2, o->adam_eps, o->weight_decay, step};
+    return p;
 }
 
 // Prints --help.
@@ -163,19 +196,24 @@ static inline void options_print_help(FILE* f, const char* program, const char* 
 }
 
 // ----------------------------------------------------------------------------
-// the record
+// the record in trainer.json
 
-// Writes the options that a resumed run takes back, as an object under `key`. What is unset is left out.
+// Writes the recorded options as an object under `key`. Unset ones are left out.
 static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
     json_begin_object(w, key);
     for (int i = 0; i < NUM_OPTION_ROWS; i++) {
         const CliRow* row = &option_rows[i];
         const void* field = (const char*)o + row->offset;
-        if (!option_kept[i]) continue;
+        char name[32];
+        if (!option_recorded(row)) continue;
         switch (row->type) {
         case CLI_GROUP: break;
         case CLI_TEXT:
             if (*(const char* const*)field) json_put_string(w, row->name, *(const char* const*)field);
+            break;
+        case CLI_CHOICE:
+            if (*(const int*)field != OPTION_UNSET && cli_choice_name(name, row, *(const int*)field))
+                json_put_string(w, row->name, name);
             break;
         case CLI_COUNT:
             if (*(const int64_t*)field != OPTION_UNSET) json_put_int(w, row->name, *(const int64_t*)field);
@@ -196,16 +234,19 @@ static inline void options_put(const Options* o, JsonWriter* w, const char* key)
     json_end(w);
 }
 
-// Gives an option the value that options_put wrote as `node`; false if it is not a valid one.
+// Sets an option to the value that options_put wrote as `node`; false if it is not valid.
 static inline bool options_restore_one(Options* o, const CliRow* row, const Json* j, int node) {
     const char* text = json_string(j, node);
     char digits[32];
     double number;
     bool ok = true;
-    Error ignored; // the caller names the file, and the option
+    Error ignored; // the caller names the file and the option
     switch (row->type) {
     case CLI_GROUP: break;
-    case CLI_TEXT: return text && cli_set(row, o, xstrdup(text), &ignored);
+    case CLI_CHOICE: // --recompute qkv was once called cheap
+        if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0) text = "qkv";
+        FALLTHROUGH;
+    case CLI_TEXT: return text && cli_set(row, o, text, &ignored);
     case CLI_COUNT:
     case CLI_REAL:
         if (!json_double(j, node, &number)) return false;
@@ -215,21 +256,22 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     case CLI_LIST:
         for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item)) {
             text = json_string(j, item);
-            ok = text && cli_set(row, o, xstrdup(text), &ignored);
+            ok = text && cli_set(row, o, text, &ignored);
         }
         return ok && json_is(j, node, JSON_ARRAY);
     }
     return false;
 }
 
-// Takes back what options_put wrote, from object `node` of j, but for what given[] says was on the command
-// line. Options that this version no longer has are passed over. Texts are copied and live on.
+// Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the
+// command line. Options that this version does not have are ignored. Texts point into j, which must outlive
+// *o. On error *o is undefined; `source` names the file.
 static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS], const char* source,
                                    const Json* j, int node, Error* err) {
     for (int member = json_first(j, node); member >= 0; member = json_next(j, member)) {
         const char* name = json_key(j, member);
         const CliRow* row = cli_find(option_rows, NUM_OPTION_ROWS, name, strlen(name));
-        if (!row || !option_kept[row - option_rows] || given[row - option_rows]) continue;
+        if (!row || !option_recorded(row) || given[row - option_rows]) continue;
         if (!options_restore_one(o, row, j, member))
             return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
     }

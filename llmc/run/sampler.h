@@ -1,9 +1,11 @@
 /*
-Draws the next token from a model's logits: temperature, top-k, top-p.
+Samples the next token from a model's logits, with temperature, top-k and top-p.
 
-The random number is a function of (seed, counter), so a text is a function of its seed, whatever was drawn
-before. The likeliest tokens come off a heap one by one, only as many as the cuts keep: O(V + n log V) for n
-tokens kept, and without a cut nothing is sorted at all.
+Logits are float [V]. A random number is a function of (seed, counter), so a draw does not depend on earlier
+draws. Called by sample.h.
+
+The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
+for n tokens kept. Without a cut nothing is sorted.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -12,21 +14,20 @@ tokens kept, and without a cut nothing is sorted at all.
 #include "../base/common.h"
 #include "../base/random.h"
 
-// The stream of random numbers that samples draw from, out of the way of those that count from 0.
+// Stream of random numbers of the sampler. Other streams count from 0.
 #define RANDOM_STREAM_SAMPLER (UINT64_MAX - 1)
 
-// Starts from all zeros but for the settings; ends with sampler_free.
+// All zeros but for the settings at first; freed by sampler_free.
 typedef struct {
-    double
-        temperature; // divides the logits; 0 takes the likeliest token, of equals the one with the lowest id
-    int64_t top_k;   // draw from the k likeliest tokens; 0: from all
-    double top_p;    // draw from the fewest likeliest tokens, but at least one, whose share of what top-k has
-                     // left reaches p; 1: from all
+    double temperature; // divides the logits; 0: the most likely token, of several that with the lowest id
+    int64_t top_k;      // draw from the k most likely tokens; 0: from all
+    double top_p; // draw from the fewest most likely tokens, at least one, whose share of the probability
+                  // that top-k leaves is at least top_p; 1: from all
     uint64_t seed;
 
-    // scratch [V]
-    int32_t* order; // first a heap of ids; the tokens taken off it gather at the end, the likeliest last
-    double* weight; // of each id: its probability but for a common factor
+    // scratch [capacity], capacity >= V
+    int32_t* order; // a heap of ids, followed by the ids popped off it, the most likely one last
+    double* weight; // of each id: probability, not normalised
     int64_t capacity;
 } Sampler;
 
@@ -38,8 +39,7 @@ static inline void sampler_free(Sampler* s) {
     s->capacity = 0;
 }
 
-// The likeliest token. -1 if a logit is NaN, or the largest is infinite: such logits describe no
-// distribution.
+// The most likely token. -1 if a logit is NaN or the largest one is infinite, which is not a distribution.
 static inline int64_t sampler_argmax(const float* logits, int64_t V) {
     int64_t best = 0;
     for (int64_t i = 0; i < V; i++) {
@@ -49,12 +49,12 @@ static inline int64_t sampler_argmax(const float* logits, int64_t V) {
     return isfinite(logits[best]) ? best : -1;
 }
 
-// The order of the heap: the likelier token first, of equals the one with the lower id.
+// Order of the heap: the more likely token first, of equally likely ones that with the lower id.
 static inline bool sampler_before(const float* logits, int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
 
-// Lets the id at heap[i] sink to its place among n.
+// Moves the id at heap[i] down to its position in a heap of n.
 static inline void sampler_sink(int32_t* heap, int64_t n, int64_t i, const float* logits) {
     int32_t id = heap[i];
     for (int64_t child; (child = 2 * i + 1) < n; i = child) {
@@ -65,8 +65,8 @@ static inline void sampler_sink(int32_t* heap, int64_t n, int64_t i, const float
     heap[i] = id;
 }
 
-// Takes the likeliest of the n ids in the heap off it, puts it right behind the n - 1 that are left, and
-// returns its weight.
+// Pops the most likely of the n ids in the heap, stores it behind the n - 1 that remain, and returns its
+// weight.
 static inline double sampler_pop(const Sampler* s, int64_t n, const float* logits) {
     int32_t id = s->order[0];
     s->order[0] = s->order[n - 1];
@@ -75,7 +75,7 @@ static inline double sampler_pop(const Sampler* s, int64_t n, const float* logit
     return s->weight[id];
 }
 
-// Cuts to top-k, then top-p: moves the tokens that stay to the end of order and returns their number.
+// Cuts to top-k, then top-p: moves the tokens that are kept to the end of order and returns their number.
 static inline int64_t sampler_cut(const Sampler* s, int64_t V, const float* logits) {
     bool cut_k = s->top_k > 0 && s->top_k < V;
     if (!cut_k && s->top_p >= 1) return V;
@@ -98,8 +98,8 @@ static inline int64_t sampler_cut(const Sampler* s, int64_t V, const float* logi
     return kept;
 }
 
-// Draws one of V tokens; counter numbers the draws of a seed. Returns -1, for the caller to report, if a
-// logit is NaN or the largest one infinite. The scratch grows once to V; nothing else is allocated.
+// Draws one of V tokens; counter numbers the draws of a seed. Returns -1 if a logit is NaN or the largest one
+// infinite. Allocates scratch at the first call.
 static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, uint64_t counter) {
     int64_t best = sampler_argmax(logits, V);
     if (best < 0 || s->temperature == 0) return best;
@@ -115,7 +115,8 @@ static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, u
     const int64_t first = V - sampler_cut(s, V, logits);
     double total = 0, sum = 0;
     for (int64_t i = first; i < V; i++) total += s->weight[s->order[i]];
-    // u < 1 keeps the target below the total, and the sums below repeat those above bit by bit: one passes it
+    // u < 1, so the target is below the total; the loop repeats the same additions, so a sum exceeds the
+    // target
     double target = random_uniform(s->seed, RANDOM_STREAM_SAMPLER, counter) * total;
     for (int64_t i = first; i < V; i++)
         if ((sum += s->weight[s->order[i]]) > target) return s->order[i];

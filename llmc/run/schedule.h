@@ -1,6 +1,9 @@
 /*
-The learning rate: linear warm-up from 0, then a cosine down to 0 at the last token, as in the paper. It is a
-function of the tokens seen, so that a run with another batch size follows the same curve.
+The learning rate: linear warm-up from 0, then a cosine to 0 at the last token, as in the paper (arXiv
+2503.02130). It is a function of the tokens seen, not of the steps, so that runs with different batch sizes
+follow the same curve.
+
+Called by train.h.
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
@@ -8,12 +11,11 @@ function of the tokens seen, so that a run with another batch size follows the s
 #include <math.h>
 #include <stdint.h>
 
-// The rate of a step that takes the training from tokens_before to tokens_before + step_tokens.
+// Learning rate of a step that trains on tokens [tokens_before, tokens_before + step_tokens).
 //
-// The curve is read in the middle of the step's tokens: at their start the first step would have rate 0, at
-// their end the last one, and its whole batch would be wasted. Tokens beyond max_tokens do not count, so that
-// this holds too for a last step that reaches over the end. From max_tokens on the rate is 0. Where the
-// warm-up is as long as the training, or longer, the rate just rises, to peak * max_tokens / warmup_tokens.
+// The curve is evaluated in the middle of the step's tokens before max_tokens: at their start the first step
+// would have rate 0, and at their end the last step would. From max_tokens on the rate is 0. If the warm-up
+// is at least as long as the training, the rate only rises, to peak * max_tokens / warmup_tokens.
 static inline double schedule_lr(double peak, int64_t warmup_tokens, int64_t max_tokens,
                                  int64_t tokens_before, int64_t step_tokens) {
     if (tokens_before >= max_tokens) return 0;

@@ -73,12 +73,13 @@ static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t*
 static void check_frozen(Model* model, const Param* p) {
     Options options;
     options_defaults(&options);
+    const AdamWParams adamw = options_adamw(&options, 1e-3, 1);
     real *w = model->params + p->offset, *g = model->grads + p->offset;
     real* before = (real*)xcalloc((size_t)p->count, sizeof(real));
     memcpy(before, w, (size_t)p->count * sizeof(real));
     for (int64_t i = 0; i < p->count; i++) CHECK(g[i] == 0, "%s has a gradient of %g", p->name, g[i]);
     for (int64_t i = 0; i < p->count; i++) g[i] = 1;
-    model_update(model, &options, 1e-3, 1, 1);
+    model_update(model, &adamw, 1);
     CHECK(memcmp(before, w, (size_t)p->count * sizeof(real)) == 0, "%s was updated", p->name);
     variant_weights(model); // as they were, for the rest
     free(before);

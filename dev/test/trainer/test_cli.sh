@@ -179,6 +179,11 @@ train|train: not an option
 --keep -1|--keep -1: not a whole number
 --seed 1e17|--seed 1e17: not a whole number
 --top-p 1.1|--top-p 1.1: not a number from 0 to 1
+--recompute cheap|--recompute cheap: not one of none, qkv, block
+--recompute most|--recompute most: not one of none, qkv, block
+--recompute|--recompute: its none|qkv|block is missing
+--attention most|--attention most: not one of fox, cudnn
+--dry-run --bench 1|--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them
 --seed 1 --seed 1|--seed: given twice
 --seed|--seed: its N is missing
 --data|--data: its GLOB is missing
@@ -208,7 +213,7 @@ $tiny $batches --data @/text.bin --out @/text.bin|text.bin: exists and is not a 
 $tiny $batches --data @/text.bin --out @/text.bin/x|cannot create this folder: Not a directory
 $tiny $batches --data @/text.bin --out /proc/no|/proc/no: cannot create this folder
 $tiny $batches --data @/text.bin --out=|not a usable folder name
-$tiny --seq-len 16Mi --batch-tokens 1Ti --micro-batch 65536 --set num_hidden_layers=1024 --dry-run|which no machine holds
+$tiny --seq-len 16Mi --batch-tokens 1Ti --micro-batch 65536 --set num_hidden_layers=1024 --dry-run|more than any machine holds
 END
     dies "a?b: not of the form KEY=VALUE" run $tiny --set $'a\nb'
     dies "which model?" env -i "$trainer"
@@ -218,7 +223,7 @@ END
 refused_out() {
     rm -rf "$out"
     check "a run" train_on text
-    dies "--out $out: holds checkpoints of a run already; go on with --resume" train_on text
+    dies "--out $out: holds checkpoints of a run already; continue it with --resume" train_on text
     dies "$out/.: another process is training here" flock "$out/lock" "$trainer" --out "$out/." --resume
     dies "--out $out: its checkpoints are of a model with another intermediate_size" \
         train_on text --resume --set intermediate_size=64

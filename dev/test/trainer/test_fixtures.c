@@ -118,7 +118,8 @@ static void check_fixture(const char* folder) {
         CHECK(fabs(loss / losses[step] - 1) <= limit, "%s: loss of step %d is %.12g", f.folder, step, loss);
         if (step == 3) break;
         CHECK(fabs(norm / norms[step] - 1) <= limit, "%s: norm of step %d is %.12g", f.folder, step, norm);
-        model_update(&model, &options, 1e-3, norm > 1 ? 1 / norm : 1, step + 1);
+        AdamWParams adamw = options_adamw(&options, 1e-3, step + 1);
+        model_update(&model, &adamw, clip_scale(norm, 1));
     }
     for (int r = 0; losses && r < model.table.num_rows; r++) {
         const Param* p = &model.table.rows[r];

@@ -69,7 +69,7 @@ same_bits() {
     equals $steps "$(checkpoints whole)"
     check "again" train again
     ends_same again # and validation changes nothing
-    for level in none cheap block; do
+    for level in none qkv block; do
         check "--recompute $level" train $level --recompute $level
         ends_same $level
     done
@@ -134,15 +134,15 @@ texts() {
 }
 
 refused() {
-    dies "--out $scratch/whole: holds checkpoints of a run already; go on with --resume" train whole
+    dies "--out $scratch/whole: holds checkpoints of a run already; continue it with --resume" train whole
     dies "$scratch/whole: another process is training here" flock "$scratch/whole/lock" ./train_foxcu --resume \
         --out "$scratch/whole"
     dies "head sizes 64 and 128, not 32" gpu $tiny --set num_heads=4 $batches $data
     dies "--generate: with which model? give --init DIR" gpu $tiny --generate 5
     dies "intermediate_size" gpu $tiny --set intermediate_size=70 $batches $data
-    dies "--recompute most: not one of none, cheap, block" train refused --recompute most
+    dies "--recompute most: not one of none, qkv, block" train refused --recompute most
     dies "--attention most: not one of fox, cudnn" train refused --attention most
-    dies "cuDNN knows no forget gate" train refused --attention cudnn
+    dies "cuDNN has no forget gate" train refused --attention cudnn
     local large="--model fox-pro-760m --batch-tokens 64Mi --bench 1"
     dies "do not fit into" gpu $large --micro-batch 4096
     dies "--micro-batch" gpu $large --micro-batch 256 --recompute none
@@ -219,7 +219,7 @@ plans() {
     check "without --out" gpu $tiny $batches $data --max-steps 1
     said "without --out DIR nothing of this run is kept" stderr
     check "--help" gpu --help
-    said "--recompute WHAT"
+    said "--recompute none|qkv|block"
 }
 
 same_bits

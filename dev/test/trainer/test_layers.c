@@ -181,27 +181,27 @@ static void check_global_norm(void) {
 
 static void check_adamw(void) {
     enum { N = 1003 };
-    const double lr = 3e-3, decay = 0.1, scale = 0.7;
-    Options o;
-    options_defaults(&o);
+    const double scale = 0.7;
+    AdamWParams p = {3e-3, 0.9, 0.95, 1e-8, 0.1, 0};
     real *w = random_reals(N, 0), *m = new_reals(N), *v = new_reals(N);
     double w2[N], m2[N] = {0}, v2[N] = {0}, worst = 0;
     for (int i = 0; i < N; i++) w2[i] = (double)w[i];
     for (int step = 1; step <= 5; step++) {
         real* g = random_reals(N, (uint64_t)step);
         g[0] = 0; // no gradient at all: only decay
-        adamw_update(w, g, m, v, N, lr, decay, scale, step, &o);
+        p.step = step;
+        adamw_update(w, m, v, g, N, scale, &p);
         for (int i = 0; i < N; i++) {
             double gradient = scale * (double)g[i];
-            m2[i] += (1 - o.beta1) * (gradient - m2[i]);
-            v2[i] += (1 - o.beta2) * (gradient * gradient - v2[i]);
-            double mhat = m2[i] / (1 - pow(o.beta1, step)), vhat = v2[i] / (1 - pow(o.beta2, step));
-            w2[i] -= lr * (mhat / (sqrt(vhat) + o.adam_eps) + decay * w2[i]);
+            m2[i] += (1 - p.beta1) * (gradient - m2[i]);
+            v2[i] += (1 - p.beta2) * (gradient * gradient - v2[i]);
+            double mhat = m2[i] / (1 - pow(p.beta1, step)), vhat = v2[i] / (1 - pow(p.beta2, step));
+            w2[i] -= p.lr * (mhat / (sqrt(vhat) + p.eps) + p.weight_decay * w2[i]);
         }
         free(g);
     }
     for (int i = 0; i < N; i++) {
-        double size = fabs(w2[i]) + lr;
+        double size = fabs(w2[i]) + p.lr;
         worst = fmax(worst, fabs((double)w[i] - w2[i]) / size);
         CHECK(fabs((double)m[i] - m2[i]) <= 8 * EPSILON && fabs((double)v[i] - v2[i]) <= 8 * EPSILON,
               "moments of element %d are %g and %g", i, (double)m[i], (double)v[i]);

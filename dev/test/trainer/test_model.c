@@ -85,7 +85,8 @@ static void check_threads(void) {
             memset(model.grads, 0, (size_t)count * sizeof(real));
             losses[threads] = run_pass(&model, inputs, targets, B * T, NULL);
             double norm = global_norm(model.grads, count);
-            model_update(&model, &o, 1e-3, 1 / norm, step);
+            AdamWParams adamw = options_adamw(&o, 1e-3, step);
+            model_update(&model, &adamw, 1 / norm);
         }
         weights[threads] = copy_reals(model.params, count);
         grads[threads] = copy_reals(model.grads, count);
@@ -157,7 +158,8 @@ static void check_memory(void) {
     Model model = variant_model("fox-pro hidden_size=4 num_heads=1 num_hidden_layers=1", 1, T);
     int32_t *inputs = random_tokens(&model, T, 0), *targets = random_tokens(&model, T, 1);
     double loss = run_pass(&model, inputs, targets, T, NULL);
-    CHECK(isfinite(loss) && !model_first_not_finite(&model, model.grads), "a long sequence is not finite");
+    CHECK(isfinite(loss) && !params_first_not_finite(&model.table, model.grads, sizeof(real)),
+          "a long sequence is not finite");
     free(inputs), free(targets);
     model_free(&model);
 }
@@ -179,9 +181,9 @@ static void check_initial_weights(void) {
     c.fgate_bias_init = true;
     Model a = model_new(&c, false), b = model_new(&c, false), other = model_new(&c, false);
     int64_t count = a.table.count;
-    model_init_weights(&a, 1);
-    model_init_weights(&b, 1);
-    model_init_weights(&other, 2);
+    draw_weights(a.params, sizeof(real), &a.table, &a.config, 1);
+    draw_weights(b.params, sizeof(real), &b.table, &b.config, 1);
+    draw_weights(other.params, sizeof(real), &other.table, &other.config, 2);
     CHECK(same_bits(a.params, b.params, count), "the same seed must give the same weights");
     for (int r = 0; r < a.table.num_rows; r++) {
         const Param *p = &a.table.rows[r], *next = r + 1 < a.table.num_rows ? p + 1 : p - 1;
@@ -203,7 +205,7 @@ static void check_initial_weights(void) {
 
     c.fgate_bias_init = false;
     a = model_new(&c, false);
-    model_init_weights(&a, 1);
+    draw_weights(a.params, sizeof(real), &a.table, &a.config, 1);
     CHECK(all_zero(a.params + params_find(&a.table, P_FGATE_BIAS, 1)->offset, c.num_heads),
           "gate biases start at 0");
     model_free(&a);

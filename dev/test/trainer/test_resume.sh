@@ -154,6 +154,17 @@ damaged() {
     damage "empty config.json" truncate -s 0 config.json
     damage "an empty folder" rm config.json model.safetensors optimizer.safetensors trainer.json
 
+    # a damaged checkpoint leaves none of the options that it records, whether config, options or weights are damaged
+    local others='s/"keep": 3/"keep": 1/; s/"lr": [0-9.]*/"lr": 0.5/; s/"shuffle": true/"shuffle": false/
+        s/"set": \[/&"num_layers=9",/; s|"data": "[^"]*"|"data": "nowhere"|; s/"max-tokens": [0-9]*/"max-tokens": 64/'
+    damage "other options, empty config.json" sh -c 'sed -i "$1" trainer.json; truncate -s 0 config.json' - "$others"
+    damage "other options, a bad one" sed -i "$others; s/\"seed\": 1,/\"seed\": \"one\",/" trainer.json
+    damage "other options, a bad one at the end" sed -i "$others; s/\"deterministic\": false/\"deterministic\": 1/" trainer.json
+    damage "other options, cut weights" sh -c 'sed -i "$1" trainer.json; truncate -s -1 model.safetensors' - "$others"
+    damage "other options, no optimizer" sh -c 'sed -i "$1" trainer.json; rm optimizer.safetensors' - "$others"
+    equals "$(grep -v save-every "$scratch/$short/step_00000020/trainer.json")" \
+        "$(grep -v save-every "$scratch/damaged/step_00000020/trainer.json")"
+
     local out=$scratch/damaged code=0
     rm -rf "$out"
     cp -r "$scratch/two" "$out"
@@ -165,7 +176,7 @@ damaged() {
     rm "$out"/step_*/optimizer.safetensors
     resume "$out" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
     equals "1 3" "$code $(wc -l <"$scratch/stderr")"
-    equals "error: $out: none of its 2 checkpoints can be read; move them away to start afresh" \
+    equals "error: $out: none of its 2 checkpoints can be read; move them away to start anew" \
         "$(tail -n 1 "$scratch/stderr")"
     equals "5 10" "$(checkpoints "$out")"
 }
@@ -194,7 +205,7 @@ full() {
     check "a first checkpoint" run $short "$out" --max-steps 5
     rm -rf "$scratch/first"
     cp -r "$out/step_00000005" "$scratch/first"
-    dies "no checkpoint of step 10, older ones are untouched" "$@" "$trainer" --resume --out "$out" --max-steps 10
+    dies "no checkpoint of step 10, older ones are unchanged" "$@" "$trainer" --resume --out "$out" --max-steps 10
     equals 5 "$(checkpoints "$out")"
     check "the first is as it was" diff -r "$out/step_00000005" "$scratch/first"
 }
@@ -221,6 +232,17 @@ kept() {
     equals "$1" "$(checkpoints "$scratch/kept")"
 }
 
+# --recompute qkv was called cheap before.
+old_names() {
+    local out=$scratch/old_names
+    check "a run" run $short "$out" --max-steps 5 --recompute qkv --attention fox
+    check "of an older version" sed -i 's/"recompute": "qkv"/"recompute": "cheap"/' "$out/step_00000005/trainer.json"
+    check "its option" grep -q '"recompute": "cheap"' "$out/step_00000005/trainer.json"
+    check "resumes" resume "$out"
+    check "with today's name" grep -q '"recompute": "qkv"' "$out/step_00000020/trainer.json"
+    ends_same $short "$out"
+}
+
 left_behind() {
     kept "12 16 20" --save-every 4
     kept "4 8 12 16 20" --save-every 4 --keep 0
@@ -245,6 +267,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     damaged
     not_finite
     full_disk
+    old_names
     left_behind
 done
 report

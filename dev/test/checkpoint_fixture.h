@@ -1,0 +1,170 @@
+/*
+What the tests of llmc/run/checkpoint.h have in common: a small model, buffers with its weights and moments,
+and a folder that stands for --out.
+*/
+#ifndef DEV_TEST_CHECKPOINT_FIXTURE_H
+#define DEV_TEST_CHECKPOINT_FIXTURE_H
+
+#include "../../llmc/base/random.h"
+#include "../../llmc/run/checkpoint.h"
+#include "check.h"
+
+// Checks that a call that reports through `err` succeeds, or fails with `expected` in its message of one
+// line.
+#define CHECK_OK(call) CHECK(call, "%s", err.msg)
+#define CHECK_FAILS(expected, call)                                                                          \
+    CHECK(!(call) && strstr(err.msg, expected) && !strchr(err.msg, '\n'), "%s", err.msg)
+
+static char out[PATH_LENGTH]; // the test's scratch folder, as --out
+static Error err;
+static Config config;
+static ParamTable table;
+static Options options;
+
+// A path below OUT; the last eight stay valid.
+PRINTF_LIKE(1, 2)
+static inline const char* in_out(const char* format, ...) {
+    static char paths[8][PATH_LENGTH];
+    static int next;
+    char name[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    path_join(paths[next % 8], out, name);
+    return paths[next++ % 8];
+}
+
+static const char* folder_of(int64_t step) { return in_out("step_%08d", (int)step); }
+
+// ----------------------------------------------------------------------------
+// a small model with every kind of tensor, including the bias of a fixed gate, which is not trained. Its
+// sizes leave no gaps between tensors in the flat buffer, so that whole buffers can be compared
+
+static inline void make_model(void) {
+    config = config_defaults();
+    config.vocab_size = 11, config.hidden_size = PARAM_ALIGN, config.num_hidden_layers = 2;
+    config.num_heads = PARAM_ALIGN;
+    config.intermediate_size = 6;
+    config.qk_norm = config.use_k_shift = config.use_v_shift = true;
+    config.use_output_gate = config.use_output_norm = true;
+    config.fgate_type = GATE_FIXED;
+    table = params_build(&config);
+    options_defaults(&options);
+    options.model = "fox-pro-nano";
+    options.weight_decay = 0.3;
+}
+
+static inline TrainerState state_at(int64_t step) {
+    TrainerState s;
+    s.step = step, s.tokens = 100 * step, s.position = 10 * step + 1;
+    s.seed = ((int64_t)1 << 53) - 1; // the largest that --seed takes
+    s.lr = 0.1, s.warmup_tokens = 16, s.max_tokens = (int64_t)1 << 60;
+    return s;
+}
+
+// Flat buffers, floats or doubles.
+typedef struct {
+    void *w, *m, *v;
+    int bytes; // of an element
+} Buffers;
+
+static inline double get(const Buffers* b, const void* buffer, int64_t i) {
+    return b->bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
+}
+
+static inline void put(const Buffers* b, void* buffer, int64_t i, double x) {
+    if (b->bytes == 8)
+        ((double*)buffer)[i] = x;
+    else
+        ((float*)buffer)[i] = (float)x;
+}
+
+static inline Buffers buffers(int element_bytes) {
+    Buffers b = {NULL, NULL, NULL, element_bytes};
+    b.w = xcalloc((size_t)table.count, (size_t)element_bytes);
+    b.m = xcalloc((size_t)table.count, (size_t)element_bytes);
+    b.v = xcalloc((size_t)table.count, (size_t)element_bytes);
+    return b;
+}
+
+// Random values that differ from seed to seed.
+static inline Buffers filled_buffers(int element_bytes, uint64_t seed) {
+    Buffers b = buffers(element_bytes);
+    for (int64_t i = 0; i < table.count; i++) {
+        put(&b, b.w, i, random_normal(seed, 0, (uint64_t)i));
+        put(&b, b.m, i, random_normal(seed, 1, (uint64_t)i));
+        put(&b, b.v, i, random_uniform(seed, 2, (uint64_t)i));
+    }
+    return b;
+}
+
+static inline void free_buffers(Buffers* b) {
+    free(b->w);
+    free(b->m);
+    free(b->v);
+}
+
+static inline bool save(int64_t step, const Buffers* b, int keep) {
+    const TrainerState state = state_at(step);
+    const CheckpointRecord record = {&config, &table, &options, &state};
+    const CheckpointTensors tensors = {b->w, b->m, b->v, b->bytes};
+    return checkpoint_save(out, &record, &tensors, keep, &err);
+}
+
+// Saves a checkpoint whose values come from its step.
+static inline bool save_filled(int64_t step, int keep) {
+    Buffers b = filled_buffers(4, (uint64_t)step);
+    bool ok = save(step, &b, keep);
+    free_buffers(&b);
+    return ok;
+}
+
+// Whether everything in the folder can be loaded.
+static inline bool loads(const char* folder) {
+    Buffers b = buffers(4);
+    TrainerState state;
+    Json record;
+    Config c;
+    bool ok = config_read(&c, folder, &err) && checkpoint_load_weights(folder, &table, b.w, 4, &err) &&
+              checkpoint_load_optimizer(folder, &table, b.m, b.v, 4, &err) &&
+              checkpoint_load_state(folder, &state, &record, &err);
+    if (ok) json_free(&record);
+    free_buffers(&b);
+    return ok;
+}
+
+// The checkpoints in OUT, newest first: "30 20 10".
+static inline const char* listed(void) {
+    static char text[256];
+    int64_t* steps;
+    int count = checkpoint_list(out, &steps, &err), n = 0;
+    text[0] = '\0';
+    for (int i = 0; i < count && n < 200; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%lld", i ? " " : "", (long long)steps[i]);
+    free(steps);
+    return count < 0 ? err.msg : text;
+}
+#define CHECK_LISTED(expected) CHECK(strcmp(listed(), expected) == 0, "%s", listed())
+
+// The number of entries of OUT whose name starts with a dot: leftovers, besides . and ..
+static inline int leftovers(void) {
+    int count = -2;
+    DIR* folder = opendir(out);
+    for (struct dirent* entry; folder && (entry = readdir(folder)) != NULL;) count += entry->d_name[0] == '.';
+    if (folder) closedir(folder);
+    return count;
+}
+
+// Runs the tests, each in an empty folder; returns the exit code of main.
+static inline int run_checkpoint_tests(void (*const tests[])(void), size_t count, const char* scratch) {
+    make_model();
+    for (size_t i = 0; i < count; i++) {
+        strcpy(out, test_scratch(scratch));
+        tests[i]();
+    }
+    params_free(&table);
+    return test_report();
+}
+
+#endif // DEV_TEST_CHECKPOINT_FIXTURE_H

@@ -1,0 +1,302 @@
+/*
+Tests of llmc/run/cli.h and llmc/run/options.h: the command line, --help, and the record of options in
+trainer.json that --resume restores.
+*/
+#include "../../../llmc/run/options.h"
+#include "../check.h"
+
+static Error err;
+static Options options;
+static bool given[NUM_OPTION_ROWS];
+
+// Parses a command line of words separated by blanks ("~" is the empty one). Texts live until the next call.
+static bool parse(const char* line) {
+    static char words[512];
+    static char* argv[32];
+    int argc = 1;
+    char* rest = NULL;
+    snprintf(words, sizeof words, "%s", line);
+    for (char* word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        argv[argc++] = strcmp(word, "~") == 0 ? word + 1 : word;
+    return options_parse(&options, given, argc, argv, &err);
+}
+
+static void check_parse(void) {
+    CHECK(parse(""), "no options: %s", err.msg);
+    CHECK(options.seq_len == OPTION_UNSET && options.lr == OPTION_UNSET && options.beta2 == 0.95 &&
+              options.keep == 3,
+          "defaults");
+    CHECK(parse("--model fox-pro-nano --set a=1 --set=b=2 --lr=1e-3 --max-tokens 2.5Gi --shuffle --prompt ~ "
+                "--keep 0"),
+          "%s", err.msg);
+    CHECK(strcmp(options.model, "fox-pro-nano") == 0 && options.lr == 1e-3 &&
+              options.max_tokens == 2684354560 && options.shuffle && options.prompt[0] == '\0' &&
+              options.keep == 0,
+          "values");
+    CHECK(options.set.count == 2 && strcmp(options.set.items[0], "a=1") == 0 &&
+              strcmp(options.set.items[1], "b=2") == 0,
+          "a list");
+    int count = 0;
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) count += given[i];
+    CHECK(count == 7, "%d options were given", count);
+    CHECK(parse("--batch-tokens 16Ki") && options.batch_tokens == 16384, "Ki");
+    CHECK(parse("--max-tokens 1e9") && options.max_tokens == 1000000000, "exponent");
+
+    static const struct {
+        const char *line, *says;
+    } bad[] = {
+        {"--modle x", "--modle"},
+        {"--", "--"},
+        {"-h", "-h"},
+        {"train", "train"},
+        {"--model", "--model"},
+        {"--model a --model b", "--model"},
+        {"--shuffle --shuffle", "--shuffle"},
+        {"--shuffle=1", "--shuffle"},
+        {"--seq-len x", "--seq-len"},
+        {"--seq-len 0", "--seq-len"},
+        {"--seq-len -4", "--seq-len"},
+        {"--seq-len 1.5", "--seq-len"},
+        {"--seq-len 3k5", "--seq-len"},
+        {"--seq-len ~", "--seq-len"},
+        {"--seq-len 20M", "--seq-len"},
+        {"--seq-len 1e400", "--seq-len"},
+        {"--lr -1", "--lr"},
+        {"--lr nan", "--lr"},
+        {"--lr inf", "--lr"},
+        {"--lr 0x10", "--lr"},
+        {"--lr=", "--lr"},
+        {"--beta1 1", "--beta1"},
+        {"--adam-eps 0", "--adam-eps"},
+        {"--top-p 1.01", "--top-p"},
+        {"--model-x y", "--model-x"},
+    };
+    for (int i = 0; i < (int)(sizeof bad / sizeof bad[0]); i++) {
+        CHECK(!parse(bad[i].line), "'%s' is accepted", bad[i].line);
+        CHECK(strstr(err.msg, bad[i].says), "'%s': unclear: %s", bad[i].line, err.msg);
+    }
+    // Each number is held to its own range, on both sides.
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
+        const CliRow* row = &option_rows[i];
+        char line[128];
+        if (row->type != CLI_COUNT && row->type != CLI_REAL) continue;
+        snprintf(line, sizeof line, "--%s %.17g", row->name, row->least);
+        CHECK(parse(line), "%s: %s", line, err.msg);
+        snprintf(line, sizeof line, "--%s %.17g", row->name, row->most);
+        CHECK(parse(line), "%s: %s", line, err.msg);
+        snprintf(line, sizeof line, "--%s %.17g", row->name, row->type == CLI_COUNT ? row->least - 1 : -1e-6);
+        CHECK(!parse(line) && strstr(err.msg, row->name), "%s is accepted", line);
+        snprintf(line, sizeof line, "--%s %.17g", row->name, 2 * row->most + 1);
+        CHECK(!parse(line) && strstr(err.msg, row->name), "%s is accepted", line);
+    }
+    char* argv[2 * (CLI_MAX_LIST + 1) + 1];
+    for (int i = 1; i <= 2 * (CLI_MAX_LIST + 1); i++) argv[i] = i % 2 ? (char*)"--set" : (char*)"a=b";
+    CHECK(options_parse(&options, given, 2 * CLI_MAX_LIST + 1, argv, &err), "%s", err.msg);
+    CHECK(!options_parse(&options, given, 2 * CLI_MAX_LIST + 3, argv, &err) && strstr(err.msg, "--set"),
+          "too many --set");
+}
+
+static void check_choices(void) {
+    CHECK(parse("") && options.recompute == OPTION_UNSET && options.attention == OPTION_UNSET, "unset");
+    CHECK(parse("--recompute none") && options.recompute == RECOMPUTE_NONE, "none");
+    CHECK(parse("--recompute=qkv") && options.recompute == RECOMPUTE_QKV, "qkv");
+    CHECK(parse("--recompute block --attention cudnn") && options.recompute == RECOMPUTE_BLOCK &&
+              options.attention == ATTENTION_CUDNN,
+          "block and cudnn");
+    CHECK(parse("--attention fox") && options.attention == ATTENTION_FOX, "fox");
+    static const struct {
+        const char *line, *says;
+    } bad[] = {
+        {"--recompute cheap", "--recompute cheap: not one of none, qkv, block"},
+        {"--recompute ~", "--recompute : not one of none, qkv, block"},
+        {"--recompute none|qkv", "--recompute none|qkv: not one of none, qkv, block"},
+        {"--recompute bloc", "--recompute bloc: not one of none, qkv, block"},
+        {"--recompute blocks", "--recompute blocks: not one of none, qkv, block"},
+        {"--recompute qkv --recompute qkv", "--recompute: given twice"},
+        {"--recompute", "--recompute: its none|qkv|block is missing"},
+        {"--attention most", "--attention most: not one of fox, cudnn"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(!parse(bad[i].line) && strcmp(err.msg, bad[i].says) == 0, "'%s': %s", bad[i].line, err.msg);
+    // the names that are printed are those that are parsed
+    for (int i = 0; i < (int)(sizeof option_recompute_names / sizeof option_recompute_names[0]); i++) {
+        char line[64];
+        snprintf(line, sizeof line, "--recompute %s", option_recompute_names[i]);
+        CHECK(parse(line) && options.recompute == i, "%s", line);
+    }
+}
+
+static void check_recipe(void) {
+    Recipe recipe = {16, 64, 640, 32, 0.5};
+    parse("--lr 2 --seq-len 8");
+    options_apply_recipe(&options, &recipe);
+    CHECK(options.lr == 2 && options.seq_len == 8, "what was given stays");
+    CHECK(options.batch_tokens == 64 && options.max_tokens == 640 && options.warmup_tokens == 32,
+          "the rest is filled");
+}
+
+static void check_adamw(void) {
+    CHECK(parse("--beta1 0.5 --beta2 0.75 --adam-eps 1e-3 --weight-decay 2"), "%s", err.msg);
+    AdamWParams p = options_adamw(&options, 0.25, 7);
+    CHECK(p.lr == 0.25 && p.beta1 == 0.5 && p.beta2 == 0.75 && p.eps == 1e-3 && p.weight_decay == 2 &&
+              p.step == 7,
+          "AdamW's numbers");
+}
+
+// Every option is in the help, with its default where it has one, in no more than 110 columns.
+static void check_help(void) {
+    char* text = NULL;
+    size_t n = 0;
+    FILE* f = open_memstream(&text, &n);
+    options_print_help(f, "./train_fox", "What it does.");
+    fclose(f);
+    CHECK(strstr(text, "./train_fox") && strstr(text, "What it does."), "usage");
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
+        char name[64];
+        bool group = option_rows[i].type == CLI_GROUP;
+        snprintf(name, sizeof name, group ? "\n%s\n" : "  --%s ", option_rows[i].name);
+        CHECK(strstr(text, name), "help does not mention %s", name);
+    }
+    CHECK(strstr(text, "[0.95]"), "defaults");
+    size_t width = 0;
+    for (char* line = text; *line;) {
+        size_t length = strcspn(line, "\n");
+        width = length > width ? length : width;
+        line += length + (line[length] == '\n');
+    }
+    CHECK(width <= 110, "help is %zu columns wide", width);
+    free(text);
+}
+
+// Puts the options in a record and reads it.
+static Json record_of(const Options* o) {
+    Json j;
+    JsonWriter w = json_writer(0);
+    json_begin_object(&w, NULL);
+    options_put(o, &w, "options");
+    json_end(&w);
+    if (!json_parse(&j, "record", w.text, strlen(w.text), &err)) die("%s", err.msg);
+    json_writer_free(&w);
+    return j;
+}
+
+// Gives option i a value that is not its default.
+static void give(Options* o, int i) {
+    const CliRow* row = &option_rows[i];
+    char text[64];
+    snprintf(text, sizeof text, "%.17g",
+             row->type == CLI_COUNT ? row->least + 2 : row->least + 0.1 * (row->most - row->least));
+    bool number = row->type == CLI_COUNT || row->type == CLI_REAL;
+    if (row->type == CLI_CHOICE) cli_choice_name(text, row, 1);
+    if (!cli_set(row, o, number || row->type == CLI_CHOICE ? text : "a=\"b\"\n", &err)) die("%s", err.msg);
+}
+
+static bool has_default(const Options* o, int i) {
+    const CliRow* row = &option_rows[i];
+    const void* field = (const char*)o + row->offset;
+    switch (row->type) {
+    case CLI_GROUP: return true;
+    case CLI_TEXT: return *(char* const*)field == NULL;
+    case CLI_CHOICE: return *(const int*)field == (int)row->preset;
+    case CLI_COUNT: return *(const int64_t*)field == (int64_t)row->preset;
+    case CLI_REAL: return *(const double*)field == row->preset;
+    case CLI_FLAG: return !*(const bool*)field;
+    case CLI_LIST: return ((const CliList*)field)->count == 0;
+    }
+    return false;
+}
+
+static void check_restore(void) {
+    Options from, to, other;
+    options_defaults(&from);
+    for (int i = 0; i < NUM_OPTION_ROWS; i++) give(&from, i);
+    Json j = record_of(&from);
+    int node = json_get(&j, 0, "options");
+    bool none[NUM_OPTION_ROWS] = {false};
+    options_defaults(&to);
+    CHECK(options_restore(&to, none, "record", &j, node, &err), "%s", err.msg);
+    for (int i = 0; i < NUM_OPTION_ROWS; i++)
+        CHECK(option_rows[i].type == CLI_GROUP || has_default(&to, i) == !option_recorded(&option_rows[i]),
+              "--%s", option_rows[i].name);
+    Json again = record_of(&to);
+    CHECK(again.count == j.count, "the record of what was restored");
+    CHECK(to.lr == from.lr && to.seq_len == from.seq_len && strcmp(to.model, from.model) == 0 &&
+              to.set.count == 1 && strcmp(to.set.items[0], from.set.items[0]) == 0 && to.shuffle,
+          "values survive");
+    CHECK(to.recompute == RECOMPUTE_QKV && to.attention == ATTENTION_CUDNN, "choices survive");
+    json_free(&again);
+
+    // The command line wins.
+    parse("--lr 0.25 --set x=y");
+    CHECK(options_restore(&options, given, "record", &j, node, &err), "%s", err.msg);
+    CHECK(options.lr == 0.25 && options.set.count == 1 && strcmp(options.set.items[0], "x=y") == 0,
+          "given options stay");
+    CHECK(options.seq_len == from.seq_len, "others are restored");
+    json_free(&j);
+
+    static const struct {
+        const char* text;
+        bool ok;
+    } records[] = {
+        {"{\"lr\": \"fast\"}", false},
+        {"{\"seq-len\": 0}", false},
+        {"{\"seq-len\": 1.5}", false},
+        {"{\"recompute\": 1}", false},
+        {"{\"recompute\": \"most\"}", false},
+        {"{\"attention\": \"cheap\"}", false},
+        {"{\"shuffle\": 1}", false},
+        {"{\"model\": 5}", false},
+        {"{\"set\": [1]}", false},
+        {"{\"gone\": 1}", true},
+        {"{\"resume\": true}", true},
+        {"{}", true},
+    };
+    for (int i = 0; i < (int)(sizeof records / sizeof records[0]); i++) {
+        if (!json_parse(&j, "record", records[i].text, strlen(records[i].text), &err)) die("%s", err.msg);
+        options_defaults(&other);
+        CHECK(options_restore(&other, none, "FOLDER", &j, 0, &err) == records[i].ok, "%s", records[i].text);
+        CHECK(records[i].ok || strstr(err.msg, "FOLDER"), "unclear: %s", err.msg);
+        CHECK(!other.resume, "--resume is no part of a record");
+        json_free(&j);
+    }
+}
+
+// --recompute qkv was called cheap in older versions, whose checkpoints must resume.
+static void check_recorded_choices(void) {
+    static const struct {
+        const char* text;
+        int recompute;
+    } records[] = {
+        {"{\"recompute\": \"none\"}", RECOMPUTE_NONE}, {"{\"recompute\": \"cheap\"}", RECOMPUTE_QKV},
+        {"{\"recompute\": \"qkv\"}", RECOMPUTE_QKV},   {"{\"recompute\": \"block\"}", RECOMPUTE_BLOCK},
+        {"{\"model\": \"cheap\"}", OPTION_UNSET},
+    };
+    const bool none[NUM_OPTION_ROWS] = {false};
+    for (size_t i = 0; i < sizeof records / sizeof records[0]; i++) {
+        Json j;
+        Options o;
+        if (!json_parse(&j, "record", records[i].text, strlen(records[i].text), &err)) die("%s", err.msg);
+        options_defaults(&o);
+        CHECK(options_restore(&o, none, "FOLDER", &j, 0, &err) && o.recompute == records[i].recompute, "%s",
+              records[i].text);
+        json_free(&j);
+        o.model = NULL; // pointed into j
+        j = record_of(&o);
+        const char* name = json_string(&j, json_get(&j, json_get(&j, 0, "options"), "recompute"));
+        CHECK(o.recompute == OPTION_UNSET ? !name
+                                          : name && strcmp(name, option_recompute_names[o.recompute]) == 0,
+              "%s is recorded as %s", records[i].text, name ? name : "nothing");
+        json_free(&j);
+    }
+}
+
+int main(void) {
+    check_parse();
+    check_choices();
+    check_recipe();
+    check_adamw();
+    check_help();
+    check_restore();
+    check_recorded_choices();
+    return test_report();
+}

@@ -1,0 +1,72 @@
+/*
+What a run prints beside the log: the plan of --dry-run, the opening lines, and the held-out loss by position
+in the context. Called by train.h, and run_print_plan by the trainers.
+*/
+#ifndef LLMC_REPORT_H
+#define LLMC_REPORT_H
+
+#include "logger.h"
+#include "run.h"
+
+typedef struct {
+    const char* what;
+    int64_t bytes;
+} MemoryRow;
+
+// Prints config, parameter counts, steps, and the trainer's memory plan with its sum.
+static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num_rows) {
+    const Options* o = &run->options;
+    int64_t total = 0;
+    JsonWriter w = json_writer(2);
+    config_put_all(&run->config, &w);
+    printf("%s\n\n", w.text);
+    json_writer_free(&w);
+    printf("parameters         %15lld\n", (long long)run->table.parameters);
+    printf("  non-embedding    %15lld\n", (long long)run->table.non_embedding);
+    printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
+    printf("head size          %15lld\n\n", (long long)config_head_size(&run->config));
+    printf("sequence           %15lld tokens\n", (long long)o->seq_len);
+    printf("step               %15lld tokens: %lld micro-batches of %lld sequences\n",
+           (long long)o->batch_tokens, (long long)run->grad_accum_steps, (long long)run->micro_batch);
+    printf("training           %15lld tokens: %lld steps, peak learning rate %g, %lld tokens of warm-up\n",
+           (long long)o->max_tokens, (long long)run->num_steps, o->lr, (long long)o->warmup_tokens);
+    printf("model FLOPs        %15.4g per token, %.4g in all\n\n", run_flops_per_token(run),
+           run_flops_per_token(run) * (double)o->max_tokens);
+    for (int i = 0; i < num_rows; i++) {
+        printf("%-18s %15.1f MiB\n", rows[i].what, (double)rows[i].bytes / 1048576);
+        total += rows[i].bytes;
+    }
+    printf("%-18s %15.1f MiB\n", "memory", (double)total / 1048576);
+}
+
+// Prints model, steps and data sizes before training. sequences: in the training data; val_sequences: to
+// validate on.
+static inline void run_print_start(const Run* run, int64_t sequences, int64_t val_sequences) {
+    const Options* o = &run->options;
+    printf("%s: %lld parameters (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
+           o->model ? o->model : o->init, (long long)run->table.parameters,
+           (long long)run->table.non_embedding, (long long)run->config.vocab_size,
+           (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
+           (long long)run->config.num_heads);
+    printf("%lld steps of %lld x %lld tokens in %lld micro-batches; %lld training sequences, %lld held out\n",
+           (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
+           (long long)run->grad_accum_steps, (long long)sequences, (long long)val_sequences);
+    if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
+}
+
+// Prints the held-out loss by position in the context.
+static inline void run_print_by_position(const LogValidation* v) {
+    printf("\nheld-out loss by position in the context\n  %17s %10s %8s%s\n", "positions", "tokens", "loss",
+           v->byte_tokens ? "  bits per byte" : "");
+    for (int i = 0; i < LOG_BUCKETS; i++) {
+        if (v->tokens[i] == 0) continue;
+        double loss = v->loss_sum[i] / (double)v->tokens[i];
+        printf("  %7d .. %6lld %10lld %8.4f", i ? 1 << (i - 1) : 0, (1LL << i) - 1, (long long)v->tokens[i],
+               loss);
+        if (v->byte_tokens) printf("  %13.4f", loss / LOG_LN2);
+        printf("\n");
+    }
+    printf("\n");
+}
+
+#endif // LLMC_REPORT_H

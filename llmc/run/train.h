@@ -1,0 +1,355 @@
+/*
+The run skeleton of both trainers: main, the training loop, validation, samples, checkpoints, --dump.
+
+A step of the loop, for a trainer with one step in flight:
+
+    queue step s    begin_step, (load_batch, add_gradients) x grad_accum_steps, update
+    log step s - 1  finish_step; dies if loss or gradient norm is not finite, where update changed nothing
+    where due       log step s too, then save, validate and sample, in this order
+
+At the end of training a checkpoint and a validation are always due. A signal ends the run after the current
+step, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
+
+Called by main of the trainers, and only there.
+*/
+#ifndef LLMC_TRAIN_H
+#define LLMC_TRAIN_H
+
+#include "report.h"
+#include "sample.h"
+#include "schedule.h"
+#include "trainer.h"
+
+#define RUN_EXIT_INTERRUPTED 75 // EX_TEMPFAIL: run the same command again with --resume
+
+#define RUN_DEFAULT_SAMPLE_TOKENS 128
+
+// ----------------------------------------------------------------------------
+// signals: SIGINT, SIGTERM and SIGHUP end the run after the current step; a second one of the same kind ends
+// it at once
+
+static volatile sig_atomic_t run_interrupted;
+
+static inline void run_on_signal(int signal_number) {
+    run_interrupted = 1;
+    signal(signal_number, SIG_DFL);
+}
+
+static inline void run_catch_signals(void) {
+    signal(SIGINT, run_on_signal);
+    signal(SIGTERM, run_on_signal);
+    if (signal(SIGHUP, run_on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); // under nohup
+}
+
+// ----------------------------------------------------------------------------
+// state of the training loop
+
+typedef struct {
+    const Trainer* trainer;
+    Engine* engine;
+    Run* run;
+    Logger logger;
+    DataLoader data, val_data;
+    int64_t val_sequences;                       // 0: no validation
+    LogStep queued[TRAINER_STEPS_IN_FLIGHT + 1]; // log lines of steps in flight; step s is in [s % size]
+    int64_t in_flight;
+    double last_time; // when the current step began, in seconds_now()
+} Training;
+
+// Is something due after `step` that happens every `every` steps? 0: never.
+static inline bool run_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+static inline void device_print(const DeviceInfo* device) {
+    if (device->text[0]) printf("%s\n", device->text);
+}
+
+static inline void training_open(Training* t, const DeviceInfo* device) {
+    Error err;
+    const Run* run = t->run;
+    const Options* o = &run->options;
+    run_open_data(run, &t->data, o->data, o->shuffle);
+    if (o->val_data) {
+        run_open_data(run, &t->val_data, o->val_data, false);
+        int64_t wanted = (o->val_tokens + o->seq_len - 1) / o->seq_len,
+                present = dataloader_sequences(&t->val_data);
+        t->val_sequences = wanted < present ? wanted : present;
+    }
+    if (!logger_open(&t->logger, o->out, &err)) die("%s", err.msg);
+    t->logger.num_steps = run->num_steps;
+    t->logger.log_every = o->log_every;
+    t->logger.flops_per_token = run_flops_per_token(run);
+    t->logger.attention_flops = run_attention_flops_per_token(run);
+    t->logger.peak_flops = device->peak_flops;
+    dataloader_seek(&t->data, run->state.position);
+    if (o->sample_every) { // reports an unreadable vocabulary now instead of at the first sample
+        Sample sample = sample_new(run, NULL, false);
+        sample_free(&sample);
+    }
+}
+
+static inline void training_close(Training* t) {
+    logger_close(&t->logger);
+    dataloader_close(&t->data);
+    if (t->run->options.val_data) dataloader_close(&t->val_data);
+}
+
+// ----------------------------------------------------------------------------
+// what is due after a step
+
+// Saves a checkpoint, if the run has a folder. On error, such as a full disk, the run ends; older checkpoints
+// are unchanged.
+static inline void training_save(Training* t) {
+    Error err;
+    char folder[PATH_LENGTH];
+    const Run* run = t->run;
+    const Options* o = &run->options;
+    if (!o->out) return;
+    const CheckpointRecord record = {&run->config, &run->table, o, &run->state};
+    CheckpointTensors tensors = t->trainer->host_open(t->engine, true);
+    if (!checkpoint_check_finite(&run->table, &tensors, &err) ||
+        !checkpoint_save(o->out, &record, &tensors, (int)o->keep, &err))
+        die("%s; no checkpoint of step %lld, older ones are unchanged", err.msg, (long long)run->state.step);
+    t->trainer->host_close(t->engine, &tensors, false);
+    checkpoint_path(folder, o->out, run->state.step);
+    logger_event(&t->logger, run->state.step, "checkpoint", folder);
+}
+
+// Measures and logs the loss on the first val_sequences held-out sequences; at the end of the run also by
+// position.
+static inline void training_validate(Training* t) {
+    const Run* run = t->run;
+    const int64_t B = run->micro_batch, T = run->options.seq_len;
+    LogValidation v;
+    memset(&v, 0, sizeof v);
+    double start = seconds_now(), *losses = (double*)xcalloc((size_t)(B * T), sizeof(double));
+    dataloader_seek(&t->val_data, 0);
+    for (int64_t i = 0; i < t->val_sequences; i += B) {
+        int64_t sequences = t->val_sequences - i < B ? t->val_sequences - i : B;
+        t->trainer->load_batch(t->engine, &t->val_data);
+        t->trainer->evaluate(t->engine, losses);
+        for (int64_t k = 0; k < sequences * T; k++) log_validation_add(&v, k % T, losses[k]);
+    }
+    free(losses);
+    v.byte_tokens = run_reads_bytes(run);
+    v.seconds = seconds_now() - start;
+    logger_validation(&t->logger, run->state.step, &v);
+    if (run->state.step >= run->last_step) run_print_by_position(&v);
+}
+
+static inline void training_sample(Training* t) {
+    int64_t n = t->run->options.generate;
+    Sample text = sample_new(t->run, NULL, false);
+    sample_generate(&text, t->run, n == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : n, t->trainer, t->engine);
+    logger_event(&t->logger, t->run->state.step, "sample", text.text.data);
+    sample_free(&text);
+}
+
+// ----------------------------------------------------------------------------
+// training
+
+// Ends a run whose loss or gradient norm is not finite; names the first tensor that is not.
+__attribute__((noreturn)) static inline void training_die_not_finite(const Training* t, const LogStep* line) {
+    const char* weight = t->trainer->first_not_finite(t->engine, false);
+    const char* name = weight ? weight : t->trainer->first_not_finite(t->engine, true);
+    die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not "
+        "updated; resume from the last checkpoint with a lower --lr, or look at the data",
+        (long long)line->step, line->loss, line->grad_norm, weight ? "weights" : "gradient",
+        name ? name : "no tensor");
+}
+
+// Finishes and logs the oldest steps in flight until `remaining` are left.
+static inline void training_finish_steps(Training* t, int64_t remaining) {
+    for (; t->in_flight > remaining; t->in_flight--) {
+        LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % (TRAINER_STEPS_IN_FLIGHT + 1)];
+        if (!t->trainer->finish_step(t->engine, line)) training_die_not_finite(t, line);
+        double now = seconds_now();
+        line->seconds = now - t->last_time;
+        t->last_time = now;
+        logger_step(&t->logger, line);
+    }
+}
+
+// Queues one optimizer step and advances the state past it.
+static inline void training_queue_step(Training* t) {
+    const Options* o = &t->run->options;
+    TrainerState* state = &t->run->state;
+    int64_t step_tokens = t->run->batch_sequences * o->seq_len;
+    double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
+    AdamWParams adamw = options_adamw(o, lr, state->step + 1);
+    t->trainer->begin_step(t->engine);
+    for (int64_t i = 0; i < t->run->grad_accum_steps; i++) {
+        t->trainer->load_batch(t->engine, &t->data);
+        t->trainer->add_gradients(t->engine, step_tokens);
+    }
+    t->trainer->update(t->engine, &adamw, o->grad_clip);
+    state->step++;
+    state->tokens += step_tokens;
+    state->position = dataloader_position(&t->data);
+
+    LogStep* line = &t->queued[state->step % (TRAINER_STEPS_IN_FLIGHT + 1)];
+    memset(line, 0, sizeof *line);
+    line->step = state->step, line->tokens = state->tokens, line->step_tokens = step_tokens, line->lr = lr;
+    t->in_flight++;
+}
+
+// Trains from run->state to run->last_step, or until a signal.
+static inline void train(const Trainer* trainer, Engine* engine, Run* run, const DeviceInfo* device) {
+    const Options* o = &run->options;
+    TrainerState* state = &run->state;
+    char text[64];
+    Training* t = (Training*)xcalloc(1, sizeof *t);
+    t->trainer = trainer, t->engine = engine, t->run = run;
+    training_open(t, device);
+    run_catch_signals();
+    run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
+    if (run_resumed(run)) {
+        snprintf(text, sizeof text, "at %lld tokens", (long long)state->tokens);
+        logger_event(&t->logger, state->step, "resume", text);
+    }
+    if (state->step >= run->last_step)
+        printf("nothing left to do: the run is at step %lld of %lld\n", (long long)state->step,
+               (long long)run->last_step);
+    device_print(device);
+
+    bool saved = run_resumed(run); // the present state
+    t->last_time = seconds_now();
+    if (t->val_sequences && state->step >= run->last_step) training_validate(t);
+    while (state->step < run->last_step && !run_interrupted) {
+        training_queue_step(t);
+        bool last = state->step == run->last_step;
+        bool validates = t->val_sequences && (last || run_due(o->val_every, state->step));
+        bool samples = run_due(o->sample_every, state->step);
+        saved = last || run_due(o->save_every, state->step);
+        bool due = saved || validates || samples;
+        training_finish_steps(t, due ? 0 : trainer->steps_in_flight);
+        if (!due) continue;
+        if (saved) training_save(t);
+        if (validates) training_validate(t);
+        if (samples) training_sample(t);
+        t->last_time = seconds_now();
+    }
+    training_finish_steps(t, 0);
+    if (!saved) training_save(t); // after a signal, or with --max-steps 0
+    training_close(t);
+    free(t);
+}
+
+// ----------------------------------------------------------------------------
+// --dump
+
+static inline void dump(const Trainer* trainer, Engine* engine, const Run* run) {
+    Error err;
+    DataLoader data;
+    const Options* o = &run->options;
+    const int64_t B = run->micro_batch, T = o->seq_len, V = run->config.vocab_size, BT = B * T;
+    const size_t bytes = (size_t)trainer->element_bytes;
+    bool has_logits = BT * V * trainer->element_bytes <= DUMP_LOGITS_BYTES;
+    DumpTensors out = {B, T, V, NULL, NULL, NULL, trainer->element_bytes};
+    out.losses = xcalloc((size_t)BT, bytes);
+    if (has_logits) out.logits = xcalloc((size_t)(BT * V), bytes);
+    out.grads = xcalloc((size_t)run->table.count, bytes);
+    run_open_data(run, &data, o->data, o->shuffle);
+    trainer->load_batch(engine, &data);
+    trainer->dump(engine, &out);
+    if (!dump_write(o->dump, &run->table, &out, &err)) die("%s", err.msg);
+    double loss = 0;
+    for (int64_t i = 0; i < BT; i++)
+        loss += bytes == 8 ? ((const double*)out.losses)[i] : (double)((const float*)out.losses)[i];
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", o->dump, loss / (double)BT, (long long)B,
+           (long long)T);
+    dataloader_close(&data);
+    free(out.losses);
+    free(out.logits);
+    free(out.grads);
+}
+
+// ----------------------------------------------------------------------------
+// main
+
+// Draws the initial weights into w [table->count], floats or doubles. Element i of tensor r depends only on
+// (seed, r, i).
+static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Config* config,
+                                uint64_t seed) {
+    for (int r = 0; r < table->num_rows; r++) {
+        const Param* p = &table->rows[r];
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < p->count; i++) {
+            double x = params_initial_value(table, config, r, i, seed);
+            if (element_bytes == 8)
+                ((double*)w)[p->offset + i] = x;
+            else
+                ((float*)w)[p->offset + i] = (float)x;
+        }
+    }
+}
+
+// Gives the model the weights and moments of the checkpoint to resume, the weights of --init, or weights
+// drawn from the seed. Fails if the checkpoint is damaged; the model is then unchanged.
+static inline bool load_weights(const Trainer* trainer, Engine* engine, const Run* run, Error* err) {
+    const char* init = run->options.init;
+    CheckpointTensors t = trainer->host_open(engine, false);
+    bool ok = true;
+    if (run_resumed(run))
+        ok = checkpoint_load_weights(run->checkpoint, &run->table, t.w, t.element_bytes, err) &&
+             checkpoint_load_optimizer(run->checkpoint, &run->table, t.m, t.v, t.element_bytes, err);
+    else if (!init)
+        draw_weights(t.w, t.element_bytes, &run->table, &run->config, (uint64_t)run->options.seed);
+    else if (!checkpoint_load_weights(init, &run->table, t.w, t.element_bytes, err))
+        die("%s", err->msg);
+    trainer->host_close(engine, &t, ok);
+    return ok;
+}
+
+// Does what the run's mode asks for with an engine that has its weights. Returns the exit code.
+static inline int run_work(const Trainer* trainer, Engine* engine, Run* run, const DeviceInfo* device) {
+    switch (run->mode) {
+    case RUN_DRY: break;
+    case RUN_TRAIN:
+        train(trainer, engine, run, device);
+        return run->state.step < run->last_step ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
+    case RUN_DUMP: dump(trainer, engine, run); break;
+    case RUN_BENCH:
+        device_print(device);
+        trainer->bench(engine, run);
+        break;
+    case RUN_GENERATE: {
+        Sample text = sample_new(run, stdout, true);
+        sample_generate(&text, run, run->options.generate, trainer, engine);
+        sample_free(&text);
+        break;
+    }
+    }
+    return EXIT_SUCCESS;
+}
+
+// The program: returns the exit code of main.
+static inline int run_main(int argc, char** argv, const Trainer* trainer) {
+    Error err;
+    const CommandLine line = command_line_parse(argc, argv, trainer->summary);
+    RunFolder folder = run_folder_open(&line);
+    bool done = false;
+    int exit_code = EXIT_SUCCESS;
+    for (int candidate = 0; !done; candidate++) { // the next checkpoint where one proves damaged
+        Run run = run_configure(&line, &folder, &candidate, trainer->suggested_tokens);
+        if (trainer->check) trainer->check(&run);
+        if (run.mode == RUN_DRY) {
+            trainer->print_plan(&run);
+            done = true;
+        } else {
+            DeviceInfo device;
+            memset(&device, 0, sizeof device);
+            Engine* engine = trainer->open(&run, &device);
+            done = load_weights(trainer, engine, &run, &err);
+            if (done)
+                exit_code = run_work(trainer, engine, &run, &device);
+            else
+                resume_warn(&err);
+            trainer->close(engine);
+        }
+        run_free(&run);
+    }
+    run_folder_close(&folder);
+    return exit_code;
+}
+
+#endif // LLMC_TRAIN_H
