@@ -1,6 +1,6 @@
 /*
-The kernels around the model, against double on the CPU: the loss, the gradient norm, AdamW; and the table of
-GPUs.
+The kernels around the model, against double on the CPU: the loss, the gradient norm, AdamW. Also the table of
+GPUs and the profiling ranges.
 
     test_update [quick] [SEED]     quick: no buffers of more than 2^31 elements, for compute-sanitizer
 */
@@ -47,6 +47,36 @@ static void test_peak_flops() {
     };
     for (auto& c : cases)
         CHECK(device_peak_flops(c.name) == 1e12 * c.tflops, "%s: %g", c.name, device_peak_flops(c.name));
+}
+
+// ----------------------------------------------------------------------------
+// profiling ranges
+
+// A RangeLog has the outermost ranges, between start and stop alone, by name and pass.
+static void test_ranges() {
+    static RangeLog log;
+    Buffer<float> x(1 << 20);
+    auto run = [&](const char* name, RangePass pass) {
+        Range outer(name, pass, 0);
+        Range inner("inner", RANGE_FORWARD, 0);
+        CUDA_CHECK(cudaMemsetAsync(x, 0, x.n * sizeof(float)));
+    };
+    double forward = 0; // of "b" after the first round
+    for (int round = 0; round < 2; round++) {
+        run("before", RANGE_FORWARD);
+        range_log_start(&log);
+        run("b", RANGE_FORWARD);
+        run("a", RANGE_BACKWARD);
+        run("b", RANGE_FORWARD);
+        range_log_stop();
+        CHECK(log.count == 3 && log.num_names == 2, "%d ranges, %d names", log.count, log.num_names);
+        CHECK(!strcmp(log.sums[0].name, "b") && !strcmp(log.sums[1].name, "a"), "not in order of appearance");
+        CHECK(log.sums[0].ms[RANGE_FORWARD] > forward && log.sums[0].ms[RANGE_BACKWARD] == 0, "times of b");
+        CHECK(log.sums[1].ms[RANGE_FORWARD] == 0 && log.sums[1].ms[RANGE_BACKWARD] > 0, "times of a");
+        forward = log.sums[0].ms[RANGE_FORWARD];
+    }
+    range_log_free(&log);
+    CHECK(log.num_names == 0 && !log.ranges[0].begin, "freed");
 }
 
 // ----------------------------------------------------------------------------
@@ -461,6 +491,7 @@ int main(int argc, char** argv) {
     test_classifier_not_finite();
     if (!quick) test_classifier_big();
 
+    test_ranges();
     test_chunks();
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 1);
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 8);
