@@ -84,11 +84,11 @@ static void test_ranges() {
 
 // Loss and gradient of one row of V logits.
 static double loss_of_row(const bf16* x, int64_t V, int target, double dloss, double* dx) {
-    double highest = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < V; i++) highest = fmax(highest, value(x[i]));
-    for (int64_t i = 0; i < V; i++) sum += exp(value(x[i]) - highest);
-    for (int64_t i = 0; i < V; i++) dx[i] = dloss * (exp(value(x[i]) - highest) / sum - (i == target));
-    return log(sum) + highest - value(x[target]);
+    double max = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < V; i++) max = fmax(max, value(x[i]));
+    for (int64_t i = 0; i < V; i++) sum += exp(value(x[i]) - max);
+    for (int64_t i = 0; i < V; i++) dx[i] = dloss * (exp(value(x[i]) - max) / sum - (i == target));
+    return log(sum) + max - value(x[target]);
 }
 
 static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
@@ -264,6 +264,12 @@ static void test_chunks() {
         }
     CHECK(at == t.count, "chunks cover %d of %d elements", (int)at, (int)t.count);
     CHECK(chunks_of(&t, 7, 7).empty(), "chunks in an empty range");
+    ParamChunks uploaded = param_chunks_upload(&t, 0, t.count);
+    vector<ParamChunk> host(uploaded.count);
+    CUDA_CHECK(
+        cudaMemcpy(host.data(), uploaded.chunks, host.size() * sizeof host[0], cudaMemcpyDeviceToHost));
+    CHECK(same_bits(host, chunks_of(&t, 0, t.count)), "uploaded chunks differ");
+    CUDA_CHECK(cudaFree(uploaded.chunks));
     params_free(&t);
 }
 
