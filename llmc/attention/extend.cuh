@@ -42,8 +42,7 @@ __global__ static void __launch_bounds__(256)
     if (i < count) rope_angle(angles + 2 * i, lengths[row / rows] - 1 + row % rows, i % pairs, pairs, base);
 }
 
-// angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i; row 0 of an empty sequence is finite, and not
-// used.
+// angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i. Row 0 of an empty sequence is finite, not used.
 static inline void rope_angles_extend(float* angles, const AttentionState* state, double base,
                                       const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
@@ -157,8 +156,8 @@ __global__ static void __launch_bounds__(32 * EXTEND_WARPS)
     }
 }
 
-// o [n, t, NH, dh]: query i of sequence s, row 1 + i of q [n, 1 + t, NH, dh], over the first lengths[s] + i +
-// 1 keys.
+// o [n, t, NH, dh]: query i of sequence s, which is row 1 + i of q [n, 1 + t, NH, dh], sees the first
+// lengths[s] + i + 1 keys.
 static inline void attention_extend(bf16* o, const bf16* q, const AttentionState* state,
                                     const HeadShape* shape, cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
