@@ -42,8 +42,7 @@ __global__ static void __launch_bounds__(256)
     if (i < count) rope_angle(angles + 2 * i, lengths[row / rows] - 1 + row % rows, i % pairs, pairs, base);
 }
 
-// angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i; row 0 of an empty sequence is finite, and not
-// used.
+// angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i. Row 0 of an empty sequence is finite, not used.
 static inline void rope_angles_extend(float* angles, const AttentionState* state, double base,
                                       const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
@@ -112,17 +111,17 @@ static inline void attention_keep_last(const AttentionState* state, const HeadSh
 // ----------------------------------------------------------------------------
 // attention
 
-#define EXTEND_WARPS 8
+enum { EXTEND_WARPS = 8 };
 
-// Block (head, token, sequence). Each warp has every eighth key, with a softmax of its own; the eight are
+// Block (token, head, sequence). Each warp has every eighth key, with a softmax of its own; the eight are
 // joined at the end.
 template <int PER_LANE> // channels of a lane: dh / 32
 __global__ static void __launch_bounds__(32 * EXTEND_WARPS)
     attention_extend_kernel(bf16* o, const bf16* q, const __grid_constant__ AttentionState state) {
     constexpr int DH = 32 * PER_LANE;
     __shared__ float maxima[EXTEND_WARPS], sums[EXTEND_WARPS], outs[EXTEND_WARPS][DH];
-    int h = blockIdx.x, NH = gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t t = blockIdx.y, T = gridDim.y, s = blockIdx.z, length = state.lengths[s] + t + 1;
+    int h = blockIdx.y, NH = gridDim.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t t = blockIdx.x, T = gridDim.x, s = blockIdx.z, length = state.lengths[s] + t + 1;
     const bf16 *k = state.k + s * state.capacity * NH * DH, *v = state.v + s * state.capacity * NH * DH;
     const double* cum_logf = state.cum_logf ? state.cum_logf + s * state.capacity * NH : NULL;
     q += (s * (1 + T) + 1 + t) * NH * DH;
@@ -157,15 +156,15 @@ __global__ static void __launch_bounds__(32 * EXTEND_WARPS)
     }
 }
 
-// o [n, t, NH, dh]: query i of sequence s, row 1 + i of q [n, 1 + t, NH, dh], over the first lengths[s] + i +
-// 1 keys.
+// o [n, t, NH, dh]: query i of sequence s, which is row 1 + i of q [n, 1 + t, NH, dh], sees the first
+// lengths[s] + i + 1 keys.
 static inline void attention_extend(bf16* o, const bf16* q, const AttentionState* state,
                                     const HeadShape* shape, cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
     int64_t dh = shape->dh;
     auto kernel = dh == 64 ? attention_extend_kernel<2> : dh == 128 ? attention_extend_kernel<4> : NULL;
     if (!kernel) die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);
-    dim3 grid((unsigned)shape->NH, (unsigned)shape->T, (unsigned)shape->B);
+    dim3 grid((unsigned)shape->T, (unsigned)shape->NH, (unsigned)shape->B);
     kernel<<<grid, 32 * EXTEND_WARPS, 0, stream>>>(o, q, *state);
     CUDA_CHECK_LAUNCH();
 }

@@ -9,6 +9,9 @@ The forget gate (arXiv 2503.02130, section 3):
     cum_logf        double [B, NH, T], never rising along T
     dcum_logf       float  [B, NH, T]
 
+The trainer calls it before attention.cuh, which reads cum_logf, and after attention's backward pass, which
+writes dcum_logf. For new tokens of a sequence see extend.cuh.
+
 A gate is computed in float and summed in double: after 65536 tokens cum_logf may reach -1e5, and its
 differences over a few tokens still matter. The backward pass sums dlogf_t = dcum_logf_t + ... +
 dcum_logf_{T-1}, whose terms nearly cancel, in double too. dcum_logf itself is float, far more precise than
@@ -23,7 +26,7 @@ of the chunks before (or after) it. So a few heads fill the GPU, and every order
 #include "../model/shapes.h"
 #include "../cuda/range.cuh"
 
-#define FORGET_GATE_CHUNK 256 // tokens, and threads of a block
+enum { FORGET_GATE_CHUNK = 256 }; // tokens, and threads of a block
 
 // The chunk of a thread block: chunk `index` of the `count` chunks of a head.
 struct GateChunk {

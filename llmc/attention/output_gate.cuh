@@ -7,9 +7,9 @@ optional.
     rstd                                 float [B, T, NH]
     delta                                float [B, NH, T]
 
-A thread has eight channels of one head. The backward pass also computes delta = sum of dout * o over a head's
-channels, which attention's backward pass needs, as both are in registers. Pointers to bf16 are aligned to 16
-bytes, row_stride is a multiple of 8.
+The trainer calls it between attention and the output projection. A thread has eight channels of one head. The
+backward pass also computes delta = sum of dout * o over a head's channels, which attention's backward pass
+needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_stride is a multiple of 8.
 */
 #ifndef LLMC_OUTPUT_GATE_CUH
 #define LLMC_OUTPUT_GATE_CUH
@@ -26,7 +26,7 @@ typedef struct {
     double eps;         // of the norm
 } OutputGate;
 
-#define OUTPUT_GATE_TOKENS 2 // tokens of a thread of the forward pass, all loads in flight at once
+enum { OUTPUT_GATE_TOKENS = 2 }; // of a thread of the forward pass, all loads in flight at once
 
 struct OutputGateArgs {
     OutputGate gate;
@@ -86,7 +86,7 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
     if (a.tokens == 0) return;
-    dim3 grid((unsigned)ceil_div(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
+    dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
     output_gate_forward_kernel<<<grid, heads.threads, 0, stream>>>(y, o, a);
     CUDA_CHECK_LAUNCH();
 }

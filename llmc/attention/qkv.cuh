@@ -1,5 +1,6 @@
 /*
-From the fused projection to attention's q, k and v: token shift, QK norm, RoPE, fused, each of them optional.
+From the fused projection to attention's q, k and v: token shift, QK norm and RoPE in one kernel, each of them
+optional.
 
     shift    x_t = (1 - alpha_t) x_t + alpha_t x_{t-1},   alpha_t = sigmoid(logit_t), one for each head
     norm     RMSNorm over a head's channels (rmsnorm.cuh)
@@ -11,10 +12,11 @@ From the fused projection to attention's q, k and v: token shift, QK norm, RoPE,
     angles          float [T, dh/2, 2], cos and sin
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
-q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so
-that its threads take the same branches. A thread has eight channels of one head for several neighbouring
-tokens, so that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes;
-row_stride and the columns of q, k and v are multiples of 8.
+The trainer calls it between the projection and attention, for new tokens together with extend.cuh. q, k and v
+are three paths through the same code, each with its own switches. A thread block has one path, so that its
+threads take the same branches. A thread has eight channels of one head for several neighbouring tokens, so
+that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and
+the columns of q, k and v are multiples of 8.
 */
 #ifndef LLMC_QKV_CUH
 #define LLMC_QKV_CUH
@@ -27,11 +29,11 @@ typedef struct {
     int64_t shift;      // column of the shift gate's logits in proj, -1: no shift
     const bf16* weight; // QK norm's, NULL: no norm
     float* dweight;     // same shape
-    bool rope;
-    float eps;        // QK norm's
-    bf16* out;        // [B, T, NH, dh]
-    float* rstd;      // [B, T, NH], with QK norm
-    const bf16* dout; // [B, T, NH, dh]
+    bool rope;          // rotate by angles
+    float eps;          // QK norm's
+    bf16* out;          // [B, T, NH, dh]
+    float* rstd;        // [B, T, NH], with QK norm
+    const bf16* dout;   // [B, T, NH, dh]
 } HeadPath;
 
 struct QkvArgs {
@@ -45,8 +47,7 @@ struct QkvArgs {
 // ----------------------------------------------------------------------------
 // RoPE
 
-// Writes cos and sin of pair i of `pairs` at a position to angles [2]: the angle is position base^(-i /
-// pairs).
+// angles [2] = cos and sin of position base^(-i / pairs), for pair i
 __device__ static inline void rope_angle(float* angles, int64_t position, int64_t i, int64_t pairs,
                                          double base) {
     double angle = (double)position * pow(base, -(double)i / (double)pairs);
@@ -102,8 +103,10 @@ __device__ static inline void rope_rotate(float x[8], const float* angles, float
 // ----------------------------------------------------------------------------
 // forward
 
-#define QKV_TOKENS  4  // tokens of a thread of the forward pass, all loads in flight at once
-#define QKV_SEGMENT 15 // neighbouring tokens of one sequence, which the backward pass walks through
+enum {
+    QKV_TOKENS = 4,  // of a thread of the forward pass, all loads in flight at once
+    QKV_SEGMENT = 15 // neighbouring tokens of one sequence, which a thread of the backward pass walks through
+};
 
 __global__ static void __launch_bounds__(256)
     qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles) {
@@ -156,7 +159,7 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) 
     a.row_stride = shape->row_stride, a.columns = shape->columns;
     a.tokens = (int)tokens, a.T = (int)shape->T, a.NH = (int)shape->NH, a.dh = (int)shape->dh;
     a.weight_stride = (int)shape->weight_stride, a.units = 3 * head_grid(shape->NH, shape->dh).blocks;
-    a.segments_of_T = ceil_div(a.T, QKV_SEGMENT), a.segments = (int)shape->B * a.segments_of_T;
+    a.segments_of_T = ceil_div<int>(a.T, QKV_SEGMENT), a.segments = (int)shape->B * a.segments_of_T;
     return a;
 }
 
@@ -167,7 +170,7 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
-    dim3 grid((unsigned)(ceil_div(a.tokens, QKV_TOKENS) * a.units));
+    dim3 grid((unsigned)(ceil_div<int>(a.tokens, QKV_TOKENS) * a.units));
     qkv_forward_kernel<<<grid, heads.threads, 0, stream>>>(a, proj, angles);
     CUDA_CHECK_LAUNCH();
 }

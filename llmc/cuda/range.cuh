@@ -18,7 +18,7 @@ typedef enum { RANGE_FORWARD, RANGE_BACKWARD, NUM_RANGE_PASSES } RangePass;
 
 enum { RANGE_LOG_MAX = 8192, RANGE_LOG_NAMES = 16 };
 
-// Zeroed before its first use, and freed with range_log_free.
+// Zeroed before its first use; range_log_free frees its events. 200 KB: static or on the heap.
 typedef struct {
     int count; // of ranges recorded since range_log_start
     struct {

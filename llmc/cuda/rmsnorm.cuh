@@ -6,6 +6,8 @@ RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, over the channels of a row or o
     over heads   the channels of a head are in neighbouring lanes of a warp. QK norm (qkv.cuh) and the output
                  norm (output_gate.cuh) are fused into other kernels; the arithmetic they share is here.
 
+The trainer calls the norm over rows before attention, before the MLP and before lm_head.
+
 The gradient of the weight is a sum over all tokens. The grid is as large as the GPU runs at once. Each block
 loops over its share of the tokens, prefetching the next one, accumulates in registers, and writes one row of
 partial sums; a second kernel adds the rows. Every order of sums is fixed, so that a GPU computes the same

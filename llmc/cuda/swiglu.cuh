@@ -2,7 +2,7 @@
 SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of gate_up.
 
 gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
-a multiple of 8. A thread has eight channels of a row.
+a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread has eight channels of a row.
 */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH

@@ -103,7 +103,7 @@ template <class T> static inline vector<T> draw(size_t n, double scale, double m
 // n normal numbers on the device, and their values on the host
 template <class T> struct Drawn : Buffer<T> {
     vector<double> values;
-    explicit Drawn(size_t n, double scale = 1, double mean = 0) : Drawn(draw<T>(n, scale, mean)) {}
+    explicit Drawn(size_t count, double scale = 1, double mean = 0) : Drawn(draw<T>(count, scale, mean)) {}
     explicit Drawn(const vector<T>& x) : Buffer<T>(x), values(doubles(x)) {}
     double operator[](int64_t i) const { return values[i]; }
 };

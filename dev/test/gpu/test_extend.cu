@@ -38,14 +38,13 @@ struct State {
     vector<double> want_cum_logf;
     Buffer<int64_t> d_lengths;
 
-    State(const vector<int64_t>& lengths, int64_t T, int64_t NH, int64_t dh, Gate gate)
-        : s({(int64_t)lengths.size(), T, NH, dh, 3 * NH * dh + NH, 3 * NH * dh + ceil_div<int64_t>(NH, 8) * 8,
+    State(const vector<int64_t>& held, int64_t T, int64_t NH, int64_t dh, Gate kind)
+        : s({(int64_t)held.size(), T, NH, dh, 3 * NH * dh + NH, 3 * NH * dh + ceil_div<int64_t>(NH, 8) * 8,
              dh}),
-          rows(s.B * (1 + T)), d(NH * dh),
-          capacity(*std::max_element(lengths.begin(), lengths.end()) + T + 3), fgate_column(3 * d),
-          lengths(lengths), gate(gate), proj(rows * s.row_stride), new_k(rows * d), new_v(rows * d),
-          q(rows * d), bias(NH), k(s.B * capacity * d), v(s.B * capacity * d), cum_logf(s.B * capacity * NH),
-          want_cum_logf(cum_logf.n), d_lengths(lengths) {
+          rows(s.B * (1 + T)), d(NH * dh), capacity(*std::max_element(held.begin(), held.end()) + T + 3),
+          fgate_column(3 * d), lengths(held), gate(kind), proj(rows * s.row_stride), new_k(rows * d),
+          new_v(rows * d), q(rows * d), bias(NH), k(s.B * capacity * d), v(s.B * capacity * d),
+          cum_logf(s.B * capacity * NH), want_cum_logf(cum_logf.n), d_lengths(held) {
         vector<double> noise = doubles(draw<float>(cum_logf.n, 0.1));
         for (int64_t i = 0; i < (int64_t)cum_logf.n;
              i++) { // the sequences so far: they forget in about 12 tokens

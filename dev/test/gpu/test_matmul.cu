@@ -20,9 +20,9 @@ static vector<T> without_padding(const vector<T>& x, int64_t rows, int64_t cols,
 
 // Rows of `stride` elements of which the last stride - cols are NaN: a kernel that reads them fails.
 static vector<bf16> draw_padded(int64_t rows, int64_t cols, int64_t stride, double scale) {
-    vector<bf16> x = draw<bf16>((size_t)(rows * stride), scale);
+    vector<bf16> x = draw<bf16>(rows * stride, scale);
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = cols; j < stride; j++) x[(size_t)(i * stride + j)] = rounded<bf16>(NAN);
+        for (int64_t j = cols; j < stride; j++) x[i * stride + j] = rounded<bf16>(NAN);
     return x;
 }
 
@@ -30,24 +30,25 @@ template <class T>
 static bool padding_is_nan(const vector<T>& x, int64_t rows, int64_t cols, int64_t stride) {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = cols; j < stride; j++)
-            if (!std::isnan(value(x[(size_t)(i * stride + j)]))) return false;
+            if (!std::isnan(value(x[i * stride + j]))) return false;
     return true;
 }
 
 // Inputs, and what should be computed from them.
 struct MatmulTest {
-    int64_t M, N, K, out_stride, x_stride;
+    Linear shape; // without w and dw
+    int64_t M, N, K;
     vector<bf16> x, w, dout, residual;
     vector<float> dw0;
     vector<double> out, out_residual, dx, dw;
 
-    MatmulTest(int64_t M, int64_t N, int64_t K, int64_t out_stride, int64_t x_stride)
-        : M(M), N(N), K(K), out_stride(out_stride), x_stride(x_stride), x(draw_padded(M, K, x_stride, 1)),
-          w(draw<bf16>(N * K, 0.02)), dout(draw_padded(M, N, out_stride, 1)),
-          residual(draw<bf16>(M * out_stride, 0.5)), dw0(draw<float>(N * K, 1)), out(M * N),
+    explicit MatmulTest(const Linear& s)
+        : shape(s), M(s.rows), N(s.N), K(s.K), x(draw_padded(M, K, s.x_stride, 1)),
+          w(draw<bf16>(N * K, 0.02)), dout(draw_padded(M, N, s.out_stride, 1)),
+          residual(draw<bf16>(M * s.out_stride, 0.5)), dw0(draw<float>(N * K, 1)), out(M * N),
           out_residual(M * N), dx(M * K), dw(dw0.begin(), dw0.end()) {
-        vector<double> fx = doubles(without_padding(x, M, K, x_stride)), fw = doubles(w);
-        vector<double> fdout = doubles(without_padding(dout, M, N, out_stride));
+        vector<double> fx = doubles(without_padding(x, M, K, s.x_stride)), fw = doubles(w);
+        vector<double> fdout = doubles(without_padding(dout, M, N, s.out_stride));
 #pragma omp parallel for
         for (int64_t n = 0; n < N; n++)
             for (int64_t m = 0; m < M; m++) {
@@ -57,7 +58,7 @@ struct MatmulTest {
                     dw[n * K + k] += g * fx[m * K + k];
                 }
                 out[m * N + n] = sum;
-                out_residual[m * N + n] = sum + value(residual[m * out_stride + n]);
+                out_residual[m * N + n] = sum + value(residual[m * s.out_stride + n]);
             }
 #pragma omp parallel for
         for (int64_t m = 0; m < M; m++)
@@ -74,7 +75,8 @@ struct MatmulResults {
     MatmulResults(const MatmulTest& in, Matmul* mm) {
         Buffer<bf16> x(in.x), w(in.w), dout(in.dout), residual(in.residual), d_out(residual.n), d_dx(x.n);
         Buffer<float> d_out_float(d_out.n), d_dw(in.dw0);
-        Linear linear = {w, d_dw, in.M, in.N, in.K, in.out_stride, in.x_stride};
+        Linear linear = in.shape;
+        linear.w = w, linear.dw = d_dw;
         linear_forward(d_out.p, x, NULL, &linear, mm);
         out = d_out.host();
         d_out.poison();
@@ -91,9 +93,10 @@ struct MatmulResults {
     }
 };
 
-static void test_matmul(Matmul* mm, int64_t M, int64_t N, int64_t K, int64_t out_stride, int64_t x_stride) {
+static void test_matmul(Matmul* mm, const Linear& s) {
+    int64_t M = s.rows, N = s.N, K = s.K, out_stride = s.out_stride, x_stride = s.x_stride;
     snprintf(test_case, sizeof test_case, "%lld x %lld x %lld", (long long)M, (long long)N, (long long)K);
-    MatmulTest want(M, N, K, out_stride, x_stride);
+    MatmulTest want(s);
     MatmulResults got(want, mm), again(want, mm);
     CHECK(same_bits(got.out, again.out) && same_bits(got.out_residual, again.out_residual) &&
               same_bits(got.out_in_place, again.out_in_place) && same_bits(got.out_float, again.out_float) &&
@@ -190,7 +193,8 @@ int main(int argc, char** argv) {
             {16, 50257, 1536, 50264, 1536},
         };
         for (auto& s : shapes)
-            if (quick ? s[1] < 1000 : !tune || s[1] < 10000) test_matmul(&mm, s[0], s[1], s[2], s[3], s[4]);
+            if (quick ? s[1] < 1000 : !tune || s[1] < 10000)
+                test_matmul(&mm, {NULL, NULL, s[0], s[1], s[2], s[3], s[4]});
         if (!quick && !tune) test_matmul_big(&mm);
         matmul_free(&mm);
     }

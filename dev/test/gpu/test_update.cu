@@ -1,6 +1,6 @@
 /*
-The kernels around the model, against double on the CPU: the loss, the gradient norm, AdamW; and the table of
-GPUs.
+The kernels around the model, against double on the CPU: the loss, the gradient norm, AdamW. Also the table of
+GPUs and the profiling ranges.
 
     test_update [quick] [SEED]     quick: no buffers of more than 2^31 elements, for compute-sanitizer
 */
@@ -50,15 +50,45 @@ static void test_peak_flops() {
 }
 
 // ----------------------------------------------------------------------------
+// profiling ranges
+
+// A RangeLog has the outermost ranges, between start and stop alone, by name and pass.
+static void test_ranges() {
+    static RangeLog log;
+    Buffer<float> x(1 << 20);
+    auto run = [&](const char* name, RangePass pass) {
+        Range outer(name, pass, 0);
+        Range inner("inner", RANGE_FORWARD, 0);
+        CUDA_CHECK(cudaMemsetAsync(x, 0, x.n * sizeof(float)));
+    };
+    double forward = 0; // of "b" after the first round
+    for (int round = 0; round < 2; round++) {
+        run("before", RANGE_FORWARD);
+        range_log_start(&log);
+        run("b", RANGE_FORWARD);
+        run("a", RANGE_BACKWARD);
+        run("b", RANGE_FORWARD);
+        range_log_stop();
+        CHECK(log.count == 3 && log.num_names == 2, "%d ranges, %d names", log.count, log.num_names);
+        CHECK(!strcmp(log.sums[0].name, "b") && !strcmp(log.sums[1].name, "a"), "not in order of appearance");
+        CHECK(log.sums[0].ms[RANGE_FORWARD] > forward && log.sums[0].ms[RANGE_BACKWARD] == 0, "times of b");
+        CHECK(log.sums[1].ms[RANGE_FORWARD] == 0 && log.sums[1].ms[RANGE_BACKWARD] > 0, "times of a");
+        forward = log.sums[0].ms[RANGE_FORWARD];
+    }
+    range_log_free(&log);
+    CHECK(log.num_names == 0 && !log.ranges[0].begin, "freed");
+}
+
+// ----------------------------------------------------------------------------
 // classifier
 
 // Loss and gradient of one row of V logits.
 static double loss_of_row(const bf16* x, int64_t V, int target, double dloss, double* dx) {
-    double highest = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < V; i++) highest = fmax(highest, value(x[i]));
-    for (int64_t i = 0; i < V; i++) sum += exp(value(x[i]) - highest);
-    for (int64_t i = 0; i < V; i++) dx[i] = dloss * (exp(value(x[i]) - highest) / sum - (i == target));
-    return log(sum) + highest - value(x[target]);
+    double max = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < V; i++) max = fmax(max, value(x[i]));
+    for (int64_t i = 0; i < V; i++) sum += exp(value(x[i]) - max);
+    for (int64_t i = 0; i < V; i++) dx[i] = dloss * (exp(value(x[i]) - max) / sum - (i == target));
+    return log(sum) + max - value(x[target]);
 }
 
 static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
@@ -233,6 +263,12 @@ static void test_chunks() {
         }
     CHECK(at == t.count, "chunks cover %d of %d elements", (int)at, (int)t.count);
     CHECK(chunks_of(&t, 7, 7).empty(), "chunks in an empty range");
+    ParamChunks uploaded = param_chunks_upload(&t, 0, t.count);
+    vector<ParamChunk> host(uploaded.count);
+    CUDA_CHECK(
+        cudaMemcpy(host.data(), uploaded.chunks, host.size() * sizeof host[0], cudaMemcpyDeviceToHost));
+    CHECK(same_bits(host, chunks_of(&t, 0, t.count)), "uploaded chunks differ");
+    CUDA_CHECK(cudaFree(uploaded.chunks));
     params_free(&t);
 }
 
@@ -460,6 +496,7 @@ int main(int argc, char** argv) {
     test_classifier_not_finite();
     if (!quick) test_classifier_big();
 
+    test_ranges();
     test_chunks();
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 1);
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 8);
