@@ -156,11 +156,8 @@ static bool write_complete(const char* path, const void* data, size_t bytes, Err
     snprintf(part, sizeof part, "%s.part", path);
     FILE* f = fopen(part, "wb");
     if (!f) return fail(err, "%.900s: cannot create: %s", part, strerror(errno));
-    fwrite(data, 1, bytes, f); // flush_and_close reports errors
-    bool ok = flush_and_close(f, part, err);
-    if (ok && rename(part, path) != 0) ok = fail(err, "%.900s: cannot rename: %s", part, strerror(errno));
-    if (!ok) unlink(part);
-    return ok;
+    fwrite(data, 1, bytes, f); // close_and_rename reports errors
+    return close_and_rename(f, part, path, err);
 }
 
 static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {

@@ -105,7 +105,8 @@ typedef struct {
 
 typedef struct {
     InputFile* data;
-    int64_t count, capacity, bytes;
+    size_t capacity;
+    int64_t count, bytes;
     int64_t empty, hidden, special, repeated; // skipped
     uint64_t seed;
 } InputFiles;
@@ -116,10 +117,7 @@ static void add_file(InputFiles* files, const char* path, const char* name, cons
         files->empty++;
         return;
     }
-    if (files->count == files->capacity) {
-        files->capacity = files->capacity ? 2 * files->capacity : 64;
-        files->data = xrealloc(files->data, (size_t)files->capacity * sizeof *files->data);
-    }
+    files->data = xgrow(files->data, (size_t)files->count, &files->capacity, sizeof *files->data);
     files->data[files->count] = (InputFile){.path = xstrdup(path),
                                             .device = st->st_dev,
                                             .inode = st->st_ino,

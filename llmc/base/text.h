@@ -20,10 +20,7 @@ typedef struct {
 
 // Ensures room for `more` bytes after the current ones and returns a pointer to it; the caller adds to count.
 static inline char* byte_buffer_reserve(ByteBuffer* b, size_t more) {
-    if (b->count + more >= b->capacity) { // >=: allocates even if more is 0, so that data is never NULL
-        b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
-        b->data = (char*)xrealloc(b->data, b->capacity);
-    }
+    b->data = (char*)xgrow(b->data, b->count + more, &b->capacity, 1);
     return b->data + b->count;
 }
 

@@ -40,7 +40,8 @@ typedef struct {
 
 typedef struct {
     JsonNode* nodes;
-    int count, capacity;
+    int count;
+    size_t capacity;
     char* pool;          // zero-terminated strings
     int* members;        // open-addressing hash table of the nodes that have a key; 0 marks a free slot
     size_t member_slots; // size of it, a power of two
@@ -196,10 +197,7 @@ static inline void json_grow_members_(Json* j) {
 
 // Appends an empty node and returns its index. May move the array of nodes.
 static inline int json_add_node_(Json* j, int parent) {
-    if (j->count == j->capacity) {
-        j->capacity = j->capacity ? 2 * j->capacity : 64;
-        j->nodes = (JsonNode*)xrealloc(j->nodes, (size_t)j->capacity * sizeof *j->nodes);
-    }
+    j->nodes = (JsonNode*)xgrow(j->nodes, (size_t)j->count, &j->capacity, sizeof *j->nodes);
     JsonNode* node = &j->nodes[j->count];
     memset(node, 0, sizeof *node);
     node->parent = parent;
@@ -415,8 +413,7 @@ static inline void json_writer_clear(JsonWriter* w) {
 }
 
 static inline void json_append_(JsonWriter* w, const char* s, size_t n) {
-    if (w->length + n + 1 > w->capacity)
-        w->text = (char*)xrealloc(w->text, w->capacity = 2 * (w->length + n + 1));
+    w->text = (char*)xgrow(w->text, w->length + n, &w->capacity, 1);
     memcpy(w->text + w->length, s, n);
     w->text[w->length += n] = '\0';
 }

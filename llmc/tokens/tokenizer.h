@@ -30,7 +30,8 @@ static const uint32_t TOKEN_NONE = UINT32_MAX;
 // A growable array of token ids. Initialize to zeros, release with free(data).
 typedef struct {
     uint32_t* data;
-    int64_t count, capacity;
+    int64_t count;
+    size_t capacity;
 } TokenBuffer;
 
 // Constant once made, so threads may share it.
@@ -46,10 +47,7 @@ typedef struct {
 
 // Ensures room for `more` ids after the current ones and returns a pointer to it; the caller adds to count.
 static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
-    if (b->count + more >= b->capacity) { // >=: allocates even if more is 0, so that data is never NULL
-        b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
-        b->data = (uint32_t*)xrealloc(b->data, (size_t)b->capacity * sizeof *b->data);
-    }
+    b->data = (uint32_t*)xgrow(b->data, (size_t)(b->count + more), &b->capacity, sizeof *b->data);
     return b->data + b->count;
 }
 
