@@ -234,7 +234,7 @@ static void test_open(void) {
     check_open_fails(in_folder("nothing_*.bin"), V, "nothing_*.bin", "no file matches");
     check_open_fails("", V, "''", "list of file patterns");
     check_open_fails(in_folder("docs_train_*.bin,"), V, "docs_train_*.bin,'", "list of file patterns");
-    check_open_fails(folder, V, folder, "not a regular file");
+    check_open_fails(scratch_folder, V, scratch_folder, "not a regular file");
     write_file("magic.bin", 12345, 1, 100, 0, 0, 100);
     check_open_fails(in_folder("magic.bin"), V, "magic.bin", "starts with 12345");
     check_open_fails(in_folder("docs_train_*.bin"), 256, "vocabulary of 257", "model's 256");
@@ -373,7 +373,7 @@ static void test_errors_while_reading(void) {
 }
 
 int main(void) {
-    strcpy(folder, test_scratch("dataloader"));
+    strcpy(scratch_folder, test_scratch("dataloader"));
     test_order();
     test_shuffle();
     test_ranks();
