@@ -187,7 +187,7 @@ static inline bool flush_and_close(FILE* f, const char* path, Error* err) {
     return ok ? true : fail(err, "%s: cannot write: %s", path, strerror(why));
 }
 
-// Writes a file through to the disk, closes it and renames it from `temporary` to `path`. Removes it on error.
+// Writes a file through to the disk, closes it and renames it from temporary to path. On error removes it.
 static inline bool close_and_rename(FILE* f, const char* temporary, const char* path, Error* err) {
     bool ok = flush_and_close(f, temporary, err);
     if (ok && rename(temporary, path) != 0)

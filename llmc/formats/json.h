@@ -65,8 +65,7 @@ static inline bool json_error_(JsonParser* p, const char* what) {
     return fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
 }
 
-// The current byte, or 0 at the end of the text. No JSON token contains a zero byte, so the two need no
-// distinction.
+// The current byte, or 0 at the end of the text, which matches no token either.
 static inline char json_peek_(const JsonParser* p) { return p->at < p->n ? p->text[p->at] : '\0'; }
 
 static inline bool json_accept_(JsonParser* p, char c) {
@@ -293,8 +292,7 @@ static inline void json_free(Json* j) {
 }
 
 // Parses text[n], which needs no terminating zero and may be freed afterwards. On error j is empty, and the
-// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale, because
-// of strtod.
+// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale.
 static inline bool json_parse(Json* j, const char* source, const char* text, size_t n, Error* err) {
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
@@ -501,8 +499,7 @@ static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {
     json_append_(w, digits, (size_t)snprintf(digits, sizeof digits, "%lld", (long long)value));
 }
 
-// Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities, which JSON
-// lacks.
+// Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities.
 static inline void json_put_double(JsonWriter* w, const char* key, double value) {
     char digits[32];
     if (value - value != 0) {

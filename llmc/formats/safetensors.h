@@ -402,8 +402,7 @@ static inline const SafeTensor* safetensors_set_find(const SafetensorsSet* set, 
 
 // ----------------------------------------------------------------------------
 // writing: open; metadata and declare, in any order; begin; write; close. After an error all later calls do
-// nothing and fail with the same message, so it is enough to check the result of close. close must always be
-// called.
+// nothing and fail with the same message, so it is enough to check the result of close. Always call close.
 
 typedef struct {
     char* path;

@@ -343,8 +343,7 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
 }
 
 // Copies the next batch to inputs [B,T] and targets [B,T] and advances the position. On error the outputs are
-// undefined, the position is unchanged, and calls return the same error until a seek. Must be called from one
-// thread only.
+// undefined, the position is unchanged, and calls return the same error until a seek. Not thread-safe.
 static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t* targets, Error* err) {
     if (!loader->started) {
         int rc = pthread_create(&loader->thread, NULL, dataloader_thread, loader);

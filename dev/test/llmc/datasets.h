@@ -35,8 +35,7 @@ static inline void write_set(const char* prefix, int64_t vocab_size, int64_t doc
     CHECK_OK(ok);
 }
 
-// Writes a file without the shard writer: five header fields, and `count` tokens of 2 bytes, or of 4 in
-// version 2.
+// Writes a file without the shard writer: five header fields, and `count` tokens of 2 or (version 2) 4 bytes.
 static inline void write_file(const char* name, int magic, int version, int tokens, int doc_len,
                               int vocab_size, int count) {
     int32_t header[256] = {magic, version, tokens, doc_len, vocab_size};
