@@ -166,7 +166,7 @@ static bool check_zarray(const void* data, size_t bytes, void* context, Error* e
     return zarr_parse(&ignored, "its content", (const char*)data, bytes, err);
 }
 
-// Downloads .zarray to the cache. A different one in the cache, whose chunks are of another array, is an error.
+// Downloads .zarray to the cache. A different one in the cache is an error: its chunks are of another array.
 static bool download_zarray(Work* w, Error* err) {
     char url[PATH_LENGTH], path[PATH_LENGTH];
     Downloader d;

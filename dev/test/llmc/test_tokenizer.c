@@ -200,7 +200,7 @@ static void test_long_words(const Tokenizer* t) {
 // ----------------------------------------------------------------------------
 // random text
 
-// Fills text with random bytes, characters, or snippets that exercise the splitting rules; returns its length.
+// Fills text with random bytes, characters, or snippets around the splitting rules; returns its length.
 static size_t random_text(char* text, size_t most) {
     static const char* const snippets[] = {
         " ",           "  ",    "\n",   "\t",   "'",        "'s",       "'ll",          "re",
