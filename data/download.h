@@ -103,8 +103,7 @@ static inline size_t download_receive(char* data, size_t size, size_t count, voi
     return n;
 }
 
-// If line is the header `name`, copies its value without quotes and white space to out[size], truncated to
-// fit.
+// If line is the header `name`, copies its value, without quotes and white space, to out[size]; may truncate.
 static inline bool download_header_is(const char* line, size_t n, const char* name, char* out, size_t size) {
     size_t length = strlen(name), used = 0;
     if (n <= length || strncasecmp(line, name, length) != 0 || line[length] != ':') return false;

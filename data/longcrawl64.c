@@ -156,11 +156,8 @@ static bool write_complete(const char* path, const void* data, size_t bytes, Err
     snprintf(part, sizeof part, "%s.part", path);
     FILE* f = fopen(part, "wb");
     if (!f) return fail(err, "%.900s: cannot create: %s", part, strerror(errno));
-    fwrite(data, 1, bytes, f); // flush_and_close reports errors
-    bool ok = flush_and_close(f, part, err);
-    if (ok && rename(part, path) != 0) ok = fail(err, "%.900s: cannot rename: %s", part, strerror(errno));
-    if (!ok) unlink(part);
-    return ok;
+    fwrite(data, 1, bytes, f); // close_and_rename reports errors
+    return close_and_rename(f, part, path, err);
 }
 
 static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {
@@ -169,8 +166,7 @@ static bool check_zarray(const void* data, size_t bytes, void* context, Error* e
     return zarr_parse(&ignored, "its content", (const char*)data, bytes, err);
 }
 
-// Downloads .zarray to the cache. If the cache has a different one, its chunks are of another array: an
-// error.
+// Downloads .zarray to the cache. A different one in the cache is an error: its chunks are of another array.
 static bool download_zarray(Work* w, Error* err) {
     char url[PATH_LENGTH], path[PATH_LENGTH];
     Downloader d;

@@ -37,12 +37,10 @@ static const CliRow option_rows[] = {
      "JSON-escape the text before encoding it, as LongCrawl64's was"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
-     "preceded "
-     "by an end-of-text token"},
+     "preceded by an end-of-text token"},
     {CLI_REAL, "val-fraction", "F", offsetof(Options, val_fraction), 0, 0, 1,
      "fraction of the files in the validation split, at least one file; selected by a hash of the seed and "
-     "the "
-     "file's name, so adding or removing other files does not move a file"},
+     "the file's name, so adding or removing other files does not move a file"},
     {CLI_COUNT, "seed", "N", offsetof(Options, seed), 0, 0, INT32_MAX, "seed of the validation split"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
@@ -50,8 +48,7 @@ static const CliRow option_rows[] = {
      "read further paths from FILE, one per line; -: standard input"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
      "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; existing shards "
-     "with "
-     "this prefix are removed first"},
+     "with this prefix are removed first"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
@@ -105,7 +102,8 @@ typedef struct {
 
 typedef struct {
     InputFile* data;
-    int64_t count, capacity, bytes;
+    size_t capacity;
+    int64_t count, bytes;
     int64_t empty, hidden, special, repeated; // skipped
     uint64_t seed;
 } InputFiles;
@@ -116,10 +114,7 @@ static void add_file(InputFiles* files, const char* path, const char* name, cons
         files->empty++;
         return;
     }
-    if (files->count == files->capacity) {
-        files->capacity = files->capacity ? 2 * files->capacity : 64;
-        files->data = xrealloc(files->data, (size_t)files->capacity * sizeof *files->data);
-    }
+    files->data = xgrow(files->data, (size_t)files->count, &files->capacity, sizeof *files->data);
     files->data[files->count] = (InputFile){.path = xstrdup(path),
                                             .device = st->st_dev,
                                             .inode = st->st_ino,
@@ -278,8 +273,7 @@ typedef struct {
     int64_t bytes; // read so far
 } Job;
 
-// Encodes the first `bytes` bytes of job->text and writes the tokens; with --doc-len, only complete
-// documents.
+// Encodes job->text[0 .. bytes-1] and writes the tokens; with --doc-len, only complete documents.
 static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     const char* text = job->text.data;
     size_t n = bytes;
@@ -346,8 +340,7 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
 }
 
 // Removes all shards with this prefix: before a run, because an earlier one may have written more shards or
-// put files in the other split; and after an error, because an incomplete dataset must not be mistaken for a
-// complete one.
+// put files in the other split; and after an error, because the shards are not the whole dataset.
 static void remove_shards(const char* prefix) {
     char folder[PATH_LENGTH], path[PATH_LENGTH];
     Error err;

@@ -111,6 +111,14 @@ static inline void* xrealloc(void* p, size_t bytes) {
     return q;
 }
 
+// Grows an array with elements of `size` bytes, if necessary, so that *capacity exceeds `count`, at least
+// doubling it. data may be NULL with *capacity 0. Returns the array, which may have moved.
+static inline void* xgrow(void* data, size_t count, size_t* capacity, size_t size) {
+    if (count < *capacity) return data;
+    *capacity = 2 * *capacity > count ? 2 * *capacity : count + 1;
+    return xrealloc(data, *capacity * size);
+}
+
 static inline char* xstrdup(const char* s) {
     size_t n = strlen(s) + 1;
     return (char*)memcpy(xrealloc(NULL, n), s, n);
@@ -177,6 +185,15 @@ static inline bool flush_and_close(FILE* f, const char* path, Error* err) {
     int why = errno;
     if (fclose(f) != 0 && ok) ok = false, why = errno;
     return ok ? true : fail(err, "%s: cannot write: %s", path, strerror(why));
+}
+
+// Writes a file through to the disk, closes it and renames it from temporary to path. On error removes it.
+static inline bool close_and_rename(FILE* f, const char* temporary, const char* path, Error* err) {
+    bool ok = flush_and_close(f, temporary, err);
+    if (ok && rename(temporary, path) != 0)
+        ok = fail(err, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));
+    if (!ok) unlink(temporary);
+    return ok;
 }
 
 // Writes a folder's entries through to the disk, so that files created or renamed in it survive a power cut.

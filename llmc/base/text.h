@@ -20,10 +20,7 @@ typedef struct {
 
 // Ensures room for `more` bytes after the current ones and returns a pointer to it; the caller adds to count.
 static inline char* byte_buffer_reserve(ByteBuffer* b, size_t more) {
-    if (b->count + more >= b->capacity) { // >=: allocates even if more is 0, so that data is never NULL
-        b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
-        b->data = (char*)xrealloc(b->data, b->capacity);
-    }
+    b->data = (char*)xgrow(b->data, b->count + more, &b->capacity, 1);
     return b->data + b->count;
 }
 
@@ -76,8 +73,7 @@ static inline size_t utf8_encode(uint32_t c, char* out) {
 
 static const char json_hex[] = "0123456789abcdefABCDEF";
 
-// Escapes of a backslash and one letter, and the characters they stand for. '/' need not be escaped and is
-// written plain.
+// The letters of two-character escapes and the characters they stand for. '/' is never written escaped.
 static const char json_escape_letters[] = "\"\\bfnrt/", json_escape_characters[] = "\"\\\b\f\n\r\t/";
 
 // Writes \uXXXX for a 16-bit code unit; returns the end of it.
@@ -116,8 +112,7 @@ static inline void json_escape(const char* text, size_t bytes, ByteBuffer* out) 
 
 enum { JSON_BROKEN = -1, JSON_UNFINISHED = -2 };
 
-// The 16-bit code unit of the \uXXXX at the start of s[n], or JSON_BROKEN, or JSON_UNFINISHED if s is a
-// prefix of one.
+// The code unit of the \uXXXX at the start of s[n], or JSON_BROKEN, or JSON_UNFINISHED if s is too short.
 static inline int32_t json_unit(const char* s, size_t n) {
     int32_t unit = 0;
     for (size_t i = 0; i < 6; i++) {

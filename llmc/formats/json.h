@@ -40,7 +40,8 @@ typedef struct {
 
 typedef struct {
     JsonNode* nodes;
-    int count, capacity;
+    int count;
+    size_t capacity;
     char* pool;          // zero-terminated strings
     int* members;        // open-addressing hash table of the nodes that have a key; 0 marks a free slot
     size_t member_slots; // size of it, a power of two
@@ -64,8 +65,7 @@ static inline bool json_error_(JsonParser* p, const char* what) {
     return fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
 }
 
-// The current byte, or 0 at the end of the text. No JSON token contains a zero byte, so the two need no
-// distinction.
+// The current byte, or 0 at the end of the text, which matches no token either.
 static inline char json_peek_(const JsonParser* p) { return p->at < p->n ? p->text[p->at] : '\0'; }
 
 static inline bool json_accept_(JsonParser* p, char c) {
@@ -196,10 +196,7 @@ static inline void json_grow_members_(Json* j) {
 
 // Appends an empty node and returns its index. May move the array of nodes.
 static inline int json_add_node_(Json* j, int parent) {
-    if (j->count == j->capacity) {
-        j->capacity = j->capacity ? 2 * j->capacity : 64;
-        j->nodes = (JsonNode*)xrealloc(j->nodes, (size_t)j->capacity * sizeof *j->nodes);
-    }
+    j->nodes = (JsonNode*)xgrow(j->nodes, (size_t)j->count, &j->capacity, sizeof *j->nodes);
     JsonNode* node = &j->nodes[j->count];
     memset(node, 0, sizeof *node);
     node->parent = parent;
@@ -295,8 +292,7 @@ static inline void json_free(Json* j) {
 }
 
 // Parses text[n], which needs no terminating zero and may be freed afterwards. On error j is empty, and the
-// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale, because
-// of strtod.
+// message contains `source` (such as the file's path) and the offset in bytes. Requires the C locale.
 static inline bool json_parse(Json* j, const char* source, const char* text, size_t n, Error* err) {
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
@@ -415,8 +411,7 @@ static inline void json_writer_clear(JsonWriter* w) {
 }
 
 static inline void json_append_(JsonWriter* w, const char* s, size_t n) {
-    if (w->length + n + 1 > w->capacity)
-        w->text = (char*)xrealloc(w->text, w->capacity = 2 * (w->length + n + 1));
+    w->text = (char*)xgrow(w->text, w->length + n, &w->capacity, 1);
     memcpy(w->text + w->length, s, n);
     w->text[w->length += n] = '\0';
 }
@@ -504,8 +499,7 @@ static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {
     json_append_(w, digits, (size_t)snprintf(digits, sizeof digits, "%lld", (long long)value));
 }
 
-// Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities, which JSON
-// lacks.
+// Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities.
 static inline void json_put_double(JsonWriter* w, const char* key, double value) {
     char digits[32];
     if (value - value != 0) {

@@ -402,16 +402,14 @@ static inline const SafeTensor* safetensors_set_find(const SafetensorsSet* set, 
 
 // ----------------------------------------------------------------------------
 // writing: open; metadata and declare, in any order; begin; write; close. After an error all later calls do
-// nothing and fail with the same message, so it is enough to check the result of close. close must always be
-// called.
+// nothing and fail with the same message, so it is enough to check the result of close. Always call close.
 
 typedef struct {
     char* path;
     FILE* file;
     SafeTensor* tensors; // in order of declaration; the writer owns the names
     int count;
-    char** metadata; // key, value, key, value ...
-    int metadata_count;
+    JsonWriter header; // before begin: the metadata
     bool begun;
     int current; // index of the tensor being written
     size_t left; // bytes of it not written yet
@@ -429,6 +427,7 @@ static inline bool safetensors_writer_ok_(const SafetensorsWriter* w, Error* err
 static inline bool safetensors_writer_open(SafetensorsWriter* w, const char* path, Error* err) {
     memset(w, 0, sizeof *w);
     w->path = xstrdup(path);
+    json_begin_object(&w->header, NULL);
     w->file = fopen(path, "wb");
     if (!w->file) fail(&w->error, "%s: cannot create: %s", path, strerror(errno));
     return safetensors_writer_ok_(w, err);
@@ -437,10 +436,8 @@ static inline bool safetensors_writer_open(SafetensorsWriter* w, const char* pat
 // Adds an entry to "__metadata__". Hugging Face transformers requires {"format": "pt"}.
 static inline void safetensors_writer_metadata(SafetensorsWriter* w, const char* key, const char* value) {
     assert(!w->begun);
-    w->metadata = (char**)xrealloc(w->metadata, (size_t)(w->metadata_count + 1) * 2 * sizeof *w->metadata);
-    w->metadata[2 * w->metadata_count] = xstrdup(key);
-    w->metadata[2 * w->metadata_count + 1] = xstrdup(value);
-    w->metadata_count++;
+    if (w->header.depth == 1) json_begin_object(&w->header, "__metadata__");
+    json_put_string(&w->header, key, value);
 }
 
 // Declares the next tensor, of shape[ndim]. begin reports invalid declarations.
@@ -458,15 +455,10 @@ static inline void safetensors_writer_declare(SafetensorsWriter* w, const char* 
 }
 
 // Composes the header and parses it with the reader, so that every file written can be read.
-static inline bool safetensors_writer_header_(SafetensorsWriter* w, JsonWriter* header) {
+static inline bool safetensors_writer_header_(SafetensorsWriter* w) {
+    JsonWriter* header = &w->header;
     size_t bytes = 0;
-    json_begin_object(header, NULL);
-    if (w->metadata_count > 0) {
-        json_begin_object(header, "__metadata__");
-        for (int i = 0; i < w->metadata_count; i++)
-            json_put_string(header, w->metadata[2 * i], w->metadata[2 * i + 1]);
-        json_end(header);
-    }
+    if (header->depth == 2) json_end(header); // "__metadata__"
     for (int i = 0; i < w->count; i++) {
         SafeTensor* t = &w->tensors[i];
         if (!safetensors_measure_(t, &w->error)) return false;
@@ -505,14 +497,12 @@ static inline bool safetensors_writer_begin(SafetensorsWriter* w, Error* err) {
     assert(!w->begun);
     w->begun = true;
     if (!safetensors_writer_ok_(w, err)) return false;
-    JsonWriter header = json_writer(0);
-    if (safetensors_writer_header_(w, &header)) {
-        uint64_t length = header.length;
+    if (safetensors_writer_header_(w)) {
+        uint64_t length = w->header.length;
         if (safetensors_writer_put_(w, &length, sizeof length))
-            safetensors_writer_put_(w, header.text, header.length);
+            safetensors_writer_put_(w, w->header.text, w->header.length);
         w->left = w->count ? w->tensors[0].bytes : 0;
     }
-    json_writer_free(&header);
     return safetensors_writer_ok_(w, err);
 }
 
@@ -558,9 +548,8 @@ static inline bool safetensors_writer_close(SafetensorsWriter* w, Error* err) {
         flush_and_close(w->file, w->path, &w->error);
     bool ok = safetensors_writer_ok_(w, err);
     for (int i = 0; i < w->count; i++) free((void*)w->tensors[i].name);
-    for (int i = 0; i < 2 * w->metadata_count; i++) free(w->metadata[i]);
     free(w->tensors);
-    free(w->metadata);
+    json_writer_free(&w->header);
     free(w->path);
     memset(w, 0, sizeof *w);
     return ok;

@@ -43,8 +43,7 @@ typedef struct {
 typedef struct {
     char* path;
     ShardHeader header;
-    int64_t
-        first_item; // number of items in the shards before it; an item is a document or a window of a stream
+    int64_t first_item; // items (documents, or windows of a stream) in the shards before it
 } DataShard;
 
 typedef struct {
@@ -166,8 +165,7 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
     if (loader->options.rank != 0) return true;
     if (num_too_short > 0)
         warn("%lld of %lld shards are not used, for example %s: shorter than the %lld tokens of a sequence "
-             "and its "
-             "last target",
+             "and its last target",
              (long long)num_too_short, (long long)loader->num_shards, too_short, (long long)T + 1);
     if (loader->doc_len % T != 0)
         warn("'%s': the last %lld of the %lld tokens of each document are not used with sequences of %lld",
@@ -345,8 +343,7 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
 }
 
 // Copies the next batch to inputs [B,T] and targets [B,T] and advances the position. On error the outputs are
-// undefined, the position is unchanged, and calls return the same error until a seek. Must be called from one
-// thread only.
+// undefined, the position is unchanged, and calls return the same error until a seek. Not thread-safe.
 static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t* targets, Error* err) {
     if (!loader->started) {
         int rc = pthread_create(&loader->thread, NULL, dataloader_thread, loader);

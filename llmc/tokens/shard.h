@@ -154,6 +154,7 @@ typedef struct {
     int64_t index;      // of the shard being written or, between shards, of the next one
     int64_t total;      // tokens written to all shards
     FILE* file;         // the shard being written, under its temporary name; NULL between shards
+    char path[PATH_LENGTH], temporary[PATH_LENGTH]; // names of that shard
 } ShardWriter;
 
 // Writes the path of a shard, PREFIX_SPLIT_000000.bin, to out[PATH_LENGTH].
@@ -163,13 +164,11 @@ static inline bool shard_path(char* out, const char* prefix, const char* split, 
     return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
 }
 
-// The final and the temporary path of the writer's current shard. shard_writer_open has checked their length.
-static inline void shard_writer_paths(const ShardWriter* w, char* path, char* temporary) {
+// Sets the final and the temporary path of shard w->index. shard_writer_open has checked their length.
+static inline void shard_writer_set_paths(ShardWriter* w) {
     Error err;
-    if (!shard_path(path, w->prefix, w->split, w->index, &err)) die("%s", err.msg);
-    size_t n = strlen(path);
-    memcpy(temporary, path, n);
-    memcpy(temporary + n, ".tmp", 5);
+    if (!shard_path(w->path, w->prefix, w->split, w->index, &err)) die("%s", err.msg);
+    strcat(strcpy(w->temporary, w->path), ".tmp");
 }
 
 // Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
@@ -221,12 +220,10 @@ static inline bool shard_writer_skip_to(ShardWriter* w, int64_t index) {
 
 // Discards the shard being written and its temporary file, if there is one. Complete shards are kept.
 static inline void shard_writer_abort(ShardWriter* w) {
-    char path[PATH_LENGTH], temporary[PATH_LENGTH];
     if (!w->file) return;
-    shard_writer_paths(w, path, temporary);
     fclose(w->file);
     w->file = NULL;
-    unlink(temporary);
+    unlink(w->temporary);
 }
 
 static inline bool shard_writer_put_header(ShardWriter* w) {
@@ -239,40 +236,29 @@ static inline bool shard_writer_put_header(ShardWriter* w) {
     return fwrite(header, sizeof header, 1, w->file) == 1;
 }
 
-// Opens the temporary file of the next shard with a preliminary header; shard_writer_end writes the final
-// one.
+// Opens the temporary file of the next shard with a preliminary header, which shard_writer_end replaces.
 static inline bool shard_writer_begin(ShardWriter* w, Error* err) {
-    char path[PATH_LENGTH], temporary[PATH_LENGTH];
-    shard_writer_paths(w, path, temporary);
+    shard_writer_set_paths(w);
     if (w->index > SHARD_MAX_INDEX)
         return fail(err, "%s: more than %d shards; increase --shard-tokens", w->prefix, SHARD_MAX_INDEX + 1);
     w->header.tokens = 0;
-    w->file = fopen(temporary, "wb");
-    if (!w->file) return fail(err, "%s: cannot create: %s", temporary, strerror(errno));
-    if (!shard_writer_put_header(w)) return fail(err, "%s: cannot write: %s", temporary, strerror(errno));
+    w->file = fopen(w->temporary, "wb");
+    if (!w->file) return fail(err, "%s: cannot create: %s", w->temporary, strerror(errno));
+    if (!shard_writer_put_header(w)) return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
     return true;
 }
 
 // Completes the shard being written and renames it to its final name.
 static inline bool shard_writer_end(ShardWriter* w, Error* err) {
-    char path[PATH_LENGTH], temporary[PATH_LENGTH], folder[PATH_LENGTH];
-    shard_writer_paths(w, path, temporary);
+    char folder[PATH_LENGTH];
     if (w->header.doc_len > 0 && w->header.tokens % w->header.doc_len != 0)
-        return fail(err, "%s: the last document has only %lld of %lld tokens", path,
+        return fail(err, "%s: the last document has only %lld of %lld tokens", w->path,
                     (long long)(w->header.tokens % w->header.doc_len), (long long)w->header.doc_len);
     if (fseek(w->file, 0, SEEK_SET) != 0 || !shard_writer_put_header(w))
-        return fail(err, "%s: cannot write: %s", temporary, strerror(errno));
+        return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
     FILE* file = w->file;
-    w->file = NULL; // closed on error too
-    if (!flush_and_close(file, temporary, err)) {
-        unlink(temporary);
-        return false;
-    }
-    if (rename(temporary, path) != 0) {
-        fail(err, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));
-        unlink(temporary);
-        return false;
-    }
+    w->file = NULL;
+    if (!close_and_rename(file, w->temporary, w->path, err)) return false;
     w->index++;
     shard_folder(folder, w->prefix);
     return flush_folder(folder, err);
@@ -321,16 +307,13 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
 // Completes the last shard; on error it is discarded. An empty shard is not written. Warns if a shard with
 // the next index exists: it is left from an earlier, longer dataset and would be read together with this one.
 static inline bool shard_writer_close(ShardWriter* w, Error* err) {
-    char path[PATH_LENGTH], temporary[PATH_LENGTH];
     if (w->file && !shard_writer_end(w, err)) {
         shard_writer_abort(w);
         return false;
     }
-    shard_writer_paths(w, path, temporary);
-    if (access(path, F_OK) == 0)
-        warn("%s: is left from an earlier dataset and would be read with this one; remove it and those after "
-             "it",
-             path);
+    shard_writer_set_paths(w);
+    if (access(w->path, F_OK) == 0)
+        warn("%s: is left from an earlier dataset; remove it and those after it", w->path);
     return true;
 }
 

@@ -30,7 +30,8 @@ static const uint32_t TOKEN_NONE = UINT32_MAX;
 // A growable array of token ids. Initialize to zeros, release with free(data).
 typedef struct {
     uint32_t* data;
-    int64_t count, capacity;
+    int64_t count;
+    size_t capacity;
 } TokenBuffer;
 
 // Constant once made, so threads may share it.
@@ -46,10 +47,7 @@ typedef struct {
 
 // Ensures room for `more` ids after the current ones and returns a pointer to it; the caller adds to count.
 static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
-    if (b->count + more >= b->capacity) { // >=: allocates even if more is 0, so that data is never NULL
-        b->capacity = 2 * b->capacity > b->count + more ? 2 * b->capacity : b->count + more + 1;
-        b->data = (uint32_t*)xrealloc(b->data, (size_t)b->capacity * sizeof *b->data);
-    }
+    b->data = (uint32_t*)xgrow(b->data, (size_t)(b->count + more), &b->capacity, sizeof *b->data);
     return b->data + b->count;
 }
 
@@ -80,8 +78,7 @@ static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
     size_t first = at + (s[at] == ' ' && at + 1 < n); // a word may start with one space
     int of_class = gpt2_class(s, first, n, &length);
     if (of_class != UNICODE_SPACE) return gpt2_run_end(s, first, n, of_class);
-    // a run of white space is a word up to the end of the text; otherwise its last character starts the next
-    // word
+    // white space is one word up to the end of the text; elsewhere its last character starts the next word
     size_t end = at, last = at;
     while (end < n && gpt2_class(s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
     return end == n || last == at ? end : last;
@@ -405,8 +402,8 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
         tokenizer_free(t);
         return false;
     }
-    // tokenizer_encode looks up whole words first. Remove the tokens that the merges do not produce from
-    // their own bytes
+    // tokenizer_encode looks up whole words first: remove tokens that the merges do not produce from their
+    // bytes
     for (int64_t id = 256; id < t->vocab_size; id++) {
         const uint8_t* s = (const uint8_t*)t->text.data + t->start[id];
         size_t n = t->start[id + 1] - t->start[id];
@@ -440,8 +437,7 @@ static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t
 }
 
 // The bytes of a token, *bytes of them without a terminating zero, valid as long as the tokenizer. The
-// end-of-text token decodes to "<|endoftext|>". If the id is not below vocab_size, returns NULL and *bytes is
-// 0.
+// end-of-text token decodes to "<|endoftext|>". For an id not below vocab_size, returns NULL and *bytes is 0.
 static inline const char* tokenizer_decode(const Tokenizer* t, uint32_t id, size_t* bytes) {
     *bytes = 0;
     if (id >= t->vocab_size) return NULL;

@@ -2,7 +2,7 @@
 Tests of data/text_to_shards.c: contents of the shards, choice of the splits, and error messages. The
 program's main is compiled into this test and called in child processes, so that the sanitizers cover it.
 */
-#include "../check.h"
+#include "../scratch.h"
 #include <sys/resource.h>
 #define TESTING
 #include "../../../data/text_to_shards.c"
@@ -48,14 +48,7 @@ static void run_ok(const char* arguments, const char* summary) {
 // ----------------------------------------------------------------------------
 // files
 
-static void write_bytes(const char* path, const void* bytes, size_t n) {
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) die("%s: cannot write", path);
-}
-
 static void write_text(const char* path, const char* text) { write_bytes(path, text, strlen(text)); }
-
-static bool exists(const char* path) { return access(path, F_OK) == 0; }
 
 // The contents of all shards of a prefix and split.
 typedef struct {

@@ -1,11 +1,10 @@
 /*
-Helpers of test_shard.c and test_dataloader.c: a scratch folder, and datasets whose tokens follow from a
-formula.
+Helpers of test_shard.c and test_dataloader.c: datasets whose tokens follow from a formula.
 */
 #ifndef DEV_TEST_DATASETS_H
 #define DEV_TEST_DATASETS_H
 
-#include "../check.h"
+#include "../scratch.h"
 #include "../../../llmc/base/random.h"
 #include "../../../llmc/tokens/shard.h"
 
@@ -13,23 +12,10 @@ formula.
 #define CHECK_OK(call)              CHECK(call, "%s", err.msg)
 #define CHECK_FAILS(expected, call) CHECK(!(call) && strstr(err.msg, expected), "%s", err.msg)
 
-static char folder[PATH_LENGTH]; // the test's scratch folder
-
 // Token number i of every test dataset, below vocab_size.
 static inline uint32_t token(int64_t i, int64_t vocab_size) {
     return (uint32_t)(random_u64(123, 0, (uint64_t)i) % (uint64_t)vocab_size);
 }
-
-// The path of a file in the scratch folder; the last eight stay valid.
-static inline const char* in_folder(const char* name) {
-    static char paths[8][PATH_LENGTH];
-    static int next;
-    char* path = paths[next++ % 8];
-    path_join(path, folder, name);
-    return path;
-}
-
-static inline bool exists(const char* name) { return access(in_folder(name), F_OK) == 0; }
 
 // Writes tokens [0, count) with the shard writer, in pieces of varying sizes.
 static inline void write_set(const char* prefix, int64_t vocab_size, int64_t doc_len, int64_t shard_tokens,
@@ -49,8 +35,7 @@ static inline void write_set(const char* prefix, int64_t vocab_size, int64_t doc
     CHECK_OK(ok);
 }
 
-// Writes a file without the shard writer: five header fields, and `count` tokens of 2 bytes, or of 4 in
-// version 2.
+// Writes a file without the shard writer: five header fields, and `count` tokens of 2 or (version 2) 4 bytes.
 static inline void write_file(const char* name, int magic, int version, int tokens, int doc_len,
                               int vocab_size, int count) {
     int32_t header[256] = {magic, version, tokens, doc_len, vocab_size};

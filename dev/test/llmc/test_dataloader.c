@@ -42,8 +42,7 @@ static void enumerate(Expected* e, int64_t doc_len, int64_t shard_tokens, int64_
     }
 }
 
-// Reads `steps` batches and returns the number of rows that differ from the expected ones, plus one on an
-// error.
+// Reads `steps` batches and returns the number of rows that differ from the expected ones, plus 1 on error.
 static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
     const DataOptions* o = &l->options;
     int32_t inputs[8 * T], targets[8 * T];
@@ -234,7 +233,7 @@ static void test_open(void) {
     check_open_fails(in_folder("nothing_*.bin"), V, "nothing_*.bin", "no file matches");
     check_open_fails("", V, "''", "list of file patterns");
     check_open_fails(in_folder("docs_train_*.bin,"), V, "docs_train_*.bin,'", "list of file patterns");
-    check_open_fails(folder, V, folder, "not a regular file");
+    check_open_fails(scratch_folder, V, scratch_folder, "not a regular file");
     write_file("magic.bin", 12345, 1, 100, 0, 0, 100);
     check_open_fails(in_folder("magic.bin"), V, "magic.bin", "starts with 12345");
     check_open_fails(in_folder("docs_train_*.bin"), 256, "vocabulary of 257", "model's 256");
@@ -345,8 +344,7 @@ static void test_errors_while_reading(void) {
         corrupt("broken_train_000001.bin", places[i], (uint16_t)token(30 * T + 1 + places[i], V));
     }
 
-    // Truncated to 20 T tokens while in use: with the shard open in the loader, and before the loader opens
-    // it.
+    // truncated to 20 T tokens while in use: after and before the loader opens the shard
     const char* second = in_folder("broken_train_000001.bin");
     open_set(&l, "broken_train_*.bin", 1, 0, 1, false);
     CHECK(wrong_rows(&l, &e, 31) == 0, "other sequences");
@@ -373,7 +371,7 @@ static void test_errors_while_reading(void) {
 }
 
 int main(void) {
-    strcpy(folder, test_scratch("dataloader"));
+    strcpy(scratch_folder, test_scratch("dataloader"));
     test_order();
     test_shuffle();
     test_ranks();

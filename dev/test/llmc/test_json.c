@@ -416,8 +416,7 @@ static void test_written_numbers(void) {
     json_writer_free(&w);
 }
 
-// Reads every node, so that the sanitizer detects an invalid index; returns the number of nodes of the
-// subtree.
+// Reads all nodes of a subtree, so that the sanitizer detects an invalid index; returns their number.
 static int visit(const Json* j, int node) {
     int n = 1;
     size_t length = json_string(j, node) ? strlen(json_string(j, node)) : 0;

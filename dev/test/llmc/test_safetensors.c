@@ -5,21 +5,7 @@ files.
 #include <math.h>
 #include "../../../llmc/base/random.h"
 #include "../../../llmc/formats/safetensors.h"
-#include "../check.h"
-
-static char folder[PATH_LENGTH]; // the scratch folder of this test
-
-// The path of a file in the scratch folder; valid until the next call.
-static const char* in_folder(const char* name) {
-    static char path[PATH_LENGTH];
-    path_join(path, folder, name);
-    return path;
-}
-
-static void write_bytes(const char* path, const void* bytes, size_t n) {
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) die("%s: %s", path, strerror(errno));
-}
+#include "../scratch.h"
 
 // The metadata value of this key, or NULL.
 static const char* metadata(const Safetensors* st, const char* key) {
@@ -333,7 +319,7 @@ static void test_bad_files(void) {
     char file[64] = {0};
     static const uint64_t lengths[] = {3, 57, (100 << 20) + 1, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63};
     check_rejected(in_folder("missing.safetensors"), "cannot open", "a missing file");
-    check_rejected(folder, "is not a regular file", "a folder");
+    check_rejected(scratch_folder, "is not a regular file", "a folder");
     check_rejected("/dev/null", "is not a regular file", "a device");
     path = in_folder("bad.safetensors");
     write_bytes(path, file, 0);
@@ -537,37 +523,40 @@ static void test_sets(void) {
                                "\"weight_map\":{\"a\":\"s1\",\"c\":\"s2\",\"b\":\"s1\",\"d\":\"s2\"}}";
     SafetensorsSet set;
     Error err;
-    CHECK(!safetensors_set_open(&set, folder, &err) && strstr(err.msg, "holds neither model.safetensors nor"),
+    CHECK(!safetensors_set_open(&set, scratch_folder, &err) &&
+              strstr(err.msg, "holds neither model.safetensors nor"),
           "%s", err.msg);
     write_letters("s1", "ab");
     write_letters("s2", "cd");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         write_bytes(in_folder("model.safetensors.index.json"), rows[i].index, strlen(rows[i].index));
-        bool ok = safetensors_set_open(&set, folder, &err);
+        bool ok = safetensors_set_open(&set, scratch_folder, &err);
         CHECK(!ok, "accepted: %s", rows[i].index);
         if (!ok)
-            CHECK(strstr(err.msg, rows[i].why) && strstr(err.msg, folder), "%s: %s", rows[i].index, err.msg);
+            CHECK(strstr(err.msg, rows[i].why) && strstr(err.msg, scratch_folder), "%s: %s", rows[i].index,
+                  err.msg);
         CHECK(set.count == 0 && !set.files, "the set is not empty after an error");
         safetensors_set_close(&set);
     }
     write_bytes(in_folder("model.safetensors.index.json"), good, strlen(good));
-    bool ok = safetensors_set_open(&set, folder, &err);
+    bool ok = safetensors_set_open(&set, scratch_folder, &err);
     CHECK(ok && set.count == 2, "%s", err.msg);
     check_letters(&set, "abcd");
     safetensors_set_close(&set);
 
     write_letters("model.safetensors", "xy"); // preferred to the index, as in Hugging Face transformers
-    ok = safetensors_set_open(&set, folder, &err);
+    ok = safetensors_set_open(&set, scratch_folder, &err);
     CHECK(ok && set.count == 1, "%s", err.msg);
     check_letters(&set, "xy");
     safetensors_set_close(&set);
 
     write_raw(in_folder("model.safetensors"), "{}", 1);
-    CHECK(!safetensors_set_open(&set, folder, &err) && strstr(err.msg, "belong to no tensor"), "%s", err.msg);
+    CHECK(!safetensors_set_open(&set, scratch_folder, &err) && strstr(err.msg, "belong to no tensor"), "%s",
+          err.msg);
 }
 
 int main(void) {
-    snprintf(folder, sizeof folder, "%s", test_scratch("safetensors"));
+    strcpy(scratch_folder, test_scratch("safetensors"));
     test_round_trip();
     test_bytes();
     test_conversion();

@@ -44,9 +44,9 @@ static void test_writer(void) {
         CHECK(at == cases[c].count && wrong == 0, "case %d: %d tokens, %d wrong", (int)c, (int)at,
               (int)wrong);
         snprintf(name, sizeof name, "%s_train_%06d.bin", prefix, (int)cases[c].shards);
-        CHECK(!exists(name), "%s: one shard too many", name);
+        CHECK(!exists(in_folder(name)), "%s: one shard too many", name);
         snprintf(name, sizeof name, "%s_train_%06d.bin.tmp", prefix, (int)cases[c].shards - 1);
-        CHECK(!exists(name), "%s: left behind", name);
+        CHECK(!exists(in_folder(name)), "%s: left behind", name);
     }
 
     // the exact bytes
@@ -77,30 +77,35 @@ static void test_writer_states_and_errors(void) {
     CHECK(shard_writer_skip_to(&w, 5), "cannot skip");
     CHECK_OK(shard_write(&w, ids, 6, &err));
     CHECK(!shard_writer_skip_to(&w, 9), "skips in the middle of a shard");
-    CHECK(!exists("skip_val_000006.bin") && exists("skip_val_000006.bin.tmp"), "no temporary name");
+    CHECK(!exists(in_folder("skip_val_000006.bin")) && exists(in_folder("skip_val_000006.bin.tmp")),
+          "no temporary name");
     CHECK_OK(shard_writer_close(&w, &err));
-    CHECK(!exists("skip_val_000004.bin") && exists("skip_val_000005.bin") && exists("skip_val_000006.bin"),
+    CHECK(!exists(in_folder("skip_val_000004.bin")) && exists(in_folder("skip_val_000005.bin")) &&
+              exists(in_folder("skip_val_000006.bin")),
           "wrong shard names");
 
     CHECK_OK(shard_writer_open(&w, in_folder("none"), "val", 10, 0, 4, &err));
-    CHECK(shard_writer_close(&w, &err) && !exists("none_val_000000.bin"), "an empty shard was written");
+    CHECK(shard_writer_close(&w, &err) && !exists(in_folder("none_val_000000.bin")),
+          "an empty shard was written");
 
     CHECK_OK(shard_writer_open(&w, in_folder("abort"), "val", 10, 0, 4, &err));
     CHECK_OK(shard_write(&w, ids, 6, &err));
     shard_writer_abort(&w);
     shard_writer_abort(&w);
-    CHECK(exists("abort_val_000000.bin") && !exists("abort_val_000001.bin.tmp"),
+    CHECK(exists(in_folder("abort_val_000000.bin")) && !exists(in_folder("abort_val_000001.bin.tmp")),
           "abort must keep complete shards and remove the incomplete one");
 
     CHECK_OK(shard_writer_open(&w, in_folder("bad"), "val", 10, 0, 4, &err));
     CHECK_OK(shard_write(&w, ids, 2, &err));
     CHECK_FAILS("bad: token 9 has id 10", shard_write(&w, ids, 8, &err));
-    CHECK(!exists("bad_val_000000.bin") && !exists("bad_val_000000.bin.tmp"), "left behind");
+    CHECK(!exists(in_folder("bad_val_000000.bin")) && !exists(in_folder("bad_val_000000.bin.tmp")),
+          "left behind");
 
     CHECK_OK(shard_writer_open(&w, in_folder("part"), "val", 10, 4, 8, &err));
     CHECK_OK(shard_write(&w, ids, 6, &err));
     CHECK_FAILS("only 2 of 4", shard_writer_close(&w, &err));
-    CHECK(!exists("part_val_000000.bin") && !exists("part_val_000000.bin.tmp"), "left behind");
+    CHECK(!exists(in_folder("part_val_000000.bin")) && !exists(in_folder("part_val_000000.bin.tmp")),
+          "left behind");
 
     const char* prefix = in_folder("x");
     CHECK_FAILS("cannot hold", shard_writer_open(&w, prefix, "val", 10, 8, 4, &err));
@@ -165,13 +170,13 @@ static void test_headers(void) {
         die("truncate");
     CHECK_FAILS("1000 bytes", shard_read_header(in_folder("long.bin"), &h, &err));
     CHECK_FAILS("is empty", shard_read_header(in_folder("short.bin"), &h, &err));
-    CHECK_FAILS("not a regular file", shard_read_header(folder, &h, &err));
+    CHECK_FAILS("not a regular file", shard_read_header(scratch_folder, &h, &err));
     if (mkfifo(in_folder("pipe.bin"), 0666) != 0) die("mkfifo");
     CHECK_FAILS("not a regular file", shard_read_header(in_folder("pipe.bin"), &h, &err));
 }
 
 int main(void) {
-    strcpy(folder, test_scratch("shard"));
+    strcpy(scratch_folder, test_scratch("shard"));
     test_writer();
     test_writer_states_and_errors();
     test_shorter_dataset();

@@ -2,7 +2,7 @@
 Tests of llmc/tokens/tokenizer.h and llmc/base/text.h: vectors of the reference encoder, a direct
 implementation of byte-pair encoding, round trips of random bytes, and invalid vocab.bpe files.
 */
-#include "../check.h"
+#include "../scratch.h"
 #include "../../../llmc/base/random.h"
 #include "../../../llmc/tokens/tokenizer.h"
 
@@ -200,8 +200,7 @@ static void test_long_words(const Tokenizer* t) {
 // ----------------------------------------------------------------------------
 // random text
 
-// Fills text with random bytes, random characters, or snippets that exercise the splitting rules; returns its
-// length.
+// Fills text with random bytes, characters, or snippets around the splitting rules; returns its length.
 static size_t random_text(char* text, size_t most) {
     static const char* const snippets[] = {
         " ",           "  ",    "\n",   "\t",   "'",        "'s",       "'ll",          "re",
@@ -372,11 +371,9 @@ static void test_json_stream(void) {
 // ----------------------------------------------------------------------------
 // invalid vocab.bpe files
 
-static void test_bad_vocab(const char* folder, const char* text, size_t n, const char* expected) {
-    char path[PATH_LENGTH];
-    path_join(path, folder, "bad.bpe");
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(text, 1, n, f) != n || fclose(f) != 0) die("%s: cannot write", path);
+static void test_bad_vocab(const char* text, size_t n, const char* expected) {
+    const char* path = in_folder("bad.bpe");
+    write_bytes(path, text, n);
     Tokenizer t;
     Error err = {""};
     bool ok = tokenizer_gpt2(&t, path, &err);
@@ -386,9 +383,9 @@ static void test_bad_vocab(const char* folder, const char* text, size_t n, const
     if (ok) tokenizer_free(&t);
 }
 
-#define BAD(text, expected) test_bad_vocab(folder, text, strlen(text), expected)
+#define BAD(text, expected) test_bad_vocab(text, strlen(text), expected)
 
-static void test_bad_vocabs(const char* folder) {
+static void test_bad_vocabs(void) {
     Error err = {""};
     Tokenizer t;
     size_t n;
@@ -396,7 +393,7 @@ static void test_bad_vocabs(const char* folder) {
     if (!good) die("%s", err.msg);
     CHECK(!tokenizer_gpt2(&t, "build/no/such.bpe", &err) && strstr(err.msg, "build/no/such.bpe"), "%s",
           err.msg);
-    CHECK(!tokenizer_gpt2(&t, folder, &err) && strstr(err.msg, folder), "%s", err.msg);
+    CHECK(!tokenizer_gpt2(&t, scratch_folder, &err) && strstr(err.msg, scratch_folder), "%s", err.msg);
     BAD("", "#version:");
     BAD("{\"a\": 1}\n", "#version:");
     BAD("#version: 0.2", "middle of line 1");
@@ -413,15 +410,15 @@ static void test_bad_vocabs(const char* folder) {
     BAD("#version: 0.2\na b\nb c\na b\n", "line 4 makes the same token as");
     BAD("#version: 0.2\na b\nb c\na bc\nab c\n", "line 5 makes the same token as");
     BAD("#version: 0.2\na a\naa aa\naaaa aaaa\n", "has 3 merges");
-    test_bad_vocab(folder, good, n - 1, "middle of line 50001");
-    test_bad_vocab(folder, good, n / 2, "truncated");
+    test_bad_vocab(good, n - 1, "middle of line 50001");
+    test_bad_vocab(good, n / 2, "truncated");
     char* end = good + n - 2;
     while (*end != '\n') end--;
-    test_bad_vocab(folder, good, (size_t)(end + 1 - good), "has 49999 merges");
+    test_bad_vocab(good, (size_t)(end + 1 - good), "has 49999 merges");
     char* longer = xcalloc(n + 8, 1);
     memcpy(longer, good, n);
     memcpy(longer + n, "zz zz\n", 6);
-    test_bad_vocab(folder, longer, n + 6, "more than the 50000 merges");
+    test_bad_vocab(longer, n + 6, "more than the 50000 merges");
     // each token is twice as long as the one before
     ByteBuffer b = {0};
     memcpy(byte_buffer_reserve(&b, 8192), "#version: 0.2\n", 14);
@@ -432,7 +429,7 @@ static void test_bad_vocabs(const char* folder) {
         b.data[b.count + 2 * length + 1] = '\n';
         b.count += 2 * length + 2;
     }
-    test_bad_vocab(folder, b.data, b.count, "line 12 makes a token of more than");
+    test_bad_vocab(b.data, b.count, "line 12 makes a token of more than");
     free(b.data);
     free(longer);
     free(good);
@@ -442,9 +439,8 @@ static void test_bad_vocabs(const char* folder) {
 
 // A token that its own bytes do not encode to: the merges `a b`, `b c`, `a bc` define abc, but in the text
 // abc, `a b` is merged first.
-static void test_unreachable_token(const char* folder) {
-    char path[PATH_LENGTH];
-    path_join(path, folder, "odd.bpe");
+static void test_unreachable_token(void) {
+    const char* path = in_folder("odd.bpe");
     FILE* f = fopen(path, "wb");
     if (!f) die("%s: cannot write", path);
     fprintf(f, "#version: 0.2\na b\nb c\na bc\n");
@@ -481,7 +477,7 @@ static void test_unreachable_token(const char* folder) {
 }
 
 int main(void) {
-    const char* folder = test_scratch("tokenizer");
+    strcpy(scratch_folder, test_scratch("tokenizer"));
     Tokenizer gpt2, bytes;
     Error err;
     tokenizer_bytes(&bytes);
@@ -497,8 +493,8 @@ int main(void) {
     test_json();
     test_json_stream();
     test_random_text(&gpt2, &bytes);
-    test_bad_vocabs(folder);
-    test_unreachable_token(folder);
+    test_bad_vocabs();
+    test_unreachable_token();
     tokenizer_free(&gpt2);
     tokenizer_free(&bytes);
     return test_report();
