@@ -255,11 +255,10 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
     auto last = [&](int n) { return head.last(n); };
     pruning_for_each_block(blocks, [&](int n) {
         int from = max(n - PRUNING_BLOCKS + 1, 0);
-        double end = __ldg(&cum_logf[last(n)]);
         float sum = pruning_sum(cum_logf, last(n), from, n, last);
-        if (from > 0)
-            sum += (float)from * expf((float)(end - __ldg(&cum_logf[last(from - 1)]))); // all older blocks
-        past[n] = end - logf(ATTENTION_BLOCK * sum);
+        if (from > 0) // all older blocks
+            sum += (float)from * expf((float)(__ldg(&cum_logf[last(n)]) - __ldg(&cum_logf[last(from - 1)])));
+        past[n] = __ldg(&cum_logf[last(n)]) - logf(ATTENTION_BLOCK * sum);
     });
     __syncthreads();
     pruning_suffix_max(reach, blocks);

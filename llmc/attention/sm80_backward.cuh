@@ -107,18 +107,16 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
                 else
                     c[0] = c[1] = c[2] = c[3] = 0;
             });
-            bool diagonal = j0 >= 0;
-            float factor = diagonal ? 1 : SCALE;
-            if (diagonal)
+            if (j0 >= 0)
                 sm80_for_each(s, [&](float& x, int m, int half, int row, int column) {
                     int i = warp_row + row, j = j0 + column;
-                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
-                    if (j > i) x = -INFINITY;
+                    float y = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
+                    x = exp2_approx(j > i ? -INFINITY : y);
                 });
-            // The exponentials overlap with the next matmul.
-            sm80_for_each(s, [&](float& x, int m, int half, int, int) {
-                x = exp2_approx(x * factor + (diagonal ? 0 : shift[m][half]));
-            });
+            else
+                sm80_for_each(s, [&](float& x, int m, int half, int, int) {
+                    x = exp2_approx(x * SCALE + shift[m][half]);
+                });
             sm80_matmul_abt<DH>(dp, lane_dout, sm80_lane_b<DH>(part_v, lane), [&](float(&c)[4], int m, int) {
                 c[0] = c[1] = row_delta[m][0];
                 c[2] = c[3] = row_delta[m][1];
@@ -192,7 +190,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         min((T - 1) / QUERIES,
             (shape.last_query_block(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
     const bf16 *q = a.q + block.base, *dout = a.dout + block.base;
-    const float *lse = a.lse + block.head * T, *delta = a.delta + block.head * T;
 
     auto copy_queries = [&](int stage, int n) {
         sm80_copy_tile<DH, QUERIES, F::THREADS>(shared.q[stage], q, n * QUERIES, T, shape.row_stride);
@@ -208,10 +205,11 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     double anchor = 0, next_cum_logf = 0;
     float next_lse = 0, next_delta = 0;
     auto load_queries = [&](int n) {
-        int i = n * QUERIES + tid % QUERIES, exists = min(i, T - 1);
-        next_lse = i < T ? __ldg(&lse[exists]) : INFINITY;
-        next_delta = i < T ? __ldg(&delta[exists]) : 0;
-        if (GATE) next_cum_logf = __ldg(&cum_logf[exists]);
+        int i = n * QUERIES + tid % QUERIES;
+        int64_t at = block.head * T + min(i, T - 1);
+        next_lse = i < T ? __ldg(&a.lse[at]) : INFINITY;
+        next_delta = i < T ? __ldg(&a.delta[at]) : 0;
+        if (GATE) next_cum_logf = __ldg(&a.cum_logf[at]);
     };
     auto store_acc_init = [&](int stage, int n) {
         float gate = GATE && n * QUERIES >= j0 + ATTENTION_BLOCK ? (float)(next_cum_logf - anchor) : 0;
@@ -251,18 +249,16 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
             const bf16 *part_q = shared.q[stage] + part * DH, *part_dout = shared.dout[stage] + part * DH;
             sm80_matmul_abt<DH>(s, lane_k, sm80_lane_b<DH>(part_q, lane),
                                 [&](float(&c)[4], int, int n) { sm80_init_columns(c, acc_init, n); });
-            bool diagonal = i0 < ATTENTION_BLOCK;
-            float factor = diagonal ? 1 : SCALE;
-            if (diagonal)
+            if (i0 < ATTENTION_BLOCK)
                 sm80_for_each(s, [&](float& x, int, int, int row, int column) {
                     int i = i0 + column, j = warp_row + row;
-                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
-                    if (j > i) x = -INFINITY;
+                    float y = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
+                    x = exp2_approx(j > i ? -INFINITY : y);
                 });
-            // The exponentials overlap with the next matmul.
-            sm80_for_each(s, [&](float& x, int m, int half, int, int) {
-                x = exp2_approx(x * factor + (diagonal ? 0 : shift[m][half]));
-            });
+            else
+                sm80_for_each(s, [&](float& x, int m, int half, int, int) {
+                    x = exp2_approx(x * SCALE + shift[m][half]);
+                });
             sm80_matmul_abt<DH>(dp, lane_v, sm80_lane_b<DH>(part_dout, lane),
                                 [&](float(&c)[4], int, int n) { sm80_init_columns(c, minus_delta, n); });
             uint32_t lane_q = sm80_lane_a<DH>(part_q, lane), lane_dout = sm80_lane_a<DH>(part_dout, lane);
