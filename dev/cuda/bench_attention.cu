@@ -1,8 +1,8 @@
 /*
 Speed of llmc/attention/attention.cuh, with the rate of a cuBLAS GEMM in the same run for comparison.
 
-FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
-computed. Then the same with pruning, and the kernels around it: gates and bounds.
+FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward,
+whatever is computed. Then the same with pruning, and the kernels around it: gates and bounds.
 
     bench_attention [DH [T]]      that head size and length only
 */
@@ -48,8 +48,8 @@ template <class Call> static double microseconds_queued(Call call) {
     return 1e3 * ms / calls;
 }
 
-// Tensors of attention on the device. Each head's gate is its bias: weights decay by 1/e in 2 to 16384 tokens, log-spaced
-// over the heads.
+// Tensors of attention on the device. Each head's gate is its bias: weights decay by 1/e in 2 to 16384
+// tokens, log-spaced over the heads.
 struct Case {
     HeadShape shape;
     int64_t n, tokens;

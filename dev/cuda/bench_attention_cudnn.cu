@@ -1,8 +1,8 @@
 /*
 cuDNN's causal attention without a gate, and ours with and without a gate, in turns in the same process.
 
-FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
-computed.
+FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward,
+whatever is computed.
 
     bench_attention_cudnn [DH [T]]      that head size and length only
 */

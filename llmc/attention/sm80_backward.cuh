@@ -6,17 +6,44 @@ Backward of forgetting attention with mma.sync. With p = exp(score - lse) and ds
 
 Two kernels, called by attention.cuh, whose layouts they have:
 
-    sm80_dq_kernel     128 queries stationary, loop over tiles of keys:     dq, and the row sums of ds to dcum_logf
-    sm80_dkv_kernel    128 keys stationary, loop over tiles of queries:     dk, dv, and minus the column sums
+    sm80_dq_kernel     128 queries stationary, loop over keys:     dq, and the row sums of ds to dcum_logf
+    sm80_dkv_kernel    128 keys stationary, loop over queries:     dk, dv, and minus the column sums
 
-The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is added up across thread blocks: every run gives
-the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to bf16, in both kernels: dcum_logf
-is summed over time next, where rounding errors add up unless the same ds enters both sums.
+The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is added up across thread blocks:
+every run gives the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to
+bf16, in both kernels: dcum_logf is summed over time next, where rounding errors add up unless the same ds
+enters both sums.
 */
 #ifndef LLMC_ATTENTION_SM80_BACKWARD_CUH
 #define LLMC_ATTENTION_SM80_BACKWARD_CUH
 
 #include "sm80.cuh"
+
+// Operands of the next matmul, over 16 columns of the lane's scores from block n on: probabilities as bf16
+template <int MS, int NS>
+__device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[MS][NS][4], int n) {
+#pragma unroll
+    for (int m = 0; m < MS; m++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float* x = &s[m][n + r / 2][r % 2 * 2];
+            p[m][r] = pack_bf16x2(x[0], x[1]);
+        }
+}
+// and ds = s dp as bf16; with a gate, adds it to its row's sum
+template <bool GATE, int MS, int NS>
+__device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[MS][2],
+                                           const float (&s)[MS][NS][4], const float (&dp)[MS][NS][4], int n) {
+#pragma unroll
+    for (int m = 0; m < MS; m++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float *x = &s[m][n + r / 2][r % 2 * 2], *y = &dp[m][n + r / 2][r % 2 * 2];
+            float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
+            if (GATE) sum[m][r % 2] += ds0 + ds1;
+            ds[m][r] = pack_bf16x2(ds0, ds1);
+        }
+}
 
 // ----------------------------------------------------------------------------
 // dq
@@ -125,16 +152,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 #pragma unroll
             for (int n = 0; n < NS; n += 2) {
                 uint32_t ds[MS][4];
-#pragma unroll
-                for (int m = 0; m < MS; m++)
-#pragma unroll
-                    for (int r = 0; r < 4; r++) {
-                        int half = r % 2;
-                        float *x = &s[m][n + r / 2][2 * half], *y = &dp[m][n + r / 2][2 * half];
-                        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
-                        if (GATE) row_sum[m][half] += ds0 + ds1;
-                        ds[m][r] = pack_bf16x2(ds0, ds1);
-                    }
+                sm80_pack_ds<GATE>(ds, row_sum, s, dp, n);
                 sm80_matmul_ab<DH>(acc, ds, sm80_advance<DH>(lane_k, n * 8, 0));
             }
         }
@@ -158,7 +176,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 // dk and dv
 
 template <int DH> struct Sm80Dkv {
-    // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at 128.
+    // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at
+    // 128.
     static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32,
                          BLOCKS_PER_SM = MS;
     static constexpr int QUERIES = DH == 64 ? 64 : 32;
@@ -171,8 +190,8 @@ template <int DH> struct Sm80Dkv {
     };
 };
 
-// Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a key, a column a
-// query.
+// Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a
+// key, a column a query.
 template <int DH, bool GATE>
 __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_SM)
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
@@ -199,8 +218,8 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.v, a.v + block.base, j0, T, shape.row_stride);
     copy_queries(0, tile);
 
-    // lse, delta and cum_logf are loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the last key.
-    // Queries past T get probability 0.
+    // lse, delta and cum_logf are loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is
+    // the last key. Queries past T get probability 0.
     const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
     double anchor = 0, next_cum_logf = 0;
     float next_lse = 0, next_delta = 0;
@@ -265,17 +284,8 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
 #pragma unroll
             for (int n = 0; n < NS; n += 2) {
                 uint32_t p[MS][4], ds[MS][4];
-#pragma unroll
-                for (int m = 0; m < MS; m++)
-#pragma unroll
-                    for (int r = 0; r < 4; r++) {
-                        int half = r % 2;
-                        float *x = &s[m][n + r / 2][2 * half], *y = &dp[m][n + r / 2][2 * half];
-                        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
-                        if (GATE) column_sum[m][half] += ds0 + ds1;
-                        p[m][r] = pack_bf16x2(x[0], x[1]);
-                        ds[m][r] = pack_bf16x2(ds0, ds1);
-                    }
+                sm80_pack(p, s, n);
+                sm80_pack_ds<GATE>(ds, column_sum, s, dp, n);
                 sm80_matmul_ab<DH>(acc_v, p, sm80_advance<DH>(lane_dout, n * 8, 0));
                 sm80_matmul_ab<DH>(acc_k, ds, sm80_advance<DH>(lane_q, n * 8, 0));
             }
