@@ -92,14 +92,10 @@ struct Case {
         return milliseconds([&] { attention_forward(&a, &shape, 0); });
     }
     double backward(bool gate, const AttentionBounds* bounds, bool deterministic) const {
-        AttentionBackward a = {dq,     dk,
-                               dv,     gate ? dcum_logf : NULL,
-                               dout,   q,
-                               k,      v,
-                               o,      lse,
-                               NULL,   gate ? cum_logf : NULL,
-                               bounds, deterministic,
-                               scratch};
+        AttentionBackward a = {};
+        a.dq = dq, a.dk = dk, a.dv = dv, a.dcum_logf = gate ? dcum_logf : NULL;
+        a.dout = dout, a.q = q, a.k = k, a.v = v, a.o = o, a.lse = lse, a.cum_logf = gate ? cum_logf : NULL;
+        a.bounds = bounds, a.deterministic = deterministic, a.scratch = scratch;
         return milliseconds([&] { attention_backward(&a, &shape, 0); });
     }
     void gate_forward(const bf16* z, cudaStream_t stream) const {
@@ -127,17 +123,12 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     std::vector<bf16> ones((size_t)(NH * dh), (bf16)1.0f);
     bf16* weight = device_array<bf16>(NH * dh);
     CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
-    Pruning pruning = {{device_array<int>(blocks), device_array<int>(blocks), device_array<int>(B * NH)},
-                       device_array<double>(B * NH),
-                       device_array<PruningCount>(1),
-                       x.cum_logf,
-                       x.q,
-                       x.k,
-                       weight,
-                       weight,
-                       x.lse,
-                       -10,
-                       device_array<char>((int64_t)pruning_scratch_bytes(&x.shape))};
+    Pruning pruning = {};
+    pruning.bounds = {device_array<int>(blocks), device_array<int>(blocks), device_array<int>(B * NH)};
+    pruning.score_limits = device_array<double>(B * NH), pruning.count = device_array<PruningCount>(1);
+    pruning.cum_logf = x.cum_logf, pruning.q = x.q, pruning.k = x.k, pruning.lse = x.lse;
+    pruning.q_weight = pruning.k_weight = weight, pruning.log_tolerance = -10;
+    pruning.scratch = device_array<char>((int64_t)pruning_scratch_bytes(&x.shape));
     Pruning no_norm = pruning;
     no_norm.q_weight = no_norm.k_weight = NULL;
     double without_norm =

@@ -45,14 +45,10 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
                  deterministic = variant == CUDNN_BACK_DETERMINISTIC;
             void* space = !cudnn ? scratch : deterministic ? workspace : fast_workspace;
             AttentionForward f = {o, lse, q, k, v, gate ? cum_logf : NULL, NULL, space};
-            AttentionBackward b = {dq,   dk,
-                                   dv,   gate ? dcum_logf : NULL,
-                                   dout, q,
-                                   k,    v,
-                                   o,    lse,
-                                   NULL, gate ? cum_logf : NULL,
-                                   NULL, deterministic,
-                                   space};
+            AttentionBackward b = {};
+            b.dq = dq, b.dk = dk, b.dv = dv, b.dcum_logf = gate ? dcum_logf : NULL;
+            b.dout = dout, b.q = q, b.k = k, b.v = v, b.o = o, b.lse = lse;
+            b.cum_logf = gate ? cum_logf : NULL, b.deterministic = deterministic, b.scratch = space;
             bool forward = variant == GATED || variant == OURS || variant == CUDNN;
             if (forward) (cudnn ? attention_cudnn_forward : attention_forward)(&f, &shape, 0);
             if (!forward) (cudnn ? attention_cudnn_backward : attention_backward)(&b, &shape, 0);

@@ -99,9 +99,9 @@ struct AttentionTile {
 };
 
 struct AttentionShape {
-    int T, NH, blocks;      // blocks = ceil(T / ATTENTION_BLOCK)
-    int heads, group;       // heads = B NH, taken in groups of `group`
-    int tiles_per_head;     //
+    int T, NH, blocks; // blocks = ceil(T / ATTENTION_BLOCK)
+    int heads, group;  // heads = B NH, taken in groups of `group`
+    int tiles_per_head;
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
 

@@ -233,9 +233,8 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
     __device__ Sm90BackwardConsumer(typename F::Shared& shared, const Sm90BackwardParameters& p,
                                     const Sm90BackwardBlock& x)
         : shared(shared), p(p), x(x) {
-        asm volatile(
-            ""
-            : "+r"(lane_offset)); // opaque, so that the compiler keeps one register and not two parts of it
+        // Opaque, so that the compiler keeps one register and not two parts of it
+        asm volatile("" : "+r"(lane_offset));
     }
 
     // Address of the lane's 16 bytes in the warp's rows of a tile, columns from 16 k on, for ldmatrix and
@@ -460,8 +459,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
                     if (tile < x.last) sm90_wait(&shared.full[ring.stage], ring.phase);
                     issue_scores(ring.stage, 0);
                     sm90_named_sync(1, 256);
-                    sm90_wait_group<
-                        1>(); // the scores remain in flight; dq reuses the registers of the probabilities
+                    sm90_wait_group<1>(); // the scores remain in flight; dq takes probabilities' registers
                     sm90_fence_operand(probabilities);
                     issue_dq(shared.ds[buffer]);
                 }

@@ -47,14 +47,12 @@ struct Results {
         HeadShape shape = in.s.head_shape();
         const double* cum_logf = in.gate ? in.cum_logf.p : NULL;
         AttentionForward forward = {o, lse, in.q, in.k, in.v, cum_logf, bounds, scratch};
-        AttentionBackward backward = {dq,      dk,
-                                      dv,      in.gate ? dcum_logf.p : NULL,
-                                      in.dout, in.q,
-                                      in.k,    in.v,
-                                      o,       lse,
-                                      NULL,    cum_logf,
-                                      bounds,  deterministic,
-                                      scratch};
+        AttentionBackward backward = {};
+        backward.dq = dq, backward.dk = dk, backward.dv = dv;
+        backward.dcum_logf = in.gate ? dcum_logf.p : NULL;
+        backward.dout = in.dout, backward.q = in.q, backward.k = in.k, backward.v = in.v;
+        backward.o = o, backward.lse = lse, backward.cum_logf = cum_logf;
+        backward.bounds = bounds, backward.deterministic = deterministic, backward.scratch = scratch;
         if (on_sm80) {
             backward.delta = (float*)scratch.p;
             ATTENTION_DISPATCH(attention_forward_sm80, &forward, &shape, 0);

@@ -117,7 +117,7 @@ struct Bounds {
     Buffer<int> first_key_block, last_query_block, head_order;
     Buffer<PruningCount> count;
     Buffer<char> scratch;
-    Pruning pruning;
+    Pruning pruning = {};
 
     explicit Bounds(const Inputs& in)
         : shape(in.s.head_shape(in.weight_stride())), q(in.q), k(in.k), q_weight(in.q_weight),
@@ -125,17 +125,13 @@ struct Bounds {
           first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
           head_order((size_t)in.s.heads()), count(1), scratch(pruning_scratch_bytes(&shape)) {
         bool norm = in.norm != NO_NORM;
-        pruning = {{first_key_block, last_query_block, head_order},
-                   score_limits,
-                   count,
-                   cum_logf,
-                   norm ? NULL : q.p,
-                   norm ? NULL : k.p,
-                   norm ? q_weight.p : NULL,
-                   norm ? k_weight.p : NULL,
-                   NULL,
-                   LOG_TOLERANCE,
-                   scratch};
+        pruning.bounds = {first_key_block, last_query_block, head_order};
+        pruning.score_limits = score_limits, pruning.count = count, pruning.cum_logf = cum_logf;
+        pruning.log_tolerance = LOG_TOLERANCE, pruning.scratch = scratch;
+        if (norm)
+            pruning.q_weight = q_weight, pruning.k_weight = k_weight;
+        else
+            pruning.q = q, pruning.k = k;
         CUDA_CHECK(cudaMemset(count, 0, sizeof(PruningCount)));
         for (int run = 0; run < 2; run++) // twice: count is added to, everything else is written
             pruning_bounds(&pruning, &shape, 0);
