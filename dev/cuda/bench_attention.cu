@@ -1,8 +1,8 @@
 /*
-Speed of llmc/attention/attention.cuh, beside the rate at which cuBLAS multiplies matrices in the same run.
+Speed of llmc/attention/attention.cuh, with the rate of a cuBLAS GEMM in the same run for comparison.
 
-FLOPs are those of causal attention on paper: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
-computed. Then the same with pruning, and what goes before and behind it: gates and bounds.
+FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward,
+whatever is computed. Then the same with pruning, and the kernels around it: gates and bounds.
 
     bench_attention [DH [T]]      that head size and length only
 */
@@ -12,13 +12,13 @@ computed. Then the same with pruning, and what goes before and behind it: gates 
 #include "../../llmc/attention/pruning.cuh"
 #include "bench.cuh"
 
-// Median milliseconds of one call.
+// Median milliseconds of one call
 template <class Call> static double milliseconds(const Call& call) {
     return milliseconds(
         1, 15, [] {}, [&](int) { call(); })[0];
 }
 
-// TFLOP/s of an n x n x n product.
+// TFLOP/s of an n x n x n GEMM
 static double cublas_rate(int64_t n) {
     bf16 *a = random_array<bf16>(n * n, 1), *b = random_array<bf16>(n * n, 1), *c = device_array<bf16>(n * n);
     void* workspace = device_array<char>(MATMUL_WORKSPACE);
@@ -30,7 +30,7 @@ static double cublas_rate(int64_t n) {
     return 2e-9 * (double)(n * n * n) / ms;
 }
 
-// Median microseconds of call(stream), queued so many times in a row that the host's part does not show.
+// Median microseconds of call(stream), captured many times in one CUDA graph, so that launches do not count
 template <class Call> static double microseconds_queued(Call call) {
     const int calls = 50;
     cudaStream_t stream;
@@ -48,103 +48,109 @@ template <class Call> static double microseconds_queued(Call call) {
     return 1e3 * ms / calls;
 }
 
-// What attention reads and writes. Each head's gate is its bias: they forget by 1/e in 2 to 16384 tokens,
-// log-spaced over the heads.
+// Tensors of attention on the device. Each head's gate is its bias: weights decay by 1/e in 2 to 16384
+// tokens, log-spaced over the heads.
 struct Case {
-    int64_t B, T, NH, dh, n, tokens, stride;
+    HeadShape shape;
+    int64_t n, tokens;
     bf16 *q, *k, *v, *dout, *o, *dq, *dk, *dv, *proj, *dproj;
-    float *lse, *dc, *bias;
-    double* c;
+    float *lse, *dcum_logf, *bias;
+    double* cum_logf;
     char *scratch, *gate_scratch;
 
     Case(int64_t B, int64_t T, int64_t NH, int64_t dh)
-        : B(B), T(T), NH(NH), dh(dh), n(B * T * NH * dh), tokens(B * T * NH),
-          stride(ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64) {
+        : shape{B, T, NH, dh, 4 * NH * dh + 3 * NH, ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64, dh},
+          n(B * T * NH * dh), tokens(B * T * NH) {
         for (bf16** p : {&q, &k, &v, &dout}) *p = random_array<bf16>(n, 1);
         for (bf16** p : {&o, &dq, &dk, &dv}) *p = device_array<bf16>(n);
-        proj = random_array<bf16>(B * T * stride, 1), dproj = device_array<bf16>(B * T * stride);
-        lse = device_array<float>(tokens), dc = device_array<float>(tokens), bias = device_array<float>(NH);
-        c = device_array<double>(tokens);
-        scratch = device_array<char>((int64_t)attention_scratch_bytes(B, T, NH, dh));
+        proj = random_array<bf16>(B * T * shape.row_stride, 1),
+        dproj = device_array<bf16>(B * T * shape.row_stride);
+        lse = device_array<float>(tokens), dcum_logf = device_array<float>(tokens),
+        bias = device_array<float>(NH);
+        cum_logf = device_array<double>(tokens);
+        scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape));
         gate_scratch = device_array<char>((int64_t)forget_gate_scratch_bytes(B, T, NH));
         Config config = config_defaults();
         config.num_heads = NH, config.decay_time_min = 2, config.decay_time_max = 16384;
         std::vector<float> biases;
         for (int64_t h = 0; h < NH; h++) biases.push_back((float)config_long_gate_bias(&config, h));
         CUDA_CHECK(cudaMemcpy(bias, biases.data(), biases.size() * sizeof(float), cudaMemcpyHostToDevice));
-        forget_gate_forward(c, NULL, bias, gate_scratch, B, T, NH, stride, 0);
+        gate_forward(NULL, 0);
     }
     ~Case() {
-        for (void* p :
-             {(void*)q, (void*)k, (void*)v, (void*)dout, (void*)o, (void*)dq, (void*)dk, (void*)dv,
-              (void*)proj, (void*)lse, (void*)dc, (void*)bias, (void*)c, (void*)scratch, (void*)gate_scratch})
+        for (void* p : {(void*)q, (void*)k, (void*)v, (void*)dout, (void*)o, (void*)dq, (void*)dk, (void*)dv,
+                        (void*)proj, (void*)dproj, (void*)lse, (void*)dcum_logf, (void*)bias, (void*)cum_logf,
+                        (void*)scratch, (void*)gate_scratch})
             CUDA_CHECK(cudaFree(p));
     }
-    double flops() const { return 2e-9 * (double)n * (double)T; } // 1e9 of them, forward
+    double flops() const {
+        return 2e-9 * (double)n * (double)shape.T;
+    } // of the forward pass, in units of 1e9
 
     double forward(bool gate, const AttentionBounds* bounds) const {
-        return milliseconds(
-            [&] { attention_forward(o, lse, scratch, q, k, v, gate ? c : NULL, bounds, B, T, NH, dh, 0); });
+        AttentionForward a = {o, lse, q, k, v, gate ? cum_logf : NULL, bounds, scratch};
+        return milliseconds([&] { attention_forward(&a, &shape, 0); });
     }
     double backward(bool gate, const AttentionBounds* bounds, bool deterministic) const {
-        return milliseconds([&] {
-            attention_backward(dq, dk, dv, gate ? dc : NULL, scratch, dout, q, k, v, o, lse, NULL,
-                               gate ? c : NULL, bounds, deterministic, B, T, NH, dh, 0);
-        });
+        AttentionBackward a = {};
+        a.dq = dq, a.dk = dk, a.dv = dv, a.dcum_logf = gate ? dcum_logf : NULL;
+        a.dout = dout, a.q = q, a.k = k, a.v = v, a.o = o, a.lse = lse, a.cum_logf = gate ? cum_logf : NULL;
+        a.bounds = bounds, a.deterministic = deterministic, a.scratch = scratch;
+        return milliseconds([&] { attention_backward(&a, &shape, 0); });
+    }
+    void gate_forward(const bf16* z, cudaStream_t stream) const {
+        forget_gate_forward(cum_logf, z, bias, gate_scratch, shape.B, shape.T, shape.NH, shape.row_stride,
+                            stream);
+    }
+    void gate_backward(cudaStream_t stream) const {
+        forget_gate_backward(dproj, bias, dcum_logf, proj, bias, gate_scratch, shape.B, shape.T, shape.NH,
+                             shape.row_stride, stream);
     }
 };
 
 static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh, bool gate) {
     Case x(B, T, NH, dh);
     double forward = x.forward(gate, NULL), backward = x.backward(gate, NULL, false),
-           in_order = x.backward(gate, NULL, true);
+           deterministic = x.backward(gate, NULL, true);
     printf("%4lld %4lld %6lld  %-4s  %8.3f %6.0f  %8.3f %6.0f  %8.3f %6.0f\n", (long long)dh,
            (long long)(B * NH), (long long)T, gate ? "yes" : "no", forward, x.flops() / forward, backward,
-           2.5 * x.flops() / backward, in_order, 2.5 * x.flops() / in_order);
+           2.5 * x.flops() / backward, deterministic, 2.5 * x.flops() / deterministic);
 }
 
 static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     Case x(B, T, NH, dh);
     int64_t blocks = B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
-    AttentionBounds bounds;
-    bounds.first_key_block = device_array<int>(blocks), bounds.last_query_block = device_array<int>(blocks);
-    bounds.head_order = device_array<int>(B * NH);
-    PruningCount* count = device_array<PruningCount>(1);
-    double* score_limits = device_array<double>(B * NH);
-    char* scratch = device_array<char>((int64_t)pruning_scratch_bytes(B, T, NH));
     std::vector<bf16> ones((size_t)(NH * dh), (bf16)1.0f);
     bf16* weight = device_array<bf16>(NH * dh);
     CUDA_CHECK(cudaMemcpy(weight, ones.data(), ones.size() * sizeof(bf16), cudaMemcpyHostToDevice));
-    auto find_bounds = [&](const bf16* norm_weight, cudaStream_t stream) {
-        pruning_bounds(&bounds, score_limits, count, x.c, x.q, x.k, norm_weight, norm_weight, dh, -10,
-                       scratch, B, T, NH, dh, stream);
-    };
-    double without_norm = microseconds_queued([&](cudaStream_t stream) { find_bounds(NULL, stream); });
-    double with_norm = microseconds_queued([&](cudaStream_t stream) { find_bounds(weight, stream); });
+    Pruning pruning = {};
+    pruning.bounds = {device_array<int>(blocks), device_array<int>(blocks), device_array<int>(B * NH)};
+    pruning.score_limits = device_array<double>(B * NH), pruning.count = device_array<PruningCount>(1);
+    pruning.cum_logf = x.cum_logf, pruning.q = x.q, pruning.k = x.k, pruning.lse = x.lse;
+    pruning.q_weight = pruning.k_weight = weight, pruning.log_tolerance = -10;
+    pruning.scratch = device_array<char>((int64_t)pruning_scratch_bytes(&x.shape));
+    Pruning no_norm = pruning;
+    no_norm.q_weight = no_norm.k_weight = NULL;
+    double without_norm =
+        microseconds_queued([&](cudaStream_t stream) { pruning_bounds(&no_norm, &x.shape, stream); });
+    double with_norm =
+        microseconds_queued([&](cudaStream_t stream) { pruning_bounds(&pruning, &x.shape, stream); });
     auto kept_share = [&](auto find) {
         PruningCount counted;
-        CUDA_CHECK(cudaMemset(count, 0, sizeof *count));
+        CUDA_CHECK(cudaMemset(pruning.count, 0, sizeof counted));
         find();
-        CUDA_CHECK(cudaMemcpy(&counted, count, sizeof counted, cudaMemcpyDeviceToHost));
+        CUDA_CHECK(cudaMemcpy(&counted, pruning.count, sizeof counted, cudaMemcpyDeviceToHost));
         return 1 - pruning_share(&counted);
     };
     double forward = x.forward(true, NULL), backward = x.backward(true, NULL, false);
-    double kept_forward = kept_share([&] { find_bounds(weight, 0); });
-    double pruned_forward = x.forward(true, &bounds);
-    double kept_backward = kept_share([&] {
-        pruning_backward_bounds(&bounds, count, x.c, x.lse, score_limits, -10, scratch, B, T, NH, 0);
-    });
-    double pruned_backward = x.backward(true, &bounds, false);
-    double backward_bounds = microseconds_queued([&](cudaStream_t stream) {
-        pruning_backward_bounds(&bounds, count, x.c, x.lse, score_limits, -10, scratch, B, T, NH, stream);
-    });
-    double gate_forward = microseconds_queued([&](cudaStream_t stream) {
-        forget_gate_forward(x.c, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride, stream);
-    });
-    double gate_backward = microseconds_queued([&](cudaStream_t stream) {
-        forget_gate_backward(x.dproj, x.bias, x.dc, x.proj, x.bias, x.gate_scratch, B, T, NH, x.stride,
-                             stream);
-    });
+    double kept_forward = kept_share([&] { pruning_bounds(&pruning, &x.shape, 0); });
+    double pruned_forward = x.forward(true, &pruning.bounds);
+    double kept_backward = kept_share([&] { pruning_backward_bounds(&pruning, &x.shape, 0); });
+    double pruned_backward = x.backward(true, &pruning.bounds, false);
+    double backward_bounds = microseconds_queued(
+        [&](cudaStream_t stream) { pruning_backward_bounds(&pruning, &x.shape, stream); });
+    double gate_forward = microseconds_queued([&](cudaStream_t stream) { x.gate_forward(x.proj, stream); });
+    double gate_backward = microseconds_queued([&](cudaStream_t stream) { x.gate_backward(stream); });
     printf(
         "%4lld %4lld %6lld  %3.0f%% %7.3f %5.2f %7.2f  %3.0f%% %7.3f %5.2f %7.2f  %5.2f  %5.1f %6.1f %7.1f "
         "%8.1f %8.1f\n",
@@ -153,8 +159,9 @@ static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         pruned_backward, backward / pruned_backward, kept_backward * backward / pruned_backward,
         (forward + backward) / (pruned_forward + pruned_backward), gate_forward, with_norm, without_norm,
         backward_bounds, gate_backward);
-    for (void* p : {(void*)bounds.first_key_block, (void*)bounds.last_query_block, (void*)bounds.head_order,
-                    (void*)count, (void*)score_limits, (void*)scratch, (void*)weight})
+    for (void* p : {(void*)pruning.bounds.first_key_block, (void*)pruning.bounds.last_query_block,
+                    (void*)pruning.bounds.head_order, (void*)pruning.count, (void*)pruning.score_limits,
+                    pruning.scratch, (void*)weight})
         CUDA_CHECK(cudaFree(p));
 }
 
@@ -175,11 +182,11 @@ int main(int argc, char** argv) {
         for (int gate = 1; gate >= 0; gate--) bench(1, T, NH, dh, gate);
     });
     printf(
-        "\nwith pruning: blocks left out, how many times faster, and that over what they promise;\n"
-        "microseconds of what goes before and behind\n"
+        "\nwith pruning: share of blocks skipped, speedup, and speedup relative to that of the FLOPs;\n"
+        "microseconds of the gate and bounds kernels\n"
         "                   forward                      backward                      both   gate bounds "
         "without  backward     gate\n"
-        "  dh heads    T         ms times promise            ms times promise  times             QK norm   "
+        "  dh heads    T         ms times of FLOPs           ms times of FLOPs times             QK norm   "
         "bounds backward\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_pruning(1, T, NH, dh); });
     return 0;

@@ -1,8 +1,8 @@
 /*
-cuDNN's causal attention without a gate beside ours, with a gate and without, in turns.
+cuDNN's causal attention without a gate, and ours with and without a gate, in turns in the same process.
 
-FLOPs are those of causal attention on paper: 2 B NH T^2 dh forward, 2.5 times as many backward, whatever is
-computed.
+FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward,
+whatever is computed.
 
     bench_attention_cudnn [DH [T]]      that head size and length only
 */
@@ -18,14 +18,15 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
          *dout = random_array<bf16>(n, 1);
     bf16 *o = device_array<bf16>(n), *dq = device_array<bf16>(n), *dk = device_array<bf16>(n),
          *dv = device_array<bf16>(n);
-    float *lse = device_array<float>(rows), *dc = device_array<float>(rows);
-    double* c = device_array<double>(rows); // each gate forgets 1/1000 of what is
+    float *lse = device_array<float>(rows), *dcum_logf = device_array<float>(rows);
+    double* cum_logf = device_array<double>(rows); // every log gate is -1/1000
     std::vector<double> gates((size_t)rows);
     for (int64_t i = 0; i < rows; i++) gates[(size_t)i] = -1e-3 * (double)(i % T);
-    CUDA_CHECK(cudaMemcpy(c, gates.data(), gates.size() * sizeof(double), cudaMemcpyHostToDevice));
-    char* scratch = device_array<char>((int64_t)attention_scratch_bytes(B, T, NH, dh));
-    char* workspace = device_array<char>((int64_t)attention_cudnn_workspace(B, T, NH, dh, true));
-    char* fast_workspace = device_array<char>((int64_t)attention_cudnn_workspace(B, T, NH, dh, false));
+    CUDA_CHECK(cudaMemcpy(cum_logf, gates.data(), gates.size() * sizeof(double), cudaMemcpyHostToDevice));
+    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh};
+    char* scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape));
+    char* workspace = device_array<char>((int64_t)attention_cudnn_workspace(&shape, true));
+    char* fast_workspace = device_array<char>((int64_t)attention_cudnn_workspace(&shape, false));
 
     enum {
         GATED,
@@ -40,20 +41,17 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     std::vector<double> ms = milliseconds(
         VARIANTS, 10, [] {},
         [&](int variant) {
-            if (variant == GATED) attention_forward(o, lse, scratch, q, k, v, c, NULL, B, T, NH, dh, 0);
-            if (variant == GATED_BACKWARD)
-                attention_backward(dq, dk, dv, dc, scratch, dout, q, k, v, o, lse, NULL, c, NULL, false, B, T,
-                                   NH, dh, 0);
-            if (variant == OURS) attention_forward(o, lse, scratch, q, k, v, NULL, NULL, B, T, NH, dh, 0);
-            if (variant == OURS_BACKWARD)
-                attention_backward(dq, dk, dv, NULL, scratch, dout, q, k, v, o, lse, NULL, NULL, NULL, false,
-                                   B, T, NH, dh, 0);
-            if (variant == CUDNN) attention_cudnn_forward(o, lse, fast_workspace, q, k, v, B, T, NH, dh, 0);
-            if (variant == CUDNN_BACK)
-                attention_cudnn_backward(dq, dk, dv, fast_workspace, dout, q, k, v, o, lse, false, B, T, NH,
-                                         dh, 0);
-            if (variant == CUDNN_BACK_DETERMINISTIC)
-                attention_cudnn_backward(dq, dk, dv, workspace, dout, q, k, v, o, lse, true, B, T, NH, dh, 0);
+            bool gate = variant <= GATED_BACKWARD, cudnn = variant >= CUDNN,
+                 deterministic = variant == CUDNN_BACK_DETERMINISTIC;
+            void* space = !cudnn ? scratch : deterministic ? workspace : fast_workspace;
+            AttentionForward f = {o, lse, q, k, v, gate ? cum_logf : NULL, NULL, space};
+            AttentionBackward b = {};
+            b.dq = dq, b.dk = dk, b.dv = dv, b.dcum_logf = gate ? dcum_logf : NULL;
+            b.dout = dout, b.q = q, b.k = k, b.v = v, b.o = o, b.lse = lse;
+            b.cum_logf = gate ? cum_logf : NULL, b.deterministic = deterministic, b.scratch = space;
+            bool forward = variant == GATED || variant == OURS || variant == CUDNN;
+            if (forward) (cudnn ? attention_cudnn_forward : attention_forward)(&f, &shape, 0);
+            if (!forward) (cudnn ? attention_cudnn_backward : attention_backward)(&b, &shape, 0);
         });
     double flops = 2e-9 * (double)B * (double)NH * (double)T * (double)T * (double)dh;
     printf("%4lld %5lld %6lld", (long long)dh, (long long)(B * NH), (long long)T);
@@ -61,8 +59,9 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh) {
         printf("   %8.3f %4.0f", ms[(size_t)i],
                (i == GATED || i == OURS || i == CUDNN ? 1 : 2.5) * flops / ms[(size_t)i]);
     printf("\n");
-    for (void* p : {(void*)q, (void*)k, (void*)v, (void*)dout, (void*)o, (void*)dq, (void*)dk, (void*)dv,
-                    (void*)lse, (void*)dc, (void*)c, (void*)scratch, (void*)workspace, (void*)fast_workspace})
+    for (void* p :
+         {(void*)q, (void*)k, (void*)v, (void*)dout, (void*)o, (void*)dq, (void*)dk, (void*)dv, (void*)lse,
+          (void*)dcum_logf, (void*)cum_logf, (void*)scratch, (void*)workspace, (void*)fast_workspace})
         CUDA_CHECK(cudaFree(p));
 }
 

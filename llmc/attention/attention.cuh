@@ -3,17 +3,18 @@ Forgetting attention, causal (arXiv 2503.02130):
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i
 
-where cum_logf is the running sum of the log forget gates. Without a gate (cum_logf NULL) it is plain attention.
+where cum_logf is the running sum of the log forget gates. Without a gate (cum_logf NULL) it is plain
+attention.
 
     q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
-    lse                           float  [B, NH, T], the log of each row's sum of exponentials; as the scores contain
-                                         cum_logf_i - cum_logf_j, it stays small however far cum_logf has fallen
+    lse                           float  [B, NH, T], log of each row's sum of exponentials; small even where
+                                         cum_logf is not, as the scores contain cum_logf_i - cum_logf_j
     cum_logf                      double [B, NH, T], never rising (forget_gate.cuh)
     dcum_logf                     float  [B, NH, T]
 
-The trainer calls attention_forward and attention_backward, which check the shape and choose the kernels: sm90_*.cuh on
-Hopper, sm80_*.cuh on every other GPU. The structs of the tensors are in shape.cuh. Results are the same bits in every run,
-those of the backward pass if `deterministic`.
+The trainer calls attention_forward and attention_backward, which check the shape and choose the kernels:
+sm90_*.cuh on Hopper, sm80_*.cuh on every other GPU. The structs of the tensors are in shape.cuh. Results are
+the same bits in every run, those of the backward pass if `deterministic`.
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -113,8 +114,8 @@ static inline void attention_delta(float* delta, const bf16* dout, const bf16* o
     CUDA_CHECK_LAUNCH();
 }
 
-// Writes dq, dk, dv and, unless it is NULL, dcum_logf_i = sum_j ds_ij - sum_j ds_ji, where ds is the gradient of the scores.
-// o and lse are those of attention_forward.
+// Writes dq, dk, dv and, unless it is NULL, dcum_logf_i = sum_j ds_ij - sum_j ds_ji, where ds is the gradient
+// of the scores. o and lse are those of attention_forward.
 static inline void attention_backward(const AttentionBackward* a, const HeadShape* shape,
                                       cudaStream_t stream) {
     Range range("attention", RANGE_BACKWARD, stream);

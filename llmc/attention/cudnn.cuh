@@ -1,15 +1,17 @@
 /*
-Causal attention without a gate by cuDNN's fused kernels, for the baselines: what attention.cuh computes with cum_logf NULL,
-on the same structs and layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN 9.10 or later and nothing
-else; in any other build these functions die with a message. The trainer calls them for --attention cudnn.
+Causal attention without a gate by cuDNN's fused kernels, for the baselines: what attention.cuh computes with
+cum_logf NULL, on the same structs and layouts and for more head sizes. A build with USE_CUDNN=1 needs cuDNN
+9.10 or later and nothing else; in any other build these functions die with a message. The trainer calls them
+for --attention cudnn.
 
-cuDNN has no call "attention": it is given the formula as a graph of small operations on tensors, most of which are virtual
-(never stored), recognizes the pattern, and returns a plan, one or a few fused kernels. So the graphs below cannot be
-simplified: with one operation more, less or elsewhere, cuDNN may not know the pattern. Each tensor has dimensions
-[B, NH, rows, columns] and its own strides, which describe the layout [B, T, NH, dh].
+cuDNN has no call "attention": it is given the formula as a graph of small operations on tensors, most of
+which are virtual (never stored), recognizes the pattern, and returns a plan, one or a few fused kernels. So
+the graphs below cannot be simplified: with one operation more, less or elsewhere, cuDNN may not know the
+pattern. Each tensor has dimensions [B, NH, rows, columns] and its own strides, which describe the layout [B,
+T, NH, dh].
 
-A plan is for one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was current at
-the first call. Not thread-safe.
+A plan is for one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
+current at the first call. Not thread-safe.
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
@@ -49,7 +51,8 @@ static inline void cudnn_check(cudnnStatus_t status, const char* call, const cha
 #define CUDNN_CHECK(call) cudnn_check(call, #call, __FILE__, __LINE__)
 
 // ----------------------------------------------------------------------------
-// descriptors: every object of cuDNN's graph interface. Attributes are set one by one, then the descriptor is finalized.
+// descriptors: every object of cuDNN's graph interface. Attributes are set one by one, then the descriptor is
+// finalized.
 
 typedef cudnnBackendDescriptor_t CudnnDescriptor;
 
@@ -243,7 +246,8 @@ static inline void cudnn_forward_graph(CudnnGraph* g) {
     cudnn_matmul(g, p, cudnn_heads(g, CUDNN_V), cudnn_heads(g, CUDNN_O));
 }
 
-// deterministic: dq is one matmul, for which all of ds is stored; otherwise blocks of keys add to dq in any order.
+// deterministic: dq is one matmul, for which all of ds is stored; otherwise blocks of keys add to dq in any
+// order.
 static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
     CudnnDescriptor q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads_transposed(g, CUDNN_K),
                     vt = cudnn_heads_transposed(g, CUDNN_V), dout = cudnn_heads(g, CUDNN_DOUT);
@@ -303,7 +307,8 @@ static inline cudnnHandle_t cudnn_handle(void) {
     return handle;
 }
 
-// The first of cuDNN's suggested plans that runs on this GPU; NULL, with the reason in *status, if there is none.
+// The first of cuDNN's suggested plans that runs on this GPU; NULL, with the reason in *status, if there is
+// none.
 static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handle, cudnnStatus_t* status) {
     enum { MAX = 8 };
     CudnnDescriptor graph = cudnn_descriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -397,8 +402,8 @@ static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
     return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
 }
 
-// Bytes of scratch that either pass needs. A deterministic backward pass stores all of ds, 2 B NH T^2 bytes: 6.4 GB for 12
-// heads of 16384 tokens; any other one stores the float sums of dq.
+// Bytes of scratch that either pass needs. A deterministic backward pass stores all of ds, 2 B NH T^2 bytes:
+// 6.4 GB for 12 heads of 16384 tokens; any other one stores the float sums of dq.
 static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic) {
     const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, s);
     const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);
@@ -422,8 +427,8 @@ static inline void attention_cudnn_forward(const AttentionForward* a, const Head
     cudnn_run(p, at, a->scratch, stream);
 }
 
-// As attention_backward with cum_logf, dcum_logf and bounds NULL: writes dq, dk and dv. delta is always computed here. Unless
-// deterministic, the last bits of dq differ from run to run.
+// As attention_backward with cum_logf, dcum_logf and bounds NULL: writes dq, dk and dv. delta is always
+// computed here. Unless deterministic, the last bits of dq differ from run to run.
 static inline void attention_cudnn_backward(const AttentionBackward* a, const HeadShape* s,
                                             cudaStream_t stream) {
     Range range("attention", RANGE_BACKWARD, stream);

@@ -1,46 +1,47 @@
 /*
-Adaptive computation pruning (ACP, arXiv 2504.06949): finds the blocks of keys that a block of queries can skip, because
-the forget gates leave them a negligible attention weight.
+Adaptive computation pruning (ACP, arXiv 2504.06949): finds the blocks of keys that a block of queries can
+skip, because the forget gates leave them a negligible attention weight.
 
-With |q_i k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + cum_logf_i - cum_logf_j - lse_i). Below, c is
-cum_logf. A row that skips its first keys, up to J, where
+With |q_i k_j| / sqrt(dh) <= U for all pairs of a head, p_ij <= exp(U + cum_logf_i - cum_logf_j - lse_i).
+Below, c is cum_logf. A row that skips its first keys, up to J, where
 
     U + c_i - lse_i + ln sum_j exp(-c_j) < ln eps,    j <= J
 
-keeps all but eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m skips the blocks of keys up
-to n if this holds for all its rows. As c never rises, it does if
+keeps all but eps of its weight, and its lse falls by at most -ln(1 - eps). A block of queries m skips the
+blocks of keys up to n if this holds for all its rows. As c never rises, it does if
 
     reach_m - past_n < ln eps - U
     reach_m = c[first of m] - min lse of m,    past_n = c[last of n] - ln sum_j exp(c[last of n] - c_j)
 
 The sum in past_n, over j up to the last of n, is bounded by blocks: the keys of block b contribute at most
 128 exp(c[last of n] - c[last of b]). The backward pass knows lse. The forward pass uses a lower bound of it,
--U + ln sum_j exp(c_i - c_j), j <= i: the longer a head remembers, the less one key can weigh. Of that sum it counts 1 for
-the query itself and, for some blocks n before, 128 exp(c[last of m] - c[first of n]), the least that their keys can
-contribute.
+-U + ln sum_j exp(c_i - c_j), j <= i: the longer a head remembers, the less one key can weigh. Of that sum it
+counts 1 for the query itself and, for some blocks n before, 128 exp(c[last of m] - c[first of n]), the least
+that their keys can contribute.
 
-Where a later block of queries needs an earlier block of keys, the query blocks before it keep that block too. Then whatever
-m skips is skipped by all query blocks after m, and two numbers describe it all: for each block of queries the first block
-of keys that it attends to, for each block of keys the last block of queries that attends to it. Both are found by binary
-search. A block always attends to itself. Packed documents, with a log gate of -1000 at each one's first token, are
-separated by the same rule.
+Where a later block of queries needs an earlier block of keys, the query blocks before it keep that block too.
+Then whatever m skips is skipped by all query blocks after m, and two numbers describe it all: for each block
+of queries the first block of keys that it attends to, for each block of keys the last block of queries that
+attends to it. Both are found by binary search. A block always attends to itself. Packed documents, with a log
+gate of -1000 at each one's first token, are separated by the same rule.
 
-U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight| sqrt(dh), whatever
-the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
+U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
+sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
 
     cum_logf         double [B, NH, T], never rising (forget_gate.cuh)
     q, k             bf16   [B, T, NH, dh], aligned to 16 bytes
     blocks           ceil(T / ATTENTION_BLOCK), of queries or of keys
 
-The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before attention_backward.
+The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before
+attention_backward.
 */
 #ifndef LLMC_PRUNING_CUH
 #define LLMC_PRUNING_CUH
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys: all that causal attention has, and those that are kept. The backward
-// pass counts them double, as in the model's FLOPs.
+// Pairs of a block of queries and a block of keys: all that causal attention has, and those that are kept.
+// The backward pass counts them double, as in the model's FLOPs.
 typedef struct {
     unsigned long long all, kept;
 } PruningCount;
@@ -95,8 +96,9 @@ template <int DH> struct PruningRows {
     static constexpr int STEP = THREADS / LANES, TOKENS = STEP * PRUNING_LOADS;
 };
 
-// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0), of k (1). Thread block slice B NH + head has TOKENS
-// tokens of one head. Floats >= 0 compare like their bits, and a maximum does not depend on the order.
+// squares [2, B NH]: the largest sum of squares of a row of q (blockIdx.y 0), of k (1). Thread block slice B
+// NH + head has TOKENS tokens of one head. Floats >= 0 compare like their bits, and a maximum does not depend
+// on the order.
 template <int DH>
 __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
     pruning_squares_kernel(unsigned* __restrict__ squares, const bf16* __restrict__ q,
@@ -204,12 +206,12 @@ __device__ static inline void pruning_suffix_max(double* x, int n) {
     }
 }
 
-// Blocks that a sum includes one by one. Blocks further back count 0 in a lower bound, and as much as the nearest of them
-// in an upper bound.
+// Blocks that a sum includes one by one. Blocks further back count 0 in a lower bound, and as much as the
+// nearest of them in an upper bound.
 #define PRUNING_BLOCKS 32
 
-// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high. Four adjacent threads share a sum; called by
-// all threads of a warp.
+// sum_n exp(cum_logf[at] - cum_logf[token(n)]) over blocks n from low to high. Four adjacent threads share a
+// sum; called by all threads of a warp.
 template <class Token>
 __device__ static inline float pruning_sum(const double* __restrict__ cum_logf, int64_t at, int low, int high,
                                            const Token& token) {
@@ -241,8 +243,8 @@ struct PruningHead {
     __device__ int64_t last(int n) const { return pruning_last(n, T); }
 };
 
-// Writes a head's bounds and the work that they leave, and adds the work to count `times` over. Called by every thread when
-// it has written its part of reach. limit: U.
+// Writes a head's bounds and the work that they leave, and adds the work to count `times` over. Called by
+// every thread when it has written its part of reach. limit: U.
 __device__ static inline void pruning_write_bounds(const Pruning& p, const PruningHead& head, double limit,
                                                    int times) {
     constexpr int WARPS = PRUNING_THREADS / 32;
@@ -255,11 +257,10 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
     auto last = [&](int n) { return head.last(n); };
     pruning_for_each_block(blocks, [&](int n) {
         int from = max(n - PRUNING_BLOCKS + 1, 0);
-        double end = __ldg(&cum_logf[last(n)]);
         float sum = pruning_sum(cum_logf, last(n), from, n, last);
-        if (from > 0)
-            sum += (float)from * expf((float)(end - __ldg(&cum_logf[last(from - 1)]))); // all older blocks
-        past[n] = end - logf(ATTENTION_BLOCK * sum);
+        if (from > 0) // all older blocks
+            sum += (float)from * expf((float)(__ldg(&cum_logf[last(n)]) - __ldg(&cum_logf[last(from - 1)])));
+        past[n] = __ldg(&cum_logf[last(n)]) - logf(ATTENTION_BLOCK * sum);
     });
     __syncthreads();
     pruning_suffix_max(reach, blocks);
@@ -344,8 +345,8 @@ static inline void pruning_launch(void (*kernel)(const Pruning, const HeadShape,
     CUDA_CHECK_LAUNCH();
 }
 
-// Writes p->bounds such that the skipped keys hold at most eps = exp(log_tolerance) of each row's attention weight, and
-// p->score_limits.
+// Writes p->bounds such that the skipped keys hold at most eps = exp(log_tolerance) of each row's attention
+// weight, and p->score_limits.
 static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     Range range("pruning bounds", RANGE_FORWARD, stream);
     attention_check(s);
@@ -356,8 +357,8 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     pruning_launch(pruning_bounds_kernel, p, s, stream);
 }
 
-// Writes the bounds of the backward pass, from score_limits and lse. They keep no more than those of pruning_bounds, with the
-// same guarantee, and may overwrite them.
+// Writes the bounds of the backward pass, from score_limits and lse. They keep no more than those of
+// pruning_bounds, with the same guarantee, and may overwrite them.
 static inline void pruning_backward_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     Range range("pruning bounds", RANGE_BACKWARD, stream);
     pruning_launch(pruning_backward_bounds_kernel, p, s, stream);

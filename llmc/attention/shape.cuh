@@ -1,18 +1,21 @@
 /*
-What all attention kernels share: the structs of attention's tensors, the blocks in which it is pruned, the scale of the
-scores, the gate's arithmetic, the order of tiles, and the kernel launch. Layouts are those of attention.cuh.
+What all attention kernels share: the structs of attention's tensors, the blocks in which it is pruned, the
+scale of the scores, the gate's arithmetic, the order of tiles, and the kernel launch. Layouts are those of
+attention.cuh.
 
-The gate. cum_logf falls to -1e5 and beyond, so its differences are taken in double, relative to an anchor token. For a
-block of keys before the block of queries, an anchor between them splits the difference:
+The gate. cum_logf falls to -1e5 and beyond, so its differences are taken in double, relative to an anchor
+token. For a block of keys before the block of queries, an anchor between them splits the difference:
 
     cum_logf_i - cum_logf_j = (cum_logf_i - anchor) + (anchor - cum_logf_j)
 
-Both terms are <= 0. A term that matters is small, so float is precise enough; a large one makes the weight underflow, as
-it should. One term is the initial value of the score's accumulator (acc_init), divided by the score's scale; the other
-is added to the exponent together with row_max or lse. So the gate costs no instruction per score.
+Both terms are <= 0. A term that matters is small, so float is precise enough; a large one makes the weight
+underflow, as it should. One term is the initial value of the score's accumulator (acc_init), divided by the
+score's scale; the other is added to the exponent together with row_max or lse. So the gate costs no
+instruction per score.
 
-In a block on the diagonal both terms may be large and of opposite sign, and would cancel. There each token's difference
-to the anchor is the sum of two floats, and tokens are subtracted high from high and low from low (AttentionGate).
+In a block on the diagonal both terms may be large and of opposite sign, and would cancel. There each token's
+difference to the anchor is the sum of two floats, and tokens are subtracted high from high and low from low
+(AttentionGate).
 */
 #ifndef LLMC_ATTENTION_SHAPE_CUH
 #define LLMC_ATTENTION_SHAPE_CUH
@@ -76,9 +79,9 @@ template <int TOKENS> struct AttentionGate {
     __device__ float difference(int i, int j) const { return (high[i] - high[j]) + (low[i] - low[j]); }
 };
 
-// Initial accumulators of a tile of scores, one value a column. Each pair of columns is stored twice, as a lane holds it in
-// its two rows, so that one 16-byte load fills four accumulators. The backward kernels, which are bound by shared memory
-// bandwidth, store it once and copy registers.
+// Initial accumulators of a tile of scores, one value a column. Each pair of columns is stored twice, as a
+// lane holds it in its two rows, so that one 16-byte load fills four accumulators. The backward kernels,
+// which are bound by shared memory bandwidth, store it once and copy registers.
 template <int COLUMNS> struct AttentionAccInit {
     float4 pair[COLUMNS / 2];
 
@@ -96,15 +99,16 @@ struct AttentionTile {
 };
 
 struct AttentionShape {
-    int T, NH, blocks;      // blocks = ceil(T / ATTENTION_BLOCK)
-    int heads, group;       // heads = B NH, taken in groups of `group`
-    int tiles_per_head;     //
+    int T, NH, blocks; // blocks = ceil(T / ATTENTION_BLOCK)
+    int heads, group;  // heads = B NH, taken in groups of `group`
+    int tiles_per_head;
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
 
     __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
-    // The n-th tile to compute. Within a group of heads the longest tiles come first, so that the GPU does not end up waiting
-    // for a few of them. A group is small enough for the tensors that its tiles share to stay in L2.
+    // The n-th tile to compute. Within a group of heads the longest tiles come first, so that the GPU does
+    // not end up waiting for a few of them. A group is small enough for the tensors that its tiles share to
+    // stay in L2.
     __device__ AttentionTile tile(unsigned n) const {
         int first = (int)(n / (unsigned)(group * tiles_per_head)) * group;
         unsigned within = n - (unsigned)first * (unsigned)tiles_per_head;
@@ -121,8 +125,8 @@ struct AttentionShape {
     }
 };
 
-// For tiles of `rows` queries or keys. The tiles of a head share tensors of bytes_per_channel bytes: 4 where these are k and
-// v, or q and dout. bounds may be NULL.
+// For tiles of `rows` queries or keys. The tiles of a head share tensors of bytes_per_channel bytes: 4 where
+// these are k and v, or q and dout. bounds may be NULL.
 static inline AttentionShape attention_shape(const HeadShape* s, int rows, const AttentionBounds* bounds,
                                              int64_t bytes_per_channel) {
     AttentionShape shape = {};
@@ -139,8 +143,8 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     return shape;
 }
 
-// Launches a kernel whose thread blocks have a Shared, of up to MAX_KIB, in dynamic shared memory: more than 48 KiB has to be
-// requested.
+// Launches a kernel whose thread blocks have a Shared, of up to MAX_KIB, in dynamic shared memory: more than
+// 48 KiB has to be requested.
 template <class Shared, int MAX_KIB, class... Parameters, class... Arguments>
 static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, int threads,
                                     cudaStream_t stream, Arguments... arguments) {

@@ -1,13 +1,13 @@
 /*
-What the mma.sync kernels of forgetting attention share (sm80_forward.cuh, sm80_backward.cuh). They run on every GPU from
-sm_80 on that has no kernels of its own: one kernel forward, two backward.
+What the mma.sync kernels of forgetting attention share (sm80_forward.cuh, sm80_backward.cuh). They run on
+every GPU from sm_80 on that has no kernels of its own: one kernel forward, two backward.
 
-A thread block keeps one block of ATTENTION_BLOCK queries (or keys) in shared memory and loops over tiles of keys (or
-queries), double-buffered by cp.async:
+A thread block keeps one block of ATTENTION_BLOCK queries (or keys) in shared memory and loops over tiles of
+keys (or queries), double-buffered by cp.async:
 
     all warps    copy the next tile, and store the gate's acc_init for it
-    each warp    32 or 16 rows of S = Q K^T, masked and exponentiated in registers, which are the A operand of the next
-                 matmul as they are: warps share the tiles and nothing else
+    each warp    16 or 32 rows of the scores: matmul, mask and exponentials in registers, which are an operand
+                 of the next matmul as they are; warps share the tiles and nothing else
 
 The gate is described in shape.cuh.
 */

@@ -6,17 +6,44 @@ Backward of forgetting attention with mma.sync. With p = exp(score - lse) and ds
 
 Two kernels, called by attention.cuh, whose layouts they have:
 
-    sm80_dq_kernel     128 queries stationary, loop over tiles of keys:     dq, and the row sums of ds to dcum_logf
-    sm80_dkv_kernel    128 keys stationary, loop over tiles of queries:     dk, dv, and minus the column sums
+    sm80_dq_kernel     128 queries stationary, loop over keys:     dq, and the row sums of ds to dcum_logf
+    sm80_dkv_kernel    128 keys stationary, loop over queries:     dk, dv, and minus the column sums
 
-The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is added up across thread blocks: every run gives
-the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to bf16, in both kernels: dcum_logf
-is summed over time next, where rounding errors add up unless the same ds enters both sums.
+The scores are computed twice that way, 7 GEMMs instead of 5, but nothing is added up across thread blocks:
+every run gives the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf takes ds before it is rounded to
+bf16, in both kernels: dcum_logf is summed over time next, where rounding errors add up unless the same ds
+enters both sums.
 */
 #ifndef LLMC_ATTENTION_SM80_BACKWARD_CUH
 #define LLMC_ATTENTION_SM80_BACKWARD_CUH
 
 #include "sm80.cuh"
+
+// Operands of the next matmul, over 16 columns of the lane's scores from block n on: probabilities as bf16
+template <int MS, int NS>
+__device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[MS][NS][4], int n) {
+#pragma unroll
+    for (int m = 0; m < MS; m++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float* x = &s[m][n + r / 2][r % 2 * 2];
+            p[m][r] = pack_bf16x2(x[0], x[1]);
+        }
+}
+// and ds = s dp as bf16; with a gate, adds it to its row's sum
+template <bool GATE, int MS, int NS>
+__device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[MS][2],
+                                           const float (&s)[MS][NS][4], const float (&dp)[MS][NS][4], int n) {
+#pragma unroll
+    for (int m = 0; m < MS; m++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float *x = &s[m][n + r / 2][r % 2 * 2], *y = &dp[m][n + r / 2][r % 2 * 2];
+            float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
+            if (GATE) sum[m][r % 2] += ds0 + ds1;
+            ds[m][r] = pack_bf16x2(ds0, ds1);
+        }
+}
 
 // ----------------------------------------------------------------------------
 // dq
@@ -107,18 +134,16 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
                 else
                     c[0] = c[1] = c[2] = c[3] = 0;
             });
-            bool diagonal = j0 >= 0;
-            float factor = diagonal ? 1 : SCALE;
-            if (diagonal)
+            if (j0 >= 0)
                 sm80_for_each(s, [&](float& x, int m, int half, int row, int column) {
                     int i = warp_row + row, j = j0 + column;
-                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
-                    if (j > i) x = -INFINITY;
+                    float y = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0) - row_lse[m][half];
+                    x = exp2_approx(j > i ? -INFINITY : y);
                 });
-            // The exponentials overlap with the next matmul.
-            sm80_for_each(s, [&](float& x, int m, int half, int, int) {
-                x = exp2_approx(x * factor + (diagonal ? 0 : shift[m][half]));
-            });
+            else
+                sm80_for_each(s, [&](float& x, int m, int half, int, int) {
+                    x = exp2_approx(x * SCALE + shift[m][half]);
+                });
             sm80_matmul_abt<DH>(dp, lane_dout, sm80_lane_b<DH>(part_v, lane), [&](float(&c)[4], int m, int) {
                 c[0] = c[1] = row_delta[m][0];
                 c[2] = c[3] = row_delta[m][1];
@@ -127,16 +152,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 #pragma unroll
             for (int n = 0; n < NS; n += 2) {
                 uint32_t ds[MS][4];
-#pragma unroll
-                for (int m = 0; m < MS; m++)
-#pragma unroll
-                    for (int r = 0; r < 4; r++) {
-                        int half = r % 2;
-                        float *x = &s[m][n + r / 2][2 * half], *y = &dp[m][n + r / 2][2 * half];
-                        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
-                        if (GATE) row_sum[m][half] += ds0 + ds1;
-                        ds[m][r] = pack_bf16x2(ds0, ds1);
-                    }
+                sm80_pack_ds<GATE>(ds, row_sum, s, dp, n);
                 sm80_matmul_ab<DH>(acc, ds, sm80_advance<DH>(lane_k, n * 8, 0));
             }
         }
@@ -160,7 +176,8 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 // dk and dv
 
 template <int DH> struct Sm80Dkv {
-    // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at 128.
+    // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at
+    // 128.
     static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32,
                          BLOCKS_PER_SM = MS;
     static constexpr int QUERIES = DH == 64 ? 64 : 32;
@@ -173,8 +190,8 @@ template <int DH> struct Sm80Dkv {
     };
 };
 
-// Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a key, a column a
-// query.
+// Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a
+// key, a column a query.
 template <int DH, bool GATE>
 __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_SM)
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
@@ -192,7 +209,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         min((T - 1) / QUERIES,
             (shape.last_query_block(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
     const bf16 *q = a.q + block.base, *dout = a.dout + block.base;
-    const float *lse = a.lse + block.head * T, *delta = a.delta + block.head * T;
 
     auto copy_queries = [&](int stage, int n) {
         sm80_copy_tile<DH, QUERIES, F::THREADS>(shared.q[stage], q, n * QUERIES, T, shape.row_stride);
@@ -202,16 +218,17 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.v, a.v + block.base, j0, T, shape.row_stride);
     copy_queries(0, tile);
 
-    // lse, delta and cum_logf are loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is the last key.
-    // Queries past T get probability 0.
+    // lse, delta and cum_logf are loaded two tiles ahead, and acc_init stored one tile ahead. The anchor is
+    // the last key. Queries past T get probability 0.
     const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
     double anchor = 0, next_cum_logf = 0;
     float next_lse = 0, next_delta = 0;
     auto load_queries = [&](int n) {
-        int i = n * QUERIES + tid % QUERIES, exists = min(i, T - 1);
-        next_lse = i < T ? __ldg(&lse[exists]) : INFINITY;
-        next_delta = i < T ? __ldg(&delta[exists]) : 0;
-        if (GATE) next_cum_logf = __ldg(&cum_logf[exists]);
+        int i = n * QUERIES + tid % QUERIES;
+        int64_t at = block.head * T + min(i, T - 1);
+        next_lse = i < T ? __ldg(&a.lse[at]) : INFINITY;
+        next_delta = i < T ? __ldg(&a.delta[at]) : 0;
+        if (GATE) next_cum_logf = __ldg(&a.cum_logf[at]);
     };
     auto store_acc_init = [&](int stage, int n) {
         float gate = GATE && n * QUERIES >= j0 + ATTENTION_BLOCK ? (float)(next_cum_logf - anchor) : 0;
@@ -251,35 +268,24 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
             const bf16 *part_q = shared.q[stage] + part * DH, *part_dout = shared.dout[stage] + part * DH;
             sm80_matmul_abt<DH>(s, lane_k, sm80_lane_b<DH>(part_q, lane),
                                 [&](float(&c)[4], int, int n) { sm80_init_columns(c, acc_init, n); });
-            bool diagonal = i0 < ATTENTION_BLOCK;
-            float factor = diagonal ? 1 : SCALE;
-            if (diagonal)
+            if (i0 < ATTENTION_BLOCK)
                 sm80_for_each(s, [&](float& x, int, int, int row, int column) {
                     int i = i0 + column, j = warp_row + row;
-                    x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
-                    if (j > i) x = -INFINITY;
+                    float y = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
+                    x = exp2_approx(j > i ? -INFINITY : y);
                 });
-            // The exponentials overlap with the next matmul.
-            sm80_for_each(s, [&](float& x, int m, int half, int, int) {
-                x = exp2_approx(x * factor + (diagonal ? 0 : shift[m][half]));
-            });
+            else
+                sm80_for_each(s, [&](float& x, int m, int half, int, int) {
+                    x = exp2_approx(x * SCALE + shift[m][half]);
+                });
             sm80_matmul_abt<DH>(dp, lane_v, sm80_lane_b<DH>(part_dout, lane),
                                 [&](float(&c)[4], int, int n) { sm80_init_columns(c, minus_delta, n); });
             uint32_t lane_q = sm80_lane_a<DH>(part_q, lane), lane_dout = sm80_lane_a<DH>(part_dout, lane);
 #pragma unroll
             for (int n = 0; n < NS; n += 2) {
                 uint32_t p[MS][4], ds[MS][4];
-#pragma unroll
-                for (int m = 0; m < MS; m++)
-#pragma unroll
-                    for (int r = 0; r < 4; r++) {
-                        int half = r % 2;
-                        float *x = &s[m][n + r / 2][2 * half], *y = &dp[m][n + r / 2][2 * half];
-                        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
-                        if (GATE) column_sum[m][half] += ds0 + ds1;
-                        p[m][r] = pack_bf16x2(x[0], x[1]);
-                        ds[m][r] = pack_bf16x2(ds0, ds1);
-                    }
+                sm80_pack(p, s, n);
+                sm80_pack_ds<GATE>(ds, column_sum, s, dp, n);
                 sm80_matmul_ab<DH>(acc_v, p, sm80_advance<DH>(lane_dout, n * 8, 0));
                 sm80_matmul_ab<DH>(acc_k, ds, sm80_advance<DH>(lane_q, n * 8, 0));
             }

@@ -4,26 +4,28 @@ Backward of forgetting attention on Hopper. With p = exp(score - lse) and ds = p
     dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p dout_i,
     dcum_logf_i = sum_j ds_ij - sum_j ds_ji
 
-One thread block per (head, block of 128 keys), which loops over the tiles of queries from the diagonal on. Warp roles:
+One thread block per (head, block of 128 keys), which loops over the tiles of queries from the diagonal on.
+Warp roles:
 
     warp 0       tma_producer: K and V once, Q and dO tiles  ->  shared memory (ring of 3 stages); one thread
     warp 1       lse_producer: acc_init (lse and gate) and -delta of each query tile
     warps 2, 3   deterministic only: acquire and release the dq_semaphore; one thread each
-    warps 4-11   mma_consumer: two warpgroups of 64 keys: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q;
-                 dS^T goes through shared memory, where both halves meet for dQ = dS K
+    warps 4-11   mma_consumer: two warpgroups of 64 keys: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO,
+                 dK += dS^T Q; dS^T goes through shared memory, where both halves meet for dQ = dS K
 
     then         sm90_backward_finish_kernel: dQ from float, in the order of the accumulators, to bf16
 
-Layouts are those of attention.cuh, which calls attention_backward_sm90. The gate is described in shape.cuh; the anchor is the
-block's last key.
+Layouts are those of attention.cuh, which calls attention_backward_sm90. The gate is described in shape.cuh;
+the anchor is the block's last key.
 
-S and dP are transposed, a row per key, so that P and dS are in registers as operands of dV and dK. dQ is added in float,
-in global memory, straight from registers (red.v4) in the order of the accumulators, in which a warp adds 512 contiguous bytes:
-bulk adds would pass through shared memory twice, whose bandwidth bounds this kernel.
+S and dP are transposed, a row per key, so that P and dS are in registers as operands of dV and dK. dQ is
+added in float, in global memory, straight from registers (red.v4) in the order of the accumulators, in which
+a warp adds 512 contiguous bytes: bulk adds would pass through shared memory twice, whose bandwidth bounds
+this kernel.
 
-The row sums of dS are 8 more columns of dS K, with ones in place of K; so are the column sums of dS^T Q where registers allow
-it. Both take dS as rounded for dQ and dK: dcum_logf is summed over time next, where rounding errors add up unless the same dS
-enters both sums.
+The row sums of dS are 8 more columns of dS K, with ones in place of K; so are the column sums of dS^T Q where
+registers allow it. Both take dS as rounded for dQ and dK: dcum_logf is summed over time next, where rounding
+errors add up unless the same dS enters both sums.
 
 Unless deterministic, thread blocks add to dQ in any order, and its last bits differ from run to run.
 */
@@ -82,8 +84,8 @@ struct Sm90BackwardBlock {
     template <class F> __device__ static Sm90BackwardBlock of(const Sm90BackwardParameters& p) {
         constexpr int TILES = ATTENTION_BLOCK / F::QUERIES; // of a block
         AttentionTile at = p.shape.tile(blockIdx.x);
-        // The first keys have most queries. With the semaphore, each block waits for the one after it, which must
-        // therefore have been launched before.
+        // The first keys have most queries. With the semaphore, each block waits for the one after it, which
+        // must therefore have been launched before.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
         int last_block = p.shape.last_query_block(at.head, block);
         Sm90BackwardBlock x;
@@ -164,9 +166,10 @@ __device__ static inline void sm90_backward_lse_producer(typename Sm90Backward<D
 }
 
 // ----------------------------------------------------------------------------
-// dq_semaphore: the thread blocks add to a tile of dq in a fixed order, from the diagonal down, which is about the order in
-// which they reach it. One thread waits for the block's turn, another one passes it on when all blocks can see the added values:
-// each takes as long as memory does, but only additions that come out of order wait.
+// dq_semaphore: the thread blocks add to a tile of dq in a fixed order, from the diagonal down, which is
+// about the order in which they reach it. One thread waits for the block's turn, another one passes it on
+// when all blocks can see the added values: each takes as long as memory does, but only additions that come
+// out of order wait.
 
 // Per tile: the number of thread blocks that have added their dq, and how many must have before this one does
 template <int DH> struct Sm90DqSemaphore {
@@ -218,7 +221,8 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
 
     uint32_t lane_offset = sm90_chunk_offset<F::KEYS>(warp_key + lane % 16, lane / 16); // see lane_address
 
-    // 4 more registers for 8 columns of ones: the row sums in dq, the column sums in dk. At dh 128 dk has no room for them.
+    // 4 more registers for 8 columns of ones: the row sums in dq, the column sums in dk. At dh 128 dk has no
+    // room for them.
     static constexpr bool WIDE_DK = GATE && DH == 64;
     float dk[DH / 2 + (WIDE_DK ? 4 : 0)] = {}, dv[DH / 2] = {};
     float s[32], dp[32], dq[32 + (GATE ? 4 : 0)];
@@ -229,13 +233,12 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
     __device__ Sm90BackwardConsumer(typename F::Shared& shared, const Sm90BackwardParameters& p,
                                     const Sm90BackwardBlock& x)
         : shared(shared), p(p), x(x) {
-        asm volatile(
-            ""
-            : "+r"(lane_offset)); // opaque, so that the compiler keeps one register and not two parts of it
+        // Opaque, so that the compiler keeps one register and not two parts of it
+        asm volatile("" : "+r"(lane_offset));
     }
 
-    // Address of the lane's 16 bytes in the warp's rows of a tile, columns from 16 k on, for ldmatrix and stmatrix. Within a
-    // panel, 16 columns further on is ^ 32.
+    // Address of the lane's 16 bytes in the warp's rows of a tile, columns from 16 k on, for ldmatrix and
+    // stmatrix. Within a panel, 16 columns further on is ^ 32.
     __device__ uint32_t lane_address(const bf16* tile, int k) const {
         return smem_address(tile) + (uint32_t)(k / 4 * F::KEYS * 128) +
                (lane_offset ^ (uint32_t)(k % 4 * 32));
@@ -250,12 +253,14 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
             d[4 * n + 1] = d[4 * n + 3] = y.y;
         }
     }
-    // d += A B^T: A is the group's 64 rows of k or v, in registers or in shared memory, and B a step of queries
+    // d += A B^T: A is the group's 64 rows of k or v, in registers or in shared memory, and B a step of
+    // queries
     __device__ void issue_abt(float (&d)[32], const uint32_t (&rows)[DH / 16][4], const bf16* rows_tile,
                               const bf16* tile, int step) {
         uint64_t b = sm90_make_smem_desc<F::QUERIES>(tile) + sm90_rows(step * F::STEP);
         uint64_t a = sm90_make_smem_desc<F::KEYS>(rows_tile) + sm90_rows(group * 64);
-        // Recomputed each time: kept across the loop, the 16 descriptors would take registers that the accumulators need.
+        // Recomputed each time: kept across the loop, the 16 descriptors would take registers that the
+        // accumulators need.
         asm volatile("" : "+l"(a));
         sm90_fence_operand(d);
         sm90_wgmma_fence();
@@ -296,7 +301,8 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
         sm90_commit_group();
     }
 
-    // On the diagonal: turns scores into exponents to base 2, with earlier queries masked. i and j count from j0.
+    // On the diagonal: turns scores into exponents to base 2, with earlier queries masked. i and j count from
+    // j0.
     __device__ void finish_diagonal(int i0) {
 #pragma unroll
         for (int e = 0; e < 32; e++) {
@@ -409,8 +415,8 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
         }
     }
 
-    // wgmmas in flight: while S is exponentiated, dk of the previous step and dp of this one; while ds is computed, dv; while
-    // the groups wait for each other's ds, the scores of the next step.
+    // wgmmas in flight: while S is exponentiated, dk of the previous step and dp of this one; while ds is
+    // computed, dv; while the groups wait for each other's ds, the scores of the next step.
     __device__ void run() {
         if (GATE) fill_gate();
         sm90_named_sync(1, 256);
@@ -453,8 +459,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
                     if (tile < x.last) sm90_wait(&shared.full[ring.stage], ring.phase);
                     issue_scores(ring.stage, 0);
                     sm90_named_sync(1, 256);
-                    sm90_wait_group<
-                        1>(); // the scores remain in flight; dq reuses the registers of the probabilities
+                    sm90_wait_group<1>(); // the scores remain in flight; dq takes probabilities' registers
                     sm90_fence_operand(probabilities);
                     issue_dq(shared.ds[buffer]);
                 }
@@ -523,8 +528,8 @@ __global__ void __launch_bounds__(256)
     if (dcum_logf && F::part_has_sums(group) && threadIdx.x < 64 && first_row + (int)threadIdx.x < shape.T)
         dcum_logf[token + threadIdx.x] += row_sum[token + threadIdx.x];
 
-    // Four lanes held 8 columns of a row and of the row 8 further on: here one thread gathers them through shared memory, where
-    // the floats of each 8 columns are shifted by one bank width.
+    // Four lanes held 8 columns of a row and of the row 8 further on: here one thread gathers them through
+    // shared memory, where the floats of each 8 columns are shifted by one bank width.
     __shared__ Pack4 part[F::PART / 4 + 8];
     const float* from = dq_sum + (int64_t)blockIdx.x * F::PART;
 #pragma unroll
@@ -567,8 +572,8 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     int* semaphores = (int*)(p.row_sum + s->B * s->NH * s->T);
     p.dq_semaphore = a->deterministic ? semaphores : NULL;
     p.dcum_logf = GATE ? a->dcum_logf : NULL, p.lse = a->lse, p.delta = a->delta, p.cum_logf = a->cum_logf;
-    // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups of heads are half as
-    // large then, as if dq, which is float, had to fit into L2 too.
+    // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups
+    // of heads are half as large then, as if dq, which is float, had to fit into L2 too.
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
     CUDA_CHECK(
         cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(semaphores + parts) - (char*)a->scratch), stream));

@@ -3,7 +3,8 @@ Forgetting attention forward on Hopper:
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
-Thread blocks are persistent: each takes tiles of 128 or 192 queries from a counter, the longest first. Warp roles:
+Thread blocks are persistent: each takes tiles of 128 or 192 queries from a counter, the longest first. Warp
+roles:
 
     warp 0       tma_producer: Q, K, V tiles  ->  shared memory (K and V: ring of 2 or 4 stages); one thread
     warps 1-2    gate_producer: acc_init of each K tile, row_gate of the Q tile; only with a gate
@@ -12,11 +13,11 @@ Thread blocks are persistent: each takes tiles of 128 or 192 queries from a coun
                  in each step S = Q K^T of tile n and O += P V of tile n + 1 are in flight together, and
                  the online softmax turns S into P while O += P V still runs
 
-Layouts are those of attention.cuh, which calls attention_forward_sm90. The gate is described in shape.cuh; the anchor is the
-tile's first query.
+Layouts are those of attention.cuh, which calls attention_forward_sm90. The gate is described in shape.cuh;
+the anchor is the tile's first query.
 
-The tensor cores wait for the exponentials and the instructions around them, so the loop is written for few instructions:
-scores are only checked for an overflow, and rescaling is rare (needs_rescale).
+The tensor cores wait for the exponentials and the instructions around them, so the loop is written for few
+instructions: scores are only checked for an overflow, and rescaling is rare (needs_rescale).
 */
 #ifndef LLMC_ATTENTION_SM90_FORWARD_CUH
 #define LLMC_ATTENTION_SM90_FORWARD_CUH
@@ -38,8 +39,8 @@ template <int DH> struct Sm90Forward : Sm90ForwardTiles<DH> {
     static constexpr float SCALE = AttentionScale<DH>::SCALE;
     static_assert(KEYS == ATTENTION_BLOCK, "pruning counts tiles of keys");
 
-    // All roles count tiles of queries, and steps of one tile of keys each, from the kernel's start: the count gives the
-    // stage and the phase of its barriers.
+    // All roles count tiles of queries, and steps of one tile of keys each, from the kernel's start: the
+    // count gives the stage and the phase of its barriers.
     __device__ static int stage(uint32_t step) { return (int)(step % STAGES); }
     __device__ static uint32_t phase(uint32_t step) { return step / STAGES % 2; }
 
@@ -176,7 +177,8 @@ __device__ static inline void sm90_forward_gate_producer(typename Sm90Forward<DH
 }
 
 // ----------------------------------------------------------------------------
-// mma_consumer: a warpgroup of 64 queries. A thread holds parts of two rows of its warp's 16, lane / 4 and lane / 4 + 8.
+// mma_consumer: a warpgroup of 64 queries. A thread holds parts of two rows of its warp's 16, lane / 4 and
+// lane / 4 + 8.
 
 template <int DH, bool GATE> struct Sm90ForwardConsumer {
     typedef Sm90Forward<DH> F;
@@ -198,8 +200,8 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         consumer = warp / 4;
     }
 
-    // The lane and the thread's first row in the tile are computed again wherever they are needed: with three consumers
-    // there are no registers to keep them, or values derived from them, across the loop.
+    // The lane and the thread's first row in the tile are computed again wherever they are needed: with three
+    // consumers there are no registers to keep them, or values derived from them, across the loop.
     __device__ static int lane() {
         int lane;
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -207,7 +209,8 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
     }
     __device__ int row(int lane) const { return warp * 16 + lane / 4; }
 
-    // Ping-pong: consumers issue their wgmmas in turn, so that the exponentials of one overlap with the wgmmas of another.
+    // Ping-pong: consumers issue their wgmmas in turn, so that the exponentials of one overlap with the
+    // wgmmas of another.
     __device__ void pingpong_wait() const {
         if (F::PINGPONG) sm90_named_sync(1 + consumer, 256);
     }
@@ -264,10 +267,10 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         return GATE && !DIAGONAL ? row_gate_high[h] : 0;
     }
 
-    // row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: it is updated, and the
-    // accumulators rescaled, only when a score exceeds it by RESCALE_THRESHOLD, which is rare after a row's first tile.
-    // Scores are compared as integers, three in one instruction: that is correct for positive floats, and others do not
-    // matter beside a positive limit.
+    // row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: it is updated,
+    // and the accumulators rescaled, only when a score exceeds it by RESCALE_THRESHOLD, which is rare after a
+    // row's first tile. Scores are compared as integers, three in one instruction: that is correct for
+    // positive floats, and others do not matter beside a positive limit.
     template <bool DIAGONAL> __device__ bool needs_rescale() const {
         int tile_max[2] = {INT_MIN, INT_MIN};
 #pragma unroll
@@ -353,8 +356,9 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         if (DIAGONAL) finish_diagonal(tile, n);
         sm90_arrive_warp(&shared.k_empty[F::stage(step_count)]);
         bool rescaled = exponentiate<DIAGONAL>(rescale);
-        // The wait for the next values is here, and not where they are needed, because the compiler moves no instruction
-        // across such a loop: it would start the exponentials after O += P V has finished, not before.
+        // The wait for the next values is here, and not where they are needed, because the compiler moves no
+        // instruction across such a loop: it would start the exponentials after O += P V has finished, not
+        // before.
         sm90_fence_operand(s);
         sm90_wait(&shared.v_full[F::stage(step_count)], F::phase(step_count));
         finish_pv();

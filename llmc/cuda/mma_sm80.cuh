@@ -1,9 +1,9 @@
 /*
-Matrix multiplication by one warp, for every GPU from sm_80 on: cp.async into swizzled tiles in shared memory, ldmatrix
-out of them, mma.sync m16n8k16 on bf16 with float accumulators.
+Matrix multiplication by one warp, for every GPU from sm_80 on: cp.async into swizzled tiles in shared memory,
+ldmatrix out of them, mma.sync m16n8k16 on bf16 with float accumulators.
 
-A tile in shared memory is row-major [rows, DH]. The 16-byte chunks of a row are permuted by chunk ^ (row % 8), so that
-neither cp.async nor ldmatrix, eight rows at a time, has bank conflicts.
+A tile in shared memory is row-major [rows, DH]. The 16-byte chunks of a row are permuted by chunk ^ (row %
+8), so that neither cp.async nor ldmatrix, eight rows at a time, has bank conflicts.
 
 Callers: the attention kernels. mma_sm90.cuh builds on the instructions.
 */
@@ -94,9 +94,9 @@ __device__ static inline void sm80_copy_tile(bf16* tile, const bf16* x, int firs
     }
 }
 
-// A lane's address for ldmatrix of 16 rows by two chunks, from the tile's first row on. lane_a: A fragments, and B
-// fragments whose reduction runs along the rows (ldmatrix_trans). lane_b: B fragments whose reduction runs along the
-// columns.
+// A lane's address for ldmatrix of 16 rows by two chunks, from the tile's first row on. lane_a: A fragments,
+// and B fragments whose reduction runs along the rows (ldmatrix_trans). lane_b: B fragments whose reduction
+// runs along the columns.
 template <int DH> __device__ static inline uint32_t sm80_lane_a(const bf16* tile, int lane) {
     return smem_address(tile) + (uint32_t)sm80_chunk_offset<DH>(lane & 15, lane >> 4);
 }
@@ -111,8 +111,8 @@ template <int DH> __device__ static inline uint32_t sm80_advance(uint32_t lane_a
 // ----------------------------------------------------------------------------
 // GEMMs of one warp
 
-// s [16 MS, 8 NS] = acc_init + A B^T, over DH columns. a and b are lane addresses of the first rows of A and B;
-// acc_init(c, m, n) sets the initial accumulator of block (m, n).
+// s [16 MS, 8 NS] = acc_init + A B^T, over DH columns. a and b are lane addresses of the first rows of A and
+// B; acc_init(c, m, n) sets the initial accumulator of block (m, n).
 template <int DH, int MS, int NS, class AccInit>
 __device__ static inline void sm80_matmul_abt(float (&s)[MS][NS][4], uint32_t a, uint32_t b,
                                               AccInit acc_init) {
@@ -164,8 +164,9 @@ template <int MS, int NS, class F> __device__ static inline void sm80_for_each(f
                 f(s[m][n][e], m, e / 2, m * 16 + e / 2 * 8 + lane / 4, n * 8 + lane % 4 * 2 + e % 2);
 }
 
-// Stores acc times its row's factor to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values go through
-// `tile`, shared memory of 16 MS rows that no other warp uses any more, so that the stores are 16 bytes wide.
+// Stores acc times its row's factor to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values
+// go through `tile`, shared memory of 16 MS rows that no other warp uses any more, so that the stores are 16
+// bytes wide.
 template <int DH, int MS>
 __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows, bf16* tile,
                                          const float (&acc)[MS][DH / 8][4], const float (&factor)[MS][2]) {

@@ -1,18 +1,19 @@
 /*
-Hopper's instructions as small functions: mbarriers, the tensor memory accelerator (TMA), matrix multiplication by a
-warpgroup (wgmma). They exist on sm_90a only: call them under SM90_CODE.
+Hopper's instructions as small functions: mbarriers, the tensor memory accelerator (TMA), matrix
+multiplication by a warpgroup (wgmma). They exist on sm_90a only: call them under SM90_CODE.
 
-A tile in shared memory consists of panels: 64 columns of bf16, row-major, 128 bytes a row, with the 16-byte chunks
-permuted within every 8 rows (the 128-byte swizzle of TMA and wgmma). A tile of 128 columns is two panels, ROWS * 128
-bytes apart. Tiles are aligned to 1024 bytes.
+A tile in shared memory consists of panels: 64 columns of bf16, row-major, 128 bytes a row, with the 16-byte
+chunks permuted within every 8 rows (the 128-byte swizzle of TMA and wgmma). A tile of 128 columns is two
+panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 
 Callers: sm90_forward.cuh and sm90_backward.cuh.
 */
 #ifndef LLMC_MMA_SM90_CUH
 #define LLMC_MMA_SM90_CUH
 
-// Set while compiling for sm_90a; in code for any other architecture the kernels' bodies are empty. Plain sm_90 is an
-// error: it lacks the instructions, but a GPU of that architecture would choose these kernels and run empty bodies.
+// Set while compiling for sm_90a; in code for any other architecture the kernels' bodies are empty. Plain
+// sm_90 is an error: it lacks the instructions, but a GPU of that architecture would choose these kernels and
+// run empty bodies.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define SM90_CODE 1
 #else
@@ -41,12 +42,12 @@ __device__ static inline bool sm90_elected() {
 }
 
 // ----------------------------------------------------------------------------
-// mbarriers, in shared memory. A phase completes when `threads` and `warps` have arrived and the expected bytes have been
-// copied. Phases are counted modulo 2: wait(0) returns once the first one has completed, wait(1) returns at once on a new
-// barrier.
+// mbarriers, in shared memory. A phase completes when `threads` and `warps` have arrived and the expected
+// bytes have been copied. Phases are counted modulo 2: wait(0) returns once the first one has completed,
+// wait(1) returns at once on a new barrier.
 
-// One lane arrives for its warp. compute-sanitizer's racecheck takes that as an arrival of this lane only: for it, define
-// SM90_EVERY_LANE_ARRIVES, so that all lanes arrive.
+// One lane arrives for its warp. compute-sanitizer's racecheck takes that as an arrival of this lane only:
+// for it, define SM90_EVERY_LANE_ARRIVES, so that all lanes arrive.
 #ifdef SM90_EVERY_LANE_ARRIVES
 #define SM90_ARRIVALS_PER_WARP 32
 #else
@@ -90,8 +91,8 @@ __device__ static inline void sm90_wait(uint64_t* barrier, uint32_t phase) {
     while (!sm90_try_wait(barrier, phase)) {}
 }
 
-// Position in a ring of stages. A producer waits for phase ^ 1 of the stage's `empty` barrier, a consumer for phase of its
-// `full` barrier.
+// Position in a ring of stages. A producer waits for phase ^ 1 of the stage's `empty` barrier, a consumer for
+// phase of its `full` barrier.
 template <int STAGES> struct Sm90Ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -100,7 +101,8 @@ template <int STAGES> struct Sm90Ring {
     }
 };
 
-// The 16 named barriers (__syncthreads uses 0). `threads` counts the threads that sync and those that only arrive.
+// The 16 named barriers (__syncthreads uses 0). `threads` counts the threads that sync and those that only
+// arrive.
 __device__ static inline void sm90_named_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -121,8 +123,8 @@ template <int REGISTERS> __device__ static inline void sm90_reg_dealloc() {
 // ----------------------------------------------------------------------------
 // TMA copies between global memory and tiles, issued by one thread
 
-// TMA and wgmma access shared memory through the async proxy. Threads that wrote it with plain stores call this fence
-// before the barrier that orders the stores before the TMA copy or the wgmma.
+// TMA and wgmma access shared memory through the async proxy. Threads that wrote it with plain stores call
+// this fence before the barrier that orders the stores before the TMA copy or the wgmma.
 __device__ static inline void sm90_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -191,7 +193,8 @@ template <int PENDING> __device__ static inline void sm90_wait_stores_read() {
 template <int ROWS> __device__ static inline uint32_t sm90_chunk_offset(int row, int chunk) {
     return (uint32_t)(chunk / 8 * ROWS * 128 + row * 128 + ((chunk ^ row) & 7) * 16);
 }
-// Four 8x8 matrices in the fragment layout of wgmma and mma; each lane passes the address of one row, 16 bytes.
+// Four 8x8 matrices in the fragment layout of wgmma and mma; each lane passes the address of one row, 16
+// bytes.
 __device__ static inline void sm90_stmatrix(uint32_t to, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -201,7 +204,8 @@ __device__ static inline void sm90_stmatrix(uint32_t to, const uint32_t (&r)[4])
 // ----------------------------------------------------------------------------
 // wgmma: d [64, N] (+)= a [64, 16] b [16, N] by a warpgroup, asynchronously
 
-// Orders register accesses before the next wgmma, where it reads or writes registers that other instructions touched.
+// Orders register accesses before the next wgmma, where it reads or writes registers that other instructions
+// touched.
 __device__ static inline void sm90_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ static inline void sm90_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -220,8 +224,9 @@ template <int K> __device__ static inline void sm90_fence_operand(uint32_t (&a)[
     for (int i = 0; i < K * 4; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-// Descriptor of a tile of ROWS rows as an operand. It is the same for both layouts: the reduction along the columns
-// (K-major) or along the rows (MN-major, "transposed"). Adding sm90_columns or sm90_rows moves it within the tile.
+// Descriptor of a tile of ROWS rows as an operand. It is the same for both layouts: the reduction along the
+// columns (K-major) or along the rows (MN-major, "transposed"). Adding sm90_columns or sm90_rows moves it
+// within the tile.
 template <int ROWS> __device__ static inline uint64_t sm90_make_smem_desc(const void* tile) {
     uint64_t address = (smem_address(tile) & 0x3FFFF) >> 4, panel = ROWS * 128 >> 4, eight_rows = 1024 >> 4;
     return address | panel << 16 | eight_rows << 32 | (uint64_t)1 << 62;
@@ -236,8 +241,9 @@ template <int ROWS> __host__ __device__ constexpr uint64_t sm90_columns(int colu
 }
 __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(rows * 128 >> 4); } // 8 n rows
 
-// Layout of d: lane l of warp w holds row 16 w + l / 4, columns 8 n + 2 (l % 4) and the next, in d[4 n] and d[4 n + 1],
-// and the same columns of row + 8 in d[4 n + 2] and d[4 n + 3]. Packed to pairs of bf16 this is the layout of operand a.
+// Layout of d: lane l of warp w holds row 16 w + l / 4, columns 8 n + 2 (l % 4) and the next, in d[4 n] and
+// d[4 n + 1], and the same columns of row + 8 in d[4 n + 2] and d[4 n + 3]. Packed to pairs of bf16 this is
+// the layout of operand a.
 #define SM90_D4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SM90_D16(d, i)  SM90_D4(d, i), SM90_D4(d, i + 4), SM90_D4(d, i + 8), SM90_D4(d, i + 12)
 #define SM90_D32(d, i)  SM90_D16(d, i), SM90_D16(d, i + 16)
@@ -253,9 +259,9 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
     SM90_LIST_36 ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"     \
                  "%57,%58,%59,%60,%61,%62,%63"
 
-// sm90_wgmma(d, a, b, accumulate): N = 2 R by the size of d; without accumulate d need not be initialized. a is a
-// descriptor or four registers. TRANSPOSED: the reduction runs along the tile's rows. In the macro, R1 is R + 1 and so on:
-// the numbers of the asm operands that follow d's R registers.
+// sm90_wgmma(d, a, b, accumulate): N = 2 R by the size of d; without accumulate d need not be initialized. a
+// is a descriptor or four registers. TRANSPOSED: the reduction runs along the tile's rows. In the macro, R1
+// is R + 1 and so on: the numbers of the asm operands that follow d's R registers.
 #define SM90_DEFINE_WGMMA(N, R, R1, R2, R3, R4, R5, R6)                                                      \
     template <bool A_TRANSPOSED, bool B_TRANSPOSED>                                                          \
     __device__ static inline void sm90_wgmma(float(&d)[R], uint64_t a, uint64_t b, bool accumulate) {        \
@@ -311,7 +317,8 @@ __device__ static inline void sm90_matmul_ab(float (&d)[R], const uint32_t (&a)[
 // ----------------------------------------------------------------------------
 // tensor maps, on the host
 
-// The driver's cuTensorMapEncodeTiled, looked up at run time so that the program does not link against the driver
+// The driver's cuTensorMapEncodeTiled, looked up at run time so that the program does not link against the
+// driver
 static inline PFN_cuTensorMapEncodeTiled_v12000 sm90_map_encoder(void) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode;
     if (!encode) {

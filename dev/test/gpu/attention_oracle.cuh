@@ -1,6 +1,7 @@
 /*
-The reference of test_attention: attention in double, naive, on the GPU. With `plain_bf16` it is a plain bf16 implementation
-instead: probabilities, score gradients and results are rounded to bf16, everything else is exact.
+The reference of test_attention: attention in double, naive, on the GPU. With `plain_bf16` it is a plain bf16
+implementation instead: probabilities, score gradients and results are rounded to bf16, everything else is
+exact.
 */
 #ifndef DEV_TEST_GPU_ATTENTION_ORACLE_CUH
 #define DEV_TEST_GPU_ATTENTION_ORACLE_CUH
@@ -33,7 +34,8 @@ static void fill_normal(const Buffer<bf16>& x) {
 }
 
 // ----------------------------------------------------------------------------
-// the oracle. A thread block has OWN rows; each of its threads computes their scores with one other row at a time.
+// the oracle. A thread block has OWN rows; each of its threads computes their scores with one other row at a
+// time.
 
 #define OWN     8
 #define THREADS 128

@@ -1,9 +1,9 @@
 /*
 llmc/attention/attention.cuh and llmc/attention/forget_gate.cuh against the formulas in double.
 
-A kernel passes if its root mean square error is at most twice that of a plain bf16 implementation, in every tensor and every
-head. On Hopper this is checked for the sm_90 and the sm_80 kernels. Inputs are random, new in every run unless a seed is
-given.
+A kernel passes if its root mean square error is at most twice that of a plain bf16 implementation, in every
+tensor and every head. On Hopper this is checked for the sm_90 and the sm_80 kernels. Inputs are random, new
+in every run unless a seed is given.
 
     test_attention                     everything: about 35 seconds and 36 GB on an H100
     test_attention LONGEST [SEED]      sequences up to that length
@@ -47,14 +47,12 @@ struct Results {
         HeadShape shape = in.s.head_shape();
         const double* cum_logf = in.gate ? in.cum_logf.p : NULL;
         AttentionForward forward = {o, lse, in.q, in.k, in.v, cum_logf, bounds, scratch};
-        AttentionBackward backward = {dq,      dk,
-                                      dv,      in.gate ? dcum_logf.p : NULL,
-                                      in.dout, in.q,
-                                      in.k,    in.v,
-                                      o,       lse,
-                                      NULL,    cum_logf,
-                                      bounds,  deterministic,
-                                      scratch};
+        AttentionBackward backward = {};
+        backward.dq = dq, backward.dk = dk, backward.dv = dv;
+        backward.dcum_logf = in.gate ? dcum_logf.p : NULL;
+        backward.dout = in.dout, backward.q = in.q, backward.k = in.k, backward.v = in.v;
+        backward.o = o, backward.lse = lse, backward.cum_logf = cum_logf;
+        backward.bounds = bounds, backward.deterministic = deterministic, backward.scratch = scratch;
         if (on_sm80) {
             backward.delta = (float*)scratch.p;
             ATTENTION_DISPATCH(attention_forward_sm80, &forward, &shape, 0);
@@ -122,8 +120,8 @@ static TensorError check_tensor(const char* name, const char* what, const vector
     TensorError worst = {0, 0};
     double error = 0, plain_error = 0, size = 0;
     int64_t n = 0;
-    // With few tokens, or with gates that forget nothing, where dlogf is a slow random walk, one head has too few independent
-    // numbers for a ratio of errors to be meaningful: then all heads are taken together.
+    // With few tokens, or with gates that forget nothing, where dlogf is a slow random walk, one head has too
+    // few independent numbers for a ratio of errors to be meaningful: then all heads are taken together.
     bool together = s.T < 64 || s.NH >= 16;
     for (int64_t head = 0; head < s.heads(); head++) {
         for (int64_t i = 0; i < (per_token ? s.T : s.T * s.dh); i++, n++) {
@@ -175,8 +173,8 @@ static void check_results(const char* name, const Shape& s, OracleTensors in, co
 
 typedef enum { NO_GATE, OPEN, RANDOM, ONE_CUT, ALL_CUT, ALTERNATING, DEAD_HEAD } GateKind;
 
-// cum_logf [B, NH, T] of random gates whose logits have the given mean. Log gates are multiples of 2^-20, so that every sum is
-// exact.
+// cum_logf [B, NH, T] of random gates whose logits have the given mean. Log gates are multiples of 2^-20, so
+// that every sum is exact.
 static vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
     vector<double> cum_logf((size_t)s.tokens());
     uint64_t key = hash64(seed ^ (uint64_t)(s.T * 31 + kind));
@@ -310,7 +308,8 @@ static void test_document_reset(int64_t T, int64_t t, int64_t dh) {
     }
 }
 
-// Blocks whose keys all have log gates of -200 or less to the queries have weight 0: pruning them changes no bit.
+// Blocks whose keys all have log gates of -200 or less to the queries have weight 0: pruning them changes no
+// bit.
 static void test_pruning(int64_t T, int64_t dh) {
     Shape s = {1, T, 2, dh};
     Inputs in(s, true);

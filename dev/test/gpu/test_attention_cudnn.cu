@@ -1,8 +1,10 @@
 /*
-llmc/attention/cudnn.cuh against llmc/attention/attention.cuh, which test_attention checks against the formulas in double.
+llmc/attention/cudnn.cuh against llmc/attention/attention.cuh, which test_attention checks against the
+formulas in double.
 
-Both round to bf16 at the same places but not from the same partial sums, so they differ by about as much as each differs
-from the exact result; the limits are those of test_attention between attention.cuh and the exact result.
+Both round to bf16 at the same places but not from the same partial sums, so they differ by about as much as
+each differs from the exact result; the limits are those of test_attention between attention.cuh and the exact
+result.
 
     test_attention_cudnn           everything
     test_attention_cudnn quick     small shapes, for compute-sanitizer
@@ -30,7 +32,8 @@ struct Results {
     }
 };
 
-// Root mean square difference relative to `want`, which is zero in exact arithmetic in dq and dk of a single token.
+// Root mean square difference relative to `want`, which is zero in exact arithmetic in dq and dk of a single
+// token.
 template <class T> static double difference(const vector<T>& got, const vector<T>& want) {
     double error = 0, sum = 0;
     for (size_t i = 0; i < want.size(); i++) {

@@ -1,9 +1,10 @@
 /*
-llmc/attention/pruning.cuh: the bounds against the rule, per block and per row, on the CPU, and the effect of pruning on
-attention.
+llmc/attention/pruning.cuh: the bounds against the rule, per block and per row, on the CPU, and the effect of
+pruning on attention.
 
-Attention with the bounds is compared with attention without them, on the same kernels. With gates that are spread, as
-trained ones are, the pruned keys have almost no weight; one case is built so that a row loses as much as it may.
+Attention with the bounds is compared with attention without them, on the same kernels. With gates that are
+spread, as trained ones are, the pruned keys have almost no weight; one case is built so that a row loses as
+much as it may.
 
     test_pruning [SEED]     everything
     test_pruning quick      without the tests that are slow under compute-sanitizer
@@ -31,8 +32,9 @@ struct Shape {
     }
 };
 
-// cum_logf [B, NH, T]. A head's weights decay by 1/e in 2 to T tokens where gates are spread, in up to 64 where they are fast.
-// A single head decays in 1065 of 70000 tokens: then blocks further back than PRUNING_BLOCKS matter.
+// cum_logf [B, NH, T]. A head's weights decay by 1/e in 2 to T tokens where gates are spread, in up to 64
+// where they are fast. A single head decays in 1065 of 70000 tokens: then blocks further back than
+// PRUNING_BLOCKS matter.
 static vector<double> make_gates(Gates kind, const Shape& s) {
     vector<double> cum_logf((size_t)s.tokens());
     vector<float> noise = draw<float>(cum_logf.size(), 1);
@@ -115,7 +117,7 @@ struct Bounds {
     Buffer<int> first_key_block, last_query_block, head_order;
     Buffer<PruningCount> count;
     Buffer<char> scratch;
-    Pruning pruning;
+    Pruning pruning = {};
 
     explicit Bounds(const Inputs& in)
         : shape(in.s.head_shape(in.weight_stride())), q(in.q), k(in.k), q_weight(in.q_weight),
@@ -123,17 +125,13 @@ struct Bounds {
           first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
           head_order((size_t)in.s.heads()), count(1), scratch(pruning_scratch_bytes(&shape)) {
         bool norm = in.norm != NO_NORM;
-        pruning = {{first_key_block, last_query_block, head_order},
-                   score_limits,
-                   count,
-                   cum_logf,
-                   norm ? NULL : q.p,
-                   norm ? NULL : k.p,
-                   norm ? q_weight.p : NULL,
-                   norm ? k_weight.p : NULL,
-                   NULL,
-                   LOG_TOLERANCE,
-                   scratch};
+        pruning.bounds = {first_key_block, last_query_block, head_order};
+        pruning.score_limits = score_limits, pruning.count = count, pruning.cum_logf = cum_logf;
+        pruning.log_tolerance = LOG_TOLERANCE, pruning.scratch = scratch;
+        if (norm)
+            pruning.q_weight = q_weight, pruning.k_weight = k_weight;
+        else
+            pruning.q = q, pruning.k = k;
         CUDA_CHECK(cudaMemset(count, 0, sizeof(PruningCount)));
         for (int run = 0; run < 2; run++) // twice: count is added to, everything else is written
             pruning_bounds(&pruning, &shape, 0);
@@ -170,7 +168,8 @@ static vector<double> log_sums(const double* c, int64_t T) {
 
 static int64_t last_of(int64_t block, int64_t T) { return std::min(T, (block + 1) * ATTENTION_BLOCK) - 1; }
 
-// The bounds of it in pruning.cuh: a lower one for the queries of block m, an upper one for the last key of block n
+// The bounds of it in pruning.cuh: a lower one for the queries of block m, an upper one for the last key of
+// block n
 static double least_log_sum(const double* c, int64_t T, int64_t m) {
     double sum = 0;
     for (int64_t n = std::max<int64_t>(m - PRUNING_BLOCKS, 0); n < m; n++)
@@ -184,8 +183,8 @@ static double most_log_sum(const double* c, int64_t T, int64_t n) {
     return log(ATTENTION_BLOCK * sum);
 }
 
-// Checks that the bounds agree with one another and with the rule, given each block's least lse [B NH, blocks], and that no
-// row loses more than eps, given a lower bound of its lse [B NH, T].
+// Checks that the bounds agree with one another and with the rule, given each block's least lse [B NH,
+// blocks], and that no row loses more than eps, given a lower bound of its lse [B NH, T].
 static void check_rule(const char* name, const Inputs& in, const vector<int>& first, const vector<int>& last,
                        const vector<double>& least_lse, const vector<double>& lse) {
     int64_t T = in.s.T, blocks = in.s.blocks(), wrong = 0, heavy = 0;
@@ -376,8 +375,8 @@ static void test_attention(Gates gates, QKNorm norm, int64_t B, int64_t T, int64
     compare_attention(name, Inputs({B, T, NH, dh}, norm, gates), least_pruned);
 }
 
-// Near the worst case: all keys of the past at the highest score, the query's own key at the lowest, and a gate that falls just
-// below the threshold between them. The first row after it loses a third of eps.
+// Near the worst case: all keys of the past at the highest score, the query's own key at the lowest, and a
+// gate that falls just below the threshold between them. The first row after it loses a third of eps.
 static void test_worst_row(int64_t T, int64_t dh) {
     Shape s = {1, T, 1, dh};
     Inputs in(s, NO_NORM, OPEN);
