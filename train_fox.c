@@ -516,15 +516,14 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    bool gated = config_has_gate(layer->config);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
-    AttentionForward attention = {a.o, a.lse, a.q, a.k, a.v, gated ? a.cum_logf : NULL};
+    AttentionForward attention = {a.o, a.lse, a.q, a.k, a.v, a.cum_logf};
     attention_paths_of_pass(layer, &a, paths);
 
     linear_forward(a.proj, in, NULL, &in_proj);
     qkv_forward(paths, a.proj, a.angles, &shape);
-    if (gated)
+    if (a.cum_logf)
         forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
                             layer_param(layer, P_FGATE_BIAS), &shape);
     attention_forward(&attention, &shape);
@@ -537,18 +536,17 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    bool gated = config_has_gate(layer->config);
     int64_t fgate = layer->table->proj.fgate;
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
-    AttentionBackward attention = {a.dq, a.dk, a.dv,  gated ? a.dcum_logf : NULL, a.dout, a.q, a.k,
-                                   a.v,  a.o,  a.lse, gated ? a.cum_logf : NULL};
+    AttentionBackward attention = {a.dq, a.dk, a.dv, a.dcum_logf, a.dout,    a.q,
+                                   a.k,  a.v,  a.o,  a.lse,       a.cum_logf};
     attention_paths_of_pass(layer, &a, paths);
 
     linear_backward(din, dout, a.y, &o_proj);
     output_gate_backward(a.dout, din, a.o, &output_gate, layer->partial, &shape);
     attention_backward(&attention, &shape);
-    if (gated)
+    if (a.cum_logf)
         forget_gate_backward(proj_column(a.dproj, fgate), layer_grad(layer, P_FGATE_BIAS), a.dcum_logf,
                              proj_column(a.proj, fgate), layer_param(layer, P_FGATE_BIAS), layer->partial,
                              &shape);
@@ -586,7 +584,7 @@ static void attention_extend(const Layer* layer, const AttentionState* a, const 
         AttentionState head;
         memset(&head, 0, sizeof head);
         head.k = a->k + row * dh, head.v = a->v + row * dh;
-        head.cum_logf = config_has_gate(layer->config) ? a->cum_logf + row : NULL;
+        head.cum_logf = a->cum_logf ? a->cum_logf + row : NULL;
         attention_query(a->o + i * dh, a->scores + i * capacity, q + i * dh, &head, layer->lengths[b] + t + 1,
                         s);
     }
@@ -608,7 +606,7 @@ static void attention_append(const Layer* layer, const AttentionState* a, HeadPa
                 for (int64_t h = 0; h < NH; h++) head_forward(&paths[p], s, bt, h, row, before, a->angles);
             memcpy(a->k + at * d, paths[1].out + bt * d, (size_t)d * sizeof(real));
             memcpy(a->v + at * d, paths[2].out + bt * d, (size_t)d * sizeof(real));
-            for (int64_t h = 0; config_has_gate(layer->config) && h < NH; h++) {
+            for (int64_t h = 0; a->cum_logf && h < NH; h++) {
                 real logf = log_sigmoid((fgate < 0 ? 0 : row[fgate + h]) + bias[h]);
                 double* cum_logf = a->cum_logf + at * NH + h;
                 *cum_logf = (position ? cum_logf[-NH] : 0) + (double)logf;
@@ -808,12 +806,6 @@ typedef struct {
     MODEL_ACTS(ACTIVATION_FIELD)
 } Acts;
 
-// The tables of a pass over [B, T] tokens.
-typedef struct {
-    int64_t B, T;
-    Activations model, mixer, mlp;
-} Pass;
-
 typedef struct Model {
     Config config;
     ParamTable table;
@@ -845,30 +837,13 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     Pass pass;
     memset(&pass, 0, sizeof pass);
     pass.B = B, pass.T = T;
-    model_activations(&pass.model, config, B, T);
-    mixers[config->mixer].activations(&pass.mixer, config, table, B, T);
-    mlp_activations(&pass.mlp, config, B * T);
+    model_activations(&pass.tables[PASS_MODEL], config, B, T);
+    mixers[config->mixer].activations(&pass.tables[PASS_MIXER], config, table, B, T);
+    mlp_activations(&pass.tables[PASS_MLP], config, B * T);
     return pass;
 }
 
-static int64_t pass_bytes(const Pass* pass, int64_t L) {
-    return activations_bytes(&pass->model, L) + activations_bytes(&pass->mixer, L) +
-           activations_bytes(&pass->mlp, L);
-}
-
 static void* allocate_zeros(size_t bytes) { return xcalloc(bytes, 1); }
-
-static void pass_allocate(Pass* pass, int64_t L) {
-    activations_allocate(&pass->model, L, allocate_zeros);
-    activations_allocate(&pass->mixer, L, allocate_zeros);
-    activations_allocate(&pass->mlp, L, allocate_zeros);
-}
-
-static void pass_free(Pass* pass) {
-    activations_free(&pass->model, free);
-    activations_free(&pass->mixer, free);
-    activations_free(&pass->mlp, free);
-}
 
 // A model without activations: parameters for inference; with `train` also gradients and AdamW's moments.
 static Model model_new(const Config* config, bool train) {
@@ -888,7 +863,7 @@ static Model model_new(const Config* config, bool train) {
 // The model's own tensors of layer l.
 static Acts pass_acts(const Pass* pass, int64_t l) {
     Acts a;
-    activations_layer(&pass->model, l, &a, sizeof a);
+    activations_layer(&pass->tables[PASS_MODEL], l, &a, sizeof a);
     return a;
 }
 
@@ -900,8 +875,8 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     layer.l = l, layer.B = pass->B, layer.T = pass->T;
     layer.params = model->params;
     layer.grads = model->grads;
-    layer.mixer = &pass->mixer;
-    layer.mlp = &pass->mlp;
+    layer.mixer = &pass->tables[PASS_MIXER];
+    layer.mlp = &pass->tables[PASS_MLP];
     layer.partial = pass_acts(pass, 0).partial;
     return layer;
 }
@@ -909,14 +884,14 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
 static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     model->B = B, model->T = T;
     model->pass = pass_plan(&model->config, &model->table, B, T);
-    pass_allocate(&model->pass, model->config.num_hidden_layers);
+    pass_allocate(&model->pass, model->config.num_hidden_layers, allocate_zeros);
     model->acts = pass_acts(&model->pass, 0);
     Layer layer = model_layer(model, &model->pass, 0);
     mixers[model->config.mixer].init(&layer);
 }
 
 static void model_free(Model* model) {
-    pass_free(&model->pass);
+    pass_free(&model->pass, free);
     free(model->params);
     free(model->grads);
     free(model->m);
@@ -1063,17 +1038,17 @@ static States states_new(const Model* model, int64_t n, int64_t t, int64_t capac
     s.lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
     s.logits = (real*)xcalloc((size_t)(n * config->vocab_size), sizeof(real));
     s.pass.B = n, s.pass.T = t;
-    model_activations(&s.pass.model, config, n, t);
-    mlp_activations(&s.pass.mlp, config, n * t);
-    mixers[config->mixer].state(&s.pass.mixer, config, &model->table, n, t, capacity);
-    activations_allocate(&s.pass.model, 1, allocate_zeros);
-    activations_allocate(&s.pass.mlp, 1, allocate_zeros);
-    activations_allocate(&s.pass.mixer, config->num_hidden_layers, allocate_zeros);
+    model_activations(&s.pass.tables[PASS_MODEL], config, n, t);
+    mlp_activations(&s.pass.tables[PASS_MLP], config, n * t);
+    mixers[config->mixer].state(&s.pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
+    activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, allocate_zeros);
+    activations_allocate(&s.pass.tables[PASS_MODEL], 1, allocate_zeros);
+    activations_allocate(&s.pass.tables[PASS_MLP], 1, allocate_zeros);
     return s;
 }
 
 static void states_free(States* s) {
-    pass_free(&s->pass);
+    pass_free(&s->pass, free);
     free(s->lengths);
     free(s->logits);
     memset(s, 0, sizeof *s);

@@ -59,14 +59,14 @@ changes nothing on the device itself.
     X(float, lse, qkv, BT * NH)                    /* [L,B,NH,T] */ \
     X(bf16, o, qkv, BT * d)                        /* [L,B,T,d] output of attention */ \
     X(float, o_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, never, BT * d)                      /* [B,T,d] after output norm and gate */ \
+    X(bf16, y, never, gates_output * BT * d)       /* [B,T,d] after output norm and gate; NULL without both */ \
     X(float, angles, never, T * dh)                /* [T,dh/2,2] of RoPE */ \
-    X(float, delta, never, BT * NH)                /* [B,NH,T] as in AttentionBackward */ \
+    X(float, delta, never, gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, never, BT * S)                  /* [B,T,S] */ \
     X(bf16, dq, never, BT * d)                     /* [B,T,d] */ \
     X(bf16, dk, never, BT * d)                     /* [B,T,d] */ \
     X(bf16, dv, never, BT * d)                     /* [B,T,d] */ \
-    X(float, dcum_logf, never, gated * BT * NH)    /* [B,NH,T] */
+    X(float, dcum_logf, never, learns * BT * NH)   /* [B,NH,T] */
 
 // The state of sequences that are extended, and scratch of the extension.
 #define ATTENTION_STATE(X) \
@@ -95,6 +95,8 @@ static void attention_activations(Activations* rows, const Config* config, const
     int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config),
             prunes = config_prunes(config);
     int64_t blocks = prunes * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
+    int64_t learns = gated && config->fgate_type != GATE_FIXED;
+    int64_t gates_output = config->use_output_norm || config->use_output_gate;
     KEPT_BY(recompute)
     ATTENTION_ACTS(ACTIVATION_ROW)
 }
@@ -174,11 +176,6 @@ static Linear attention_in_proj(const Layer* layer) {
 // A column of proj or dproj; NULL where the model does not have it (-1).
 static inline bf16* proj_column(bf16* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
 
-// Is there anything between attention and the output projection?
-static inline bool attention_has_output_gate(const Layer* layer) {
-    return layer->config->use_output_norm || layer->config->use_output_gate;
-}
-
 static OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj) {
     OutputGate g = {};
     g.weight = layer_param(layer, layer->weights, P_OUTPUT_NORM),
@@ -209,27 +206,19 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    cudaStream_t stream = layer->stream;
-    bool gated = config_has_gate(layer->config), prunes = config_prunes(layer->config);
-    AttentionForward attention = {};
-    attention.o = a.o, attention.lse = a.lse, attention.q = a.q, attention.k = a.k, attention.v = a.v;
-    attention.cum_logf = gated ? a.cum_logf : NULL;
-    attention.bounds = prunes ? &pruning.bounds : NULL;
-    attention.scratch = layer->scratch;
+    AttentionForward attention = {
+        a.o, a.lse, a.q, a.k, a.v, a.cum_logf, a.score_limits ? &pruning.bounds : NULL, layer->scratch};
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    qkv_forward(paths, a.proj, a.angles, &shape, stream);
-    if (gated)
+    qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
+    if (a.cum_logf)
         forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
-                            layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape, stream);
-    if (prunes) pruning_bounds(&pruning, &shape, stream);
-    if (layer->cudnn)
-        attention_cudnn_forward(&attention, &shape, stream);
-    else
-        attention_forward(&attention, &shape, stream);
-    bool gates_output = attention_has_output_gate(layer);
-    if (gates_output) output_gate_forward(a.y, a.o, &output_gate, &shape, stream);
-    linear_forward(out, gates_output ? a.y : a.o, residual, &o_proj, layer->matmul);
+                            layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape,
+                            layer->stream);
+    if (attention.bounds) pruning_bounds(&pruning, &shape, layer->stream);
+    (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
+    if (a.y) output_gate_forward(a.y, a.o, &output_gate, &shape, layer->stream);
+    linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
 }
 
 // din, the gradient of the mixer's input, holds those of y and o on the way.
@@ -241,38 +230,36 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    cudaStream_t stream = layer->stream;
     int64_t fgate = layer->table->proj.fgate;
-    bool gates_output = attention_has_output_gate(layer), gated = config_has_gate(layer->config);
-    bool gate_learns = gated && layer->config->fgate_type != GATE_FIXED,
-         prunes = config_prunes(layer->config);
+    AttentionBackward attention = {a.dq,
+                                   a.dk,
+                                   a.dv,
+                                   a.dcum_logf,
+                                   din,
+                                   a.q,
+                                   a.k,
+                                   a.v,
+                                   a.o,
+                                   a.lse,
+                                   a.delta,
+                                   a.cum_logf,
+                                   a.score_limits ? &pruning.bounds : NULL,
+                                   layer->deterministic,
+                                   layer->scratch};
     output_gate.dgate = proj_column(a.dproj, layer->table->proj.ogate), output_gate.delta = a.delta;
-    AttentionBackward attention = {};
-    attention.dq = a.dq, attention.dk = a.dk, attention.dv = a.dv;
-    attention.dcum_logf = gate_learns ? a.dcum_logf : NULL;
-    attention.dout = din, attention.q = a.q, attention.k = a.k, attention.v = a.v, attention.o = a.o,
-    attention.lse = a.lse;
-    attention.delta = gates_output ? a.delta : NULL;
-    attention.cum_logf = gated ? a.cum_logf : NULL;
-    attention.bounds = prunes ? &pruning.bounds : NULL;
-    attention.deterministic = layer->deterministic;
-    attention.scratch = layer->scratch;
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
-    if (gates_output) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, stream);
-    weight_gradient(layer->weight_stream, dout, gates_output ? a.y : a.o, &o_proj);
-    if (layer->recompute_qkv) qkv_forward(paths, a.proj, a.angles, &shape, stream);
-    if (prunes) pruning_backward_bounds(&pruning, &shape, stream);
-    if (layer->cudnn)
-        attention_cudnn_backward(&attention, &shape, stream);
-    else
-        attention_backward(&attention, &shape, stream);
-    if (gate_learns)
+    if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
+    if (layer->recompute_qkv) qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
+    if (attention.bounds) pruning_backward_bounds(&pruning, &shape, layer->stream);
+    (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
+    if (a.dcum_logf)
         forget_gate_backward(proj_column(a.dproj, fgate), layer_param(layer, layer->grads, P_FGATE_BIAS),
                              a.dcum_logf, proj_column(a.proj, fgate),
                              layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape,
-                             stream);
-    qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape, stream);
+                             layer->stream);
+    qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }
@@ -284,9 +271,8 @@ static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in
     HeadShape shape = attention_shape_of(layer), rows = shape;
     int64_t S = shape.row_stride, fgate = layer->table->proj.fgate,
             heads = shape.B * (1 + shape.T) * shape.NH;
-    bool gated = config_has_gate(layer->config);
     cudaStream_t stream = layer->stream;
-    AttentionState state = {a.k, a.v, gated ? a.cum_logf : NULL, a.proj, layer->lengths, layer->capacity};
+    AttentionState state = {a.k, a.v, a.cum_logf, a.proj, layer->lengths, layer->capacity};
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.rstd, a.new_proj);
     HeadPath paths[3];
@@ -400,12 +386,6 @@ typedef struct {
     MODEL_ACTS(ACTIVATION_FIELD)
 } Acts;
 
-// The tables of a pass over [B, T] tokens.
-typedef struct {
-    int64_t B, T;
-    Activations model, mixer, mlp;
-} Pass;
-
 typedef struct {
     Config config;
     ParamTable table;
@@ -462,9 +442,9 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
                       Recompute recompute) {
     Pass pass = {};
     pass.B = B, pass.T = T;
-    model_activations(&pass.model, config, B, T, recompute);
-    mixers[config->mixer].activations(&pass.mixer, config, table, B, T, recompute);
-    mlp_activations(&pass.mlp, config, B * T, recompute);
+    model_activations(&pass.tables[PASS_MODEL], config, B, T, recompute);
+    mixers[config->mixer].activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute);
+    mlp_activations(&pass.tables[PASS_MLP], config, B * T, recompute);
     return pass;
 }
 
@@ -482,22 +462,10 @@ static void* device_zeros(size_t bytes) {
 
 static void device_free(void* p) { CUDA_CHECK(cudaFree(p)); }
 
-static void pass_allocate(Pass* pass, int64_t L, int64_t mixer_L, void* (*allocate)(size_t)) {
-    activations_allocate(&pass->model, L, allocate);
-    activations_allocate(&pass->mlp, L, allocate);
-    activations_allocate(&pass->mixer, mixer_L, allocate);
-}
-
-static void pass_free(Pass* pass) {
-    activations_free(&pass->model, device_free);
-    activations_free(&pass->mixer, device_free);
-    activations_free(&pass->mlp, device_free);
-}
-
 // The model's own tensors of layer l.
 static Acts pass_acts(const Pass* pass, int64_t l) {
     Acts a;
-    activations_layer(&pass->model, l, &a, sizeof a);
+    activations_layer(&pass->tables[PASS_MODEL], l, &a, sizeof a);
     return a;
 }
 
@@ -509,8 +477,8 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     layer.weights = model->weights;
     layer.masters = model->params;
     layer.grads = model->grads;
-    layer.mixer = &pass->mixer;
-    layer.mlp = &pass->mlp;
+    layer.mixer = &pass->tables[PASS_MIXER];
+    layer.mlp = &pass->tables[PASS_MLP];
     layer.scratch = model->scratch;
     layer.partial = model->partial;
     layer.matmul = (Matmul*)&model->matmul;
@@ -539,8 +507,7 @@ static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
 static int64_t model_activation_bytes(const Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
-    return activations_bytes(&pass.model, L) + activations_bytes(&pass.mixer, L) +
-           activations_bytes(&pass.mlp, L) + (int64_t)model_scratch_bytes(model, B, T);
+    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
 }
 
 const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
@@ -581,7 +548,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->B = B, model->T = T;
     model->recompute = recompute;
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute);
-    pass_allocate(&model->pass, L, L, device_bytes);
+    pass_allocate(&model->pass, L, device_bytes);
     model->acts = pass_acts(&model->pass, 0);
     model->scratch = device_bytes(model_scratch_bytes(model, B, T));
     model->partial = (float*)device_bytes(norm_partial_bytes());
@@ -599,7 +566,7 @@ static void model_free(Model* model) {
     void* const buffers[] = {model->params,  model->weights,      model->grads,   model->m,
                              model->v,       model->stats,        model->scratch, model->chunks.chunks,
                              model->partial, model->chunk_squares};
-    pass_free(&model->pass);
+    pass_free(&model->pass, device_free);
     for (void* buffer : buffers) device_free(buffer);
     if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
     matmul_free(&model->matmul);
@@ -828,15 +795,17 @@ static States states_new(const Model* model, int64_t n, int64_t t, int64_t capac
     s.device_lengths = (int64_t*)device_zeros((size_t)n * sizeof(int64_t));
     s.logits = (bf16*)device_bytes((size_t)(n * model->Vs) * sizeof(bf16));
     s.pass.B = n, s.pass.T = t;
-    model_activations(&s.pass.model, config, n, t, RECOMPUTE_BLOCK);
-    mlp_activations(&s.pass.mlp, config, n * t, RECOMPUTE_BLOCK);
-    mixers[config->mixer].state(&s.pass.mixer, config, &model->table, n, t, capacity);
-    pass_allocate(&s.pass, 1, config->num_hidden_layers, device_zeros);
+    model_activations(&s.pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
+    mlp_activations(&s.pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
+    mixers[config->mixer].state(&s.pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
+    activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, device_zeros);
+    activations_allocate(&s.pass.tables[PASS_MODEL], 1, device_zeros);
+    activations_allocate(&s.pass.tables[PASS_MLP], 1, device_zeros);
     return s;
 }
 
 static void states_free(States* s) {
-    pass_free(&s->pass);
+    pass_free(&s->pass, device_free);
     device_free(s->device_lengths);
     device_free(s->logits);
     free(s->lengths);

@@ -39,35 +39,58 @@ static inline void activations_add(Activations* a, int64_t bytes, bool per_layer
     a->rows[a->count++].data = NULL;
 }
 
-// Bytes that L layers take. Allocates nothing, writes nothing.
-static inline int64_t activations_bytes(const Activations* a, int64_t L) {
-    int64_t bytes = 0;
-    for (int i = 0; i < a->count; i++) bytes += a->rows[i].bytes * (a->rows[i].per_layer ? L : 1);
-    return bytes;
+// Bytes of one tensor for L layers. With L = 1 all layers share every tensor.
+static inline int64_t activations_row_bytes(const Activations* a, int i, int64_t L) {
+    return a->rows[i].bytes * (a->rows[i].per_layer ? L : 1);
 }
 
-// Allocates every tensor for L layers; `allocate` dies when there is no memory, and never returns NULL. With L = 1 all
-// layers share every tensor.
+// Allocates every tensor but those of 0 bytes, which the model does not have. `allocate` dies when there is no memory.
 static inline void activations_allocate(Activations* a, int64_t L, void* (*allocate)(size_t bytes)) {
     for (int i = 0; i < a->count; i++) {
         if (L == 1) a->rows[i].per_layer = false;
-        a->rows[i].data = allocate((size_t)(a->rows[i].bytes * (a->rows[i].per_layer ? L : 1)));
+        if (a->rows[i].bytes) a->rows[i].data = allocate((size_t)activations_row_bytes(a, i, L));
     }
 }
 
-static inline void activations_free(Activations* a, void (*release)(void*)) {
-    for (int i = 0; i < a->count; i++) release(a->rows[i].data);
-    a->count = 0;
-}
-
-// Fills the table's struct of pointers, `size` bytes at `pointers`, with the tensors of layer l.
+// Fills the table's struct of pointers, `size` bytes at `pointers`, with the tensors of layer l; NULL for those that the
+// model does not have.
 static inline void activations_layer(const Activations* a, int64_t l, void* pointers, size_t size) {
     assert(size == (size_t)a->count * sizeof(void*));
     memset(pointers, 0, size);
     for (int i = 0; i < a->count; i++) {
-        char* data = (char*)a->rows[i].data + (a->rows[i].per_layer ? l * a->rows[i].bytes : 0);
+        char* data = (char*)a->rows[i].data;
+        if (data && a->rows[i].per_layer) data += l * a->rows[i].bytes;
         memcpy((char*)pointers + (size_t)i * sizeof data, &data, sizeof data);
     }
+}
+
+// ----------------------------------------------------------------------------
+// all tables of a pass over [B, T] tokens, or of an extension of B sequences by T tokens
+
+enum { PASS_MODEL, PASS_MIXER, PASS_MLP, NUM_PASS_TABLES };
+
+typedef struct {
+    int64_t B, T;
+    Activations tables[NUM_PASS_TABLES];
+} Pass;
+
+// Bytes for L layers. Allocates nothing, writes nothing.
+static inline int64_t pass_bytes(const Pass* pass, int64_t L) {
+    int64_t bytes = 0;
+    for (int t = 0; t < NUM_PASS_TABLES; t++)
+        for (int i = 0; i < pass->tables[t].count; i++)
+            bytes += activations_row_bytes(&pass->tables[t], i, L);
+    return bytes;
+}
+
+static inline void pass_allocate(Pass* pass, int64_t L, void* (*allocate)(size_t bytes)) {
+    for (int t = 0; t < NUM_PASS_TABLES; t++) activations_allocate(&pass->tables[t], L, allocate);
+}
+
+static inline void pass_free(Pass* pass, void (*release)(void*)) {
+    for (int t = 0; t < NUM_PASS_TABLES; t++)
+        for (int i = 0; i < pass->tables[t].count; i++) release(pass->tables[t].rows[i].data);
+    memset(pass, 0, sizeof *pass);
 }
 
 #endif // LLMC_ACTIVATIONS_H

@@ -67,6 +67,7 @@ typedef struct {
 typedef struct {
     Param* rows;
     int num_rows;
+    const char* layers;    // prefix of names in layer l: LAYERS.l.
     int64_t count;         // elements of the flat buffer, with padding
     int64_t parameters;    // without padding
     int64_t non_embedding; // all but the input embedding; lm_head counts
@@ -77,13 +78,17 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // rows
 
-// Adds the next row, with the shape's dimensions up to the first 0. It is `fused` to the row before it when no padding may
-// separate them. The caller changes what differs from the defaults: weight decay for two dimensions and more, trainable.
+// Adds the next row: a tensor of layer l, or one outside the layers (l = -1). The shape's dimensions end at the first 0. It
+// is `fused` to the row before it when no padding may separate them. The caller changes what differs from the defaults:
+// weight decay for two dimensions and more, trainable.
 static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const char* name, ParamInit init,
                                 const int64_t shape[3], bool fused) {
     Param* p = &t->rows[t->num_rows];
     memset(p, 0, sizeof *p);
-    snprintf(p->name, sizeof p->name, "%s", name);
+    if (l < 0)
+        snprintf(p->name, sizeof p->name, "%s", name);
+    else
+        snprintf(p->name, sizeof p->name, "%s.%lld.%s", t->layers, (long long)l, name);
     p->kind = kind;
     p->init = init;
     p->count = 1;
@@ -92,7 +97,7 @@ static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const 
     p->offset = t->count;
     p->decays = p->ndim > 1;
     p->trainable = true;
-    t->index[l * NUM_PARAM_KINDS + kind] = t->num_rows++;
+    t->index[(l < 0 ? 0 : l) * NUM_PARAM_KINDS + kind] = t->num_rows++;
     t->count += p->count;
     t->parameters += p->count;
     return p;
@@ -111,16 +116,6 @@ static inline void params_add_norm(ParamTable* t, ParamKind kind, int64_t l, con
     params_add(t, kind, l, name, INIT_ONE, shape, false)->eps = eps;
 }
 
-// The name of a tensor in layer l: PREFIX.layers.L.NAME
-typedef struct {
-    char text[80];
-} ParamName;
-static inline ParamName params_layer_name(const char* prefix, int64_t l, const char* name) {
-    ParamName n;
-    snprintf(n.text, sizeof n.text, "%s.layers.%lld.%s", prefix, (long long)l, name);
-    return n;
-}
-
 // ----------------------------------------------------------------------------
 // mixers: attention, and what may take its place in a block
 
@@ -128,28 +123,25 @@ static inline ParamName params_layer_name(const char* prefix, int64_t l, const c
 static inline void attention_add_params(ParamTable* t, const Config* c, int64_t l) {
     int64_t d = c->hidden_size, NH = c->num_heads, qk_norm = c->qk_norm_share ? config_head_size(c) : d;
     bool full = c->fgate_type == GATE_FULL;
-#define NAME(name) params_layer_name("model", l, name).text
-    params_add_matrix(t, P_Q_PROJ, l, NAME("attn.q_proj.weight"), d, d);
-    params_add_matrix(t, P_K_PROJ, l,
-                      NAME(c->use_k_shift ? "attn.k_proj.linear.weight" : "attn.k_proj.weight"), d, d);
-    params_add_matrix(t, P_V_PROJ, l,
-                      NAME(c->use_v_shift ? "attn.v_proj.linear.weight" : "attn.v_proj.weight"), d, d);
-    if (c->use_output_gate) params_add_matrix(t, P_OGATE_PROJ, l, NAME("attn.ogate_proj.weight"), d, d);
-    if (full) params_add_matrix(t, P_FGATE_PROJ, l, NAME("attn.fgate_proj.weight"), NH, d);
-    if (c->use_k_shift) params_add_matrix(t, P_K_SHIFT, l, NAME("attn.k_proj.shift_proj.weight"), NH, d);
-    if (c->use_v_shift) params_add_matrix(t, P_V_SHIFT, l, NAME("attn.v_proj.shift_proj.weight"), NH, d);
+    params_add_matrix(t, P_Q_PROJ, l, "attn.q_proj.weight", d, d);
+    params_add_matrix(t, P_K_PROJ, l, c->use_k_shift ? "attn.k_proj.linear.weight" : "attn.k_proj.weight", d,
+                      d);
+    params_add_matrix(t, P_V_PROJ, l, c->use_v_shift ? "attn.v_proj.linear.weight" : "attn.v_proj.weight", d,
+                      d);
+    if (c->use_output_gate) params_add_matrix(t, P_OGATE_PROJ, l, "attn.ogate_proj.weight", d, d);
+    if (full) params_add_matrix(t, P_FGATE_PROJ, l, "attn.fgate_proj.weight", NH, d);
+    if (c->use_k_shift) params_add_matrix(t, P_K_SHIFT, l, "attn.k_proj.shift_proj.weight", NH, d);
+    if (c->use_v_shift) params_add_matrix(t, P_V_SHIFT, l, "attn.v_proj.shift_proj.weight", NH, d);
     if (config_has_gate(c)) {
         const int64_t shape[3] = {NH, 0, 0};
-        params_add(t, P_FGATE_BIAS, l, NAME(full ? "attn.fgate_proj.bias" : "attn.fgate_bias"),
+        params_add(t, P_FGATE_BIAS, l, full ? "attn.fgate_proj.bias" : "attn.fgate_bias",
                    config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO, shape, false)
             ->trainable = c->fgate_type != GATE_FIXED;
     }
-    if (c->qk_norm) params_add_norm(t, P_Q_NORM, l, NAME("attn.q_norm.weight"), qk_norm, QK_NORM_EPS);
-    if (c->qk_norm) params_add_norm(t, P_K_NORM, l, NAME("attn.k_norm.weight"), qk_norm, QK_NORM_EPS);
-    if (c->use_output_norm)
-        params_add_norm(t, P_OUTPUT_NORM, l, NAME("attn.output_norm.weight"), d, c->norm_eps);
-    params_add_matrix(t, P_O_PROJ, l, NAME("attn.o_proj.weight"), d, d);
-#undef NAME
+    if (c->qk_norm) params_add_norm(t, P_Q_NORM, l, "attn.q_norm.weight", qk_norm, QK_NORM_EPS);
+    if (c->qk_norm) params_add_norm(t, P_K_NORM, l, "attn.k_norm.weight", qk_norm, QK_NORM_EPS);
+    if (c->use_output_norm) params_add_norm(t, P_OUTPUT_NORM, l, "attn.output_norm.weight", d, c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
 }
 
 // FLOPs of causal attention a token and layer, forward and backward, beside the 6 a parameter: 6 d T.
@@ -159,16 +151,16 @@ static inline double attention_flops(const Config* c, int64_t T) {
 
 // What the parameter table and the FLOPs need of a mixer, a row each; its functions are in the trainers' lists.
 typedef struct {
-    const char* prefix;     // of every name but lm_head's
-    const char* norm;       // name of the norm before the mixer, in its layer
-    const char* final_norm; // name of the norm before lm_head
+    const char *embeddings, *layers, *final_norm; // names outside the layers, and the prefix of those within
+    const char* norm;                             // name of the norm before the mixer, in its layer
     void (*add_params)(ParamTable* t, const Config* c, int64_t l);
     double (*flops)(const Config* c,
                     int64_t T); // a token and layer, forward and backward, beside 6 a parameter
 } MixerInfo;
 
 static const MixerInfo mixer_infos[] = {
-    {"model", "attn_norm.weight", "norm.weight", attention_add_params, attention_flops}, // MIXER_ATTENTION
+    {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", attention_add_params,
+     attention_flops}, // MIXER_ATTENTION
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -199,30 +191,24 @@ static inline ProjLayout params_proj_layout(const ParamTable* t) {
 static inline ParamTable params_build(const Config* c) {
     int64_t V = c->vocab_size, d = c->hidden_size, L = c->num_hidden_layers, I = config_mlp_size(c);
     const MixerInfo* mixer = &mixer_infos[c->mixer];
-    const char* prefix = mixer->prefix;
-    char name[80];
     ParamTable t;
     memset(&t, 0, sizeof t);
+    t.layers = mixer->layers;
     t.rows = (Param*)xcalloc((size_t)(L + 1) * NUM_PARAM_KINDS, sizeof(Param));
     t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
     for (int64_t i = 0; i < L * NUM_PARAM_KINDS; i++) t.index[i] = -1;
 
-    snprintf(name, sizeof name, "%s.embeddings.weight", prefix);
-    params_add_matrix(&t, P_EMBEDDINGS, 0, name, V, d);
+    params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
     for (int64_t l = 0; l < L; l++) {
-        params_add_norm(&t, P_MIXER_NORM, l, params_layer_name(prefix, l, mixer->norm).text, d, c->norm_eps);
+        params_add_norm(&t, P_MIXER_NORM, l, mixer->norm, d, c->norm_eps);
         mixer->add_params(&t, c, l);
         if (I == 0) continue;
-        params_add_norm(&t, P_MLP_NORM, l, params_layer_name(prefix, l, "mlp_norm.weight").text, d,
-                        c->norm_eps);
-        params_add_matrix(&t, P_GATE_PROJ, l, params_layer_name(prefix, l, "mlp.gate_proj.weight").text,
-                          2 * I, d);
-        params_add_matrix(&t, P_DOWN_PROJ, l, params_layer_name(prefix, l, "mlp.down_proj.weight").text, d,
-                          I);
+        params_add_norm(&t, P_MLP_NORM, l, "mlp_norm.weight", d, c->norm_eps);
+        params_add_matrix(&t, P_GATE_PROJ, l, "mlp.gate_proj.weight", 2 * I, d);
+        params_add_matrix(&t, P_DOWN_PROJ, l, "mlp.down_proj.weight", d, I);
     }
-    snprintf(name, sizeof name, "%s.%s", prefix, mixer->final_norm);
-    params_add_norm(&t, P_NORM, 0, name, d, c->norm_eps);
-    params_add_matrix(&t, P_LM_HEAD, 0, "lm_head.weight", V, d);
+    params_add_norm(&t, P_NORM, -1, mixer->final_norm, d, c->norm_eps);
+    params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
     t.non_embedding = t.parameters - V * d;
     t.proj = params_proj_layout(&t);
     return t;
