@@ -1171,20 +1171,15 @@ static const char* engine_first_not_finite(Engine* e, bool gradients) {
                                    sizeof(real));
 }
 
-static void engine_evaluate(Engine* e, double* losses) {
-    model_forward(&e->model, e->inputs);
-    model_loss(&e->model, e->targets, 0, false, NULL);
-    for (int64_t t = 0; t < e->model.B * e->model.T; t++) losses[t] = (double)e->model.acts.losses[t];
-}
-
-static void engine_dump(Engine* e, const DumpTensors* out) {
+static void engine_evaluate(Engine* e, const PassResults* out) {
     Model* model = &e->model;
     int64_t BT = model->B * model->T;
     model_forward(model, e->inputs);
-    model_loss(model, e->targets, (real)(1 / (double)BT), true, (real*)out->logits);
+    model_loss(model, e->targets, (real)(1 / (double)BT), out->grads != NULL, (real*)out->logits);
+    memcpy(out->losses, model->acts.losses, (size_t)BT * sizeof(real));
+    if (!out->grads) return;
     model_backward(model, e->inputs);
     model_freeze(model);
-    memcpy(out->losses, model->acts.losses, (size_t)BT * sizeof(real));
     memcpy(out->grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
@@ -1245,8 +1240,7 @@ static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* l
         logits[i] = (float)state->states.logits[i];
 }
 
-static void engine_decode_close(Engine* e, DecodeState* state) {
-    (void)e;
+static void engine_decode_close(DecodeState* state) {
     states_free(&state->states);
     free(state);
 }
@@ -1256,7 +1250,6 @@ static const Trainer trainer = {
     .suggested_tokens = 4096, // enough for large matrix products, and little memory
     .element_bytes = sizeof(real),
     .steps_in_flight = 0,
-    .check = NULL,
     .print_plan = print_plan,
     .open = engine_open,
     .close = engine_close,
@@ -1269,12 +1262,10 @@ static const Trainer trainer = {
     .finish_step = engine_finish_step,
     .first_not_finite = engine_first_not_finite,
     .evaluate = engine_evaluate,
-    .dump = engine_dump,
     .bench = engine_bench,
     .decode_open = engine_decode_open,
     .decode = engine_decode,
-    .decode_close = engine_decode_close,
-};
+    .decode_close = engine_decode_close};
 
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
 

@@ -903,20 +903,32 @@ typedef struct {
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
 } MemoryPlan;
 
-// The largest number of sequences, at most `most`, whose activations fit; 0 if those of one do not.
-static int64_t sequences_that_fit(MemoryPlan* plan, const Run* run, int recompute, int64_t most) {
-    int64_t B = 0;
-    while (B < most && model_activation_bytes(&plan->model, B + 1, run->options.seq_len,
-                                              (Recompute)recompute) <= plan->room)
-        B++;
-    return B;
+// Dies where the kernels do not support the model.
+static void check(const Run* run) {
+    const Config* c = &run->config;
+    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
+        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
+            (long long)c->hidden_size, (long long)config_mlp_size(c));
+    bool cudnn = run->options.attention == ATTENTION_CUDNN;
+    if (cudnn && config_has_gate(c))
+        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    HeadShape shape = {};
+    shape.B = run->micro_batch, shape.T = run->options.seq_len, shape.NH = c->num_heads,
+    shape.dh = config_head_size(c);
+    if (!cudnn) attention_check(&shape);
 }
 
+static bool activations_fit(MemoryPlan* plan, const Run* run, int64_t B, int recompute) {
+    return model_activation_bytes(&plan->model, B, run->options.seq_len, (Recompute)recompute) <= plan->room;
+}
+
+// Dies where the kernels do not support the model, or there is no GPU.
 static MemoryPlan memory_plan(const Run* run) {
     const Options* o = &run->options;
     const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
     MemoryPlan plan;
     size_t free_bytes, all_bytes;
+    check(run);
     plan.device = device_open(0);
     plan.model = model_new(&run->config, o->attention == ATTENTION_CUDNN, o->deterministic);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
@@ -926,9 +938,7 @@ static MemoryPlan memory_plan(const Run* run) {
     plan.recompute = -1;
     for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
         bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
-        if (wanted &&
-            model_activation_bytes(&plan.model, run->micro_batch, o->seq_len, (Recompute)i) <= plan.room)
-            plan.recompute = i;
+        if (wanted && activations_fit(&plan, run, run->micro_batch, i)) plan.recompute = i;
     }
     return plan;
 }
@@ -944,9 +954,12 @@ static void print_plan(const Run* run) {
     run_print_plan(run, rows, 3);
     printf("%s: %.1f GiB; recompute %s\n", plan.device.name, (double)plan.device.memory / (1 << 30),
            plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
-    for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++)
+    for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {
+        int64_t B = 0;
+        while (B < run->batch_sequences && activations_fit(&plan, run, B + 1, i)) B++;
         printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
-               option_recompute_names[i], (long long)sequences_that_fit(&plan, run, i, run->batch_sequences));
+               option_recompute_names[i], (long long)B);
+    }
     params_free(&plan.model.table);
 }
 
@@ -970,21 +983,6 @@ struct Engine {
     QueuedStep steps[MAX_QUEUED];     // step number i is in [i % MAX_QUEUED]
     int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
 };
-
-// Dies where the kernels do not support the model.
-static void check(const Run* run) {
-    const Config* c = &run->config;
-    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
-        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
-            (long long)c->hidden_size, (long long)config_mlp_size(c));
-    bool cudnn = run->options.attention == ATTENTION_CUDNN;
-    if (cudnn && config_has_gate(c))
-        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
-    HeadShape shape = {};
-    shape.B = run->micro_batch, shape.T = run->options.seq_len, shape.NH = c->num_heads,
-    shape.dh = config_head_size(c);
-    if (!cudnn) attention_check(&shape);
-}
 
 static QueuedStep queued_step_new(const Model* model) {
     QueuedStep q;
@@ -1090,29 +1088,15 @@ static const char* engine_first_not_finite(Engine* e, bool gradients) {
     return model_first_not_finite(&e->model, gradients ? e->model.grads : e->model.params);
 }
 
-// The losses [B,T] of the last forward pass, to host memory.
-static void fetch_losses(float* losses, const Model* model) {
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    download(losses, model->acts.losses, model->B * model->T);
-}
-
-static void engine_evaluate(Engine* e, double* losses) {
-    int64_t BT = e->model.B * e->model.T;
-    float* host = (float*)xcalloc((size_t)BT, sizeof(float));
-    model_forward(&e->model);
-    model_loss(&e->model, 0, false, NULL);
-    fetch_losses(host, &e->model);
-    for (int64_t t = 0; t < BT; t++) losses[t] = (double)host[t];
-    free(host);
-}
-
-static void engine_dump(Engine* e, const DumpTensors* out) {
+static void engine_evaluate(Engine* e, const PassResults* out) {
     Model* model = &e->model;
+    int64_t BT = model->B * model->T;
     model_forward(model);
-    model_loss(model, (float)(1 / (double)(model->B * model->T)), true, (float*)out->logits);
-    model_backward(model);
-    fetch_losses((float*)out->losses, model);
-    download((float*)out->grads, model->grads, model->table.count);
+    model_loss(model, (float)(1 / (double)BT), out->grads != NULL, (float*)out->logits);
+    if (out->grads) model_backward(model);
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    download((float*)out->losses, model->acts.losses, BT);
+    if (out->grads) download((float*)out->grads, model->grads, model->table.count);
 }
 
 // ----------------------------------------------------------------------------
@@ -1222,8 +1206,7 @@ static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* l
     if (logits) download_logits(&e->model, logits, state->states.logits, 1);
 }
 
-static void engine_decode_close(Engine* e, DecodeState* state) {
-    (void)e;
+static void engine_decode_close(DecodeState* state) {
     states_free(&state->states);
     free(state);
 }
@@ -1233,7 +1216,6 @@ static const Trainer trainer = {
     .suggested_tokens = 16384,
     .element_bytes = sizeof(float),
     .steps_in_flight = TRAINER_STEPS_IN_FLIGHT,
-    .check = check,
     .print_plan = print_plan,
     .open = engine_open,
     .close = engine_close,
@@ -1246,12 +1228,10 @@ static const Trainer trainer = {
     .finish_step = engine_finish_step,
     .first_not_finite = engine_first_not_finite,
     .evaluate = engine_evaluate,
-    .dump = engine_dump,
     .bench = engine_bench,
     .decode_open = engine_decode_open,
     .decode = engine_decode,
-    .decode_close = engine_decode_close,
-};
+    .decode_close = engine_decode_close};
 
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
 

@@ -1,5 +1,5 @@
-"""Makes and checks the files of test_cli.sh and test_resume.sh, with nothing but Python's standard library: a second
-reading of the formats, independent of the C code.
+"""Makes and checks the files of test_cli.sh and test_resume.sh with Python's standard library alone: a second
+implementation of the formats, independent of the C code.
 
     cli_files.py make FOLDER              shards, good and bad; model folders, damaged one way each
     cli_files.py nan FILE TENSOR          puts a NaN into a float32 tensor of a safetensors file
@@ -55,7 +55,7 @@ def put_nan(path, name):
 
 
 def tokens(count, below):
-    """A text of a kind: some ids are frequent, some rare."""
+    """Ids of which some are frequent and some are rare, as in text."""
     state, ids = 1, array.array("H")
     for _ in range(count):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -75,7 +75,7 @@ def make_shards(folder):
     at = lambda name: os.path.join(folder, name + ".bin")
     ids = tokens(4000, 257)
     shard(at("text"), ids, vocab=257)
-    shard(at("plain"), ids)  # llm.c's own have only three fields
+    shard(at("plain"), ids)  # llm.c's files have only three header fields
     shard(at("part_0"), ids[:1500], vocab=257)
     shard(at("part_1"), ids[1500:2900], vocab=257)
     shard(at("part_2"), ids[2900:], vocab=257)
@@ -334,8 +334,8 @@ def check_same_steps(path_a, path_b):
 
 
 def strike(name, step, spin, command, reader_goes=False):
-    """A small pipe holds the program back: it cannot be done before the signal comes. With reader_goes the pipe has lost
-    its reader by then, as when Ctrl-C ends `tee` too."""
+    """A small pipe blocks the program, so that it cannot end before the signal. With reader_goes the reader of the pipe is
+    closed first, as when Ctrl-C also ends `tee`."""
     program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ, which Python names from 3.10 on
     for line in program.stdout:

@@ -16,15 +16,16 @@ Elements are floats or doubles, like the trainer's numbers. Called by train.h.
 
 #define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
-// On the host.
+// What a forward and a backward pass over a micro-batch compute, on the host.
 typedef struct {
     int64_t B, T, V;
-    void *losses, *logits; // [B,T]; [B,T,V], NULL: left out
-    void* grads;           // laid out by the parameter table
-    int element_bytes;     // 4: float, 8: double
-} DumpTensors;
+    int element_bytes; // 4: float, 8: double
+    void* losses;      // [B,T]
+    void* logits;      // [B,T,V]; NULL: not wanted
+    void* grads;       // of the mean loss, laid out by the parameter table; NULL: no backward pass
+} PassResults;
 
-static inline bool dump_write(const char* path, const ParamTable* table, const DumpTensors* d, Error* err) {
+static inline bool dump_write(const char* path, const ParamTable* table, const PassResults* d, Error* err) {
     SafetensorsWriter w;
     SafetensorsDtype dtype = d->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
     const int64_t shape[3] = {d->B, d->T, d->V}, loss_bytes = d->B * d->T * d->element_bytes;

@@ -139,7 +139,7 @@ static inline void sample_generate(Sample* text, const Run* run, int64_t n, cons
     free(logits);
     free(prompt.data);
     sampler_free(&sampler);
-    trainer->decode_close(engine, state);
+    trainer->decode_close(state);
 }
 
 #endif // LLMC_SAMPLE_H

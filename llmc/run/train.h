@@ -114,6 +114,19 @@ static inline void training_save(Training* t) {
     logger_event(&t->logger, run->state.step, "checkpoint", folder);
 }
 
+// Results of passes over micro-batches of the run, with memory for the losses only.
+static inline PassResults pass_results(const Trainer* trainer, const Run* run) {
+    int64_t B = run->micro_batch, T = run->options.seq_len;
+    PassResults pass = {B, T, run->config.vocab_size, trainer->element_bytes, NULL, NULL, NULL};
+    pass.losses = xcalloc((size_t)(B * T), (size_t)trainer->element_bytes);
+    return pass;
+}
+
+static inline double pass_loss(const PassResults* pass, int64_t t) {
+    return pass->element_bytes == 8 ? ((const double*)pass->losses)[t]
+                                    : (double)((const float*)pass->losses)[t];
+}
+
 // Measures and logs the loss on the first val_sequences held-out sequences; at the end of the run also by
 // position.
 static inline void training_validate(Training* t) {
@@ -121,15 +134,16 @@ static inline void training_validate(Training* t) {
     const int64_t B = run->micro_batch, T = run->options.seq_len;
     LogValidation v;
     memset(&v, 0, sizeof v);
-    double start = seconds_now(), *losses = (double*)xcalloc((size_t)(B * T), sizeof(double));
+    double start = seconds_now();
+    PassResults pass = pass_results(t->trainer, run);
     dataloader_seek(&t->val_data, 0);
     for (int64_t i = 0; i < t->val_sequences; i += B) {
         int64_t sequences = t->val_sequences - i < B ? t->val_sequences - i : B;
         t->trainer->load_batch(t->engine, &t->val_data);
-        t->trainer->evaluate(t->engine, losses);
-        for (int64_t k = 0; k < sequences * T; k++) log_validation_add(&v, k % T, losses[k]);
+        t->trainer->evaluate(t->engine, &pass);
+        for (int64_t k = 0; k < sequences * T; k++) log_validation_add(&v, k % T, pass_loss(&pass, k));
     }
-    free(losses);
+    free(pass.losses);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
     logger_validation(&t->logger, run->state.step, &v);
@@ -241,26 +255,23 @@ static inline void dump(const Trainer* trainer, Engine* engine, const Run* run) 
     Error err;
     DataLoader data;
     const Options* o = &run->options;
-    const int64_t B = run->micro_batch, T = o->seq_len, V = run->config.vocab_size, BT = B * T;
-    const size_t bytes = (size_t)trainer->element_bytes;
-    bool has_logits = BT * V * trainer->element_bytes <= DUMP_LOGITS_BYTES;
-    DumpTensors out = {B, T, V, NULL, NULL, NULL, trainer->element_bytes};
-    out.losses = xcalloc((size_t)BT, bytes);
-    if (has_logits) out.logits = xcalloc((size_t)(BT * V), bytes);
-    out.grads = xcalloc((size_t)run->table.count, bytes);
+    PassResults pass = pass_results(trainer, run);
+    int64_t BT = pass.B * pass.T, logits = BT * pass.V;
+    double loss = 0;
+    if (logits * pass.element_bytes <= DUMP_LOGITS_BYTES)
+        pass.logits = xcalloc((size_t)logits, (size_t)pass.element_bytes);
+    pass.grads = xcalloc((size_t)run->table.count, (size_t)pass.element_bytes);
     run_open_data(run, &data, o->data, o->shuffle);
     trainer->load_batch(engine, &data);
-    trainer->dump(engine, &out);
-    if (!dump_write(o->dump, &run->table, &out, &err)) die("%s", err.msg);
-    double loss = 0;
-    for (int64_t i = 0; i < BT; i++)
-        loss += bytes == 8 ? ((const double*)out.losses)[i] : (double)((const float*)out.losses)[i];
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", o->dump, loss / (double)BT, (long long)B,
-           (long long)T);
+    trainer->evaluate(engine, &pass);
+    if (!dump_write(o->dump, &run->table, &pass, &err)) die("%s", err.msg);
+    for (int64_t t = 0; t < BT; t++) loss += pass_loss(&pass, t);
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", o->dump, loss / (double)BT, (long long)pass.B,
+           (long long)pass.T);
     dataloader_close(&data);
-    free(out.losses);
-    free(out.logits);
-    free(out.grads);
+    free(pass.losses);
+    free(pass.logits);
+    free(pass.grads);
 }
 
 // ----------------------------------------------------------------------------
@@ -283,8 +294,8 @@ static inline void draw_weights(void* w, int element_bytes, const ParamTable* ta
     }
 }
 
-// Gives the model the weights and moments of the checkpoint to resume, the weights of --init, or weights
-// drawn from the seed. Fails if the checkpoint is damaged; the model is then unchanged.
+// Sets the model's weights: with the moments from the checkpoint to resume, from --init, or drawn from the
+// seed. Fails if the checkpoint is damaged; the engine is then of no further use.
 static inline bool load_weights(const Trainer* trainer, Engine* engine, const Run* run, Error* err) {
     const char* init = run->options.init;
     CheckpointTensors t = trainer->host_open(engine, false);
@@ -331,7 +342,6 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     int exit_code = EXIT_SUCCESS;
     for (int candidate = 0; !done; candidate++) { // the next checkpoint where one proves damaged
         Run run = run_configure(&line, &folder, &candidate, trainer->suggested_tokens);
-        if (trainer->check) trainer->check(&run);
         if (run.mode == RUN_DRY) {
             trainer->print_plan(&run);
             done = true;

@@ -3,13 +3,13 @@ What a trainer supplies to the run skeleton (train.h): a few facts and the funct
 
 Order of the calls:
 
-    check -> print_plan                                                        --dry-run
-    check -> open -> host_open -> host_close (weights) -> ... -> close         else, where ... is one of
+    print_plan                                                    --dry-run
+    open -> host_open -> host_close (weights) -> ... -> close     else, where ... is one of
 
     training    per step: begin_step, (load_batch, add_gradients) x grad_accum_steps, update, and finish_step
                 of the oldest step in flight. Where due: host_open and host_close to save, (load_batch,
                 evaluate) x n to validate, and as --generate to sample
-    --dump      load_batch, dump
+    --dump      load_batch, evaluate
     --bench     bench
     --generate  decode_open, decode for every token, decode_close
 
@@ -25,7 +25,7 @@ finish_step waits for it when N more steps are queued: the device never waits fo
 #include "logger.h"
 #include "run.h"
 
-// The trainer's own: a model with all that it needs for the run's mode, and its decoding state.
+// Defined by the trainer: a model with everything that the run's mode needs, and the state of generation.
 typedef struct Engine Engine;
 typedef struct DecodeState DecodeState;
 
@@ -40,14 +40,15 @@ typedef struct {
     int element_bytes;        // of numbers on the host: 4 for float, 8 for double
     int steps_in_flight;      // at most TRAINER_STEPS_IN_FLIGHT
 
-    void (*check)(const Run* run);      // dies where the trainer does not support the run; NULL: supports all
-    void (*print_plan)(const Run* run); // prints the memory plan, by run_print_plan and more
-    Engine* (*open)(const Run* run, DeviceInfo* info); // *info is zeroed
+    // Both die where the trainer does not support the run. print_plan calls run_print_plan with the memory
+    // plan. open is called with *info zeroed.
+    void (*print_plan)(const Run* run);
+    Engine* (*open)(const Run* run, DeviceInfo* info);
     void (*close)(Engine* engine);
 
-    // Weights and moments on the host. host_open gives memory for them, with their values if `read`;
-    // host_close takes the values over if `write`, and frees the memory. On the CPU it is the model's own
-    // memory.
+    // Weights and moments on the host. host_open allocates buffers and, if `read`, copies the model's values
+    // to them. host_close, if `write`, copies the buffers' values to the model, and frees them. The CPU
+    // trainer uses the model's own buffers.
     CheckpointTensors (*host_open)(Engine* engine, bool read);
     void (*host_close)(Engine* engine, CheckpointTensors* tensors, bool write);
 
@@ -62,16 +63,17 @@ typedef struct {
     bool (*finish_step)(Engine* engine, LogStep* line);
     // Name of the first tensor whose gradient, or weight, is not finite; NULL: none.
     const char* (*first_not_finite)(Engine* engine, bool gradients);
-    void (*evaluate)(Engine* engine, double* losses); // [B,T] of the loaded batch, without gradients
+    // Forward pass over the loaded batch, and backward pass if out->grads. Fills the buffers that are not
+    // NULL.
+    void (*evaluate)(Engine* engine, const PassResults* out);
 
-    void (*dump)(Engine* engine, const DumpTensors* out); // fills all buffers from the loaded batch
-    void (*bench)(Engine* engine, const Run* run);        // times and prints --bench steps
+    void (*bench)(Engine* engine, const Run* run); // times and prints --bench steps
 
     // Generation: a sequence of up to `capacity` tokens. decode appends a token and writes the logits [V] of
     // the next one, unless logits is NULL.
     DecodeState* (*decode_open)(Engine* engine, int64_t capacity);
     void (*decode)(Engine* engine, DecodeState* state, int32_t token, float* logits);
-    void (*decode_close)(Engine* engine, DecodeState* state);
+    void (*decode_close)(DecodeState* state);
 } Trainer;
 
 enum { TRAINER_STEPS_IN_FLIGHT = 1 };

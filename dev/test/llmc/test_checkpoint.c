@@ -51,11 +51,11 @@ static void round_trip(int written, int read) {
 static void test_round_trips(void) {
     for (int bytes = 4; bytes <= 8; bytes += 4) {
         round_trip(bytes, bytes);
-        round_trip(bytes, 12 - bytes); // a checkpoint of the double build in the float build, and back
+        round_trip(bytes, 12 - bytes); // a checkpoint of the double build in the float build, and vice versa
     }
 }
 
-// NaN and infinities are values like any other: the trainer's first step is to find them.
+// Loading and saving do not check values: NaN and infinities are preserved.
 static void test_not_finite(void) {
     Buffers a = filled_buffers(4, 1), b = buffers(4);
     put(&a, a.w, 3, NAN), put(&a, a.w, 4, INFINITY), put(&a, a.m, 5, NAN);
@@ -68,7 +68,7 @@ static void test_not_finite(void) {
 }
 
 // ----------------------------------------------------------------------------
-// which checkpoints there are
+// listing and keeping
 
 static void test_list(void) {
     static const char* const not_ours[] = {
@@ -102,7 +102,7 @@ static void test_keep(void) {
     CHECK_LISTED("70");
     CHECK_OK(save_filled(80, 2));
     CHECK_LISTED("80 70");
-    // back behind 70 and 80: the one just saved must stay, whatever they are
+    // resumed from before 70 and 80: the checkpoint just saved must stay
     CHECK_OK(save_filled(65, 1));
     CHECK_LISTED("80 70 65");
     CHECK_OK(save_filled(66, 1));
@@ -113,7 +113,7 @@ static void test_keep(void) {
     CHECK(leftovers() == 0, "%d leftovers", leftovers());
     for (int i = 0; i < 3; i++) CHECK(rmdir(in_out("%s/x", strangers[i])) == 0, "%s", strangers[i]);
 
-    // a link is removed itself, and not what it points to
+    // a symbolic link is removed, its target is not
     CHECK(rename(folder_of(70), in_out("elsewhere")) == 0, "rename");
     CHECK(symlink("elsewhere", folder_of(70)) == 0, "symlink");
     CHECK_OK(save_filled(80, 1));
@@ -138,7 +138,7 @@ static void test_same_step_again(void) {
 // ----------------------------------------------------------------------------
 // what goes wrong while saving
 
-// What a crash left behind, at any point, does not count as a checkpoint and goes with the next save.
+// Leftovers of a crash, at any point, do not count as checkpoints and are removed by the next save.
 static void test_crash(void) {
     CHECK_OK(save_filled(10, 0));
     CHECK_OK(save_filled(20, 0));
@@ -166,8 +166,7 @@ static void test_killed(void) {
             for (int64_t step = 2;; step++)
                 if (!save_filled(step, 1) || write(STDERR_FILENO, "x", 1) != 1) _exit(1);
         }
-        // after a number of saves, which depends on the round, the child is somewhere in the middle of the
-        // next one
+        // after a number of saves, which depends on the round, the child is in the middle of the next one
         char byte;
         for (int saves = 0; saves <= round % 3; saves++)
             CHECK(read(pipe_ends[0], &byte, 1) == 1, "the child failed");
@@ -183,8 +182,7 @@ static void test_killed(void) {
     }
 }
 
-// A limit on the size of files stands for a full disk. It lets less and less through, so that each file fails
-// in turn.
+// A file size limit stands for a full disk. It decreases, so that each file fails in turn.
 static void test_full_disk(void) {
     static const int limits[] = {2000000, 400000, 200000, 1000, 100, 0};
     struct rlimit old, small;
@@ -197,7 +195,7 @@ static void test_full_disk(void) {
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         small.rlim_cur = (rlim_t)limits[i];
         setrlimit(RLIMIT_FSIZE, &small);
-        bool ok = save_filled(20, 1); // that would replace one checkpoint and remove the other
+        bool ok = save_filled(20, 1); // would replace one checkpoint and remove the other
         setrlimit(RLIMIT_FSIZE, &old);
         failures += !ok;
         if (ok && save_filled(10, 1)) continue;
@@ -238,7 +236,7 @@ static void test_lock(void) {
     CHECK_OK(out_lock(in_out("runs/second"), &second, &err));
     close(second);
     close(fd);
-    // a process that dies in any way gives the lock back
+    // the lock ends with the process, however it ends
     int pipe_ends[2];
     char byte;
     pid_t child = test_fork(pipe_ends);

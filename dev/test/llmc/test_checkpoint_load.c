@@ -31,8 +31,7 @@ static void test_cut_short(void) {
             CHECK_OK(save_filled(3, 1));
             const char* path = in_out("step_00000003/%s", names[i]);
             CHECK(stat(path, &st) == 0, "%s", path);
-            // nothing, a byte, half, all but the last two (which are a closing bracket and a line break), and
-            // no file
+            // 0 bytes, 1 byte, half, all but the last two (a closing bracket and a line break), and no file
             off_t left[] = {0, 1, st.st_size / 2, st.st_size - 2};
             CHECK((cut < 4 ? truncate(path, left[cut]) : remove(path)) == 0, "cannot damage %s", path);
             CHECK_FAILS(names[i], loads(folder_of(3)));
@@ -82,7 +81,7 @@ static void test_bad_trainer(void) {
     }
 }
 
-// A resume goes through the list until everything of a checkpoint loads.
+// Resuming tries the checkpoints of the list until one loads completely.
 static void test_newest_damaged(void) {
     int64_t *steps, good = -1;
     for (int64_t step = 10; step <= 40; step += 10) CHECK_OK(save_filled(step, 0));
@@ -97,7 +96,7 @@ static void test_newest_damaged(void) {
 }
 
 // ----------------------------------------------------------------------------
-// other people's folders
+// folders made elsewhere
 
 // Writes the named shard of a Hugging Face folder: rows [first, last) of the table as the type, and `extra`
 // if it is not NULL. Element i of the flat buffer is i mod 128, which is exact in all types.

@@ -1,6 +1,6 @@
 /*
-Tests of llmc/run/logger.h: every line of the file is read back as JSON, the terminal's lines are compared as
-text, and a log that cannot be written costs one warning and no half line.
+Tests of llmc/run/logger.h: every line of the file is parsed as JSON, the terminal's lines are compared as
+text, and a log that cannot be written causes one warning and no incomplete line.
 */
 #include <signal.h>
 #include <sys/resource.h>
@@ -13,7 +13,8 @@ static Error err;
 // ----------------------------------------------------------------------------
 // what was written
 
-// Runs the statement with stdout (fd 1) or stderr (fd 2) going to a file, and leaves its text in `captured`.
+// Runs the statement with stdout (fd 1) or stderr (fd 2) redirected to a file, and reads its text into
+// `captured`.
 static char* captured;
 #define CAPTURE(fd, statement)                                                                               \
     do {                                                                                                     \
@@ -63,13 +64,13 @@ static int read_log(void) {
     return count;
 }
 
-// The node of a line's key; -1 also where there is no such line, or it is no JSON.
+// The node of a line's key; -1 also if the line does not exist or is not JSON.
 static int member(int line, const char* key) {
     return lines[line].count ? json_get(&lines[line], 0, key) : -1;
 }
 
 static double number(int line, const char* key) {
-    double value = -12345; // what no test expects
+    double value = -12345; // not expected by any test
     json_double(&lines[line], member(line, key), &value);
     return value;
 }
@@ -113,11 +114,11 @@ static void test_numbers(void) {
                      {-1, "?"}};
     char text[32];
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        CHECK(strcmp(log_number(text, numbers[i].x), numbers[i].text) == 0, "%g gives '%s'", numbers[i].x,
-              text);
+        CHECK(strcmp(log_number(text, numbers[i].x), numbers[i].text) == 0, "%g is printed as '%s'",
+              numbers[i].x, text);
     for (size_t i = 0; i < sizeof durations / sizeof durations[0]; i++)
-        CHECK(strcmp(log_duration(text, durations[i].seconds), durations[i].text) == 0, "%g gives '%s'",
-              durations[i].seconds, text);
+        CHECK(strcmp(log_duration(text, durations[i].seconds), durations[i].text) == 0,
+              "%g is printed as '%s'", durations[i].seconds, text);
 }
 
 static void test_steps(void) {
@@ -148,7 +149,7 @@ static void test_steps(void) {
     CHECK(number(0, "model_flops_per_s") == 512e6, "line 0");
     CHECK(json_is_null(&lines[1], member(1, "loss")), "NaN is null");
     CHECK(json_is_null(&lines[1], member(1, "grad_norm")), "infinity is null");
-    CHECK(number(1, "tokens_per_s") == 4096, "the first step is left out of the average");
+    CHECK(number(1, "tokens_per_s") == 4096, "the first step is not part of the average");
     // the bias-corrected average of times 1 and 3 at decay 0.95: (0.95 * 1 + 3) / (0.95 + 1)
     CHECK(fabs(number(2, "tokens_per_s") - 4096 / (3.95 / 1.95)) < 1e-9, "%.17g", number(2, "tokens_per_s"));
     CHECK(has(3, "model_flops_per_s") && !has(3, "mfu"), "no MFU where the peak is not known");
@@ -274,7 +275,7 @@ static void test_terminal_only(void) {
 // ----------------------------------------------------------------------------
 // what can go wrong
 
-// A crash left half a line: it gets its end, and what follows is whole.
+// An incomplete line, left by a crash, is terminated, and the lines after it are complete.
 static void test_unfinished_line(void) {
     Logger l;
     FILE* f = fopen(log_path, "wb");
@@ -288,7 +289,7 @@ static void test_unfinished_line(void) {
         "{\"event\":\"step\"}\n{\"event\":\"st\n{\"event\":\"resume\",\"step\":3,\"text\":\"again\"}\n";
     CHECK(text && strcmp(text, expected) == 0, "%s", text);
     free(text);
-    open_log(&l); // whole now: nothing is added
+    open_log(&l); // complete now: nothing is added
     logger_close(&l);
     text = read_file(log_path, &bytes, &err);
     CHECK(text && strcmp(text, expected) == 0, "%s", text);
@@ -302,7 +303,7 @@ static void log_steps(Logger* l, int64_t from, int64_t to) {
     }
 }
 
-// A limit on the size of files stands for a full disk: a write is cut short, the next ones fail altogether.
+// A file size limit stands for a full disk: one write is cut short, the next ones fail.
 static void test_full_disk(void) {
     Logger l;
     struct rlimit old, small;
@@ -322,12 +323,12 @@ static void test_full_disk(void) {
     CHECK(strstr(captured, "warning: ") == captured && strstr(captured, "log.jsonl: cannot write"), "%s",
           captured);
     CHECK(line_break && line_break[1] == '\0', "one line, not: %s", captured);
-    CAPTURE(2, log_steps(&l, 7, 8)); // there is room again
+    CAPTURE(2, log_steps(&l, 7, 8)); // the limit is gone
     CHECK(captured[0] == '\0', "%s", captured);
     logger_close(&l);
     CHECK(read_log() == 4, "lines");
     CHECK(number(1, "step") == 2 && number(2, "step") == 7 && number(3, "step") == 8,
-          "no half line, and on it goes");
+          "no incomplete line, and logging continues");
 }
 
 static void test_cannot_open(void) {

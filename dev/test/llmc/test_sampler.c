@@ -1,6 +1,6 @@
 /*
-Tests of llmc/run/sampler.h: how often each token is drawn against its exact probability, which the test computes
-in another way (a full sort), and the limits of every setting.
+Tests of llmc/run/sampler.h: the frequency of each token against its exact probability, which the test
+computes in another way (a full sort), and the limits of every setting.
 */
 #include "../check.h"
 #include "../../../llmc/run/sampler.h"
@@ -16,7 +16,7 @@ static Sampler sampler(double temperature, int64_t top_k, double top_p, uint64_t
     return s;
 }
 
-// Logits with ties, in no order, some of them impossible.
+// Logits in random order, with ties, some of them -infinity.
 static void make_logits(void) {
     for (int i = 0; i < V; i++) logits[i] = (float)floor(8 * random_normal(5, 0, (uint64_t)i)) / 4;
     logits[7] = logits[31] = -INFINITY;
@@ -61,7 +61,7 @@ static void check_frequencies(double temperature, int64_t top_k, double top_p) {
     sampler_free(&s);
 }
 
-// The tokens that any of many draws gives, as a set of bits.
+// The tokens that occur in many draws, as a set of bits.
 static uint64_t tokens_drawn(Sampler s, const float* from, int n) {
     uint64_t set = 0;
     for (uint64_t i = 0; i < 2000; i++) set |= (uint64_t)1 << sampler_next(&s, from, n, i);
@@ -90,8 +90,8 @@ static void test_cuts(void) {
 static void test_temperature(void) {
     const float ties[5] = {1, 3, 2, 3, -INFINITY}, one[1] = {-5};
     CHECK(tokens_drawn(sampler(0, 0, 1, 1), ties, 5) == 0x2,
-          "0 takes the likeliest, of equals the lowest id");
-    CHECK(tokens_drawn(sampler(1e-6, 0, 1, 1), ties, 5) == 0xa, "near 0 the others are out of reach");
+          "0 takes the most likely token, of equals the lowest id");
+    CHECK(tokens_drawn(sampler(1e-6, 0, 1, 1), ties, 5) == 0xa, "near 0 the others are never drawn");
     CHECK(tokens_drawn(sampler(1e-320, 0, 1, 1), ties, 5) == 0xa, "denormal");
     CHECK(tokens_drawn(sampler(100, 0, 1, 1), ties, 5) == 0xf, "100 draws all but the impossible one");
     CHECK(tokens_drawn(sampler(100, 5, 1, 1), ties, 5) == 0xf, "impossible though within top-k");
@@ -113,8 +113,7 @@ static void test_not_a_distribution(void) {
     }
 }
 
-// A draw depends on seed and counter alone: not on earlier draws, nor on what the scratch was used for
-// before.
+// A draw depends only on seed and counter: not on earlier draws, nor on the previous use of the scratch.
 static void test_reproducible(void) {
     Sampler a = sampler(1, 20, 0.95, 7), b = sampler(1, 20, 0.95, 7), c = sampler(1, 20, 0.95, 8);
     int differ = 0;
@@ -132,7 +131,7 @@ static void test_reproducible(void) {
     sampler_free(&c);
 }
 
-// A vocabulary of real size: the cuts keep what a plain count says they should.
+// A vocabulary of realistic size: top-k keeps the tokens that counting says it should.
 static void test_large(void) {
     enum { LARGE = 50257 };
     float* large = (float*)xcalloc(LARGE, sizeof *large);
@@ -141,7 +140,7 @@ static void test_large(void) {
     for (uint64_t i = 0; i < 20; i++) {
         int64_t id = sampler_next(&s, large, LARGE, i), likelier = 0;
         for (int k = 0; k < LARGE; k++) likelier += large[k] > large[id];
-        CHECK(likelier < 50, "drew a token that %lld are likelier than", (long long)likelier);
+        CHECK(likelier < 50, "drew a token that %lld are more likely than", (long long)likelier);
     }
     sampler_free(&s);
     free(large);

@@ -1,12 +1,12 @@
 /*
-Tests of llmc/run/schedule.h: the corners, closed forms, and that no step of a run is wasted at rate 0.
+Tests of llmc/run/schedule.h: edge cases, closed forms, and that no step of a run has rate 0.
 */
 #include "../check.h"
 #include "../../../llmc/run/schedule.h"
 
 static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15; }
 
-// Warm-up and cosine at points where the formula is simple. Steps of 0 tokens read the curve at a point.
+// Warm-up and cosine at points where the formula is simple. Steps of 0 tokens evaluate the curve at a point.
 static void test_shape(void) {
     static const struct {
         int64_t tokens;
@@ -25,7 +25,7 @@ static void test_middle_of_the_step(void) {
     CHECK(close_to(schedule_lr(1, 200, 800, 0, 100), 0.25), "the first step");
     CHECK(close_to(schedule_lr(1, 200, 800, 350, 100), 0.75), "a step on the cosine");
     CHECK(close_to(schedule_lr(1, 200, 800, 700, 100), schedule_lr(1, 200, 800, 750, 0)), "the last step");
-    // of a last step that reaches over the end, only the tokens before the end count
+    // of a last step that exceeds max_tokens, only the tokens before it count
     CHECK(close_to(schedule_lr(1, 200, 800, 790, 1000), schedule_lr(1, 200, 800, 795, 0)), "over the end");
     CHECK(schedule_lr(1, 200, 800, 799, 1000) > 0, "the last token");
     CHECK(schedule_lr(1, 200, 800, 800, 1000) == 0, "past the end");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The trainer's command line as a user meets it: what it refuses, and that a refusal is one line; --dry-run, --dump,
-# --bench, --generate; the shards and model folders it takes, and the names in those it writes.
+# The trainer's command line: what it refuses, each time with one line; --dry-run, --dump, --bench, --generate; the
+# shards and model folders that it accepts, and the names in those that it writes.
 #
 # Tests ./train_fox and the program with sanitizers, or the one that TRAIN_FOX names.
 scratch=build/test/cli
@@ -19,7 +19,7 @@ python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is m
 files() { "$python" dev/test/cli_files.py "$@"; }
 check "make the files" files make "$files"
 
-# A model that trains 20 steps in no time.
+# A small model, trained for 20 steps.
 sizes="--set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32"
 tiny="--model fox-pro-nano $sizes"
 batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128"
@@ -265,7 +265,7 @@ END
     said "--warmup-tokens N"
 }
 
-# A second reading of the numbers: of the loss from the logits, in cli_files.py.
+# cli_files.py computes the loss from the logits independently.
 dumps() {
     check "--dump" run $tiny $batches --data "$shards/text.bin" --dump "$scratch/dump" --out "$out/none"
     said "$scratch/dump: mean loss 5."
@@ -392,7 +392,7 @@ odd_options() {
     check "another --micro-batch, --lr and --batch-tokens" run --resume --out "$out" --micro-batch 2 --lr 0.1 \
         --batch-tokens 128 --max-steps 12
     said "lr 9.698e-02" # the cosine in the middle of tokens 192 to 320
-    check "go by tokens" grep -q '"tokens": 1344' "$out/step_00000012/trainer.json"
+    check "continue by tokens" grep -q '"tokens": 1344' "$out/step_00000012/trainer.json"
 
     rm -rf "$out"
     cp -r $fixture "$scratch/borrowed"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run ends in the same bytes however often it was stopped, killed or set back: the promise of --resume. And what a
-# run leaves behind: checkpoints and log.jsonl.
+# --resume: a run ends in the same bytes however often it is stopped, killed, or resumed from an older checkpoint. And
+# the files of a run: checkpoints and log.jsonl.
 #
 # Tests ./train_fox and the program with sanitizers, or the one that TRAIN_FOX names.
 scratch=build/test/resume
@@ -19,7 +19,7 @@ python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is m
 files() { "$python" dev/test/cli_files.py "$@"; }
 check "make the files" files make "$scratch/files"
 
-# Steps of two passes each. The long run goes twice through the data in a shuffled order.
+# Steps of two micro-batches each. The long run trains on two epochs of shuffled data.
 long=120
 short=20
 options="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2
@@ -31,7 +31,7 @@ run() { "$trainer" $options --max-tokens $(($1 * 64)) --out "${@:2}"; }
 resume() { "$trainer" --resume --out "$@"; }
 checkpoints() { (cd "$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
 
-# ends_same STEPS OUT: in the bytes of the run that nothing disturbed
+# ends_same STEPS OUT: with the bytes of the uninterrupted run
 ends_same() {
     local last
     last=step_$(printf %08d "$1")
@@ -97,8 +97,8 @@ interrupted() {
     ends_same $short "$scratch/late"
 }
 
-# A closed stdout never costs a checkpoint: not a reader that is gone, not one that Ctrl-C ends together with the trainer,
-# not a descriptor that was never open, whose number the run's files could take.
+# A closed stdout never costs a checkpoint: neither a pipe whose reader is gone, or is ended by Ctrl-C together with the
+# trainer, nor a descriptor that was never open, whose number a file of the run could get.
 stdout_closed() {
     local out=$scratch/no_reader
     run $short "$out" --save-every 5 --sample-every 4 2>"$scratch/stderr" | true
@@ -169,9 +169,9 @@ damaged() {
     rm -rf "$out"
     cp -r "$scratch/two" "$out"
     rm "$out/step_00000010/optimizer.safetensors"
-    check "put a whole one in the place of a damaged one" resume "$out" --max-steps 10
+    check "replace a damaged checkpoint" resume "$out" --max-steps 10
     equals "5 10" "$(checkpoints "$out")"
-    check "which is whole" diff -r "$out/step_00000010" "$scratch/two/step_00000010"
+    check "by a complete one" diff -r "$out/step_00000010" "$scratch/two/step_00000010"
 
     rm "$out"/step_*/optimizer.safetensors
     resume "$out" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
@@ -198,7 +198,7 @@ not_finite() {
     ends_same $short "$out"
 }
 
-# full OUT COMMAND...: a run in OUT resumed by the command has no room for a second checkpoint
+# full OUT COMMAND...: a run in OUT, resumed by the command, has no disk space for a second checkpoint
 full() {
     local out=$1
     shift
@@ -212,14 +212,14 @@ full() {
 
 full_disk() {
     full "$scratch/limited" bash -c 'ulimit -f 150; exec "$@"' -
-    check "go on with room" resume "$scratch/limited"
+    check "resume with enough space" resume "$scratch/limited"
     ends_same $short "$scratch/limited"
 
     mkdir -p "$disk"
     if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then return; fi # only for root
     full "$disk/run" env
-    check "make room" mount -o remount,size=2m "$disk"
-    check "go on with room" resume "$disk/run"
+    check "more space" mount -o remount,size=2m "$disk"
+    check "resume with enough space" resume "$disk/run"
     ends_same $short "$disk/run"
     unmount
 }
