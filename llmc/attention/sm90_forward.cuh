@@ -269,8 +269,8 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
 
     // row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: it is updated,
     // and the accumulators rescaled, only when a score exceeds it by RESCALE_THRESHOLD, which is rare after a
-    // row's first tile. Scores are compared as integers, three in one instruction: that is correct for
-    // positive floats, and others do not matter beside a positive limit.
+    // row's first tile. Scores are compared as integers, three in one instruction: that orders
+    // positive floats correctly, and negative ones are below a positive limit either way.
     template <bool DIAGONAL> __device__ bool needs_rescale() const {
         int tile_max[2] = {INT_MIN, INT_MIN};
 #pragma unroll
