@@ -21,12 +21,12 @@ template <class Call> static double milliseconds(const Call& call) {
 // TFLOP/s of an n x n x n GEMM
 static double cublas_rate(int64_t n) {
     bf16 *a = random_array<bf16>(n * n, 1), *b = random_array<bf16>(n * n, 1), *c = device_array<bf16>(n * n);
-    void* workspace = device_array<char>(MATMUL_WORKSPACE);
     Matmul mm;
-    matmul_init(&mm, workspace, true);
-    double ms = milliseconds([&] { linear_forward<bf16>(&mm, c, a, b, NULL, n, n, n, n, n, 0); });
+    Linear linear = {b, NULL, n, n, n, n, n};
+    matmul_init(&mm, true, 0);
+    double ms = milliseconds([&] { linear_forward(c, a, NULL, &linear, &mm); });
     matmul_free(&mm);
-    for (void* p : {(void*)a, (void*)b, (void*)c, workspace}) CUDA_CHECK(cudaFree(p));
+    for (void* p : {(void*)a, (void*)b, (void*)c}) CUDA_CHECK(cudaFree(p));
     return 2e-9 * (double)(n * n * n) / ms;
 }
 
@@ -69,7 +69,7 @@ struct Case {
         bias = device_array<float>(NH);
         cum_logf = device_array<double>(tokens);
         scratch = device_array<char>((int64_t)attention_scratch_bytes(&shape));
-        gate_scratch = device_array<char>((int64_t)forget_gate_scratch_bytes(B, T, NH));
+        gate_scratch = device_array<char>((int64_t)forget_gate_scratch_bytes(&shape));
         Config config = config_defaults();
         config.num_heads = NH, config.decay_time_min = 2, config.decay_time_max = 16384;
         std::vector<float> biases;
@@ -99,12 +99,10 @@ struct Case {
         return milliseconds([&] { attention_backward(&a, &shape, 0); });
     }
     void gate_forward(const bf16* z, cudaStream_t stream) const {
-        forget_gate_forward(cum_logf, z, bias, gate_scratch, shape.B, shape.T, shape.NH, shape.row_stride,
-                            stream);
+        forget_gate_forward(cum_logf, z, bias, gate_scratch, &shape, stream);
     }
     void gate_backward(cudaStream_t stream) const {
-        forget_gate_backward(dproj, bias, dcum_logf, proj, bias, gate_scratch, shape.B, shape.T, shape.NH,
-                             shape.row_stride, stream);
+        forget_gate_backward(dproj, bias, dcum_logf, proj, bias, gate_scratch, &shape, stream);
     }
 };
 

@@ -193,7 +193,7 @@ static vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
     return cum_logf;
 }
 
-static void test_case(const char* what, GateKind kind, double mean, const Shape& s) {
+static void check_case(const char* what, GateKind kind, double mean, const Shape& s) {
     char name[128];
     snprintf(name, sizeof name, "%lldx%lld dh %lld T %lld %s", (long long)s.B, (long long)s.NH,
              (long long)s.dh, (long long)s.T, what);
@@ -361,6 +361,8 @@ static void test_large(int64_t B, int64_t T, int64_t NH, int64_t dh) {
 
 static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool with_z) {
     int64_t stride = NH + 5;
+    HeadShape shape = {};
+    shape.B = B, shape.T = T, shape.NH = NH, shape.row_stride = stride;
     vector<bf16> z((size_t)(B * T * stride));
     vector<float> bias((size_t)NH), dcum_logf((size_t)(B * NH * T)), dbias_before((size_t)NH);
     uint64_t key = hash64(seed ^ (uint64_t)(T * 7 + NH));
@@ -372,13 +374,13 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
     Buffer<float> device_bias(bias), device_dcum_logf(dcum_logf), dbias(dbias_before),
         dbias_again(dbias_before);
     Buffer<double> cum_logf(dcum_logf.size());
-    Buffer<char> scratch(forget_gate_scratch_bytes(B, T, NH));
+    Buffer<char> scratch(forget_gate_scratch_bytes(&shape));
     const bf16* zp = with_z ? device_z.p : NULL;
     auto backward = [&](bf16* to_dz, float* to_dbias) {
-        forget_gate_backward(with_z ? to_dz : NULL, to_dbias, device_dcum_logf, zp, device_bias, scratch, B,
-                             T, NH, stride, 0);
+        forget_gate_backward(with_z ? to_dz : NULL, to_dbias, device_dcum_logf, zp, device_bias, scratch,
+                             &shape, 0);
     };
-    forget_gate_forward(cum_logf, zp, device_bias, scratch, B, T, NH, stride, 0);
+    forget_gate_forward(cum_logf, zp, device_bias, scratch, &shape, 0);
     backward(dz, dbias);
     backward(dz_again, dbias_again);
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -433,8 +435,8 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
 static void test_quick(void) {
     test_forget_gate(1, 300, 2, 0.3, true);
     for (int64_t dh : {64, 128}) {
-        test_case("gates 0.3", RANDOM, 0.3, {1, 450, 1, dh});
-        test_case("no gate", NO_GATE, 0, {1, 193, 1, dh});
+        check_case("gates 0.3", RANDOM, 0.3, {1, 450, 1, dh});
+        check_case("no gate", NO_GATE, 0, {1, 193, 1, dh});
     }
 }
 
@@ -447,15 +449,15 @@ static void test_attention(int64_t longest) {
         for (int64_t T : {1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000, 4097})
             if (T <= longest) {
                 int64_t B = T < 64 ? 32 : 2;
-                test_case("gates 0.3", RANDOM, 0.3, {B, T, 3, dh});
-                test_case("no gate", NO_GATE, 0, {B, T, 3, dh});
+                check_case("gates 0.3", RANDOM, 0.3, {B, T, 3, dh});
+                check_case("no gate", NO_GATE, 0, {B, T, 3, dh});
             }
         int64_t T = std::min<int64_t>(longest, 1500);
-        test_case("open gates", OPEN, 0, {1, T, 32, dh});
-        test_case("one cut", ONE_CUT, 4, {1, T, 2, dh});
-        test_case("all cut", ALL_CUT, 0, {1, T, 2, dh});
-        test_case("alternating", ALTERNATING, 0, {1, T, 2, dh});
-        test_case("dead head", DEAD_HEAD, 2, {1, T, 2, dh});
+        check_case("open gates", OPEN, 0, {1, T, 32, dh});
+        check_case("one cut", ONE_CUT, 4, {1, T, 2, dh});
+        check_case("all cut", ALL_CUT, 0, {1, T, 2, dh});
+        check_case("alternating", ALTERNATING, 0, {1, T, 2, dh});
+        check_case("dead head", DEAD_HEAD, 2, {1, T, 2, dh});
         test_constant_added(T, dh);
         for (int64_t t : {1, 63, 64, 128, 200})
             if (t < T) test_document_reset(T, t, dh);
@@ -465,13 +467,13 @@ static void test_attention(int64_t longest) {
         char what[32];
         snprintf(what, sizeof what, "gates %g", mean);
         for (int64_t T : {8192, 32768})
-            if (T <= longest) test_case(what, RANDOM, mean, {1, T, 2, 64});
-        if (longest >= 8192) test_case(what, RANDOM, mean, {1, 8192, 1, 128});
+            if (T <= longest) check_case(what, RANDOM, mean, {1, T, 2, 64});
+        if (longest >= 8192) check_case(what, RANDOM, mean, {1, 8192, 1, 128});
     }
     if (longest >= 65536) {
-        test_case("gates 8", RANDOM, 8, {1, 65536, 1, 64});
-        test_case("gates 0.3", RANDOM, 0.3, {1, 65536, 1, 128});
-        test_case("no gate", NO_GATE, 0, {1, 65536, 1, 64});
+        check_case("gates 8", RANDOM, 8, {1, 65536, 1, 64});
+        check_case("gates 0.3", RANDOM, 0.3, {1, 65536, 1, 128});
+        check_case("no gate", NO_GATE, 0, {1, 65536, 1, 64});
         test_large(8200, 257, 16, 64);
     }
 }
