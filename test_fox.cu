@@ -41,12 +41,15 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local
-#define model_new cpu_model_new // its arguments would also match the GPU's, which their type brings into view
+// Their arguments would also match the GPU trainer's functions, which the types of the arguments bring into view.
+#define model_new cpu_model_new
+#define pass_acts cpu_pass_acts
 namespace cpu {
 #include "train_fox.c"
 #include "dev/test/trainer/variants.h"
 } // namespace cpu
 #undef model_new
+#undef pass_acts
 
 #include <vector>
 #include "dev/test/check.h"
