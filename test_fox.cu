@@ -365,7 +365,7 @@ static void test_variants(void) {
 static void test_extension(void) {
     static const char* const specs[] = {"fox-pro hidden_size=128 intermediate_size=72",
                                         "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
-                                        "fox-llama fgate_type=bias_only hidden_size=128",
+                                        "fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72",
                                         "transformer-pro hidden_size=128 intermediate_size=72",
                                         "fox-pro mlp=none hidden_size=128"};
     static const int64_t shapes[][2] = {{1, 5}, {3, 1}, {3, 4}};
