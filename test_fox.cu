@@ -212,7 +212,7 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
     States states = states_new(model, n, t, (steps + n) * t);
     for (int64_t step = 0; step < steps + n - 1; step++) {
         for (int64_t b = 0; b < n; b++) {
-            if (step == b) states.lengths[b] = 0; // the sequence begins
+            if (step == b) states_begin(model, &states, b);
             const int32_t* from =
                 e->inputs + b * e->T + std::max<int64_t>(0, std::min(step - b, steps - 1)) * t;
             std::copy(from, from + t, tokens.begin() + b * t);

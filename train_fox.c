@@ -600,7 +600,7 @@ static void attention_append(const Layer* layer, const AttentionState* a, HeadPa
         real* last = a->last + b * R;
         for (int64_t t = 0; t < T; t++) {
             int64_t bt = b * T + t, position = layer->lengths[b] + t, at = b * layer->capacity + position;
-            const real *row = a->proj + bt * R, *before = t ? row - R : position ? last : NULL;
+            const real *row = a->proj + bt * R, *before = t ? row - R : last; // zeros at first
             if (layer->config->use_rope) rope_angles(a->angles, position, dh, layer->config->rope_base);
             for (int p = 0; p < 3; p++)
                 for (int64_t h = 0; h < NH; h++) head_forward(&paths[p], s, bt, h, row, before, a->angles);
@@ -1052,6 +1052,14 @@ static void states_free(States* s) {
     free(s->lengths);
     free(s->logits);
     memset(s, 0, sizeof *s);
+}
+
+static void fill_zeros(void* at, size_t bytes) { memset(at, 0, bytes); }
+
+// Sequence b begins anew, with no tokens.
+static void states_begin(const Model* model, States* s, int64_t b) {
+    s->lengths[b] = 0;
+    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
 // Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what model_forward

@@ -811,6 +811,14 @@ static void states_free(States* s) {
     free(s->lengths);
 }
 
+static void fill_zeros(void* at, size_t bytes) { CUDA_CHECK(cudaMemset(at, 0, bytes)); }
+
+// Sequence b begins anew, with no tokens.
+static void states_begin(const Model* model, States* s, int64_t b) {
+    s->lengths[b] = 0;
+    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
+}
+
 // Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what model_forward
 // computes for the same tokens, but for rounding. A full state is an error.
 static void model_extend(Model* model, States* s, const int32_t* tokens) {

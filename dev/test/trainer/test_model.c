@@ -41,7 +41,7 @@ static double extend_error(const Variant* variant, int64_t step) {
     }
     worst = relative_error(got, want, T / step * V);
     for (int64_t t = 0; t <= T; t += step) {
-        if (t == step) both.lengths[1] = 0; // the second sequence begins anew
+        if (t == step) states_begin(&model, &both, 1);
         memcpy(next, tokens + (t < T ? t : 0), (size_t)step * sizeof(int32_t));
         memcpy(next + step, tokens + T + (t ? t - step : 0), (size_t)step * sizeof(int32_t));
         model_extend(&model, &both, next);
