@@ -69,7 +69,7 @@ build/gpu/flags: FORCE
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." chooses GPUs
 	$(NVCC) $(NVCCFLAGS) $(CODE) $< -o $@ $(GPU_LIBS)
 
-test_foxcu: test_fox.cu train_fox.cu train_fox.c $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## its test
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## its test
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
 all: train_fox data/text_to_shards data/longcrawl64 ## everything that runs without a GPU

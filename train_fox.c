@@ -1054,10 +1054,10 @@ static void states_free(States* s) {
     memset(s, 0, sizeof *s);
 }
 
-static void fill_zeros(void* at, size_t bytes) { memset(at, 0, bytes); }
+static inline void fill_zeros(void* at, size_t bytes) { memset(at, 0, bytes); }
 
 // Sequence b begins anew, with no tokens.
-static void states_begin(const Model* model, States* s, int64_t b) {
+static inline void states_begin(const Model* model, States* s, int64_t b) {
     s->lengths[b] = 0;
     activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
