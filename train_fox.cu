@@ -55,7 +55,7 @@ changes nothing on the device itself.
     X(int, last_query_block, never, blocks)        /* [B,NH,blocks] */ \
     X(int, head_order, never, prunes * B * NH)     /* [B NH] */ \
     X(double, score_limits, qkv, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
-    X(PruningCount, pruning, always, 1)            /* [L] of the step in progress */ \
+    X(PruningCount, pruning, always, prunes)       /* [L] of the step in progress */ \
     X(float, lse, qkv, BT * NH)                    /* [L,B,NH,T] */ \
     X(bf16, o, qkv, BT * d)                        /* [L,B,T,d] output of attention */ \
     X(float, o_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
@@ -469,7 +469,7 @@ static Acts pass_acts(const Pass* pass, int64_t l) {
     return a;
 }
 
-static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
+static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     Layer layer = {};
     layer.config = &model->config;
     layer.table = &model->table;
@@ -481,8 +481,8 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     layer.mlp = &pass->tables[PASS_MLP];
     layer.scratch = model->scratch;
     layer.partial = model->partial;
-    layer.matmul = (Matmul*)&model->matmul;
-    layer.weight_stream = (WeightStream*)&model->weight_stream;
+    layer.matmul = &model->matmul;
+    layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
     layer.deterministic = model->deterministic;
     layer.cudnn = model->cudnn;
@@ -490,7 +490,7 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     return layer;
 }
 
-static size_t model_scratch_bytes(const Model* model, int64_t B, int64_t T) {
+static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
     Pass pass = {};
     pass.B = B, pass.T = T;
     Layer layer = model_layer(model, &pass, 0);
@@ -504,7 +504,7 @@ static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
 }
 
 // Bytes of activations and scratch of passes over [B, T] tokens. Writes nothing, also not on the device.
-static int64_t model_activation_bytes(const Model* model, int64_t B, int64_t T, Recompute recompute) {
+static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
@@ -595,10 +595,10 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// The counts of attention blocks by layer, [L] on the device, of the step in progress.
-static PruningCount* model_pruning(const Model* model) {
+// Counts of the attention blocks that the step in progress computes, [L] on the device; NULL where nothing is pruned.
+static PruningCount* model_pruning(Model* model) {
     Layer layer = model_layer(model, &model->pass, 0);
-    return attention_acts(&layer).pruning;
+    return config_prunes(&model->config) ? attention_acts(&layer).pruning : NULL;
 }
 
 // ----------------------------------------------------------------------------
@@ -624,7 +624,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
 }
 
 // The final norm, over acts.x_last.
-static Norm model_final_norm(const Model* model, const Pass* pass) {
+static Norm model_final_norm(Model* model, const Pass* pass) {
     Layer layer = model_layer(model, pass, 0);
     return layer_norm(&layer, P_NORM, pass_acts(pass, 0).rstd);
 }
@@ -633,7 +633,7 @@ static Norm model_final_norm(const Model* model, const Pass* pass) {
 static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
-    CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
+    if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
 }
 
 // acts.inputs [B,T] -> acts.lm_head_in [B,T,d]

@@ -73,7 +73,7 @@ static inline int64_t config_mlp_size(const Config* c) {
 static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
 // Does attention leave out blocks that its gates make weightless? The CPU trainer, the reference, never does.
 static inline bool config_prunes(const Config* c) {
-    return config_has_gate(c) && !isnan(c->log_pruning_tolerance);
+    return c->mixer == MIXER_ATTENTION && config_has_gate(c) && !isnan(c->log_pruning_tolerance);
 }
 
 // The id that separates documents: eos_token_id, or the last one.
