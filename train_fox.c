@@ -474,8 +474,9 @@ static HeadShape attention_shape(const Layer* layer) {
     return s;
 }
 
-// How q, k and v get from proj to attention; the caller adds out, rstd and dout.
-static void attention_paths(const Layer* layer, HeadPath paths[3]) {
+// How q, k and v get from proj to attention. Their activations are those of a pass; an extension passes NULL and adds its
+// own.
+static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
@@ -485,13 +486,10 @@ static void attention_paths(const Layer* layer, HeadPath paths[3]) {
     k->weight = layer_param(layer, P_K_NORM), k->dweight = layer_grad(layer, P_K_NORM);
     q->eps = k->eps = QK_NORM_EPS;
     q->rope = k->rope = layer->config->use_rope;
-}
-
-static void attention_paths_of_pass(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
-    attention_paths(layer, paths);
-    paths[0].out = a->q, paths[1].out = a->k, paths[2].out = a->v;
-    paths[0].rstd = a->q_rstd, paths[1].rstd = a->k_rstd;
-    paths[0].dout = a->dq, paths[1].dout = a->dk, paths[2].dout = a->dv;
+    if (!a) return;
+    q->out = a->q, k->out = a->k, v->out = a->v;
+    q->rstd = a->q_rstd, k->rstd = a->k_rstd;
+    q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
 }
 
 // The fused projection [R, d] of q, k, v and all gates.
@@ -501,14 +499,20 @@ static Linear attention_in_proj(const Layer* layer) {
     return linear;
 }
 
-// A column of proj or dproj; NULL where the model does not have it (-1).
-static inline real* proj_column(real* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
+// A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
+static inline real* proj_column(real* proj, int64_t column) {
+    return proj && column >= 0 ? proj + column : NULL;
+}
 
 static OutputGate attention_output_gate(const Layer* layer, real* rstd, real* proj, real* dproj) {
+    const real* weight = layer_param(layer, P_OUTPUT_NORM);
     int64_t column = layer->table->proj.ogate;
-    OutputGate g = {
-        layer_param(layer, P_OUTPUT_NORM), layer_grad(layer, P_OUTPUT_NORM), rstd,
-        proj_column(proj, column),         proj_column(dproj, column),       layer->config->norm_eps};
+    OutputGate g = {weight,
+                    layer_grad(layer, P_OUTPUT_NORM),
+                    rstd,
+                    proj_column(proj, column),
+                    proj_column(dproj, column),
+                    layer->config->norm_eps};
     return g;
 }
 
@@ -519,7 +523,7 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
     AttentionForward attention = {a.o, a.lse, a.q, a.k, a.v, a.cum_logf};
-    attention_paths_of_pass(layer, &a, paths);
+    attention_paths(layer, &a, paths);
 
     linear_forward(a.proj, in, NULL, &in_proj);
     qkv_forward(paths, a.proj, a.angles, &shape);
@@ -541,7 +545,7 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
     AttentionBackward attention = {a.dq, a.dk, a.dv, a.dcum_logf, a.dout,    a.q,
                                    a.k,  a.v,  a.o,  a.lse,       a.cum_logf};
-    attention_paths_of_pass(layer, &a, paths);
+    attention_paths(layer, &a, paths);
 
     linear_backward(din, dout, a.y, &o_proj);
     output_gate_backward(a.dout, din, a.o, &output_gate, layer->partial, &shape);
@@ -624,7 +628,7 @@ static void attention_mixer_extend(const Layer* layer, real* out, const real* in
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     OutputGate output_gate = attention_output_gate(layer, a.rstd, a.proj, NULL);
-    attention_paths(layer, paths);
+    attention_paths(layer, NULL, paths);
     for (int p = 0; p < 3; p++)
         paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
 
@@ -1030,6 +1034,14 @@ typedef struct {
     real* logits;     // [n, V] of the last tokens
 } States;
 
+static void fill_zeros(void* at, size_t bytes) { memset(at, 0, bytes); }
+
+// Sequence b begins anew, with no tokens.
+static void states_begin(const Model* model, States* s, int64_t b) {
+    s->lengths[b] = 0;
+    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
+}
+
 static States states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
     States s;
@@ -1044,6 +1056,7 @@ static States states_new(const Model* model, int64_t n, int64_t t, int64_t capac
     activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, allocate_zeros);
     activations_allocate(&s.pass.tables[PASS_MODEL], 1, allocate_zeros);
     activations_allocate(&s.pass.tables[PASS_MLP], 1, allocate_zeros);
+    for (int64_t b = 0; b < n; b++) states_begin(model, &s, b);
     return s;
 }
 
@@ -1052,14 +1065,6 @@ static void states_free(States* s) {
     free(s->lengths);
     free(s->logits);
     memset(s, 0, sizeof *s);
-}
-
-static inline void fill_zeros(void* at, size_t bytes) { memset(at, 0, bytes); }
-
-// Sequence b begins anew, with no tokens.
-static inline void states_begin(const Model* model, States* s, int64_t b) {
-    s->lengths[b] = 0;
-    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
 // Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what model_forward

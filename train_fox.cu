@@ -119,14 +119,8 @@ static AttentionActs attention_acts(const Layer* layer) {
 }
 
 static HeadShape attention_shape_of(const Layer* layer) {
-    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
-    return {layer->B,
-            layer->T,
-            layer->config->num_heads,
-            dh,
-            R,
-            matmul_padded(R),
-            layer->config->qk_norm_share ? 0 : dh};
+    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
+    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), layer->config->qk_norm_share ? 0 : dh};
 }
 
 static size_t attention_mixer_scratch_bytes(const Layer* layer) {
@@ -143,8 +137,9 @@ static void attention_init(const Layer* layer) {
                     layer->config->rope_base, layer->stream);
 }
 
-// How q, k and v get from proj to attention; the caller adds out, rstd and dout.
-static void attention_paths(const Layer* layer, HeadPath paths[3]) {
+// How q, k and v get from proj to attention. Their activations are those of a pass; an extension passes NULL and adds its
+// own.
+static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
@@ -156,13 +151,10 @@ static void attention_paths(const Layer* layer, HeadPath paths[3]) {
     k->dweight = layer_param(layer, layer->grads, P_K_NORM);
     q->eps = k->eps = QK_NORM_EPS;
     q->rope = k->rope = layer->config->use_rope;
-}
-
-static void attention_paths_of_pass(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
-    attention_paths(layer, paths);
-    paths[0].out = a->q, paths[1].out = a->k, paths[2].out = a->v;
-    paths[0].rstd = a->q_rstd, paths[1].rstd = a->k_rstd;
-    paths[0].dout = a->dq, paths[1].dout = a->dk, paths[2].dout = a->dv;
+    if (!a) return;
+    q->out = a->q, k->out = a->k, v->out = a->v;
+    q->rstd = a->q_rstd, k->rstd = a->k_rstd;
+    q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
 }
 
 // The fused projection of q, k, v and all gates: S rows of weights, of which R are its own. The others belong to the
@@ -173,28 +165,27 @@ static Linear attention_in_proj(const Layer* layer) {
     return linear;
 }
 
-// A column of proj or dproj; NULL where the model does not have it (-1).
-static inline bf16* proj_column(bf16* proj, int64_t column) { return column < 0 ? NULL : proj + column; }
+// A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
+static inline bf16* proj_column(bf16* proj, int64_t column) {
+    return proj && column >= 0 ? proj + column : NULL;
+}
 
-static OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj) {
-    OutputGate g = {};
-    g.weight = layer_param(layer, layer->weights, P_OUTPUT_NORM),
-    g.dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
-    g.rstd = rstd, g.eps = layer->config->norm_eps;
-    g.gate = proj_column(proj, layer->table->proj.ogate);
-    return g;
+static OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj, bf16* dproj,
+                                        float* delta) {
+    const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
+    float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
+    bf16 *gate = proj_column(proj, layer->table->proj.ogate),
+         *dgate = proj_column(dproj, layer->table->proj.ogate);
+    return {weight, dweight, rstd, gate, dgate, delta, layer->config->norm_eps};
 }
 
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
-    Pruning p = {};
-    p.bounds = {a->first_key_block, a->last_query_block, a->head_order};
-    p.score_limits = a->score_limits;
-    p.count = layer->recomputing ? NULL : a->pruning;
-    p.cum_logf = a->cum_logf, p.q = a->q, p.k = a->k, p.q_weight = paths[0].weight,
-    p.k_weight = paths[1].weight;
-    p.lse = a->lse;
-    p.log_tolerance = layer->config->log_pruning_tolerance;
-    p.scratch = layer->scratch;
+    AttentionBounds bounds = {a->first_key_block, a->last_query_block, a->head_order};
+    PruningCount* count = layer->recomputing ? NULL : a->pruning;
+    Pruning p = {
+        bounds,        a->score_limits, count,           a->cum_logf, a->q,
+        a->k,          paths[0].weight, paths[1].weight, a->lse,      layer->config->log_pruning_tolerance,
+        layer->scratch};
     return p;
 }
 
@@ -202,9 +193,9 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
-    attention_paths_of_pass(layer, &a, paths);
+    attention_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
-    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     AttentionForward attention = {
         a.o, a.lse, a.q, a.k, a.v, a.cum_logf, a.score_limits ? &pruning.bounds : NULL, layer->scratch};
@@ -226,9 +217,9 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
-    attention_paths_of_pass(layer, &a, paths);
+    attention_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
-    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj);
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     int64_t fgate = layer->table->proj.fgate;
     AttentionBackward attention = {a.dq,
@@ -246,7 +237,6 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
                                    a.score_limits ? &pruning.bounds : NULL,
                                    layer->deterministic,
                                    layer->scratch};
-    output_gate.dgate = proj_column(a.dproj, layer->table->proj.ogate), output_gate.delta = a.delta;
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, layer->stream);
@@ -274,9 +264,9 @@ static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in
     cudaStream_t stream = layer->stream;
     AttentionState state = {a.k, a.v, a.cum_logf, a.proj, layer->lengths, layer->capacity};
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    OutputGate output_gate = attention_output_gate(layer, a.rstd, a.new_proj);
+    OutputGate output_gate = attention_output_gate(layer, a.rstd, a.new_proj, NULL, NULL);
     HeadPath paths[3];
-    attention_paths(layer, paths);
+    attention_paths(layer, NULL, paths);
     for (int p = 0; p < 3; p++)
         paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
     rows.B = 1, rows.T = shape.B * (1 + shape.T); // one sequence for the shifts: each row 0 is ignored
@@ -787,20 +777,29 @@ typedef struct {
     bf16* logits;            // [n, Vs] of the last tokens
 } States;
 
+static void fill_zeros(void* at, size_t bytes) { CUDA_CHECK(cudaMemset(at, 0, bytes)); }
+
+// Sequence b begins anew, with no tokens.
+static void states_begin(const Model* model, States* s, int64_t b) {
+    s->lengths[b] = 0;
+    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
+}
+
 static States states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
     States s = {};
     s.capacity = capacity;
     s.lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
-    s.device_lengths = (int64_t*)device_zeros((size_t)n * sizeof(int64_t));
+    s.device_lengths = (int64_t*)device_bytes((size_t)n * sizeof(int64_t));
     s.logits = (bf16*)device_bytes((size_t)(n * model->Vs) * sizeof(bf16));
     s.pass.B = n, s.pass.T = t;
     model_activations(&s.pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
     mlp_activations(&s.pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
     mixers[config->mixer].state(&s.pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
-    activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, device_zeros);
-    activations_allocate(&s.pass.tables[PASS_MODEL], 1, device_zeros);
-    activations_allocate(&s.pass.tables[PASS_MLP], 1, device_zeros);
+    activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, device_bytes);
+    activations_allocate(&s.pass.tables[PASS_MODEL], 1, device_bytes);
+    activations_allocate(&s.pass.tables[PASS_MLP], 1, device_bytes);
+    for (int64_t b = 0; b < n; b++) states_begin(model, &s, b);
     return s;
 }
 
@@ -809,14 +808,6 @@ static void states_free(States* s) {
     device_free(s->device_lengths);
     device_free(s->logits);
     free(s->lengths);
-}
-
-static inline void fill_zeros(void* at, size_t bytes) { CUDA_CHECK(cudaMemset(at, 0, bytes)); }
-
-// Sequence b begins anew, with no tokens.
-static inline void states_begin(const Model* model, States* s, int64_t b) {
-    s->lengths[b] = 0;
-    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
 // Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what model_forward
@@ -1111,7 +1102,7 @@ static void engine_evaluate(Engine* e, const PassResults* out) {
 // --bench
 
 // The share of attention's FLOPs that the last step pruned, over all layers.
-static double model_pruned_share(const Model* model) {
+static double model_pruned_share(Model* model) {
     int64_t L = model->config.num_hidden_layers;
     PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
     double share = 0;
@@ -1171,7 +1162,7 @@ static void bench_print_rate(const Engine* e, const Run* run, const char* what, 
 }
 
 static void engine_bench(Engine* e, const Run* run) {
-    const Model* model = &e->model;
+    Model* model = &e->model;
     RangeLog* log = (RangeLog*)xcalloc(1, sizeof(RangeLog));
     BenchTimes times = bench_measure(e, run, log);
     double total = 0, pruned = model_pruned_share(model), steps = (double)run->options.bench;
