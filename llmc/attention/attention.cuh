@@ -67,10 +67,6 @@ static inline const char* attention_path(void) {
         if ((shape)->dh == 128 && !(a)->cum_logf) FUNCTION<128, false>(a, shape, stream);                    \
     } while (0)
 
-static inline size_t attention_delta_bytes(const HeadShape* s) {
-    return (size_t)ceil_div<int64_t>(s->B * s->NH * s->T * (int64_t)sizeof(float), 256) * 256;
-}
-
 // Bytes of scratch of the backward pass; the forward pass needs less.
 static inline size_t attention_scratch_bytes(const HeadShape* s) {
     return attention_delta_bytes(s) + (attention_runs_sm90() ? attention_backward_scratch_sm90(s) : 0);

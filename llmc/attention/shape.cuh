@@ -57,6 +57,14 @@ typedef struct {
     void* scratch;
 } AttentionBackward;
 
+// Bytes of `count` floats in scratch, rounded up so that what follows is aligned to 256 bytes
+static inline size_t attention_float_bytes(int64_t count) {
+    return (size_t)ceil_div<int64_t>(count * (int64_t)sizeof(float), 256) * 256;
+}
+static inline size_t attention_delta_bytes(const HeadShape* s) {
+    return attention_float_bytes(s->B * s->NH * s->T);
+}
+
 // ----------------------------------------------------------------------------
 // scores and the gate
 

@@ -110,9 +110,8 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     if (rows == 0) return;
     int64_t threads = 32 * ceil_div<int64_t>(row_stride, 32 * 8);
     if (threads > 1024) threads = 1024;
-    int device, most, bytes = train ? (int)(row_stride * (int64_t)sizeof(bf16)) : 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    int bytes = train ? (int)(row_stride * (int64_t)sizeof(bf16)) : 0;
+    int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     bool cached = train && bytes + 1024 <= most; // 1024: block_exp_sum's, rounded up
     if (!cached) bytes = 0;
     auto kernel = cached ? classifier_kernel<true> : classifier_kernel<false>;

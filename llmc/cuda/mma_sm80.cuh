@@ -49,11 +49,6 @@ __device__ static inline void sm80_mma(float (&d)[4], const uint32_t (&a)[4], ui
           "f"(c[3]));
 }
 
-__device__ static inline float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ static inline uint32_t pack_bf16x2(float low, float high) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
