@@ -42,13 +42,11 @@ static inline void attention_check(const HeadShape* s) {
 static inline bool attention_runs_sm90(void) {
     static int runs = -1;
     if (runs < 0) {
-        int device, major, minor;
+        int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                         device_attribute(cudaDevAttrComputeCapabilityMinor);
         cudaFuncAttributes kernel;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
         CUDA_CHECK(cudaFuncGetAttributes(&kernel, sm90_forward_kernel<64, true>));
-        runs = attention_path_of(10 * major + minor, kernel.ptxVersion) == ATTENTION_SM90;
+        runs = attention_path_of(capability, kernel.ptxVersion) == ATTENTION_SM90;
     }
     return runs;
 }
@@ -60,12 +58,9 @@ static inline const char* attention_path(void) {
 
 // Calls FUNCTION<dh, with gate>(a, shape, stream).
 #define ATTENTION_DISPATCH(FUNCTION, a, shape, stream)                                                       \
-    do {                                                                                                     \
-        if ((shape)->dh == 64 && (a)->cum_logf) FUNCTION<64, true>(a, shape, stream);                        \
-        if ((shape)->dh == 64 && !(a)->cum_logf) FUNCTION<64, false>(a, shape, stream);                      \
-        if ((shape)->dh == 128 && (a)->cum_logf) FUNCTION<128, true>(a, shape, stream);                      \
-        if ((shape)->dh == 128 && !(a)->cum_logf) FUNCTION<128, false>(a, shape, stream);                    \
-    } while (0)
+    ((shape)->dh == 64 ? (a)->cum_logf ? FUNCTION<64, true> : FUNCTION<64, false>                            \
+     : (a)->cum_logf ? FUNCTION<128, true>                                                                   \
+                       : FUNCTION<128, false>)(a, shape, stream)
 
 // Bytes of scratch of the backward pass; the forward pass needs less.
 static inline size_t attention_scratch_bytes(const HeadShape* s) {
@@ -102,12 +97,10 @@ __global__ void attention_delta_kernel(float* __restrict__ delta, const bf16* __
 
 static inline void attention_delta(float* delta, const bf16* dout, const bf16* o, const HeadShape* s,
                                    cudaStream_t stream) {
-    const int threads = 256;
     int64_t rows = s->B * s->T * s->NH;
-    unsigned grid = (unsigned)ceil_div<int64_t>(rows * (s->dh / 8), threads);
     auto kernel = s->dh == 64 ? attention_delta_kernel<64> : attention_delta_kernel<128>;
-    kernel<<<grid, threads, 0, stream>>>(delta, dout, o, rows, s->T, s->NH);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(kernel, ceil_div<int64_t>(rows * (s->dh / 8), 256), 256, stream, delta, dout, o, rows, s->T,
+                s->NH);
 }
 
 // Writes dq, dk, dv and, unless it is NULL, dcum_logf_i = sum_j ds_ij - sum_j ds_ji, where ds is the gradient

@@ -120,11 +120,10 @@ static inline void forget_gate_forward(double* cum_logf, const bf16* z, const fl
     Range range("forget gate", RANGE_FORWARD, stream);
     unsigned chunks = (unsigned)forget_gate_chunks(shape);
     double* totals = (double*)scratch;
-    forget_gate_scan_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(cum_logf, totals, z, bias, *shape);
-    CUDA_CHECK_LAUNCH();
-    if (shape->T <= FORGET_GATE_CHUNK) return;
-    forget_gate_carry_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(cum_logf, totals, *shape);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(forget_gate_scan_kernel, chunks, FORGET_GATE_CHUNK, stream, cum_logf, totals, z, bias,
+                *shape);
+    if (shape->T > FORGET_GATE_CHUNK)
+        CUDA_LAUNCH(forget_gate_carry_kernel, chunks, FORGET_GATE_CHUNK, stream, cum_logf, totals, *shape);
 }
 
 // ----------------------------------------------------------------------------
@@ -179,13 +178,10 @@ static inline void forget_gate_backward(bf16* dz, float* dbias, const float* dcu
     Range range("forget gate", RANGE_BACKWARD, stream);
     unsigned chunks = (unsigned)forget_gate_chunks(shape);
     double *totals = (double*)scratch, *dlogit_sums = totals + chunks;
-    forget_gate_totals_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(totals, dcum_logf, *shape);
-    CUDA_CHECK_LAUNCH();
-    forget_gate_backward_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(dz, dlogit_sums, totals, dcum_logf,
-                                                                          z, bias, *shape);
-    CUDA_CHECK_LAUNCH();
-    forget_gate_dbias_kernel<<<(unsigned)shape->NH, 32, 0, stream>>>(dbias, dlogit_sums, chunks / shape->NH);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(forget_gate_totals_kernel, chunks, FORGET_GATE_CHUNK, stream, totals, dcum_logf, *shape);
+    CUDA_LAUNCH(forget_gate_backward_kernel, chunks, FORGET_GATE_CHUNK, stream, dz, dlogit_sums, totals,
+                dcum_logf, z, bias, *shape);
+    CUDA_LAUNCH(forget_gate_dbias_kernel, shape->NH, 32, stream, dbias, dlogit_sums, chunks / shape->NH);
 }
 
 #endif // LLMC_FORGET_GATE_CUH

@@ -56,12 +56,11 @@ typedef struct {
     double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass
     PruningCount* count;    // added to; NULL: not counted
     const double* cum_logf;
-    const bf16 *q, *k; // read only without QK norm
-    const bf16 *q_weight,
-        *k_weight;        // weights of QK norm, shape->weight_stride from head to head; NULL without
-    const float* lse;     // [B, NH, T] of attention_forward, for the backward pass
-    double log_tolerance; // ln eps, <= 0
-    void* scratch;        // pruning_scratch_bytes
+    const bf16 *q, *k;               // read only without QK norm
+    const bf16 *q_weight, *k_weight; // of QK norm, shape->weight_stride from head to head; NULL without
+    const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
+    double log_tolerance;            // ln eps, <= 0
+    void* scratch;                   // pruning_scratch_bytes
 } Pruning;
 
 // Parts of the scratch
@@ -132,9 +131,8 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
     int64_t heads = s->B * s->NH;
     CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * heads) * sizeof *squares, stream));
     dim3 grid((unsigned)(heads * ceil_div<int64_t>(s->T, PruningRows<DH>::TOKENS)), 2);
-    pruning_squares_kernel<DH>
-        <<<grid, PruningRows<DH>::THREADS, 0, stream>>>(squares, p->q, p->k, s->T, (int)heads, (int)s->NH);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(pruning_squares_kernel<DH>, grid, PruningRows<DH>::THREADS, stream, squares, p->q, p->k, s->T,
+                (int)heads, (int)s->NH);
 }
 
 // U of a head, in every thread
@@ -247,8 +245,6 @@ struct PruningHead {
 // every thread when it has written its part of reach. limit: U.
 __device__ static inline void pruning_write_bounds(const Pruning& p, const PruningHead& head, double limit,
                                                    int times) {
-    constexpr int WARPS = PRUNING_THREADS / 32;
-    __shared__ int64_t warp_results[WARPS];
     int blocks = head.blocks;
     double *reach = head.reach, *past = head.past;
     const double* cum_logf = head.cum_logf;
@@ -273,11 +269,8 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
         last_query_block[i] = pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
         work += i - first + 1;
     }
-    for (int lane = 16; lane > 0; lane /= 2) work += __shfl_xor_sync(0xffffffffu, work, lane);
-    if (threadIdx.x % 32 == 0) warp_results[threadIdx.x / 32] = work;
-    __syncthreads();
+    work = block_sum(work);
     if (threadIdx.x > 0) return;
-    for (int warp = 1; warp < WARPS; warp++) work += warp_results[warp];
     *head.work = work;
     if (p.count) {
         unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
@@ -286,35 +279,33 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
     }
 }
 
+template <bool BACKWARD>
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                           const __grid_constant__ PruningScratch scratch) {
     PruningHead head(p, s, scratch);
     const double* cum_logf = head.cum_logf;
-    double limit = pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
-    if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
+    double limit =
+        BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
     auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; };
-    pruning_for_each_block(head.blocks, [&](int m) {
-        float sum = pruning_sum(cum_logf, head.last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
-        head.reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
-    });
-    pruning_write_bounds(p, head, limit, 1);
-}
-
-__global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_backward_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
-                                   const __grid_constant__ PruningScratch scratch) {
-    PruningHead head(p, s, scratch);
-    const float* lse = p.lse + blockIdx.x * s.T;
-    int lane = (int)threadIdx.x % 32;
-    for (int m = (int)threadIdx.x / 32; m < head.blocks; m += PRUNING_THREADS / 32) {
-        float least = INFINITY;
-        for (int64_t i = (int64_t)m * ATTENTION_BLOCK + lane; i <= head.last(m); i += 32)
-            least = fminf(least, __ldg(&lse[i]));
-        least = -warp_max(-least);
-        if (lane == 0) head.reach[m] = __ldg(&head.cum_logf[(int64_t)m * ATTENTION_BLOCK]) - least;
+    if (BACKWARD) {
+        const float* lse = p.lse + blockIdx.x * s.T;
+        int lane = (int)threadIdx.x % 32;
+        for (int m = (int)threadIdx.x / 32; m < head.blocks; m += PRUNING_THREADS / 32) {
+            float least = INFINITY;
+            for (int64_t i = first(m) + lane; i <= head.last(m); i += 32)
+                least = fminf(least, __ldg(&lse[i]));
+            least = -warp_max(-least);
+            if (lane == 0) head.reach[m] = __ldg(&cum_logf[first(m)]) - least;
+        }
+    } else {
+        if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
+        pruning_for_each_block(head.blocks, [&](int m) {
+            float sum = pruning_sum(cum_logf, head.last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
+            head.reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
+        });
     }
-    pruning_write_bounds(p, head, p.score_limits[blockIdx.x], 2);
+    pruning_write_bounds(p, head, limit, BACKWARD ? 2 : 1);
 }
 
 // ----------------------------------------------------------------------------
@@ -334,15 +325,13 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     head_order[position] = head;
 }
 
-static inline void pruning_launch(void (*kernel)(const Pruning, const HeadShape, const PruningScratch),
-                                  const Pruning* p, const HeadShape* s, cudaStream_t stream) {
+template <bool BACKWARD>
+static inline void pruning_launch(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     int64_t heads = s->B * s->NH;
     PruningScratch scratch(p->scratch, s);
-    kernel<<<(unsigned)heads, PRUNING_THREADS, 0, stream>>>(*p, *s, scratch);
-    CUDA_CHECK_LAUNCH();
-    pruning_order_kernel<<<(unsigned)ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, 0, stream>>>(
-        p->bounds.head_order, scratch.head_work, (int)heads);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(pruning_bounds_kernel<BACKWARD>, heads, PRUNING_THREADS, stream, *p, *s, scratch);
+    CUDA_LAUNCH(pruning_order_kernel, ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, stream,
+                p->bounds.head_order, scratch.head_work, (int)heads);
 }
 
 // Writes p->bounds such that the skipped keys hold at most eps = exp(log_tolerance) of each row's attention
@@ -354,14 +343,14 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     PruningScratch scratch(p->scratch, s);
     if (!p->q_weight && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
     if (!p->q_weight && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
-    pruning_launch(pruning_bounds_kernel, p, s, stream);
+    pruning_launch<false>(p, s, stream);
 }
 
 // Writes the bounds of the backward pass, from score_limits and lse. They keep no more than those of
 // pruning_bounds, with the same guarantee, and may overwrite them.
 static inline void pruning_backward_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     Range range("pruning bounds", RANGE_BACKWARD, stream);
-    pruning_launch(pruning_backward_bounds_kernel, p, s, stream);
+    pruning_launch<true>(p, s, stream);
 }
 
 #endif // LLMC_PRUNING_CUH

@@ -142,10 +142,7 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     shape.heads = (int)(s->B * s->NH), shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
     shape.row_stride = s->NH * s->dh;
     if (bounds) shape.bounds = *bounds;
-    int device, l2;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
-    int64_t head_bytes = s->T * s->dh * bytes_per_channel;
+    int64_t l2 = device_attribute(cudaDevAttrL2CacheSize), head_bytes = s->T * s->dh * bytes_per_channel;
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
     shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
     return shape;

@@ -23,26 +23,22 @@ enters both sums.
 template <int MS, int NS>
 __device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[MS][NS][4], int n) {
 #pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float* x = &s[m][n + r / 2][r % 2 * 2];
-            p[m][r] = pack_bf16x2(x[0], x[1]);
-        }
+    for (int r = 0; r < 4 * MS; r++) {
+        const float* x = &s[r / 4][n + r % 4 / 2][r % 2 * 2];
+        p[r / 4][r % 4] = pack_bf16x2(x[0], x[1]);
+    }
 }
 // and ds = s dp as bf16; with a gate, adds it to its row's sum
 template <bool GATE, int MS, int NS>
 __device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[MS][2],
                                            const float (&s)[MS][NS][4], const float (&dp)[MS][NS][4], int n) {
 #pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float *x = &s[m][n + r / 2][r % 2 * 2], *y = &dp[m][n + r / 2][r % 2 * 2];
-            float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
-            if (GATE) sum[m][r % 2] += ds0 + ds1;
-            ds[m][r] = pack_bf16x2(ds0, ds1);
-        }
+    for (int r = 0; r < 4 * MS; r++) {
+        const float *x = &s[r / 4][n + r % 4 / 2][r % 2 * 2], *y = &dp[r / 4][n + r % 4 / 2][r % 2 * 2];
+        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
+        if (GATE) sum[r / 4][r % 2] += ds0 + ds1;
+        ds[r / 4][r % 4] = pack_bf16x2(ds0, ds1);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -178,13 +174,12 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 template <int DH> struct Sm80Dkv {
     // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at
     // 128.
-    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32,
-                         BLOCKS_PER_SM = MS;
-    static constexpr int QUERIES = DH == 64 ? 64 : 32;
+    static constexpr int MS = DH == 64 ? 2 : 1, BLOCKS_PER_SM = MS;
+    static constexpr int THREADS = ATTENTION_BLOCK / (MS * 16) * 32, QUERIES = DH == 64 ? 64 : 32;
     struct Shared {
         bf16 k[ATTENTION_BLOCK * DH], v[ATTENTION_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
-        float acc_init
-            [2][QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float acc_init[2][QUERIES];
         float minus_delta[2][QUERIES];
         AttentionGate<ATTENTION_BLOCK> gate;
     };
@@ -197,8 +192,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
                     const __grid_constant__ AttentionShape shape) {
     typedef Sm80Dkv<DH> F;
-    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS,
-                  NS = PART / 8; // a warp takes PART queries at a time
+    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8; // a warp takes PART queries
     constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;

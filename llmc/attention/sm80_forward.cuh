@@ -47,30 +47,28 @@ template <int DH, int MS> struct Sm80Softmax {
         float tile_max[MS][2];
         bool exceeds = false;
 #pragma unroll
-        for (int m = 0; m < MS; m++)
+        for (int r = 0; r < 2 * MS; r++) {
+            int m = r / 2, half = r % 2;
+            float x = s[m][0][2 * half];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float x = s[m][0][2 * half];
-#pragma unroll
-                for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                tile_max[m][half] = x * factor + shift[m][half];
-                exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
-            }
+            for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            tile_max[m][half] = x * factor + shift[m][half];
+            exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
+        }
         if (!__any_sync(0xffffffffu, exceeds)) return;
 #pragma unroll
-        for (int m = 0; m < MS; m++)
+        for (int r = 0; r < 2 * MS; r++) {
+            int m = r / 2, half = r % 2;
+            float x = quad_max(fmaxf(row_max[m][half], tile_max[m][half]));
+            float scale = exp2_approx(row_max[m][half] - x);
+            row_max[m][half] = x;
+            row_sum[m][half] *= scale;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float x = quad_max(fmaxf(row_max[m][half], tile_max[m][half]));
-                float scale = exp2_approx(row_max[m][half] - x);
-                row_max[m][half] = x;
-                row_sum[m][half] *= scale;
-#pragma unroll
-                for (int n = 0; n < DH / 8; n++) {
-                    acc[m][n][2 * half] *= scale;
-                    acc[m][n][2 * half + 1] *= scale;
-                }
+            for (int n = 0; n < DH / 8; n++) {
+                acc[m][n][2 * half] *= scale;
+                acc[m][n][2 * half + 1] *= scale;
             }
+        }
     }
     // Adds 16 keys' weights, whose exponents relative to row_max are s factor + shift, and their product with
     // v.
@@ -79,16 +77,14 @@ template <int DH, int MS> struct Sm80Softmax {
                         uint32_t lane_v) {
         uint32_t p[MS][4];
 #pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                int half = r % 2;
-                const float* x = &s[m][n + r / 2][2 * half];
-                float p0 = exp2_approx(x[0] * factor + shift[m][half]);
-                float p1 = exp2_approx(x[1] * factor + shift[m][half]);
-                row_sum[m][half] += p0 + p1;
-                p[m][r] = pack_bf16x2(p0, p1);
-            }
+        for (int r = 0; r < 4 * MS; r++) {
+            int m = r / 4, half = r % 2;
+            const float* x = &s[m][n + r % 4 / 2][2 * half];
+            float p0 = exp2_approx(x[0] * factor + shift[m][half]);
+            float p1 = exp2_approx(x[1] * factor + shift[m][half]);
+            row_sum[m][half] += p0 + p1;
+            p[m][r % 4] = pack_bf16x2(p0, p1);
+        }
         sm80_matmul_ab<DH>(acc, p, lane_v);
     }
 };
@@ -126,8 +122,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
             shared.acc_init[stage].set(tid % KEYS,
                                        n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT));
     };
-    float row_gate[MS][2] =
-        {}; // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
+    // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
+    float row_gate[MS][2] = {};
     if (GATE) {
         anchor = __ldg(&cum_logf[i0]);
         sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);

@@ -58,9 +58,8 @@ template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
         bf16 q[STAGES][QUERIES * DH], dout[STAGES][QUERIES * DH];
         bf16 ds[2][KEYS * QUERIES];
         bf16 ones[16 * SM90_PANEL];
-        float acc_init
-            [STAGES]
-            [QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float acc_init[STAGES][QUERIES];
         float minus_delta[STAGES][QUERIES];
         AttentionGate<KEYS> gate; // of the keys
         uint64_t keys_full, full[STAGES], empty[STAGES], dq_ready, dq_added;

@@ -190,8 +190,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
     uint32_t tile_count = 0, step_count = 0;
     float s[KEYS / 2], acc[DH / 2];
     uint32_t probabilities[KEYS / 16][4];
-    float row_max[2],
-        row_sum[2]; // s is exponentiated relative to row_max; row_sum: the lane's part of the row's sum
+    float row_max[2], row_sum[2]; // s is exponentiated relative to row_max; row_sum: the lane's part of it
     float row_gate_high[2], row_gate_low[2]; // log2(e) (cum_logf_i - anchor)
 
     __device__ Sm90ForwardConsumer(typename F::Shared& shared, const Sm90ForwardParameters& p)
@@ -472,10 +471,8 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     p.shape = attention_shape(s, F::ROWS, a->bounds, 4);
     CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
     // One thread block per multiprocessor, or per tile where there are fewer
-    int device, processors;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;
+    int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     attention_launch<typename F::Shared, SM90_SHARED_KIB>(
         sm90_forward_kernel<DH, GATE>, tiles < processors ? tiles : processors, F::THREADS, stream, p);
 }

@@ -120,13 +120,12 @@ __device__ static inline void sm80_matmul_abt(float (&s)[MS][NS][4], uint32_t a,
         for (int n = 0; n < NS; n += 2) {
             ldmatrix(fb, sm80_advance<DH>(b, n * 8, k));
 #pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float c[4];
-                    if (k == 0) acc_init(c, m, n + i);
-                    sm80_mma(s[m][n + i], fa[m], fb[2 * i], fb[2 * i + 1], k == 0 ? c : s[m][n + i]);
-                }
+            for (int e = 0; e < 2 * MS; e++) {
+                int m = e / 2, i = e % 2;
+                float c[4];
+                if (k == 0) acc_init(c, m, n + i);
+                sm80_mma(s[m][n + i], fa[m], fb[2 * i], fb[2 * i + 1], k == 0 ? c : s[m][n + i]);
+            }
         }
     }
 }
@@ -140,10 +139,10 @@ __device__ static inline void sm80_matmul_ab(float (&acc)[MS][DH / 8][4], const 
         uint32_t fx[4];
         ldmatrix_trans(fx, sm80_advance<DH>(x, 0, n * 8));
 #pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                sm80_mma(acc[m][n + i], p[m], fx[2 * i], fx[2 * i + 1], acc[m][n + i]);
+        for (int e = 0; e < 2 * MS; e++) {
+            float(&d)[4] = acc[e / 2][n + e % 2];
+            sm80_mma(d, p[e / 2], fx[e % 2 * 2], fx[e % 2 * 2 + 1], d);
+        }
     }
 }
 
@@ -151,12 +150,10 @@ __device__ static inline void sm80_matmul_ab(float (&acc)[MS][DH / 8][4], const 
 template <int MS, int NS, class F> __device__ static inline void sm80_for_each(float (&s)[MS][NS][4], F f) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int n = 0; n < NS; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                f(s[m][n][e], m, e / 2, m * 16 + e / 2 * 8 + lane / 4, n * 8 + lane % 4 * 2 + e % 2);
+    for (int i = 0; i < MS * NS * 4; i++) {
+        int m = i / 4 / NS, n = i / 4 % NS, e = i % 4;
+        f(s[m][n][e], m, e / 2, m * 16 + e / 2 * 8 + lane / 4, n * 8 + lane % 4 * 2 + e % 2);
+    }
 }
 
 // Stores acc times its row's factor to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values
@@ -168,16 +165,12 @@ __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows,
     int lane = (int)threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int n = 0; n < DH / 8; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t pair = pack_bf16x2(acc[m][n][2 * half] * factor[m][half],
-                                            acc[m][n][2 * half + 1] * factor[m][half]);
-                int row = m * 16 + half * 8 + lane / 4;
-                *(uint32_t*)((char*)tile + sm80_chunk_offset<DH>(row, n) + lane % 4 * 4) = pair;
-            }
+    for (int i = 0; i < MS * DH / 4; i++) {
+        int m = i / (DH / 4), n = i / 2 % (DH / 8), half = i % 2, row = m * 16 + half * 8 + lane / 4;
+        const float *x = &acc[m][n][2 * half], f = factor[m][half];
+        *(uint32_t*)((char*)tile + sm80_chunk_offset<DH>(row, n) + lane % 4 * 4) =
+            pack_bf16x2(x[0] * f, x[1] * f);
+    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < MS * 16 * DH / 8; i += 32) {

@@ -23,11 +23,13 @@ Pointers to bf16 are aligned to 16 bytes.
 // ----------------------------------------------------------------------------
 // sums over tokens
 
-// Number of blocks of a kernel that the GPU runs at once.
-template <class Kernel> static inline int64_t resident_blocks(Kernel kernel, int threads) {
+// Number of groups of `size` blocks of a kernel that the GPU runs at once: at least 1, at most `most`
+template <class Kernel>
+static inline int64_t resident_groups(Kernel kernel, int threads, int64_t size, int64_t most) {
     int blocks;
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0));
-    return (int64_t)device_attribute(cudaDevAttrMultiProcessorCount) * blocks;
+    int64_t groups = (int64_t)device_attribute(cudaDevAttrMultiProcessorCount) * blocks / size;
+    return groups < 1 ? 1 : groups > most ? most : groups;
 }
 
 // Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that
@@ -164,8 +166,7 @@ static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf1
     Range range("RMSNorm", RANGE_BACKWARD, stream);
     int threads = rmsnorm_threads(norm->d);
     if (norm->rows == 0) return;
-    int64_t blocks = resident_blocks(rmsnorm_backward_kernel, threads);
-    if (blocks > norm->rows) blocks = norm->rows;
+    int64_t blocks = resident_groups(rmsnorm_backward_kernel, threads, 1, norm->rows);
     CUDA_LAUNCH(rmsnorm_backward_kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm,
                 partial);
     sum_rows(norm->dweight, partial, blocks, norm->d, true, stream);
