@@ -87,7 +87,6 @@ __global__ void attention_delta_kernel(float* __restrict__ delta, const bf16* __
     int64_t at = row * DH + threadIdx.x % LANES * 8;
     Pack8 x = load16(dout + at), y = load16(o + at);
     float sum = 0;
-#pragma unroll
     for (int i = 0; i < 8; i++) sum += (float)x[i] * (float)y[i];
 #pragma unroll
     for (int lane = LANES / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);

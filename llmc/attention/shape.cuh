@@ -148,14 +148,15 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     return shape;
 }
 
-// Launches a kernel whose thread blocks have a Shared, of up to MAX_KIB, in dynamic shared memory: more than
-// 48 KiB has to be requested.
-template <class Shared, int MAX_KIB, class... Parameters, class... Arguments>
-static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, int threads,
-                                    cudaStream_t stream, Arguments... arguments) {
-    static_assert(sizeof(Shared) <= MAX_KIB << 10, "more shared memory than a thread block may have");
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-    kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
+// Launches a kernel whose thread blocks have F::THREADS threads and an F::Shared, of up to MAX_KIB, in dynamic
+// shared memory: more than 48 KiB has to be requested.
+template <class F, int MAX_KIB, class... Parameters, class... Arguments>
+static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, cudaStream_t stream,
+                                    Arguments... arguments) {
+    constexpr size_t SHARED = sizeof(typename F::Shared);
+    static_assert(SHARED <= MAX_KIB << 10, "more shared memory than a thread block may have");
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED));
+    kernel<<<(unsigned)grid, F::THREADS, SHARED, stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }
 

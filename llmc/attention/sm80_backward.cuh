@@ -22,7 +22,6 @@ enters both sums.
 // Operands of the next matmul, over 16 columns of the lane's scores from block n on: probabilities as bf16
 template <int MS, int NS>
 __device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[MS][NS][4], int n) {
-#pragma unroll
     for (int r = 0; r < 4 * MS; r++) {
         const float* x = &s[r / 4][n + r % 4 / 2][r % 2 * 2];
         p[r / 4][r % 4] = pack_bf16x2(x[0], x[1]);
@@ -32,7 +31,6 @@ __device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[M
 template <bool GATE, int MS, int NS>
 __device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[MS][2],
                                            const float (&s)[MS][NS][4], const float (&dp)[MS][NS][4], int n) {
-#pragma unroll
     for (int r = 0; r < 4 * MS; r++) {
         const float *x = &s[r / 4][n + r % 4 / 2][r % 2 * 2], *y = &dp[r / 4][n + r % 4 / 2][r % 2 * 2];
         float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
@@ -99,7 +97,6 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     }
 
     float shift[MS][2], row_lse[MS][2], row_delta[MS][2], row_sum[MS][2] = {}, acc[MS][DH / 8][4] = {};
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         int i = warp_row + r * 8 + lane / 4;
         int64_t at = block.head * T + min(i0 + i, T - 1);
@@ -155,7 +152,6 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     }
 
     float factor[MS][2];
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         factor[r / 2][r % 2] = 1 / ROOT;
         if (!GATE || !a.dcum_logf) continue;
@@ -239,7 +235,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     __syncthreads();
 
     float shift[MS][2], column_sum[MS][2] = {}, acc_k[MS][DH / 8][4] = {}, acc_v[MS][DH / 8][4] = {};
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++)
         shift[r / 2][r % 2] = GATE ? -shared.gate.high[warp_row + r * 8 + lane / 4] : 0;
     uint32_t lane_k = sm80_advance<DH>(sm80_lane_a<DH>(shared.k, lane), warp_row, 0);
@@ -287,7 +282,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     }
 
     float factor_k[MS][2], factor_v[MS][2];
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         factor_k[r / 2][r % 2] = 1 / ROOT;
         factor_v[r / 2][r % 2] = 1;
@@ -309,10 +303,8 @@ static inline void attention_backward_sm80(const AttentionBackward* a, const Hea
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
     int64_t grid = (int64_t)shape.heads * shape.blocks;
-    attention_launch<typename Sm80Dq<DH>::Shared, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid,
-                                                                   Sm80Dq<DH>::THREADS, stream, *a, shape);
-    attention_launch<typename Sm80Dkv<DH>::Shared, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid,
-                                                                    Sm80Dkv<DH>::THREADS, stream, *a, shape);
+    attention_launch<Sm80Dq<DH>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid, stream, *a, shape);
+    attention_launch<Sm80Dkv<DH>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid, stream, *a, shape);
 }
 
 #endif // LLMC_ATTENTION_SM80_BACKWARD_CUH

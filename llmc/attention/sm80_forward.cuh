@@ -37,7 +37,6 @@ template <int DH, int MS> struct Sm80Softmax {
     float acc[MS][DH / 8][4] = {}, row_max[MS][2], row_sum[MS][2] = {};
 
     __device__ Sm80Softmax() {
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++)
             row_max[r / 2][r % 2] = -1e30f; // finite: no infinity is ever subtracted from another
     }
@@ -46,7 +45,6 @@ template <int DH, int MS> struct Sm80Softmax {
     __device__ void rescale(const float (&s)[MS][NS][4], float factor, const float (&shift)[MS][2]) {
         float tile_max[MS][2];
         bool exceeds = false;
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++) {
             int m = r / 2, half = r % 2;
             float x = s[m][0][2 * half];
@@ -56,7 +54,6 @@ template <int DH, int MS> struct Sm80Softmax {
             exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
         }
         if (!__any_sync(0xffffffffu, exceeds)) return;
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++) {
             int m = r / 2, half = r % 2;
             float x = quad_max(fmaxf(row_max[m][half], tile_max[m][half]));
@@ -76,7 +73,6 @@ template <int DH, int MS> struct Sm80Softmax {
     __device__ void add(const float (&s)[MS][NS][4], int n, float factor, const float (&shift)[MS][2],
                         uint32_t lane_v) {
         uint32_t p[MS][4];
-#pragma unroll
         for (int r = 0; r < 4 * MS; r++) {
             int m = r / 4, half = r % 2;
             const float* x = &s[m][n + r % 4 / 2][2 * half];
@@ -130,7 +126,6 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
         store_acc_init(0, tile); // 0: the first tile lies on the diagonal
         load_gate(tile - 1);
         __syncthreads();
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++)
             row_gate[r / 2][r % 2] = shared.gate.high[warp_row + r * 8 + lane / 4];
     }
@@ -161,10 +156,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
                 x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
                 if (j > i) x = -INFINITY;
             });
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] = diagonal ? 0 : row_gate[r / 2][r % 2];
         softmax.rescale(s, factor, shift);
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] -= softmax.row_max[r / 2][r % 2];
 
         store_acc_init(stage ^ 1, tile - 1);
@@ -175,7 +168,6 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     }
 
     float* lse = a.lse + block.head * T;
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         float l = quad_sum(softmax.row_sum[r / 2][r % 2]);
         int i = i0 + warp_row + r * 8 + lane / 4;
@@ -192,9 +184,8 @@ static inline void attention_forward_sm80(const AttentionForward* a, const HeadS
                                           cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
-    attention_launch<typename Sm80Forward<DH>::Shared, SM80_SHARED_KIB>(
-        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream,
-        *a, shape);
+    attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(
+        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, stream, *a, shape);
 }
 
 #endif // LLMC_ATTENTION_SM80_FORWARD_CUH

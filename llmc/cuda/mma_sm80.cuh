@@ -114,12 +114,10 @@ __device__ static inline void sm80_matmul_abt(float (&s)[MS][NS][4], uint32_t a,
 #pragma unroll
     for (int k = 0; k < DH; k += 16) {
         uint32_t fa[MS][4], fb[4];
-#pragma unroll
         for (int m = 0; m < MS; m++) ldmatrix(fa[m], sm80_advance<DH>(a, m * 16, k));
 #pragma unroll
         for (int n = 0; n < NS; n += 2) {
             ldmatrix(fb, sm80_advance<DH>(b, n * 8, k));
-#pragma unroll
             for (int e = 0; e < 2 * MS; e++) {
                 int m = e / 2, i = e % 2;
                 float c[4];
@@ -138,7 +136,6 @@ __device__ static inline void sm80_matmul_ab(float (&acc)[MS][DH / 8][4], const 
     for (int n = 0; n < DH / 8; n += 2) {
         uint32_t fx[4];
         ldmatrix_trans(fx, sm80_advance<DH>(x, 0, n * 8));
-#pragma unroll
         for (int e = 0; e < 2 * MS; e++) {
             float(&d)[4] = acc[e / 2][n + e % 2];
             sm80_mma(d, p[e / 2], fx[e % 2 * 2], fx[e % 2 * 2 + 1], d);

@@ -118,36 +118,28 @@ __device__ static inline void sm90_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Loads one panel of the map's rows from `t` on, zeros past the end, and counts its bytes on the barrier.
-__device__ static inline void sm90_load_panel(void* to, const CUtensorMap* map, int column, int head, int t,
-                                              int b, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-                 "{%2, %3, %4, %5}], [%6];" ::"r"(smem_address(to)),
-                 "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
-                 : "memory");
-}
-// Stores one panel without the rows past the end; then sm90_commit_stores and sm90_wait_stores_read.
-__device__ static inline void sm90_store_panel(const CUtensorMap* map, int column, int head, int t, int b,
-                                               const void* from) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
-        "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(from))
-        : "memory");
-}
-// A tile of DH columns and ROWS rows, as many as a box of the map has
+// Loads a tile of DH columns and ROWS rows, as many as a box of the map has, from row `t` on, zeros past the
+// end, and counts its bytes on the barrier.
 template <int DH, int ROWS>
 __device__ static inline void sm90_load_tile(bf16* to, const CUtensorMap* map, int head, int t, int b,
                                              uint64_t* barrier) {
 #pragma unroll
     for (int column = 0; column < DH; column += SM90_PANEL)
-        sm90_load_panel(to + column * ROWS, map, column, head, t, b, barrier);
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+                     "{%2, %3, %4, %5}], [%6];" ::"r"(smem_address(to + column * ROWS)),
+                     "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
+                     : "memory");
 }
+// Stores a tile without the rows past the end; then sm90_commit_stores and sm90_wait_stores_read.
 template <int DH, int ROWS>
 __device__ static inline void sm90_store_tile(const CUtensorMap* map, int head, int t, int b,
                                               const bf16* from) {
 #pragma unroll
     for (int column = 0; column < DH; column += SM90_PANEL)
-        sm90_store_panel(map, column, head, t, b, from + column * ROWS);
+        asm volatile(
+            "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+            "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(from + column * ROWS))
+            : "memory");
 }
 
 // to[0..3] += a, b, c, d, atomically and in no fixed order.
