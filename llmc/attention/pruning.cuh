@@ -173,11 +173,6 @@ template <class Holds> __device__ static inline int pruning_search(int low, int 
     return low;
 }
 
-// The last token of block n
-__device__ static inline int64_t pruning_last(int n, int64_t T) {
-    return min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
-}
-
 // x [n]: each element becomes the maximum of itself and all later ones. Called by every thread.
 __device__ static inline void pruning_suffix_max(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
@@ -226,31 +221,36 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
         run(min(first + (int)threadIdx.x / 4, blocks - 1));
 }
 
-// The head b NH + h of thread block b NH + h
-struct PruningHead {
-    double *reach, *past; // [blocks]
-    const double* cum_logf;
-    int64_t* work;
-    int64_t T;
-    int blocks;
-
-    __device__ PruningHead(const Pruning& p, const HeadShape& s, const PruningScratch& scratch)
-        : reach(scratch.reach + (int64_t)blockIdx.x * scratch.blocks),
-          past(scratch.past + (int64_t)blockIdx.x * scratch.blocks), cum_logf(p.cum_logf + blockIdx.x * s.T),
-          work(&scratch.head_work[blockIdx.x]), T(s.T), blocks(scratch.blocks) {}
-    __device__ int64_t last(int n) const { return pruning_last(n, T); }
-};
-
-// Writes a head's bounds and the work that they leave, and adds the work to count `times` over. Called by
-// every thread when it has written its part of reach. limit: U.
-__device__ static inline void pruning_write_bounds(const Pruning& p, const PruningHead& head, double limit,
-                                                   int times) {
-    int blocks = head.blocks;
-    double *reach = head.reach, *past = head.past;
-    const double* cum_logf = head.cum_logf;
-    int *first_key_block = p.bounds.first_key_block + (int64_t)blockIdx.x * blocks,
-        *last_query_block = p.bounds.last_query_block + (int64_t)blockIdx.x * blocks;
-    auto last = [&](int n) { return head.last(n); };
+// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which is added to
+// p.count, in the backward pass twice.
+template <bool BACKWARD>
+__global__ static void __launch_bounds__(PRUNING_THREADS)
+    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
+                          const __grid_constant__ PruningScratch scratch) {
+    int blocks = scratch.blocks;
+    int64_t first_block = (int64_t)blockIdx.x * blocks; // of the head
+    double *reach = scratch.reach + first_block, *past = scratch.past + first_block;
+    const double* cum_logf = p.cum_logf + blockIdx.x * s.T;
+    auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; }; // tokens of block n
+    auto last = [&](int n) { return min((int64_t)(n + 1) * ATTENTION_BLOCK, s.T) - 1; };
+    double limit =
+        BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
+    if (BACKWARD) {
+        const float* lse = p.lse + blockIdx.x * s.T;
+        int lane = (int)threadIdx.x % 32;
+        for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
+            float least = INFINITY;
+            for (int64_t i = first(m) + lane; i <= last(m); i += 32) least = fminf(least, __ldg(&lse[i]));
+            least = -warp_max(-least);
+            if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - least;
+        }
+    } else {
+        if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
+        pruning_for_each_block(blocks, [&](int m) {
+            float sum = pruning_sum(cum_logf, last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
+            reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
+        });
+    }
     pruning_for_each_block(blocks, [&](int n) {
         int from = max(n - PRUNING_BLOCKS + 1, 0);
         float sum = pruning_sum(cum_logf, last(n), from, n, last);
@@ -264,48 +264,21 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
-        int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
-        first_key_block[i] = first;
-        last_query_block[i] = pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
-        work += i - first + 1;
+        int first_key = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
+        p.bounds.first_key_block[first_block + i] = first_key;
+        p.bounds.last_query_block[first_block + i] =
+            pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
+        work += i - first_key + 1;
     }
     work = block_sum(work);
     if (threadIdx.x > 0) return;
-    *head.work = work;
+    scratch.head_work[blockIdx.x] = work;
     if (p.count) {
+        unsigned times = BACKWARD ? 2 : 1;
         unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
-        atomicAdd(&p.count->all, all * (unsigned)times);
-        atomicAdd(&p.count->kept, (unsigned long long)work * (unsigned)times);
+        atomicAdd(&p.count->all, all * times);
+        atomicAdd(&p.count->kept, (unsigned long long)work * times);
     }
-}
-
-template <bool BACKWARD>
-__global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
-                          const __grid_constant__ PruningScratch scratch) {
-    PruningHead head(p, s, scratch);
-    const double* cum_logf = head.cum_logf;
-    double limit =
-        BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
-    auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; };
-    if (BACKWARD) {
-        const float* lse = p.lse + blockIdx.x * s.T;
-        int lane = (int)threadIdx.x % 32;
-        for (int m = (int)threadIdx.x / 32; m < head.blocks; m += PRUNING_THREADS / 32) {
-            float least = INFINITY;
-            for (int64_t i = first(m) + lane; i <= head.last(m); i += 32)
-                least = fminf(least, __ldg(&lse[i]));
-            least = -warp_max(-least);
-            if (lane == 0) head.reach[m] = __ldg(&cum_logf[first(m)]) - least;
-        }
-    } else {
-        if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
-        pruning_for_each_block(head.blocks, [&](int m) {
-            float sum = pruning_sum(cum_logf, head.last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
-            head.reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
-        });
-    }
-    pruning_write_bounds(p, head, limit, BACKWARD ? 2 : 1);
 }
 
 // ----------------------------------------------------------------------------
