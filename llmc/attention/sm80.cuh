@@ -26,12 +26,10 @@ struct Sm80Block {
 
     template <int DH> __device__ static Sm80Block of(const AttentionShape& shape, bool last_is_longest) {
         AttentionTile tile = shape.tile(blockIdx.x);
-        Sm80Block block;
-        block.head = tile.head;
-        block.base = (int64_t)(tile.head / shape.NH) * shape.T * shape.row_stride + tile.head % shape.NH * DH;
-        block.index = last_is_longest ? shape.blocks - 1 - tile.tile_index : tile.tile_index;
-        block.first = block.index * ATTENTION_BLOCK;
-        return block;
+        int64_t base =
+            (int64_t)(tile.head / shape.NH) * shape.T * shape.row_stride + tile.head % shape.NH * DH;
+        int index = last_is_longest ? shape.blocks - 1 - tile.tile_index : tile.tile_index;
+        return {tile.head, base, index, index * ATTENTION_BLOCK};
     }
 };
 

@@ -151,17 +151,15 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         }
     }
 
-    float factor[MS][2];
-    for (int r = 0; r < 2 * MS; r++) {
-        factor[r / 2][r % 2] = 1 / ROOT;
-        if (!GATE || !a.dcum_logf) continue;
+#pragma unroll
+    for (int r = 0; r < 2 * MS && GATE && a.dcum_logf; r++) {
         float x = quad_sum(row_sum[r / 2][r % 2]);
         int i = i0 + warp_row + r * 8 + lane / 4;
         if (i < T && lane % 4 == 0) a.dcum_logf[block.head * T + i] = x;
     }
     int row = i0 + warp_row;
     sm80_store<DH>(a.dq + block.base + row * shape.row_stride, shape.row_stride, T - row,
-                   shared.q + warp_row * DH, acc, factor);
+                   shared.q + warp_row * DH, acc, [](int, int) { return 1 / ROOT; });
 }
 
 // ----------------------------------------------------------------------------
@@ -281,19 +279,18 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         }
     }
 
-    float factor_k[MS][2], factor_v[MS][2];
-    for (int r = 0; r < 2 * MS; r++) {
-        factor_k[r / 2][r % 2] = 1 / ROOT;
-        factor_v[r / 2][r % 2] = 1;
-        if (!GATE || !a.dcum_logf) continue;
+#pragma unroll
+    for (int r = 0; r < 2 * MS && GATE && a.dcum_logf; r++) {
         float x = quad_sum(column_sum[r / 2][r % 2]);
         int j = j0 + warp_row + r * 8 + lane / 4;
         if (j < T && lane % 4 == 0) a.dcum_logf[block.head * T + j] -= x;
     }
     int row = j0 + warp_row;
     int64_t at = block.base + row * shape.row_stride;
-    sm80_store<DH>(a.dk + at, shape.row_stride, T - row, shared.k + warp_row * DH, acc_k, factor_k);
-    sm80_store<DH>(a.dv + at, shape.row_stride, T - row, shared.v + warp_row * DH, acc_v, factor_v);
+    sm80_store<DH>(a.dk + at, shape.row_stride, T - row, shared.k + warp_row * DH, acc_k,
+                   [](int, int) { return 1 / ROOT; });
+    sm80_store<DH>(a.dv + at, shape.row_stride, T - row, shared.v + warp_row * DH, acc_v,
+                   [](int, int) { return 1; });
 }
 
 // delta must not be NULL. Deterministic in any case.

@@ -176,7 +176,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     }
     int row = i0 + warp_row;
     sm80_store<DH>(a.o + block.base + row * shape.row_stride, shape.row_stride, T - row,
-                   shared.q + warp_row * DH, softmax.acc, softmax.row_sum);
+                   shared.q + warp_row * DH, softmax.acc,
+                   [&](int m, int half) { return softmax.row_sum[m][half]; });
 }
 
 template <int DH, bool GATE>

@@ -149,19 +149,16 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
     MatmulPlan p;
     p.shape = *s;
     const cublasOperation_t ops[2] = {CUBLAS_OP_N, CUBLAS_OP_T};
-    auto layout = [](cublasLtMatrixLayout_t x, int64_t type, bool transposed, int64_t rows, int64_t cols,
-                     int64_t ld) {
-        CUBLAS_CHECK(cublasLtMatrixLayoutInit(x, (cudaDataType_t)type, (uint64_t)(transposed ? cols : rows),
-                                              (uint64_t)(transposed ? rows : cols), ld));
-    };
+    uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    bool ta = s->transpose_a, tb = s->transpose_b;
     CUBLAS_CHECK(cublasLtMatmulDescInit(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &ops[s->transpose_a],
                                                 sizeof *ops));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &ops[s->transpose_b],
                                                 sizeof *ops));
-    layout(&p.a, CUDA_R_16BF, s->transpose_a, s->m, s->k, s->lda);
-    layout(&p.b, CUDA_R_16BF, s->transpose_b, s->k, s->n, s->ldb);
-    layout(&p.d, s->d_type, false, s->m, s->n, s->ldd);
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.a, CUDA_R_16BF, ta ? k : m, ta ? m : k, s->lda));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.b, CUDA_R_16BF, tb ? n : k, tb ? k : n, s->ldb));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.d, (cudaDataType_t)s->d_type, m, n, s->ldd));
 
     cublasLtMatmulPreferenceOpaque_t prefer;
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&prefer));
@@ -172,17 +169,17 @@ static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const Mat
                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         matmul_prefer(&prefer, key, (uint32_t)s->align);
     cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
-    int n = 0;
+    int found = 0;
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(mm->handle, &p.desc, &p.a, &p.b, &p.d, &p.d, &prefer,
-                                       mm->tune ? MATMUL_CANDIDATES : 1, candidates, &n);
+                                       mm->tune ? MATMUL_CANDIDATES : 1, candidates, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-    if (n == 0)
+    if (found == 0)
         die("cuBLAS has no kernel for a GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
             "aligned to %lld bytes; strides should be multiples of 8 and the alignment 16",
             (long long)s->n, (long long)s->m, (long long)s->k, (long long)s->lda, (long long)s->ldb,
             (long long)s->ldd, (long long)s->align);
-    p.algo = candidates[n > 1 ? matmul_fastest(mm, &p, candidates, n, *x) : 0].algo;
+    p.algo = candidates[found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
     return p;
 }
 

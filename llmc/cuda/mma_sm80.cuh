@@ -153,18 +153,18 @@ template <int MS, int NS, class F> __device__ static inline void sm80_for_each(f
     }
 }
 
-// Stores acc times its row's factor to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values
+// Stores acc times factor(m, half), its row's factor, to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values
 // go through `tile`, shared memory of 16 MS rows that no other warp uses any more, so that the stores are 16
 // bytes wide.
-template <int DH, int MS>
+template <int DH, int MS, class Factor>
 __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows, bf16* tile,
-                                         const float (&acc)[MS][DH / 8][4], const float (&factor)[MS][2]) {
+                                         const float (&acc)[MS][DH / 8][4], Factor factor) {
     int lane = (int)threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < MS * DH / 4; i++) {
         int m = i / (DH / 4), n = i / 2 % (DH / 8), half = i % 2, row = m * 16 + half * 8 + lane / 4;
-        const float *x = &acc[m][n][2 * half], f = factor[m][half];
+        const float *x = &acc[m][n][2 * half], f = factor(m, half);
         *(uint32_t*)((char*)tile + sm80_chunk_offset<DH>(row, n) + lane % 4 * 4) =
             pack_bf16x2(x[0] * f, x[1] * f);
     }
