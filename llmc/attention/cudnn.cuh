@@ -363,8 +363,8 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
     return plans = p;
 }
 
-// Runs a plan on the tensors at[CUDNN_Q] and so on; NULL: not part of the plan. The scalars of both passes are
-// added here.
+// Runs a plan on the tensors at[CUDNN_Q] and so on; NULL: not part of the plan. The scalars of both passes
+// are added here.
 static inline void cudnn_run(const CudnnPlan* p, void* at[CUDNN_TENSORS], void* workspace,
                              cudaStream_t stream) {
     float scale = 1 / sqrtf((float)p->s.dh), masked = -INFINITY;

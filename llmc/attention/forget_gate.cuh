@@ -85,8 +85,8 @@ __device__ static inline float forget_gate_logit(const bf16* z, int64_t at, floa
 // ----------------------------------------------------------------------------
 // forward
 
-// totals [B, NH, chunks] of the log gates and cum_logf of each chunk as if it were the first of its head; or of
-// dcum_logf, unless that is NULL, and nothing else
+// totals [B, NH, chunks] of the log gates and cum_logf of each chunk as if it were the first of its head; or
+// of dcum_logf, unless that is NULL, and nothing else
 __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
     forget_gate_scan_kernel(double* __restrict__ cum_logf, double* __restrict__ totals,
                             const float* __restrict__ dcum_logf, const bf16* __restrict__ z,

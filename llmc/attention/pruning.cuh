@@ -221,8 +221,8 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
         run(min(first + (int)threadIdx.x / 4, blocks - 1));
 }
 
-// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which is added to
-// p.count, in the backward pass twice.
+// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which is added
+// to p.count, in the backward pass twice.
 template <bool BACKWARD>
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,

@@ -47,8 +47,8 @@ struct QkvArgs {
 // ----------------------------------------------------------------------------
 // RoPE
 
-// angles [sequences, rows, pairs, 2]: cos and sin of position base^(-i / pairs) for pair i; count of pairs in total. A
-// row's position is its index, or with lengths (extend.cuh) lengths[sequence] - 1 more.
+// angles [sequences, rows, pairs, 2]: cos and sin of position base^(-i / pairs) for pair i; count of pairs in
+// total. A row's position is its index, or with lengths (extend.cuh) lengths[sequence] - 1 more.
 __global__ static void __launch_bounds__(256)
     rope_angles_kernel(float* angles, const int64_t* lengths, int64_t count, int64_t rows, int64_t pairs,
                        double base) {

@@ -148,8 +148,8 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     return shape;
 }
 
-// Launches a kernel whose thread blocks have F::THREADS threads and an F::Shared, of up to MAX_KIB, in dynamic
-// shared memory: more than 48 KiB has to be requested.
+// Launches a kernel whose thread blocks have F::THREADS threads and an F::Shared, of up to MAX_KIB, in
+// dynamic shared memory: more than 48 KiB has to be requested.
 template <class F, int MAX_KIB, class... Parameters, class... Arguments>
 static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, cudaStream_t stream,
                                     Arguments... arguments) {

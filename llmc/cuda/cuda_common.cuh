@@ -31,7 +31,8 @@ static inline void cuda_check(cudaError_t error, const char* call, const char* f
 // After every kernel launch. Reports a bad launch configuration; errors on the device appear at a later call.
 #define CUDA_CHECK_LAUNCH() cuda_check(cudaGetLastError(), "kernel launch", __FILE__, __LINE__)
 
-// Queues kernel(...) and reports a bad launch configuration with the kernel's name. An empty grid is not launched.
+// Queues kernel(...) and reports a bad launch configuration with the kernel's name. An empty grid is not
+// launched.
 #define CUDA_LAUNCH(kernel, grid, threads, stream, ...)                                                      \
     do {                                                                                                     \
         const dim3 blocks_(grid);                                                                            \
@@ -49,8 +50,8 @@ static inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
-// The grid of a kernel over rows of n columns, a multiple of 8: a thread has eight columns of one row. blockIdx.x
-// is the row, blockIdx.y the part of it, as a block has at most 512 threads.
+// The grid of a kernel over rows of n columns, a multiple of 8: a thread has eight columns of one row.
+// blockIdx.x is the row, blockIdx.y the part of it, as a block has at most 512 threads.
 typedef struct {
     dim3 blocks;
     unsigned threads;

@@ -153,9 +153,9 @@ template <int MS, int NS, class F> __device__ static inline void sm80_for_each(f
     }
 }
 
-// Stores acc times factor(m, half), its row's factor, to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values
-// go through `tile`, shared memory of 16 MS rows that no other warp uses any more, so that the stores are 16
-// bytes wide.
+// Stores acc times factor(m, half), its row's factor, to rows [16 MS, DH] of `to`, of which the first `rows`
+// exist. The values go through `tile`, shared memory of 16 MS rows that no other warp uses any more, so that
+// the stores are 16 bytes wide.
 template <int DH, int MS, class Factor>
 __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows, bf16* tile,
                                          const float (&acc)[MS][DH / 8][4], Factor factor) {
