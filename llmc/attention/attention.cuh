@@ -16,8 +16,7 @@ The trainer calls attention_forward and attention_backward, which check the shap
 sm90_*.cuh on Hopper, sm80_*.cuh on every other GPU. The structs of the tensors are in shape.cuh. Results are
 the same bits in every run, those of the backward pass if `deterministic`.
 */
-#ifndef LLMC_ATTENTION_CUH
-#define LLMC_ATTENTION_CUH
+#pragma once
 
 #include "../cuda/range.cuh"
 #include "path.h"
@@ -119,5 +118,3 @@ static inline void attention_backward(const AttentionBackward* a, const HeadShap
     else
         ATTENTION_DISPATCH(attention_backward_sm80, &b, shape, stream);
 }
-
-#endif // LLMC_ATTENTION_CUH

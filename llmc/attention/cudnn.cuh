@@ -13,8 +13,7 @@ T, NH, dh].
 A plan is for one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
 current at the first call. Not thread-safe.
 */
-#ifndef LLMC_ATTENTION_CUDNN_CUH
-#define LLMC_ATTENTION_CUDNN_CUH
+#pragma once
 
 #include "../cuda/range.cuh"
 #include "shape.cuh"
@@ -450,5 +449,3 @@ static inline void attention_cudnn_backward(const AttentionBackward*, const Head
 }
 
 #endif // USE_CUDNN
-
-#endif // LLMC_ATTENTION_CUDNN_CUH

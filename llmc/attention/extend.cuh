@@ -18,8 +18,7 @@ is decoding; a larger t reads a prompt.
 dh is 64 or 128. The kernels are simple, as memory bounds decoding: a step reads every weight and all cached
 keys and values once. No kernel checks that lengths + t <= capacity: the caller does.
 */
-#ifndef LLMC_EXTEND_CUH
-#define LLMC_EXTEND_CUH
+#pragma once
 
 #include "forget_gate.cuh"
 #include "qkv.cuh"
@@ -156,5 +155,3 @@ static inline void attention_extend(bf16* o, const bf16* q, const AttentionState
     dim3 grid((unsigned)shape->T, (unsigned)shape->NH, (unsigned)shape->B);
     CUDA_LAUNCH(kernel, grid, 32 * EXTEND_WARPS, stream, o, q, *state);
 }
-
-#endif // LLMC_EXTEND_CUH

@@ -20,8 +20,7 @@ the bf16 GEMMs that it is computed from.
 Both are scans over time. A thread block scans a chunk of tokens, one a thread; a second kernel adds the sum
 of the chunks before (or after) it. So a few heads fill the GPU, and every order of sums is fixed.
 */
-#ifndef LLMC_FORGET_GATE_CUH
-#define LLMC_FORGET_GATE_CUH
+#pragma once
 
 #include "../model/shapes.h"
 #include "../cuda/range.cuh"
@@ -176,5 +175,3 @@ static inline void forget_gate_backward(bf16* dz, float* dbias, const float* dcu
                 dcum_logf, z, bias, *shape);
     CUDA_LAUNCH(forget_gate_dbias_kernel, shape->NH, 32, stream, dbias, dlogit_sums, chunks / shape->NH);
 }
-
-#endif // LLMC_FORGET_GATE_CUH

@@ -11,8 +11,7 @@ The trainer calls it between attention and the output projection. A thread has e
 backward pass also computes delta = sum of dout * o over a head's channels, which attention's backward pass
 needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_stride is a multiple of 8.
 */
-#ifndef LLMC_OUTPUT_GATE_CUH
-#define LLMC_OUTPUT_GATE_CUH
+#pragma once
 
 #include "qkv.cuh"
 
@@ -160,5 +159,3 @@ static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, con
     CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial);
     if (gate->weight) add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, false, stream);
 }
-
-#endif // LLMC_OUTPUT_GATE_CUH

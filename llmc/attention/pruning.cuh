@@ -35,8 +35,7 @@ sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a
 The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before
 attention_backward.
 */
-#ifndef LLMC_PRUNING_CUH
-#define LLMC_PRUNING_CUH
+#pragma once
 
 #include "attention.cuh"
 
@@ -325,5 +324,3 @@ static inline void pruning_backward_bounds(const Pruning* p, const HeadShape* s,
     Range range("pruning bounds", RANGE_BACKWARD, stream);
     pruning_launch<true>(p, s, stream);
 }
-
-#endif // LLMC_PRUNING_CUH

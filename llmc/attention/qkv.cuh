@@ -18,8 +18,7 @@ threads take the same branches. A thread has eight channels of one head for seve
 that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and
 the columns of q, k and v are multiples of 8.
 */
-#ifndef LLMC_QKV_CUH
-#define LLMC_QKV_CUH
+#pragma once
 
 #include "../model/shapes.h"
 #include "../cuda/rmsnorm.cuh"
@@ -277,5 +276,3 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
             add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
                               shape->weight_stride == 0, stream);
 }
-
-#endif // LLMC_QKV_CUH

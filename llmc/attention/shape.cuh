@@ -17,8 +17,7 @@ In a block on the diagonal both terms may be large and of opposite sign, and wou
 difference to the anchor is the sum of two floats, and tokens are subtracted high from high and low from low
 (AttentionGate).
 */
-#ifndef LLMC_ATTENTION_SHAPE_CUH
-#define LLMC_ATTENTION_SHAPE_CUH
+#pragma once
 
 #include "../cuda/cuda_common.cuh"
 #include "../model/shapes.h"
@@ -159,5 +158,3 @@ static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid,
     kernel<<<(unsigned)grid, F::THREADS, SHARED, stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }
-
-#endif // LLMC_ATTENTION_SHAPE_CUH

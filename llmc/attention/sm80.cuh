@@ -11,8 +11,7 @@ keys (or queries), double-buffered by cp.async:
 
 The gate is described in shape.cuh.
 */
-#ifndef LLMC_ATTENTION_SM80_CUH
-#define LLMC_ATTENTION_SM80_CUH
+#pragma once
 
 #include "shape.cuh"
 #include "../cuda/mma_sm80.cuh"
@@ -46,5 +45,3 @@ __device__ static inline void sm80_init_columns(float (&c)[4], const float* colu
     c[0] = c[2] = x.x;
     c[1] = c[3] = x.y;
 }
-
-#endif // LLMC_ATTENTION_SM80_CUH

@@ -14,8 +14,7 @@ every run gives the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf tak
 bf16, in both kernels: dcum_logf is summed over time next, where rounding errors add up unless the same ds
 enters both sums.
 */
-#ifndef LLMC_ATTENTION_SM80_BACKWARD_CUH
-#define LLMC_ATTENTION_SM80_BACKWARD_CUH
+#pragma once
 
 #include "sm80.cuh"
 
@@ -303,5 +302,3 @@ static inline void attention_backward_sm80(const AttentionBackward* a, const Hea
     attention_launch<Sm80Dq<DH>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid, stream, *a, shape);
     attention_launch<Sm80Dkv<DH>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid, stream, *a, shape);
 }
-
-#endif // LLMC_ATTENTION_SM80_BACKWARD_CUH

@@ -10,8 +10,7 @@ calls attention_forward_sm80.
 row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: the accumulators are
 rescaled only when a score exceeds row_max by RESCALE_THRESHOLD, which is rare after a row's first tile.
 */
-#ifndef LLMC_ATTENTION_SM80_FORWARD_CUH
-#define LLMC_ATTENTION_SM80_FORWARD_CUH
+#pragma once
 
 #include "sm80.cuh"
 
@@ -188,5 +187,3 @@ static inline void attention_forward_sm80(const AttentionForward* a, const HeadS
     attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(
         sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, stream, *a, shape);
 }
-
-#endif // LLMC_ATTENTION_SM80_FORWARD_CUH

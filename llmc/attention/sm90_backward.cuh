@@ -29,8 +29,7 @@ errors add up unless the same dS enters both sums.
 
 Unless deterministic, thread blocks add to dQ in any order, and its last bits differ from run to run.
 */
-#ifndef LLMC_ATTENTION_SM90_BACKWARD_CUH
-#define LLMC_ATTENTION_SM90_BACKWARD_CUH
+#pragma once
 
 #include "sm90.cuh"
 
@@ -581,5 +580,3 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     CUDA_LAUNCH(sm90_backward_finish_kernel<DH>, parts, 256, stream, a->dq, p.dcum_logf, p.dq_sum, p.row_sum,
                 p.shape);
 }
-
-#endif // LLMC_ATTENTION_SM90_BACKWARD_CUH

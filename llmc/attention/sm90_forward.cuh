@@ -19,8 +19,7 @@ the anchor is the tile's first query.
 The tensor cores wait for the exponentials and the instructions around them, so the loop is written for few
 instructions: scores are only checked for an overflow, and rescaling is rare (needs_rescale).
 */
-#ifndef LLMC_ATTENTION_SM90_FORWARD_CUH
-#define LLMC_ATTENTION_SM90_FORWARD_CUH
+#pragma once
 
 #include <limits.h>
 #include "sm90.cuh"
@@ -470,5 +469,3 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     attention_launch<F, SM90_SHARED_KIB>(sm90_forward_kernel<DH, GATE>,
                                          tiles < processors ? tiles : processors, stream, p);
 }
-
-#endif // LLMC_ATTENTION_SM90_FORWARD_CUH

@@ -10,8 +10,7 @@ Master weights, gradients and moments are float; the model computes with a bf16 
 written here as well. The gradients that were used are zeroed for the next step. 34 bytes a parameter: reads
 weight, gradient and both moments, writes all four and the copy.
 */
-#ifndef LLMC_ADAMW_CUH
-#define LLMC_ADAMW_CUH
+#pragma once
 
 #include <math.h>
 #include "../model/shapes.h"
@@ -100,5 +99,3 @@ __global__ static void __launch_bounds__(256) weights_copy_kernel(bf16* copy, co
 static inline void weights_copy(bf16* copy, const float* w, int64_t n, cudaStream_t stream) {
     CUDA_LAUNCH(weights_copy_kernel, ceil_div<int64_t>(n, 4 * 256), 256, stream, copy, w, n);
 }
-
-#endif // LLMC_ADAMW_CUH

@@ -9,8 +9,7 @@ A block has one row. It reads the logits twice: once for their maximum and the s
 over them. So the largest tensor of the model moves through memory once each way, and the probabilities are
 never stored.
 */
-#ifndef LLMC_CLASSIFIER_CUH
-#define LLMC_CLASSIFIER_CUH
+#pragma once
 
 #include <float.h>
 #include "range.cuh"
@@ -120,5 +119,3 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
                                                                          (int)row_stride, dloss, train);
     CUDA_CHECK_LAUNCH();
 }
-
-#endif // LLMC_CLASSIFIER_CUH

@@ -4,8 +4,7 @@ thread block.
 
 Weights, activations and their gradients are bf16; sums, statistics and gates are float or double.
 */
-#ifndef LLMC_CUDA_COMMON_CUH
-#define LLMC_CUDA_COMMON_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -169,5 +168,3 @@ __device__ static inline float exp2_approx(float x) {
 __device__ static inline float sigmoidf(float x) {
     return __fdividef(1.0f, 1.0f + exp2_approx(-1.44269504f * x));
 }
-
-#endif // LLMC_CUDA_COMMON_CUH

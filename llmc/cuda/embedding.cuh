@@ -10,8 +10,7 @@ within a slice is summed and added to the row of dE at once. Of a run that cross
 its part to scratch, and a second kernel adds the parts in order. There are no atomics on floats: the same
 bits in every run.
 */
-#ifndef LLMC_EMBEDDING_CUH
-#define LLMC_EMBEDDING_CUH
+#pragma once
 
 #include "range.cuh"
 
@@ -234,5 +233,3 @@ static inline void embedding_backward(float* dembeddings, const bf16* dx, const 
     CUDA_LAUNCH(embedding_join_kernel, grid.blocks, grid.threads, stream, dembeddings, parts, sorted, rows, d,
                 slice);
 }
-
-#endif // LLMC_EMBEDDING_CUH

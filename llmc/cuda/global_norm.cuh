@@ -11,8 +11,7 @@ gradient that is not finite leaves the weights unchanged even before the host ha
     global_norm_finish     norm, clipping factor, verdict
     adamw_update           (adamw.cuh)
 */
-#ifndef LLMC_GLOBAL_NORM_CUH
-#define LLMC_GLOBAL_NORM_CUH
+#pragma once
 
 #include "range.cuh"
 #include "../model/params.h"
@@ -141,5 +140,3 @@ static inline void global_norm_finish(StepStats* stats, double clip, cudaStream_
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
     CUDA_LAUNCH(finish_kernel, 1, 1, stream, stats, clip);
 }
-
-#endif // LLMC_GLOBAL_NORM_CUH

@@ -11,8 +11,7 @@ cuBLASLt is asked for the kernel of a shape once, at its first call: asking take
 Split-K partial sums stay in fp32 and are added in a fixed order; cuBLAS's other reduction schemes round them
 to bf16 or add them in the order of arrival.
 */
-#ifndef LLMC_MATMUL_CUH
-#define LLMC_MATMUL_CUH
+#pragma once
 
 #include <cublasLt.h>
 #include <type_traits>
@@ -250,5 +249,3 @@ static inline void linear_backward(bf16* dx, const bf16* dout, const bf16* x, co
     linear_backward_input(dx, dout, linear, mm);
     linear_backward_weight(dout, x, linear, mm);
 }
-
-#endif // LLMC_MATMUL_CUH

@@ -7,8 +7,7 @@ A tile in shared memory is row-major [rows, DH]. The 16-byte chunks of a row are
 
 Callers: the attention kernels. mma_sm90.cuh builds on the instructions.
 */
-#ifndef LLMC_MMA_SM80_CUH
-#define LLMC_MMA_SM80_CUH
+#pragma once
 
 #include "cuda_common.cuh"
 
@@ -177,5 +176,3 @@ __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows,
                 *(int4*)((char*)tile + sm80_chunk_offset<DH>(row, chunk));
     }
 }
-
-#endif // LLMC_MMA_SM80_CUH

@@ -8,8 +8,7 @@ panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 
 Callers: sm90_forward.cuh and sm90_backward.cuh.
 */
-#ifndef LLMC_MMA_SM90_CUH
-#define LLMC_MMA_SM90_CUH
+#pragma once
 
 // Set while compiling for sm_90a; in code for any other architecture the kernels' bodies are empty. Plain
 // sm_90 is an error: it lacks the instructions, but a GPU of that architecture would choose these kernels and
@@ -329,5 +328,3 @@ static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int
             (const void*)x);
     return map;
 }
-
-#endif // LLMC_MMA_SM90_CUH

@@ -15,8 +15,7 @@ bits in every run.
 
 Pointers to bf16 are aligned to 16 bytes.
 */
-#ifndef LLMC_RMSNORM_CUH
-#define LLMC_RMSNORM_CUH
+#pragma once
 
 #include "range.cuh"
 
@@ -249,5 +248,3 @@ __device__ static inline void head_norm_backward(float dx[8], float dw[8], const
     float mean = head_sum(gx, me) * me.mean * rstd * rstd;
     for (int i = 0; i < 8; i++) dx[i] -= x[i] * mean;
 }
-
-#endif // LLMC_RMSNORM_CUH

@@ -4,8 +4,7 @@ SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of
 gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
 a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread has eight channels of a row.
 */
-#ifndef LLMC_SWIGLU_CUH
-#define LLMC_SWIGLU_CUH
+#pragma once
 
 #include "range.cuh"
 
@@ -60,5 +59,3 @@ static inline void swiglu_backward(bf16* dgate_up, bf16* act, const bf16* dact, 
     RowGrid grid = row_grid(rows, I);
     CUDA_LAUNCH(swiglu_backward_kernel, grid.blocks, grid.threads, stream, dgate_up, act, dact, gate_up, I);
 }
-
-#endif // LLMC_SWIGLU_CUH
