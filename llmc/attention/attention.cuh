@@ -16,8 +16,7 @@ The trainer calls attention_forward and attention_backward, which check the shap
 sm90_*.cuh on Hopper, sm80_*.cuh on every other GPU. The structs of the tensors are in shape.cuh. Results are
 the same bits in every run, those of the backward pass if `deterministic`.
 */
-#ifndef LLMC_ATTENTION_CUH
-#define LLMC_ATTENTION_CUH
+#pragma once
 
 #include "../cuda/range.cuh"
 #include "path.h"
@@ -42,13 +41,11 @@ static inline void attention_check(const HeadShape* s) {
 static inline bool attention_runs_sm90(void) {
     static int runs = -1;
     if (runs < 0) {
-        int device, major, minor;
+        int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                         device_attribute(cudaDevAttrComputeCapabilityMinor);
         cudaFuncAttributes kernel;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-        CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
         CUDA_CHECK(cudaFuncGetAttributes(&kernel, sm90_forward_kernel<64, true>));
-        runs = attention_path_of(10 * major + minor, kernel.ptxVersion) == ATTENTION_SM90;
+        runs = attention_path_of(capability, kernel.ptxVersion) == ATTENTION_SM90;
     }
     return runs;
 }
@@ -60,16 +57,9 @@ static inline const char* attention_path(void) {
 
 // Calls FUNCTION<dh, with gate>(a, shape, stream).
 #define ATTENTION_DISPATCH(FUNCTION, a, shape, stream)                                                       \
-    do {                                                                                                     \
-        if ((shape)->dh == 64 && (a)->cum_logf) FUNCTION<64, true>(a, shape, stream);                        \
-        if ((shape)->dh == 64 && !(a)->cum_logf) FUNCTION<64, false>(a, shape, stream);                      \
-        if ((shape)->dh == 128 && (a)->cum_logf) FUNCTION<128, true>(a, shape, stream);                      \
-        if ((shape)->dh == 128 && !(a)->cum_logf) FUNCTION<128, false>(a, shape, stream);                    \
-    } while (0)
-
-static inline size_t attention_delta_bytes(const HeadShape* s) {
-    return (size_t)ceil_div<int64_t>(s->B * s->NH * s->T * (int64_t)sizeof(float), 256) * 256;
-}
+    ((shape)->dh == 64 ? (a)->cum_logf ? FUNCTION<64, true> : FUNCTION<64, false>                            \
+     : (a)->cum_logf ? FUNCTION<128, true>                                                                   \
+                       : FUNCTION<128, false>)(a, shape, stream)
 
 // Bytes of scratch of the backward pass; the forward pass needs less.
 static inline size_t attention_scratch_bytes(const HeadShape* s) {
@@ -96,7 +86,6 @@ __global__ void attention_delta_kernel(float* __restrict__ delta, const bf16* __
     int64_t at = row * DH + threadIdx.x % LANES * 8;
     Pack8 x = load16(dout + at), y = load16(o + at);
     float sum = 0;
-#pragma unroll
     for (int i = 0; i < 8; i++) sum += (float)x[i] * (float)y[i];
 #pragma unroll
     for (int lane = LANES / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
@@ -106,12 +95,10 @@ __global__ void attention_delta_kernel(float* __restrict__ delta, const bf16* __
 
 static inline void attention_delta(float* delta, const bf16* dout, const bf16* o, const HeadShape* s,
                                    cudaStream_t stream) {
-    const int threads = 256;
     int64_t rows = s->B * s->T * s->NH;
-    unsigned grid = (unsigned)ceil_div<int64_t>(rows * (s->dh / 8), threads);
     auto kernel = s->dh == 64 ? attention_delta_kernel<64> : attention_delta_kernel<128>;
-    kernel<<<grid, threads, 0, stream>>>(delta, dout, o, rows, s->T, s->NH);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(kernel, ceil_div<int64_t>(rows * (s->dh / 8), 256), 256, stream, delta, dout, o, rows, s->T,
+                s->NH);
 }
 
 // Writes dq, dk, dv and, unless it is NULL, dcum_logf_i = sum_j ds_ij - sum_j ds_ji, where ds is the gradient
@@ -131,5 +118,3 @@ static inline void attention_backward(const AttentionBackward* a, const HeadShap
     else
         ATTENTION_DISPATCH(attention_backward_sm80, &b, shape, stream);
 }
-
-#endif // LLMC_ATTENTION_CUH

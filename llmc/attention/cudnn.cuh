@@ -13,8 +13,7 @@ T, NH, dh].
 A plan is for one shape and takes a while to make. Plans are kept until the program ends, for the GPU that was
 current at the first call. Not thread-safe.
 */
-#ifndef LLMC_ATTENTION_CUDNN_CUH
-#define LLMC_ATTENTION_CUDNN_CUH
+#pragma once
 
 #include "../cuda/range.cuh"
 #include "shape.cuh"
@@ -22,7 +21,9 @@ current at the first call. Not thread-safe.
 #ifdef USE_CUDNN
 
 #include <cudnn.h>
+#include <initializer_list>
 #include <math.h>
+#include <utility>
 
 #if CUDNN_VERSION < 91000
 #error "llmc/attention/cudnn.cuh needs cuDNN 9.10 or later: update it, or build without USE_CUDNN"
@@ -56,47 +57,63 @@ static inline void cudnn_check(cudnnStatus_t status, const char* call, const cha
 
 typedef cudnnBackendDescriptor_t CudnnDescriptor;
 
-static inline CudnnDescriptor cudnn_descriptor(cudnnBackendDescriptorType_t type) {
+// A row of a descriptor's table: a name and a value, or `count` values.
+struct CudnnAttribute {
+    cudnnBackendAttributeName_t name;
+    cudnnBackendAttributeType_t type;
+    int64_t count;      // 0: the attribute is left out, as is a descriptor that is NULL
+    const void* values; // of the statement that makes the table
+
+    CudnnAttribute(cudnnBackendAttributeName_t n, cudnnBackendAttributeType_t t, int64_t c, const void* v)
+        : name(n), type(t), count(c), values(v) {}
+    CudnnAttribute(cudnnBackendAttributeName_t n, const CudnnDescriptor& value)
+        : CudnnAttribute(n, CUDNN_TYPE_BACKEND_DESCRIPTOR, value != NULL, &value) {}
+#define CUDNN_VALUE(value_type, type)                                                                        \
+    CudnnAttribute(cudnnBackendAttributeName_t n, const value_type& value)                                   \
+        : CudnnAttribute(n, type, 1, &value) {}
+    CUDNN_VALUE(bool, CUDNN_TYPE_BOOLEAN)
+    CUDNN_VALUE(int64_t, CUDNN_TYPE_INT64)
+    CUDNN_VALUE(cudnnDataType_t, CUDNN_TYPE_DATA_TYPE)
+    CUDNN_VALUE(cudnnPointwiseMode_t, CUDNN_TYPE_POINTWISE_MODE)
+    CUDNN_VALUE(cudnnReduceTensorOp_t, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE)
+    CUDNN_VALUE(cudnnBackendHeurMode_t, CUDNN_TYPE_HEUR_MODE)
+    CUDNN_VALUE(cudnnHandle_t, CUDNN_TYPE_HANDLE)
+#undef CUDNN_VALUE
+};
+
+typedef std::initializer_list<CudnnAttribute> CudnnTable;
+
+static inline CudnnDescriptor cudnn_descriptor(cudnnBackendDescriptorType_t type, CudnnTable table) {
     CudnnDescriptor d;
     CUDNN_CHECK(cudnnBackendCreateDescriptor(type, &d));
+    for (const CudnnAttribute& a : table)
+        if (a.count > 0) CUDNN_CHECK(cudnnBackendSetAttribute(d, a.name, a.type, a.count, a.values));
     return d;
 }
-static inline CudnnDescriptor cudnn_final(CudnnDescriptor d) {
+static inline CudnnDescriptor cudnn_final(cudnnBackendDescriptorType_t type, CudnnTable table) {
+    CudnnDescriptor d = cudnn_descriptor(type, table);
     CUDNN_CHECK(cudnnBackendFinalize(d));
     return d;
 }
 
-static inline void cudnn_set(CudnnDescriptor d, cudnnBackendAttributeName_t name,
-                             cudnnBackendAttributeType_t type, int64_t count, const void* values) {
-    CUDNN_CHECK(cudnnBackendSetAttribute(d, name, type, count, values));
-}
-#define CUDNN_SETTER(value_type, type)                                                                       \
-    static inline void cudnn_set(CudnnDescriptor d, cudnnBackendAttributeName_t name, value_type value) {    \
-        cudnn_set(d, name, type, 1, &value);                                                                 \
-    }
-CUDNN_SETTER(bool, CUDNN_TYPE_BOOLEAN)
-CUDNN_SETTER(int64_t, CUDNN_TYPE_INT64)
-CUDNN_SETTER(cudnnDataType_t, CUDNN_TYPE_DATA_TYPE)
-CUDNN_SETTER(cudnnPointwiseMode_t, CUDNN_TYPE_POINTWISE_MODE)
-CUDNN_SETTER(cudnnReduceTensorOp_t, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE)
-CUDNN_SETTER(cudnnBackendHeurMode_t, CUDNN_TYPE_HEUR_MODE)
-CUDNN_SETTER(cudnnHandle_t, CUDNN_TYPE_HANDLE)
-CUDNN_SETTER(CudnnDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR)
-#undef CUDNN_SETTER
-
 // ----------------------------------------------------------------------------
 // graphs
 
+enum { CUDNN_OPERATIONS = 32 };
 typedef struct {
     HeadShape s;
-    CudnnDescriptor operations[32];
-    int64_t count;
-    int64_t virtual_tensors;
+    CudnnDescriptor operations[CUDNN_OPERATIONS];
+    int64_t count, virtual_tensors;
 } CudnnGraph;
 
-// The tensors that are passed to a plan; scalars are floats on the host.
+typedef struct {
+    int64_t sizes[4], strides[4];
+} CudnnLayout;
+
+// The tensors that are passed to a plan, CUDNN_VIRTUAL apart
 enum {
-    CUDNN_Q = 1,
+    CUDNN_VIRTUAL,
+    CUDNN_Q,
     CUDNN_K,
     CUDNN_V,
     CUDNN_O,
@@ -104,46 +121,38 @@ enum {
     CUDNN_DOUT,
     CUDNN_DQ,
     CUDNN_DK,
-    CUDNN_DV,
-    CUDNN_DQ_SUM, // [B, NH, T, dh] float, to which blocks of keys add dq
-    CUDNN_DELTA,  // [B, NH, T] float, dout_i o_i
-    CUDNN_SCALE,  // scalar
-    CUDNN_MASKED, // scalar
-    CUDNN_ONE,    // scalar
-    CUDNN_TENSORS,
-    CUDNN_VIRTUAL = 0
+    CUDNN_DV
 };
+// Float scratch: [B, NH, T, dh], to which blocks of keys add dq, and [B, NH, T], dout_i o_i
+enum { CUDNN_DQ_SUM = CUDNN_DV + 1, CUDNN_DELTA };
+// Scalars: floats on the host
+enum { CUDNN_SCALE = CUDNN_DELTA + 1, CUDNN_MASKED, CUDNN_ONE, CUDNN_TENSORS };
 
-static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataType_t type,
-                                           const int64_t dims[4], const int64_t strides[4]) {
-    CudnnDescriptor d = cudnn_descriptor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+// x: sizes [B, NH, rows, columns] and strides. transposed: the tensor is x with rows and columns exchanged.
+static inline CudnnDescriptor cudnn_tensor(CudnnGraph* g, int64_t id, cudnnDataType_t type, CudnnLayout x,
+                                           bool transposed) {
     int64_t number = id ? id : CUDNN_TENSORS + g->virtual_tensors++, alignment = 16;
-    cudnn_set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, number);
-    cudnn_set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
-    cudnn_set(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment);
-    cudnn_set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims);
-    cudnn_set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides);
-    cudnn_set(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, id == CUDNN_VIRTUAL);
-    cudnn_set(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, id == CUDNN_SCALE || id == CUDNN_MASKED || id == CUDNN_ONE);
-    return cudnn_final(d);
+    if (transposed) std::swap(x.sizes[2], x.sizes[3]), std::swap(x.strides[2], x.strides[3]);
+    return cudnn_final(CUDNN_BACKEND_TENSOR_DESCRIPTOR,
+                       {{CUDNN_ATTR_TENSOR_UNIQUE_ID, number},
+                        {CUDNN_ATTR_TENSOR_DATA_TYPE, type},
+                        {CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, alignment},
+                        {CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, x.sizes},
+                        {CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, x.strides},
+                        {CUDNN_ATTR_TENSOR_IS_VIRTUAL, id == CUDNN_VIRTUAL},
+                        {CUDNN_ATTR_TENSOR_IS_BY_VALUE, id >= CUDNN_SCALE}});
 }
 
 // bf16 [B, T, NH, dh], each head a [T, dh] matrix, or its transpose
-static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id) {
-    int64_t row = g->s.NH * g->s.dh, dims[4] = {g->s.B, g->s.NH, g->s.T, g->s.dh},
-            strides[4] = {g->s.T * row, g->s.dh, row, 1};
-    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
+static inline CudnnDescriptor cudnn_heads(CudnnGraph* g, int64_t id, bool transposed = false) {
+    int64_t B = g->s.B, T = g->s.T, NH = g->s.NH, dh = g->s.dh, row = NH * dh;
+    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, {{B, NH, T, dh}, {T * row, dh, row, 1}}, transposed);
 }
-static inline CudnnDescriptor cudnn_heads_transposed(CudnnGraph* g, int64_t id) {
-    int64_t row = g->s.NH * g->s.dh, dims[4] = {g->s.B, g->s.NH, g->s.dh, g->s.T},
-            strides[4] = {g->s.T * row, g->s.dh, 1, row};
-    return cudnn_tensor(g, id, CUDNN_DATA_BFLOAT16, dims, strides);
-}
-// [B, NH, T, columns]
-static inline CudnnDescriptor cudnn_rows(CudnnGraph* g, int64_t id, cudnnDataType_t type, int64_t columns) {
-    int64_t head = g->s.T * columns, dims[4] = {g->s.B, g->s.NH, g->s.T, columns},
-            strides[4] = {g->s.NH * head, head, columns, 1};
-    return cudnn_tensor(g, id, type, dims, strides);
+// [B, NH, T, columns], each head a matrix, or its transpose
+static inline CudnnDescriptor cudnn_rows(CudnnGraph* g, int64_t id, cudnnDataType_t type, int64_t columns,
+                                         bool transposed = false) {
+    int64_t B = g->s.B, T = g->s.T, NH = g->s.NH, head = T * columns;
+    return cudnn_tensor(g, id, type, {{B, NH, T, columns}, {NH * head, head, columns, 1}}, transposed);
 }
 static inline CudnnDescriptor cudnn_statistic(CudnnGraph* g, int64_t id) {
     return cudnn_rows(g, id, CUDNN_DATA_FLOAT, 1);
@@ -151,53 +160,47 @@ static inline CudnnDescriptor cudnn_statistic(CudnnGraph* g, int64_t id) {
 static inline CudnnDescriptor cudnn_scores(CudnnGraph* g, cudnnDataType_t type = CUDNN_DATA_FLOAT) {
     return cudnn_rows(g, CUDNN_VIRTUAL, type, g->s.T);
 }
-static inline CudnnDescriptor cudnn_scores_transposed(CudnnGraph* g) {
-    int64_t T = g->s.T, dims[4] = {g->s.B, g->s.NH, T, T}, strides[4] = {g->s.NH * T * T, T * T, 1, T};
-    return cudnn_tensor(g, CUDNN_VIRTUAL, CUDNN_DATA_BFLOAT16, dims, strides);
-}
 static inline CudnnDescriptor cudnn_scalar(CudnnGraph* g, int64_t id) {
-    const int64_t ones[4] = {1, 1, 1, 1};
-    return cudnn_tensor(g, id, CUDNN_DATA_FLOAT, ones, ones);
+    return cudnn_tensor(g, id, CUDNN_DATA_FLOAT, {{1, 1, 1, 1}, {1, 1, 1, 1}}, false);
 }
 
 // Each operation returns its output.
-static inline CudnnDescriptor cudnn_add(CudnnGraph* g, CudnnDescriptor operation, CudnnDescriptor output) {
-    if (g->count == (int64_t)(sizeof g->operations / sizeof *g->operations))
-        die("a cuDNN graph is too large");
-    g->operations[g->count++] = cudnn_final(operation);
+static inline CudnnDescriptor cudnn_add(CudnnGraph* g, CudnnDescriptor output,
+                                        cudnnBackendDescriptorType_t type, CudnnTable table) {
+    if (g->count == CUDNN_OPERATIONS) die("a cuDNN graph is too large");
+    g->operations[g->count++] = cudnn_final(type, table);
     return output;
 }
 
 static inline CudnnDescriptor cudnn_matmul(CudnnGraph* g, CudnnDescriptor a, CudnnDescriptor b,
                                            CudnnDescriptor c) {
-    CudnnDescriptor matmul = cudnn_descriptor(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    cudnn_set(matmul, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT);
-    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, cudnn_final(matmul));
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
-    return cudnn_add(g, operation, c);
+    auto matmul =
+        cudnn_final(CUDNN_BACKEND_MATMUL_DESCRIPTOR, {{CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_DATA_FLOAT}});
+    return cudnn_add(g, c, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+                     {{CUDNN_ATTR_OPERATION_MATMUL_DESC, matmul},
+                      {CUDNN_ATTR_OPERATION_MATMUL_ADESC, a},
+                      {CUDNN_ATTR_OPERATION_MATMUL_BDESC, b},
+                      {CUDNN_ATTR_OPERATION_MATMUL_CDESC, c}});
 }
 
 static inline CudnnDescriptor cudnn_reduce(CudnnGraph* g, cudnnReduceTensorOp_t op, CudnnDescriptor x,
                                            CudnnDescriptor y) {
-    CudnnDescriptor reduction = cudnn_descriptor(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    cudnn_set(reduction, CUDNN_ATTR_REDUCTION_OPERATOR, op);
-    cudnn_set(reduction, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT);
-    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, cudnn_final(reduction));
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
-    return cudnn_add(g, operation, y);
+    auto reduction =
+        cudnn_final(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, {{CUDNN_ATTR_REDUCTION_OPERATOR, op},
+                                                         {CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_DATA_FLOAT}});
+    return cudnn_add(g, y, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+                     {{CUDNN_ATTR_OPERATION_REDUCTION_DESC, reduction},
+                      {CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x},
+                      {CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y}});
 }
 
 // y = x transposed: the same elements with other strides
 static inline CudnnDescriptor cudnn_reshape(CudnnGraph* g, CudnnDescriptor x, CudnnDescriptor y) {
-    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
-    return cudnn_add(g, operation, y);
+    return cudnn_add(g, y, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+                     {{CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x}, {CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y}});
+}
+static inline CudnnDescriptor cudnn_transpose_scores(CudnnGraph* g, CudnnDescriptor x) {
+    return cudnn_reshape(g, x, cudnn_rows(g, CUDNN_VIRTUAL, CUDNN_DATA_BFLOAT16, g->s.T, true));
 }
 
 // y = mode(x), mode(x, b) or, with t, t ? x : b. GEN_INDEX gives the index along `axis`.
@@ -205,82 +208,75 @@ static inline CudnnDescriptor cudnn_pointwise(CudnnGraph* g, cudnnPointwiseMode_
                                               CudnnDescriptor b, CudnnDescriptor y, CudnnDescriptor t = NULL,
                                               cudnnDataType_t computes = CUDNN_DATA_FLOAT,
                                               int64_t axis = -1) {
-    CudnnDescriptor pointwise = cudnn_descriptor(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_MODE, mode);
-    cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, computes);
-    if (axis >= 0) cudnn_set(pointwise, CUDNN_ATTR_POINTWISE_AXIS, axis);
-    CudnnDescriptor operation = cudnn_descriptor(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, cudnn_final(pointwise));
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-    if (b) cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
-    if (t) cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
-    cudnn_set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-    return cudnn_add(g, operation, y);
+    auto pointwise = cudnn_final(CUDNN_BACKEND_POINTWISE_DESCRIPTOR,
+                                 {{CUDNN_ATTR_POINTWISE_MODE, mode},
+                                  {CUDNN_ATTR_POINTWISE_MATH_PREC, computes},
+                                  {CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis >= 0, &axis}});
+    return cudnn_add(g, y, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+                     {{CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, pointwise},
+                      {CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x},
+                      {CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b},
+                      {CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t},
+                      {CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y}});
 }
 
 // Scores of keys after their query become -inf.
 static inline CudnnDescriptor cudnn_causal(CudnnGraph* g, CudnnDescriptor scores) {
-    CudnnDescriptor row = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL,
-                                          cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 2);
-    CudnnDescriptor column = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL,
-                                             cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 3);
-    CudnnDescriptor seen = cudnn_pointwise(g, CUDNN_POINTWISE_CMP_GE, row, column,
-                                           cudnn_scores(g, CUDNN_DATA_BOOLEAN), NULL, CUDNN_DATA_BOOLEAN);
+    auto row = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL, cudnn_scores(g, CUDNN_DATA_INT32),
+                               NULL, CUDNN_DATA_FLOAT, 2);
+    auto column = cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, scores, NULL,
+                                  cudnn_scores(g, CUDNN_DATA_INT32), NULL, CUDNN_DATA_FLOAT, 3);
+    auto seen = cudnn_pointwise(g, CUDNN_POINTWISE_CMP_GE, row, column, cudnn_scores(g, CUDNN_DATA_BOOLEAN),
+                                NULL, CUDNN_DATA_BOOLEAN);
     return cudnn_pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, scores, cudnn_scalar(g, CUDNN_MASKED),
                            cudnn_scores(g), seen);
 }
 
 static inline void cudnn_forward_graph(CudnnGraph* g) {
-    CudnnDescriptor s =
-        cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads_transposed(g, CUDNN_K), cudnn_scores(g));
+    auto s = cudnn_matmul(g, cudnn_heads(g, CUDNN_Q), cudnn_heads(g, CUDNN_K, true), cudnn_scores(g));
     s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, cudnn_scalar(g, CUDNN_SCALE), cudnn_scores(g));
     s = cudnn_causal(g, s);
-    CudnnDescriptor row_max = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
+    auto row_max = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, s, cudnn_statistic(g, CUDNN_VIRTUAL));
     s = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, s, row_max, cudnn_scores(g));
-    CudnnDescriptor e = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
-    CudnnDescriptor sum = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, cudnn_statistic(g, CUDNN_VIRTUAL));
-    CudnnDescriptor log_sum =
-        cudnn_pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, cudnn_statistic(g, CUDNN_VIRTUAL));
+    auto e = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
+    auto sum = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, cudnn_statistic(g, CUDNN_VIRTUAL));
+    auto log_sum = cudnn_pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, cudnn_statistic(g, CUDNN_VIRTUAL));
     cudnn_pointwise(g, CUDNN_POINTWISE_ADD, row_max, log_sum, cudnn_statistic(g, CUDNN_LSE));
-    CudnnDescriptor p = cudnn_pointwise(g, CUDNN_POINTWISE_DIV, e, sum, cudnn_scores(g, CUDNN_DATA_BFLOAT16));
+    auto p = cudnn_pointwise(g, CUDNN_POINTWISE_DIV, e, sum, cudnn_scores(g, CUDNN_DATA_BFLOAT16));
     cudnn_matmul(g, p, cudnn_heads(g, CUDNN_V), cudnn_heads(g, CUDNN_O));
 }
 
 // deterministic: dq is one matmul, for which all of ds is stored; otherwise blocks of keys add to dq in any
 // order.
 static inline void cudnn_backward_graph(CudnnGraph* g, bool deterministic) {
-    CudnnDescriptor q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads_transposed(g, CUDNN_K),
-                    vt = cudnn_heads_transposed(g, CUDNN_V), dout = cudnn_heads(g, CUDNN_DOUT);
-    CudnnDescriptor scale = cudnn_scalar(g, CUDNN_SCALE);
+    auto q = cudnn_heads(g, CUDNN_Q), kt = cudnn_heads(g, CUDNN_K, true), vt = cudnn_heads(g, CUDNN_V, true),
+         dout = cudnn_heads(g, CUDNN_DOUT);
+    auto scale = cudnn_scalar(g, CUDNN_SCALE);
 
-    CudnnDescriptor products = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, dout, cudnn_heads(g, CUDNN_O),
-                                               cudnn_rows(g, CUDNN_VIRTUAL, CUDNN_DATA_FLOAT, g->s.dh));
-    CudnnDescriptor delta =
-        cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, products, cudnn_statistic(g, CUDNN_VIRTUAL));
+    auto products = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, dout, cudnn_heads(g, CUDNN_O),
+                                    cudnn_rows(g, CUDNN_VIRTUAL, CUDNN_DATA_FLOAT, g->s.dh));
+    auto delta = cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, products, cudnn_statistic(g, CUDNN_VIRTUAL));
     // the pattern has the scale of dropout here
     delta = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, delta, cudnn_scalar(g, CUDNN_ONE),
                             cudnn_statistic(g, CUDNN_DELTA));
 
-    CudnnDescriptor s = cudnn_matmul(g, q, kt, cudnn_scores(g));
+    auto s = cudnn_matmul(g, q, kt, cudnn_scores(g));
     s = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, s, scale, cudnn_scores(g));
     s = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, s, cudnn_statistic(g, CUDNN_LSE), cudnn_scores(g));
     s = cudnn_causal(g, s);
-    CudnnDescriptor p = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
-    cudnn_matmul(g, cudnn_reshape(g, p, cudnn_scores_transposed(g)), dout, cudnn_heads(g, CUDNN_DV));
+    auto p = cudnn_pointwise(g, CUDNN_POINTWISE_EXP, s, NULL, cudnn_scores(g));
+    cudnn_matmul(g, cudnn_transpose_scores(g, p), dout, cudnn_heads(g, CUDNN_DV));
 
-    CudnnDescriptor ds = cudnn_matmul(g, dout, vt, cudnn_scores(g));
+    auto ds = cudnn_matmul(g, dout, vt, cudnn_scores(g));
     ds = cudnn_pointwise(g, CUDNN_POINTWISE_SUB, ds, delta, cudnn_scores(g));
     ds = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, ds, p, cudnn_scores(g));
     ds = cudnn_pointwise(g, CUDNN_POINTWISE_MUL, ds, scale, cudnn_scores(g));
-    cudnn_matmul(g, cudnn_reshape(g, ds, cudnn_scores_transposed(g)), q, cudnn_heads(g, CUDNN_DK));
+    cudnn_matmul(g, cudnn_transpose_scores(g, ds), q, cudnn_heads(g, CUDNN_DK));
 
-    CudnnDescriptor k = cudnn_reshape(g, kt, cudnn_heads(g, CUDNN_VIRTUAL)), dq = cudnn_heads(g, CUDNN_DQ);
-    if (deterministic) {
-        cudnn_matmul(g, ds, k, dq);
-    } else {
-        CudnnDescriptor sum = cudnn_matmul(g, ds, k, cudnn_rows(g, CUDNN_DQ_SUM, CUDNN_DATA_FLOAT, g->s.dh));
-        cudnn_pointwise(g, CUDNN_POINTWISE_IDENTITY, sum, NULL, dq);
-    }
+    auto k = cudnn_reshape(g, kt, cudnn_heads(g, CUDNN_VIRTUAL)), dq = cudnn_heads(g, CUDNN_DQ);
+    auto sum = deterministic ? dq : cudnn_rows(g, CUDNN_DQ_SUM, CUDNN_DATA_FLOAT, g->s.dh);
+    cudnn_matmul(g, ds, k, sum);
+    if (!deterministic) cudnn_pointwise(g, CUDNN_POINTWISE_IDENTITY, sum, NULL, dq);
 }
 
 // ----------------------------------------------------------------------------
@@ -290,7 +286,7 @@ typedef enum { CUDNN_FORWARD, CUDNN_BACKWARD, CUDNN_BACKWARD_DETERMINISTIC } Cud
 
 typedef struct CudnnPlan {
     CudnnPass pass;
-    int64_t B, T, NH, dh;
+    HeadShape s; // its B, T, NH and dh
     CudnnDescriptor plan;
     int64_t workspace; // bytes that cuDNN itself needs
     struct CudnnPlan* next;
@@ -311,28 +307,27 @@ static inline cudnnHandle_t cudnn_handle(void) {
 // none.
 static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handle, cudnnStatus_t* status) {
     enum { MAX = 8 };
-    CudnnDescriptor graph = cudnn_descriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    cudnn_set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->count, g->operations);
-    cudnn_set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle);
-    *status = cudnnBackendFinalize(graph);
-    if (*status != CUDNN_STATUS_SUCCESS) return NULL;
+    auto graph = cudnn_descriptor(
+        CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+        {{CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->count, g->operations},
+         {CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle}});
+    if ((*status = cudnnBackendFinalize(graph)) != CUDNN_STATUS_SUCCESS) return NULL;
 
-    CudnnDescriptor heuristics = cudnn_descriptor(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MAX];
-    cudnn_set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
-    cudnn_set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A);
-    *status = cudnnBackendFinalize(heuristics);
-    if (*status != CUDNN_STATUS_SUCCESS) return NULL;
-    for (int i = 0; i < MAX; i++) configs[i] = cudnn_descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    CudnnDescriptor configs[MAX];
+    auto heuristics = cudnn_descriptor(
+        CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
+        {{CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph}, {CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_HEUR_MODE_A}});
+    if ((*status = cudnnBackendFinalize(heuristics)) != CUDNN_STATUS_SUCCESS) return NULL;
+    for (int i = 0; i < MAX; i++) configs[i] = cudnn_descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, {});
     int64_t found = 0;
     *status = cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                        CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX, &found, configs);
     if (*status == CUDNN_STATUS_SUCCESS && found == 0) *status = CUDNN_STATUS_NOT_SUPPORTED;
     for (int64_t i = 0; i < found && i < MAX; i++) {
-        CudnnDescriptor plan = cudnn_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-        cudnn_set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle);
-        cudnn_set(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]);
-        *status = cudnnBackendFinalize(plan);
-        if (*status == CUDNN_STATUS_SUCCESS) return plan;
+        auto plan = cudnn_descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
+                                     {{CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle},
+                                      {CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]}});
+        if ((*status = cudnnBackendFinalize(plan)) == CUDNN_STATUS_SUCCESS) return plan;
         cudnnBackendDestroyDescriptor(plan);
     }
     return NULL;
@@ -341,10 +336,11 @@ static inline CudnnDescriptor cudnn_best_plan(CudnnGraph* g, cudnnHandle_t handl
 // The plan for a shape, made at the first call. It keeps the descriptors of its graph.
 static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
     static CudnnPlan* plans;
+    static const char* const names[] = {"forward", "backward", "deterministic backward"}; // of CudnnPass
     for (CudnnPlan* p = plans; p; p = p->next)
-        if (p->pass == pass && p->B == s->B && p->T == s->T && p->NH == s->NH && p->dh == s->dh) return p;
-    CudnnGraph g;
-    memset(&g, 0, sizeof g);
+        if (p->pass == pass && p->s.B == s->B && p->s.T == s->T && p->s.NH == s->NH && p->s.dh == s->dh)
+            return p;
+    CudnnGraph g = {};
     g.s = *s;
     if (pass == CUDNN_FORWARD)
         cudnn_forward_graph(&g);
@@ -353,34 +349,34 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
 
     CudnnPlan* p = (CudnnPlan*)xcalloc(1, sizeof *p);
     cudnnStatus_t status;
-    p->pass = pass, p->B = s->B, p->T = s->T, p->NH = s->NH, p->dh = s->dh;
+    p->pass = pass, p->s = *s;
     p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
     if (!p->plan)
         die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here: "
             "use --attention fox (%s)",
-            cudnnGetVersion(),
-            pass == CUDNN_FORWARD    ? "forward"
-            : pass == CUDNN_BACKWARD ? "backward"
-                                     : "deterministic backward",
-            (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh, cudnn_reason(status));
+            cudnnGetVersion(), names[pass], (long long)s->B, (long long)s->T, (long long)s->NH,
+            (long long)s->dh, cudnn_reason(status));
     CUDNN_CHECK(cudnnBackendGetAttribute(p->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
                                          1, NULL, &p->workspace));
     p->next = plans;
     return plans = p;
 }
 
-// Runs a plan on the tensors at[CUDNN_Q] and so on; NULL: not part of the plan.
-static inline void cudnn_run(const CudnnPlan* p, void* const at[CUDNN_TENSORS], void* workspace,
+// Runs a plan on the tensors at[CUDNN_Q] and so on; NULL: not part of the plan. The scalars of both passes
+// are added here.
+static inline void cudnn_run(const CudnnPlan* p, void* at[CUDNN_TENSORS], void* workspace,
                              cudaStream_t stream) {
+    float scale = 1 / sqrtf((float)p->s.dh), masked = -INFINITY;
+    at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked;
     int64_t ids[CUDNN_TENSORS], count = 0;
     void* pointers[CUDNN_TENSORS];
     for (int64_t id = 1; id < CUDNN_TENSORS; id++)
         if (at[id]) ids[count] = id, pointers[count++] = at[id];
-    CudnnDescriptor pack = cudnn_descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids);
-    cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
-    cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    cudnn_final(pack);
+    CudnnDescriptor pack =
+        cudnn_final(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR,
+                    {{CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids},
+                     {CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers},
+                     {CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace}});
     CUDNN_CHECK(cudnnSetStream(cudnn_handle(), stream));
     CUDNN_CHECK(cudnnBackendExecute(cudnn_handle(), p->plan, pack));
     CUDNN_CHECK(cudnnBackendDestroyDescriptor(pack));
@@ -389,27 +385,21 @@ static inline void cudnn_run(const CudnnPlan* p, void* const at[CUDNN_TENSORS], 
 // ----------------------------------------------------------------------------
 // attention
 
-// Workspace of a backward pass: delta and the float sums of dq, then cuDNN's own, each aligned to 256 bytes.
-static inline size_t attention_cudnn_aligned(int64_t bytes) { return (size_t)(bytes + 255) / 256 * 256; }
-static inline size_t attention_cudnn_delta_bytes(const CudnnPlan* p) {
-    return attention_cudnn_aligned(p->B * p->NH * p->T * (int64_t)sizeof(float));
-}
-static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
-    if (p->pass == CUDNN_BACKWARD_DETERMINISTIC) return 0;
-    return attention_cudnn_aligned(p->B * p->NH * p->T * p->dh * (int64_t)sizeof(float));
-}
 static inline CudnnPass attention_cudnn_backward_pass(bool deterministic) {
     return deterministic ? CUDNN_BACKWARD_DETERMINISTIC : CUDNN_BACKWARD;
+}
+// Workspace of a backward pass: delta, then unless deterministic the float sums of dq, then cuDNN's own
+static inline size_t attention_cudnn_dq_bytes(const CudnnPlan* p) {
+    return p->pass == CUDNN_BACKWARD ? attention_float_bytes(p->s.B * p->s.NH * p->s.T * p->s.dh) : 0;
 }
 
 // Bytes of scratch that either pass needs. A deterministic backward pass stores all of ds, 2 B NH T^2 bytes:
 // 6.4 GB for 12 heads of 16384 tokens; any other one stores the float sums of dq.
 static inline size_t attention_cudnn_workspace(const HeadShape* s, bool deterministic) {
-    const CudnnPlan* forward = cudnn_plan(CUDNN_FORWARD, s);
+    size_t first = (size_t)cudnn_plan(CUDNN_FORWARD, s)->workspace;
     const CudnnPlan* backward = cudnn_plan(attention_cudnn_backward_pass(deterministic), s);
-    size_t first = (size_t)forward->workspace;
-    size_t second = attention_cudnn_delta_bytes(backward) + attention_cudnn_dq_bytes(backward) +
-                    (size_t)backward->workspace;
+    size_t second =
+        attention_delta_bytes(s) + attention_cudnn_dq_bytes(backward) + (size_t)backward->workspace;
     return first > second ? first : second;
 }
 
@@ -418,13 +408,10 @@ static inline void attention_cudnn_forward(const AttentionForward* a, const Head
                                            cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
     assert(!a->cum_logf && !a->bounds);
-    const CudnnPlan* p = cudnn_plan(CUDNN_FORWARD, s);
-    float scale = 1 / sqrtf((float)s->dh), masked = -INFINITY;
     void* at[CUDNN_TENSORS] = {};
     at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
     at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse;
-    at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked;
-    cudnn_run(p, at, a->scratch, stream);
+    cudnn_run(cudnn_plan(CUDNN_FORWARD, s), at, a->scratch, stream);
 }
 
 // As attention_backward with cum_logf, dcum_logf and bounds NULL: writes dq, dk and dv. delta is always
@@ -434,14 +421,13 @@ static inline void attention_cudnn_backward(const AttentionBackward* a, const He
     Range range("attention", RANGE_BACKWARD, stream);
     assert(!a->cum_logf && !a->dcum_logf && !a->bounds);
     const CudnnPlan* p = cudnn_plan(attention_cudnn_backward_pass(a->deterministic), s);
-    float scale = 1 / sqrtf((float)s->dh), masked = -INFINITY, one = 1;
+    float one = 1;
     char* rest = (char*)a->scratch;
     void* at[CUDNN_TENSORS] = {};
     at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
     at[CUDNN_O] = (void*)a->o, at[CUDNN_LSE] = (void*)a->lse, at[CUDNN_DOUT] = (void*)a->dout;
     at[CUDNN_DQ] = a->dq, at[CUDNN_DK] = a->dk, at[CUDNN_DV] = a->dv;
-    at[CUDNN_SCALE] = &scale, at[CUDNN_MASKED] = &masked, at[CUDNN_ONE] = &one;
-    at[CUDNN_DELTA] = rest, rest += attention_cudnn_delta_bytes(p);
+    at[CUDNN_ONE] = &one, at[CUDNN_DELTA] = rest, rest += attention_delta_bytes(s);
     if (!a->deterministic) at[CUDNN_DQ_SUM] = rest, rest += attention_cudnn_dq_bytes(p);
     cudnn_run(p, at, rest, stream);
 }
@@ -463,5 +449,3 @@ static inline void attention_cudnn_backward(const AttentionBackward*, const Head
 }
 
 #endif // USE_CUDNN
-
-#endif // LLMC_ATTENTION_CUDNN_CUH

@@ -18,9 +18,9 @@ is decoding; a larger t reads a prompt.
 dh is 64 or 128. The kernels are simple, as memory bounds decoding: a step reads every weight and all cached
 keys and values once. No kernel checks that lengths + t <= capacity: the caller does.
 */
-#ifndef LLMC_EXTEND_CUH
-#define LLMC_EXTEND_CUH
+#pragma once
 
+#include "forget_gate.cuh"
 #include "qkv.cuh"
 
 // What is kept of n sequences in one layer.
@@ -35,21 +35,13 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // RoPE
 
-__global__ static void __launch_bounds__(256)
-    rope_angles_extend_kernel(float* angles, const int64_t* lengths, int64_t count, int64_t rows,
-                              int64_t pairs, double base) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / pairs;
-    if (i < count) rope_angle(angles + 2 * i, lengths[row / rows] - 1 + row % rows, i % pairs, pairs, base);
-}
-
 // angles [n, 1 + t, dh/2, 2] of positions lengths[s] - 1 + i. Row 0 of an empty sequence is finite, not used.
 static inline void rope_angles_extend(float* angles, const AttentionState* state, double base,
                                       const HeadShape* shape, cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     int64_t rows = 1 + shape->T, pairs = shape->dh / 2, count = shape->B * rows * pairs;
-    rope_angles_extend_kernel<<<(unsigned)ceil_div<int64_t>(count, 256), 256, 0, stream>>>(
-        angles, state->lengths, count, rows, pairs, base);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, state->lengths, count,
+                rows, pairs, base);
 }
 
 // ----------------------------------------------------------------------------
@@ -70,14 +62,13 @@ __global__ static void __launch_bounds__(256)
 // One thread a head, block n: cum_logf_t = cum_logf_{t-1} + logsigmoid(z_t + bias), token by token
 __global__ static void __launch_bounds__(128)
     forget_gate_append_kernel(const __grid_constant__ AttentionState state, const float* bias, const bf16* z,
-                              int64_t T, int64_t NH, int64_t row_stride) {
-    int64_t length = state.lengths[blockIdx.x];
+                              const __grid_constant__ HeadShape shape) {
+    int64_t length = state.lengths[blockIdx.x], T = shape.T, NH = shape.NH;
     for (int64_t h = threadIdx.x; h < NH; h += blockDim.x) {
         double* cum_logf = state.cum_logf + (blockIdx.x * state.capacity + length) * NH + h;
         double sum = length > 0 ? cum_logf[-NH] : 0.0;
         for (int64_t t = 0; t < T; t++) {
-            float logit =
-                (z ? __bfloat162float(z[(blockIdx.x * (1 + T) + t) * row_stride + h]) : 0.0f) + bias[h];
+            float logit = forget_gate_logit(z, (blockIdx.x * (1 + T) + t) * shape.row_stride + h, bias[h]);
             sum += logit < 0 ? logit - log1p(exp((double)logit)) : -log1p(exp(-(double)logit));
             cum_logf[t * NH] = sum;
         }
@@ -91,12 +82,9 @@ static inline void attention_append(const AttentionState* state, const bf16* k, 
                                     cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
     dim3 grid((unsigned)shape->T, (unsigned)shape->B);
-    attention_append_kernel<<<grid, 256, 0, stream>>>(*state, k, v, shape->NH * shape->dh);
-    CUDA_CHECK_LAUNCH();
-    if (!state->cum_logf) return;
-    forget_gate_append_kernel<<<(unsigned)shape->B, 128, 0, stream>>>(*state, fgate_bias, z, shape->T,
-                                                                      shape->NH, shape->row_stride);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(attention_append_kernel, grid, 256, stream, *state, k, v, shape->NH * shape->dh);
+    if (state->cum_logf)
+        CUDA_LAUNCH(forget_gate_append_kernel, shape->B, 128, stream, *state, fgate_bias, z, *shape);
 }
 
 // Row 0 of proj = row t: the next call's previous token.
@@ -165,8 +153,5 @@ static inline void attention_extend(bf16* o, const bf16* q, const AttentionState
     auto kernel = dh == 64 ? attention_extend_kernel<2> : dh == 128 ? attention_extend_kernel<4> : NULL;
     if (!kernel) die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);
     dim3 grid((unsigned)shape->T, (unsigned)shape->NH, (unsigned)shape->B);
-    kernel<<<grid, 32 * EXTEND_WARPS, 0, stream>>>(o, q, *state);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(kernel, grid, 32 * EXTEND_WARPS, stream, o, q, *state);
 }
-
-#endif // LLMC_EXTEND_CUH

@@ -20,8 +20,7 @@ the bf16 GEMMs that it is computed from.
 Both are scans over time. A thread block scans a chunk of tokens, one a thread; a second kernel adds the sum
 of the chunks before (or after) it. So a few heads fill the GPU, and every order of sums is fixed.
 */
-#ifndef LLMC_FORGET_GATE_CUH
-#define LLMC_FORGET_GATE_CUH
+#pragma once
 
 #include "../model/shapes.h"
 #include "../cuda/range.cuh"
@@ -85,20 +84,22 @@ __device__ static inline float forget_gate_logit(const bf16* z, int64_t at, floa
 // ----------------------------------------------------------------------------
 // forward
 
-// cum_logf of each chunk as if it were the first of its head, and totals [B, NH, chunks] of the chunks
+// totals [B, NH, chunks] of the log gates and cum_logf of each chunk as if it were the first of its head; or
+// of dcum_logf, unless that is NULL, and nothing else
 __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
     forget_gate_scan_kernel(double* __restrict__ cum_logf, double* __restrict__ totals,
-                            const bf16* __restrict__ z, const float* __restrict__ bias,
-                            const __grid_constant__ HeadShape s) {
+                            const float* __restrict__ dcum_logf, const bf16* __restrict__ z,
+                            const float* __restrict__ bias, const __grid_constant__ HeadShape s) {
     GateChunk chunk(s);
-    int64_t t = chunk.first + threadIdx.x;
-    float logf = 0;
-    if (t < s.T) {
+    int64_t t = chunk.first + threadIdx.x, at = chunk.head * s.T + t;
+    float x = 0;
+    if (t < s.T && dcum_logf) x = dcum_logf[at];
+    if (t < s.T && !dcum_logf) {
         float logit = forget_gate_logit(z, (chunk.b * s.T + t) * s.row_stride + chunk.h, bias[chunk.h]);
-        logf = fminf(logit, 0) - log1pf(expf(-fabsf(logit)));
+        x = fminf(logit, 0) - log1pf(expf(-fabsf(logit)));
     }
-    double sum = forget_gate_scan(logf);
-    if (t < s.T) cum_logf[chunk.head * s.T + t] = sum;
+    double sum = forget_gate_scan(x);
+    if (t < s.T && !dcum_logf) cum_logf[at] = sum;
     if (threadIdx.x == FORGET_GATE_CHUNK - 1) totals[blockIdx.x] = sum;
 }
 
@@ -120,25 +121,14 @@ static inline void forget_gate_forward(double* cum_logf, const bf16* z, const fl
     Range range("forget gate", RANGE_FORWARD, stream);
     unsigned chunks = (unsigned)forget_gate_chunks(shape);
     double* totals = (double*)scratch;
-    forget_gate_scan_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(cum_logf, totals, z, bias, *shape);
-    CUDA_CHECK_LAUNCH();
-    if (shape->T <= FORGET_GATE_CHUNK) return;
-    forget_gate_carry_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(cum_logf, totals, *shape);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(forget_gate_scan_kernel, chunks, FORGET_GATE_CHUNK, stream, cum_logf, totals, NULL, z, bias,
+                *shape);
+    if (shape->T > FORGET_GATE_CHUNK)
+        CUDA_LAUNCH(forget_gate_carry_kernel, chunks, FORGET_GATE_CHUNK, stream, cum_logf, totals, *shape);
 }
 
 // ----------------------------------------------------------------------------
 // backward
-
-// totals [B, NH, chunks] of dcum_logf
-__global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
-    forget_gate_totals_kernel(double* __restrict__ totals, const float* __restrict__ dcum_logf,
-                              const __grid_constant__ HeadShape s) {
-    GateChunk chunk(s);
-    int64_t t = chunk.first + threadIdx.x;
-    double sum = forget_gate_scan(t < s.T ? dcum_logf[chunk.head * s.T + t] : 0);
-    if (threadIdx.x == FORGET_GATE_CHUNK - 1) totals[blockIdx.x] = sum;
-}
 
 // dz, and dlogit_sums [NH, B, chunks]. Thread i has the i-th token from the end of the chunk.
 __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
@@ -179,13 +169,9 @@ static inline void forget_gate_backward(bf16* dz, float* dbias, const float* dcu
     Range range("forget gate", RANGE_BACKWARD, stream);
     unsigned chunks = (unsigned)forget_gate_chunks(shape);
     double *totals = (double*)scratch, *dlogit_sums = totals + chunks;
-    forget_gate_totals_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(totals, dcum_logf, *shape);
-    CUDA_CHECK_LAUNCH();
-    forget_gate_backward_kernel<<<chunks, FORGET_GATE_CHUNK, 0, stream>>>(dz, dlogit_sums, totals, dcum_logf,
-                                                                          z, bias, *shape);
-    CUDA_CHECK_LAUNCH();
-    forget_gate_dbias_kernel<<<(unsigned)shape->NH, 32, 0, stream>>>(dbias, dlogit_sums, chunks / shape->NH);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(forget_gate_scan_kernel, chunks, FORGET_GATE_CHUNK, stream, NULL, totals, dcum_logf, z, bias,
+                *shape);
+    CUDA_LAUNCH(forget_gate_backward_kernel, chunks, FORGET_GATE_CHUNK, stream, dz, dlogit_sums, totals,
+                dcum_logf, z, bias, *shape);
+    CUDA_LAUNCH(forget_gate_dbias_kernel, shape->NH, 32, stream, dbias, dlogit_sums, chunks / shape->NH);
 }
-
-#endif // LLMC_FORGET_GATE_CUH

@@ -11,8 +11,7 @@ The trainer calls it between attention and the output projection. A thread has e
 backward pass also computes delta = sum of dout * o over a head's channels, which attention's backward pass
 needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_stride is a multiple of 8.
 */
-#ifndef LLMC_OUTPUT_GATE_CUH
-#define LLMC_OUTPUT_GATE_CUH
+#pragma once
 
 #include "qkv.cuh"
 
@@ -35,11 +34,9 @@ struct OutputGateArgs {
     float eps;
 };
 
-static inline OutputGateArgs output_gate_args(const OutputGate* gate, const HeadShape* shape) {
-    int64_t tokens = shape->B * shape->T;
-    assert(shape->row_stride % 8 == 0 && tokens < INT32_MAX / 2);
-    return {*gate,          shape->row_stride, (int)tokens,     (int)shape->T,
-            (int)shape->NH, (int)shape->dh,    (float)gate->eps};
+static inline OutputGateArgs output_gate_args(const OutputGate* gate, const HeadShape* s) {
+    assert(s->row_stride % 8 == 0 && s->B * s->T < INT32_MAX / 2);
+    return {*gate, s->row_stride, (int)(s->B * s->T), (int)s->T, (int)s->NH, (int)s->dh, (float)gate->eps};
 }
 
 // What a thread reads of one token.
@@ -85,10 +82,8 @@ static inline void output_gate_forward(bf16* y, const bf16* o, const OutputGate*
     Range range("output norm and gate", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
-    if (a.tokens == 0) return;
     dim3 grid((unsigned)ceil_div<int>(a.tokens, OUTPUT_GATE_TOKENS), (unsigned)heads.blocks);
-    output_gate_forward_kernel<<<grid, heads.threads, 0, stream>>>(y, o, a);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(output_gate_forward_kernel, grid, heads.threads, stream, y, o, a);
 }
 
 // ----------------------------------------------------------------------------
@@ -159,13 +154,8 @@ static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, con
     Range range("output norm and gate", RANGE_BACKWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     OutputGateArgs a = output_gate_args(gate, shape);
-    if (a.tokens == 0) return;
-    int64_t groups = resident_blocks(output_gate_backward_kernel, heads.threads) / heads.blocks;
-    groups = groups < 1 ? 1 : groups > a.tokens ? a.tokens : groups;
+    int64_t groups = resident_groups(output_gate_backward_kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
-    output_gate_backward_kernel<<<grid, heads.threads, 0, stream>>>(dout, y, dy, o, a, partial);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial);
     if (gate->weight) add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, false, stream);
 }
-
-#endif // LLMC_OUTPUT_GATE_CUH

@@ -3,8 +3,7 @@ Which attention kernels a GPU runs: the Hopper kernels exist in sm_90a code only
 newer, runs the sm_80 kernels, compiled for it or compiled from their PTX by the driver. attention.cuh calls
 it.
 */
-#ifndef LLMC_ATTENTION_PATH_H
-#define LLMC_ATTENTION_PATH_H
+#pragma once
 
 typedef enum { ATTENTION_SM80, ATTENTION_SM90 } AttentionPath;
 
@@ -13,5 +12,3 @@ typedef enum { ATTENTION_SM80, ATTENTION_SM90 } AttentionPath;
 static inline AttentionPath attention_path_of(int capability, int ptx_version) {
     return capability == 90 && ptx_version == 90 ? ATTENTION_SM90 : ATTENTION_SM80;
 }
-
-#endif // LLMC_ATTENTION_PATH_H

@@ -35,8 +35,7 @@ sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a
 The trainer calls pruning_bounds before attention_forward, and pruning_backward_bounds before
 attention_backward.
 */
-#ifndef LLMC_PRUNING_CUH
-#define LLMC_PRUNING_CUH
+#pragma once
 
 #include "attention.cuh"
 
@@ -56,12 +55,11 @@ typedef struct {
     double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass
     PruningCount* count;    // added to; NULL: not counted
     const double* cum_logf;
-    const bf16 *q, *k; // read only without QK norm
-    const bf16 *q_weight,
-        *k_weight;        // weights of QK norm, shape->weight_stride from head to head; NULL without
-    const float* lse;     // [B, NH, T] of attention_forward, for the backward pass
-    double log_tolerance; // ln eps, <= 0
-    void* scratch;        // pruning_scratch_bytes
+    const bf16 *q, *k;               // read only without QK norm
+    const bf16 *q_weight, *k_weight; // of QK norm, shape->weight_stride from head to head; NULL without
+    const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
+    double log_tolerance;            // ln eps, <= 0
+    void* scratch;                   // pruning_scratch_bytes
 } Pruning;
 
 // Parts of the scratch
@@ -132,9 +130,8 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
     int64_t heads = s->B * s->NH;
     CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * heads) * sizeof *squares, stream));
     dim3 grid((unsigned)(heads * ceil_div<int64_t>(s->T, PruningRows<DH>::TOKENS)), 2);
-    pruning_squares_kernel<DH>
-        <<<grid, PruningRows<DH>::THREADS, 0, stream>>>(squares, p->q, p->k, s->T, (int)heads, (int)s->NH);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(pruning_squares_kernel<DH>, grid, PruningRows<DH>::THREADS, stream, squares, p->q, p->k, s->T,
+                (int)heads, (int)s->NH);
 }
 
 // U of a head, in every thread
@@ -173,11 +170,6 @@ template <class Holds> __device__ static inline int pruning_search(int low, int 
             low = middle + 1;
     }
     return low;
-}
-
-// The last token of block n
-__device__ static inline int64_t pruning_last(int n, int64_t T) {
-    return min((int64_t)(n + 1) * ATTENTION_BLOCK, T) - 1;
 }
 
 // x [n]: each element becomes the maximum of itself and all later ones. Called by every thread.
@@ -228,33 +220,36 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
         run(min(first + (int)threadIdx.x / 4, blocks - 1));
 }
 
-// The head b NH + h of thread block b NH + h
-struct PruningHead {
-    double *reach, *past; // [blocks]
-    const double* cum_logf;
-    int64_t* work;
-    int64_t T;
-    int blocks;
-
-    __device__ PruningHead(const Pruning& p, const HeadShape& s, const PruningScratch& scratch)
-        : reach(scratch.reach + (int64_t)blockIdx.x * scratch.blocks),
-          past(scratch.past + (int64_t)blockIdx.x * scratch.blocks), cum_logf(p.cum_logf + blockIdx.x * s.T),
-          work(&scratch.head_work[blockIdx.x]), T(s.T), blocks(scratch.blocks) {}
-    __device__ int64_t last(int n) const { return pruning_last(n, T); }
-};
-
-// Writes a head's bounds and the work that they leave, and adds the work to count `times` over. Called by
-// every thread when it has written its part of reach. limit: U.
-__device__ static inline void pruning_write_bounds(const Pruning& p, const PruningHead& head, double limit,
-                                                   int times) {
-    constexpr int WARPS = PRUNING_THREADS / 32;
-    __shared__ int64_t warp_results[WARPS];
-    int blocks = head.blocks;
-    double *reach = head.reach, *past = head.past;
-    const double* cum_logf = head.cum_logf;
-    int *first_key_block = p.bounds.first_key_block + (int64_t)blockIdx.x * blocks,
-        *last_query_block = p.bounds.last_query_block + (int64_t)blockIdx.x * blocks;
-    auto last = [&](int n) { return head.last(n); };
+// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which is added
+// to p.count, in the backward pass twice.
+template <bool BACKWARD>
+__global__ static void __launch_bounds__(PRUNING_THREADS)
+    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
+                          const __grid_constant__ PruningScratch scratch) {
+    int blocks = scratch.blocks;
+    int64_t first_block = (int64_t)blockIdx.x * blocks; // of the head
+    double *reach = scratch.reach + first_block, *past = scratch.past + first_block;
+    const double* cum_logf = p.cum_logf + blockIdx.x * s.T;
+    auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; }; // tokens of block n
+    auto last = [&](int n) { return min((int64_t)(n + 1) * ATTENTION_BLOCK, s.T) - 1; };
+    double limit =
+        BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
+    if (BACKWARD) {
+        const float* lse = p.lse + blockIdx.x * s.T;
+        int lane = (int)threadIdx.x % 32;
+        for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
+            float least = INFINITY;
+            for (int64_t i = first(m) + lane; i <= last(m); i += 32) least = fminf(least, __ldg(&lse[i]));
+            least = -warp_max(-least);
+            if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - least;
+        }
+    } else {
+        if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
+        pruning_for_each_block(blocks, [&](int m) {
+            float sum = pruning_sum(cum_logf, last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
+            reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
+        });
+    }
     pruning_for_each_block(blocks, [&](int n) {
         int from = max(n - PRUNING_BLOCKS + 1, 0);
         float sum = pruning_sum(cum_logf, last(n), from, n, last);
@@ -268,53 +263,21 @@ __device__ static inline void pruning_write_bounds(const Pruning& p, const Pruni
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
-        int first = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
-        first_key_block[i] = first;
-        last_query_block[i] = pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
-        work += i - first + 1;
+        int first_key = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
+        p.bounds.first_key_block[first_block + i] = first_key;
+        p.bounds.last_query_block[first_block + i] =
+            pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
+        work += i - first_key + 1;
     }
-    for (int lane = 16; lane > 0; lane /= 2) work += __shfl_xor_sync(0xffffffffu, work, lane);
-    if (threadIdx.x % 32 == 0) warp_results[threadIdx.x / 32] = work;
-    __syncthreads();
+    work = block_sum(work);
     if (threadIdx.x > 0) return;
-    for (int warp = 1; warp < WARPS; warp++) work += warp_results[warp];
-    *head.work = work;
+    scratch.head_work[blockIdx.x] = work;
     if (p.count) {
+        unsigned times = BACKWARD ? 2 : 1;
         unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
-        atomicAdd(&p.count->all, all * (unsigned)times);
-        atomicAdd(&p.count->kept, (unsigned long long)work * (unsigned)times);
+        atomicAdd(&p.count->all, all * times);
+        atomicAdd(&p.count->kept, (unsigned long long)work * times);
     }
-}
-
-__global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
-                          const __grid_constant__ PruningScratch scratch) {
-    PruningHead head(p, s, scratch);
-    const double* cum_logf = head.cum_logf;
-    double limit = pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
-    if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
-    auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; };
-    pruning_for_each_block(head.blocks, [&](int m) {
-        float sum = pruning_sum(cum_logf, head.last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
-        head.reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
-    });
-    pruning_write_bounds(p, head, limit, 1);
-}
-
-__global__ static void __launch_bounds__(PRUNING_THREADS)
-    pruning_backward_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
-                                   const __grid_constant__ PruningScratch scratch) {
-    PruningHead head(p, s, scratch);
-    const float* lse = p.lse + blockIdx.x * s.T;
-    int lane = (int)threadIdx.x % 32;
-    for (int m = (int)threadIdx.x / 32; m < head.blocks; m += PRUNING_THREADS / 32) {
-        float least = INFINITY;
-        for (int64_t i = (int64_t)m * ATTENTION_BLOCK + lane; i <= head.last(m); i += 32)
-            least = fminf(least, __ldg(&lse[i]));
-        least = -warp_max(-least);
-        if (lane == 0) head.reach[m] = __ldg(&head.cum_logf[(int64_t)m * ATTENTION_BLOCK]) - least;
-    }
-    pruning_write_bounds(p, head, p.score_limits[blockIdx.x], 2);
 }
 
 // ----------------------------------------------------------------------------
@@ -334,15 +297,13 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     head_order[position] = head;
 }
 
-static inline void pruning_launch(void (*kernel)(const Pruning, const HeadShape, const PruningScratch),
-                                  const Pruning* p, const HeadShape* s, cudaStream_t stream) {
+template <bool BACKWARD>
+static inline void pruning_launch(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     int64_t heads = s->B * s->NH;
     PruningScratch scratch(p->scratch, s);
-    kernel<<<(unsigned)heads, PRUNING_THREADS, 0, stream>>>(*p, *s, scratch);
-    CUDA_CHECK_LAUNCH();
-    pruning_order_kernel<<<(unsigned)ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, 0, stream>>>(
-        p->bounds.head_order, scratch.head_work, (int)heads);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(pruning_bounds_kernel<BACKWARD>, heads, PRUNING_THREADS, stream, *p, *s, scratch);
+    CUDA_LAUNCH(pruning_order_kernel, ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, stream,
+                p->bounds.head_order, scratch.head_work, (int)heads);
 }
 
 // Writes p->bounds such that the skipped keys hold at most eps = exp(log_tolerance) of each row's attention
@@ -354,14 +315,12 @@ static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStre
     PruningScratch scratch(p->scratch, s);
     if (!p->q_weight && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
     if (!p->q_weight && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
-    pruning_launch(pruning_bounds_kernel, p, s, stream);
+    pruning_launch<false>(p, s, stream);
 }
 
 // Writes the bounds of the backward pass, from score_limits and lse. They keep no more than those of
 // pruning_bounds, with the same guarantee, and may overwrite them.
 static inline void pruning_backward_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     Range range("pruning bounds", RANGE_BACKWARD, stream);
-    pruning_launch(pruning_backward_bounds_kernel, p, s, stream);
+    pruning_launch<true>(p, s, stream);
 }
-
-#endif // LLMC_PRUNING_CUH

@@ -18,8 +18,7 @@ threads take the same branches. A thread has eight channels of one head for seve
 that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and
 the columns of q, k and v are multiples of 8.
 */
-#ifndef LLMC_QKV_CUH
-#define LLMC_QKV_CUH
+#pragma once
 
 #include "../model/shapes.h"
 #include "../cuda/rmsnorm.cuh"
@@ -47,26 +46,24 @@ struct QkvArgs {
 // ----------------------------------------------------------------------------
 // RoPE
 
-// angles [2] = cos and sin of position base^(-i / pairs), for pair i
-__device__ static inline void rope_angle(float* angles, int64_t position, int64_t i, int64_t pairs,
-                                         double base) {
-    double angle = (double)position * pow(base, -(double)i / (double)pairs);
-    angles[0] = (float)cos(angle);
-    angles[1] = (float)sin(angle);
-}
-
+// angles [sequences, rows, pairs, 2]: cos and sin of position base^(-i / pairs) for pair i; count of pairs in
+// total. A row's position is its index, or with lengths (extend.cuh) lengths[sequence] - 1 more.
 __global__ static void __launch_bounds__(256)
-    rope_angles_kernel(float* angles, int64_t count, int64_t pairs, double base) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) rope_angle(angles + 2 * i, i / pairs, i % pairs, pairs, base);
+    rope_angles_kernel(float* angles, const int64_t* lengths, int64_t count, int64_t rows, int64_t pairs,
+                       double base) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / pairs, position = row;
+    if (i >= count) return;
+    if (lengths) position = lengths[row / rows] - 1 + row % rows;
+    double angle = (double)position * pow(base, -(double)(i % pairs) / (double)pairs);
+    angles[2 * i] = (float)cos(angle);
+    angles[2 * i + 1] = (float)sin(angle);
 }
 
 // angles [T, dh/2, 2]: cos and sin of t base^(-2i/dh) for position t and pair i
 static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base, cudaStream_t stream) {
     int64_t count = T * (dh / 2);
-    rope_angles_kernel<<<(unsigned)ceil_div<int64_t>(count, 256), 256, 0, stream>>>(angles, count, dh / 2,
-                                                                                    base);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, NULL, count, T,
+                dh / 2, base);
 }
 
 // Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A
@@ -151,10 +148,8 @@ __global__ static void __launch_bounds__(256)
 static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) {
     QkvArgs a;
     int64_t tokens = shape->B * shape->T;
-    for (int p = 0; p < 3; p++) {
-        a.paths[p] = paths[p];
-        assert(paths[p].column % 8 == 0);
-    }
+    for (int p = 0; p < 3; p++) a.paths[p] = paths[p];
+    assert((paths[0].column | paths[1].column | paths[2].column) % 8 == 0);
     assert(shape->row_stride % 8 == 0 && shape->row_stride >= shape->columns && tokens < INT32_MAX / 2);
     a.row_stride = shape->row_stride, a.columns = shape->columns;
     a.tokens = (int)tokens, a.T = (int)shape->T, a.NH = (int)shape->NH, a.dh = (int)shape->dh;
@@ -169,10 +164,8 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
-    if (a.tokens == 0) return;
-    dim3 grid((unsigned)(ceil_div<int>(a.tokens, QKV_TOKENS) * a.units));
-    qkv_forward_kernel<<<grid, heads.threads, 0, stream>>>(a, proj, angles);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(qkv_forward_kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a,
+                proj, angles);
 }
 
 // ----------------------------------------------------------------------------
@@ -262,12 +255,8 @@ __global__ static void __launch_bounds__(256, 3)
 // and the sum is over the heads too; the first row of partial is then overwritten.
 static inline void add_head_partials(float* dweight, float* partial, int64_t rows, int64_t NH, int64_t dh,
                                      bool shared, cudaStream_t stream) {
-    if (!shared) {
-        sum_rows(dweight, partial, rows, NH * dh, true, stream);
-    } else {
-        sum_rows(partial, partial, rows, NH * dh, false, stream);
-        sum_rows(dweight, partial, NH, dh, true, stream);
-    }
+    sum_rows(shared ? partial : dweight, partial, rows, NH * dh, !shared, stream);
+    if (shared) sum_rows(dweight, partial, NH, dh, true, stream);
 }
 
 // Writes the columns of dproj that the paths read, zeros its padding columns, and adds to each path's
@@ -279,15 +268,11 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
-    int64_t groups = resident_blocks(qkv_backward_kernel, heads.threads) / a.units;
-    groups = groups < 1 ? 1 : groups > a.segments ? a.segments : groups;
-    qkv_backward_kernel<<<(unsigned)(groups * a.units), heads.threads, 0, stream>>>(a, dproj, proj, angles,
-                                                                                    partial);
-    CUDA_CHECK_LAUNCH();
+    int64_t groups = resident_groups(qkv_backward_kernel, heads.threads, a.units, a.segments);
+    CUDA_LAUNCH(qkv_backward_kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles,
+                partial);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,
                               shape->weight_stride == 0, stream);
 }
-
-#endif // LLMC_QKV_CUH

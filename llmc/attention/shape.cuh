@@ -17,8 +17,7 @@ In a block on the diagonal both terms may be large and of opposite sign, and wou
 difference to the anchor is the sum of two floats, and tokens are subtracted high from high and low from low
 (AttentionGate).
 */
-#ifndef LLMC_ATTENTION_SHAPE_CUH
-#define LLMC_ATTENTION_SHAPE_CUH
+#pragma once
 
 #include "../cuda/cuda_common.cuh"
 #include "../model/shapes.h"
@@ -56,6 +55,14 @@ typedef struct {
     bool deterministic; // false: the last bits of dq and dcum_logf may differ from run to run
     void* scratch;
 } AttentionBackward;
+
+// Bytes of `count` floats in scratch, rounded up so that what follows is aligned to 256 bytes
+static inline size_t attention_float_bytes(int64_t count) {
+    return (size_t)ceil_div<int64_t>(count * (int64_t)sizeof(float), 256) * 256;
+}
+static inline size_t attention_delta_bytes(const HeadShape* s) {
+    return attention_float_bytes(s->B * s->NH * s->T);
+}
 
 // ----------------------------------------------------------------------------
 // scores and the gate
@@ -134,24 +141,20 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     shape.heads = (int)(s->B * s->NH), shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
     shape.row_stride = s->NH * s->dh;
     if (bounds) shape.bounds = *bounds;
-    int device, l2;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
-    int64_t head_bytes = s->T * s->dh * bytes_per_channel;
+    int64_t l2 = device_attribute(cudaDevAttrL2CacheSize), head_bytes = s->T * s->dh * bytes_per_channel;
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
     shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
     return shape;
 }
 
-// Launches a kernel whose thread blocks have a Shared, of up to MAX_KIB, in dynamic shared memory: more than
-// 48 KiB has to be requested.
-template <class Shared, int MAX_KIB, class... Parameters, class... Arguments>
-static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, int threads,
-                                    cudaStream_t stream, Arguments... arguments) {
-    static_assert(sizeof(Shared) <= MAX_KIB << 10, "more shared memory than a thread block may have");
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-    kernel<<<(unsigned)grid, threads, sizeof(Shared), stream>>>(arguments...);
+// Launches a kernel whose thread blocks have F::THREADS threads and an F::Shared, of up to MAX_KIB, in
+// dynamic shared memory: more than 48 KiB has to be requested.
+template <class F, int MAX_KIB, class... Parameters, class... Arguments>
+static inline void attention_launch(void (*kernel)(Parameters...), int64_t grid, cudaStream_t stream,
+                                    Arguments... arguments) {
+    constexpr size_t SHARED = sizeof(typename F::Shared);
+    static_assert(SHARED <= MAX_KIB << 10, "more shared memory than a thread block may have");
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED));
+    kernel<<<(unsigned)grid, F::THREADS, SHARED, stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }
-
-#endif // LLMC_ATTENTION_SHAPE_CUH

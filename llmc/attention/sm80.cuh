@@ -11,8 +11,7 @@ keys (or queries), double-buffered by cp.async:
 
 The gate is described in shape.cuh.
 */
-#ifndef LLMC_ATTENTION_SM80_CUH
-#define LLMC_ATTENTION_SM80_CUH
+#pragma once
 
 #include "shape.cuh"
 #include "../cuda/mma_sm80.cuh"
@@ -26,12 +25,10 @@ struct Sm80Block {
 
     template <int DH> __device__ static Sm80Block of(const AttentionShape& shape, bool last_is_longest) {
         AttentionTile tile = shape.tile(blockIdx.x);
-        Sm80Block block;
-        block.head = tile.head;
-        block.base = (int64_t)(tile.head / shape.NH) * shape.T * shape.row_stride + tile.head % shape.NH * DH;
-        block.index = last_is_longest ? shape.blocks - 1 - tile.tile_index : tile.tile_index;
-        block.first = block.index * ATTENTION_BLOCK;
-        return block;
+        int64_t base =
+            (int64_t)(tile.head / shape.NH) * shape.T * shape.row_stride + tile.head % shape.NH * DH;
+        int index = last_is_longest ? shape.blocks - 1 - tile.tile_index : tile.tile_index;
+        return {tile.head, base, index, index * ATTENTION_BLOCK};
     }
 };
 
@@ -48,5 +45,3 @@ __device__ static inline void sm80_init_columns(float (&c)[4], const float* colu
     c[0] = c[2] = x.x;
     c[1] = c[3] = x.y;
 }
-
-#endif // LLMC_ATTENTION_SM80_CUH

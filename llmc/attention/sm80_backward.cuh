@@ -14,35 +14,28 @@ every run gives the same bits. acc_init of dout_i v_j is -delta_i. dcum_logf tak
 bf16, in both kernels: dcum_logf is summed over time next, where rounding errors add up unless the same ds
 enters both sums.
 */
-#ifndef LLMC_ATTENTION_SM80_BACKWARD_CUH
-#define LLMC_ATTENTION_SM80_BACKWARD_CUH
+#pragma once
 
 #include "sm80.cuh"
 
 // Operands of the next matmul, over 16 columns of the lane's scores from block n on: probabilities as bf16
 template <int MS, int NS>
 __device__ static inline void sm80_pack(uint32_t (&p)[MS][4], const float (&s)[MS][NS][4], int n) {
-#pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float* x = &s[m][n + r / 2][r % 2 * 2];
-            p[m][r] = pack_bf16x2(x[0], x[1]);
-        }
+    for (int r = 0; r < 4 * MS; r++) {
+        const float* x = &s[r / 4][n + r % 4 / 2][r % 2 * 2];
+        p[r / 4][r % 4] = pack_bf16x2(x[0], x[1]);
+    }
 }
 // and ds = s dp as bf16; with a gate, adds it to its row's sum
 template <bool GATE, int MS, int NS>
 __device__ static inline void sm80_pack_ds(uint32_t (&ds)[MS][4], float (&sum)[MS][2],
                                            const float (&s)[MS][NS][4], const float (&dp)[MS][NS][4], int n) {
-#pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float *x = &s[m][n + r / 2][r % 2 * 2], *y = &dp[m][n + r / 2][r % 2 * 2];
-            float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
-            if (GATE) sum[m][r % 2] += ds0 + ds1;
-            ds[m][r] = pack_bf16x2(ds0, ds1);
-        }
+    for (int r = 0; r < 4 * MS; r++) {
+        const float *x = &s[r / 4][n + r % 4 / 2][r % 2 * 2], *y = &dp[r / 4][n + r % 4 / 2][r % 2 * 2];
+        float ds0 = x[0] * y[0], ds1 = x[1] * y[1];
+        if (GATE) sum[r / 4][r % 2] += ds0 + ds1;
+        ds[r / 4][r % 4] = pack_bf16x2(ds0, ds1);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -103,7 +96,6 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     }
 
     float shift[MS][2], row_lse[MS][2], row_delta[MS][2], row_sum[MS][2] = {}, acc[MS][DH / 8][4] = {};
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         int i = warp_row + r * 8 + lane / 4;
         int64_t at = block.head * T + min(i0 + i, T - 1);
@@ -158,18 +150,15 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
         }
     }
 
-    float factor[MS][2];
 #pragma unroll
-    for (int r = 0; r < 2 * MS; r++) {
-        factor[r / 2][r % 2] = 1 / ROOT;
-        if (!GATE || !a.dcum_logf) continue;
+    for (int r = 0; r < 2 * MS && GATE && a.dcum_logf; r++) {
         float x = quad_sum(row_sum[r / 2][r % 2]);
         int i = i0 + warp_row + r * 8 + lane / 4;
         if (i < T && lane % 4 == 0) a.dcum_logf[block.head * T + i] = x;
     }
     int row = i0 + warp_row;
     sm80_store<DH>(a.dq + block.base + row * shape.row_stride, shape.row_stride, T - row,
-                   shared.q + warp_row * DH, acc, factor);
+                   shared.q + warp_row * DH, acc, [](int, int) { return 1 / ROOT; });
 }
 
 // ----------------------------------------------------------------------------
@@ -178,13 +167,12 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
 template <int DH> struct Sm80Dkv {
     // Two accumulators of DH columns per key leave registers for 32 keys per warp at 64 columns, for 16 at
     // 128.
-    static constexpr int MS = DH == 64 ? 2 : 1, THREADS = ATTENTION_BLOCK / (MS * 16) * 32,
-                         BLOCKS_PER_SM = MS;
-    static constexpr int QUERIES = DH == 64 ? 64 : 32;
+    static constexpr int MS = DH == 64 ? 2 : 1, BLOCKS_PER_SM = MS;
+    static constexpr int THREADS = ATTENTION_BLOCK / (MS * 16) * 32, QUERIES = DH == 64 ? 64 : 32;
     struct Shared {
         bf16 k[ATTENTION_BLOCK * DH], v[ATTENTION_BLOCK * DH], q[2][QUERIES * DH], dout[2][QUERIES * DH];
-        float acc_init
-            [2][QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float acc_init[2][QUERIES];
         float minus_delta[2][QUERIES];
         AttentionGate<ATTENTION_BLOCK> gate;
     };
@@ -197,8 +185,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
                     const __grid_constant__ AttentionShape shape) {
     typedef Sm80Dkv<DH> F;
-    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS,
-                  NS = PART / 8; // a warp takes PART queries at a time
+    constexpr int QUERIES = F::QUERIES, PART = 32, MS = F::MS, NS = PART / 8; // a warp takes PART queries
     constexpr float ROOT = AttentionScale<DH>::ROOT, SCALE = AttentionScale<DH>::SCALE;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
@@ -245,7 +232,6 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     __syncthreads();
 
     float shift[MS][2], column_sum[MS][2] = {}, acc_k[MS][DH / 8][4] = {}, acc_v[MS][DH / 8][4] = {};
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++)
         shift[r / 2][r % 2] = GATE ? -shared.gate.high[warp_row + r * 8 + lane / 4] : 0;
     uint32_t lane_k = sm80_advance<DH>(sm80_lane_a<DH>(shared.k, lane), warp_row, 0);
@@ -292,20 +278,18 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
         }
     }
 
-    float factor_k[MS][2], factor_v[MS][2];
 #pragma unroll
-    for (int r = 0; r < 2 * MS; r++) {
-        factor_k[r / 2][r % 2] = 1 / ROOT;
-        factor_v[r / 2][r % 2] = 1;
-        if (!GATE || !a.dcum_logf) continue;
+    for (int r = 0; r < 2 * MS && GATE && a.dcum_logf; r++) {
         float x = quad_sum(column_sum[r / 2][r % 2]);
         int j = j0 + warp_row + r * 8 + lane / 4;
         if (j < T && lane % 4 == 0) a.dcum_logf[block.head * T + j] -= x;
     }
     int row = j0 + warp_row;
     int64_t at = block.base + row * shape.row_stride;
-    sm80_store<DH>(a.dk + at, shape.row_stride, T - row, shared.k + warp_row * DH, acc_k, factor_k);
-    sm80_store<DH>(a.dv + at, shape.row_stride, T - row, shared.v + warp_row * DH, acc_v, factor_v);
+    sm80_store<DH>(a.dk + at, shape.row_stride, T - row, shared.k + warp_row * DH, acc_k,
+                   [](int, int) { return 1 / ROOT; });
+    sm80_store<DH>(a.dv + at, shape.row_stride, T - row, shared.v + warp_row * DH, acc_v,
+                   [](int, int) { return 1; });
 }
 
 // delta must not be NULL. Deterministic in any case.
@@ -315,10 +299,6 @@ static inline void attention_backward_sm80(const AttentionBackward* a, const Hea
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
     int64_t grid = (int64_t)shape.heads * shape.blocks;
-    attention_launch<typename Sm80Dq<DH>::Shared, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid,
-                                                                   Sm80Dq<DH>::THREADS, stream, *a, shape);
-    attention_launch<typename Sm80Dkv<DH>::Shared, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid,
-                                                                    Sm80Dkv<DH>::THREADS, stream, *a, shape);
+    attention_launch<Sm80Dq<DH>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid, stream, *a, shape);
+    attention_launch<Sm80Dkv<DH>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid, stream, *a, shape);
 }
-
-#endif // LLMC_ATTENTION_SM80_BACKWARD_CUH

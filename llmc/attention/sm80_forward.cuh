@@ -10,8 +10,7 @@ calls attention_forward_sm80.
 row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: the accumulators are
 rescaled only when a score exceeds row_max by RESCALE_THRESHOLD, which is rare after a row's first tile.
 */
-#ifndef LLMC_ATTENTION_SM80_FORWARD_CUH
-#define LLMC_ATTENTION_SM80_FORWARD_CUH
+#pragma once
 
 #include "sm80.cuh"
 
@@ -37,7 +36,6 @@ template <int DH, int MS> struct Sm80Softmax {
     float acc[MS][DH / 8][4] = {}, row_max[MS][2], row_sum[MS][2] = {};
 
     __device__ Sm80Softmax() {
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++)
             row_max[r / 2][r % 2] = -1e30f; // finite: no infinity is ever subtracted from another
     }
@@ -46,31 +44,27 @@ template <int DH, int MS> struct Sm80Softmax {
     __device__ void rescale(const float (&s)[MS][NS][4], float factor, const float (&shift)[MS][2]) {
         float tile_max[MS][2];
         bool exceeds = false;
+        for (int r = 0; r < 2 * MS; r++) {
+            int m = r / 2, half = r % 2;
+            float x = s[m][0][2 * half];
 #pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float x = s[m][0][2 * half];
-#pragma unroll
-                for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-                tile_max[m][half] = x * factor + shift[m][half];
-                exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
-            }
+            for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            tile_max[m][half] = x * factor + shift[m][half];
+            exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
+        }
         if (!__any_sync(0xffffffffu, exceeds)) return;
+        for (int r = 0; r < 2 * MS; r++) {
+            int m = r / 2, half = r % 2;
+            float x = quad_max(fmaxf(row_max[m][half], tile_max[m][half]));
+            float scale = exp2_approx(row_max[m][half] - x);
+            row_max[m][half] = x;
+            row_sum[m][half] *= scale;
 #pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float x = quad_max(fmaxf(row_max[m][half], tile_max[m][half]));
-                float scale = exp2_approx(row_max[m][half] - x);
-                row_max[m][half] = x;
-                row_sum[m][half] *= scale;
-#pragma unroll
-                for (int n = 0; n < DH / 8; n++) {
-                    acc[m][n][2 * half] *= scale;
-                    acc[m][n][2 * half + 1] *= scale;
-                }
+            for (int n = 0; n < DH / 8; n++) {
+                acc[m][n][2 * half] *= scale;
+                acc[m][n][2 * half + 1] *= scale;
             }
+        }
     }
     // Adds 16 keys' weights, whose exponents relative to row_max are s factor + shift, and their product with
     // v.
@@ -78,17 +72,14 @@ template <int DH, int MS> struct Sm80Softmax {
     __device__ void add(const float (&s)[MS][NS][4], int n, float factor, const float (&shift)[MS][2],
                         uint32_t lane_v) {
         uint32_t p[MS][4];
-#pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                int half = r % 2;
-                const float* x = &s[m][n + r / 2][2 * half];
-                float p0 = exp2_approx(x[0] * factor + shift[m][half]);
-                float p1 = exp2_approx(x[1] * factor + shift[m][half]);
-                row_sum[m][half] += p0 + p1;
-                p[m][r] = pack_bf16x2(p0, p1);
-            }
+        for (int r = 0; r < 4 * MS; r++) {
+            int m = r / 4, half = r % 2;
+            const float* x = &s[m][n + r % 4 / 2][2 * half];
+            float p0 = exp2_approx(x[0] * factor + shift[m][half]);
+            float p1 = exp2_approx(x[1] * factor + shift[m][half]);
+            row_sum[m][half] += p0 + p1;
+            p[m][r % 4] = pack_bf16x2(p0, p1);
+        }
         sm80_matmul_ab<DH>(acc, p, lane_v);
     }
 };
@@ -126,15 +117,14 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
             shared.acc_init[stage].set(tid % KEYS,
                                        n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT));
     };
-    float row_gate[MS][2] =
-        {}; // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
+    // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
+    float row_gate[MS][2] = {};
     if (GATE) {
         anchor = __ldg(&cum_logf[i0]);
         sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);
         store_acc_init(0, tile); // 0: the first tile lies on the diagonal
         load_gate(tile - 1);
         __syncthreads();
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++)
             row_gate[r / 2][r % 2] = shared.gate.high[warp_row + r * 8 + lane / 4];
     }
@@ -165,10 +155,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
                 x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
                 if (j > i) x = -INFINITY;
             });
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] = diagonal ? 0 : row_gate[r / 2][r % 2];
         softmax.rescale(s, factor, shift);
-#pragma unroll
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] -= softmax.row_max[r / 2][r % 2];
 
         store_acc_init(stage ^ 1, tile - 1);
@@ -179,7 +167,6 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     }
 
     float* lse = a.lse + block.head * T;
-#pragma unroll
     for (int r = 0; r < 2 * MS; r++) {
         float l = quad_sum(softmax.row_sum[r / 2][r % 2]);
         int i = i0 + warp_row + r * 8 + lane / 4;
@@ -188,7 +175,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     }
     int row = i0 + warp_row;
     sm80_store<DH>(a.o + block.base + row * shape.row_stride, shape.row_stride, T - row,
-                   shared.q + warp_row * DH, softmax.acc, softmax.row_sum);
+                   shared.q + warp_row * DH, softmax.acc,
+                   [&](int m, int half) { return softmax.row_sum[m][half]; });
 }
 
 template <int DH, bool GATE>
@@ -196,9 +184,6 @@ static inline void attention_forward_sm80(const AttentionForward* a, const HeadS
                                           cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
-    attention_launch<typename Sm80Forward<DH>::Shared, SM80_SHARED_KIB>(
-        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, Sm80Forward<DH>::THREADS, stream,
-        *a, shape);
+    attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(
+        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, stream, *a, shape);
 }
-
-#endif // LLMC_ATTENTION_SM80_FORWARD_CUH

@@ -2,8 +2,7 @@
 Configuration of the Hopper kernels of forgetting attention (sm90_forward.cuh, sm90_backward.cuh): tiles,
 stages and registers for each head size.
 */
-#ifndef LLMC_ATTENTION_SM90_CUH
-#define LLMC_ATTENTION_SM90_CUH
+#pragma once
 
 #include "shape.cuh"
 #include "../cuda/mma_sm90.cuh"
@@ -38,5 +37,3 @@ template <> struct Sm90BackwardTiles<128> {
 };
 
 #define SM90_SHARED_KIB 227 // shared memory of a thread block on sm_90
-
-#endif // LLMC_ATTENTION_SM90_CUH

@@ -29,14 +29,13 @@ errors add up unless the same dS enters both sums.
 
 Unless deterministic, thread blocks add to dQ in any order, and its last bits differ from run to run.
 */
-#ifndef LLMC_ATTENTION_SM90_BACKWARD_CUH
-#define LLMC_ATTENTION_SM90_BACKWARD_CUH
+#pragma once
 
 #include "sm90.cuh"
 
 template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
     typedef Sm90BackwardTiles<DH> Tiles;
-    static constexpr int THREADS = 384, CONSUMER_WARPS = 8, KEYS = ATTENTION_BLOCK;
+    static constexpr int CHANNELS = DH, THREADS = 384, CONSUMER_WARPS = 8, KEYS = ATTENTION_BLOCK;
     static constexpr int STEP = 64; // queries whose scores a warpgroup holds in registers at a time
     static constexpr int QUERIES = Tiles::QUERIES, STEPS = QUERIES / STEP, STAGES = Tiles::STAGES;
 
@@ -58,9 +57,8 @@ template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
         bf16 q[STAGES][QUERIES * DH], dout[STAGES][QUERIES * DH];
         bf16 ds[2][KEYS * QUERIES];
         bf16 ones[16 * SM90_PANEL];
-        float acc_init
-            [STAGES]
-            [QUERIES]; // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        // sqrt(dh) (cum_logf_i - anchor - lse_i); without cum_logf in the diagonal block
+        float acc_init[STAGES][QUERIES];
         float minus_delta[STAGES][QUERIES];
         AttentionGate<KEYS> gate; // of the keys
         uint64_t keys_full, full[STAGES], empty[STAGES], dq_ready, dq_added;
@@ -102,32 +100,30 @@ struct Sm90BackwardBlock {
 // ----------------------------------------------------------------------------
 // tma_producer: one thread
 
-template <int DH>
-__device__ static inline void sm90_backward_tma_producer(typename Sm90Backward<DH>::Shared& shared,
+template <class F>
+__device__ static inline void sm90_backward_tma_producer(typename F::Shared& shared,
                                                          const Sm90BackwardParameters& p) {
-    typedef Sm90Backward<DH> F;
     const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
     sm90_arrive_expect_tx(&shared.keys_full, sizeof shared.k + sizeof shared.v);
-    sm90_load_tile<DH, F::KEYS>(shared.k, &p.k, x.h, x.j0, x.b, &shared.keys_full);
-    sm90_load_tile<DH, F::KEYS>(shared.v, &p.v, x.h, x.j0, x.b, &shared.keys_full);
+    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, x.h, x.j0, x.b, &shared.keys_full);
+    sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, x.h, x.j0, x.b, &shared.keys_full);
     Sm90Ring<F::STAGES> ring;
     for (int tile = x.first; tile <= x.last; tile++, ring.next()) {
         int stage = ring.stage, t = tile * F::QUERIES;
         uint64_t* full = &shared.full[stage];
         sm90_wait(&shared.empty[stage], ring.phase ^ 1);
         sm90_arrive_expect_tx(full, sizeof shared.q[0] + sizeof shared.dout[0]);
-        sm90_load_tile<DH, F::QUERIES>(shared.q[stage], &p.q, x.h, t, x.b, full);
-        sm90_load_tile<DH, F::QUERIES>(shared.dout[stage], &p.dout, x.h, t, x.b, full);
+        sm90_load_tile<F::CHANNELS, F::QUERIES>(shared.q[stage], &p.q, x.h, t, x.b, full);
+        sm90_load_tile<F::CHANNELS, F::QUERIES>(shared.dout[stage], &p.dout, x.h, t, x.b, full);
     }
 }
 
 // ----------------------------------------------------------------------------
 // lse_producer: one warp. acc_init of the scores, and -delta, that of the score gradients
 
-template <int DH, bool GATE>
-__device__ static inline void sm90_backward_lse_producer(typename Sm90Backward<DH>::Shared& shared,
+template <class F, bool GATE>
+__device__ static inline void sm90_backward_lse_producer(typename F::Shared& shared,
                                                          const Sm90BackwardParameters& p) {
-    typedef Sm90Backward<DH> F;
     const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
     int lane = (int)threadIdx.x % 32, T = p.shape.T;
     const float *lse = p.lse + (int64_t)x.head * T, *delta = p.delta + (int64_t)x.head * T;
@@ -155,7 +151,7 @@ __device__ static inline void sm90_backward_lse_producer(typename Sm90Backward<D
                 int at = step * F::STEP + lane + 32 * e;
                 bool exists = i0 + lane + 32 * e < T; // queries past T get probability 0
                 float gate = GATE && tile >= x.clear ? (float)(next_cum_logf[e] - anchor) : 0;
-                float acc_init = (gate - next_lse[e]) * (float)AttentionScale<DH>::ROOT;
+                float acc_init = (gate - next_lse[e]) * (float)AttentionScale<F::CHANNELS>::ROOT;
                 shared.acc_init[ring.stage][at] = exists ? acc_init : -INFINITY;
                 shared.minus_delta[ring.stage][at] = exists ? -next_delta[e] : 0;
             }
@@ -172,34 +168,34 @@ __device__ static inline void sm90_backward_lse_producer(typename Sm90Backward<D
 // out of order wait.
 
 // Per tile: the number of thread blocks that have added their dq, and how many must have before this one does
-template <int DH> struct Sm90DqSemaphore {
+template <class F> struct Sm90DqSemaphore {
     int *added, before;
     __device__ Sm90DqSemaphore(const Sm90BackwardParameters& p, const Sm90BackwardBlock& x, int tile)
-        : added(p.dq_semaphore + (int64_t)x.head * Sm90Backward<DH>::tiles(p.shape) + tile),
-          before(tile * Sm90Backward<DH>::QUERIES / ATTENTION_BLOCK - x.j0 / ATTENTION_BLOCK) {}
+        : added(p.dq_semaphore + (int64_t)x.head * F::tiles(p.shape) + tile),
+          before(tile * F::QUERIES / ATTENTION_BLOCK - x.j0 / ATTENTION_BLOCK) {}
 };
 
-template <int DH>
-__device__ static inline void sm90_backward_acquire_dq(typename Sm90Backward<DH>::Shared& shared,
+template <class F>
+__device__ static inline void sm90_backward_acquire_dq(typename F::Shared& shared,
                                                        const Sm90BackwardParameters& p) {
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<Sm90Backward<DH>>(p);
+    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
     for (int tile = x.first; tile <= x.last; tile++) {
-        Sm90DqSemaphore<DH> semaphore(p, x, tile);
+        Sm90DqSemaphore<F> semaphore(p, x, tile);
         while (sm90_load_acquire(semaphore.added) != semaphore.before) {}
         if (tile > x.first) sm90_wait(&shared.dq_ready, (uint32_t)(tile - x.first - 1) % 2);
         sm90_arrive(&shared.dq_ready);
     }
 }
 
-template <int DH>
-__device__ static inline void sm90_backward_release_dq(typename Sm90Backward<DH>::Shared& shared,
+template <class F>
+__device__ static inline void sm90_backward_release_dq(typename F::Shared& shared,
                                                        const Sm90BackwardParameters& p) {
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<Sm90Backward<DH>>(p);
+    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
     for (int tile = x.first; tile <= x.last; tile++) {
         if (tile == x.first) sm90_arrive(&shared.dq_ready);
         sm90_wait(&shared.dq_added, (uint32_t)(tile - x.first) % 2);
         if (tile < x.last) sm90_arrive(&shared.dq_ready); // the next phase of dq_added may begin
-        Sm90DqSemaphore<DH> semaphore(p, x, tile);
+        Sm90DqSemaphore<F> semaphore(p, x, tile);
         sm90_store_release(semaphore.added, semaphore.before + 1);
     }
 }
@@ -503,10 +499,10 @@ __global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         sm90_reg_dealloc<F::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) sm90_backward_tma_producer<DH>(shared, p);
-        if (threadIdx.x / 32 == 1) sm90_backward_lse_producer<DH, GATE>(shared, p);
-        if (DETERMINISTIC && threadIdx.x == 64) sm90_backward_acquire_dq<DH>(shared, p);
-        if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<DH>(shared, p);
+        if (threadIdx.x == 0) sm90_backward_tma_producer<F>(shared, p);
+        if (threadIdx.x / 32 == 1) sm90_backward_lse_producer<F, GATE>(shared, p);
+        if (DETERMINISTIC && threadIdx.x == 64) sm90_backward_acquire_dq<F>(shared, p);
+        if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<F>(shared, p);
     } else {
         sm90_reg_alloc<F::CONSUMER_REGISTERS>();
         Sm90BackwardConsumer<DH, GATE, DETERMINISTIC>(shared, p, Sm90BackwardBlock::of<F>(p)).run();
@@ -580,11 +576,7 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
 
     auto kernel =
         a->deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;
-    attention_launch<typename F::Shared, SM90_SHARED_KIB>(
-        kernel, (int64_t)p.shape.heads * p.shape.tiles_per_head, F::THREADS, stream, p);
-    sm90_backward_finish_kernel<DH>
-        <<<(unsigned)parts, 256, 0, stream>>>(a->dq, p.dcum_logf, p.dq_sum, p.row_sum, p.shape);
-    CUDA_CHECK_LAUNCH();
+    attention_launch<F, SM90_SHARED_KIB>(kernel, (int64_t)p.shape.heads * p.shape.tiles_per_head, stream, p);
+    CUDA_LAUNCH(sm90_backward_finish_kernel<DH>, parts, 256, stream, a->dq, p.dcum_logf, p.dq_sum, p.row_sum,
+                p.shape);
 }
-
-#endif // LLMC_ATTENTION_SM90_BACKWARD_CUH

@@ -19,8 +19,7 @@ the anchor is the tile's first query.
 The tensor cores wait for the exponentials and the instructions around them, so the loop is written for few
 instructions: scores are only checked for an overflow, and rescaling is rare (needs_rescale).
 */
-#ifndef LLMC_ATTENTION_SM90_FORWARD_CUH
-#define LLMC_ATTENTION_SM90_FORWARD_CUH
+#pragma once
 
 #include <limits.h>
 #include "sm90.cuh"
@@ -30,7 +29,8 @@ instructions: scores are only checked for an overflow, and rescaling is rare (ne
 
 template <int DH> struct Sm90Forward : Sm90ForwardTiles<DH> {
     typedef Sm90ForwardTiles<DH> Tiles;
-    static constexpr int ROWS = Tiles::CONSUMERS * 64, KEYS = Tiles::KEYS, STAGES = Tiles::STAGES;
+    static constexpr int CHANNELS = DH, ROWS = Tiles::CONSUMERS * 64, KEYS = Tiles::KEYS,
+                         STAGES = Tiles::STAGES;
     static constexpr int GATE_WARPS = 2; // of the producer warpgroup, after the tma_producer
     static constexpr int CONSUMER_WARPS = Tiles::CONSUMERS * 4, THREADS = 128 + Tiles::CONSUMERS * 128;
     static constexpr int TILE_BYTES = KEYS * DH * (int)sizeof(bf16); // of keys or values
@@ -98,10 +98,9 @@ struct Sm90ForwardTile {
 // ----------------------------------------------------------------------------
 // tma_producer: one thread
 
-template <int DH>
-__device__ static inline void sm90_forward_tma_producer(typename Sm90Forward<DH>::Shared& shared,
+template <class F>
+__device__ static inline void sm90_forward_tma_producer(typename F::Shared& shared,
                                                         const Sm90ForwardParameters& p) {
-    typedef Sm90Forward<DH> F;
     unsigned index = blockIdx.x;
     uint32_t step_count = 0;
     for (uint32_t tile_count = 0;; tile_count++) {
@@ -114,13 +113,13 @@ __device__ static inline void sm90_forward_tma_producer(typename Sm90Forward<DH>
 
         sm90_wait(&shared.q_empty, tile_count % 2 ^ 1);
         sm90_arrive_expect_tx(&shared.q_full, sizeof shared.q);
-        sm90_load_tile<DH, F::ROWS>(shared.q, &p.q, tile.h, tile.i0, tile.b, &shared.q_full);
+        sm90_load_tile<F::CHANNELS, F::ROWS>(shared.q, &p.q, tile.h, tile.i0, tile.b, &shared.q_full);
         auto load = [&](bf16* to, const CUtensorMap* map, uint64_t* full, uint64_t* empty, int n,
                         uint32_t step) {
             sm90_wait(empty + F::stage(step), F::phase(step) ^ 1);
             sm90_arrive_expect_tx(full + F::stage(step), F::TILE_BYTES);
-            sm90_load_tile<DH, F::KEYS>(to + F::stage(step) * (F::KEYS * DH), map, tile.h, n * F::KEYS,
-                                        tile.b, full + F::stage(step));
+            sm90_load_tile<F::CHANNELS, F::KEYS>(to + F::stage(step) * (F::KEYS * F::CHANNELS), map, tile.h,
+                                                 n * F::KEYS, tile.b, full + F::stage(step));
         };
         // A step needs a tile of keys and the values of the tile before.
         for (int n = tile.last; n >= tile.first - 1; n--, step_count++) {
@@ -134,10 +133,9 @@ __device__ static inline void sm90_forward_tma_producer(typename Sm90Forward<DH>
 // ----------------------------------------------------------------------------
 // gate_producer: two warps
 
-template <int DH>
-__device__ static inline void sm90_forward_gate_producer(typename Sm90Forward<DH>::Shared& shared,
+template <class F>
+__device__ static inline void sm90_forward_gate_producer(typename F::Shared& shared,
                                                          const Sm90ForwardParameters& p) {
-    typedef Sm90Forward<DH> F;
     constexpr int THREADS = 32 * F::GATE_WARPS, KEYS_PER_THREAD = F::KEYS / THREADS;
     int thread = (int)threadIdx.x - 32;
     uint32_t step_count = 0;
@@ -190,8 +188,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
     uint32_t tile_count = 0, step_count = 0;
     float s[KEYS / 2], acc[DH / 2];
     uint32_t probabilities[KEYS / 16][4];
-    float row_max[2],
-        row_sum[2]; // s is exponentiated relative to row_max; row_sum: the lane's part of the row's sum
+    float row_max[2], row_sum[2]; // s is exponentiated relative to row_max; row_sum: the lane's part of it
     float row_gate_high[2], row_gate_low[2]; // log2(e) (cum_logf_i - anchor)
 
     __device__ Sm90ForwardConsumer(typename F::Shared& shared, const Sm90ForwardParameters& p)
@@ -278,7 +275,6 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
             tile_max[half(i)] =
                 __vimax3_s32(tile_max[half(i)], __float_as_int(s[i]), __float_as_int(s[i + 1]));
         bool exceeds = false;
-#pragma unroll
         for (int h = 0; h < 2; h++) {
             float limit = (row_max[h] + F::RESCALE_THRESHOLD - shift<DIAGONAL>(h)) * (1 / factor<DIAGONAL>());
             exceeds |= limit <= 0 || tile_max[h] > __float_as_int(limit);
@@ -289,7 +285,6 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         float tile_max[2] = {s[0], s[2]};
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) tile_max[half(i)] = fmaxf(tile_max[half(i)], s[i]);
-#pragma unroll
         for (int h = 0; h < 2; h++) {
             float x = quad_max(fmaxf(row_max[h], tile_max[h] * factor<DIAGONAL>() + shift<DIAGONAL>(h)));
             rescale[h] = exp2_approx(row_max[h] - x);
@@ -322,7 +317,6 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         sm90_wait(&shared.q_full, tile_count % 2);
         sm90_wait(&shared.k_full[F::stage(step_count)], F::phase(step_count));
         issue_qk(false);
-#pragma unroll
         for (int h = 0; h < 2; h++) {
             row_max[h] = -1e30f; // finite: no infinity is ever subtracted from another
             row_sum[h] = 0;
@@ -383,7 +377,6 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         if (lane == 0) sm90_wait_stores_read<0>(); // those of the previous tile
         __syncwarp();
         float factor[2];
-#pragma unroll
         for (int h = 0; h < 2; h++) {
             float l = quad_sum(row_sum[h]);
             factor[h] = __fdividef(1, l);
@@ -395,7 +388,6 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
 #pragma unroll
         for (int n = 0; n < DH / 16; n++) {
             uint32_t pairs[4];
-#pragma unroll
             for (int i = 0; i < 4; i++)
                 pairs[i] =
                     pack_bf16x2(acc[8 * n + 2 * i] * factor[i % 2], acc[8 * n + 2 * i + 1] * factor[i % 2]);
@@ -451,9 +443,9 @@ __global__ void __launch_bounds__(Sm90Forward<DH>::THREADS, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         sm90_reg_dealloc<F::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) sm90_forward_tma_producer<DH>(shared, p);
+        if (threadIdx.x == 0) sm90_forward_tma_producer<F>(shared, p);
         if (GATE && threadIdx.x >= 32 && threadIdx.x < 32 + 32 * F::GATE_WARPS)
-            sm90_forward_gate_producer<DH>(shared, p);
+            sm90_forward_gate_producer<F>(shared, p);
     } else {
         sm90_reg_alloc<F::CONSUMER_REGISTERS>();
         Sm90ForwardConsumer<DH, GATE>(shared, p).run();
@@ -472,12 +464,8 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     p.shape = attention_shape(s, F::ROWS, a->bounds, 4);
     CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
     // One thread block per multiprocessor, or per tile where there are fewer
-    int device, processors;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;
-    attention_launch<typename F::Shared, SM90_SHARED_KIB>(
-        sm90_forward_kernel<DH, GATE>, tiles < processors ? tiles : processors, F::THREADS, stream, p);
+    int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
+    attention_launch<F, SM90_SHARED_KIB>(sm90_forward_kernel<DH, GATE>,
+                                         tiles < processors ? tiles : processors, stream, p);
 }
-
-#endif // LLMC_ATTENTION_SM90_FORWARD_CUH

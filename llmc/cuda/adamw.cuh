@@ -10,8 +10,7 @@ Master weights, gradients and moments are float; the model computes with a bf16 
 written here as well. The gradients that were used are zeroed for the next step. 34 bytes a parameter: reads
 weight, gradient and both moments, writes all four and the copy.
 */
-#ifndef LLMC_ADAMW_CUH
-#define LLMC_ADAMW_CUH
+#pragma once
 
 #include <math.h>
 #include "../model/shapes.h"
@@ -82,9 +81,7 @@ static inline void adamw_update(const AdamWTensors* tensors, const ParamChunks* 
     a.rate = (float)(p->lr / (1 - pow(p->beta1, (double)p->step)));
     a.root = (float)(1 / sqrt(1 - pow(p->beta2, (double)p->step)));
     a.keep[0] = 1, a.keep[1] = (float)(1 - p->lr * p->weight_decay);
-    if (chunks->count == 0) return;
-    adamw_kernel<<<(unsigned)chunks->count, 256, 0, stream>>>(*tensors, chunks->chunks, stats, a);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(adamw_kernel, chunks->count, 256, stream, *tensors, chunks->chunks, stats, a);
 }
 
 // ----------------------------------------------------------------------------
@@ -100,9 +97,5 @@ __global__ static void __launch_bounds__(256) weights_copy_kernel(bf16* copy, co
 
 // copy = w rounded to bf16, n elements
 static inline void weights_copy(bf16* copy, const float* w, int64_t n, cudaStream_t stream) {
-    if (n == 0) return;
-    weights_copy_kernel<<<(unsigned)ceil_div<int64_t>(n, 4 * 256), 256, 0, stream>>>(copy, w, n);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(weights_copy_kernel, ceil_div<int64_t>(n, 4 * 256), 256, stream, copy, w, n);
 }
-
-#endif // LLMC_ADAMW_CUH

@@ -9,8 +9,7 @@ A block has one row. It reads the logits twice: once for their maximum and the s
 over them. So the largest tensor of the model moves through memory once each way, and the probabilities are
 never stored.
 */
-#ifndef LLMC_CLASSIFIER_CUH
-#define LLMC_CLASSIFIER_CUH
+#pragma once
 
 #include <float.h>
 #include "range.cuh"
@@ -110,9 +109,8 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     if (rows == 0) return;
     int64_t threads = 32 * ceil_div<int64_t>(row_stride, 32 * 8);
     if (threads > 1024) threads = 1024;
-    int device, most, bytes = train ? (int)(row_stride * (int64_t)sizeof(bf16)) : 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    int bytes = train ? (int)(row_stride * (int64_t)sizeof(bf16)) : 0;
+    int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     bool cached = train && bytes + 1024 <= most; // 1024: block_exp_sum's, rounded up
     if (!cached) bytes = 0;
     auto kernel = cached ? classifier_kernel<true> : classifier_kernel<false>;
@@ -121,5 +119,3 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
                                                                          (int)row_stride, dloss, train);
     CUDA_CHECK_LAUNCH();
 }
-
-#endif // LLMC_CLASSIFIER_CUH

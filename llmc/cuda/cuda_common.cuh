@@ -4,8 +4,7 @@ thread block.
 
 Weights, activations and their gradients are bf16; sums, statistics and gates are float or double.
 */
-#ifndef LLMC_CUDA_COMMON_CUH
-#define LLMC_CUDA_COMMON_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -31,7 +30,37 @@ static inline void cuda_check(cudaError_t error, const char* call, const char* f
 // After every kernel launch. Reports a bad launch configuration; errors on the device appear at a later call.
 #define CUDA_CHECK_LAUNCH() cuda_check(cudaGetLastError(), "kernel launch", __FILE__, __LINE__)
 
+// Queues kernel(...) and reports a bad launch configuration with the kernel's name. An empty grid is not
+// launched.
+#define CUDA_LAUNCH(kernel, grid, threads, stream, ...)                                                      \
+    do {                                                                                                     \
+        const dim3 blocks_(grid);                                                                            \
+        if (blocks_.x > 0) kernel<<<blocks_, threads, 0, stream>>>(__VA_ARGS__);                             \
+        cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__);                                         \
+    } while (0)
+
 template <class T> __host__ __device__ static inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
+
+// An attribute of the current GPU
+static inline int device_attribute(cudaDeviceAttr attribute) {
+    int device, value;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
+}
+
+// The grid of a kernel over rows of n columns, a multiple of 8: a thread has eight columns of one row.
+// blockIdx.x is the row, blockIdx.y the part of it, as a block has at most 512 threads.
+typedef struct {
+    dim3 blocks;
+    unsigned threads;
+} RowGrid;
+
+static inline RowGrid row_grid(int64_t rows, int64_t n) {
+    assert(rows <= INT32_MAX && n > 0 && n % 8 == 0);
+    int64_t parts = ceil_div<int64_t>(n, 8 * 512);
+    return {dim3((unsigned)rows, (unsigned)parts), (unsigned)(32 * ceil_div<int64_t>(n, 8 * 32 * parts))};
+}
 
 // ----------------------------------------------------------------------------
 // 16 bytes at a time: the widest load and store of a thread
@@ -127,12 +156,15 @@ __device__ static inline float block_sum_all(float x, float sums[32]) {
     return warp_sum(lane < blockDim.x / 32 ? sums[lane] : 0);
 }
 
+// The hardware's 2^x; denormal results are 0.
+__device__ static inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // 1 / (1 + exp(-x)) within 3 ulp, from the hardware's 2^x and 1/x. expf and a division would also handle
 // denormal numbers, which make no difference here: beside 1 they vanish.
 __device__ static inline float sigmoidf(float x) {
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
-    return __fdividef(1.0f, 1.0f + e);
+    return __fdividef(1.0f, 1.0f + exp2_approx(-1.44269504f * x));
 }
-
-#endif // LLMC_CUDA_COMMON_CUH

@@ -1,8 +1,7 @@
 /*
 The GPU: opens it, checks that the trainer can run on it, and knows its peak speed.
 */
-#ifndef LLMC_DEVICE_CUH
-#define LLMC_DEVICE_CUH
+#pragma once
 
 #include "cuda_common.cuh"
 
@@ -104,5 +103,3 @@ static inline Device device_open(int index) {
     d.peak_flops = device_peak_flops(prop.name);
     return d;
 }
-
-#endif // LLMC_DEVICE_CUH

@@ -10,8 +10,7 @@ within a slice is summed and added to the row of dE at once. Of a run that cross
 its part to scratch, and a second kernel adds the parts in order. There are no atomics on floats: the same
 bits in every run.
 */
-#ifndef LLMC_EMBEDDING_CUH
-#define LLMC_EMBEDDING_CUH
+#pragma once
 
 #include "range.cuh"
 
@@ -42,10 +41,8 @@ static inline void embedding_forward(bf16* x, const int32_t* tokens, const bf16*
                                      int64_t d, cudaStream_t stream) {
     Range range("embedding", RANGE_FORWARD, stream);
     assert(d % 8 == 0);
-    if (rows == 0) return;
-    embedding_forward_kernel<<<(unsigned)ceil_div<int64_t>(rows, 8), 256, 0, stream>>>(x, tokens, embeddings,
-                                                                                       rows, d);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(embedding_forward_kernel, ceil_div<int64_t>(rows, 8), 256, stream, x, tokens, embeddings,
+                rows, d);
 }
 
 // ----------------------------------------------------------------------------
@@ -138,6 +135,12 @@ __device__ static inline void add8(float x[8], const float* p) {
     for (int i = 0; i < 4; i++) x[i] += low[i], x[i + 4] += high[i];
 }
 
+// row[0..7] += x, where x is overwritten
+__device__ static inline void add_to_row(float* row, float x[8]) {
+    add8(x, row);
+    store8(row, x);
+}
+
 // One block a slice. parts [slices, 2, d]: of the run that continues from the previous slice, and of the run
 // that starts in this slice and continues in the next.
 __global__ static void __launch_bounds__(512)
@@ -151,11 +154,6 @@ __global__ static void __launch_bounds__(512)
     bool continues = first > 0 && sorted_token(sorted[first - 1]) == token;
     float* my_parts = parts + 2 * blockIdx.x * d + c;
     float sum[8] = {};
-    auto add_to_row = [&]() {
-        float* row = dembeddings + token * d + c;
-        add8(sum, row);
-        store8(row, sum);
-    };
     for (int64_t i = first; i < last; i += ahead) {
         uint64_t item[ahead];
         Pack8 in[ahead];
@@ -172,7 +170,7 @@ __global__ static void __launch_bounds__(512)
                 if (continues)
                     store8(my_parts, sum);
                 else
-                    add_to_row();
+                    add_to_row(dembeddings + token * d + c, sum);
                 continues = false;
                 token = sorted_token(item[j]);
                 for (int k = 0; k < 8; k++) sum[k] = 0;
@@ -185,7 +183,7 @@ __global__ static void __launch_bounds__(512)
     else if (last < rows && sorted_token(sorted[last]) == token)
         store8(my_parts + d, sum);
     else
-        add_to_row();
+        add_to_row(dembeddings + token * d + c, sum);
 }
 
 // Block n adds the parts of the run that starts in slice n and continues in later ones, if there is one.
@@ -198,8 +196,8 @@ __global__ static void __launch_bounds__(512)
     auto starts_with = [=](int64_t s, uint32_t token) { return sorted_token(sorted[s * slice]) == token; };
     uint32_t token = sorted_token(sorted[(n + 1) * slice - 1]);
     if (!starts_with(n + 1, token)) return;
-    if (n > 0 && starts_with(n, token) && sorted_token(sorted[n * slice - 1]) == token)
-        return;                               // started before n
+    // a run that started before n
+    if (n > 0 && starts_with(n, token) && sorted_token(sorted[n * slice - 1]) == token) return;
     int64_t end = n + 2, not_before = slices; // the slice after the run, by bisection
     while (end < not_before) {
         int64_t middle = (end + not_before) / 2;
@@ -212,9 +210,7 @@ __global__ static void __launch_bounds__(512)
     add8(sum, parts + (2 * n + 1) * d + c);
 #pragma unroll 8
     for (int64_t s = n + 1; s < end; s++) add8(sum, parts + 2 * s * d + c);
-    float* row = dembeddings + token * d + c;
-    add8(sum, row);
-    store8(row, sum);
+    add_to_row(dembeddings + token * d + c, sum);
 }
 
 // dembeddings [V, d] += sums of dx [rows, d] by token; scratch of embedding_scratch_bytes.
@@ -222,22 +218,18 @@ static inline void embedding_backward(float* dembeddings, const bf16* dx, const 
                                       void* scratch, int64_t rows, int64_t d, int64_t V,
                                       cudaStream_t stream) {
     Range range("embedding", RANGE_BACKWARD, stream);
-    assert(d % 8 == 0 && rows <= INT32_MAX && V <= (int64_t)1 << 31);
+    assert(rows <= INT32_MAX && V <= (int64_t)1 << 31);
     if (rows == 0) return;
     uint64_t *sorted = (uint64_t*)scratch, *spare = sorted + rows;
     float* parts = (float*)(sorted + 2 * rows);
     int passes = 1;
     while (passes < 4 && V > (int64_t)1 << 8 * passes) passes++;
-    embedding_sort_kernel<<<1, 1024, 0, stream>>>(sorted, spare, tokens, rows, passes);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(embedding_sort_kernel, 1, 1024, stream, sorted, spare, tokens, rows, passes);
 
-    int64_t slice = embedding_slice(rows), columns = ceil_div<int64_t>(d, 8 * 512);
-    dim3 grid((unsigned)ceil_div(rows, slice), (unsigned)columns);
-    unsigned threads = (unsigned)(32 * ceil_div<int64_t>(d, 8 * 32 * columns));
-    embedding_sum_kernel<<<grid, threads, 0, stream>>>(dembeddings, parts, dx, sorted, rows, d, slice);
-    CUDA_CHECK_LAUNCH();
-    embedding_join_kernel<<<grid, threads, 0, stream>>>(dembeddings, parts, sorted, rows, d, slice);
-    CUDA_CHECK_LAUNCH();
+    int64_t slice = embedding_slice(rows);
+    RowGrid grid = row_grid(ceil_div(rows, slice), d);
+    CUDA_LAUNCH(embedding_sum_kernel, grid.blocks, grid.threads, stream, dembeddings, parts, dx, sorted, rows,
+                d, slice);
+    CUDA_LAUNCH(embedding_join_kernel, grid.blocks, grid.threads, stream, dembeddings, parts, sorted, rows, d,
+                slice);
 }
-
-#endif // LLMC_EMBEDDING_CUH

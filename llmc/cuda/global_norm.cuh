@@ -11,8 +11,7 @@ gradient that is not finite leaves the weights unchanged even before the host ha
     global_norm_finish     norm, clipping factor, verdict
     adamw_update           (adamw.cuh)
 */
-#ifndef LLMC_GLOBAL_NORM_CUH
-#define LLMC_GLOBAL_NORM_CUH
+#pragma once
 
 #include "range.cuh"
 #include "../model/params.h"
@@ -51,15 +50,9 @@ static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, 
         int64_t i = p->offset > begin ? p->offset : begin;
         int64_t stop = p->offset + p->count < end ? p->offset + p->count : end;
         while (i < stop) {
-            int64_t next =
-                (i / CHUNK_SIZE + 1) * CHUNK_SIZE; // a multiple: only the ends of a tensor are ragged
+            int64_t next = (i / CHUNK_SIZE + 1) * CHUNK_SIZE; // only the ends of a tensor are ragged
             if (next > stop) next = stop;
-            if (chunks) {
-                chunks[n].begin = i;
-                chunks[n].count = (int32_t)(next - i);
-                chunks[n].trainable = p->trainable;
-                chunks[n].decays = p->decays;
-            }
+            if (chunks) chunks[n] = {i, (int32_t)(next - i), p->trainable, p->decays};
             n++;
             i = next;
         }
@@ -129,8 +122,7 @@ __global__ static void finish_kernel(StepStats* stats, double clip) {
 // stats->loss += sum of losses[0..n). The caller zeroes stats before a step.
 static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cudaStream_t stream) {
     Range range("loss", RANGE_FORWARD, stream);
-    sum_kernel<<<1, 1024, 0, stream>>>(&stats->loss, losses, n, true);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(sum_kernel, 1, 1024, stream, &stats->loss, losses, n, true);
 }
 
 // stats->squares = sum of squares of the gradients in the chunks. partial is scratch of chunks->count
@@ -138,19 +130,13 @@ static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cu
 static inline void global_norm(StepStats* stats, double* partial, const float* grads,
                                const ParamChunks* chunks, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
-    if (chunks->count > 0)
-        squares_kernel<<<(unsigned)chunks->count, 256, 0, stream>>>(partial, grads, chunks->chunks);
-    CUDA_CHECK_LAUNCH();
-    sum_kernel<<<1, 1024, 0, stream>>>(&stats->squares, partial, chunks->count, false);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(squares_kernel, chunks->count, 256, stream, partial, grads, chunks->chunks);
+    CUDA_LAUNCH(sum_kernel, 1, 1024, stream, &stats->squares, partial, chunks->count, false);
 }
 
 // Computes the other fields of stats from loss and squares. The gradient's norm is clipped at `clip`; 0:
 // never.
 static inline void global_norm_finish(StepStats* stats, double clip, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
-    finish_kernel<<<1, 1, 0, stream>>>(stats, clip);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(finish_kernel, 1, 1, stream, stats, clip);
 }
-
-#endif // LLMC_GLOBAL_NORM_CUH

@@ -11,8 +11,7 @@ cuBLASLt is asked for the kernel of a shape once, at its first call: asking take
 Split-K partial sums stay in fp32 and are added in a fixed order; cuBLAS's other reduction schemes round them
 to bf16 or add them in the order of arrival.
 */
-#ifndef LLMC_MATMUL_CUH
-#define LLMC_MATMUL_CUH
+#pragma once
 
 #include <cublasLt.h>
 #include <type_traits>
@@ -58,8 +57,8 @@ typedef struct {
 
 typedef struct {
     MatmulShape shape;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulDescOpaque_t desc; // plain structs: nothing to destroy
+    cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
 
@@ -88,30 +87,24 @@ static inline void matmul_init(Matmul* mm, bool tune, cudaStream_t stream) {
 }
 
 static inline void matmul_free(Matmul* mm) {
-    for (int i = 0; i < mm->num_plans; i++) {
-        cublasLtMatmulDescDestroy(mm->plans[i].desc);
-        cublasLtMatrixLayoutDestroy(mm->plans[i].a);
-        cublasLtMatrixLayoutDestroy(mm->plans[i].b);
-        cublasLtMatrixLayoutDestroy(mm->plans[i].d);
-    }
     cublasLtDestroy(mm->handle);
     cudaFree(mm->workspace);
     memset(mm, 0, sizeof *mm);
 }
 
-static inline void matmul_launch(Matmul* mm, const MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
+static inline void matmul_launch(Matmul* mm, MatmulPlan* p, const cublasLtMatmulAlgo_t* algo,
                                  const MatmulOperands* x) {
     float one = 1, beta = p->shape.has_residual ? 1 : 0;
     const void* residual = x->residual ? x->residual : x->d;
-    CUBLAS_CHECK(cublasLtMatmul(mm->handle, p->desc, &one, x->a, p->a, x->b, p->b, &beta, residual, p->d,
-                                x->d, p->d, algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, &p->desc, &one, x->a, &p->a, x->b, &p->b, &beta, residual, &p->d,
+                                x->d, &p->d, algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
 // Times n candidates on the operands, with an output of its own, and returns the index of the fastest.
 // Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if
 // there is no memory for the second output.
-static inline int matmul_fastest(Matmul* mm, const MatmulPlan* p,
-                                 const cublasLtMatmulHeuristicResult_t* candidates, int n, MatmulOperands x) {
+static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* candidates,
+                                 int n, MatmulOperands x) {
     void* output;
     size_t bytes = (size_t)(p->shape.ldd * p->shape.n) * (p->shape.d_type == CUDA_R_32F ? 4 : 2);
     if (cudaMalloc(&output, bytes) != cudaSuccess) {
@@ -145,13 +138,6 @@ static inline int matmul_fastest(Matmul* mm, const MatmulPlan* p,
     return best;
 }
 
-static inline cublasLtMatrixLayout_t matmul_layout(int64_t type, int64_t rows, int64_t cols, int64_t ld) {
-    cublasLtMatrixLayout_t layout;
-    CUBLAS_CHECK(
-        cublasLtMatrixLayoutCreate(&layout, (cudaDataType_t)type, (uint64_t)rows, (uint64_t)cols, ld));
-    return layout;
-}
-
 template <class T>
 static inline void matmul_prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t key,
                                  T value) {
@@ -161,37 +147,38 @@ static inline void matmul_prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPre
 static inline MatmulPlan matmul_plan(Matmul* mm, const MatmulShape* s, const MatmulOperands* x) {
     MatmulPlan p;
     p.shape = *s;
-    cublasOperation_t op_a = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasOperation_t op_b = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
-    p.a = matmul_layout(CUDA_R_16BF, s->transpose_a ? s->k : s->m, s->transpose_a ? s->m : s->k, s->lda);
-    p.b = matmul_layout(CUDA_R_16BF, s->transpose_b ? s->n : s->k, s->transpose_b ? s->k : s->n, s->ldb);
-    p.d = matmul_layout(s->d_type, s->m, s->n, s->ldd);
+    const cublasOperation_t ops[2] = {CUBLAS_OP_N, CUBLAS_OP_T};
+    uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    bool ta = s->transpose_a, tb = s->transpose_b;
+    CUBLAS_CHECK(cublasLtMatmulDescInit(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &ops[s->transpose_a],
+                                                sizeof *ops));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &ops[s->transpose_b],
+                                                sizeof *ops));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.a, CUDA_R_16BF, ta ? k : m, ta ? m : k, s->lda));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.b, CUDA_R_16BF, tb ? n : k, tb ? k : n, s->ldb));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p.d, (cudaDataType_t)s->d_type, m, n, s->ldd));
 
-    cublasLtMatmulPreference_t prefer;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&prefer));
-    matmul_prefer(prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MATMUL_WORKSPACE);
-    matmul_prefer(prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+    cublasLtMatmulPreferenceOpaque_t prefer;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&prefer));
+    matmul_prefer(&prefer, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MATMUL_WORKSPACE);
+    matmul_prefer(&prefer, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                   (uint32_t)(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    matmul_prefer(prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)s->align);
-    matmul_prefer(prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)s->align);
-    matmul_prefer(prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)s->align);
-    matmul_prefer(prefer, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)s->align);
+    for (auto key : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        matmul_prefer(&prefer, key, (uint32_t)s->align);
     cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
-    int n = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(mm->handle, p.desc, p.a, p.b, p.d, p.d, prefer,
-                                                           mm->tune ? MATMUL_CANDIDATES : 1, candidates, &n);
+    int found = 0;
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(mm->handle, &p.desc, &p.a, &p.b, &p.d, &p.d, &prefer,
+                                       mm->tune ? MATMUL_CANDIDATES : 1, candidates, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-    if (n == 0)
+    if (found == 0)
         die("cuBLAS has no kernel for a GEMM of %lld x %lld x %lld with row strides %lld, %lld and %lld, "
-            "aligned to "
-            "%lld bytes; strides should be multiples of 8 and the alignment 16",
+            "aligned to %lld bytes; strides should be multiples of 8 and the alignment 16",
             (long long)s->n, (long long)s->m, (long long)s->k, (long long)s->lda, (long long)s->ldb,
             (long long)s->ldd, (long long)s->align);
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(prefer));
-    p.algo = candidates[n > 1 ? matmul_fastest(mm, &p, candidates, n, *x) : 0].algo;
+    p.algo = candidates[found > 1 ? matmul_fastest(mm, &p, candidates, found, *x) : 0].algo;
     return p;
 }
 
@@ -204,10 +191,7 @@ static inline void matmul_column_major(Matmul* mm, MatmulShape shape, const Matm
     int i = 0;
     while (i < mm->num_plans && memcmp(&mm->plans[i].shape, &shape, sizeof shape) != 0) i++;
     if (i == MATMUL_MAX_PLANS) die("more than %d shapes of GEMMs", MATMUL_MAX_PLANS);
-    if (i == mm->num_plans) {
-        mm->plans[i] = matmul_plan(mm, &shape, &x);
-        mm->num_plans++;
-    }
+    if (i == mm->num_plans) mm->plans[mm->num_plans++] = matmul_plan(mm, &shape, &x);
     matmul_launch(mm, &mm->plans[i], &mm->plans[i].algo, &x);
 }
 
@@ -226,36 +210,37 @@ typedef struct {
 // slower. A layer's weight should have this many rows, and its output this many columns.
 static inline int64_t matmul_padded(int64_t n) { return ceil_div<int64_t>(n, 64) * 64; }
 
+// The three GEMMs' common part
+static inline void linear_gemm(RangePass pass, const Linear* l, const MatmulShape& shape,
+                               const MatmulOperands& x, Matmul* mm) {
+    Range range("matmul", pass, mm->stream);
+    assert(l->out_stride >= l->N && l->x_stride >= l->K);
+    matmul_column_major(mm, shape, x);
+}
+
 // out [rows, N] = x w^T, plus residual [rows, N] with the strides of out, unless that is NULL. T is bf16 or
 // float. The residual may be out itself, but in bf16 cuBLAS then rounds the GEMM's result before it adds.
 // (common_type_t: T is deduced from out alone, so that NULL needs no cast.)
 template <class T>
 static inline void linear_forward(T* out, const bf16* x, const std::common_type_t<T>* residual,
-                                  const Linear* linear, Matmul* mm) {
-    Range range("matmul", RANGE_FORWARD, mm->stream);
-    int64_t M = linear->rows, N = linear->N, K = linear->K;
-    assert(linear->out_stride >= N && linear->x_stride >= K);
+                                  const Linear* l, Matmul* mm) {
     cudaDataType_t type = std::is_same<T, float>::value ? CUDA_R_32F : CUDA_R_16BF;
-    MatmulShape s = {N, M, K, true, false, K, linear->x_stride, linear->out_stride, type, 0, 0};
-    matmul_column_major(mm, s, {linear->w, x, residual, out});
+    MatmulShape shape = {l->N, l->rows, l->K, true, false, l->K, l->x_stride, l->out_stride, type, 0, 0};
+    linear_gemm(RANGE_FORWARD, l, shape, {l->w, x, residual, out}, mm);
 }
 
 // dx [rows, K] = dout w
-static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linear* linear, Matmul* mm) {
-    Range range("matmul", RANGE_BACKWARD, mm->stream);
-    int64_t M = linear->rows, N = linear->N, K = linear->K;
-    assert(linear->out_stride >= N && linear->x_stride >= K);
-    MatmulShape s = {K, M, N, false, false, K, linear->out_stride, linear->x_stride, CUDA_R_16BF, 0, 0};
-    matmul_column_major(mm, s, {linear->w, dout, NULL, dx});
+static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linear* l, Matmul* mm) {
+    MatmulShape shape = {l->K,          l->rows,     l->N,        false, false, l->K,
+                         l->out_stride, l->x_stride, CUDA_R_16BF, 0,     0};
+    linear_gemm(RANGE_BACKWARD, l, shape, {l->w, dout, NULL, dx}, mm);
 }
 
-// linear->dw [N, K] += dout^T x
-static inline void linear_backward_weight(const bf16* dout, const bf16* x, const Linear* linear, Matmul* mm) {
-    Range range("matmul", RANGE_BACKWARD, mm->stream);
-    int64_t M = linear->rows, N = linear->N, K = linear->K;
-    assert(linear->out_stride >= N && linear->x_stride >= K);
-    MatmulShape s = {K, N, M, false, true, linear->x_stride, linear->out_stride, K, CUDA_R_32F, 0, 0};
-    matmul_column_major(mm, s, {x, dout, linear->dw, linear->dw});
+// l->dw [N, K] += dout^T x
+static inline void linear_backward_weight(const bf16* dout, const bf16* x, const Linear* l, Matmul* mm) {
+    MatmulShape shape = {l->K,          l->N, l->rows,    false, true, l->x_stride,
+                         l->out_stride, l->K, CUDA_R_32F, 0,     0};
+    linear_gemm(RANGE_BACKWARD, l, shape, {x, dout, l->dw, l->dw}, mm);
 }
 
 // Both gradients.
@@ -264,5 +249,3 @@ static inline void linear_backward(bf16* dx, const bf16* dout, const bf16* x, co
     linear_backward_input(dx, dout, linear, mm);
     linear_backward_weight(dout, x, linear, mm);
 }
-
-#endif // LLMC_MATMUL_CUH

@@ -7,8 +7,7 @@ A tile in shared memory is row-major [rows, DH]. The 16-byte chunks of a row are
 
 Callers: the attention kernels. mma_sm90.cuh builds on the instructions.
 */
-#ifndef LLMC_MMA_SM80_CUH
-#define LLMC_MMA_SM80_CUH
+#pragma once
 
 #include "cuda_common.cuh"
 
@@ -49,11 +48,6 @@ __device__ static inline void sm80_mma(float (&d)[4], const uint32_t (&a)[4], ui
           "f"(c[3]));
 }
 
-__device__ static inline float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ static inline uint32_t pack_bf16x2(float low, float high) {
     uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -119,19 +113,16 @@ __device__ static inline void sm80_matmul_abt(float (&s)[MS][NS][4], uint32_t a,
 #pragma unroll
     for (int k = 0; k < DH; k += 16) {
         uint32_t fa[MS][4], fb[4];
-#pragma unroll
         for (int m = 0; m < MS; m++) ldmatrix(fa[m], sm80_advance<DH>(a, m * 16, k));
 #pragma unroll
         for (int n = 0; n < NS; n += 2) {
             ldmatrix(fb, sm80_advance<DH>(b, n * 8, k));
-#pragma unroll
-            for (int m = 0; m < MS; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float c[4];
-                    if (k == 0) acc_init(c, m, n + i);
-                    sm80_mma(s[m][n + i], fa[m], fb[2 * i], fb[2 * i + 1], k == 0 ? c : s[m][n + i]);
-                }
+            for (int e = 0; e < 2 * MS; e++) {
+                int m = e / 2, i = e % 2;
+                float c[4];
+                if (k == 0) acc_init(c, m, n + i);
+                sm80_mma(s[m][n + i], fa[m], fb[2 * i], fb[2 * i + 1], k == 0 ? c : s[m][n + i]);
+            }
         }
     }
 }
@@ -144,11 +135,10 @@ __device__ static inline void sm80_matmul_ab(float (&acc)[MS][DH / 8][4], const 
     for (int n = 0; n < DH / 8; n += 2) {
         uint32_t fx[4];
         ldmatrix_trans(fx, sm80_advance<DH>(x, 0, n * 8));
-#pragma unroll
-        for (int m = 0; m < MS; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                sm80_mma(acc[m][n + i], p[m], fx[2 * i], fx[2 * i + 1], acc[m][n + i]);
+        for (int e = 0; e < 2 * MS; e++) {
+            float(&d)[4] = acc[e / 2][n + e % 2];
+            sm80_mma(d, p[e / 2], fx[e % 2 * 2], fx[e % 2 * 2 + 1], d);
+        }
     }
 }
 
@@ -156,33 +146,27 @@ __device__ static inline void sm80_matmul_ab(float (&acc)[MS][DH / 8][4], const 
 template <int MS, int NS, class F> __device__ static inline void sm80_for_each(float (&s)[MS][NS][4], F f) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int n = 0; n < NS; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                f(s[m][n][e], m, e / 2, m * 16 + e / 2 * 8 + lane / 4, n * 8 + lane % 4 * 2 + e % 2);
+    for (int i = 0; i < MS * NS * 4; i++) {
+        int m = i / 4 / NS, n = i / 4 % NS, e = i % 4;
+        f(s[m][n][e], m, e / 2, m * 16 + e / 2 * 8 + lane / 4, n * 8 + lane % 4 * 2 + e % 2);
+    }
 }
 
-// Stores acc times its row's factor to rows [16 MS, DH] of `to`, of which the first `rows` exist. The values
-// go through `tile`, shared memory of 16 MS rows that no other warp uses any more, so that the stores are 16
-// bytes wide.
-template <int DH, int MS>
+// Stores acc times factor(m, half), its row's factor, to rows [16 MS, DH] of `to`, of which the first `rows`
+// exist. The values go through `tile`, shared memory of 16 MS rows that no other warp uses any more, so that
+// the stores are 16 bytes wide.
+template <int DH, int MS, class Factor>
 __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows, bf16* tile,
-                                         const float (&acc)[MS][DH / 8][4], const float (&factor)[MS][2]) {
+                                         const float (&acc)[MS][DH / 8][4], Factor factor) {
     int lane = (int)threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
-    for (int m = 0; m < MS; m++)
-#pragma unroll
-        for (int n = 0; n < DH / 8; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t pair = pack_bf16x2(acc[m][n][2 * half] * factor[m][half],
-                                            acc[m][n][2 * half + 1] * factor[m][half]);
-                int row = m * 16 + half * 8 + lane / 4;
-                *(uint32_t*)((char*)tile + sm80_chunk_offset<DH>(row, n) + lane % 4 * 4) = pair;
-            }
+    for (int i = 0; i < MS * DH / 4; i++) {
+        int m = i / (DH / 4), n = i / 2 % (DH / 8), half = i % 2, row = m * 16 + half * 8 + lane / 4;
+        const float *x = &acc[m][n][2 * half], f = factor(m, half);
+        *(uint32_t*)((char*)tile + sm80_chunk_offset<DH>(row, n) + lane % 4 * 4) =
+            pack_bf16x2(x[0] * f, x[1] * f);
+    }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < MS * 16 * DH / 8; i += 32) {
@@ -192,5 +176,3 @@ __device__ static inline void sm80_store(bf16* to, int64_t row_stride, int rows,
                 *(int4*)((char*)tile + sm80_chunk_offset<DH>(row, chunk));
     }
 }
-
-#endif // LLMC_MMA_SM80_CUH

@@ -8,8 +8,7 @@ panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 
 Callers: sm90_forward.cuh and sm90_backward.cuh.
 */
-#ifndef LLMC_MMA_SM90_CUH
-#define LLMC_MMA_SM90_CUH
+#pragma once
 
 // Set while compiling for sm_90a; in code for any other architecture the kernels' bodies are empty. Plain
 // sm_90 is an error: it lacks the instructions, but a GPU of that architecture would choose these kernels and
@@ -32,12 +31,7 @@ Callers: sm90_forward.cuh and sm90_backward.cuh.
 // True in one lane of the warp, always the same one: cheaper than comparing the lane's number.
 __device__ static inline bool sm90_elected() {
     uint32_t elected;
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "elect.sync _|p, 0xffffffff;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}"
-                 : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
@@ -75,20 +69,14 @@ __device__ static inline void sm90_arrive_expect_tx(uint64_t* barrier, uint32_t 
                  "r"(bytes)
                  : "memory");
 }
-__device__ static inline bool sm90_try_wait(uint64_t* barrier, uint32_t phase) {
-    uint32_t done;
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}"
-                 : "=r"(done)
-                 : "r"(smem_address(barrier)), "r"(phase)
-                 : "memory");
-    return done != 0;
-}
 __device__ static inline void sm90_wait(uint64_t* barrier, uint32_t phase) {
-    while (!sm90_try_wait(barrier, phase)) {}
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(smem_address(barrier)), "r"(phase)
+                     : "memory");
 }
 
 // Position in a ring of stages. A producer waits for phase ^ 1 of the stage's `empty` barrier, a consumer for
@@ -129,36 +117,28 @@ __device__ static inline void sm90_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Loads one panel of the map's rows from `t` on, zeros past the end, and counts its bytes on the barrier.
-__device__ static inline void sm90_load_panel(void* to, const CUtensorMap* map, int column, int head, int t,
-                                              int b, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-                 "{%2, %3, %4, %5}], [%6];" ::"r"(smem_address(to)),
-                 "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
-                 : "memory");
-}
-// Stores one panel without the rows past the end; then sm90_commit_stores and sm90_wait_stores_read.
-__device__ static inline void sm90_store_panel(const CUtensorMap* map, int column, int head, int t, int b,
-                                               const void* from) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
-        "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(from))
-        : "memory");
-}
-// A tile of DH columns and ROWS rows, as many as a box of the map has
+// Loads a tile of DH columns and ROWS rows, as many as a box of the map has, from row `t` on, zeros past the
+// end, and counts its bytes on the barrier.
 template <int DH, int ROWS>
 __device__ static inline void sm90_load_tile(bf16* to, const CUtensorMap* map, int head, int t, int b,
                                              uint64_t* barrier) {
 #pragma unroll
     for (int column = 0; column < DH; column += SM90_PANEL)
-        sm90_load_panel(to + column * ROWS, map, column, head, t, b, barrier);
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+                     "{%2, %3, %4, %5}], [%6];" ::"r"(smem_address(to + column * ROWS)),
+                     "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
+                     : "memory");
 }
+// Stores a tile without the rows past the end; then sm90_commit_stores and sm90_wait_stores_read.
 template <int DH, int ROWS>
 __device__ static inline void sm90_store_tile(const CUtensorMap* map, int head, int t, int b,
                                               const bf16* from) {
 #pragma unroll
     for (int column = 0; column < DH; column += SM90_PANEL)
-        sm90_store_panel(map, column, head, t, b, from + column * ROWS);
+        asm volatile(
+            "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+            "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(from + column * ROWS))
+            : "memory");
 }
 
 // to[0..3] += a, b, c, d, atomically and in no fixed order.
@@ -244,12 +224,11 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
 // Layout of d: lane l of warp w holds row 16 w + l / 4, columns 8 n + 2 (l % 4) and the next, in d[4 n] and
 // d[4 n + 1], and the same columns of row + 8 in d[4 n + 2] and d[4 n + 3]. Packed to pairs of bf16 this is
 // the layout of operand a.
-#define SM90_D4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SM90_D16(d, i)  SM90_D4(d, i), SM90_D4(d, i + 4), SM90_D4(d, i + 8), SM90_D4(d, i + 12)
-#define SM90_D32(d, i)  SM90_D16(d, i), SM90_D16(d, i + 16)
-#define SM90_REGS_32(d) SM90_D32(d, 0)
-#define SM90_REGS_36(d) SM90_REGS_32(d), SM90_D4(d, 32)
-#define SM90_REGS_64(d) SM90_REGS_32(d), SM90_D32(d, 32)
+#define SM90_D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SM90_D16(d, i) SM90_D4(d, i), SM90_D4(d, i + 4), SM90_D4(d, i + 8), SM90_D4(d, i + 12)
+#define SM90_D32(d, i) SM90_D16(d, i), SM90_D16(d, i + 16)
+#define SM90_D36(d, i) SM90_D32(d, i), SM90_D4(d, i + 32)
+#define SM90_D64(d, i) SM90_D32(d, i), SM90_D32(d, i + 32)
 
 #define SM90_LIST_32                                                                                         \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"     \
@@ -268,7 +247,7 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2 ", 0;\n"                                       \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##R              \
                      "}, %" #R ", %" #R1 ", p, 1, 1, %" #R3 ", %" #R4 ";\n}"                                 \
-                     : SM90_REGS_##R(d)                                                                      \
+                     : SM90_D##R(d, 0)                                                                       \
                      : "l"(a), "l"(b), "r"((int)accumulate), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED)            \
                      : "memory");                                                                            \
     }                                                                                                        \
@@ -278,7 +257,7 @@ __host__ __device__ constexpr uint64_t sm90_rows(int rows) { return (uint64_t)(r
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R5 ", 0;\n"                                       \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##R              \
                      "}, {%" #R ",%" #R1 ",%" #R2 ",%" #R3 "}, %" #R4 ", p, 1, 1, %" #R6 ";\n}"              \
-                     : SM90_REGS_##R(d)                                                                      \
+                     : SM90_D##R(d, 0)                                                                       \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate),             \
                        "n"(B_TRANSPOSED)                                                                     \
                      : "memory");                                                                            \
@@ -290,9 +269,8 @@ SM90_DEFINE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
 #undef SM90_LIST_64
 #undef SM90_LIST_36
 #undef SM90_LIST_32
-#undef SM90_REGS_64
-#undef SM90_REGS_36
-#undef SM90_REGS_32
+#undef SM90_D64
+#undef SM90_D36
 #undef SM90_D32
 #undef SM90_D16
 #undef SM90_D4
@@ -350,5 +328,3 @@ static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int
             (const void*)x);
     return map;
 }
-
-#endif // LLMC_MMA_SM90_CUH

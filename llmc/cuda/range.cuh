@@ -7,8 +7,7 @@ Every range is an NVTX range, for Nsight Systems. While a RangeLog records, the 
 by two CUDA events on its stream; ranges inside it count as part of it. Recording changes neither what is
 queued nor on which stream. --bench sums the times by name and pass.
 */
-#ifndef LLMC_RANGE_CUH
-#define LLMC_RANGE_CUH
+#pragma once
 
 #include <nvtx3/nvToolsExt.h>
 #include "cuda_common.cuh"
@@ -98,5 +97,3 @@ struct Range {
         nvtxRangePop();
     }
 };
-
-#endif // LLMC_RANGE_CUH

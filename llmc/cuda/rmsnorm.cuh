@@ -15,31 +15,27 @@ bits in every run.
 
 Pointers to bf16 are aligned to 16 bytes.
 */
-#ifndef LLMC_RMSNORM_CUH
-#define LLMC_RMSNORM_CUH
+#pragma once
 
 #include "range.cuh"
 
 // ----------------------------------------------------------------------------
 // sums over tokens
 
-// Number of blocks of a kernel that the GPU runs at once.
-template <class Kernel> static inline int64_t resident_blocks(Kernel kernel, int threads) {
-    int device, multiprocessors, blocks;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+// Number of groups of `size` blocks of a kernel that the GPU runs at once: at least 1, at most `most`
+template <class Kernel>
+static inline int64_t resident_groups(Kernel kernel, int threads, int64_t size, int64_t most) {
+    int blocks;
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0));
-    return (int64_t)multiprocessors * blocks;
+    int64_t groups = (int64_t)device_attribute(cudaDevAttrMultiProcessorCount) * blocks / size;
+    return groups < 1 ? 1 : groups > most ? most : groups;
 }
 
 // Bytes of the scratch `partial` of every backward pass with norm weights: eight floats for each thread that
 // the GPU can hold, whatever the shape.
 static inline size_t norm_partial_bytes(void) {
-    int device, multiprocessors, threads;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&threads, cudaDevAttrMaxThreadsPerMultiProcessor, device));
-    return (size_t)multiprocessors * (size_t)threads * 8 * sizeof(float);
+    return (size_t)device_attribute(cudaDevAttrMultiProcessorCount) *
+           (size_t)device_attribute(cudaDevAttrMaxThreadsPerMultiProcessor) * 8 * sizeof(float);
 }
 
 // A block sums 16 columns; each of its 64 rows of threads takes every 64th row of partial.
@@ -65,9 +61,7 @@ __global__ static void __launch_bounds__(1024)
 // out[n] = (add ? out : 0) + sum of partial [rows, n] over its rows. out may be the first row of partial.
 static inline void sum_rows(float* out, const float* partial, int64_t rows, int64_t n, bool add,
                             cudaStream_t stream) {
-    sum_rows_kernel<<<(unsigned)ceil_div<int64_t>(n, 16), dim3(16, 64), 0, stream>>>(out, partial, rows, n,
-                                                                                     add);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(sum_rows_kernel, ceil_div<int64_t>(n, 16), dim3(16, 64), stream, out, partial, rows, n, add);
 }
 
 // ----------------------------------------------------------------------------
@@ -110,16 +104,13 @@ __global__ static void __launch_bounds__(1024)
     rmsnorm_backward_kernel(bf16* dx, bf16* y, const bf16* dy, const bf16* x, const bf16* residual,
                             const __grid_constant__ Norm norm, float* partial) {
     __shared__ float sums[2][32];
-    int d = (int)norm.d;
-    int c = 8 * threadIdx.x;
+    int d = (int)norm.d, c = 8 * threadIdx.x;
     bool active = c < d;
     auto load = [&](int64_t row) {
         NormRow r = {};
         int64_t at = row * d + c;
-        if (active) {
-            r.dy = load_raw8_once(dy + at);
-            r.x = load_raw8_once(x + at);
-        }
+        if (active) r.dy = load_raw8_once(dy + at);
+        if (active) r.x = load_raw8_once(x + at);
         if (active && residual) r.residual = load_raw8_once(residual + at);
         r.rstd = norm.rstd[row];
         return r;
@@ -162,11 +153,8 @@ static inline int rmsnorm_threads(int64_t d) {
 // y [rows, d] = RMSNorm(x)
 static inline void rmsnorm_forward(bf16* y, const bf16* x, const Norm* norm, cudaStream_t stream) {
     Range range("RMSNorm", RANGE_FORWARD, stream);
-    int threads = rmsnorm_threads(norm->d);
-    if (norm->rows == 0) return;
-    rmsnorm_forward_kernel<<<(unsigned)norm->rows, threads, 0, stream>>>(y, norm->rstd, x, norm->weight,
-                                                                         (int)norm->d, (float)norm->eps);
-    CUDA_CHECK_LAUNCH();
+    CUDA_LAUNCH(rmsnorm_forward_kernel, norm->rows, rmsnorm_threads(norm->d), stream, y, norm->rstd, x,
+                norm->weight, (int)norm->d, (float)norm->eps);
 }
 
 // dx [rows, d] = (add ? dx : 0) + gradient of x; norm->dweight += its gradient. Unless y is NULL, it is
@@ -177,11 +165,9 @@ static inline void rmsnorm_backward(bf16* dx, bf16* y, const bf16* dy, const bf1
     Range range("RMSNorm", RANGE_BACKWARD, stream);
     int threads = rmsnorm_threads(norm->d);
     if (norm->rows == 0) return;
-    int64_t blocks = resident_blocks(rmsnorm_backward_kernel, threads);
-    if (blocks > norm->rows) blocks = norm->rows;
-    rmsnorm_backward_kernel<<<(unsigned)blocks, threads, 0, stream>>>(dx, y, dy, x, add ? dx : NULL, *norm,
-                                                                      partial);
-    CUDA_CHECK_LAUNCH();
+    int64_t blocks = resident_groups(rmsnorm_backward_kernel, threads, 1, norm->rows);
+    CUDA_LAUNCH(rmsnorm_backward_kernel, blocks, threads, stream, dx, y, dy, x, add ? dx : NULL, *norm,
+                partial);
     sum_rows(norm->dweight, partial, blocks, norm->d, true, stream);
 }
 
@@ -262,5 +248,3 @@ __device__ static inline void head_norm_backward(float dx[8], float dw[8], const
     float mean = head_sum(gx, me) * me.mean * rstd * rstd;
     for (int i = 0; i < 8; i++) dx[i] -= x[i] * mean;
 }
-
-#endif // LLMC_RMSNORM_CUH

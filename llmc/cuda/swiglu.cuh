@@ -4,8 +4,7 @@ SwiGLU: act = silu(gate) up, where gate and up are the two halves of each row of
 gate_up is bf16 [rows, 2I], act [rows, I], and so are their gradients; pointers are aligned to 16 bytes, I is
 a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread has eight channels of a row.
 */
-#ifndef LLMC_SWIGLU_CUH
-#define LLMC_SWIGLU_CUH
+#pragma once
 
 #include "range.cuh"
 
@@ -44,23 +43,12 @@ __global__ static void __launch_bounds__(512)
     store16_once(act + row * I + i, pack8(recomputed));
 }
 
-// The grid over rows and parts of a row; *threads of a block.
-static inline dim3 swiglu_grid(int64_t rows, int64_t I, int* threads) {
-    assert(rows <= INT32_MAX && I > 0 && I % 8 == 0);
-    int64_t parts = ceil_div<int64_t>(I, 8 * 512);
-    *threads = (int)(32 * ceil_div<int64_t>(I, 8 * 32 * parts));
-    return dim3((unsigned)rows, (unsigned)parts);
-}
-
 // act [rows, I] from gate_up [rows, 2I]
 static inline void swiglu_forward(bf16* act, const bf16* gate_up, int64_t rows, int64_t I,
                                   cudaStream_t stream) {
     Range range("SwiGLU", RANGE_FORWARD, stream);
-    int threads;
-    dim3 grid = swiglu_grid(rows, I, &threads);
-    if (rows == 0) return;
-    swiglu_forward_kernel<<<grid, threads, 0, stream>>>(act, gate_up, I);
-    CUDA_CHECK_LAUNCH();
+    RowGrid grid = row_grid(rows, I);
+    CUDA_LAUNCH(swiglu_forward_kernel, grid.blocks, grid.threads, stream, act, gate_up, I);
 }
 
 // dgate_up [rows, 2I] from dact [rows, I]. act is recomputed, with the bits of the forward pass, so that it
@@ -68,11 +56,6 @@ static inline void swiglu_forward(bf16* act, const bf16* gate_up, int64_t rows, 
 static inline void swiglu_backward(bf16* dgate_up, bf16* act, const bf16* dact, const bf16* gate_up,
                                    int64_t rows, int64_t I, cudaStream_t stream) {
     Range range("SwiGLU", RANGE_BACKWARD, stream);
-    int threads;
-    dim3 grid = swiglu_grid(rows, I, &threads);
-    if (rows == 0) return;
-    swiglu_backward_kernel<<<grid, threads, 0, stream>>>(dgate_up, act, dact, gate_up, I);
-    CUDA_CHECK_LAUNCH();
+    RowGrid grid = row_grid(rows, I);
+    CUDA_LAUNCH(swiglu_backward_kernel, grid.blocks, grid.threads, stream, dgate_up, act, dact, gate_up, I);
 }
-
-#endif // LLMC_SWIGLU_CUH
