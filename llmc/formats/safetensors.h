@@ -1,5 +1,5 @@
 /*
-Safetensors files: memory-mapped reader and streaming writer. Used for checkpoints and --dump.
+Safetensors files: memory-mapped reader and writer. Used for checkpoints and --dump.
 
 Layout of a file: the header's length n (uint64, little-endian), n bytes of JSON, the data of all tensors,
 row-major. The JSON maps each tensor's name to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets
@@ -9,15 +9,15 @@ without overlaps or gaps.
 The reader checks all of this against the file's size on opening, so all its pointers are valid. It cannot
 detect that the file is truncated while mapped: access to the lost pages raises SIGBUS. Files are therefore
 never overwritten in place but written under a temporary name and renamed. Tensor data may be unaligned: read
-it with memcpy or safetensors_read_*.
+it with memcpy or safetensors_read.
 
-The writer takes the declarations of all tensors, then their data in the same order, in pieces of any size, so
-the tensors need not fit in memory together. The same calls write the same bytes. Names that end in an
-underscore are private.
+The writer takes all tensors in memory. The same tensors write the same bytes. Names that end in an underscore
+are private.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
+#include <math.h>
 #include <sys/mman.h>
 #include "json.h"
 
@@ -105,15 +105,11 @@ static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
 
 // The value of an IEEE half-precision float.
 static inline double safetensors_f16_(uint16_t half) {
-    int exponent = half >> 10 & 31;
-    uint64_t sign = (uint64_t)(half >> 15) << 63, mantissa = half & 1023;
-    if (exponent == 0)
-        return (sign ? -1.0 : 1.0) * (double)mantissa / 16777216; // zero or subnormal, a multiple of 2^-24
-    uint64_t wide = exponent == 31 ? 2047 : (uint64_t)(exponent - 15 + 1023);
-    uint64_t bits = sign | wide << 52 | mantissa << 42;
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    int exponent = half >> 10 & 31, mantissa = half & 1023;
+    double value = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                   : exponent     ? ldexp(1024 + mantissa, exponent - 25)
+                                  : ldexp(mantissa, -24); // zero or subnormal
+    return half >> 15 ? -value : value;
 }
 
 // Element i of a floating-point tensor, converted exactly to double.
@@ -135,30 +131,23 @@ static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
     }
 }
 
-static inline bool safetensors_is_float_(const SafeTensor* t, Error* err) {
-    if (t->dtype <= SAFETENSORS_BF16) return true;
-    return safetensors_fail_(t, err, "has type %s; expected F64, F32, F16 or BF16",
-                             safetensors_dtype_name(t->dtype));
-}
-
-// Converts a floating-point tensor to out[t->count]. Exact except for F64, which is rounded. For a tensor of
-// another type, fails and leaves out unchanged.
-static inline bool safetensors_read_f32(const SafeTensor* t, float* out, Error* err) {
-    if (!safetensors_is_float_(t, err)) return false;
-    if (t->dtype == SAFETENSORS_F32)
+// Converts a floating-point tensor to out[t->count], floats (element_bytes 4) or doubles (8). Exact except
+// from F64 to float, which is rounded. For a tensor of another type, fails and leaves out unchanged.
+static inline bool safetensors_read(const SafeTensor* t, void* out, int element_bytes, Error* err) {
+    if (t->dtype > SAFETENSORS_BF16)
+        return safetensors_fail_(t, err, "has type %s; expected F64, F32, F16 or BF16",
+                                 safetensors_dtype_name(t->dtype));
+    if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32)) {
         memcpy(out, t->data, t->bytes);
-    else
-        for (int64_t i = 0; i < t->count; i++) out[i] = (float)safetensors_element_(t, i);
-    return true;
-}
-
-// The same to double; always exact.
-static inline bool safetensors_read_f64(const SafeTensor* t, double* out, Error* err) {
-    if (!safetensors_is_float_(t, err)) return false;
-    if (t->dtype == SAFETENSORS_F64)
-        memcpy(out, t->data, t->bytes);
-    else
-        for (int64_t i = 0; i < t->count; i++) out[i] = safetensors_element_(t, i);
+        return true;
+    }
+    for (int64_t i = 0; i < t->count; i++) {
+        double value = safetensors_element_(t, i);
+        if (element_bytes == 8)
+            ((double*)out)[i] = value;
+        else
+            ((float*)out)[i] = (float)value;
+    }
     return true;
 }
 
@@ -172,7 +161,6 @@ typedef struct {
     Json header;
     SafeTensor* tensors; // in the order of their data
     int count;
-    const SafeTensor** of_node; // [header.count] the tensor that a node of the header describes
 } Safetensors;
 
 // Parses the description of a tensor whose name and path are set.
@@ -251,7 +239,6 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
 
     size_t covered = 0;
     qsort(st->tensors, (size_t)st->count, sizeof *st->tensors, safetensors_compare_);
-    st->of_node = (const SafeTensor**)xcalloc((size_t)h->count, sizeof *st->of_node);
     for (int i = 0; i < st->count; i++) {
         const SafeTensor* t = &st->tensors[i];
         if (t->begin != covered)
@@ -259,7 +246,6 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
                                      t->begin < covered ? "overlaps the previous tensor"
                                                         : "leaves a gap after the previous tensor");
         covered += t->bytes;
-        st->of_node[json_get(h, 0, t->name)] = t;
     }
     if (covered < data_bytes)
         return fail(err, "%s: %zu bytes at the end of the file belong to no tensor", st->path,
@@ -288,7 +274,6 @@ static inline void safetensors_close(Safetensors* st) {
     if (st->map) munmap(st->map, st->map_bytes);
     json_free(&st->header);
     free(st->tensors);
-    free(st->of_node);
     free(st->path);
     memset(st, 0, sizeof *st);
 }
@@ -317,12 +302,13 @@ static inline bool safetensors_open(Safetensors* st, const char* path, Error* er
 
 // The tensor of this name, or NULL. Valid until the file is closed.
 static inline const SafeTensor* safetensors_find(const Safetensors* st, const char* name) {
-    int node = json_get(&st->header, 0, name);
-    return node < 0 ? NULL : st->of_node[node];
+    for (int i = 0; i < st->count; i++)
+        if (strcmp(st->tensors[i].name, name) == 0) return &st->tensors[i];
+    return NULL;
 }
 
 // ----------------------------------------------------------------------------
-// reading the weights of a Hugging Face folder: model.safetensors, or several files listed in an index
+// reading the tensors of a Hugging Face folder: one file, or several that are listed in an index
 
 typedef struct {
     Safetensors* files;
@@ -371,14 +357,16 @@ static inline bool safetensors_set_open_index_(SafetensorsSet* set, const char* 
     return true;
 }
 
-// Opens FOLDER/model.safetensors or, if there is none, the files of FOLDER/model.safetensors.index.json. On
-// error the set is empty.
-static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder, Error* err) {
-    char single[PATH_LENGTH], index_path[PATH_LENGTH];
+// Opens FOLDER/NAME.safetensors or, if there is none, the files of FOLDER/NAME.safetensors.index.json. The
+// name of a model's weights is "model". On error the set is empty.
+static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder, const char* name,
+                                        Error* err) {
+    char single[PATH_LENGTH], index_path[PATH_LENGTH], file_name[64];
     Json index;
     memset(set, 0, sizeof *set);
-    path_join(single, folder, "model.safetensors");
-    path_join(index_path, folder, "model.safetensors.index.json");
+    snprintf(file_name, sizeof file_name, "%s.safetensors", name);
+    path_join(single, folder, file_name);
+    path_join(index_path, folder, strcat(file_name, ".index.json"));
     bool ok;
     if (access(single, F_OK) == 0) {
         ok = safetensors_set_file_(set, single, err) != NULL;
@@ -387,7 +375,7 @@ static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder,
         ok = safetensors_set_open_index_(set, folder, index_path, &index, err);
         json_free(&index);
     } else {
-        ok = fail(err, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
+        ok = fail(err, "%s: holds neither %s.safetensors nor %s.safetensors.index.json", folder, name, name);
     }
     if (!ok) safetensors_set_close(set);
     return ok;
@@ -401,157 +389,78 @@ static inline const SafeTensor* safetensors_set_find(const SafetensorsSet* set, 
 }
 
 // ----------------------------------------------------------------------------
-// writing: open; metadata and declare, in any order; begin; write; close. After an error all later calls do
-// nothing and fail with the same message, so it is enough to check the result of close. Always call close.
+// writing
 
-typedef struct {
-    char* path;
-    FILE* file;
-    SafeTensor* tensors; // in order of declaration; the writer owns the names
-    int count;
-    JsonWriter header; // before begin: the metadata
-    bool begun;
-    int current; // index of the tensor being written
-    size_t left; // bytes of it not written yet
-    Error error; // the first error; empty if there is none
-} SafetensorsWriter;
-
-// Whether there has been no error; otherwise fills err with the first one.
-static inline bool safetensors_writer_ok_(const SafetensorsWriter* w, Error* err) {
-    if (w->error.msg[0] == '\0') return true;
-    *err = w->error;
-    return false;
-}
-
-// Creates or truncates the file. To replace a file safely, write a temporary name and rename it after close.
-static inline bool safetensors_writer_open(SafetensorsWriter* w, const char* path, Error* err) {
-    memset(w, 0, sizeof *w);
-    w->path = xstrdup(path);
-    json_begin_object(&w->header, NULL);
-    w->file = fopen(path, "wb");
-    if (!w->file) fail(&w->error, "%s: cannot create: %s", path, strerror(errno));
-    return safetensors_writer_ok_(w, err);
-}
-
-// Adds an entry to "__metadata__". Hugging Face transformers requires {"format": "pt"}.
-static inline void safetensors_writer_metadata(SafetensorsWriter* w, const char* key, const char* value) {
-    assert(!w->begun);
-    if (w->header.depth == 1) json_begin_object(&w->header, "__metadata__");
-    json_put_string(&w->header, key, value);
-}
-
-// Declares the next tensor, of shape[ndim]. begin reports invalid declarations.
-static inline void safetensors_writer_declare(SafetensorsWriter* w, const char* name, SafetensorsDtype dtype,
-                                              int ndim, const int64_t* shape) {
-    assert(!w->begun && ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS);
-    w->tensors = (SafeTensor*)xrealloc(w->tensors, (size_t)(w->count + 1) * sizeof *w->tensors);
-    SafeTensor* t = &w->tensors[w->count++];
-    memset(t, 0, sizeof *t);
-    t->name = xstrdup(name);
-    t->path = w->path;
-    t->dtype = dtype;
-    t->ndim = ndim;
-    for (int i = 0; i < ndim; i++) t->shape[i] = shape[i];
-}
-
-// Composes the header and parses it with the reader, so that every file written can be read.
-static inline bool safetensors_writer_header_(SafetensorsWriter* w) {
-    JsonWriter* header = &w->header;
+// Composes the header of a file and parses it with the reader, so that every file written can be read. Sets
+// path, count and bytes of the tensors.
+static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors, int count, JsonWriter* w,
+                                           Error* err) {
     size_t bytes = 0;
-    if (header->depth == 2) json_end(header); // "__metadata__"
-    for (int i = 0; i < w->count; i++) {
-        SafeTensor* t = &w->tensors[i];
-        if (!safetensors_measure_(t, &w->error)) return false;
-        json_begin_object(header, t->name);
-        json_put_string(header, "dtype", safetensors_dtype_name(t->dtype));
-        json_begin_array(header, "shape");
-        for (int k = 0; k < t->ndim; k++) json_put_int(header, NULL, t->shape[k]);
-        json_end(header);
-        json_begin_array(header, "data_offsets");
-        json_put_int(header, NULL, (int64_t)bytes);
-        json_put_int(header, NULL, (int64_t)(bytes += t->bytes));
-        json_end(header);
-        json_end(header);
+    json_begin_object(w, NULL);
+    json_begin_object(w, "__metadata__");
+    json_put_string(w, "format", "pt");
+    json_end(w);
+    for (int i = 0; i < count; i++) {
+        SafeTensor* t = &tensors[i];
+        t->path = path;
+        if (!safetensors_measure_(t, err)) return false;
+        json_begin_object(w, t->name);
+        json_put_string(w, "dtype", safetensors_dtype_name(t->dtype));
+        json_begin_array(w, "shape");
+        for (int k = 0; k < t->ndim; k++) json_put_int(w, NULL, t->shape[k]);
+        json_end(w);
+        json_begin_array(w, "data_offsets");
+        json_put_int(w, NULL, (int64_t)bytes);
+        json_put_int(w, NULL, (int64_t)(bytes += t->bytes));
+        json_end(w);
+        json_end(w);
     }
-    json_end(header);
-    while ((sizeof(uint64_t) + header->length) % SAFETENSORS_ALIGNMENT != 0) json_append_(header, " ", 1);
-    if (header->length > SAFETENSORS_MAX_HEADER)
-        return fail(&w->error, "%s: its header would be larger than %d bytes", w->path,
-                    SAFETENSORS_MAX_HEADER);
+    json_end(w);
+    while ((sizeof(uint64_t) + w->length) % SAFETENSORS_ALIGNMENT != 0) json_append_(w, " ", 1);
+    if (w->length > SAFETENSORS_MAX_HEADER)
+        return fail(err, "%s: its header would be larger than %d bytes", path, SAFETENSORS_MAX_HEADER);
 
     Safetensors st;
     memset(&st, 0, sizeof st);
-    st.path = xstrdup(w->path);
-    bool ok = safetensors_parse_(&st, header->text, header->length, bytes, &w->error);
+    st.path = xstrdup(path);
+    bool ok = safetensors_parse_(&st, w->text, w->length, bytes, err);
     safetensors_close(&st);
     return ok;
 }
 
-static inline bool safetensors_writer_put_(SafetensorsWriter* w, const void* data, size_t bytes) {
-    if (bytes == 0 || fwrite(data, 1, bytes, w->file) == bytes) return true;
-    return fail(&w->error, "%s: cannot write: %s", w->path, strerror(errno));
+// A tensor to be written, of shape[ndim]. Name and data belong to the caller.
+static inline SafeTensor safetensors_tensor(const char* name, SafetensorsDtype dtype, int ndim,
+                                            const int64_t* shape, const void* data) {
+    SafeTensor t;
+    assert(ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS);
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.dtype = dtype;
+    t.ndim = ndim;
+    for (int i = 0; i < ndim; i++) t.shape[i] = shape[i];
+    t.data = data;
+    return t;
 }
 
-// Ends the declarations and writes the header. Fails if a declaration is invalid or a name is declared twice.
-static inline bool safetensors_writer_begin(SafetensorsWriter* w, Error* err) {
-    assert(!w->begun);
-    w->begun = true;
-    if (!safetensors_writer_ok_(w, err)) return false;
-    if (safetensors_writer_header_(w)) {
-        uint64_t length = w->header.length;
-        if (safetensors_writer_put_(w, &length, sizeof length))
-            safetensors_writer_put_(w, w->header.text, w->header.length);
-        w->left = w->count ? w->tensors[0].bytes : 0;
+// Writes a file of these tensors, in this order, through to the disk. "__metadata__" is {"format": "pt"}, which Hugging Face transformers requires.
+//
+// Fails before it creates the file if a shape is invalid or a name occurs twice. On another error the caller
+// removes the file. To replace a file safely, write a temporary name and rename it.
+static inline bool safetensors_write(const char* path, SafeTensor* tensors, int count, Error* err) {
+    JsonWriter header = json_writer(0);
+    bool ok = safetensors_put_header_(path, tensors, count, &header, err);
+    FILE* f = ok ? fopen(path, "wb") : NULL;
+    if (f) {
+        uint64_t length = header.length;
+        fwrite(&length, sizeof length, 1, f); // flush_and_close reports errors
+        fwrite(header.text, 1, header.length, f);
+        for (int i = 0; i < count && !ferror(f); i++)
+            if (tensors[i].bytes > 0) fwrite(tensors[i].data, 1, tensors[i].bytes, f);
+        ok = flush_and_close(f, path, err);
+    } else if (ok) {
+        ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
     }
-    return safetensors_writer_ok_(w, err);
-}
-
-// Advances past the tensors that are completely written.
-static inline void safetensors_writer_advance_(SafetensorsWriter* w) {
-    while (w->left == 0 && w->current < w->count)
-        w->left = ++w->current < w->count ? w->tensors[w->current].bytes : 0;
-}
-
-// Writes the next bytes of the current tensor, all of it or a piece. A piece that extends beyond the tensor's
-// end is an error: sizes or order differ from the declarations.
-static inline bool safetensors_writer_write(SafetensorsWriter* w, const void* data, size_t bytes,
-                                            Error* err) {
-    assert(w->begun);
-    if (!safetensors_writer_ok_(w, err)) return false;
-    safetensors_writer_advance_(w);
-    if (bytes <= w->left) {
-        if (safetensors_writer_put_(w, data, bytes)) w->left -= bytes;
-    } else if (w->current < w->count) {
-        safetensors_fail_(&w->tensors[w->current], &w->error, "got %zu bytes, but only %zu are left to write",
-                          bytes, w->left);
-    } else {
-        fail(&w->error, "%s: got %zu bytes after the last tensor", w->path, bytes);
-    }
-    return safetensors_writer_ok_(w, err);
-}
-
-// Writes the file through to the disk, closes it and frees the writer. Fails if an earlier call failed or
-// data is missing; the caller then removes the file.
-static inline bool safetensors_writer_close(SafetensorsWriter* w, Error* err) {
-    if (safetensors_writer_ok_(w, err)) {
-        safetensors_writer_advance_(w);
-        if (!w->begun)
-            fail(&w->error, "%s: closed before the header was written", w->path);
-        else if (w->left > 0)
-            safetensors_fail_(&w->tensors[w->current], &w->error,
-                              "the last %zu of its %zu bytes were not written", w->left,
-                              w->tensors[w->current].bytes);
-    }
-    if (w->file && !safetensors_writer_ok_(w, err))
-        fclose(w->file);
-    else if (w->file)
-        flush_and_close(w->file, w->path, &w->error);
-    bool ok = safetensors_writer_ok_(w, err);
-    for (int i = 0; i < w->count; i++) free((void*)w->tensors[i].name);
-    free(w->tensors);
-    json_writer_free(&w->header);
-    free(w->path);
-    memset(w, 0, sizeof *w);
+    json_writer_free(&header);
     return ok;
 }
 
