@@ -17,6 +17,7 @@ are private.
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
+#include <math.h>
 #include "../base/common.h"
 #include "../base/text.h"
 
@@ -159,7 +160,7 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
     memcpy(digits, p->text + start, p->at - start);
     digits[p->at - start] = '\0';
     node->number = strtod(digits, NULL);
-    if (node->number - node->number != 0) { // infinite
+    if (!isfinite(node->number)) {
         p->at = start;
         return json_error_(p, "number too large for a double");
     }
@@ -473,46 +474,41 @@ static inline void json_end(JsonWriter* w) {
     w->has_items = true;
 }
 
-static inline void json_put_null(JsonWriter* w, const char* key) {
+// Writes a value that needs no quotes: a literal or a number.
+static inline void json_put_word(JsonWriter* w, const char* key, const char* word) {
     json_begin_item_(w, key);
-    json_append_(w, "null", 4);
+    json_append_(w, word, strlen(word));
+}
+
+static inline void json_put_null(JsonWriter* w, const char* key) { json_put_word(w, key, "null"); }
+
+static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {
+    json_put_word(w, key, value ? "true" : "false");
 }
 
 // A NULL value is written as null.
 static inline void json_put_string(JsonWriter* w, const char* key, const char* value) {
-    if (!value) {
-        json_put_null(w, key);
-        return;
-    }
     json_begin_item_(w, key);
-    json_append_quoted_(w, value);
-}
-
-static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {
-    json_begin_item_(w, key);
-    json_append_(w, value ? "true" : "false", value ? 4 : 5);
+    if (value)
+        json_append_quoted_(w, value);
+    else
+        json_append_(w, "null", 4);
 }
 
 static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {
     char digits[32];
-    json_begin_item_(w, key);
-    json_append_(w, digits, (size_t)snprintf(digits, sizeof digits, "%lld", (long long)value));
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    json_put_word(w, key, digits);
 }
 
 // Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities.
 static inline void json_put_double(JsonWriter* w, const char* key, double value) {
-    char digits[32];
-    if (value - value != 0) {
-        json_put_null(w, key);
-        return;
-    }
-    int n = 0;
-    for (int precision = 15; precision <= 17; precision++) {
-        n = snprintf(digits, sizeof digits, "%.*g", precision, value);
+    char digits[32] = "null";
+    for (int precision = 15; precision <= 17 && isfinite(value); precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, value);
         if (strtod(digits, NULL) == value) break;
     }
-    json_begin_item_(w, key);
-    json_append_(w, digits, (size_t)n);
+    json_put_word(w, key, digits);
 }
 
 // Saves the complete text and a final line break to a file, through to the disk.
