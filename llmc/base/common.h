@@ -159,13 +159,11 @@ static inline char* read_file(const char* path, size_t* bytes, Error* err) {
         return NULL;
     }
     char* data = NULL;
-    size_t n = 0, capacity = 0;
-    for (;;) {
-        if (n + 1 >= capacity) data = (char*)xrealloc(data, capacity = capacity ? 2 * capacity : 65536);
-        size_t got = fread(data + n, 1, capacity - n - 1, f);
-        n += got;
-        if (got == 0) break;
-    }
+    size_t n = 0, capacity = 0, got;
+    do {
+        data = (char*)xgrow(data, n + 65536, &capacity, 1);
+        n += got = fread(data + n, 1, capacity - n - 1, f);
+    } while (got > 0);
     bool bad = ferror(f);
     fclose(f);
     if (bad) {

@@ -89,11 +89,9 @@ static inline bool json_skip_digits_(JsonParser* p) {
 static inline bool json_parse_hex_(JsonParser* p, unsigned* code) {
     *code = 0;
     for (int i = 0; i < 4; i++, p->at++) {
-        char c = json_peek_(p), lower = (char)(c | 0x20);
-        bool digit = c >= '0' && c <= '9';
-        if (!digit && !(lower >= 'a' && lower <= 'f'))
-            return json_error_(p, "expected four hex digits after \\u");
-        *code = *code * 16 + (unsigned)(digit ? c - '0' : lower - 'a' + 10);
+        int digit = hex_digit(json_peek_(p));
+        if (digit < 0) return json_error_(p, "expected four hex digits after \\u");
+        *code = *code << 4 | (unsigned)digit;
     }
     return true;
 }
@@ -431,10 +429,9 @@ static inline void json_append_quoted_(JsonWriter* w, const char* s) {
     for (size_t n = strlen(s); n > 0; s += length, n -= length) {
         uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
         if (c == '"' || c == '\\') json_append_(w, "\\", 1);
-        bool invalid = c == UTF8_INVALID;
-        if (c < ' ' || invalid) {
+        if (c < ' ' || c == UTF8_INVALID) {
             char escape[12];
-            snprintf(escape, sizeof escape, "\\u%04x", invalid ? 0xfffdu : (unsigned)c);
+            snprintf(escape, sizeof escape, "\\u%04x", c == UTF8_INVALID ? 0xfffdu : c);
             json_append_(w, escape, 6);
         } else {
             json_append_(w, s, length);

@@ -202,15 +202,9 @@ static inline int dataloader_file(DataLoader* loader, int64_t shard_index, Error
 // The shard that contains `item`: the last one with first_item <= item. Shards without items are skipped,
 // because the next shard has the same first_item.
 static inline int64_t dataloader_find_shard(const DataLoader* loader, int64_t item) {
-    int64_t low = 0, high = loader->num_shards;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (loader->shards[middle].first_item <= item)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    int64_t i = loader->num_shards - 1;
+    while (loader->shards[i].first_item > item) i--;
+    return i;
 }
 
 // Reads sequence number `sequence`, counted over all epochs, into row[T+1].

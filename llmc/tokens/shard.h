@@ -13,6 +13,7 @@ A shard with its final name is complete: the writer renames it after it is writt
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
 
+#include <libgen.h>
 #include "../base/common.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -173,11 +174,9 @@ static inline void shard_writer_set_paths(ShardWriter* w) {
 
 // Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
 static inline void shard_folder(char* out, const char* prefix) {
-    const char* slash = strrchr(prefix, '/');
-    size_t n = slash ? (size_t)(slash - prefix) : 0;
-    if (slash == prefix) n = 1; // the root
-    memcpy(out, n ? prefix : ".", n ? n : 1);
-    out[n ? n : 1] = '\0';
+    char path[PATH_LENGTH + 1];
+    snprintf(path, sizeof path, "%s_", prefix);
+    strcpy(out, dirname(path));
 }
 
 // Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
@@ -218,12 +217,15 @@ static inline bool shard_writer_skip_to(ShardWriter* w, int64_t index) {
     return true;
 }
 
-// Discards the shard being written and its temporary file, if there is one. Complete shards are kept.
-static inline void shard_writer_abort(ShardWriter* w) {
-    if (!w->file) return;
-    fclose(w->file);
+// Discards the shard being written and its temporary file, if there is one. Complete shards are kept. Returns
+// false, for a caller that fails.
+static inline bool shard_writer_abort(ShardWriter* w) {
+    if (w->file) {
+        fclose(w->file);
+        unlink(w->temporary);
+    }
     w->file = NULL;
-    unlink(w->temporary);
+    return false;
 }
 
 static inline bool shard_writer_put_header(ShardWriter* w) {
@@ -264,20 +266,6 @@ static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     return flush_folder(folder, err);
 }
 
-// Appends n tokens to the shard being written, which must have room for them.
-static inline bool shard_writer_put(ShardWriter* w, const uint32_t* tokens, int64_t n) {
-    uint16_t narrow[8192];
-    const int64_t block = sizeof narrow / sizeof narrow[0];
-    if (w->header.bytes_per_token == 4)
-        return fwrite(tokens, sizeof *tokens, (size_t)n, w->file) == (size_t)n;
-    for (int64_t start = 0; start < n; start += block) {
-        int64_t m = n - start < block ? n - start : block;
-        for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[start + i];
-        if (fwrite(narrow, sizeof *narrow, (size_t)m, w->file) != (size_t)m) return false;
-    }
-    return true;
-}
-
 // Writes n tokens, opening and completing shards as needed. On error the shard being written is discarded,
 // and there is nothing to close.
 static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n, Error* err) {
@@ -290,14 +278,12 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
     while (n > 0) {
         bool ok = w->file || shard_writer_begin(w, err);
         int64_t room = w->capacity - w->header.tokens, m = n < room ? n : room;
-        if (ok && !shard_writer_put(w, tokens, m))
-            ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
+        for (int64_t i = 0; ok && i < m; i++) // little-endian: the lower half of a uint32 comes first
+            if (fwrite_unlocked(&tokens[i], (size_t)w->header.bytes_per_token, 1, w->file) != 1)
+                ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
         w->header.tokens += m, w->total += m;
         if (ok && w->header.tokens == w->capacity) ok = shard_writer_end(w, err);
-        if (!ok) {
-            shard_writer_abort(w);
-            return false;
-        }
+        if (!ok) return shard_writer_abort(w);
         tokens += m;
         n -= m;
     }
@@ -307,10 +293,7 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
 // Completes the last shard; on error it is discarded. An empty shard is not written. Warns if a shard with
 // the next index exists: it is left from an earlier, longer dataset and would be read together with this one.
 static inline bool shard_writer_close(ShardWriter* w, Error* err) {
-    if (w->file && !shard_writer_end(w, err)) {
-        shard_writer_abort(w);
-        return false;
-    }
+    if (w->file && !shard_writer_end(w, err)) return shard_writer_abort(w);
     shard_writer_set_paths(w);
     if (access(w->path, F_OK) == 0)
         warn("%s: is left from an earlier dataset; remove it and those after it", w->path);

@@ -18,6 +18,7 @@ The text "<|endoftext|>" is encoded as ordinary text; callers add the end-of-tex
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
+#include "../base/heap.h"
 #include "../base/text.h"
 #include "../base/unicode.h"
 
@@ -136,10 +137,7 @@ static inline uint64_t bpe_word_hash(const uint8_t* s, size_t n) {
     uint64_t h = n * 0xff51afd7ed558ccdu;
     for (size_t i = 0; i < n; i += 8) {
         uint64_t part = 0;
-        if (n - i >= 8)
-            memcpy(&part, s + i, 8);
-        else
-            for (size_t k = i; k < n; k++) part = part << 8 | s[k];
+        memcpy(&part, s + i, n - i < 8 ? n - i : 8);
         h = (h ^ part) * 0x9e3779b97f4a7c15u;
         h ^= h >> 32;
     }
@@ -182,25 +180,6 @@ static inline int64_t bpe_short(const Tokenizer* t, const uint8_t* s, int n, uin
     return n;
 }
 
-// A binary min-heap of uint64.
-static inline void bpe_heap_push(uint64_t* heap, int64_t* count, uint64_t x) {
-    int64_t i = (*count)++;
-    for (; i > 0 && heap[(i - 1) / 2] > x; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-    heap[i] = x;
-}
-
-static inline uint64_t bpe_heap_pop(uint64_t* heap, int64_t* count) {
-    uint64_t top = heap[0], x = heap[--*count];
-    int64_t i = 0;
-    for (int64_t child; (child = 2 * i + 1) < *count; i = child) {
-        if (child + 1 < *count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= x) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = x;
-    return top;
-}
-
 // The same for a word of any length, in O(n log n). The symbols are a linked list; the pairs that can be
 // merged are in a heap as merged id << BPE_AT_BITS | index of the left symbol. A heap entry whose pair has
 // changed since is skipped.
@@ -217,8 +196,7 @@ static inline void bpe_push_pair(const Tokenizer* t, BpeSymbol* symbols, int64_t
                                  int64_t* count) {
     BpeSymbol* a = &symbols[at];
     a->merged = a->next < 0 ? TOKEN_NONE : bpe_merged(t, a->id, symbols[a->next].id);
-    if (a->merged != TOKEN_NONE)
-        bpe_heap_push(heap, count, (uint64_t)a->merged << BPE_AT_BITS | (uint64_t)at);
+    if (a->merged != TOKEN_NONE) heap_push(heap, count, (uint64_t)a->merged << BPE_AT_BITS | (uint64_t)at);
 }
 
 static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, uint32_t* out) {
@@ -234,7 +212,7 @@ static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, 
     }
     for (int64_t i = 0; i < n; i++) bpe_push_pair(t, symbols, i, heap, &count);
     while (count > 0) {
-        uint64_t top = bpe_heap_pop(heap, &count);
+        uint64_t top = heap_pop(heap, &count);
         int64_t at = (int64_t)(top & (((uint64_t)1 << BPE_AT_BITS) - 1));
         BpeSymbol *a = &symbols[at], *b = &symbols[a->next < 0 ? at : a->next];
         if (a->merged != top >> BPE_AT_BITS) continue;
@@ -286,14 +264,11 @@ static inline void tokenizer_add(Tokenizer* t, const void* bytes, size_t n) {
     }
 }
 
-// Adds the end-of-text token, the last one. It is not added to the words: no text encodes to it.
+// Adds the end-of-text token, the last one. No text encodes to it, because gpt2_word_end splits its name.
 static inline void tokenizer_end(Tokenizer* t) {
     static const char name[] = "<|endoftext|>";
-    uint64_t* words = t->words;
-    t->words = NULL;
     t->end_of_text = (uint32_t)t->vocab_size;
     tokenizer_add(t, name, sizeof name - 1);
-    t->words = words;
 }
 
 // Creates the byte tokenizer. Free with tokenizer_free.
