@@ -18,6 +18,7 @@ The text "<|endoftext|>" is encoded as ordinary text; callers add the end-of-tex
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
+#include <ctype.h>
 #include "../base/heap.h"
 #include "../base/text.h"
 #include "../base/unicode.h"
@@ -39,10 +40,11 @@ typedef struct {
 typedef struct {
     int64_t vocab_size;
     uint32_t end_of_text;
-    ByteBuffer text;       // the bytes of all tokens, concatenated
-    uint32_t* start;       // [vocab_size + 1] offset of each token's bytes
-    uint64_t* words;       // hash table: bytes of a token -> id; NULL for the byte tokenizer
-    uint64_t* merges;      // hash table: pair of ids -> id
+    ByteBuffer text;  // the bytes of all tokens, concatenated
+    uint32_t* start;  // [vocab_size + 1] offset of each token's bytes
+    uint8_t* classes; // [UNICODE_POINTS] of unicode.h; this and the tables are NULL for the byte tokenizer
+    uint64_t* words;  // hash table: bytes of a token -> id
+    uint64_t* merges; // hash table: pair of ids -> id
     uint32_t of_byte[256]; // id of each single byte
 } Tokenizer;
 
@@ -56,20 +58,19 @@ static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
 // GPT-2: splitting text into words
 
 // The class (of unicode.h) of the character at s[at], and its length in bytes.
-static inline int gpt2_class(const uint8_t* s, size_t at, size_t n, size_t* length) {
-    *length = 1;
-    return s[at] < 128 ? unicode_ascii_classes[s[at]] : unicode_class(utf8_decode(s + at, n - at, length));
+static inline int gpt2_class(const Tokenizer* t, const uint8_t* s, size_t at, size_t n, size_t* length) {
+    return unicode_class(t->classes, utf8_decode(s + at, n - at, length));
 }
 
 // The end of the run of characters of one class that starts at s[at].
-static inline size_t gpt2_run_end(const uint8_t* s, size_t at, size_t n, int of_class) {
+static inline size_t gpt2_run_end(const Tokenizer* t, const uint8_t* s, size_t at, size_t n, int of_class) {
     size_t length;
-    while (at < n && gpt2_class(s, at, n, &length) == of_class) at += length;
+    while (at < n && gpt2_class(t, s, at, n, &length) == of_class) at += length;
     return at;
 }
 
 // The end of the word that starts at s[at], at < n.
-static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
+static inline size_t gpt2_word_end(const Tokenizer* t, const uint8_t* s, size_t at, size_t n) {
     size_t length;
     if (s[at] == '\'' && at + 1 < n) {
         uint8_t a = s[at + 1], b = at + 2 < n ? s[at + 2] : 0;
@@ -77,11 +78,11 @@ static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
         if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return at + 3;
     }
     size_t first = at + (s[at] == ' ' && at + 1 < n); // a word may start with one space
-    int of_class = gpt2_class(s, first, n, &length);
-    if (of_class != UNICODE_SPACE) return gpt2_run_end(s, first, n, of_class);
+    int of_class = gpt2_class(t, s, first, n, &length);
+    if (of_class != UNICODE_SPACE) return gpt2_run_end(t, s, first, n, of_class);
     // white space is one word up to the end of the text; elsewhere its last character starts the next word
     size_t end = at, last = at;
-    while (end < n && gpt2_class(s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
+    while (end < n && gpt2_class(t, s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
     return end == n || last == at ? end : last;
 }
 
@@ -90,9 +91,7 @@ static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
 static inline size_t tokenizer_cut(const char* text, size_t after, size_t bytes) {
     // a word always ends between an ASCII letter and an ASCII character that is not a letter
     for (size_t i = bytes; i-- > after + 1;)
-        if ((uint8_t)text[i] < 128 && unicode_class((uint8_t)text[i]) != UNICODE_LETTER &&
-            (uint8_t)text[i - 1] < 128 && unicode_class((uint8_t)text[i - 1]) == UNICODE_LETTER)
-            return i;
+        if ((uint8_t)text[i] < 128 && !isalpha((uint8_t)text[i]) && isalpha((uint8_t)text[i - 1])) return i;
     return 0;
 }
 
@@ -240,6 +239,7 @@ static inline int64_t bpe_encode(const Tokenizer* t, const uint8_t* s, size_t n,
 static inline void tokenizer_free(Tokenizer* t) {
     free(t->text.data);
     free(t->start);
+    free(t->classes);
     free(t->words);
     free(t->merges);
     memset(t, 0, sizeof *t);
@@ -362,6 +362,8 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
     char* text = read_file(path, &bytes, err);
     if (!text) return false;
     tokenizer_begin(t, 256 + GPT2_MERGES + 1);
+    t->classes = (uint8_t*)xcalloc(UNICODE_POINTS, 1);
+    unicode_expand(t->classes);
     t->words = bpe_hash_new();
     t->merges = bpe_hash_new();
     for (int printable = 1, next = 256; printable >= 0; printable--)
@@ -401,7 +403,7 @@ static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t
         return;
     }
     for (size_t at = 0, end; at < bytes; at = end) {
-        end = gpt2_word_end(s, at, bytes);
+        end = gpt2_word_end(t, s, at, bytes);
         uint32_t* ids = token_buffer_reserve(out, (int64_t)(end - at));
         uint64_t* slot = end - at <= GPT2_TOKEN_BYTES ? bpe_word_slot(t, s + at, end - at) : NULL;
         if (slot)
