@@ -114,21 +114,16 @@ static inline double safetensors_f16_(uint16_t half) {
 
 // Element i of a floating-point tensor, converted exactly to double.
 static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
-    const char* source = (const char*)t->data + (size_t)i * safetensors_dtype_size(t->dtype);
+    size_t size = safetensors_dtype_size(t->dtype);
+    uint64_t bits = 0;
     double f64;
     float f32;
-    uint32_t bits;
-    uint16_t half;
-    switch (t->dtype) {
-    case SAFETENSORS_F64: memcpy(&f64, source, sizeof f64); return f64;
-    case SAFETENSORS_F16: memcpy(&half, source, sizeof half); return safetensors_f16_(half);
-    case SAFETENSORS_BF16: // the upper half of a float
-        memcpy(&half, source, sizeof half);
-        bits = (uint32_t)half << 16;
-        memcpy(&f32, &bits, sizeof f32);
-        return f32;
-    default: memcpy(&f32, source, sizeof f32); return f32;
-    }
+    memcpy(&bits, (const char*)t->data + (size_t)i * size, size);
+    if (t->dtype == SAFETENSORS_F16) return safetensors_f16_((uint16_t)bits);
+    if (t->dtype == SAFETENSORS_BF16) bits <<= 16; // the upper half of a float
+    memcpy(&f64, &bits, sizeof f64);
+    memcpy(&f32, &bits, sizeof f32);
+    return t->dtype == SAFETENSORS_F64 ? f64 : (double)f32;
 }
 
 // Converts a floating-point tensor to out[t->count], floats (element_bytes 4) or doubles (8). Exact except

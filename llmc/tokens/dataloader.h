@@ -41,7 +41,7 @@ typedef struct {
 } DataOptions;
 
 typedef struct {
-    char* path;
+    const char* path;
     ShardHeader header;
     int64_t first_item; // items (documents, or windows of a stream) in the shards before it
 } DataShard;
@@ -55,6 +55,7 @@ typedef struct {
 typedef struct {
     // constant after open
     DataOptions options;
+    glob_t files; // owns the paths
     DataShard* shards;
     int64_t num_shards;
     int64_t doc_len;   // D
@@ -82,42 +83,33 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // the list of shards
 
-static inline int data_shard_compare(const void* a, const void* b) {
-    return strcmp(((const DataShard*)a)->path, ((const DataShard*)b)->path);
+static inline int data_path_compare(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
 // Lists the files that match any of the comma-separated patterns, sorted by name.
 static inline bool dataloader_list(DataLoader* loader, const char* patterns, Error* err) {
-    char pattern[PATH_LENGTH];
-    for (const char* p = patterns;;) {
-        size_t length = strcspn(p, ",");
-        if (length == 0 || length >= sizeof pattern)
-            return fail(err, "'%s': not a comma-separated list of file patterns", patterns);
-        memcpy(pattern, p, length);
-        pattern[length] = '\0';
-
-        glob_t found;
-        int rc = glob(pattern, GLOB_ERR, NULL, &found);
-        if (rc != 0) {
-            globfree(&found);
-            return fail(err, "'%s': %s", pattern,
-                        rc == GLOB_NOMATCH ? "no file matches" : "cannot search for files that match");
-        }
-        size_t total = (size_t)loader->num_shards + found.gl_pathc;
-        loader->shards = (DataShard*)xrealloc(loader->shards, total * sizeof(DataShard));
-        for (size_t i = 0; i < found.gl_pathc; i++) {
-            DataShard* shard = &loader->shards[loader->num_shards++];
-            memset(shard, 0, sizeof *shard);
-            shard->path = xstrdup(found.gl_pathv[i]);
-        }
-        globfree(&found);
-        p += length;
-        if (*p++ == '\0') break;
+    glob_t* files = &loader->files;
+    char *copy = xstrdup(patterns), *rest = copy, *pattern;
+    bool ok = true;
+    while (ok && (pattern = strsep(&rest, ",")) != NULL) {
+        int rc = glob(pattern, GLOB_ERR | (files->gl_pathc > 0 ? GLOB_APPEND : 0), NULL, files);
+        if (*pattern == '\0')
+            ok = fail(err, "'%s': not a comma-separated list of file patterns", patterns);
+        else if (rc != 0)
+            ok = fail(err, "'%s': %s", pattern,
+                      rc == GLOB_NOMATCH ? "no file matches" : "cannot search for files that match");
     }
-    qsort(loader->shards, (size_t)loader->num_shards, sizeof(DataShard), data_shard_compare);
-    for (int64_t i = 1; i < loader->num_shards; i++)
-        if (data_shard_compare(&loader->shards[i - 1], &loader->shards[i]) == 0)
-            return fail(err, "'%s': matches %s twice", patterns, loader->shards[i].path);
+    free(copy);
+    if (!ok) return false;
+    qsort(files->gl_pathv, files->gl_pathc, sizeof *files->gl_pathv, data_path_compare);
+    loader->num_shards = (int64_t)files->gl_pathc;
+    loader->shards = (DataShard*)xcalloc(files->gl_pathc, sizeof *loader->shards);
+    for (size_t i = 0; i < files->gl_pathc; i++) {
+        loader->shards[i].path = files->gl_pathv[i];
+        if (i > 0 && strcmp(files->gl_pathv[i - 1], files->gl_pathv[i]) == 0)
+            return fail(err, "'%s': matches %s twice", patterns, files->gl_pathv[i]);
+    }
     return true;
 }
 
@@ -283,8 +275,8 @@ static inline void dataloader_close(DataLoader* loader) {
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++)
         if (loader->open_files[i].shard >= 0) close(loader->open_files[i].fd);
     for (int i = 0; i < DATALOADER_RING; i++) free(loader->ring[i].tokens);
-    for (int64_t i = 0; i < loader->num_shards; i++) free(loader->shards[i].path);
     free(loader->shards);
+    globfree(&loader->files);
     memset(loader, 0, sizeof *loader);
 }
 
