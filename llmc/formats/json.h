@@ -66,8 +66,8 @@ static inline bool json_error_(JsonParser* p, const char* what) {
     return fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
 }
 
-// The current byte, or 0 at the end of the text, which matches no token either.
-static inline char json_peek_(const JsonParser* p) { return p->at < p->n ? p->text[p->at] : '\0'; }
+// The current byte; 0 at the end of the text, which matches no token.
+static inline char json_peek_(const JsonParser* p) { return p->text[p->at]; }
 
 static inline bool json_accept_(JsonParser* p, char c) {
     if (json_peek_(p) != c) return false;
@@ -75,14 +75,12 @@ static inline bool json_accept_(JsonParser* p, char c) {
     return true;
 }
 
-static inline void json_skip_space_(JsonParser* p) {
-    for (char c = json_peek_(p); c == ' ' || c == '\n' || c == '\r' || c == '\t'; c = json_peek_(p)) p->at++;
-}
+static inline void json_skip_space_(JsonParser* p) { p->at += strspn(p->text + p->at, " \n\r\t"); }
 
 static inline bool json_skip_digits_(JsonParser* p) {
-    size_t start = p->at;
-    for (char c = json_peek_(p); c >= '0' && c <= '9'; c = json_peek_(p)) p->at++;
-    return p->at > start;
+    size_t digits = strspn(p->text + p->at, "0123456789");
+    p->at += digits;
+    return digits > 0;
 }
 
 // Parses the four hex digits of a \u escape.
@@ -153,18 +151,14 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
         plain = false, good = json_skip_digits_(p);
     }
     if (!good) return json_error_(p, "expected a digit");
-    // strtod needs a zero-terminated copy; the unused end of the pool has room for it
-    char* digits = p->j->pool + p->pool_used;
-    memcpy(digits, p->text + start, p->at - start);
-    digits[p->at - start] = '\0';
-    node->number = strtod(digits, NULL);
+    node->number = strtod(p->text + start, NULL);
     if (!isfinite(node->number)) {
         p->at = start;
         return json_error_(p, "number too large for a double");
     }
     errno = 0;
     if (plain)
-        node->integer = strtoll(digits, NULL, 10), node->is_int = errno == 0;
+        node->integer = strtoll(p->text + start, NULL, 10), node->is_int = errno == 0;
     else if (node->number >= -exact && node->number <= exact) {
         node->integer = (int64_t)node->number;
         node->is_int = (double)node->integer == node->number;
@@ -273,7 +267,7 @@ static inline bool json_parse_value_(JsonParser* p, int index) {
     }
     for (int i = 0; i < 3; i++) {
         size_t length = strlen(words[i]);
-        if (p->n - p->at < length || memcmp(p->text + p->at, words[i], length) != 0) continue;
+        if (strncmp(p->text + p->at, words[i], length) != 0) continue;
         node->type = i == 0 ? JSON_NULL : JSON_BOOL;
         node->boolean = i == 2;
         p->at += length;
@@ -296,12 +290,14 @@ static inline bool json_parse(Json* j, const char* source, const char* text, siz
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
         return fail(err, "%s: JSON of %zu bytes; the limit is %d", source, n, JSON_MAX_BYTES);
-    JsonParser p = {j, source, text, n, 0, 0, 0, err};
+    char* copy = (char*)memcpy(xcalloc(n + 1, 1), text, n); // with a terminating zero
+    JsonParser p = {j, source, copy, n, 0, 0, 0, err};
     j->pool = (char*)xrealloc(NULL, n + 1);
     bool ok = json_parse_value_(&p, json_add_node_(j, -1));
     json_skip_space_(&p);
     if (ok && p.at < n) ok = json_error_(&p, "expected the end of the text");
     if (!ok) json_free(j);
+    free(copy);
     return ok;
 }
 

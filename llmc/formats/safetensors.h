@@ -40,11 +40,19 @@ static_assert(sizeof(size_t) == 8, "files may be larger than 4 GiB");
     ROW(F64, 8) ROW(F32, 4) ROW(F16, 2) ROW(BF16, 2) ROW(I64, 8) ROW(I32, 4) ROW(I16, 2) ROW(I8, 1)          \
     ROW(U64, 8) ROW(U32, 4) ROW(U16, 2) ROW(U8, 1) ROW(BOOL, 1)
 #define DTYPE_ENUM(name, size) SAFETENSORS_##name,
-#define DTYPE_NAME(name, size) #name,
-#define DTYPE_SIZE(name, size) size,
+#define DTYPE_ROW(name, size)  {#name, size},
 
 typedef enum { SAFETENSORS_DTYPE_TABLE(DTYPE_ENUM) SAFETENSORS_DTYPES } SafetensorsDtype;
+
+static const struct {
+    const char* name; // in a header
+    size_t size;      // bytes of an element
+} safetensors_dtypes[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_ROW)};
 // clang-format on
+
+#undef SAFETENSORS_DTYPE_TABLE
+#undef DTYPE_ENUM
+#undef DTYPE_ROW
 
 typedef struct {
     const char *name, *path; // path of its file
@@ -57,33 +65,9 @@ typedef struct {
     const void* data;
 } SafeTensor;
 
-// The type's name in a header ("F32").
-static inline const char* safetensors_dtype_name(SafetensorsDtype dtype) {
-    static const char* const names[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_NAME)};
-    return names[dtype];
-}
-
-// Bytes of one element.
-static inline size_t safetensors_dtype_size(SafetensorsDtype dtype) {
-    static const size_t sizes[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_SIZE)};
-    return sizes[dtype];
-}
-
-#undef SAFETENSORS_DTYPE_TABLE
-#undef DTYPE_ENUM
-#undef DTYPE_NAME
-#undef DTYPE_SIZE
-
 // fail(), with the tensor's file and name before the message.
-PRINTF_LIKE(3, 4)
-static inline bool safetensors_fail_(const SafeTensor* t, Error* err, const char* format, ...) {
-    char what[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    return fail(err, "%s: tensor '%.200s': %s", t->path, t->name, what);
-}
+#define TENSOR_FAIL(t, err, format, ...)                                                                     \
+    fail(err, "%s: tensor '%.200s': " format, (t)->path, (t)->name, ##__VA_ARGS__)
 
 // Computes count and bytes from dtype and shape.
 static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
@@ -91,11 +75,11 @@ static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
     t->count = 1;
     bool fits = true;
     for (int i = 0; i < t->ndim; i++) {
-        if (t->shape[i] < 0) return safetensors_fail_(t, err, "its shape has a negative size");
+        if (t->shape[i] < 0) return TENSOR_FAIL(t, err, "its shape has a negative size");
         fits = fits && !__builtin_mul_overflow(t->count, t->shape[i], &t->count);
     }
-    fits = fits && !__builtin_mul_overflow(t->count, (int64_t)safetensors_dtype_size(t->dtype), &bytes);
-    if (!fits) return safetensors_fail_(t, err, "its shape is too large");
+    fits = fits && !__builtin_mul_overflow(t->count, (int64_t)safetensors_dtypes[t->dtype].size, &bytes);
+    if (!fits) return TENSOR_FAIL(t, err, "its shape is too large");
     t->bytes = (size_t)bytes;
     return true;
 }
@@ -114,7 +98,7 @@ static inline double safetensors_f16_(uint16_t half) {
 
 // Element i of a floating-point tensor, converted exactly to double.
 static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
-    size_t size = safetensors_dtype_size(t->dtype);
+    size_t size = safetensors_dtypes[t->dtype].size;
     uint64_t bits = 0;
     double f64;
     float f32;
@@ -130,8 +114,8 @@ static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
 // from F64 to float, which is rounded. For a tensor of another type, fails and leaves out unchanged.
 static inline bool safetensors_read(const SafeTensor* t, void* out, int element_bytes, Error* err) {
     if (t->dtype > SAFETENSORS_BF16)
-        return safetensors_fail_(t, err, "has type %s; expected F64, F32, F16 or BF16",
-                                 safetensors_dtype_name(t->dtype));
+        return TENSOR_FAIL(t, err, "has type %s; expected F64, F32, F16 or BF16",
+                           safetensors_dtypes[t->dtype].name);
     if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32)) {
         memcpy(out, t->data, t->bytes);
         return true;
@@ -165,35 +149,32 @@ static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t dat
     const char* dtype = json_string(h, json_get(h, node, "dtype"));
     int64_t begin, end;
 
-    if (!json_is(h, node, JSON_OBJECT)) return safetensors_fail_(t, err, "its description is not an object");
-    if (!dtype) return safetensors_fail_(t, err, "'dtype' is missing or not a string");
+    if (!json_is(h, node, JSON_OBJECT)) return TENSOR_FAIL(t, err, "its description is not an object");
+    if (!dtype) return TENSOR_FAIL(t, err, "'dtype' is missing or not a string");
     int type = 0;
-    while (type < SAFETENSORS_DTYPES && strcmp(dtype, safetensors_dtype_name((SafetensorsDtype)type)) != 0)
-        type++;
-    if (type == SAFETENSORS_DTYPES) return safetensors_fail_(t, err, "type '%.40s' is not supported", dtype);
+    while (type < SAFETENSORS_DTYPES && strcmp(dtype, safetensors_dtypes[type].name) != 0) type++;
+    if (type == SAFETENSORS_DTYPES) return TENSOR_FAIL(t, err, "type '%.40s' is not supported", dtype);
     t->dtype = (SafetensorsDtype)type;
 
-    if (!json_is(h, shape, JSON_ARRAY))
-        return safetensors_fail_(t, err, "'shape' is missing or not an array");
+    if (!json_is(h, shape, JSON_ARRAY)) return TENSOR_FAIL(t, err, "'shape' is missing or not an array");
     if (json_count(h, shape) > SAFETENSORS_MAX_DIMS)
-        return safetensors_fail_(t, err, "has more than %d dimensions", SAFETENSORS_MAX_DIMS);
+        return TENSOR_FAIL(t, err, "has more than %d dimensions", SAFETENSORS_MAX_DIMS);
     for (int size = json_first(h, shape); size >= 0; size = json_next(h, size))
         if (!json_int64(h, size, &t->shape[t->ndim++]))
-            return safetensors_fail_(t, err, "its shape has a size that is not an integer");
+            return TENSOR_FAIL(t, err, "its shape has a size that is not an integer");
     if (!safetensors_measure_(t, err)) return false;
 
     int first = json_first(h, offsets);
     if (!json_is(h, offsets, JSON_ARRAY) || json_count(h, offsets) != 2 || !json_int64(h, first, &begin) ||
         !json_int64(h, json_next(h, first), &end) || begin < 0 || end < begin)
-        return safetensors_fail_(t, err,
-                                 "'data_offsets' is missing or not [begin, end] with 0 <= begin <= end");
+        return TENSOR_FAIL(t, err, "'data_offsets' is missing or not [begin, end] with 0 <= begin <= end");
     if ((size_t)(end - begin) != t->bytes)
-        return safetensors_fail_(t, err, "its type and shape need %zu bytes, but its data_offsets span %lld",
-                                 t->bytes, (long long)(end - begin));
+        return TENSOR_FAIL(t, err, "its type and shape need %zu bytes, but its data_offsets span %lld",
+                           t->bytes, (long long)(end - begin));
     if ((size_t)end > data_bytes)
-        return safetensors_fail_(t, err,
-                                 "ends at byte %lld of the data, but the file has only %zu: it is truncated",
-                                 (long long)end, data_bytes);
+        return TENSOR_FAIL(t, err,
+                           "ends at byte %lld of the data, but the file has only %zu: it is truncated",
+                           (long long)end, data_bytes);
     t->begin = (size_t)begin;
     return true;
 }
@@ -237,9 +218,9 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
     for (int i = 0; i < st->count; i++) {
         const SafeTensor* t = &st->tensors[i];
         if (t->begin != covered)
-            return safetensors_fail_(t, err, "begins at byte %zu of the data: %s", t->begin,
-                                     t->begin < covered ? "overlaps the previous tensor"
-                                                        : "leaves a gap after the previous tensor");
+            return TENSOR_FAIL(t, err, "begins at byte %zu of the data: %s", t->begin,
+                               t->begin < covered ? "overlaps the previous tensor"
+                                                  : "leaves a gap after the previous tensor");
         covered += t->bytes;
     }
     if (covered < data_bytes)
@@ -400,7 +381,7 @@ static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors
         t->path = path;
         if (!safetensors_measure_(t, err)) return false;
         json_begin_object(w, t->name);
-        json_put_string(w, "dtype", safetensors_dtype_name(t->dtype));
+        json_put_string(w, "dtype", safetensors_dtypes[t->dtype].name);
         json_begin_array(w, "shape");
         for (int k = 0; k < t->ndim; k++) json_put_int(w, NULL, t->shape[k]);
         json_end(w);
@@ -458,5 +439,7 @@ static inline bool safetensors_write(const char* path, SafeTensor* tensors, int 
     json_writer_free(&header);
     return ok;
 }
+
+#undef TENSOR_FAIL
 
 #endif // LLMC_SAFETENSORS_H

@@ -380,17 +380,16 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
     path_join(path, folder, "config.json");
     if (!json_parse_file(&j, path, err)) return false;
     *c = config_defaults();
+    bool ok = true;
     const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
     if (model_type && strcmp(model_type, "transformer-project_fox") == 0) {
         c->fgate_type = GATE_NONE;
         c->use_rope = true;
     } else if (model_type && strcmp(model_type, "forgetting_transformer-project_fox") != 0) {
-        fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor its baseline", path, model_type);
-        json_free(&j);
-        return false;
+        ok = fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor its baseline", path,
+                  model_type);
     }
     static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
-    bool ok = true;
     for (int i = 0; ok && i < 4; i++)
         if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
     for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++) {

@@ -258,7 +258,7 @@ static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTen
                     checkpoint_shape(should_be, want->ndim, want->shape));
     if (have->dtype > SAFETENSORS_BF16)
         return fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path, want->name,
-                    safetensors_dtype_name(have->dtype));
+                    safetensors_dtypes[have->dtype].name);
     return true;
 }
 
@@ -419,6 +419,14 @@ static inline bool checkpoint_load_optimizer(const char* folder, const ParamTabl
     return checkpoint_read_tensors(folder, table, &t, true, err);
 }
 
+// Reads an integer of trainer.json. If it is not valid and *bad is NULL, sets *bad to its key.
+static inline void checkpoint_read_count(const Json* j, int object, const char* key, int64_t* value,
+                                         const char** bad) {
+    bool ok = json_int64(j, json_get(j, object, key), value) && *value >= 0 &&
+              *value <= (int64_t)1 << 60; // sums must not overflow
+    if (!ok && !*bad) *bad = key;
+}
+
 // Reads trainer.json: the state, and the whole file as *record, which the caller frees with json_free and
 // whose member "options" options_restore reads. On error record is empty and *state undefined.
 static inline bool checkpoint_load_state(const char* folder, TrainerState* state, Json* record, Error* err) {
@@ -427,22 +435,12 @@ static inline bool checkpoint_load_state(const char* folder, TrainerState* state
     if (!json_parse_file(record, path, err)) return false;
     int schedule = json_get(record, 0, "schedule"), data = json_get(record, 0, "data");
     const char* bad = NULL; // the first key whose value is not valid
-    struct {
-        int object;
-        const char* key;
-        int64_t* value;
-    } const counts[] = {
-        {0, "step", &state->step},
-        {0, "tokens", &state->tokens},
-        {0, "seed", &state->seed},
-        {schedule, "warmup_tokens", &state->warmup_tokens},
-        {schedule, "max_tokens", &state->max_tokens},
-        {data, "position", &state->position},
-    };
-    for (int i = 0; i < 6 && !bad; i++)
-        if (!json_int64(record, json_get(record, counts[i].object, counts[i].key), counts[i].value) ||
-            *counts[i].value < 0 || *counts[i].value > (int64_t)1 << 60) // sums must not overflow
-            bad = counts[i].key;
+    checkpoint_read_count(record, 0, "step", &state->step, &bad);
+    checkpoint_read_count(record, 0, "tokens", &state->tokens, &bad);
+    checkpoint_read_count(record, 0, "seed", &state->seed, &bad);
+    checkpoint_read_count(record, schedule, "warmup_tokens", &state->warmup_tokens, &bad);
+    checkpoint_read_count(record, schedule, "max_tokens", &state->max_tokens, &bad);
+    checkpoint_read_count(record, data, "position", &state->position, &bad);
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";
     if (!bad) return true;

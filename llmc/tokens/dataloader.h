@@ -223,20 +223,10 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     return true;
 }
 
-// Reads this rank's part of the global batch at `position`.
-static inline bool dataloader_read_batch(DataLoader* loader, int64_t position, DataBatch* batch) {
-    const DataOptions* o = &loader->options;
-    for (int64_t b = 0; b < o->batch; b++) {
-        int32_t* row = batch->tokens + b * (o->seq_len + 1);
-        if (!dataloader_read_sequence(loader, position + o->rank * o->batch + b, row, &batch->err))
-            return false;
-    }
-    return true;
-}
-
 // The reading thread: keeps the ring filled until stopped.
 static inline void* dataloader_thread(void* argument) {
     DataLoader* loader = (DataLoader*)argument;
+    const DataOptions* o = &loader->options;
     pthread_mutex_lock(&loader->lock);
     while (!loader->stop) {
         if (loader->filled == DATALOADER_RING) {
@@ -246,10 +236,13 @@ static inline void* dataloader_thread(void* argument) {
         DataBatch* batch = &loader->ring[(loader->head + loader->filled) % DATALOADER_RING];
         int64_t position = loader->read_position, seeks = loader->seeks;
         pthread_mutex_unlock(&loader->lock);
-        batch->ok = dataloader_read_batch(loader, position, batch);
+        batch->ok = true; // this rank's part of the global batch
+        for (int64_t b = 0; batch->ok && b < o->batch; b++)
+            batch->ok = dataloader_read_sequence(loader, position + o->rank * o->batch + b,
+                                                 batch->tokens + b * (o->seq_len + 1), &batch->err);
         pthread_mutex_lock(&loader->lock);
         if (seeks != loader->seeks) continue;
-        loader->read_position += loader->options.batch * loader->options.world;
+        loader->read_position += o->batch * o->world;
         loader->filled++;
         pthread_cond_signal(&loader->batch_filled);
     }

@@ -103,7 +103,7 @@ static void test_newest_damaged(void) {
 // if it is not NULL. Element i of the flat buffer is i mod 128, which is exact in all types.
 static void write_shard(const char* path, int first, int last, SafetensorsDtype dtype, const char* extra) {
     SafeTensor tensors[64];
-    size_t size = safetensors_dtype_size(dtype);
+    size_t size = safetensors_dtypes[dtype].size;
     const int64_t one = 1;
     int n = 0;
     char* values = (char*)xcalloc((size_t)table.count, size);

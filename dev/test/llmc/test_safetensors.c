@@ -43,7 +43,7 @@ static void write_sample(const char* path) {
     int n = 0;
     for (; n < SAFETENSORS_DTYPES; n++) {
         SafetensorsDtype dtype = (SafetensorsDtype)n;
-        tensors[n] = safetensors_tensor(safetensors_dtype_name(dtype), dtype, 2, shape, data);
+        tensors[n] = safetensors_tensor(safetensors_dtypes[dtype].name, dtype, 2, shape, data);
     }
     tensors[n++] = safetensors_tensor("empty", SAFETENSORS_F32, 2, empty, NULL);
     tensors[n++] = safetensors_tensor("scalar", SAFETENSORS_F64, 0, NULL, data);
@@ -63,8 +63,7 @@ static void test_round_trip(void) {
     CHECK(st.count == SAFETENSORS_DTYPES + 3, "%d tensors", st.count);
     for (int i = 0; i < SAFETENSORS_DTYPES; i++) { // in the order of the file
         const SafeTensor* t = &st.tensors[i];
-        CHECK(t == safetensors_find(&st, safetensors_dtype_name((SafetensorsDtype)i)), "%s: out of order",
-              t->name);
+        CHECK(t == safetensors_find(&st, safetensors_dtypes[i].name), "%s: out of order", t->name);
         CHECK((int)t->dtype == i && t->ndim == 2 && t->shape[0] == 3 && t->shape[1] == 1 && t->count == 3,
               "%s: another type or shape", t->name);
         CHECK(t->bytes == 3 * sizes[i] && memcmp(t->data, "\1\2\3\4\5", t->bytes < 5 ? t->bytes : 5) == 0,
