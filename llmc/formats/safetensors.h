@@ -229,22 +229,6 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
     return true;
 }
 
-// Parses the header of the mapped file and sets the data pointers of the tensors.
-static inline bool safetensors_parse_map_(Safetensors* st, Error* err) {
-    const char* file = (const char*)st->map;
-    uint64_t header;
-    memcpy(&header, file, sizeof header);
-    size_t rest = st->map_bytes - sizeof header;
-    if (header > SAFETENSORS_MAX_HEADER || header > rest)
-        return fail(err,
-                    "%s: its header claims %llu bytes, the file has %zu: truncated or not a safetensors file",
-                    st->path, (unsigned long long)header, st->map_bytes);
-    const char* data = file + sizeof header + header;
-    if (!safetensors_parse_(st, file + sizeof header, header, rest - header, err)) return false;
-    for (int i = 0; i < st->count; i++) st->tensors[i].data = data + st->tensors[i].begin;
-    return true;
-}
-
 // Unmaps the file, which invalidates its tensors. May be called on one that is empty or already closed.
 static inline void safetensors_close(Safetensors* st) {
     if (st->map) munmap(st->map, st->map_bytes);
@@ -271,7 +255,14 @@ static inline bool safetensors_open(Safetensors* st, const char* path, Error* er
     st->path = xstrdup(path);
     st->map = map;
     st->map_bytes = bytes;
-    bool ok = safetensors_parse_map_(st, err);
+    const char* text = (const char*)map + sizeof(uint64_t);
+    size_t header = *(const uint64_t*)map, rest = bytes - sizeof(uint64_t);
+    bool ok = header <= SAFETENSORS_MAX_HEADER && header <= rest;
+    if (!ok)
+        fail(err, "%s: its header claims %zu bytes, the file has %zu: truncated or not a safetensors file",
+             path, header, bytes);
+    ok = ok && safetensors_parse_(st, text, header, rest - header, err);
+    for (int i = 0; ok && i < st->count; i++) st->tensors[i].data = text + header + st->tensors[i].begin;
     if (!ok) safetensors_close(st);
     return ok;
 }

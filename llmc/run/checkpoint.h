@@ -23,7 +23,6 @@ checkpoint of checkpoint_list. Values are not checked when loading.
 
 #include <dirent.h>
 #include <ftw.h>
-#include <sys/syscall.h>
 #include "../base/common.h"
 #include "../formats/json.h"
 #include "../formats/safetensors.h"
@@ -331,11 +330,10 @@ static inline bool checkpoint_write_trainer(const char* folder, const TrainerSta
 // where the file system supports it (most except NFS), otherwise in two renames, between which a crash leaves
 // the older checkpoints.
 static inline bool checkpoint_publish(const char* out, const char* temporary, int64_t step, Error* err) {
-    const unsigned exchange = 2; // RENAME_EXCHANGE, which the C library's headers may not define
     char path[PATH_LENGTH], old[PATH_LENGTH];
     checkpoint_path(path, out, step);
     checkpoint_old_path(old, out, step);
-    bool done = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, exchange) == 0 ||
+    bool done = renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0 ||
                 rename(temporary, path) == 0; // fails where path is a folder that is not empty
     if (!done) {
         if (!checkpoint_discard(out, step, err)) return false;

@@ -168,27 +168,24 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
 // ----------------------------------------------------------------------------
 // reading a batch, in the reading thread
 
-// A descriptor of the shard, cached or newly opened; -1 on error.
-static inline int dataloader_file(DataLoader* loader, int64_t shard_index, Error* err) {
+// Sets *fd to a descriptor of the shard, cached or newly opened.
+static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int* fd, Error* err) {
     int64_t slot = shard_index % DATALOADER_OPEN_FILES;
-    if (loader->open_files[slot].shard == shard_index) return loader->open_files[slot].fd;
-    if (loader->open_files[slot].shard >= 0) close(loader->open_files[slot].fd);
+    *fd = loader->open_files[slot].fd;
+    if (loader->open_files[slot].shard == shard_index) return true;
+    if (loader->open_files[slot].shard >= 0) close(*fd);
     loader->open_files[slot].shard = -1;
 
     const DataShard* shard = &loader->shards[shard_index];
     ShardHeader now;
-    int fd = shard_open(shard->path, err);
-    if (fd < 0) return -1;
-    bool ok = shard_read_header_fd(fd, shard->path, &now, err);
+    if (!shard_open(shard->path, fd, err)) return false;
+    bool ok = shard_read_header_fd(*fd, shard->path, &now, err);
     if (ok && (now.tokens != shard->header.tokens || now.doc_len != shard->header.doc_len ||
                now.bytes_per_token != shard->header.bytes_per_token))
         ok = fail(err, "%s: was replaced by another shard while in use", shard->path);
-    if (!ok) {
-        close(fd);
-        return -1;
-    }
-    loader->open_files[slot].shard = shard_index;
-    return loader->open_files[slot].fd = fd;
+    if (!ok) close(*fd);
+    if (ok) loader->open_files[slot].shard = shard_index, loader->open_files[slot].fd = *fd;
+    return ok;
 }
 
 // The shard that contains `item`: the last one with first_item <= item. Shards without items are skipped,
@@ -213,9 +210,10 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int64_t count = D > 0 ? T : T + 1;
     int32_t* tokens = row + (T + 1 - count);
     row[0] = (int32_t)o->end_of_text;
-    int fd = dataloader_file(loader, shard_index, err);
-    if (fd < 0) return false;
-    if (!shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err)) return false;
+    int fd = -1;
+    if (!dataloader_file(loader, shard_index, &fd, err) ||
+        !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err))
+        return false;
     for (int64_t t = 0; t < count; t++)
         if ((uint32_t)tokens[t] >= (uint64_t)o->vocab_size)
             return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", shard->path,

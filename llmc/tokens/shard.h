@@ -36,20 +36,14 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // reading
 
-// Opens a shard for reading and returns its descriptor, or -1 on error. Rejects anything but a regular file:
-// opening a pipe would block until it has a writer.
-static inline int shard_open(const char* path, Error* err) {
+// Opens a shard for reading. Rejects anything but a regular file: opening a pipe would block until it has a
+// writer.
+static inline bool shard_open(const char* path, int* fd, Error* err) {
     struct stat st;
-    int fd = -1;
-    if (stat(path, &st) == 0) {
-        if (!S_ISREG(st.st_mode)) {
-            fail(err, "%s: is not a regular file", path);
-            return -1;
-        }
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-    }
-    if (fd < 0) fail(err, "%s: cannot open: %s", path, strerror(errno));
-    return fd;
+    bool there = stat(path, &st) == 0;
+    if (there && !S_ISREG(st.st_mode)) return fail(err, "%s: is not a regular file", path);
+    *fd = there ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    return *fd >= 0 ? true : fail(err, "%s: cannot open: %s", path, strerror(errno));
 }
 
 // Reads `bytes` bytes at `offset`. A file that ends before was truncated after its header was checked; this
@@ -117,8 +111,8 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
 
 // The same for a path.
 static inline bool shard_read_header(const char* path, ShardHeader* h, Error* err) {
-    int fd = shard_open(path, err);
-    if (fd < 0) return false;
+    int fd = -1;
+    if (!shard_open(path, &fd, err)) return false;
     bool ok = shard_read_header_fd(fd, path, h, err);
     close(fd);
     return ok;
