@@ -270,11 +270,15 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
                     (long long)(w->total + i), tokens[i], (long long)w->header.vocab_size);
     }
     while (n > 0) {
-        bool ok = w->file || shard_writer_begin(w, err);
+        uint16_t narrow[8192];
+        const int64_t block = sizeof narrow / sizeof narrow[0];
+        bool ok = w->file || shard_writer_begin(w, err), wide = w->header.bytes_per_token == 4;
         int64_t room = w->capacity - w->header.tokens, m = n < room ? n : room;
-        for (int64_t i = 0; ok && i < m; i++) // little-endian: the lower half of a uint32 comes first
-            if (fwrite_unlocked(&tokens[i], (size_t)w->header.bytes_per_token, 1, w->file) != 1)
-                ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
+        if (m > block) m = block;
+        for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[i];
+        const void* data = wide ? (const void*)tokens : narrow;
+        if (ok && fwrite(data, wide ? 4 : 2, (size_t)m, w->file) != (size_t)m)
+            ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
         w->header.tokens += m, w->total += m;
         if (ok && w->header.tokens == w->capacity) ok = shard_writer_end(w, err);
         if (!ok) return shard_writer_abort(w);

@@ -59,7 +59,8 @@ static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
 
 // The class (of unicode.h) of the character at s[at], and its length in bytes.
 static inline int gpt2_class(const Tokenizer* t, const uint8_t* s, size_t at, size_t n, size_t* length) {
-    return unicode_class(t->classes, utf8_decode(s + at, n - at, length));
+    *length = 1;
+    return s[at] < 128 ? t->classes[s[at]] : unicode_class(t->classes, utf8_decode(s + at, n - at, length));
 }
 
 // The end of the run of characters of one class that starts at s[at].
@@ -136,7 +137,10 @@ static inline uint64_t bpe_word_hash(const uint8_t* s, size_t n) {
     uint64_t h = n * 0xff51afd7ed558ccdu;
     for (size_t i = 0; i < n; i += 8) {
         uint64_t part = 0;
-        memcpy(&part, s + i, n - i < 8 ? n - i : 8);
+        if (n - i >= 8)
+            memcpy(&part, s + i, 8);
+        else
+            for (size_t k = i; k < n; k++) part = part << 8 | s[k];
         h = (h ^ part) * 0x9e3779b97f4a7c15u;
         h ^= h >> 32;
     }
