@@ -29,6 +29,8 @@ Valid as C11 and as C++17, like every header in llmc/.
 #include <time.h>
 #include <unistd.h>
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian, read without conversion");
+
 enum { PATH_LENGTH = 4096 }; // size of a path buffer, including the terminating zero
 
 #define FALLTHROUGH __attribute__((fallthrough)) // marks an intended fall-through between cases of a switch

@@ -40,8 +40,8 @@ static const uint32_t UTF8_INVALID = UINT32_MAX;
 // Decodes the first character of s[n], n >= 1; *length is its number of bytes. If s does not start with a
 // valid character, returns UTF8_INVALID and *length is 1.
 static inline uint32_t utf8_decode(const uint8_t* s, size_t n, size_t* length) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800,
-                                         0x10000}; // by length; below is an overlong encoding
+    // by length; a smaller character is an overlong encoding
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
     size_t len = s[0] < 0x80 ? 1 : s[0] < 0xc0 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf8 ? 4 : 0;
     *length = 1;
     if (len == 1) return s[0];

@@ -27,8 +27,6 @@ enum {
     SAFETENSORS_ALIGNMENT = 64          // bytes, of the data written; the format requires 8
 };
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "files are little-endian and read without conversion");
 static_assert(sizeof(size_t) == 8, "files may be larger than 4 GiB");
 
 // ----------------------------------------------------------------------------

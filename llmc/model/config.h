@@ -201,7 +201,8 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         }
         strcat(strcat(supported, i ? ", " : ""), key->choices[i]);
     }
-    return fail(err, "%s: %s=%s is not supported, only %s", where, name, text, supported);
+    return fail(err, "%s: %s=%s is %s %s", where, name, text, key->bytes ? "none of" : "not supported, only",
+                supported);
 }
 
 // Does the gate's bias start from config_long_gate_bias?
@@ -407,7 +408,8 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
         else if (json_is_null(&j, node))
             value = "null";
         ok = value ? config_set(c, path, key->name, value, err)
-                   : fail(err, "%s: %s is a value of another type", path, key->name);
+                   : fail(err, "%s: %s is %s", path, key->name,
+                          json_string(&j, node) ? "a text" : "an array or an object");
     }
     json_free(&j);
     return ok && config_check(c, path, err);

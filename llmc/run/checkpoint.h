@@ -246,10 +246,10 @@ static inline const char* checkpoint_shape(char text[128], int ndim, const int64
 static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTensor* have, const char* where,
                                            Error* err) {
     char is[128], should_be[128];
-    if (!have && strcmp(want->name, "lm_head.weight") == 0)
-        return fail(err, "%s: tensor '%s' is missing; a head tied to the embedding is not supported", where,
-                    want->name);
-    if (!have) return fail(err, "%s: tensor '%s' is missing", where, want->name);
+    bool head = strcmp(want->name, "lm_head.weight") == 0;
+    if (!have)
+        return fail(err, "%s: tensor '%s' is missing%s", where, want->name,
+                    head ? "; a head tied to the embedding is not supported" : "");
     if (have->ndim != want->ndim ||
         memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(int64_t)) != 0)
         return fail(err, "%s: tensor '%s' has shape %s, but %s fits the config", have->path, want->name,

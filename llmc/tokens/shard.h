@@ -16,9 +16,6 @@ A shard with its final name is complete: the writer renames it after it is writt
 #include <libgen.h>
 #include "../base/common.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "shards are little-endian and read without conversion");
-
 enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_INTS = 256,
@@ -142,13 +139,12 @@ static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader
 // writing
 
 typedef struct {
-    char prefix[PATH_LENGTH];
-    char split[16];
-    ShardHeader header; // of the shard being written
-    int64_t capacity;   // tokens of a full shard
-    int64_t index;      // of the shard being written or, between shards, of the next one
-    int64_t total;      // tokens written to all shards
-    FILE* file;         // the shard being written, under its temporary name; NULL between shards
+    const char *prefix, *split; // the caller's
+    ShardHeader header;         // of the shard being written
+    int64_t capacity;           // tokens of a full shard
+    int64_t index;              // of the shard being written or, between shards, of the next one
+    int64_t total;              // tokens written to all shards
+    FILE* file;                 // the shard being written, under its temporary name; NULL between shards
     char path[PATH_LENGTH], temporary[PATH_LENGTH]; // names of that shard
 } ShardWriter;
 
@@ -175,12 +171,12 @@ static inline void shard_folder(char* out, const char* prefix) {
 
 // Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
 // shard has at most shard_tokens tokens; with doc_len > 0 it consists of whole documents. A token takes 2
-// bytes if vocab_size <= 65536, otherwise 4. On error there is nothing to close.
+// bytes if vocab_size <= 65536, otherwise 4. prefix and split must remain valid until the writer is closed. On error there is
+// nothing to close.
 static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const char* split,
                                      int64_t vocab_size, int64_t doc_len, int64_t shard_tokens, Error* err) {
     char path[PATH_LENGTH];
     memset(w, 0, sizeof *w);
-    if (strlen(split) >= sizeof w->split) return fail(err, "%s: this split name is too long", split);
     if (!shard_path(path, prefix, split, SHARD_MAX_INDEX, err)) return false;
     if (vocab_size < 1 || vocab_size > INT32_MAX)
         return fail(err, "%s: vocabulary size %lld is not in 1..%d", prefix, (long long)vocab_size,
@@ -193,8 +189,8 @@ static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const c
     if (shard_tokens < doc_len)
         return fail(err, "%s: a shard of %lld tokens cannot hold one document of %lld", prefix,
                     (long long)shard_tokens, (long long)doc_len);
-    strcpy(w->prefix, prefix);
-    strcpy(w->split, split);
+    w->prefix = prefix;
+    w->split = split;
     w->header.vocab_size = vocab_size;
     w->header.doc_len = doc_len;
     w->header.bytes_per_token = vocab_size <= 65536 ? 2 : 4;

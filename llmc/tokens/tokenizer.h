@@ -103,9 +103,8 @@ enum { BPE_HASH_BITS = 17, BPE_HASH_SLOTS = 1 << BPE_HASH_BITS };
 static const uint64_t BPE_HASH_EMPTY = UINT64_MAX;
 
 static inline uint64_t* bpe_hash_new(void) {
-    uint64_t* slots = (uint64_t*)xcalloc(BPE_HASH_SLOTS, sizeof *slots);
-    memset(slots, 0xff, BPE_HASH_SLOTS * sizeof *slots);
-    return slots;
+    size_t bytes = BPE_HASH_SLOTS * sizeof(uint64_t);
+    return (uint64_t*)memset(xrealloc(NULL, bytes), 0xff, bytes); // BPE_HASH_EMPTY
 }
 
 static inline size_t bpe_hash_slot(uint64_t hash) { return (size_t)(hash >> (64 - BPE_HASH_BITS)); }
