@@ -224,7 +224,7 @@ static void fixture_values(const Safetensors* file, const char* prefix, const ch
     snprintf(full, sizeof full, "%s%s", prefix, name);
     const SafeTensor* t = safetensors_find(file, full);
     if (!t || t->count != n) die("%s: no tensor %s of %lld elements", file->path, full, (long long)n);
-    if (!safetensors_read_f64(t, out, &err)) die("%s", err.msg);
+    if (!safetensors_read(t, out, 8, &err)) die("%s", err.msg);
 }
 
 static const SafeTensor* fixture_tokens(const Safetensors* file, const char* name) {

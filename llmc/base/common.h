@@ -29,6 +29,8 @@ Valid as C11 and as C++17, like every header in llmc/.
 #include <time.h>
 #include <unistd.h>
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian, read without conversion");
+
 enum { PATH_LENGTH = 4096 }; // size of a path buffer, including the terminating zero
 
 #define FALLTHROUGH __attribute__((fallthrough)) // marks an intended fall-through between cases of a switch
@@ -159,13 +161,11 @@ static inline char* read_file(const char* path, size_t* bytes, Error* err) {
         return NULL;
     }
     char* data = NULL;
-    size_t n = 0, capacity = 0;
-    for (;;) {
-        if (n + 1 >= capacity) data = (char*)xrealloc(data, capacity = capacity ? 2 * capacity : 65536);
-        size_t got = fread(data + n, 1, capacity - n - 1, f);
-        n += got;
-        if (got == 0) break;
-    }
+    size_t n = 0, capacity = 0, got;
+    do {
+        data = (char*)xgrow(data, n + 65536, &capacity, 1);
+        n += got = fread(data + n, 1, capacity - n - 1, f);
+    } while (got > 0);
     bool bad = ferror(f);
     fclose(f);
     if (bad) {

@@ -21,14 +21,10 @@ typedef struct {
 // example with 1e6 and "MB" for bytes. The strings `what` and `unit` must outlive the job.
 static inline void progress_start(Progress* p, const char* what, double total, const char* unit,
                                   double unit_scale) {
-    memset(p, 0, sizeof *p);
-    p->what = what;
-    p->total = total;
-    p->unit = unit;
-    p->unit_scale = unit_scale;
-    p->terminal = isatty(STDERR_FILENO);
-    p->started = seconds_now();
-    p->next = p->started + (p->terminal ? 1 : 10);
+    double now = seconds_now();
+    bool terminal = isatty(STDERR_FILENO);
+    Progress started = {what, unit, total, unit_scale, now, now + (terminal ? 1 : 10), terminal, false};
+    *p = started;
 }
 
 // Reports that `done` units are complete. Cheap: prints only when the next line is due.

@@ -40,8 +40,8 @@ static const uint32_t UTF8_INVALID = UINT32_MAX;
 // Decodes the first character of s[n], n >= 1; *length is its number of bytes. If s does not start with a
 // valid character, returns UTF8_INVALID and *length is 1.
 static inline uint32_t utf8_decode(const uint8_t* s, size_t n, size_t* length) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800,
-                                         0x10000}; // by length; below is an overlong encoding
+    // by length; a smaller character is an overlong encoding
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
     size_t len = s[0] < 0x80 ? 1 : s[0] < 0xc0 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf8 ? 4 : 0;
     *length = 1;
     if (len == 1) return s[0];
@@ -71,18 +71,11 @@ static inline size_t utf8_encode(uint32_t c, char* out) {
 // ----------------------------------------------------------------------------
 // JSON-escaped text
 
-static const char json_hex[] = "0123456789abcdefABCDEF";
-
 // The letters of two-character escapes and the characters they stand for. '/' is never written escaped.
 static const char json_escape_letters[] = "\"\\bfnrt/", json_escape_characters[] = "\"\\\b\f\n\r\t/";
 
-// Writes \uXXXX for a 16-bit code unit; returns the end of it.
-static inline char* json_put_unit(char* out, uint32_t unit) {
-    *out++ = '\\';
-    *out++ = 'u';
-    for (int shift = 12; shift >= 0; shift -= 4) *out++ = json_hex[unit >> shift & 15];
-    return out;
-}
+// Writes \uXXXX for a 16-bit code unit, and a terminating zero; returns the end of it.
+static inline char* json_put_unit(char* out, uint32_t unit) { return out + sprintf(out, "\\u%04x", unit); }
 
 // Appends the escaped form of text[bytes] to *out. An invalid UTF-8 byte becomes \udc80 .. \udcff, as with
 // Python's surrogateescape, so json_unescape restores any text exactly.
@@ -90,7 +83,7 @@ static inline void json_escape(const char* text, size_t bytes, ByteBuffer* out) 
     const uint8_t* s = (const uint8_t*)text;
     size_t length;
     for (size_t i = 0; i < bytes; i += length) {
-        char* o = byte_buffer_reserve(out, 12);
+        char* o = byte_buffer_reserve(out, 13);
         uint32_t c = utf8_decode(s + i, bytes - i, &length);
         const char* short_form = c > 0 && c < 128 && c != '/' ? strchr(json_escape_characters, (int)c) : NULL;
         if (short_form) {
@@ -110,6 +103,13 @@ static inline void json_escape(const char* text, size_t bytes, ByteBuffer* out) 
     }
 }
 
+// The value of a hexadecimal digit; -1 for any other character.
+static inline int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 0x20; // lower case
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 enum { JSON_BROKEN = -1, JSON_UNFINISHED = -2 };
 
 // The code unit of the \uXXXX at the start of s[n], or JSON_BROKEN, or JSON_UNFINISHED if s is too short.
@@ -117,14 +117,9 @@ static inline int32_t json_unit(const char* s, size_t n) {
     int32_t unit = 0;
     for (size_t i = 0; i < 6; i++) {
         if (i == n) return JSON_UNFINISHED;
-        if (i < 2) {
-            if (s[i] != "\\u"[i]) return JSON_BROKEN;
-            continue;
-        }
-        const char* digit = s[i] ? strchr(json_hex, s[i]) : NULL;
-        if (!digit) return JSON_BROKEN;
-        int32_t value = (int32_t)(digit - json_hex);
-        unit = unit << 4 | (value < 16 ? value : value - 6); // upper case: 16 to 21
+        int digit = i >= 2 ? hex_digit(s[i]) : s[i] == "\\u"[i] ? 0 : -1;
+        if (digit < 0) return JSON_BROKEN;
+        unit = unit << 4 | digit;
     }
     return unit;
 }

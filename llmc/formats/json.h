@@ -17,6 +17,7 @@ are private.
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
+#include <math.h>
 #include "../base/common.h"
 #include "../base/text.h"
 
@@ -65,8 +66,8 @@ static inline bool json_error_(JsonParser* p, const char* what) {
     return fail(p->err, "%s: bad JSON at byte %zu: %s%s", p->source, p->at, what, end);
 }
 
-// The current byte, or 0 at the end of the text, which matches no token either.
-static inline char json_peek_(const JsonParser* p) { return p->at < p->n ? p->text[p->at] : '\0'; }
+// The current byte; 0 at the end of the text, which matches no token.
+static inline char json_peek_(const JsonParser* p) { return p->text[p->at]; }
 
 static inline bool json_accept_(JsonParser* p, char c) {
     if (json_peek_(p) != c) return false;
@@ -74,25 +75,21 @@ static inline bool json_accept_(JsonParser* p, char c) {
     return true;
 }
 
-static inline void json_skip_space_(JsonParser* p) {
-    for (char c = json_peek_(p); c == ' ' || c == '\n' || c == '\r' || c == '\t'; c = json_peek_(p)) p->at++;
-}
+static inline void json_skip_space_(JsonParser* p) { p->at += strspn(p->text + p->at, " \n\r\t"); }
 
 static inline bool json_skip_digits_(JsonParser* p) {
-    size_t start = p->at;
-    for (char c = json_peek_(p); c >= '0' && c <= '9'; c = json_peek_(p)) p->at++;
-    return p->at > start;
+    size_t digits = strspn(p->text + p->at, "0123456789");
+    p->at += digits;
+    return digits > 0;
 }
 
 // Parses the four hex digits of a \u escape.
 static inline bool json_parse_hex_(JsonParser* p, unsigned* code) {
     *code = 0;
     for (int i = 0; i < 4; i++, p->at++) {
-        char c = json_peek_(p), lower = (char)(c | 0x20);
-        bool digit = c >= '0' && c <= '9';
-        if (!digit && !(lower >= 'a' && lower <= 'f'))
-            return json_error_(p, "expected four hex digits after \\u");
-        *code = *code * 16 + (unsigned)(digit ? c - '0' : lower - 'a' + 10);
+        int digit = hex_digit(json_peek_(p));
+        if (digit < 0) return json_error_(p, "expected four hex digits after \\u");
+        *code = *code << 4 | (unsigned)digit;
     }
     return true;
 }
@@ -154,18 +151,14 @@ static inline bool json_parse_number_(JsonParser* p, JsonNode* node) {
         plain = false, good = json_skip_digits_(p);
     }
     if (!good) return json_error_(p, "expected a digit");
-    // strtod needs a zero-terminated copy; the unused end of the pool has room for it
-    char* digits = p->j->pool + p->pool_used;
-    memcpy(digits, p->text + start, p->at - start);
-    digits[p->at - start] = '\0';
-    node->number = strtod(digits, NULL);
-    if (node->number - node->number != 0) { // infinite
+    node->number = strtod(p->text + start, NULL);
+    if (!isfinite(node->number)) {
         p->at = start;
         return json_error_(p, "number too large for a double");
     }
     errno = 0;
     if (plain)
-        node->integer = strtoll(digits, NULL, 10), node->is_int = errno == 0;
+        node->integer = strtoll(p->text + start, NULL, 10), node->is_int = errno == 0;
     else if (node->number >= -exact && node->number <= exact) {
         node->integer = (int64_t)node->number;
         node->is_int = (double)node->integer == node->number;
@@ -274,7 +267,7 @@ static inline bool json_parse_value_(JsonParser* p, int index) {
     }
     for (int i = 0; i < 3; i++) {
         size_t length = strlen(words[i]);
-        if (p->n - p->at < length || memcmp(p->text + p->at, words[i], length) != 0) continue;
+        if (strncmp(p->text + p->at, words[i], length) != 0) continue;
         node->type = i == 0 ? JSON_NULL : JSON_BOOL;
         node->boolean = i == 2;
         p->at += length;
@@ -297,12 +290,14 @@ static inline bool json_parse(Json* j, const char* source, const char* text, siz
     memset(j, 0, sizeof *j);
     if (n > JSON_MAX_BYTES)
         return fail(err, "%s: JSON of %zu bytes; the limit is %d", source, n, JSON_MAX_BYTES);
-    JsonParser p = {j, source, text, n, 0, 0, 0, err};
+    char* copy = (char*)memcpy(xcalloc(n + 1, 1), text, n); // with a terminating zero
+    JsonParser p = {j, source, copy, n, 0, 0, 0, err};
     j->pool = (char*)xrealloc(NULL, n + 1);
     bool ok = json_parse_value_(&p, json_add_node_(j, -1));
     json_skip_space_(&p);
     if (ok && p.at < n) ok = json_error_(&p, "expected the end of the text");
     if (!ok) json_free(j);
+    free(copy);
     return ok;
 }
 
@@ -430,10 +425,9 @@ static inline void json_append_quoted_(JsonWriter* w, const char* s) {
     for (size_t n = strlen(s); n > 0; s += length, n -= length) {
         uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
         if (c == '"' || c == '\\') json_append_(w, "\\", 1);
-        bool invalid = c == UTF8_INVALID;
-        if (c < ' ' || invalid) {
+        if (c < ' ' || c == UTF8_INVALID) {
             char escape[12];
-            snprintf(escape, sizeof escape, "\\u%04x", invalid ? 0xfffdu : (unsigned)c);
+            snprintf(escape, sizeof escape, "\\u%04x", c == UTF8_INVALID ? 0xfffdu : c);
             json_append_(w, escape, 6);
         } else {
             json_append_(w, s, length);
@@ -473,46 +467,41 @@ static inline void json_end(JsonWriter* w) {
     w->has_items = true;
 }
 
-static inline void json_put_null(JsonWriter* w, const char* key) {
+// Writes a value that needs no quotes: a literal or a number.
+static inline void json_put_word(JsonWriter* w, const char* key, const char* word) {
     json_begin_item_(w, key);
-    json_append_(w, "null", 4);
+    json_append_(w, word, strlen(word));
+}
+
+static inline void json_put_null(JsonWriter* w, const char* key) { json_put_word(w, key, "null"); }
+
+static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {
+    json_put_word(w, key, value ? "true" : "false");
 }
 
 // A NULL value is written as null.
 static inline void json_put_string(JsonWriter* w, const char* key, const char* value) {
-    if (!value) {
-        json_put_null(w, key);
-        return;
-    }
     json_begin_item_(w, key);
-    json_append_quoted_(w, value);
-}
-
-static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {
-    json_begin_item_(w, key);
-    json_append_(w, value ? "true" : "false", value ? 4 : 5);
+    if (value)
+        json_append_quoted_(w, value);
+    else
+        json_append_(w, "null", 4);
 }
 
 static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {
     char digits[32];
-    json_begin_item_(w, key);
-    json_append_(w, digits, (size_t)snprintf(digits, sizeof digits, "%lld", (long long)value));
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    json_put_word(w, key, digits);
 }
 
 // Writes the fewest of 15 to 17 digits that parse to the same double; null for NaN and infinities.
 static inline void json_put_double(JsonWriter* w, const char* key, double value) {
-    char digits[32];
-    if (value - value != 0) {
-        json_put_null(w, key);
-        return;
-    }
-    int n = 0;
-    for (int precision = 15; precision <= 17; precision++) {
-        n = snprintf(digits, sizeof digits, "%.*g", precision, value);
+    char digits[32] = "null";
+    for (int precision = 15; precision <= 17 && isfinite(value); precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, value);
         if (strtod(digits, NULL) == value) break;
     }
-    json_begin_item_(w, key);
-    json_append_(w, digits, (size_t)n);
+    json_put_word(w, key, digits);
 }
 
 // Saves the complete text and a final line break to a file, through to the disk.

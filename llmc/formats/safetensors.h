@@ -1,5 +1,5 @@
 /*
-Safetensors files: memory-mapped reader and streaming writer. Used for checkpoints and --dump.
+Safetensors files: memory-mapped reader and writer. Used for checkpoints and --dump.
 
 Layout of a file: the header's length n (uint64, little-endian), n bytes of JSON, the data of all tensors,
 row-major. The JSON maps each tensor's name to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets
@@ -9,15 +9,15 @@ without overlaps or gaps.
 The reader checks all of this against the file's size on opening, so all its pointers are valid. It cannot
 detect that the file is truncated while mapped: access to the lost pages raises SIGBUS. Files are therefore
 never overwritten in place but written under a temporary name and renamed. Tensor data may be unaligned: read
-it with memcpy or safetensors_read_*.
+it with memcpy or safetensors_read.
 
-The writer takes the declarations of all tensors, then their data in the same order, in pieces of any size, so
-the tensors need not fit in memory together. The same calls write the same bytes. Names that end in an
-underscore are private.
+The writer takes all tensors in memory. The same tensors write the same bytes. Names that end in an underscore
+are private.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
+#include <math.h>
 #include <sys/mman.h>
 #include "json.h"
 
@@ -27,8 +27,6 @@ enum {
     SAFETENSORS_ALIGNMENT = 64          // bytes, of the data written; the format requires 8
 };
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "files are little-endian and read without conversion");
 static_assert(sizeof(size_t) == 8, "files may be larger than 4 GiB");
 
 // ----------------------------------------------------------------------------
@@ -40,11 +38,19 @@ static_assert(sizeof(size_t) == 8, "files may be larger than 4 GiB");
     ROW(F64, 8) ROW(F32, 4) ROW(F16, 2) ROW(BF16, 2) ROW(I64, 8) ROW(I32, 4) ROW(I16, 2) ROW(I8, 1)          \
     ROW(U64, 8) ROW(U32, 4) ROW(U16, 2) ROW(U8, 1) ROW(BOOL, 1)
 #define DTYPE_ENUM(name, size) SAFETENSORS_##name,
-#define DTYPE_NAME(name, size) #name,
-#define DTYPE_SIZE(name, size) size,
+#define DTYPE_ROW(name, size)  {#name, size},
 
 typedef enum { SAFETENSORS_DTYPE_TABLE(DTYPE_ENUM) SAFETENSORS_DTYPES } SafetensorsDtype;
+
+static const struct {
+    const char* name; // in a header
+    size_t size;      // bytes of an element
+} safetensors_dtypes[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_ROW)};
 // clang-format on
+
+#undef SAFETENSORS_DTYPE_TABLE
+#undef DTYPE_ENUM
+#undef DTYPE_ROW
 
 typedef struct {
     const char *name, *path; // path of its file
@@ -57,33 +63,9 @@ typedef struct {
     const void* data;
 } SafeTensor;
 
-// The type's name in a header ("F32").
-static inline const char* safetensors_dtype_name(SafetensorsDtype dtype) {
-    static const char* const names[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_NAME)};
-    return names[dtype];
-}
-
-// Bytes of one element.
-static inline size_t safetensors_dtype_size(SafetensorsDtype dtype) {
-    static const size_t sizes[] = {SAFETENSORS_DTYPE_TABLE(DTYPE_SIZE)};
-    return sizes[dtype];
-}
-
-#undef SAFETENSORS_DTYPE_TABLE
-#undef DTYPE_ENUM
-#undef DTYPE_NAME
-#undef DTYPE_SIZE
-
 // fail(), with the tensor's file and name before the message.
-PRINTF_LIKE(3, 4)
-static inline bool safetensors_fail_(const SafeTensor* t, Error* err, const char* format, ...) {
-    char what[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    return fail(err, "%s: tensor '%.200s': %s", t->path, t->name, what);
-}
+#define TENSOR_FAIL(t, err, format, ...)                                                                     \
+    fail(err, "%s: tensor '%.200s': " format, (t)->path, (t)->name, ##__VA_ARGS__)
 
 // Computes count and bytes from dtype and shape.
 static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
@@ -91,11 +73,11 @@ static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
     t->count = 1;
     bool fits = true;
     for (int i = 0; i < t->ndim; i++) {
-        if (t->shape[i] < 0) return safetensors_fail_(t, err, "its shape has a negative size");
+        if (t->shape[i] < 0) return TENSOR_FAIL(t, err, "its shape has a negative size");
         fits = fits && !__builtin_mul_overflow(t->count, t->shape[i], &t->count);
     }
-    fits = fits && !__builtin_mul_overflow(t->count, (int64_t)safetensors_dtype_size(t->dtype), &bytes);
-    if (!fits) return safetensors_fail_(t, err, "its shape is too large");
+    fits = fits && !__builtin_mul_overflow(t->count, (int64_t)safetensors_dtypes[t->dtype].size, &bytes);
+    if (!fits) return TENSOR_FAIL(t, err, "its shape is too large");
     t->bytes = (size_t)bytes;
     return true;
 }
@@ -105,60 +87,44 @@ static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
 
 // The value of an IEEE half-precision float.
 static inline double safetensors_f16_(uint16_t half) {
-    int exponent = half >> 10 & 31;
-    uint64_t sign = (uint64_t)(half >> 15) << 63, mantissa = half & 1023;
-    if (exponent == 0)
-        return (sign ? -1.0 : 1.0) * (double)mantissa / 16777216; // zero or subnormal, a multiple of 2^-24
-    uint64_t wide = exponent == 31 ? 2047 : (uint64_t)(exponent - 15 + 1023);
-    uint64_t bits = sign | wide << 52 | mantissa << 42;
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    int exponent = half >> 10 & 31, mantissa = half & 1023;
+    double value = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                   : exponent     ? ldexp(1024 + mantissa, exponent - 25)
+                                  : ldexp(mantissa, -24); // zero or subnormal
+    return half >> 15 ? -value : value;
 }
 
 // Element i of a floating-point tensor, converted exactly to double.
 static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
-    const char* source = (const char*)t->data + (size_t)i * safetensors_dtype_size(t->dtype);
+    size_t size = safetensors_dtypes[t->dtype].size;
+    uint64_t bits = 0;
     double f64;
     float f32;
-    uint32_t bits;
-    uint16_t half;
-    switch (t->dtype) {
-    case SAFETENSORS_F64: memcpy(&f64, source, sizeof f64); return f64;
-    case SAFETENSORS_F16: memcpy(&half, source, sizeof half); return safetensors_f16_(half);
-    case SAFETENSORS_BF16: // the upper half of a float
-        memcpy(&half, source, sizeof half);
-        bits = (uint32_t)half << 16;
-        memcpy(&f32, &bits, sizeof f32);
-        return f32;
-    default: memcpy(&f32, source, sizeof f32); return f32;
+    memcpy(&bits, (const char*)t->data + (size_t)i * size, size);
+    if (t->dtype == SAFETENSORS_F16) return safetensors_f16_((uint16_t)bits);
+    if (t->dtype == SAFETENSORS_BF16) bits <<= 16; // the upper half of a float
+    memcpy(&f64, &bits, sizeof f64);
+    memcpy(&f32, &bits, sizeof f32);
+    return t->dtype == SAFETENSORS_F64 ? f64 : (double)f32;
+}
+
+// Converts a floating-point tensor to out[t->count], floats (element_bytes 4) or doubles (8). Exact except
+// from F64 to float, which is rounded. For a tensor of another type, fails and leaves out unchanged.
+static inline bool safetensors_read(const SafeTensor* t, void* out, int element_bytes, Error* err) {
+    if (t->dtype > SAFETENSORS_BF16)
+        return TENSOR_FAIL(t, err, "has type %s; expected F64, F32, F16 or BF16",
+                           safetensors_dtypes[t->dtype].name);
+    if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32)) {
+        memcpy(out, t->data, t->bytes);
+        return true;
     }
-}
-
-static inline bool safetensors_is_float_(const SafeTensor* t, Error* err) {
-    if (t->dtype <= SAFETENSORS_BF16) return true;
-    return safetensors_fail_(t, err, "has type %s; expected F64, F32, F16 or BF16",
-                             safetensors_dtype_name(t->dtype));
-}
-
-// Converts a floating-point tensor to out[t->count]. Exact except for F64, which is rounded. For a tensor of
-// another type, fails and leaves out unchanged.
-static inline bool safetensors_read_f32(const SafeTensor* t, float* out, Error* err) {
-    if (!safetensors_is_float_(t, err)) return false;
-    if (t->dtype == SAFETENSORS_F32)
-        memcpy(out, t->data, t->bytes);
-    else
-        for (int64_t i = 0; i < t->count; i++) out[i] = (float)safetensors_element_(t, i);
-    return true;
-}
-
-// The same to double; always exact.
-static inline bool safetensors_read_f64(const SafeTensor* t, double* out, Error* err) {
-    if (!safetensors_is_float_(t, err)) return false;
-    if (t->dtype == SAFETENSORS_F64)
-        memcpy(out, t->data, t->bytes);
-    else
-        for (int64_t i = 0; i < t->count; i++) out[i] = safetensors_element_(t, i);
+    for (int64_t i = 0; i < t->count; i++) {
+        double value = safetensors_element_(t, i);
+        if (element_bytes == 8)
+            ((double*)out)[i] = value;
+        else
+            ((float*)out)[i] = (float)value;
+    }
     return true;
 }
 
@@ -172,7 +138,6 @@ typedef struct {
     Json header;
     SafeTensor* tensors; // in the order of their data
     int count;
-    const SafeTensor** of_node; // [header.count] the tensor that a node of the header describes
 } Safetensors;
 
 // Parses the description of a tensor whose name and path are set.
@@ -182,35 +147,32 @@ static inline bool safetensors_parse_tensor_(const Json* h, int node, size_t dat
     const char* dtype = json_string(h, json_get(h, node, "dtype"));
     int64_t begin, end;
 
-    if (!json_is(h, node, JSON_OBJECT)) return safetensors_fail_(t, err, "its description is not an object");
-    if (!dtype) return safetensors_fail_(t, err, "'dtype' is missing or not a string");
+    if (!json_is(h, node, JSON_OBJECT)) return TENSOR_FAIL(t, err, "its description is not an object");
+    if (!dtype) return TENSOR_FAIL(t, err, "'dtype' is missing or not a string");
     int type = 0;
-    while (type < SAFETENSORS_DTYPES && strcmp(dtype, safetensors_dtype_name((SafetensorsDtype)type)) != 0)
-        type++;
-    if (type == SAFETENSORS_DTYPES) return safetensors_fail_(t, err, "type '%.40s' is not supported", dtype);
+    while (type < SAFETENSORS_DTYPES && strcmp(dtype, safetensors_dtypes[type].name) != 0) type++;
+    if (type == SAFETENSORS_DTYPES) return TENSOR_FAIL(t, err, "type '%.40s' is not supported", dtype);
     t->dtype = (SafetensorsDtype)type;
 
-    if (!json_is(h, shape, JSON_ARRAY))
-        return safetensors_fail_(t, err, "'shape' is missing or not an array");
+    if (!json_is(h, shape, JSON_ARRAY)) return TENSOR_FAIL(t, err, "'shape' is missing or not an array");
     if (json_count(h, shape) > SAFETENSORS_MAX_DIMS)
-        return safetensors_fail_(t, err, "has more than %d dimensions", SAFETENSORS_MAX_DIMS);
+        return TENSOR_FAIL(t, err, "has more than %d dimensions", SAFETENSORS_MAX_DIMS);
     for (int size = json_first(h, shape); size >= 0; size = json_next(h, size))
         if (!json_int64(h, size, &t->shape[t->ndim++]))
-            return safetensors_fail_(t, err, "its shape has a size that is not an integer");
+            return TENSOR_FAIL(t, err, "its shape has a size that is not an integer");
     if (!safetensors_measure_(t, err)) return false;
 
     int first = json_first(h, offsets);
     if (!json_is(h, offsets, JSON_ARRAY) || json_count(h, offsets) != 2 || !json_int64(h, first, &begin) ||
         !json_int64(h, json_next(h, first), &end) || begin < 0 || end < begin)
-        return safetensors_fail_(t, err,
-                                 "'data_offsets' is missing or not [begin, end] with 0 <= begin <= end");
+        return TENSOR_FAIL(t, err, "'data_offsets' is missing or not [begin, end] with 0 <= begin <= end");
     if ((size_t)(end - begin) != t->bytes)
-        return safetensors_fail_(t, err, "its type and shape need %zu bytes, but its data_offsets span %lld",
-                                 t->bytes, (long long)(end - begin));
+        return TENSOR_FAIL(t, err, "its type and shape need %zu bytes, but its data_offsets span %lld",
+                           t->bytes, (long long)(end - begin));
     if ((size_t)end > data_bytes)
-        return safetensors_fail_(t, err,
-                                 "ends at byte %lld of the data, but the file has only %zu: it is truncated",
-                                 (long long)end, data_bytes);
+        return TENSOR_FAIL(t, err,
+                           "ends at byte %lld of the data, but the file has only %zu: it is truncated",
+                           (long long)end, data_bytes);
     t->begin = (size_t)begin;
     return true;
 }
@@ -251,35 +213,17 @@ static inline bool safetensors_parse_(Safetensors* st, const char* text, size_t 
 
     size_t covered = 0;
     qsort(st->tensors, (size_t)st->count, sizeof *st->tensors, safetensors_compare_);
-    st->of_node = (const SafeTensor**)xcalloc((size_t)h->count, sizeof *st->of_node);
     for (int i = 0; i < st->count; i++) {
         const SafeTensor* t = &st->tensors[i];
         if (t->begin != covered)
-            return safetensors_fail_(t, err, "begins at byte %zu of the data: %s", t->begin,
-                                     t->begin < covered ? "overlaps the previous tensor"
-                                                        : "leaves a gap after the previous tensor");
+            return TENSOR_FAIL(t, err, "begins at byte %zu of the data: %s", t->begin,
+                               t->begin < covered ? "overlaps the previous tensor"
+                                                  : "leaves a gap after the previous tensor");
         covered += t->bytes;
-        st->of_node[json_get(h, 0, t->name)] = t;
     }
     if (covered < data_bytes)
         return fail(err, "%s: %zu bytes at the end of the file belong to no tensor", st->path,
                     data_bytes - covered);
-    return true;
-}
-
-// Parses the header of the mapped file and sets the data pointers of the tensors.
-static inline bool safetensors_parse_map_(Safetensors* st, Error* err) {
-    const char* file = (const char*)st->map;
-    uint64_t header;
-    memcpy(&header, file, sizeof header);
-    size_t rest = st->map_bytes - sizeof header;
-    if (header > SAFETENSORS_MAX_HEADER || header > rest)
-        return fail(err,
-                    "%s: its header claims %llu bytes, the file has %zu: truncated or not a safetensors file",
-                    st->path, (unsigned long long)header, st->map_bytes);
-    const char* data = file + sizeof header + header;
-    if (!safetensors_parse_(st, file + sizeof header, header, rest - header, err)) return false;
-    for (int i = 0; i < st->count; i++) st->tensors[i].data = data + st->tensors[i].begin;
     return true;
 }
 
@@ -288,7 +232,6 @@ static inline void safetensors_close(Safetensors* st) {
     if (st->map) munmap(st->map, st->map_bytes);
     json_free(&st->header);
     free(st->tensors);
-    free(st->of_node);
     free(st->path);
     memset(st, 0, sizeof *st);
 }
@@ -310,19 +253,27 @@ static inline bool safetensors_open(Safetensors* st, const char* path, Error* er
     st->path = xstrdup(path);
     st->map = map;
     st->map_bytes = bytes;
-    bool ok = safetensors_parse_map_(st, err);
+    const char* text = (const char*)map + sizeof(uint64_t);
+    size_t header = *(const uint64_t*)map, rest = bytes - sizeof(uint64_t);
+    bool ok = header <= SAFETENSORS_MAX_HEADER && header <= rest;
+    if (!ok)
+        fail(err, "%s: its header claims %zu bytes, the file has %zu: truncated or not a safetensors file",
+             path, header, bytes);
+    ok = ok && safetensors_parse_(st, text, header, rest - header, err);
+    for (int i = 0; ok && i < st->count; i++) st->tensors[i].data = text + header + st->tensors[i].begin;
     if (!ok) safetensors_close(st);
     return ok;
 }
 
 // The tensor of this name, or NULL. Valid until the file is closed.
 static inline const SafeTensor* safetensors_find(const Safetensors* st, const char* name) {
-    int node = json_get(&st->header, 0, name);
-    return node < 0 ? NULL : st->of_node[node];
+    for (int i = 0; i < st->count; i++)
+        if (strcmp(st->tensors[i].name, name) == 0) return &st->tensors[i];
+    return NULL;
 }
 
 // ----------------------------------------------------------------------------
-// reading the weights of a Hugging Face folder: model.safetensors, or several files listed in an index
+// reading the tensors of a Hugging Face folder: one file, or several that are listed in an index
 
 typedef struct {
     Safetensors* files;
@@ -371,14 +322,16 @@ static inline bool safetensors_set_open_index_(SafetensorsSet* set, const char* 
     return true;
 }
 
-// Opens FOLDER/model.safetensors or, if there is none, the files of FOLDER/model.safetensors.index.json. On
-// error the set is empty.
-static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder, Error* err) {
-    char single[PATH_LENGTH], index_path[PATH_LENGTH];
+// Opens FOLDER/NAME.safetensors or, if there is none, the files of FOLDER/NAME.safetensors.index.json. The
+// name of a model's weights is "model". On error the set is empty.
+static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder, const char* name,
+                                        Error* err) {
+    char single[PATH_LENGTH], index_path[PATH_LENGTH], file_name[64];
     Json index;
     memset(set, 0, sizeof *set);
-    path_join(single, folder, "model.safetensors");
-    path_join(index_path, folder, "model.safetensors.index.json");
+    snprintf(file_name, sizeof file_name, "%s.safetensors", name);
+    path_join(single, folder, file_name);
+    path_join(index_path, folder, strcat(file_name, ".index.json"));
     bool ok;
     if (access(single, F_OK) == 0) {
         ok = safetensors_set_file_(set, single, err) != NULL;
@@ -387,7 +340,7 @@ static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder,
         ok = safetensors_set_open_index_(set, folder, index_path, &index, err);
         json_free(&index);
     } else {
-        ok = fail(err, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
+        ok = fail(err, "%s: holds neither %s.safetensors nor %s.safetensors.index.json", folder, name, name);
     }
     if (!ok) safetensors_set_close(set);
     return ok;
@@ -401,158 +354,81 @@ static inline const SafeTensor* safetensors_set_find(const SafetensorsSet* set, 
 }
 
 // ----------------------------------------------------------------------------
-// writing: open; metadata and declare, in any order; begin; write; close. After an error all later calls do
-// nothing and fail with the same message, so it is enough to check the result of close. Always call close.
+// writing
 
-typedef struct {
-    char* path;
-    FILE* file;
-    SafeTensor* tensors; // in order of declaration; the writer owns the names
-    int count;
-    JsonWriter header; // before begin: the metadata
-    bool begun;
-    int current; // index of the tensor being written
-    size_t left; // bytes of it not written yet
-    Error error; // the first error; empty if there is none
-} SafetensorsWriter;
-
-// Whether there has been no error; otherwise fills err with the first one.
-static inline bool safetensors_writer_ok_(const SafetensorsWriter* w, Error* err) {
-    if (w->error.msg[0] == '\0') return true;
-    *err = w->error;
-    return false;
-}
-
-// Creates or truncates the file. To replace a file safely, write a temporary name and rename it after close.
-static inline bool safetensors_writer_open(SafetensorsWriter* w, const char* path, Error* err) {
-    memset(w, 0, sizeof *w);
-    w->path = xstrdup(path);
-    json_begin_object(&w->header, NULL);
-    w->file = fopen(path, "wb");
-    if (!w->file) fail(&w->error, "%s: cannot create: %s", path, strerror(errno));
-    return safetensors_writer_ok_(w, err);
-}
-
-// Adds an entry to "__metadata__". Hugging Face transformers requires {"format": "pt"}.
-static inline void safetensors_writer_metadata(SafetensorsWriter* w, const char* key, const char* value) {
-    assert(!w->begun);
-    if (w->header.depth == 1) json_begin_object(&w->header, "__metadata__");
-    json_put_string(&w->header, key, value);
-}
-
-// Declares the next tensor, of shape[ndim]. begin reports invalid declarations.
-static inline void safetensors_writer_declare(SafetensorsWriter* w, const char* name, SafetensorsDtype dtype,
-                                              int ndim, const int64_t* shape) {
-    assert(!w->begun && ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS);
-    w->tensors = (SafeTensor*)xrealloc(w->tensors, (size_t)(w->count + 1) * sizeof *w->tensors);
-    SafeTensor* t = &w->tensors[w->count++];
-    memset(t, 0, sizeof *t);
-    t->name = xstrdup(name);
-    t->path = w->path;
-    t->dtype = dtype;
-    t->ndim = ndim;
-    for (int i = 0; i < ndim; i++) t->shape[i] = shape[i];
-}
-
-// Composes the header and parses it with the reader, so that every file written can be read.
-static inline bool safetensors_writer_header_(SafetensorsWriter* w) {
-    JsonWriter* header = &w->header;
+// Composes the header of a file and parses it with the reader, so that every file written can be read. Sets
+// path, count and bytes of the tensors.
+static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors, int count, JsonWriter* w,
+                                           Error* err) {
     size_t bytes = 0;
-    if (header->depth == 2) json_end(header); // "__metadata__"
-    for (int i = 0; i < w->count; i++) {
-        SafeTensor* t = &w->tensors[i];
-        if (!safetensors_measure_(t, &w->error)) return false;
-        json_begin_object(header, t->name);
-        json_put_string(header, "dtype", safetensors_dtype_name(t->dtype));
-        json_begin_array(header, "shape");
-        for (int k = 0; k < t->ndim; k++) json_put_int(header, NULL, t->shape[k]);
-        json_end(header);
-        json_begin_array(header, "data_offsets");
-        json_put_int(header, NULL, (int64_t)bytes);
-        json_put_int(header, NULL, (int64_t)(bytes += t->bytes));
-        json_end(header);
-        json_end(header);
+    json_begin_object(w, NULL);
+    json_begin_object(w, "__metadata__");
+    json_put_string(w, "format", "pt");
+    json_end(w);
+    for (int i = 0; i < count; i++) {
+        SafeTensor* t = &tensors[i];
+        t->path = path;
+        if (!safetensors_measure_(t, err)) return false;
+        json_begin_object(w, t->name);
+        json_put_string(w, "dtype", safetensors_dtypes[t->dtype].name);
+        json_begin_array(w, "shape");
+        for (int k = 0; k < t->ndim; k++) json_put_int(w, NULL, t->shape[k]);
+        json_end(w);
+        json_begin_array(w, "data_offsets");
+        json_put_int(w, NULL, (int64_t)bytes);
+        json_put_int(w, NULL, (int64_t)(bytes += t->bytes));
+        json_end(w);
+        json_end(w);
     }
-    json_end(header);
-    while ((sizeof(uint64_t) + header->length) % SAFETENSORS_ALIGNMENT != 0) json_append_(header, " ", 1);
-    if (header->length > SAFETENSORS_MAX_HEADER)
-        return fail(&w->error, "%s: its header would be larger than %d bytes", w->path,
-                    SAFETENSORS_MAX_HEADER);
+    json_end(w);
+    while ((sizeof(uint64_t) + w->length) % SAFETENSORS_ALIGNMENT != 0) json_append_(w, " ", 1);
+    if (w->length > SAFETENSORS_MAX_HEADER)
+        return fail(err, "%s: its header would be larger than %d bytes", path, SAFETENSORS_MAX_HEADER);
 
     Safetensors st;
     memset(&st, 0, sizeof st);
-    st.path = xstrdup(w->path);
-    bool ok = safetensors_parse_(&st, header->text, header->length, bytes, &w->error);
+    st.path = xstrdup(path);
+    bool ok = safetensors_parse_(&st, w->text, w->length, bytes, err);
     safetensors_close(&st);
     return ok;
 }
 
-static inline bool safetensors_writer_put_(SafetensorsWriter* w, const void* data, size_t bytes) {
-    if (bytes == 0 || fwrite(data, 1, bytes, w->file) == bytes) return true;
-    return fail(&w->error, "%s: cannot write: %s", w->path, strerror(errno));
+// A tensor to be written, of shape[ndim]. Name and data belong to the caller.
+static inline SafeTensor safetensors_tensor(const char* name, SafetensorsDtype dtype, int ndim,
+                                            const int64_t* shape, const void* data) {
+    SafeTensor t;
+    assert(ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS);
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.dtype = dtype;
+    t.ndim = ndim;
+    for (int i = 0; i < ndim; i++) t.shape[i] = shape[i];
+    t.data = data;
+    return t;
 }
 
-// Ends the declarations and writes the header. Fails if a declaration is invalid or a name is declared twice.
-static inline bool safetensors_writer_begin(SafetensorsWriter* w, Error* err) {
-    assert(!w->begun);
-    w->begun = true;
-    if (!safetensors_writer_ok_(w, err)) return false;
-    if (safetensors_writer_header_(w)) {
-        uint64_t length = w->header.length;
-        if (safetensors_writer_put_(w, &length, sizeof length))
-            safetensors_writer_put_(w, w->header.text, w->header.length);
-        w->left = w->count ? w->tensors[0].bytes : 0;
+// Writes a file of these tensors, in this order, through to the disk. "__metadata__" is {"format": "pt"}, which Hugging Face transformers requires.
+//
+// Fails before it creates the file if a shape is invalid or a name occurs twice. On another error the caller
+// removes the file. To replace a file safely, write a temporary name and rename it.
+static inline bool safetensors_write(const char* path, SafeTensor* tensors, int count, Error* err) {
+    JsonWriter header = json_writer(0);
+    bool ok = safetensors_put_header_(path, tensors, count, &header, err);
+    FILE* f = ok ? fopen(path, "wb") : NULL;
+    if (f) {
+        uint64_t length = header.length;
+        fwrite(&length, sizeof length, 1, f); // flush_and_close reports errors
+        fwrite(header.text, 1, header.length, f);
+        for (int i = 0; i < count && !ferror(f); i++)
+            if (tensors[i].bytes > 0) fwrite(tensors[i].data, 1, tensors[i].bytes, f);
+        ok = flush_and_close(f, path, err);
+    } else if (ok) {
+        ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
     }
-    return safetensors_writer_ok_(w, err);
-}
-
-// Advances past the tensors that are completely written.
-static inline void safetensors_writer_advance_(SafetensorsWriter* w) {
-    while (w->left == 0 && w->current < w->count)
-        w->left = ++w->current < w->count ? w->tensors[w->current].bytes : 0;
-}
-
-// Writes the next bytes of the current tensor, all of it or a piece. A piece that extends beyond the tensor's
-// end is an error: sizes or order differ from the declarations.
-static inline bool safetensors_writer_write(SafetensorsWriter* w, const void* data, size_t bytes,
-                                            Error* err) {
-    assert(w->begun);
-    if (!safetensors_writer_ok_(w, err)) return false;
-    safetensors_writer_advance_(w);
-    if (bytes <= w->left) {
-        if (safetensors_writer_put_(w, data, bytes)) w->left -= bytes;
-    } else if (w->current < w->count) {
-        safetensors_fail_(&w->tensors[w->current], &w->error, "got %zu bytes, but only %zu are left to write",
-                          bytes, w->left);
-    } else {
-        fail(&w->error, "%s: got %zu bytes after the last tensor", w->path, bytes);
-    }
-    return safetensors_writer_ok_(w, err);
-}
-
-// Writes the file through to the disk, closes it and frees the writer. Fails if an earlier call failed or
-// data is missing; the caller then removes the file.
-static inline bool safetensors_writer_close(SafetensorsWriter* w, Error* err) {
-    if (safetensors_writer_ok_(w, err)) {
-        safetensors_writer_advance_(w);
-        if (!w->begun)
-            fail(&w->error, "%s: closed before the header was written", w->path);
-        else if (w->left > 0)
-            safetensors_fail_(&w->tensors[w->current], &w->error,
-                              "the last %zu of its %zu bytes were not written", w->left,
-                              w->tensors[w->current].bytes);
-    }
-    if (w->file && !safetensors_writer_ok_(w, err))
-        fclose(w->file);
-    else if (w->file)
-        flush_and_close(w->file, w->path, &w->error);
-    bool ok = safetensors_writer_ok_(w, err);
-    for (int i = 0; i < w->count; i++) free((void*)w->tensors[i].name);
-    free(w->tensors);
-    json_writer_free(&w->header);
-    free(w->path);
-    memset(w, 0, sizeof *w);
+    json_writer_free(&header);
     return ok;
 }
+
+#undef TENSOR_FAIL
 
 #endif // LLMC_SAFETENSORS_H

@@ -99,64 +99,72 @@ static inline double config_long_gate_bias(const Config* c, int64_t head) {
 // the table of keys
 
 typedef enum {
-    KEY_INT,       // int64_t
-    KEY_INT_NULL,  // int64_t; null stands for the row's `null_value`
-    KEY_REAL,      // double
-    KEY_DECAY,     // double; null, its default, unless the gate's initialisation is long
-    KEY_REAL_NULL, // double; null stands for NAN
-    KEY_BOOL,      // bool
-    KEY_GATE,      // GateType
-    KEY_TEXT,      // no field: `text` is the only value there is
-    KEY_FALSE,     // no field: false is the only value there is
-    KEY_NULL       // no field: null is the only value there is
+    KEY_INT,  // int64_t
+    KEY_REAL, // double
+    KEY_WORD, // a JSON literal out of `choices`: null, false or true
+    KEY_TEXT  // a JSON string out of `choices`
 } KeyType;
 
 typedef struct {
     const char* name;
     KeyType type;
-    size_t offset; // of the field in Config
-    double min, max, null_value;
-    const char* text;
+    size_t offset, bytes; // of the field in Config; bytes 0: none, for a key with one value
+    double min, max;      // of a number
+    bool nullable;        // null stands for null_value
+    double null_value;
+    const char* choices[4]; // values 0, 1, ... of the field
 } ConfigKey;
 
-#define CONFIG_FIELD(name, type, min, max, null_value)                                                       \
-    { #name, type, offsetof(Config, name), min, max, null_value, NULL }
+// NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)  FIXED(type, key, only value)
+// BOOL(field)  CHOICE(type, key, field, values ...)
+// clang-format off
+#define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
+#define NUMBER(type, name, min, max)         {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}},
+#define NULLABLE(type, name, min, max, null) {#name, type, CONFIG_FIELD(name), min, max, true, null, {NULL}},
+#define FIXED(type, key, value)              {key, type, 0, 0, 0, 0, false, 0, {value}},
+#define CHOICE(type, key, name, ...)         {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}},
+#define BOOL(name)                           CHOICE(KEY_WORD, #name, name, "false", "true")
 
 static const ConfigKey config_keys[] = {
-    CONFIG_FIELD(vocab_size, KEY_INT, 2, 1 << 24, 0),
-    CONFIG_FIELD(hidden_size, KEY_INT, 1, 1 << 16, 0),
-    CONFIG_FIELD(hidden_ratio, KEY_REAL, 0.01, 64, 0),
-    CONFIG_FIELD(intermediate_size, KEY_INT_NULL, 1, 1 << 20, 0),
-    CONFIG_FIELD(num_hidden_layers, KEY_INT, 1, 1024, 0),
-    CONFIG_FIELD(num_heads, KEY_INT, 1, 1024, 0),
-    {"num_kv_heads", KEY_NULL, 0, 0, 0, 0, NULL},
-    {"hidden_act", KEY_TEXT, 0, 0, 0, 0, "swish"},
-    {"window_size", KEY_NULL, 0, 0, 0, 0, NULL},
-    {"max_position_embeddings", KEY_NULL, 0, 0, 0, 0, NULL},
-    CONFIG_FIELD(initializer_range, KEY_REAL, 0, 10, 0),
-    CONFIG_FIELD(norm_eps, KEY_REAL, 0, 1, 0),
-    CONFIG_FIELD(rope_base, KEY_REAL, 1, 1e12, 0),
-    CONFIG_FIELD(use_rope, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(use_output_gate, KEY_BOOL, 0, 0, 0),
-    {"ogate_act", KEY_TEXT, 0, 0, 0, 0, "sigmoid"},
-    CONFIG_FIELD(use_output_norm, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(qk_norm, KEY_BOOL, 0, 0, 0),
-    {"qk_norm_share_param_across_head", KEY_BOOL, offsetof(Config, qk_norm_share), 0, 0, 0, NULL},
-    CONFIG_FIELD(use_k_shift, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(use_v_shift, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(fgate_type, KEY_GATE, 0, 0, 0),
-    CONFIG_FIELD(fgate_bias_init, KEY_BOOL, 0, 0, 0),
-    CONFIG_FIELD(decay_time_min, KEY_DECAY, 1e-3, 1e12, CONFIG_DECAY_TIME_MIN),
-    CONFIG_FIELD(decay_time_max, KEY_DECAY, 1e-3, 1e12, CONFIG_DECAY_TIME_MAX),
-    CONFIG_FIELD(log_pruning_tolerance, KEY_REAL_NULL, -1e4, 0, 0),
-    {"tie_word_embeddings", KEY_FALSE, 0, 0, 0, 0, NULL},
-    CONFIG_FIELD(bos_token_id, KEY_INT_NULL, 0, (1 << 24) - 1, -1),
-    CONFIG_FIELD(eos_token_id, KEY_INT_NULL, 0, (1 << 24) - 1, -1),
+    NUMBER(KEY_INT, vocab_size, 2, 1 << 24)
+    NUMBER(KEY_INT, hidden_size, 1, 1 << 16)
+    NUMBER(KEY_REAL, hidden_ratio, 0.01, 64)
+    NULLABLE(KEY_INT, intermediate_size, 1, 1 << 20, 0)
+    NUMBER(KEY_INT, num_hidden_layers, 1, 1024)
+    NUMBER(KEY_INT, num_heads, 1, 1024)
+    FIXED(KEY_WORD, "num_kv_heads", "null")
+    FIXED(KEY_TEXT, "hidden_act", "swish")
+    FIXED(KEY_WORD, "window_size", "null")
+    FIXED(KEY_WORD, "max_position_embeddings", "null")
+    NUMBER(KEY_REAL, initializer_range, 0, 10)
+    NUMBER(KEY_REAL, norm_eps, 0, 1)
+    NUMBER(KEY_REAL, rope_base, 1, 1e12)
+    BOOL(use_rope)
+    BOOL(use_output_gate)
+    FIXED(KEY_TEXT, "ogate_act", "sigmoid")
+    BOOL(use_output_norm)
+    BOOL(qk_norm)
+    CHOICE(KEY_WORD, "qk_norm_share_param_across_head", qk_norm_share, "false", "true")
+    BOOL(use_k_shift)
+    BOOL(use_v_shift)
+    CHOICE(KEY_TEXT, "fgate_type", fgate_type, "full", "bias_only", "fixed", "none") // GateType
+    BOOL(fgate_bias_init)
+    NULLABLE(KEY_REAL, decay_time_min, 1e-3, 1e12, CONFIG_DECAY_TIME_MIN)
+    NULLABLE(KEY_REAL, decay_time_max, 1e-3, 1e12, CONFIG_DECAY_TIME_MAX)
+    NULLABLE(KEY_REAL, log_pruning_tolerance, -1e4, 0, NAN)
+    FIXED(KEY_WORD, "tie_word_embeddings", "false")
+    NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)
+    NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)
 };
+// clang-format on
 #define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
 
-static const char* const config_gate_names[] = {"full", "bias_only", "fixed",
-                                                "none"}; // in the order of GateType
+#undef CONFIG_FIELD
+#undef NUMBER
+#undef NULLABLE
+#undef FIXED
+#undef CHOICE
+#undef BOOL
 
 // Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
 // names the file or option in messages.
@@ -166,64 +174,35 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
     if (!key) return fail(err, "%s: no config key is called '%s'; --dry-run prints them all", where, name);
     void* field = (char*)c + key->offset;
-    bool is_null = strcmp(text, "null") == 0;
-    double number = 0;
-    switch (key->type) {
-    case KEY_INT_NULL:
-        if (is_null) {
-            *(int64_t*)field = (int64_t)key->null_value;
-            return true;
-        }
-        FALLTHROUGH;
-    case KEY_INT:
-        if (!parse_count(text, &number) || number != floor(number) || number < key->min || number > key->max)
+    bool null = strcmp(text, "null") == 0 && key->nullable;
+    double number = key->null_value;
+    if (key->type == KEY_INT) {
+        if (!null && (!parse_count(text, &number) || number != floor(number) || number < key->min ||
+                      number > key->max))
             return fail(err, "%s: %s=%s is not a whole number from %.0f to %.0f", where, name, text, key->min,
                         key->max);
         *(int64_t*)field = (int64_t)number;
         return true;
-    case KEY_REAL_NULL:
-        if (is_null) {
-            *(double*)field = NAN;
-            return true;
-        }
-        FALLTHROUGH;
-    case KEY_DECAY:
-        if (is_null && key->type == KEY_DECAY) {
-            *(double*)field = key->null_value;
-            return true;
-        }
-        FALLTHROUGH;
-    case KEY_REAL:
-        if (!parse_number(text, &number) || !(number >= key->min && number <= key->max))
+    }
+    if (key->type == KEY_REAL) {
+        if (!null && (!parse_number(text, &number) || !(number >= key->min && number <= key->max)))
             return fail(err, "%s: %s=%s is not a number from %g to %g", where, name, text, key->min,
                         key->max);
         *(double*)field = number;
         return true;
-    case KEY_BOOL:
-        if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
-            return fail(err, "%s: %s=%s is neither true nor false", where, name, text);
-        *(bool*)field = text[0] == 't';
-        return true;
-    case KEY_GATE:
-        for (int i = 0; i < 4; i++) {
-            if (strcmp(text, config_gate_names[i]) != 0) continue;
-            *(GateType*)field = (GateType)i;
+    }
+    // the paper's code writes the number of heads here when every head has keys and values of its own
+    if (strcmp(name, "num_kv_heads") == 0 && atoll(text) == (long long)c->num_heads) return true;
+    char supported[64] = "";
+    for (int i = 0; i < 4 && key->choices[i]; i++) {
+        if (strcmp(text, key->choices[i]) == 0) {
+            memcpy(field, &i, key->bytes); // little-endian: a bool is the first byte
             return true;
         }
-        return fail(err, "%s: %s=%s is none of full, bias_only, fixed, none", where, name, text);
-    case KEY_TEXT:
-        if (strcmp(text, key->text) == 0) return true;
-        return fail(err, "%s: %s=%s is not supported, only %s", where, name, text, key->text);
-    case KEY_FALSE:
-        if (strcmp(text, "false") == 0) return true;
-        return fail(err, "%s: %s=%s is not supported, only false", where, name, text);
-    case KEY_NULL:
-        if (is_null) return true;
-        // the paper's code writes the number of heads here when every head has keys and values of its own
-        if (strcmp(name, "num_kv_heads") == 0 && atoll(text) == (long long)c->num_heads) return true;
-        return fail(err, "%s: %s=%s is not supported, only null", where, name, text);
+        strcat(strcat(supported, i ? ", " : ""), key->choices[i]);
     }
-    return false;
+    return fail(err, "%s: %s=%s is %s %s", where, name, text, key->bytes ? "none of" : "not supported, only",
+                supported);
 }
 
 // Does the gate's bias start from config_long_gate_bias?
@@ -308,29 +287,26 @@ static inline Config config_defaults(void) {
 
 // Fills config and recipe from a preset's name, FAMILY-SIZE.
 static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Error* err) {
-    for (int f = 0; f < NUM_FAMILIES; f++) {
-        const Family* family = &config_families[f];
-        size_t n = strlen(family->name);
-        if (strncmp(name, family->name, n) != 0 || name[n] != '-') continue;
-        for (int s = 0; s < NUM_SIZES; s++) {
-            const Size* size = &config_sizes[s];
-            if (strcmp(name + n + 1, size->name) != 0) continue;
-            bool gated = family->gate != GATE_NONE;
-            *c = config_defaults();
-            c->vocab_size = size->V;
-            c->hidden_size = size->d;
-            c->num_hidden_layers = size->L;
-            c->num_heads = gated ? size->heads_fox : size->heads_transformer;
-            c->hidden_ratio = family->hidden_ratio;
-            c->use_rope = family->rope;
-            c->use_output_gate = c->use_output_norm = c->qk_norm = c->use_k_shift = c->use_v_shift =
-                family->pro;
-            c->fgate_type = family->gate;
-            c->log_pruning_tolerance = gated ? -10 : NAN;
-            c->bos_token_id = c->eos_token_id = size->V - 1;
-            *recipe = size->recipe;
-            return true;
-        }
+    for (int i = 0; i < NUM_FAMILIES * NUM_SIZES; i++) {
+        const Family* family = &config_families[i / NUM_SIZES];
+        const Size* size = &config_sizes[i % NUM_SIZES];
+        char preset[64];
+        snprintf(preset, sizeof preset, "%s-%s", family->name, size->name);
+        if (strcmp(name, preset) != 0) continue;
+        bool gated = family->gate != GATE_NONE;
+        *c = config_defaults();
+        c->vocab_size = size->V;
+        c->hidden_size = size->d;
+        c->num_hidden_layers = size->L;
+        c->num_heads = gated ? size->heads_fox : size->heads_transformer;
+        c->hidden_ratio = family->hidden_ratio;
+        c->use_rope = family->rope;
+        c->use_output_gate = c->use_output_norm = c->qk_norm = c->use_k_shift = c->use_v_shift = family->pro;
+        c->fgate_type = family->gate;
+        c->log_pruning_tolerance = gated ? -10 : NAN;
+        c->bos_token_id = c->eos_token_id = size->V - 1;
+        *recipe = size->recipe;
+        return true;
     }
     return fail(err,
                 "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
@@ -354,27 +330,24 @@ static inline Recipe config_nearest_recipe(const Config* c) {
 static inline void config_put(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
     const void* field = (const char*)c + key->offset;
+    int choice = 0;
+    bool decay_time = key->offset == offsetof(Config, decay_time_min) ||
+                      key->offset == offsetof(Config, decay_time_max); // null unless the gate is long
     switch (key->type) {
-    case KEY_INT_NULL:
-        if (*(const int64_t*)field == (int64_t)key->null_value) {
+    case KEY_INT:
+        if (key->nullable && *(const int64_t*)field == (int64_t)key->null_value)
             json_put_null(w, key->name);
-            return;
-        }
-        FALLTHROUGH;
-    case KEY_INT: json_put_int(w, key->name, *(const int64_t*)field); return;
-    case KEY_DECAY:
-        if (!config_long_gate(c)) {
-            json_put_null(w, key->name);
-            return;
-        }
-        FALLTHROUGH;
-    case KEY_REAL:
-    case KEY_REAL_NULL: json_put_double(w, key->name, *(const double*)field); return; // NAN becomes null
-    case KEY_BOOL: json_put_bool(w, key->name, *(const bool*)field); return;
-    case KEY_GATE: json_put_string(w, key->name, config_gate_names[*(const GateType*)field]); return;
-    case KEY_TEXT: json_put_string(w, key->name, key->text); return;
-    case KEY_FALSE: json_put_bool(w, key->name, false); return;
-    case KEY_NULL: json_put_null(w, key->name); return;
+        else
+            json_put_int(w, key->name, *(const int64_t*)field);
+        break;
+    case KEY_REAL: // NAN becomes null
+        json_put_double(w, key->name, decay_time && !config_long_gate(c) ? NAN : *(const double*)field);
+        break;
+    case KEY_WORD:
+    case KEY_TEXT:
+        memcpy(&choice, field, key->bytes);
+        (key->type == KEY_TEXT ? json_put_string : json_put_word)(w, key->name, key->choices[choice]);
+        break;
     }
 }
 
@@ -408,39 +381,35 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
     path_join(path, folder, "config.json");
     if (!json_parse_file(&j, path, err)) return false;
     *c = config_defaults();
+    bool ok = true;
     const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
     if (model_type && strcmp(model_type, "transformer-project_fox") == 0) {
         c->fgate_type = GATE_NONE;
         c->use_rope = true;
     } else if (model_type && strcmp(model_type, "forgetting_transformer-project_fox") != 0) {
-        fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor its baseline", path, model_type);
-        json_free(&j);
-        return false;
+        ok = fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor its baseline", path,
+                  model_type);
     }
     static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
-    bool ok = true;
     for (int i = 0; ok && i < 4; i++)
         if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
     for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++) {
-        int node = json_get(&j, 0, config_keys[i].name);
+        const ConfigKey* key = &config_keys[i];
+        int node = json_get(&j, 0, key->name);
         if (node < 0) continue;
         char text[32];
         double number = 0;
         bool boolean = false;
-        const char* value = json_string(&j, node);
+        const char* value = key->type == KEY_TEXT ? json_string(&j, node) : NULL;
         if (json_double(&j, node, &number))
             snprintf(text, sizeof text, "%.17g", number), value = text;
         else if (json_bool(&j, node, &boolean))
             value = boolean ? "true" : "false";
         else if (json_is_null(&j, node))
             value = "null";
-        bool wants_text = config_keys[i].type == KEY_TEXT || config_keys[i].type == KEY_GATE;
-        if (!value)
-            ok = fail(err, "%s: %s is an array or an object", path, config_keys[i].name);
-        else if (json_is(&j, node, JSON_STRING) && !wants_text)
-            ok = fail(err, "%s: %s is a text, \"%.40s\"", path, config_keys[i].name, value);
-        else
-            ok = config_set(c, path, config_keys[i].name, value, err);
+        ok = value ? config_set(c, path, key->name, value, err)
+                   : fail(err, "%s: %s is %s", path, key->name,
+                          json_string(&j, node) ? "a text" : "an array or an object");
     }
     json_free(&j);
     return ok && config_check(c, path, err);

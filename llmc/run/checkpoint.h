@@ -22,7 +22,7 @@ checkpoint of checkpoint_list. Values are not checked when loading.
 #define LLMC_CHECKPOINT_H
 
 #include <dirent.h>
-#include <sys/syscall.h>
+#include <ftw.h>
 #include "../base/common.h"
 #include "../formats/json.h"
 #include "../formats/safetensors.h"
@@ -89,44 +89,32 @@ static inline int64_t checkpoint_step(const char* name) {
     return step >= 0 && strcmp(name, ours) == 0 ? step : -1;
 }
 
-static inline int checkpoint_newer_first(const void* a, const void* b) {
-    int64_t s = *(const int64_t*)a, t = *(const int64_t*)b;
-    return (s < t) - (s > t);
-}
-
-static inline int checkpoint_list_failed(const char* out, int why, Error* err) {
-    fail(err, "%s: cannot read this folder: %s", out, strerror(why));
-    return -1;
+static inline int checkpoint_is_step(const struct dirent* entry) {
+    return checkpoint_step(entry->d_name) >= 0;
 }
 
 // Lists the steps of the complete checkpoints in OUT, newest first, in *steps, which the caller frees.
 // Returns their number: 0 if the folder does not exist, -1 on error, since an unreadable folder is not an
 // empty one.
 static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) {
-    int count = 0;
+    struct dirent** entries;
+    int count = 0, found = scandir(out, &entries, checkpoint_is_step, versionsort);
     *steps = NULL;
-    DIR* folder = opendir(out);
-    if (!folder && errno == ENOENT) return 0;
-    if (!folder) return checkpoint_list_failed(out, errno, err);
-    // errno distinguishes a failed readdir from the end of the folder
-    for (struct dirent* entry; errno = 0, (entry = readdir(folder)) != NULL;) {
-        int64_t step = checkpoint_step(entry->d_name);
+    if (found < 0 && errno == ENOENT) return 0;
+    if (found < 0) {
+        fail(err, "%s: cannot read this folder: %s", out, strerror(errno));
+        return -1;
+    }
+    *steps = (int64_t*)xcalloc((size_t)found, sizeof **steps);
+    for (int i = found - 1; i >= 0; i--) {
         char path[PATH_LENGTH];
         struct stat st;
-        if (step < 0) continue;
-        checkpoint_path(path, out, step);
-        if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) continue;
-        *steps = (int64_t*)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
-        (*steps)[count++] = step;
+        path_join(path, out, entries[i]->d_name);
+        if (stat(path, &st) != 0 || S_ISDIR(st.st_mode))
+            (*steps)[count++] = checkpoint_step(entries[i]->d_name);
+        free(entries[i]);
     }
-    int why = errno;
-    closedir(folder);
-    if (why != 0) {
-        free(*steps);
-        *steps = NULL;
-        return checkpoint_list_failed(out, why, err);
-    }
-    if (count > 1) qsort(*steps, (size_t)count, sizeof **steps, checkpoint_newer_first);
+    free(entries);
     return count;
 }
 
@@ -147,35 +135,31 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
 // ----------------------------------------------------------------------------
 // removing
 
-// Removes a file, or a folder with its contents. Symbolic links are removed, not followed.
-static inline bool checkpoint_remove(const char* path, Error* err) {
-    struct stat st;
-    DIR* folder = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
-    bool ok = true;
-    for (struct dirent* entry; ok && folder && (entry = readdir(folder)) != NULL;) {
-        char inside[PATH_LENGTH];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        path_join(inside, path, entry->d_name);
-        ok = checkpoint_remove(inside, err);
-    }
-    if (folder) closedir(folder);
-    if (!ok || remove(path) == 0 || errno == ENOENT) return ok;
-    return fail(err, "%s: cannot remove: %s", path, strerror(errno));
+static inline int checkpoint_is_temporary(const struct dirent* entry) {
+    const char* prefix = CHECKPOINT_TEMPORARY "step_";
+    return strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
 }
 
-// Removes everything with a temporary name in OUT. A failure is only a warning: it costs disk space, nothing
-// else.
+// For nftw: removes a file or an empty folder; a failure ends the walk. It is only a warning: it costs disk
+// space, nothing else.
+static inline int checkpoint_remove(const char* path, const struct stat* st, int type, struct FTW* position) {
+    (void)st, (void)type, (void)position;
+    if (remove(path) == 0 || errno == ENOENT) return 0;
+    warn("%s: cannot remove: %s", path, strerror(errno));
+    return 1;
+}
+
+// Removes everything with a temporary name in OUT. Symbolic links are removed, not followed.
 static inline void checkpoint_sweep(const char* out) {
-    const char* prefix = CHECKPOINT_TEMPORARY "step_";
-    Error err;
-    DIR* folder = opendir(out);
-    for (struct dirent* entry; folder && (entry = readdir(folder)) != NULL;) {
+    struct dirent** entries = NULL;
+    int count = scandir(out, &entries, checkpoint_is_temporary, NULL);
+    for (int i = 0; i < count; i++) {
         char path[PATH_LENGTH];
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0) continue;
-        path_join(path, out, entry->d_name);
-        if (!checkpoint_remove(path, &err)) warn("%s", err.msg);
+        path_join(path, out, entries[i]->d_name);
+        nftw(path, checkpoint_remove, 16, FTW_DEPTH | FTW_PHYS);
+        free(entries[i]);
     }
-    if (folder) closedir(folder);
+    free(entries);
 }
 
 // Renames a checkpoint to a temporary name, for checkpoint_sweep to remove: a folder that is partly removed
@@ -204,68 +188,49 @@ static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
 // ----------------------------------------------------------------------------
 // tensors
 
-// Contents of one file: parts, each of all parameters or all trainable ones, with a prefix before their
-// names.
+// The tensors of one file. Their data is in the caller's buffers.
 typedef struct {
-    const ParamTable* table;
-    bool trainable_only;
-    int element_bytes;
-    int num_parts;
-    const char* prefixes[2];
-    char* buffers[2]; // [table->count] each; not written to when saving
+    SafeTensor* tensors;
+    char (*names)[96];
+    int count;
 } CheckpointFile;
 
-typedef struct {
-    char name[96];
-    int ndim;
-    int64_t shape[3];
-    char* data; // in the part's buffer
-    size_t bytes;
-} CheckpointTensor;
-
-static inline CheckpointFile checkpoint_weights(const ParamTable* table, const CheckpointTensors* t) {
-    CheckpointFile f = {table, false, t->element_bytes, 1, {"", NULL}, {(char*)t->w, NULL}};
-    return f;
-}
-
-static inline CheckpointFile checkpoint_optimizer(const ParamTable* table, const CheckpointTensors* t) {
-    CheckpointFile f = {
-        table, true, t->element_bytes, 2, {"exp_avg.", "exp_avg_sq."}, {(char*)t->m, (char*)t->v}};
-    return f;
-}
-
-// Iterates over the file's tensors: for (int i = 0; checkpoint_next(&f, &i, &t);)
-static inline bool checkpoint_next(const CheckpointFile* f, int* i, CheckpointTensor* t) {
-    int rows = f->table->num_rows;
-    while (*i < f->num_parts * rows) {
-        int part = *i / rows;
-        const Param* p = &f->table->rows[(*i)++ % rows];
-        if (f->trainable_only && !p->trainable) continue;
-        snprintf(t->name, sizeof t->name, "%s%s", f->prefixes[part], p->name);
-        t->ndim = p->ndim;
-        memcpy(t->shape, p->shape, sizeof t->shape);
-        t->data = f->buffers[part] + p->offset * f->element_bytes;
-        t->bytes = (size_t)(p->count * f->element_bytes);
-        return true;
+// The weights, or the moments of the trainable tensors.
+static inline CheckpointFile checkpoint_file(const ParamTable* table, const CheckpointTensors* t,
+                                             bool optimizer) {
+    static const char* const prefixes[] = {"", "exp_avg.", "exp_avg_sq."};
+    char* const buffers[] = {(char*)t->w, (char*)t->m, (char*)t->v};
+    SafetensorsDtype dtype = t->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
+    size_t most = 2 * (size_t)table->num_rows;
+    CheckpointFile f = {(SafeTensor*)xcalloc(most, sizeof *f.tensors),
+                        (char(*)[96])xcalloc(most, sizeof *f.names), 0};
+    for (int part = optimizer; part <= 2 * optimizer; part++) {
+        for (int r = 0; r < table->num_rows; r++) {
+            const Param* p = &table->rows[r];
+            if (optimizer && !p->trainable) continue;
+            char* name = f.names[f.count];
+            snprintf(name, sizeof *f.names, "%s%s", prefixes[part], p->name);
+            f.tensors[f.count++] = safetensors_tensor(name, dtype, p->ndim, p->shape,
+                                                      buffers[part] + p->offset * t->element_bytes);
+        }
     }
-    return false;
+    return f;
 }
 
-static inline bool checkpoint_write_tensors(const CheckpointFile* f, const char* folder, const char* name,
-                                            Error* err) {
+static inline void checkpoint_file_free(CheckpointFile* f) {
+    free(f->tensors);
+    free(f->names);
+}
+
+// Writes model.safetensors or optimizer.safetensors.
+static inline bool checkpoint_write_tensors(const char* folder, const ParamTable* table,
+                                            const CheckpointTensors* t, bool optimizer, Error* err) {
     char path[PATH_LENGTH];
-    SafetensorsWriter w;
-    CheckpointTensor t;
-    path_join(path, folder, name);
-    SafetensorsDtype dtype = f->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    safetensors_writer_open(&w, path, err); // errors of all calls are reported by close
-    safetensors_writer_metadata(&w, "format", "pt");
-    for (int i = 0; checkpoint_next(f, &i, &t);)
-        safetensors_writer_declare(&w, t.name, dtype, t.ndim, t.shape);
-    bool ok = safetensors_writer_begin(&w, err);
-    for (int i = 0; ok && checkpoint_next(f, &i, &t);)
-        ok = safetensors_writer_write(&w, t.data, t.bytes, err);
-    return safetensors_writer_close(&w, err);
+    path_join(path, folder, optimizer ? "optimizer.safetensors" : "model.safetensors");
+    CheckpointFile f = checkpoint_file(table, t, optimizer);
+    bool ok = safetensors_write(path, f.tensors, f.count, err);
+    checkpoint_file_free(&f);
+    return ok;
 }
 
 // Formats a shape: [257, 64].
@@ -278,58 +243,57 @@ static inline const char* checkpoint_shape(char text[128], int ndim, const int64
 }
 
 // Checks the name, shape and type of a tensor. have: NULL if the file does not contain it.
-static inline bool checkpoint_check_tensor(const CheckpointTensor* want, const SafeTensor* have,
-                                           const char* where, Error* err) {
+static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTensor* have, const char* where,
+                                           Error* err) {
     char is[128], should_be[128];
-    if (!have && strcmp(want->name, "lm_head.weight") == 0)
-        return fail(err, "%s: tensor '%s' is missing; a head tied to the embedding is not supported", where,
-                    want->name);
-    if (!have) return fail(err, "%s: tensor '%s' is missing", where, want->name);
+    bool head = strcmp(want->name, "lm_head.weight") == 0;
+    if (!have)
+        return fail(err, "%s: tensor '%s' is missing%s", where, want->name,
+                    head ? "; a head tied to the embedding is not supported" : "");
     if (have->ndim != want->ndim ||
         memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(int64_t)) != 0)
         return fail(err, "%s: tensor '%s' has shape %s, but %s fits the config", have->path, want->name,
                     checkpoint_shape(is, have->ndim, have->shape),
                     checkpoint_shape(should_be, want->ndim, want->shape));
-    bool floating = have->dtype == SAFETENSORS_F64 || have->dtype == SAFETENSORS_F32 ||
-                    have->dtype == SAFETENSORS_F16 || have->dtype == SAFETENSORS_BF16;
-    return floating ? true
-                    : fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path,
-                           want->name, safetensors_dtype_name(have->dtype));
+    if (have->dtype > SAFETENSORS_BF16)
+        return fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path, want->name,
+                    safetensors_dtypes[have->dtype].name);
+    return true;
 }
 
-// Fails, naming a tensor of the set that is not in f; the caller knows that there is one. To ignore it would
-// be to load a model other than the one that was trained.
-static inline bool checkpoint_fail_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
-    CheckpointTensor t;
+// Fails if the files hold a tensor that is not in f. To ignore it would be to load a model other than the one
+// that was trained.
+static inline bool checkpoint_check_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
     for (int file = 0; file < set->count; file++) {
         for (int k = 0; k < set->files[file].count; k++) {
             const SafeTensor* have = &set->files[file].tensors[k];
             bool known = false;
-            for (int i = 0; !known && checkpoint_next(f, &i, &t);) known = strcmp(t.name, have->name) == 0;
-            if (known) continue;
-            return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
-                        have->path, have->name);
+            for (int i = 0; !known && i < f->count; i++) known = strcmp(f->names[i], have->name) == 0;
+            if (!known)
+                return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
+                            have->path, have->name);
         }
     }
-    return fail(err, "%s: holds a tensor twice", set->files[0].path);
+    return true;
 }
 
-// Reads all tensors of f from the open files, which must contain exactly these. Where the check fails the
-// buffers are unchanged.
-static inline bool checkpoint_read_tensors(const CheckpointFile* f, const SafetensorsSet* set,
-                                           const char* where, Error* err) {
-    CheckpointTensor t;
-    int wanted = 0, present = 0;
-    for (int i = 0; checkpoint_next(f, &i, &t); wanted++)
-        if (!checkpoint_check_tensor(&t, safetensors_set_find(set, t.name), where, err)) return false;
-    for (int i = 0; i < set->count; i++) present += set->files[i].count;
-    if (present != wanted) return checkpoint_fail_extra(f, set, err);
+// Reads the weights or the moments from a folder's files, which must contain exactly these tensors. Where a
+// check fails the buffers are unchanged.
+static inline bool checkpoint_read_tensors(const char* folder, const ParamTable* table,
+                                           const CheckpointTensors* t, bool optimizer, Error* err) {
+    SafetensorsSet set;
+    if (!safetensors_set_open(&set, folder, optimizer ? "optimizer" : "model", err)) return false;
+    const char* where = set.count == 1 ? set.files[0].path : folder;
+    CheckpointFile f = checkpoint_file(table, t, optimizer);
     bool ok = true;
-    for (int i = 0; ok && checkpoint_next(f, &i, &t);) {
-        const SafeTensor* have = safetensors_set_find(set, t.name);
-        ok = f->element_bytes == 8 ? safetensors_read_f64(have, (double*)(void*)t.data, err)
-                                   : safetensors_read_f32(have, (float*)(void*)t.data, err);
-    }
+    for (int i = 0; ok && i < f.count; i++)
+        ok = checkpoint_check_tensor(&f.tensors[i], safetensors_set_find(&set, f.names[i]), where, err);
+    ok = ok && checkpoint_check_extra(&f, &set, err);
+    for (int i = 0; ok && i < f.count; i++)
+        ok = safetensors_read(safetensors_set_find(&set, f.names[i]), (void*)f.tensors[i].data,
+                              t->element_bytes, err);
+    checkpoint_file_free(&f);
+    safetensors_set_close(&set);
     return ok;
 }
 
@@ -366,11 +330,10 @@ static inline bool checkpoint_write_trainer(const char* folder, const TrainerSta
 // where the file system supports it (most except NFS), otherwise in two renames, between which a crash leaves
 // the older checkpoints.
 static inline bool checkpoint_publish(const char* out, const char* temporary, int64_t step, Error* err) {
-    const unsigned exchange = 2; // RENAME_EXCHANGE, which the C library's headers may not define
     char path[PATH_LENGTH], old[PATH_LENGTH];
     checkpoint_path(path, out, step);
     checkpoint_old_path(old, out, step);
-    bool done = syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, path, exchange) == 0 ||
+    bool done = renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0 ||
                 rename(temporary, path) == 0; // fails where path is a folder that is not empty
     if (!done) {
         if (!checkpoint_discard(out, step, err)) return false;
@@ -381,40 +344,35 @@ static inline bool checkpoint_publish(const char* out, const char* temporary, in
     return done && flush_folder(out, err);
 }
 
-// Are all `bytes` of an array of floats or doubles finite numbers?
-static inline bool checkpoint_finite(const void* data, size_t bytes, int element_bytes) {
-    bool finite = true;
-    for (size_t i = 0; element_bytes == 4 && i < bytes / 4; i++)
-        finite &= (bool)isfinite(((const float*)data)[i]);
-    for (size_t i = 0; element_bytes == 8 && i < bytes / 8; i++)
-        finite &= (bool)isfinite(((const double*)data)[i]);
-    return finite;
-}
-
 // The name of the first tensor in a buffer of the table's layout with an element that is NaN or infinite;
 // NULL if all are finite.
 static inline const char* params_first_not_finite(const ParamTable* table, const void* buffer,
                                                   int element_bytes) {
+    const float* f32 = (const float*)buffer;
+    const double* f64 = (const double*)buffer;
     for (int r = 0; r < table->num_rows; r++) {
         const Param* p = &table->rows[r];
-        const char* data = (const char*)buffer + p->offset * element_bytes;
-        if (!checkpoint_finite(data, (size_t)(p->count * element_bytes), element_bytes)) return p->name;
+        bool finite = true;
+        for (int64_t i = p->offset; i < p->offset + p->count; i++)
+            finite &= (bool)(element_bytes == 8 ? isfinite(f64[i]) : isfinite(f32[i]));
+        if (!finite) return p->name;
     }
     return NULL;
 }
 
-static inline bool checkpoint_file_is_finite(const CheckpointFile* f, Error* err) {
-    CheckpointTensor t;
-    for (int i = 0; checkpoint_next(f, &i, &t);)
-        if (!checkpoint_finite(t.data, t.bytes, f->element_bytes))
-            return fail(err, "'%s' has become infinite or not a number", t.name);
-    return true;
-}
-
 // Fails unless all numbers are finite: a checkpoint with NaN would replace one that training can resume from.
 static inline bool checkpoint_check_finite(const ParamTable* table, const CheckpointTensors* t, Error* err) {
-    CheckpointFile weights = checkpoint_weights(table, t), optimizer = checkpoint_optimizer(table, t);
-    return checkpoint_file_is_finite(&weights, err) && checkpoint_file_is_finite(&optimizer, err);
+    const char* w = params_first_not_finite(table, t->w, t->element_bytes);
+    const char* m = params_first_not_finite(table, t->m, t->element_bytes);
+    const char* v = params_first_not_finite(table, t->v, t->element_bytes);
+    if (!w && !m && !v) return true;
+    return fail(err, "'%s%s' has become infinite or not a number",
+                w   ? ""
+                : m ? "exp_avg."
+                    : "exp_avg_sq.",
+                w   ? w
+                : m ? m
+                    : v);
 }
 
 // Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0:
@@ -426,14 +384,13 @@ static inline bool checkpoint_check_finite(const ParamTable* table, const Checkp
 static inline bool checkpoint_save(const char* out, const CheckpointRecord* r, const CheckpointTensors* t,
                                    int keep, Error* err) {
     char folder[PATH_LENGTH], config_path[PATH_LENGTH];
-    CheckpointFile weights = checkpoint_weights(r->table, t), optimizer = checkpoint_optimizer(r->table, t);
     if (!make_folders(out, err)) return false;
     checkpoint_sweep(out); // frees the space of leftovers first
     checkpoint_join(folder, out, CHECKPOINT_TEMPORARY, r->state->step, "");
     path_join(config_path, folder, "config.json");
     bool ok = make_folders(folder, err) && config_write(r->config, config_path, err) &&
-              checkpoint_write_tensors(&weights, folder, "model.safetensors", err) &&
-              checkpoint_write_tensors(&optimizer, folder, "optimizer.safetensors", err) &&
+              checkpoint_write_tensors(folder, r->table, t, false, err) &&
+              checkpoint_write_tensors(folder, r->table, t, true, err) &&
               checkpoint_write_trainer(folder, r->state, r->options, t->element_bytes, err) &&
               flush_folder(folder, err) && checkpoint_publish(out, folder, r->state->step, err);
     if (ok && keep > 0) checkpoint_prune(out, r->state->step, keep);
@@ -448,29 +405,24 @@ static inline bool checkpoint_save(const char* out, const CheckpointRecord* r, c
 // The files must contain all tensors of the table, with its shapes, and no others; otherwise w is unchanged.
 static inline bool checkpoint_load_weights(const char* folder, const ParamTable* table, void* w,
                                            int element_bytes, Error* err) {
-    SafetensorsSet set;
     CheckpointTensors t = {w, NULL, NULL, element_bytes};
-    CheckpointFile f = checkpoint_weights(table, &t);
-    if (!safetensors_set_open(&set, folder, err)) return false;
-    bool ok = checkpoint_read_tensors(&f, &set, set.count == 1 ? set.files[0].path : folder, err);
-    safetensors_set_close(&set);
-    return ok;
+    return checkpoint_read_tensors(folder, table, &t, false, err);
 }
 
 // Reads AdamW's moments into m and v, each [table->count], where elements of tensors that are not trained
 // stay as they are. Where a check of the file fails both are unchanged.
 static inline bool checkpoint_load_optimizer(const char* folder, const ParamTable* table, void* m, void* v,
                                              int element_bytes, Error* err) {
-    char path[PATH_LENGTH];
-    Safetensors file;
     CheckpointTensors t = {NULL, m, v, element_bytes};
-    CheckpointFile f = checkpoint_optimizer(table, &t);
-    path_join(path, folder, "optimizer.safetensors");
-    if (!safetensors_open(&file, path, err)) return false;
-    SafetensorsSet set = {&file, 1};
-    bool ok = checkpoint_read_tensors(&f, &set, path, err);
-    safetensors_close(&file);
-    return ok;
+    return checkpoint_read_tensors(folder, table, &t, true, err);
+}
+
+// Reads an integer of trainer.json. If it is not valid and *bad is NULL, sets *bad to its key.
+static inline void checkpoint_read_count(const Json* j, int object, const char* key, int64_t* value,
+                                         const char** bad) {
+    bool ok = json_int64(j, json_get(j, object, key), value) && *value >= 0 &&
+              *value <= (int64_t)1 << 60; // sums must not overflow
+    if (!ok && !*bad) *bad = key;
 }
 
 // Reads trainer.json: the state, and the whole file as *record, which the caller frees with json_free and
@@ -481,22 +433,12 @@ static inline bool checkpoint_load_state(const char* folder, TrainerState* state
     if (!json_parse_file(record, path, err)) return false;
     int schedule = json_get(record, 0, "schedule"), data = json_get(record, 0, "data");
     const char* bad = NULL; // the first key whose value is not valid
-    struct {
-        int object;
-        const char* key;
-        int64_t* value;
-    } const counts[] = {
-        {0, "step", &state->step},
-        {0, "tokens", &state->tokens},
-        {0, "seed", &state->seed},
-        {schedule, "warmup_tokens", &state->warmup_tokens},
-        {schedule, "max_tokens", &state->max_tokens},
-        {data, "position", &state->position},
-    };
-    for (int i = 0; i < 6 && !bad; i++)
-        if (!json_int64(record, json_get(record, counts[i].object, counts[i].key), counts[i].value) ||
-            *counts[i].value < 0 || *counts[i].value > (int64_t)1 << 60) // sums must not overflow
-            bad = counts[i].key;
+    checkpoint_read_count(record, 0, "step", &state->step, &bad);
+    checkpoint_read_count(record, 0, "tokens", &state->tokens, &bad);
+    checkpoint_read_count(record, 0, "seed", &state->seed, &bad);
+    checkpoint_read_count(record, schedule, "warmup_tokens", &state->warmup_tokens, &bad);
+    checkpoint_read_count(record, schedule, "max_tokens", &state->max_tokens, &bad);
+    checkpoint_read_count(record, data, "position", &state->position, &bad);
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";
     if (!bad) return true;

@@ -26,26 +26,20 @@ typedef struct {
 } PassResults;
 
 static inline bool dump_write(const char* path, const ParamTable* table, const PassResults* d, Error* err) {
-    SafetensorsWriter w;
     SafetensorsDtype dtype = d->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    const int64_t shape[3] = {d->B, d->T, d->V}, loss_bytes = d->B * d->T * d->element_bytes;
-    safetensors_writer_open(&w, path, err); // errors of all calls are reported by close
-    safetensors_writer_metadata(&w, "format", "pt");
-    safetensors_writer_declare(&w, "loss", dtype, 2, shape);
-    if (d->logits) safetensors_writer_declare(&w, "logits", dtype, 3, shape);
-    for (int r = 0; r < table->num_rows; r++) {
-        const Param* p = &table->rows[r];
-        if (p->trainable) safetensors_writer_declare(&w, p->name, dtype, p->ndim, p->shape);
-    }
-    safetensors_writer_begin(&w, err);
-    safetensors_writer_write(&w, d->losses, (size_t)loss_bytes, err);
-    if (d->logits) safetensors_writer_write(&w, d->logits, (size_t)(loss_bytes * d->V), err);
+    const int64_t shape[3] = {d->B, d->T, d->V};
+    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)table->num_rows + 2, sizeof *tensors);
+    int count = 0;
+    tensors[count++] = safetensors_tensor("loss", dtype, 2, shape, d->losses);
+    if (d->logits) tensors[count++] = safetensors_tensor("logits", dtype, 3, shape, d->logits);
     for (int r = 0; r < table->num_rows; r++) {
         const Param* p = &table->rows[r];
         const char* grad = (const char*)d->grads + p->offset * d->element_bytes;
-        if (p->trainable) safetensors_writer_write(&w, grad, (size_t)(p->count * d->element_bytes), err);
+        if (p->trainable) tensors[count++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, grad);
     }
-    return safetensors_writer_close(&w, err);
+    bool ok = safetensors_write(path, tensors, count, err);
+    free(tensors);
+    return ok;
 }
 
 #endif // LLMC_DUMP_H

@@ -14,7 +14,6 @@ contains some steps twice, with the "resume" event between them: the later line 
 #define LLMC_LOGGER_H
 
 #include <math.h>
-#include <sys/uio.h>
 #include "../base/common.h"
 #include "../formats/json.h"
 
@@ -164,14 +163,11 @@ static inline JsonWriter* logger_begin_line(Logger* l, const char* event, int64_
 
 // Ends the line and writes it. A line that a full disk cut short is removed again.
 static inline void logger_end_line(Logger* l) {
-    char line_break = '\n';
-    struct iovec parts[2];
     json_end(&l->line);
     if (l->fd < 0) return;
-    parts[0].iov_base = l->line.text, parts[0].iov_len = l->line.length;
-    parts[1].iov_base = &line_break, parts[1].iov_len = 1;
-    ssize_t written = writev(l->fd, parts, 2);
-    if (written == (ssize_t)l->line.length + 1) return;
+    json_append_(&l->line, "\n", 1);
+    ssize_t written = write(l->fd, l->line.text, l->line.length);
+    if (written == (ssize_t)l->line.length) return;
     int why = written < 0 ? errno : ENOSPC;
     if (written > 0 && ftruncate(l->fd, lseek(l->fd, 0, SEEK_CUR) - written) != 0) why = errno;
     logger_warn(l, why);

@@ -5,13 +5,14 @@ Logits are float [V]. A random number is a function of (seed, counter), so a dra
 draws. Called by sample.h.
 
 The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
-for n tokens kept. Without a cut nothing is sorted.
+for n tokens kept, on average. Without a cut nothing is sorted.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 
 #include <math.h>
 #include "../base/common.h"
+#include "../base/heap.h"
 #include "../base/random.h"
 
 // Stream of random numbers of the sampler. Other streams count from 0.
@@ -26,8 +27,8 @@ typedef struct {
     uint64_t seed;
 
     // scratch [capacity], capacity >= V
-    int32_t* order; // a heap of ids, followed by the ids popped off it, the most likely one last
-    double* weight; // of each id: probability, not normalised
+    uint64_t* order; // a heap of keys, followed by the keys popped off it, that of the most likely last
+    double* weight;  // of each id: probability, not normalised
     int64_t capacity;
 } Sampler;
 
@@ -49,42 +50,34 @@ static inline int64_t sampler_argmax(const float* logits, int64_t V) {
     return isfinite(logits[best]) ? best : -1;
 }
 
-// Order of the heap: the more likely token first, of equally likely ones that with the lower id.
-static inline bool sampler_before(const float* logits, int32_t a, int32_t b) {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+// A token's key, with its id in the lower half. The smaller key is that of the more likely token, of equally
+// likely ones that of the lower id.
+static inline uint64_t sampler_key(float logit, int64_t id) {
+    uint32_t bits;
+    logit += 0.0f; // -0 becomes 0
+    memcpy(&bits, &logit, sizeof bits);
+    if (bits >> 31 == 0) bits ^= 0x7fffffff; // positive floats descend; negative ones do already
+    return (uint64_t)bits << 32 | (uint64_t)id;
 }
 
-// Moves the id at heap[i] down to its position in a heap of n.
-static inline void sampler_sink(int32_t* heap, int64_t n, int64_t i, const float* logits) {
-    int32_t id = heap[i];
-    for (int64_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && sampler_before(logits, heap[child + 1], heap[child])) child++;
-        if (sampler_before(logits, id, heap[child])) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = id;
-}
-
-// Pops the most likely of the n ids in the heap, stores it behind the n - 1 that remain, and returns its
-// weight.
-static inline double sampler_pop(const Sampler* s, int64_t n, const float* logits) {
-    int32_t id = s->order[0];
-    s->order[0] = s->order[n - 1];
-    s->order[n - 1] = id;
-    sampler_sink(s->order, n - 1, 0, logits);
-    return s->weight[id];
+// Pops the most likely of the n tokens in the heap, stores its key behind the n - 1 that remain, and returns
+// its weight.
+static inline double sampler_pop(const Sampler* s, int64_t n) {
+    uint64_t key = heap_pop(s->order, &n);
+    s->order[n] = key;
+    return s->weight[(uint32_t)key];
 }
 
 // Cuts to top-k, then top-p: moves the tokens that are kept to the end of order and returns their number.
-static inline int64_t sampler_cut(const Sampler* s, int64_t V, const float* logits) {
+static inline int64_t sampler_cut(const Sampler* s, int64_t V) {
     bool cut_k = s->top_k > 0 && s->top_k < V;
     if (!cut_k && s->top_p >= 1) return V;
-    for (int64_t i = V / 2 - 1; i >= 0; i--) sampler_sink(s->order, V, i, logits);
+    for (int64_t n = 0; n < V;) heap_push(s->order, &n, s->order[n]);
 
     int64_t popped = 0;
     double total = 0;
     if (cut_k)
-        while (popped < s->top_k) total += sampler_pop(s, V - popped++, logits);
+        while (popped < s->top_k) total += sampler_pop(s, V - popped++);
     else
         for (int64_t i = 0; i < V; i++) total += s->weight[i];
     if (s->top_p >= 1) return popped;
@@ -92,8 +85,8 @@ static inline int64_t sampler_cut(const Sampler* s, int64_t V, const float* logi
     int64_t kept = 0, most = cut_k ? popped : V;
     double sum = 0;
     do {
-        if (kept == popped) sampler_pop(s, V - popped++, logits);
-        sum += s->weight[s->order[V - ++kept]];
+        if (kept == popped) sampler_pop(s, V - popped++);
+        sum += s->weight[(uint32_t)s->order[V - ++kept]];
     } while (sum < s->top_p * total && kept < most);
     return kept;
 }
@@ -104,22 +97,22 @@ static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, u
     int64_t best = sampler_argmax(logits, V);
     if (best < 0 || s->temperature == 0) return best;
     if (V > s->capacity) {
-        s->order = (int32_t*)xrealloc(s->order, (size_t)V * sizeof *s->order);
+        s->order = (uint64_t*)xrealloc(s->order, (size_t)V * sizeof *s->order);
         s->weight = (double*)xrealloc(s->weight, (size_t)V * sizeof *s->weight);
         s->capacity = V;
     }
     for (int64_t i = 0; i < V; i++) {
-        s->order[i] = (int32_t)i;
+        s->order[i] = sampler_key(logits[i], i);
         s->weight[i] = exp(((double)logits[i] - (double)logits[best]) / s->temperature); // 1 for the best
     }
-    const int64_t first = V - sampler_cut(s, V, logits);
+    const int64_t first = V - sampler_cut(s, V);
     double total = 0, sum = 0;
-    for (int64_t i = first; i < V; i++) total += s->weight[s->order[i]];
+    for (int64_t i = first; i < V; i++) total += s->weight[(uint32_t)s->order[i]];
     // u < 1, so the target is below the total; the loop repeats the same additions, so a sum exceeds the
     // target
     double target = random_uniform(s->seed, RANDOM_STREAM_SAMPLER, counter) * total;
     for (int64_t i = first; i < V; i++)
-        if ((sum += s->weight[s->order[i]]) > target) return s->order[i];
+        if ((sum += s->weight[(uint32_t)s->order[i]]) > target) return (uint32_t)s->order[i];
     return best; // not reached
 }
 

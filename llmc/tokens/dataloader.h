@@ -41,7 +41,7 @@ typedef struct {
 } DataOptions;
 
 typedef struct {
-    char* path;
+    const char* path;
     ShardHeader header;
     int64_t first_item; // items (documents, or windows of a stream) in the shards before it
 } DataShard;
@@ -55,6 +55,7 @@ typedef struct {
 typedef struct {
     // constant after open
     DataOptions options;
+    glob_t files; // owns the paths
     DataShard* shards;
     int64_t num_shards;
     int64_t doc_len;   // D
@@ -82,42 +83,33 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // the list of shards
 
-static inline int data_shard_compare(const void* a, const void* b) {
-    return strcmp(((const DataShard*)a)->path, ((const DataShard*)b)->path);
+static inline int data_path_compare(const void* a, const void* b) {
+    return strcmp(*(char* const*)a, *(char* const*)b);
 }
 
 // Lists the files that match any of the comma-separated patterns, sorted by name.
 static inline bool dataloader_list(DataLoader* loader, const char* patterns, Error* err) {
-    char pattern[PATH_LENGTH];
-    for (const char* p = patterns;;) {
-        size_t length = strcspn(p, ",");
-        if (length == 0 || length >= sizeof pattern)
-            return fail(err, "'%s': not a comma-separated list of file patterns", patterns);
-        memcpy(pattern, p, length);
-        pattern[length] = '\0';
-
-        glob_t found;
-        int rc = glob(pattern, GLOB_ERR, NULL, &found);
-        if (rc != 0) {
-            globfree(&found);
-            return fail(err, "'%s': %s", pattern,
-                        rc == GLOB_NOMATCH ? "no file matches" : "cannot search for files that match");
-        }
-        size_t total = (size_t)loader->num_shards + found.gl_pathc;
-        loader->shards = (DataShard*)xrealloc(loader->shards, total * sizeof(DataShard));
-        for (size_t i = 0; i < found.gl_pathc; i++) {
-            DataShard* shard = &loader->shards[loader->num_shards++];
-            memset(shard, 0, sizeof *shard);
-            shard->path = xstrdup(found.gl_pathv[i]);
-        }
-        globfree(&found);
-        p += length;
-        if (*p++ == '\0') break;
+    glob_t* files = &loader->files;
+    char *copy = xstrdup(patterns), *rest = copy, *pattern;
+    bool ok = true;
+    while (ok && (pattern = strsep(&rest, ",")) != NULL) {
+        int rc = glob(pattern, GLOB_ERR | (files->gl_pathc > 0 ? GLOB_APPEND : 0), NULL, files);
+        if (*pattern == '\0')
+            ok = fail(err, "'%s': not a comma-separated list of file patterns", patterns);
+        else if (rc != 0)
+            ok = fail(err, "'%s': %s", pattern,
+                      rc == GLOB_NOMATCH ? "no file matches" : "cannot search for files that match");
     }
-    qsort(loader->shards, (size_t)loader->num_shards, sizeof(DataShard), data_shard_compare);
-    for (int64_t i = 1; i < loader->num_shards; i++)
-        if (data_shard_compare(&loader->shards[i - 1], &loader->shards[i]) == 0)
-            return fail(err, "'%s': matches %s twice", patterns, loader->shards[i].path);
+    free(copy);
+    if (!ok) return false;
+    qsort(files->gl_pathv, files->gl_pathc, sizeof *files->gl_pathv, data_path_compare);
+    loader->num_shards = (int64_t)files->gl_pathc;
+    loader->shards = (DataShard*)xcalloc(files->gl_pathc, sizeof *loader->shards);
+    for (size_t i = 0; i < files->gl_pathc; i++) {
+        loader->shards[i].path = files->gl_pathv[i];
+        if (i > 0 && strcmp(files->gl_pathv[i - 1], files->gl_pathv[i]) == 0)
+            return fail(err, "'%s': matches %s twice", patterns, files->gl_pathv[i]);
+    }
     return true;
 }
 
@@ -176,41 +168,32 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
 // ----------------------------------------------------------------------------
 // reading a batch, in the reading thread
 
-// A descriptor of the shard, cached or newly opened; -1 on error.
-static inline int dataloader_file(DataLoader* loader, int64_t shard_index, Error* err) {
+// Sets *fd to a descriptor of the shard, cached or newly opened.
+static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int* fd, Error* err) {
     int64_t slot = shard_index % DATALOADER_OPEN_FILES;
-    if (loader->open_files[slot].shard == shard_index) return loader->open_files[slot].fd;
-    if (loader->open_files[slot].shard >= 0) close(loader->open_files[slot].fd);
+    *fd = loader->open_files[slot].fd;
+    if (loader->open_files[slot].shard == shard_index) return true;
+    if (loader->open_files[slot].shard >= 0) close(*fd);
     loader->open_files[slot].shard = -1;
 
     const DataShard* shard = &loader->shards[shard_index];
     ShardHeader now;
-    int fd = shard_open(shard->path, err);
-    if (fd < 0) return -1;
-    bool ok = shard_read_header_fd(fd, shard->path, &now, err);
+    if (!shard_open(shard->path, fd, err)) return false;
+    bool ok = shard_read_header_fd(*fd, shard->path, &now, err);
     if (ok && (now.tokens != shard->header.tokens || now.doc_len != shard->header.doc_len ||
                now.bytes_per_token != shard->header.bytes_per_token))
         ok = fail(err, "%s: was replaced by another shard while in use", shard->path);
-    if (!ok) {
-        close(fd);
-        return -1;
-    }
-    loader->open_files[slot].shard = shard_index;
-    return loader->open_files[slot].fd = fd;
+    if (!ok) close(*fd);
+    if (ok) loader->open_files[slot].shard = shard_index, loader->open_files[slot].fd = *fd;
+    return ok;
 }
 
 // The shard that contains `item`: the last one with first_item <= item. Shards without items are skipped,
 // because the next shard has the same first_item.
 static inline int64_t dataloader_find_shard(const DataLoader* loader, int64_t item) {
-    int64_t low = 0, high = loader->num_shards;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (loader->shards[middle].first_item <= item)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    int64_t i = loader->num_shards - 1;
+    while (loader->shards[i].first_item > item) i--;
+    return i;
 }
 
 // Reads sequence number `sequence`, counted over all epochs, into row[T+1].
@@ -227,9 +210,10 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int64_t count = D > 0 ? T : T + 1;
     int32_t* tokens = row + (T + 1 - count);
     row[0] = (int32_t)o->end_of_text;
-    int fd = dataloader_file(loader, shard_index, err);
-    if (fd < 0) return false;
-    if (!shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err)) return false;
+    int fd = -1;
+    if (!dataloader_file(loader, shard_index, &fd, err) ||
+        !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err))
+        return false;
     for (int64_t t = 0; t < count; t++)
         if ((uint32_t)tokens[t] >= (uint64_t)o->vocab_size)
             return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", shard->path,
@@ -237,20 +221,10 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     return true;
 }
 
-// Reads this rank's part of the global batch at `position`.
-static inline bool dataloader_read_batch(DataLoader* loader, int64_t position, DataBatch* batch) {
-    const DataOptions* o = &loader->options;
-    for (int64_t b = 0; b < o->batch; b++) {
-        int32_t* row = batch->tokens + b * (o->seq_len + 1);
-        if (!dataloader_read_sequence(loader, position + o->rank * o->batch + b, row, &batch->err))
-            return false;
-    }
-    return true;
-}
-
 // The reading thread: keeps the ring filled until stopped.
 static inline void* dataloader_thread(void* argument) {
     DataLoader* loader = (DataLoader*)argument;
+    const DataOptions* o = &loader->options;
     pthread_mutex_lock(&loader->lock);
     while (!loader->stop) {
         if (loader->filled == DATALOADER_RING) {
@@ -260,10 +234,13 @@ static inline void* dataloader_thread(void* argument) {
         DataBatch* batch = &loader->ring[(loader->head + loader->filled) % DATALOADER_RING];
         int64_t position = loader->read_position, seeks = loader->seeks;
         pthread_mutex_unlock(&loader->lock);
-        batch->ok = dataloader_read_batch(loader, position, batch);
+        batch->ok = true; // this rank's part of the global batch
+        for (int64_t b = 0; batch->ok && b < o->batch; b++)
+            batch->ok = dataloader_read_sequence(loader, position + o->rank * o->batch + b,
+                                                 batch->tokens + b * (o->seq_len + 1), &batch->err);
         pthread_mutex_lock(&loader->lock);
         if (seeks != loader->seeks) continue;
-        loader->read_position += loader->options.batch * loader->options.world;
+        loader->read_position += o->batch * o->world;
         loader->filled++;
         pthread_cond_signal(&loader->batch_filled);
     }
@@ -289,8 +266,8 @@ static inline void dataloader_close(DataLoader* loader) {
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++)
         if (loader->open_files[i].shard >= 0) close(loader->open_files[i].fd);
     for (int i = 0; i < DATALOADER_RING; i++) free(loader->ring[i].tokens);
-    for (int64_t i = 0; i < loader->num_shards; i++) free(loader->shards[i].path);
     free(loader->shards);
+    globfree(&loader->files);
     memset(loader, 0, sizeof *loader);
 }
 

@@ -13,10 +13,8 @@ A shard with its final name is complete: the writer renames it after it is writt
 #ifndef LLMC_SHARD_H
 #define LLMC_SHARD_H
 
+#include <libgen.h>
 #include "../base/common.h"
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "shards are little-endian and read without conversion");
 
 enum {
     SHARD_MAGIC = 20240520,
@@ -35,20 +33,14 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // reading
 
-// Opens a shard for reading and returns its descriptor, or -1 on error. Rejects anything but a regular file:
-// opening a pipe would block until it has a writer.
-static inline int shard_open(const char* path, Error* err) {
+// Opens a shard for reading. Rejects anything but a regular file: opening a pipe would block until it has a
+// writer.
+static inline bool shard_open(const char* path, int* fd, Error* err) {
     struct stat st;
-    int fd = -1;
-    if (stat(path, &st) == 0) {
-        if (!S_ISREG(st.st_mode)) {
-            fail(err, "%s: is not a regular file", path);
-            return -1;
-        }
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-    }
-    if (fd < 0) fail(err, "%s: cannot open: %s", path, strerror(errno));
-    return fd;
+    bool there = stat(path, &st) == 0;
+    if (there && !S_ISREG(st.st_mode)) return fail(err, "%s: is not a regular file", path);
+    *fd = there ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    return *fd >= 0 ? true : fail(err, "%s: cannot open: %s", path, strerror(errno));
 }
 
 // Reads `bytes` bytes at `offset`. A file that ends before was truncated after its header was checked; this
@@ -116,8 +108,8 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
 
 // The same for a path.
 static inline bool shard_read_header(const char* path, ShardHeader* h, Error* err) {
-    int fd = shard_open(path, err);
-    if (fd < 0) return false;
+    int fd = -1;
+    if (!shard_open(path, &fd, err)) return false;
     bool ok = shard_read_header_fd(fd, path, h, err);
     close(fd);
     return ok;
@@ -147,13 +139,12 @@ static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader
 // writing
 
 typedef struct {
-    char prefix[PATH_LENGTH];
-    char split[16];
-    ShardHeader header; // of the shard being written
-    int64_t capacity;   // tokens of a full shard
-    int64_t index;      // of the shard being written or, between shards, of the next one
-    int64_t total;      // tokens written to all shards
-    FILE* file;         // the shard being written, under its temporary name; NULL between shards
+    const char *prefix, *split; // the caller's
+    ShardHeader header;         // of the shard being written
+    int64_t capacity;           // tokens of a full shard
+    int64_t index;              // of the shard being written or, between shards, of the next one
+    int64_t total;              // tokens written to all shards
+    FILE* file;                 // the shard being written, under its temporary name; NULL between shards
     char path[PATH_LENGTH], temporary[PATH_LENGTH]; // names of that shard
 } ShardWriter;
 
@@ -173,21 +164,19 @@ static inline void shard_writer_set_paths(ShardWriter* w) {
 
 // Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
 static inline void shard_folder(char* out, const char* prefix) {
-    const char* slash = strrchr(prefix, '/');
-    size_t n = slash ? (size_t)(slash - prefix) : 0;
-    if (slash == prefix) n = 1; // the root
-    memcpy(out, n ? prefix : ".", n ? n : 1);
-    out[n ? n : 1] = '\0';
+    char path[PATH_LENGTH + 1];
+    snprintf(path, sizeof path, "%s_", prefix);
+    strcpy(out, dirname(path));
 }
 
 // Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
 // shard has at most shard_tokens tokens; with doc_len > 0 it consists of whole documents. A token takes 2
-// bytes if vocab_size <= 65536, otherwise 4. On error there is nothing to close.
+// bytes if vocab_size <= 65536, otherwise 4. prefix and split must remain valid until the writer is closed. On error there is
+// nothing to close.
 static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const char* split,
                                      int64_t vocab_size, int64_t doc_len, int64_t shard_tokens, Error* err) {
     char path[PATH_LENGTH];
     memset(w, 0, sizeof *w);
-    if (strlen(split) >= sizeof w->split) return fail(err, "%s: this split name is too long", split);
     if (!shard_path(path, prefix, split, SHARD_MAX_INDEX, err)) return false;
     if (vocab_size < 1 || vocab_size > INT32_MAX)
         return fail(err, "%s: vocabulary size %lld is not in 1..%d", prefix, (long long)vocab_size,
@@ -200,8 +189,8 @@ static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const c
     if (shard_tokens < doc_len)
         return fail(err, "%s: a shard of %lld tokens cannot hold one document of %lld", prefix,
                     (long long)shard_tokens, (long long)doc_len);
-    strcpy(w->prefix, prefix);
-    strcpy(w->split, split);
+    w->prefix = prefix;
+    w->split = split;
     w->header.vocab_size = vocab_size;
     w->header.doc_len = doc_len;
     w->header.bytes_per_token = vocab_size <= 65536 ? 2 : 4;
@@ -218,12 +207,15 @@ static inline bool shard_writer_skip_to(ShardWriter* w, int64_t index) {
     return true;
 }
 
-// Discards the shard being written and its temporary file, if there is one. Complete shards are kept.
-static inline void shard_writer_abort(ShardWriter* w) {
-    if (!w->file) return;
-    fclose(w->file);
+// Discards the shard being written and its temporary file, if there is one. Complete shards are kept. Returns
+// false, for a caller that fails.
+static inline bool shard_writer_abort(ShardWriter* w) {
+    if (w->file) {
+        fclose(w->file);
+        unlink(w->temporary);
+    }
     w->file = NULL;
-    unlink(w->temporary);
+    return false;
 }
 
 static inline bool shard_writer_put_header(ShardWriter* w) {
@@ -264,20 +256,6 @@ static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     return flush_folder(folder, err);
 }
 
-// Appends n tokens to the shard being written, which must have room for them.
-static inline bool shard_writer_put(ShardWriter* w, const uint32_t* tokens, int64_t n) {
-    uint16_t narrow[8192];
-    const int64_t block = sizeof narrow / sizeof narrow[0];
-    if (w->header.bytes_per_token == 4)
-        return fwrite(tokens, sizeof *tokens, (size_t)n, w->file) == (size_t)n;
-    for (int64_t start = 0; start < n; start += block) {
-        int64_t m = n - start < block ? n - start : block;
-        for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[start + i];
-        if (fwrite(narrow, sizeof *narrow, (size_t)m, w->file) != (size_t)m) return false;
-    }
-    return true;
-}
-
 // Writes n tokens, opening and completing shards as needed. On error the shard being written is discarded,
 // and there is nothing to close.
 static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n, Error* err) {
@@ -288,16 +266,18 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
                     (long long)(w->total + i), tokens[i], (long long)w->header.vocab_size);
     }
     while (n > 0) {
-        bool ok = w->file || shard_writer_begin(w, err);
+        uint16_t narrow[8192];
+        const int64_t block = sizeof narrow / sizeof narrow[0];
+        bool ok = w->file || shard_writer_begin(w, err), wide = w->header.bytes_per_token == 4;
         int64_t room = w->capacity - w->header.tokens, m = n < room ? n : room;
-        if (ok && !shard_writer_put(w, tokens, m))
+        if (m > block) m = block;
+        for (int64_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[i];
+        const void* data = wide ? (const void*)tokens : narrow;
+        if (ok && fwrite(data, wide ? 4 : 2, (size_t)m, w->file) != (size_t)m)
             ok = fail(err, "%s_%s: cannot write: %s", w->prefix, w->split, strerror(errno));
         w->header.tokens += m, w->total += m;
         if (ok && w->header.tokens == w->capacity) ok = shard_writer_end(w, err);
-        if (!ok) {
-            shard_writer_abort(w);
-            return false;
-        }
+        if (!ok) return shard_writer_abort(w);
         tokens += m;
         n -= m;
     }
@@ -307,10 +287,7 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
 // Completes the last shard; on error it is discarded. An empty shard is not written. Warns if a shard with
 // the next index exists: it is left from an earlier, longer dataset and would be read together with this one.
 static inline bool shard_writer_close(ShardWriter* w, Error* err) {
-    if (w->file && !shard_writer_end(w, err)) {
-        shard_writer_abort(w);
-        return false;
-    }
+    if (w->file && !shard_writer_end(w, err)) return shard_writer_abort(w);
     shard_writer_set_paths(w);
     if (access(w->path, F_OK) == 0)
         warn("%s: is left from an earlier dataset; remove it and those after it", w->path);

@@ -18,6 +18,8 @@ The text "<|endoftext|>" is encoded as ordinary text; callers add the end-of-tex
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
+#include <ctype.h>
+#include "../base/heap.h"
 #include "../base/text.h"
 #include "../base/unicode.h"
 
@@ -38,10 +40,11 @@ typedef struct {
 typedef struct {
     int64_t vocab_size;
     uint32_t end_of_text;
-    ByteBuffer text;       // the bytes of all tokens, concatenated
-    uint32_t* start;       // [vocab_size + 1] offset of each token's bytes
-    uint64_t* words;       // hash table: bytes of a token -> id; NULL for the byte tokenizer
-    uint64_t* merges;      // hash table: pair of ids -> id
+    ByteBuffer text;  // the bytes of all tokens, concatenated
+    uint32_t* start;  // [vocab_size + 1] offset of each token's bytes
+    uint8_t* classes; // [UNICODE_POINTS] of unicode.h; this and the tables are NULL for the byte tokenizer
+    uint64_t* words;  // hash table: bytes of a token -> id
+    uint64_t* merges; // hash table: pair of ids -> id
     uint32_t of_byte[256]; // id of each single byte
 } Tokenizer;
 
@@ -55,20 +58,20 @@ static inline uint32_t* token_buffer_reserve(TokenBuffer* b, int64_t more) {
 // GPT-2: splitting text into words
 
 // The class (of unicode.h) of the character at s[at], and its length in bytes.
-static inline int gpt2_class(const uint8_t* s, size_t at, size_t n, size_t* length) {
+static inline int gpt2_class(const Tokenizer* t, const uint8_t* s, size_t at, size_t n, size_t* length) {
     *length = 1;
-    return s[at] < 128 ? unicode_ascii_classes[s[at]] : unicode_class(utf8_decode(s + at, n - at, length));
+    return s[at] < 128 ? t->classes[s[at]] : unicode_class(t->classes, utf8_decode(s + at, n - at, length));
 }
 
 // The end of the run of characters of one class that starts at s[at].
-static inline size_t gpt2_run_end(const uint8_t* s, size_t at, size_t n, int of_class) {
+static inline size_t gpt2_run_end(const Tokenizer* t, const uint8_t* s, size_t at, size_t n, int of_class) {
     size_t length;
-    while (at < n && gpt2_class(s, at, n, &length) == of_class) at += length;
+    while (at < n && gpt2_class(t, s, at, n, &length) == of_class) at += length;
     return at;
 }
 
 // The end of the word that starts at s[at], at < n.
-static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
+static inline size_t gpt2_word_end(const Tokenizer* t, const uint8_t* s, size_t at, size_t n) {
     size_t length;
     if (s[at] == '\'' && at + 1 < n) {
         uint8_t a = s[at + 1], b = at + 2 < n ? s[at + 2] : 0;
@@ -76,11 +79,11 @@ static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
         if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return at + 3;
     }
     size_t first = at + (s[at] == ' ' && at + 1 < n); // a word may start with one space
-    int of_class = gpt2_class(s, first, n, &length);
-    if (of_class != UNICODE_SPACE) return gpt2_run_end(s, first, n, of_class);
+    int of_class = gpt2_class(t, s, first, n, &length);
+    if (of_class != UNICODE_SPACE) return gpt2_run_end(t, s, first, n, of_class);
     // white space is one word up to the end of the text; elsewhere its last character starts the next word
     size_t end = at, last = at;
-    while (end < n && gpt2_class(s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
+    while (end < n && gpt2_class(t, s, end, n, &length) == UNICODE_SPACE) last = end, end += length;
     return end == n || last == at ? end : last;
 }
 
@@ -89,9 +92,7 @@ static inline size_t gpt2_word_end(const uint8_t* s, size_t at, size_t n) {
 static inline size_t tokenizer_cut(const char* text, size_t after, size_t bytes) {
     // a word always ends between an ASCII letter and an ASCII character that is not a letter
     for (size_t i = bytes; i-- > after + 1;)
-        if ((uint8_t)text[i] < 128 && unicode_class((uint8_t)text[i]) != UNICODE_LETTER &&
-            (uint8_t)text[i - 1] < 128 && unicode_class((uint8_t)text[i - 1]) == UNICODE_LETTER)
-            return i;
+        if ((uint8_t)text[i] < 128 && !isalpha((uint8_t)text[i]) && isalpha((uint8_t)text[i - 1])) return i;
     return 0;
 }
 
@@ -102,9 +103,8 @@ enum { BPE_HASH_BITS = 17, BPE_HASH_SLOTS = 1 << BPE_HASH_BITS };
 static const uint64_t BPE_HASH_EMPTY = UINT64_MAX;
 
 static inline uint64_t* bpe_hash_new(void) {
-    uint64_t* slots = (uint64_t*)xcalloc(BPE_HASH_SLOTS, sizeof *slots);
-    memset(slots, 0xff, BPE_HASH_SLOTS * sizeof *slots);
-    return slots;
+    size_t bytes = BPE_HASH_SLOTS * sizeof(uint64_t);
+    return (uint64_t*)memset(xrealloc(NULL, bytes), 0xff, bytes); // BPE_HASH_EMPTY
 }
 
 static inline size_t bpe_hash_slot(uint64_t hash) { return (size_t)(hash >> (64 - BPE_HASH_BITS)); }
@@ -182,25 +182,6 @@ static inline int64_t bpe_short(const Tokenizer* t, const uint8_t* s, int n, uin
     return n;
 }
 
-// A binary min-heap of uint64.
-static inline void bpe_heap_push(uint64_t* heap, int64_t* count, uint64_t x) {
-    int64_t i = (*count)++;
-    for (; i > 0 && heap[(i - 1) / 2] > x; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-    heap[i] = x;
-}
-
-static inline uint64_t bpe_heap_pop(uint64_t* heap, int64_t* count) {
-    uint64_t top = heap[0], x = heap[--*count];
-    int64_t i = 0;
-    for (int64_t child; (child = 2 * i + 1) < *count; i = child) {
-        if (child + 1 < *count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= x) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = x;
-    return top;
-}
-
 // The same for a word of any length, in O(n log n). The symbols are a linked list; the pairs that can be
 // merged are in a heap as merged id << BPE_AT_BITS | index of the left symbol. A heap entry whose pair has
 // changed since is skipped.
@@ -217,8 +198,7 @@ static inline void bpe_push_pair(const Tokenizer* t, BpeSymbol* symbols, int64_t
                                  int64_t* count) {
     BpeSymbol* a = &symbols[at];
     a->merged = a->next < 0 ? TOKEN_NONE : bpe_merged(t, a->id, symbols[a->next].id);
-    if (a->merged != TOKEN_NONE)
-        bpe_heap_push(heap, count, (uint64_t)a->merged << BPE_AT_BITS | (uint64_t)at);
+    if (a->merged != TOKEN_NONE) heap_push(heap, count, (uint64_t)a->merged << BPE_AT_BITS | (uint64_t)at);
 }
 
 static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, uint32_t* out) {
@@ -234,7 +214,7 @@ static inline int64_t bpe_long(const Tokenizer* t, const uint8_t* s, int64_t n, 
     }
     for (int64_t i = 0; i < n; i++) bpe_push_pair(t, symbols, i, heap, &count);
     while (count > 0) {
-        uint64_t top = bpe_heap_pop(heap, &count);
+        uint64_t top = heap_pop(heap, &count);
         int64_t at = (int64_t)(top & (((uint64_t)1 << BPE_AT_BITS) - 1));
         BpeSymbol *a = &symbols[at], *b = &symbols[a->next < 0 ? at : a->next];
         if (a->merged != top >> BPE_AT_BITS) continue;
@@ -262,6 +242,7 @@ static inline int64_t bpe_encode(const Tokenizer* t, const uint8_t* s, size_t n,
 static inline void tokenizer_free(Tokenizer* t) {
     free(t->text.data);
     free(t->start);
+    free(t->classes);
     free(t->words);
     free(t->merges);
     memset(t, 0, sizeof *t);
@@ -286,14 +267,11 @@ static inline void tokenizer_add(Tokenizer* t, const void* bytes, size_t n) {
     }
 }
 
-// Adds the end-of-text token, the last one. It is not added to the words: no text encodes to it.
+// Adds the end-of-text token, the last one. No text encodes to it, because gpt2_word_end splits its name.
 static inline void tokenizer_end(Tokenizer* t) {
     static const char name[] = "<|endoftext|>";
-    uint64_t* words = t->words;
-    t->words = NULL;
     t->end_of_text = (uint32_t)t->vocab_size;
     tokenizer_add(t, name, sizeof name - 1);
-    t->words = words;
 }
 
 // Creates the byte tokenizer. Free with tokenizer_free.
@@ -387,6 +365,8 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
     char* text = read_file(path, &bytes, err);
     if (!text) return false;
     tokenizer_begin(t, 256 + GPT2_MERGES + 1);
+    t->classes = (uint8_t*)xcalloc(UNICODE_POINTS, 1);
+    unicode_expand(t->classes);
     t->words = bpe_hash_new();
     t->merges = bpe_hash_new();
     for (int printable = 1, next = 256; printable >= 0; printable--)
@@ -426,7 +406,7 @@ static inline void tokenizer_encode(const Tokenizer* t, const char* text, size_t
         return;
     }
     for (size_t at = 0, end; at < bytes; at = end) {
-        end = gpt2_word_end(s, at, bytes);
+        end = gpt2_word_end(t, s, at, bytes);
         uint32_t* ids = token_buffer_reserve(out, (int64_t)(end - at));
         uint64_t* slot = end - at <= GPT2_TOKEN_BYTES ? bpe_word_slot(t, s + at, end - at) : NULL;
         if (slot)

@@ -101,26 +101,24 @@ static void test_newest_damaged(void) {
 // Writes the named shard of a Hugging Face folder: rows [first, last) of the table as the type, and `extra`
 // if it is not NULL. Element i of the flat buffer is i mod 128, which is exact in all types.
 static void write_shard(const char* path, int first, int last, SafetensorsDtype dtype, const char* extra) {
-    SafetensorsWriter w;
-    size_t size = safetensors_dtype_size(dtype);
+    SafeTensor tensors[64];
+    size_t size = safetensors_dtypes[dtype].size;
     const int64_t one = 1;
-    safetensors_writer_open(&w, path, &err);
-    for (int r = first; r < last; r++) {
-        const Param* p = &table.rows[r];
-        safetensors_writer_declare(&w, p->name, dtype, p->ndim, p->shape);
-    }
-    if (extra) safetensors_writer_declare(&w, extra, dtype, 1, &one);
-    safetensors_writer_begin(&w, &err);
-    int64_t end = table.rows[last - 1].offset + table.rows[last - 1].count;
-    for (int64_t i = table.rows[first].offset; i < end; i++) {
+    int n = 0;
+    char* values = (char*)xcalloc((size_t)table.count, size);
+    for (int64_t i = 0; i < table.count; i++) {
         double f64 = (double)(i % 128);
         float f32 = (float)f64;
-        const void* value = size == 8 ? (const char*)&f64 : (const char*)&f32 + 4 - size;
-        safetensors_writer_write(&w, value, size, &err);
+        memcpy(values + (size_t)i * size, size == 8 ? (const char*)&f64 : (const char*)&f32 + 4 - size, size);
     }
-    const double zero = 0;
-    if (extra) safetensors_writer_write(&w, &zero, size, &err);
-    CHECK_OK(safetensors_writer_close(&w, &err));
+    for (int r = first; r < last; r++) {
+        const Param* p = &table.rows[r];
+        const char* data = values + (size_t)p->offset * size;
+        tensors[n++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, data);
+    }
+    if (extra) tensors[n++] = safetensors_tensor(extra, dtype, 1, &one, values);
+    CHECK_OK(safetensors_write(path, tensors, n, &err));
+    free(values);
 }
 
 // Whether the folder's weights are those that write_shard writes.

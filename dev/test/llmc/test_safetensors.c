@@ -38,25 +38,17 @@ static void check_rejected(const char* path, const char* why, const char* what) 
 static void write_sample(const char* path) {
     static const int64_t shape[] = {3, 1}, empty[] = {4, 0}, deep[] = {1, 2, 1, 1, 2, 1, 1, 2};
     static const uint8_t data[64] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-    SafetensorsWriter w;
+    SafeTensor tensors[SAFETENSORS_DTYPES + 3];
     Error err;
-    safetensors_writer_open(&w, path, &err);
-    safetensors_writer_metadata(&w, "format", "pt");
-    for (int i = 0; i < SAFETENSORS_DTYPES; i++)
-        safetensors_writer_declare(&w, safetensors_dtype_name((SafetensorsDtype)i), (SafetensorsDtype)i, 2,
-                                   shape);
-    safetensors_writer_declare(&w, "empty", SAFETENSORS_F32, 2, empty);
-    safetensors_writer_declare(&w, "scalar", SAFETENSORS_F64, 0, NULL);
-    safetensors_writer_metadata(&w, "quote\"", "line\nbreak");
-    safetensors_writer_declare(&w, "deep", SAFETENSORS_U8, 8, deep);
-    safetensors_writer_begin(&w, &err);
-    for (int i = 0; i < SAFETENSORS_DTYPES; i++)
-        safetensors_writer_write(&w, data, 3 * safetensors_dtype_size((SafetensorsDtype)i), &err);
-    safetensors_writer_write(&w, NULL, 0, &err);
-    safetensors_writer_write(&w, data, 5, &err); // the scalar, in two pieces
-    safetensors_writer_write(&w, data + 5, 3, &err);
-    safetensors_writer_write(&w, data, 8, &err);
-    CHECK(safetensors_writer_close(&w, &err), "%s", err.msg);
+    int n = 0;
+    for (; n < SAFETENSORS_DTYPES; n++) {
+        SafetensorsDtype dtype = (SafetensorsDtype)n;
+        tensors[n] = safetensors_tensor(safetensors_dtypes[dtype].name, dtype, 2, shape, data);
+    }
+    tensors[n++] = safetensors_tensor("empty", SAFETENSORS_F32, 2, empty, NULL);
+    tensors[n++] = safetensors_tensor("scalar", SAFETENSORS_F64, 0, NULL, data);
+    tensors[n++] = safetensors_tensor("deep", SAFETENSORS_U8, 8, deep, data);
+    CHECK(safetensors_write(path, tensors, n, &err), "%s", err.msg);
 }
 
 static void test_round_trip(void) {
@@ -71,8 +63,7 @@ static void test_round_trip(void) {
     CHECK(st.count == SAFETENSORS_DTYPES + 3, "%d tensors", st.count);
     for (int i = 0; i < SAFETENSORS_DTYPES; i++) { // in the order of the file
         const SafeTensor* t = &st.tensors[i];
-        CHECK(t == safetensors_find(&st, safetensors_dtype_name((SafetensorsDtype)i)), "%s: out of order",
-              t->name);
+        CHECK(t == safetensors_find(&st, safetensors_dtypes[i].name), "%s: out of order", t->name);
         CHECK((int)t->dtype == i && t->ndim == 2 && t->shape[0] == 3 && t->shape[1] == 1 && t->count == 3,
               "%s: another type or shape", t->name);
         CHECK(t->bytes == 3 * sizes[i] && memcmp(t->data, "\1\2\3\4\5", t->bytes < 5 ? t->bytes : 5) == 0,
@@ -91,16 +82,15 @@ static void test_round_trip(void) {
     CHECK(!safetensors_find(&st, "F31") && !safetensors_find(&st, "__metadata__") &&
               !safetensors_find(&st, "dtype"),
           "found an absent tensor");
-    const char *format = metadata(&st, "format"), *quote = metadata(&st, "quote\"");
-    CHECK(format && strcmp(format, "pt") == 0 && quote && strcmp(quote, "line\nbreak") == 0, "%s, %s", format,
-          quote);
+    const char* format = metadata(&st, "format");
+    CHECK(format && strcmp(format, "pt") == 0, "%s", format);
     CHECK(!metadata(&st, "F32") && !metadata(&st, "forma"), "found an absent metadata key");
     size_t data = (size_t)((const char*)st.tensors[0].data - (const char*)st.map);
     CHECK(data % SAFETENSORS_ALIGNMENT == 0, "data starts at byte %zu", data);
     safetensors_close(&st);
     safetensors_close(&st);
 
-    // the same calls write the same bytes
+    // the same tensors write the same bytes
     size_t n = 0, m = 0;
     char* first = read_file(path, &n, &err);
     write_sample(in_folder("again.safetensors"));
@@ -120,15 +110,10 @@ static void test_bytes(void) {
     static const int64_t shape[] = {1, 2};
     static const float values[] = {1, -2};
     const char* path = in_folder("bytes.safetensors");
-    SafetensorsWriter w;
     Error err;
     size_t n = 0;
-    safetensors_writer_open(&w, path, &err);
-    safetensors_writer_metadata(&w, "format", "pt");
-    safetensors_writer_declare(&w, "w", SAFETENSORS_F32, 2, shape);
-    safetensors_writer_begin(&w, &err);
-    safetensors_writer_write(&w, values, sizeof values, &err);
-    CHECK(safetensors_writer_close(&w, &err), "%s", err.msg);
+    SafeTensor tensor = safetensors_tensor("w", SAFETENSORS_F32, 2, shape, values);
+    CHECK(safetensors_write(path, &tensor, 1, &err), "%s", err.msg);
     char* file = read_file(path, &n, &err);
     CHECK(file && n == sizeof expected - 1 && memcmp(file, expected, n) == 0, "%zu bytes", n);
     free(file);
@@ -150,7 +135,7 @@ static void test_bytes(void) {
               st.tensors[2].name[0] == 'b',
           "not in the order of the file");
     double x = 1; // at an odd address
-    CHECK(safetensors_read_f64(&st.tensors[2], &x, &err) && x == 0, "%g", x);
+    CHECK(safetensors_read(&st.tensors[2], &x, 8, &err) && x == 0, "%g", x);
     CHECK(!metadata(&st, "format"), "found an absent metadata key");
     safetensors_close(&st);
 }
@@ -170,25 +155,20 @@ static void test_conversion(void) {
     static const int64_t size_half = n_half, size_brain = n_brain, size_wide = n_wide, size_nan = 1;
     static const uint16_t nan_half = 0x7e00;
     const char* path = in_folder("conversion.safetensors");
-    SafetensorsWriter w;
     Safetensors st;
     Error err;
-    safetensors_writer_open(&w, path, &err);
-    safetensors_writer_declare(&w, "odd", SAFETENSORS_U8, 1,
-                               &size_nan); // the following tensors are unaligned
-    safetensors_writer_declare(&w, "f16", SAFETENSORS_F16, 1, &size_half);
-    safetensors_writer_declare(&w, "bf16", SAFETENSORS_BF16, 1, &size_brain);
-    safetensors_writer_declare(&w, "f32", SAFETENSORS_F32, 1, &size_wide);
-    safetensors_writer_declare(&w, "f64", SAFETENSORS_F64, 1, &size_wide);
-    safetensors_writer_declare(&w, "nan", SAFETENSORS_F16, 1, &size_nan);
-    safetensors_writer_begin(&w, &err);
-    safetensors_writer_write(&w, "x", 1, &err);
-    for (int i = 0; i < n_half; i++) safetensors_writer_write(&w, &halves[i].half, 2, &err);
-    for (int i = 0; i < n_brain; i++) safetensors_writer_write(&w, &brains[i].half, 2, &err);
-    safetensors_writer_write(&w, f32, sizeof f32, &err);
-    safetensors_writer_write(&w, f64, sizeof f64, &err);
-    safetensors_writer_write(&w, &nan_half, 2, &err);
-    CHECK(safetensors_writer_close(&w, &err), "%s", err.msg);
+    uint16_t half[n_half], brain[n_brain];
+    for (int i = 0; i < n_half; i++) half[i] = halves[i].half;
+    for (int i = 0; i < n_brain; i++) brain[i] = brains[i].half;
+    SafeTensor tensors[] = {
+        safetensors_tensor("odd", SAFETENSORS_U8, 1, &size_nan, "x"), // the following tensors are unaligned
+        safetensors_tensor("f16", SAFETENSORS_F16, 1, &size_half, half),
+        safetensors_tensor("bf16", SAFETENSORS_BF16, 1, &size_brain, brain),
+        safetensors_tensor("f32", SAFETENSORS_F32, 1, &size_wide, f32),
+        safetensors_tensor("f64", SAFETENSORS_F64, 1, &size_wide, f64),
+        safetensors_tensor("nan", SAFETENSORS_F16, 1, &size_nan, &nan_half),
+    };
+    CHECK(safetensors_write(path, tensors, sizeof tensors / sizeof *tensors, &err), "%s", err.msg);
 
     bool ok = safetensors_open(&st, path, &err);
     CHECK(ok, "%s", err.msg);
@@ -199,7 +179,7 @@ static void test_conversion(void) {
         float narrow[16];
         double wide[16];
         const SafeTensor* t = safetensors_find(&st, names[k]);
-        CHECK(safetensors_read_f32(t, narrow, &err) && safetensors_read_f64(t, wide, &err), "%s", err.msg);
+        CHECK(safetensors_read(t, narrow, 4, &err) && safetensors_read(t, wide, 8, &err), "%s", err.msg);
         for (int i = 0; i < counts[k]; i++) {
             double want = k == 0   ? halves[i].value
                           : k == 1 ? brains[i].value
@@ -214,13 +194,13 @@ static void test_conversion(void) {
     }
     float f = 5;
     double d = 5;
-    CHECK(safetensors_read_f32(safetensors_find(&st, "nan"), &f, &err) && isnan(f), "%g", (double)f);
-    CHECK(safetensors_read_f64(safetensors_find(&st, "nan"), &d, &err) && isnan(d), "%g", d);
+    CHECK(safetensors_read(safetensors_find(&st, "nan"), &f, 4, &err) && isnan(f), "%g", (double)f);
+    CHECK(safetensors_read(safetensors_find(&st, "nan"), &d, 8, &err) && isnan(d), "%g", d);
     const SafeTensor* odd = safetensors_find(&st, "odd");
     f = 5, d = 5;
-    CHECK(!safetensors_read_f32(odd, &f, &err) && f == 5 && strstr(err.msg, "'odd': has type U8"), "%s",
+    CHECK(!safetensors_read(odd, &f, 4, &err) && f == 5 && strstr(err.msg, "'odd': has type U8"), "%s",
           err.msg);
-    CHECK(!safetensors_read_f64(odd, &d, &err) && d == 5 && strstr(err.msg, path), "%s", err.msg);
+    CHECK(!safetensors_read(odd, &d, 8, &err) && d == 5 && strstr(err.msg, path), "%s", err.msg);
     safetensors_close(&st);
 }
 
@@ -381,7 +361,7 @@ static void test_damage(void) {
         for (int i = 0; i < st.count; i++) {
             const SafeTensor* t = &st.tensors[i];
             wrong += safetensors_find(&st, t->name) != t || t->count > 64;
-            if (t->count <= 64) safetensors_read_f64(t, values, &err);
+            if (t->count <= 64) safetensors_read(t, values, 8, &err);
             for (size_t b = 0; b < t->bytes; b++) values[0] += ((const char*)t->data)[b];
         }
         safetensors_close(&st);
@@ -402,74 +382,42 @@ static void test_writer_errors(void) {
                          big = (int64_t)1 << 62;
     const char* path = in_folder("writer.safetensors");
     static const char data[16] = {0};
-    SafetensorsWriter w;
-    Error err, first;
-    // Each case opens a writer, makes one error, and expects `why` in the message of close.
-#define CASE(why, ...)                                                                                       \
+    Error err;
+    // Each case expects `why` in the message for two tensors, and no file.
+#define U8(name, ndim, shape) safetensors_tensor(name, SAFETENSORS_U8, ndim, shape, data)
+#define CASE(why, first, second)                                                                             \
     do {                                                                                                     \
-        safetensors_writer_open(&w, path, &err);                                                             \
-        __VA_ARGS__;                                                                                         \
-        bool closed = safetensors_writer_close(&w, &err);                                                    \
-        CHECK(!closed && strstr(err.msg, why) && strstr(err.msg, path), "expected '%s', got: %s", why,       \
-              err.msg);                                                                                      \
+        SafeTensor tensors[] = {first, second};                                                              \
+        bool ok = safetensors_write(path, tensors, 2, &err);                                                 \
+        CHECK(!ok && strstr(err.msg, why) && strstr(err.msg, path) && !exists(path),                         \
+              "expected '%s', got: %s", why, err.msg);                                                       \
     } while (0)
-#define DECLARE(name) safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &four)
-#define BEGIN()       safetensors_writer_begin(&w, &err)
-#define WRITE(bytes)  safetensors_writer_write(&w, data, bytes, &err)
-    CASE("closed before the header was written", DECLARE("a"));
-    CASE("'a': the last 4 of its 4 bytes were not written", DECLARE("a"); BEGIN());
-    CASE("'b': the last 1 of its 4 bytes were not written", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(4);
-         WRITE(3));
-    CASE("'a': got 5 bytes, but only 4 are left", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(5));
-    CASE("'a': got 4 bytes, but only 1 are left", DECLARE("a"); DECLARE("b"); BEGIN(); WRITE(3); WRITE(4));
-    CASE("got 1 bytes after the last tensor", DECLARE("a"); BEGIN(); WRITE(4); WRITE(1));
-    CASE("got 1 bytes after the last tensor", BEGIN(); WRITE(1));
-    CASE("duplicate key 'a'", DECLARE("a"); DECLARE("b"); DECLARE("a"); BEGIN());
-    CASE("__metadata__", DECLARE("__metadata__"); BEGIN());
-    CASE("duplicate key '__metadata__'", DECLARE("__metadata__"); safetensors_writer_metadata(&w, "k", "v");
-         BEGIN());
-    CASE("negative size", safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 1, &minus); BEGIN());
-    CASE("too large", safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 2, huge); BEGIN());
-    CASE(
-        "data_offsets", for (int i = 0; i < 2; i++) { // the sum of the sizes overflows
-            const char name[] = {(char)('a' + i), '\0'};
-            safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &big);
-        } BEGIN());
-
-    // later calls repeat the first error
-    safetensors_writer_open(&w, path, &err);
-    DECLARE("a");
-    BEGIN();
-    CHECK(!WRITE(5), "accepted");
-    first = err;
-    CHECK(!WRITE(4) && strcmp(err.msg, first.msg) == 0, "%s", err.msg);
-    CHECK(!safetensors_writer_close(&w, &err) && strcmp(err.msg, first.msg) == 0, "%s", err.msg);
+    CASE("duplicate key 'a'", U8("a", 1, &four), U8("a", 1, &four));
+    CASE("duplicate key '__metadata__'", U8("a", 1, &four), U8("__metadata__", 1, &four));
+    CASE("negative size", U8("a", 1, &four), U8("b", 1, &minus));
+    CASE("too large", U8("a", 1, &four), U8("b", 2, huge));
+    CASE("data_offsets", U8("a", 1, &big), U8("b", 1, &big)); // the sum of the sizes overflows
+#undef CASE
+#undef U8
 
     // a path where no file can be created
     const char* nowhere = in_folder("no such folder/x.safetensors");
-    CHECK(!safetensors_writer_open(&w, nowhere, &err) && strstr(err.msg, nowhere), "%s", err.msg);
-    DECLARE("a");
-    CHECK(!BEGIN() && !WRITE(4), "accepted");
-    CHECK(!safetensors_writer_close(&w, &err) && strstr(err.msg, "cannot create"), "%s", err.msg);
+    SafeTensor tensor = safetensors_tensor("a", SAFETENSORS_U8, 1, &four, data);
+    CHECK(!safetensors_write(nowhere, &tensor, 1, &err) && strstr(err.msg, nowhere) &&
+              strstr(err.msg, "cannot create"),
+          "%s", err.msg);
 
     // a full disk, detected when writing a large tensor and when flushing a small one
     if (access("/dev/full", W_OK) != 0) return;
     for (int64_t bytes = 16; bytes <= 1 << 20; bytes <<= 16) {
         char* block = (char*)xcalloc((size_t)bytes, 1);
-        safetensors_writer_open(&w, "/dev/full", &err);
-        safetensors_writer_declare(&w, "a", SAFETENSORS_U8, 1, &bytes);
-        BEGIN();
-        safetensors_writer_write(&w, block, (size_t)bytes, &err);
-        CHECK(!safetensors_writer_close(&w, &err) && strstr(err.msg, "/dev/full: cannot write: "), "%s",
-              err.msg);
+        tensor = safetensors_tensor("a", SAFETENSORS_U8, 1, &bytes, block);
+        CHECK(!safetensors_write("/dev/full", &tensor, 1, &err) &&
+                  strstr(err.msg, "/dev/full: cannot write: "),
+              "%s", err.msg);
         free(block);
     }
 }
-
-#undef CASE
-#undef DECLARE
-#undef BEGIN
-#undef WRITE
 
 // ----------------------------------------------------------------------------
 // Hugging Face folders
@@ -477,19 +425,16 @@ static void test_writer_errors(void) {
 // Writes a file with a tensor for each letter of `names`: four bytes of that letter.
 static void write_letters(const char* file, const char* names) {
     static const int64_t four = 4;
-    SafetensorsWriter w;
+    SafeTensor tensors[4];
+    char text[4][5], name[4][2] = {{0}};
     Error err;
-    safetensors_writer_open(&w, in_folder(file), &err);
-    for (const char* c = names; *c; c++) {
-        const char name[] = {*c, '\0'};
-        safetensors_writer_declare(&w, name, SAFETENSORS_U8, 1, &four);
+    int n = 0;
+    for (; names[n]; n++) {
+        memset(text[n], names[n], 4);
+        name[n][0] = names[n];
+        tensors[n] = safetensors_tensor(name[n], SAFETENSORS_U8, 1, &four, text[n]);
     }
-    safetensors_writer_begin(&w, &err);
-    for (const char* c = names; *c; c++) {
-        const char data[] = {*c, *c, *c, *c};
-        safetensors_writer_write(&w, data, 4, &err);
-    }
-    if (!safetensors_writer_close(&w, &err)) die("%s", err.msg);
+    if (!safetensors_write(in_folder(file), tensors, n, &err)) die("%s", err.msg);
 }
 
 static void check_letters(const SafetensorsSet* set, const char* names) {
@@ -523,14 +468,14 @@ static void test_sets(void) {
                                "\"weight_map\":{\"a\":\"s1\",\"c\":\"s2\",\"b\":\"s1\",\"d\":\"s2\"}}";
     SafetensorsSet set;
     Error err;
-    CHECK(!safetensors_set_open(&set, scratch_folder, &err) &&
+    CHECK(!safetensors_set_open(&set, scratch_folder, "model", &err) &&
               strstr(err.msg, "holds neither model.safetensors nor"),
           "%s", err.msg);
     write_letters("s1", "ab");
     write_letters("s2", "cd");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         write_bytes(in_folder("model.safetensors.index.json"), rows[i].index, strlen(rows[i].index));
-        bool ok = safetensors_set_open(&set, scratch_folder, &err);
+        bool ok = safetensors_set_open(&set, scratch_folder, "model", &err);
         CHECK(!ok, "accepted: %s", rows[i].index);
         if (!ok)
             CHECK(strstr(err.msg, rows[i].why) && strstr(err.msg, scratch_folder), "%s: %s", rows[i].index,
@@ -539,20 +484,21 @@ static void test_sets(void) {
         safetensors_set_close(&set);
     }
     write_bytes(in_folder("model.safetensors.index.json"), good, strlen(good));
-    bool ok = safetensors_set_open(&set, scratch_folder, &err);
+    bool ok = safetensors_set_open(&set, scratch_folder, "model", &err);
     CHECK(ok && set.count == 2, "%s", err.msg);
     check_letters(&set, "abcd");
     safetensors_set_close(&set);
 
     write_letters("model.safetensors", "xy"); // preferred to the index, as in Hugging Face transformers
-    ok = safetensors_set_open(&set, scratch_folder, &err);
+    ok = safetensors_set_open(&set, scratch_folder, "model", &err);
     CHECK(ok && set.count == 1, "%s", err.msg);
     check_letters(&set, "xy");
     safetensors_set_close(&set);
 
     write_raw(in_folder("model.safetensors"), "{}", 1);
-    CHECK(!safetensors_set_open(&set, scratch_folder, &err) && strstr(err.msg, "belong to no tensor"), "%s",
-          err.msg);
+    CHECK(!safetensors_set_open(&set, scratch_folder, "model", &err) &&
+              strstr(err.msg, "belong to no tensor"),
+          "%s", err.msg);
 }
 
 int main(void) {

@@ -195,7 +195,7 @@ $tiny --set hidden_size|--set hidden_size: not of the form KEY=VALUE
 $tiny --set =1|--set =1: not of the form KEY=VALUE
 $tiny --set width=1|--set: no config key is called 'width'
 $tiny --set hidden_size=|--set: hidden_size= is not a whole number
-$tiny --set use_rope=1|--set: use_rope=1 is neither true nor false
+$tiny --set use_rope=1|--set: use_rope=1 is none of false, true
 $tiny --set num_heads=5|hidden_size 32 is not a multiple of num_heads 5
 $tiny --set num_heads=32 --set use_rope=true|RoPE rotates pairs of channels, but the head size 1 is odd
 $tiny --set eos_token_id=257|bos_token_id or eos_token_id is not below vocab_size 257

@@ -37,7 +37,7 @@ static double* fixture_values(const Fixture* f, const char* prefix, const char* 
     const SafeTensor* t = safetensors_find(&f->expected, full);
     if (!t) return NULL;
     double* values = (double*)xcalloc((size_t)t->count, sizeof(double));
-    if (!safetensors_read_f64(t, values, &err)) die("%s", err.msg);
+    if (!safetensors_read(t, values, 8, &err)) die("%s", err.msg);
     return values;
 }
 

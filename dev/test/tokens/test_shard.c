@@ -24,7 +24,8 @@ static void test_writer(void) {
             ShardHeader h = {0, 0, 0, 0};
             int64_t left = cases[c].count - at, capacity = cases[c].capacity;
             int64_t expected = left < capacity ? left : capacity;
-            int fd = shard_open(path, &err);
+            int fd = -1;
+            CHECK_OK(shard_open(path, &fd, &err));
             bool ok = fd >= 0 && shard_read_header_fd(fd, path, &h, &err);
             CHECK_OK(ok);
             if (!ok) continue;
