@@ -1,6 +1,6 @@
 /*
-The file that --dump writes: losses, logits and gradients of one micro-batch, for comparison with another
-implementation. It is a safetensors file:
+--dump: losses, logits and gradients of the first micro-batch as a safetensors file, for comparison with another
+implementation:
 
     loss    [B, T]       of every token
     logits  [B, T, V]    unless larger than DUMP_LOGITS_BYTES
@@ -12,40 +12,54 @@ Elements are floats or doubles, like the trainer's numbers. Called by train.h.
 #define LLMC_DUMP_H
 
 #include "../formats/safetensors.h"
-#include "../model/params.h"
+#include "trainer.h"
 
 #define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
-// What a forward and a backward pass over a micro-batch compute, on the host.
-typedef struct {
-    int64_t B, T, V;
-    int element_bytes; // 4: float, 8: double
-    void* losses;      // [B,T]
-    void* logits;      // [B,T,V]; NULL: not wanted
-    void* grads;       // of the mean loss, laid out by the parameter table; NULL: no backward pass
-} PassResults;
+// A number of a PassResults' buffer.
+static inline double pass_number(const Trainer* trainer, const void* buffer, int64_t i) {
+    return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
+}
 
-static inline bool dump_write(const char* path, const ParamTable* table, const PassResults* d, Error* err) {
+static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
+    Error err;
+    DataLoader data;
     SafetensorsWriter w;
-    SafetensorsDtype dtype = d->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    const int64_t shape[3] = {d->B, d->T, d->V}, loss_bytes = d->B * d->T * d->element_bytes;
-    safetensors_writer_open(&w, path, err); // errors of all calls are reported by close
+    const char* path = run->options.dump;
+    const int64_t element_bytes = trainer->element_bytes, B = run->micro_batch, T = run->options.seq_len;
+    const int64_t BT = B * T, shape[3] = {B, T, run->config.vocab_size}, logits = BT * shape[2];
+    const SafetensorsDtype dtype = element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
+    const ParamTable* table = &run->table;
+    PassResults pass = {xcalloc((size_t)BT, (size_t)element_bytes), NULL,
+                        xcalloc((size_t)table->count, (size_t)element_bytes)};
+    if (logits * element_bytes <= DUMP_LOGITS_BYTES)
+        pass.logits = xcalloc((size_t)logits, (size_t)element_bytes);
+    run_open_data(run, &data, run->options.data, run->options.shuffle);
+    trainer->load_batch(model, &data);
+    trainer->evaluate(model, &pass);
+    dataloader_close(&data);
+
+    safetensors_writer_open(&w, path, &err); // errors of all calls are reported by close
     safetensors_writer_metadata(&w, "format", "pt");
     safetensors_writer_declare(&w, "loss", dtype, 2, shape);
-    if (d->logits) safetensors_writer_declare(&w, "logits", dtype, 3, shape);
-    for (int r = 0; r < table->num_rows; r++) {
-        const Param* p = &table->rows[r];
+    if (pass.logits) safetensors_writer_declare(&w, "logits", dtype, 3, shape);
+    for (const Param* p = table->rows; p < table->rows + table->num_rows; p++)
         if (p->trainable) safetensors_writer_declare(&w, p->name, dtype, p->ndim, p->shape);
+    safetensors_writer_begin(&w, &err);
+    safetensors_writer_write(&w, pass.losses, (size_t)(BT * element_bytes), &err);
+    if (pass.logits) safetensors_writer_write(&w, pass.logits, (size_t)(logits * element_bytes), &err);
+    for (const Param* p = table->rows; p < table->rows + table->num_rows; p++) {
+        const char* grad = (const char*)pass.grads + p->offset * element_bytes;
+        if (p->trainable) safetensors_writer_write(&w, grad, (size_t)(p->count * element_bytes), &err);
     }
-    safetensors_writer_begin(&w, err);
-    safetensors_writer_write(&w, d->losses, (size_t)loss_bytes, err);
-    if (d->logits) safetensors_writer_write(&w, d->logits, (size_t)(loss_bytes * d->V), err);
-    for (int r = 0; r < table->num_rows; r++) {
-        const Param* p = &table->rows[r];
-        const char* grad = (const char*)d->grads + p->offset * d->element_bytes;
-        if (p->trainable) safetensors_writer_write(&w, grad, (size_t)(p->count * d->element_bytes), err);
-    }
-    return safetensors_writer_close(&w, err);
+    if (!safetensors_writer_close(&w, &err)) die("%s", err.msg);
+
+    double loss = 0;
+    for (int64_t t = 0; t < BT; t++) loss += pass_number(trainer, pass.losses, t);
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", path, loss / (double)BT, (long long)B, (long long)T);
+    free(pass.losses);
+    free(pass.logits);
+    free(pass.grads);
 }
 
 #endif // LLMC_DUMP_H

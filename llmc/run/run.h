@@ -4,12 +4,11 @@ of them:
 
     CommandLine   options given, and what to do with them             command_line_parse
     RunFolder     lock on --out and its checkpoints                   run_folder_open
-    ResumePoint   newest readable checkpoint: config, state,          resume_point_find
-                  and the command line's options completed from it
-    Run           options, config, parameter table, batches, steps    run_configure
+    Run           newest readable checkpoint, options completed       run_configure
+                  from it, config, parameter table, batches, steps
 
-Called by train.h. A checkpoint whose weights prove damaged after all is skipped by repeating the last two
-stages for the next older one; nothing of the damaged one remains. These are the outermost layers of a
+Called by train.h. A checkpoint whose weights prove damaged after all is skipped by repeating the last stage
+for the next older one; nothing of the damaged one remains. These are the outermost layers of a
 program: most functions die() on error.
 */
 #ifndef LLMC_RUN_H
@@ -36,15 +35,6 @@ typedef struct {
     int count;
 } RunFolder;
 
-// A checkpoint to resume from, without its tensors.
-typedef struct {
-    char folder[PATH_LENGTH];
-    Options options; // of the command line, completed from the record
-    Config config;
-    TrainerState state;
-    Json record; // trainer.json; texts in options may point into it
-} ResumePoint;
-
 typedef struct {
     RunMode mode;
     Options options; // complete
@@ -58,6 +48,8 @@ typedef struct {
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
     Json record;                  // its trainer.json; texts in options may point into it
+    char device[512];             // printed before training and --bench: a line on device and implementation
+    double peak_flops;            // of the device, per second, for MFU; 0: not known
 } Run;
 
 // ----------------------------------------------------------------------------
@@ -107,35 +99,31 @@ static inline RunFolder run_folder_open(const CommandLine* line) {
     return folder;
 }
 
-static inline void run_folder_close(RunFolder* folder) {
-    free(folder->steps);
-    if (folder->lock >= 0) close(folder->lock);
-}
-
 static inline void resume_warn(const Error* err) {
     warn("%s; going back to the checkpoint before it", err->msg);
 }
 
-// Reads a checkpoint's config and trainer.json, and restores the options that were not given.
-static inline bool resume_point_read(ResumePoint* point, const CommandLine* line, Error* err) {
-    const Json* record = &point->record;
-    point->options = line->options;
-    if (!config_read(&point->config, point->folder, err)) return false;
-    if (!checkpoint_load_state(point->folder, &point->state, &point->record, err)) return false;
-    bool ok = options_restore(&point->options, line->given, point->folder, record,
-                              json_get(record, 0, "options"), err);
-    if (!ok) json_free(&point->record);
+// Reads run->checkpoint's config and trainer.json, and restores the options that were not given.
+static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
+    const Json* record = &run->record;
+    run->options = line->options;
+    if (!config_read(&run->config, run->checkpoint, err) ||
+        !checkpoint_load_state(run->checkpoint, &run->state, &run->record, err))
+        return false;
+    int options = json_get(record, 0, "options");
+    bool ok = options_restore(&run->options, line->given, run->checkpoint, record, options, err);
+    if (!ok) json_free(&run->record);
     return ok;
 }
 
 // Finds the newest readable checkpoint from steps[*candidate] on, and advances *candidate to it. Warns of
 // each one that is damaged, and dies where all are. Returns false if there are no checkpoints.
-static inline bool resume_point_find(ResumePoint* point, const CommandLine* line, const RunFolder* folder,
-                                     int* candidate) {
+static inline bool run_find_checkpoint(Run* run, const CommandLine* line, const RunFolder* folder,
+                                       int* candidate) {
     Error err;
     for (; *candidate < folder->count; ++*candidate) {
-        checkpoint_path(point->folder, line->options.out, folder->steps[*candidate]);
-        if (resume_point_read(point, line, &err)) return true;
+        checkpoint_path(run->checkpoint, line->options.out, folder->steps[*candidate]);
+        if (run_read_checkpoint(run, line, &err)) return true;
         resume_warn(&err);
     }
     if (folder->count > 0)
@@ -145,18 +133,21 @@ static inline bool resume_point_find(ResumePoint* point, const CommandLine* line
 }
 
 // Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
-static inline void resume_check_data_order(const ResumePoint* point) {
-    const Options* o = &point->options;
-    const Json* record = &point->record;
+static inline void resume_check_data_order(const Run* run) {
+    const Options* o = &run->options;
+    const Json* record = &run->record;
+    const struct {
+        const char* name;
+        int64_t value;
+    } sizes[] = {{"seq-len", o->seq_len}, {"seed", o->seed}};
     int options = json_get(record, 0, "options");
-    int64_t seq_len, seed;
+    int64_t recorded;
     bool shuffle;
-    if (json_int64(record, json_get(record, options, "seq-len"), &seq_len) && seq_len != o->seq_len)
-        die("--seq-len %lld: the run in %s has %lld, which cannot change when it resumes",
-            (long long)o->seq_len, o->out, (long long)seq_len);
-    if (json_int64(record, json_get(record, options, "seed"), &seed) && seed != o->seed)
-        die("--seed %lld: the run in %s has %lld, which cannot change when it resumes", (long long)o->seed,
-            o->out, (long long)seed);
+    for (int i = 0; i < 2; i++)
+        if (json_int64(record, json_get(record, options, sizes[i].name), &recorded) &&
+            recorded != sizes[i].value)
+            die("--%s %lld: the run in %s has %lld, which cannot change when it resumes", sizes[i].name,
+                (long long)sizes[i].value, o->out, (long long)recorded);
     if (json_bool(record, json_get(record, options, "shuffle"), &shuffle) && shuffle != o->shuffle)
         die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes", o->out);
 }
@@ -193,37 +184,24 @@ static inline Config run_choose_config(const Options* o, Recipe* recipe) {
     return c;
 }
 
-// The first key in which two configs differ, NULL if they are equal. Compares texts, because padding bytes of
-// the structs may differ.
-static inline const char* config_difference(const Config* a, const Config* b) {
-    const char* found = NULL;
-    JsonWriter wa = json_writer(0), wb = json_writer(0);
-    for (int i = 0; i < NUM_CONFIG_KEYS && !found; i++) {
-        json_writer_clear(&wa), json_writer_clear(&wb);
-        json_begin_object(&wa, NULL), json_begin_object(&wb, NULL);
-        config_put(a, i, &wa), config_put(b, i, &wb);
-        json_end(&wa), json_end(&wb);
-        if (strcmp(wa.text, wb.text) != 0) found = config_keys[i].name;
-    }
-    json_writer_free(&wa);
-    json_writer_free(&wb);
-    return found;
-}
-
 // The checkpoint has the config, so --init is not read again. But a model named on the command line must be
-// the same, or the user means another run.
-static inline void resume_check_model(const ResumePoint* point, const CommandLine* line) {
-    static const char* const names[] = {"model", "init", "set"};
-    bool named = false;
-    for (int i = 0; i < 3; i++) named = named || option_given(line->given, names[i]);
-    if (!named) return;
+// the same, or the user means another run. Compares texts, because padding bytes of the structs may differ.
+static inline void resume_check_model(const Run* run, const CommandLine* line) {
+    if (!option_given(line->given, "model") && !option_given(line->given, "init") &&
+        !option_given(line->given, "set"))
+        return;
     Recipe recipe;
-    Config c = run_choose_config(&point->options, &recipe);
-    const char* key = config_difference(&c, &point->config);
-    if (key)
-        die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
-            "another folder",
-            point->options.out, key);
+    const Config c = run_choose_config(&run->options, &recipe);
+    JsonWriter ours = json_writer(0), theirs = json_writer(0);
+    json_begin_object(&ours, NULL), json_begin_object(&theirs, NULL);
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+        config_put(&c, i, &ours), config_put(&run->config, i, &theirs);
+        if (strcmp(ours.text, theirs.text) != 0)
+            die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
+                "another folder",
+                run->options.out, config_keys[i].name);
+    }
+    json_writer_free(&ours), json_writer_free(&theirs);
 }
 
 // ----------------------------------------------------------------------------
@@ -279,17 +257,11 @@ static inline Run run_configure(const CommandLine* line, const RunFolder* folder
                                 int64_t suggested_tokens) {
     Run run;
     Recipe recipe;
-    ResumePoint point;
     memset(&run, 0, sizeof run);
     run.mode = line->mode;
-    if (resume_point_find(&point, line, folder, candidate)) {
-        resume_check_data_order(&point);
-        resume_check_model(&point, line);
-        run.options = point.options;
-        run.config = point.config;
-        run.state = point.state;
-        run.record = point.record;
-        memcpy(run.checkpoint, point.folder, sizeof run.checkpoint);
+    if (run_find_checkpoint(&run, line, folder, candidate)) {
+        resume_check_data_order(&run);
+        resume_check_model(&run, line);
         recipe = config_nearest_recipe(&run.config); // of options that an older version did not record
     } else {
         run.options = line->options;
