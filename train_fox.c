@@ -1165,15 +1165,15 @@ static const char* first_not_finite(Model* model, bool gradients) {
     return params_first_not_finite(&model->table, gradients ? model->grads : model->params, sizeof(real));
 }
 
-static void evaluate(Model* model, const PassResults* out) {
+static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;
     model_forward(model, model->inputs);
-    model_loss(model, model->targets, (real)(1 / (double)BT), out->grads != NULL, (real*)out->logits);
-    memcpy(out->losses, model->acts.losses, (size_t)BT * sizeof(real));
-    if (!out->grads) return;
+    model_loss(model, model->targets, (real)(1 / (double)BT), grads != NULL, (real*)logits);
+    memcpy(losses, model->acts.losses, (size_t)BT * sizeof(real));
+    if (!grads) return;
     model_backward(model, model->inputs);
     model_freeze(model);
-    memcpy(out->grads, model->grads, (size_t)model->table.count * sizeof(real));
+    memcpy(grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
 // Times --bench optimizer steps of one micro-batch each, on random tokens.

@@ -1041,14 +1041,14 @@ static void finish_step(Model* model, LogStep* line) {
     for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
 }
 
-static void evaluate(Model* model, const PassResults* out) {
+static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;
     model_forward(model);
-    model_loss(model, (float)(1 / (double)BT), out->grads != NULL, (float*)out->logits);
-    if (out->grads) model_backward(model);
+    model_loss(model, (float)(1 / (double)BT), grads != NULL, (float*)logits);
+    if (grads) model_backward(model);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    download((float*)out->losses, model->acts.losses, BT);
-    if (out->grads) download((float*)out->grads, model->grads, model->table.count);
+    download((float*)losses, model->acts.losses, BT);
+    if (grads) download((float*)grads, model->grads, model->table.count);
 }
 
 // ----------------------------------------------------------------------------

@@ -110,15 +110,8 @@ ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
     "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
 ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit")
 
-#define OPTION_TYPE_TEXT   const char*
-#define OPTION_TYPE_CHOICE int
-#define OPTION_TYPE_COUNT  int64_t
-#define OPTION_TYPE_REAL   double
-#define OPTION_TYPE_FLAG   bool
-#define OPTION_TYPE_LIST   CliList
-
 #define OPTION_NO_FIELD(title)
-#define OPTION_FIELD(type, field, ...) OPTION_TYPE_##type field;
+#define OPTION_FIELD(type, field, ...) CLI_##type##_FIELD field;
 typedef struct { OPTIONS(OPTION_NO_FIELD, OPTION_FIELD) } Options;
 
 #define OPTION_GROUP(title) {CLI_GROUP, title, "", 0, 0, 0, 0, ""},
@@ -135,12 +128,6 @@ static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
 #undef CHOICE_NAME
 #undef CHOICE_LIST
 #undef OPTIONS
-#undef OPTION_TYPE_TEXT
-#undef OPTION_TYPE_CHOICE
-#undef OPTION_TYPE_COUNT
-#undef OPTION_TYPE_REAL
-#undef OPTION_TYPE_FLAG
-#undef OPTION_TYPE_LIST
 #undef OPTION_NO_FIELD
 #undef OPTION_FIELD
 #undef OPTION_GROUP
@@ -204,6 +191,7 @@ static inline void options_put(const Options* o, JsonWriter* w, const char* key)
     for (int i = 0; i < NUM_OPTION_ROWS; i++) {
         const CliRow* row = &option_rows[i];
         const void* field = (const char*)o + row->offset;
+        const CliList* list = (const CliList*)field;
         char name[32];
         if (!option_recorded(row)) continue;
         switch (row->type) {
@@ -211,9 +199,8 @@ static inline void options_put(const Options* o, JsonWriter* w, const char* key)
         case CLI_TEXT:
             if (*(const char* const*)field) json_put_string(w, row->name, *(const char* const*)field);
             break;
-        case CLI_CHOICE:
-            if (*(const int*)field != OPTION_UNSET && cli_choice_name(name, row, *(const int*)field))
-                json_put_string(w, row->name, name);
+        case CLI_CHOICE: // unset: no name
+            if (cli_choice_name(name, row, *(const int64_t*)field)) json_put_string(w, row->name, name);
             break;
         case CLI_COUNT:
             if (*(const int64_t*)field != OPTION_UNSET) json_put_int(w, row->name, *(const int64_t*)field);
@@ -222,13 +209,10 @@ static inline void options_put(const Options* o, JsonWriter* w, const char* key)
             if (*(const double*)field != OPTION_UNSET) json_put_double(w, row->name, *(const double*)field);
             break;
         case CLI_FLAG: json_put_bool(w, row->name, *(const bool*)field); break;
-        case CLI_LIST: {
-            const CliList* list = (const CliList*)field;
+        case CLI_LIST:
             json_begin_array(w, row->name);
             for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
             json_end(w);
-            break;
-        }
         }
     }
     json_end(w);
@@ -239,28 +223,21 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     const char* text = json_string(j, node);
     char digits[32];
     double number;
-    bool ok = true;
+    bool ok = json_is(j, node, JSON_ARRAY);
     Error ignored; // the caller names the file and the option
-    switch (row->type) {
-    case CLI_GROUP: break;
-    case CLI_CHOICE: // --recompute qkv was once called cheap
-        if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0) text = "qkv";
-        FALLTHROUGH;
-    case CLI_TEXT: return text && cli_set(row, o, text, &ignored);
-    case CLI_COUNT:
-    case CLI_REAL:
+    if (row->type == CLI_FLAG) return json_bool(j, node, (bool*)cli_field(row, o));
+    if (row->type == CLI_LIST) {
+        for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item))
+            ok = json_string(j, item) && cli_set(row, o, json_string(j, item), &ignored);
+        return ok;
+    }
+    if (row->type == CLI_COUNT || row->type == CLI_REAL) {
         if (!json_double(j, node, &number)) return false;
         snprintf(digits, sizeof digits, "%.17g", number);
-        return cli_set(row, o, digits, &ignored);
-    case CLI_FLAG: return json_bool(j, node, (bool*)cli_field(row, o));
-    case CLI_LIST:
-        for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item)) {
-            text = json_string(j, item);
-            ok = text && cli_set(row, o, text, &ignored);
-        }
-        return ok && json_is(j, node, JSON_ARRAY);
-    }
-    return false;
+        text = digits;
+    } else if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0)
+        text = "qkv"; // was once called cheap
+    return text && cli_set(row, o, text, &ignored);
 }
 
 // Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the

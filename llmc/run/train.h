@@ -114,16 +114,16 @@ static inline void training_validate(Training* t) {
     LogValidation v;
     memset(&v, 0, sizeof v);
     double start = seconds_now();
-    PassResults pass = {xcalloc((size_t)(B * T), (size_t)t->trainer->element_bytes), NULL, NULL};
+    void* losses = xcalloc((size_t)(B * T), (size_t)t->trainer->element_bytes);
     dataloader_seek(&t->val_data, 0);
     for (int64_t i = 0; i < t->val_sequences; i += B) {
         int64_t sequences = t->val_sequences - i < B ? t->val_sequences - i : B;
         t->trainer->load_batch(t->model, &t->val_data);
-        t->trainer->evaluate(t->model, &pass);
+        t->trainer->evaluate(t->model, losses, NULL, NULL);
         for (int64_t k = 0; k < sequences * T; k++)
-            log_validation_add(&v, k % T, pass_number(t->trainer, pass.losses, k));
+            log_validation_add(&v, k % T, host_number(t->trainer, losses, k));
     }
-    free(pass.losses);
+    free(losses);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
     logger_validation(&t->logger, run->state.step, &v);

@@ -30,14 +30,6 @@ finish_step waits for it when N more steps are queued: the device never waits fo
 typedef struct Model Model;
 typedef struct States States;
 
-// What a forward and a backward pass over a micro-batch compute, on the host: floats or doubles, as the
-// trainer's numbers are.
-typedef struct {
-    void* losses; // [B,T]
-    void* logits; // [B,T,V]; NULL: not wanted
-    void* grads;  // of the mean loss, laid out by the parameter table; NULL: no backward pass
-} PassResults;
-
 typedef struct {
     const char* summary;      // of the program, for --help
     int64_t suggested_tokens; // of a micro-batch, without --micro-batch
@@ -67,9 +59,10 @@ typedef struct {
     void (*finish_step)(Model* model, LogStep* line);
     // Name of the first tensor whose gradient, or weight, is not finite; NULL: none.
     const char* (*first_not_finite)(Model* model, bool gradients);
-    // Forward pass over the loaded batch, and backward pass if out->grads. Fills the buffers that are not
-    // NULL.
-    void (*evaluate)(Model* model, const PassResults* out);
+    // Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is NULL, the backward
+    // pass: gradients of the mean loss, laid out by the parameter table. Of the host's numbers, float or double;
+    // logits may be NULL.
+    void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
 
