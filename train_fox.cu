@@ -874,21 +874,6 @@ typedef struct {
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
 } MemoryPlan;
 
-// Dies where the kernels do not support the model.
-static void check(const Run* run) {
-    const Config* c = &run->config;
-    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
-        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
-            (long long)c->hidden_size, (long long)config_mlp_size(c));
-    bool cudnn = run->options.attention == ATTENTION_CUDNN;
-    if (cudnn && config_has_gate(c))
-        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
-    HeadShape shape = {};
-    shape.B = run->micro_batch, shape.T = run->options.seq_len, shape.NH = c->num_heads,
-    shape.dh = config_head_size(c);
-    if (!cudnn) attention_check(&shape);
-}
-
 static bool activations_fit(const Model* model, const MemoryPlan* plan, int64_t B, int64_t T, int recompute) {
     return model_activation_bytes(model, B, T, (Recompute)recompute) <= plan->room;
 }
@@ -897,17 +882,26 @@ static bool activations_fit(const Model* model, const MemoryPlan* plan, int64_t 
 // there is no GPU.
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
     const Options* o = &run->options;
+    const Config* c = &run->config;
     const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
+    bool cudnn = o->attention == ATTENTION_CUDNN;
+    HeadShape shape = {};
     size_t free_bytes, all_bytes;
-    check(run);
+    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
+        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
+            (long long)c->hidden_size, (long long)config_mlp_size(c));
+    if (cudnn && config_has_gate(c))
+        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    shape.B = run->micro_batch, shape.T = o->seq_len, shape.NH = c->num_heads, shape.dh = config_head_size(c);
+    if (!cudnn) attention_check(&shape);
+
     Model* model = (Model*)xcalloc(1, sizeof *model);
     Device device = device_open(0);
-    *model = model_new(&run->config, o->attention == ATTENTION_CUDNN, o->deterministic);
+    *model = model_new(c, cudnn, o->deterministic);
     model->device = device;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     plan->free_bytes = (int64_t)free_bytes;
-    plan->room =
-        plan->free_bytes - model_weights_bytes(&run->config, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
+    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
     plan->recompute = -1;
     for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
         bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
@@ -985,14 +979,10 @@ static void trainer_close(Model* model) {
 
 static CheckpointTensors host_open(Model* model, bool read) {
     int64_t count = model->table.count;
+    const float* const buffers[] = {model->params, model->m, model->v};
     float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    CheckpointTensors t = {host, host + count, host + 2 * count, sizeof(float)};
-    if (read) {
-        download(host, model->params, count);
-        download(host + count, model->m, count);
-        download(host + 2 * count, model->v, count);
-    }
-    return t;
+    for (int i = 0; read && i < 3; i++) download(host + i * count, buffers[i], count);
+    return {host, host + count, host + 2 * count, sizeof(float)};
 }
 
 static void host_close(Model* model, CheckpointTensors* t, bool write) {
@@ -1022,13 +1012,12 @@ static void add_gradients(Model* model, int64_t step_tokens) {
 // Queues the update, and the copy of the step's results to the host.
 static void update(Model* model, const AdamWParams* adamw, double grad_clip) {
     QueuedStep* q = &model->steps[model->num_queued++ % 2];
+    cudaStream_t stream = model->stream;
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     model_update(model, adamw, grad_clip);
-    CUDA_CHECK(
-        cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(
-        cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(cudaEventRecord(q->done, model->stream));
+    CUDA_CHECK(cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaEventRecord(q->done, stream));
 }
 
 static void finish_step(Model* model, LogStep* line) {
@@ -1055,12 +1044,11 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // --bench
 
 // Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on random
-// tokens. Writes the mean milliseconds of forward and backward, and of a whole step.
-static void bench_measure(double* forward_backward, double* whole, Model* model, const Run* run,
-                          RangeLog* log) {
+// tokens. ms: mean milliseconds of forward and backward, and of a whole step.
+static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* log) {
     int64_t n = run->options.bench;
     cudaEvent_t event[3];
-    *forward_backward = *whole = 0;
+    ms[0] = ms[1] = 0;
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
     for (int64_t step = -2; step < 2 * n; step++) {
         AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 3);
@@ -1076,12 +1064,11 @@ static void bench_measure(double* forward_backward, double* whole, Model* model,
         CUDA_CHECK(cudaEventRecord(event[2], model->stream));
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         if (logged) range_log_stop();
-        if (logged || step < 0) continue;
-        float elapsed;
-        CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[1]));
-        *forward_backward += elapsed / (double)n;
-        CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[2]));
-        *whole += elapsed / (double)n;
+        for (int i = 0; !logged && step >= 0 && i < 2; i++) {
+            float elapsed;
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
+            ms[i] += elapsed / (double)n;
+        }
     }
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
 }
@@ -1099,9 +1086,9 @@ static void bench_print_rate(const Model* model, const Run* run, const char* wha
 static void bench(Model* model, const Run* run) {
     RangeLog* log = (RangeLog*)xcalloc(1, sizeof(RangeLog));
     LogStep last = {};
-    double forward_backward, whole, total = 0, pruned = 0, steps = (double)run->options.bench;
+    double ms[2], total = 0, pruned = 0, steps = (double)run->options.bench;
     size_t free_bytes, all_bytes;
-    bench_measure(&forward_backward, &whole, model, run, log);
+    bench_measure(ms, model, run, log);
     model->num_finished = model->num_queued - 1;
     last.step_tokens = model->B * model->T;
     finish_step(model, &last);
@@ -1120,8 +1107,8 @@ static void bench(Model* model, const Run* run) {
     range_log_free(log);
     free(log);
     printf("  %-28s %10.2f ms\n", "sum", total);
-    bench_print_rate(model, run, "forward and backward", forward_backward, pruned);
-    bench_print_rate(model, run, "step", whole, pruned);
+    bench_print_rate(model, run, "forward and backward", ms[0], pruned);
+    bench_print_rate(model, run, "step", ms[1], pruned);
     if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
 }

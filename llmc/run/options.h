@@ -92,16 +92,14 @@ ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, "text to continue [empty: the start of a document]") \
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
 ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
-ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, \
-    "sample from the most likely tokens with this total probability") \
+ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
 GROUP("GPU (ignored by the CPU trainer)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
     "[the first that fits]") \
 ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
-ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, \
-    "bitwise reproducible, slightly slower") \
+ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, "print config, parameter counts and memory plan, and exit") \
 ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
@@ -188,32 +186,24 @@ static inline void options_print_help(FILE* f, const char* program, const char* 
 // Writes the recorded options as an object under `key`. Unset ones are left out.
 static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
     json_begin_object(w, key);
-    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
-        const CliRow* row = &option_rows[i];
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         const void* field = (const char*)o + row->offset;
+        const char* const* text = (const char* const*)field;
+        const int64_t* count = (const int64_t*)field;
+        const double* number = (const double*)field;
         const CliList* list = (const CliList*)field;
         char name[32];
         if (!option_recorded(row)) continue;
-        switch (row->type) {
-        case CLI_GROUP: break;
-        case CLI_TEXT:
-            if (*(const char* const*)field) json_put_string(w, row->name, *(const char* const*)field);
-            break;
-        case CLI_CHOICE: // unset: no name
-            if (cli_choice_name(name, row, *(const int64_t*)field)) json_put_string(w, row->name, name);
-            break;
-        case CLI_COUNT:
-            if (*(const int64_t*)field != OPTION_UNSET) json_put_int(w, row->name, *(const int64_t*)field);
-            break;
-        case CLI_REAL:
-            if (*(const double*)field != OPTION_UNSET) json_put_double(w, row->name, *(const double*)field);
-            break;
-        case CLI_FLAG: json_put_bool(w, row->name, *(const bool*)field); break;
-        case CLI_LIST:
-            json_begin_array(w, row->name);
-            for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
-            json_end(w);
-        }
+        if (row->type == CLI_TEXT && *text) json_put_string(w, row->name, *text);
+        if (row->type == CLI_CHOICE && cli_choice_name(name, row, *count))
+            json_put_string(w, row->name, name);
+        if (row->type == CLI_COUNT && *count != OPTION_UNSET) json_put_int(w, row->name, *count);
+        if (row->type == CLI_REAL && *number != OPTION_UNSET) json_put_double(w, row->name, *number);
+        if (row->type == CLI_FLAG) json_put_bool(w, row->name, *(const bool*)field);
+        if (row->type != CLI_LIST) continue;
+        json_begin_array(w, row->name);
+        for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
+        json_end(w);
     }
     json_end(w);
 }

@@ -4,11 +4,11 @@ of them:
 
     CommandLine   options given, and what to do with them             command_line_parse
     RunFolder     lock on --out and its checkpoints                   run_folder_open
-    Run           newest readable checkpoint, options completed       run_configure
-                  from it, config, parameter table, batches, steps
+    Run           a checkpoint, options completed from it, config,    run_configure
+                  parameter table, batches, steps
 
-Called by train.h. A checkpoint whose weights prove damaged after all is skipped by repeating the last stage
-for the next older one; nothing of the damaged one remains. These are the outermost layers of a
+Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
+nothing of the damaged one remains. These are the outermost layers of a
 program: most functions die() on error.
 */
 #ifndef LLMC_RUN_H
@@ -99,37 +99,14 @@ static inline RunFolder run_folder_open(const CommandLine* line) {
     return folder;
 }
 
-static inline void resume_warn(const Error* err) {
-    warn("%s; going back to the checkpoint before it", err->msg);
-}
-
-// Reads run->checkpoint's config and trainer.json, and restores the options that were not given.
+// Reads a checkpoint's config and trainer.json, and restores the options that were not given.
 static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
-    const Json* record = &run->record;
     run->options = line->options;
     if (!config_read(&run->config, run->checkpoint, err) ||
         !checkpoint_load_state(run->checkpoint, &run->state, &run->record, err))
         return false;
-    int options = json_get(record, 0, "options");
-    bool ok = options_restore(&run->options, line->given, run->checkpoint, record, options, err);
-    if (!ok) json_free(&run->record);
-    return ok;
-}
-
-// Finds the newest readable checkpoint from steps[*candidate] on, and advances *candidate to it. Warns of
-// each one that is damaged, and dies where all are. Returns false if there are no checkpoints.
-static inline bool run_find_checkpoint(Run* run, const CommandLine* line, const RunFolder* folder,
-                                       int* candidate) {
-    Error err;
-    for (; *candidate < folder->count; ++*candidate) {
-        checkpoint_path(run->checkpoint, line->options.out, folder->steps[*candidate]);
-        if (run_read_checkpoint(run, line, &err)) return true;
-        resume_warn(&err);
-    }
-    if (folder->count > 0)
-        die("%s: none of its %d checkpoints can be read; move them away to start anew", line->options.out,
-            folder->count);
-    return false;
+    return options_restore(&run->options, line->given, run->checkpoint, &run->record,
+                           json_get(&run->record, 0, "options"), err);
 }
 
 // Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
@@ -251,33 +228,35 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
             (long long)B, (long long)T, pass);
 }
 
-// The run of a command line: resumed from the newest readable checkpoint from steps[*candidate] on, if there
-// are any. suggested_tokens: size of a micro-batch that suits the trainer. Free with run_free.
-static inline Run run_configure(const CommandLine* line, const RunFolder* folder, int* candidate,
-                                int64_t suggested_tokens) {
-    Run run;
+// Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest one being 0,
+// or from the start if there is none. suggested_tokens: size of a micro-batch that suits the trainer. Fails if the
+// checkpoint is damaged. Free with run_free, also on error.
+static inline bool run_configure(Run* run, const CommandLine* line, const RunFolder* folder, int candidate,
+                                 int64_t suggested_tokens, Error* err) {
     Recipe recipe;
-    memset(&run, 0, sizeof run);
-    run.mode = line->mode;
-    if (run_find_checkpoint(&run, line, folder, candidate)) {
-        resume_check_data_order(&run);
-        resume_check_model(&run, line);
-        recipe = config_nearest_recipe(&run.config); // of options that an older version did not record
+    memset(run, 0, sizeof *run);
+    run->mode = line->mode;
+    if (candidate < folder->count) {
+        checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
+        if (!run_read_checkpoint(run, line, err)) return false;
+        resume_check_data_order(run);
+        resume_check_model(run, line);
+        recipe = config_nearest_recipe(&run->config); // of options that an older version did not record
     } else {
-        run.options = line->options;
-        run.config = run_choose_config(&run.options, &recipe);
-        run.state.seed = run.options.seed;
+        run->options = line->options;
+        run->config = run_choose_config(&run->options, &recipe);
+        run->state.seed = run->options.seed;
     }
-    const Options* o = &run.options;
-    options_apply_recipe(&run.options, &recipe);
-    run.table = params_build(&run.config);
-    if (run.mode == RUN_GENERATE && !o->init)
+    const Options* o = &run->options;
+    options_apply_recipe(&run->options, &recipe);
+    run->table = params_build(&run->config);
+    if (run->mode == RUN_GENERATE && !o->init)
         die("--generate: with which model? give --init DIR, a checkpoint");
-    if ((run.mode == RUN_TRAIN || run.mode == RUN_DUMP) && !o->data)
+    if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
-    run_plan_batches(&run, suggested_tokens);
-    run_plan_steps(&run);
-    return run;
+    run_plan_batches(run, suggested_tokens);
+    run_plan_steps(run);
+    return true;
 }
 
 static inline void run_free(Run* run) {
@@ -306,14 +285,10 @@ static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_si
 // Opens shards in sequences and micro-batches of the run.
 static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, bool shuffle) {
     Error err;
-    const DataOptions options = {run->options.seq_len,
-                                 run->micro_batch,
-                                 run->config.vocab_size,
-                                 config_end_of_text(&run->config),
-                                 0,
-                                 1,
-                                 shuffle,
-                                 (uint64_t)run->options.seed};
+    const Options* o = &run->options;
+    const DataOptions options = {
+        o->seq_len, run->micro_batch, run->config.vocab_size, config_end_of_text(&run->config), 0,
+        1,          shuffle,          (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
 }
 

@@ -15,16 +15,17 @@ Called by main of the trainers, and only there.
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
 
-#include "dump.h"
 #include "report.h"
 #include "sample.h"
 #include "schedule.h"
 #include "trainer.h"
 
-#define RUN_DAMAGED          (-1) // no exit code: the next older checkpoint is tried
+#define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
 
 #define RUN_DEFAULT_SAMPLE_TOKENS 128
+
+#define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
 // ----------------------------------------------------------------------------
 // signals: SIGINT, SIGTERM and SIGHUP end the run after the current step; a second one of the same kind ends
@@ -104,6 +105,11 @@ static inline void training_save(Training* t) {
     t->trainer->host_close(t->model, &tensors, false);
     checkpoint_path(folder, o->out, run->state.step);
     logger_event(&t->logger, run->state.step, "checkpoint", folder);
+}
+
+// Number i of a buffer that evaluate filled.
+static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
+    return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
 }
 
 // Measures and logs the loss on the first val_sequences held-out sequences; at the end of the run also by
@@ -233,6 +239,56 @@ static inline int train(const Trainer* trainer, Model* model, Run* run) {
 }
 
 // ----------------------------------------------------------------------------
+// --dump
+
+// Writes losses, logits and gradients of the first micro-batch to a safetensors file, for comparison with another
+// implementation. Elements are floats or doubles, like the trainer's numbers:
+//
+//     loss    [B, T]       of every token
+//     logits  [B, T, V]    unless larger than DUMP_LOGITS_BYTES
+//     NAME                 gradient of the mean loss, of every trainable tensor
+static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
+    Error err;
+    DataLoader data;
+    SafetensorsWriter w;
+    const char* path = run->options.dump;
+    const int64_t element_bytes = trainer->element_bytes, B = run->micro_batch, T = run->options.seq_len;
+    const int64_t BT = B * T, V = run->config.vocab_size, shape[3] = {B, T, V};
+    const SafetensorsDtype dtype = element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
+    const ParamTable* table = &run->table;
+    void* losses = xcalloc((size_t)BT, (size_t)element_bytes);
+    void* grads = xcalloc((size_t)table->count, (size_t)element_bytes);
+    void* logits =
+        BT * V * element_bytes <= DUMP_LOGITS_BYTES ? xcalloc((size_t)(BT * V), (size_t)element_bytes) : NULL;
+    run_open_data(run, &data, run->options.data, run->options.shuffle);
+    trainer->load_batch(model, &data);
+    trainer->evaluate(model, losses, logits, grads);
+    dataloader_close(&data);
+
+    safetensors_writer_open(&w, path, &err); // errors of all calls are reported by close
+    safetensors_writer_metadata(&w, "format", "pt");
+    safetensors_writer_declare(&w, "loss", dtype, 2, shape);
+    if (logits) safetensors_writer_declare(&w, "logits", dtype, 3, shape);
+    for (const Param* p = table->rows; p < table->rows + table->num_rows; p++)
+        if (p->trainable) safetensors_writer_declare(&w, p->name, dtype, p->ndim, p->shape);
+    safetensors_writer_begin(&w, &err);
+    safetensors_writer_write(&w, losses, (size_t)(BT * element_bytes), &err);
+    if (logits) safetensors_writer_write(&w, logits, (size_t)(BT * V * element_bytes), &err);
+    for (const Param* p = table->rows; p < table->rows + table->num_rows; p++) {
+        const char* grad = (const char*)grads + p->offset * element_bytes;
+        if (p->trainable) safetensors_writer_write(&w, grad, (size_t)(p->count * element_bytes), &err);
+    }
+    if (!safetensors_writer_close(&w, &err)) die("%s", err.msg);
+
+    double loss = 0;
+    for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", path, loss / (double)BT, (long long)B, (long long)T);
+    free(losses);
+    free(logits);
+    free(grads);
+}
+
+// ----------------------------------------------------------------------------
 // main
 
 // Draws the initial weights into w [table->count], floats or doubles. Element i of tensor r depends only on
@@ -269,26 +325,23 @@ static inline bool load_weights(const Trainer* trainer, Model* model, const Run*
     return ok;
 }
 
-// Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot be
-// read, after a warning.
-static inline int run_work(const Trainer* trainer, Run* run) {
-    Error err;
+// Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot be read.
+static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     int exit_code = EXIT_SUCCESS;
     if (run->mode == RUN_DRY) {
         trainer->print_plan(run);
         return exit_code;
     }
     Model* model = trainer->open(run);
-    if (!load_weights(trainer, model, run, &err)) {
-        resume_warn(&err);
+    if (!load_weights(trainer, model, run, err))
         exit_code = RUN_DAMAGED;
-    } else if (run->mode == RUN_TRAIN) {
+    else if (run->mode == RUN_TRAIN)
         exit_code = train(trainer, model, run);
-    } else if (run->mode == RUN_DUMP) {
+    else if (run->mode == RUN_DUMP)
         dump(trainer, model, run);
-    } else if (run->mode == RUN_GENERATE) {
+    else if (run->mode == RUN_GENERATE)
         free(sample_generate(run, run->options.generate, stdout, trainer, model).data);
-    } else {
+    else {
         printf("%s", run->device);
         trainer->bench(model, run);
     }
@@ -302,8 +355,14 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     RunFolder folder = run_folder_open(&line);
     int exit_code = RUN_DAMAGED;
     for (int candidate = 0; exit_code == RUN_DAMAGED; candidate++) {
-        Run run = run_configure(&line, &folder, &candidate, trainer->suggested_tokens);
-        exit_code = run_work(trainer, &run);
+        Error err;
+        Run run;
+        if (candidate > 0 && candidate == folder.count)
+            die("%s: none of its %d checkpoints can be read; move them away to start anew", line.options.out,
+                folder.count);
+        if (run_configure(&run, &line, &folder, candidate, trainer->suggested_tokens, &err))
+            exit_code = run_work(trainer, &run, &err);
+        if (exit_code == RUN_DAMAGED) warn("%s; going back to the checkpoint before it", err.msg);
         run_free(&run);
     }
     free(folder.steps);
