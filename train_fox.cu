@@ -874,10 +874,6 @@ typedef struct {
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
 } MemoryPlan;
 
-static bool activations_fit(const Model* model, const MemoryPlan* plan, int64_t B, int64_t T, int recompute) {
-    return model_activation_bytes(model, B, T, (Recompute)recompute) <= plan->room;
-}
-
 // Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the model, or
 // there is no GPU.
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
@@ -905,7 +901,8 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     plan->recompute = -1;
     for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
         bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
-        if (wanted && activations_fit(model, plan, run->micro_batch, o->seq_len, i)) plan->recompute = i;
+        int64_t bytes = model_activation_bytes(model, run->micro_batch, o->seq_len, (Recompute)i);
+        if (wanted && bytes <= plan->room) plan->recompute = i;
     }
     return model;
 }
@@ -923,7 +920,8 @@ static void print_plan(const Run* run) {
            plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
     for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {
         int64_t B = 0;
-        while (B < run->batch_sequences && activations_fit(model, &plan, B + 1, T, i)) B++;
+        while (B < run->batch_sequences && model_activation_bytes(model, B + 1, T, (Recompute)i) <= plan.room)
+            B++;
         printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
                option_recompute_names[i], (long long)B);
     }

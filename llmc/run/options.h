@@ -154,11 +154,6 @@ static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int ar
     return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
 }
 
-// Was the option `name` given?
-static inline bool option_given(const bool given[NUM_OPTION_ROWS], const char* name) {
-    return given[cli_find(option_rows, NUM_OPTION_ROWS, name, strlen(name)) - option_rows];
-}
-
 // Fills what is unset from a preset's recipe.
 static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->seq_len == OPTION_UNSET) o->seq_len = r->seq_len;

@@ -55,15 +55,6 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // command line
 
-static inline RunMode run_mode(const Options* o) {
-    // with --data, --generate is the length of samples while training
-    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;
-    bool generate = o->generate != OPTION_UNSET && !o->data;
-    if (dry + bench + dump + generate > 1)
-        die("--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them");
-    return dry ? RUN_DRY : bench ? RUN_BENCH : dump ? RUN_DUMP : generate ? RUN_GENERATE : RUN_TRAIN;
-}
-
 // Parses the command line. Prints help if asked to, and exits.
 static inline CommandLine command_line_parse(int argc, char** argv, const char* summary) {
     Error err;
@@ -75,7 +66,13 @@ static inline CommandLine command_line_parse(int argc, char** argv, const char* 
         options_print_help(stdout, argv[0], summary);
         exit(EXIT_SUCCESS);
     }
-    line.mode = run_mode(&line.options);
+    const Options* o = &line.options;
+    // with --data, --generate is the length of samples while training
+    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;
+    bool generate = o->generate != OPTION_UNSET && !o->data;
+    if (dry + bench + dump + generate > 1)
+        die("--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them");
+    line.mode = dry ? RUN_DRY : bench ? RUN_BENCH : dump ? RUN_DUMP : generate ? RUN_GENERATE : RUN_TRAIN;
     return line;
 }
 
@@ -164,9 +161,7 @@ static inline Config run_choose_config(const Options* o, Recipe* recipe) {
 // The checkpoint has the config, so --init is not read again. But a model named on the command line must be
 // the same, or the user means another run. Compares texts, because padding bytes of the structs may differ.
 static inline void resume_check_model(const Run* run, const CommandLine* line) {
-    if (!option_given(line->given, "model") && !option_given(line->given, "init") &&
-        !option_given(line->given, "set"))
-        return;
+    if (!line->options.model && !line->options.init && line->options.set.count == 0) return;
     Recipe recipe;
     const Config c = run_choose_config(&run->options, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);

@@ -55,25 +55,6 @@ static inline void sample_put(Sample* s, const char* bytes, size_t n, bool json_
         die("cannot write the sample: %s", strerror(errno));
 }
 
-// Appends the prompt to the sample and returns its ids, which follow the end of text that every document
-// starts with.
-static inline TokenBuffer sample_prompt(Sample* s, const Run* run) {
-    TokenBuffer ids;
-    ByteBuffer text; // as the model's text is
-    const char* prompt = run->options.prompt ? run->options.prompt : "";
-    size_t n = strlen(prompt);
-    memset(&ids, 0, sizeof ids);
-    memset(&text, 0, sizeof text);
-    *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);
-    ids.count = 1;
-    if (s->tokenizer.vocab_size == 0) return ids;
-    sample_put(s, prompt, n, false, false);
-    if (run->options.json_escape) json_escape(prompt, n, &text), prompt = text.data, n = text.count;
-    tokenizer_encode(&s->tokenizer, n ? prompt : "", n, &ids);
-    free(text.data);
-    return ids;
-}
-
 // Generates up to n tokens that continue the prompt, n >= 1, and returns the text, whose data the caller frees.
 // A stream gets it too, with a line break; this needs a tokenizer.
 static inline ByteBuffer sample_generate(const Run* run, int64_t n, FILE* stream, const Trainer* trainer,
@@ -81,30 +62,42 @@ static inline ByteBuffer sample_generate(const Run* run, int64_t n, FILE* stream
     const Options* o = &run->options;
     const int64_t V = run->config.vocab_size;
     Sample s = {sample_tokenizer(run, stream != NULL), stream, {NULL, 0, 0}, 0};
-    TokenBuffer prompt = sample_prompt(&s, run);
-    States* states = trainer->states_new(model, 1, 1, prompt.count + n);
+    const char* prompt = o->prompt ? o->prompt : "";
+    size_t prompt_bytes = strlen(prompt);
+    TokenBuffer ids = {NULL, 0, 0}; // of the prompt, which follows the end of text that documents start with
+    ByteBuffer escaped = {NULL, 0, 0}; // the prompt, as the model's text is
+    *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);
+    ids.count = 1;
+    if (s.tokenizer.vocab_size > 0) {
+        sample_put(&s, prompt, prompt_bytes, false, false);
+        if (o->json_escape) {
+            json_escape(prompt, prompt_bytes, &escaped);
+            prompt = escaped.data ? escaped.data : "", prompt_bytes = escaped.count;
+        }
+        tokenizer_encode(&s.tokenizer, prompt, prompt_bytes, &ids);
+    }
+
+    States* states = trainer->states_new(model, 1, 1, ids.count + n);
     Sampler sampler = {o->temperature, o->top_k, o->top_p, (uint64_t)o->seed, NULL, NULL, 0};
     float* logits = (float*)xcalloc((size_t)V, sizeof(float));
-    for (int64_t i = 0; i < prompt.count; i++)
-        trainer->decode(model, states, (int32_t)prompt.data[i], i + 1 < prompt.count ? NULL : logits);
+    for (int64_t i = 0; i < ids.count; i++)
+        trainer->decode(model, states, (int32_t)ids.data[i], i + 1 < ids.count ? NULL : logits);
     for (int64_t i = 0; i < n; i++) {
         int64_t token = sampler_next(&sampler, logits, V, (uint64_t)i);
         if (token < 0) die("the model's logits are not finite: its weights are damaged");
         if (token == config_end_of_text(&run->config)) break;
-        char number[16];
+        char number[32];
         size_t bytes;
         const char* text = tokenizer_decode(&s.tokenizer, (uint32_t)token, &bytes);
-        if (text)
-            sample_put(&s, text, bytes, o->json_escape, false);
-        else
-            sample_put(&s, number, (size_t)snprintf(number, sizeof number, " %lld", (long long)token), false,
-                       false);
+        if (!text) text = number, bytes = (size_t)snprintf(number, sizeof number, " %lld", (long long)token);
+        sample_put(&s, text, bytes, o->json_escape, false);
         if (i + 1 < n) trainer->decode(model, states, (int32_t)token, logits);
     }
     sample_put(&s, "", 0, o->json_escape, true);
     if (stream) sample_put(&s, "\n", 1, false, true);
     free(logits);
-    free(prompt.data);
+    free(ids.data);
+    free(escaped.data);
     sampler_free(&sampler);
     tokenizer_free(&s.tokenizer);
     trainer->states_free(states);
