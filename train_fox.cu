@@ -1087,7 +1087,7 @@ static void bench(Model* model, const Run* run) {
     double ms[2], total = 0, pruned = 0, steps = (double)run->options.bench;
     size_t free_bytes, all_bytes;
     bench_measure(ms, model, run, log);
-    model->num_finished = model->num_queued - 1;
+    model->num_finished = model->num_queued - 1; // only the last step's results are read
     last.step_tokens = model->B * model->T;
     finish_step(model, &last);
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
