@@ -44,7 +44,8 @@ typedef struct {
 
 static inline void* cli_field(const CliRow* row, void* options) { return (char*)options + row->offset; }
 
-// Copies name i of a choice, counted from 0, to `text`; false if the choice has no such name, as for CLI_UNSET.
+// Copies name i of a choice, counted from 0, to `text`; false if the choice has no such name, as for
+// CLI_UNSET.
 static inline bool cli_choice_name(char text[32], const CliRow* row, int64_t i) {
     const char* name = row->value_name;
     if (i < 0) return false;

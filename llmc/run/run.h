@@ -223,9 +223,9 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
             (long long)B, (long long)T, pass);
 }
 
-// Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest one being 0,
-// or from the start if there is none. suggested_tokens: size of a micro-batch that suits the trainer. Fails if the
-// checkpoint is damaged. Free with run_free, also on error.
+// Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
+// one being 0, or from the start if there is none. suggested_tokens: size of a micro-batch that suits the
+// trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
 static inline bool run_configure(Run* run, const CommandLine* line, const RunFolder* folder, int candidate,
                                  int64_t suggested_tokens, Error* err) {
     Recipe recipe;

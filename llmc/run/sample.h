@@ -55,8 +55,8 @@ static inline void sample_put(Sample* s, const char* bytes, size_t n, bool json_
         die("cannot write the sample: %s", strerror(errno));
 }
 
-// Generates up to n tokens that continue the prompt, n >= 1, and returns the text, whose data the caller frees.
-// A stream gets it too, with a line break; this needs a tokenizer.
+// Generates up to n tokens that continue the prompt, n >= 1, and returns the text, whose data the caller
+// frees. A stream gets it too, with a line break; this needs a tokenizer.
 static inline ByteBuffer sample_generate(const Run* run, int64_t n, FILE* stream, const Trainer* trainer,
                                          Model* model) {
     const Options* o = &run->options;

@@ -241,8 +241,8 @@ static inline int train(const Trainer* trainer, Model* model, Run* run) {
 // ----------------------------------------------------------------------------
 // --dump
 
-// Writes losses, logits and gradients of the first micro-batch to a safetensors file, for comparison with another
-// implementation. Elements are floats or doubles, like the trainer's numbers:
+// Writes losses, logits and gradients of the first micro-batch to a safetensors file, for comparison with
+// another implementation. Elements are floats or doubles, like the trainer's numbers:
 //
 //     loss    [B, T]       of every token
 //     logits  [B, T, V]    unless larger than DUMP_LOGITS_BYTES
@@ -325,7 +325,8 @@ static inline bool load_weights(const Trainer* trainer, Model* model, const Run*
     return ok;
 }
 
-// Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot be read.
+// Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot
+// be read.
 static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     int exit_code = EXIT_SUCCESS;
     if (run->mode == RUN_DRY) {

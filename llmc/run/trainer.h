@@ -59,9 +59,9 @@ typedef struct {
     void (*finish_step)(Model* model, LogStep* line);
     // Name of the first tensor whose gradient, or weight, is not finite; NULL: none.
     const char* (*first_not_finite)(Model* model, bool gradients);
-    // Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is NULL, the backward
-    // pass: gradients of the mean loss, laid out by the parameter table. Of the host's numbers, float or double;
-    // logits may be NULL.
+    // Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is NULL, the
+    // backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's numbers,
+    // float or double; logits may be NULL.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
