@@ -175,25 +175,25 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
     Floats got, row((size_t)V);
     std::vector<double> expected;
     std::vector<int32_t> tokens((size_t)(n * t));
-    States states = states_new(model, n, t, (steps + n) * t);
+    States* states = states_new(model, n, t, (steps + n) * t);
     for (int64_t step = 0; step < steps + n - 1; step++) {
         for (int64_t b = 0; b < n; b++) {
-            if (step == b) states_begin(model, &states, b);
+            if (step == b) states_begin(model, states, b);
             const int32_t* from =
                 e->inputs + b * e->T + std::max<int64_t>(0, std::min(step - b, steps - 1)) * t;
             std::copy(from, from + t, tokens.begin() + b * t);
         }
-        model_extend(model, &states, tokens.data());
+        model_extend(model, states, tokens.data());
         for (int64_t b = 0; b < n; b++) {
             if (step < b || step - b >= steps) continue;
-            download_logits(model, row.data(), states.logits + b * model->Vs, 1);
+            download_logits(model, row.data(), states->logits + b * model->Vs, 1);
             const double* want = e->logits.data() + (b * e->T + (step - b + 1) * t - 1) * V;
             got.insert(got.end(), row.begin(), row.end());
             expected.insert(expected.end(), want, want + V);
         }
     }
     compare(e->name, Q_EXTENDED, "extended logits", got.data(), expected.data(), (int64_t)got.size(), 0);
-    states_free(&states);
+    states_free(states);
 }
 
 // Runs the model at every level of recomputation, which must not change a bit, and compares the results.
@@ -555,7 +555,7 @@ static void test_nan(void) {
         stats = read_stats(&model);
         CHECK(!stats.finite, "loss %g and norm %g count as finite", stats.loss, stats.norm);
         CHECK(same_state(fetch_state(&model), damaged), "a loss of %g changed the weights", stats.loss);
-        const char* found = model_first_not_finite(&model, model.params);
+        const char* found = model_first_not_finite(&model, false);
         CHECK(found && strcmp(found, bad) == 0, "found %s instead of %s", found ? found : "nothing", bad);
         model_free(&model);
     }

@@ -820,6 +820,10 @@ typedef struct Model {
     int64_t B, T; // the shape of a training pass
     Pass pass;
     Acts acts; // of layer 0
+
+    // of a run
+    int32_t *inputs, *targets; // [B,T], the loaded batch
+    double loss, norm;         // of the step: mean loss, and gradient norm
 } Model;
 
 // Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large vocabulary.
@@ -1027,7 +1031,7 @@ static void model_update(Model* model, const AdamWParams* adamw, double grad_sca
 // extension: sequences by some tokens more, on their states; decoding is one token
 
 // n sequences of up to `capacity` tokens, extended by t tokens at a time.
-typedef struct {
+typedef struct States {
     int64_t capacity;
     int64_t* lengths; // [n] tokens held
     Pass pass;        // B = n, T = t; scratch but for the mixer's states
@@ -1042,21 +1046,20 @@ static void states_begin(const Model* model, States* s, int64_t b) {
     activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
-static States states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
+static States* states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
-    States s;
-    memset(&s, 0, sizeof s);
-    s.capacity = capacity;
-    s.lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
-    s.logits = (real*)xcalloc((size_t)(n * config->vocab_size), sizeof(real));
-    s.pass.B = n, s.pass.T = t;
-    model_activations(&s.pass.tables[PASS_MODEL], config, n, t);
-    mlp_activations(&s.pass.tables[PASS_MLP], config, n * t);
-    mixers[config->mixer].state(&s.pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
-    activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, allocate_zeros);
-    activations_allocate(&s.pass.tables[PASS_MODEL], 1, allocate_zeros);
-    activations_allocate(&s.pass.tables[PASS_MLP], 1, allocate_zeros);
-    for (int64_t b = 0; b < n; b++) states_begin(model, &s, b);
+    States* s = (States*)xcalloc(1, sizeof *s);
+    s->capacity = capacity;
+    s->lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
+    s->logits = (real*)xcalloc((size_t)(n * config->vocab_size), sizeof(real));
+    s->pass.B = n, s->pass.T = t;
+    model_activations(&s->pass.tables[PASS_MODEL], config, n, t);
+    mlp_activations(&s->pass.tables[PASS_MLP], config, n * t);
+    mixers[config->mixer].state(&s->pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
+    activations_allocate(&s->pass.tables[PASS_MIXER], config->num_hidden_layers, allocate_zeros);
+    activations_allocate(&s->pass.tables[PASS_MODEL], 1, allocate_zeros);
+    activations_allocate(&s->pass.tables[PASS_MLP], 1, allocate_zeros);
+    for (int64_t b = 0; b < n; b++) states_begin(model, s, b);
     return s;
 }
 
@@ -1064,7 +1067,7 @@ static void states_free(States* s) {
     pass_free(&s->pass, free);
     free(s->lengths);
     free(s->logits);
-    memset(s, 0, sizeof *s);
+    free(s);
 }
 
 // Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what model_forward
@@ -1103,12 +1106,6 @@ static void model_extend(Model* model, States* s, const int32_t* tokens) {
 // the trainer: what the run skeleton (llmc/run/train.h) needs of the model
 #ifndef TESTING
 
-struct Engine {
-    Model model;
-    int32_t *inputs, *targets; // [B,T], the loaded batch
-    double loss, norm;         // of the step: mean loss, and gradient norm
-};
-
 static void print_plan(const Run* run) {
     int64_t weights = run->table.count * (int64_t)sizeof(real);
     Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
@@ -1119,111 +1116,99 @@ static void print_plan(const Run* run) {
     run_print_plan(run, rows, 4);
 }
 
-static Engine* engine_open(const Run* run, DeviceInfo* info) {
-    int64_t B = run->micro_batch, T = run->options.seq_len;
-    Engine* e = (Engine*)xcalloc(1, sizeof *e);
-    (void)info; // nothing to say about a CPU
+static Model* trainer_open(Run* run) {
+    size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
+    Model* model = (Model*)xcalloc(1, sizeof *model);
 #ifdef USE_OPENBLAS
     openblas_set_num_threads(1); // each of our threads calls it
 #endif
-    e->model = model_new(&run->config, run->mode != RUN_GENERATE);
-    if (run->mode == RUN_GENERATE) return e;
-    model_allocate_activations(&e->model, B, T);
-    e->inputs = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
-    e->targets = (int32_t*)xcalloc((size_t)(B * T), sizeof(int32_t));
-    return e;
+    *model = model_new(&run->config, run->mode != RUN_GENERATE);
+    if (run->mode == RUN_GENERATE) return model;
+    model_allocate_activations(model, run->micro_batch, run->options.seq_len);
+    model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));
+    model->targets = (int32_t*)xcalloc(BT, sizeof(int32_t));
+    return model;
 }
 
-static void engine_close(Engine* e) {
-    model_free(&e->model);
-    free(e->inputs);
-    free(e->targets);
-    free(e);
+static void trainer_close(Model* model) {
+    free(model->inputs);
+    free(model->targets);
+    model_free(model);
+    free(model);
 }
 
-static CheckpointTensors engine_host_open(Engine* e, bool read) {
-    CheckpointTensors own = {e->model.params, e->model.m, e->model.v, sizeof(real)};
+static CheckpointTensors host_open(Model* model, bool read) {
+    CheckpointTensors own = {model->params, model->m, model->v, sizeof(real)};
     (void)read;
     return own;
 }
-static void engine_host_close(Engine* e, CheckpointTensors* tensors, bool write) {
-    (void)e, (void)tensors, (void)write;
+static void host_close(Model* model, CheckpointTensors* tensors, bool write) {
+    (void)model, (void)tensors, (void)write;
 }
 
-static void engine_load_batch(Engine* e, DataLoader* data) {
-    batch_read(e->inputs, e->targets, data, e->model.B * e->model.T, e->model.config.vocab_size);
+static void load_batch(Model* model, DataLoader* data) {
+    batch_read(model->inputs, model->targets, data, model->B * model->T, model->config.vocab_size);
 }
 
-static void engine_begin_step(Engine* e) {
-    memset(e->model.grads, 0, (size_t)e->model.table.count * sizeof(real));
-    e->loss = 0;
+static void begin_step(Model* model) {
+    memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
+    model->loss = 0;
 }
 
-static void engine_add_gradients(Engine* e, int64_t step_tokens) {
+static void add_gradients(Model* model, int64_t step_tokens) {
     real dloss = (real)(1 / (double)step_tokens);
-    model_forward(&e->model, e->inputs);
-    e->loss += model_loss(&e->model, e->targets, dloss, true, NULL) / (double)step_tokens;
-    model_backward(&e->model, e->inputs);
+    model_forward(model, model->inputs);
+    model->loss += model_loss(model, model->targets, dloss, true, NULL) / (double)step_tokens;
+    model_backward(model, model->inputs);
 }
 
-static void engine_update(Engine* e, const AdamWParams* adamw, double grad_clip) {
-    model_freeze(&e->model);
-    e->norm = global_norm(e->model.grads, e->model.table.count);
-    if (isfinite(e->loss) && isfinite(e->norm))
-        model_update(&e->model, adamw, clip_scale(e->norm, grad_clip));
-}
-
-static bool engine_finish_step(Engine* e, LogStep* line) {
-    line->loss = e->loss;
-    line->grad_norm = e->norm;
-    return isfinite(e->loss) && isfinite(e->norm);
-}
-
-static const char* engine_first_not_finite(Engine* e, bool gradients) {
-    return params_first_not_finite(&e->model.table, gradients ? e->model.grads : e->model.params,
-                                   sizeof(real));
-}
-
-static void engine_evaluate(Engine* e, const PassResults* out) {
-    Model* model = &e->model;
-    int64_t BT = model->B * model->T;
-    model_forward(model, e->inputs);
-    model_loss(model, e->targets, (real)(1 / (double)BT), out->grads != NULL, (real*)out->logits);
-    memcpy(out->losses, model->acts.losses, (size_t)BT * sizeof(real));
-    if (!out->grads) return;
-    model_backward(model, e->inputs);
+static void update(Model* model, const AdamWParams* adamw, double grad_clip) {
     model_freeze(model);
-    memcpy(out->grads, model->grads, (size_t)model->table.count * sizeof(real));
+    model->norm = global_norm(model->grads, model->table.count);
+    if (isfinite(model->loss) && isfinite(model->norm))
+        model_update(model, adamw, clip_scale(model->norm, grad_clip));
 }
 
-static double peak_memory_mib(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)usage.ru_maxrss / 1024;
+static void finish_step(Model* model, LogStep* line) {
+    line->loss = model->loss;
+    line->grad_norm = model->norm;
+}
+
+static const char* first_not_finite(Model* model, bool gradients) {
+    return params_first_not_finite(&model->table, gradients ? model->grads : model->params, sizeof(real));
+}
+
+static void evaluate(Model* model, void* losses, void* logits, void* grads) {
+    int64_t BT = model->B * model->T;
+    model_forward(model, model->inputs);
+    model_loss(model, model->targets, (real)(1 / (double)BT), grads != NULL, (real*)logits);
+    memcpy(losses, model->acts.losses, (size_t)BT * sizeof(real));
+    if (!grads) return;
+    model_backward(model, model->inputs);
+    model_freeze(model);
+    memcpy(grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
 // Times --bench optimizer steps of one micro-batch each, on random tokens.
-static void engine_bench(Engine* e, const Run* run) {
-    enum { FORWARD, LOSS, BACKWARD, UPDATE, NUM_PHASES };
-    static const char* const names[NUM_PHASES] = {"forward", "lm_head and loss", "backward",
-                                                  "norm and AdamW"};
+static void bench(Model* model, const Run* run) {
+    static const char* const names[] = {"forward", "lm_head and loss", "backward", "norm and AdamW"};
+    enum { NUM_PHASES = sizeof names / sizeof names[0] };
     double seconds[NUM_PHASES] = {0}, total = 0;
-    Model* model = &e->model;
     int64_t BT = model->B * model->T, n = run->options.bench;
-    engine_load_batch(e, NULL);
+    load_batch(model, NULL);
     for (int64_t step = 0; step <= n; step++) { // step 0 is warm-up
         AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 1);
         double start[NUM_PHASES + 1];
-        engine_begin_step(e);
-        start[FORWARD] = seconds_now();
-        model_forward(model, e->inputs);
-        start[LOSS] = seconds_now();
-        model_loss(model, e->targets, (real)(1 / (double)BT), true, NULL);
-        start[BACKWARD] = seconds_now();
-        model_backward(model, e->inputs);
-        start[UPDATE] = seconds_now();
-        engine_update(e, &adamw, run->options.grad_clip);
-        start[NUM_PHASES] = seconds_now();
+        begin_step(model);
+        start[0] = seconds_now();
+        model_forward(model, model->inputs);
+        start[1] = seconds_now();
+        model_loss(model, model->targets, (real)(1 / (double)BT), true, NULL);
+        start[2] = seconds_now();
+        model_backward(model, model->inputs);
+        start[3] = seconds_now();
+        update(model, &adamw, run->options.grad_clip);
+        start[4] = seconds_now();
         for (int i = 0; step > 0 && i < NUM_PHASES; i++) seconds[i] += start[i + 1] - start[i];
     }
     for (int i = 0; i < NUM_PHASES; i++) total += seconds[i];
@@ -1232,30 +1217,17 @@ static void engine_bench(Engine* e, const Run* run) {
     for (int i = 0; i < NUM_PHASES; i++)
         printf("  %-16s %9.2f ms %5.1f%%\n", names[i], 1e3 * seconds[i] / (double)n,
                100 * seconds[i] / total);
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
     double rate = (double)(n * BT) / total;
     printf("  %-16s %9.2f ms  %.0f tokens/s  %.1f GFLOP/s of the model  peak memory %.0f MiB\n", "step",
-           1e3 * total / (double)n, rate, 1e-9 * rate * run_flops_per_token(run), peak_memory_mib());
+           1e3 * total / (double)n, rate, 1e-9 * rate * run_flops_per_token(run),
+           (double)usage.ru_maxrss / 1024);
 }
 
-struct DecodeState {
-    States states; // one sequence, extended by one token at a time
-};
-
-static DecodeState* engine_decode_open(Engine* e, int64_t capacity) {
-    DecodeState* state = (DecodeState*)xcalloc(1, sizeof *state);
-    state->states = states_new(&e->model, 1, 1, capacity);
-    return state;
-}
-
-static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* logits) {
-    model_extend(&e->model, &state->states, &token);
-    for (int64_t i = 0; logits && i < e->model.config.vocab_size; i++)
-        logits[i] = (float)state->states.logits[i];
-}
-
-static void engine_decode_close(DecodeState* state) {
-    states_free(&state->states);
-    free(state);
+static void decode(Model* model, States* states, int32_t token, float* logits) {
+    model_extend(model, states, &token);
+    for (int64_t i = 0; logits && i < model->config.vocab_size; i++) logits[i] = (float)states->logits[i];
 }
 
 static const Trainer trainer = {
@@ -1264,21 +1236,21 @@ static const Trainer trainer = {
     .element_bytes = sizeof(real),
     .steps_in_flight = 0,
     .print_plan = print_plan,
-    .open = engine_open,
-    .close = engine_close,
-    .host_open = engine_host_open,
-    .host_close = engine_host_close,
-    .load_batch = engine_load_batch,
-    .begin_step = engine_begin_step,
-    .add_gradients = engine_add_gradients,
-    .update = engine_update,
-    .finish_step = engine_finish_step,
-    .first_not_finite = engine_first_not_finite,
-    .evaluate = engine_evaluate,
-    .bench = engine_bench,
-    .decode_open = engine_decode_open,
-    .decode = engine_decode,
-    .decode_close = engine_decode_close};
+    .open = trainer_open,
+    .close = trainer_close,
+    .host_open = host_open,
+    .host_close = host_close,
+    .load_batch = load_batch,
+    .begin_step = begin_step,
+    .add_gradients = add_gradients,
+    .update = update,
+    .finish_step = finish_step,
+    .first_not_finite = first_not_finite,
+    .evaluate = evaluate,
+    .bench = bench,
+    .states_new = states_new,
+    .decode = decode,
+    .states_free = states_free};
 
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
 

@@ -376,7 +376,21 @@ typedef struct {
     MODEL_ACTS(ACTIVATION_FIELD)
 } Acts;
 
+// Double-buffered host-to-device batches: the host fills one buffer while the other is copied.
 typedef struct {
+    int32_t* tokens[2]; // [2,B,T] inputs, then targets; pinned
+    cudaEvent_t copied[2];
+    int next;
+} DataPrefetcher;
+
+// A step in flight: its results, which are copied to the host when it ends.
+typedef struct {
+    StepStats* stats;      // pinned
+    PruningCount* pruning; // [L], pinned
+    cudaEvent_t done;
+} QueuedStep;
+
+typedef struct Model {
     Config config;
     ParamTable table;
     int64_t Vs;    // row stride of logits
@@ -403,6 +417,13 @@ typedef struct {
     bool warm;             // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
     cudaGraphExec_t graph; // of model_add_gradients with graph_dloss; NULL until it is captured
     float graph_dloss;
+
+    // of a run
+    Device device;
+    DataPrefetcher prefetcher;
+    QueuedStep steps[2];              // step number i is in [i % 2]
+    int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
+    double* pruned;                   // [L] fraction of attention's FLOPs, of the step finished last
 } Model;
 
 // Elements after the last tensor: GEMMs read lm_head, and write its gradient, in whole tiles of rows.
@@ -752,15 +773,10 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
 }
 
 // The first tensor with an element that is not finite, for the message that stops the run; NULL if there is none.
-static const char* model_first_not_finite(const Model* model, const float* device) {
+static const char* model_first_not_finite(Model* model, bool gradients) {
     float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
-    const char* name = NULL;
-    download(host, device, model->table.count);
-    for (int r = 0; !name && r < model->table.num_rows; r++) {
-        const Param* p = &model->table.rows[r];
-        for (int64_t i = 0; !name && i < p->count; i++)
-            if (!isfinite(host[p->offset + i])) name = p->name;
-    }
+    download(host, gradients ? model->grads : model->params, model->table.count);
+    const char* name = params_first_not_finite(&model->table, host, sizeof(float));
     free(host);
     return name;
 }
@@ -769,7 +785,7 @@ static const char* model_first_not_finite(const Model* model, const float* devic
 // extension: sequences by some tokens more, on their states; decoding is one token
 
 // n sequences of up to `capacity` tokens, extended by t tokens at a time.
-typedef struct {
+typedef struct States {
     int64_t capacity;
     int64_t* lengths;        // [n] tokens held
     int64_t* device_lengths; // the same
@@ -785,21 +801,21 @@ static void states_begin(const Model* model, States* s, int64_t b) {
     activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
-static States states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
+static States* states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
-    States s = {};
-    s.capacity = capacity;
-    s.lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
-    s.device_lengths = (int64_t*)device_bytes((size_t)n * sizeof(int64_t));
-    s.logits = (bf16*)device_bytes((size_t)(n * model->Vs) * sizeof(bf16));
-    s.pass.B = n, s.pass.T = t;
-    model_activations(&s.pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
-    mlp_activations(&s.pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
-    mixers[config->mixer].state(&s.pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
-    activations_allocate(&s.pass.tables[PASS_MIXER], config->num_hidden_layers, device_bytes);
-    activations_allocate(&s.pass.tables[PASS_MODEL], 1, device_bytes);
-    activations_allocate(&s.pass.tables[PASS_MLP], 1, device_bytes);
-    for (int64_t b = 0; b < n; b++) states_begin(model, &s, b);
+    States* s = (States*)xcalloc(1, sizeof *s);
+    s->capacity = capacity;
+    s->lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
+    s->device_lengths = (int64_t*)device_bytes((size_t)n * sizeof(int64_t));
+    s->logits = (bf16*)device_bytes((size_t)(n * model->Vs) * sizeof(bf16));
+    s->pass.B = n, s->pass.T = t;
+    model_activations(&s->pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
+    mlp_activations(&s->pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
+    mixers[config->mixer].state(&s->pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
+    activations_allocate(&s->pass.tables[PASS_MIXER], config->num_hidden_layers, device_bytes);
+    activations_allocate(&s->pass.tables[PASS_MODEL], 1, device_bytes);
+    activations_allocate(&s->pass.tables[PASS_MLP], 1, device_bytes);
+    for (int64_t b = 0; b < n; b++) states_begin(model, s, b);
     return s;
 }
 
@@ -808,6 +824,7 @@ static void states_free(States* s) {
     device_free(s->device_lengths);
     device_free(s->logits);
     free(s->lengths);
+    free(s);
 }
 
 // Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what model_forward
@@ -848,325 +865,232 @@ static void model_extend(Model* model, States* s, const int32_t* tokens) {
 
 #ifndef TESTING
 // ----------------------------------------------------------------------------
-// batches: two pinned buffers, so that the host fills one while the other is copied to the device
-
-typedef struct {
-    int32_t *inputs[2], *targets[2]; // [B,T]
-    cudaEvent_t copied[2];
-    int next;
-} DataPrefetcher;
-
-static DataPrefetcher prefetcher_new(const Model* model) {
-    DataPrefetcher p;
-    size_t bytes = (size_t)(model->B * model->T) * sizeof(int32_t);
-    p.next = 0;
-    for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaMallocHost((void**)&p.inputs[i], bytes));
-        CUDA_CHECK(cudaMallocHost((void**)&p.targets[i], bytes));
-        CUDA_CHECK(cudaEventCreateWithFlags(&p.copied[i], cudaEventDisableTiming));
-    }
-    return p;
-}
-
-static void prefetcher_free(DataPrefetcher* p) {
-    for (int i = 0; i < 2; i++) {
-        cudaFreeHost(p->inputs[i]);
-        cudaFreeHost(p->targets[i]);
-        cudaEventDestroy(p->copied[i]);
-    }
-}
-
-// Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
-static void prefetcher_next(DataPrefetcher* p, Model* model, DataLoader* data) {
-    int i = p->next;
-    int64_t BT = model->B * model->T;
-    size_t bytes = (size_t)BT * sizeof(int32_t);
-    p->next = 1 - i;
-    CUDA_CHECK(cudaEventSynchronize(p->copied[i]));
-    batch_read(p->inputs[i], p->targets[i], data, BT, model->config.vocab_size);
-    CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.inputs, p->inputs[i], bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(
-        cudaMemcpyAsync(model->acts.targets, p->targets[i], bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(cudaEventRecord(p->copied[i], model->stream));
-}
-
-// ----------------------------------------------------------------------------
 // memory: which level of recomputation fits
 
 typedef struct {
-    Device device;
-    Model model;        // without memory
     int64_t free_bytes; // on the device
     int64_t room;       // for activations
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
 } MemoryPlan;
 
-// Dies where the kernels do not support the model.
-static void check(const Run* run) {
+// Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the model, or
+// there is no GPU.
+static Model* model_plan(MemoryPlan* plan, const Run* run) {
+    const Options* o = &run->options;
     const Config* c = &run->config;
+    const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
+    bool cudnn = o->attention == ATTENTION_CUDNN;
+    HeadShape shape = {};
+    size_t free_bytes, all_bytes;
     if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)c->hidden_size, (long long)config_mlp_size(c));
-    bool cudnn = run->options.attention == ATTENTION_CUDNN;
     if (cudnn && config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
-    HeadShape shape = {};
-    shape.B = run->micro_batch, shape.T = run->options.seq_len, shape.NH = c->num_heads,
-    shape.dh = config_head_size(c);
+    shape.B = run->micro_batch, shape.T = o->seq_len, shape.NH = c->num_heads, shape.dh = config_head_size(c);
     if (!cudnn) attention_check(&shape);
-}
 
-static bool activations_fit(MemoryPlan* plan, const Run* run, int64_t B, int recompute) {
-    return model_activation_bytes(&plan->model, B, run->options.seq_len, (Recompute)recompute) <= plan->room;
-}
-
-// Dies where the kernels do not support the model, or there is no GPU.
-static MemoryPlan memory_plan(const Run* run) {
-    const Options* o = &run->options;
-    const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
-    MemoryPlan plan;
-    size_t free_bytes, all_bytes;
-    check(run);
-    plan.device = device_open(0);
-    plan.model = model_new(&run->config, o->attention == ATTENTION_CUDNN, o->deterministic);
+    Model* model = (Model*)xcalloc(1, sizeof *model);
+    Device device = device_open(0);
+    *model = model_new(c, cudnn, o->deterministic);
+    model->device = device;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    plan.free_bytes = (int64_t)free_bytes;
-    plan.room =
-        plan.free_bytes - model_weights_bytes(&run->config, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
-    plan.recompute = -1;
+    plan->free_bytes = (int64_t)free_bytes;
+    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
+    plan->recompute = -1;
     for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
         bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
-        if (wanted && activations_fit(&plan, run, run->micro_batch, i)) plan.recompute = i;
+        int64_t bytes = model_activation_bytes(model, run->micro_batch, o->seq_len, (Recompute)i);
+        if (wanted && bytes <= plan->room) plan->recompute = i;
     }
-    return plan;
+    return model;
 }
 
 static void print_plan(const Run* run) {
-    MemoryPlan plan = memory_plan(run);
+    MemoryPlan plan;
+    Model* model = model_plan(&plan, run);
+    int64_t T = run->options.seq_len;
     Recompute recompute = plan.recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)plan.recompute;
-    int64_t weights = model_weights_bytes(&run->config, &run->table);
-    int64_t acts = model_activation_bytes(&plan.model, run->micro_batch, run->options.seq_len, recompute);
-    const MemoryRow rows[] = {{"weights, gradients, moments", weights},
-                              {"activations", acts},
+    const MemoryRow rows[] = {{"weights, gradients, moments", model_weights_bytes(&run->config, &run->table)},
+                              {"activations", model_activation_bytes(model, run->micro_batch, T, recompute)},
                               {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
     run_print_plan(run, rows, 3);
-    printf("%s: %.1f GiB; recompute %s\n", plan.device.name, (double)plan.device.memory / (1 << 30),
+    printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
            plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
     for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {
         int64_t B = 0;
-        while (B < run->batch_sequences && activations_fit(&plan, run, B + 1, i)) B++;
+        while (B < run->batch_sequences && model_activation_bytes(model, B + 1, T, (Recompute)i) <= plan.room)
+            B++;
         printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
                option_recompute_names[i], (long long)B);
     }
-    params_free(&plan.model.table);
+    params_free(&model->table);
+    free(model);
 }
 
 // ----------------------------------------------------------------------------
 // the trainer: what the run skeleton (llmc/run/train.h) needs of the model
 
-// A step in flight: its results, which are copied to the host when it ends.
-typedef struct {
-    StepStats* stats;      // pinned
-    PruningCount* pruning; // [L], pinned
-    double* pruned;        // [L] fraction of attention's FLOPs
-    cudaEvent_t done;
-} QueuedStep;
-
-enum { MAX_QUEUED = TRAINER_STEPS_IN_FLIGHT + 1 };
-
-struct Engine {
-    Model model;
-    Device device;
-    DataPrefetcher prefetcher;
-    QueuedStep steps[MAX_QUEUED];     // step number i is in [i % MAX_QUEUED]
-    int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
-};
-
-static QueuedStep queued_step_new(const Model* model) {
-    QueuedStep q;
-    size_t L = (size_t)model->config.num_hidden_layers;
-    CUDA_CHECK(cudaMallocHost((void**)&q.stats, sizeof(StepStats)));
-    CUDA_CHECK(cudaMallocHost((void**)&q.pruning, L * sizeof(PruningCount)));
-    CUDA_CHECK(cudaEventCreateWithFlags(&q.done, cudaEventDisableTiming));
-    q.pruned = (double*)xcalloc(L, sizeof(double));
-    return q;
-}
-
-static void queued_step_free(QueuedStep* q) {
-    cudaFreeHost(q->stats);
-    cudaFreeHost(q->pruning);
-    cudaEventDestroy(q->done);
-    free(q->pruned);
-}
-
-static Engine* engine_open(const Run* run, DeviceInfo* info) {
-    Engine* e = (Engine*)xcalloc(1, sizeof *e);
-    MemoryPlan plan = memory_plan(run);
+static Model* trainer_open(Run* run) {
+    MemoryPlan plan;
+    Model* model = model_plan(&plan, run);
+    const Device* device = &model->device;
+    int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
     bool train = run->mode != RUN_GENERATE;
-    e->device = plan.device;
-    e->model = plan.model;
     if (train && plan.recompute < 0)
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
             "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
-            (long long)run->micro_batch, (long long)run->options.seq_len, (double)plan.free_bytes / (1 << 30),
-            e->device.name);
-    model_allocate_weights(&e->model, train);
-    if (!train) return e;
-    model_allocate_activations(&e->model, run->micro_batch, run->options.seq_len, (Recompute)plan.recompute);
-    e->prefetcher = prefetcher_new(&e->model);
-    for (int i = 0; i < MAX_QUEUED; i++) e->steps[i] = queued_step_new(&e->model);
-    snprintf(info->text, sizeof info->text, "%s, compute capability %d.%d: attention by %s, recompute %s",
-             e->device.name, e->device.compute_capability / 10, e->device.compute_capability % 10,
-             e->model.cudnn ? "cuDNN" : attention_path(), option_recompute_names[plan.recompute]);
-    info->peak_flops = e->device.peak_flops;
-    return e;
-}
-
-static void engine_close(Engine* e) {
-    if (e->model.grads) {
-        prefetcher_free(&e->prefetcher);
-        for (int i = 0; i < MAX_QUEUED; i++) queued_step_free(&e->steps[i]);
+            (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name);
+    model_allocate_weights(model, train);
+    if (!train) return model;
+    model_allocate_activations(model, B, T, (Recompute)plan.recompute);
+    for (int i = 0; i < 2; i++) {
+        QueuedStep* q = &model->steps[i];
+        CUDA_CHECK(
+            cudaMallocHost((void**)&model->prefetcher.tokens[i], (size_t)(2 * B * T) * sizeof(int32_t)));
+        CUDA_CHECK(cudaEventCreateWithFlags(&model->prefetcher.copied[i], cudaEventDisableTiming));
+        CUDA_CHECK(cudaMallocHost((void**)&q->stats, sizeof(StepStats)));
+        CUDA_CHECK(cudaMallocHost((void**)&q->pruning, (size_t)L * sizeof(PruningCount)));
+        CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
     }
-    model_free(&e->model);
-    free(e);
+    model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
+    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: attention by %s, recompute %s\n",
+             device->name, device->compute_capability / 10, device->compute_capability % 10,
+             model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[plan.recompute]);
+    run->peak_flops = device->peak_flops;
+    return model;
 }
 
-static CheckpointTensors engine_host_open(Engine* e, bool read) {
-    int64_t count = e->model.table.count;
+static void trainer_close(Model* model) {
+    for (int i = 0; model->grads && i < 2; i++) {
+        cudaFreeHost(model->prefetcher.tokens[i]);
+        cudaEventDestroy(model->prefetcher.copied[i]);
+        cudaFreeHost(model->steps[i].stats);
+        cudaFreeHost(model->steps[i].pruning);
+        cudaEventDestroy(model->steps[i].done);
+    }
+    free(model->pruned);
+    model_free(model);
+    free(model);
+}
+
+static CheckpointTensors host_open(Model* model, bool read) {
+    int64_t count = model->table.count;
+    const float* const buffers[] = {model->params, model->m, model->v};
     float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    CheckpointTensors t = {host, host + count, host + 2 * count, sizeof(float)};
-    if (read) {
-        download(host, e->model.params, count);
-        download(host + count, e->model.m, count);
-        download(host + 2 * count, e->model.v, count);
-    }
-    return t;
+    for (int i = 0; read && i < 3; i++) download(host + i * count, buffers[i], count);
+    return {host, host + count, host + 2 * count, sizeof(float)};
 }
 
-static void engine_host_close(Engine* e, CheckpointTensors* t, bool write) {
-    if (write) model_upload(&e->model, (const float*)t->w, (const float*)t->m, (const float*)t->v);
+static void host_close(Model* model, CheckpointTensors* t, bool write) {
+    if (write) model_upload(model, (const float*)t->w, (const float*)t->m, (const float*)t->v);
     free(t->w);
 }
 
-static void engine_load_batch(Engine* e, DataLoader* data) {
-    prefetcher_next(&e->prefetcher, &e->model, data);
+// Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
+static void load_batch(Model* model, DataLoader* data) {
+    DataPrefetcher* p = &model->prefetcher;
+    int64_t BT = model->B * model->T;
+    size_t bytes = (size_t)BT * sizeof(int32_t);
+    int32_t* inputs = p->tokens[p->next];
+    CUDA_CHECK(cudaEventSynchronize(p->copied[p->next]));
+    batch_read(inputs, inputs + BT, data, BT, model->config.vocab_size);
+    CUDA_CHECK(cudaMemcpyAsync(model->acts.inputs, inputs, bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(model->acts.targets, inputs + BT, bytes, cudaMemcpyHostToDevice, model->stream));
+    CUDA_CHECK(cudaEventRecord(p->copied[p->next], model->stream));
+    p->next = 1 - p->next;
 }
 
-static void engine_begin_step(Engine* e) { model_begin_step(&e->model); }
-
-static void engine_add_gradients(Engine* e, int64_t step_tokens) {
-    model_add_gradients(&e->model, (float)(1 / (double)step_tokens));
+static void add_gradients(Model* model, int64_t step_tokens) {
+    model_add_gradients(model, (float)(1 / (double)step_tokens));
 }
 
 // Queues the update, and the copy of the step's results to the host.
-static void engine_update(Engine* e, const AdamWParams* adamw, double grad_clip) {
-    Model* model = &e->model;
-    QueuedStep* q = &e->steps[e->num_queued++ % MAX_QUEUED];
+static void update(Model* model, const AdamWParams* adamw, double grad_clip) {
+    QueuedStep* q = &model->steps[model->num_queued++ % 2];
+    cudaStream_t stream = model->stream;
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     model_update(model, adamw, grad_clip);
-    CUDA_CHECK(
-        cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(
-        cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, model->stream));
-    CUDA_CHECK(cudaEventRecord(q->done, model->stream));
+    CUDA_CHECK(cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, stream));
+    if (model_pruning(model))
+        CUDA_CHECK(cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaEventRecord(q->done, stream));
 }
 
-static bool engine_finish_step(Engine* e, LogStep* line) {
-    QueuedStep* q = &e->steps[e->num_finished++ % MAX_QUEUED];
+static void finish_step(Model* model, LogStep* line) {
+    QueuedStep* q = &model->steps[model->num_finished++ % 2];
     CUDA_CHECK(cudaEventSynchronize(q->done));
     line->loss = q->stats->loss / (double)line->step_tokens;
     line->grad_norm = q->stats->norm;
-    line->num_layers = config_prunes(&e->model.config) ? (int)e->model.config.num_hidden_layers : 0;
-    line->pruned = q->pruned;
-    for (int l = 0; l < line->num_layers; l++) q->pruned[l] = pruning_share(&q->pruning[l]);
-    return q->stats->finite;
+    line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;
+    line->pruned = model->pruned;
+    for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
 }
 
-static const char* engine_first_not_finite(Engine* e, bool gradients) {
-    return model_first_not_finite(&e->model, gradients ? e->model.grads : e->model.params);
-}
-
-static void engine_evaluate(Engine* e, const PassResults* out) {
-    Model* model = &e->model;
+static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;
     model_forward(model);
-    model_loss(model, (float)(1 / (double)BT), out->grads != NULL, (float*)out->logits);
-    if (out->grads) model_backward(model);
+    model_loss(model, (float)(1 / (double)BT), grads != NULL, (float*)logits);
+    if (grads) model_backward(model);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    download((float*)out->losses, model->acts.losses, BT);
-    if (out->grads) download((float*)out->grads, model->grads, model->table.count);
+    download((float*)losses, model->acts.losses, BT);
+    if (grads) download((float*)grads, model->grads, model->table.count);
 }
 
 // ----------------------------------------------------------------------------
 // --bench
 
-// The share of attention's FLOPs that the last step pruned, over all layers.
-static double model_pruned_share(Model* model) {
-    int64_t L = model->config.num_hidden_layers;
-    PruningCount* counts = (PruningCount*)xcalloc((size_t)L, sizeof(PruningCount));
-    double share = 0;
-    CUDA_CHECK(
-        cudaMemcpy(counts, model_pruning(model), (size_t)L * sizeof(PruningCount), cudaMemcpyDeviceToHost));
-    for (int64_t l = 0; l < L; l++) share += pruning_share(&counts[l]) / (double)L;
-    free(counts);
-    return share;
-}
-
-// Milliseconds of forward and backward, and of a whole step.
-typedef struct {
-    double forward_backward, step;
-} BenchTimes;
-
-// Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on random tokens.
-static BenchTimes bench_measure(Engine* e, const Run* run, RangeLog* log) {
-    Model* model = &e->model;
+// Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on random
+// tokens. ms: mean milliseconds of forward and backward, and of a whole step.
+static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* log) {
     int64_t n = run->options.bench;
-    BenchTimes times = {};
     cudaEvent_t event[3];
+    ms[0] = ms[1] = 0;
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
     for (int64_t step = -2; step < 2 * n; step++) {
         AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 3);
         bool logged = step >= n;
-        engine_load_batch(e, NULL);
+        load_batch(model, NULL);
         model_set_sequential(model, logged);
         if (logged) range_log_start(log);
         model_begin_step(model);
         CUDA_CHECK(cudaEventRecord(event[0], model->stream));
-        engine_add_gradients(e, model->B * model->T);
+        add_gradients(model, model->B * model->T);
         CUDA_CHECK(cudaEventRecord(event[1], model->stream));
-        model_update(model, &adamw, run->options.grad_clip);
+        update(model, &adamw, run->options.grad_clip);
         CUDA_CHECK(cudaEventRecord(event[2], model->stream));
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         if (logged) range_log_stop();
-        if (logged || step < 0) continue;
-        float elapsed;
-        CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[1]));
-        times.forward_backward += elapsed / (double)n;
-        CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[2]));
-        times.step += elapsed / (double)n;
+        for (int i = 0; !logged && step >= 0 && i < 2; i++) {
+            float elapsed;
+            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
+            ms[i] += elapsed / (double)n;
+        }
     }
     for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
-    return times;
 }
 
-static void bench_print_rate(const Engine* e, const Run* run, const char* what, double ms, double pruned) {
-    double rate = 1e3 * (double)(e->model.B * e->model.T) / ms, flops = run_flops_per_token(run);
-    double executed = flops - pruned * run_attention_flops_per_token(run), peak = e->device.peak_flops;
+static void bench_print_rate(const Model* model, const Run* run, const char* what, double ms, double pruned) {
+    double rate = 1e3 * (double)(model->B * model->T) / ms, flops = run_flops_per_token(run);
+    double executed = flops - pruned * run_attention_flops_per_token(run), peak = run->peak_flops;
     printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
            1e-12 * rate * flops);
     if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
-    if (peak > 0 && config_prunes(&e->model.config))
-        printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
+    if (peak > 0 && config_prunes(&run->config)) printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
     printf("\n");
 }
 
-static void engine_bench(Engine* e, const Run* run) {
-    Model* model = &e->model;
+static void bench(Model* model, const Run* run) {
     RangeLog* log = (RangeLog*)xcalloc(1, sizeof(RangeLog));
-    BenchTimes times = bench_measure(e, run, log);
-    double total = 0, pruned = model_pruned_share(model), steps = (double)run->options.bench;
+    LogStep last = {};
+    double ms[2], total = 0, pruned = 0, steps = (double)run->options.bench;
     size_t free_bytes, all_bytes;
+    bench_measure(ms, model, run, log);
+    model->num_finished = model->num_queued - 1; // only the last step's results are read
+    last.step_tokens = model->B * model->T;
+    finish_step(model, &last);
+    for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     for (int i = 0; i < log->num_names; i++) total += (log->sums[i].ms[0] + log->sums[i].ms[1]) / steps;
     printf("%lld steps of %lld x %lld tokens\n", (long long)run->options.bench, (long long)model->B,
@@ -1181,56 +1105,38 @@ static void engine_bench(Engine* e, const Run* run) {
     range_log_free(log);
     free(log);
     printf("  %-28s %10.2f ms\n", "sum", total);
-    bench_print_rate(e, run, "forward and backward", times.forward_backward, pruned);
-    bench_print_rate(e, run, "step", times.step, pruned);
+    bench_print_rate(model, run, "forward and backward", ms[0], pruned);
+    bench_print_rate(model, run, "step", ms[1], pruned);
     if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
 }
 
-// ----------------------------------------------------------------------------
-// generation
-
-struct DecodeState {
-    States states; // one sequence, extended by one token at a time
-};
-
-static DecodeState* engine_decode_open(Engine* e, int64_t capacity) {
-    DecodeState* state = (DecodeState*)xcalloc(1, sizeof *state);
-    state->states = states_new(&e->model, 1, 1, capacity);
-    return state;
-}
-
-static void engine_decode(Engine* e, DecodeState* state, int32_t token, float* logits) {
-    model_extend(&e->model, &state->states, &token);
-    if (logits) download_logits(&e->model, logits, state->states.logits, 1);
-}
-
-static void engine_decode_close(DecodeState* state) {
-    states_free(&state->states);
-    free(state);
+static void decode(Model* model, States* states, int32_t token, float* logits) {
+    model_extend(model, states, &token);
+    if (logits) download_logits(model, logits, states->logits, 1);
 }
 
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
     .suggested_tokens = 16384,
     .element_bytes = sizeof(float),
-    .steps_in_flight = TRAINER_STEPS_IN_FLIGHT,
+    .steps_in_flight = 1,
     .print_plan = print_plan,
-    .open = engine_open,
-    .close = engine_close,
-    .host_open = engine_host_open,
-    .host_close = engine_host_close,
-    .load_batch = engine_load_batch,
-    .begin_step = engine_begin_step,
-    .add_gradients = engine_add_gradients,
-    .update = engine_update,
-    .finish_step = engine_finish_step,
-    .first_not_finite = engine_first_not_finite,
-    .evaluate = engine_evaluate,
-    .bench = engine_bench,
-    .decode_open = engine_decode_open,
-    .decode = engine_decode,
-    .decode_close = engine_decode_close};
+    .open = trainer_open,
+    .close = trainer_close,
+    .host_open = host_open,
+    .host_close = host_close,
+    .load_batch = load_batch,
+    .begin_step = model_begin_step,
+    .add_gradients = add_gradients,
+    .update = update,
+    .finish_step = finish_step,
+    .first_not_finite = model_first_not_finite,
+    .evaluate = evaluate,
+    .bench = bench,
+    .states_new = states_new,
+    .decode = decode,
+    .states_free = states_free};
 
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
 

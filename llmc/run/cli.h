@@ -23,9 +23,15 @@ typedef struct {
     int count;
 } CliList;
 
-// A group is a title in --help. The fields of the other types, in this order: const char*, int (the index of
-// the name given), int64_t, double, bool, CliList.
+// A group is a title in --help. A choice is stored as the index of the name given.
 typedef enum { CLI_GROUP, CLI_TEXT, CLI_CHOICE, CLI_COUNT, CLI_REAL, CLI_FLAG, CLI_LIST } CliType;
+
+// The field of each type in the program's struct.
+typedef const char* CLI_TEXT_FIELD;
+typedef int64_t CLI_CHOICE_FIELD, CLI_COUNT_FIELD;
+typedef double CLI_REAL_FIELD;
+typedef bool CLI_FLAG_FIELD;
+typedef CliList CLI_LIST_FIELD;
 
 typedef struct {
     CliType type;
@@ -38,12 +44,11 @@ typedef struct {
 
 static inline void* cli_field(const CliRow* row, void* options) { return (char*)options + row->offset; }
 
-// ----------------------------------------------------------------------------
-// choices
-
-// Copies name i of a choice, counted from 0, to `text`; false if the choice has no such name.
-static inline bool cli_choice_name(char text[32], const CliRow* row, int i) {
+// Copies name i of a choice, counted from 0, to `text`; false if the choice has no such name, as for
+// CLI_UNSET.
+static inline bool cli_choice_name(char text[32], const CliRow* row, int64_t i) {
     const char* name = row->value_name;
+    if (i < 0) return false;
     for (; i > 0; i--) {
         name += strcspn(name, "|");
         if (*name++ == '\0') return false;
@@ -52,33 +57,19 @@ static inline bool cli_choice_name(char text[32], const CliRow* row, int i) {
     return true;
 }
 
-// Sets a choice by name; the error lists all names.
-static inline bool cli_set_choice(const CliRow* row, int* field, const char* text, Error* err) {
-    char name[32], all[256] = "";
-    for (int i = 0; cli_choice_name(name, row, i); i++) {
-        if (strcmp(text, name) == 0) {
-            *field = i;
-            return true;
-        }
-        size_t n = strlen(all);
-        snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", name);
-    }
-    return fail(err, "--%s %s: not one of %s", row->name, text, all);
-}
-
 // ----------------------------------------------------------------------------
 // parsing
 
 // Fills every field with its default; texts are NULL, flags false and lists empty.
 static inline void cli_defaults(const CliRow* rows, int num_rows, void* options) {
-    for (int i = 0; i < num_rows; i++) {
-        void* field = cli_field(&rows[i], options);
-        switch (rows[i].type) {
+    for (const CliRow* row = rows; row < rows + num_rows; row++) {
+        void* field = cli_field(row, options);
+        switch (row->type) {
         case CLI_GROUP: break;
         case CLI_TEXT: *(const char**)field = NULL; break;
-        case CLI_CHOICE: *(int*)field = (int)rows[i].preset; break;
-        case CLI_COUNT: *(int64_t*)field = (int64_t)rows[i].preset; break;
-        case CLI_REAL: *(double*)field = rows[i].preset; break;
+        case CLI_CHOICE:
+        case CLI_COUNT: *(int64_t*)field = (int64_t)row->preset; break;
+        case CLI_REAL: *(double*)field = row->preset; break;
         case CLI_FLAG: *(bool*)field = false; break;
         case CLI_LIST: ((CliList*)field)->count = 0; break;
         }
@@ -89,11 +80,19 @@ static inline void cli_defaults(const CliRow* rows, int num_rows, void* options)
 // On error the field keeps its value.
 static inline bool cli_set(const CliRow* row, void* options, const char* text, Error* err) {
     void* field = cli_field(row, options);
+    CliList* list = (CliList*)field;
+    char name[32];
     double number;
     switch (row->type) {
     case CLI_GROUP: break;
     case CLI_TEXT: *(const char**)field = text; break;
-    case CLI_CHOICE: return cli_set_choice(row, (int*)field, text, err);
+    case CLI_CHOICE:
+        for (int64_t i = 0; cli_choice_name(name, row, i); i++) {
+            if (strcmp(text, name) != 0) continue;
+            *(int64_t*)field = i;
+            return true;
+        }
+        return fail(err, "--%s %s: not one of %s", row->name, text, row->value_name);
     case CLI_COUNT:
         if (!parse_count(text, &number) || number != floor(number) || number < row->least ||
             number > row->most)
@@ -107,13 +106,10 @@ static inline bool cli_set(const CliRow* row, void* options, const char* text, E
         *(double*)field = number;
         break;
     case CLI_FLAG: *(bool*)field = true; break;
-    case CLI_LIST: {
-        CliList* list = (CliList*)field;
+    case CLI_LIST:
         if (list->count == CLI_MAX_LIST)
             return fail(err, "--%s: given more than %d times", row->name, CLI_MAX_LIST);
         list->items[list->count++] = text;
-        break;
-    }
     }
     return true;
 }
@@ -175,36 +171,30 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
 // ----------------------------------------------------------------------------
 // help
 
-// Prints n characters of a word: in the column where help texts begin, or behind what the line already has,
-// with a line break where it is full. Returns the column after the word.
-static inline int cli_print_word(FILE* f, int column, const char* word, int n) {
-    const int indent = 28, width = 110;
-    if (column < indent)
-        column += fprintf(f, "%*s", indent - column, "");
-    else if (column + 1 + n > width)
-        column = fprintf(f, "\n%*s", indent, "") - 1;
-    else
-        column += fprintf(f, " ");
-    return column + fprintf(f, "%.*s", n, word);
-}
-
 // Prints all options with their help texts and defaults, wrapped to 110 columns.
 static inline void cli_print_help(FILE* f, const CliRow* rows, int num_rows) {
+    const int indent = 28, width = 110;
     for (const CliRow* row = rows; row < rows + num_rows; row++) {
+        char preset[32] = "", text[1024];
         if (row->type == CLI_GROUP) {
             fprintf(f, "\n%s\n", row->name);
             continue;
         }
+        if ((row->type == CLI_COUNT || row->type == CLI_REAL) && row->preset != CLI_UNSET &&
+            !strchr(row->help, '['))
+            snprintf(preset, sizeof preset, " [%.15g]", row->preset);
+        snprintf(text, sizeof text, "%s%s", row->help, preset);
         int column = fprintf(f, "  --%s %s", row->name, row->value_name);
-        for (const char* word = row->help; *word; word += strspn(word, " ")) {
+        for (const char* word = text; *word; word += strspn(word, " ")) {
             int n = (int)strcspn(word, " ");
-            column = cli_print_word(f, column, word, n);
+            if (column < indent)
+                column += fprintf(f, "%*s", indent - column, "");
+            else if (column + 1 + n > width)
+                column = fprintf(f, "\n%*s", indent, "") - 1;
+            else
+                column += fprintf(f, " ");
+            column += fprintf(f, "%.*s", n, word);
             word += n;
-        }
-        bool number = row->type == CLI_COUNT || row->type == CLI_REAL;
-        if (number && row->preset != CLI_UNSET && !strchr(row->help, '[')) {
-            char preset[32];
-            cli_print_word(f, column, preset, snprintf(preset, sizeof preset, "[%.15g]", row->preset));
         }
         fprintf(f, "\n");
     }

@@ -92,16 +92,14 @@ ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, "text to continue [empty: the start of a document]") \
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
 ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
-ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, \
-    "sample from the most likely tokens with this total probability") \
+ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
 GROUP("GPU (ignored by the CPU trainer)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
     "[the first that fits]") \
 ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
-ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, \
-    "bitwise reproducible, slightly slower") \
+ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, "print config, parameter counts and memory plan, and exit") \
 ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
@@ -110,15 +108,8 @@ ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
     "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
 ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit")
 
-#define OPTION_TYPE_TEXT   const char*
-#define OPTION_TYPE_CHOICE int
-#define OPTION_TYPE_COUNT  int64_t
-#define OPTION_TYPE_REAL   double
-#define OPTION_TYPE_FLAG   bool
-#define OPTION_TYPE_LIST   CliList
-
 #define OPTION_NO_FIELD(title)
-#define OPTION_FIELD(type, field, ...) OPTION_TYPE_##type field;
+#define OPTION_FIELD(type, field, ...) CLI_##type##_FIELD field;
 typedef struct { OPTIONS(OPTION_NO_FIELD, OPTION_FIELD) } Options;
 
 #define OPTION_GROUP(title) {CLI_GROUP, title, "", 0, 0, 0, 0, ""},
@@ -135,12 +126,6 @@ static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
 #undef CHOICE_NAME
 #undef CHOICE_LIST
 #undef OPTIONS
-#undef OPTION_TYPE_TEXT
-#undef OPTION_TYPE_CHOICE
-#undef OPTION_TYPE_COUNT
-#undef OPTION_TYPE_REAL
-#undef OPTION_TYPE_FLAG
-#undef OPTION_TYPE_LIST
 #undef OPTION_NO_FIELD
 #undef OPTION_FIELD
 #undef OPTION_GROUP
@@ -167,11 +152,6 @@ static inline void options_defaults(Options* o) { cli_defaults(option_rows, NUM_
 // Parses the command line into *o; given[i] tells whether row i was given. As cli_parse, without arguments.
 static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int argc, char** argv, Error* err) {
     return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
-}
-
-// Was the option `name` given?
-static inline bool option_given(const bool given[NUM_OPTION_ROWS], const char* name) {
-    return given[cli_find(option_rows, NUM_OPTION_ROWS, name, strlen(name)) - option_rows];
 }
 
 // Fills what is unset from a preset's recipe.
@@ -201,35 +181,24 @@ static inline void options_print_help(FILE* f, const char* program, const char* 
 // Writes the recorded options as an object under `key`. Unset ones are left out.
 static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
     json_begin_object(w, key);
-    for (int i = 0; i < NUM_OPTION_ROWS; i++) {
-        const CliRow* row = &option_rows[i];
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
         const void* field = (const char*)o + row->offset;
+        const char* const* text = (const char* const*)field;
+        const int64_t* count = (const int64_t*)field;
+        const double* number = (const double*)field;
+        const CliList* list = (const CliList*)field;
         char name[32];
         if (!option_recorded(row)) continue;
-        switch (row->type) {
-        case CLI_GROUP: break;
-        case CLI_TEXT:
-            if (*(const char* const*)field) json_put_string(w, row->name, *(const char* const*)field);
-            break;
-        case CLI_CHOICE:
-            if (*(const int*)field != OPTION_UNSET && cli_choice_name(name, row, *(const int*)field))
-                json_put_string(w, row->name, name);
-            break;
-        case CLI_COUNT:
-            if (*(const int64_t*)field != OPTION_UNSET) json_put_int(w, row->name, *(const int64_t*)field);
-            break;
-        case CLI_REAL:
-            if (*(const double*)field != OPTION_UNSET) json_put_double(w, row->name, *(const double*)field);
-            break;
-        case CLI_FLAG: json_put_bool(w, row->name, *(const bool*)field); break;
-        case CLI_LIST: {
-            const CliList* list = (const CliList*)field;
-            json_begin_array(w, row->name);
-            for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
-            json_end(w);
-            break;
-        }
-        }
+        if (row->type == CLI_TEXT && *text) json_put_string(w, row->name, *text);
+        if (row->type == CLI_CHOICE && cli_choice_name(name, row, *count))
+            json_put_string(w, row->name, name);
+        if (row->type == CLI_COUNT && *count != OPTION_UNSET) json_put_int(w, row->name, *count);
+        if (row->type == CLI_REAL && *number != OPTION_UNSET) json_put_double(w, row->name, *number);
+        if (row->type == CLI_FLAG) json_put_bool(w, row->name, *(const bool*)field);
+        if (row->type != CLI_LIST) continue;
+        json_begin_array(w, row->name);
+        for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
+        json_end(w);
     }
     json_end(w);
 }
@@ -239,28 +208,21 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     const char* text = json_string(j, node);
     char digits[32];
     double number;
-    bool ok = true;
+    bool ok = json_is(j, node, JSON_ARRAY);
     Error ignored; // the caller names the file and the option
-    switch (row->type) {
-    case CLI_GROUP: break;
-    case CLI_CHOICE: // --recompute qkv was once called cheap
-        if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0) text = "qkv";
-        FALLTHROUGH;
-    case CLI_TEXT: return text && cli_set(row, o, text, &ignored);
-    case CLI_COUNT:
-    case CLI_REAL:
+    if (row->type == CLI_FLAG) return json_bool(j, node, (bool*)cli_field(row, o));
+    if (row->type == CLI_LIST) {
+        for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item))
+            ok = json_string(j, item) && cli_set(row, o, json_string(j, item), &ignored);
+        return ok;
+    }
+    if (row->type == CLI_COUNT || row->type == CLI_REAL) {
         if (!json_double(j, node, &number)) return false;
         snprintf(digits, sizeof digits, "%.17g", number);
-        return cli_set(row, o, digits, &ignored);
-    case CLI_FLAG: return json_bool(j, node, (bool*)cli_field(row, o));
-    case CLI_LIST:
-        for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item)) {
-            text = json_string(j, item);
-            ok = text && cli_set(row, o, text, &ignored);
-        }
-        return ok && json_is(j, node, JSON_ARRAY);
-    }
-    return false;
+        text = digits;
+    } else if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0)
+        text = "qkv"; // was once called cheap
+    return text && cli_set(row, o, text, &ignored);
 }
 
 // Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the

@@ -4,12 +4,11 @@ of them:
 
     CommandLine   options given, and what to do with them             command_line_parse
     RunFolder     lock on --out and its checkpoints                   run_folder_open
-    ResumePoint   newest readable checkpoint: config, state,          resume_point_find
-                  and the command line's options completed from it
-    Run           options, config, parameter table, batches, steps    run_configure
+    Run           a checkpoint, options completed from it, config,    run_configure
+                  parameter table, batches, steps
 
-Called by train.h. A checkpoint whose weights prove damaged after all is skipped by repeating the last two
-stages for the next older one; nothing of the damaged one remains. These are the outermost layers of a
+Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
+nothing of the damaged one remains. These are the outermost layers of a
 program: most functions die() on error.
 */
 #ifndef LLMC_RUN_H
@@ -36,15 +35,6 @@ typedef struct {
     int count;
 } RunFolder;
 
-// A checkpoint to resume from, without its tensors.
-typedef struct {
-    char folder[PATH_LENGTH];
-    Options options; // of the command line, completed from the record
-    Config config;
-    TrainerState state;
-    Json record; // trainer.json; texts in options may point into it
-} ResumePoint;
-
 typedef struct {
     RunMode mode;
     Options options; // complete
@@ -58,19 +48,12 @@ typedef struct {
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
     Json record;                  // its trainer.json; texts in options may point into it
+    char device[512];             // printed before training and --bench: a line on device and implementation
+    double peak_flops;            // of the device, per second, for MFU; 0: not known
 } Run;
 
 // ----------------------------------------------------------------------------
 // command line
-
-static inline RunMode run_mode(const Options* o) {
-    // with --data, --generate is the length of samples while training
-    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;
-    bool generate = o->generate != OPTION_UNSET && !o->data;
-    if (dry + bench + dump + generate > 1)
-        die("--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them");
-    return dry ? RUN_DRY : bench ? RUN_BENCH : dump ? RUN_DUMP : generate ? RUN_GENERATE : RUN_TRAIN;
-}
 
 // Parses the command line. Prints help if asked to, and exits.
 static inline CommandLine command_line_parse(int argc, char** argv, const char* summary) {
@@ -83,7 +66,13 @@ static inline CommandLine command_line_parse(int argc, char** argv, const char* 
         options_print_help(stdout, argv[0], summary);
         exit(EXIT_SUCCESS);
     }
-    line.mode = run_mode(&line.options);
+    const Options* o = &line.options;
+    // with --data, --generate is the length of samples while training
+    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;
+    bool generate = o->generate != OPTION_UNSET && !o->data;
+    if (dry + bench + dump + generate > 1)
+        die("--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them");
+    line.mode = dry ? RUN_DRY : bench ? RUN_BENCH : dump ? RUN_DUMP : generate ? RUN_GENERATE : RUN_TRAIN;
     return line;
 }
 
@@ -107,56 +96,32 @@ static inline RunFolder run_folder_open(const CommandLine* line) {
     return folder;
 }
 
-static inline void run_folder_close(RunFolder* folder) {
-    free(folder->steps);
-    if (folder->lock >= 0) close(folder->lock);
-}
-
-static inline void resume_warn(const Error* err) {
-    warn("%s; going back to the checkpoint before it", err->msg);
-}
-
 // Reads a checkpoint's config and trainer.json, and restores the options that were not given.
-static inline bool resume_point_read(ResumePoint* point, const CommandLine* line, Error* err) {
-    const Json* record = &point->record;
-    point->options = line->options;
-    if (!config_read(&point->config, point->folder, err)) return false;
-    if (!checkpoint_load_state(point->folder, &point->state, &point->record, err)) return false;
-    bool ok = options_restore(&point->options, line->given, point->folder, record,
-                              json_get(record, 0, "options"), err);
-    if (!ok) json_free(&point->record);
-    return ok;
-}
-
-// Finds the newest readable checkpoint from steps[*candidate] on, and advances *candidate to it. Warns of
-// each one that is damaged, and dies where all are. Returns false if there are no checkpoints.
-static inline bool resume_point_find(ResumePoint* point, const CommandLine* line, const RunFolder* folder,
-                                     int* candidate) {
-    Error err;
-    for (; *candidate < folder->count; ++*candidate) {
-        checkpoint_path(point->folder, line->options.out, folder->steps[*candidate]);
-        if (resume_point_read(point, line, &err)) return true;
-        resume_warn(&err);
-    }
-    if (folder->count > 0)
-        die("%s: none of its %d checkpoints can be read; move them away to start anew", line->options.out,
-            folder->count);
-    return false;
+static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
+    run->options = line->options;
+    if (!config_read(&run->config, run->checkpoint, err) ||
+        !checkpoint_load_state(run->checkpoint, &run->state, &run->record, err))
+        return false;
+    return options_restore(&run->options, line->given, run->checkpoint, &run->record,
+                           json_get(&run->record, 0, "options"), err);
 }
 
 // Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
-static inline void resume_check_data_order(const ResumePoint* point) {
-    const Options* o = &point->options;
-    const Json* record = &point->record;
+static inline void resume_check_data_order(const Run* run) {
+    const Options* o = &run->options;
+    const Json* record = &run->record;
+    const struct {
+        const char* name;
+        int64_t value;
+    } sizes[] = {{"seq-len", o->seq_len}, {"seed", o->seed}};
     int options = json_get(record, 0, "options");
-    int64_t seq_len, seed;
+    int64_t recorded;
     bool shuffle;
-    if (json_int64(record, json_get(record, options, "seq-len"), &seq_len) && seq_len != o->seq_len)
-        die("--seq-len %lld: the run in %s has %lld, which cannot change when it resumes",
-            (long long)o->seq_len, o->out, (long long)seq_len);
-    if (json_int64(record, json_get(record, options, "seed"), &seed) && seed != o->seed)
-        die("--seed %lld: the run in %s has %lld, which cannot change when it resumes", (long long)o->seed,
-            o->out, (long long)seed);
+    for (int i = 0; i < 2; i++)
+        if (json_int64(record, json_get(record, options, sizes[i].name), &recorded) &&
+            recorded != sizes[i].value)
+            die("--%s %lld: the run in %s has %lld, which cannot change when it resumes", sizes[i].name,
+                (long long)sizes[i].value, o->out, (long long)recorded);
     if (json_bool(record, json_get(record, options, "shuffle"), &shuffle) && shuffle != o->shuffle)
         die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes", o->out);
 }
@@ -193,37 +158,22 @@ static inline Config run_choose_config(const Options* o, Recipe* recipe) {
     return c;
 }
 
-// The first key in which two configs differ, NULL if they are equal. Compares texts, because padding bytes of
-// the structs may differ.
-static inline const char* config_difference(const Config* a, const Config* b) {
-    const char* found = NULL;
-    JsonWriter wa = json_writer(0), wb = json_writer(0);
-    for (int i = 0; i < NUM_CONFIG_KEYS && !found; i++) {
-        json_writer_clear(&wa), json_writer_clear(&wb);
-        json_begin_object(&wa, NULL), json_begin_object(&wb, NULL);
-        config_put(a, i, &wa), config_put(b, i, &wb);
-        json_end(&wa), json_end(&wb);
-        if (strcmp(wa.text, wb.text) != 0) found = config_keys[i].name;
-    }
-    json_writer_free(&wa);
-    json_writer_free(&wb);
-    return found;
-}
-
 // The checkpoint has the config, so --init is not read again. But a model named on the command line must be
-// the same, or the user means another run.
-static inline void resume_check_model(const ResumePoint* point, const CommandLine* line) {
-    static const char* const names[] = {"model", "init", "set"};
-    bool named = false;
-    for (int i = 0; i < 3; i++) named = named || option_given(line->given, names[i]);
-    if (!named) return;
+// the same, or the user means another run. Compares texts, because padding bytes of the structs may differ.
+static inline void resume_check_model(const Run* run, const CommandLine* line) {
+    if (!line->options.model && !line->options.init && line->options.set.count == 0) return;
     Recipe recipe;
-    Config c = run_choose_config(&point->options, &recipe);
-    const char* key = config_difference(&c, &point->config);
-    if (key)
-        die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
-            "another folder",
-            point->options.out, key);
+    const Config c = run_choose_config(&run->options, &recipe);
+    JsonWriter ours = json_writer(0), theirs = json_writer(0);
+    json_begin_object(&ours, NULL), json_begin_object(&theirs, NULL);
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+        config_put(&c, i, &ours), config_put(&run->config, i, &theirs);
+        if (strcmp(ours.text, theirs.text) != 0)
+            die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
+                "another folder",
+                run->options.out, config_keys[i].name);
+    }
+    json_writer_free(&ours), json_writer_free(&theirs);
 }
 
 // ----------------------------------------------------------------------------
@@ -273,39 +223,35 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
             (long long)B, (long long)T, pass);
 }
 
-// The run of a command line: resumed from the newest readable checkpoint from steps[*candidate] on, if there
-// are any. suggested_tokens: size of a micro-batch that suits the trainer. Free with run_free.
-static inline Run run_configure(const CommandLine* line, const RunFolder* folder, int* candidate,
-                                int64_t suggested_tokens) {
-    Run run;
+// Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
+// one being 0, or from the start if there is none. suggested_tokens: size of a micro-batch that suits the
+// trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
+static inline bool run_configure(Run* run, const CommandLine* line, const RunFolder* folder, int candidate,
+                                 int64_t suggested_tokens, Error* err) {
     Recipe recipe;
-    ResumePoint point;
-    memset(&run, 0, sizeof run);
-    run.mode = line->mode;
-    if (resume_point_find(&point, line, folder, candidate)) {
-        resume_check_data_order(&point);
-        resume_check_model(&point, line);
-        run.options = point.options;
-        run.config = point.config;
-        run.state = point.state;
-        run.record = point.record;
-        memcpy(run.checkpoint, point.folder, sizeof run.checkpoint);
-        recipe = config_nearest_recipe(&run.config); // of options that an older version did not record
+    memset(run, 0, sizeof *run);
+    run->mode = line->mode;
+    if (candidate < folder->count) {
+        checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
+        if (!run_read_checkpoint(run, line, err)) return false;
+        resume_check_data_order(run);
+        resume_check_model(run, line);
+        recipe = config_nearest_recipe(&run->config); // of options that an older version did not record
     } else {
-        run.options = line->options;
-        run.config = run_choose_config(&run.options, &recipe);
-        run.state.seed = run.options.seed;
+        run->options = line->options;
+        run->config = run_choose_config(&run->options, &recipe);
+        run->state.seed = run->options.seed;
     }
-    const Options* o = &run.options;
-    options_apply_recipe(&run.options, &recipe);
-    run.table = params_build(&run.config);
-    if (run.mode == RUN_GENERATE && !o->init)
+    const Options* o = &run->options;
+    options_apply_recipe(&run->options, &recipe);
+    run->table = params_build(&run->config);
+    if (run->mode == RUN_GENERATE && !o->init)
         die("--generate: with which model? give --init DIR, a checkpoint");
-    if ((run.mode == RUN_TRAIN || run.mode == RUN_DUMP) && !o->data)
+    if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
-    run_plan_batches(&run, suggested_tokens);
-    run_plan_steps(&run);
-    return run;
+    run_plan_batches(run, suggested_tokens);
+    run_plan_steps(run);
+    return true;
 }
 
 static inline void run_free(Run* run) {
@@ -334,14 +280,10 @@ static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_si
 // Opens shards in sequences and micro-batches of the run.
 static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, bool shuffle) {
     Error err;
-    const DataOptions options = {run->options.seq_len,
-                                 run->micro_batch,
-                                 run->config.vocab_size,
-                                 config_end_of_text(&run->config),
-                                 0,
-                                 1,
-                                 shuffle,
-                                 (uint64_t)run->options.seed};
+    const Options* o = &run->options;
+    const DataOptions options = {
+        o->seq_len, run->micro_batch, run->config.vocab_size, config_end_of_text(&run->config), 0,
+        1,          shuffle,          (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
 }
 

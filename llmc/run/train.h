@@ -20,9 +20,12 @@ Called by main of the trainers, and only there.
 #include "schedule.h"
 #include "trainer.h"
 
-#define RUN_EXIT_INTERRUPTED 75 // EX_TEMPFAIL: run the same command again with --resume
+#define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
+#define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
 
 #define RUN_DEFAULT_SAMPLE_TOKENS 128
+
+#define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
 // ----------------------------------------------------------------------------
 // signals: SIGINT, SIGTERM and SIGHUP end the run after the current step; a second one of the same kind ends
@@ -46,12 +49,12 @@ static inline void run_catch_signals(void) {
 
 typedef struct {
     const Trainer* trainer;
-    Engine* engine;
+    Model* model;
     Run* run;
     Logger logger;
     DataLoader data, val_data;
-    int64_t val_sequences;                       // 0: no validation
-    LogStep queued[TRAINER_STEPS_IN_FLIGHT + 1]; // log lines of steps in flight; step s is in [s % size]
+    int64_t val_sequences; // 0: no validation
+    LogStep queued[2];     // log lines of steps in flight; step s is in [s % 2]
     int64_t in_flight;
     double last_time; // when the current step began, in seconds_now()
 } Training;
@@ -59,11 +62,7 @@ typedef struct {
 // Is something due after `step` that happens every `every` steps? 0: never.
 static inline bool run_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-static inline void device_print(const DeviceInfo* device) {
-    if (device->text[0]) printf("%s\n", device->text);
-}
-
-static inline void training_open(Training* t, const DeviceInfo* device) {
+static inline void training_open(Training* t) {
     Error err;
     const Run* run = t->run;
     const Options* o = &run->options;
@@ -79,18 +78,12 @@ static inline void training_open(Training* t, const DeviceInfo* device) {
     t->logger.log_every = o->log_every;
     t->logger.flops_per_token = run_flops_per_token(run);
     t->logger.attention_flops = run_attention_flops_per_token(run);
-    t->logger.peak_flops = device->peak_flops;
+    t->logger.peak_flops = run->peak_flops;
     dataloader_seek(&t->data, run->state.position);
     if (o->sample_every) { // reports an unreadable vocabulary now instead of at the first sample
-        Sample sample = sample_new(run, NULL, false);
-        sample_free(&sample);
+        Tokenizer tokenizer = sample_tokenizer(run, false);
+        tokenizer_free(&tokenizer);
     }
-}
-
-static inline void training_close(Training* t) {
-    logger_close(&t->logger);
-    dataloader_close(&t->data);
-    if (t->run->options.val_data) dataloader_close(&t->val_data);
 }
 
 // ----------------------------------------------------------------------------
@@ -105,26 +98,18 @@ static inline void training_save(Training* t) {
     const Options* o = &run->options;
     if (!o->out) return;
     const CheckpointRecord record = {&run->config, &run->table, o, &run->state};
-    CheckpointTensors tensors = t->trainer->host_open(t->engine, true);
+    CheckpointTensors tensors = t->trainer->host_open(t->model, true);
     if (!checkpoint_check_finite(&run->table, &tensors, &err) ||
         !checkpoint_save(o->out, &record, &tensors, (int)o->keep, &err))
         die("%s; no checkpoint of step %lld, older ones are unchanged", err.msg, (long long)run->state.step);
-    t->trainer->host_close(t->engine, &tensors, false);
+    t->trainer->host_close(t->model, &tensors, false);
     checkpoint_path(folder, o->out, run->state.step);
     logger_event(&t->logger, run->state.step, "checkpoint", folder);
 }
 
-// Results of passes over micro-batches of the run, with memory for the losses only.
-static inline PassResults pass_results(const Trainer* trainer, const Run* run) {
-    int64_t B = run->micro_batch, T = run->options.seq_len;
-    PassResults pass = {B, T, run->config.vocab_size, trainer->element_bytes, NULL, NULL, NULL};
-    pass.losses = xcalloc((size_t)(B * T), (size_t)trainer->element_bytes);
-    return pass;
-}
-
-static inline double pass_loss(const PassResults* pass, int64_t t) {
-    return pass->element_bytes == 8 ? ((const double*)pass->losses)[t]
-                                    : (double)((const float*)pass->losses)[t];
+// Number i of a buffer that evaluate filled.
+static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
+    return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
 }
 
 // Measures and logs the loss on the first val_sequences held-out sequences; at the end of the run also by
@@ -135,15 +120,16 @@ static inline void training_validate(Training* t) {
     LogValidation v;
     memset(&v, 0, sizeof v);
     double start = seconds_now();
-    PassResults pass = pass_results(t->trainer, run);
+    void* losses = xcalloc((size_t)(B * T), (size_t)t->trainer->element_bytes);
     dataloader_seek(&t->val_data, 0);
     for (int64_t i = 0; i < t->val_sequences; i += B) {
         int64_t sequences = t->val_sequences - i < B ? t->val_sequences - i : B;
-        t->trainer->load_batch(t->engine, &t->val_data);
-        t->trainer->evaluate(t->engine, &pass);
-        for (int64_t k = 0; k < sequences * T; k++) log_validation_add(&v, k % T, pass_loss(&pass, k));
+        t->trainer->load_batch(t->model, &t->val_data);
+        t->trainer->evaluate(t->model, losses, NULL, NULL);
+        for (int64_t k = 0; k < sequences * T; k++)
+            log_validation_add(&v, k % T, host_number(t->trainer, losses, k));
     }
-    free(pass.losses);
+    free(losses);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
     logger_validation(&t->logger, run->state.step, &v);
@@ -152,10 +138,10 @@ static inline void training_validate(Training* t) {
 
 static inline void training_sample(Training* t) {
     int64_t n = t->run->options.generate;
-    Sample text = sample_new(t->run, NULL, false);
-    sample_generate(&text, t->run, n == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : n, t->trainer, t->engine);
-    logger_event(&t->logger, t->run->state.step, "sample", text.text.data);
-    sample_free(&text);
+    ByteBuffer text = sample_generate(t->run, n == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : n, NULL,
+                                      t->trainer, t->model);
+    logger_event(&t->logger, t->run->state.step, "sample", text.data);
+    free(text.data);
 }
 
 // ----------------------------------------------------------------------------
@@ -163,8 +149,8 @@ static inline void training_sample(Training* t) {
 
 // Ends a run whose loss or gradient norm is not finite; names the first tensor that is not.
 __attribute__((noreturn)) static inline void training_die_not_finite(const Training* t, const LogStep* line) {
-    const char* weight = t->trainer->first_not_finite(t->engine, false);
-    const char* name = weight ? weight : t->trainer->first_not_finite(t->engine, true);
+    const char* weight = t->trainer->first_not_finite(t->model, false);
+    const char* name = weight ? weight : t->trainer->first_not_finite(t->model, true);
     die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not "
         "updated; resume from the last checkpoint with a lower --lr, or look at the data",
         (long long)line->step, line->loss, line->grad_norm, weight ? "weights" : "gradient",
@@ -174,8 +160,9 @@ __attribute__((noreturn)) static inline void training_die_not_finite(const Train
 // Finishes and logs the oldest steps in flight until `remaining` are left.
 static inline void training_finish_steps(Training* t, int64_t remaining) {
     for (; t->in_flight > remaining; t->in_flight--) {
-        LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % (TRAINER_STEPS_IN_FLIGHT + 1)];
-        if (!t->trainer->finish_step(t->engine, line)) training_die_not_finite(t, line);
+        LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % 2];
+        t->trainer->finish_step(t->model, line);
+        if (!isfinite(line->loss) || !isfinite(line->grad_norm)) training_die_not_finite(t, line);
         double now = seconds_now();
         line->seconds = now - t->last_time;
         t->last_time = now;
@@ -190,30 +177,30 @@ static inline void training_queue_step(Training* t) {
     int64_t step_tokens = t->run->batch_sequences * o->seq_len;
     double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
     AdamWParams adamw = options_adamw(o, lr, state->step + 1);
-    t->trainer->begin_step(t->engine);
+    t->trainer->begin_step(t->model);
     for (int64_t i = 0; i < t->run->grad_accum_steps; i++) {
-        t->trainer->load_batch(t->engine, &t->data);
-        t->trainer->add_gradients(t->engine, step_tokens);
+        t->trainer->load_batch(t->model, &t->data);
+        t->trainer->add_gradients(t->model, step_tokens);
     }
-    t->trainer->update(t->engine, &adamw, o->grad_clip);
+    t->trainer->update(t->model, &adamw, o->grad_clip);
     state->step++;
     state->tokens += step_tokens;
     state->position = dataloader_position(&t->data);
 
-    LogStep* line = &t->queued[state->step % (TRAINER_STEPS_IN_FLIGHT + 1)];
+    LogStep* line = &t->queued[state->step % 2];
     memset(line, 0, sizeof *line);
     line->step = state->step, line->tokens = state->tokens, line->step_tokens = step_tokens, line->lr = lr;
     t->in_flight++;
 }
 
-// Trains from run->state to run->last_step, or until a signal.
-static inline void train(const Trainer* trainer, Engine* engine, Run* run, const DeviceInfo* device) {
+// Trains from run->state to run->last_step, or until a signal. Returns the exit code.
+static inline int train(const Trainer* trainer, Model* model, Run* run) {
     const Options* o = &run->options;
     TrainerState* state = &run->state;
     char text[64];
     Training* t = (Training*)xcalloc(1, sizeof *t);
-    t->trainer = trainer, t->engine = engine, t->run = run;
-    training_open(t, device);
+    t->trainer = trainer, t->model = model, t->run = run;
+    training_open(t);
     run_catch_signals();
     run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
     if (run_resumed(run)) {
@@ -223,7 +210,7 @@ static inline void train(const Trainer* trainer, Engine* engine, Run* run, const
     if (state->step >= run->last_step)
         printf("nothing left to do: the run is at step %lld of %lld\n", (long long)state->step,
                (long long)run->last_step);
-    device_print(device);
+    printf("%s", run->device);
 
     bool saved = run_resumed(run); // the present state
     t->last_time = seconds_now();
@@ -244,34 +231,56 @@ static inline void train(const Trainer* trainer, Engine* engine, Run* run, const
     }
     training_finish_steps(t, 0);
     if (!saved) training_save(t); // after a signal, or with --max-steps 0
-    training_close(t);
+    logger_close(&t->logger);
+    dataloader_close(&t->data);
+    if (o->val_data) dataloader_close(&t->val_data);
     free(t);
+    return state->step < run->last_step ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
 }
 
 // ----------------------------------------------------------------------------
 // --dump
 
-static inline void dump(const Trainer* trainer, Engine* engine, const Run* run) {
+// Writes losses, logits and gradients of the first micro-batch to a safetensors file, for comparison with
+// another implementation. Elements are floats or doubles, like the trainer's numbers:
+//
+//     loss    [B, T]       of every token
+//     logits  [B, T, V]    unless larger than DUMP_LOGITS_BYTES
+//     NAME                 gradient of the mean loss, of every trainable tensor
+static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
     Error err;
     DataLoader data;
-    const Options* o = &run->options;
-    PassResults pass = pass_results(trainer, run);
-    int64_t BT = pass.B * pass.T, logits = BT * pass.V;
-    double loss = 0;
-    if (logits * pass.element_bytes <= DUMP_LOGITS_BYTES)
-        pass.logits = xcalloc((size_t)logits, (size_t)pass.element_bytes);
-    pass.grads = xcalloc((size_t)run->table.count, (size_t)pass.element_bytes);
-    run_open_data(run, &data, o->data, o->shuffle);
-    trainer->load_batch(engine, &data);
-    trainer->evaluate(engine, &pass);
-    if (!dump_write(o->dump, &run->table, &pass, &err)) die("%s", err.msg);
-    for (int64_t t = 0; t < BT; t++) loss += pass_loss(&pass, t);
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", o->dump, loss / (double)BT, (long long)pass.B,
-           (long long)pass.T);
+    const char* path = run->options.dump;
+    const int64_t element_bytes = trainer->element_bytes, B = run->micro_batch, T = run->options.seq_len;
+    const int64_t BT = B * T, V = run->config.vocab_size, shape[3] = {B, T, V};
+    const SafetensorsDtype dtype = element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
+    const ParamTable* table = &run->table;
+    void* losses = xcalloc((size_t)BT, (size_t)element_bytes);
+    void* grads = xcalloc((size_t)table->count, (size_t)element_bytes);
+    void* logits =
+        BT * V * element_bytes <= DUMP_LOGITS_BYTES ? xcalloc((size_t)(BT * V), (size_t)element_bytes) : NULL;
+    run_open_data(run, &data, run->options.data, run->options.shuffle);
+    trainer->load_batch(model, &data);
+    trainer->evaluate(model, losses, logits, grads);
     dataloader_close(&data);
-    free(pass.losses);
-    free(pass.logits);
-    free(pass.grads);
+
+    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)table->num_rows + 2, sizeof *tensors);
+    int count = 0;
+    tensors[count++] = safetensors_tensor("loss", dtype, 2, shape, losses);
+    if (logits) tensors[count++] = safetensors_tensor("logits", dtype, 3, shape, logits);
+    for (const Param* p = table->rows; p < table->rows + table->num_rows; p++) {
+        const char* grad = (const char*)grads + p->offset * element_bytes;
+        if (p->trainable) tensors[count++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, grad);
+    }
+    if (!safetensors_write(path, tensors, count, &err)) die("%s", err.msg);
+
+    double loss = 0;
+    for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);
+    printf("%s: mean loss %.6f of %lld x %lld tokens\n", path, loss / (double)BT, (long long)B, (long long)T);
+    free(tensors);
+    free(losses);
+    free(logits);
+    free(grads);
 }
 
 // ----------------------------------------------------------------------------
@@ -295,10 +304,10 @@ static inline void draw_weights(void* w, int element_bytes, const ParamTable* ta
 }
 
 // Sets the model's weights: with the moments from the checkpoint to resume, from --init, or drawn from the
-// seed. Fails if the checkpoint is damaged; the engine is then of no further use.
-static inline bool load_weights(const Trainer* trainer, Engine* engine, const Run* run, Error* err) {
+// seed. Fails if the checkpoint is damaged; the model is then of no further use.
+static inline bool load_weights(const Trainer* trainer, Model* model, const Run* run, Error* err) {
     const char* init = run->options.init;
-    CheckpointTensors t = trainer->host_open(engine, false);
+    CheckpointTensors t = trainer->host_open(model, false);
     bool ok = true;
     if (run_resumed(run))
         ok = checkpoint_load_weights(run->checkpoint, &run->table, t.w, t.element_bytes, err) &&
@@ -307,58 +316,53 @@ static inline bool load_weights(const Trainer* trainer, Engine* engine, const Ru
         draw_weights(t.w, t.element_bytes, &run->table, &run->config, (uint64_t)run->options.seed);
     else if (!checkpoint_load_weights(init, &run->table, t.w, t.element_bytes, err))
         die("%s", err->msg);
-    trainer->host_close(engine, &t, ok);
+    trainer->host_close(model, &t, ok);
     return ok;
 }
 
-// Does what the run's mode asks for with an engine that has its weights. Returns the exit code.
-static inline int run_work(const Trainer* trainer, Engine* engine, Run* run, const DeviceInfo* device) {
-    switch (run->mode) {
-    case RUN_DRY: break;
-    case RUN_TRAIN:
-        train(trainer, engine, run, device);
-        return run->state.step < run->last_step ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
-    case RUN_DUMP: dump(trainer, engine, run); break;
-    case RUN_BENCH:
-        device_print(device);
-        trainer->bench(engine, run);
-        break;
-    case RUN_GENERATE: {
-        Sample text = sample_new(run, stdout, true);
-        sample_generate(&text, run, run->options.generate, trainer, engine);
-        sample_free(&text);
-        break;
+// Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot
+// be read.
+static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
+    int exit_code = EXIT_SUCCESS;
+    if (run->mode == RUN_DRY) {
+        trainer->print_plan(run);
+        return exit_code;
     }
+    Model* model = trainer->open(run);
+    if (!load_weights(trainer, model, run, err))
+        exit_code = RUN_DAMAGED;
+    else if (run->mode == RUN_TRAIN)
+        exit_code = train(trainer, model, run);
+    else if (run->mode == RUN_DUMP)
+        dump(trainer, model, run);
+    else if (run->mode == RUN_GENERATE)
+        free(sample_generate(run, run->options.generate, stdout, trainer, model).data);
+    else {
+        printf("%s", run->device);
+        trainer->bench(model, run);
     }
-    return EXIT_SUCCESS;
+    trainer->close(model);
+    return exit_code;
 }
 
 // The program: returns the exit code of main.
 static inline int run_main(int argc, char** argv, const Trainer* trainer) {
-    Error err;
     const CommandLine line = command_line_parse(argc, argv, trainer->summary);
     RunFolder folder = run_folder_open(&line);
-    bool done = false;
-    int exit_code = EXIT_SUCCESS;
-    for (int candidate = 0; !done; candidate++) { // the next checkpoint where one proves damaged
-        Run run = run_configure(&line, &folder, &candidate, trainer->suggested_tokens);
-        if (run.mode == RUN_DRY) {
-            trainer->print_plan(&run);
-            done = true;
-        } else {
-            DeviceInfo device;
-            memset(&device, 0, sizeof device);
-            Engine* engine = trainer->open(&run, &device);
-            done = load_weights(trainer, engine, &run, &err);
-            if (done)
-                exit_code = run_work(trainer, engine, &run, &device);
-            else
-                resume_warn(&err);
-            trainer->close(engine);
-        }
+    int exit_code = RUN_DAMAGED;
+    for (int candidate = 0; exit_code == RUN_DAMAGED; candidate++) {
+        Error err;
+        Run run;
+        if (candidate > 0 && candidate == folder.count)
+            die("%s: none of its %d checkpoints can be read; move them away to start anew", line.options.out,
+                folder.count);
+        if (run_configure(&run, &line, &folder, candidate, trainer->suggested_tokens, &err))
+            exit_code = run_work(trainer, &run, &err);
+        if (exit_code == RUN_DAMAGED) warn("%s; going back to the checkpoint before it", err.msg);
         run_free(&run);
     }
-    run_folder_close(&folder);
+    free(folder.steps);
+    if (folder.lock >= 0) close(folder.lock);
     return exit_code;
 }
 

@@ -107,14 +107,14 @@ static void check_choices(void) {
     static const struct {
         const char *line, *says;
     } bad[] = {
-        {"--recompute cheap", "--recompute cheap: not one of none, qkv, block"},
-        {"--recompute ~", "--recompute : not one of none, qkv, block"},
-        {"--recompute none|qkv", "--recompute none|qkv: not one of none, qkv, block"},
-        {"--recompute bloc", "--recompute bloc: not one of none, qkv, block"},
-        {"--recompute blocks", "--recompute blocks: not one of none, qkv, block"},
+        {"--recompute cheap", "--recompute cheap: not one of none|qkv|block"},
+        {"--recompute ~", "--recompute : not one of none|qkv|block"},
+        {"--recompute none|qkv", "--recompute none|qkv: not one of none|qkv|block"},
+        {"--recompute bloc", "--recompute bloc: not one of none|qkv|block"},
+        {"--recompute blocks", "--recompute blocks: not one of none|qkv|block"},
         {"--recompute qkv --recompute qkv", "--recompute: given twice"},
         {"--recompute", "--recompute: its none|qkv|block is missing"},
-        {"--attention most", "--attention most: not one of fox, cudnn"},
+        {"--attention most", "--attention most: not one of fox|cudnn"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         CHECK(!parse(bad[i].line) && strcmp(err.msg, bad[i].says) == 0, "'%s': %s", bad[i].line, err.msg);
@@ -197,7 +197,7 @@ static bool has_default(const Options* o, int i) {
     switch (row->type) {
     case CLI_GROUP: return true;
     case CLI_TEXT: return *(char* const*)field == NULL;
-    case CLI_CHOICE: return *(const int*)field == (int)row->preset;
+    case CLI_CHOICE:
     case CLI_COUNT: return *(const int64_t*)field == (int64_t)row->preset;
     case CLI_REAL: return *(const double*)field == row->preset;
     case CLI_FLAG: return !*(const bool*)field;

@@ -179,10 +179,10 @@ train|train: not an option
 --keep -1|--keep -1: not a whole number
 --seed 1e17|--seed 1e17: not a whole number
 --top-p 1.1|--top-p 1.1: not a number from 0 to 1
---recompute cheap|--recompute cheap: not one of none, qkv, block
---recompute most|--recompute most: not one of none, qkv, block
+--recompute cheap|--recompute cheap: not one of none|qkv|block
+--recompute most|--recompute most: not one of none|qkv|block
 --recompute|--recompute: its none|qkv|block is missing
---attention most|--attention most: not one of fox, cudnn
+--attention most|--attention most: not one of fox|cudnn
 --dry-run --bench 1|--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them
 --seed 1 --seed 1|--seed: given twice
 --seed|--seed: its N is missing

@@ -33,24 +33,24 @@ static double extend_error(const Variant* variant, int64_t step) {
     double worst = 0;
     model_forward(&model, tokens);
     model_loss(&model, tokens, 0, false, expected);
-    States alone = states_new(&model, 1, step, T), both = states_new(&model, 2, step, T + step);
+    States *alone = states_new(&model, 1, step, T), *both = states_new(&model, 2, step, T + step);
     for (int64_t t = 0; t < T; t += step) {
-        model_extend(&model, &alone, tokens + t);
-        memcpy(got + t / step * V, alone.logits, (size_t)V * sizeof(real));
+        model_extend(&model, alone, tokens + t);
+        memcpy(got + t / step * V, alone->logits, (size_t)V * sizeof(real));
         memcpy(want + t / step * V, expected + (t + step - 1) * V, (size_t)V * sizeof(real));
     }
     worst = relative_error(got, want, T / step * V);
     for (int64_t t = 0; t <= T; t += step) {
-        if (t == step) states_begin(&model, &both, 1);
+        if (t == step) states_begin(&model, both, 1);
         memcpy(next, tokens + (t < T ? t : 0), (size_t)step * sizeof(int32_t));
         memcpy(next + step, tokens + T + (t ? t - step : 0), (size_t)step * sizeof(int32_t));
-        model_extend(&model, &both, next);
-        if (t < T) worst = fmax(worst, relative_error(both.logits, expected + (t + step - 1) * V, V));
-        if (t > 0) worst = fmax(worst, relative_error(both.logits + V, expected + (T + t - 1) * V, V));
+        model_extend(&model, both, next);
+        if (t < T) worst = fmax(worst, relative_error(both->logits, expected + (t + step - 1) * V, V));
+        if (t > 0) worst = fmax(worst, relative_error(both->logits + V, expected + (T + t - 1) * V, V));
     }
     CHECK(worst <= PICK(1e-5, 1e-13), "%s, %lld tokens at a time: off by %.2e", variant->name,
           (long long)step, worst);
-    states_free(&alone), states_free(&both);
+    states_free(alone), states_free(both);
     free(tokens), free(next), free(expected), free(got), free(want);
     model_free(&model);
     return worst;
