@@ -7,8 +7,7 @@ that Hugging Face gives for large files (headers X-Linked-Size and X-Linked-Etag
 storage), and the caller's check accepts it. Temporary errors (timeouts, resets, HTTP 5xx, damaged data) are
 retried with exponential backoff; permanent ones (such as HTTP 404) fail at once.
 */
-#ifndef DATA_DOWNLOAD_H
-#define DATA_DOWNLOAD_H
+#pragma once
 
 #include <curl/curl.h>
 #include <openssl/evp.h>
@@ -227,5 +226,3 @@ static inline bool download(Downloader* d, const char* url, size_t max_bytes, Do
         stop_pause(d->stop, wait < DOWNLOAD_MAX_PAUSE ? wait : DOWNLOAD_MAX_PAUSE);
     }
 }
-
-#endif // DATA_DOWNLOAD_H

@@ -6,8 +6,7 @@ file .zarray. The array is divided into chunks of equal shape. Chunk (r, c) is t
 blosc (LZ4 with byte shuffle). Chunks at the edge are full-size; their elements outside the array are
 undefined.
 */
-#ifndef DATA_ZARR_H
-#define DATA_ZARR_H
+#pragma once
 
 #include <blosc.h>
 
@@ -105,5 +104,3 @@ static inline bool zarr_decode(const ZarrArray* a, const void* file, size_t n, u
         return fail(err, "blosc cannot decompress it: the data is damaged");
     return true;
 }
-
-#endif // DATA_ZARR_H

@@ -1,8 +1,7 @@
 /*
 What the benchmarks share: random inputs, and timing.
 */
-#ifndef DEV_CUDA_BENCH_CUH
-#define DEV_CUDA_BENCH_CUH
+#pragma once
 
 #include <algorithm>
 #include <vector>
@@ -67,5 +66,3 @@ static inline std::vector<double> milliseconds(int variants, int rounds, const P
     }
     return medians;
 }
-
-#endif // DEV_CUDA_BENCH_CUH

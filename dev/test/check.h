@@ -7,8 +7,7 @@ The test harness: a few macros and no framework.
         return test_report();
     }
 */
-#ifndef DEV_TEST_CHECK_H
-#define DEV_TEST_CHECK_H
+#pragma once
 
 #include <ftw.h>
 #include <sys/wait.h>
@@ -99,5 +98,3 @@ static inline int test_report(void) {
     printf("%d passed, %d failed\n", tests_passed, tests_failed);
     return tests_failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
-
-#endif // DEV_TEST_CHECK_H

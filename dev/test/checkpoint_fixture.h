@@ -2,8 +2,7 @@
 What the tests of llmc/run/checkpoint.h have in common: a small model, buffers with its weights and moments,
 and a folder that stands for --out.
 */
-#ifndef DEV_TEST_CHECKPOINT_FIXTURE_H
-#define DEV_TEST_CHECKPOINT_FIXTURE_H
+#pragma once
 
 #include "../../llmc/base/random.h"
 #include "../../llmc/run/checkpoint.h"
@@ -166,5 +165,3 @@ static inline int run_checkpoint_tests(void (*const tests[])(void), size_t count
     params_free(&table);
     return test_report();
 }
-
-#endif // DEV_TEST_CHECKPOINT_FIXTURE_H

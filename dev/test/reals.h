@@ -2,8 +2,7 @@
 Helpers of the tests that compute in `real`, float or double: random buffers, comparisons. Include after
 llmc/cpu/vector.h.
 */
-#ifndef DEV_TEST_REALS_H
-#define DEV_TEST_REALS_H
+#pragma once
 
 #include <float.h>
 #include "../../llmc/base/random.h"
@@ -52,5 +51,3 @@ static inline double relative_error(const real* a, const real* b, int64_t n) {
     }
     return sqrt(difference / norm);
 }
-
-#endif // DEV_TEST_REALS_H

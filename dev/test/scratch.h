@@ -1,6 +1,5 @@
 // Files in the scratch folder of a test. main sets it: strcpy(scratch_folder, test_scratch("NAME")).
-#ifndef DEV_TEST_SCRATCH_H
-#define DEV_TEST_SCRATCH_H
+#pragma once
 
 #include "check.h"
 
@@ -22,5 +21,3 @@ static inline void write_bytes(const char* path, const void* bytes, size_t n) {
 }
 
 static inline bool exists(const char* path) { return access(path, F_OK) == 0; }
-
-#endif // DEV_TEST_SCRATCH_H

@@ -10,8 +10,7 @@ remedy.
 
 Valid as C11 and as C++17, like every header in llmc/.
 */
-#ifndef LLMC_COMMON_H
-#define LLMC_COMMON_H
+#pragma once
 
 #include <assert.h>
 #include <errno.h>
@@ -237,5 +236,3 @@ static inline double seconds_now(void) {
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
-
-#endif // LLMC_COMMON_H

@@ -1,8 +1,7 @@
 /*
 A binary min-heap of 64-bit keys. Used by the tokenizer (pairs to merge) and the sampler (most likely tokens).
 */
-#ifndef LLMC_HEAP_H
-#define LLMC_HEAP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ static inline uint64_t heap_pop(uint64_t* heap, int64_t* count) {
     heap[i] = key;
     return top;
 }
-
-#endif // LLMC_HEAP_H

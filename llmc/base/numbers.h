@@ -5,8 +5,7 @@ Parses numbers in option values. Called by the command line parser (run/cli.h) a
 A number is decimal, with an optional fraction and exponent: 12, -0.5, 1e9, 2.5e-3. A count may also have a
 suffix: k M G T for powers of 1000, Ki Mi Gi Ti for powers of 1024.
 */
-#ifndef LLMC_NUMBERS_H
-#define LLMC_NUMBERS_H
+#pragma once
 
 #include <math.h>
 #include "common.h"
@@ -40,5 +39,3 @@ static inline bool parse_count(const char* text, double* value) {
     for (const char* p = letters; p <= letter; p++) *value *= binary ? 1024 : 1000;
     return end[1 + binary] == '\0' && isfinite(*value);
 }
-
-#endif // LLMC_NUMBERS_H

@@ -5,8 +5,7 @@ programs under data/.
 On a terminal the line is updated in place four times a second. Elsewhere, for example in a log file, a new
 line is printed every ten seconds. A job shorter than a second prints nothing.
 */
-#ifndef LLMC_PROGRESS_H
-#define LLMC_PROGRESS_H
+#pragma once
 
 #include "common.h"
 
@@ -51,5 +50,3 @@ static inline void progress_end(Progress* p) {
     if (p->terminal && p->shown) fputs("\x1b[K", stderr);
     p->shown = false;
 }
-
-#endif // LLMC_PROGRESS_H

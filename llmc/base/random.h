@@ -8,8 +8,7 @@ Streams of one seed are independent, so every use has its own.
 Used for weight initialization, data order and sampling, on the CPU and in CUDA kernels. There is no generator
 state: values can be computed in any order on any device, and a resumed run needs no saved state to continue.
 */
-#ifndef LLMC_RANDOM_H
-#define LLMC_RANDOM_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -100,5 +99,3 @@ RANDOM_FUNCTION int64_t random_permute(uint64_t seed, uint64_t epoch, int64_t n,
     } while (x >= (uint64_t)n);
     return (int64_t)x;
 }
-
-#endif // LLMC_RANDOM_H

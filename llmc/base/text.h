@@ -7,8 +7,7 @@ documents were escaped like this before they were tokenized, so text for a model
 escaped too (--json-escape), and its samples unescaped. The JSON parser (formats/json.h) shares UTF-8 and the
 table of escapes.
 */
-#ifndef LLMC_TEXT_H
-#define LLMC_TEXT_H
+#pragma once
 
 #include "common.h"
 
@@ -175,5 +174,3 @@ static inline size_t json_unescape(const char* text, size_t bytes, bool last, ch
     *out_bytes = count;
     return at;
 }
-
-#endif // LLMC_TEXT_H

@@ -7,8 +7,7 @@ b holds lengths[b] tokens so far and has room for capacity.
 
 Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
 */
-#ifndef LLMC_CPU_LAYER_H
-#define LLMC_CPU_LAYER_H
+#pragma once
 
 #include "../model/activations.h"
 #include "../model/params.h"
@@ -64,5 +63,3 @@ static inline Norm layer_norm(const Layer* layer, ParamKind kind, real* rstd) {
         layer_param(layer, kind), layer_grad(layer, kind), rstd, layer->B * layer->T, p->count, p->eps};
     return norm;
 }
-
-#endif // LLMC_CPU_LAYER_H

@@ -7,8 +7,7 @@ registers. With -DUSE_OPENBLAS large products go through OpenBLAS instead.
 
 train_fox.c and the CPU mixers call these. Each element's sum has one order whatever the number of threads.
 */
-#ifndef LLMC_CPU_MATMUL_H
-#define LLMC_CPU_MATMUL_H
+#pragma once
 
 #include <stdbool.h>
 #ifdef USE_OPENBLAS
@@ -198,5 +197,3 @@ static inline void linear_backward(real* dx, const real* dout, const real* x, co
     matmul(dx, K, rows_of(dout, N), rows_of(linear->w, K), rows, K, N, false);
     matmul(linear->dw, K, transpose_of(dout, N), rows_of(x, K), N, K, rows, true);
 }
-
-#endif // LLMC_CPU_MATMUL_H

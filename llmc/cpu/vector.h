@@ -7,8 +7,7 @@ over them vectorise. Every sum has one fixed order.
 libm's expf does not vectorise, so float has its own exponential. Below e^-60 it returns 0: such a term is lost beside
 the largest term of a softmax, which is 1, and the denormal numbers it leads to make a matmul a hundred times slower.
 */
-#ifndef LLMC_CPU_VECTOR_H
-#define LLMC_CPU_VECTOR_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -87,5 +86,3 @@ static inline void norm_backward(real* dx, real* dweight, const real* dy, const 
         dx[c] = add ? dx[c] + g : g;
     }
 }
-
-#endif // LLMC_CPU_VECTOR_H

@@ -9,8 +9,7 @@ weight gradient of that projection is computed last, by the block: mixers and ML
 
 Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
 */
-#ifndef LLMC_LAYER_CUH
-#define LLMC_LAYER_CUH
+#pragma once
 
 #include "../model/activations.h"
 #include "../model/params.h"
@@ -63,14 +62,23 @@ template <class T> static inline T* layer_param(const Layer* layer, T* buffer, P
 static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);
     int64_t N = p->shape[0], K = p->shape[1];
-    return {layer_param(layer, layer->weights, kind), layer_param(layer, layer->grads, kind), layer->B * layer->T, N, K,
-            N, K};
+    return {layer_param(layer, layer->weights, kind),
+            layer_param(layer, layer->grads, kind),
+            layer->B * layer->T,
+            N,
+            K,
+            N,
+            K};
 }
 
 static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
     const Param* p = params_find(layer->table, kind, layer->l);
-    return {layer_param(layer, layer->weights, kind), layer_param(layer, layer->grads, kind), rstd, layer->B * layer->T,
-            p->count, p->eps};
+    return {layer_param(layer, layer->weights, kind),
+            layer_param(layer, layer->grads, kind),
+            rstd,
+            layer->B * layer->T,
+            p->count,
+            p->eps};
 }
 
 // ----------------------------------------------------------------------------
@@ -109,5 +117,3 @@ static inline void weight_stream_join(WeightStream* w) {
     CUDA_CHECK(cudaEventRecord(w->event, w->own));
     CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
 }
-
-#endif // LLMC_LAYER_CUH

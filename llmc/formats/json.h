@@ -14,8 +14,7 @@ The parser accepts RFC 8259 without extensions (no comments, trailing commas or 
 duplicate keys, invalid UTF-8, and \u0000, which a C string cannot contain. Names that end in an underscore
 are private.
 */
-#ifndef LLMC_JSON_H
-#define LLMC_JSON_H
+#pragma once
 
 #include <math.h>
 #include "../base/common.h"
@@ -513,5 +512,3 @@ static inline bool json_writer_save(const JsonWriter* w, const char* path, Error
     fputc('\n', f);
     return flush_and_close(f, path, err);
 }
-
-#endif // LLMC_JSON_H

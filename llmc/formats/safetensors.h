@@ -14,8 +14,7 @@ it with memcpy or safetensors_read.
 The writer takes all tensors in memory. The same tensors write the same bytes. Names that end in an underscore
 are private.
 */
-#ifndef LLMC_SAFETENSORS_H
-#define LLMC_SAFETENSORS_H
+#pragma once
 
 #include <math.h>
 #include <sys/mman.h>
@@ -430,5 +429,3 @@ static inline bool safetensors_write(const char* path, SafeTensor* tensors, int 
 }
 
 #undef TENSOR_FAIL
-
-#endif // LLMC_SAFETENSORS_H

@@ -11,8 +11,7 @@ the others are scratch that all layers share.
 
 Called by the trainers and, for their own tables, by mixers.
 */
-#ifndef LLMC_ACTIVATIONS_H
-#define LLMC_ACTIVATIONS_H
+#pragma once
 
 #include "../base/common.h"
 
@@ -101,5 +100,3 @@ static inline void pass_free(Pass* pass, void (*release)(void*)) {
         for (int i = 0; i < pass->tables[t].count; i++) release(pass->tables[t].rows[i].data);
     memset(pass, 0, sizeof *pass);
 }
-
-#endif // LLMC_ACTIVATIONS_H

@@ -4,8 +4,7 @@ The configuration of a model: one struct, the presets, and config.json.
 One table below has a row for every key of config.json. Reading and writing the file, `--set KEY=VALUE` and
 the range checks all walk it, so a key is described once.
 */
-#ifndef LLMC_CONFIG_H
-#define LLMC_CONFIG_H
+#pragma once
 
 #include <math.h>
 #include "../base/common.h"
@@ -414,5 +413,3 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
     json_free(&j);
     return ok && config_check(c, path, err);
 }
-
-#endif // LLMC_CONFIG_H

@@ -11,8 +11,7 @@ Attention's matrices that multiply the same input, the normed residual stream, a
 them: together they are one matrix [proj.rows, d], and one GEMM computes q, k, v, the output gate, the forget gate and the
 shift gates. ProjLayout says where each begins.
 */
-#ifndef LLMC_PARAMS_H
-#define LLMC_PARAMS_H
+#pragma once
 
 #include "config.h"
 #include "../base/random.h"
@@ -239,5 +238,3 @@ static inline double params_initial_value(const ParamTable* t, const Config* c, 
     }
     return 0;
 }
-
-#endif // LLMC_PARAMS_H

@@ -3,8 +3,7 @@ Sizes and numbers that travel together: the same structs for the CPU trainer's f
 
 Symbols are those of the trainers: B sequences of T tokens, NH heads of dh channels, d = NH dh.
 */
-#ifndef LLMC_SHAPES_H
-#define LLMC_SHAPES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ typedef struct {
     double weight_decay; // of the tensors that decay
     int64_t step;        // counts from 1
 } AdamWParams;
-
-#endif // LLMC_SHAPES_H

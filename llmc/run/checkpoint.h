@@ -18,8 +18,7 @@ A complete folder can still be damaged from outside. Loading therefore checks al
 file sizes before it writes to the caller's buffers, and after an error the caller tries the next older
 checkpoint of checkpoint_list. Values are not checked when loading.
 */
-#ifndef LLMC_CHECKPOINT_H
-#define LLMC_CHECKPOINT_H
+#pragma once
 
 #include <dirent.h>
 #include <ftw.h>
@@ -445,5 +444,3 @@ static inline bool checkpoint_load_state(const char* folder, TrainerState* state
     json_free(record);
     return fail(err, "%s: '%s' is missing or not valid", path, bad);
 }
-
-#endif // LLMC_CHECKPOINT_H

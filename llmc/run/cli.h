@@ -9,8 +9,7 @@ A program keeps its options in a struct with one field per option, and describes
 Called by options.h (both trainers) and by the programs in data/. Counts take suffixes: 2.5Gi, 16Ki, 1e9. An
 error names the option that caused it.
 */
-#ifndef LLMC_CLI_H
-#define LLMC_CLI_H
+#pragma once
 
 #include "../base/common.h"
 #include "../base/numbers.h"
@@ -199,5 +198,3 @@ static inline void cli_print_help(FILE* f, const CliRow* rows, int num_rows) {
         fprintf(f, "\n");
     }
 }
-
-#endif // LLMC_CLI_H

@@ -10,8 +10,7 @@ truncate only the last line; opening the file again terminates such a line. A lo
 on a full disk, causes one warning and never stops training. After a run resumed from an earlier step the file
 contains some steps twice, with the "resume" event between them: the later line counts.
 */
-#ifndef LLMC_LOGGER_H
-#define LLMC_LOGGER_H
+#pragma once
 
 #include <math.h>
 #include "../base/common.h"
@@ -278,5 +277,3 @@ static inline void logger_event(Logger* l, int64_t step, const char* name, const
     printf("\n");
     fflush(stdout);
 }
-
-#endif // LLMC_LOGGER_H

@@ -6,8 +6,7 @@ and its member in trainer.json, from which --resume restores it. Called by run.h
 
 A number or choice that was not given is OPTION_UNSET until the preset's recipe, or the program, chooses it.
 */
-#ifndef LLMC_OPTIONS_H
-#define LLMC_OPTIONS_H
+#pragma once
 
 #include "cli.h"
 #include "../base/common.h"
@@ -239,5 +238,3 @@ static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS]
     }
     return true;
 }
-
-#endif // LLMC_OPTIONS_H

@@ -2,8 +2,7 @@
 What a run prints beside the log: the plan of --dry-run, the opening lines, and the held-out loss by position
 in the context. Called by train.h, and run_print_plan by the trainers.
 */
-#ifndef LLMC_REPORT_H
-#define LLMC_REPORT_H
+#pragma once
 
 #include "logger.h"
 #include "run.h"
@@ -68,5 +67,3 @@ static inline void run_print_by_position(const LogValidation* v) {
     }
     printf("\n");
 }
-
-#endif // LLMC_REPORT_H

@@ -11,8 +11,7 @@ Called by train.h. If the checkpoint proves damaged, the last stage is repeated 
 nothing of the damaged one remains. These are the outermost layers of a
 program: most functions die() on error.
 */
-#ifndef LLMC_RUN_H
-#define LLMC_RUN_H
+#pragma once
 
 #include "../model/config.h"
 #include "../model/params.h"
@@ -286,5 +285,3 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
         1,          shuffle,          (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
 }
-
-#endif // LLMC_RUN_H

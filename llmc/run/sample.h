@@ -8,8 +8,7 @@ between two tokens.
 
 Called by train.h, for --generate and for samples while training.
 */
-#ifndef LLMC_SAMPLE_H
-#define LLMC_SAMPLE_H
+#pragma once
 
 #include "../tokens/tokenizer.h"
 #include "sampler.h"
@@ -103,5 +102,3 @@ static inline ByteBuffer sample_generate(const Run* run, int64_t n, FILE* stream
     trainer->states_free(states);
     return s.text;
 }
-
-#endif // LLMC_SAMPLE_H

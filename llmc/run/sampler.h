@@ -7,8 +7,7 @@ draws. Called by sample.h.
 The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
 for n tokens kept, on average. Without a cut nothing is sorted.
 */
-#ifndef LLMC_SAMPLER_H
-#define LLMC_SAMPLER_H
+#pragma once
 
 #include <math.h>
 #include "../base/common.h"
@@ -115,5 +114,3 @@ static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, u
         if ((sum += s->weight[(uint32_t)s->order[i]]) > target) return (uint32_t)s->order[i];
     return best; // not reached
 }
-
-#endif // LLMC_SAMPLER_H

@@ -5,8 +5,7 @@ follow the same curve.
 
 Called by train.h.
 */
-#ifndef LLMC_SCHEDULE_H
-#define LLMC_SCHEDULE_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ static inline double schedule_lr(double peak, int64_t warmup_tokens, int64_t max
     double progress = (x - (double)warmup_tokens) / (double)(max_tokens - warmup_tokens);
     return peak * 0.5 * (1 + cos(3.14159265358979323846 * progress));
 }
-
-#endif // LLMC_SCHEDULE_H

@@ -12,8 +12,7 @@ step, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
 
 Called by main of the trainers, and only there.
 */
-#ifndef LLMC_TRAIN_H
-#define LLMC_TRAIN_H
+#pragma once
 
 #include "report.h"
 #include "sample.h"
@@ -365,5 +364,3 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     if (folder.lock >= 0) close(folder.lock);
     return exit_code;
 }
-
-#endif // LLMC_TRAIN_H

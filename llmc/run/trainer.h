@@ -16,8 +16,7 @@ Order of the calls:
 B is run->micro_batch and T is --seq-len. With steps_in_flight N > 0 the work of a step is queued, and
 finish_step waits for it when N more steps are queued: the device never waits for the host.
 */
-#ifndef LLMC_TRAINER_H
-#define LLMC_TRAINER_H
+#pragma once
 
 #include "../base/random.h"
 #include "../model/shapes.h"
@@ -86,5 +85,3 @@ static inline void batch_read(int32_t* inputs, int32_t* targets, DataLoader* dat
         targets[t] = (int32_t)(random_uniform(0, 1, (uint64_t)t) * (double)V);
     }
 }
-
-#endif // LLMC_TRAINER_H

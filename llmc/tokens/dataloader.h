@@ -17,8 +17,7 @@ another number of ranks.
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
 would be SIGBUS. Errors are reported with the batch that they affect, after all batches before it.
 */
-#ifndef LLMC_DATALOADER_H
-#define LLMC_DATALOADER_H
+#pragma once
 
 #include <glob.h>
 #include <pthread.h>
@@ -350,5 +349,3 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
     loader->position += loader->options.batch * loader->options.world;
     return true;
 }
-
-#endif // LLMC_DATALOADER_H

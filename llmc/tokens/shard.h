@@ -10,8 +10,7 @@ The other fields are 0. llm.c's own files have 0 in [3] and [4] and are valid sh
 
 A shard with its final name is complete: the writer renames it after it is written through to the disk.
 */
-#ifndef LLMC_SHARD_H
-#define LLMC_SHARD_H
+#pragma once
 
 #include <libgen.h>
 #include "../base/common.h"
@@ -293,5 +292,3 @@ static inline bool shard_writer_close(ShardWriter* w, Error* err) {
         warn("%s: is left from an earlier dataset; remove it and those after it", w->path);
     return true;
 }
-
-#endif // LLMC_SHARD_H

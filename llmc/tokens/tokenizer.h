@@ -15,8 +15,7 @@ Any byte string can be encoded and decodes to itself. A byte that is not part of
 surrogates, no overlong encodings) is treated as a character that is neither letter, number nor white space.
 The text "<|endoftext|>" is encoded as ordinary text; callers add the end-of-text token themselves.
 */
-#ifndef LLMC_TOKENIZER_H
-#define LLMC_TOKENIZER_H
+#pragma once
 
 #include <ctype.h>
 #include "../base/heap.h"
@@ -424,5 +423,3 @@ static inline const char* tokenizer_decode(const Tokenizer* t, uint32_t id, size
     *bytes = t->start[id + 1] - t->start[id];
     return t->text.data + t->start[id];
 }
-
-#endif // LLMC_TOKENIZER_H

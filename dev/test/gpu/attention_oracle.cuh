@@ -3,8 +3,7 @@ The reference of test_attention: attention in double, naive, on the GPU. With `p
 implementation instead: probabilities, score gradients and results are rounded to bf16, everything else is
 exact.
 */
-#ifndef DEV_TEST_GPU_ATTENTION_ORACLE_CUH
-#define DEV_TEST_GPU_ATTENTION_ORACLE_CUH
+#pragma once
 
 #include "../../../llmc/attention/attention.cuh"
 #include "buffers.cuh"
@@ -263,5 +262,3 @@ struct Oracle {
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 };
-
-#endif // DEV_TEST_GPU_ATTENTION_ORACLE_CUH

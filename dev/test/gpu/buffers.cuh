@@ -5,8 +5,7 @@ Inputs are drawn anew in every run, from the seed that is printed, and rounded t
 reads. Outputs start as 0xFF bytes, which are NaN. Expected values are computed in double. Errors are root
 mean squares over a tensor, relative to the expected values' root mean square.
 */
-#ifndef DEV_TEST_GPU_BUFFERS_CUH
-#define DEV_TEST_GPU_BUFFERS_CUH
+#pragma once
 
 #include <cmath>
 #include <time.h>
@@ -201,5 +200,3 @@ template <class T>
 static inline void check_same_bits(const char* tensor, const Buffer<T>& a, const Buffer<T>& b) {
     check_same_bits(tensor, a.p, b.p, a.n);
 }
-
-#endif // DEV_TEST_GPU_BUFFERS_CUH

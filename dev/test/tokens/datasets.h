@@ -1,8 +1,7 @@
 /*
 Helpers of test_shard.c and test_dataloader.c: datasets whose tokens follow from a formula.
 */
-#ifndef DEV_TEST_DATASETS_H
-#define DEV_TEST_DATASETS_H
+#pragma once
 
 #include "../scratch.h"
 #include "../../../llmc/base/random.h"
@@ -47,5 +46,3 @@ static inline void write_file(const char* name, int magic, int version, int toke
     }
     if (!ok || fclose(f) != 0) die("%s: cannot write", name);
 }
-
-#endif // DEV_TEST_DATASETS_H

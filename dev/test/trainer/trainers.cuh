@@ -2,8 +2,7 @@
 Both trainers in one program, for test_fox.cu: the GPU trainer at global scope, the CPU trainer, in double, in namespace
 cpu. All device memory is filled with NaN when it is allocated.
 */
-#ifndef DEV_TEST_TRAINERS_CUH
-#define DEV_TEST_TRAINERS_CUH
+#pragma once
 
 #include "../../../llmc/cuda/cuda_common.cuh"
 
@@ -40,5 +39,3 @@ namespace cpu {
 } // namespace cpu
 #undef model_new
 #undef pass_acts
-
-#endif // DEV_TEST_TRAINERS_CUH

@@ -2,8 +2,7 @@
 The model's variants that gradcheck.c and test_model.c go through: the four families, each switch of the
 design singly on and off on top of a LLaMA and a Pro block, and odd sizes. Include after train_fox.c.
 */
-#ifndef DEV_TEST_VARIANTS_H
-#define DEV_TEST_VARIANTS_H
+#pragma once
 
 typedef struct {
     const char* name; // family, then keys of config.json that differ from it; mlp=none: blocks without an MLP
@@ -121,5 +120,3 @@ static int32_t* random_tokens(const Model* model, int64_t n, uint64_t stream) {
         tokens[i] = (int32_t)(random_uniform(13, stream, (uint64_t)i) * (double)model->config.vocab_size);
     return tokens;
 }
-
-#endif // DEV_TEST_VARIANTS_H
