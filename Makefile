@@ -3,8 +3,8 @@
 SHELL := /bin/sh
 
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-# The machine's own vector instructions, without which matrix products run several times slower.
-# -fno-math-errno lets sqrt vectorise; -ffast-math is no option, as it would compile the checks for NaN away.
+# -march=native: without the machine's vector instructions GEMMs run several times slower. -fno-math-errno
+# lets sqrt vectorize. -ffast-math is not used: it would compile the checks for NaN away.
 ARCH    ?= -march=native
 WARN    := -Wall -Wextra -Wshadow
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O3 $(ARCH) -fno-math-errno -fopenmp $(WARN) $(EXTRA_CFLAGS)
@@ -12,8 +12,8 @@ LDLIBS  := -lm -lpthread
 SANITIZE := -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined \
             -fno-sanitize-recover=all -fopenmp $(WARN) $(EXTRA_CFLAGS)
 
-# Large products run through our own tiled C. BLAS=openblas takes OpenBLAS instead: with AVX-512 it was 14%
-# slower on two cores (dev/SPEED.md); on a machine that our tiles were not made for, try both with `make bench`.
+# Large GEMMs use our own tiled C kernel. BLAS=openblas uses OpenBLAS instead, which was 14% slower on two
+# cores with AVX-512 (dev/SPEED.md). On other machines, compare both with `make bench`.
 BLAS    ?= none
 ifeq ($(BLAS),openblas)
 BLAS_FLAGS := -DUSE_OPENBLAS
@@ -27,7 +27,7 @@ TRAINER := $(CODE) $(BLAS_FLAGS)
 # ----------------------------------------------------------------------------
 ##@ Programs
 
-# Changes when the flags do, so that other flags are a new build.
+# Rewritten when the flags change, which triggers a rebuild.
 build/flags: FORCE
 	@mkdir -p build
 	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(BLAS_FLAGS)' >$@
@@ -35,14 +35,15 @@ build/flags: FORCE
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
-data/text_to_shards: data/text_to_shards.c $(HEADERS) ## text files to data shards
+data/text_to_shards: data/text_to_shards.c $(HEADERS) ## converts text files to data shards
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## LongCrawl64 to data shards
+data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards
 	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
-# The GPU trainer: for the GPU at hand, or for ARCHS="80 86 89 90 100 120" in one binary. PTX of the sm_80 kernels goes
-# along, for GPUs that are not in the list. Hopper's instructions are in 90a alone, so 90 means 90a.
+# The GPU trainer is built for the GPUs of this machine, or for all of ARCHS="80 86 89 90 100 120" in one
+# binary. PTX of the sm_80 kernels is always included, for GPUs that are not in the list. 90 is compiled as
+# 90a: plain sm_90 has no wgmma.
 NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
 ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
@@ -52,7 +53,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(wildcard llmc/*/*.cuh)
 
-# cuDNN's attention for models without a gate, where it is wanted.
+# USE_CUDNN=1 adds cuDNN's attention, for models without a forget gate.
 ifeq ($(USE_CUDNN),1)
 CUDNN_FLAGS := -DUSE_CUDNN
 CUDNN_LIBS := -lcudnn
@@ -61,37 +62,37 @@ WITHOUT_CUDNN := %_cudnn
 endif
 GPU_LIBS = $(CUDNN_LIBS) -lcublasLt -lm
 
-# Changes when the flags do, so that other flags are a new build.
+# Rewritten when the flags change, which triggers a rebuild.
 build/gpu/flags: FORCE
 	@mkdir -p build/gpu
 	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' >$@
 
-train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." chooses GPUs
+train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
 	$(NVCC) $(NVCCFLAGS) $(CODE) $< -o $@ $(GPU_LIBS)
 
-test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## its test
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
-all: train_fox data/text_to_shards data/longcrawl64 ## everything that runs without a GPU
+all: train_fox data/text_to_shards data/longcrawl64 ## all programs that need no GPU
 
 # ----------------------------------------------------------------------------
-##@ Main jobs
+##@ Main targets
 
-quickstart: ## from nothing to a trained model: set up, make a corpus, train, resume, sample
+quickstart: ## install packages, build, make a corpus, train, resume, sample
 	scripts/setup.sh build
 	$(MAKE) --no-print-directory train_fox data/text_to_shards
 	scripts/quickstart.sh
 
-test: ## set up and run all tests
+test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
 .PHONY: FORCE cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
-##@ Tests
+##@ Tests and benchmarks
 
-# Programs that include the trainer are built in float and in double; the others once. All with sanitizers too.
+# Tests that include the trainer are built in float and in double, the others once; all also with sanitizers.
 TRAINER_TESTS := test_cpu test_fixtures test_layers test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
 SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
@@ -122,10 +123,10 @@ build/test/train_fox_sanitized: train_fox.c $(HEADERS) | build/test
 build/test/%: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # without setting up
+tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # `make test` without installing packages
 	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
-gradcheck: build/test/gradcheck ## gradients against central differences, all tensors of all variants
+gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences
 	build/test/gradcheck
 
 GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
@@ -138,44 +139,44 @@ build/gpu/%: dev/test/gpu/%.cu $(wildcard dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
-test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## all tests that need a GPU
+test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## run all tests that need a GPU
 	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh
 
-# One lane arrives at a barrier for its warp, which racecheck does not follow: for it all of them do.
+# racecheck cannot track one lane that arrives at an mbarrier for its warp: in this build every lane does.
 sanitize-gpu: override EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES
-sanitize-gpu: $(GPU_TESTS) test_foxcu ## compute-sanitizer over the GPU tests' small shapes
+sanitize-gpu: $(GPU_TESTS) test_foxcu ## run the GPU tests under compute-sanitizer, on small shapes
 	dev/test/sanitize_gpu.sh $(GPU_TESTS)
 
-bench-gpu: $(GPU_BENCHES) ## benchmarks of the kernels
+bench-gpu: $(GPU_BENCHES) ## benchmark the kernels
 	for b in $(GPU_BENCHES); do $$b || exit 1; done
 
 cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
-cuda-check: ## build the CUDA programs for two generations of GPUs, warnings as errors; needs no GPU
+cuda-check: ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
 	mkdir -p build/gpu
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu $(GPU_LIBS) 2>build/gpu/ptxas.txt || \
 	    { cat build/gpu/ptxas.txt; exit 1; }
 	dev/test/check_ptxas.sh build/gpu/ptxas.txt
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu $(GPU_LIBS)
 
-bench: train_fox ## a training step of fox-pro-nano beside PyTorch eager (PYTHON=a python with torch)
+bench: train_fox ## time a training step of fox-pro-nano against PyTorch eager (PYTHON=a python with torch)
 	dev/bench_cpu.sh
 
-fixtures: ## make dev/test/fixtures/model again (PYTHON=a python with torch, numpy, safetensors)
+fixtures: ## regenerate dev/test/fixtures/model (PYTHON=a python with torch, numpy, safetensors)
 	$(PYTHON) dev/reference/make_fixtures.py
 
 PYTHON ?= python3
 
 # ----------------------------------------------------------------------------
-##@ House
+##@ Maintenance
 
 format: ## format all C and CUDA sources
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
-clean: ## remove what was built; data, checkpoints and logs stay
+clean: ## remove build outputs; keep data, checkpoints and logs
 	rm -rf build train_fox train_foxcu test_foxcu data/text_to_shards data/longcrawl64
 
-help: ## this list
+help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'

@@ -28,7 +28,7 @@ static void embedding_forward(real* x, const int32_t* tokens, const real* embedd
         memcpy(x + t * d, embeddings + tokens[t] * d, (size_t)d * sizeof(real));
 }
 
-// Each piece is a range of channels, so the sum over equal tokens is one thread's, in order.
+// Each piece is a range of channels: one thread adds all rows of equal tokens, in their order.
 static void embedding_backward(real* dembeddings, const real* dx, const int32_t* tokens, int64_t rows,
                                int64_t d) {
 #pragma omp parallel for schedule(static)
@@ -65,10 +65,10 @@ static void rmsnorm_backward(real* dx, const real* dy, const real* x, const Norm
 // ----------------------------------------------------------------------------
 // from the fused projection to attention: shift, QK norm, RoPE
 //
-// q, k and v differ only in which of the three apply, so one description serves all.
+// q, k and v differ only in which of the three steps apply: a HeadPath describes one of them.
 
 typedef struct {
-    int64_t column;     // of the head's channels in a row of proj
+    int64_t column;     // first of q, k or v in a row of proj; head h starts at column + h dh
     int64_t shift;      // column of its shift gate's logits in proj, -1 without shift
     const real* weight; // QK norm's [d] or [dh], NULL without
     real* dweight;
@@ -103,8 +103,8 @@ static inline void shift_head(real* out, const real* now, const real* before, re
     for (int64_t c = 0; c < dh; c++) out[c] = (1 - alpha) * now[c] + (before ? alpha * before[c] : 0);
 }
 
-// One head h of one token, i-th of the batch. `row` and `before` are its and the previous token's rows of proj; angles is
-// [dh/2, 2].
+// Computes head h of token i of B T. row and before are the rows of proj of this and the previous token, before is NULL at
+// t = 0; angles is [dh/2, 2].
 static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, int64_t h, const real* row,
                          const real* before, const real* angles) {
     int64_t column = path->column + h * s->dh;
@@ -135,8 +135,8 @@ static void add_head_partials(real* dweight, const real* partial, const HeadShap
         for (int64_t c = 0; c < s->dh; c++) dweight[i % s->NH * weight_stride + c] += partial[i * s->dh + c];
 }
 
-// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` carries what token t+1
-// took from token t. partial [B, NH, dh] and scratch [B, NH, 2, dh] are working space.
+// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` [dh] is the gradient that
+// the shift of token t+1 adds to row t. partial [B, NH, 3, dh] is scratch: the weight's gradient, later, shifted.
 static void head_backward(const HeadPath* path, real* dproj, const real* proj, const real* angles,
                           real* partial, const HeadShape* s) {
     int64_t T = s->T, dh = s->dh;
@@ -178,7 +178,7 @@ static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj,
 }
 
 // ----------------------------------------------------------------------------
-// forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double whatever real is
+// forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double for both types of real
 //
 // z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias.
 
@@ -219,8 +219,8 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf,
 // attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i
 //
 // In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T. The gate's
-// bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and beyond, where float has no
-// digits left.
+// bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and below, where a float resolves
+// only 2^-7.
 
 enum { TILE = 128 };
 
@@ -327,7 +327,7 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
 //   dv_j = sum_i p do_i,  dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),
 //   dcum_logf_i = sum_j ds_ij - sum_j ds_ji
-// One thread computes all of a head.
+// One thread computes one head: dk, dv and dq are accumulated in a fixed order, without atomics.
 static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
 #pragma omp parallel for schedule(dynamic)
     for (int64_t head = 0; head < s->B * s->NH; head++) {
@@ -414,7 +414,7 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
     X(real, dout, false, BT * d)             /* [B,T,d] of o */ \
     X(double, dcum_logf, false, gated * BT * NH) /* [B,NH,T] */
 
-// The state of sequences that are extended, and scratch of the extension.
+// The state of B sequences that are extended (the KV cache), and scratch of one extension.
 #define ATTENTION_STATE(X) \
     X(real, k, true, B * capacity * d)               /* [L,B,capacity,d] as attention reads them */ \
     X(real, v, true, B * capacity * d)               /* [L,B,capacity,d] */ \
@@ -459,7 +459,7 @@ static AttentionActs attention_acts(const Layer* layer) {
     return a;
 }
 
-// After allocation: what no pass changes.
+// Called once after allocation: fills tensors that passes only read.
 static void attention_init(const Layer* layer) {
     AttentionActs a = attention_acts(layer);
     int64_t dh = config_head_size(layer->config);
@@ -474,8 +474,8 @@ static HeadShape attention_shape(const Layer* layer) {
     return s;
 }
 
-// How q, k and v get from proj to attention. Their activations are those of a pass; an extension passes NULL and adds its
-// own.
+// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes NULL and sets
+// out and rstd itself.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
@@ -535,7 +535,7 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     linear_forward(out, a.y, residual, &o_proj);
 }
 
-// din, the gradient of `in`, holds that of y on the way.
+// Writes din, the gradient of `in`; din first holds the gradient of y.
 static void attention_mixer_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
@@ -640,8 +640,8 @@ static void attention_mixer_extend(const Layer* layer, real* out, const real* in
 }
 
 // ----------------------------------------------------------------------------
-// mixers: what turns a normed residual stream `in` into out = residual + mixer(in). Another kind is a file in
-// llmc/mixers/ and a row here.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in llmc/mixers/ and
+// a row here.
 
 typedef struct {
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
@@ -649,7 +649,7 @@ typedef struct {
     void (*forward)(const Layer*, real* out, const real* in, const real* residual);
     void (*backward)(const Layer*, real* din, const real* dout,
                      const real* in); // adds to the weights' gradients
-    // B sequences by T tokens more, on their states: decoding is T = 1
+    // extends B sequences by T tokens and updates their states; decoding is T = 1
     void (*state)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, int64_t capacity);
     void (*extend)(const Layer*, real* out, const real* in, const real* residual);
 } Mixer;
@@ -916,7 +916,7 @@ static inline real* model_param(const Model* model, real* buffer, ParamKind kind
 // ----------------------------------------------------------------------------
 // forward
 
-// The other half of a block: out = x + MLP(RMSNorm(x)), x being acts.x_mid.
+// The MLP half of a block: out = x_mid + MLP(RMSNorm(x_mid)).
 static void block_mlp_forward(const Layer* layer, const Acts* a, real* out) {
     Norm norm = layer_norm(layer, P_MLP_NORM, a->mlp_rstd);
     rmsnorm_forward(a->mlp_in, a->x_mid, &norm);
@@ -1008,7 +1008,7 @@ static void model_backward(Model* model, const int32_t* inputs) {
 // ----------------------------------------------------------------------------
 // update
 
-// The frozen rows' gradients, zeroed: they do not count in the norm.
+// Zeroes the gradients of frozen tensors: the global norm excludes them.
 static void model_freeze(Model* model) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
@@ -1028,7 +1028,7 @@ static void model_update(Model* model, const AdamWParams* adamw, double grad_sca
 }
 
 // ----------------------------------------------------------------------------
-// extension: sequences by some tokens more, on their states; decoding is one token
+// extension: sequences by t tokens more, on their states (KV cache); decoding is t = 1
 
 // n sequences of up to `capacity` tokens, extended by t tokens at a time.
 typedef struct States {

@@ -30,9 +30,9 @@ changes nothing on the device itself.
 
 #include <algorithm>
 
-// What the tables below keep for every layer: a tensor is kept `always`, up to --recompute qkv, with --recompute none
-// alone, or never: then it is scratch that all layers share. What a backward kernel recomputes on the fly (norm outputs,
-// y, act) is never kept.
+// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`; `qkv`: unless
+// --recompute block; `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
+// recomputes on the fly (norm outputs, y, act) is never kept.
 #define KEPT_BY(recompute)                                                                                   \
     const bool always = true, qkv = (recompute) <= RECOMPUTE_QKV, none = (recompute) == RECOMPUTE_NONE,      \
                never = false;                                                                                \
@@ -68,7 +68,7 @@ changes nothing on the device itself.
     X(bf16, dv, never, BT * d)                     /* [B,T,d] */ \
     X(float, dcum_logf, never, learns * BT * NH)   /* [B,NH,T] */
 
-// The state of sequences that are extended, and scratch of the extension.
+// The state of B sequences that are extended (the KV cache), and scratch of one extension.
 #define ATTENTION_STATE(X) \
     X(bf16, k, always, B * capacity * d)             /* [L,B,capacity,d] as attention reads them */ \
     X(bf16, v, always, B * capacity * d)             /* [L,B,capacity,d] */ \
@@ -130,15 +130,15 @@ static size_t attention_mixer_scratch_bytes(const Layer* layer) {
     return std::max({kernels, forget_gate_scratch_bytes(&shape), pruning_scratch_bytes(&shape)});
 }
 
-// After allocation: what no pass changes.
+// Called once after allocation: fills tensors that passes only read.
 static void attention_init(const Layer* layer) {
     if (layer->config->use_rope)
         rope_angles(attention_acts(layer).angles, layer->T, config_head_size(layer->config),
                     layer->config->rope_base, layer->stream);
 }
 
-// How q, k and v get from proj to attention. Their activations are those of a pass; an extension passes NULL and adds its
-// own.
+// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes NULL and sets
+// out and rstd itself.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
@@ -157,8 +157,8 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
 }
 
-// The fused projection of q, k, v and all gates: S rows of weights, of which R are its own. The others belong to the
-// tensors behind it: what they compute goes to padding columns, which nobody reads and whose gradient is 0.
+// The fused projection of q, k, v and all gates. Its GEMMs use S >= R rows of weights; the last S - R are weights of the
+// following tensors. Their outputs land in padding columns, which no kernel reads and whose gradient is 0.
 static Linear attention_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, P_Q_PROJ);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
@@ -212,7 +212,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
 }
 
-// din, the gradient of the mixer's input, holds those of y and o on the way.
+// Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
 static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, const bf16* dout) {
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape_of(layer);
@@ -254,7 +254,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     return {in_proj, a.dproj};
 }
 
-// The new tokens' rows of proj join that of each sequence's last token, which the shifts need.
+// Each sequence's 1 + T rows of proj, its last token's and the new ones, are adjacent: shifts read the previous row.
 static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     AttentionStateActs a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
@@ -269,7 +269,7 @@ static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in
     attention_paths(layer, NULL, paths);
     for (int p = 0; p < 3; p++)
         paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
-    rows.B = 1, rows.T = shape.B * (1 + shape.T); // one sequence for the shifts: each row 0 is ignored
+    rows.B = 1, rows.T = shape.B * (1 + shape.T); // as one sequence; the outputs of each row 0 are not used
 
     linear_forward(a.new_proj, in, NULL, &in_proj, layer->matmul);
     CUDA_CHECK(cudaMemcpy2DAsync(a.proj + S, (size_t)((1 + shape.T) * S) * sizeof(bf16), a.new_proj,
@@ -287,8 +287,8 @@ static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in
 }
 
 // ----------------------------------------------------------------------------
-// mixers: what turns a normed residual stream `in` into out = residual + mixer(in). Another kind is a file in
-// llmc/mixers/ and a row here.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in llmc/mixers/ and
+// a row here.
 
 typedef struct {
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
@@ -296,7 +296,7 @@ typedef struct {
     void (*init)(const Layer*); // once after the allocation of activations
     void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
     DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
-    // B sequences by T tokens more, on their states: decoding is T = 1
+    // extends B sequences by T tokens and updates their states; decoding is T = 1
     void (*state)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, int64_t capacity);
     void (*extend)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
 } Mixer;
@@ -426,7 +426,7 @@ typedef struct Model {
     double* pruned;                   // [L] fraction of attention's FLOPs, of the step finished last
 } Model;
 
-// Elements after the last tensor: GEMMs read lm_head, and write its gradient, in whole tiles of rows.
+// Padding elements after the last tensor, lm_head: its GEMMs read and write Vs >= V rows.
 static int64_t model_tail(const Config* c) {
     return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
@@ -514,7 +514,7 @@ static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
     return (table->count + model_tail(c)) * (int64_t)(4 * sizeof(float) + sizeof(bf16));
 }
 
-// Bytes of activations and scratch of passes over [B, T] tokens. Writes nothing, also not on the device.
+// Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
@@ -523,7 +523,7 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
 
 const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
 
-// A model without memory, which is enough to plan it. `cudnn`: attention by cuDNN's kernels. Without `deterministic`, GEMM
+// The sizes of a model, without device memory. `cudnn`: attention by cuDNN's kernels. Without `deterministic`, GEMM
 // algorithms may be chosen by timing.
 static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     Model model;
@@ -782,7 +782,7 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: sequences by some tokens more, on their states; decoding is one token
+// extension: sequences by t tokens more, on their states (KV cache); decoding is t = 1
 
 // n sequences of up to `capacity` tokens, extended by t tokens at a time.
 typedef struct States {

@@ -1,5 +1,5 @@
 /*
-What the benchmarks share: random inputs, and timing.
+Shared by the benchmarks: random inputs and timing.
 */
 #pragma once
 
@@ -23,8 +23,8 @@ template <class T> __global__ static void fill_kernel(T* x, int64_t n, uint32_t 
     }
 }
 
-// Pseudo-random values of standard deviation `scale`, others at each call. Not zeros: with those GEMMs run
-// faster.
+// Fills x with pseudo-random values of standard deviation `scale`, different in each call. Zeros would make
+// GEMMs faster.
 template <class T> static inline void fill(T* x, int64_t n, float scale) {
     static uint32_t key;
     fill_kernel<<<2048, 256>>>(x, n, key += 1234567, scale);
@@ -37,8 +37,9 @@ template <class T> static inline T* random_array(int64_t n, float scale) {
     return p;
 }
 
-// Median milliseconds of run(variant) for each variant, interleaved, as a GPU slows down when it gets warm.
-// prepare() is called before each run and not timed. The first two rounds warm up and do not count.
+// Median milliseconds of run(variant) for each variant. Runs of the variants are interleaved, because a GPU
+// slows down when it gets warm. prepare() is called before each run and not timed. Two warm-up rounds are not
+// counted.
 template <class Prepare, class Run>
 static inline std::vector<double> milliseconds(int variants, int rounds, const Prepare& prepare,
                                                const Run& run) {

@@ -1,10 +1,11 @@
 /*
-Speed of llmc/attention/attention.cuh, with the rate of a cuBLAS GEMM in the same run for comparison.
+Benchmarks llmc/attention/attention.cuh: forward and backward with and without the gate, then with pruning,
+then the gate and bounds kernels. Prints the rate of a cuBLAS GEMM in the same run for comparison.
 
-FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward,
-whatever is computed. Then the same with pruning, and the kernels around it: gates and bounds.
+TFLOP/s count the nominal FLOPs of causal attention, 2 B NH T^2 dh forward and 2.5 times as many backward,
+whatever the kernels execute.
 
-    bench_attention [DH [T]]      that head size and length only
+    bench_attention [DH [T]]      only this head size and sequence length
 */
 #include "../../llmc/model/config.h"
 #include "../../llmc/attention/forget_gate.cuh"
@@ -12,13 +13,13 @@ whatever is computed. Then the same with pruning, and the kernels around it: gat
 #include "../../llmc/attention/pruning.cuh"
 #include "bench.cuh"
 
-// Median milliseconds of one call
+// Median milliseconds of one call.
 template <class Call> static double milliseconds(const Call& call) {
     return milliseconds(
         1, 15, [] {}, [&](int) { call(); })[0];
 }
 
-// TFLOP/s of an n x n x n GEMM
+// TFLOP/s of an n x n x n GEMM.
 static double cublas_rate(int64_t n) {
     bf16 *a = random_array<bf16>(n * n, 1), *b = random_array<bf16>(n * n, 1), *c = device_array<bf16>(n * n);
     Matmul mm;
@@ -30,7 +31,7 @@ static double cublas_rate(int64_t n) {
     return 2e-9 * (double)(n * n * n) / ms;
 }
 
-// Median microseconds of call(stream), captured many times in one CUDA graph, so that launches do not count
+// Median microseconds of call(stream). A CUDA graph of many calls is timed, which excludes launch overhead.
 template <class Call> static double microseconds_queued(Call call) {
     const int calls = 50;
     cudaStream_t stream;
@@ -48,8 +49,8 @@ template <class Call> static double microseconds_queued(Call call) {
     return 1e3 * ms / calls;
 }
 
-// Tensors of attention on the device. Each head's gate is its bias: weights decay by 1/e in 2 to 16384
-// tokens, log-spaced over the heads.
+// The tensors of attention on the device. Gates have only a bias: decay times are 2 to 16384 tokens,
+// log-spaced over the heads.
 struct Case {
     HeadShape shape;
     int64_t n, tokens;
@@ -84,8 +85,8 @@ struct Case {
             CUDA_CHECK(cudaFree(p));
     }
     double flops() const {
-        return 2e-9 * (double)n * (double)shape.T;
-    } // of the forward pass, in units of 1e9
+        return 2e-9 * (double)n * (double)shape.T; // GFLOP of the forward pass
+    }
 
     double forward(bool gate, const AttentionBounds* bounds) const {
         AttentionForward a = {o, lse, q, k, v, gate ? cum_logf : NULL, bounds, scratch};
@@ -180,7 +181,7 @@ int main(int argc, char** argv) {
         for (int gate = 1; gate >= 0; gate--) bench(1, T, NH, dh, gate);
     });
     printf(
-        "\nwith pruning: share of blocks skipped, speedup, and speedup relative to that of the FLOPs;\n"
+        "\nwith pruning: share of blocks skipped, speedup, and speedup over that of the executed FLOPs;\n"
         "microseconds of the gate and bounds kernels\n"
         "                   forward                      backward                      both   gate bounds "
         "without  backward     gate\n"

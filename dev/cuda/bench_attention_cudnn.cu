@@ -1,10 +1,11 @@
 /*
-cuDNN's causal attention without a gate, and ours with and without a gate, in turns in the same process.
+Benchmarks cuDNN's causal attention without a gate against ours with and without a gate, interleaved in one
+process.
 
-FLOPs are those of causal attention by the formula: 2 B NH T^2 dh forward, 2.5 times as many backward,
-whatever is computed.
+TFLOP/s count the nominal FLOPs of causal attention, 2 B NH T^2 dh forward and 2.5 times as many backward,
+whatever the kernels execute.
 
-    bench_attention_cudnn [DH [T]]      that head size and length only
+    bench_attention_cudnn [DH [T]]      only this head size and sequence length
 */
 #include "../../llmc/attention/attention.cuh"
 #include "../../llmc/attention/cudnn.cuh"

@@ -1,10 +1,11 @@
 /*
-Speed of the memory-bound layers: the bytes that must move, each once, over the time, relative to a copy on
-the device.
+Benchmarks the memory-bound layers: bandwidth, as the bytes that must be read and written once over the time,
+relative to a device-to-device copy in the same run.
 
-Two sets of random inputs alternate, and are larger than the caches. A time is the median of 40 calls.
+Calls alternate between two sets of random inputs that are larger than the caches. A time is the median of 40
+calls.
 
-    bench_layers [PART]     only those with PART in their name
+    bench_layers [PART]     only benchmarks whose name contains PART
 */
 #include <set>
 #include "../../llmc/cuda/device.cuh"
@@ -17,10 +18,10 @@ Two sets of random inputs alternate, and are larger than the caches. A time is t
 #include "bench.cuh"
 
 enum { CALLS = 40, SETS = 2 };
-static double copy_rate; // bytes a second, read and written
+static double copy_rate; // bytes per second, read and written
 static const char* part = "";
 
-// Two tensors of n random elements, one for each set, freed at the end of the scope.
+// A tensor of n random elements for each set.
 template <class T> struct Tensor {
     T* at[SETS];
     explicit Tensor(int64_t n) {
@@ -33,8 +34,8 @@ template <class T> struct Tensor {
     T* operator[](int set) const { return at[set]; }
 };
 
-// Median microseconds of call(set). All calls are queued before the first ends, so that no launch latency is
-// measured.
+// Median microseconds of call(set). All calls are queued before the first one ends, which excludes launch
+// latency.
 template <class Call> static double time_call(const Call& call) {
     std::vector<cudaEvent_t> events(CALLS + 1);
     for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
@@ -59,7 +60,7 @@ template <class Call> static double time_call(const Call& call) {
 template <class Call> static void bench(const char* name, double bytes, const Call& call) {
     if (!strstr(name, part)) return;
     double us = time_call(call), rate = bytes / us * 1e6;
-    printf("%-41s %8.1f MB %8.1f us, %8.1f us by the copy's rate %7.0f GB/s %6.1f%% of a copy\n", name,
+    printf("%-41s %8.1f MB %8.1f us, %8.1f us at copy speed %7.0f GB/s %6.1f%% of a copy\n", name,
            bytes / 1e6, us, bytes / copy_rate * 1e6, rate / 1e9, 100 * rate / copy_rate);
 }
 
@@ -95,7 +96,7 @@ static void bench_rmsnorm(int64_t rows, int64_t d) {
     });
 }
 
-// What all head-wise kernels read and write; x are [B, T, NH, dh].
+// The tensors of all kernels that work on heads; x0 to x5 are [B, T, NH, dh].
 struct HeadTensors {
     HeadShape shape;
     Tensor<bf16> x0, x1, x2, x3, x4, x5, weight, proj, dproj;
@@ -132,8 +133,9 @@ static void bench_output_gate(const HeadTensors& t) {
 static void bench_qkv(const HeadTensors& t, const char* name, bool shift, bool norm, bool rope) {
     int64_t NH = t.shape.NH, d = NH * t.shape.dh;
     double bytes = 2 * (double)t.size(), head_bytes = 4 * (double)t.heads();
-    double extra = (shift + 2 * norm) * head_bytes;             // two bf16 logits a head; two rstds
-    double recomputed = norm ? (shift ? 3 : 2) : shift ? 2 : 0; // paths that read proj in the backward pass
+    double extra = (shift + 2 * norm) * head_bytes; // two bf16 shift logits per head; two rstds
+    // how many of q, k, v the backward pass recomputes from proj
+    double recomputed = norm ? (shift ? 3 : 2) : shift ? 2 : 0;
     const Tensor<bf16>*outs[3] = {&t.x0, &t.x1, &t.x2}, *douts[3] = {&t.x3, &t.x4, &t.x5};
     const Tensor<float>* rstds[2] = {&t.rstd0, &t.rstd1};
     HeadPath paths[SETS][3];
@@ -175,7 +177,7 @@ static void bench_embedding(int64_t rows, int64_t d, int64_t V) {
         double distinct = 0;
         for (int set = 0; set < SETS; set++) {
             std::vector<int32_t> host(rows);
-            for (int64_t i = 0; i < rows; i++) { // text: a token's frequency falls as 1 / rank
+            for (int64_t i = 0; i < rows; i++) { // as text: frequency is proportional to 1 / rank
                 double u = random_uniform(2, (uint64_t)set, (uint64_t)i);
                 bool text = !strcmp(kind, "as text"), uniform = !strcmp(kind, "uniform");
                 host[i] = (int32_t)(text ? pow((double)V, u) - 1 : uniform ? u * (double)V : 7);
@@ -215,7 +217,7 @@ static void bench_model(const char* name, int64_t B, int64_t T, int64_t NH, int6
 int main(int argc, char** argv) {
     if (argc > 1) part = argv[1];
     Device device = device_open(0);
-    printf("%s, %d multiprocessors\n", device.name, device.multiprocessors);
+    printf("%s, %d SMs\n", device.name, device.multiprocessors);
     bench_copy();
     bench_model("fox-pro-760m", 1, 16384, 24, 64, 3584, 50257);
     bench_model("fox-pro-125m", 2, 16384, 12, 64, 1792, 50257);

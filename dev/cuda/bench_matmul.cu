@@ -1,8 +1,8 @@
 /*
-Speed of the model's GEMMs in TFLOP/s: the three of each linear layer of fox-pro, with cuBLASLt's first choice
-and with the fastest of its first eight.
+Benchmarks the GEMMs of each linear layer of fox-pro (forward, input gradient, weight gradient), with the
+first algorithm of cuBLASLt's heuristic and with the fastest of its first eight ("tuned").
 
-    bench_matmul [TOKENS]     16384 unless given
+    bench_matmul [TOKENS]     default 16384
 */
 #include "../../llmc/model/config.h"
 #include "../../llmc/cuda/device.cuh"
@@ -13,9 +13,10 @@ and with the fastest of its first eight.
 enum { FORWARD, FORWARD_ADD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_FORMS };
 static const char* const forms[NUM_FORMS] = {"forward", "forward + residual", "backward, input",
                                              "backward, weight"};
-static Matmul choices[2]; // cuBLASLt's first, tuned
+static Matmul choices[2]; // first algorithm, tuned
 
-// Prints a layer's GEMMs and adds the milliseconds of its three, `times` times, to total[2].
+// Prints the times of a layer's three GEMMs and adds them, multiplied by `times`, to total[2] in
+// milliseconds.
 static void layer(double total[2], int64_t times, bool residual, const char* name, int64_t M, int64_t N,
                   int64_t K) {
     int64_t stride = ceil_div<int64_t>(N, 8) * 8;

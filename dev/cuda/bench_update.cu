@@ -1,7 +1,7 @@
 /*
-Speed of the memory-bound kernels around the model: the gradient norm, AdamW and the copy of the weights on
-the parameters of fox-pro-760m, and the classifier. GB/s of the bytes that must move, relative to a copy on
-the device in the same run.
+Benchmarks the memory-bound kernels of loss and update: gradient norm, AdamW and the bf16 copy of the weights
+with the parameters of fox-pro-760m, and the classifier. GB/s count the bytes that must be read and written
+once, relative to a device-to-device copy in the same run.
 
     bench_update
 */
@@ -10,7 +10,7 @@ the device in the same run.
 #include "../../llmc/cuda/device.cuh"
 #include "bench.cuh"
 
-static double copy_rate; // bytes a second, read and written
+static double copy_rate; // bytes per second, read and written
 
 template <class Prepare, class Run>
 static void report(const char* what, double bytes, const Prepare& prepare, const Run& run) {
@@ -30,11 +30,11 @@ static void bench_optimizer(const ParamTable* table) {
     auto nothing = [] {};
     size_t bytes = (size_t)n * sizeof(float);
 
-    report("copy on the device", 8.0 * (double)n, nothing,
+    report("device-to-device copy", 8.0 * (double)n, nothing,
            [&] { CUDA_CHECK(cudaMemcpyAsync(t.v, t.m, bytes, cudaMemcpyDeviceToDevice, 0)); });
     CUDA_CHECK(cudaMemset(t.v, 0, bytes));
     CUDA_CHECK(cudaMemset(stats, 0, sizeof *stats));
-    report("global norm, 4 bytes a parameter", 4.0 * (double)n, nothing, [&] {
+    report("global norm, 4 bytes per parameter", 4.0 * (double)n, nothing, [&] {
         global_norm(stats, partial, t.grads, &chunks, 0);
         global_norm_finish(stats, 1, 0);
     });
@@ -64,7 +64,8 @@ static void bench_classifier(int64_t rows, int64_t V) {
                  train ? "training, 4 bytes" : "evaluation, 2 bytes");
         report(
             what, (train ? 4.0 : 2.0) * (double)(rows * V),
-            [&] { fill(logits, rows * stride, 3.0f); }, // the previous run overwrote them with gradients
+            // the previous run overwrote the logits with their gradient
+            [&] { fill(logits, rows * stride, 3.0f); },
             [&] { classifier(losses, logits, targets, &shape, 1e-6f, train, 0); });
     }
     void* const arrays[] = {logits, losses, targets};

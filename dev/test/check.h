@@ -1,5 +1,5 @@
 /*
-The test harness: a few macros and no framework.
+The test harness: a few macros, no framework.
 
     int main(void) {
         CHECK(2 + 2 == 4, "arithmetic is off by %d", 2 + 2 - 4);
@@ -15,7 +15,7 @@ The test harness: a few macros and no framework.
 
 static int tests_passed, tests_failed;
 
-// Counts one check; a failed one prints its place and message, and the test goes on.
+// Counts one check. A failed check prints its location and message; the test continues.
 #define CHECK(condition, ...)                                                                                \
     do {                                                                                                     \
         if (condition) {                                                                                     \
@@ -28,8 +28,9 @@ static int tests_passed, tests_failed;
         }                                                                                                    \
     } while (0)
 
-// Runs the statement in a child process, which must exit with a code of its own that is not 0 (no signal, no
-// sanitizer report) and print exactly one line on stderr, with `expected` in it.
+// Runs the statement in a child process. The check passes if the child exits with a nonzero code (not by a
+// signal) and prints exactly one line to stderr, which contains `expected`. A sanitizer report fails it: the
+// report has more than one line.
 #define CHECK_DIES(expected, statement)                                                                      \
     do {                                                                                                     \
         int dies_pipe_[2];                                                                                   \
@@ -83,7 +84,7 @@ static inline int test_remove_entry_(const char* path, const struct stat* st, in
     return remove(path);
 }
 
-// Makes build/test/NAME anew and empty, and returns its path (kept by the caller until the next call).
+// Makes an empty folder build/test/NAME, replacing an old one. Returns its path, valid until the next call.
 static inline const char* test_scratch(const char* name) {
     static char path[PATH_LENGTH];
     Error err;
@@ -93,7 +94,7 @@ static inline const char* test_scratch(const char* name) {
     return path;
 }
 
-// Prints the closing line that the Makefile adds up; returns main's exit code.
+// Prints the summary line that run.sh adds up; returns main's exit code.
 static inline int test_report(void) {
     printf("%d passed, %d failed\n", tests_passed, tests_failed);
     return tests_failed ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -1,10 +1,10 @@
-# The harness of the shell tests, to be sourced by one that has set `scratch`, a folder for this test's files.
+# The harness of the shell tests. A test sets `scratch`, the folder of its files, and then sources this file.
 set -u
 
 passed=0
 failed=0
 
-# report: the closing line that run.sh adds up
+# report: prints the summary line that run.sh adds up, and exits
 report() {
     echo "$passed passed, $failed failed"
     exit $((failed > 0))
@@ -12,7 +12,7 @@ report() {
 
 pass() { passed=$((passed + 1)); }
 
-# fail MESSAGE: prints where in the test we are, outside of the functions of this file
+# fail MESSAGE: prints the message with the line of the test that called into this file
 fail() {
     local level=0
     failed=$((failed + 1))
@@ -20,7 +20,7 @@ fail() {
     echo "FAILED ${BASH_SOURCE[level]}:${BASH_LINENO[level - 1]}: $1"
 }
 
-# check MESSAGE COMMAND...: the command succeeds; its output is left in $scratch/stdout and $scratch/stderr
+# check MESSAGE COMMAND...: the command succeeds. Its output stays in $scratch/stdout and $scratch/stderr
 check() {
     local message=$1
     shift
@@ -31,7 +31,7 @@ check() {
     fi
 }
 
-# said TEXT [FILE]: the last command printed this (to $scratch/FILE)
+# said TEXT [FILE]: the last command printed TEXT, to stdout or to $scratch/FILE
 said() {
     if grep -qF -- "$1" "$scratch/${2:-stdout}"; then
         pass
@@ -40,7 +40,7 @@ said() {
     fi
 }
 
-# dies EXPECTED COMMAND...: exit code 1, and all that is on standard error is one line `error: ...EXPECTED...`
+# dies EXPECTED COMMAND...: exit code 1, and stderr is one line, `error: ...EXPECTED...`
 dies() {
     local expected=$1 code=0
     shift
@@ -53,11 +53,11 @@ dies() {
     fi
 }
 
-# same A B: two files have the same bytes
+# same A B: the two files have the same bytes
 same() { if cmp -s "$1" "$2"; then pass; else fail "$1 and $2 differ"; fi; }
 
-# differ A B: two files, both there, have not
+# differ A B: both files exist and their bytes differ
 differ() { if [ -f "$1" ] && [ -f "$2" ] && ! cmp -s "$1" "$2"; then pass; else fail "$1 and $2 are the same"; fi; }
 
-# equals WANT GOT: two texts are the same
+# equals WANT GOT: the two strings are the same
 equals() { if [ "$1" = "$2" ]; then pass; else fail "expected '$1', got '$2'"; fi; }

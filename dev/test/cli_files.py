@@ -1,16 +1,19 @@
-"""Makes and checks the files of test_cli.sh and test_resume.sh with Python's standard library alone: a second
-implementation of the formats, independent of the C code.
+"""Makes and checks the files of test_cli.sh, test_resume.sh and test_gpu.sh. A second implementation of the file formats,
+independent of the C code; needs only Python's standard library.
 
-    cli_files.py make FOLDER              shards, good and bad; model folders, damaged one way each
-    cli_files.py nan FILE TENSOR          puts a NaN into a float32 tensor of a safetensors file
-    cli_files.py names FOLDER FAMILY      the tensors and config.json of a checkpoint are those of the family
-    cli_files.py dump FILE SHARD B T V [FOLDER]   a --dump's loss follows from its logits and the shard's tokens,
-                                          and it has a finite gradient for each tensor of a checkpoint
-    cli_files.py log FILE LR WARMUP MAX BATCH    a log of JSON lines, whose learning rates are the schedule's
-    cli_files.py same_steps LOG LOG       two logs have the same steps with the same losses; the last line of a step counts
-    cli_files.py strike SIGNAL STEP SPIN PROGRAM OPTION...   runs the program until it has printed a step, sends it the
-                                          signal, and prints its exit code. SPIN varies the moment
-    cli_files.py strike_pipe SIGNAL STEP PROGRAM OPTION...   the same, and closes the pipe that it prints to first
+    cli_files.py make FOLDER              valid and invalid shards; model folders with one defect each
+    cli_files.py nan FILE TENSOR          writes a NaN into a float32 tensor of a safetensors file
+    cli_files.py names FOLDER FAMILY      checks tensor names, shapes and config.json of a checkpoint of the family
+    cli_files.py dump FILE SHARD B T V [FOLDER]   checks a --dump: losses follow from logits and the shard's tokens; every
+                                          gradient is finite and not all zero; with FOLDER, names and shapes are the
+                                          checkpoint's
+    cli_files.py log FILE LR WARMUP MAX BATCH    checks a JSON log: steps, learning rates of the schedule, other events
+    cli_files.py same_steps LOG LOG       checks that two logs have the same steps and losses; of a step that is logged
+                                          twice, the last line counts
+    cli_files.py strike SIGNAL STEP SPIN PROGRAM OPTION...   runs the program until it has printed STEP, sends it the
+                                          signal, and prints its exit code. SPIN loop iterations delay the signal
+    cli_files.py strike_pipe SIGNAL STEP PROGRAM OPTION...   the same, but closes the pipe from the program's stdout before
+                                          the signal
 """
 
 import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys
@@ -20,7 +23,7 @@ import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, s
 
 
 def read(path):
-    """The header, without metadata, and the data."""
+    """Returns the header without metadata, and the data."""
     with open(path, "rb") as f:
         file = f.read()
     size = struct.unpack("<Q", file[:8])[0]
@@ -55,7 +58,7 @@ def put_nan(path, name):
 
 
 def tokens(count, below):
-    """Ids of which some are frequent and some are rare, as in text."""
+    """Random ids whose frequency falls with the id, as in text: the sample is below * u^2 for uniform u."""
     state, ids = 1, array.array("H")
     for _ in range(count):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -75,7 +78,7 @@ def make_shards(folder):
     at = lambda name: os.path.join(folder, name + ".bin")
     ids = tokens(4000, 257)
     shard(at("text"), ids, vocab=257)
-    shard(at("plain"), ids)  # llm.c's files have only three header fields
+    shard(at("plain"), ids)  # llm.c's header: magic, version, count; the other fields are 0
     shard(at("part_0"), ids[:1500], vocab=257)
     shard(at("part_1"), ids[1500:2900], vocab=257)
     shard(at("part_2"), ids[2900:], vocab=257)
@@ -84,7 +87,7 @@ def make_shards(folder):
     shard(at("wide"), array.array("I", ids), vocab=257, version=2)
     shard(at("forty"), tokens(1000, 40))
     shard(at("gpt2"), tokens(1000, 50257))
-    # not usable
+    # invalid
     shard(at("magic"), ids, magic=20240521)
     shard(at("llama3"), ids, magic=20240801)
     shard(at("version"), ids, version=3)
@@ -92,7 +95,7 @@ def make_shards(folder):
     shard(at("longer"), ids, count=3999)
     shard(at("negative"), ids, count=-4000)
     shard(at("no_tokens"), ids[:0])
-    shard(at("short"), ids[:16])  # no target for the last
+    shard(at("short"), ids[:16])  # one token short: the last input has no target
     shard(at("half_document"), ids, doc_len=48)
     shard(at("vocabulary"), ids, vocab=50257)
     high = copy.copy(ids)
@@ -107,7 +110,7 @@ def make_shards(folder):
 
 
 # ----------------------------------------------------------------------------
-# damaged model folders, from a good one of dev/test/fixtures
+# model folders with one defect each, from a valid one in dev/test/fixtures
 
 GOOD = "dev/test/fixtures/model/fox-pro"
 
@@ -223,7 +226,7 @@ def make_weights(folder):
 
 
 def check_names(folder, family):
-    """V 257, d 32, L 2, h 2, I 32: the tensors of each family, as the paper's code names and shapes them."""
+    """Names and shapes of the tensors are those of the paper's code, for V 257, d 32, L 2, h 2, I 32."""
     V, d, L, h, I = 257, 32, 2, 2, 32
     pro, fox = family.endswith("-pro"), family.startswith("fox")
     want = {"model.embeddings.weight": [V, d], "model.norm.weight": [d], "lm_head.weight": [V, d]}
@@ -295,7 +298,8 @@ def check_dump(path, shard_path, B, T, V, folder=None):
 
 
 def check_log(path, lr, warmup, max_tokens, batch):
-    """Steps 1, 2, ... each with the schedule's learning rate in the middle of its tokens; a checkpoint at the end."""
+    """The log has steps 1, 2, ... Each has the learning rate of the schedule at the middle of its tokens. Checkpoints are
+    every 3 steps and at the end, validations at steps 8, 16 and 20."""
     with open(path) as f:
         lines = [json.loads(line) for line in f]
     steps = [line for line in lines if line["event"] == "step"]
@@ -334,10 +338,11 @@ def check_same_steps(path_a, path_b):
 
 
 def strike(name, step, spin, command, reader_goes=False):
-    """A small pipe blocks the program, so that it cannot end before the signal. With reader_goes the reader of the pipe is
-    closed first, as when Ctrl-C also ends `tee`."""
+    """Sends a signal to a running program. The pipe from its stdout is small: it fills up and blocks the program, so that
+    the program cannot end before the signal. With reader_goes the reading end is closed before the signal, as when Ctrl-C
+    also ends `tee`."""
     program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
-    fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ, which Python names from 3.10 on
+    fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
     for line in program.stdout:
         words = line.split()
         if words[0] == b"step" and int(words[1].split(b"/")[0]) >= step:

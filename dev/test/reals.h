@@ -1,6 +1,6 @@
 /*
-Helpers of the tests that compute in `real`, float or double: random buffers, comparisons. Include after
-llmc/cpu/vector.h.
+Helpers of the tests that compute in `real` (float or double): random buffers, comparisons, error measures.
+Include after llmc/cpu/vector.h.
 */
 #pragma once
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the test programs given as arguments, adds up their closing lines, and closes with one of its own:
-# `N passed, N failed`. A program that fails, or ends without a closing line, fails the whole.
+# Runs the test programs given as arguments. Each ends with a summary line `N passed, N failed`; the last line
+# of output is their sum. A program that exits with an error or prints no summary line counts as a failure.
 set -u
 passed=0 failed=0 log=build/test/output.txt
 mkdir -p build/test

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the GPU test programs given as arguments, and ./test_foxcu, under compute-sanitizer. Programs with
-# kernels of cuBLAS or cuDNN get memcheck only: racecheck reports races inside those, and initcheck misses
-# what copies write.
+# Runs the GPU test programs given as arguments, and ./test_foxcu, under compute-sanitizer. Programs that call
+# cuBLAS or cuDNN run under memcheck only: racecheck reports races inside those libraries, and initcheck does
+# not see what copies write.
 set -u
 failed=0 log=build/test/sanitize.txt
 mkdir -p build/test

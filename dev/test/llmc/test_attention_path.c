@@ -1,4 +1,4 @@
-// Every GPU but Hopper takes the sm_80 kernels, and so does Hopper in a program without sm_90a code.
+// The Hopper kernels run on compute capability 9.0 with sm_90a code; everything else runs the sm_80 kernels.
 #include "../check.h"
 #include "../../../llmc/attention/path.h"
 

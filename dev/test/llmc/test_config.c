@@ -1,6 +1,6 @@
 /*
-Tests of llmc/model/config.h and llmc/model/params.h: presets and their parameter counts, and every key of
-config.json with every value it must refuse.
+Tests llmc/model/config.h and llmc/model/params.h: presets and their parameter counts; the parameter table;
+every key of config.json with valid and invalid values.
 */
 #include "../../../llmc/model/config.h"
 #include "../../../llmc/model/params.h"
@@ -21,7 +21,7 @@ static void write_text(const char* path, const char* text) {
     if (!f || fputs(text, f) < 0 || fclose(f) != 0) die("%s: cannot write", path);
 }
 
-// The text that config.json would have, to compare two configs by; to be freed.
+// The text of config.json, to compare two configs; freed by the caller.
 static char* config_text(const Config* c) {
     JsonWriter w = json_writer(0);
     config_put_all(c, &w);
@@ -43,7 +43,7 @@ static bool same_config(const Config* a, const Config* b) {
 static void check_counts(void) {
     static const struct {
         const char* name;
-        int64_t non_embedding; // as the paper's code has it
+        int64_t non_embedding; // in the paper's code
     } expected[] = {
         {"fox-pro-125m", 123910800},   {"transformer-pro-125m", 123800064},
         {"fox-llama-125m", 123661968}, {"transformer-llama-125m", 123551232},
@@ -74,7 +74,7 @@ static void check_counts(void) {
         }
 }
 
-// Names of all presets are known, and nothing like them is.
+// The names of all presets are accepted, similar names are not.
 static void check_presets(void) {
     static const char* const bad[] = {"",           "fox-pro",      "fox-pro-",      "fox-pro-1b",
                                       "fox-125m",   "fox-pro-125M", "fox-pro-125mm", "transformer-125m",
@@ -90,23 +90,23 @@ static void check_presets(void) {
             CHECK(memcmp(&recipe, &config_sizes[s].recipe, sizeof recipe) == 0, "%s: recipe", name);
             Recipe nearest = config_nearest_recipe(&c);
             CHECK(nearest.seq_len == recipe.seq_len && nearest.lr == recipe.lr, "%s: nearest recipe", name);
-            CHECK(recipe.batch_tokens % recipe.seq_len == 0, "%s: batch is no whole number of sequences",
-                  name);
+            CHECK(recipe.batch_tokens % recipe.seq_len == 0,
+                  "%s: the batch is no multiple of the sequence length", name);
             CHECK(config_end_of_text(&c) == c.vocab_size - 1, "%s: end of text", name);
         }
     for (int i = 0; i < (int)(sizeof bad / sizeof bad[0]); i++)
-        CHECK(!config_preset(&c, &recipe, bad[i], &err), "'%s' is no preset", bad[i]);
+        CHECK(!config_preset(&c, &recipe, bad[i], &err), "'%s' is accepted as a preset", bad[i]);
     // the paper's recipe
     config_preset(&c, &recipe, "fox-pro-760m", &err);
     CHECK(recipe.seq_len == 16384 && recipe.batch_tokens == 32 * 16384 && recipe.max_tokens == 16106127360 &&
               recipe.warmup_tokens == 268435456 && recipe.lr == 1e-3,
-          "fox-pro-760m trains otherwise than in the paper");
+          "the recipe of fox-pro-760m is not the paper's");
 }
 
 // ----------------------------------------------------------------------------
 // parameters
 
-// Tensors lie one behind the other, aligned, names are unique, and the fused projection is one block of rows.
+// Tensors are consecutive and aligned, names are unique, and the rows of the fused projection are contiguous.
 static void check_table(const Config* c, const char* name) {
     ParamTable t = params_build(c);
     int64_t end = 0, parameters = 0;
@@ -118,11 +118,11 @@ static void check_table(const Config* c, const char* name) {
         CHECK(p->count == p->shape[0] * (p->ndim > 1 ? p->shape[1] : 1) && p->count > 0 && p->ndim <= 2,
               "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
-            CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: %s twice", name, p->name);
-        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: %s decays", name,
-              p->name);
-        CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS), "%s: %s trains",
+            CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: weight decay of %s",
               name, p->name);
+        CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS),
+              "%s: trainable flag of %s", name, p->name);
         end = p->offset + p->count;
         parameters += p->count;
     }
@@ -167,7 +167,7 @@ static void check_params(void) {
               !has_param(&c, "model.layers.0.attn.fgate_proj.weight"),
           "names of a fixed gate");
     ParamTable t = params_build(&c);
-    CHECK(params_find(&t, P_Q_NORM, 2)->count == config_head_size(&c), "shared QK norm has the head's size");
+    CHECK(params_find(&t, P_Q_NORM, 2)->count == config_head_size(&c), "a shared QK norm has dh elements");
     params_free(&t);
     c = preset("transformer-llama-nano");
     check_table(&c, "transformer-llama");
@@ -177,21 +177,22 @@ static void check_params(void) {
     c.num_heads = 1;
     c.fgate_type = GATE_BIAS_ONLY;
     c.fgate_bias_init = true;
-    CHECK(fabs(config_long_gate_bias(&c, 0) + log(expm1(0.5))) < 1e-15, "one head forgets in T_min tokens");
+    CHECK(fabs(config_long_gate_bias(&c, 0) + log(expm1(0.5))) < 1e-15,
+          "the decay time of a single head is decay_time_min");
 }
 
 // ----------------------------------------------------------------------------
 // keys of config.json
 
-// fox-pro-nano with a long gate, without which decay times do not count
+// fox-pro-nano with fgate_bias_init, without which decay times have no effect
 static Config base_config(void) {
     Config c = preset("fox-pro-nano");
     c.fgate_bias_init = true;
     return c;
 }
 
-// For every key: a value that is not base_config's, and values that must be refused, separated by blanks ("~"
-// is the empty one).
+// For every key: a valid value that differs from base_config's, and invalid values separated by blanks ("~"
+// is the empty value).
 static const struct {
     const char *name, *value, *bad;
 } keys[] = {
@@ -232,7 +233,7 @@ static void check_round_trip(const Config* c, const char* what) {
     Config back;
     CHECK(config_write(c, config_path, &err), "%s: %s", what, err.msg);
     CHECK(config_read(&back, folder, &err), "%s: %s", what, err.msg);
-    CHECK(same_config(c, &back), "%s: does not survive config.json", what);
+    CHECK(same_config(c, &back), "%s: differs after config_write and config_read", what);
 }
 
 static void check_keys(void) {
@@ -262,16 +263,16 @@ static void check_keys(void) {
     CHECK(!config_set(&all, "--set", "hidden_sizes", "4", &err) && strstr(err.msg, "hidden_sizes"),
           "unknown key");
     CHECK(config_set(&all, "--set", "vocab_size", "1Ki", &err) && all.vocab_size == 1024,
-          "counts take suffixes");
-    CHECK(config_set(&all, "--set", "num_kv_heads", "4", &err), "as many kv heads as heads is what we have");
-    // nulls that the paper's own configs hold
+          "vocab_size=1Ki is not 1024");
+    CHECK(config_set(&all, "--set", "num_kv_heads", "4", &err), "num_kv_heads equal to num_heads is refused");
+    // the paper's configs have these nulls
     CHECK(config_set(&all, "config", "decay_time_min", "null", &err), "%s", err.msg);
     CHECK(config_set(&all, "config", "log_pruning_tolerance", "null", &err) &&
               isnan(all.log_pruning_tolerance),
-          "no pruning");
+          "log_pruning_tolerance=null is not NaN");
 }
 
-// Values that are fine one by one and impossible together.
+// Values that are valid alone but invalid together.
 static void check_impossible(void) {
     static const char* const cases[][2] = {
         {"num_heads", "3"},      {"hidden_size", "126"}, // head size 63 with RoPE
@@ -287,7 +288,7 @@ static void check_impossible(void) {
     }
     Config c = preset("fox-pro-nano");
     c.hidden_size = 126;
-    CHECK(config_check(&c, "x", &err), "without RoPE an odd head size is fine: %s", err.msg);
+    CHECK(config_check(&c, "x", &err), "an odd head size is refused without RoPE: %s", err.msg);
 }
 
 static void check_family(const char* name, const char* model_type, const char* architecture) {
@@ -301,7 +302,7 @@ static void check_family(const char* name, const char* model_type, const char* a
     CHECK(class_name && strcmp(class_name, architecture) == 0, "%s is written as %s", name, class_name);
     json_free(&j);
 
-    // What the paper's code leaves out it takes from the defaults of the class.
+    // A key that is missing in config.json has the default of the paper's model class.
     char text[256];
     snprintf(text, sizeof text,
              "{\"model_type\": \"%s\", \"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, "
@@ -324,7 +325,7 @@ static void check_files(void) {
     static const char sizes[] =
         "\"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_heads\": 2";
     static const struct {
-        const char *members, *says; // NULL: is accepted
+        const char *members, *says; // text of the error; NULL: accepted
     } files[] = {
         {"\"num_kv_heads\": 2, \"torch_dtype\": \"bfloat16\", \"extra\": [1, {}]", NULL},
         {"\"num_kv_heads\": 1", "num_kv_heads"},
@@ -345,7 +346,7 @@ static void check_files(void) {
     Config c;
     char text[512];
     for (int i = 0; i < (int)(sizeof files / sizeof files[0]); i++) {
-        // of two members with one key json.h takes an error; so ours replaces the one in `sizes`
+        // json.h refuses duplicate keys: a file with hidden_size gets `sizes` without it
         bool resized = strstr(files[i].members, "\"hidden_size\"") != NULL;
         snprintf(text, sizeof text, "{%s, %s}",
                  resized ? "\"vocab_size\": 10, \"num_hidden_layers\": 1, \"num_heads\": 2" : sizes,
@@ -369,8 +370,9 @@ static void check_files(void) {
               required[missing], err.msg);
     }
     CHECK(!config_read(&c, "build/test/nowhere", &err) && strstr(err.msg, "nowhere/config.json"),
-          "no file: %s", err.msg);
-    CHECK(!config_write(&c, "build/test/nowhere/config.json", &err), "a folder that is not there");
+          "a missing file: %s", err.msg);
+    CHECK(!config_write(&c, "build/test/nowhere/config.json", &err),
+          "config_write succeeds in a missing folder");
 }
 
 int main(void) {

@@ -1,8 +1,7 @@
 /*
-llmc/cpu: the exponential against libm, matmuls against a naive one, the linear layer.
+Tests llmc/cpu: exp_real against libm, matmul against a naive one, the linear layer.
 
-Built twice, in float and in double. Where a limit is not a bound that holds for any rounding, the measured error is
-beside it.
+Built in float and in double. A limit that is no bound on rounding errors has the measured error in a comment.
 */
 #include "../../../llmc/cpu/matmul.h"
 #include "../reals.h"
@@ -10,7 +9,7 @@ beside it.
 // ----------------------------------------------------------------------------
 // exp
 
-// In float exp_real is our own, and 0 below e^-60; in double it is libm's.
+// In float exp_real is our own: 0 for x < -60, which avoids denormals. In double it is libm's exp.
 static void check_exp(void) {
 #ifndef REAL_IS_DOUBLE
     double worst = 0;
@@ -40,9 +39,10 @@ static void check_exp(void) {
 }
 
 // ----------------------------------------------------------------------------
-// matrix products
+// GEMM
 
-// A rows x cols matrix surrounded by NaNs, row-major or column-major: a read outside of it shows in the result.
+// A row-major or column-major matrix [rows, cols] surrounded by NaNs, so that an out-of-bounds read makes the
+// result NaN.
 typedef struct {
     real* buffer;
     View view;
@@ -66,8 +66,8 @@ static double element(View v, int64_t i, int64_t j) { return (double)v.at[i * v.
 
 typedef void Matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K, bool add);
 
-// Does out[M,N] with this row stride hold the product of a and b, or its sum with 1? The limit holds for sums in any
-// order.
+// Is out [M,N], of row stride `stride`, equal to a b, or to a b + 1 with `add`? The limit bounds the rounding
+// error of sums in any order.
 static bool is_product(const real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
                        bool add) {
     for (int64_t i = 0; i < M; i++)
@@ -98,7 +98,7 @@ static bool product_is_right(Matmul* product, View a, View b, int64_t M, int64_t
     return right;
 }
 
-// Sizes around the edges of every block; layouts and accumulation alternate.
+// Sizes around every block size. Layouts and accumulation alternate from size to size.
 static void check_matmul(void) {
     const int64_t Ms[] = {1, MR - 1, MR + 1, MC - 1, MC, MC + 1, 2 * MC + 3};
     const int64_t Ns[] = {1, NR - 1, NR, NR + 1, NC, NC + 1};
@@ -108,7 +108,7 @@ static void check_matmul(void) {
         for (int j = 0; j < 6; j++)
             for (int k = 0; k < 5; k++, turn++) {
                 int64_t M = Ms[i], N = Ns[j], K = Ks[k];
-                if (M * N * K > 2000000) continue; // smaller sizes cross the same edges
+                if (M * N * K > 2000000) continue; // smaller products have the same edges
                 bool a_columns = turn & 1, b_columns = turn >> 1 & 1, add = turn >> 2 & 1;
                 Matrix a = new_matrix(M, K, a_columns, 0), b = new_matrix(K, N, b_columns, 1);
                 CHECK(product_is_right(matmul, a.view, b.view, M, N, K, add),
@@ -122,7 +122,7 @@ static void check_matmul(void) {
             }
 }
 
-// Sizes of 1 make strides meaningless; one row takes the path of decoding.
+// Includes sizes of 1, for which strides are ambiguous, and single rows, which use the code path of decoding.
 static void check_linear(void) {
     const int64_t sizes[][3] = {{1, 1, 1}, {1, 5, 1}, {1, 1, 5}, {1, 7, 9},   {1, 300, 301},
                                 {6, 1, 1}, {6, 5, 1}, {6, 1, 5}, {130, 5, 1}, {130, 40, 30}};

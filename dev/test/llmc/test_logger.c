@@ -1,6 +1,6 @@
 /*
-Tests of llmc/run/logger.h: every line of the file is parsed as JSON, the terminal's lines are compared as
-text, and a log that cannot be written causes one warning and no incomplete line.
+Tests llmc/run/logger.h: every line of log.jsonl is parsed as JSON, terminal output is compared as text, and a
+log that cannot be written causes one warning and no incomplete line.
 */
 #include <signal.h>
 #include <sys/resource.h>
@@ -11,9 +11,9 @@ static char folder[PATH_LENGTH], log_path[PATH_LENGTH];
 static Error err;
 
 // ----------------------------------------------------------------------------
-// what was written
+// reading back what was written
 
-// Runs the statement with stdout (fd 1) or stderr (fd 2) redirected to a file, and reads its text into
+// Runs the statement with stdout (fd 1) or stderr (fd 2) redirected to a file, and reads the file into
 // `captured`.
 static char* captured;
 #define CAPTURE(fd, statement)                                                                               \
@@ -45,7 +45,8 @@ static void capture_end(int fd, int saved) {
     if (!captured) die("%s", err.msg);
 }
 
-// Parses the lines of the log, at most 64, into lines[]; returns their number. Each must end in a line break.
+// Parses the lines of the log, at most 64, into lines[]; returns their number. Checks that each ends in a
+// line break.
 static Json lines[64];
 static int read_log(void) {
     size_t bytes;
@@ -64,7 +65,7 @@ static int read_log(void) {
     return count;
 }
 
-// The node of a line's key; -1 also if the line does not exist or is not JSON.
+// The node of a key of a line; -1 if the key or the line does not exist, or the line is not JSON.
 static int member(int line, const char* key) {
     return lines[line].count ? json_get(&lines[line], 0, key) : -1;
 }
@@ -144,16 +145,16 @@ static void test_steps(void) {
     CHECK(read_log() == 4, "lines");
     CHECK(text_is(0, "event", "step") && number(0, "step") == 1 && number(0, "tokens") == 4096, "line 0");
     CHECK(number(0, "loss") == 5.5 && number(0, "grad_norm") == 0.25 && number(0, "lr") == 1e-3, "line 0");
-    CHECK(number(0, "ms") == 8000 && number(0, "tokens_per_s") == 512, "the first step has its own rate");
+    CHECK(number(0, "ms") == 8000 && number(0, "tokens_per_s") == 512, "the rate of the first step");
     CHECK(number(0, "eta_s") == 999 * 8 && number(0, "mfu") == 512e6 / 2e10, "line 0");
     CHECK(number(0, "model_flops_per_s") == 512e6, "line 0");
-    CHECK(json_is_null(&lines[1], member(1, "loss")), "NaN is null");
-    CHECK(json_is_null(&lines[1], member(1, "grad_norm")), "infinity is null");
-    CHECK(number(1, "tokens_per_s") == 4096, "the first step is not part of the average");
-    // the bias-corrected average of times 1 and 3 at decay 0.95: (0.95 * 1 + 3) / (0.95 + 1)
+    CHECK(json_is_null(&lines[1], member(1, "loss")), "NaN is not null");
+    CHECK(json_is_null(&lines[1], member(1, "grad_norm")), "infinity is not null");
+    CHECK(number(1, "tokens_per_s") == 4096, "the average rate includes the first step");
+    // bias-corrected moving average of 1 and 3 seconds with decay 0.95: (0.95 * 1 + 3) / (0.95 + 1)
     CHECK(fabs(number(2, "tokens_per_s") - 4096 / (3.95 / 1.95)) < 1e-9, "%.17g", number(2, "tokens_per_s"));
-    CHECK(has(3, "model_flops_per_s") && !has(3, "mfu"), "no MFU where the peak is not known");
-    CHECK(number(3, "eta_s") == 0, "nothing is left");
+    CHECK(has(3, "model_flops_per_s") && !has(3, "mfu"), "MFU without a known peak");
+    CHECK(number(3, "eta_s") == 0, "time left after the last step");
 }
 
 static void test_pruned(void) {
@@ -178,7 +179,7 @@ static void test_pruned(void) {
         double share = -1;
         CHECK(json_double(&lines[0], layer, &share) && share == pruned[i], "layer %d: %g", i, share);
     }
-    CHECK(layer < 0, "more layers than there are");
+    CHECK(layer < 0, "too many layers");
 }
 
 static void test_log_every(void) {
@@ -195,7 +196,7 @@ static void test_log_every(void) {
         next += expected;
     }
     logger_close(&l);
-    CHECK(read_log() == 12, "the file has every step");
+    CHECK(read_log() == 12, "the file lacks steps");
 }
 
 static void test_validation(void) {
@@ -237,7 +238,7 @@ static void test_validation(void) {
         }
     }
     CHECK(json_is_null(&lines[1], member(1, "val_loss")), "NaN is null");
-    CHECK(json_is_null(&lines[2], member(2, "val_loss")), "no tokens, no loss");
+    CHECK(json_is_null(&lines[2], member(2, "val_loss")), "the loss of no tokens is not null");
 }
 
 static void test_buckets(void) {
@@ -273,9 +274,9 @@ static void test_terminal_only(void) {
 }
 
 // ----------------------------------------------------------------------------
-// what can go wrong
+// errors
 
-// An incomplete line, left by a crash, is terminated, and the lines after it are complete.
+// logger_open terminates an incomplete line left by a crash, so that later lines are complete.
 static void test_unfinished_line(void) {
     Logger l;
     FILE* f = fopen(log_path, "wb");
@@ -289,7 +290,7 @@ static void test_unfinished_line(void) {
         "{\"event\":\"step\"}\n{\"event\":\"st\n{\"event\":\"resume\",\"step\":3,\"text\":\"again\"}\n";
     CHECK(text && strcmp(text, expected) == 0, "%s", text);
     free(text);
-    open_log(&l); // complete now: nothing is added
+    open_log(&l); // the last line is complete: nothing is added
     logger_close(&l);
     text = read_file(log_path, &bytes, &err);
     CHECK(text && strcmp(text, expected) == 0, "%s", text);
@@ -303,7 +304,7 @@ static void log_steps(Logger* l, int64_t from, int64_t to) {
     }
 }
 
-// A file size limit stands for a full disk: one write is cut short, the next ones fail.
+// A file size limit simulates a full disk: one write is cut short, the next ones fail.
 static void test_full_disk(void) {
     Logger l;
     struct rlimit old, small;
@@ -323,24 +324,25 @@ static void test_full_disk(void) {
     CHECK(strstr(captured, "warning: ") == captured && strstr(captured, "log.jsonl: cannot write"), "%s",
           captured);
     CHECK(line_break && line_break[1] == '\0', "one line, not: %s", captured);
-    CAPTURE(2, log_steps(&l, 7, 8)); // the limit is gone
+    CAPTURE(2, log_steps(&l, 7, 8)); // without the limit
     CHECK(captured[0] == '\0', "%s", captured);
     logger_close(&l);
     CHECK(read_log() == 4, "lines");
     CHECK(number(1, "step") == 2 && number(2, "step") == 7 && number(3, "step") == 8,
-          "no incomplete line, and logging continues");
+          "logging does not continue after the failed writes");
 }
 
 static void test_cannot_open(void) {
     Logger l;
     char path[PATH_LENGTH];
-    CHECK(!logger_open(&l, log_path, &err) && strstr(err.msg, "log.jsonl"), "a file for a folder: %s",
-          err.msg);
+    CHECK(!logger_open(&l, log_path, &err) && strstr(err.msg, "log.jsonl"),
+          "a file in place of the folder: %s", err.msg);
     logger_close(&l);
     path_join(path, folder, "blocked/log.jsonl");
     if (!make_folders(path, &err)) die("%s", err.msg);
     path_join(path, folder, "blocked");
-    CHECK(!logger_open(&l, path, &err) && strstr(err.msg, "cannot open"), "a folder for a file: %s", err.msg);
+    CHECK(!logger_open(&l, path, &err) && strstr(err.msg, "cannot open"), "a folder in place of the file: %s",
+          err.msg);
     logger_close(&l);
 }
 

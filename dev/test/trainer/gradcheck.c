@@ -1,12 +1,13 @@
 /*
-The backward pass against finite differences, in double: every tensor of every variant in variants.h.
+Compares the backward pass with finite differences, in double: every tensor of every variant.
 
-The numeric gradient of the mean loss L by a weight w is the central difference of fourth order,
-  (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h,
-whose own error is of order h^4 for the formula and 1e-16 / h for rounding. A tensor's error is
-||analytic - numeric|| / ||numeric||, over all of its elements, or over SUBSET of them, drawn without
-replacement from a fixed seed, where the sequence is long. Where the numeric gradient is exactly zero, as that
-of queries at T = 1, the error is relative to the whole model's gradient instead.
+The numeric gradient of the mean loss L with respect to a weight w is the fourth-order central difference
+  (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h.
+Its truncation error is of order h^4, its rounding error of order 1e-16 / h.
+
+A tensor's error is ||analytic - numeric|| / ||numeric|| over all of its elements. For T >= LONG it is taken
+over SUBSET elements, drawn without replacement from a fixed seed. If the numeric gradient is exactly zero
+(queries at T = 1), the error is relative to the norm of the whole model's gradient.
 */
 #ifndef REAL_IS_DOUBLE
 #define REAL_IS_DOUBLE
@@ -15,9 +16,9 @@ of queries at T = 1, the error is relative to the whole model's gradient instead
 #include "../check.h"
 #include "variants.h"
 
-#define STEP   2e-4 // the worst error measured is then 5e-9, and 2e-7 at five times the step
+#define STEP   2e-4 // h; the worst error measured is 5e-9, with 1e-3 it is 2e-7
 #define LIMIT  1e-6
-#define LONG   100 // T from which a subset of elements is checked
+#define LONG   100 // from this T on, a subset of the elements is checked
 #define SUBSET 8
 
 typedef struct {
@@ -54,7 +55,7 @@ static void analytic_gradient(Setup* s) {
     model_freeze(model);
 }
 
-// The error of tensor p; *elements counts those that were looked at.
+// Returns the error of tensor p; adds the number of checked elements to *elements.
 static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t* elements) {
     Model* model = &s->model;
     int64_t n = model->T >= LONG ? min64(SUBSET, p->count) : p->count;
@@ -69,7 +70,7 @@ static double tensor_error(Setup* s, const Param* p, double model_norm, int64_t*
     return sqrt(difference) / (norm > 0 ? sqrt(norm) : model_norm);
 }
 
-// A frozen tensor has no gradient, and an update leaves it as it is, whatever its gradient.
+// A frozen tensor has a zero gradient, and an update does not change it even if its gradient is nonzero.
 static void check_frozen(Model* model, const Param* p) {
     Options options;
     options_defaults(&options);
@@ -81,7 +82,7 @@ static void check_frozen(Model* model, const Param* p) {
     for (int64_t i = 0; i < p->count; i++) g[i] = 1;
     model_update(model, &adamw, 1);
     CHECK(memcmp(before, w, (size_t)p->count * sizeof(real)) == 0, "%s was updated", p->name);
-    variant_weights(model); // as they were, for the rest
+    variant_weights(model); // undo the update
     free(before);
 }
 
@@ -113,7 +114,7 @@ static double check_variant(const Variant* variant) {
 }
 
 int main(void) {
-    omp_set_num_threads(1); // waking threads would take longer than models this small
+    omp_set_num_threads(1); // these models are too small for threads to pay
     double worst = 0;
     printf("%-62s %9s %6s  %-46s %s\n", "variant", "B x T", "checked", "worst tensor", "error");
     for (int i = 0; i < NUM_VARIANTS; i++) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What ARCHS makes of the GPU build: Hopper's code is always sm_90a, PTX of the sm_80 kernels always goes along, and a
-# compiler that is asked for plain sm_90 all the same stops. Needs neither a GPU nor nvcc.
+# ARCHS selects the targets of the GPU build: 90 becomes sm_90a, and PTX of the sm_80 kernels is always
+# included. The Hopper header refuses to compile for plain sm_90. Needs neither a GPU nor nvcc.
 scratch=build/test/archs
 . dev/test/check.sh
 mkdir -p "$scratch"
 unset MAKEFLAGS MAKELEVEL
 
-# targets ARCHS WANT: the code=... of the command that builds the trainer, in order
+# targets ARCHS WANT: the code=... arguments of the command that builds the trainer, in order
 targets() {
     check "make -n ARCHS='$1'" make -n train_foxcu -W train_fox.cu NVCC=nvcc ARCHS="$1"
     equals "$2" "$(grep '^nvcc' "$scratch/stdout" | grep -o 'code=[a-z]*_[0-9a-z]*' | sed 's/code=//' | tr '\n' ' ' | sed 's/ $//')"
@@ -17,7 +17,7 @@ targets "90" "sm_90a compute_80"
 targets "90a" "sm_90a compute_80"
 targets "80 86 89 90 100 103 120" "sm_80 sm_86 sm_89 sm_90a sm_100 sm_103 sm_120 compute_80"
 
-# preprocess ARCH DEFINE...: what the device compiler sees of the Hopper header; its CUDA headers may be missing
+# preprocess ARCH DEFINE...: preprocesses the Hopper header as the device compiler does; needs no CUDA headers
 preprocess() { cc -E -x c++ -D__CUDA_ARCH__="$1" "${@:2}" llmc/cuda/mma_sm90.cuh; }
 preprocess 900 >/dev/null 2>"$scratch/stderr"
 said "the Hopper kernels need sm_90a" stderr

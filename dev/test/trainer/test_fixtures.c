@@ -1,12 +1,12 @@
 /*
-train_fox.c against the PyTorch fixtures (dev/reference/): loss of every token, logits, every gradient, and
-three AdamW steps, for the families and every switch.
+Compares train_fox.c with the PyTorch fixtures (dev/reference/), for the families and every switch: loss of
+every token, logits, every gradient, and the weights after three AdamW steps.
 
-Built twice. In double everything must agree to 1e-9. In float the error against the fp64 fixture is held to
-that of PyTorch's own float32, stored beside it: over all tensors of a fixture (RMS of the ratios) to twice of
-it. A single tensor may be off by four times: both numbers are draws of rounding noise, short tensors come out
-right or wrong by luck, and of PyTorch's own further draws one in a thousand is beyond 2.5 times
-(dev/reference/README.md).
+Built in double and in float. In double the relative error of every tensor is at most 1e-9. In float the limit
+is a multiple of PyTorch's own float32 error, which the fixture stores for each tensor: 4 times for a single
+tensor, and 2 times for the RMS over all tensors of a fixture. A single tensor needs the larger limit because
+both errors are samples of rounding noise: of further float32 runs of PyTorch itself, one tensor in a thousand
+exceeds 2.5 times (dev/reference/README.md).
 */
 #include "trainer.h"
 #include <glob.h>
@@ -17,19 +17,19 @@ right or wrong by luck, and of PyTorch's own further draws one in a thousand is 
 #define MEAN_LIMIT           1.0
 #else
 #define LIMIT(float32_error) (4 * (float32_error))
-#define MEAN_LIMIT           0.5 // of the single limit, so twice the float32_error; the worst was 0.29
+#define MEAN_LIMIT           0.5 // of LIMIT: 2 times float32_error; the worst measured is 0.29
 #endif
 
 typedef struct {
     const char* folder;
     Safetensors expected;
-    double squares;       // sum of (error over limit)^2
-    int tensors;          // that it is over
-    double worst;         // largest error over limit
-    char worst_name[160]; // and whose it is
+    double squares;       // sum of (error / limit)^2 over the compared tensors
+    int tensors;          // their number
+    double worst;         // largest error / limit
+    char worst_name[160]; // the tensor that has it
 } Fixture;
 
-// The fp64 values of a tensor of the fixture, for the caller to free; NULL if it has none.
+// The fp64 values of a tensor of the fixture, freed by the caller; NULL if the fixture does not have it.
 static double* fixture_values(const Fixture* f, const char* prefix, const char* name) {
     Error err;
     char full[160];
@@ -41,7 +41,7 @@ static double* fixture_values(const Fixture* f, const char* prefix, const char* 
     return values;
 }
 
-// Checks ||got - expected|| / ||expected|| against the limit.
+// Checks that ||got - expected|| / ||expected|| <= limit.
 static void compare(Fixture* f, const char* prefix, const char* name, const real* got, int64_t n) {
     char full[160];
     snprintf(full, sizeof full, "%s%s", prefix, name);
@@ -68,7 +68,8 @@ static void compare(Fixture* f, const char* prefix, const char* name, const real
 
 static int32_t* fixture_tokens(const Fixture* f, const char* name, int64_t shape[2]) {
     const SafeTensor* t = safetensors_find(&f->expected, name);
-    if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2) die("%s: no tokens", f->folder);
+    if (!t || t->dtype != SAFETENSORS_I32 || t->ndim != 2)
+        die("%s: has no int32 tensor '%s' of two axes", f->folder, name);
     memcpy(shape, t->shape, 2 * sizeof shape[0]);
     int32_t* tokens = (int32_t*)xcalloc((size_t)t->count, sizeof(int32_t));
     memcpy(tokens, t->data, t->bytes);
@@ -117,7 +118,8 @@ static void check_fixture(const char* folder) {
         double limit = LIMIT(1e-6); // the worst measured: 2.9e-7 in float, 7e-16 in double
         CHECK(fabs(loss / losses[step] - 1) <= limit, "%s: loss of step %d is %.12g", f.folder, step, loss);
         if (step == 3) break;
-        CHECK(fabs(norm / norms[step] - 1) <= limit, "%s: norm of step %d is %.12g", f.folder, step, norm);
+        CHECK(fabs(norm / norms[step] - 1) <= limit, "%s: gradient norm of step %d is %.12g", f.folder, step,
+              norm);
         AdamWParams adamw = options_adamw(&options, 1e-3, step + 1);
         model_update(&model, &adamw, clip_scale(norm, 1));
     }
@@ -126,9 +128,8 @@ static void check_fixture(const char* folder) {
         compare(&f, "step3.", p->name, model.params + p->offset, p->count);
     }
     double mean = sqrt(f.squares / f.tensors);
-    CHECK(mean <= MEAN_LIMIT, "%s: errors are %.3f of their limits in the mean", f.folder, mean);
-    printf("%-34s error %5.3f of the limit in the mean, %5.3f at worst, %s\n", f.folder, mean, f.worst,
-           f.worst_name);
+    CHECK(mean <= MEAN_LIMIT, "%s: the RMS of error / limit is %.3f", f.folder, mean);
+    printf("%-34s error / limit: RMS %5.3f, worst %5.3f, %s\n", f.folder, mean, f.worst, f.worst_name);
     free(losses);
     free(norms);
     free(logits);

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# The GPU trainer's command line on a machine that has one: how runs end and go on, the same bits with --deterministic,
-# checkpoints that travel between it and the CPU trainer, and what it refuses in one line.
-#
-# Tests ./train_foxcu, beside ./train_fox.
+# Tests the command line of ./train_foxcu on a machine with a GPU: runs end and resume, --deterministic gives
+# the same bits, ./train_fox resumes its checkpoints and vice versa, invalid input is refused in one line.
 scratch=build/test/gpu
 . dev/test/check.sh
 
@@ -19,7 +17,7 @@ python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is m
 files() { "$python" dev/test/cli_files.py "$@"; }
 check "make the files" files make "$files"
 
-# A model with heads of 64 channels that trains 20 steps of two passes in no time.
+# A small model with head size 64, trained for 20 steps of two micro-batches.
 steps=20
 tiny="--model fox-pro-nano --set num_hidden_layers=2 --set intermediate_size=72"
 batches="--seq-len 48 --batch-tokens 192 --micro-batch 2 --max-tokens $((steps * 192)) --warmup-tokens 768 --lr 5e-3"
@@ -31,13 +29,13 @@ train() { gpu $tiny $batches $data --deterministic --shuffle --out "$scratch/$1"
 resume() { gpu --resume --out "$scratch/$1" "${@:2}"; }
 checkpoints() { (cd "$scratch/$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
 
-# ends_same OUT: in the bytes of the run that nothing disturbed
+# ends_same OUT: weights and moments of step 20 have the bytes of the uninterrupted run
 ends_same() {
     same "$scratch/$1/step_00000020/model.safetensors" "$scratch/whole/step_00000020/model.safetensors"
     same "$scratch/$1/step_00000020/optimizer.safetensors" "$scratch/whole/step_00000020/optimizer.safetensors"
 }
 
-# near LIMIT OUT OUT: the losses of two runs' steps agree to within this
+# near LIMIT OUT OUT: two runs have the same steps, and their losses differ by at most LIMIT
 near() {
     "$python" - "$@" <<'END' >"$scratch/stdout" 2>&1 && pass || fail "losses: $(tail -n 1 "$scratch/stdout")"
 import json, sys
@@ -53,7 +51,7 @@ print(f"differ by {worst:.4f}")
 END
 }
 
-# tensor FOLDER NAME: its values
+# tensor FOLDER NAME: prints the values of a tensor of a checkpoint
 tensor() {
     "$python" -c 'import sys; sys.path.insert(0, "dev/test"); import cli_files as f
 print(*f.values(*f.read(sys.argv[1] + "/model.safetensors"), sys.argv[2]))' "$@"
@@ -67,20 +65,20 @@ same_bits() {
     said "% MFU"
     equals "" "$(cat "$scratch/stderr")"
     equals $steps "$(checkpoints whole)"
-    check "again" train again
-    ends_same again # and validation changes nothing
+    check "the same run without validation" train again
+    ends_same again
     for level in none qkv block; do
         check "--recompute $level" train $level --recompute $level
         ends_same $level
     done
-    check "not --deterministic" gpu $tiny $batches $data --shuffle --out "$scratch/tuned"
+    check "without --deterministic" gpu $tiny $batches $data --shuffle --out "$scratch/tuned"
     near 0.02 tuned whole
 }
 
 resumed() {
-    check "stop" train stopped --max-steps 7
+    check "stop at step 7" train stopped --max-steps 7
     equals 7 "$(checkpoints stopped)"
-    check "and go on" resume stopped
+    check "resume at step 7" resume stopped
     ends_same stopped
     check "the log" files same_steps "$scratch/stopped/log.jsonl" "$scratch/whole/log.jsonl"
     for signal in TERM INT; do
@@ -88,29 +86,29 @@ resumed() {
             --out "$scratch/$signal"
         equals 75 "$(cat "$scratch/stdout")"
         newest=$(checkpoints $signal)
-        check "a checkpoint of the step it was in" test "$newest" -ge 4 -a "$newest" -lt $steps
-        check "go on after SIG$signal" resume $signal
+        check "a checkpoint of the interrupted step" test "$newest" -ge 4 -a "$newest" -lt $steps
+        check "resume after SIG$signal" resume $signal
         ends_same $signal
     done
 }
 
 with_the_cpu() {
-    check "the weights drawn on the GPU" train drawn --max-steps 0
-    check "and on the CPU" ./train_fox $tiny $batches $data --shuffle --out "$scratch/cpu" --max-steps 0
+    check "initial weights of the GPU trainer" train drawn --max-steps 0
+    check "initial weights of the CPU trainer" ./train_fox $tiny $batches $data --shuffle --out "$scratch/cpu" --max-steps 0
     same "$scratch/drawn/step_00000000/model.safetensors" "$scratch/cpu/step_00000000/model.safetensors"
-    check "to the end on the CPU" ./train_fox --resume --out "$scratch/cpu"
+    check "all steps on the CPU" ./train_fox --resume --out "$scratch/cpu"
     near 0.02 cpu whole
-    check "half on the GPU" train there --max-steps 10
-    check "half on the CPU" ./train_fox --resume --out "$scratch/there"
+    check "first half on the GPU" train there --max-steps 10
+    check "second half on the CPU" ./train_fox --resume --out "$scratch/there"
     near 0.02 there whole
-    check "half on the CPU" ./train_fox $tiny $batches $data --shuffle --out "$scratch/back" --max-steps 10
-    check "half on the GPU" resume back
+    check "first half on the CPU" ./train_fox $tiny $batches $data --shuffle --out "$scratch/back" --max-steps 10
+    check "second half on the GPU" resume back
     near 0.02 back whole
     check "--dump" gpu --init "$scratch/whole/step_00000020" $batches $data --dump "$scratch/dump"
-    check "its numbers and names" files dump "$scratch/dump" "$shards/text.bin" 2 48 257 "$scratch/whole/step_00000020"
+    check "the values and names of the dump" files dump "$scratch/dump" "$shards/text.bin" 2 48 257 "$scratch/whole/step_00000020"
 }
 
-# text NAME PROGRAM OPTION...: what --generate writes, to $scratch/NAME
+# text NAME PROGRAM OPTION...: writes the output of --generate to $scratch/NAME
 text() {
     check "--generate on ${*:2}" "$2" --init "$scratch/whole/step_00000020" --generate 40 "${@:3}"
     cp "$scratch/stdout" "$scratch/$1"
@@ -130,7 +128,7 @@ texts() {
     equals "$(head -c 4 "$scratch/cpu_one" | base64)" "$(head -c 4 "$scratch/gpu_one" | base64)"
     check "samples while training" train sampled --max-steps 4 --sample-every 2 --generate 8
     equals 2 "$(grep -c "sample: " "$scratch/stdout")"
-    resume sampled --sample-every 0 >"$scratch/stdout" && ends_same sampled # samples change nothing
+    resume sampled --sample-every 0 >"$scratch/stdout" && ends_same sampled # sampling does not change training
 }
 
 refused() {
@@ -153,37 +151,38 @@ refused() {
 not_finite() {
     cp -r "$scratch/whole" "$scratch/nan"
     rm "$scratch/nan/log.jsonl"
-    check "damage it" files nan "$scratch/nan/step_00000020/model.safetensors" model.layers.0.attn.o_proj.weight
+    check "write a NaN into the weights" files nan "$scratch/nan/step_00000020/model.safetensors" model.layers.0.attn.o_proj.weight
     dies "step 21: the loss is nan and the gradient norm nan (first in the weights of model.layers.0.attn.o_proj.weight)" \
         resume nan --max-tokens $((25 * 192)) --save-every 1
     equals 20 "$(checkpoints nan)"
-    check "and the log has no step 21" sh -c "! grep -q '\"step\": 21' $scratch/nan/log.jsonl"
+    check "the log has no step 21" sh -c "! grep -q '\"step\": 21' $scratch/nan/log.jsonl"
 }
 
 gates() {
     local bias=model.layers.1.attn.fgate_bias
     for gate in fixed bias_only; do
-        check "$gate, the weights drawn" train $gate --set fgate_type=$gate --max-steps 0
-        check "$gate, to the end" resume $gate
+        check "fgate_type=$gate, initial weights" train $gate --set fgate_type=$gate --max-steps 0
+        check "fgate_type=$gate, all steps" resume $gate
     done
     equals "$(tensor "$scratch/fixed/step_00000000" $bias)" "$(tensor "$scratch/fixed/step_00000020" $bias)"
-    check "bias_only learns" test "$(tensor "$scratch/bias_only/step_00000000" $bias)" != \
+    check "the bias of bias_only is trained" test "$(tensor "$scratch/bias_only/step_00000000" $bias)" != \
         "$(tensor "$scratch/bias_only/step_00000020" $bias)"
-    check "no gate" train no_gate --set fgate_type=none --set use_rope=true
+    check "fgate_type=none" train no_gate --set fgate_type=none --set use_rope=true
 }
 
-# Gates as they are drawn forget within a block or two: most of a longer sequence is pruned, with the same losses.
+# Gates at their initial values forget within one or two blocks: most of a longer sequence is pruned; losses
+# are the same.
 pruned() {
     local longer="$tiny --seq-len 640 --batch-tokens 640 --max-tokens 3200 --deterministic"
     check "pruning" gpu $longer $data --out "$scratch/pruned"
     said "% pruned)"
-    check "not nothing" sh -c "! grep -q ' 0% pruned' $scratch/stdout"
+    check "the pruned share is not 0%" sh -c "! grep -q ' 0% pruned' $scratch/stdout"
     check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
-    check "says nothing of it" sh -c "! grep -q pruned $scratch/stdout"
+    check "the log does not mention pruning" sh -c "! grep -q pruned $scratch/stdout"
     near 0.001 pruned unpruned
 }
 
-# The baseline through cuDNN's attention, if this build has it.
+# The baseline with cuDNN's attention, if the trainer was built with it.
 cudnn() {
     local baseline="$tiny --set fgate_type=none --set use_rope=true --attention cudnn"
     if ./train_foxcu $baseline $batches --dry-run 2>&1 | grep -q "built without cuDNN"; then
@@ -202,18 +201,18 @@ plans() {
         said "--recompute block  largest micro-batch that fits: "
         said '"hidden_size": '
     done
-    check "nothing is made" test ! -e "$scratch/dry"
+    check "--dry-run writes nothing" test ! -e "$scratch/dry"
 
     check "--dry-run" gpu --model fox-pro-125m --dry-run --batch-tokens 4Mi
     local fits
     fits=$(awk '/--recompute none/ { print $(NF - 1) }' "$scratch/stdout")
-    check "$fits sequences fit as promised" gpu --model fox-pro-125m --batch-tokens $((fits * 16384)) \
+    check "the planned micro-batch of $fits sequences fits" gpu --model fox-pro-125m --batch-tokens $((fits * 16384)) \
         --micro-batch "$fits" --recompute none --bench 1
     check "--bench" gpu $tiny $batches --bench 1
     said "1 steps of 2 x 48 tokens"
     said "matrix products"
     said "tokens/s"
-    check "--bench of 128 channels a head" gpu $tiny --set num_heads=1 $batches --bench 1 --recompute block
+    check "--bench, head size 128" gpu $tiny --set num_heads=1 $batches --bench 1 --recompute block
     said "attention by"
     said "recompute block"
     check "without --out" gpu $tiny $batches $data --max-steps 1

@@ -1,9 +1,9 @@
 /*
-Parts of train_fox.c by themselves, where the answer is known: attention with gates that keep or forget everything,
+Tests single layers of train_fox.c against known results: attention with gates that keep or forget everything,
 classifier, global norm, AdamW.
 
-Built twice, in float and in double. Where a limit is not a bound that holds for any rounding, the measured error is
-beside it.
+Built in float and in double. A limit that is no bound on rounding errors has the measured errors (float,
+double) in a comment.
 */
 #include "trainer.h"
 #include "../reals.h"
@@ -18,7 +18,7 @@ typedef struct {
     double *cum_logf, *dcum_logf;
 } Attention;
 
-// Random queries, keys, values and output gradients; the gates are 1: cum_logf is 0.
+// Random q, k, v and dout. All gates are 1: cum_logf is 0.
 static Attention new_attention(int64_t B, int64_t T) {
     Attention a;
     memset(&a, 0, sizeof a);
@@ -38,7 +38,7 @@ static void free_attention(Attention* a) {
     free(a->dq), free(a->dk), free(a->dv), free(a->cum_logf), free(a->dcum_logf);
 }
 
-// log forget gates: `at_reset` at token `reset`, `elsewhere` at the others
+// Sets the log forget gates to `at_reset` at token `reset` and to `elsewhere` at all others
 static void set_gates(Attention* a, double elsewhere, int64_t reset, double at_reset) {
     for (int64_t i = 0; i < a->gates; i++) {
         int64_t t = i % a->shape.T;
@@ -71,7 +71,8 @@ static void check_gates(void) {
     run_attention(&b, true); // f = 1
     check_same_attention(&a, &b, "a gate that keeps everything");
 
-    // Only differences of cum_logf count. These are exact in binary, so that not a bit may change.
+    // Only differences of cum_logf matter. These values are exact in binary: the results must be
+    // bit-identical.
     set_gates(&a, -1.0 / 64, -1, 0);
     memcpy(b.cum_logf, a.cum_logf, (size_t)a.gates * sizeof(double));
     for (int64_t i = 0; i < b.gates; i++) b.cum_logf[i] += 4096;
@@ -83,42 +84,43 @@ static void check_gates(void) {
 
     set_gates(&a, -1000, -1, 0);
     run_attention(&a, true);
-    CHECK(same_bits(a.o, a.v, a.n), "a gate that forgets everything leaves a token its own value");
-    CHECK(same_bits(a.dv, a.dout, a.n), "and hands its gradient to that value");
+    CHECK(same_bits(a.o, a.v, a.n), "o differs from v with a gate that forgets everything");
+    CHECK(same_bits(a.dv, a.dout, a.n), "dv differs from dout with a gate that forgets everything");
     free_attention(&a);
     free_attention(&b);
 }
 
-// A forget gate of 0 where a document begins: nothing crosses, forward or backward.
+// A forget gate of 0 at token `reset` separates two documents: nothing crosses it, forward or backward.
 static void check_reset(int64_t reset) {
     const int64_t T = 2 * TILE + 17;
     Attention a = new_attention(2, T), b = new_attention(2, T);
     int64_t d = a.shape.NH * a.shape.dh, from = token_at(&a, reset), rest = (T - reset) * d;
     set_gates(&a, -0.01, reset, -1000);
     set_gates(&b, -0.01, reset, -1000);
-    for (int64_t i = 0; i < from; i++) { // batch 0's earlier tokens differ, and get no gradient of their own
+    // change sequence 0 before `reset` in b; in a the outputs there have no gradient
+    for (int64_t i = 0; i < from; i++) {
         b.q[i] += 1, b.k[i] -= 2, b.v[i] += 3;
         a.dout[i] = 0;
     }
     run_attention(&a, true);
     run_attention(&b, true);
-    CHECK(same_bits(a.o + from, b.o + from, rest), "tokens before %lld reach later outputs",
+    CHECK(same_bits(a.o + from, b.o + from, rest), "tokens before %lld change later outputs",
           (long long)reset);
-    CHECK(!same_bits(a.o, b.o, from), "the earlier outputs should differ");
+    CHECK(!same_bits(a.o, b.o, from), "the outputs before the reset must differ");
     CHECK(same_bits(a.dq + from, b.dq + from, rest) && same_bits(a.dk + from, b.dk + from, rest) &&
               same_bits(a.dv + from, b.dv + from, rest),
-          "tokens before %lld reach later gradients", (long long)reset);
+          "tokens before %lld change later gradients", (long long)reset);
     CHECK(all_zero(a.dq, from) && all_zero(a.dk, from) && all_zero(a.dv, from),
-          "later tokens reach the gradients of those before %lld", (long long)reset);
+          "later tokens change the gradients of tokens before %lld", (long long)reset);
     bool no_gradient = true;
     for (int64_t t = 0; t < reset; t++) no_gradient = no_gradient && a.dcum_logf[t] == 0;
-    CHECK(no_gradient, "later tokens reach the gates before %lld", (long long)reset);
+    CHECK(no_gradient, "later tokens change the gradients of gates before %lld", (long long)reset);
     free_attention(&a);
     free_attention(&b);
 }
 
-// After 8000 tokens with gates of e^-20 cum_logf is at -1.6e5: the end of the sequence, which remembers only itself,
-// must be what it is as a sequence of its own. Were cum_logf a float, its last digit would be 1/64.
+// After 8000 tokens with gates of e^-20 cum_logf is -1.6e5, where a float has a resolution of 1/64. A gate of
+// e^-1000 separates the last tokens: their outputs must be those of the same tokens as a separate sequence.
 static void check_long(void) {
     const int64_t T = 8192, tail = 64;
     Attention a = new_attention(1, T), b = new_attention(1, tail);
@@ -147,15 +149,16 @@ static void check_classifier(void) {
     real logits[3 * V], losses[3];
     const int32_t targets[3] = {0, 1, 2};
     for (int i = 0; i < 3 * V; i++) logits[i] = i % V == 0 ? (real)1e4 : (real)-1e4;
-    fill(logits + 2 * V, V, (real)1e4); // the last row is level
+    fill(logits + 2 * V, V, (real)1e4); // the last row is constant
     real* before = copy_reals(logits, 3 * V);
     classifier(losses, logits, targets, 3, V, 1, false);
-    CHECK(same_bits(logits, before, 3 * V), "without training the logits stay");
+    CHECK(same_bits(logits, before, 3 * V), "logits change without `train`");
     CHECK(losses[0] == 0 && losses[1] == (real)2e4, "losses are %g and %g", (double)losses[0],
           (double)losses[1]);
-    CHECK(fabs((double)losses[2] - log(V)) <= 4 * EPSILON, "level logits cost %g", (double)losses[2]);
+    CHECK(fabs((double)losses[2] - log(V)) <= 4 * EPSILON, "the loss of equal logits is %g",
+          (double)losses[2]);
     classifier(losses, logits, targets, 3, V, (real)0.5, true);
-    CHECK(losses[1] == (real)2e4, "in training the loss is %g", (double)losses[1]);
+    CHECK(losses[1] == (real)2e4, "with `train` the loss is %g", (double)losses[1]);
     for (int i = 0; i < 3 * V; i++) {
         int t = i / V, k = i % V;
         double p = t == 2 ? 1.0 / V : k == 0, expected = 0.5 * (p - (k == t));
@@ -175,7 +178,7 @@ static void check_global_norm(void) {
         CHECK(fabs(norm / sqrt(sum) - 1) <= 1e-10, "norm of %lld is %.17g", (long long)counts[i], norm);
     }
     x[12345] = NAN;
-    CHECK(isnan(global_norm(x, counts[5])), "a NaN must show");
+    CHECK(isnan(global_norm(x, counts[5])), "the norm of a gradient with a NaN is not NaN");
     free(x);
 }
 
@@ -188,7 +191,7 @@ static void check_adamw(void) {
     for (int i = 0; i < N; i++) w2[i] = (double)w[i];
     for (int step = 1; step <= 5; step++) {
         real* g = random_reals(N, (uint64_t)step);
-        g[0] = 0; // no gradient at all: only decay
+        g[0] = 0; // weight decay alone
         p.step = step;
         adamw_update(w, m, v, g, N, scale, &p);
         for (int i = 0; i < N; i++) {
@@ -206,7 +209,7 @@ static void check_adamw(void) {
         CHECK(fabs((double)m[i] - m2[i]) <= 8 * EPSILON && fabs((double)v[i] - v2[i]) <= 8 * EPSILON,
               "moments of element %d are %g and %g", i, (double)m[i], (double)v[i]);
     }
-    CHECK(worst <= 8 * EPSILON, "a weight is off by %.2e of its size", worst);
+    CHECK(worst <= 8 * EPSILON, "the relative error of a weight is %.2e", worst);
     free(w), free(m), free(v);
 }
 

@@ -1,9 +1,10 @@
 /*
-What must hold between train_fox.c's own functions: extension and the forward pass, one and many threads, one batch and
-two halves, earlier tokens and later ones; and what the initial weights are.
+Tests invariants of train_fox.c: extension gives the logits of the forward pass, results are the same bits on
+any number of threads, gradients accumulate, attention is causal, memory is linear in T. Also tests the
+initial weights.
 
-Built twice, in float and in double. Where a limit is not a bound that holds for any rounding, the measured error is
-beside it.
+Built in float and in double. A limit that is no bound on rounding errors has the measured errors (float,
+double) in a comment.
 */
 #include "trainer.h"
 #include "../reals.h"
@@ -12,7 +13,8 @@ beside it.
 // ----------------------------------------------------------------------------
 // the whole model
 
-// One forward and backward pass of the mean loss; adds to the gradients. Returns the sum of losses.
+// One forward and backward pass of the mean loss over `mean_over` tokens. Adds to the gradients; returns the
+// sum of losses.
 static double run_pass(Model* model, const int32_t* inputs, const int32_t* targets, int64_t mean_over,
                        real* logits) {
     model_forward(model, inputs);
@@ -21,8 +23,9 @@ static double run_pass(Model* model, const int32_t* inputs, const int32_t* targe
     return loss;
 }
 
-// A sequence that is extended, `step` tokens at a time, must see the logits that the forward pass sees; so must a second
-// one beside it that began one extension later, with tokens of its own.
+// Extends a sequence by `step` tokens at a time and compares its logits with those of the forward pass, first
+// alone, then in a batch with a second sequence that starts one extension later. Returns the worst relative
+// error.
 static double extend_error(const Variant* variant, int64_t step) {
     int64_t T = variant->T / step * step;
     Model model = variant_model(variant->name, 2, T);
@@ -64,7 +67,7 @@ static void check_extend(void) {
     printf("extension against the forward pass: worst error %.1e\n", worst); // 1e-6, 1e-15
 }
 
-// Sizes with several blocks of every matrix product, several attention tiles and no round number.
+// Sizes that need several blocks in every GEMM and several attention tiles, and are no multiples of them.
 static const char wide[] = "fox-pro hidden_size=78 num_heads=3 vocab_size=401 intermediate_size=301";
 
 static void check_threads(void) {
@@ -102,7 +105,7 @@ static void check_threads(void) {
     for (int threads = 1; threads <= 3; threads++) free(weights[threads]), free(grads[threads]);
 }
 
-// Other tokens later in a sequence, or in another sequence, change no bit of what came before.
+// Changing later tokens of a sequence, or another sequence, changes no bit of earlier logits.
 static void check_causality(const char* name) {
     const int64_t T = TILE + 22, B = 2, first_changed = TILE + 3;
     Model model = variant_model(name, B, T);
@@ -114,15 +117,15 @@ static void check_causality(const char* name) {
     for (int64_t t = first_changed; t < B * T; t++) tokens[t] = (int32_t)((tokens[t] + 1) % V);
     model_forward(&model, tokens);
     model_loss(&model, tokens, 0, false, after);
-    CHECK(same_bits(before, after, first_changed * V), "%s: a later token reaches earlier logits", name);
+    CHECK(same_bits(before, after, first_changed * V), "%s: a later token changes earlier logits", name);
     for (int64_t t = first_changed; t < B * T; t++)
-        CHECK(!same_bits(before + t * V, after + t * V, V), "%s: token %lld should differ", name,
+        CHECK(!same_bits(before + t * V, after + t * V, V), "%s: the logits of token %lld must differ", name,
               (long long)t);
     free(tokens), free(before), free(after);
     model_free(&model);
 }
 
-// Two passes over one sequence each add up to one pass over both.
+// The gradients of two passes over one sequence each add up to those of one pass over both.
 static void check_accumulation(const char* name, int64_t T) {
     Model both = variant_model(name, 2, T), one = variant_model(name, 1, T);
     int32_t *inputs = random_tokens(&both, 2 * T, 0), *targets = random_tokens(&both, 2 * T, 1);
@@ -140,7 +143,7 @@ static void check_accumulation(const char* name, int64_t T) {
     model_free(&one);
 }
 
-// Activations grow with T, not with its square: a long sequence fits, and trains.
+// Activation memory is linear in T, and a long sequence has finite loss and gradients.
 static void check_memory(void) {
     Config c = variant_config("fox-pro hidden_size=4");
     ParamTable table = params_build(&c);
@@ -149,7 +152,7 @@ static void check_memory(void) {
         Pass plan = pass_plan(&c, &table, 1, (int64_t)4096 << i);
         bytes[i] = pass_bytes(&plan, c.num_hidden_layers);
     }
-    CHECK(bytes[2] - bytes[1] == 2 * (bytes[1] - bytes[0]), "not linear in T");
+    CHECK(bytes[2] - bytes[1] == 2 * (bytes[1] - bytes[0]), "activation memory is not linear in T");
     CHECK(bytes[1] <= 2 * bytes[0], "%lld bytes at T 4096, %lld at 8192", (long long)bytes[0],
           (long long)bytes[1]);
     params_free(&table);
@@ -159,7 +162,7 @@ static void check_memory(void) {
     int32_t *inputs = random_tokens(&model, T, 0), *targets = random_tokens(&model, T, 1);
     double loss = run_pass(&model, inputs, targets, T, NULL);
     CHECK(isfinite(loss) && !params_first_not_finite(&model.table, model.grads, sizeof(real)),
-          "a long sequence is not finite");
+          "the loss or a gradient of a long sequence is not finite");
     free(inputs), free(targets);
     model_free(&model);
 }
@@ -197,8 +200,8 @@ static void check_initial_weights(void) {
         for (int64_t i = 0; p->init == INIT_ONE && i < p->count; i++) CHECK(w[i] == 1, "%s", p->name);
         for (int64_t i = 0; p->kind == P_FGATE_BIAS && i < p->count; i++) {
             double T_i = i == 0 ? 2 : i == 1 ? sqrt(2.0 * 256) : 256; // of three heads
-            CHECK(fabs((double)log_sigmoid(w[i]) * T_i + 1) <= 8 * EPSILON, "head %lld forgets in %g tokens",
-                  (long long)i, -1 / (double)log_sigmoid(w[i]));
+            CHECK(fabs((double)log_sigmoid(w[i]) * T_i + 1) <= 8 * EPSILON,
+                  "head %lld has a decay time of %g tokens", (long long)i, -1 / (double)log_sigmoid(w[i]));
         }
     }
     model_free(&a), model_free(&b), model_free(&other);
@@ -213,12 +216,12 @@ static void check_initial_weights(void) {
 
 int main(void) {
     check_threads();
-    omp_set_num_threads(1); // waking threads would take longer than the small models below
+    omp_set_num_threads(1); // the models below are too small for threads to pay
     check_extend();
     check_causality("fox-pro");
     check_causality("transformer-llama");
     check_accumulation("fox-pro", 150);
-    check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks, against one
+    check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
     check_memory();
     check_initial_weights();
     return test_report();

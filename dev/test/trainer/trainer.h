@@ -1,4 +1,4 @@
-// train_fox.c without its main, for tests; each uses only some of its functions.
+// train_fox.c without main, for tests. A test calls only some of its functions: unused ones are no warning.
 #define TESTING
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../../../train_fox.c"

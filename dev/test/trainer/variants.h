@@ -1,15 +1,15 @@
 /*
-The model's variants that gradcheck.c and test_model.c go through: the four families, each switch of the
-design singly on and off on top of a LLaMA and a Pro block, and odd sizes. Include after train_fox.c.
+The model variants that gradcheck.c, test_model.c and test_fox.cu run: the four families; each switch alone,
+turned on in a LLaMA block and off in a Pro block; odd sizes. Include after train_fox.c.
 */
 #pragma once
 
 typedef struct {
-    const char* name; // family, then keys of config.json that differ from it; mlp=none: blocks without an MLP
+    const char* name; // family, then the keys of config.json to change; mlp=none: blocks without an MLP
     int64_t B, T;
 } Variant;
 
-// At T = 150 and 300 attention has two and three tiles a side: on the diagonal, next to it, and further away.
+// T = 150 and 300 are two and three attention tiles of TILE: tiles on, next to and off the diagonal.
 static const Variant variants[] = {
     {"fox-pro", 2, 9},
     {"fox-llama", 2, 9},
@@ -47,8 +47,8 @@ static const Variant variants[] = {
     {"fox-pro num_heads=3", 1, 5},
     {"fox-pro num_heads=3 hidden_size=9", 3, 5}, // an odd head size
     {"fox-pro num_heads=1", 2, 5},
-    {"fox-pro use_output_norm=false", 3,
-     1}, // where output norm would cancel value shift all but for its epsilon
+    // at T = 1 value shift only scales v, which output norm would cancel but for its epsilon
+    {"fox-pro use_output_norm=false", 3, 1},
     {"transformer-llama", 1, 1},
     {"fox-pro", 1, 150},
     {"fox-pro fgate_bias_init=true", 2, 300},
@@ -57,7 +57,7 @@ static const Variant variants[] = {
 };
 #define NUM_VARIANTS ((int)(sizeof variants / sizeof variants[0]))
 
-// A small config of that family with those keys; dies if there is none.
+// The small config of a variant: its family with its keys. Dies if the name is invalid.
 static Config variant_config(const char* name) {
     Error err;
     Config c;
@@ -84,8 +84,8 @@ static Config variant_config(const char* name) {
     return c;
 }
 
-// Weights in which everything matters: norm weights that are not 1, gates that are neither open nor shut,
-// scores that differ. Head i's gate has a bias near i, so that both short and long memories occur.
+// Random weights for which every tensor affects the loss: norm weights differ from 1, gates are neither
+// saturated at 0 nor at 1, scores differ. Head i's gate bias is near i: heads forget at different rates.
 static void variant_weights(Model* model) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
@@ -104,7 +104,7 @@ static void variant_weights(Model* model) {
     }
 }
 
-// A model of a variant with such weights, ready for forward and backward passes over [B, T] tokens.
+// A model of the variant with these weights, allocated for forward and backward passes over [B, T] tokens.
 static Model variant_model(const char* name, int64_t B, int64_t T) {
     Config c = variant_config(name);
     Model model = model_new(&c, true);
@@ -113,7 +113,7 @@ static Model variant_model(const char* name, int64_t B, int64_t T) {
     return model;
 }
 
-// n random tokens of the model's vocabulary, to be freed.
+// n random tokens of the model's vocabulary, freed by the caller.
 static int32_t* random_tokens(const Model* model, int64_t n, uint64_t stream) {
     int32_t* tokens = (int32_t*)xcalloc((size_t)n, sizeof(int32_t));
     for (int64_t i = 0; i < n; i++)
