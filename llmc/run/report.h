@@ -47,9 +47,10 @@ static inline void run_print_start(const Run* run, int64_t sequences, int64_t va
            (long long)run->table.non_embedding, (long long)run->config.vocab_size,
            (long long)run->config.num_hidden_layers, (long long)run->config.hidden_size,
            (long long)run->config.num_heads);
-    printf("%lld steps of %lld x %lld tokens in %lld micro-batches; %lld training sequences, %lld held out\n",
-           (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
-           (long long)run->grad_accum_steps, (long long)sequences, (long long)val_sequences);
+    printf(
+        "%lld steps of %lld x %lld tokens, micro-batches of %lld; %lld training sequences, %lld held out\n",
+        (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
+        (long long)run->micro_batch, (long long)sequences, (long long)val_sequences);
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 
