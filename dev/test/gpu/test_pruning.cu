@@ -328,12 +328,14 @@ static double compare_attention(const char* name, const Inputs& in, double least
     CHECK(wrong == 0, "%s: lse falls by up to %.3g, out of bounds in %zu rows", name, most, wrong);
     // A weight of at most 4.5e-5, and the roundings to bf16 that it changes; 3e-4 was measured.
     const double limit = 1e-3;
-    CHECK(difference("o", whole.o, pruned.o) <= limit, "%s: o has changed", name);
-    CHECK(difference("dq", whole.dq, pruned.dq) <= limit, "%s: dq has changed", name);
-    CHECK(difference("dk", whole.dk, pruned.dk) <= limit, "%s: dk has changed", name);
-    CHECK(difference("dv", whole.dv, pruned.dv) <= limit, "%s: dv has changed", name);
-    CHECK(difference("dcum_logf", whole.dcum_logf, pruned.dcum_logf) <= limit, "%s: dcum_logf has changed",
-          name);
+    auto check = [&](const char* what, double changed) {
+        CHECK(changed <= limit, "%s: %s changes by %.2e", name, what, changed);
+    };
+    check("o", difference("o", whole.o, pruned.o));
+    check("dq", difference("dq", whole.dq, pruned.dq));
+    check("dk", difference("dk", whole.dk, pruned.dk));
+    check("dv", difference("dv", whole.dv, pruned.dv));
+    check("dcum_logf", difference("dcum_logf", whole.dcum_logf, pruned.dcum_logf));
     printf("  %-36s %3.0f%% pruned, lse falls by up to %.1e\n", name, 100 * share, most);
     return most;
 }

@@ -138,8 +138,8 @@ refused() {
     dies "head sizes 64 and 128, not 32" gpu $tiny --set num_heads=4 $batches $data
     dies "--generate: with which model? give --init DIR" gpu $tiny --generate 5
     dies "intermediate_size" gpu $tiny --set intermediate_size=70 $batches $data
-    dies "--recompute most: not one of none, qkv, block" train refused --recompute most
-    dies "--attention most: not one of fox, cudnn" train refused --attention most
+    dies "--recompute most: not one of none|qkv|block" train refused --recompute most
+    dies "--attention most: not one of fox|cudnn" train refused --attention most
     dies "cuDNN has no forget gate" train refused --attention cudnn
     local large="--model fox-pro-760m --batch-tokens 64Mi --bench 1"
     dies "do not fit into" gpu $large --micro-batch 4096
@@ -210,7 +210,7 @@ plans() {
         --micro-batch "$fits" --recompute none --bench 1
     check "--bench" gpu $tiny $batches --bench 1
     said "1 steps of 2 x 48 tokens"
-    said "matrix products"
+    said "matmul"
     said "tokens/s"
     check "--bench, head size 128" gpu $tiny --set num_heads=1 $batches --bench 1 --recompute block
     said "attention by"
