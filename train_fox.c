@@ -136,7 +136,8 @@ static void add_head_partials(real* dweight, const real* partial, const HeadShap
 }
 
 // Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` [dh] is the gradient that
-// the shift of token t+1 adds to row t. partial [B, NH, 3, dh] is scratch: the weight's gradient, later, shifted.
+// the shift of token t+1 adds to row t. partial is scratch: [B, NH, dh] of the weight's gradient, then [B, NH, 2, dh] of
+// later and shifted.
 static void head_backward(const HeadPath* path, real* dproj, const real* proj, const real* angles,
                           real* partial, const HeadShape* s) {
     int64_t T = s->T, dh = s->dh;
@@ -171,7 +172,7 @@ static void head_backward(const HeadPath* path, real* dproj, const real* proj, c
     if (path->weight) add_head_partials(path->dweight, partial, s, s->weight_stride);
 }
 
-// partial [B, NH, 3, dh] is scratch.
+// partial [3 B NH dh] is scratch.
 static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj, const real* angles,
                          real* partial, const HeadShape* s) {
     for (int p = 0; p < 3; p++) head_backward(&paths[p], dproj, proj, angles, partial, s);
@@ -232,9 +233,10 @@ typedef struct {
 } AttentionForward;
 
 typedef struct {
-    real *dq, *dk, *dv;                     // [B, T, NH, dh]
-    double* dcum_logf;                      // [B, NH, T], NULL without gate
-    const real *dout, *q, *k, *v, *o, *lse; // those of the forward pass
+    real *dq, *dk, *dv;              // [B, T, NH, dh]
+    double* dcum_logf;               // [B, NH, T], NULL without gate
+    const real* dout;                // gradient of o
+    const real *q, *k, *v, *o, *lse; // of the forward pass
     const double* cum_logf;
 } AttentionBackward;
 

@@ -7,7 +7,8 @@ Each part of a model (the mixer, the MLP, what is around them) lists its tensors
 
 From the table come a struct of pointers, `type* name`, which the part computes with, and the rows below, which are
 summed for the memory plan, allocated, and turned into the struct for a layer. A tensor that is per_layer holds [L, ...];
-the others are scratch that all layers share.
+the others are scratch that all layers share. In the GPU trainer's tables this column is
+called `kept`.
 
 Called by the trainers and, for their own tables, by mixers.
 */
@@ -38,7 +39,7 @@ static inline void activations_add(Activations* a, int64_t bytes, bool per_layer
     a->rows[a->count++].data = NULL;
 }
 
-// Bytes of one tensor for L layers. With L = 1 all layers share every tensor.
+// Bytes of one tensor for L layers. L is 1 where no backward pass follows: all layers then share every tensor.
 static inline int64_t activations_row_bytes(const Activations* a, int i, int64_t L) {
     return a->rows[i].bytes * (a->rows[i].per_layer ? L : 1);
 }

@@ -77,9 +77,9 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // rows
 
-// Adds the next row: a tensor of layer l, or one outside the layers (l = -1). The shape's dimensions end at the first 0. It
-// is `fused` to the row before it when no padding may separate them. The caller changes what differs from the defaults:
-// weight decay for two dimensions and more, trainable.
+// Adds the next row: a tensor of layer l, or one outside the layers (l = -1). Its shape ends at the first 0. No padding
+// separates a `fused` row from the row before it. By default it is trainable, and decays if it has two dimensions or more;
+// the caller overrides this in the row returned.
 static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const char* name, ParamInit init,
                                 const int64_t shape[3], bool fused) {
     Param* p = &t->rows[t->num_rows];
@@ -143,7 +143,7 @@ static inline void attention_add_params(ParamTable* t, const Config* c, int64_t 
     params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
 }
 
-// FLOPs of causal attention a token and layer, forward and backward, beside the 6 a parameter: 6 d T.
+// FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 6 d T.
 static inline double attention_flops(const Config* c, int64_t T) {
     return 6.0 * (double)(c->hidden_size * T);
 }
@@ -154,7 +154,7 @@ typedef struct {
     const char* norm;                             // name of the norm before the mixer, in its layer
     void (*add_params)(ParamTable* t, const Config* c, int64_t l);
     double (*flops)(const Config* c,
-                    int64_t T); // a token and layer, forward and backward, beside 6 a parameter
+                    int64_t T); // per token and layer, forward and backward, without the 6 per parameter
 } MixerInfo;
 
 static const MixerInfo mixer_infos[] = {
@@ -163,7 +163,7 @@ static const MixerInfo mixer_infos[] = {
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
-// FLOPs of the mixers a token, forward and backward, beside the 6 a parameter.
+// FLOPs per token of all mixers, forward and backward, without the 6 per parameter.
 static inline double config_mixer_flops(const Config* c, int64_t T) {
     return (double)c->num_hidden_layers * mixer_infos[c->mixer].flops(c, T);
 }

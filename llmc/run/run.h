@@ -1,15 +1,13 @@
 /*
-The start of a run, as a pipeline of values. Each stage makes one value from those before it and changes none
-of them:
+The start of a run, as a pipeline of values. Each stage makes one value from those before it and changes none of them:
 
     CommandLine   options given, and what to do with them             command_line_parse
     RunFolder     lock on --out and its checkpoints                   run_folder_open
     Run           a checkpoint, options completed from it, config,    run_configure
                   parameter table, batches, steps
 
-Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
-nothing of the damaged one remains. These are the outermost layers of a
-program: most functions die() on error.
+Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and nothing of
+the damaged one remains. These are the outermost layers of a program: most functions die() on error.
 */
 #pragma once
 
