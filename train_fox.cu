@@ -1073,7 +1073,7 @@ static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* 
 
 static void bench_print_rate(const Model* model, const Run* run, const char* what, double ms, double pruned) {
     double rate = 1e3 * (double)(model->B * model->T) / ms, flops = run_flops_per_token(run);
-    double executed = flops - pruned * run_attention_flops_per_token(run), peak = run->peak_flops;
+    double executed = flops - pruned * run_mixer_flops_per_token(run), peak = run->peak_flops;
     printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
            1e-12 * rate * flops);
     if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);

@@ -263,12 +263,12 @@ static inline void run_free(Run* run) {
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }
 
 // Model FLOPs per token, forward and backward: 6 L d T of causal attention, and in total 6 N + 6 L d T, where
-// N are the parameters without the input embedding.
-static inline double run_attention_flops_per_token(const Run* run) {
-    return 6.0 * (double)(run->config.num_hidden_layers * run->config.hidden_size * run->options.seq_len);
+// Model FLOPs per token, forward and backward: 6 per parameter but the input embedding's, and those of the mixers.
+static inline double run_mixer_flops_per_token(const Run* run) {
+    return config_mixer_flops(&run->config, run->options.seq_len);
 }
 static inline double run_flops_per_token(const Run* run) {
-    return 6.0 * (double)run->table.non_embedding + run_attention_flops_per_token(run);
+    return 6.0 * (double)run->table.non_embedding + run_mixer_flops_per_token(run);
 }
 
 // Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.

@@ -76,7 +76,7 @@ static inline void training_open(Training* t) {
     t->logger.num_steps = run->num_steps;
     t->logger.log_every = o->log_every;
     t->logger.flops_per_token = run_flops_per_token(run);
-    t->logger.attention_flops = run_attention_flops_per_token(run);
+    t->logger.attention_flops = run_mixer_flops_per_token(run);
     t->logger.peak_flops = run->peak_flops;
     dataloader_seek(&t->data, run->state.position);
     if (o->sample_every) { // reports an unreadable vocabulary now instead of at the first sample
