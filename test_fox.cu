@@ -1,8 +1,9 @@
 /*
-Tests the GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of dev/reference.
+Tests the GPU trainer against the CPU trainer, which computes in double here, and against the fixtures of
+dev/reference.
 
-    fixtures    loss, logits and every gradient of the families against PyTorch in float64; also with GEMM algorithms
-                chosen by timing
+    fixtures    loss, logits and every gradient of the families against PyTorch in float64; also with GEMM
+                algorithms chosen by timing
     variants    the same for every switch, for odd sizes, and for a vocabulary with several chunks of logits
     extension   several sequences by several tokens at a time against the forward pass
     training    50 AdamW steps of a small model against the CPU trainer's
@@ -12,8 +13,8 @@ Tests the GPU trainer against the CPU trainer, which computes in double here, an
 
     ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
-The error of a tensor is ||gpu - expected|| / ||expected||. All device memory is filled with NaN when it is allocated, so a
-value that nothing wrote shows in the result.
+The error of a tensor is ||gpu - expected|| / ||expected||. All device memory is filled with NaN when it is
+allocated, so a value that nothing wrote shows in the result.
 */
 #include "dev/test/trainer/trainers.cuh"
 
@@ -25,8 +26,8 @@ value that nothing wrote shows in the result.
 
 enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_EXTENDED, NUM_QUANTITIES }; // a ParamKind: its gradient
 
-// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits, accumulated over the tensors
-// between. Other GPUs add in another order, so an error may be LIMIT times as large.
+// The worst errors of all parts, measured on an H100 with CUDA 13.0: those of bf16's 8 bits, accumulated over
+// the tensors between. Other GPUs add in another order, so an error may be LIMIT times as large.
 static struct {
     int quantity; // the index of the row
     const char* name;
@@ -81,7 +82,8 @@ static void print_errors(void) {
 
 typedef std::vector<float> Floats;
 
-// A model of these weights. With `tune`, as without --deterministic, two models may run different GEMM algorithms.
+// A model of these weights. With `tune`, as without --deterministic, two models may run different GEMM
+// algorithms.
 static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute,
                        bool tune) {
     Model model = model_new(c, false, !tune);
@@ -145,8 +147,8 @@ typedef struct {
     std::vector<double> losses, logits, grads;
 } Expected;
 
-// A sum that nearly cancels has no relative precision: the error of a gradient is relative to at least 1% of the whole
-// model's.
+// A sum that nearly cancels has no relative precision: the error of a gradient is relative to at least 1% of
+// the whole model's.
 static void compare_pass(const Model* model, const PassResult* pass, const Expected* e) {
     const char* name = e->name;
     int64_t BT = model->B * model->T;
@@ -168,8 +170,8 @@ static void compare_pass(const Model* model, const PassResult* pass, const Expec
     }
 }
 
-// Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension each, and compares
-// the logits with those of the forward pass.
+// Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension
+// each, and compares the logits with those of the forward pass.
 static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
     int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
     Floats got, row((size_t)V);
@@ -268,8 +270,8 @@ static void check_fixture(const char* name) {
     safetensors_close(&file);
 }
 
-// What the CPU trainer computes for a variant, whose weights are rounded to bf16 on both sides: only the arithmetic
-// differs. The caller frees inputs and targets.
+// What the CPU trainer computes for a variant, whose weights are rounded to bf16 on both sides: only the
+// arithmetic differs. The caller frees inputs and targets.
 static Expected variant_expected(const char* name, cpu::Model& model, int64_t B, int64_t T) {
     Expected e;
     int64_t BT = B * T, V = model.config.vocab_size, count = model.table.count;
@@ -497,7 +499,8 @@ static void test_bits(void) {
     cpu::model_free(&start);
 }
 
-// Concurrent streams and the graph compute the bits of one kernel after another, at a size at which kernels do overlap.
+// Concurrent streams and the graph compute the bits of one kernel after another, at a size at which kernels
+// do overlap.
 static void test_streams(void) {
     static const char* const specs[] = {
         "fox-pro hidden_size=512 num_heads=8 intermediate_size=1408 vocab_size=257 num_hidden_layers=3",

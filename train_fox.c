@@ -1,14 +1,17 @@
 /*
-Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain C.
+Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain
+C.
 
-This is the reference: the whole model is below, forward and backward, in the order in which it runs, and train_fox.cu
-mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking gradients.
+This is the reference: the whole model is below, forward and backward, in the order in which it runs, and
+train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking
+gradients.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V, R rows
-in the fused projection of q, k, v and all gates. A tensor's shape is in a comment, last axis contiguous.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
+vocabulary V, R rows in the fused projection of q, k, v and all gates. A tensor's shape is in a comment, last
+axis contiguous.
 
-Work is cut into pieces that do not depend on the number of threads, and each sum has one fixed order, so a run computes
-the same bits on any number of threads.
+Work is cut into pieces that do not depend on the number of threads, and each sum has one fixed order, so a
+run computes the same bits on any number of threads.
 */
 #include <omp.h>
 #include <sys/resource.h>
@@ -103,8 +106,8 @@ static inline void shift_head(real* out, const real* now, const real* before, re
     for (int64_t c = 0; c < dh; c++) out[c] = (1 - alpha) * now[c] + (before ? alpha * before[c] : 0);
 }
 
-// Computes head h of token i of B T. row and before are the rows of proj of this and the previous token, before is NULL at
-// t = 0; angles is [dh/2, 2].
+// Computes head h of token i of B T. row and before are the rows of proj of this and the previous token,
+// before is NULL at t = 0; angles is [dh/2, 2].
 static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, int64_t h, const real* row,
                          const real* before, const real* angles) {
     int64_t column = path->column + h * s->dh;
@@ -135,9 +138,9 @@ static void add_head_partials(real* dweight, const real* partial, const HeadShap
         for (int64_t c = 0; c < s->dh; c++) dweight[i % s->NH * weight_stride + c] += partial[i * s->dh + c];
 }
 
-// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` [dh] is the gradient that
-// the shift of token t+1 adds to row t. partial is scratch: [B, NH, dh] of the weight's gradient, then [B, NH, 2, dh] of
-// later and shifted.
+// Writes the columns of dproj that the path reads, from path->dout. Time runs backward: `later` [dh] is the
+// gradient that the shift of token t+1 adds to row t. partial is scratch: [B, NH, dh] of the weight's
+// gradient, then [B, NH, 2, dh] of later and shifted.
 static void head_backward(const HeadPath* path, real* dproj, const real* proj, const real* angles,
                           real* partial, const HeadShape* s) {
     int64_t T = s->T, dh = s->dh;
@@ -179,7 +182,8 @@ static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj,
 }
 
 // ----------------------------------------------------------------------------
-// forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double for both types of real
+// forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double for both types
+// of real
 //
 // z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias.
 
@@ -219,9 +223,9 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf,
 // ----------------------------------------------------------------------------
 // attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i
 //
-// In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T. The gate's
-// bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and below, where a float resolves
-// only 2^-7.
+// In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T.
+// The gate's bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and below,
+// where a float resolves only 2^-7.
 
 enum { TILE = 128 };
 
@@ -340,7 +344,8 @@ static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
 }
 
 // ----------------------------------------------------------------------------
-// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be missing
+// output norm and output gate: y = RMSNorm(o) over each head's channels, times sigmoid(g); either may be
+// missing
 
 typedef struct {
     const real* weight; // [d], NULL without norm
@@ -420,8 +425,8 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
 #define ATTENTION_STATE(X) \
     X(real, k, true, B * capacity * d)               /* [L,B,capacity,d] as attention reads them */ \
     X(real, v, true, B * capacity * d)               /* [L,B,capacity,d] */ \
-    X(double, cum_logf, true, gated * B * capacity * NH) /* [L,B,capacity,NH]; entries never change: only differences count */ \
-    X(real, last, true, B * R)                       /* [L,B,R] proj of each sequence's last token, for the shifts */ \
+    X(double, cum_logf, true, gated * B * capacity * NH) /* [L,B,capacity,NH], append-only */ \
+    X(real, last, true, B * R)                       /* [L,B,R] proj of the last token, for the shifts */ \
     X(real, proj, false, BT * R)                     /* [B,T,R] */ \
     X(real, heads, false, 3 * BT * d)                /* [3,B,T,d] q, k, v */ \
     X(real, rstd, false, 3 * BT * NH)                /* [3,B,T,NH], not read */ \
@@ -476,8 +481,8 @@ static HeadShape attention_shape(const Layer* layer) {
     return s;
 }
 
-// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes NULL and sets
-// out and rstd itself.
+// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes
+// NULL and sets out and rstd itself.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
@@ -560,7 +565,8 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     linear_backward(din, a.dproj, in, &in_proj);
 }
 
-// Attention of one query over `length` keys: o, q [dh]; k, v [length, NH, dh] and cum_logf [length, NH] point at the head.
+// Attention of one query over `length` keys: o, q [dh]; k, v [length, NH, dh] and cum_logf [length, NH] point
+// at the head.
 static void attention_query(real* o, real* scores, const real* q, const AttentionState* keys, int64_t length,
                             const HeadShape* s) {
     int64_t NH = s->NH, dh = s->dh;
@@ -642,8 +648,8 @@ static void attention_mixer_extend(const Layer* layer, real* out, const real* in
 }
 
 // ----------------------------------------------------------------------------
-// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in llmc/mixers/ and
-// a row here.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
+// llmc/mixers/ and a row here.
 
 typedef struct {
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
@@ -721,7 +727,8 @@ static void mlp_backward(const Layer* layer, real* din, const real* dout, const 
 }
 
 // ----------------------------------------------------------------------------
-// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient times dloss
+// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient
+// times dloss
 
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {
@@ -828,7 +835,8 @@ typedef struct Model {
     double loss, norm;         // of the step: mean loss, and gradient norm
 } Model;
 
-// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large vocabulary.
+// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
+// vocabulary.
 static int64_t model_logit_rows(const Config* c, int64_t rows) {
     int64_t most = ((int64_t)1 << 22) / c->vocab_size;
     return min64(rows, most < 64 ? 64 : most);
@@ -962,9 +970,9 @@ static Linear model_lm_head(const Model* model, int64_t rows) {
     return linear;
 }
 
-// lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and returns their sum. With
-// `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to lm_head's; dloss is the weight of a token's
-// loss. all_logits [B,T,V] gets a copy of the logits unless it is NULL.
+// lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and returns
+// their sum. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to lm_head's; dloss
+// is the weight of a token's loss. all_logits [B,T,V] gets a copy of the logits unless it is NULL.
 static double model_loss(Model* model, const int32_t* targets, real dloss, bool train, real* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
@@ -1072,8 +1080,8 @@ static void states_free(States* s) {
     free(s);
 }
 
-// Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what model_forward
-// computes for the same tokens, but for rounding. A full state is an error.
+// Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what
+// model_forward computes for the same tokens, but for rounding. A full state is an error.
 static void model_extend(Model* model, States* s, const int32_t* tokens) {
     int64_t n = s->pass.B, T = s->pass.T, d = model->config.hidden_size;
     Acts a = pass_acts(&s->pass, 0);

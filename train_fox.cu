@@ -1,16 +1,17 @@
 /*
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
 
-It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/cuda and llmc/attention, a forward and
-backward pair a file. Weights and activations are bf16 and GEMMs accumulate in fp32; master weights, gradients and AdamW's
-moments are fp32.
+It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/cuda and llmc/attention, a
+forward and backward pair a file. Weights and activations are bf16 and GEMMs accumulate in fp32; master
+weights, gradients and AdamW's moments are fp32.
 
-Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I, vocabulary V; R rows
-in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row stride of logits.
+Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
+vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
+stride of logits.
 
-All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one. The host waits
-for the device only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not finite
-changes nothing on the device itself.
+All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one. The
+host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss or
+gradient is not finite changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
@@ -30,9 +31,9 @@ changes nothing on the device itself.
 
 #include <algorithm>
 
-// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`; `qkv`: unless
-// --recompute block; `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
-// recomputes on the fly (norm outputs, y, act) is never kept.
+// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
+// `qkv`: unless --recompute block; `none`: only with --recompute none; `never`: one buffer shared by all
+// layers. What a backward kernel recomputes on the fly (norm outputs, y, act) is never kept.
 #define KEPT_BY(recompute)                                                                                   \
     const bool always = true, qkv = (recompute) <= RECOMPUTE_QKV, none = (recompute) == RECOMPUTE_NONE,      \
                never = false;                                                                                \
@@ -59,7 +60,7 @@ changes nothing on the device itself.
     X(float, lse, qkv, BT * NH)                    /* [L,B,NH,T] */ \
     X(bf16, o, qkv, BT * d)                        /* [L,B,T,d] output of attention */ \
     X(float, o_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, never, gates_output * BT * d)       /* [B,T,d] after output norm and gate; NULL without both */ \
+    X(bf16, y, never, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
     X(float, angles, never, T * dh)                /* [T,dh/2,2] of RoPE */ \
     X(float, delta, never, gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
     X(bf16, dproj, never, BT * S)                  /* [B,T,S] */ \
@@ -73,7 +74,7 @@ changes nothing on the device itself.
     X(bf16, k, always, B * capacity * d)             /* [L,B,capacity,d] as attention reads them */ \
     X(bf16, v, always, B * capacity * d)             /* [L,B,capacity,d] */ \
     X(double, cum_logf, always, gated * B * capacity * NH) /* [L,B,capacity,NH] */ \
-    X(bf16, proj, always, B * (1 + T) * S)           /* [L,B,1+T,S] of each sequence's last token, then the new ones */ \
+    X(bf16, proj, always, B * (1 + T) * S)           /* [L,B,1+T,S] of the last token, then new ones */ \
     X(bf16, new_proj, never, BT * S)                 /* [B,T,S] */ \
     X(bf16, heads, never, 3 * B * (1 + T) * d)       /* [3,B,1+T,d] q, k, v */ \
     X(float, rstd, never, 3 * B * (1 + T) * NH)      /* [3,B,1+T,NH], not read */ \
@@ -137,8 +138,8 @@ static void attention_init(const Layer* layer) {
                     layer->config->rope_base, layer->stream);
 }
 
-// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes NULL and sets
-// out and rstd itself.
+// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes
+// NULL and sets out and rstd itself.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
@@ -157,8 +158,9 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
 }
 
-// The fused projection of q, k, v and all gates. Its GEMMs use S >= R rows of weights; the last S - R are weights of the
-// following tensors. Their outputs land in padding columns, which no kernel reads and whose gradient is 0.
+// The fused projection of q, k, v and all gates. Its GEMMs use S >= R rows of weights; the last S - R are
+// weights of the following tensors. Their outputs land in padding columns, which no kernel reads and whose
+// gradient is 0.
 static Linear attention_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, P_Q_PROJ);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
@@ -254,7 +256,8 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     return {in_proj, a.dproj};
 }
 
-// Each sequence's 1 + T rows of proj, its last token's and the new ones, are adjacent: shifts read the previous row.
+// Each sequence's 1 + T rows of proj, its last token's and the new ones, are adjacent: shifts read the
+// previous row.
 static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     AttentionStateActs a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
@@ -287,8 +290,8 @@ static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in
 }
 
 // ----------------------------------------------------------------------------
-// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in llmc/mixers/ and
-// a row here.
+// mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
+// llmc/mixers/ and a row here.
 
 typedef struct {
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
@@ -431,7 +434,8 @@ static int64_t model_tail(const Config* c) {
     return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
 
-// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large vocabulary.
+// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
+// vocabulary.
 static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
     int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
     return std::min(rows, std::max<int64_t>(most, 128));
@@ -523,8 +527,8 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
 
 const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
 
-// The sizes of a model, without device memory. `cudnn`: attention by cuDNN's kernels. Without `deterministic`, GEMM
-// algorithms may be chosen by timing.
+// The sizes of a model, without device memory. `cudnn`: attention by cuDNN's kernels. Without
+// `deterministic`, GEMM algorithms may be chosen by timing.
 static Model model_new(const Config* config, bool cudnn, bool deterministic) {
     Model model;
     memset(&model, 0, sizeof model);
@@ -606,7 +610,8 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// Counts of the attention blocks that the step in progress computes, [L] on the device; NULL where nothing is pruned.
+// Counts of the attention blocks that the step in progress computes, [L] on the device; NULL where nothing is
+// pruned.
 static PruningCount* model_pruning(Model* model) {
     Layer layer = model_layer(model, &model->pass, 0);
     return config_prunes(&model->config) ? attention_acts(&layer).pruning : NULL;
@@ -615,8 +620,8 @@ static PruningCount* model_pruning(Model* model) {
 // ----------------------------------------------------------------------------
 // forward
 
-// One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer. `recomputing`: the
-// backward pass repeats it.
+// One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer.
+// `recomputing`: the backward pass repeats it.
 static void block_forward(Model* model, int64_t l, bool recomputing) {
     const Pass* pass = &model->pass;
     Layer layer = model_layer(model, pass, l);
@@ -680,9 +685,10 @@ static void download_logits(const Model* model, float* host, const bf16* logits,
     free(copy);
 }
 
-// lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds their sum to the
-// step's. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to lm_head's; dloss is the weight of a
-// token's loss. all_logits, on the host, gets [B,T,V] logits unless it is NULL.
+// lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds
+// their sum to the step's. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to
+// lm_head's; dloss is the weight of a token's loss. all_logits, on the host, gets [B,T,V] logits unless it is
+// NULL.
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
@@ -703,8 +709,9 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
 // ----------------------------------------------------------------------------
 // backward: adds to all gradients, after model_loss with `train`
 //
-// The backward kernel of whatever computed the input of a linear layer recomputes that input (act by SwiGLU's, y by the
-// output gate's, mixer_in and mlp_in by the norms'), so the weight gradient comes after that kernel.
+// The backward kernel of whatever computed the input of a linear layer recomputes that input (act by
+// SwiGLU's, y by the output gate's, mixer_in and mlp_in by the norms'), so the weight gradient comes after
+// that kernel.
 
 // One block: acts.dx, the gradient of its output, becomes that of its input.
 static void block_backward(Model* model, int64_t l) {
@@ -737,9 +744,9 @@ static void model_backward(Model* model) {
     weight_stream_join(&model->weight_stream);
 }
 
-// Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss and backward.
-// From the second call on it is one CUDA graph, whose kernels follow one another with less delay than on a stream; another
-// dloss captures another graph.
+// Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss
+// and backward. From the second call on it is one CUDA graph, whose kernels follow one another with less
+// delay than on a stream; another dloss captures another graph.
 static void model_add_gradients(Model* model, float dloss) {
     bool graph = model->warm && !model->sequential;
     bool capture = graph && (!model->graph || model->graph_dloss != dloss);
@@ -772,7 +779,8 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     adamw_update(&tensors, &model->chunks, model->stats, params, model->stream);
 }
 
-// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is none.
+// The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
+// none.
 static const char* model_first_not_finite(Model* model, bool gradients) {
     float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
     download(host, gradients ? model->grads : model->params, model->table.count);
@@ -827,8 +835,8 @@ static void states_free(States* s) {
     free(s);
 }
 
-// Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what model_forward
-// computes for the same tokens, but for rounding. A full state is an error.
+// Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what
+// model_forward computes for the same tokens, but for rounding. A full state is an error.
 static void model_extend(Model* model, States* s, const int32_t* tokens) {
     int64_t n = s->pass.B, T = s->pass.T, d = model->config.hidden_size;
     cudaStream_t stream = model->stream;
@@ -873,8 +881,8 @@ typedef struct {
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
 } MemoryPlan;
 
-// Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the model, or
-// there is no GPU.
+// Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the
+// model, or there is no GPU.
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const Config* c = &run->config;
@@ -1041,8 +1049,8 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // --bench
 
-// Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on random
-// tokens. ms: mean milliseconds of forward and backward, and of a whole step.
+// Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on
+// random tokens. ms: mean milliseconds of forward and backward, and of a whole step.
 static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* log) {
     int64_t n = run->options.bench;
     cudaEvent_t event[3];

@@ -2,8 +2,8 @@
 The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
 
 A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's table: sequence
-b holds lengths[b] tokens so far and has room for capacity.
+(llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's
+table: sequence b holds lengths[b] tokens so far and has room for capacity.
 
 Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
 */

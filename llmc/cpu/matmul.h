@@ -1,9 +1,9 @@
 /*
 Matrix products of the CPU trainer: out[M,N] (+)= a[M,K] b[K,N], and the linear layer made of them.
 
-Operands are views with two strides, so a transpose or a slice of columns costs nothing. Blocks of a and b are packed into
-panels, MR rows of a and NR columns of b wide, that the kernel reads contiguously; its MR x NR sums stay in vector
-registers. With -DUSE_OPENBLAS large products go through OpenBLAS instead.
+Operands are views with two strides, so a transpose or a slice of columns costs nothing. Blocks of a and b are
+packed into panels, MR rows of a and NR columns of b wide, that the kernel reads contiguously; its MR x NR
+sums stay in vector registers. With -DUSE_OPENBLAS large products go through OpenBLAS instead.
 
 train_fox.c and the CPU mixers call these. Each element's sum has one order whatever the number of threads.
 */
@@ -52,8 +52,9 @@ static inline View transpose_of(const real* at, int64_t stride) { return view(at
 
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES)));
 
-// Packs m vectors of length K into panels of `width` vectors: out[panel][k][width], padded with zeros. Element k of
-// vector i is at[i * vector_stride + k * element_stride]. Inlined so that `width` is a constant in the loops.
+// Packs m vectors of length K into panels of `width` vectors: out[panel][k][width], padded with zeros.
+// Element k of vector i is at[i * vector_stride + k * element_stride]. Inlined so that `width` is a constant
+// in the loops.
 __attribute__((always_inline)) static inline void pack_panels(real* out, const real* at, int64_t m, int64_t K,
                                                               int64_t vector_stride, int64_t element_stride,
                                                               const int width) {
@@ -119,7 +120,8 @@ static inline void matmul_serial(real* out, int64_t stride, View a, View b, int6
 #ifdef USE_OPENBLAS
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// OpenBLAS on blocks of rows, each on one thread: with its own threads the order of sums would depend on their number.
+// OpenBLAS on blocks of rows, each on one thread: with its own threads the order of sums would depend on
+// their number.
 static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
                           bool add) {
     CBLAS_TRANSPOSE ta = a.col == 1 ? CblasNoTrans : CblasTrans, tb = b.col == 1 ? CblasNoTrans : CblasTrans;

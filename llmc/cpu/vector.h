@@ -1,11 +1,13 @@
 /*
-Vector functions of the CPU trainer: the exponential and what is made of it, dot product, RMSNorm of one vector.
+Vector functions of the CPU trainer: the exponential and what is made of it, dot product, RMSNorm of one
+vector.
 
-`real` is float, or double with -DREAL_IS_DOUBLE for checking gradients. train_fox.c and the CPU mixers call these; loops
-over them vectorise. Every sum has one fixed order.
+`real` is float, or double with -DREAL_IS_DOUBLE for checking gradients. train_fox.c and the CPU mixers call
+these; loops over them vectorise. Every sum has one fixed order.
 
-libm's expf does not vectorise, so float has its own exponential. Below e^-60 it returns 0: such a term is lost beside
-the largest term of a softmax, which is 1, and the denormal numbers it leads to make a matmul a hundred times slower.
+libm's expf does not vectorise, so float has its own exponential. Below e^-60 it returns 0: such a term is
+lost beside the largest term of a softmax, which is 1, and the denormal numbers it leads to make a matmul a
+hundred times slower.
 */
 #pragma once
 
@@ -24,7 +26,8 @@ typedef float real;
 static inline real exp_real(real x) { return exp(x); }
 #else
 static inline real exp_real(real x) {
-    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 2^23 rounds to an integer and leaves it in the low bits.
+    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 2^23 rounds to an integer and leaves it in the low
+    // bits.
     const float shift = 12582912.0f;
     float t = x * 1.44269504f + shift;
     uint32_t n, shift_bits;
@@ -72,8 +75,8 @@ static inline real norm_forward(real* y, const real* x, const real* weight, int6
     return rstd;
 }
 
-// With g = dy * weight: dx = rstd (g - x rstd^2 mean(g x)), added to dx's old value with `add`; dweight += dy x rstd. dx
-// may be dy.
+// With g = dy * weight: dx = rstd (g - x rstd^2 mean(g x)), added to dx's old value with `add`; dweight += dy
+// x rstd. dx may be dy.
 static inline void norm_backward(real* dx, real* dweight, const real* dy, const real* x, const real* weight,
                                  real rstd, int64_t n, int add) {
     real gx = 0;

@@ -1,11 +1,14 @@
 /*
-The layer context: what a mixer or an MLP of the GPU trainer sees of the model, and the stream of weight gradients.
+The layer context: what a mixer or an MLP of the GPU trainer sees of the model, and the stream of weight
+gradients.
 
-A pass over B x T tokens reads bf16 weights, adds to fp32 gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's table.
+A pass over B x T tokens reads bf16 weights, adds to fp32 gradients and keeps its activations in tables of its
+own (llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's
+table.
 
-The backward pass of a norm recomputes the norm's output, which is the input of a mixer's or MLP's first projection. So the
-weight gradient of that projection is computed last, by the block: mixers and MLPs return it as a DeferredWeight.
+The backward pass of a norm recomputes the norm's output, which is the input of a mixer's or MLP's first
+projection. So the weight gradient of that projection is computed last, by the block: mixers and MLPs return
+it as a DeferredWeight.
 
 Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
 */
@@ -16,8 +19,8 @@ Made by the trainer for each layer; read by its mixers and those in llmc/mixers/
 #include "matmul.cuh"
 #include "rmsnorm.cuh"
 
-// GEMMs of weight gradients, on a stream of their own: they run on multiprocessors that the ends of other kernels leave
-// idle. `main` is the stream of everything else.
+// GEMMs of weight gradients, on a stream of their own: they run on multiprocessors that the ends of other
+// kernels leave idle. `main` is the stream of everything else.
 typedef struct {
     Matmul matmul; // its stream is `own`, or main in sequential mode
     cudaStream_t own, main;
@@ -103,9 +106,9 @@ static inline void weight_stream_free(WeightStream* w) {
     CUDA_CHECK(cudaEventDestroy(w->event));
 }
 
-// Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the main stream
-// may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused projection, padded, reach into
-// the tensors behind it.
+// Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
+// main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
+// projection, padded, reach into the tensors behind it.
 static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
     CUDA_CHECK(cudaEventRecord(w->event, w->main));
     CUDA_CHECK(cudaStreamWaitEvent(w->matmul.stream, w->event, 0));

@@ -406,7 +406,8 @@ static inline SafeTensor safetensors_tensor(const char* name, SafetensorsDtype d
     return t;
 }
 
-// Writes a file of these tensors, in this order, through to the disk. "__metadata__" is {"format": "pt"}, which Hugging Face transformers requires.
+// Writes a file of these tensors, in this order, through to the disk. "__metadata__" is {"format": "pt"},
+// which Hugging Face transformers requires.
 //
 // Fails before it creates the file if a shape is invalid or a name occurs twice. On another error the caller
 // removes the file. To replace a file safely, write a temporary name and rename it.

@@ -1,14 +1,16 @@
 /*
-Activations: the tensors that a pass over B x T tokens writes, and the states of sequences that are being extended.
+Activations: the tensors that a pass over B x T tokens writes, and the states of sequences that are being
+extended.
 
-Each part of a model (the mixer, the MLP, what is around them) lists its tensors in one macro table, a row each:
+Each part of a model (the mixer, the MLP, what is around them) lists its tensors in one macro table, a row
+each:
 
     X(type, name, per_layer, elements of a layer)
 
-From the table come a struct of pointers, `type* name`, which the part computes with, and the rows below, which are
-summed for the memory plan, allocated, and turned into the struct for a layer. A tensor that is per_layer holds [L, ...];
-the others are scratch that all layers share. In the GPU trainer's tables this column is
-called `kept`.
+From the table come a struct of pointers, `type* name`, which the part computes with, and the rows below,
+which are summed for the memory plan, allocated, and turned into the struct for a layer. A tensor that is
+per_layer holds [L, ...]; the others are scratch that all layers share. In the GPU trainer's tables this
+column is called `kept`.
 
 Called by the trainers and, for their own tables, by mixers.
 */
@@ -27,7 +29,8 @@ typedef struct {
     } rows[ACTIVATIONS_MAX];
 } Activations;
 
-// For a table X: typedef struct { X(ACTIVATION_FIELD) } Name; and X(ACTIVATION_ROW) where `Activations* rows` is in scope.
+// For a table X: typedef struct { X(ACTIVATION_FIELD) } Name; and X(ACTIVATION_ROW) where `Activations* rows`
+// is in scope.
 #define ACTIVATION_FIELD(type, name, per_layer, elements) type* name;
 #define ACTIVATION_ROW(type, name, per_layer, elements)                                                      \
     activations_add(rows, (int64_t)sizeof(type) * (elements), per_layer);
@@ -39,12 +42,14 @@ static inline void activations_add(Activations* a, int64_t bytes, bool per_layer
     a->rows[a->count++].data = NULL;
 }
 
-// Bytes of one tensor for L layers. L is 1 where no backward pass follows: all layers then share every tensor.
+// Bytes of one tensor for L layers. L is 1 where no backward pass follows: all layers then share every
+// tensor.
 static inline int64_t activations_row_bytes(const Activations* a, int i, int64_t L) {
     return a->rows[i].bytes * (a->rows[i].per_layer ? L : 1);
 }
 
-// Allocates every tensor but those of 0 bytes, which the model does not have. `allocate` dies when there is no memory.
+// Allocates every tensor but those of 0 bytes, which the model does not have. `allocate` dies when there is
+// no memory.
 static inline void activations_allocate(Activations* a, int64_t L, void* (*allocate)(size_t bytes)) {
     for (int i = 0; i < a->count; i++) {
         if (L == 1) a->rows[i].per_layer = false;
@@ -52,8 +57,8 @@ static inline void activations_allocate(Activations* a, int64_t L, void* (*alloc
     }
 }
 
-// Fills the table's struct of pointers, `size` bytes at `pointers`, with the tensors of layer l; NULL for those that the
-// model does not have.
+// Fills the table's struct of pointers, `size` bytes at `pointers`, with the tensors of layer l; NULL for
+// those that the model does not have.
 static inline void activations_layer(const Activations* a, int64_t l, void* pointers, size_t size) {
     assert(size == (size_t)a->count * sizeof(void*));
     memset(pointers, 0, size);
@@ -64,7 +69,8 @@ static inline void activations_layer(const Activations* a, int64_t l, void* poin
     }
 }
 
-// Zeroes what the tensors hold of sequence b of B, in L layers. In a table of states this is an empty sequence.
+// Zeroes what the tensors hold of sequence b of B, in L layers. In a table of states this is an empty
+// sequence.
 static inline void activations_reset(const Activations* a, int64_t L, int64_t B, int64_t b,
                                      void (*zero)(void* at, size_t bytes)) {
     for (int i = 0; i < a->count; i++)

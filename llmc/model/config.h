@@ -114,8 +114,8 @@ typedef struct {
     const char* choices[4]; // values 0, 1, ... of the field
 } ConfigKey;
 
-// NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)  FIXED(type, key, only value)
-// BOOL(field)  CHOICE(type, key, field, values ...)
+// NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)
+// FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
 // clang-format off
 #define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
 #define NUMBER(type, name, min, max)         {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}},

@@ -1,15 +1,16 @@
 /*
-THE parameter table: one row a tensor, with its name in a checkpoint, its shape, how it starts, whether it decays.
+THE parameter table: one row a tensor, with its name in a checkpoint, its shape, how it starts, whether it
+decays.
 
-Everything else walks it: allocation, initialisation, checkpoints, the optimizer (its state and what decays), gradient
-checks, dumps and the parameter counts. All tensors are in one flat buffer, in the order of the rows, each aligned to
-PARAM_ALIGN elements.
+Everything else walks it: allocation, initialisation, checkpoints, the optimizer (its state and what decays),
+gradient checks, dumps and the parameter counts. All tensors are in one flat buffer, in the order of the rows,
+each aligned to PARAM_ALIGN elements.
 
 Each layer has the rows of its mixer (`mixers` below) and, unless the MLP's width is 0, those of an MLP.
 
-Attention's matrices that multiply the same input, the normed residual stream, are adjacent rows without padding between
-them: together they are one matrix [proj.rows, d], and one GEMM computes q, k, v, the output gate, the forget gate and the
-shift gates. ProjLayout says where each begins.
+Attention's matrices that multiply the same input, the normed residual stream, are adjacent rows without
+padding between them: together they are one matrix [proj.rows, d], and one GEMM computes q, k, v, the output
+gate, the forget gate and the shift gates. ProjLayout says where each begins.
 */
 #pragma once
 
@@ -56,8 +57,8 @@ typedef struct {
     bool trainable; // all but a fixed gate's bias
 } Param;
 
-// Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index its output
-// [B, T, rows].
+// Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index
+// its output [B, T, rows].
 typedef struct {
     int64_t q, k, v, ogate, fgate, k_shift, v_shift;
     int64_t rows;
@@ -77,9 +78,9 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // rows
 
-// Adds the next row: a tensor of layer l, or one outside the layers (l = -1). Its shape ends at the first 0. No padding
-// separates a `fused` row from the row before it. By default it is trainable, and decays if it has two dimensions or more;
-// the caller overrides this in the row returned.
+// Adds the next row: a tensor of layer l, or one outside the layers (l = -1). Its shape ends at the first 0.
+// No padding separates a `fused` row from the row before it. By default it is trainable, and decays if it has
+// two dimensions or more; the caller overrides this in the row returned.
 static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const char* name, ParamInit init,
                                 const int64_t shape[3], bool fused) {
     Param* p = &t->rows[t->num_rows];
@@ -148,7 +149,8 @@ static inline double attention_flops(const Config* c, int64_t T) {
     return 6.0 * (double)(c->hidden_size * T);
 }
 
-// What the parameter table and the FLOPs need of a mixer, a row each; its functions are in the trainers' lists.
+// What the parameter table and the FLOPs need of a mixer, a row each; its functions are in the trainers'
+// lists.
 typedef struct {
     const char *embeddings, *layers, *final_norm; // names outside the layers, and the prefix of those within
     const char* norm;                             // name of the norm before the mixer, in its layer
@@ -226,8 +228,8 @@ static inline const Param* params_find(const ParamTable* t, ParamKind kind, int6
     return row < 0 ? NULL : &t->rows[row];
 }
 
-// Initial value of element i of row r of the table, a function of the seed alone, so the CPU and the GPU trainer draw the
-// same weights.
+// Initial value of element i of row r of the table, a function of the seed alone, so the CPU and the GPU
+// trainer draw the same weights.
 static inline double params_initial_value(const ParamTable* t, const Config* c, int r, int64_t i,
                                           uint64_t seed) {
     switch (t->rows[r].init) {

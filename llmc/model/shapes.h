@@ -1,5 +1,6 @@
 /*
-Sizes and numbers that travel together: the same structs for the CPU trainer's functions and the GPU's kernels.
+Sizes and numbers that travel together: the same structs for the CPU trainer's functions and the GPU's
+kernels.
 
 Symbols are those of the trainers: B sequences of T tokens, NH heads of dh channels, d = NH dh.
 */

@@ -1,13 +1,15 @@
 /*
-The start of a run, as a pipeline of values. Each stage makes one value from those before it and changes none of them:
+The start of a run, as a pipeline of values. Each stage makes one value from those before it and changes none
+of them:
 
     CommandLine   options given, and what to do with them             command_line_parse
     RunFolder     lock on --out and its checkpoints                   run_folder_open
     Run           a checkpoint, options completed from it, config,    run_configure
                   parameter table, batches, steps
 
-Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and nothing of
-the damaged one remains. These are the outermost layers of a program: most functions die() on error.
+Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
+nothing of the damaged one remains. These are the outermost layers of a program: most functions die() on
+error.
 */
 #pragma once
 
@@ -263,7 +265,8 @@ static inline void run_free(Run* run) {
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }
 
 // Model FLOPs per token, forward and backward: 6 L d T of causal attention, and in total 6 N + 6 L d T, where
-// Model FLOPs per token, forward and backward: 6 per parameter but the input embedding's, and those of the mixers.
+// Model FLOPs per token, forward and backward: 6 per parameter but the input embedding's, and those of the
+// mixers.
 static inline double run_mixer_flops_per_token(const Run* run) {
     return config_mixer_flops(&run->config, run->options.seq_len);
 }

@@ -170,8 +170,8 @@ static inline void shard_folder(char* out, const char* prefix) {
 
 // Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
 // shard has at most shard_tokens tokens; with doc_len > 0 it consists of whole documents. A token takes 2
-// bytes if vocab_size <= 65536, otherwise 4. prefix and split must remain valid until the writer is closed. On error there is
-// nothing to close.
+// bytes if vocab_size <= 65536, otherwise 4. prefix and split must remain valid until the writer is closed.
+// On error there is nothing to close.
 static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const char* split,
                                      int64_t vocab_size, int64_t doc_len, int64_t shard_tokens, Error* err) {
     char path[PATH_LENGTH];

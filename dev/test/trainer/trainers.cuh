@@ -1,6 +1,6 @@
 /*
-Both trainers in one program, for test_fox.cu: the GPU trainer at global scope, the CPU trainer, in double, in namespace
-cpu. All device memory is filled with NaN when it is allocated.
+Both trainers in one program, for test_fox.cu: the GPU trainer at global scope, the CPU trainer, in double, in
+namespace cpu. All device memory is filled with NaN when it is allocated.
 */
 #pragma once
 
@@ -21,7 +21,8 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 #include "../../../train_fox.cu"
 #undef cudaMalloc
 
-// All headers that train_fox.c includes at global scope, so that within the namespace only llmc/cpu is left of them.
+// All headers that train_fox.c includes at global scope, so that within the namespace only llmc/cpu is left
+// of them.
 #include <float.h>
 #include <omp.h>
 #include <signal.h>
@@ -30,7 +31,8 @@ static cudaError_t poisoned_malloc(void** p, size_t bytes) {
 
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local
-// Their arguments would also match the GPU trainer's functions, which the types of the arguments bring into view.
+// Their arguments would also match the GPU trainer's functions, which the types of the arguments bring into
+// view.
 #define model_new cpu_model_new
 #define pass_acts cpu_pass_acts
 namespace cpu {
