@@ -27,7 +27,10 @@ The row sums of dS are 8 more columns of dS K, with ones in place of K; so are t
 registers allow it. Both take dS as rounded for dQ and dK: dcum_logf is summed over time next, where rounding
 errors add up unless the same dS enters both sums.
 
-Unless deterministic, thread blocks add to dQ in any order, and its last bits differ from run to run.
+Deterministic, a thread block waits for blocks of keys nearer to the diagonal. Therefore blocks of keys are
+taken in the order in which thread blocks start, by a ticket: each waits only for others that run already,
+whatever the order in which the GPU starts them and however few are resident. Otherwise thread blocks add to
+dQ in any order, and its last bits differ from run to run.
 */
 #pragma once
 
@@ -62,6 +65,7 @@ template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
         float minus_delta[STAGES][QUERIES];
         AttentionGate<KEYS> gate; // of the keys
         uint64_t keys_full, full[STAGES], empty[STAGES], dq_ready, dq_added;
+        unsigned ticket; // deterministic only: thread blocks that started before
     };
 };
 
@@ -70,6 +74,7 @@ struct Sm90BackwardParameters {
     CUtensorMap dk, dv;                  // boxes of a warpgroup's rows
     float *dq_sum, *row_sum, *dcum_logf; // dcum_logf NULL: the gate is not learned
     int* dq_semaphore; // per tile: number of thread blocks that have added their dq; NULL: any order
+    unsigned* tickets; // number of thread blocks that have started; used with dq_semaphore only
     const float *lse, *delta;
     const double* cum_logf;
     AttentionShape shape;
@@ -79,11 +84,12 @@ struct Sm90BackwardParameters {
 struct Sm90BackwardBlock {
     int head, b, h, j0, first, clear, last;
 
-    template <class F> __device__ static Sm90BackwardBlock of(const Sm90BackwardParameters& p) {
+    // The n-th block to compute
+    template <class F> __device__ static Sm90BackwardBlock of(unsigned n, const Sm90BackwardParameters& p) {
         constexpr int TILES = ATTENTION_BLOCK / F::QUERIES; // of a block
-        AttentionTile at = p.shape.tile(blockIdx.x);
+        AttentionTile at = p.shape.tile(n);
         // The first keys have most queries. With the semaphore, each block waits for the one after it, which
-        // must therefore have been launched before.
+        // must therefore come before it.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
         int last_block = p.shape.last_query_block(at.head, block);
         Sm90BackwardBlock x;
@@ -102,8 +108,8 @@ struct Sm90BackwardBlock {
 
 template <class F>
 __device__ static inline void sm90_backward_tma_producer(typename F::Shared& shared,
-                                                         const Sm90BackwardParameters& p) {
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
+                                                         const Sm90BackwardParameters& p,
+                                                         const Sm90BackwardBlock& x) {
     sm90_arrive_expect_tx(&shared.keys_full, sizeof shared.k + sizeof shared.v);
     sm90_load_tile<F::CHANNELS, F::KEYS>(shared.k, &p.k, x.h, x.j0, x.b, &shared.keys_full);
     sm90_load_tile<F::CHANNELS, F::KEYS>(shared.v, &p.v, x.h, x.j0, x.b, &shared.keys_full);
@@ -123,8 +129,8 @@ __device__ static inline void sm90_backward_tma_producer(typename F::Shared& sha
 
 template <class F, bool GATE>
 __device__ static inline void sm90_backward_lse_producer(typename F::Shared& shared,
-                                                         const Sm90BackwardParameters& p) {
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
+                                                         const Sm90BackwardParameters& p,
+                                                         const Sm90BackwardBlock& x) {
     int lane = (int)threadIdx.x % 32, T = p.shape.T;
     const float *lse = p.lse + (int64_t)x.head * T, *delta = p.delta + (int64_t)x.head * T;
     const double* cum_logf = GATE ? p.cum_logf + (int64_t)x.head * T : NULL;
@@ -177,8 +183,8 @@ template <class F> struct Sm90DqSemaphore {
 
 template <class F>
 __device__ static inline void sm90_backward_acquire_dq(typename F::Shared& shared,
-                                                       const Sm90BackwardParameters& p) {
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
+                                                       const Sm90BackwardParameters& p,
+                                                       const Sm90BackwardBlock& x) {
     for (int tile = x.first; tile <= x.last; tile++) {
         Sm90DqSemaphore<F> semaphore(p, x, tile);
         while (sm90_load_acquire(semaphore.added) != semaphore.before) {}
@@ -189,8 +195,8 @@ __device__ static inline void sm90_backward_acquire_dq(typename F::Shared& share
 
 template <class F>
 __device__ static inline void sm90_backward_release_dq(typename F::Shared& shared,
-                                                       const Sm90BackwardParameters& p) {
-    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(p);
+                                                       const Sm90BackwardParameters& p,
+                                                       const Sm90BackwardBlock& x) {
     for (int tile = x.first; tile <= x.last; tile++) {
         if (tile == x.first) sm90_arrive(&shared.dq_ready);
         sm90_wait(&shared.dq_added, (uint32_t)(tile - x.first) % 2);
@@ -484,7 +490,9 @@ __global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
     typedef Sm90Backward<DH> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    unsigned index = blockIdx.x;
     if (threadIdx.x == 0) {
+        if (DETERMINISTIC) index = atomicAdd(p.tickets, 1); // arrives while the barriers are initialized
         sm90_barrier_init(&shared.keys_full, 1, 0);
         for (int i = 0; i < F::STAGES; i++) {
             sm90_barrier_init(&shared.full[i], 1, 1); // tma_producer, lse_producer
@@ -496,16 +504,20 @@ __global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
     }
     for (int i = (int)threadIdx.x; i < 16 * SM90_PANEL; i += F::THREADS) shared.ones[i] = (bf16)1.0f;
     sm90_fence_async_proxy();
+    if (DETERMINISTIC && threadIdx.x == 0) shared.ticket = index;
     __syncthreads();
+    // The shuffle tells the compiler that all lanes have the same ticket.
+    if (DETERMINISTIC) index = __shfl_sync(0xffffffffu, shared.ticket, 0);
+    const Sm90BackwardBlock x = Sm90BackwardBlock::of<F>(index, p);
     if (threadIdx.x < 128) {
         sm90_reg_dealloc<F::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) sm90_backward_tma_producer<F>(shared, p);
-        if (threadIdx.x / 32 == 1) sm90_backward_lse_producer<F, GATE>(shared, p);
-        if (DETERMINISTIC && threadIdx.x == 64) sm90_backward_acquire_dq<F>(shared, p);
-        if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<F>(shared, p);
+        if (threadIdx.x == 0) sm90_backward_tma_producer<F>(shared, p, x);
+        if (threadIdx.x / 32 == 1) sm90_backward_lse_producer<F, GATE>(shared, p, x);
+        if (DETERMINISTIC && threadIdx.x == 64) sm90_backward_acquire_dq<F>(shared, p, x);
+        if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<F>(shared, p, x);
     } else {
         sm90_reg_alloc<F::CONSUMER_REGISTERS>();
-        Sm90BackwardConsumer<DH, GATE, DETERMINISTIC>(shared, p, Sm90BackwardBlock::of<F>(p)).run();
+        Sm90BackwardConsumer<DH, GATE, DETERMINISTIC>(shared, p, x).run();
     }
 #endif
 }
@@ -548,10 +560,11 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// Scratch of attention_backward_sm90: dq in float, row sums, semaphores
+// Scratch of attention_backward_sm90: dq in float, row sums, semaphores (at most 2 tiles a block), tickets
 static inline size_t attention_backward_scratch_sm90(const HeadShape* s) {
     int64_t blocks = ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
-    return (size_t)(s->B * s->NH * (blocks * ATTENTION_BLOCK * s->dh + s->T + blocks * 4)) * sizeof(float);
+    return (size_t)(s->B * s->NH * (blocks * ATTENTION_BLOCK * s->dh + s->T + blocks * 2) + 1) *
+           sizeof(float);
 }
 
 // delta must not be NULL.
@@ -559,20 +572,19 @@ template <int DH, bool GATE>
 static inline void attention_backward_sm90(const AttentionBackward* a, const HeadShape* s,
                                            cudaStream_t stream) {
     typedef Sm90Backward<DH> F;
-    int64_t parts = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES) * 2;
+    int64_t tiles = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES), parts = 2 * tiles;
     Sm90BackwardParameters p;
     p.q = sm90_tensor_map(a->q, s, F::QUERIES), p.dout = sm90_tensor_map(a->dout, s, F::QUERIES);
     p.k = sm90_tensor_map(a->k, s, F::KEYS), p.v = sm90_tensor_map(a->v, s, F::KEYS);
     p.dk = sm90_tensor_map(a->dk, s, 64), p.dv = sm90_tensor_map(a->dv, s, 64);
     p.dq_sum = (float*)a->scratch, p.row_sum = p.dq_sum + parts * F::PART;
     int* semaphores = (int*)(p.row_sum + s->B * s->NH * s->T);
-    p.dq_semaphore = a->deterministic ? semaphores : NULL;
+    p.dq_semaphore = a->deterministic ? semaphores : NULL, p.tickets = (unsigned*)(semaphores + tiles);
     p.dcum_logf = GATE ? a->dcum_logf : NULL, p.lse = a->lse, p.delta = a->delta, p.cum_logf = a->cum_logf;
     // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups
     // of heads are half as large then, as if dq, which is float, had to fit into L2 too.
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
-    CUDA_CHECK(
-        cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(semaphores + parts) - (char*)a->scratch), stream));
+    CUDA_CHECK(cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(p.tickets + 1) - (char*)a->scratch), stream));
 
     auto kernel =
         a->deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;

@@ -3,8 +3,9 @@ Forgetting attention forward on Hopper:
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
-Thread blocks are persistent: each takes tiles of 128 or 192 queries from a counter, the longest first. Warp
-roles:
+Thread blocks are persistent: each takes tiles of 128 or 192 queries from a counter, the longest first. The
+first tile too: where another kernel holds multiprocessors (NCCL), blocks that start late find no long tiles
+left for them, or none. Warp roles:
 
     warp 0       tma_producer: Q, K, V tiles  ->  shared memory (K and V: ring of 2 or 4 stages); one thread
     warps 1-2    gate_producer: acc_init of each K tile, row_gate of the Q tile; only with a gate
@@ -75,7 +76,7 @@ struct Sm90ForwardParameters {
     CUtensorMap q, k, v, o; // boxes of ROWS, KEYS, KEYS and 16 (each warp stores its own rows of o) tokens
     float* lse;
     const double* cum_logf;
-    unsigned* tile_counter; // tiles taken after the first one of each thread block
+    unsigned* tile_counter; // tiles taken
     AttentionShape shape;
 };
 
@@ -96,12 +97,11 @@ struct Sm90ForwardTile {
 };
 
 // ----------------------------------------------------------------------------
-// tma_producer: one thread
+// tma_producer: one thread, which has taken tile `index`
 
 template <class F>
 __device__ static inline void sm90_forward_tma_producer(typename F::Shared& shared,
-                                                        const Sm90ForwardParameters& p) {
-    unsigned index = blockIdx.x;
+                                                        const Sm90ForwardParameters& p, unsigned index) {
     uint32_t step_count = 0;
     for (uint32_t tile_count = 0;; tile_count++) {
         sm90_wait(&shared.tile_empty[tile_count % 2], tile_count / 2 % 2 ^ 1);
@@ -109,7 +109,7 @@ __device__ static inline void sm90_forward_tma_producer(typename F::Shared& shar
         sm90_arrive(&shared.tile_full[tile_count % 2]);
         if (index >= p.shape.tiles()) break;
         Sm90ForwardTile tile = Sm90ForwardTile::of<F>(index, p);
-        index = gridDim.x + atomicAdd(p.tile_counter, 1); // early: its latency is long
+        index = atomicAdd(p.tile_counter, 1); // early: its latency is long
 
         sm90_wait(&shared.q_empty, tile_count % 2 ^ 1);
         sm90_arrive_expect_tx(&shared.q_full, sizeof shared.q);
@@ -439,11 +439,15 @@ __global__ void __launch_bounds__(Sm90Forward<DH>::THREADS, 1)
     typedef Sm90Forward<DH> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
-    if (threadIdx.x == 0) shared.init_barriers(GATE);
+    unsigned index = 0;
+    if (threadIdx.x == 0) {
+        index = atomicAdd(p.tile_counter, 1); // arrives while the barriers are initialized
+        shared.init_barriers(GATE);
+    }
     __syncthreads();
     if (threadIdx.x < 128) {
         sm90_reg_dealloc<F::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0) sm90_forward_tma_producer<F>(shared, p);
+        if (threadIdx.x == 0) sm90_forward_tma_producer<F>(shared, p, index);
         if (GATE && threadIdx.x >= 32 && threadIdx.x < 32 + 32 * F::GATE_WARPS)
             sm90_forward_gate_producer<F>(shared, p);
     } else {

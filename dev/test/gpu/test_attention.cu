@@ -43,7 +43,7 @@ struct Results {
         HeadShape shape = s.head_shape();
         return attention_scratch_bytes(&shape);
     }
-    void compute(const Inputs& in, const AttentionBounds* bounds) {
+    void queue(const Inputs& in, const AttentionBounds* bounds) {
         HeadShape shape = in.s.head_shape();
         const double* cum_logf = in.gate ? in.cum_logf.p : NULL;
         AttentionForward forward = {o, lse, in.q, in.k, in.v, cum_logf, bounds, scratch};
@@ -62,6 +62,9 @@ struct Results {
             attention_forward(&forward, &shape, 0);
             attention_backward(&backward, &shape, 0);
         }
+    }
+    void compute(const Inputs& in, const AttentionBounds* bounds) {
+        queue(in, bounds);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
 };
@@ -414,8 +417,9 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
     CHECK(cum_logf_error <= 1e-6, "forget gate, T %lld: cum_logf is off by %.3g", (long long)T,
           cum_logf_error);
     if (with_z)
-        CHECK(sqrt(dz_error / dz_size) <= 3e-3, "forget gate, T %lld: dz is off by %.3g", (long long)T,
-              sqrt(dz_error / dz_size));
+        // one rounding to bf16: 2^-8 at most, 1.7e-3 in the mean over many
+        CHECK(sqrt(dz_error / dz_size) <= (T < 32 ? 0x1p-8 : 3e-3), "forget gate, T %lld: dz is off by %.3g",
+              (long long)T, sqrt(dz_error / dz_size));
     for (size_t h = 0; h < (size_t)NH; h++)
         CHECK(fabs(got_dbias[h] - dbias_before[h] - dbias_sum[h]) <=
                   1e-5 * (fabs(dbias_sum[h]) + sqrt(dbias_size)),
@@ -495,6 +499,71 @@ static void test_races(int64_t T, int64_t dh) {
     }
 }
 
+// ----------------------------------------------------------------------------
+// beside a kernel that holds multiprocessors, as NCCL's kernels do
+
+// A thread block holds a multiprocessor, whose shared memory it takes, until flags[0] is set, or for
+// `least` + blockIdx.x `step` nanoseconds. flags[1 + blockIdx.x] is 1 once it runs, 2 if its time ran out.
+__global__ void occupy_kernel(volatile int* flags, uint64_t least, uint64_t step) {
+    auto now = [] {
+        uint64_t nanoseconds;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+        return nanoseconds;
+    };
+    uint64_t end = now() + least + blockIdx.x * step;
+    flags[1 + blockIdx.x] = 1;
+    while (!flags[0] && now() < end) __nanosleep(1000);
+    if (!flags[0]) flags[1 + blockIdx.x] = 2;
+}
+
+// The same bits where only `left` multiprocessors are free, so that most thread blocks start late: the others
+// are held until attention has finished, or given back one by one while it runs. Nothing here waits for ever:
+// the multiprocessors are given back after 20 seconds, and the program ends after 60.
+static void test_occupied(int64_t T, int64_t dh, int left, bool given_back) {
+    Shape s = {1, T, 4, dh};
+    Inputs in(s, true);
+    in.cum_logf = make_gates(RANDOM, 2, s);
+    Results a(s), b(s);
+    a.compute(in, NULL); // also loads the kernels' code, which may wait for kernels that run
+
+    int held = device_attribute(cudaDevAttrMultiProcessorCount) - left;
+    int shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    int* mapped;
+    cudaStream_t stream; // does not synchronize with stream 0
+    CUDA_CHECK(cudaHostAlloc(&mapped, (size_t)(1 + held) * sizeof(int), cudaHostAllocMapped));
+    memset(mapped, 0, (size_t)(1 + held) * sizeof(int));
+    volatile int* flags = mapped;
+    auto none = [&](int flag) {
+        for (int i = 1; i <= held; i++)
+            if (flags[i] == flag) return false;
+        return true;
+    };
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaFuncSetAttribute(occupy_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    double deadline = seconds_now() + 60;
+    occupy_kernel<<<(unsigned)held, 32, (size_t)shared, stream>>>(mapped, given_back ? 1000000 : 20000000000,
+                                                                  given_back ? 20000 : 0);
+    CUDA_CHECK_LAUNCH();
+    while (!none(0) && seconds_now() < deadline) {}
+    bool started = none(0);
+    b.queue(in, NULL);
+    cudaError_t state = cudaErrorNotReady;
+    while (state == cudaErrorNotReady && seconds_now() < deadline) state = cudaStreamQuery(0);
+    if (state == cudaErrorNotReady)
+        die("test_occupied: attention hangs where %d multiprocessors are free", left);
+    CUDA_CHECK(state);
+    bool still_held = none(2);
+    flags[0] = 1;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CHECK(started, "T %lld, dh %lld: could not hold %d multiprocessors", (long long)T, (long long)dh, held);
+    CHECK(given_back || still_held, "T %lld, dh %lld: attention waits for more than %d multiprocessors",
+          (long long)T, (long long)dh, left);
+    CHECK(same_results(a, b), "T %lld, dh %lld: other results on %d multiprocessors", (long long)T,
+          (long long)dh, left);
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    CUDA_CHECK(cudaFreeHost(mapped));
+}
+
 int main(int argc, char** argv) {
     bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     int64_t longest = argc > 1 && !quick ? strtoll(argv[1], NULL, 0) : INT64_MAX;
@@ -513,7 +582,12 @@ int main(int argc, char** argv) {
 
     test_attention(longest);
     for (int64_t dh : {64, 128})
-        if (longest >= 4096) test_races(4096, dh);
+        if (longest >= 4096) {
+            test_races(4096, dh);
+            test_occupied(4096, dh, 1, false);
+            test_occupied(4096, dh, 7, false);
+            test_occupied(4096, dh, 3, true);
+        }
     if (attention_runs_sm90()) {
         on_sm80 = true;
         test_attention(longest);
