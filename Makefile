@@ -20,9 +20,28 @@ BLAS_FLAGS := -DUSE_OPENBLAS
 BLAS_LIBS  := -lopenblas
 endif
 
+# Whether the compiler finds header $1 with flags $2: 1 or 0. \043 is the number sign.
+has_header = $(shell printf '\043if !__has_include(<$1>)\n\043error\n\043endif\n' | \
+                     $(CC) -xc -E $2 - >/dev/null 2>&1 && echo 1 || echo 0)
+
+# Several ranks need OpenMPI (package libopenmpi-dev) where mpirun starts them. USE_MPI=0: without it, even
+# where it is installed. OMPI_SKIP_MPICXX: mpi.h without OpenMPI's C++ classes, which are another library.
+MPI_COMPILE := $(shell mpicc --showme:compile 2>/dev/null || pkg-config --cflags ompi-c 2>/dev/null)
+MPI_LINK    := $(shell mpicc --showme:link 2>/dev/null || pkg-config --libs ompi-c 2>/dev/null)
+MPI_FOUND   := $(call has_header,mpi.h,$(MPI_COMPILE))
+USE_MPI     ?= $(MPI_FOUND)
+ifeq ($(USE_MPI),1)
+ifneq ($(MPI_FOUND),1)
+$(error USE_MPI=1, but OpenMPI was not found by mpicc or pkg-config: install libopenmpi-dev, or set USE_MPI=0)
+endif
+MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I% -D%,$(MPI_COMPILE)))
+MPI_LIBS  := $(MPI_LINK)
+endif
+
 HEADERS := $(wildcard llmc/*/*.h)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
-TRAINER := $(CODE) $(BLAS_FLAGS)
+TRAINER := $(CODE) $(BLAS_FLAGS) $(MPI_FLAGS)
+TRAINER_LIBS := $(BLAS_LIBS) $(MPI_LIBS) $(LDLIBS)
 
 # ----------------------------------------------------------------------------
 ##@ Programs
@@ -30,10 +49,11 @@ TRAINER := $(CODE) $(BLAS_FLAGS)
 # Rewritten when the flags change, which triggers a rebuild.
 build/flags: FORCE
 	@mkdir -p build
-	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(BLAS_FLAGS)' >$@
+	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)' >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
-	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
 
 data/text_to_shards: data/text_to_shards.c $(HEADERS) ## converts text files to data shards
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -62,13 +82,33 @@ WITHOUT_CUDNN := %_cudnn
 endif
 GPU_LIBS = $(CUDNN_LIBS) -lcublasLt -lm
 
+# Several GPUs need NCCL, in the compiler's path or in NCCL_HOME (include/nccl.h, lib/libnccl.so.2).
+# USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python
+# package, which can be NCCL_HOME, has no libnccl.so.
+NCCL_INCLUDE := $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
+NCCL_FOUND   := $(call has_header,nccl.h,$(NCCL_INCLUDE) -I$(dir $(NVCC))../include)
+USE_NCCL     ?= $(NCCL_FOUND)
+ifeq ($(USE_NCCL),1)
+ifneq ($(NCCL_FOUND),1)
+$(error USE_NCCL=1, but nccl.h was not found: install libnccl-dev, set NCCL_HOME to its folder, or set USE_NCCL=0)
+endif
+NCCL_FLAGS := -DUSE_NCCL $(patsubst -I%,-isystem %,$(NCCL_INCLUDE))
+NCCL_LIBS  := $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Xlinker -rpath=$(abspath $(NCCL_HOME))/lib) -l:libnccl.so.2
+endif
+
+# nvcc takes the linker's flags in its own form, and does not know -pthread.
+comma := ,
+GPU_RANK_FLAGS := $(MPI_FLAGS) $(NCCL_FLAGS)
+GPU_RANK_LIBS  := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI_LIBS))) $(NCCL_LIBS) -lpthread
+
 # Rewritten when the flags change, which triggers a rebuild.
 build/gpu/flags: FORCE
 	@mkdir -p build/gpu
-	@echo '$(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCCFLAGS)' >$@
+	@echo '$(NVCC) $(NVCCFLAGS) $(GPU_RANK_FLAGS) $(GPU_RANK_LIBS)' >$@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
-	$(NVCC) $(NVCCFLAGS) $(CODE) $< -o $@ $(GPU_LIBS)
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_RANK_FLAGS) $< -o $@ $(GPU_LIBS) $(GPU_RANK_LIBS)
 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
@@ -95,12 +135,12 @@ test: ## install packages, build, run all tests that need no GPU
 # Tests that include the trainer are built in float and in double, the others once; all also with sanitizers.
 TRAINER_TESTS := test_cpu test_fixtures test_layers test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
-SHELL_TESTS   := $(filter-out %/test_gpu.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
+SHELL_TESTS   := $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/tokens dev/test/trainer dev/test/data
+vpath %.c dev/test/llmc dev/test/tokens dev/test/trainer dev/test/data dev/test/dist
 
 build/test:
 	mkdir -p $@
@@ -117,13 +157,17 @@ build/test/%_sanitized: %.c $(TEST_HEADERS)
 build/test/gradcheck: gradcheck.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $@ $(LDLIBS)
 
-build/test/train_fox_sanitized: train_fox.c $(HEADERS) | build/test
-	$(CC) $(SANITIZE) $(TRAINER) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+# The trainer itself, for the tests that start it as one rank or several
+build/test/train_fox_double: train_fox.c $(HEADERS) build/flags | build/test
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(TRAINER) $< -o $@ $(TRAINER_LIBS)
+
+build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
+	$(CC) $(SANITIZE) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
 
 build/test/%: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-tests: all $(TEST_PROGRAMS) build/test/train_fox_sanitized # `make test` without installing packages
+tests: all $(TEST_PROGRAMS) build/test/train_fox_double build/test/train_fox_sanitized # `make test` without installing packages
 	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
 gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences
@@ -140,7 +184,7 @@ build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/g
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## run all tests that need a GPU
-	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh
+	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh dev/test/trainer/test_gpu_ranks.sh
 
 # racecheck cannot track one lane that arrives at an mbarrier for its warp: in this build every lane does.
 sanitize-gpu: override EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES
@@ -154,8 +198,8 @@ cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
 cuda-check: ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
 	mkdir -p build/gpu
-	$(NVCC) $(NVCCFLAGS) $(CODE) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu $(GPU_LIBS) 2>build/gpu/ptxas.txt || \
-	    { cat build/gpu/ptxas.txt; exit 1; }
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_RANK_FLAGS) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu \
+	    $(GPU_LIBS) $(GPU_RANK_LIBS) 2>build/gpu/ptxas.txt || { cat build/gpu/ptxas.txt; exit 1; }
 	dev/test/check_ptxas.sh build/gpu/ptxas.txt
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu $(GPU_LIBS)
 
@@ -180,3 +224,4 @@ help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'
+	@printf '           USE_MPI=0|1 (now $(USE_MPI)), USE_NCCL=0|1 (now $(USE_NCCL)), NCCL_HOME (a folder with include/nccl.h): several ranks\n'

@@ -41,7 +41,7 @@ INCLUDES = {
     "run": "model tokens dist",
     "eval": "run",
     "cpu": "model",
-    "cuda": "model",
+    "cuda": "model dist",
     "attention": "cuda",
     "mixers": "cuda cpu",
 }

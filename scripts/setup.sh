@@ -24,6 +24,10 @@ int main(void) { return !curl_version(); }' -lcurl
 int main(void) { return !blosc_get_version_string(); }' -lblosc
     need libssl-dev '#include <openssl/evp.h>
 int main(void) { return !EVP_sha256(); }' -lcrypto
+    mpi="$(mpicc --showme:compile 2>/dev/null || :) $(mpicc --showme:link 2>/dev/null || :)"
+    need libopenmpi-dev '#include <mpi.h>
+int main(void) { return MPI_Finalize(); }' "$mpi"
+    command -v mpirun >/dev/null 2>&1 || missing="$missing openmpi-bin"
     command -v python3 >/dev/null 2>&1 || missing="$missing python3"
 fi
 [ -n "$missing" ] || exit 0

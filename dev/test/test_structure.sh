@@ -158,7 +158,7 @@ done <<'END'
 llmc/base/base.h ../formats/json.h llmc/formats/json.h; it may include llmc/base
 llmc/formats/json.h ../model/config.h llmc/model/config.h; it may include llmc/base, llmc/formats
 llmc/model/config.h ../dist/world.h llmc/dist/world.h; it may include llmc/base, llmc/formats, llmc/model
-llmc/cuda/device.cuh ../run/options.h llmc/run/options.h; it may include llmc/base, llmc/formats, llmc/model, llmc/cuda
+llmc/cuda/device.cuh ../run/options.h llmc/run/options.h; it may include llmc/base, llmc/formats, llmc/model, llmc/dist, llmc/cuda
 llmc/run/run.h ../../train_fox.c train_fox.c; it may include llmc/base,
 llmc/run/run.h ../../data/tool.c data/tool.c; it may include llmc/base,
 llmc/run/run.h ../../dev/1.c dev/1.c; it may include llmc/base,

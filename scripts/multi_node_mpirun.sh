@@ -1,0 +1,55 @@
+#!/bin/sh
+# The paper's 760M recipe on several hosts without a batch system: mpirun reaches them through ssh.
+#
+#     HOSTS=node1:8,node2:8 IFNAME=eth0 scripts/multi_node_mpirun.sh
+#
+#   hosts    each with its number of GPUs. This host can log in to all of them through ssh without a
+#            password. The repository, with out/, is at the same path on all, on a file system that they share
+#   build    once, on one of them: make train_foxcu USE_MPI=1 USE_NCCL=1
+#   data     16.1 G tokens, made once beforehand as in data/README.md
+#   compute  1.32e20 FLOP in total: 30,720 steps of 524,288 tokens, 32 sequences, two a GPU on 16 GPUs
+#   time     0.30 s a step on 16 H200s at 107,800 tokens/s each: 2.6 hours in total, without traffic
+#   traffic  3.35 GB of gradients and 1.67 GB of weights out of and into each host, in each step: 0.1 s at 400
+#            Gbit/s, 0.4 s at 100 Gbit/s. Computed without any overlap: 75% of linear and 3.5 hours with one
+#            adapter of 400 Gbit/s a host, 96% with one a GPU
+#   memory   24 GiB a GPU on 16: 19 GiB of activations, 5.3 GiB of weights, gradients and a share of the
+#            optimizer's state
+#   disk     10 GB a checkpoint, the newest three are kept
+#
+# IFNAME is the network interface that leads to the other hosts, as `ip addr` names it. Without it MPI and
+# NCCL choose one, and may choose one that leads nowhere, such as docker0. Where NCCL finds InfiniBand, it
+# uses the interface to start only. MPI is used to start only, so it always uses TCP.
+#
+# The same command resumes the run, on other hosts or another number of GPUs too. `kill -USR1` to this process
+# saves and leaves with exit code 75. SIGTERM and Ctrl-C leave no time to save: mpirun kills the ranks after a
+# second.
+set -eu
+model=${MODEL:-fox-pro-760m}
+hosts=${HOSTS:?set HOSTS to the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8}
+data=data/longcrawl64
+
+ranks=0
+for host in $(echo "$hosts" | tr , ' '); do
+    gpus=${host##*:}
+    case $gpus in
+    '' | *[!0-9]*)
+        echo "error: HOSTS has '$host' without a number of GPUs: write it as in ${host%%:*}:8" >&2
+        exit 1
+        ;;
+    esac
+    ranks=$((ranks + gpus))
+done
+
+# mpirun refuses root otherwise, which containers run as.
+[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+# --bind-to none: mpirun would bind a rank to one core. -q: without mpirun's banner after an error or exit
+# code 75. exec: this process becomes mpirun, which passes SIGUSR1 on to the ranks.
+# oob_tcp_keepalive_time: mpirun notices a host that is gone after 10 seconds, not 300.
+exec mpirun -np "$ranks" --host "$hosts" --bind-to none -q --mca pml ob1 --mca btl tcp,self \
+    --mca oob_tcp_keepalive_time 10 \
+    ${IFNAME:+--mca btl_tcp_if_include "$IFNAME" --mca oob_tcp_if_include "$IFNAME"} \
+    ${IFNAME:+-x NCCL_SOCKET_IFNAME="$IFNAME"} \
+    ./train_foxcu --model "$model" --data "${data}_train_*.bin" --val-data "${data}_val_*.bin" \
+    --micro-batch "${MICRO_BATCH:-1}" --val-every 250 --val-tokens 8Mi --save-every 250 --log-every 10 \
+    --out "out/$model" --resume "$@"
