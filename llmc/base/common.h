@@ -6,7 +6,7 @@ There are two ways to report an error:
           an older checkpoint when the newest one is damaged. They document their outputs on error.
   die()   prints one line and exits with code 1. Used by programs when no recovery is possible.
 A message is one line, without a newline. It names the file or option, the problem and, if there is one, the
-remedy.
+remedy. In a program of several ranks message_hooks decides which rank prints.
 
 Valid as C11 and as C++17, like every header in llmc/.
 */
@@ -61,30 +61,46 @@ static inline bool fail(Error* err, const char* format, ...) {
     return false;
 }
 
-// Prints `label: message` on stderr as one line.
-static inline void print_message(const char* label, const char* format, va_list args) {
+// How a program of several ranks (llmc/dist/world.h) prints a message once, and ends all ranks after an
+// error. All zero: one process, which prints everything.
+typedef struct {
+    char prefix[128];              // "rank 3 (node07): ", printed after "error: "
+    bool (*may_print)(bool fatal); // false: another rank prints this message, or the one that ends the run
+    void (*leave)(bool printed);   // after an error, instead of exit(); does not return
+} MessageHooks;
+
+static MessageHooks message_hooks;
+
+// Prints `label: prefix message` on stderr as one line.
+static inline void print_message(const char* label, const char* prefix, const char* format, va_list args) {
     Error err;
     set_message(&err, format, args);
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", label, err.msg);
+    fprintf(stderr, "%s: %s%s\n", label, prefix, err.msg);
 }
 
-// Prints `error: message` on stderr as one line and exits with code 1.
+// Prints `error: message` on stderr as one line and exits with code 1. Among several ranks the first to call
+// it prints, and all exit.
 PRINTF_LIKE(1, 2)
 __attribute__((noreturn)) static inline void die(const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    print_message("error", format, args);
-    va_end(args);
+    bool print = !message_hooks.may_print || message_hooks.may_print(true);
+    if (print) {
+        va_list args;
+        va_start(args, format);
+        print_message("error", message_hooks.prefix, format, args);
+        va_end(args);
+    }
+    if (message_hooks.leave) message_hooks.leave(print);
     exit(EXIT_FAILURE);
 }
 
-// Prints `warning: message` on stderr as one line and returns.
+// Prints `warning: message` on stderr as one line and returns. Among several ranks only rank 0 prints.
 PRINTF_LIKE(1, 2)
 static inline void warn(const char* format, ...) {
+    if (message_hooks.may_print && !message_hooks.may_print(false)) return;
     va_list args;
     va_start(args, format);
-    print_message("warning", format, args);
+    print_message("warning", "", format, args);
     va_end(args);
 }
 

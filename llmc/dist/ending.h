@@ -1,0 +1,172 @@
+/*
+How a run of several ranks ends after an error: one rank prints one line, then every rank exits with code 1.
+
+    rank r -> 0   CLAIM   before die() prints            rank 0 gives GRANT to the first, DENY to all others
+           -> 0   SAID    after it has printed           rank 0 then sends LEAVE to all: _exit(1)
+
+The watch thread (watch.h) receives these messages, between its heartbeats, on the WATCH connections. It
+claims for itself when it reports a rank that cannot speak any more. Neither MPI nor NCCL is called: they hang
+once a rank is gone. Exit code 1 makes a launcher end what remains.
+*/
+#pragma once
+
+#include <pthread.h>
+#include "link.h"
+
+typedef enum { WATCH_HEARTBEAT, WATCH_CLAIM, WATCH_GRANT, WATCH_DENY, WATCH_SAID, WATCH_LEAVE } WatchKind;
+
+typedef struct {
+    int32_t kind;
+    uint32_t changes; // counts what restarts the rank's timer
+    int64_t progress; // number of steps and collectives begun
+    double allowance; // seconds without a change that this rank may take, if more than the timeout
+} WatchMessage;
+
+typedef struct {
+    WatchMessage last;
+    double heard, changed; // times of the last message, and of the last one with another `changes`
+    bool gone, claims;     // its connection has ended; it waits for GRANT or DENY
+} WatchRank;
+
+typedef struct {
+    Link* link;
+    double timeout, interval; // seconds; interval: between heartbeats
+    pthread_t thread;
+    pthread_mutex_t lock; // protects what follows
+    pthread_cond_t answered;
+    bool ready;        // all ranks are connected
+    bool closing;      // all have reached the end: no death is a failure any more
+    bool dying;        // a thread of this rank is in die()
+    WatchMessage mine; // this rank's next message
+    int speaker;       // the rank that prints why the run ends, or -1. Ranks above 0 know only of themselves
+    double chosen;     // when the speaker was chosen
+    double woke, resumed; // when the watch thread ran last; when it did after this rank had been stopped
+    WatchKind answer;     // to this rank's claim: WATCH_CLAIM until there is one
+    WatchRank* ranks;     // [size]; ranks above 0 use element 0
+    struct pollfd* fds;   // [size]; fd is -1 for a rank that is not connected
+} Watch;
+
+// Lists the connections that exist by now: rank 0 accepts them while its watch runs.
+static inline void watch_update_fds(Watch* w) {
+    for (int r = 0; r < w->link->size; r++) {
+        int fd = __atomic_load_n(&w->link->peers[r].fd[LINK_WATCH], __ATOMIC_ACQUIRE);
+        if (w->fds[r].fd >= 0 || fd < 0 || w->ranks[r].gone) continue;
+        w->fds[r].fd = fd;
+        w->fds[r].events = POLLIN;
+        w->ranks[r].heard = seconds_now();
+    }
+}
+
+// Sends a message to a connected rank. A lost connection is noticed by reading; a full one belongs to a rank
+// that has been stopped.
+static inline void watch_send(Watch* w, int r, WatchKind kind) {
+    WatchMessage m = w->mine;
+    m.kind = kind;
+    if (w->fds[r].fd >= 0) (void)send(w->fds[r].fd, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// Ends this process and, on rank 0, all others. Rank 0 waits up to 2 s until they have closed their
+// connections: a socket that is closed with unread data may discard what it has sent.
+__attribute__((noreturn)) static inline void watch_leave(Watch* w) {
+    double deadline = seconds_now() + 2;
+    char unread[256];
+    bool tell = w->link->rank == 0;
+    if (tell) watch_update_fds(w);
+    for (int r = 1; tell && r < w->link->size; r++) {
+        watch_send(w, r, WATCH_LEAVE);
+        if (w->fds[r].fd >= 0) (void)shutdown(w->fds[r].fd, SHUT_WR);
+    }
+    for (int r = 1; tell && r < w->link->size; r++)
+        while (w->fds[r].fd >= 0 && link_wait(w->fds[r].fd, POLLIN, deadline) &&
+               recv(w->fds[r].fd, unread, sizeof unread, MSG_DONTWAIT) > 0) {}
+    _exit(EXIT_FAILURE);
+}
+
+// Prints what happened to a rank and ends the run, unless a rank prints an error already: then returns.
+static inline void watch_report(Watch* w, int r, const char* what) {
+    const LinkPeer* peer = &w->link->peers[r];
+    if (w->speaker >= 0 && w->speaker != r) return;
+    w->speaker = w->link->rank;
+    if (link_wait(STDERR_FILENO, POLLOUT, seconds_now() + 2)) // not if nobody reads a full pipe
+        dprintf(STDERR_FILENO, "error: rank %d (%s, process %d) %s; continue with --resume\n", r, peer->host,
+                (int)peer->pid, what);
+    watch_leave(w);
+}
+
+// On rank 0: chooses the speaker among the ranks that want to print. Gives it 5 s.
+static inline void watch_answer_claims(Watch* w) {
+    for (int r = 1; r < w->link->size; r++) {
+        if (!w->ranks[r].claims) continue;
+        w->ranks[r].claims = false;
+        if (w->speaker < 0) w->chosen = seconds_now();
+        watch_send(w, r, w->speaker < 0 ? WATCH_GRANT : WATCH_DENY);
+        if (w->speaker < 0) w->speaker = r;
+    }
+    if (w->speaker > 0 && seconds_now() > w->chosen + 5)
+        watch_report(w, w->speaker, "failed, and could not print why within 5 s");
+}
+
+// In die(): may this rank print its message? Asks rank 0, and prints if rank 0 does not answer within 5 s.
+static inline bool watch_claim(Watch* w) {
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += 5;
+    pthread_mutex_lock(&w->lock);
+    bool mine = !w->dying;
+    w->dying = true;
+    if (mine && w->link->rank == 0) {
+        mine = w->speaker < 0;
+        if (mine) w->speaker = 0;
+    } else if (mine) {
+        w->answer = WATCH_CLAIM;
+        watch_send(w, 0, WATCH_CLAIM);
+        while (w->answer == WATCH_CLAIM && pthread_cond_timedwait(&w->answered, &w->lock, &limit) == 0) {}
+        mine = w->answer != WATCH_DENY;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return mine;
+}
+
+// In die(), after the message: ends the run. A rank above 0 is ended by its watch thread, on rank 0's LEAVE.
+// A thread that may not print gives the one that does up to 10 s.
+__attribute__((noreturn)) static inline void watch_said(Watch* w, bool printed) {
+    pthread_mutex_lock(&w->lock);
+    if (printed && w->link->rank == 0) watch_leave(w);
+    if (printed) {
+        w->speaker = w->link->rank;
+        watch_send(w, 0, WATCH_SAID);
+    }
+    pthread_mutex_unlock(&w->lock);
+    (void)poll(NULL, 0, printed ? 5000 : 10000);
+    _exit(EXIT_FAILURE);
+}
+
+// Sets a flag of the watch (ready, closing) and restarts the timers of all ranks.
+static inline void watch_set(Watch* w, bool* flag) {
+    pthread_mutex_lock(&w->lock);
+    for (int r = 0; r < w->link->size; r++) w->ranks[r].changed = seconds_now();
+    *flag = true;
+    pthread_mutex_unlock(&w->lock);
+}
+
+// Restarts this rank's timer. counts: it is an event that every rank counts, in the same order. A negative
+// allowance leaves it as it is.
+static inline void watch_count(Watch* w, bool counts, double allowance) {
+    pthread_mutex_lock(&w->lock);
+    w->mine.changes++;
+    if (counts) w->mine.progress++;
+    if (allowance >= 0) w->mine.allowance = allowance;
+    pthread_mutex_unlock(&w->lock);
+}
+
+// Ends the watch thread of a rank whose watch is closing, and frees the watch.
+static inline void watch_stop(Watch* w) {
+    for (int r = 0; r < w->link->size; r++) // wakes the thread
+        if (w->link->peers[r].fd[LINK_WATCH] >= 0)
+            (void)shutdown(w->link->peers[r].fd[LINK_WATCH], SHUT_RDWR);
+    pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->answered);
+    pthread_mutex_destroy(&w->lock);
+    free(w->ranks);
+    free(w->fds);
+}
