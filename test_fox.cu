@@ -86,7 +86,7 @@ typedef std::vector<float> Floats;
 // algorithms.
 static Model new_model(const Config* c, const double* params, int64_t B, int64_t T, Recompute recompute,
                        bool tune) {
-    Model model = model_new(c, false, !tune);
+    Model model = model_new(c, false, !tune, 0, 1);
     model_allocate_weights(&model, true);
     Floats host(params, params + model.table.count), zeros((size_t)model.table.count);
     model_upload(&model, host.data(), zeros.data(), zeros.data());
@@ -128,7 +128,7 @@ static PassResult run_pass(Model* model, const int32_t* inputs, const int32_t* t
     pass.losses = fetch(model->acts.losses, BT);
     pass.grads = fetch(model->grads, model->table.count);
     CUDA_CHECK(cudaMemcpy(&stats, model->stats, sizeof stats, cudaMemcpyDeviceToHost));
-    pass.loss = stats.loss / (double)BT;
+    pass.loss = stats.own.loss / (double)BT;
     return pass;
 }
 
@@ -249,7 +249,9 @@ static void check_fixture(const char* name) {
 
     ParamTable table = params_build(&c);
     std::vector<double> params((size_t)table.count);
-    if (!checkpoint_load_weights(folder, &table, params.data(), sizeof(double), &err)) die("%s", err.msg);
+    const Shard whole = params_shard(&table, 0, 1);
+    const CheckpointTensors weights = {params.data(), NULL, NULL, sizeof(double)};
+    if (!checkpoint_load_weights(folder, &table, &whole, &weights, NULL, &err)) die("%s", err.msg);
     e.losses.resize((size_t)(B * T));
     e.logits.resize((size_t)(B * T * c.vocab_size));
     e.grads.resize((size_t)table.count);
@@ -389,8 +391,8 @@ static void test_training(void) {
     options_defaults(&o);
     if (!config_preset(&c, &recipe, "fox-pro-micro", &err)) die("%s", err.msg);
     std::vector<int32_t> text = text_tokens("train_fox.c", STEPS * MICRO_STEPS * T + 1);
-    cpu::Model reference = cpu::cpu_model_new(&c, true);
-    draw_weights(reference.params, sizeof(double), &reference.table, &c, 1);
+    cpu::Model reference = cpu::cpu_model_new(&c, true, 0, 1);
+    draw_weights(reference.params, sizeof(double), &reference.table, &reference.shard, &c, 1);
     cpu::model_allocate_activations(&reference, 1, T);
     Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_QKV, false);
     double worst = 0, first = 0, last = 0, norm_worst = 0;
@@ -405,16 +407,16 @@ static void test_training(void) {
             loss += cpu::model_loss(&reference, inputs + 1, dloss, true, NULL) * dloss;
             cpu::model_backward(&reference, inputs);
             feed(&model, inputs, inputs + 1);
-            model_add_gradients(&model, (float)dloss);
+            model_add_gradients(&model, (float)dloss, true);
         }
-        double norm = cpu::global_norm(reference.grads, reference.table.count);
+        double norm = sqrt(cpu::global_squares(reference.grads, reference.table.count));
         AdamWParams adamw = options_adamw(&o, lr, step);
         cpu::model_update(&reference, &adamw, cpu::clip_scale(norm, o.grad_clip));
         model_update(&model, &adamw, o.grad_clip);
         StepStats stats = read_stats(&model);
-        double error = fabs(stats.loss * dloss / loss - 1), norm_error = fabs(stats.norm / norm - 1);
-        CHECK(error <= TRAINING_LIMIT, "step %d: the loss is %g, and %g on the CPU", step, stats.loss * dloss,
-              loss);
+        double error = fabs(stats.own.loss * dloss / loss - 1), norm_error = fabs(stats.norm / norm - 1);
+        CHECK(error <= TRAINING_LIMIT, "step %d: the loss is %g, and %g on the CPU", step,
+              stats.own.loss * dloss, loss);
         worst = error > worst ? error : worst;
         norm_worst = norm_error > norm_worst ? norm_error : norm_worst;
         first = step == 1 ? loss : first;
@@ -460,7 +462,7 @@ static void take_steps(Model* model, int64_t first, int64_t last, float dloss) {
                 (int32_t)(random_u64(5, (uint64_t)step, (uint64_t)i) % (uint64_t)model->config.vocab_size);
         feed(model, tokens.data(), tokens.data() + 1);
         CUDA_CHECK(cudaMemset(model->stats, 0, sizeof(StepStats)));
-        model_add_gradients(model, dloss);
+        model_add_gradients(model, dloss, true);
         AdamWParams adamw = options_adamw(&o, 1e-2, step);
         model_update(model, &adamw, o.grad_clip);
     }
@@ -518,7 +520,7 @@ static void test_streams(void) {
                 model_set_sequential(&model, !training);
                 // at once, captured, replayed, captured for another dloss
                 for (int64_t call = 0; call < CALLS; call++) {
-                    model_add_gradients(&model, (call + 1 < CALLS ? 1 : 3) / (float)(B * T));
+                    model_add_gradients(&model, (call + 1 < CALLS ? 1 : 3) / (float)(B * T), true);
                     if (call > 0) continue;
                     model_forward(&model); // of a validation between
                     model_loss(&model, 0, false, NULL);
@@ -542,8 +544,8 @@ static void test_nan(void) {
 
     take_steps(&model, 2, 2, 1e30f); // overflows in the gradient alone
     StepStats stats = read_stats(&model);
-    CHECK(isfinite(stats.loss) && !isfinite(stats.norm) && !stats.finite, "loss %g, norm %g", stats.loss,
-          stats.norm);
+    CHECK(isfinite(stats.own.loss) && !isfinite(stats.norm) && !stats.finite, "loss %g, norm %g",
+          stats.own.loss, stats.norm);
     CHECK(same_state(fetch_state(&model), before), "an infinite gradient changed the weights");
     model_free(&model);
 
@@ -556,8 +558,8 @@ static void test_nan(void) {
         State damaged = fetch_state(&model);
         take_steps(&model, 2, 2, 1 / 130.0f);
         stats = read_stats(&model);
-        CHECK(!stats.finite, "loss %g and norm %g count as finite", stats.loss, stats.norm);
-        CHECK(same_state(fetch_state(&model), damaged), "a loss of %g changed the weights", stats.loss);
+        CHECK(!stats.finite, "loss %g and norm %g count as finite", stats.own.loss, stats.norm);
+        CHECK(same_state(fetch_state(&model), damaged), "a loss of %g changed the weights", stats.own.loss);
         const char* found = model_first_not_finite(&model, false);
         CHECK(found && strcmp(found, bad) == 0, "found %s instead of %s", found ? found : "nothing", bad);
         model_free(&model);

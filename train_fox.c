@@ -19,6 +19,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/vector.h"
+#include "llmc/dist/mpi.h"
 #include "llmc/run/train.h"
 
 // ----------------------------------------------------------------------------
@@ -754,7 +755,8 @@ static void classifier(real* losses, real* logits, const int32_t* targets, int64
 // ----------------------------------------------------------------------------
 // global norm and AdamW
 
-static double global_norm(const real* grads, int64_t count) {
+// The sum of squares.
+static double global_squares(const real* grads, int64_t count) {
     const int64_t block = 65536;
     int64_t blocks = (count + block - 1) / block;
     double total = 0, *sums = (double*)xcalloc((size_t)blocks, sizeof(double));
@@ -768,7 +770,7 @@ static double global_norm(const real* grads, int64_t count) {
     }
     for (int64_t b = 0; b < blocks; b++) total += sums[b];
     free(sums);
-    return sqrt(total);
+    return total;
 }
 
 // The factor that clips a gradient of this norm to grad_clip; 0: no clipping.
@@ -822,9 +824,10 @@ typedef struct {
 typedef struct Model {
     Config config;
     ParamTable table;
-    real* params; // [table.count], as grads and AdamW's two moments
+    Shard shard;  // of the flat buffers; alone: all of them
+    real* params; // flat buffer, as grads
     real* grads;
-    real* m;
+    real* m; // [shard_count] AdamW's two moments
     real* v;
     int64_t B, T; // the shape of a training pass
     Pass pass;
@@ -832,7 +835,13 @@ typedef struct Model {
 
     // of a run
     int32_t *inputs, *targets; // [B,T], the loaded batch
-    double loss, norm;         // of the step: mean loss, and gradient norm
+    double loss;               // mean loss of the step so far, this rank's share
+    StepSums sums;             // of the step, over all ranks
+    double norm;               // of its gradient
+    bool own_finite;           // this rank's share of both
+    double began;              // the step, in seconds_now()
+    real* scratch;             // [shard_count] with several ranks
+    RankTime* times;           // [ranks]
 } Model;
 
 // Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
@@ -863,18 +872,22 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
 
 static void* allocate_zeros(size_t bytes) { return xcalloc(bytes, 1); }
 
-// A model without activations: parameters for inference; with `train` also gradients and AdamW's moments.
-static Model model_new(const Config* config, bool train) {
+// A model without activations, on one of several ranks: parameters for inference; with `train` also gradients
+// and AdamW's moments.
+static Model model_new(const Config* config, bool train, int rank, int ranks) {
     Model model;
     memset(&model, 0, sizeof model);
     model.config = *config;
-    model.table = params_build(config);
-    size_t count = (size_t)model.table.count;
+    model.table = params_build_for(config, ranks);
+    model.shard = params_shard(&model.table, rank, ranks);
+    size_t count = (size_t)model.table.count, owned = (size_t)shard_count(&model.shard);
     model.params = (real*)xcalloc(count, sizeof(real));
     if (!train) return model;
     model.grads = (real*)xcalloc(count, sizeof(real));
-    model.m = (real*)xcalloc(count, sizeof(real));
-    model.v = (real*)xcalloc(count, sizeof(real));
+    model.m = (real*)xcalloc(owned, sizeof(real));
+    model.v = (real*)xcalloc(owned, sizeof(real));
+    if (ranks > 1) model.scratch = (real*)xcalloc(owned, sizeof(real));
+    model.times = (RankTime*)xcalloc((size_t)ranks, sizeof(RankTime));
     return model;
 }
 
@@ -914,6 +927,8 @@ static void model_free(Model* model) {
     free(model->grads);
     free(model->m);
     free(model->v);
+    free(model->scratch);
+    free(model->times);
     params_free(&model->table);
     memset(model, 0, sizeof *model);
 }
@@ -1026,15 +1041,41 @@ static void model_freeze(Model* model) {
     }
 }
 
+// The gradient's sum of squares: of all of it alone, of its shard with several ranks.
+static double model_squares(const Model* model) {
+    double squares = 0;
+    int parts = model->shard.size > 1 ? model->shard.num_buckets : 1;
+    for (int b = 0; b < parts; b++) {
+        ShardPart part = shard_part(&model->shard, b);
+        int64_t count = parts > 1 ? part.count : model->table.count;
+        squares += global_squares(model->grads + part.begin, count);
+    }
+    return squares;
+}
+
+// AdamW on the rank's shard.
 static void model_update(Model* model, const AdamWParams* adamw, double grad_scale) {
     for (int r = 0; r < model->table.num_rows; r++) {
         const Param* p = &model->table.rows[r];
         if (!p->trainable) continue;
         AdamWParams of_tensor = *adamw;
+        TensorRange range = tensor_range(p, &model->shard);
+        int64_t flat = p->offset + range.first;
         if (!p->decays) of_tensor.weight_decay = 0;
-        adamw_update(model->params + p->offset, model->m + p->offset, model->v + p->offset,
-                     model->grads + p->offset, p->count, grad_scale, &of_tensor);
+        adamw_update(model->params + flat, model->m + range.local, model->v + range.local,
+                     model->grads + flat, range.count, grad_scale, &of_tensor);
     }
+}
+
+// With several ranks: each gets its shard of the sums of all ranks' gradients, and after the update all
+// weights.
+static void model_reduce_gradients(Model* model) {
+    for (int b = model->shard.num_buckets - 1; model->shard.size > 1 && b >= 0; b--)
+        mpi_reduce_scatter(model->grads, model->scratch, &model->shard, b, sizeof(real));
+}
+static void model_gather_weights(Model* model) {
+    for (int b = 0; model->shard.size > 1 && b < model->shard.num_buckets; b++)
+        mpi_all_gather(model->params, &model->shard, b, sizeof(real));
 }
 
 // ----------------------------------------------------------------------------
@@ -1121,9 +1162,10 @@ static void print_plan(const Run* run) {
     Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
     const MemoryRow rows[] = {{"weights", weights},
                               {"gradients", weights},
-                              {"AdamW's moments", 2 * weights},
+                              {"AdamW's moments", 2 * weights / run_ranks(run)},
+                              {"checkpoint in the making", 3 * weights / run_ranks(run)},
                               {"activations", pass_bytes(&pass, run->config.num_hidden_layers)}};
-    run_print_plan(run, rows, 4);
+    run_print_plan(run, rows, 5);
 }
 
 static Model* trainer_open(Run* run) {
@@ -1132,7 +1174,8 @@ static Model* trainer_open(Run* run) {
 #ifdef USE_OPENBLAS
     openblas_set_num_threads(1); // each of our threads calls it
 #endif
-    *model = model_new(&run->config, run->mode != RUN_GENERATE);
+    mpi_require(run->world);
+    *model = model_new(&run->config, run->mode != RUN_GENERATE, run->world->rank, run->world->size);
     if (run->mode == RUN_GENERATE) return model;
     model_allocate_activations(model, run->micro_batch, run->options.seq_len);
     model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));
@@ -1147,13 +1190,30 @@ static void trainer_close(Model* model) {
     free(model);
 }
 
-static CheckpointTensors host_open(Model* model, bool read) {
-    CheckpointTensors own = {model->params, model->m, model->v, sizeof(real)};
-    (void)read;
-    return own;
+static void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
+
+// Copies the shard's part of the weights between the flat buffer and a buffer of the shard.
+static void copy_params(Model* model, real* shard, bool to_shard) {
+    for (int b = 0; b < model->shard.num_buckets; b++) {
+        ShardPart part = shard_part(&model->shard, b);
+        real *flat = model->params + part.begin, *local = shard + part.local;
+        memcpy(to_shard ? local : flat, to_shard ? flat : local, (size_t)part.count * sizeof(real));
+    }
 }
-static void host_close(Model* model, CheckpointTensors* tensors, bool write) {
-    (void)model, (void)tensors, (void)write;
+
+static void download(Model* model, const CheckpointTensors* to) {
+    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(real);
+    copy_params(model, (real*)to->w, true);
+    memcpy(to->m, model->m, bytes);
+    memcpy(to->v, model->v, bytes);
+}
+
+static void upload(Model* model, const CheckpointTensors* from) {
+    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(real);
+    copy_params(model, (real*)from->w, false);
+    if (from->m) memcpy(model->m, from->m, bytes);
+    if (from->v) memcpy(model->v, from->v, bytes);
+    model_gather_weights(model);
 }
 
 static void load_batch(Model* model, DataLoader* data) {
@@ -1163,25 +1223,45 @@ static void load_batch(Model* model, DataLoader* data) {
 static void begin_step(Model* model) {
     memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
     model->loss = 0;
+    model->began = seconds_now();
 }
 
-static void add_gradients(Model* model, int64_t step_tokens) {
+static void add_gradients(Model* model, int64_t step_tokens, bool last) {
+    (void)last; // update reduces them
     real dloss = (real)(1 / (double)step_tokens);
     model_forward(model, model->inputs);
     model->loss += model_loss(model, model->targets, dloss, true, NULL) / (double)step_tokens;
     model_backward(model, model->inputs);
 }
 
-static void update(Model* model, const AdamWParams* adamw, double grad_clip) {
+static void update(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes) {
+    const int ranks = model->shard.size;
+    RankTime* own = &model->times[model->shard.rank];
+    double computed = seconds_now();
+    StepSums* sums = &model->sums;
     model_freeze(model);
-    model->norm = global_norm(model->grads, model->table.count);
-    if (isfinite(model->loss) && isfinite(model->norm))
-        model_update(model, adamw, clip_scale(model->norm, grad_clip));
+    model_reduce_gradients(model);
+    sums->loss = model->loss, sums->squares = model_squares(model), sums->votes = *votes;
+    model->own_finite = isfinite(sums->loss) && isfinite(sums->squares);
+    if (ranks > 1) {
+        memset(model->times, 0, (size_t)ranks * sizeof(RankTime));
+        own->computing = computed - model->began, own->waiting = seconds_now() - computed;
+        mpi_sum((double*)sums, sizeof *sums / sizeof(double));
+        mpi_sum((double*)model->times, 2 * ranks);
+    }
+    model->norm = sqrt(sums->squares);
+    if (!isfinite(sums->loss) || !isfinite(model->norm)) return;
+    model_update(model, adamw, clip_scale(model->norm, grad_clip));
+    model_gather_weights(model);
 }
 
 static void finish_step(Model* model, LogStep* line) {
-    line->loss = model->loss;
+    line->loss = model->sums.loss;
     line->grad_norm = model->norm;
+    line->own_finite = model->own_finite;
+    line->votes = model->sums.votes;
+    line->ranks = model->shard.size;
+    line->times = model->times;
 }
 
 static const char* first_not_finite(Model* model, bool gradients) {
@@ -1199,37 +1279,42 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     memcpy(grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
-// Times --bench optimizer steps of one micro-batch each, on random tokens.
+// Times --bench optimizer steps on random tokens.
 static void bench(Model* model, const Run* run) {
     static const char* const names[] = {"forward", "lm_head and loss", "backward", "norm and AdamW"};
     enum { NUM_PHASES = sizeof names / sizeof names[0] };
+    const StepVotes no_votes = {0, 0, 0};
     double seconds[NUM_PHASES] = {0}, total = 0;
-    int64_t BT = model->B * model->T, n = run->options.bench;
+    int64_t n = run->options.bench, passes = run_share(run, run->micro_batches).count / model->B;
+    real dloss = (real)(1 / (double)run->options.batch_tokens);
     load_batch(model, NULL);
     for (int64_t step = 0; step <= n; step++) { // step 0 is warm-up
         AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 1);
         double start[NUM_PHASES + 1];
         begin_step(model);
-        start[0] = seconds_now();
-        model_forward(model, model->inputs);
-        start[1] = seconds_now();
-        model_loss(model, model->targets, (real)(1 / (double)BT), true, NULL);
-        start[2] = seconds_now();
-        model_backward(model, model->inputs);
-        start[3] = seconds_now();
-        update(model, &adamw, run->options.grad_clip);
-        start[4] = seconds_now();
-        for (int i = 0; step > 0 && i < NUM_PHASES; i++) seconds[i] += start[i + 1] - start[i];
+        for (int64_t pass = 0; pass < passes; pass++) {
+            start[0] = seconds_now();
+            model_forward(model, model->inputs);
+            start[1] = seconds_now();
+            model_loss(model, model->targets, dloss, true, NULL);
+            start[2] = seconds_now();
+            model_backward(model, model->inputs);
+            start[3] = seconds_now();
+            for (int i = 0; step > 0 && i < 3; i++) seconds[i] += start[i + 1] - start[i];
+        }
+        update(model, &adamw, run->options.grad_clip, &no_votes);
+        if (step > 0) seconds[3] += seconds_now() - start[3];
     }
     for (int i = 0; i < NUM_PHASES; i++) total += seconds[i];
-    printf("%lld steps of %lld x %lld tokens, %d threads\n", (long long)n, (long long)model->B,
-           (long long)model->T, omp_get_max_threads());
+    printf("%lld steps of %lld x %lld x %lld tokens on %d ranks of %d threads\n", (long long)n,
+           (long long)run->micro_batches, (long long)model->B, (long long)model->T, run->world->size,
+           omp_get_max_threads());
     for (int i = 0; i < NUM_PHASES; i++)
         printf("  %-16s %9.2f ms %5.1f%%\n", names[i], 1e3 * seconds[i] / (double)n,
                100 * seconds[i] / total);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    double rate = (double)(n * BT) / total;
+    double rate = (double)(n * run->options.batch_tokens) / total;
     printf("  %-16s %9.2f ms  %.0f tokens/s  %.1f GFLOP/s of the model  peak memory %.0f MiB\n", "step",
            1e3 * total / (double)n, rate, 1e-9 * rate * run_flops_per_token(run),
            (double)usage.ru_maxrss / 1024);
@@ -1248,8 +1333,10 @@ static const Trainer trainer = {
     .print_plan = print_plan,
     .open = trainer_open,
     .close = trainer_close,
-    .host_open = host_open,
-    .host_close = host_close,
+    .host_alloc = host_alloc,
+    .host_free = free,
+    .download = download,
+    .upload = upload,
     .load_batch = load_batch,
     .begin_step = begin_step,
     .add_gradients = add_gradients,

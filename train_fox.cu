@@ -9,9 +9,10 @@ Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH ch
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
 stride of logits.
 
-All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one. The
-host waits for the device only to read a step's loss and norm, while the next step runs. A step whose loss or
-gradient is not finite changes nothing on the device itself.
+All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one, and
+the exchange with other ranks' GPUs (llmc/cuda/exchange.cuh), which has a third. The host waits for the device
+only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not finite
+changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
@@ -24,6 +25,7 @@ gradient is not finite changes nothing on the device itself.
 #include "llmc/cuda/classifier.cuh"
 #include "llmc/cuda/device.cuh"
 #include "llmc/cuda/embedding.cuh"
+#include "llmc/cuda/exchange.cuh"
 #include "llmc/cuda/global_norm.cuh"
 #include "llmc/cuda/layer.cuh"
 #include "llmc/cuda/swiglu.cuh"
@@ -206,8 +208,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
     if (a.cum_logf)
         forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
-                            layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape,
-                            layer->stream);
+                            layer_param_fp32(layer, P_FGATE_BIAS), layer->scratch, &shape, layer->stream);
     if (attention.bounds) pruning_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
     if (a.y) output_gate_forward(a.y, a.o, &output_gate, &shape, layer->stream);
@@ -248,9 +249,8 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
     if (a.dcum_logf)
         forget_gate_backward(proj_column(a.dproj, fgate), layer_param(layer, layer->grads, P_FGATE_BIAS),
-                             a.dcum_logf, proj_column(a.proj, fgate),
-                             layer_param(layer, layer->masters, P_FGATE_BIAS), layer->scratch, &shape,
-                             layer->stream);
+                             a.dcum_logf, proj_column(a.proj, fgate), layer_param_fp32(layer, P_FGATE_BIAS),
+                             layer->scratch, &shape, layer->stream);
     qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
@@ -281,7 +281,7 @@ static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in
     if (layer->config->use_rope)
         rope_angles_extend(a.angles, &state, layer->config->rope_base, &shape, stream);
     qkv_forward(paths, a.proj, a.angles, &rows, stream);
-    attention_append(&state, paths[1].out, paths[2].out, layer_param(layer, layer->masters, P_FGATE_BIAS),
+    attention_append(&state, paths[1].out, paths[2].out, layer_param_fp32(layer, P_FGATE_BIAS),
                      proj_column(a.proj + S, fgate), &shape, stream);
     attention_extend(a.o, paths[0].out, &state, &shape, stream);
     output_gate_forward(a.y, a.o, &output_gate, &shape, stream);
@@ -390,22 +390,29 @@ typedef struct {
 typedef struct {
     StepStats* stats;      // pinned
     PruningCount* pruning; // [L], pinned
+    RankTime* times;       // [ranks], pinned; as votes, with several ranks
+    StepVotes* votes;      // of this rank, pinned
     cudaEvent_t done;
 } QueuedStep;
 
 typedef struct Model {
     Config config;
     ParamTable table;
-    int64_t Vs;    // row stride of logits
-    float* params; // [table.count] master weights, as grads and AdamW's two moments
-    bf16* weights; // their bf16 copy that passes read, at the same offsets
-    float* grads;
+    Shard shard;         // of the flat buffers; alone: all of them
+    int64_t Vs;          // row stride of logits
+    bf16* weights;       // flat buffer: copy of the master weights that passes read
+    float* weights_fp32; // [table.fp32_count] of the tensors that kernels read in fp32
+    float* grads;        // flat buffer
+    float* params;       // [shard_count] master weights, as AdamW's two moments
     float* m;
     float* v;
-    ParamChunks chunks;    // the update's work list
-    double* chunk_squares; // [chunks.count] scratch
-    StepStats* stats;      // of the step in progress
-    int64_t B, T;          // the shape of a training pass
+    Exchange* exchange;     // with other ranks; NULL: alone
+    int64_t* fp32_begin;    // [buckets + 1] where the buckets begin in weights_fp32
+    bool weights_in_flight; // the passes have not waited yet for the weights of all ranks
+    ParamChunks chunks;     // the update's work list
+    double* chunk_squares;  // [chunks.count] scratch
+    StepStats* stats;       // of the step in progress
+    int64_t B, T;           // the shape of a training pass
     Pass pass;
     Acts acts; // of layer 0
     Recompute recompute;
@@ -417,9 +424,12 @@ typedef struct Model {
     Matmul matmul;
     WeightStream weight_stream;
     cudaStream_t stream;
-    bool warm;             // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
-    cudaGraphExec_t graph; // of model_add_gradients with graph_dloss; NULL until it is captured
-    float graph_dloss;
+    bool warm;      // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
+    bool capturing; // its calls are captured into a graph
+    bool reducing;  // its gradients are added up with those of other ranks
+    // Graphs of model_add_gradients with graph_dloss, [weights_in_flight][reducing]; NULL until captured
+    cudaGraphExec_t graphs[2][2];
+    float graph_dloss[2][2];
 
     // of a run
     Device device;
@@ -490,7 +500,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.table = &model->table;
     layer.l = l, layer.B = pass->B, layer.T = pass->T;
     layer.weights = model->weights;
-    layer.masters = model->params;
+    layer.weights_fp32 = model->weights_fp32;
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
     layer.mlp = &pass->tables[PASS_MLP];
@@ -513,9 +523,12 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
 
-// Bytes of weights, gradients and AdamW's state.
+// Bytes of weights and gradients, and of a rank's masters and moments.
 static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
-    return (table->count + model_tail(c)) * (int64_t)(4 * sizeof(float) + sizeof(bf16));
+    return (table->count + model_tail(c)) * (int64_t)(sizeof(float) + sizeof(bf16));
+}
+static int64_t model_shard_bytes(const Shard* shard) {
+    return 3 * shard_count(shard) * (int64_t)sizeof(float);
 }
 
 // Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
@@ -525,37 +538,63 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
 }
 
+// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s.
+static int64_t model_overhead_bytes(const Shard* shard) {
+    return (int64_t)(shard->size > 1 ? 1434 : 512) << 20;
+}
+
 const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
 
-// The sizes of a model, without device memory. `cudnn`: attention by cuDNN's kernels. Without
-// `deterministic`, GEMM algorithms may be chosen by timing.
-static Model model_new(const Config* config, bool cudnn, bool deterministic) {
+// The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
+// Without `deterministic`, GEMM algorithms may be chosen by timing.
+static Model model_new(const Config* config, bool cudnn, bool deterministic, int rank, int ranks) {
     Model model;
     memset(&model, 0, sizeof model);
     model.config = *config;
-    model.table = params_build(config);
+    model.table = params_build_for(config, ranks);
+    model.shard = params_shard(&model.table, rank, ranks);
     model.Vs = matmul_padded(config->vocab_size);
     model.cudnn = cudnn;
     model.deterministic = deterministic;
     return model;
 }
 
+// Memory of what is exchanged with other ranks.
+static void* model_shared_zeros(const Model* model, size_t bytes) {
+    return model->exchange ? exchange_alloc(model->exchange, bytes) : device_zeros(bytes);
+}
+
 // Allocates parameters for inference; with `train` also gradients and AdamW's moments.
 static void model_allocate_weights(Model* model, bool train) {
     size_t count = (size_t)(model->table.count + model_tail(&model->config));
-    model->params = (float*)device_zeros(count * sizeof(float));
-    model->weights = (bf16*)device_bytes(count * sizeof(bf16));
+    size_t shard_bytes = (size_t)shard_count(&model->shard) * sizeof(float);
+    model->params = (float*)device_zeros(shard_bytes);
+    model->weights = (bf16*)model_shared_zeros(model, count * sizeof(bf16));
+    model->weights_fp32 = (float*)device_zeros((size_t)model->table.fp32_count * sizeof(float));
+    model->chunks = param_chunks_upload(&model->table, &model->shard);
     model->stats = (StepStats*)device_bytes(sizeof(StepStats));
     CUDA_CHECK(cudaStreamCreate(&model->stream));
     matmul_init(&model->matmul, !model->deterministic, model->stream);
     if (!train) return;
 
     weight_stream_init(&model->weight_stream, model->deterministic, model->stream);
-    model->grads = (float*)device_zeros(count * sizeof(float));
-    model->m = (float*)device_zeros(count * sizeof(float));
-    model->v = (float*)device_zeros(count * sizeof(float));
-    model->chunks = param_chunks_upload(&model->table, 0, model->table.count);
+    model->grads = (float*)model_shared_zeros(model, count * sizeof(float));
+    model->m = (float*)device_zeros(shard_bytes);
+    model->v = (float*)device_zeros(shard_bytes);
     model->chunk_squares = (double*)device_bytes((size_t)model->chunks.count * sizeof(double));
+}
+
+// Collective: connects the model to its counterparts on the other ranks' GPUs. It is to have weights next.
+static void model_connect(Model* model, World* world) {
+    int num_buckets = model->shard.num_buckets, bucket = 0;
+    model->fp32_begin = (int64_t*)xcalloc((size_t)num_buckets + 1, sizeof(int64_t));
+    for (const Param* p = model->table.rows; p < model->table.rows + model->table.num_rows; p++) {
+        while (p->offset >= model->table.buckets[bucket + 1]) bucket++;
+        if (p->fp32 >= 0) model->fp32_begin[bucket + 1] += p->count;
+    }
+    for (int b = 0; b < num_buckets; b++) model->fp32_begin[b + 1] += model->fp32_begin[b];
+    model->exchange = (Exchange*)xcalloc(1, sizeof *model->exchange);
+    *model->exchange = exchange_open(world, &model->shard, model->fp32_begin);
 }
 
 static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recompute recompute) {
@@ -578,27 +617,47 @@ static void model_set_sequential(Model* model, bool on) {
 }
 
 static void model_free(Model* model) {
-    void* const buffers[] = {model->params,  model->weights,      model->grads,   model->m,
-                             model->v,       model->stats,        model->scratch, model->chunks.chunks,
-                             model->partial, model->chunk_squares};
+    if (model->exchange) {
+        exchange_close(model->exchange);
+        nccl_free(model->weights);
+        if (model->grads) nccl_free(model->grads);
+        model->weights = NULL, model->grads = NULL;
+        free(model->exchange);
+        free(model->fp32_begin);
+    }
+    void* const buffers[] = {
+        model->params, model->weights, model->weights_fp32, model->grads,   model->m,
+        model->v,      model->stats,   model->scratch,      model->partial, model->chunk_squares};
     pass_free(&model->pass, device_free);
     for (void* buffer : buffers) device_free(buffer);
-    if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
+    param_chunks_free(&model->chunks);
+    for (auto& graphs : model->graphs)
+        for (cudaGraphExec_t graph : graphs)
+            if (graph) CUDA_CHECK(cudaGraphExecDestroy(graph));
     matmul_free(&model->matmul);
-    if (model->grads) weight_stream_free(&model->weight_stream);
+    if (model->m) weight_stream_free(&model->weight_stream);
     CUDA_CHECK(cudaStreamDestroy(model->stream));
     params_free(&model->table);
     memset(model, 0, sizeof *model);
 }
 
-// Copies master weights and moments from the host, in the table's layout, and rounds the weights to bf16.
+static AdamWTensors model_tensors(Model* model) {
+    return {model->weights, model->weights_fp32, model->grads, model->params, model->m, model->v};
+}
+
+// Copies master weights and moments (NULL: they stay) of the rank's shard from the host, and gives their
+// copies to all ranks.
 static void model_upload(Model* model, const float* params, const float* m, const float* v) {
-    size_t bytes = (size_t)model->table.count * sizeof(float);
+    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(float);
+    AdamWTensors tensors = model_tensors(model);
     CUDA_CHECK(cudaMemcpy(model->params, params, bytes, cudaMemcpyHostToDevice));
-    if (model->m) CUDA_CHECK(cudaMemcpy(model->m, m, bytes, cudaMemcpyHostToDevice));
-    if (model->v) CUDA_CHECK(cudaMemcpy(model->v, v, bytes, cudaMemcpyHostToDevice));
-    weights_copy(model->weights, model->params, model->table.count + model_tail(&model->config),
-                 model->stream);
+    if (m) CUDA_CHECK(cudaMemcpy(model->m, m, bytes, cudaMemcpyHostToDevice));
+    if (v) CUDA_CHECK(cudaMemcpy(model->v, v, bytes, cudaMemcpyHostToDevice));
+    if (model->exchange) exchange_begin_update(model->exchange, model->weights_fp32, model->stream);
+    weights_copy(&tensors, &model->chunks, model->stream);
+    for (int b = 0; model->exchange && b < model->shard.num_buckets; b++)
+        exchange_gather(model->exchange, b, model->weights, model->weights_fp32, model->stream);
+    model->weights_in_flight = model->exchange != NULL;
 }
 
 static void download(float* host, const float* device, int64_t count) {
@@ -620,6 +679,30 @@ static PruningCount* model_pruning(Model* model) {
 // ----------------------------------------------------------------------------
 // forward
 
+// Before a pass reads the weights of a bucket that may be in flight: 0 the embedding's, 1 + l those of layer
+// l.
+static void model_need(Model* model, int64_t bucket) {
+    if (model->weights_in_flight)
+        exchange_need(model->exchange, (int)bucket, model->capturing, model->stream);
+}
+
+// Before work that is not part of a step reads weights: none are in flight then.
+static void model_need_all(Model* model) {
+    if (model->weights_in_flight)
+        for (int b = 0; b < model->shard.num_buckets; b++) model_need(model, b);
+    model->weights_in_flight = false;
+}
+
+// A backward pass has completed a bucket's gradient on the stream.
+static void model_ready(Model* model, int64_t bucket, cudaStream_t stream) {
+    Exchange* exchange = model->exchange;
+    if (!model->reducing) return;
+    ParamChunks chunks = param_chunks_of(&model->chunks, (int)bucket, (int)bucket + 1);
+    exchange_reduce(exchange, (int)bucket, model->grads, model->capturing, stream);
+    chunk_squares(model->chunk_squares + model->chunks.first[bucket], model->grads, &chunks,
+                  exchange->stream);
+}
+
 // One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer.
 // `recomputing`: the backward pass repeats it.
 static void block_forward(Model* model, int64_t l, bool recomputing) {
@@ -631,6 +714,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     layer.recomputing = recomputing;
 
+    if (!recomputing) model_need(model, 1 + l);
     rmsnorm_forward(a.mixer_in, a.x, &norm, model->stream);
     mixers[model->config.mixer].forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
@@ -650,15 +734,19 @@ static void model_begin_step(Model* model) {
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
     CUDA_CHECK(cudaMemsetAsync(model->stats, 0, sizeof(StepStats), model->stream));
     if (model_pruning(model)) CUDA_CHECK(cudaMemsetAsync(model_pruning(model), 0, bytes, model->stream));
+    if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
 // acts.inputs [B,T] -> acts.lm_head_in [B,T,d]
 static void model_forward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
+    int64_t L = model->config.num_hidden_layers;
+    model_need(model, 0);
     embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), norm.rows, norm.d,
                       model->stream);
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) block_forward(model, l, false);
+    for (int64_t l = 0; l < L; l++) block_forward(model, l, false);
+    model_need(model, 1 + L);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
 }
 
@@ -731,60 +819,94 @@ static void block_backward(Model* model, int64_t l) {
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
     rmsnorm_backward(a.dx, a.mixer_in, a.dbranch, a.x, true, &norm, model->partial, model->stream);
     weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
+    model_ready(model, 1 + l, weights->matmul.stream);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
 static void model_backward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
+    int64_t L = model->config.num_hidden_layers;
     rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, model->partial, model->stream);
-    for (int64_t l = model->config.num_hidden_layers - 1; l >= 0; l--) block_backward(model, l);
+    model_ready(model, 1 + L, model->stream);
+    for (int64_t l = L - 1; l >= 0; l--) block_backward(model, l);
     embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, a->inputs, model->scratch,
                        norm.rows, norm.d, model->config.vocab_size, model->stream);
+    model_ready(model, 0, model->stream);
     weight_stream_join(&model->weight_stream);
+    if (model->reducing) exchange_finish_reduce(model->exchange, model->stream);
 }
 
 // Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss
-// and backward. From the second call on it is one CUDA graph, whose kernels follow one another with less
-// delay than on a stream; another dloss captures another graph.
-static void model_add_gradients(Model* model, float dloss) {
-    bool graph = model->warm && !model->sequential;
-    bool capture = graph && (!model->graph || model->graph_dloss != dloss);
-    if (capture) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-    if (capture || !graph) {
+// and backward. `last`: of this rank's passes of the step. From the second call on it is one CUDA graph,
+// whose kernels follow one another with less delay than on a stream; another dloss captures another graph. A
+// backward pass that adds up the gradients of several ranks is not part of it (exchange.cuh).
+static void model_add_gradients(Model* model, float dloss, bool last) {
+    bool graph = model->warm && !model->sequential, waits = model->weights_in_flight;
+    model->reducing = model->exchange && last;
+    cudaGraphExec_t* captured = &model->graphs[waits][model->reducing];
+    float* captured_dloss = &model->graph_dloss[waits][model->reducing];
+    model->capturing = graph && (!*captured || *captured_dloss != dloss);
+    if (model->capturing) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+    if (model->capturing || !graph) {
         model_forward(model);
         model_loss(model, dloss, true, NULL);
-        model_backward(model);
+        if (!model->reducing) model_backward(model);
         model->warm = true;
     }
-    if (capture) {
-        cudaGraph_t captured;
-        CUDA_CHECK(cudaStreamEndCapture(model->stream, &captured));
-        if (model->graph) CUDA_CHECK(cudaGraphExecDestroy(model->graph));
-        CUDA_CHECK(cudaGraphInstantiate(&model->graph, captured, 0));
-        CUDA_CHECK(cudaGraphDestroy(captured));
-        model->graph_dloss = dloss;
+    if (model->capturing) {
+        cudaGraph_t calls;
+        CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
+        if (*captured) CUDA_CHECK(cudaGraphExecDestroy(*captured));
+        CUDA_CHECK(cudaGraphInstantiate(captured, calls, 0));
+        CUDA_CHECK(cudaGraphDestroy(calls));
+        *captured_dloss = dloss;
+        model->capturing = false;
     }
-    if (graph) CUDA_CHECK(cudaGraphLaunch(model->graph, model->stream));
+    if (graph) CUDA_CHECK(cudaGraphLaunch(*captured, model->stream));
+    if (model->reducing) model_backward(model);
+    model->weights_in_flight = false;
 }
 
 // ----------------------------------------------------------------------------
-// update: norm, clipping and AdamW without the host; zeroes the gradients
+// update: norm, clipping and AdamW without the host; zeroes the gradients. With several ranks each updates
+// its shard, a bucket at a time, and the new weights are gathered while the next step begins.
 
 static void model_update(Model* model, const AdamWParams* params, double grad_clip) {
     Range range("norm and AdamW", RANGE_BACKWARD, model->stream);
-    AdamWTensors tensors = {model->weights, model->params, model->grads, model->m, model->v};
-    global_norm(model->stats, model->chunk_squares, model->grads, &model->chunks, model->stream);
-    global_norm_finish(model->stats, grad_clip, model->stream);
-    adamw_update(&tensors, &model->chunks, model->stats, params, model->stream);
+    AdamWTensors tensors = model_tensors(model);
+    Exchange* exchange = model->exchange;
+    unsigned long long* pruning = (unsigned long long*)model_pruning(model);
+    if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, model->stream);
+    global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
+    if (exchange)
+        exchange_sums(exchange, model->stats, pruning, pruning ? 2 * model->config.num_hidden_layers : 0,
+                      model->stream);
+    global_norm_finish(model->stats, grad_clip, !exchange, model->stream);
+    if (!exchange) {
+        adamw_update(&tensors, &model->chunks, model->stats, params, model->stream);
+        return;
+    }
+    exchange_begin_update(exchange, model->weights_fp32, model->stream);
+    const int n = model->shard.num_buckets, group = 8; // buckets an update: fewer launches, and gathered soon
+    for (int b = 0, end; b < n; b = end) {
+        end = b == 0 ? 1 : std::min(b + group, n); // the embedding is needed first
+        ParamChunks chunks = param_chunks_of(&model->chunks, b, end);
+        adamw_update(&tensors, &chunks, model->stats, params, model->stream);
+        for (int i = b; i < end; i++)
+            exchange_gather(exchange, i, model->weights, model->weights_fp32, model->stream);
+    }
+    model->weights_in_flight = true;
 }
 
 // The first tensor with an element that is not finite, for the message that stops the run; NULL if there is
 // none.
 static const char* model_first_not_finite(Model* model, bool gradients) {
-    float* host = (float*)xcalloc((size_t)model->table.count, sizeof(float));
-    download(host, gradients ? model->grads : model->params, model->table.count);
-    const char* name = params_first_not_finite(&model->table, host, sizeof(float));
+    const Shard whole = params_shard(&model->table, 0, 1), *shard = gradients ? &whole : &model->shard;
+    int64_t count = shard_count(shard);
+    float* host = (float*)xcalloc((size_t)count, sizeof(float));
+    download(host, gradients ? model->grads : model->params, count);
+    const char* name = shard_first_not_finite(&model->table, shard, host, sizeof(float));
     free(host);
     return name;
 }
@@ -881,12 +1003,21 @@ typedef struct {
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
 } MemoryPlan;
 
+// Collective: the cheapest level that fits on all ranks' GPUs; -1 where it fits nowhere on one of them.
+static int recompute_agreed(World* world, int mine) {
+    int agreed = mine;
+    int* all = (int*)xcalloc((size_t)world->size, sizeof(int));
+    world_allgather(world, all, &mine, sizeof mine);
+    for (int r = 0; r < world->size; r++) agreed = all[r] < 0 || agreed < 0 ? -1 : std::max(agreed, all[r]);
+    free(all);
+    return agreed;
+}
+
 // Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the
 // model, or there is no GPU.
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const Config* c = &run->config;
-    const int64_t reserve = (int64_t)768 << 20; // of cuBLAS, the driver and loaded kernels
     bool cudnn = o->attention == ATTENTION_CUDNN;
     HeadShape shape = {};
     size_t free_bytes, all_bytes;
@@ -899,18 +1030,20 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     if (!cudnn) attention_check(&shape);
 
     Model* model = (Model*)xcalloc(1, sizeof *model);
-    Device device = device_open(0);
-    *model = model_new(c, cudnn, o->deterministic);
+    Device device = device_open_ranked(run->world);
+    *model = model_new(c, cudnn, o->deterministic, run->shard.rank, run->shard.size);
     model->device = device;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     plan->free_bytes = (int64_t)free_bytes;
-    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - MODEL_WORKSPACE_BYTES - reserve;
+    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - model_shard_bytes(&run->shard) -
+                 MODEL_WORKSPACE_BYTES - model_overhead_bytes(&run->shard) - ((int64_t)256 << 20);
     plan->recompute = -1;
     for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
         bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
         int64_t bytes = model_activation_bytes(model, run->micro_batch, o->seq_len, (Recompute)i);
         if (wanted && bytes <= plan->room) plan->recompute = i;
     }
+    plan->recompute = recompute_agreed(run->world, plan->recompute);
     return model;
 }
 
@@ -919,10 +1052,12 @@ static void print_plan(const Run* run) {
     Model* model = model_plan(&plan, run);
     int64_t T = run->options.seq_len;
     Recompute recompute = plan.recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)plan.recompute;
-    const MemoryRow rows[] = {{"weights, gradients, moments", model_weights_bytes(&run->config, &run->table)},
+    const MemoryRow rows[] = {{"weights, gradients", model_weights_bytes(&run->config, &run->table)},
+                              {"masters, moments", model_shard_bytes(&run->shard)},
                               {"activations", model_activation_bytes(model, run->micro_batch, T, recompute)},
-                              {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES}};
-    run_print_plan(run, rows, 3);
+                              {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES},
+                              {"driver, NCCL, about", model_overhead_bytes(&run->shard)}};
+    run_print_plan(run, rows, 5);
     printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
            plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
     for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {
@@ -949,6 +1084,7 @@ static Model* trainer_open(Run* run) {
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
             "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
             (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name);
+    if (run->world->size > 1) model_connect(model, run->world);
     model_allocate_weights(model, train);
     if (!train) return model;
     model_allocate_activations(model, B, T, (Recompute)plan.recompute);
@@ -959,6 +1095,8 @@ static Model* trainer_open(Run* run) {
         CUDA_CHECK(cudaEventCreateWithFlags(&model->prefetcher.copied[i], cudaEventDisableTiming));
         CUDA_CHECK(cudaMallocHost((void**)&q->stats, sizeof(StepStats)));
         CUDA_CHECK(cudaMallocHost((void**)&q->pruning, (size_t)L * sizeof(PruningCount)));
+        CUDA_CHECK(cudaMallocHost((void**)&q->times, (size_t)model->shard.size * sizeof(RankTime)));
+        CUDA_CHECK(cudaMallocHost((void**)&q->votes, sizeof(StepVotes)));
         CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
     }
     model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
@@ -970,11 +1108,13 @@ static Model* trainer_open(Run* run) {
 }
 
 static void trainer_close(Model* model) {
-    for (int i = 0; model->grads && i < 2; i++) {
+    for (int i = 0; model->m && i < 2; i++) {
         cudaFreeHost(model->prefetcher.tokens[i]);
         cudaEventDestroy(model->prefetcher.copied[i]);
         cudaFreeHost(model->steps[i].stats);
         cudaFreeHost(model->steps[i].pruning);
+        cudaFreeHost(model->steps[i].times);
+        cudaFreeHost(model->steps[i].votes);
         cudaEventDestroy(model->steps[i].done);
     }
     free(model->pruned);
@@ -982,17 +1122,22 @@ static void trainer_close(Model* model) {
     free(model);
 }
 
-static CheckpointTensors host_open(Model* model, bool read) {
-    int64_t count = model->table.count;
-    const float* const buffers[] = {model->params, model->m, model->v};
-    float* host = (float*)xcalloc((size_t)(3 * count), sizeof(float));
-    for (int i = 0; read && i < 3; i++) download(host + i * count, buffers[i], count);
-    return {host, host + count, host + 2 * count, sizeof(float)};
+static void* host_alloc(size_t bytes) {
+    void* memory;
+    CUDA_CHECK(cudaMallocHost(&memory, bytes)); // pinned
+    return memory;
+}
+static void host_free(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
+
+static void trainer_download(Model* model, const CheckpointTensors* to) {
+    int64_t count = shard_count(&model->shard);
+    download((float*)to->w, model->params, count);
+    download((float*)to->m, model->m, count);
+    download((float*)to->v, model->v, count);
 }
 
-static void host_close(Model* model, CheckpointTensors* t, bool write) {
-    if (write) model_upload(model, (const float*)t->w, (const float*)t->m, (const float*)t->v);
-    free(t->w);
+static void trainer_upload(Model* model, const CheckpointTensors* from) {
+    model_upload(model, (const float*)from->w, (const float*)from->m, (const float*)from->v);
 }
 
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
@@ -1010,27 +1155,48 @@ static void load_batch(Model* model, DataLoader* data) {
     p->next = 1 - p->next;
 }
 
-static void add_gradients(Model* model, int64_t step_tokens) {
-    model_add_gradients(model, (float)(1 / (double)step_tokens));
+static void add_gradients(Model* model, int64_t step_tokens, bool last) {
+    model_add_gradients(model, (float)(1 / (double)step_tokens), last);
 }
 
 // Queues the update, and the copy of the step's results to the host.
-static void update(Model* model, const AdamWParams* adamw, double grad_clip) {
+static void update(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes) {
     QueuedStep* q = &model->steps[model->num_queued++ % 2];
     cudaStream_t stream = model->stream;
     size_t bytes = (size_t)model->config.num_hidden_layers * sizeof(PruningCount);
+    size_t times = (size_t)model->shard.size * sizeof(RankTime);
+    *q->votes = *votes;
+    CUDA_CHECK(
+        cudaMemcpyAsync(&model->stats->own.votes, q->votes, sizeof *votes, cudaMemcpyHostToDevice, stream));
     model_update(model, adamw, grad_clip);
     CUDA_CHECK(cudaMemcpyAsync(q->stats, model->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, stream));
     if (model_pruning(model))
         CUDA_CHECK(cudaMemcpyAsync(q->pruning, model_pruning(model), bytes, cudaMemcpyDeviceToHost, stream));
+    if (model->exchange)
+        CUDA_CHECK(cudaMemcpyAsync(q->times, model->exchange->times, times, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaEventRecord(q->done, stream));
+}
+
+// Waits for a step: with other ranks by polling, since one that has failed would never end.
+static void wait_step(Model* model, cudaEvent_t done) {
+    const struct timespec pause = {0, 50000};
+    while (model->exchange && cudaEventQuery(done) == cudaErrorNotReady) {
+        nccl_check_network(model->exchange->comm, model->exchange->world);
+        nanosleep(&pause, NULL);
+    }
+    CUDA_CHECK(cudaEventSynchronize(done));
 }
 
 static void finish_step(Model* model, LogStep* line) {
     QueuedStep* q = &model->steps[model->num_finished++ % 2];
-    CUDA_CHECK(cudaEventSynchronize(q->done));
-    line->loss = q->stats->loss / (double)line->step_tokens;
-    line->grad_norm = q->stats->norm;
+    wait_step(model, q->done);
+    const StepStats* stats = q->stats;
+    line->loss = stats->all.loss / (double)line->step_tokens;
+    line->grad_norm = stats->norm;
+    line->own_finite = isfinite(stats->own.loss) && isfinite(stats->own.squares);
+    line->votes = stats->all.votes;
+    line->ranks = model->shard.size;
+    line->times = q->times;
     line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;
     line->pruned = model->pruned;
     for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
@@ -1038,8 +1204,10 @@ static void finish_step(Model* model, LogStep* line) {
 
 static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;
+    model_need_all(model);
     model_forward(model);
     model_loss(model, (float)(1 / (double)BT), grads != NULL, (float*)logits);
+    model->reducing = false;
     if (grads) model_backward(model);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
     download((float*)losses, model->acts.losses, BT);
@@ -1049,39 +1217,61 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // --bench
 
-// Runs two steps to warm up, n steps timed as a whole, and n steps in sequence whose ranges are logged, on
-// random tokens. ms: mean milliseconds of forward and backward, and of a whole step.
-static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* log) {
-    int64_t n = run->options.bench;
-    cudaEvent_t event[3];
-    ms[0] = ms[1] = 0;
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&event[i]));
-    for (int64_t step = -2; step < 2 * n; step++) {
-        AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 3);
-        bool logged = step >= n;
+// Queues an optimizer step of this rank's `passes` on random tokens; events: where it begins, after its
+// passes, and after its update.
+static void bench_step(Model* model, const Run* run, int64_t step, int64_t passes,
+                       const cudaEvent_t events[3]) {
+    const StepVotes no_votes = {0, 0, 0};
+    AdamWParams adamw = options_adamw(&run->options, 1e-4, step);
+    CUDA_CHECK(cudaEventRecord(events[0], model->stream));
+    model_begin_step(model);
+    for (int64_t i = 0; i < passes; i++) {
         load_batch(model, NULL);
-        model_set_sequential(model, logged);
-        if (logged) range_log_start(log);
-        model_begin_step(model);
-        CUDA_CHECK(cudaEventRecord(event[0], model->stream));
-        add_gradients(model, model->B * model->T);
-        CUDA_CHECK(cudaEventRecord(event[1], model->stream));
-        update(model, &adamw, run->options.grad_clip);
-        CUDA_CHECK(cudaEventRecord(event[2], model->stream));
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        if (logged) range_log_stop();
-        for (int i = 0; !logged && step >= 0 && i < 2; i++) {
-            float elapsed;
-            CUDA_CHECK(cudaEventElapsedTime(&elapsed, event[0], event[i + 1]));
-            ms[i] += elapsed / (double)n;
-        }
+        add_gradients(model, run->options.batch_tokens, i + 1 == passes);
     }
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventDestroy(event[i]));
+    CUDA_CHECK(cudaEventRecord(events[1], model->stream));
+    update(model, &adamw, run->options.grad_clip, &no_votes);
+    CUDA_CHECK(cudaEventRecord(events[2], model->stream));
 }
 
-static void bench_print_rate(const Model* model, const Run* run, const char* what, double ms, double pruned) {
-    double rate = 1e3 * (double)(model->B * model->T) / ms, flops = run_flops_per_token(run);
-    double executed = flops - pruned * run_mixer_flops_per_token(run), peak = run->peak_flops;
+// Runs n steps of one pass in sequence whose ranges are logged, two to warm up, and n as in training that are
+// timed. ms: mean milliseconds of a step, and of the last one's forward and backward passes. events: of the
+// last step.
+static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* log, cudaEvent_t events[3]) {
+    int64_t n = run->options.bench, step = 0;
+    int64_t passes = run_share(run, run->micro_batches).count / run->micro_batch;
+    float elapsed;
+    cudaEvent_t first;
+    CUDA_CHECK(cudaEventCreate(&first));
+    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&events[i]));
+    bench_step(model, run, ++step, 1, events);
+    model_set_sequential(model, true);
+    for (int64_t i = 0; i < n; i++) {
+        range_log_start(log);
+        bench_step(model, run, ++step, 1, events);
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        range_log_stop();
+    }
+    model_set_sequential(model, false);
+    for (int64_t i = 0; i < 2; i++) bench_step(model, run, ++step, passes, events);
+    CUDA_CHECK(cudaEventRecord(first, model->stream));
+    for (int64_t i = 0; i < n; i++) {
+        if (i > 0)
+            CUDA_CHECK(cudaEventSynchronize(model->steps[model->num_queued % 2].done)); // one in flight
+        bench_step(model, run, ++step, passes, events);
+    }
+    CUDA_CHECK(cudaEventSynchronize(events[2]));
+    CUDA_CHECK(cudaEventElapsedTime(&elapsed, first, events[2]));
+    ms[0] = elapsed / (double)n;
+    CUDA_CHECK(cudaEventElapsedTime(&elapsed, events[0], events[1]));
+    ms[1] = elapsed;
+    CUDA_CHECK(cudaEventDestroy(first));
+}
+
+static void bench_print_rate(const Run* run, const char* what, double ms, double pruned) {
+    double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
+    double executed = flops - pruned * run_mixer_flops_per_token(run),
+           peak = run->peak_flops * run->world->size;
     printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
            1e-12 * rate * flops);
     if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
@@ -1094,15 +1284,17 @@ static void bench(Model* model, const Run* run) {
     LogStep last = {};
     double ms[2], total = 0, pruned = 0, steps = (double)run->options.bench;
     size_t free_bytes, all_bytes;
-    bench_measure(ms, model, run, log);
+    cudaEvent_t events[3];
+    if (model->exchange) model->exchange->timeline = true;
+    bench_measure(ms, model, run, log, events);
     model->num_finished = model->num_queued - 1; // only the last step's results are read
-    last.step_tokens = model->B * model->T;
+    last.step_tokens = run->options.batch_tokens;
     finish_step(model, &last);
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     for (int i = 0; i < log->num_names; i++) total += (log->sums[i].ms[0] + log->sums[i].ms[1]) / steps;
-    printf("%lld steps of %lld x %lld tokens\n", (long long)run->options.bench, (long long)model->B,
-           (long long)model->T);
+    printf("%lld steps of %lld x %lld x %lld tokens on %d GPUs\n", (long long)run->options.bench,
+           (long long)run->micro_batches, (long long)model->B, (long long)model->T, run->world->size);
     printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
     for (int i = 0; i < log->num_names; i++) {
         double forward = log->sums[i].ms[RANGE_FORWARD] / steps,
@@ -1113,13 +1305,21 @@ static void bench(Model* model, const Run* run) {
     range_log_free(log);
     free(log);
     printf("  %-28s %10.2f ms\n", "sum", total);
-    bench_print_rate(model, run, "forward and backward", ms[0], pruned);
-    bench_print_rate(model, run, "step", ms[1], pruned);
+    bench_print_rate(run, "forward and backward", ms[1], pruned);
+    bench_print_rate(run, "step", ms[0], pruned);
     if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
+    if (model->exchange) {
+        model_forward(model); // waits for the last update's weights
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        printf("  %-28s %10.2f ms\n", "waiting for other GPUs", 1e3 * last.times[run->world->rank].waiting);
+        exchange_print(model->exchange, events[0]);
+    }
+    for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
 }
 
 static void decode(Model* model, States* states, int32_t token, float* logits) {
+    model_need_all(model);
     model_extend(model, states, &token);
     if (logits) download_logits(model, logits, states->logits, 1);
 }
@@ -1132,8 +1332,10 @@ static const Trainer trainer = {
     .print_plan = print_plan,
     .open = trainer_open,
     .close = trainer_close,
-    .host_open = host_open,
-    .host_close = host_close,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .download = trainer_download,
+    .upload = trainer_upload,
     .load_batch = load_batch,
     .begin_step = model_begin_step,
     .add_gradients = add_gradients,

@@ -21,8 +21,10 @@ static void report(const char* what, double bytes, const Prepare& prepare, const
 
 static void bench_optimizer(const ParamTable* table) {
     int64_t n = table->count;
-    ParamChunks chunks = param_chunks_upload(table, 0, n);
-    AdamWTensors t = {device_array<bf16>(n), random_array<float>(n, 0.02f), random_array<float>(n, 1e-4f),
+    const Shard shard = {0, 1, table->num_buckets, table->buckets};
+    ParamChunks chunks = param_chunks_upload(table, &shard);
+    AdamWTensors t = {device_array<bf16>(n),         device_array<float>(table->fp32_count),
+                      random_array<float>(n, 1e-4f), random_array<float>(n, 0.02f),
                       random_array<float>(n, 1e-4f), device_array<float>(n)};
     double* partial = device_array<double>(chunks.count);
     StepStats* stats = device_array<StepStats>(1);
@@ -35,20 +37,21 @@ static void bench_optimizer(const ParamTable* table) {
     CUDA_CHECK(cudaMemset(t.v, 0, bytes));
     CUDA_CHECK(cudaMemset(stats, 0, sizeof *stats));
     report("global norm, 4 bytes per parameter", 4.0 * (double)n, nothing, [&] {
-        global_norm(stats, partial, t.grads, &chunks, 0);
-        global_norm_finish(stats, 1, 0);
+        chunk_squares(partial, t.grads, &chunks, 0);
+        global_norm(stats, partial, chunks.count, 0);
+        global_norm_finish(stats, 1, true, 0);
     });
     report("AdamW, 34 bytes", 34.0 * (double)n, nothing, [&] {
         params.step++;
         adamw_update(&t, &chunks, stats, &params, 0);
     });
-    report("copy of the weights, 6 bytes", 6.0 * (double)n, nothing,
-           [&] { weights_copy(t.weights, t.params, n, 0); });
+    report("copy of the weights, 6 bytes", 6.0 * (double)n, nothing, [&] { weights_copy(&t, &chunks, 0); });
     StepStats host;
     CUDA_CHECK(cudaMemcpy(&host, stats, sizeof host, cudaMemcpyDeviceToHost));
     if (!host.finite) die("the gradients are not finite: AdamW skipped the update that was timed");
-    void* const arrays[] = {t.weights, t.params, t.grads, t.m, t.v, partial, stats, chunks.chunks};
+    void* const arrays[] = {t.weights, t.weights_fp32, t.params, t.grads, t.m, t.v, partial, stats};
     for (void* p : arrays) CUDA_CHECK(cudaFree(p));
+    param_chunks_free(&chunks);
 }
 
 static void bench_classifier(int64_t rows, int64_t V) {

@@ -57,6 +57,7 @@ static inline void make_model(void) {
 static inline TrainerState state_at(int64_t step) {
     TrainerState s;
     s.step = step, s.tokens = 100 * step, s.position = 10 * step + 1;
+    s.sequences = 12345, s.fingerprint = 0xfedcba9876543210u;
     s.seed = ((int64_t)1 << 53) - 1; // the largest that --seed takes
     s.lr = 0.1, s.warmup_tokens = 16, s.max_tokens = (int64_t)1 << 60;
     return s;
@@ -104,12 +105,79 @@ static inline void free_buffers(Buffers* b) {
     free(b->v);
 }
 
-static inline bool save(int64_t step, const Buffers* b, int keep) {
-    const TrainerState state = state_at(step);
-    const CheckpointRecord record = {&config, &table, &options, &state};
-    const CheckpointTensors tensors = {b->w, b->m, b->v, b->bytes};
-    return checkpoint_save(out, &record, &tensors, keep, &err);
+// The buffers as one rank's.
+static inline CheckpointTensors tensors_of(const Buffers* b) {
+    CheckpointTensors t = {b->w, b->m, b->v, b->bytes};
+    return t;
 }
+
+static inline bool load_weights(const char* folder, const Buffers* b) {
+    const Shard whole = params_shard(&table, 0, 1);
+    const CheckpointTensors t = tensors_of(b);
+    return checkpoint_load_weights(folder, &table, &whole, &t, NULL, &err);
+}
+
+static inline bool load_optimizer(const char* folder, const Buffers* b) {
+    const Shard whole = params_shard(&table, 0, 1);
+    const CheckpointTensors t = tensors_of(b);
+    return checkpoint_load_optimizer(folder, &table, &whole, &t, NULL, &err);
+}
+
+// Copies between buffers of the model's table and a rank's shard of `other`, which was built for more ranks.
+static inline void copy_shard(const ParamTable* other, const Shard* shard, const CheckpointTensors* t,
+                              const Buffers* b, bool to_shard) {
+    char* const parts[] = {(char*)t->w, (char*)t->m, (char*)t->v};
+    char* const wholes[] = {(char*)b->w, (char*)b->m, (char*)b->v};
+    for (int r = 0; r < other->num_rows; r++) {
+        const TensorRange range = tensor_range(&other->rows[r], shard);
+        for (int k = 0; k < 3; k++) {
+            char* part = parts[k] + range.local * b->bytes;
+            char* whole = wholes[k] + (table.rows[r].offset + range.first) * b->bytes;
+            memcpy(to_shard ? part : whole, to_shard ? whole : part, (size_t)(range.count * b->bytes));
+        }
+    }
+}
+
+// Buffers of one rank of `other`, NaN where a shard has no tensor.
+static inline CheckpointTensors shard_tensors(const Shard* shard, int element_bytes) {
+    size_t bytes = (size_t)shard_count(shard) * (size_t)element_bytes;
+    CheckpointTensors t = {xcalloc(bytes, 1), xcalloc(bytes, 1), xcalloc(bytes, 1), element_bytes};
+    memset(t.w, 0xff, bytes);
+    memset(t.m, 0xff, bytes);
+    memset(t.v, 0xff, bytes);
+    return t;
+}
+
+static inline void free_tensors(CheckpointTensors* t) {
+    free(t->w);
+    free(t->m);
+    free(t->v);
+}
+
+// Saves as a number of ranks do, one after the other.
+static inline bool save_by(int ranks, int64_t step, const Buffers* b, int keep) {
+    const TrainerState state = state_at(step);
+    ParamTable other = params_build_for(&config, ranks);
+    const CheckpointRecord record = {&config, &other, &options, &state};
+    CheckpointWriter w;
+    bool ok = checkpoint_writer_open(&w, out, step, &other, b->bytes, &err);
+    if (!ok) return false;
+    ok = checkpoint_create(&w, &record, &err);
+    for (int rank = ranks; ok && rank-- > 0;) {
+        const Shard shard = params_shard(&other, rank, ranks);
+        CheckpointTensors t = shard_tensors(&shard, b->bytes);
+        copy_shard(&other, &shard, &t, b, true);
+        ok = checkpoint_write_shard(&w, &shard, &t, NULL, &err);
+        free_tensors(&t);
+        if (!ok) checkpoint_sweep(out);
+    }
+    ok = ok && checkpoint_finish(&w, keep, &err);
+    checkpoint_writer_close(&w);
+    params_free(&other);
+    return ok;
+}
+
+static inline bool save(int64_t step, const Buffers* b, int keep) { return save_by(1, step, b, keep); }
 
 // Saves a checkpoint whose values come from its step.
 static inline bool save_filled(int64_t step, int keep) {
@@ -125,10 +193,12 @@ static inline bool loads(const char* folder) {
     TrainerState state;
     Json record;
     Config c;
-    bool ok = config_read(&c, folder, &err) && checkpoint_load_weights(folder, &table, b.w, 4, &err) &&
-              checkpoint_load_optimizer(folder, &table, b.m, b.v, 4, &err) &&
+    bool ok = config_read(&c, folder, &err) && load_weights(folder, &b) && load_optimizer(folder, &b) &&
               checkpoint_load_state(folder, &state, &record, &err);
-    if (ok) json_free(&record);
+    if (ok) {
+        ok = checkpoint_verify(folder, &record, 0, 1, NULL, &err);
+        json_free(&record);
+    }
     free_buffers(&b);
     return ok;
 }

@@ -2,7 +2,8 @@
 independent of the C code; needs only Python's standard library.
 
     cli_files.py make FOLDER              valid and invalid shards; model folders with one defect each
-    cli_files.py nan FILE TENSOR          writes a NaN into a float32 tensor of a safetensors file
+    cli_files.py nan FILE TENSOR          writes a NaN into a float32 tensor of a safetensors file, and drops a
+                                          checkpoint's checksums
     cli_files.py names FOLDER FAMILY      checks tensor names, shapes and config.json of a checkpoint of the family
     cli_files.py dump FILE SHARD B T V [FOLDER]   checks a --dump: losses follow from logits and the shard's tokens; every
                                           gradient is finite and not all zero; with FOLDER, names and shapes are the
@@ -51,6 +52,11 @@ def put_nan(path, name):
     data = bytearray(data)
     struct.pack_into("<f", data, header[name]["data_offsets"][0] + 4, math.nan)
     write(path, header, data)
+    record = os.path.join(os.path.dirname(path), "trainer.json")
+    if os.path.exists(record):  # as an older version wrote it: the checksums would tell
+        state = json.load(open(record))
+        state.pop("checksums", None)
+        json.dump(state, open(record, "w"))
 
 
 # ----------------------------------------------------------------------------

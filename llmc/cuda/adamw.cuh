@@ -6,9 +6,12 @@ AdamW (arXiv 1711.05101) over all parameters in one launch:
     v = beta2 v + (1 - beta2) g^2,  vhat = v / (1 - beta2^step)
     w = w - lr (mhat / (sqrt(vhat) + eps) + weight_decay w)
 
-Master weights, gradients and moments are float; the model computes with a bf16 copy of the weights, which is
-written here as well. The gradients that were used are zeroed for the next step. 34 bytes a parameter: reads
-weight, gradient and both moments, writes all four and the copy.
+Master weights, gradients and moments are float; the model computes with a copy of the weights in bf16, of a
+few small tensors also in fp32, which is written here as well. The gradients that were used are zeroed for the
+next step. 34 bytes a parameter: reads weight, gradient and both moments, writes all four and the copy.
+
+A rank holds masters and moments of its shard alone (llmc/dist/shard.h), but gradients and copies of
+everything.
 */
 #pragma once
 
@@ -16,11 +19,12 @@ weight, gradient and both moments, writes all four and the copy.
 #include "../model/shapes.h"
 #include "global_norm.cuh"
 
-// The flat buffers, indexed by the chunks' offsets and aligned to 16 bytes. A rank that holds m and v of its
-// shard alone passes them minus the shard's begin, a multiple of 4.
+// Aligned to 16 bytes.
 typedef struct {
-    bf16* weights; // copy of params
-    float *params, *grads, *m, *v;
+    bf16* weights;         // flat buffer: copy of the masters
+    float* weights_fp32;   // the same, of the tensors that kernels read in fp32
+    float* grads;          // flat buffer
+    float *params, *m, *v; // the rank's shard
 } AdamWTensors;
 
 struct AdamWFactors {
@@ -44,27 +48,49 @@ __device__ static inline void store_bf16x4(bf16* p, const Pack4& x) {
     *(uint2*)p = bits; // p is aligned to 8 bytes
 }
 
+// Writes the copies of element i of the flat buffer, and of the three behind it.
+__device__ static inline void store_weight(const AdamWTensors& t, const ParamChunk& chunk, int64_t i,
+                                           float w) {
+    t.weights[i] = __float2bfloat16(w);
+    if (chunk.fp32 >= 0) t.weights_fp32[chunk.fp32 + i - chunk.begin] = w;
+}
+__device__ static inline void store_weights(const AdamWTensors& t, const ParamChunk& chunk, int64_t i,
+                                            const Pack4& w) {
+    store_bf16x4(t.weights + i, w);
+    for (int j = 0; chunk.fp32 >= 0 && j < 4; j++) t.weights_fp32[chunk.fp32 + i - chunk.begin + j] = w[j];
+}
+
+__device__ static inline void copy_chunk(const AdamWTensors& t, const ParamChunk& chunk) {
+    int64_t shift = chunk.local - chunk.begin; // a multiple of 4
+    for_chunk(
+        chunk, [&](int64_t i) { store_weights(t, chunk, i, load16(t.params + i + shift)); },
+        [&](int64_t i) { store_weight(t, chunk, i, t.params[i + shift]); });
+}
+
 __global__ static void __launch_bounds__(256)
     adamw_kernel(const __grid_constant__ AdamWTensors t, const ParamChunk* chunks, const StepStats* stats,
                  const __grid_constant__ AdamWFactors a) {
     if (!stats->finite) return;
     ParamChunk chunk = chunks[blockIdx.x];
-    if (!chunk.trainable) return;
+    if (!chunk.trainable) return copy_chunk(t, chunk); // exchange_begin_update has zeroed its copy in fp32
     float keep = a.keep[chunk.decays], grad_scale = stats->grad_scale;
+    int64_t shift = chunk.local - chunk.begin; // a multiple of 4
     for_chunk(
         chunk,
         [&](int64_t i) {
-            Pack4 w = load16(t.params + i), g = load16(t.grads + i), m = load16(t.m + i), v = load16(t.v + i);
+            int64_t k = i + shift;
+            Pack4 w = load16(t.params + k), g = load16(t.grads + i), m = load16(t.m + k), v = load16(t.v + k);
             for (int j = 0; j < 4; j++) adamw_element(a, keep, g[j] * grad_scale, w[j], m[j], v[j]);
-            store16(t.params + i, w);
-            store16(t.m + i, m);
-            store16(t.v + i, v);
-            store_bf16x4(t.weights + i, w);
+            store16(t.params + k, w);
+            store16(t.m + k, m);
+            store16(t.v + k, v);
+            store_weights(t, chunk, i, w);
             store16(t.grads + i, Pack4{});
         },
         [&](int64_t i) {
-            adamw_element(a, keep, t.grads[i] * grad_scale, t.params[i], t.m[i], t.v[i]);
-            t.weights[i] = __float2bfloat16(t.params[i]);
+            int64_t k = i + shift;
+            adamw_element(a, keep, t.grads[i] * grad_scale, t.params[k], t.m[k], t.v[k]);
+            store_weight(t, chunk, i, t.params[k]);
             t.grads[i] = 0;
         });
 }
@@ -85,17 +111,14 @@ static inline void adamw_update(const AdamWTensors* tensors, const ParamChunks* 
 }
 
 // ----------------------------------------------------------------------------
-// the bf16 copy where no update has written it: after initialisation or loading
+// the copies where no update has written them: after initialisation or loading
 
-__global__ static void __launch_bounds__(256) weights_copy_kernel(bf16* copy, const float* w, int64_t n) {
-    int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (i + 4 <= n)
-        store_bf16x4(copy + i, load16(w + i));
-    else
-        for (; i < n; i++) copy[i] = __float2bfloat16(w[i]);
+__global__ static void __launch_bounds__(256)
+    weights_copy_kernel(const __grid_constant__ AdamWTensors t, const ParamChunk* chunks) {
+    copy_chunk(t, chunks[blockIdx.x]);
 }
 
-// copy = w rounded to bf16, n elements
-static inline void weights_copy(bf16* copy, const float* w, int64_t n, cudaStream_t stream) {
-    CUDA_LAUNCH(weights_copy_kernel, ceil_div<int64_t>(n, 4 * 256), 256, stream, copy, w, n);
+// The copies of the chunks' masters.
+static inline void weights_copy(const AdamWTensors* tensors, const ParamChunks* chunks, cudaStream_t stream) {
+    CUDA_LAUNCH(weights_copy_kernel, chunks->count, 256, stream, *tensors, chunks->chunks);
 }

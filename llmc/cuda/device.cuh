@@ -3,6 +3,7 @@ The GPU: opens it, checks that the trainer can run on it, and knows its peak spe
 */
 #pragma once
 
+#include "../dist/world.h"
 #include "cuda_common.cuh"
 
 typedef struct {
@@ -101,5 +102,33 @@ static inline Device device_open(int index) {
     d.multiprocessors = prop.multiProcessorCount;
     d.memory = (int64_t)prop.totalGlobalMem;
     d.peak_flops = device_peak_flops(prop.name);
+    return d;
+}
+
+// Collective: the same for a rank, which takes the GPU of its number on this host, or the only one that it
+// sees. Dies where two ranks took the same GPU.
+static inline Device device_open_ranked(World* world) {
+    typedef struct {
+        char host[sizeof world->host];
+        cudaUUID_t uuid;
+    } Place;
+    int count = 0;
+    if (world->size == 1) return device_open(0);
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1 && world->local_rank >= count)
+        die("%d ranks on host %s, which has %d GPUs: start one rank a GPU", world->local_size, world->host,
+            count);
+    Device d = device_open(count > 1 ? world->local_rank : 0);
+    cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, d.index));
+    Place mine, *all = (Place*)xcalloc((size_t)world->size, sizeof *all);
+    memset(&mine, 0, sizeof mine);
+    memcpy(mine.host, world->host, sizeof mine.host);
+    mine.uuid = prop.uuid;
+    world_allgather(world, all, &mine, sizeof mine);
+    for (int r = 0; r < world->rank; r++)
+        if (memcmp(&all[r], &mine, sizeof mine) == 0)
+            die("rank %d uses the GPU of rank %d, %s of host %s: start one rank a GPU", world->rank, r,
+                d.name, world->host);
+    free(all);
     return d;
 }

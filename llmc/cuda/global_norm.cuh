@@ -7,21 +7,24 @@ gradient that is not finite leaves the weights unchanged even before the host ha
 
     param_chunks           once: the work list of global_norm and adamw_update
     loss_add               every micro-batch: adds the tokens' losses
-    global_norm            the gradient's sum of squares; with several GPUs, then all-reduce loss and squares
+    chunk_squares          the gradient's sums of squares, with several GPUs of this rank's shard
+    global_norm            their sum
+    exchange_sums          (exchange.cuh) with several GPUs: the sums over all ranks
     global_norm_finish     norm, clipping factor, verdict
     adamw_update           (adamw.cuh)
 */
 #pragma once
 
 #include "range.cuh"
+#include "../dist/shard.h"
 #include "../model/params.h"
+#include "../model/shapes.h"
 
 typedef struct {
-    double loss;      // sum of the tokens' losses       with several GPUs: one all-reduce
-    double squares;   // the gradient's sum of squares   of 2 doubles, from &loss
-    double norm;      // sqrt(squares)
-    float grad_scale; // clips the norm: AdamW multiplies the gradient by it
-    int32_t finite;   // 0: the loss or the norm is not finite, and AdamW changes nothing
+    StepSums own, all; // of this rank, and of all ranks
+    double norm;       // sqrt(all.squares)
+    float grad_scale;  // clips the norm: AdamW multiplies the gradient by it
+    int32_t finite;    // 0: the loss or the norm is not finite, and AdamW changes nothing
 } StepStats;
 
 // ----------------------------------------------------------------------------
@@ -29,6 +32,8 @@ typedef struct {
 
 typedef struct {
     int64_t begin; // index of the first element in the flat buffers
+    int64_t local; // and in the rank's shard; the same for one rank alone
+    int64_t fp32;  // and among the weights that kernels read in fp32; -1: they read bf16
     int32_t count;
     int16_t trainable; // frozen parameters are left out of the norm and of the update
     int16_t decays;
@@ -37,22 +42,27 @@ typedef struct {
 typedef struct {
     ParamChunk* chunks; // on the device
     int64_t count;
+    int64_t* first; // [buckets + 1] on the host: the first chunk of each bucket; NULL in a part of a list
 } ParamChunks;
 
 static const int64_t CHUNK_SIZE = 8192; // elements
 
-// Cuts elements [begin, end) of the flat buffers, all or a rank's shard, into chunks of one tensor each.
-// Writes them to chunks, on the host, unless that is NULL; returns their number.
-static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, int64_t begin, int64_t end) {
+// Cuts a rank's part of a bucket into chunks of one tensor each. Writes them to chunks, on the host, unless
+// that is NULL; returns their number.
+static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, const Shard* shard,
+                                   int bucket) {
     int64_t n = 0;
     for (int r = 0; r < table->num_rows; r++) {
         const Param* p = &table->rows[r];
-        int64_t i = p->offset > begin ? p->offset : begin;
-        int64_t stop = p->offset + p->count < end ? p->offset + p->count : end;
+        ShardPart part = shard_overlap(shard, bucket, p->offset, p->offset + p->count);
+        int64_t i = part.begin, stop = part.begin + part.count;
         while (i < stop) {
             int64_t next = (i / CHUNK_SIZE + 1) * CHUNK_SIZE; // only the ends of a tensor are ragged
             if (next > stop) next = stop;
-            if (chunks) chunks[n] = {i, (int32_t)(next - i), p->trainable, p->decays};
+            int64_t fp32 = p->fp32 < 0 ? -1 : p->fp32 + i - p->offset;
+            if (chunks)
+                chunks[n] = {i,        part.local + i - part.begin, fp32, (int32_t)(next - i), p->trainable,
+                             p->decays};
             n++;
             i = next;
         }
@@ -60,16 +70,33 @@ static inline int64_t param_chunks(ParamChunk* chunks, const ParamTable* table, 
     return n;
 }
 
-// The same, uploaded. The caller frees .chunks with cudaFree.
-static inline ParamChunks param_chunks_upload(const ParamTable* table, int64_t begin, int64_t end) {
-    ParamChunks chunks = {NULL, param_chunks(NULL, table, begin, end)};
-    size_t bytes = (size_t)chunks.count * sizeof(ParamChunk);
+// The chunks of all buckets of a rank's shard, uploaded. Free with param_chunks_free.
+static inline ParamChunks param_chunks_upload(const ParamTable* table, const Shard* shard) {
+    ParamChunks list = {NULL, 0, (int64_t*)xcalloc((size_t)shard->num_buckets + 1, sizeof(int64_t))};
+    for (int b = 0; b < shard->num_buckets; b++) {
+        list.first[b] = list.count;
+        list.count += param_chunks(NULL, table, shard, b);
+    }
+    list.first[shard->num_buckets] = list.count;
+    size_t bytes = (size_t)list.count * sizeof(ParamChunk);
     ParamChunk* host = (ParamChunk*)xcalloc(1, bytes);
-    param_chunks(host, table, begin, end);
-    CUDA_CHECK(cudaMalloc((void**)&chunks.chunks, bytes));
-    CUDA_CHECK(cudaMemcpy(chunks.chunks, host, bytes, cudaMemcpyHostToDevice));
+    for (int b = 0; b < shard->num_buckets; b++) param_chunks(host + list.first[b], table, shard, b);
+    CUDA_CHECK(cudaMalloc((void**)&list.chunks, bytes));
+    CUDA_CHECK(cudaMemcpy(list.chunks, host, bytes, cudaMemcpyHostToDevice));
     free(host);
-    return chunks;
+    return list;
+}
+
+static inline void param_chunks_free(ParamChunks* list) {
+    CUDA_CHECK(cudaFree(list->chunks));
+    free(list->first);
+    memset(list, 0, sizeof *list);
+}
+
+// The chunks of buckets [begin, end).
+static inline ParamChunks param_chunks_of(const ParamChunks* list, int begin, int end) {
+    int64_t first = list->first[begin];
+    return {list->chunks + first, list->first[end] - first, NULL};
 }
 
 // Spreads a chunk over the threads of the block: four(i) for every aligned group of 4 elements, one(i) for
@@ -112,31 +139,37 @@ __global__ static void __launch_bounds__(1024) sum_kernel(double* out, const T* 
     if (threadIdx.x == 0) *out = add ? *out + sum : sum;
 }
 
-__global__ static void finish_kernel(StepStats* stats, double clip) {
-    double norm = sqrt(stats->squares);
+__global__ static void finish_kernel(StepStats* stats, double clip, bool alone) {
+    if (alone) stats->all = stats->own;
+    double norm = sqrt(stats->all.squares);
     stats->norm = norm;
-    stats->finite = isfinite(stats->loss) && isfinite(norm);
+    stats->finite = isfinite(stats->all.loss) && isfinite(norm);
     stats->grad_scale = (float)(clip > 0 && norm > clip ? clip / norm : 1);
 }
 
-// stats->loss += sum of losses[0..n). The caller zeroes stats before a step.
+// stats->own.loss += sum of losses[0..n). The caller zeroes stats before a step.
 static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cudaStream_t stream) {
     Range range("loss", RANGE_FORWARD, stream);
-    CUDA_LAUNCH(sum_kernel, 1, 1024, stream, &stats->loss, losses, n, true);
+    CUDA_LAUNCH(sum_kernel, 1, 1024, stream, &stats->own.loss, losses, n, true);
 }
 
-// stats->squares = sum of squares of the gradients in the chunks. partial is scratch of chunks->count
-// doubles. Squares are computed in float, so that an element above 1.8e19 counts as not finite.
-static inline void global_norm(StepStats* stats, double* partial, const float* grads,
-                               const ParamChunks* chunks, cudaStream_t stream) {
+// squares[i] = sum of squares of the gradients in chunk i. Squares are computed in float, so that an element
+// above 1.8e19 counts as not finite.
+static inline void chunk_squares(double* squares, const float* grads, const ParamChunks* chunks,
+                                 cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
-    CUDA_LAUNCH(squares_kernel, chunks->count, 256, stream, partial, grads, chunks->chunks);
-    CUDA_LAUNCH(sum_kernel, 1, 1024, stream, &stats->squares, partial, chunks->count, false);
+    CUDA_LAUNCH(squares_kernel, chunks->count, 256, stream, squares, grads, chunks->chunks);
 }
 
-// Computes the other fields of stats from loss and squares. The gradient's norm is clipped at `clip`; 0:
-// never.
-static inline void global_norm_finish(StepStats* stats, double clip, cudaStream_t stream) {
+// stats->own.squares = sum of squares[n].
+static inline void global_norm(StepStats* stats, const double* squares, int64_t n, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
-    CUDA_LAUNCH(finish_kernel, 1, 1, stream, stats, clip);
+    CUDA_LAUNCH(sum_kernel, 1, 1024, stream, &stats->own.squares, squares, n, false);
+}
+
+// Computes the other fields of stats from stats->all, which for one rank alone is stats->own. The gradient's
+// norm is clipped at `clip`; 0: never.
+static inline void global_norm_finish(StepStats* stats, double clip, bool alone, cudaStream_t stream) {
+    Range range("norm and AdamW", RANGE_BACKWARD, stream);
+    CUDA_LAUNCH(finish_kernel, 1, 1, stream, stats, clip, alone);
 }

@@ -31,9 +31,9 @@ typedef struct {
     const Config* config;
     const ParamTable* table;
     int64_t l, B, T;
-    const bf16* weights;  // the flat buffers of the parameter table
-    const float* masters; // fp32: the forget gate reads its bias here
-    float* grads;         // NULL without a backward pass
+    const bf16* weights;       // flat buffer of the parameter table
+    const float* weights_fp32; // of the tensors that kernels read in fp32: the forget gate's bias
+    float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
     void* scratch;  // of one kernel at a time
@@ -59,6 +59,12 @@ typedef struct {
 template <class T> static inline T* layer_param(const Layer* layer, T* buffer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);
     return p && buffer ? buffer + p->offset : NULL;
+}
+
+// A parameter of the layer that kernels read in fp32; NULL where the model has none.
+static inline const float* layer_param_fp32(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return p ? layer->weights_fp32 + p->fp32 : NULL;
 }
 
 // The linear layer of a weight [N, K], over the rows of the pass.

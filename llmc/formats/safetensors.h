@@ -11,8 +11,9 @@ detect that the file is truncated while mapped: access to the lost pages raises 
 never overwritten in place but written under a temporary name and renamed. Tensor data may be unaligned: read
 it with memcpy or safetensors_read.
 
-The writer takes all tensors in memory. The same tensors write the same bytes. Names that end in an underscore
-are private.
+safetensors_write takes all tensors in memory. A file that several ranks write in parts (checkpoints) begins
+with safetensors_header, after which every tensor's place in the file is known. The same tensors write the
+same bytes. Names that end in an underscore are private.
 */
 #pragma once
 
@@ -107,24 +108,33 @@ static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
     return t->dtype == SAFETENSORS_F64 ? f64 : (double)f32;
 }
 
-// Converts a floating-point tensor to out[t->count], floats (element_bytes 4) or doubles (8). Exact except
-// from F64 to float, which is rounded. For a tensor of another type, fails and leaves out unchanged.
-static inline bool safetensors_read(const SafeTensor* t, void* out, int element_bytes, Error* err) {
+// Converts elements [first, first + n) of a floating-point tensor to out[n], floats (element_bytes 4) or
+// doubles (8). Exact except from F64 to float, which is rounded. For a tensor of another type, fails and
+// leaves out unchanged. The caller checks the range.
+static inline bool safetensors_read_range(const SafeTensor* t, int64_t first, int64_t n, void* out,
+                                          int element_bytes, Error* err) {
+    assert(first >= 0 && n >= 0 && first <= t->count - n);
     if (t->dtype > SAFETENSORS_BF16)
         return TENSOR_FAIL(t, err, "has type %s; expected F64, F32, F16 or BF16",
                            safetensors_dtypes[t->dtype].name);
     if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32)) {
-        memcpy(out, t->data, t->bytes);
+        const char* from = (const char*)t->data + first * element_bytes;
+        if (n > 0) memcpy(out, from, (size_t)n * (size_t)element_bytes);
         return true;
     }
-    for (int64_t i = 0; i < t->count; i++) {
-        double value = safetensors_element_(t, i);
+    for (int64_t i = 0; i < n; i++) {
+        double value = safetensors_element_(t, first + i);
         if (element_bytes == 8)
             ((double*)out)[i] = value;
         else
             ((float*)out)[i] = (float)value;
     }
     return true;
+}
+
+// The same for the whole tensor: out[t->count].
+static inline bool safetensors_read(const SafeTensor* t, void* out, int element_bytes, Error* err) {
+    return safetensors_read_range(t, 0, t->count, out, element_bytes, err);
 }
 
 // ----------------------------------------------------------------------------
@@ -355,8 +365,8 @@ static inline const SafeTensor* safetensors_set_find(const SafetensorsSet* set, 
 // ----------------------------------------------------------------------------
 // writing
 
-// Composes the header of a file and parses it with the reader, so that every file written can be read. Sets
-// path, count and bytes of the tensors.
+// Composes the header's JSON and parses it with the reader, so that every file written can be read. Sets
+// path, count, bytes and begin of the tensors.
 static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors, int count, JsonWriter* w,
                                            Error* err) {
     size_t bytes = 0;
@@ -374,6 +384,7 @@ static inline bool safetensors_put_header_(const char* path, SafeTensor* tensors
         for (int k = 0; k < t->ndim; k++) json_put_int(w, NULL, t->shape[k]);
         json_end(w);
         json_begin_array(w, "data_offsets");
+        t->begin = bytes;
         json_put_int(w, NULL, (int64_t)bytes);
         json_put_int(w, NULL, (int64_t)(bytes += t->bytes));
         json_end(w);
@@ -406,26 +417,43 @@ static inline SafeTensor safetensors_tensor(const char* name, SafetensorsDtype d
     return t;
 }
 
-// Writes a file of these tensors, in this order, through to the disk. "__metadata__" is {"format": "pt"},
-// which Hugging Face transformers requires.
+// The first *bytes bytes of a file of these tensors, in this order: the header with its length. Tensor i
+// follows at byte *bytes + tensors[i].begin of the file. Sets path, count, bytes and begin of the tensors.
+// "__metadata__" is {"format": "pt"}, which Hugging Face transformers requires.
+//
+// Free with free(). NULL on error: a shape is invalid or a name occurs twice.
+static inline char* safetensors_header(const char* path, SafeTensor* tensors, int count, size_t* bytes,
+                                       Error* err) {
+    JsonWriter w = json_writer(0);
+    char* header = NULL;
+    if (safetensors_put_header_(path, tensors, count, &w, err)) {
+        uint64_t length = w.length;
+        *bytes = sizeof length + w.length;
+        header = (char*)xrealloc(NULL, *bytes);
+        memcpy(header, &length, sizeof length);
+        memcpy(header + sizeof length, w.text, w.length);
+    }
+    json_writer_free(&w);
+    return header;
+}
+
+// Writes a file of these tensors, in this order, through to the disk.
 //
 // Fails before it creates the file if a shape is invalid or a name occurs twice. On another error the caller
 // removes the file. To replace a file safely, write a temporary name and rename it.
 static inline bool safetensors_write(const char* path, SafeTensor* tensors, int count, Error* err) {
-    JsonWriter header = json_writer(0);
-    bool ok = safetensors_put_header_(path, tensors, count, &header, err);
-    FILE* f = ok ? fopen(path, "wb") : NULL;
+    size_t header_bytes = 0;
+    char* header = safetensors_header(path, tensors, count, &header_bytes, err);
+    if (!header) return false;
+    FILE* f = fopen(path, "wb");
+    bool ok = f || fail(err, "%s: cannot create: %s", path, strerror(errno));
     if (f) {
-        uint64_t length = header.length;
-        fwrite(&length, sizeof length, 1, f); // flush_and_close reports errors
-        fwrite(header.text, 1, header.length, f);
+        fwrite(header, 1, header_bytes, f); // flush_and_close reports errors
         for (int i = 0; i < count && !ferror(f); i++)
             if (tensors[i].bytes > 0) fwrite(tensors[i].data, 1, tensors[i].bytes, f);
         ok = flush_and_close(f, path, err);
-    } else if (ok) {
-        ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
     }
-    json_writer_free(&header);
+    free(header);
     return ok;
 }
 

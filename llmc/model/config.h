@@ -372,13 +372,11 @@ static inline bool config_write(const Config* c, const char* path, Error* err) {
     return ok;
 }
 
-// Reads FOLDER/config.json. Keys that are absent keep the default of the paper's code; keys that are not
-// ours, of which tools add many, are passed over. On error *c is undefined.
-static inline bool config_read(Config* c, const char* folder, Error* err) {
-    char path[PATH_LENGTH];
+// Parses the text of a config.json, whose path messages name. Keys that are absent keep the default of the
+// paper's code; keys that are not ours, of which tools add many, are passed over. On error *c is undefined.
+static inline bool config_parse(Config* c, const char* path, const char* text, size_t bytes, Error* err) {
     Json j;
-    path_join(path, folder, "config.json");
-    if (!json_parse_file(&j, path, err)) return false;
+    if (!json_parse(&j, path, text, bytes, err)) return false;
     *c = config_defaults();
     bool ok = true;
     const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
@@ -396,12 +394,12 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
         const ConfigKey* key = &config_keys[i];
         int node = json_get(&j, 0, key->name);
         if (node < 0) continue;
-        char text[32];
+        char digits[32];
         double number = 0;
         bool boolean = false;
         const char* value = key->type == KEY_TEXT ? json_string(&j, node) : NULL;
         if (json_double(&j, node, &number))
-            snprintf(text, sizeof text, "%.17g", number), value = text;
+            snprintf(digits, sizeof digits, "%.17g", number), value = digits;
         else if (json_bool(&j, node, &boolean))
             value = boolean ? "true" : "false";
         else if (json_is_null(&j, node))
@@ -412,4 +410,15 @@ static inline bool config_read(Config* c, const char* folder, Error* err) {
     }
     json_free(&j);
     return ok && config_check(c, path, err);
+}
+
+// Reads FOLDER/config.json, as config_parse.
+static inline bool config_read(Config* c, const char* folder, Error* err) {
+    char path[PATH_LENGTH];
+    size_t bytes;
+    path_join(path, folder, "config.json");
+    char* text = read_file(path, &bytes, err);
+    bool ok = text && config_parse(c, path, text, bytes, err);
+    free(text);
+    return ok;
 }

@@ -11,6 +11,10 @@ Each layer has the rows of its mixer (`mixers` below) and, unless the MLP's widt
 Attention's matrices that multiply the same input, the normed residual stream, are adjacent rows without
 padding between them: together they are one matrix [proj.rows, d], and one GEMM computes q, k, v, the output
 gate, the forget gate and the shift gates. ProjLayout says where each begins.
+
+With several ranks the flat buffer is reduced and gathered in buckets: the embedding, each layer, and the
+final norm with lm_head. Each is padded so that it has equal parts for all ranks, of a multiple of PARAM_ALIGN
+elements (llmc/dist/shard.h).
 */
 #pragma once
 
@@ -55,6 +59,7 @@ typedef struct {
     double eps;     // of the RMSNorm that this is the weight of; 0 for all others
     bool decays;    // under weight decay: matrices and the embedding, not biases and norms
     bool trainable; // all but a fixed gate's bias
+    int64_t fp32;   // its first element among the weights that GPU kernels read in fp32; -1: they read bf16
 } Param;
 
 // Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index
@@ -71,7 +76,10 @@ typedef struct {
     int64_t count;         // elements of the flat buffer, with padding
     int64_t parameters;    // without padding
     int64_t non_embedding; // all but the input embedding; lm_head counts
+    int64_t fp32_count;    // elements of the tensors that GPU kernels read in fp32
     int* index;            // [L * NUM_PARAM_KINDS]: row of a kind in a layer, -1 where the model has none
+    int num_buckets;       // L + 2: embedding, layers, final norm and lm_head
+    int64_t* buckets;      // [num_buckets + 1] first elements; the last is count
     ProjLayout proj;
 } ParamTable;
 
@@ -97,6 +105,7 @@ static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const 
     p->offset = t->count;
     p->decays = p->ndim > 1;
     p->trainable = true;
+    p->fp32 = -1;
     t->index[(l < 0 ? 0 : l) * NUM_PARAM_KINDS + kind] = t->num_rows++;
     t->count += p->count;
     t->parameters += p->count;
@@ -134,9 +143,11 @@ static inline void attention_add_params(ParamTable* t, const Config* c, int64_t 
     if (c->use_v_shift) params_add_matrix(t, P_V_SHIFT, l, "attn.v_proj.shift_proj.weight", NH, d);
     if (config_has_gate(c)) {
         const int64_t shape[3] = {NH, 0, 0};
-        params_add(t, P_FGATE_BIAS, l, full ? "attn.fgate_proj.bias" : "attn.fgate_bias",
-                   config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO, shape, false)
-            ->trainable = c->fgate_type != GATE_FIXED;
+        Param* bias = params_add(t, P_FGATE_BIAS, l, full ? "attn.fgate_proj.bias" : "attn.fgate_bias",
+                                 config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO, shape, false);
+        bias->trainable = c->fgate_type != GATE_FIXED;
+        bias->fp32 = t->fp32_count;
+        t->fp32_count += NH;
     }
     if (c->qk_norm) params_add_norm(t, P_Q_NORM, l, "attn.q_norm.weight", qk_norm, QK_NORM_EPS);
     if (c->qk_norm) params_add_norm(t, P_K_NORM, l, "attn.k_norm.weight", qk_norm, QK_NORM_EPS);
@@ -188,19 +199,29 @@ static inline ProjLayout params_proj_layout(const ParamTable* t) {
     return proj;
 }
 
-// Builds the table of a checked config; free with params_free.
-static inline ParamTable params_build(const Config* c) {
+// Begins a bucket at the next multiple of `align` elements, which also ends the bucket before it.
+static inline void params_begin_bucket(ParamTable* t, int64_t align) {
+    t->count = (t->count + align - 1) / align * align;
+    t->buckets[t->num_buckets++] = t->count;
+}
+
+// Builds the table of a checked config, laid out for a number of ranks; free with params_free.
+static inline ParamTable params_build_for(const Config* c, int ranks) {
     int64_t V = c->vocab_size, d = c->hidden_size, L = c->num_hidden_layers, I = config_mlp_size(c);
+    const int64_t align = (int64_t)PARAM_ALIGN * ranks;
     const MixerInfo* mixer = &mixer_infos[c->mixer];
     ParamTable t;
     memset(&t, 0, sizeof t);
     t.layers = mixer->layers;
     t.rows = (Param*)xcalloc((size_t)(L + 1) * NUM_PARAM_KINDS, sizeof(Param));
     t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
+    t.buckets = (int64_t*)xcalloc((size_t)L + 3, sizeof(int64_t));
     for (int64_t i = 0; i < L * NUM_PARAM_KINDS; i++) t.index[i] = -1;
 
+    params_begin_bucket(&t, align);
     params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
     for (int64_t l = 0; l < L; l++) {
+        params_begin_bucket(&t, align);
         params_add_norm(&t, P_MIXER_NORM, l, mixer->norm, d, c->norm_eps);
         mixer->add_params(&t, c, l);
         if (I == 0) continue;
@@ -208,17 +229,24 @@ static inline ParamTable params_build(const Config* c) {
         params_add_matrix(&t, P_GATE_PROJ, l, "mlp.gate_proj.weight", 2 * I, d);
         params_add_matrix(&t, P_DOWN_PROJ, l, "mlp.down_proj.weight", d, I);
     }
+    params_begin_bucket(&t, align);
     params_add_norm(&t, P_NORM, -1, mixer->final_norm, d, c->norm_eps);
     params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
+    params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
+    t.num_buckets--;
     t.non_embedding = t.parameters - V * d;
     t.proj = params_proj_layout(&t);
     return t;
 }
 
+// The table of one rank alone.
+static inline ParamTable params_build(const Config* c) { return params_build_for(c, 1); }
+
 // Frees the table; buffers laid out by it belong to their owners.
 static inline void params_free(ParamTable* t) {
     free(t->rows);
     free(t->index);
+    free(t->buckets);
     memset(t, 0, sizeof *t);
 }
 

@@ -17,6 +17,26 @@ typedef struct {
         weight_stride; // elements from one head's QK norm weights to the next: dh, 0 where heads share them
 } HeadShape;
 
+// What ranks tell one another with every optimizer step: before the step this rank's, after it the sums over
+// all ranks. Doubles, because they travel with the loss.
+typedef struct {
+    double stop;            // a signal asked this rank to stop
+    double written, failed; // its part of the checkpoint in the making is written, or could not be
+} StepVotes;
+
+// What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce.
+typedef struct {
+    double loss;    // on the GPU the sum of the tokens' losses, on the CPU their mean
+    double squares; // the gradient's sum of squares
+    StepVotes votes;
+} StepSums;
+
+// How a rank spent an optimizer step: seconds of computing, and of waiting for other ranks' gradients and
+// weights.
+typedef struct {
+    double computing, waiting;
+} RankTime;
+
 // One optimizer step of AdamW.
 typedef struct {
     double lr, beta1, beta2, eps;

@@ -4,29 +4,33 @@ Checkpoints: the state of a run on disk, in folders that are Hugging Face model 
     OUT/step_00001000/config.json              the model's sizes and switches
                       model.safetensors        master weights, named and shaped by the parameter table
                       optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of trainable tensors
-                      trainer.json             step, tokens, schedule, data position and recorded options
+                      trainer.json             step, tokens, schedule, data position, options, checksums
     OUT/lock                                   keeps a second process out
 
-Buffers are flat and laid out by the parameter table. Their elements are float or double (element_bytes 4 or
-8), and files are written in the same type; reading converts from any floating-point type.
+Several ranks write one checkpoint: rank 0 creates the folder and the files at their full size, every rank
+writes its own ranges of the files (checkpoint_tensors.h), and rank 0 adds trainer.json and the final name.
+The files are the same, byte for byte, for any number of ranks. saver.h calls these steps from a thread of
+each rank.
 
-Called by run.h and train.h. A folder with its final name is complete: it is written and flushed under a
-temporary name and then renamed, and what it replaces or makes superfluous is removed only afterwards.
-Whenever a process crashes, the newest complete checkpoint remains, and the next save removes the leftovers.
+    rank 0        checkpoint_create                            checkpoint_finish
+    every rank                        checkpoint_write_shard
 
-A complete folder can still be damaged from outside. Loading therefore checks all names, shapes, types and
-file sizes before it writes to the caller's buffers, and after an error the caller tries the next older
-checkpoint of checkpoint_list. Values are not checked when loading.
+A folder with its final name is complete: it is written and flushed under a temporary name by all ranks and
+then renamed, and what it replaces or makes superfluous is removed only afterwards. Whenever a process
+crashes, the newest complete checkpoint remains, and the next save removes the leftovers.
+
+A complete folder can still be damaged from outside. checkpoint_verify compares the files with their
+checksums. Loading checks all names, shapes, types and file sizes before it writes to the caller's buffers.
+After an error the caller tries the next older checkpoint of checkpoint_list. Loading does not check whether
+values are finite.
 */
 #pragma once
 
 #include <dirent.h>
 #include <ftw.h>
-#include "../base/common.h"
 #include "../formats/json.h"
-#include "../formats/safetensors.h"
 #include "../model/config.h"
-#include "../model/params.h"
+#include "checkpoint_tensors.h"
 #include "options.h"
 
 #ifndef CODE_VERSION // the Makefile defines it from git
@@ -34,9 +38,11 @@ checkpoint of checkpoint_list. Values are not checked when loading.
 #endif
 
 typedef struct {
-    int64_t step;     // optimizer steps done
-    int64_t tokens;   // trained on so far
-    int64_t position; // sequences consumed from the training data
+    int64_t step;         // optimizer steps done
+    int64_t tokens;       // trained on so far
+    int64_t position;     // sequences consumed from the training data
+    int64_t sequences;    // in an epoch of the training data; 0: not recorded
+    uint64_t fingerprint; // of the training data (tokens/fingerprint.h); 0: not recorded
     int64_t seed;
     double lr; // peak learning rate of the schedule
     int64_t warmup_tokens, max_tokens;
@@ -49,13 +55,6 @@ typedef struct {
     const Options* options;
     const TrainerState* state;
 } CheckpointRecord;
-
-// Weights and AdamW's first and second moments on the host, each [table.count]. m and v are NULL without
-// training.
-typedef struct {
-    void *w, *m, *v;
-    int element_bytes; // 4: float, 8: double
-} CheckpointTensors;
 
 // ----------------------------------------------------------------------------
 // names of folders
@@ -185,144 +184,238 @@ static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
 }
 
 // ----------------------------------------------------------------------------
-// tensors
-
-// The tensors of one file. Their data is in the caller's buffers.
-typedef struct {
-    SafeTensor* tensors;
-    char (*names)[96];
-    int count;
-} CheckpointFile;
-
-// The weights, or the moments of the trainable tensors.
-static inline CheckpointFile checkpoint_file(const ParamTable* table, const CheckpointTensors* t,
-                                             bool optimizer) {
-    static const char* const prefixes[] = {"", "exp_avg.", "exp_avg_sq."};
-    char* const buffers[] = {(char*)t->w, (char*)t->m, (char*)t->v};
-    SafetensorsDtype dtype = t->element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    size_t most = 2 * (size_t)table->num_rows;
-    CheckpointFile f = {(SafeTensor*)xcalloc(most, sizeof *f.tensors),
-                        (char(*)[96])xcalloc(most, sizeof *f.names), 0};
-    for (int part = optimizer; part <= 2 * optimizer; part++) {
-        for (int r = 0; r < table->num_rows; r++) {
-            const Param* p = &table->rows[r];
-            if (optimizer && !p->trainable) continue;
-            char* name = f.names[f.count];
-            snprintf(name, sizeof *f.names, "%s%s", prefixes[part], p->name);
-            f.tensors[f.count++] = safetensors_tensor(name, dtype, p->ndim, p->shape,
-                                                      buffers[part] + p->offset * t->element_bytes);
-        }
-    }
-    return f;
-}
-
-static inline void checkpoint_file_free(CheckpointFile* f) {
-    free(f->tensors);
-    free(f->names);
-}
-
-// Writes model.safetensors or optimizer.safetensors.
-static inline bool checkpoint_write_tensors(const char* folder, const ParamTable* table,
-                                            const CheckpointTensors* t, bool optimizer, Error* err) {
-    char path[PATH_LENGTH];
-    path_join(path, folder, optimizer ? "optimizer.safetensors" : "model.safetensors");
-    CheckpointFile f = checkpoint_file(table, t, optimizer);
-    bool ok = safetensors_write(path, f.tensors, f.count, err);
-    checkpoint_file_free(&f);
-    return ok;
-}
-
-// Formats a shape: [257, 64].
-static inline const char* checkpoint_shape(char text[128], int ndim, const int64_t* shape) {
-    int n = snprintf(text, 128, "[");
-    for (int i = 0; i < ndim && n < 100; i++)
-        n += snprintf(text + n, (size_t)(128 - n), "%s%lld", i ? ", " : "", (long long)shape[i]);
-    snprintf(text + n, (size_t)(128 - n), "]");
-    return text;
-}
-
-// Checks the name, shape and type of a tensor. have: NULL if the file does not contain it.
-static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTensor* have, const char* where,
-                                           Error* err) {
-    char is[128], should_be[128];
-    bool head = strcmp(want->name, "lm_head.weight") == 0;
-    if (!have)
-        return fail(err, "%s: tensor '%s' is missing%s", where, want->name,
-                    head ? "; a head tied to the embedding is not supported" : "");
-    if (have->ndim != want->ndim ||
-        memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(int64_t)) != 0)
-        return fail(err, "%s: tensor '%s' has shape %s, but %s fits the config", have->path, want->name,
-                    checkpoint_shape(is, have->ndim, have->shape),
-                    checkpoint_shape(should_be, want->ndim, want->shape));
-    if (have->dtype > SAFETENSORS_BF16)
-        return fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path, want->name,
-                    safetensors_dtypes[have->dtype].name);
-    return true;
-}
-
-// Fails if the files hold a tensor that is not in f. To ignore it would be to load a model other than the one
-// that was trained.
-static inline bool checkpoint_check_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
-    for (int file = 0; file < set->count; file++) {
-        for (int k = 0; k < set->files[file].count; k++) {
-            const SafeTensor* have = &set->files[file].tensors[k];
-            bool known = false;
-            for (int i = 0; !known && i < f->count; i++) known = strcmp(f->names[i], have->name) == 0;
-            if (!known)
-                return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
-                            have->path, have->name);
-        }
-    }
-    return true;
-}
-
-// Reads the weights or the moments from a folder's files, which must contain exactly these tensors. Where a
-// check fails the buffers are unchanged.
-static inline bool checkpoint_read_tensors(const char* folder, const ParamTable* table,
-                                           const CheckpointTensors* t, bool optimizer, Error* err) {
-    SafetensorsSet set;
-    if (!safetensors_set_open(&set, folder, optimizer ? "optimizer" : "model", err)) return false;
-    const char* where = set.count == 1 ? set.files[0].path : folder;
-    CheckpointFile f = checkpoint_file(table, t, optimizer);
-    bool ok = true;
-    for (int i = 0; ok && i < f.count; i++)
-        ok = checkpoint_check_tensor(&f.tensors[i], safetensors_set_find(&set, f.names[i]), where, err);
-    ok = ok && checkpoint_check_extra(&f, &set, err);
-    for (int i = 0; ok && i < f.count; i++)
-        ok = safetensors_read(safetensors_set_find(&set, f.names[i]), (void*)f.tensors[i].data,
-                              t->element_bytes, err);
-    checkpoint_file_free(&f);
-    safetensors_set_close(&set);
-    return ok;
-}
-
-// ----------------------------------------------------------------------------
 // saving
 
-static inline bool checkpoint_write_trainer(const char* folder, const TrainerState* s, const Options* o,
-                                            int element_bytes, Error* err) {
-    char path[PATH_LENGTH];
-    path_join(path, folder, "trainer.json");
-    JsonWriter w = json_writer(2);
-    json_begin_object(&w, NULL);
-    json_put_int(&w, "step", s->step);
-    json_put_int(&w, "tokens", s->tokens);
-    json_put_int(&w, "seed", s->seed);
-    json_begin_object(&w, "schedule");
-    json_put_double(&w, "lr", s->lr);
-    json_put_int(&w, "warmup_tokens", s->warmup_tokens);
-    json_put_int(&w, "max_tokens", s->max_tokens);
-    json_end(&w);
-    json_begin_object(&w, "data");
-    json_put_int(&w, "position", s->position);
-    json_end(&w);
-    json_put_string(&w, "precision", element_bytes == 8 ? "float64" : "float32");
-    json_put_string(&w, "code_version", CODE_VERSION);
-    options_put(o, &w, "options");
-    json_end(&w);
-    bool ok = json_writer_save(&w, path, err);
-    json_writer_free(&w);
+// A checkpoint that is being written under its temporary name.
+typedef struct {
+    char out[PATH_LENGTH], folder[PATH_LENGTH]; // OUT, and the temporary folder in it
+    int64_t step;
+    const ParamTable* table;
+    struct {
+        CheckpointFile tensors;
+        char path[PATH_LENGTH];
+        char* header; // the file's first header_bytes bytes
+        size_t header_bytes;
+        int64_t bytes;    // of the whole file
+        uint64_t* blocks; // checksums of its blocks [num_blocks], of what this process has written so far
+        int64_t num_blocks;
+    } files[CHECKPOINT_FILES];
+    uint64_t* sums; // [num_sums]: the blocks of all files
+    int64_t num_sums;
+    JsonWriter trainer; // trainer.json without its end, from checkpoint_create on
+} CheckpointWriter;
+
+// Frees the layout, whose files stay. May be called on one that is zero.
+static inline void checkpoint_writer_close(CheckpointWriter* w) {
+    for (int f = 0; f < CHECKPOINT_FILES; f++) {
+        checkpoint_file_free(&w->files[f].tensors);
+        free(w->files[f].header);
+    }
+    free(w->sums);
+    json_writer_free(&w->trainer);
+    memset(w, 0, sizeof *w);
+}
+
+// Computes the layout of the files of a step's checkpoint in OUT, on every rank. Touches no file. On error
+// there is nothing to close.
+static inline bool checkpoint_writer_open(CheckpointWriter* w, const char* out, int64_t step,
+                                          const ParamTable* table, int element_bytes, Error* err) {
+    bool ok = true;
+    memset(w, 0, sizeof *w);
+    snprintf(w->out, sizeof w->out, "%s", out);
+    checkpoint_join(w->folder, out, CHECKPOINT_TEMPORARY, step, "");
+    w->step = step;
+    w->table = table;
+    w->trainer = json_writer(2);
+    for (int f = 0; ok && f < CHECKPOINT_FILES; f++) {
+        char name[64];
+        CheckpointFile* file = &w->files[f].tensors;
+        snprintf(name, sizeof name, "%s.safetensors", checkpoint_file_names[f]);
+        path_join(w->files[f].path, w->folder, name);
+        *file = checkpoint_file(table, f, element_bytes);
+        w->files[f].header =
+            safetensors_header(w->files[f].path, file->tensors, file->count, &w->files[f].header_bytes, err);
+        ok = w->files[f].header != NULL;
+        w->files[f].bytes = (int64_t)w->files[f].header_bytes;
+        for (int i = 0; i < file->count; i++) w->files[f].bytes += (int64_t)file->tensors[i].bytes;
+        w->files[f].num_blocks = checksum_blocks(w->files[f].bytes, CHECKSUM_BLOCK_BYTES);
+        w->num_sums += w->files[f].num_blocks;
+    }
+    w->sums = (uint64_t*)xcalloc((size_t)w->num_sums, sizeof *w->sums);
+    uint64_t* sums = w->sums;
+    for (int f = 0; f < CHECKPOINT_FILES; sums += w->files[f++].num_blocks) w->files[f].blocks = sums;
+    if (!ok) checkpoint_writer_close(w);
     return ok;
+}
+
+// Composes trainer.json but for the checksums.
+static inline void checkpoint_put_trainer(JsonWriter* w, const TrainerState* s, const Options* o,
+                                          int element_bytes) {
+    char hex[17];
+    json_begin_object(w, NULL);
+    json_put_int(w, "step", s->step);
+    json_put_int(w, "tokens", s->tokens);
+    json_put_int(w, "seed", s->seed);
+    json_begin_object(w, "schedule");
+    json_put_double(w, "lr", s->lr);
+    json_put_int(w, "warmup_tokens", s->warmup_tokens);
+    json_put_int(w, "max_tokens", s->max_tokens);
+    json_end(w);
+    json_begin_object(w, "data");
+    json_put_int(w, "position", s->position);
+    if (s->sequences) json_put_int(w, "sequences", s->sequences);
+    if (s->fingerprint) json_put_string(w, "fingerprint", hex64(hex, s->fingerprint));
+    json_end(w);
+    json_put_string(w, "precision", element_bytes == 8 ? "float64" : "float32");
+    json_put_string(w, "code_version", CODE_VERSION);
+    options_put(o, w, "options");
+}
+
+// Writes data[bytes] at an offset of an open file.
+static inline bool checkpoint_write_at(int fd, const char* path, const void* data, size_t bytes,
+                                       int64_t offset, Error* err) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pwrite(fd, (const char*)data + done, bytes - done, (off_t)(offset + (int64_t)done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return fail(err, "%s: cannot write: %s", path, strerror(n < 0 ? errno : ENOSPC));
+        done += (size_t)n;
+    }
+    return true;
+}
+
+// Flushes a file to the disk and closes it. `ok` is false if an earlier error has been reported.
+static inline bool checkpoint_close_file(int fd, const char* path, bool ok, Error* err) {
+    bool flushed = !ok || fsync(fd) == 0;
+    int why = errno;
+    if (close(fd) != 0 && flushed) flushed = false, why = errno;
+    if (ok && !flushed) return fail(err, "%s: cannot write: %s", path, strerror(why));
+    return ok;
+}
+
+// Creates a file at its full size with its header. The space is reserved where the file system can, so that a
+// full disk is noticed before the tensors are written.
+static inline bool checkpoint_create_file(CheckpointWriter* w, int file, Error* err) {
+    const char *path = w->files[file].path, *header = w->files[file].header;
+    const size_t header_bytes = w->files[file].header_bytes;
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc = 0;
+    if (fd < 0) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+    do rc = fallocate(fd, 0, 0, (off_t)w->files[file].bytes);
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) rc = ftruncate(fd, (off_t)w->files[file].bytes);
+    bool ok = rc == 0 || fail(err, "%s: cannot write: %s", path, strerror(errno));
+    ok = ok && checkpoint_write_at(fd, path, header, header_bytes, 0, err);
+    checksum_add(w->files[file].blocks, header, header_bytes, 0);
+    return checkpoint_close_file(fd, path, ok, err);
+}
+
+// Rank 0, first step of a save: removes leftovers, makes the temporary folder with config.json and both files
+// at their full size, and composes trainer.json. On error the folder is removed.
+static inline bool checkpoint_create(CheckpointWriter* w, const CheckpointRecord* r, Error* err) {
+    char config_path[PATH_LENGTH];
+    if (!make_folders(w->out, err)) return false;
+    checkpoint_sweep(w->out); // frees the space of leftovers first
+    path_join(config_path, w->folder, "config.json");
+    bool ok = make_folders(w->folder, err) && config_write(r->config, config_path, err);
+    for (int f = 0; ok && f < CHECKPOINT_FILES; f++) ok = checkpoint_create_file(w, f, err);
+    if (ok) checkpoint_put_trainer(&w->trainer, r->state, r->options, w->files[0].tensors.element_bytes);
+    if (!ok) checkpoint_sweep(w->out);
+    return ok;
+}
+
+// Receives the pieces of a shard in the order of the files: data[bytes] at `offset` of file number `file`.
+typedef bool (*CheckpointPut)(void* to, int file, const void* data, size_t bytes, int64_t offset, Error* err);
+
+// Calls put(to, ...) for all of a rank's numbers, at most CHECKPOINT_PIECE_BYTES at a time, until it fails.
+static inline bool checkpoint_put_shard(const CheckpointWriter* w, const Shard* shard,
+                                        const CheckpointTensors* t, World* world, CheckpointPut put, void* to,
+                                        Error* err) {
+    CheckpointProgress progress = {world, 0};
+    const int size = t->element_bytes;
+    for (int f = 0; f < CHECKPOINT_FILES; f++) {
+        const CheckpointFile* file = &w->files[f].tensors;
+        for (int i = 0; i < file->count; i++) {
+            char* data;
+            const TensorRange range = checkpoint_range(file, i, shard, t, &data);
+            int64_t n, begin = (int64_t)(w->files[f].header_bytes + file->tensors[i].begin);
+            for (int64_t at = 0; (n = checkpoint_next_piece(&range, at, size)) > 0; at += n) {
+                if (!put(to, f, data + at * size, (size_t)(n * size), begin + (range.first + at) * size, err))
+                    return false;
+                checkpoint_progress(&progress, n * size);
+            }
+        }
+    }
+    return true;
+}
+
+// Where checkpoint_write_piece writes. Begins with checkpoint_open_files.
+typedef struct {
+    CheckpointWriter* writer;
+    int fds[CHECKPOINT_FILES];
+    int64_t unflushed; // bytes
+} CheckpointOutput;
+
+// Opens both files for writing. O_WRONLY matters: on NFS, writers of neighbouring ranges of one page then
+// send their own bytes only. On error nothing is open.
+static inline bool checkpoint_open_files(CheckpointOutput* o, CheckpointWriter* w, Error* err) {
+    o->writer = w;
+    o->unflushed = 0;
+    for (int f = 0; f < CHECKPOINT_FILES; f++) {
+        o->fds[f] = open(w->files[f].path, O_WRONLY | O_CLOEXEC);
+        if (o->fds[f] >= 0) continue;
+        fail(err, "%s: cannot open: %s", w->files[f].path, strerror(errno));
+        while (f-- > 0) close(o->fds[f]);
+        return false;
+    }
+    return true;
+}
+
+// Flushes and closes both files. `ok` is false if an earlier error has been reported.
+static inline bool checkpoint_close_files(CheckpointOutput* o, bool ok, Error* err) {
+    for (int f = 0; f < CHECKPOINT_FILES; f++)
+        ok = checkpoint_close_file(o->fds[f], o->writer->files[f].path, ok, err);
+    return ok;
+}
+
+// A CheckpointPut: adds a piece to the checksums and writes it. Flushes every CHECKPOINT_PROGRESS_BYTES, so
+// that a slow disk delays the next call of watch_alive only by that much, and not by a whole file.
+static inline bool checkpoint_write_piece(void* to, int file, const void* data, size_t bytes, int64_t offset,
+                                          Error* err) {
+    CheckpointOutput* o = (CheckpointOutput*)to;
+    const char* path = o->writer->files[file].path;
+    checksum_add(o->writer->files[file].blocks, data, bytes, offset);
+    if (!checkpoint_write_at(o->fds[file], path, data, bytes, offset, err)) return false;
+    o->unflushed += (int64_t)bytes;
+    if (o->unflushed < CHECKPOINT_PROGRESS_BYTES) return true;
+    o->unflushed = 0;
+    return fdatasync(o->fds[file]) == 0 || fail(err, "%s: cannot write: %s", path, strerror(errno));
+}
+
+// Every rank, after checkpoint_create: writes a rank's numbers through to the disk, into the existing files,
+// and adds them to the writer's checksums. world may be NULL.
+static inline bool checkpoint_write_shard(CheckpointWriter* w, const Shard* shard, const CheckpointTensors* t,
+                                          World* world, Error* err) {
+    CheckpointOutput o;
+    assert(t->w && t->m && t->v);
+    if (!checkpoint_open_files(&o, w, err)) return false;
+    bool ok = checkpoint_put_shard(w, shard, t, world, checkpoint_write_piece, &o, err);
+    return checkpoint_close_files(&o, ok, err);
+}
+
+// Adds the checksums and saves trainer.json.
+static inline bool checkpoint_write_trainer(CheckpointWriter* w, Error* err) {
+    char path[PATH_LENGTH], hex[17];
+    path_join(path, w->folder, "trainer.json");
+    json_begin_object(&w->trainer, "checksums");
+    json_put_int(&w->trainer, "block_bytes", CHECKSUM_BLOCK_BYTES);
+    for (int f = 0; f < CHECKPOINT_FILES; f++) {
+        json_begin_array(&w->trainer, strrchr(w->files[f].path, '/') + 1);
+        for (int64_t i = 0; i < w->files[f].num_blocks; i++)
+            json_put_string(&w->trainer, NULL, hex64(hex, w->files[f].blocks[i]));
+        json_end(&w->trainer);
+    }
+    json_end(&w->trainer);
+    json_end(&w->trainer);
+    return json_writer_save(&w->trainer, path, err);
 }
 
 // Renames the temporary folder to its final name. An existing folder of that name is replaced: atomically
@@ -343,78 +436,23 @@ static inline bool checkpoint_publish(const char* out, const char* temporary, in
     return done && flush_folder(out, err);
 }
 
-// The name of the first tensor in a buffer of the table's layout with an element that is NaN or infinite;
-// NULL if all are finite.
-static inline const char* params_first_not_finite(const ParamTable* table, const void* buffer,
-                                                  int element_bytes) {
-    const float* f32 = (const float*)buffer;
-    const double* f64 = (const double*)buffer;
-    for (int r = 0; r < table->num_rows; r++) {
-        const Param* p = &table->rows[r];
-        bool finite = true;
-        for (int64_t i = p->offset; i < p->offset + p->count; i++)
-            finite &= (bool)(element_bytes == 8 ? isfinite(f64[i]) : isfinite(f32[i]));
-        if (!finite) return p->name;
-    }
-    return NULL;
-}
-
-// Fails unless all numbers are finite: a checkpoint with NaN would replace one that training can resume from.
-static inline bool checkpoint_check_finite(const ParamTable* table, const CheckpointTensors* t, Error* err) {
-    const char* w = params_first_not_finite(table, t->w, t->element_bytes);
-    const char* m = params_first_not_finite(table, t->m, t->element_bytes);
-    const char* v = params_first_not_finite(table, t->v, t->element_bytes);
-    if (!w && !m && !v) return true;
-    return fail(err, "'%s%s' has become infinite or not a number",
-                w   ? ""
-                : m ? "exp_avg."
-                    : "exp_avg_sq.",
-                w   ? w
-                : m ? m
-                    : v);
-}
-
-// Saves a checkpoint as OUT/step_N, N = state->step, then removes older ones beyond the `keep` newest (0:
-// keeps all). An existing checkpoint of the same step is replaced, as after a run resumed from an older one
-// because it was damaged. The caller holds out_lock.
+// Rank 0, last step of a save, when all ranks have written and w->sums are the sums over all: adds
+// trainer.json and gives the folder its final name OUT/step_N, then removes older checkpoints beyond the
+// `keep` newest (0: keeps all). An existing checkpoint of the same step is replaced, as after a run resumed
+// from an older one because it was damaged. The caller holds out_lock.
 //
 // On error the older checkpoints are unchanged, the temporary folder is removed, and the new checkpoint may
 // be missing.
-static inline bool checkpoint_save(const char* out, const CheckpointRecord* r, const CheckpointTensors* t,
-                                   int keep, Error* err) {
-    char folder[PATH_LENGTH], config_path[PATH_LENGTH];
-    if (!make_folders(out, err)) return false;
-    checkpoint_sweep(out); // frees the space of leftovers first
-    checkpoint_join(folder, out, CHECKPOINT_TEMPORARY, r->state->step, "");
-    path_join(config_path, folder, "config.json");
-    bool ok = make_folders(folder, err) && config_write(r->config, config_path, err) &&
-              checkpoint_write_tensors(folder, r->table, t, false, err) &&
-              checkpoint_write_tensors(folder, r->table, t, true, err) &&
-              checkpoint_write_trainer(folder, r->state, r->options, t->element_bytes, err) &&
-              flush_folder(folder, err) && checkpoint_publish(out, folder, r->state->step, err);
-    if (ok && keep > 0) checkpoint_prune(out, r->state->step, keep);
-    checkpoint_sweep(out);
+static inline bool checkpoint_finish(CheckpointWriter* w, int keep, Error* err) {
+    bool ok = checkpoint_write_trainer(w, err) && flush_folder(w->folder, err) &&
+              checkpoint_publish(w->out, w->folder, w->step, err);
+    if (ok && keep > 0) checkpoint_prune(w->out, w->step, keep);
+    checkpoint_sweep(w->out);
     return ok;
 }
 
 // ----------------------------------------------------------------------------
-// loading. config_read reads config.json.
-
-// Reads the weights of a checkpoint or Hugging Face folder, of one file or several, into w [table->count].
-// The files must contain all tensors of the table, with its shapes, and no others; otherwise w is unchanged.
-static inline bool checkpoint_load_weights(const char* folder, const ParamTable* table, void* w,
-                                           int element_bytes, Error* err) {
-    CheckpointTensors t = {w, NULL, NULL, element_bytes};
-    return checkpoint_read_tensors(folder, table, &t, false, err);
-}
-
-// Reads AdamW's moments into m and v, each [table->count], where elements of tensors that are not trained
-// stay as they are. Where a check of the file fails both are unchanged.
-static inline bool checkpoint_load_optimizer(const char* folder, const ParamTable* table, void* m, void* v,
-                                             int element_bytes, Error* err) {
-    CheckpointTensors t = {NULL, m, v, element_bytes};
-    return checkpoint_read_tensors(folder, table, &t, true, err);
-}
+// trainer.json. config_read reads config.json, checkpoint_load_weights and _optimizer the tensors.
 
 // Reads an integer of trainer.json. If it is not valid and *bad is NULL, sets *bad to its key.
 static inline void checkpoint_read_count(const Json* j, int object, const char* key, int64_t* value,
@@ -424,13 +462,21 @@ static inline void checkpoint_read_count(const Json* j, int object, const char* 
     if (!ok && !*bad) *bad = key;
 }
 
-// Reads trainer.json: the state, and the whole file as *record, which the caller frees with json_free and
-// whose member "options" options_restore reads. On error record is empty and *state undefined.
-static inline bool checkpoint_load_state(const char* folder, TrainerState* state, Json* record, Error* err) {
-    char path[PATH_LENGTH];
-    path_join(path, folder, "trainer.json");
-    if (!json_parse_file(record, path, err)) return false;
+// Reads an integer that older versions did not record: 0.
+static inline void checkpoint_read_new_count(const Json* j, int object, const char* key, int64_t* value,
+                                             const char** bad) {
+    *value = 0;
+    if (json_get(j, object, key) >= 0) checkpoint_read_count(j, object, key, value, bad);
+}
+
+// Parses the text of a trainer.json, whose path messages name: the state, and all of it as *record, which the
+// caller frees with json_free and whose member "options" options_restore reads. On error record is empty and
+// *state undefined.
+static inline bool checkpoint_parse_state(const char* path, const char* text, size_t bytes,
+                                          TrainerState* state, Json* record, Error* err) {
+    if (!json_parse(record, path, text, bytes, err)) return false;
     int schedule = json_get(record, 0, "schedule"), data = json_get(record, 0, "data");
+    int fingerprint = json_get(record, data, "fingerprint");
     const char* bad = NULL; // the first key whose value is not valid
     checkpoint_read_count(record, 0, "step", &state->step, &bad);
     checkpoint_read_count(record, 0, "tokens", &state->tokens, &bad);
@@ -438,9 +484,25 @@ static inline bool checkpoint_load_state(const char* folder, TrainerState* state
     checkpoint_read_count(record, schedule, "warmup_tokens", &state->warmup_tokens, &bad);
     checkpoint_read_count(record, schedule, "max_tokens", &state->max_tokens, &bad);
     checkpoint_read_count(record, data, "position", &state->position, &bad);
+    checkpoint_read_new_count(record, data, "sequences", &state->sequences, &bad);
+    state->fingerprint = 0;
+    if (!bad && fingerprint >= 0 && !hex64_parse(json_string(record, fingerprint), &state->fingerprint))
+        bad = "fingerprint";
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";
     if (!bad) return true;
     json_free(record);
     return fail(err, "%s: '%s' is missing or not valid", path, bad);
+}
+
+// Reads FOLDER/trainer.json, as checkpoint_parse_state.
+static inline bool checkpoint_load_state(const char* folder, TrainerState* state, Json* record, Error* err) {
+    char path[PATH_LENGTH];
+    size_t bytes;
+    memset(record, 0, sizeof *record);
+    path_join(path, folder, "trainer.json");
+    char* text = read_file(path, &bytes, err);
+    bool ok = text && checkpoint_parse_state(path, text, bytes, state, record, err);
+    free(text);
+    return ok;
 }

@@ -15,6 +15,7 @@ contains some steps twice, with the "resume" event between them: the later line 
 #include <math.h>
 #include "../base/common.h"
 #include "../formats/json.h"
+#include "../model/shapes.h"
 
 #define LOG_LN2 0.69314718055994530942 // nats per bit
 
@@ -24,7 +25,7 @@ typedef struct {
     int64_t log_every;      // steps between lines on the terminal
     double flops_per_token; // model FLOPs, forward and backward; 0: not printed
     double attention_flops; // the part of them that attention takes
-    double peak_flops;      // of the device, per second; 0: not known, no MFU
+    double peak_flops;      // of all devices, per second; 0: not known, no MFU
 
     int fd; // of log.jsonl; -1: terminal only
     char path[PATH_LENGTH];
@@ -40,7 +41,11 @@ typedef struct {
     int64_t tokens;      // trained on so far, this step included
     int64_t step_tokens; // of this step
     double loss, grad_norm, lr;
-    double seconds; // duration of the step
+    double seconds;        // duration of the step
+    bool own_finite;       // this rank's part of loss and gradient
+    StepVotes votes;       // of all ranks
+    int ranks;             // 1: alone, and
+    const RankTime* times; // [ranks] is not set
 
     // Fraction of attention's FLOPs that were pruned, per layer; num_layers 0: the model does not prune.
     int num_layers;
@@ -175,6 +180,22 @@ static inline void logger_end_line(Logger* l) {
 // ----------------------------------------------------------------------------
 // events
 
+// How the ranks spent a step: tokens per second of one, the rank that computed longest with its share of the
+// step's time, and the longest time that a rank waited for others' gradients and weights, in ms.
+static inline void logger_put_ranks(JsonWriter* w, const LogStep* s, double tokens_per_s) {
+    int slowest = 0;
+    double waiting = 0;
+    for (int r = 0; r < s->ranks; r++) {
+        if (s->times[r].computing > s->times[slowest].computing) slowest = r;
+        if (s->times[r].waiting > waiting) waiting = s->times[r].waiting;
+    }
+    json_put_int(w, "ranks", s->ranks);
+    json_put_double(w, "tokens_per_s_per_rank", tokens_per_s / s->ranks);
+    json_put_int(w, "slowest_rank", slowest);
+    json_put_double(w, "slowest_share", s->times[slowest].computing / s->seconds);
+    json_put_double(w, "waiting_ms", 1000 * waiting);
+}
+
 // Logs an optimizer step. The terminal shows the first and the last step of the process and every
 // log_every-th.
 //
@@ -200,6 +221,7 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     json_put_double(w, "lr", s->lr);
     json_put_double(w, "ms", 1000 * s->seconds);
     json_put_double(w, "tokens_per_s", tokens_per_s);
+    if (s->ranks > 1) logger_put_ranks(w, s, tokens_per_s);
     if (l->flops_per_token > 0) json_put_double(w, "model_flops_per_s", flops);
     if (l->flops_per_token > 0 && l->peak_flops > 0) json_put_double(w, "mfu", flops / l->peak_flops);
     if (s->num_layers > 0) {
@@ -263,11 +285,8 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     fflush(stdout);
 }
 
-// Logs another event: a resume, a checkpoint, a sample. On the terminal control characters in the text, as a
-// sample may contain, become '?'.
-static inline void logger_event(Logger* l, int64_t step, const char* name, const char* text) {
-    json_put_string(logger_begin_line(l, name, step), "text", text);
-    logger_end_line(l);
+// Prints another event. Control characters in the text, as a sample may contain, become '?'.
+static inline void logger_print_event(const Logger* l, int64_t step, const char* name, const char* text) {
     logger_print_step(l, step);
     printf("%s: ", name);
     for (const char* c = text; *c; c++) {
@@ -276,4 +295,20 @@ static inline void logger_event(Logger* l, int64_t step, const char* name, const
     }
     printf("\n");
     fflush(stdout);
+}
+
+// Logs another event: a resume, a sample.
+static inline void logger_event(Logger* l, int64_t step, const char* name, const char* text) {
+    json_put_string(logger_begin_line(l, name, step), "text", text);
+    logger_end_line(l);
+    logger_print_event(l, step, name, text);
+}
+
+// Logs a checkpoint, and for how many seconds training waited for it.
+static inline void logger_checkpoint(Logger* l, int64_t step, const char* folder, double waited) {
+    JsonWriter* w = logger_begin_line(l, "checkpoint", step);
+    json_put_string(w, "text", folder);
+    json_put_double(w, "waited_ms", 1000 * waited);
+    logger_end_line(l);
+    logger_print_event(l, step, "checkpoint", folder);
 }

@@ -43,6 +43,8 @@ ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
 GROUP("Data") \
 ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
 ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
+ROW(FLAG, data_changed, "data-changed", "", 0, 0, 0, \
+    "resume although --data holds other data than when the checkpoint was written") \
 ROW(FLAG, shuffle, "shuffle", "", 0, 0, 0, \
     "shuffle the sequences, with a new permutation of the seed in every epoch") \
 ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
@@ -99,10 +101,16 @@ ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_U
 ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
 ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
+GROUP("Many ranks (mpirun, torchrun or srun)") \
+ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
+    "end the run when a rank makes no progress for so long") \
+ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
+    "with --dry-run: plan the memory of each of N ranks") \
 GROUP("Checks") \
 ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, "print config, parameter counts and memory plan, and exit") \
 ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
-    "time N steps on random tokens, print tokens/s, milliseconds by phase and memory, and exit") \
+    "time N steps on random tokens, of --batch-tokens or else of one micro-batch a rank; print tokens/s, " \
+    "milliseconds by phase and memory, and exit") \
 ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
     "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
 ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit")
@@ -136,7 +144,8 @@ static inline bool option_recorded(const CliRow* row) {
     static const size_t of_the_process[] = {offsetof(Options, max_steps), offsetof(Options, out),
                                             offsetof(Options, resume),    offsetof(Options, dry_run),
                                             offsetof(Options, bench),     offsetof(Options, dump),
-                                            offsetof(Options, help)};
+                                            offsetof(Options, help),      offsetof(Options, timeout),
+                                            offsetof(Options, ranks),     offsetof(Options, data_changed)};
     for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
         if (row->offset == of_the_process[i]) return false;
     return row->type != CLI_GROUP;

@@ -25,8 +25,11 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     printf("MLP width          %15lld\n", (long long)config_mlp_size(&run->config));
     printf("head size          %15lld\n\n", (long long)config_head_size(&run->config));
     printf("sequence           %15lld tokens\n", (long long)o->seq_len);
-    printf("step               %15lld tokens: %lld micro-batches of %lld sequences\n",
-           (long long)o->batch_tokens, (long long)run->grad_accum_steps, (long long)run->micro_batch);
+    printf("step               %15lld tokens: %lld micro-batches of %lld sequences",
+           (long long)o->batch_tokens, (long long)run->micro_batches, (long long)run->micro_batch);
+    if (run_ranks(run) > 1)
+        printf(", %lld at most on each of %d ranks", (long long)run_rank_batches(run), run_ranks(run));
+    printf("\n");
     printf("training           %15lld tokens: %lld steps, peak learning rate %g, %lld tokens of warm-up\n",
            (long long)o->max_tokens, (long long)run->num_steps, o->lr, (long long)o->warmup_tokens);
     printf("model FLOPs        %15.4g per token, %.4g in all\n\n", run_flops_per_token(run),
@@ -51,6 +54,9 @@ static inline void run_print_start(const Run* run, int64_t sequences, int64_t va
         "%lld steps of %lld x %lld tokens, micro-batches of %lld; %lld training sequences, %lld held out\n",
         (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
         (long long)run->micro_batch, (long long)sequences, (long long)val_sequences);
+    if (run->world->size > 1)
+        printf("%d ranks with %lld to %lld micro-batches a step\n", run->world->size,
+               (long long)(run->micro_batches / run->world->size), (long long)run_rank_batches(run));
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 

@@ -3,9 +3,13 @@ The start of a run, as a pipeline of values. Each stage makes one value from tho
 of them:
 
     CommandLine   options given, and what to do with them             command_line_parse
+    World         the ranks (llmc/dist/world.h)                       world_identify, world_connect
     RunFolder     lock on --out and its checkpoints                   run_folder_open
     Run           a checkpoint, options completed from it, config,    run_configure
                   parameter table, batches, steps
+
+Of several ranks rank 0 alone locks --out and reads its checkpoints' texts, which the others get from it: they
+need not see its folder.
 
 Called by train.h. If the checkpoint proves damaged, the last stage is repeated with the next older one, and
 nothing of the damaged one remains. These are the outermost layers of a program: most functions die() on
@@ -13,6 +17,8 @@ error.
 */
 #pragma once
 
+#include "../dist/shard.h"
+#include "../dist/world.h"
 #include "../model/config.h"
 #include "../model/params.h"
 #include "../tokens/dataloader.h"
@@ -36,33 +42,35 @@ typedef struct {
 
 typedef struct {
     RunMode mode;
+    World* world;
     Options options; // complete
     Config config;
     ParamTable table;
+    Shard shard;                  // this rank's, of the table's flat buffers
     int64_t batch_sequences;      // sequences of an optimizer step
     int64_t micro_batch;          // B: sequences of a forward and backward pass
-    int64_t grad_accum_steps;     // forward and backward passes of a step
+    int64_t micro_batches;        // forward and backward passes of a step, of all ranks together
     int64_t num_steps;            // of the whole training
     int64_t last_step;            // after which this process ends
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
     Json record;                  // its trainer.json; texts in options may point into it
     char device[512];             // printed before training and --bench: a line on device and implementation
-    double peak_flops;            // of the device, per second, for MFU; 0: not known
+    double peak_flops;            // of this rank's device, per second, for MFU; 0: not known
 } Run;
 
 // ----------------------------------------------------------------------------
 // command line
 
 // Parses the command line. Prints help if asked to, and exits.
-static inline CommandLine command_line_parse(int argc, char** argv, const char* summary) {
+static inline CommandLine command_line_parse(int argc, char** argv, const char* summary, World* world) {
     Error err;
     CommandLine line;
-    guard_standard_streams();
     signal(SIGXFSZ, SIG_IGN); // a file size limit then makes write fail, which is reported
     if (!options_parse(&line.options, line.given, argc, argv, &err)) die("%s", err.msg);
     if (line.options.help) {
         options_print_help(stdout, argv[0], summary);
+        world_close(world);
         exit(EXIT_SUCCESS);
     }
     const Options* o = &line.options;
@@ -79,7 +87,7 @@ static inline CommandLine command_line_parse(int argc, char** argv, const char* 
 // checkpoint
 
 // Locks --out and lists its checkpoints, if the run writes to it.
-static inline RunFolder run_folder_open(const CommandLine* line) {
+static inline RunFolder run_folder_lock(const CommandLine* line) {
     Error err;
     RunFolder folder = {-1, NULL, 0};
     const char* out = line->options.out;
@@ -95,12 +103,43 @@ static inline RunFolder run_folder_open(const CommandLine* line) {
     return folder;
 }
 
+// Collective: rank 0 locks --out and lists its checkpoints, for all ranks.
+static inline RunFolder run_folder_open(const CommandLine* line, World* world) {
+    RunFolder folder = {-1, NULL, 0};
+    if (world->rank == 0) folder = run_folder_lock(line);
+    world_broadcast(world, &folder.count, sizeof folder.count);
+    if (world->rank != 0) folder.steps = (int64_t*)xcalloc((size_t)folder.count, sizeof *folder.steps);
+    world_broadcast(world, folder.steps, (size_t)folder.count * sizeof *folder.steps);
+    return folder;
+}
+
+// Collective: all ranks get rank 0's text of a file of the checkpoint, to be freed; NULL if it cannot be
+// read.
+static inline char* run_read_text(const Run* run, const char* name, char path[PATH_LENGTH], size_t* bytes,
+                                  Error* err) {
+    char* text = NULL;
+    path_join(path, run->checkpoint, name);
+    *bytes = 0;
+    err->msg[0] = '\0';
+    if (run->world->rank == 0) text = read_file(path, bytes, err);
+    world_broadcast_text(run->world, &text, bytes);
+    world_broadcast(run->world, err, sizeof *err);
+    return text;
+}
+
 // Reads a checkpoint's config and trainer.json, and restores the options that were not given.
 static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
+    char path[PATH_LENGTH];
+    size_t bytes;
     run->options = line->options;
-    if (!config_read(&run->config, run->checkpoint, err) ||
-        !checkpoint_load_state(run->checkpoint, &run->state, &run->record, err))
-        return false;
+    char* text = run_read_text(run, "config.json", path, &bytes, err);
+    bool ok = text && config_parse(&run->config, path, text, bytes, err);
+    free(text);
+    if (!ok) return false;
+    text = run_read_text(run, "trainer.json", path, &bytes, err);
+    ok = text && checkpoint_parse_state(path, text, bytes, &run->state, &run->record, err);
+    free(text);
+    if (!ok) return false;
     return options_restore(&run->options, line->given, run->checkpoint, &run->record,
                            json_get(&run->record, 0, "options"), err);
 }
@@ -191,25 +230,55 @@ static inline void run_plan_steps(Run* run) {
         o->max_steps != OPTION_UNSET && o->max_steps < run->num_steps ? o->max_steps : run->num_steps;
 }
 
-// Sets the sizes of step and micro-batch. Without --micro-batch it is the largest divisor of a step's
-// sequences with at most suggested_tokens tokens.
+// The number of ranks that the run is planned for.
+static inline int run_ranks(const Run* run) {
+    return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
+                                                                      : run->world->size;
+}
+
+// Micro-batches a step of the busiest rank.
+static inline int64_t run_rank_batches(const Run* run) {
+    return (run->micro_batches + run_ranks(run) - 1) / run_ranks(run);
+}
+
+// A micro-batch of at most `most` sequences: a divisor of the step's sequences S, of those with which the
+// busiest rank has the fewest sequences the largest.
+static inline int64_t run_choose_micro_batch(int64_t S, int64_t most, int64_t ranks) {
+    int64_t best = 1, best_load = S;
+    for (int64_t B = 1; B <= most && B * ranks <= S; B++) {
+        int64_t load = (S / B + ranks - 1) / ranks * B;
+        if (S % B == 0 && load <= best_load) best = B, best_load = load;
+    }
+    return best;
+}
+
+// Tokens of a step of --bench without --batch-tokens: a micro-batch on each rank.
+static inline int64_t run_bench_tokens(const Run* run, int64_t suggested_tokens) {
+    const Options* o = &run->options;
+    int64_t T = o->seq_len, suggested = suggested_tokens / T < 1 ? 1 : suggested_tokens / T;
+    return (o->micro_batch == OPTION_UNSET ? suggested : o->micro_batch) * T * run_ranks(run);
+}
+
+// Sets the sizes of step and micro-batch; by default at most suggested_tokens a micro-batch.
 static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
     const Options* o = &run->options;
-    int64_t T = o->seq_len, B = o->micro_batch;
+    int64_t T = o->seq_len, B = o->micro_batch, ranks = run_ranks(run);
     if (o->batch_tokens % T != 0)
         die("--batch-tokens %lld: not a multiple of the %lld tokens of a sequence (--seq-len)",
             (long long)o->batch_tokens, (long long)T);
     run->batch_sequences = o->batch_tokens / T;
-    if (B == OPTION_UNSET) {
-        B = suggested_tokens / T < 1 ? 1 : suggested_tokens / T;
-        if (B > run->batch_sequences) B = run->batch_sequences;
-        while (run->batch_sequences % B != 0) B--;
-    }
+    if (ranks > run->batch_sequences)
+        die("%lld ranks for the %lld sequences of a step (--batch-tokens / --seq-len): start fewer",
+            (long long)ranks, (long long)run->batch_sequences);
+    if (B == OPTION_UNSET) B = run_choose_micro_batch(run->batch_sequences, suggested_tokens / T, ranks);
     if (run->batch_sequences % B != 0)
         die("--micro-batch %lld: does not divide the %lld sequences of a step (--batch-tokens / --seq-len)",
             (long long)B, (long long)run->batch_sequences);
     run->micro_batch = B;
-    run->grad_accum_steps = run->batch_sequences / B;
+    run->micro_batches = run->batch_sequences / B;
+    if (run->micro_batches < ranks)
+        die("--micro-batch %lld: a step has %lld micro-batches, too few for %lld ranks; lower it",
+            (long long)B, (long long)run->micro_batches, (long long)ranks);
 
     // sizes that overflow an int64_t are refused here: no machine has the memory
     const Config* c = &run->config;
@@ -225,11 +294,12 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
 // Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
 // one being 0, or from the start if there is none. suggested_tokens: size of a micro-batch that suits the
 // trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
-static inline bool run_configure(Run* run, const CommandLine* line, const RunFolder* folder, int candidate,
-                                 int64_t suggested_tokens, Error* err) {
+static inline bool run_configure(Run* run, const CommandLine* line, World* world, const RunFolder* folder,
+                                 int candidate, int64_t suggested_tokens, Error* err) {
     Recipe recipe;
     memset(run, 0, sizeof *run);
     run->mode = line->mode;
+    run->world = world;
     if (candidate < folder->count) {
         checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
         if (!run_read_checkpoint(run, line, err)) return false;
@@ -242,8 +312,13 @@ static inline bool run_configure(Run* run, const CommandLine* line, const RunFol
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
+    bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET;
     options_apply_recipe(&run->options, &recipe);
-    run->table = params_build(&run->config);
+    if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
+    run->table = params_build_for(&run->config, run_ranks(run));
+    run->shard = params_shard(&run->table, world->rank, run_ranks(run));
+    if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH)
+        die("only training and --bench run on %d ranks: start one process alone", world->size);
     if (run->mode == RUN_GENERATE && !o->init)
         die("--generate: with which model? give --init DIR, a checkpoint");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
@@ -264,9 +339,8 @@ static inline void run_free(Run* run) {
 // Was it resumed from a checkpoint?
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }
 
-// Model FLOPs per token, forward and backward: 6 L d T of causal attention, and in total 6 N + 6 L d T, where
-// Model FLOPs per token, forward and backward: 6 per parameter but the input embedding's, and those of the
-// mixers.
+// Model FLOPs per token, forward and backward: those of the mixers, and in total also 6 per parameter but the
+// input embedding's.
 static inline double run_mixer_flops_per_token(const Run* run) {
     return config_mixer_flops(&run->config, run->options.seq_len);
 }
@@ -277,12 +351,22 @@ static inline double run_flops_per_token(const Run* run) {
 // Does the model read bytes? Only the byte tokenizer has a vocabulary of this size.
 static inline bool run_reads_bytes(const Run* run) { return run->config.vocab_size == 257; }
 
-// Opens shards in sequences and micro-batches of the run.
-static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, bool shuffle) {
+// This rank's share of a number of micro-batches.
+static inline DataShare run_share(const Run* run, int64_t micro_batches) {
+    return data_share(micro_batches, run->micro_batch, run->world->rank, run->world->size);
+}
+
+// Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`.
+static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches,
+                                 bool shuffle) {
     Error err;
     const Options* o = &run->options;
-    const DataOptions options = {
-        o->seq_len, run->micro_batch, run->config.vocab_size, config_end_of_text(&run->config), 0,
-        1,          shuffle,          (uint64_t)o->seed};
+    const DataOptions options = {o->seq_len,
+                                 run->micro_batch,
+                                 run_share(run, micro_batches),
+                                 run->config.vocab_size,
+                                 config_end_of_text(&run->config),
+                                 shuffle,
+                                 (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
 }

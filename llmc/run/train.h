@@ -5,17 +5,25 @@ A step of the loop, for a trainer with one step in flight:
 
     queue step s    begin_step, (load_batch, add_gradients) x grad_accum_steps, update
     log step s - 1  finish_step; dies if loss or gradient norm is not finite, where update changed nothing
-    where due       log step s too, then save, validate and sample, in this order
+    where due       log step s too, then begin to save, validate and sample, in this order
 
-At the end of training a checkpoint and a validation are always due. A signal ends the run after the current
-step, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
+A checkpoint is written behind training's back (saver.h), and gets its name after the first step at which all
+ranks have written their parts. At the end of training a checkpoint and a validation are always due. A signal
+ends the run after the current step, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
+
+With several ranks everyone runs this loop, and rank 0 writes the log. What they do next depends only on what
+all of them know: options, and the votes that travel with each step's loss. So they leave the loop, save and
+end together, whichever of them got the signal.
 
 Called by main of the trainers, and only there.
 */
 #pragma once
 
+#include "../tokens/fingerprint.h"
+#include "ranks.h"
 #include "report.h"
 #include "sample.h"
+#include "saver.h"
 #include "schedule.h"
 #include "trainer.h"
 
@@ -27,8 +35,8 @@ Called by main of the trainers, and only there.
 #define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
 // ----------------------------------------------------------------------------
-// signals: SIGINT, SIGTERM and SIGHUP end the run after the current step; a second one of the same kind ends
-// it at once
+// signals: SIGINT, SIGTERM, SIGUSR1 and SIGHUP end the run after the current step; a second one of the same
+// kind ends it at once. SIGUSR1 is the one that mpirun and Slurm pass on to all ranks with time left to save.
 
 static volatile sig_atomic_t run_interrupted;
 
@@ -40,6 +48,7 @@ static inline void run_on_signal(int signal_number) {
 static inline void run_catch_signals(void) {
     signal(SIGINT, run_on_signal);
     signal(SIGTERM, run_on_signal);
+    signal(SIGUSR1, run_on_signal);
     if (signal(SIGHUP, run_on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); // under nohup
 }
 
@@ -50,34 +59,65 @@ typedef struct {
     const Trainer* trainer;
     Model* model;
     Run* run;
+    World* world;
     Logger logger;
     DataLoader data, val_data;
     int64_t val_sequences; // 0: no validation
     LogStep queued[2];     // log lines of steps in flight; step s is in [s % 2]
     int64_t in_flight;
-    double last_time; // when the current step began, in seconds_now()
+    double last_time;           // when the current step began, in seconds_now()
+    StepVotes votes;            // of the step finished last, summed over ranks
+    Saver saver;                // if the run has a folder
+    CheckpointTensors snapshot; // on the host, of this rank's shard: what the saver writes
+    int64_t saving;             // step of the checkpoint in the making, and
+    double saving_waited;       // for how many seconds training has waited for it
 } Training;
 
 // Is something due after `step` that happens every `every` steps? 0: never.
 static inline bool run_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
+// Dies where the data is not the one that the checkpoint was trained on. Ranks must agree on the data, too.
+static inline void training_check_data(Training* t) {
+    Error err;
+    TrainerState* state = &t->run->state;
+    const Options* o = &t->run->options;
+    uint64_t data = 0, val_data = 0;
+    int64_t sequences = dataloader_sequences(&t->data);
+    bool ok = dataloader_fingerprint(&t->data, &data, &err) &&
+              (!o->val_data || dataloader_fingerprint(&t->val_data, &val_data, &err));
+    if (!ok) die("%s", err.msg);
+    const RankField fields[] = {{"shards in --data", data}, {"shards in --val-data", val_data}};
+    ranks_compare(t->world, fields, 2);
+    if (state->fingerprint && state->fingerprint != data && !o->data_changed)
+        die("--data %s: not the data that the run in %s was trained on (%lld sequences now, %lld then); give "
+            "--data-changed to go on with it",
+            o->data, o->out, (long long)sequences, (long long)state->sequences);
+    state->fingerprint = data;
+    state->sequences = sequences;
+}
+
 static inline void training_open(Training* t) {
     Error err;
     const Run* run = t->run;
     const Options* o = &run->options;
-    run_open_data(run, &t->data, o->data, o->shuffle);
+    run_open_data(run, &t->data, o->data, run->micro_batches, o->shuffle);
     if (o->val_data) {
-        run_open_data(run, &t->val_data, o->val_data, false);
+        run_open_data(run, &t->val_data, o->val_data, t->world->size, false);
         int64_t wanted = (o->val_tokens + o->seq_len - 1) / o->seq_len,
                 present = dataloader_sequences(&t->val_data);
         t->val_sequences = wanted < present ? wanted : present;
+        int64_t batches = (t->val_sequences + run->micro_batch - 1) / run->micro_batch;
+        t->val_data.options.share = run_share(run, batches); // nothing has been read
     }
-    if (!logger_open(&t->logger, o->out, &err)) die("%s", err.msg);
+    training_check_data(t);
+    if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
+    if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, (int)o->keep, &err))
+        die("%s", err.msg);
     t->logger.num_steps = run->num_steps;
     t->logger.log_every = o->log_every;
     t->logger.flops_per_token = run_flops_per_token(run);
     t->logger.attention_flops = run_mixer_flops_per_token(run);
-    t->logger.peak_flops = run->peak_flops;
+    t->logger.peak_flops = run->peak_flops * t->world->size;
     dataloader_seek(&t->data, run->state.position);
     if (o->sample_every) { // reports an unreadable vocabulary now instead of at the first sample
         Tokenizer tokenizer = sample_tokenizer(run, false);
@@ -88,22 +128,40 @@ static inline void training_open(Training* t) {
 // ----------------------------------------------------------------------------
 // what is due after a step
 
-// Saves a checkpoint, if the run has a folder. On error, such as a full disk, the run ends; older checkpoints
-// are unchanged.
+// Collective: ends a run whose checkpoint could not be written, with one message of the rank that failed.
+__attribute__((noreturn)) static inline void training_die_unsaved(Training* t, bool mine, const Error* err) {
+    if (!mine) world_barrier(t->world); // until the message of the other rank ends this one
+    die("%s; no checkpoint of step %lld, older ones are unchanged", err->msg, (long long)t->saving);
+}
+
+// Collective: waits for the checkpoint in the making, if there is one, and gives it its name. On error, such
+// as a full disk, the run ends; older checkpoints are unchanged.
+static inline void training_finish_save(Training* t) {
+    Error err;
+    bool mine;
+    char folder[PATH_LENGTH];
+    const char* out = t->run->options.out;
+    if (!out || saver_state(&t->saver) == SAVER_IDLE) return;
+    if (!saver_finish(&t->saver, &mine, &err)) training_die_unsaved(t, mine, &err);
+    checkpoint_path(folder, out, t->saving);
+    logger_checkpoint(&t->logger, t->saving, folder, t->saving_waited);
+    watch_progress(t->world);
+}
+
+// Collective: begins to save a checkpoint, if the run has a folder. Training waits for the copy to the host,
+// and for the checkpoint before this one.
 static inline void training_save(Training* t) {
     Error err;
-    char folder[PATH_LENGTH];
     const Run* run = t->run;
-    const Options* o = &run->options;
-    if (!o->out) return;
-    const CheckpointRecord record = {&run->config, &run->table, o, &run->state};
-    CheckpointTensors tensors = t->trainer->host_open(t->model, true);
-    if (!checkpoint_check_finite(&run->table, &tensors, &err) ||
-        !checkpoint_save(o->out, &record, &tensors, (int)o->keep, &err))
-        die("%s; no checkpoint of step %lld, older ones are unchanged", err.msg, (long long)run->state.step);
-    t->trainer->host_close(t->model, &tensors, false);
-    checkpoint_path(folder, o->out, run->state.step);
-    logger_event(&t->logger, run->state.step, "checkpoint", folder);
+    if (!run->options.out) return;
+    double start = seconds_now();
+    training_finish_save(t);
+    const CheckpointRecord record = {&run->config, &run->table, &run->options, &run->state};
+    t->saving = run->state.step;
+    t->trainer->download(t->model, &t->snapshot);
+    if (!saver_start(&t->saver, &record, &t->snapshot, &err))
+        training_die_unsaved(t, t->world->rank == 0, &err);
+    t->saving_waited = seconds_now() - start;
 }
 
 // Number i of a buffer that evaluate filled.
@@ -111,8 +169,20 @@ static inline double host_number(const Trainer* trainer, const void* buffer, int
     return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
 }
 
-// Measures and logs the loss on the first val_sequences held-out sequences; at the end of the run also by
-// position.
+// Collective: sums what the ranks have measured.
+static inline void training_sum_validation(World* world, LogValidation* v, int64_t T) {
+    double sums[2 * LOG_BUCKETS];
+    for (int i = 0; i < LOG_BUCKETS; i++)
+        sums[i] = v->loss_sum[i], sums[LOG_BUCKETS + i] = (double)v->tokens[i];
+    world_sum(world, sums, 2 * LOG_BUCKETS);
+    for (int i = 0; i < LOG_BUCKETS; i++)
+        v->loss_sum[i] = sums[i], v->tokens[i] = (int64_t)sums[LOG_BUCKETS + i];
+    v->seq_len = T;
+    watch_progress(world);
+}
+
+// Collective: measures and logs the loss on the first val_sequences held-out sequences, each rank on its
+// share; at the end of the run also by position.
 static inline void training_validate(Training* t) {
     const Run* run = t->run;
     const int64_t B = run->micro_batch, T = run->options.seq_len;
@@ -120,8 +190,9 @@ static inline void training_validate(Training* t) {
     memset(&v, 0, sizeof v);
     double start = seconds_now();
     void* losses = xcalloc((size_t)(B * T), (size_t)t->trainer->element_bytes);
+    const DataShare* share = &t->val_data.options.share;
     dataloader_seek(&t->val_data, 0);
-    for (int64_t i = 0; i < t->val_sequences; i += B) {
+    for (int64_t i = share->first; i < share->first + share->count; i += B) {
         int64_t sequences = t->val_sequences - i < B ? t->val_sequences - i : B;
         t->trainer->load_batch(t->model, &t->val_data);
         t->trainer->evaluate(t->model, losses, NULL, NULL);
@@ -129,13 +200,16 @@ static inline void training_validate(Training* t) {
             log_validation_add(&v, k % T, host_number(t->trainer, losses, k));
     }
     free(losses);
+    training_sum_validation(t->world, &v, T);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
     logger_validation(&t->logger, run->state.step, &v);
     if (run->state.step >= run->last_step) run_print_by_position(&v);
 }
 
+// Rank 0 generates a sample; the others wait with their next collective.
 static inline void training_sample(Training* t) {
+    if (t->world->rank != 0) return;
     int64_t n = t->run->options.generate;
     ByteBuffer text = sample_generate(t->run, n == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : n, NULL,
                                       t->trainer, t->model);
@@ -146,8 +220,10 @@ static inline void training_sample(Training* t) {
 // ----------------------------------------------------------------------------
 // training
 
-// Ends a run whose loss or gradient norm is not finite; names the first tensor that is not.
+// Collective: ends a run whose loss or gradient norm is not finite. The first rank whose own part is not
+// finite names the first such tensor.
 __attribute__((noreturn)) static inline void training_die_not_finite(const Training* t, const LogStep* line) {
+    ranks_wait_turn(t->world, !line->own_finite);
     const char* weight = t->trainer->first_not_finite(t->model, false);
     const char* name = weight ? weight : t->trainer->first_not_finite(t->model, true);
     die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not "
@@ -161,12 +237,32 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
     for (; t->in_flight > remaining; t->in_flight--) {
         LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % 2];
         t->trainer->finish_step(t->model, line);
-        if (!isfinite(line->loss) || !isfinite(line->grad_norm)) training_die_not_finite(t, line);
+        if (!isfinite(line->loss) || !isfinite(line->grad_norm)) {
+            training_finish_save(t); // of an earlier step
+            training_die_not_finite(t, line);
+        }
+        t->votes = line->votes;
         double now = seconds_now();
         line->seconds = now - t->last_time;
         t->last_time = now;
         logger_step(&t->logger, line);
     }
+}
+
+// What this rank tells the others with a step.
+static inline StepVotes training_votes(const Training* t) {
+    SaverState saving = t->run->options.out ? saver_state(&t->saver) : SAVER_IDLE;
+    StepVotes votes = {run_interrupted ? 1.0 : 0.0, saving == SAVER_WRITTEN ? 1.0 : 0.0,
+                       saving == SAVER_FAILED ? 1.0 : 0.0};
+    return votes;
+}
+
+// Tells the watch that this rank comes along. First steps take longer: kernels are loaded, GEMM algorithms
+// chosen.
+static inline void training_progress(Training* t) {
+    const double first_step = 600;
+    watch_progress(t->world);
+    if (t->logger.steps == 0) watch_allow(t->world, first_step);
 }
 
 // Queues one optimizer step and advances the state past it.
@@ -176,12 +272,16 @@ static inline void training_queue_step(Training* t) {
     int64_t step_tokens = t->run->batch_sequences * o->seq_len;
     double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
     AdamWParams adamw = options_adamw(o, lr, state->step + 1);
+    int64_t mine = t->data.options.share.count / t->run->micro_batch;
     t->trainer->begin_step(t->model);
-    for (int64_t i = 0; i < t->run->grad_accum_steps; i++) {
+    for (int64_t i = 0; i < run_rank_batches(t->run); i++) {
+        training_progress(t); // as often on all ranks, though one may have a micro-batch less
+        if (i >= mine) continue;
         t->trainer->load_batch(t->model, &t->data);
-        t->trainer->add_gradients(t->model, step_tokens);
+        t->trainer->add_gradients(t->model, step_tokens, i + 1 == mine);
     }
-    t->trainer->update(t->model, &adamw, o->grad_clip);
+    StepVotes votes = training_votes(t);
+    t->trainer->update(t->model, &adamw, o->grad_clip, &votes);
     state->step++;
     state->tokens += step_tokens;
     state->position = dataloader_position(&t->data);
@@ -192,13 +292,45 @@ static inline void training_queue_step(Training* t) {
     t->in_flight++;
 }
 
-// Trains from run->state to run->last_step, or until a signal. Returns the exit code.
-static inline int train(const Trainer* trainer, Model* model, Run* run) {
+// Has a rank got a signal? Alone it is known at once, with several ranks from the votes of a step.
+static inline bool training_stops(const Training* t) {
+    return t->world->size == 1 ? run_interrupted : t->votes.stop > 0;
+}
+
+// The training loop, until the last step or a signal. Returns whether the present state is saved already.
+static inline bool training_loop(Training* t) {
+    const Trainer* trainer = t->trainer;
+    const Options* o = &t->run->options;
+    TrainerState* state = &t->run->state;
+    bool saved = run_resumed(t->run);
+    while (state->step < t->run->last_step && !training_stops(t)) {
+        training_queue_step(t);
+        bool last = state->step == t->run->last_step;
+        bool validates = t->val_sequences && (last || run_due(o->val_every, state->step));
+        bool samples = run_due(o->sample_every, state->step);
+        saved = last || run_due(o->save_every, state->step);
+        bool due = saved || validates || samples;
+        training_finish_steps(t, due ? 0 : trainer->steps_in_flight);
+        if (t->votes.failed > 0 || t->votes.written == t->world->size) training_finish_save(t);
+        if (!due) continue;
+        if (saved) training_save(t);
+        if (validates) training_validate(t);
+        if (samples) training_sample(t);
+        t->last_time = seconds_now();
+    }
+    training_finish_steps(t, 0);
+    return saved;
+}
+
+// Trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy of the rank's
+// shard, if the run has a folder. Returns the exit code.
+static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot) {
     const Options* o = &run->options;
     TrainerState* state = &run->state;
     char text[64];
     Training* t = (Training*)xcalloc(1, sizeof *t);
-    t->trainer = trainer, t->model = model, t->run = run;
+    t->trainer = trainer, t->model = model, t->run = run, t->world = run->world;
+    t->snapshot = *snapshot;
     training_open(t);
     run_catch_signals();
     run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
@@ -211,25 +343,12 @@ static inline int train(const Trainer* trainer, Model* model, Run* run) {
                (long long)run->last_step);
     printf("%s", run->device);
 
-    bool saved = run_resumed(run); // the present state
     t->last_time = seconds_now();
     if (t->val_sequences && state->step >= run->last_step) training_validate(t);
-    while (state->step < run->last_step && !run_interrupted) {
-        training_queue_step(t);
-        bool last = state->step == run->last_step;
-        bool validates = t->val_sequences && (last || run_due(o->val_every, state->step));
-        bool samples = run_due(o->sample_every, state->step);
-        saved = last || run_due(o->save_every, state->step);
-        bool due = saved || validates || samples;
-        training_finish_steps(t, due ? 0 : trainer->steps_in_flight);
-        if (!due) continue;
-        if (saved) training_save(t);
-        if (validates) training_validate(t);
-        if (samples) training_sample(t);
-        t->last_time = seconds_now();
-    }
-    training_finish_steps(t, 0);
+    bool saved = training_loop(t);
     if (!saved) training_save(t); // after a signal, or with --max-steps 0
+    training_finish_save(t);
+    if (o->out) saver_close(&t->saver);
     logger_close(&t->logger);
     dataloader_close(&t->data);
     if (o->val_data) dataloader_close(&t->val_data);
@@ -258,7 +377,7 @@ static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
     void* grads = xcalloc((size_t)table->count, (size_t)element_bytes);
     void* logits =
         BT * V * element_bytes <= DUMP_LOGITS_BYTES ? xcalloc((size_t)(BT * V), (size_t)element_bytes) : NULL;
-    run_open_data(run, &data, run->options.data, run->options.shuffle);
+    run_open_data(run, &data, run->options.data, 1, run->options.shuffle);
     trainer->load_batch(model, &data);
     trainer->evaluate(model, losses, logits, grads);
     dataloader_close(&data);
@@ -285,38 +404,51 @@ static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
 // ----------------------------------------------------------------------------
 // main
 
-// Draws the initial weights into w [table->count], floats or doubles. Element i of tensor r depends only on
-// (seed, r, i).
-static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Config* config,
-                                uint64_t seed) {
+// Draws the initial weights of the rank's shard into w, floats or doubles. Element i of tensor r depends only
+// on (seed, r, i).
+static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Shard* shard,
+                                const Config* config, uint64_t seed) {
     for (int r = 0; r < table->num_rows; r++) {
         const Param* p = &table->rows[r];
+        const TensorRange range = tensor_range(p, shard);
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < p->count; i++) {
-            double x = params_initial_value(table, config, r, i, seed);
+        for (int64_t i = 0; i < range.count; i++) {
+            double x = params_initial_value(table, config, r, range.first + i, seed);
             if (element_bytes == 8)
-                ((double*)w)[p->offset + i] = x;
+                ((double*)w)[range.local + i] = x;
             else
-                ((float*)w)[p->offset + i] = (float)x;
+                ((float*)w)[range.local + i] = (float)x;
         }
     }
 }
 
-// Sets the model's weights: with the moments from the checkpoint to resume, from --init, or drawn from the
-// seed. Fails if the checkpoint is damaged; the model is then of no further use.
-static inline bool load_weights(const Trainer* trainer, Model* model, const Run* run, Error* err) {
+// Host memory for a rank's shard of weights, and with `moments` of AdamW's.
+static inline CheckpointTensors host_tensors_new(const Trainer* trainer, const Run* run, bool moments) {
+    const size_t bytes = (size_t)shard_count(&run->shard) * (size_t)trainer->element_bytes;
+    char* memory = (char*)trainer->host_alloc((moments ? 3 : 1) * bytes);
+    CheckpointTensors t = {memory, moments ? memory + bytes : NULL, moments ? memory + 2 * bytes : NULL,
+                           trainer->element_bytes};
+    return t;
+}
+
+// Collective: fills t with the weights and moments of the checkpoint to resume, with the weights of --init,
+// or with weights drawn from the seed; moments are then zero. Fails if the checkpoint is damaged.
+static inline bool load_weights(const CheckpointTensors* t, const Run* run, Error* err) {
     const char* init = run->options.init;
-    CheckpointTensors t = trainer->host_open(model, false);
-    bool ok = true;
+    const bool moments = t->m != NULL;
+    const CheckpointTensors weights = {t->w, NULL, NULL, t->element_bytes};
+    const size_t bytes = (size_t)(shard_count(&run->shard) * t->element_bytes);
+    bool mine;
     if (run_resumed(run))
-        ok = checkpoint_load_weights(run->checkpoint, &run->table, t.w, t.element_bytes, err) &&
-             checkpoint_load_optimizer(run->checkpoint, &run->table, t.m, t.v, t.element_bytes, err);
-    else if (!init)
-        draw_weights(t.w, t.element_bytes, &run->table, &run->config, (uint64_t)run->options.seed);
-    else if (!checkpoint_load_weights(init, &run->table, t.w, t.element_bytes, err))
+        return checkpoint_load(run->checkpoint, &run->record, &run->table, &run->shard, t, run->world, &mine,
+                               err);
+    memset(t->w, 0, (moments ? 3 : 1) * bytes);
+    if (!init)
+        draw_weights(t->w, t->element_bytes, &run->table, &run->shard, &run->config,
+                     (uint64_t)run->options.seed);
+    else if (!checkpoint_load(init, NULL, &run->table, &run->shard, &weights, run->world, &mine, err))
         die("%s", err->msg);
-    trainer->host_close(model, &t, ok);
-    return ok;
+    return true;
 }
 
 // Does what the run's mode asks for. Returns the exit code, or RUN_DAMAGED if the checkpoint's weights cannot
@@ -327,11 +459,16 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         trainer->print_plan(run);
         return exit_code;
     }
+    ranks_compare_model(run);
     Model* model = trainer->open(run);
-    if (!load_weights(trainer, model, run, err))
+    CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
+    bool loaded = load_weights(&host, run, err);
+    if (loaded) trainer->upload(model, &host);
+    if (run->mode != RUN_TRAIN || !run->options.out) trainer->host_free(host.w), host.w = NULL;
+    if (!loaded)
         exit_code = RUN_DAMAGED;
     else if (run->mode == RUN_TRAIN)
-        exit_code = train(trainer, model, run);
+        exit_code = train(trainer, model, run, &host);
     else if (run->mode == RUN_DUMP)
         dump(trainer, model, run);
     else if (run->mode == RUN_GENERATE)
@@ -340,14 +477,19 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         printf("%s", run->device);
         trainer->bench(model, run);
     }
+    if (host.w) trainer->host_free(host.w);
     trainer->close(model);
     return exit_code;
 }
 
 // The program: returns the exit code of main.
 static inline int run_main(int argc, char** argv, const Trainer* trainer) {
-    const CommandLine line = command_line_parse(argc, argv, trainer->summary);
-    RunFolder folder = run_folder_open(&line);
+    guard_standard_streams();
+    World* world = world_identify(&argc, &argv);
+    const CommandLine line = command_line_parse(argc, argv, trainer->summary, world);
+    world_connect(world, (double)line.options.timeout);
+    ranks_compare_start(world, argc, argv, trainer->element_bytes);
+    RunFolder folder = run_folder_open(&line, world);
     int exit_code = RUN_DAMAGED;
     for (int candidate = 0; exit_code == RUN_DAMAGED; candidate++) {
         Error err;
@@ -355,12 +497,13 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
         if (candidate > 0 && candidate == folder.count)
             die("%s: none of its %d checkpoints can be read; move them away to start anew", line.options.out,
                 folder.count);
-        if (run_configure(&run, &line, &folder, candidate, trainer->suggested_tokens, &err))
+        if (run_configure(&run, &line, world, &folder, candidate, trainer->suggested_tokens, &err))
             exit_code = run_work(trainer, &run, &err);
         if (exit_code == RUN_DAMAGED) warn("%s; going back to the checkpoint before it", err.msg);
         run_free(&run);
     }
     free(folder.steps);
     if (folder.lock >= 0) close(folder.lock);
+    world_close(world);
     return exit_code;
 }

@@ -4,14 +4,17 @@ What a trainer supplies to the run skeleton (train.h): a few facts and the funct
 Order of the calls:
 
     print_plan                                                    --dry-run
-    open -> host_open -> host_close (weights) -> ... -> close     else, where ... is one of
+    open -> upload (weights) -> ... -> close                      else, where ... is one of
 
     training    per step: begin_step, (load_batch, add_gradients) x grad_accum_steps, update, and finish_step
-                of the oldest step in flight. Where due: host_open and host_close to save, (load_batch,
-                evaluate) x n to validate, and as --generate to sample
+                of the oldest step in flight. Where due: download to save, (load_batch, evaluate) x n to
+                validate, and as --generate to sample
     --dump      load_batch, evaluate
     --bench     bench
     --generate  states_new, decode for every token, states_free
+
+With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
+differ in grad_accum_steps, and a step ends with the sums over all of them.
 
 B is run->micro_batch and T is --seq-len. With steps_in_flight N > 0 the work of a step is queued, and
 finish_step waits for it when N more steps are queued: the device never waits for the host.
@@ -41,22 +44,27 @@ typedef struct {
     Model* (*open)(Run* run);
     void (*close)(Model* model);
 
-    // Weights and moments on the host. host_open allocates buffers and, if `read`, copies the model's values
-    // to them. host_close, if `write`, copies the buffers' values to the model, and frees them. The CPU
-    // trainer uses the model's own buffers.
-    CheckpointTensors (*host_open)(Model* model, bool read);
-    void (*host_close)(Model* model, CheckpointTensors* tensors, bool write);
+    // Host memory that is copied to and from the device at full speed; dies where there is none.
+    void* (*host_alloc)(size_t bytes);
+    void (*host_free)(void* memory);
+    // The rank's shard of weights and moments: from the model to the host, and back, where all ranks then get
+    // the weights. m and v are NULL without training.
+    void (*download)(Model* model, const CheckpointTensors* to);
+    void (*upload)(Model* model, const CheckpointTensors* from);
 
     void (*load_batch)(Model* model, DataLoader* data); // next micro-batch [B,T]
     void (*begin_step)(Model* model);                   // loss and gradients are zero
-    // Adds the loaded batch's loss and gradients, as its share of the mean over step_tokens.
-    void (*add_gradients)(Model* model, int64_t step_tokens);
-    // Gradient norm, clipping to grad_clip (0: none), AdamW; no update where loss or norm is not finite.
-    void (*update)(Model* model, const AdamWParams* adamw, double grad_clip);
-    // Waits for the oldest step in flight and fills the line's loss, grad_norm, num_layers and pruned, which
-    // is valid until the next call; step_tokens is filled already.
+    // Adds the loaded batch's loss and gradients, as its share of the mean over step_tokens. `last`: of this
+    // rank's in the step.
+    void (*add_gradients)(Model* model, int64_t step_tokens, bool last);
+    // Gradient norm, clipping to grad_clip (0: none), AdamW; no update where loss or norm is not finite. The
+    // votes of all ranks are added up.
+    void (*update)(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes);
+    // Waits for the oldest step in flight and fills the line's loss, grad_norm, own_finite, votes,
+    // num_layers, pruned and, with several ranks, times, which are valid until the next call; step_tokens is
+    // filled already.
     void (*finish_step)(Model* model, LogStep* line);
-    // Name of the first tensor whose gradient, or weight, is not finite; NULL: none.
+    // Name of the first tensor whose gradient, or weight, is not finite on this rank; NULL: none.
     const char* (*first_not_finite)(Model* model, bool gradients);
     // Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is NULL, the
     // backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's numbers,

@@ -10,9 +10,13 @@ A dataset is the list of shards that match a pattern, sorted by name. Its n sequ
                       window never extends into the next shard.
 After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation.
 
-A global batch is the next world * B sequences; rank r gets the r-th group of B. The only state is the
-position, the number of sequences consumed by all ranks. A resumed run therefore continues exactly, even with
-another number of ranks.
+All ranks together consume the next `stride` sequences, those of an optimizer step; this loader reads `count`
+of them, from the `first` on, in batches of B. The only state between steps is the position, the number of
+sequences consumed by all ranks. A resumed run therefore continues exactly, even with another number of ranks.
+
+    stride 12, 3 ranks, B 2      position                                   position + 12
+    ranks                        |0 0|0 0|1 1|1 1|2 2|2 2|                  |0 0|...
+    first 4, count 4: rank 1              ^   ^ its batches
 
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
 would be SIGBUS. Errors are reported with the batch that they affect, after all batches before it.
@@ -30,11 +34,16 @@ enum {
     DATALOADER_OPEN_FILES = 64 // a dataset may have more shards than a process may have open files
 };
 
+// Sequences, as above: first and count are multiples of B.
 typedef struct {
-    int64_t seq_len, batch; // T, and B per rank
-    int64_t vocab_size;     // of the model; every token id must be below it
-    int64_t end_of_text;    // first input of a document's sequences
-    int rank, world;
+    int64_t stride, first, count;
+} DataShare;
+
+typedef struct {
+    int64_t seq_len, batch; // T and B
+    DataShare share;
+    int64_t vocab_size;  // of the model; every token id must be below it
+    int64_t end_of_text; // first input of a document's sequences
     bool shuffle;
     uint64_t seed; // of the shuffle
 } DataOptions;
@@ -62,7 +71,8 @@ typedef struct {
     int64_t sequences; // n = items * columns
     // owned by the caller's thread
     int64_t position;
-    bool started; // the reading thread exists
+    int64_t taken; // of the loader's `count` sequences at this position
+    bool started;  // the reading thread exists
     pthread_t thread;
     // owned by the reading thread: a cache of descriptors, indexed by shard number modulo its size
     struct {
@@ -72,7 +82,8 @@ typedef struct {
     // shared, protected by the lock. The caller's thread owns filled batches, the reading thread the others
     DataBatch ring[DATALOADER_RING];
     int64_t head, filled;  // batches head, ..., head + filled - 1 (modulo the ring's size) are filled
-    int64_t read_position; // position of the next batch to read
+    int64_t read_position; // of the next batch to read, and
+    int64_t read_taken;    // the sequences read before it at this position
     int64_t seeks;         // number of seeks; the reading thread discards a batch during which it changed
     bool stop;
     pthread_mutex_t lock;
@@ -153,7 +164,6 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
                     (long long)T + 1);
     loader->doc_len = loader->shards[0].header.doc_len;
     loader->sequences = loader->items * (loader->doc_len > 0 ? loader->doc_len / T : 1);
-    if (loader->options.rank != 0) return true;
     if (num_too_short > 0)
         warn("%lld of %lld shards are not used, for example %s: shorter than the %lld tokens of a sequence "
              "and its last target",
@@ -220,6 +230,14 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     return true;
 }
 
+// Past the next batch: after the loader's last one of a stride comes the first one of the next.
+static inline void dataloader_advance(const DataOptions* o, int64_t* position, int64_t* taken) {
+    *taken += o->batch;
+    if (*taken < o->share.count) return;
+    *taken = 0;
+    *position += o->share.stride;
+}
+
 // The reading thread: keeps the ring filled until stopped.
 static inline void* dataloader_thread(void* argument) {
     DataLoader* loader = (DataLoader*)argument;
@@ -231,15 +249,15 @@ static inline void* dataloader_thread(void* argument) {
             continue;
         }
         DataBatch* batch = &loader->ring[(loader->head + loader->filled) % DATALOADER_RING];
-        int64_t position = loader->read_position, seeks = loader->seeks;
+        int64_t first = loader->read_position + o->share.first + loader->read_taken, seeks = loader->seeks;
         pthread_mutex_unlock(&loader->lock);
-        batch->ok = true; // this rank's part of the global batch
+        batch->ok = true;
         for (int64_t b = 0; batch->ok && b < o->batch; b++)
-            batch->ok = dataloader_read_sequence(loader, position + o->rank * o->batch + b,
-                                                 batch->tokens + b * (o->seq_len + 1), &batch->err);
+            batch->ok = dataloader_read_sequence(loader, first + b, batch->tokens + b * (o->seq_len + 1),
+                                                 &batch->err);
         pthread_mutex_lock(&loader->lock);
         if (seeks != loader->seeks) continue;
-        loader->read_position += o->batch * o->world;
+        dataloader_advance(o, &loader->read_position, &loader->read_taken);
         loader->filled++;
         pthread_cond_signal(&loader->batch_filled);
     }
@@ -270,6 +288,14 @@ static inline void dataloader_close(DataLoader* loader) {
     memset(loader, 0, sizeof *loader);
 }
 
+// The share of a rank of `world` in `batches` batches of B sequences: contiguous, and at most one batch more
+// than another rank's.
+static inline DataShare data_share(int64_t batches, int64_t B, int rank, int world) {
+    int64_t begin = batches * rank / world, end = batches * (rank + 1) / world;
+    DataShare share = {batches * B, begin * B, (end - begin) * B};
+    return share;
+}
+
 // Opens the shards that match `patterns` (shell patterns, separated by commas) at position 0. Reads headers
 // only; tokens are read from the first dataloader_next on. The loader must not move in memory until it is
 // closed. On error there is nothing to close.
@@ -282,8 +308,12 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, con
     if (options->end_of_text < 0 || options->end_of_text >= V)
         return fail(err, "'%s': the end-of-text token %lld is outside the vocabulary of %lld", patterns,
                     (long long)options->end_of_text, (long long)V);
-    if (options->rank < 0 || options->rank >= options->world)
-        return fail(err, "'%s': there is no rank %d of %d", patterns, options->rank, options->world);
+    const DataShare* share = &options->share;
+    if (share->first < 0 || share->count < 0 || share->count > share->stride - share->first ||
+        share->first % B != 0 || share->count % B != 0)
+        return fail(err, "'%s': sequences %lld to %lld of %lld are not batches of %lld", patterns,
+                    (long long)share->first, (long long)(share->first + share->count),
+                    (long long)share->stride, (long long)B);
     memset(loader, 0, sizeof *loader);
     loader->options = *options;
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++) loader->open_files[i].shard = -1;
@@ -302,7 +332,8 @@ static inline bool dataloader_open(DataLoader* loader, const char* patterns, con
 // The number of sequences in an epoch, over all ranks.
 static inline int64_t dataloader_sequences(const DataLoader* loader) { return loader->sequences; }
 
-// The number of sequences consumed by all ranks. A checkpoint stores it; a resumed run seeks to it.
+// The number of sequences consumed by all ranks, between two strides. A checkpoint stores it; a resumed run
+// seeks to it.
 static inline int64_t dataloader_position(const DataLoader* loader) { return loader->position; }
 
 // Makes the next batch the one at `position`. Dies if the position is negative or above INT64_MAX / 2, the
@@ -312,6 +343,7 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
         die("%lld is not a position in a dataset", (long long)position);
     pthread_mutex_lock(&loader->lock);
     loader->position = loader->read_position = position;
+    loader->taken = loader->read_taken = 0;
     loader->filled = 0;
     loader->seeks++;
     pthread_cond_signal(&loader->batch_wanted);
@@ -319,7 +351,8 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
 }
 
 // Copies the next batch to inputs [B,T] and targets [B,T] and advances the position. On error the outputs are
-// undefined, the position is unchanged, and calls return the same error until a seek. Not thread-safe.
+// undefined, the position is unchanged, and calls return the same error until a seek. Not thread-safe. Not to
+// be called where count is 0.
 static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t* targets, Error* err) {
     if (!loader->started) {
         int rc = pthread_create(&loader->thread, NULL, dataloader_thread, loader);
@@ -346,6 +379,6 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
     loader->filled--;
     pthread_cond_signal(&loader->batch_wanted);
     pthread_mutex_unlock(&loader->lock);
-    loader->position += loader->options.batch * loader->options.world;
+    dataloader_advance(&loader->options, &loader->position, &loader->taken);
     return true;
 }

@@ -4,6 +4,7 @@ GPUs and the profiling ranges.
 
     test_update [quick] [SEED]     quick: no buffers of more than 2^31 elements, for compute-sanitizer
 */
+#include <algorithm>
 #include "../../../llmc/cuda/adamw.cuh"
 #include "../../../llmc/cuda/classifier.cuh"
 #include "../../../llmc/cuda/device.cuh"
@@ -223,52 +224,71 @@ static void test_classifier_big() {
 
 // A table of tensors of these lengths: negative for a frozen one, even for a matrix. Offsets are multiples of
 // align.
-static ParamTable table_of(const vector<int64_t>& lengths, int64_t align = 1) {
+static ParamTable table_of(const vector<int64_t>& lengths, int64_t align = 1, int ranks = 1) {
     ParamTable t;
     memset(&t, 0, sizeof t);
     t.rows = (Param*)xcalloc(lengths.size(), sizeof(Param));
+    t.buckets = (int64_t*)xcalloc(lengths.size() + 1, sizeof(int64_t));
     for (int64_t n : lengths) {
         Param* p = &t.rows[t.num_rows++];
+        if (ranks > 1) params_begin_bucket(&t, PARAM_ALIGN * ranks);
         p->trainable = n > 0;
         p->count = n < 0 ? -n : n;
         p->decays = p->count % 2 == 0;
         p->offset = ceil_div(t.count, align) * align;
         t.count = p->offset + p->count;
+        p->fp32 = p->count < 16 ? t.fp32_count : -1;
+        if (p->fp32 >= 0) t.fp32_count += p->count;
     }
+    if (ranks == 1) t.num_buckets = 1;
+    params_begin_bucket(&t, ranks > 1 ? PARAM_ALIGN * ranks : 1);
+    t.num_buckets--;
     return t;
 }
 
-static vector<ParamChunk> chunks_of(const ParamTable* t, int64_t begin, int64_t end) {
-    vector<ParamChunk> chunks(param_chunks(NULL, t, begin, end));
-    CHECK(param_chunks(chunks.data(), t, begin, end) == (int64_t)chunks.size(),
-          "two counts of the chunks differ");
+// The chunks of a rank's parts of all buckets.
+static vector<ParamChunk> chunks_of(const ParamTable* t, int rank = 0, int ranks = 1) {
+    const Shard shard = {rank, ranks, t->num_buckets, t->buckets};
+    vector<ParamChunk> chunks;
+    for (int b = 0; b < t->num_buckets; b++) {
+        vector<ParamChunk> more(param_chunks(NULL, t, &shard, b));
+        CHECK(param_chunks(more.data(), t, &shard, b) == (int64_t)more.size(),
+              "two counts of the chunks differ");
+        chunks.insert(chunks.end(), more.begin(), more.end());
+    }
     return chunks;
 }
 
-static void test_chunks() {
-    ParamTable t = table_of({5, 40000, -12, 1, 3, 16384, 100002, -7, 2});
-    const int64_t cuts[] = {0, 16, 20000, 40020, 140000, t.count};
-    int64_t at = 0;
-    int r = 0;
-    for (int s = 0; s < 5; s++)
-        for (const ParamChunk& c : chunks_of(&t, cuts[s], cuts[s + 1])) {
-            while (r < t.num_rows && at >= t.rows[r].offset + t.rows[r].count) r++;
+// Every element of every tensor is in one chunk of one rank, whose shard holds them without overlaps.
+static void test_chunks(int ranks) {
+    ParamTable t = table_of({5, 40000, -12, 1, 3, 16384, 100002, -7, 2}, 1, ranks);
+    vector<int> seen(t.count);
+    for (int rank = 0; rank < ranks; rank++) {
+        const Shard shard = {rank, ranks, t.num_buckets, t.buckets};
+        vector<int> local(shard_count(&shard));
+        for (const ParamChunk& c : chunks_of(&t, rank, ranks)) {
+            int r = 0;
+            while (c.begin >= t.rows[r].offset + t.rows[r].count) r++;
             const Param* p = &t.rows[r];
-            CHECK(c.begin == at && c.count > 0 && c.count <= CHUNK_SIZE, "chunk at %d of %d", (int)c.begin,
-                  c.count);
-            CHECK(c.begin >= cuts[s] && c.begin + c.count <= cuts[s + 1], "chunk outside its shard");
-            CHECK(c.begin + c.count <= p->offset + p->count, "chunk beyond the end of its tensor");
+            CHECK(c.count > 0 && c.count <= CHUNK_SIZE, "chunk at %d of %d", (int)c.begin, c.count);
+            CHECK(c.begin >= p->offset && c.begin + c.count <= p->offset + p->count, "chunk of two tensors");
             CHECK(c.trainable == p->trainable && c.decays == p->decays, "flags of tensor %d", r);
-            at += c.count;
+            CHECK(c.fp32 == (p->fp32 < 0 ? -1 : p->fp32 + c.begin - p->offset), "fp32 copy of tensor %d", r);
+            CHECK((c.local - c.begin) % 4 == 0 && (ranks > 1 || c.local == c.begin), "place in the shard");
+            for (int i = 0; i < c.count; i++) seen[c.begin + i]++, local[c.local + i]++;
         }
-    CHECK(at == t.count, "chunks cover %d of %d elements", (int)at, (int)t.count);
-    CHECK(chunks_of(&t, 7, 7).empty(), "chunks in an empty range");
-    ParamChunks uploaded = param_chunks_upload(&t, 0, t.count);
-    vector<ParamChunk> host(uploaded.count);
-    CUDA_CHECK(
-        cudaMemcpy(host.data(), uploaded.chunks, host.size() * sizeof host[0], cudaMemcpyDeviceToHost));
-    CHECK(same_bits(host, chunks_of(&t, 0, t.count)), "uploaded chunks differ");
-    CUDA_CHECK(cudaFree(uploaded.chunks));
+        CHECK(*std::max_element(local.begin(), local.end()) == 1, "parts of a shard overlap");
+        ParamChunks uploaded = param_chunks_upload(&t, &shard);
+        vector<ParamChunk> host(uploaded.count);
+        CUDA_CHECK(
+            cudaMemcpy(host.data(), uploaded.chunks, host.size() * sizeof host[0], cudaMemcpyDeviceToHost));
+        CHECK(same_bits(host, chunks_of(&t, rank, ranks)), "uploaded chunks differ");
+        CHECK(uploaded.first[t.num_buckets] == uploaded.count, "chunks outside the buckets");
+        param_chunks_free(&uploaded);
+    }
+    for (int r = 0; r < t.num_rows; r++)
+        for (int64_t i = t.rows[r].offset; i < t.rows[r].offset + t.rows[r].count; i++)
+            CHECK(seen[i] == 1, "element %d of tensor %d is in %d chunks", (int)i, r, seen[i]);
     params_free(&t);
 }
 
@@ -279,26 +299,42 @@ struct Optimizer {
     Buffer<ParamChunk> d_chunks;
     Buffer<StepStats> stats;
     Buffer<double> partial;
-    Buffer<float> w, g, m, v, losses;
+    Buffer<float> w, g, m, v, losses, fp32;
     Buffer<bf16> copy;
     AdamWParams params = {0, 0.9, 0.95, 1e-8, 0.1, 0}; // but for lr and step
     double clip = 1;
 
     explicit Optimizer(const ParamTable& t)
-        : table(t), chunks(chunks_of(&t, 0, t.count)), d_chunks(chunks), stats(1), partial(chunks.size()),
-          w(t.count), g(w.n), m(w.n), v(w.n), losses(1000), copy(w.n) {}
+        : table(t), chunks(chunks_of(&t)), d_chunks(chunks), stats(1), partial(chunks.size()), w(t.count),
+          g(w.n), m(w.n), v(w.n), losses(1000), fp32(t.fp32_count + 1), copy(w.n) {}
+    AdamWTensors tensors() { return {copy, fp32, g, w, m, v}; }
+    ParamChunks list() { return {d_chunks, (int64_t)chunks.size(), NULL}; }
     // The whole end of a step, queued without a wait in between.
     void step(double lr, int64_t number) {
-        ParamChunks list = {d_chunks, (int64_t)chunks.size()};
-        AdamWTensors tensors = {copy, w, g, m, v};
+        ParamChunks all = list();
+        AdamWTensors t = tensors();
         params.lr = lr, params.step = number;
         CUDA_CHECK(cudaMemsetAsync(stats, 0, sizeof(StepStats)));
         loss_add(stats, losses, (int64_t)losses.n, 0);
-        global_norm(stats, partial, g, &list, 0);
-        global_norm_finish(stats, clip, 0);
-        adamw_update(&tensors, &list, stats, &params, 0);
+        chunk_squares(partial, g, &all, 0);
+        global_norm(stats, partial, all.count, 0);
+        global_norm_finish(stats, clip, true, 0);
+        adamw_update(&t, &all, stats, &params, 0);
     }
 };
+
+// The weights' copies in bf16, and of short tensors in fp32.
+static void check_copies(Optimizer& a, const vector<float>& w) {
+    vector<bf16> copy = a.copy.host();
+    vector<float> fp32 = a.fp32.host();
+    int bad = 0;
+    for (int r = 0; r < a.table.num_rows; r++)
+        for (int64_t i = 0; i < a.table.rows[r].count; i++) {
+            int64_t k = a.table.rows[r].offset + i, at = a.table.rows[r].fp32;
+            bad += value(copy[k]) != value(rounded<bf16>(w[k])) || (at >= 0 && fp32[at + i] != w[k]);
+        }
+    CHECK(bad == 0, "%d of the copies' elements are wrong", bad);
+}
 
 static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
     snprintf(test_case, sizeof test_case, "AdamW, %zu tensors at multiples of %d", lengths.size(),
@@ -310,11 +346,10 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
     a.w = w0;
     a.losses = losses;
     a.m.zero(), a.v.zero();
-    weights_copy(a.copy, a.w, (int64_t)n, 0);
-    vector<bf16> copy = a.copy.host();
-    int bad = 0;
-    for (size_t i = 0; i < n; i++) bad += value(copy[i]) != value(rounded<bf16>(w0[i]));
-    CHECK(bad == 0, "%d of the copy's elements are wrong", bad);
+    ParamChunks all = a.list();
+    AdamWTensors tensors = a.tensors();
+    weights_copy(&tensors, &all, 0);
+    check_copies(a, w0);
 
     vector<double> w(w0.begin(), w0.end()), m(n), v(n);
     for (int64_t step = 1; step <= 4; step++) {
@@ -341,7 +376,7 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
         CHECK(stats.finite == 1, "a finite step counts as not finite");
         double error = noted("norm", fabs(stats.norm / norm - 1));
         CHECK(error < 1e-7, "norm %.9g, not %.9g", stats.norm, norm);
-        CHECK(fabs(stats.loss - loss) < 1e-9 * fabs(loss), "loss %.12g, not %.12g", stats.loss, loss);
+        CHECK(fabs(stats.own.loss - loss) < 1e-9 * fabs(loss), "loss %.12g, not %.12g", stats.own.loss, loss);
         CHECK(fabs(stats.grad_scale - scale) < 1e-6 * scale, "scale %g, not %g", stats.grad_scale, scale);
         double ew = noted("w", relative_error(a.w.host(), w)), em = noted("m", relative_error(a.m.host(), m));
         double ev = noted("v", relative_error(a.v.host(), v));
@@ -349,8 +384,8 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
               (int)step, ew, em, ev);
 
         vector<float> new_w = a.w.host(), new_g = a.g.host();
-        copy = a.copy.host();
-        bad = 0;
+        vector<bf16> copy = a.copy.host();
+        int bad = 0;
         for (const ParamChunk& c : a.chunks)
             for (int64_t i = c.begin; i < c.begin + c.count; i++) {
                 bad += value(copy[i]) != value(rounded<bf16>(new_w[i]));
@@ -400,37 +435,57 @@ static void test_no_update() {
     params_free(&a.table);
 }
 
-// Shards: each rank has the chunks of its own part, and m and v from the shard's begin on.
-static void test_shards() {
-    snprintf(test_case, sizeof test_case, "AdamW in shards");
-    ParamTable t = table_of({40001, 7, 30000, -9, 20006});
+// Shards: each rank has masters and moments of its parts alone.
+static void test_shards(int ranks) {
+    snprintf(test_case, sizeof test_case, "AdamW in %d shards", ranks);
+    ParamTable t = table_of({40001, 7, 30000, -9, 20006}, 1, ranks);
     Optimizer whole(t);
     size_t n = whole.w.n;
     vector<float> w = draw<float>(n, 0.02), g = draw<float>(n, 0.1), zero(n, 0.0f);
     whole.w = w, whole.g = g, whole.m = zero, whole.v = zero;
     whole.losses = vector<float>(whole.losses.n, 1.0f);
     whole.step(1e-3, 1);
-    Buffer<float> parts(w), grads(g);
+    Buffer<float> grads(g), fp32(whole.fp32.n);
     Buffer<bf16> copy(n);
+    vector<float> w1 = whole.w.host(), m1 = whole.m.host();
     double squares = 0;
-    const int64_t cuts[] = {0, 35000, 70004, t.count};
-    for (int s = 0; s < 3; s++) {
-        vector<ParamChunk> chunks = chunks_of(&t, cuts[s], cuts[s + 1]);
+    for (int rank = 0; rank < ranks; rank++) {
+        const Shard shard = {rank, ranks, t.num_buckets, t.buckets};
+        size_t count = (size_t)shard_count(&shard);
+        vector<ParamChunk> chunks = chunks_of(&t, rank, ranks);
+        vector<float> own(count);
+        for (const ParamChunk& c : chunks)
+            for (int i = 0; i < c.count; i++) own[c.local + i] = w[c.begin + i];
         Buffer<ParamChunk> d_chunks(chunks);
         Buffer<StepStats> stats(1);
         Buffer<double> partial(chunks.size());
-        Buffer<float> m(vector<float>(cuts[s + 1] - cuts[s])), v(vector<float>(m.n));
-        ParamChunks list = {d_chunks, (int64_t)chunks.size()};
-        AdamWTensors tensors = {copy, parts, grads, m.p - cuts[s], v.p - cuts[s]};
+        Buffer<float> part(own), m(count), v(count);
+        m.zero(), v.zero();
+        ParamChunks list = {d_chunks, (int64_t)chunks.size(), NULL};
+        AdamWTensors tensors = {copy, fp32, grads, part, m, v};
         stats.zero();
-        global_norm(stats, partial, grads, &list, 0);
-        squares += stats.host()[0].squares;
+        chunk_squares(partial, grads, &list, 0);
+        global_norm(stats, partial, list.count, 0);
+        squares += stats.host()[0].own.squares;
         adamw_update(&tensors, &list, whole.stats, &whole.params, 0);
-        CHECK(same_bits(m.host(), whole.m.host(cuts[s], m.n)), "first moments of shard %d", s);
+        vector<float> w2 = part.host(), m2 = m.host();
+        int bad = 0;
+        for (const ParamChunk& c : chunks)
+            for (int i = 0; i < c.count; i++)
+                bad += w2[c.local + i] != w1[c.begin + i] || m2[c.local + i] != m1[c.begin + i];
+        CHECK(bad == 0, "rank %d computes %d other weights or moments than one rank alone", rank, bad);
     }
-    CHECK(same_bits(parts.host(), whole.w.host()), "shards compute other weights than the whole");
-    CHECK(same_bits(grads.host(), whole.g.host()), "shards leave other gradients than the whole");
-    CHECK(fabs(squares / whole.stats.host()[0].squares - 1) < 1e-12, "shards compute another norm");
+    vector<float> grads1 = whole.g.host(), grads2 = grads.host(), fp1 = whole.fp32.host(), fp2 = fp32.host();
+    vector<bf16> copy1 = whole.copy.host(), copy2 = copy.host();
+    int bad = 0;
+    for (const ParamChunk& c : whole.chunks)
+        for (int64_t i = c.begin; i < c.begin + c.count; i++) {
+            int64_t at = c.fp32 + i - c.begin;
+            bad += grads1[i] != grads2[i] || value(copy1[i]) != value(copy2[i]);
+            bad += c.fp32 >= 0 && fp1[at] != fp2[at];
+        }
+    CHECK(bad == 0, "shards leave %d other gradients or copies than the whole", bad);
+    CHECK(fabs(squares / whole.stats.host()[0].own.squares - 1) < 1e-12, "shards compute another norm");
     params_free(&t);
 }
 
@@ -497,12 +552,12 @@ int main(int argc, char** argv) {
     if (!quick) test_classifier_big();
 
     test_ranges();
-    test_chunks();
+    for (int ranks : {1, 2, 3, 5}) test_chunks(ranks);
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 1);
     test_adamw({3, -2, 12, 1, 5, 16384, 4, -7, 50000, 33, 40001, 2}, 8);
     if (!quick) test_adamw({1000000, 12, 768, -12, 2000001, 3072 * 768, 5}, 1);
     test_no_update();
-    test_shards();
+    for (int ranks : {2, 3, 8}) test_shards(ranks);
     if (!quick) test_adamw_big();
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();

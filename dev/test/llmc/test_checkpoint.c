@@ -1,6 +1,7 @@
 /*
-Tests of saving checkpoints (llmc/run/checkpoint.h): what is saved is read back bit by bit in both precisions,
-and no failure while saving, such as a full disk or a crash, costs an older checkpoint.
+Tests of saving checkpoints (llmc/run/checkpoint.h): what is saved is read back bit by bit in both precisions
+and by any number of ranks, and no failure while saving, such as a full disk or a crash, costs an older
+checkpoint.
 */
 #include <signal.h>
 #include <sys/resource.h>
@@ -16,8 +17,8 @@ static void round_trip(int written, int read) {
     Config c;
     CHECK_OK(save(1000, &a, 0));
     const char* folder = folder_of(1000);
-    CHECK_OK(checkpoint_load_weights(folder, &table, b.w, read, &err));
-    CHECK_OK(checkpoint_load_optimizer(folder, &table, b.m, b.v, read, &err));
+    CHECK_OK(load_weights(folder, &b));
+    CHECK_OK(load_optimizer(folder, &b));
     CHECK_OK(checkpoint_load_state(folder, &state, &record, &err));
     CHECK_OK(config_read(&c, folder, &err));
     CHECK(memcmp(&state, &saved, sizeof state) == 0, "the state");
@@ -60,11 +61,114 @@ static void test_not_finite(void) {
     Buffers a = filled_buffers(4, 1), b = buffers(4);
     put(&a, a.w, 3, NAN), put(&a, a.w, 4, INFINITY), put(&a, a.m, 5, NAN);
     CHECK_OK(save(1, &a, 0));
-    CHECK_OK(checkpoint_load_weights(folder_of(1), &table, b.w, 4, &err));
-    CHECK_OK(checkpoint_load_optimizer(folder_of(1), &table, b.m, b.v, 4, &err));
+    CHECK_OK(load_weights(folder_of(1), &b));
+    CHECK_OK(load_optimizer(folder_of(1), &b));
     CHECK(memcmp(a.w, b.w, (size_t)table.count * 4) == 0 && isnan(get(&b, b.m, 5)), "bits differ");
     free_buffers(&a);
     free_buffers(&b);
+}
+
+// ----------------------------------------------------------------------------
+// shards
+
+// Whether two files have the same bytes.
+static bool same_bytes(const char* one, const char* other) {
+    size_t n = 0, m = 0;
+    char *a = read_file(one, &n, &err), *b = read_file(other, &m, &err);
+    bool same = a && b && n == m && memcmp(a, b, n) == 0;
+    free(a);
+    free(b);
+    return same;
+}
+
+// Any number of ranks writes the same files, which are those of safetensors_write.
+static void test_shards_write(void) {
+    static const char* const names[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                        "trainer.json"};
+    for (int bytes = 4; bytes <= 8; bytes += 4) {
+        Buffers b = filled_buffers(bytes, 5);
+        SafeTensor tensors[64];
+        for (int r = 0; r < table.num_rows; r++) {
+            const Param* p = &table.rows[r];
+            tensors[r] = safetensors_tensor(p->name, bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32, p->ndim,
+                                            p->shape, (const char*)b.w + p->offset * bytes);
+        }
+        CHECK_OK(safetensors_write(in_out("expected"), tensors, table.num_rows, &err));
+        const char* alone = bytes == 8 ? "alone64" : "alone32";
+        CHECK_OK(save(7, &b, 0));
+        CHECK(rename(folder_of(7), in_out("%s", alone)) == 0, "rename");
+        for (int ranks = 1; ranks <= 5; ranks++) {
+            CHECK_OK(save_by(ranks, 7, &b, 0));
+            CHECK(same_bytes(in_out("expected"), in_out("step_00000007/model.safetensors")), "%d ranks",
+                  ranks);
+            CHECK(loads(folder_of(7)), "%s", err.msg); // also verifies the checksums
+            for (int i = 0; i < 4; i++)
+                CHECK(same_bytes(in_out("%s/%s", alone, names[i]), in_out("step_00000007/%s", names[i])),
+                      "%s differs with %d ranks", names[i], ranks);
+        }
+        free_buffers(&b);
+    }
+}
+
+// A number of ranks reads what another number has written. Only tensors are touched, in the shards too.
+static void test_shards_read(void) {
+    Buffers a = filled_buffers(4, 6);
+    for (int writers = 1; writers <= 5; writers += 2) {
+        CHECK_OK(save_by(writers, 7, &a, 0));
+        for (int readers = 1; readers <= 5; readers++) {
+            Buffers b = filled_buffers(4, 6); // moments of what is not trained stay
+            ParamTable other = params_build_for(&config, readers);
+            int64_t touched = 0, padding = 0;
+            memset(b.w, 0, (size_t)table.count * 4);
+            for (int rank = 0; rank < readers; rank++) {
+                const Shard shard = params_shard(&other, rank, readers);
+                CheckpointTensors t = shard_tensors(&shard, 4);
+                copy_shard(&other, &shard, &t, &b, true);
+                CHECK_OK(checkpoint_load_weights(folder_of(7), &other, &shard, &t, NULL, &err));
+                CHECK_OK(checkpoint_load_optimizer(folder_of(7), &other, &shard, &t, NULL, &err));
+                copy_shard(&other, &shard, &t, &b, false);
+                for (int64_t i = 0; i < shard_count(&shard); i++) touched += !isnan(((float*)t.w)[i]);
+                padding += shard_count(&shard);
+                free_tensors(&t);
+            }
+            CHECK(touched == table.parameters && padding == other.count, "%lld numbers of %lld",
+                  (long long)touched, (long long)table.parameters);
+            size_t bytes = (size_t)table.count * 4;
+            CHECK(memcmp(a.w, b.w, bytes) == 0 && memcmp(a.m, b.m, bytes) == 0 &&
+                      memcmp(a.v, b.v, bytes) == 0,
+                  "written by %d, read by %d ranks", writers, readers);
+            params_free(&other);
+            free_buffers(&b);
+        }
+    }
+    free_buffers(&a);
+}
+
+// Only the rank that owns an element finds it, and the message names its tensor.
+static void test_finite(void) {
+    static const char* const names[] = {"'model.norm.weight' has", "'exp_avg.model.norm.weight' has",
+                                        "'exp_avg_sq.model.norm.weight' has"};
+    for (int k = 0; k < 3; k++) {
+        Buffers b = filled_buffers(4, 6);
+        void* const buffers_of[] = {b.w, b.m, b.v};
+        ParamTable other = params_build_for(&config, 3);
+        const Param* p = params_find(&table, P_NORM, 0);
+        int found = 0;
+        put(&b, buffers_of[k], p->offset + p->count - 1, k == 1 ? INFINITY : NAN);
+        for (int rank = 0; rank < 3; rank++) {
+            const Shard shard = params_shard(&other, rank, 3);
+            CheckpointTensors t = shard_tensors(&shard, 4); // NaN in the padding does not count
+            copy_shard(&other, &shard, &t, &b, true);
+            if (!checkpoint_check_finite(&other, &shard, &t, &err)) {
+                found++;
+                CHECK(strstr(err.msg, names[k]), "%s", err.msg);
+            }
+            free_tensors(&t);
+        }
+        CHECK(found == 1, "%d ranks found it", found);
+        params_free(&other);
+        free_buffers(&b);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -127,7 +231,7 @@ static void test_same_step_again(void) {
     CHECK(truncate(in_out("step_00000007/model.safetensors"), 100) == 0, "truncate");
     CHECK(!loads(folder_of(7)), "a damaged checkpoint loads");
     CHECK_OK(save(7, &expected, 2));
-    CHECK_OK(checkpoint_load_weights(folder_of(7), &table, b.w, 4, &err));
+    CHECK_OK(load_weights(folder_of(7), &b));
     CHECK(memcmp(b.w, expected.w, (size_t)table.count * 4) == 0, "the damaged one is still there");
     CHECK_LISTED("7");
     CHECK(leftovers() == 0, "%d leftovers", leftovers());
@@ -207,6 +311,37 @@ static void test_full_disk(void) {
     CHECK(failures == 5, "%d failures", failures);
 }
 
+// A disk that fills up, or a folder that goes away, after the files were created.
+static void test_write_fails(void) {
+    const Shard whole = params_shard(&table, 0, 1);
+    const TrainerState state = state_at(20);
+    const CheckpointRecord record = {&config, &table, &options, &state};
+    Buffers b = filled_buffers(4, 1);
+    const CheckpointTensors t = tensors_of(&b);
+    struct rlimit old, small;
+    CHECK_OK(save_filled(10, 1));
+    CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0, "getrlimit");
+    for (int i = 0; i < 2; i++) {
+        CheckpointWriter w;
+        CHECK_OK(checkpoint_writer_open(&w, out, 20, &table, 4, &err));
+        CHECK_OK(checkpoint_create(&w, &record, &err));
+        CHECK(leftovers() == 1, "%d leftovers", leftovers());
+        small = old, small.rlim_cur = 100000;
+        if (i == 0) setrlimit(RLIMIT_FSIZE, &small);
+        if (i == 1) CHECK(rename(w.files[1].path, in_out("elsewhere")) == 0, "rename");
+        bool ok = checkpoint_write_shard(&w, &whole, &t, NULL, &err);
+        setrlimit(RLIMIT_FSIZE, &old);
+        CHECK(!ok && strstr(err.msg, i == 0 ? "model.safetensors: cannot write: File too large"
+                                            : "optimizer.safetensors: cannot open: No such file"),
+              "%s", err.msg);
+        checkpoint_sweep(out);
+        checkpoint_writer_close(&w);
+        CHECK_LISTED("10");
+        CHECK(loads(folder_of(10)) && leftovers() == 0, "%s", err.msg);
+    }
+    free_buffers(&b);
+}
+
 static void test_unwritable(void) {
     FILE* f = fopen(in_out("file"), "wb");
     if (f) fclose(f);
@@ -255,8 +390,9 @@ static void test_lock(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_round_trips,     test_not_finite, test_list,   test_keep,
-                                          test_same_step_again, test_crash,      test_killed, test_full_disk,
-                                          test_unwritable,      test_lock};
+    static void (*const tests[])(void) = {
+        test_round_trips, test_not_finite,  test_shards_write,    test_shards_read, test_finite,
+        test_list,        test_keep,        test_same_step_again, test_crash,       test_killed,
+        test_full_disk,   test_write_fails, test_unwritable,      test_lock};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint");
 }

@@ -182,6 +182,22 @@ static void test_pruned(void) {
     CHECK(layer < 0, "too many layers");
 }
 
+static void test_ranks(void) {
+    Logger l;
+    open_log(&l);
+    const RankTime times[] = {{1.5, 0.25}, {1.75, 0.125}, {1.625, 0.5}};
+    LogStep s = a_step(1, 2), alone = a_step(2, 2);
+    s.ranks = 3, s.times = times;
+    CAPTURE(1, logger_step(&l, &s));
+    CAPTURE(1, logger_step(&l, &alone));
+    logger_close(&l);
+    CHECK(read_log() == 2, "lines");
+    CHECK(number(0, "tokens_per_s") == 2048 && number(0, "tokens_per_s_per_rank") == 2048 / 3.0, "tokens/s");
+    CHECK(number(0, "ranks") == 3 && number(0, "slowest_rank") == 1, "the slowest rank");
+    CHECK(number(0, "slowest_share") == 0.875 && number(0, "waiting_ms") == 500, "its share, and the wait");
+    CHECK(!has(1, "ranks") && !has(1, "waiting_ms"), "one rank alone");
+}
+
 static void test_log_every(void) {
     static const int64_t printed[] = {41, 45, 50, 52}; // the first, every fifth, the last
     size_t next = 0;
@@ -261,6 +277,16 @@ static void test_events(void) {
     logger_close(&l);
     CHECK(read_log() == 1 && text_is(0, "event", "sample") && number(0, "step") == 7, "the event");
     CHECK(text_is(0, "text", "two\nlines, \"quotes\", \x1b[31m and \xef\xbf\xbd"), "its text");
+}
+
+static void test_checkpoint(void) {
+    Logger l;
+    open_log(&l);
+    CAPTURE(1, logger_checkpoint(&l, 8, "out/step_00000008", 0.25));
+    CHECK(strcmp(captured, "step    8/1000  checkpoint: out/step_00000008\n") == 0, "%s", captured);
+    logger_close(&l);
+    CHECK(read_log() == 1 && text_is(0, "event", "checkpoint") && number(0, "step") == 8, "the event");
+    CHECK(text_is(0, "text", "out/step_00000008") && number(0, "waited_ms") == 250, "its folder and wait");
 }
 
 static void test_terminal_only(void) {
@@ -347,9 +373,10 @@ static void test_cannot_open(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {
-        test_numbers,    test_buckets, test_steps,         test_pruned,          test_log_every,
-        test_validation, test_events,  test_terminal_only, test_unfinished_line, test_full_disk};
+    static void (*const tests[])(void) = {test_numbers,       test_ranks,           test_checkpoint,
+                                          test_buckets,       test_steps,           test_pruned,
+                                          test_log_every,     test_validation,      test_events,
+                                          test_terminal_only, test_unfinished_line, test_full_disk};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         path_join(log_path, strcpy(folder, test_scratch("logger")), "log.jsonl");
         tests[i]();

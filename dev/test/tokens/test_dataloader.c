@@ -49,14 +49,15 @@ static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
     int64_t wrong = 0;
     Error err = {""};
     for (int64_t s = 0; s < steps; s++) {
-        int64_t position = dataloader_position(l);
+        int64_t position = dataloader_position(l), taken = l->taken;
         bool ok = dataloader_next(l, inputs, targets, &err);
         CHECK_OK(ok);
         if (!ok) return wrong + 1;
-        CHECK(dataloader_position(l) == position + o->batch * o->world, "position %lld",
+        bool last = taken + o->batch == o->share.count;
+        CHECK(dataloader_position(l) == position + (last ? o->share.stride : 0), "position %lld",
               (long long)l->position);
         for (int64_t b = 0; b < o->batch; b++) {
-            int64_t sequence = position + o->rank * o->batch + b, i = sequence % e->n;
+            int64_t sequence = position + o->share.first + taken + b, i = sequence % e->n;
             if (o->shuffle) i = random_permute(o->seed, (uint64_t)(sequence / e->n), e->n, i);
             wrong += memcmp(inputs + b * T, e->rows[i], T * sizeof(int32_t)) != 0 ||
                      memcmp(targets + b * T, e->rows[i] + 1, T * sizeof(int32_t)) != 0;
@@ -65,10 +66,11 @@ static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
     return wrong;
 }
 
-// Opens a dataset of vocabulary size V in sequences of T tokens; dies on error.
+// Opens a dataset of vocabulary size V in sequences of T tokens, a batch for each rank of a stride; dies on
+// error.
 static void open_set(DataLoader* l, const char* pattern, int64_t B, int rank, int world, bool shuffle) {
     Error err = {""};
-    DataOptions options = {T, B, V, EOT, rank, world, shuffle, 99};
+    DataOptions options = {T, B, data_share(world, B, rank, world), V, EOT, shuffle, 99};
     if (!dataloader_open(l, in_folder(pattern), &options, &err)) die("%s", err.msg);
 }
 
@@ -135,25 +137,31 @@ static void test_shuffle(void) {
     dataloader_close(&l);
 }
 
-// The ranks' batches make up the global batch, and a run resumes unchanged with another number of ranks.
+// The ranks' shares make up a stride, whether their number divides it or not, and a run resumes unchanged
+// with another number of ranks.
 static void test_ranks(void) {
     static Expected e;
     enumerate(&e, sets[0].doc_len, sets[0].shard_tokens, sets[0].count);
-    static const int worlds[] = {1, 2, 3, 6};
-    int64_t position = 0;
-    for (int w = 0; w < 4; w++) {
-        int world = worlds[w];
-        int64_t after = 0;
+    int64_t position = 0, strides = 20;
+    for (int world = 1; world <= 12; world++) {
+        int64_t after = 0, B = world % 6 == 0 ? 2 : 1, next = 0;
         for (int rank = 0; rank < world; rank++) {
             DataLoader l;
-            open_set(&l, sets[0].pattern, 6 / world, rank, world, true);
+            Error err = {""};
+            DataOptions options = {T, B, data_share(12 / B, B, rank, world), V, EOT, true, 99};
+            CHECK(options.share.stride == 12 && options.share.first == next, "rank %d of %d: a gap", rank,
+                  world);
+            next += options.share.count;
+            if (options.share.count == 0) continue; // 12 ranks for 6 batches
+            if (!dataloader_open(&l, in_folder(sets[0].pattern), &options, &err)) die("%s", err.msg);
             dataloader_seek(&l, position);
-            int64_t wrong = wrong_rows(&l, &e, 20);
+            int64_t wrong = wrong_rows(&l, &e, strides * options.share.count / B);
             CHECK(wrong == 0, "rank %d of %d: %d wrong rows", rank, world, (int)wrong);
             after = dataloader_position(&l);
             dataloader_close(&l);
         }
-        CHECK(after == position + 20 * 6, "the position depends on the number of ranks");
+        CHECK(next == 12, "%d ranks read %d of 12 sequences", world, (int)next);
+        CHECK(after == position + strides * 12, "the position depends on the number of ranks");
         position = after;
     }
 }
@@ -166,7 +174,7 @@ static void test_versions(void) {
         write_file(name, 20240520, version, 100, 0, 0, 100);
         DataLoader l;
         Error err = {""};
-        DataOptions options = {33, 1, 50257, 50256, 0, 1, false, 0};
+        DataOptions options = {33, 1, data_share(1, 1, 0, 1), 50257, 50256, false, 0};
         bool ok = dataloader_open(&l, in_folder(name), &options, &err);
         CHECK(ok && dataloader_sequences(&l) == 3, "%s", err.msg);
         if (!ok) continue;
@@ -222,7 +230,7 @@ static void check_open_fails(const char* patterns, int64_t vocab_size, const cha
                              const char* expected2) {
     DataLoader l;
     Error err = {""};
-    DataOptions options = {T, 2, vocab_size, 0, 0, 1, false, 0};
+    DataOptions options = {T, 2, data_share(1, 2, 0, 1), vocab_size, 0, false, 0};
     bool ok = dataloader_open(&l, patterns, &options, &err);
     CHECK(!ok && strstr(err.msg, expected) && strstr(err.msg, expected2), "%s: %s", patterns, err.msg);
     if (ok) dataloader_close(&l);
@@ -255,7 +263,7 @@ static void test_open(void) {
     // two patterns are one dataset, sorted by name
     DataLoader l;
     Error err = {""};
-    DataOptions options = {T, 4, V, EOT, 0, 1, false, 0};
+    DataOptions options = {T, 4, data_share(1, 4, 0, 1), V, EOT, false, 0};
     static Expected e;
     enumerate(&e, sets[0].doc_len, sets[0].shard_tokens, sets[0].count);
     snprintf(list, sizeof list, "%s,%s", in_folder("docs_train_000003.bin"),
@@ -270,19 +278,20 @@ static void test_open(void) {
     static const struct {
         DataOptions options;
         const char* expected;
-    } invalid[] = {{{0, 1, V, 0, 0, 1, false, 0}, "sequences of 0 tokens"},
-                   {{T, 0, V, 0, 0, 1, false, 0}, "batch of 0 sequences"},
-                   {{T, 1, V, V, 0, 1, false, 0}, "end-of-text"},
-                   {{T, 1, V, 0, 2, 2, false, 0}, "rank 2 of 2"}};
+    } invalid[] = {{{0, 1, {1, 0, 1}, V, 0, false, 0}, "sequences of 0 tokens"},
+                   {{T, 0, {1, 0, 1}, V, 0, false, 0}, "batch of 0 sequences"},
+                   {{T, 1, {1, 0, 1}, V, V, false, 0}, "end-of-text"},
+                   {{T, 1, {2, 1, 2}, V, 0, false, 0}, "sequences 1 to 3 of 2"},
+                   {{T, 2, {4, 0, 3}, V, 0, false, 0}, "not batches of 2"}};
     for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++)
         CHECK_FAILS(invalid[i].expected,
                     dataloader_open(&l, in_folder("docs_train_*.bin"), &invalid[i].options, &err));
 }
 
 // Exits with 1 if the dataset opens and has n sequences; CHECK_DIES checks the warning.
-static void open_and_exit(const char* pattern, int rank, int64_t n) {
+static void open_and_exit(const char* pattern, int64_t n) {
     DataLoader l;
-    open_set(&l, pattern, 1, rank, 2, false);
+    open_set(&l, pattern, 1, 0, 2, false);
     _exit(dataloader_sequences(&l) == n);
 }
 
@@ -292,14 +301,14 @@ static void test_warnings(void) {
     CHECK_DIES(
         "1 of 3 shards are not used, for example build/test/dataloader/tail_train_000002.bin: shorter than "
         "the 17 tokens of a sequence and its last target",
-        open_and_exit("tail_train_*.bin", 0, 8));
+        open_and_exit("tail_train_*.bin", 8));
     write_set("rest", V, 2 * T + 3, 4 * (2 * T + 3), 8 * (2 * T + 3));
     CHECK_DIES("the last 3 of the 35 tokens of each document are not used",
-               open_and_exit("rest_train_*.bin", 0, 16));
+               open_and_exit("rest_train_*.bin", 16));
     static Expected e;
     DataLoader l;
     enumerate(&e, 2 * T + 3, 4 * (2 * T + 3), 8 * (2 * T + 3));
-    open_set(&l, "rest_train_*.bin", 2, 1, 2, false); // only rank 0 warns
+    open_set(&l, "rest_train_*.bin", 2, 1, 2, false);
     CHECK(wrong_rows(&l, &e, 10) == 0, "other sequences");
     dataloader_close(&l);
 }

@@ -92,7 +92,7 @@ static double check_variant(const Variant* variant) {
     s.inputs = random_tokens(&s.model, variant->B * variant->T, 0);
     s.targets = random_tokens(&s.model, variant->B * variant->T, 1);
     analytic_gradient(&s);
-    double model_norm = global_norm(s.model.grads, s.model.table.count), worst = 0;
+    double model_norm = sqrt(global_squares(s.model.grads, s.model.table.count)), worst = 0;
     const char* worst_name = "";
     int64_t elements = 0;
     for (int r = 0; r < s.model.table.num_rows; r++) {

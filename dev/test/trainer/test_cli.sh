@@ -371,7 +371,7 @@ texts() {
 odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
-    said "1 steps of 4 x 16 tokens"
+    said "1 steps of 1 x 4 x 16 tokens"
 
     rm -rf "$out"
     check "--max-tokens less than a batch" run $tiny --out "$out" --set use_rope=true --set fgate_type=fixed \

@@ -87,7 +87,7 @@ static void check_threads(void) {
         for (int step = 1; step <= 2; step++) {
             memset(model.grads, 0, (size_t)count * sizeof(real));
             losses[threads] = run_pass(&model, inputs, targets, B * T, NULL);
-            double norm = global_norm(model.grads, count);
+            double norm = sqrt(global_squares(model.grads, count));
             AdamWParams adamw = options_adamw(&o, 1e-3, step);
             model_update(&model, &adamw, 1 / norm);
         }
@@ -182,11 +182,11 @@ static void check_initial_matrix(const Model* model, const Param* p) {
 static void check_initial_weights(void) {
     Config c = variant_config(wide);
     c.fgate_bias_init = true;
-    Model a = model_new(&c, false), b = model_new(&c, false), other = model_new(&c, false);
+    Model a = model_new(&c, false, 0, 1), b = model_new(&c, false, 0, 1), other = model_new(&c, false, 0, 1);
     int64_t count = a.table.count;
-    draw_weights(a.params, sizeof(real), &a.table, &a.config, 1);
-    draw_weights(b.params, sizeof(real), &b.table, &b.config, 1);
-    draw_weights(other.params, sizeof(real), &other.table, &other.config, 2);
+    draw_weights(a.params, sizeof(real), &a.table, &a.shard, &a.config, 1);
+    draw_weights(b.params, sizeof(real), &b.table, &b.shard, &b.config, 1);
+    draw_weights(other.params, sizeof(real), &other.table, &other.shard, &other.config, 2);
     CHECK(same_bits(a.params, b.params, count), "the same seed must give the same weights");
     for (int r = 0; r < a.table.num_rows; r++) {
         const Param *p = &a.table.rows[r], *next = r + 1 < a.table.num_rows ? p + 1 : p - 1;
@@ -207,8 +207,8 @@ static void check_initial_weights(void) {
     model_free(&a), model_free(&b), model_free(&other);
 
     c.fgate_bias_init = false;
-    a = model_new(&c, false);
-    draw_weights(a.params, sizeof(real), &a.table, &a.config, 1);
+    a = model_new(&c, false, 0, 1);
+    draw_weights(a.params, sizeof(real), &a.table, &a.shard, &a.config, 1);
     CHECK(all_zero(a.params + params_find(&a.table, P_FGATE_BIAS, 1)->offset, c.num_heads),
           "gate biases start at 0");
     model_free(&a);

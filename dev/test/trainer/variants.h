@@ -107,7 +107,7 @@ static void variant_weights(Model* model) {
 // A model of the variant with these weights, allocated for forward and backward passes over [B, T] tokens.
 static Model variant_model(const char* name, int64_t B, int64_t T) {
     Config c = variant_config(name);
-    Model model = model_new(&c, true);
+    Model model = model_new(&c, true, 0, 1);
     model_allocate_activations(&model, B, T);
     variant_weights(&model);
     return model;

@@ -1,0 +1,411 @@
+/*
+Tests of llmc/run/saver.h and llmc/run/checkpoint_ranks.h: one and several ranks save and load, whether they
+see rank 0's folder or not. Any failure is reported on all ranks and costs no older checkpoint, and no rank
+waits for ever.
+*/
+#include <sys/resource.h>
+#include "../ranks.h"
+#include "../../../llmc/run/saver.h"
+#include "../checkpoint_fixture.h"
+
+// A rank's table, shard and buffers, and its folder for --out: rank 0's, or another one.
+typedef struct {
+    World* world;
+    ParamTable table;
+    Shard shard;
+    CheckpointTensors tensors;
+    char out[PATH_LENGTH];
+} Rank;
+
+static unsigned blind; // bit r: rank r sees another folder
+
+static Rank rank_open(World* world, uint64_t seed) {
+    Rank r;
+    Buffers b = filled_buffers(4, seed);
+    r.world = world;
+    r.table = params_build_for(&config, world->size);
+    r.shard = params_shard(&r.table, world->rank, world->size);
+    r.tensors = shard_tensors(&r.shard, 4);
+    copy_shard(&r.table, &r.shard, &r.tensors, &b, true);
+    strcpy(r.out, blind >> world->rank & 1 ? in_out("elsewhere") : out);
+    free_buffers(&b);
+    return r;
+}
+
+static void rank_close(Rank* r) {
+    free_tensors(&r->tensors);
+    params_free(&r->table);
+}
+
+static bool start(Saver* s, const Rank* r, int64_t step) {
+    const TrainerState state = state_at(step);
+    const CheckpointRecord record = {&config, &r->table, &options, &state};
+    return saver_start(s, &record, &r->tensors, &err);
+}
+
+// Waits, at most as long as ranks_run allows, for this rank's thread.
+static SaverState wait_for(const Saver* s) {
+    while (saver_state(s) == SAVER_WRITING) sched_yield();
+    return saver_state(s);
+}
+
+// Whether this rank's numbers in a step's checkpoint are those of a seed. Collective.
+static bool holds(Rank* r, int64_t step, uint64_t seed) {
+    char folder[PATH_LENGTH];
+    TrainerState state;
+    Json record;
+    Rank expected = rank_open(r->world, seed), found = rank_open(r->world, 999);
+    const size_t bytes = (size_t)shard_count(&r->shard) * 4;
+    checkpoint_path(folder, r->out, step);
+    bool sees = checkpoint_load_state(folder, &state, &record, &err), mine = true;
+    // elements that are not in the files
+    for (int k = 0; k < r->table.num_rows; k++) {
+        const Param* p = &r->table.rows[k];
+        const TensorRange range = tensor_range(p, &r->shard);
+        if (p->trainable) continue;
+        memset((char*)expected.tensors.m + range.local * 4, 0, (size_t)range.count * 4);
+        memset((char*)expected.tensors.v + range.local * 4, 0, (size_t)range.count * 4);
+        memset((char*)found.tensors.m + range.local * 4, 0, (size_t)range.count * 4);
+        memset((char*)found.tensors.v + range.local * 4, 0, (size_t)range.count * 4);
+    }
+    bool ok = checkpoint_load(folder, sees ? &record : NULL, &r->table, &r->shard, &found.tensors, r->world,
+                              &mine, &err);
+    CHECK(!ok || !mine, "succeeded, but `mine`");
+    if (ok && memcmp(found.tensors.w, expected.tensors.w, bytes) != 0) ok = fail(&err, "weights differ");
+    if (ok && memcmp(found.tensors.m, expected.tensors.m, bytes) != 0) ok = fail(&err, "moments differ");
+    if (ok && memcmp(found.tensors.v, expected.tensors.v, bytes) != 0)
+        ok = fail(&err, "second moments differ");
+    if (sees) json_free(&record);
+    rank_close(&expected);
+    rank_close(&found);
+    return ok;
+}
+
+// ----------------------------------------------------------------------------
+// saving
+
+// Saves two steps; each is complete only after saver_finish, and the second removes the first.
+static void save_twice(World* world) {
+    Rank r = rank_open(world, 1);
+    Saver s;
+    bool mine = true;
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, 1, &err));
+    for (int rank = 0; rank < world->size; rank++)
+        CHECK(s.sees[rank] == !(blind >> rank & 1), "rank %d", rank);
+    if (world->rank == 0) CHECK(access(in_out(".ranks"), F_OK) != 0, "the token is left");
+    CHECK(saver_state(&s) == SAVER_IDLE && saver_finish(&s, &mine, &err) && !mine, "idle");
+    for (int64_t step = 10; step <= 20; step += 10) {
+        CHECK_OK(start(&s, &r, step));
+        CHECK(wait_for(&s) == SAVER_WRITTEN, "%s", s.err.msg);
+        CHECK(access(folder_of(step), F_OK) != 0, "complete before all ranks have agreed");
+        CHECK_OK(saver_finish(&s, &mine, &err));
+        CHECK(saver_state(&s) == SAVER_IDLE && !mine, "not idle");
+        if (world->rank == 0) CHECK_LISTED(step == 10 ? "10" : "20");
+        if (world->rank == 0) CHECK(leftovers() == 0, "%d leftovers", leftovers());
+        CHECK_OK(holds(&r, step, 1));
+    }
+    saver_close(&s);
+    rank_close(&r);
+}
+
+// Whether a checkpoint has the bytes that one rank alone writes, including the checksums.
+static void check_as_alone(int64_t step) {
+    static const char* const names[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                        "trainer.json"};
+    char saved[PATH_LENGTH];
+    strcpy(saved, out);
+    CHECK_OK(make_folders(in_out("alone"), &err));
+    strcpy(out, in_out("alone"));
+    Buffers b = filled_buffers(4, 1);
+    CHECK_OK(save(step, &b, 1));
+    free_buffers(&b);
+    strcpy(out, saved);
+    for (int i = 0; i < 4; i++) {
+        size_t n = 0, m = 0;
+        char* one = read_file(in_out("step_%08d/%s", (int)step, names[i]), &n, &err);
+        char* other = read_file(in_out("alone/step_%08d/%s", (int)step, names[i]), &m, &err);
+        CHECK(one && other && n == m && memcmp(one, other, n) == 0, "%s differs", names[i]);
+        free(one);
+        free(other);
+    }
+}
+
+static void test_save(void) {
+    static const unsigned who[] = {0, 2, 12, 30}; // nobody, rank 1, ranks 2 and 3, all but rank 0
+    for (int size = 1; size <= 5; size++) {
+        for (size_t i = 0; i < sizeof who / sizeof *who; i++) {
+            blind = who[i] & ((1u << size) - 1);
+            if (blind == 0 && i > 0) continue;
+            strcpy(out, test_scratch("saver"));
+            CHECK_OK(make_folders(in_out("elsewhere"), &err));
+            ranks_run(size, save_twice);
+            check_as_alone(20);
+        }
+    }
+    blind = 0;
+}
+
+// ----------------------------------------------------------------------------
+// failures
+
+static int failing; // this rank's numbers, or disk, fail
+
+// A number that is not finite in one rank's shard: all ranks learn its tensor.
+static void save_nan(World* world) {
+    Rank r = rank_open(world, 1);
+    Saver s;
+    bool mine;
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, 1, &err));
+    CHECK_OK(start(&s, &r, 10));
+    CHECK_OK(saver_finish(&s, NULL, &err));
+    if (world->rank == failing) {
+        const Param* p = params_find(&r.table, P_LM_HEAD, 0);
+        const TensorRange range = tensor_range(p, &r.shard);
+        CHECK(range.count > 0, "rank %d owns nothing of lm_head", failing);
+        ((float*)r.tensors.v)[range.local + range.count - 1] = NAN;
+    }
+    CHECK_OK(start(&s, &r, 20));
+    CHECK(wait_for(&s) == (world->rank == failing ? SAVER_FAILED : SAVER_WRITTEN), "state %d",
+          (int)saver_state(&s));
+    CHECK_FAILS("'exp_avg_sq.lm_head.weight' has become infinite or not a number",
+                saver_finish(&s, &mine, &err));
+    CHECK(mine == (world->rank == failing), "mine %d", mine);
+    if (world->rank == 0) CHECK_LISTED("10");
+    if (world->rank == 0) CHECK(leftovers() == 0, "%d leftovers", leftovers());
+    // the saver can be used again
+    if (world->rank == failing) memset(r.tensors.v, 0, (size_t)shard_count(&r.shard) * 4);
+    CHECK_OK(start(&s, &r, 30));
+    CHECK_OK(saver_finish(&s, &mine, &err));
+    if (world->rank == 0) CHECK_LISTED("30");
+    saver_close(&s);
+    rank_close(&r);
+}
+
+static void test_nan(void) {
+    for (int size = 1; size <= 4; size += 3) {
+        for (failing = 0; failing < size; failing += 3) {
+            for (unsigned i = 0; i < 2; i++) {
+                blind = i && failing ? 1u << failing : 0;
+                strcpy(out, test_scratch("saver"));
+                CHECK_OK(make_folders(in_out("elsewhere"), &err));
+                ranks_run(size, save_nan);
+            }
+        }
+    }
+    blind = 0;
+}
+
+// A full disk, when rank 0 creates the files and later, when a rank writes. A file size limit stands for it.
+static void save_full(World* world) {
+    Rank r = rank_open(world, 1);
+    Saver s;
+    bool mine = false;
+    struct rlimit old, small;
+    CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0, "getrlimit");
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, 1, &err));
+    CHECK_OK(start(&s, &r, 10));
+    CHECK_OK(saver_finish(&s, NULL, &err));
+    small = old, small.rlim_cur = 300000;
+    if (world->rank == 0) setrlimit(RLIMIT_FSIZE, &small);
+    CHECK_FAILS("optimizer.safetensors: cannot write: File too large", start(&s, &r, 20)); // on all ranks
+    CHECK(saver_state(&s) == SAVER_IDLE, "a save has started");
+    setrlimit(RLIMIT_FSIZE, &old);
+    if (world->rank == 0) CHECK_LISTED("10");
+    if (world->rank == 0) CHECK(leftovers() == 0, "%d leftovers", leftovers());
+
+    // rank 0 writes the numbers of a blind rank, so it must be one that writes itself
+    small.rlim_cur = 2000;
+    if (world->rank == failing) setrlimit(RLIMIT_FSIZE, &small);
+    if (failing > 0) { // at rank 0 the limit would be noticed by saver_start
+        CHECK_OK(start(&s, &r, 20));
+        CHECK_FAILS("model.safetensors: cannot write: File too large", saver_finish(&s, &mine, &err));
+        CHECK(mine == (world->rank == failing), "mine %d", mine);
+    }
+    setrlimit(RLIMIT_FSIZE, &old);
+    if (world->rank == 0) CHECK_LISTED("10");
+    if (world->rank == 0) CHECK(leftovers() == 0, "%d leftovers", leftovers());
+    CHECK_OK(holds(&r, 10, 1));
+    saver_close(&s);
+    rank_close(&r);
+}
+
+static void test_full_disk(void) {
+    for (failing = 0; failing < 3; failing++) {
+        strcpy(out, test_scratch("saver"));
+        ranks_run(failing ? 3 : 1, save_full);
+    }
+}
+
+// Rank 0 cannot write what the others send: it hears them to the end, and all are told.
+static void save_unheard(World* world) {
+    Rank r = rank_open(world, 1);
+    CheckpointWriter w;
+    const bool sees[] = {true, false, false};
+    const TrainerState state = state_at(10);
+    const CheckpointRecord record = {&config, &r.table, &options, &state};
+    CHECK_OK(checkpoint_writer_open(&w, r.out, 10, &r.table, 4, &err));
+    bool ok = true;
+    if (world->rank == 0) {
+        CHECK_OK(checkpoint_create(&w, &record, &err));
+        CHECK(remove(w.files[failing].path) == 0, "remove");
+        ok = checkpoint_receive_shards(&w, sees, world, true, &err);
+        CHECK(!ok, "nothing failed");
+        checkpoint_sweep(out);
+    } else {
+        ok = checkpoint_send_shard(&w, &r.shard, &r.tensors, world, &err);
+        CHECK_OK(ok);
+    }
+    CHECK_FAILS("safetensors: cannot open", checkpoint_vote(world, ok, NULL, &err));
+    checkpoint_writer_close(&w);
+    rank_close(&r);
+}
+
+// A rank ends while it sends: rank 0 does not wait for it.
+static void save_lost(World* world) {
+    Rank r = rank_open(world, 1);
+    CheckpointWriter w;
+    const bool sees[] = {true, false, false};
+    const TrainerState state = state_at(10);
+    const CheckpointRecord record = {&config, &r.table, &options, &state};
+    CHECK_OK(checkpoint_writer_open(&w, r.out, 10, &r.table, 4, &err));
+    if (world->rank == 0) {
+        CHECK_OK(checkpoint_create(&w, &record, &err));
+        CHECK_FAILS("the connection to rank 1 is lost",
+                    checkpoint_receive_shards(&w, sees, world, true, &err));
+        checkpoint_sweep(out);
+    } else if (world->rank == 1) {
+        const CheckpointFrame frame = {0, 1000, 4096};
+        CHECK(world_send(world, 0, &frame, sizeof frame) && world_send(world, 0, "half", 4), "send");
+    } else {
+        CHECK_OK(checkpoint_send_shard(&w, &r.shard, &r.tensors, world, &err));
+    }
+    checkpoint_writer_close(&w);
+    rank_close(&r);
+}
+
+static void test_remote_failures(void) {
+    strcpy(out, test_scratch("saver"));
+    for (failing = 0; failing < 2; failing++) ranks_run(3, save_unheard);
+    ranks_run(3, save_lost);
+}
+
+// Rank 0 cannot make OUT: all ranks are told.
+static void open_nowhere(World* world) {
+    Rank r = rank_open(world, 1);
+    Saver s;
+    CHECK_FAILS("exists and is not a folder", saver_open(&s, world, &r.table, in_out("file"), 1, &err));
+    rank_close(&r);
+}
+
+static void test_nowhere(void) {
+    FILE* f = fopen(in_out("file"), "wb");
+    CHECK(f && fclose(f) == 0, "fopen");
+    ranks_run(1, open_nowhere);
+    ranks_run(3, open_nowhere);
+}
+
+// A process killed while it saves again and again, keeping one, leaves at least one whole checkpoint.
+static void test_killed(void) {
+    CHECK_OK(save_filled(1, 1));
+    for (int round = 0; round < 10; round++) {
+        int pipe_ends[2];
+        pid_t child = test_fork(pipe_ends);
+        if (child == 0) {
+            World world;
+            Saver s;
+            memset(&world, 0, sizeof world);
+            world.size = 1;
+            Rank r = rank_open(&world, 1);
+            if (!saver_open(&s, &world, &r.table, out, 1, &err)) _exit(1);
+            for (int64_t step = 2;; step++) {
+                bool ok = start(&s, &r, step) && write(STDERR_FILENO, "x", 1) == 1;
+                if (!ok || !saver_finish(&s, NULL, &err)) _exit(1);
+            }
+        }
+        char byte;
+        for (int saves = 0; saves <= round % 3; saves++)
+            CHECK(read(pipe_ends[0], &byte, 1) == 1, "the child failed");
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        close(pipe_ends[0]);
+        int64_t* steps;
+        int count = checkpoint_list(out, &steps, &err);
+        CHECK(count >= 1, "%s", count < 0 ? err.msg : "no checkpoint is left");
+        for (int i = 0; i < count; i++) CHECK(loads(folder_of(steps[i])), "%s", err.msg);
+        free(steps);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// loading
+
+static int damage; // 0: the weights, 1: the moments, 2: their header
+
+// All ranks fail with one message; the checkpoint before it loads.
+static void load_damaged(World* world) {
+    Rank r = rank_open(world, 1);
+    CHECK(!holds(&r, 20, 1), "a damaged checkpoint loads");
+    CHECK(strstr(err.msg,
+                 damage == 0 ? "step_00000020/model.safetensors" : "step_00000020/optimizer.safetensors"),
+          "%s", err.msg);
+    CHECK_OK(holds(&r, 10, 1));
+    rank_close(&r);
+}
+
+static void test_load_damaged(void) {
+    for (damage = 0; damage < 3; damage++) {
+        strcpy(out, test_scratch("saver"));
+        Buffers b = filled_buffers(4, 1);
+        CHECK_OK(save_by(3, 10, &b, 0));
+        CHECK_OK(save_by(2, 20, &b, 0));
+        free_buffers(&b);
+        int fd = open(in_out("step_00000020/%s.safetensors", checkpoint_file_names[damage > 0]), O_WRONLY);
+        CHECK(pwrite(fd, "x", 1, damage == 2 ? 100 : 50001) == 1 && close(fd) == 0, "pwrite");
+        for (blind = 0; blind <= 6; blind += 2) ranks_run(3, load_damaged);
+        ranks_run(1, load_damaged);
+    }
+    blind = 0;
+}
+
+// Weights alone, of --init, from a folder that only rank 0 sees; checksums do not matter to a folder without
+// them.
+static void load_init(World* world) {
+    Rank r = rank_open(world, 7), expected = rank_open(world, 1);
+    CheckpointTensors t = {r.tensors.w, NULL, NULL, 4};
+    char folder[PATH_LENGTH];
+    bool mine;
+    for (int64_t step = 10; step <= 30; step += 10) {
+        checkpoint_path(folder, r.out, step);
+        bool ok = checkpoint_load(folder, NULL, &r.table, &r.shard, &t, world, &mine, &err);
+        CHECK(ok == (step < 30), "%s", err.msg);
+        if (!ok)
+            CHECK(strstr(err.msg, "step_00000030: holds neither model.safetensors") &&
+                      mine == (world->rank == 0),
+                  "%s", err.msg);
+        CHECK(memcmp(t.w, expected.tensors.w, (size_t)shard_count(&r.shard) * 4) == 0, "step %d", (int)step);
+    }
+    rank_close(&r);
+    rank_close(&expected);
+}
+
+static void test_load_init(void) {
+    strcpy(out, test_scratch("saver"));
+    Buffers b = filled_buffers(4, 1);
+    CHECK_OK(save_by(3, 10, &b, 0));
+    CHECK_OK(save_by(1, 20, &b, 0));
+    CHECK(remove(in_out("step_00000020/trainer.json")) == 0, "remove");
+    CHECK(remove(in_out("step_00000020/optimizer.safetensors")) == 0, "remove");
+    free_buffers(&b);
+    ranks_run(1, load_init);
+    ranks_run(3, load_init);
+    blind = 6;
+    ranks_run(3, load_init);
+    blind = 0;
+}
+
+int main(void) {
+    static void (*const tests[])(void) = {test_save,    test_nan,    test_full_disk,    test_remote_failures,
+                                          test_nowhere, test_killed, test_load_damaged, test_load_init};
+    return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "saver");
+}

@@ -1,0 +1,300 @@
+/*
+Checkpoints of several ranks, of which some may not see rank 0's disk: --out on a local disk instead of a
+shared file system. A rank that sees the folder reads and writes its own ranges of the files (checkpoint.h).
+For any other, rank 0 does it, and the numbers travel over world_send and world_receive:
+
+    saving     rank r -> rank 0    {file, offset, bytes} and the bytes, again and again; file -1 ends
+    loading    rank 0 -> rank r    {ok, message}; then the bytes of the ranges, in the order of the files
+
+Also the vote by which all ranks learn whether one of them failed. Called by saver.h and train.h.
+*/
+#pragma once
+
+#include "checkpoint.h"
+
+// ----------------------------------------------------------------------------
+// votes
+
+// What a rank tells the others.
+typedef struct {
+    bool ok;
+    Error err; // if not ok
+} CheckpointVote;
+
+// Collective: did all ranks succeed? Otherwise err becomes the message of the lowest rank that failed, on
+// every rank, and *mine (which may be NULL) says whether this rank is that one.
+static inline bool checkpoint_vote(World* world, bool ok, bool* mine, Error* err) {
+    CheckpointVote vote, *all = (CheckpointVote*)xcalloc((size_t)world->size, sizeof *all);
+    memset(&vote, 0, sizeof vote);
+    vote.ok = ok;
+    if (!ok) vote.err = *err;
+    world_allgather(world, all, &vote, sizeof vote);
+    int failed = 0;
+    while (failed < world->size && all[failed].ok) failed++;
+    if (mine) *mine = failed == world->rank;
+    if (failed < world->size) *err = all[failed].err;
+    free(all);
+    return failed == world->size;
+}
+
+// Collective: did rank 0 succeed? Otherwise err becomes its message on every rank.
+static inline bool checkpoint_told(World* world, bool ok, Error* err) {
+    CheckpointVote vote;
+    memset(&vote, 0, sizeof vote);
+    vote.ok = ok;
+    if (world->rank == 0 && !ok) vote.err = *err;
+    world_broadcast(world, &vote, sizeof vote);
+    if (!vote.ok) *err = vote.err;
+    return vote.ok;
+}
+
+// ----------------------------------------------------------------------------
+// who sees rank 0's folder
+
+// Collective: sees[size] becomes true for the ranks that see OUT as rank 0 does, of which rank 0 is one. Rank
+// 0 writes a random token to OUT/.ranks, the others look for it. Fails on all ranks if rank 0 cannot write.
+static inline bool checkpoint_find_writers(World* world, const char* out, bool* sees, Error* err) {
+    char path[PATH_LENGTH], token[33] = {0}, found[33] = {0};
+    uint64_t random[2];
+    bool ok = true;
+    path_join(path, out, ".ranks");
+    if (world->rank == 0) {
+        FILE* f = NULL;
+        ok = make_folders(out, err);
+        if (ok && getentropy(random, sizeof random) != 0)
+            ok = fail(err, "cannot draw random bytes: %s", strerror(errno));
+        if (ok && !(f = fopen(path, "wb"))) ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
+        if (f) {
+            hex64(token, random[0]);
+            hex64(token + 16, random[1]);
+            fwrite(token, 1, 32, f); // flush_and_close reports errors
+            ok = flush_and_close(f, path, err);
+        }
+    }
+    ok = checkpoint_told(world, ok, err);
+    if (ok) world_broadcast(world, token, sizeof token);
+    bool here = world->rank == 0;
+    if (ok && !here) {
+        FILE* f = fopen(path, "rb");
+        here = f && fread(found, 1, 32, f) == 32 && memcmp(found, token, 32) == 0;
+        if (f) fclose(f);
+    }
+    if (ok) world_allgather(world, sees, &here, sizeof here);
+    if (world->rank == 0 && unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR)
+        warn("%s: cannot remove: %s", path, strerror(errno));
+    return ok;
+}
+
+// A hash of the identity of a folder's files: inode number, size and time of the last change. The same on two
+// ranks only if these are the same files.
+static inline uint64_t checkpoint_identity(const char* folder) {
+    static const char* const names[] = {"config.json", "trainer.json", "model.safetensors",
+                                        "model.safetensors.index.json", "optimizer.safetensors"};
+    uint64_t hash = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[PATH_LENGTH];
+        struct stat st;
+        path_join(path, folder, names[i]);
+        if (stat(path, &st) != 0) memset(&st, 0, sizeof st);
+        const int64_t facts[] = {(int64_t)st.st_ino, (int64_t)st.st_size, (int64_t)st.st_mtim.tv_sec,
+                                 (int64_t)st.st_mtim.tv_nsec};
+        hash = hash64(hash, facts, sizeof facts);
+    }
+    return hash;
+}
+
+// Collective: sees[size] becomes true for the ranks whose folder holds the same files as rank 0's. The folder
+// may be read-only.
+static inline void checkpoint_find_readers(World* world, const char* folder, bool* sees) {
+    uint64_t mine = checkpoint_identity(folder);
+    uint64_t* all = (uint64_t*)xcalloc((size_t)world->size, sizeof *all);
+    world_allgather(world, all, &mine, sizeof mine);
+    for (int r = 0; r < world->size; r++) sees[r] = all[r] == all[0];
+    free(all);
+}
+
+// ----------------------------------------------------------------------------
+// saving
+
+// What precedes the bytes of a piece. bytes <= CHECKPOINT_PIECE_BYTES.
+typedef struct {
+    int32_t file; // -1: the rank has sent everything, or has failed and votes so
+    uint32_t bytes;
+    int64_t offset;
+} CheckpointFrame;
+
+// A CheckpointPut: sends a piece to rank 0.
+static inline bool checkpoint_send_piece(void* to, int file, const void* data, size_t bytes, int64_t offset,
+                                         Error* err) {
+    World* world = (World*)to;
+    const CheckpointFrame frame = {file, (uint32_t)bytes, offset};
+    return (world_send(world, 0, &frame, sizeof frame) && world_send(world, 0, data, bytes)) ||
+           fail(err, "the connection to rank 0 is lost");
+}
+
+// On a rank that does not see the folder: sends its numbers to rank 0, which calls checkpoint_receive_shard.
+// With t NULL sends none.
+static inline bool checkpoint_send_shard(const CheckpointWriter* w, const Shard* shard,
+                                         const CheckpointTensors* t, World* world, Error* err) {
+    const CheckpointFrame end = {-1, 0, 0};
+    if (t && !checkpoint_put_shard(w, shard, t, world, checkpoint_send_piece, world, err)) return false;
+    return world_send(world, 0, &end, sizeof end) || fail(err, "the connection to rank 0 is lost");
+}
+
+// Receives a rank's pieces into buffer[CHECKPOINT_PIECE_BYTES] and writes them. After an error of the disk,
+// or if `ok` is false from the start, receives the rest without writing it, so that the sender does not wait
+// for ever.
+static inline bool checkpoint_receive_shard(CheckpointOutput* o, int rank, char* buffer, World* world,
+                                            bool ok, Error* err) {
+    CheckpointProgress progress = {world, 0};
+    for (;;) {
+        CheckpointFrame frame = {-1, 0, 0};
+        Error lost;
+        bool good = world_receive(world, rank, &frame, sizeof frame) ||
+                    fail(&lost, "the connection to rank %d is lost", rank);
+        if (good && frame.file < 0) return ok;
+        if (good &&
+            (frame.file >= CHECKPOINT_FILES || frame.bytes > CHECKPOINT_PIECE_BYTES || frame.offset < 0 ||
+             frame.offset > o->writer->files[frame.file].bytes - (int64_t)frame.bytes))
+            good = fail(&lost, "rank %d sent a part of another checkpoint", rank);
+        if (good && !world_receive(world, rank, buffer, frame.bytes))
+            good = fail(&lost, "the connection to rank %d is lost", rank);
+        if (!good && ok) *err = lost;
+        if (!good) return false;
+        ok = ok && checkpoint_write_piece(o, frame.file, buffer, frame.bytes, frame.offset, err);
+        checkpoint_progress(&progress, frame.bytes);
+    }
+}
+
+// On rank 0: writes what the ranks that do not see the folder send, through to the disk. If `ok` is false an
+// error has been reported already; the ranks are then heard without writing anything.
+static inline bool checkpoint_receive_shards(CheckpointWriter* w, const bool* sees, World* world, bool ok,
+                                             Error* err) {
+    int others = 0;
+    CheckpointOutput o;
+    memset(&o, 0, sizeof o);
+    o.writer = w;
+    for (int rank = 0; rank < world->size; rank++) others += !sees[rank];
+    if (others == 0) return ok;
+    char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);
+    bool is_open = ok && checkpoint_open_files(&o, w, err);
+    ok = is_open;
+    for (int rank = 0; rank < world->size; rank++)
+        if (!sees[rank]) ok = checkpoint_receive_shard(&o, rank, buffer, world, ok, err);
+    if (is_open) ok = checkpoint_close_files(&o, ok, err);
+    free(buffer);
+    return ok;
+}
+
+// ----------------------------------------------------------------------------
+// loading
+
+// On rank 0: reads another rank's ranges of a file and sends them. The rank calls checkpoint_receive_file.
+// `shard` is that rank's.
+static inline bool checkpoint_serve_file(const char* folder, const ParamTable* table, int file,
+                                         const Shard* shard, int element_bytes, World* world, Error* err) {
+    CheckpointVote vote;
+    CheckpointSource s;
+    CheckpointProgress progress = {world, 0};
+    memset(&vote, 0, sizeof vote);
+    bool ok = vote.ok = checkpoint_source_open(&s, folder, table, file, element_bytes, err);
+    if (!ok) vote.err = *err;
+    if (!world_send(world, shard->rank, &vote, sizeof vote) && ok)
+        ok = fail(err, "the connection to rank %d is lost", shard->rank);
+    char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);
+    for (int i = 0; ok && i < s.file.count; i++) {
+        const SafeTensor* from = safetensors_set_find(&s.set, s.file.tensors[i].name);
+        const TensorRange range = tensor_range(s.file.origins[i].row, shard);
+        int64_t n;
+        for (int64_t at = 0; ok && (n = checkpoint_next_piece(&range, at, element_bytes)) > 0; at += n) {
+            const size_t bytes = (size_t)(n * element_bytes);
+            ok = safetensors_read_range(from, range.first + at, n, buffer, element_bytes, err);
+            if (ok && !world_send(world, shard->rank, buffer, bytes))
+                ok = fail(err, "the connection to rank %d is lost", shard->rank);
+            checkpoint_progress(&progress, n * element_bytes);
+        }
+    }
+    free(buffer);
+    if (vote.ok) checkpoint_source_close(&s);
+    return ok;
+}
+
+// On a rank that does not see the folder: receives its ranges of a file into its buffers. Fails with rank 0's
+// message if that cannot read the file; the buffers are then unchanged.
+static inline bool checkpoint_receive_file(const ParamTable* table, int file, const Shard* shard,
+                                           const CheckpointTensors* t, World* world, Error* err) {
+    CheckpointVote vote;
+    CheckpointProgress progress = {world, 0};
+    if (!world_receive(world, 0, &vote, sizeof vote)) return fail(err, "the connection to rank 0 is lost");
+    if (!vote.ok) {
+        *err = vote.err;
+        return false;
+    }
+    CheckpointFile f = checkpoint_file(table, file, t->element_bytes);
+    bool ok = true;
+    for (int i = 0; ok && i < f.count; i++) {
+        char* data;
+        const TensorRange range = checkpoint_range(&f, i, shard, t, &data);
+        int64_t n;
+        for (int64_t at = 0; ok && (n = checkpoint_next_piece(&range, at, t->element_bytes)) > 0; at += n) {
+            ok = world_receive(world, 0, data + at * t->element_bytes, (size_t)(n * t->element_bytes)) ||
+                 fail(err, "the connection to rank 0 is lost");
+            checkpoint_progress(&progress, n * t->element_bytes);
+        }
+    }
+    checkpoint_file_free(&f);
+    return ok;
+}
+
+// Verifies this rank's share of the blocks of a folder that it sees: those of a checkpoint, or without a
+// record those of a folder of --init.
+static inline bool checkpoint_verify_share(const char* folder, const Json* record, const bool* sees,
+                                           World* world, Error* err) {
+    int part = 0, parts = 0;
+    for (int rank = 0; rank < world->size; rank++) {
+        if (rank == world->rank) part = parts;
+        parts += sees[rank];
+    }
+    return record ? checkpoint_verify(folder, record, part, parts, world, err)
+                  : checkpoint_verify_init(folder, part, parts, world, err);
+}
+
+// Rank 0 and the ranks that do not see the folder: sends or receives one file's ranges.
+static inline bool checkpoint_exchange_file(const char* folder, const ParamTable* table, int file,
+                                            const Shard* shard, const CheckpointTensors* t, const bool* sees,
+                                            World* world, Error* err) {
+    if (!sees[world->rank]) return checkpoint_receive_file(table, file, shard, t, world, err);
+    bool ok = true;
+    for (int rank = 0; world->rank == 0 && rank < world->size; rank++) {
+        Error why; // the first error is reported, and every rank is served
+        const Shard other = params_shard(table, rank, world->size);
+        if (sees[rank]) continue;
+        if (!checkpoint_serve_file(folder, table, file, &other, t->element_bytes, world, &why) && ok) {
+            *err = why;
+            ok = false;
+        }
+    }
+    return ok;
+}
+
+// Collective: verifies the checksums of rank 0's folder, then reads every rank's shard from it: weights, and
+// moments if t->m is not NULL. record: the checkpoint's trainer.json on the ranks that see the folder; NULL
+// on all ranks for --init. Succeeds on all ranks or fails on all, with the message of the lowest rank that
+// failed; the buffers are then undefined.
+static inline bool checkpoint_load(const char* folder, const Json* record, const ParamTable* table,
+                                   const Shard* shard, const CheckpointTensors* t, World* world, bool* mine,
+                                   Error* err) {
+    const int files = t->m ? CHECKPOINT_FILES : 1;
+    bool ok = true, *sees = (bool*)xcalloc((size_t)world->size, sizeof *sees);
+    checkpoint_find_readers(world, folder, sees);
+    if (sees[world->rank]) ok = checkpoint_verify_share(folder, record, sees, world, err);
+    for (int f = 0; ok && sees[world->rank] && f < files; f++)
+        ok = checkpoint_read_file(folder, table, f, shard, t, world, err);
+    ok = checkpoint_vote(world, ok, mine, err);
+    for (int f = 0; f < files && ok; f++) {
+        ok = checkpoint_exchange_file(folder, table, f, shard, t, sees, world, err);
+        ok = checkpoint_vote(world, ok, mine, err);
+    }
+    free(sees);
+    return ok;
+}
