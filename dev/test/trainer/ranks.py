@@ -1,0 +1,198 @@
+"""Disturbs runs of several ranks, and compares what they leave. Used by test_ranks.sh; needs Linux, and only Python's
+standard library.
+
+    ranks.py close FOLDER FOLDER TOLERANCE   checks that two checkpoints have the same tensors: the relative error of each
+                                             in the 2-norm is at most the tolerance
+    ranks.py losses LOG LOG TOLERANCE        checks that two logs have the same steps, that the first has the second's
+                                             validations, and that losses agree; of a step that is logged twice, the last
+                                             line counts
+    ranks.py record FOLDER                   prints step, tokens and position in the data of a checkpoint
+    ranks.py token SHARD NEW INDEX ID        copies a shard and changes one token
+    ranks.py strike SIGNAL WHOM EVENT SPIN LIMIT COMMAND...
+                                             runs the command and waits for the event: a step number that is printed, or
+                                             FOLDER:STEP, when a checkpoint of the step begins in the folder. SPIN loop
+                                             iterations later sends the signal to the rank of the number WHOM, or to
+                                             mpirun, and prints mpirun's exit code. Fails if a process of the run, on
+                                             whatever host of this machine, lives LIMIT seconds after the signal
+    ranks.py cut NAMESPACE DEVICE EVENT SPIN LIMIT COMMAND...
+                                             the same, but sets a network device down, and ends mpirun itself: that notices
+                                             only after minutes that it has lost a host
+"""
+
+import array, fnmatch, json, math, os, select, signal, struct, subprocess, sys, time
+
+# ----------------------------------------------------------------------------
+# checkpoints and logs
+
+
+def tensors(path):
+    """Yields name, shape and values of the tensors of a safetensors file."""
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    for name, tensor in sorted(header.items()):
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            yield name, tensor["shape"], array.array({"F32": "f", "F64": "d"}[tensor["dtype"]], data[begin:end])
+
+
+def close(folder_a, folder_b, tolerance):
+    a, b = (list(tensors(folder + "/model.safetensors")) for folder in (folder_a, folder_b))
+    assert a and [t[:2] for t in a] == [t[:2] for t in b], "other tensors"
+    for (name, _, x), (_, _, y) in zip(a, b):
+        error = math.sqrt(sum((p - q) ** 2 for p, q in zip(x, y)))
+        norm = math.sqrt(sum(q * q for q in y))
+        assert norm > 0 and error <= tolerance * norm, f"{name}: relative error {error / norm}"
+
+
+def losses(log_a, log_b, tolerance):
+    runs = []
+    for path in (log_a, log_b):
+        with open(path) as f:
+            lines = [json.loads(line) for line in f]
+        run = {("step", line["step"]): line["loss"] for line in lines if line["event"] == "step"}
+        run.update({("validation", line["step"]): line["val_loss"] for line in lines if line["event"] == "validation"})
+        runs.append(run)
+    a, b = runs
+    assert b and b.keys() <= a.keys(), b.keys() - a.keys()
+    assert all(kind == "validation" for kind, _ in a.keys() - b.keys()), a.keys() - b.keys()
+    for event in b:
+        assert abs(a[event] - b[event]) <= tolerance * b[event], f"{event}: {a[event]}, expected {b[event]}"
+
+
+def record(folder):
+    with open(folder + "/trainer.json") as f:
+        state = json.load(f)
+    print(state["step"], state["tokens"], state["data"]["position"])
+
+
+def token(shard, new, index, value):
+    with open(shard, "rb") as f:
+        data = bytearray(f.read())
+    struct.pack_into("<H", data, 1024 + 2 * index, value)
+    with open(new, "wb") as f:
+        f.write(data)
+
+
+# ----------------------------------------------------------------------------
+# a run that is disturbed. Its processes are found by a variable of their environment, also when they have lost their
+# parent.
+
+MARK = "RANKS_PY"
+
+
+def processes(mark):
+    """Returns {process: rank} of the living processes with the mark; mpirun and its daemons have rank None."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as f:  # of a zombie it is empty
+                variables = dict(v.split(b"=", 1) for v in f.read().split(b"\0") if b"=" in v)
+        except (OSError, ValueError):
+            continue
+        if variables.get(MARK.encode()) == mark.encode():
+            rank = variables.get(b"OMPI_COMM_WORLD_RANK")
+            found[int(entry)] = None if rank is None else int(rank)
+    return found
+
+
+class Run:
+    def __init__(self, command):
+        self.mark = f"{os.getpid()}.{time.monotonic_ns()}"
+        environment = {**os.environ, MARK: self.mark}
+        self.program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0, env=environment)
+
+    def await_event(self, event, deadline):
+        """Reads what the run prints until it is over, or until the event has happened."""
+        text = b""
+        folder, _, step = event.rpartition(":")
+        begun = f"*step_{int(step):08d}"
+        while time.monotonic() < deadline:
+            if folder and any(fnmatch.fnmatch(name, begun) for name in self.list(folder)):
+                return
+            if select.select([self.program.stdout], [], [], 0 if folder else 1)[0]:
+                data = self.program.stdout.read(65536)
+                assert data, "the run ended before the signal"
+                text = (text + data)[-65536:]
+                steps = [line.split()[1] for line in text.split(b"\n")[:-1] if line.startswith(b"step ")]
+                if not folder and steps and int(steps[-1].split(b"/")[0]) >= int(step):
+                    return
+        raise AssertionError(f"{event} has not come")
+
+    @staticmethod
+    def list(folder):
+        return os.listdir(folder) if os.path.isdir(folder) else []
+
+    def await_end(self, deadline, only_ranks):
+        """Waits until no process of the run, or no rank, is left. Reads the pipe: a full one would hold mpirun."""
+        while True:
+            left = {}
+            for process, rank in processes(self.mark).items():
+                if only_ranks and rank is None:
+                    continue
+                try:
+                    left[os.pidfd_open(process)] = process
+                except ProcessLookupError:
+                    pass
+            if not left:
+                return
+            poll = select.poll()
+            for descriptor in left:
+                poll.register(descriptor, select.POLLIN)
+            if not self.program.stdout.closed:
+                poll.register(self.program.stdout, select.POLLIN)
+            ready = poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
+            for descriptor in left:
+                os.close(descriptor)
+            assert ready, f"processes {sorted(left.values())} are still there"
+            if not self.program.stdout.closed and self.program.stdout.fileno() in (fd for fd, _ in ready):
+                if not self.program.stdout.read(65536):
+                    self.program.stdout.close()
+
+    def rank(self, number):
+        found = [process for process, rank in processes(self.mark).items() if rank == number]
+        assert len(found) == 1, f"{len(found)} processes of rank {number}"
+        return found[0]
+
+    def disturb(self, event, spin, limit, action, only_ranks=False):
+        try:
+            self.await_event(event, time.monotonic() + 60)
+            for _ in range(spin):
+                pass
+            action(self)
+            self.await_end(time.monotonic() + limit, only_ranks)
+            if only_ranks:
+                self.program.kill()
+            print(self.program.wait())
+        finally:
+            for process in processes(self.mark):
+                os.kill(process, signal.SIGKILL)
+
+
+def strike(name, whom, event, spin, limit, command):
+    number = getattr(signal, "SIG" + name)
+    action = lambda run: os.kill(run.program.pid if whom == "mpirun" else run.rank(int(whom)), number)
+    Run(command).disturb(event, spin, limit, action)
+
+
+def cut(namespace, device, event, spin, limit, command):
+    down = ["ip", "-n", namespace, "link", "set", device, "down"]
+    Run(command).disturb(event, spin, limit, lambda run: subprocess.run(down, check=True), only_ranks=True)
+
+
+if __name__ == "__main__":
+    command, *args = sys.argv[1:] or [""]
+    if command == "close":
+        close(args[0], args[1], float(args[2]))
+    elif command == "losses":
+        losses(args[0], args[1], float(args[2]))
+    elif command == "record":
+        record(args[0])
+    elif command == "token":
+        token(args[0], args[1], int(args[2]), int(args[3]))
+    elif command == "strike":
+        strike(*args[:3], int(args[3]), float(args[4]), args[5:])
+    elif command == "cut":
+        cut(*args[:3], int(args[3]), float(args[4]), args[5:])
+    else:
+        sys.exit(__doc__)

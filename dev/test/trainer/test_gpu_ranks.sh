@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Tests ./train_foxcu on two GPUs under mpirun: the same losses as on one GPU, --deterministic with the same bits,
+# checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does. With fewer GPUs it
+# tests nothing.
+scratch=build/test/gpu_ranks
+. dev/test/check.sh
+
+export OMP_NUM_THREADS=2 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+rm -rf "$scratch"
+mkdir -p "$scratch"
+if [ "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)" -lt 2 ]; then
+    echo "fewer than two GPUs: nothing to test"
+    report
+fi
+python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+check "make the files" "$python" dev/test/cli_files.py make "$scratch/files"
+
+# A small model with head size 64; 20 steps of 12 sequences.
+tiny="--model fox-pro-nano --set num_hidden_layers=2 --set intermediate_size=72 --seq-len 256 --batch-tokens 3072
+    --micro-batch 1 --warmup-tokens 12288 --deterministic --shuffle --data $scratch/files/shards/text.bin"
+# on RANKS COMMAND...
+on() {
+    local ranks=$1
+    shift
+    if [ "$ranks" = 1 ]; then CUDA_VISIBLE_DEVICES=0 "$@"; else mpirun -q --bind-to none -np "$ranks" "$@"; fi
+}
+# train RANKS OUT OPTION...
+train() { on "$1" ./train_foxcu $tiny --max-tokens 61440 --lr "${rate:-5e-3}" --timeout 20 --out "$scratch/$2" "${@:3}"; }
+resume() { on "$1" ./train_foxcu --resume --timeout 20 --out "$scratch/$2" "${@:3}"; }
+
+# near LIMIT OUT OUT: two runs have the same steps, and their losses differ by at most LIMIT
+near() {
+    "$python" - "$scratch" "$@" <<'END' >"$scratch/stdout" 2>&1 && pass || fail "$2, $3: $(tail -n 1 "$scratch/stdout")"
+import json, sys
+scratch, limit, *runs = sys.argv[1:]
+def losses(run):
+    lines = [json.loads(line) for line in open(f"{scratch}/{run}/log.jsonl")]
+    return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+a, b = map(losses, runs)
+assert a.keys() == b.keys() and len(a) > 0, f"steps {sorted(a)} and {sorted(b)}"
+worst = max(abs(a[step] - b[step]) for step in a)
+assert worst <= float(limit), f"differ by {worst:.5f}, more than {limit}"
+print(f"differ by {worst:.5f}")
+END
+}
+
+# same_weights OUT OUT: the checkpoints of step 20 have the same bytes
+same_weights() {
+    same "$scratch/$1/step_00000020/model.safetensors" "$scratch/$2/step_00000020/model.safetensors"
+    same "$scratch/$1/step_00000020/optimizer.safetensors" "$scratch/$2/step_00000020/optimizer.safetensors"
+}
+
+same_losses() {
+    check "one GPU" train 1 one
+    check "two GPUs" train 2 two
+    said "2 ranks with 6 to 6 micro-batches a step"
+    near 0.01 one two
+    check "again" train 2 again
+    same_weights two again
+    check "--recompute block" train 2 block --recompute block
+    same_weights two block
+    # The gate's bias is the gate, and moves fast. A rank that kept its old biases would compute other losses.
+    for ranks in 1 2; do
+        rate=0.1 check "bias_only" train $ranks bias$ranks --set fgate_type=bias_only
+    done
+    near 0.05 bias1 bias2
+}
+
+resumed() {
+    check "stop on two" train 2 resumed --max-steps 7
+    check "go on with one" resume 1 resumed --max-steps 13
+    check "and with two" resume 2 resumed
+    near 0.01 one resumed
+    check "stop on two" train 2 stopped --max-steps 7
+    check "go on with two" resume 2 stopped
+    same_weights two stopped
+}
+
+# A rank that ends takes all with it, and one line says which. start OUT: begins a long run and waits for step 5
+start() {
+    # shellcheck disable=SC2086
+    mpirun -q --bind-to none -np 2 ./train_foxcu $tiny --out "$scratch/$1" --max-tokens 1Gi --timeout 5 \
+        --log-every 1 >"$scratch/$1.out" 2>"$scratch/$1.err" &
+    job=$!
+    for _ in $(seq 600); do
+        grep -q 'step *5/' "$scratch/$1.out" && return
+        read -rt 0.1 <> <(:) # waits
+    done
+    fail "$1: no step within 60 s"
+}
+# ended OUT CODE: within 20 s
+ended() {
+    local code=0
+    ( for _ in $(seq 200); do read -rt 0.1 <> <(:); done; kill -9 $job ) 2>/dev/null &
+    local killer=$!
+    wait $job || code=$?
+    kill $killer 2>/dev/null
+    equals "$2" "$code"
+}
+rank_of() { pgrep -f "train_foxcu.*$scratch/$1" | while read -r p; do
+    tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$2" && echo "$p"; done; }
+
+failures() {
+    start killed
+    kill -9 "$(rank_of killed 1)"
+    ended killed 137
+    equals 1 "$(grep -c '^error: rank 1 ' "$scratch/killed.err")"
+    start stuck
+    kill -STOP "$(rank_of stuck 1)"
+    ended stuck 1
+    equals 1 "$(grep -c '^error: rank 1 .*stopped or is unreachable' "$scratch/stuck.err")"
+    start usr1
+    kill -USR1 $job
+    ended usr1 75
+    check "a checkpoint" ls "$scratch"/usr1/step_*/model.safetensors
+    equals "" "$(pgrep -f "train_foxcu.*$scratch")"
+}
+
+for part in ${PARTS:-same_losses resumed failures}; do $part; done
+report

@@ -1,0 +1,440 @@
+#!/usr/bin/env bash
+# Several ranks of the CPU trainer under mpirun: they train what one rank trains, save checkpoints that any number of
+# ranks resumes, and leave together with one message, whatever ends one of them.
+scratch=build/test/ranks
+. dev/test/check.sh
+
+disk=$scratch/disk
+network=fox$$ # network namespaces, if this machine allows them
+shards=$PWD/$scratch/files/shards
+double=build/test/train_fox_double
+sanitized=build/test/train_fox_sanitized
+export OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 # MPI leaks
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_btl_vader_single_copy_mechanism=none
+unset RANK WORLD_SIZE SLURM_PROCID
+
+clean_up() {
+    umount "$disk" 2>/dev/null
+    for host in a b; do ip netns del $network$host 2>/dev/null; done
+}
+trap clean_up EXIT
+rm -rf "$scratch"
+mkdir -p "$scratch"
+python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+files() { "$python" dev/test/cli_files.py "$@"; }
+ranks() { "$python" dev/test/trainer/ranks.py "$@"; }
+check "make the files" files make "$scratch/files"
+
+launch="mpirun -q --bind-to none"
+for program in ./train_fox $double $sanitized; do
+    if ! command -v mpirun >/dev/null; then fail "mpirun is missing: scripts/setup.sh test"; report; fi
+    if [ ! -x $program ]; then fail "$program is not built: make $program"; report; fi
+    $launch -np 2 $program --nonsense 2>"$scratch/stderr"
+    if ! grep -q 'no such option' "$scratch/stderr"; then
+        fail "$program has no MPI: scripts/setup.sh test, then build it again"
+        report
+    fi
+done
+
+# Steps of 6 micro-batches of two sequences of 16 tokens
+trainer=./train_fox
+model="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2
+    --set intermediate_size=32 --seq-len 16 --batch-tokens 192 --warmup-tokens 640"
+data="--shuffle --data $shards/text.bin"
+short=20
+long=250 # steps of a run that is struck
+
+# run N STEPS OUT OPTION...: N ranks, 0 for a process without mpirun
+run() {
+    local start="$launch -np $1"
+    if [ "$1" = 0 ]; then start=; fi
+    $start $trainer $model $data --micro-batch 2 --max-tokens $(($2 * 192)) --out "${@:3}"
+}
+# resume N OUT OPTION...
+resume() { $launch -np $1 $trainer --resume --out "${@:2}"; }
+step() { printf '%s/step_%08d' "$1" "$2"; }
+checkpoints() { (cd "$1" && echo .tmp-* step_*) | sed 's/\.tmp-\* //; s/step_0*\([0-9]\)/\1/g'; }
+newest() { checkpoints "$1" 2>/dev/null | awk '{ print $NF + 0 }'; }
+
+# same_bytes STEPS OUT OUT: both runs end with the same weights and moments
+same_bytes() {
+    for file in model optimizer; do
+        same "$(step "$2" $1)/$file.safetensors" "$(step "$3" $1)/$file.safetensors"
+    done
+}
+
+# agree STEPS OUT OUT TOLERANCE: but for rounding, in the same place of the data
+agree() {
+    check "weights of $2" ranks close "$(step "$2" $1)" "$(step "$3" $1)" $4
+    check "losses of $2" ranks losses "$2/log.jsonl" "$3/log.jsonl" $4
+    equals "$(ranks record "$(step "$3" $1)")" "$(ranks record "$(step "$2" $1)")"
+}
+
+# one_line TEXT [FILE]: in all, stderr was this error
+one_line() {
+    local file=$scratch/${2:-stderr}
+    equals "1 line" "$(wc -l <"$file") line"
+    equals "error: " "$(head -c 7 "$file")"
+    said "$1" "${2:-stderr}"
+}
+
+# ----------------------------------------------------------------------------
+
+# numbers TOLERANCE N...: with the trainer set
+numbers() {
+    local tolerance=$1 out=$scratch/numbers n
+    shift
+    rm -rf "$out"
+    check "one rank" run 0 $short "$out/alone" --val-data "$shards/part_2.bin" --val-every 8
+    for n in "$@"; do
+        check "$n ranks" run $n $short "$out/$n" --val-data "$shards/part_2.bin" --val-every 8
+        equals "" "$(cat "$scratch/stderr")"
+        agree $short "$out/$n" "$out/alone" $tolerance
+        equals 3 "$(grep -c '"validation"' "$out/$n/log.jsonl")"
+        check "$n ranks again" run $n $short "$out/$n.again"
+        same_bytes $short "$out/$n" "$out/$n.again"
+    done
+}
+
+# saved_anywhere TOLERANCE: by two ranks, and resumed by another number. After --max-steps the schedule is that of the
+# whole run.
+saved_anywhere() {
+    local out=$scratch/numbers n
+    check "stop" run 2 $short "$out/saved" --max-steps 7 --val-data "$shards/part_2.bin" --val-every 8
+    for n in 1 2 3 4; do
+        rm -rf "$out/resumed"
+        cp -r "$out/saved" "$out/resumed"
+        check "go on with $n" resume $n "$out/resumed"
+        agree $short "$out/resumed" "$out/alone" $1
+    done
+    check "go on with 2" resume 2 "$out/saved"
+    same_bytes $short "$out/saved" "$out/2"
+}
+
+same_numbers() {
+    numbers 1e-4 1 2 3 4 5
+    same_bytes $short "$scratch/numbers/1" "$scratch/numbers/alone"
+    saved_anywhere 1e-4
+    check "two validation sequences on three ranks" run 3 $short "$scratch/few" --val-data "$shards/val.bin"
+    check "on one" run 0 $short "$scratch/few_alone" --val-data "$shards/val.bin"
+    agree $short "$scratch/few" "$scratch/few_alone" 1e-4
+
+    trainer=$double
+    numbers 1e-10 1 2 3 5
+    saved_anywhere 1e-10
+    trainer=$sanitized
+    numbers 1e-4 2 3
+    saved_anywhere 1e-4
+    trainer=./train_fox
+}
+
+refused() {
+    local tokens="--max-tokens 3840"
+    dies "13 ranks for the 12 sequences of a step" $launch -np 13 $trainer $model $data $tokens
+    dies "4 micro-batches, too few for 5 ranks" $launch -np 5 $trainer $model $data $tokens --micro-batch 3
+    dies "--nonsense: no such option" $launch -np 3 $trainer $model $data --nonsense
+    dies "only training and --bench run on 2 ranks" $launch -np 2 $trainer $model $data --dump "$scratch/dump"
+
+    # torchrun's variables, without MPI
+    local code=0 pids=() rank port=$((20000 + $$ % 9000))
+    for rank in 0 1 2; do
+        RANK=$rank WORLD_SIZE=3 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+            timeout 60 $trainer $model $data $tokens >/dev/null 2>"$scratch/rank_$rank" &
+        pids+=($!)
+    done
+    for rank in 0 1 2; do
+        code=0
+        wait ${pids[rank]} || code=$?
+        equals "1 from rank $rank" "$code from rank $rank"
+    done
+    cat "$scratch"/rank_? >"$scratch/stderr"
+    one_line "start them with mpirun"
+}
+
+# ----------------------------------------------------------------------------
+# differences
+
+# odd EXPECTED OPTION...: rank 2 of 3 has these options more
+odd() {
+    local all="$model $data --micro-batch 2 --max-tokens 3840 --timeout 5" expected=$1
+    shift
+    dies "$expected" timeout 60 $launch -np 2 $trainer $all : -np 1 $trainer $all "$@"
+}
+
+# elsewhere WHAT OPTION...: all ranks have the same options, but rank 2 of 3 works in another folder, where names
+# stand for other files
+elsewhere() {
+    local all="$model --micro-batch 2 --max-tokens 3840 --timeout 5 ${*:2}"
+    dies "rank 2 ($(uname -n)) differs from other ranks in its $1" timeout 60 \
+        $launch -np 2 -wdir "$scratch/here" "$PWD/$trainer" $all : \
+        -np 1 -wdir "$scratch/there" "$PWD/$trainer" $all
+}
+
+differences() {
+    odd "rank 2 ($(uname -n)) differs from other ranks in its command line" --lr 0.01
+    odd "differs from other ranks in its command line" --set num_heads=4
+    odd "differs from other ranks in its command line" --out "$scratch/odd"
+    odd "differs from other ranks in its command line" --bench 3
+    odd "--nonsense: no such option" --nonsense
+    dies "rank 1 (" $launch -np 1 $trainer $model $data --max-tokens 3840 : -np 1 $double $model $data --max-tokens 3840
+
+    check "weights" run 0 $short "$scratch/one_start" --max-steps 1
+    check "other weights" run 0 $short "$scratch/other_start" --max-steps 1 --seed 2
+    mkdir -p "$scratch/here" "$scratch/there"
+    cp "$shards/text.bin" "$scratch/here/data.bin" && cp "$shards/part_1.bin" "$scratch/there/data.bin"
+    cp "$shards/text.bin" "$scratch/here/same.bin" && cp "$shards/text.bin" "$scratch/there/same.bin"
+    cp -r "$(step "$scratch/one_start" 1)" "$scratch/here/init"
+    cp -r "$(step "$scratch/other_start" 1)" "$scratch/there/init"
+    elsewhere "shards in --data" --shuffle --data data.bin
+    elsewhere "shards in --val-data" --shuffle --data same.bin --val-data data.bin
+    local model="--init init --seq-len 16 --batch-tokens 192 --warmup-tokens 640"
+    elsewhere "weights in --init" --shuffle --data same.bin
+    sed -i 's/"rope_base": [0-9.]*/"rope_base": 10000.0/' "$scratch/there/init/config.json"
+    elsewhere "model's configuration" --shuffle --data same.bin
+}
+
+# Two runs in one folder, and other data than the checkpoint's.
+folders() {
+    local out=$scratch/locked
+    ( # holds the lock, as the first run does, until dies has seen the second
+        mkdir -p "$out"
+        exec 9>"$out/lock"
+        flock 9
+        dies "another process is training here" run 3 $short "$out"
+        exit $failed
+    )
+    if [ $? = $failed ]; then pass; else fail "two runs in one folder"; fi
+
+    check "a run" run 2 $short "$scratch/changed" --max-steps 5
+    dies "not the data that the run in $scratch/changed was trained on" \
+        resume 3 "$scratch/changed" --data "$shards/part_1.bin"
+    equals 5 "$(checkpoints "$scratch/changed")"
+    check "on purpose" resume 3 "$scratch/changed" --data "$shards/part_1.bin" --data-changed
+    equals "5 20" "$(checkpoints "$scratch/changed")"
+}
+
+# ----------------------------------------------------------------------------
+# failures
+
+# struck SIGNAL WHOM EVENT SPIN LIMIT N OUT OPTION...: the long run
+struck() { ranks strike "${@:1:5}" $launch -np $6 $trainer $model $data --micro-batch 2 \
+    --max-tokens $((long * 192)) --out "${@:7}"; }
+
+references() {
+    local n
+    for n in 2 3 4; do check "$n ranks" run $n $long "$scratch/long_$n"; done
+    for n in 0 3; do check "$n ranks" run $n $short "$scratch/short_$n"; done
+}
+
+# goes_on N OUT [OPTION...]: a run that has been struck, with the bytes of an uninterrupted one
+goes_on() {
+    check "go on" resume $1 "$2" --save-every 1000 "${@:3}"
+    equals "" "$(cat "$scratch/stderr")"
+    same_bytes $long "$2" "$scratch/long_$1"
+}
+
+killed() {
+    local trial n victim event begin code
+    RANDOM=7
+    for trial in {1..20}; do
+        local out=$scratch/killed_$trial
+        n=$((2 + trial % 3)) victim=$((RANDOM % (2 + trial % 3))) event=$((2 + RANDOM % 30 * 2))
+        if [ $((trial % 2)) = 0 ]; then event=$out:$event; fi # while it is saved
+        check "kill rank $victim of $n at $event" \
+            struck KILL $victim $event $((RANDOM * 4)) 10 $n "$out" --save-every $((1 + trial % 4 / 2))
+        code=$(cat "$scratch/stdout")
+        one_line "rank $victim ("
+        check "not a good end: $code" test "$code" -gt 0
+        begin=$(newest "$out")
+        check "checkpoints" test "$begin" -gt 0
+        goes_on $n "$out"
+        rm -rf "$out"
+    done
+}
+
+# Several runs at a time, because they mostly wait.
+stopped() {
+    local trial round n
+    RANDOM=8
+    for round in 1 2 3 4 5; do
+        local victims=() pids=()
+        for trial in 0 1 2 3; do
+            n=$((2 + RANDOM % 3)) victims[trial]=$((RANDOM % n))
+            struck STOP ${victims[trial]} $((2 + RANDOM % 60)) $((RANDOM * 4)) 12 $n "$scratch/stopped_$trial" \
+                --timeout 2 >"$scratch/code_$trial" 2>"$scratch/stderr_$trial" &
+            pids[trial]=$!
+        done
+        for trial in 0 1 2 3; do
+            check "stop rank ${victims[trial]}" wait ${pids[trial]}
+            equals 1 "$(cat "$scratch/code_$trial")"
+            one_line "rank ${victims[trial]} (" stderr_$trial
+            said "has been stopped or is unreachable" stderr_$trial
+            rm -rf "$scratch/stopped_$trial"
+        done
+    done
+}
+
+orphaned() {
+    local trial
+    RANDOM=9
+    for trial in {1..20}; do
+        local out=$scratch/orphaned n=$((2 + RANDOM % 3))
+        rm -rf "$out"
+        check "kill mpirun" struck KILL mpirun $((2 + RANDOM % 60)) $((RANDOM * 4)) 10 $n "$out" --save-every 2
+        equals -9 "$(cat "$scratch/stdout")"
+    done
+    goes_on $n "$out"
+}
+
+# dies_and_keeps EXPECTED OUT COMMAND...: the command's run of several ranks ends with this error; the checkpoint of
+# step 5 stays as it is
+dies_and_keeps() {
+    local out=$2
+    rm -rf "$scratch/kept"
+    cp -r "$(step "$out" 5)" "$scratch/kept"
+    dies "$1" "${@:3}"
+    equals 5 "$(checkpoints "$out")"
+    check "it is as it was" diff -r "$(step "$out" 5)" "$scratch/kept"
+}
+
+data_error() {
+    # Step 8 reads sequences 84 to 95, in order; of three ranks rank 1 reads 88 to 91.
+    local out=$scratch/data_error all="$model --micro-batch 2 --max-tokens 3840"
+    check "a shard" ranks token "$shards/text.bin" "$scratch/high.bin" $((90 * 16 + 3)) 300
+    check "stop" $launch -np 3 $trainer $all --data "$scratch/high.bin" --out "$out" --max-steps 5
+    dies_and_keeps "rank 1 ($(uname -n)): $scratch/high.bin: " "$out" resume 3 "$out"
+}
+
+not_finite() {
+    local out=$scratch/not_finite
+    check "stop" run 3 $short "$out" --max-steps 5
+    cp -r "$out" "$scratch/nan"
+    dies_and_keeps "the weights were not updated; resume from the last checkpoint" "$out" \
+        resume 3 "$out" --lr 1e3 --warmup-tokens 0
+
+    out=$scratch/nan
+    check "damage it" files nan "$(step "$out" 5)/model.safetensors" lm_head.weight
+    dies_and_keeps "in the weights of lm_head.weight" "$out" resume 3 "$out" --save-every 1
+    check "weights" run 0 $short "$scratch/nan_start" --max-steps 1
+    check "damage them" files nan "$(step "$scratch/nan_start" 1)/model.safetensors" model.norm.weight
+    dies "in the weights of model.norm.weight" $launch -np 3 $trainer --init "$(step "$scratch/nan_start" 1)" $data \
+        --seq-len 16 --batch-tokens 192 --micro-batch 2 --max-tokens 3840 --out "$scratch/nan_end"
+}
+
+full_disk() {
+    # The limit is the ranks' own: mpirun's files are larger. So are those of shared memory between ranks.
+    local out=$scratch/limited limit='ulimit -f 150; exec "$@"'
+    local one='if [ $OMPI_COMM_WORLD_RANK = 1 ]; then ulimit -f 150; fi; exec "$@"'
+    check "a first checkpoint" run 3 $short "$out" --max-steps 5
+    for text in "$limit" "$one"; do
+        dies_and_keeps "File too large; no checkpoint of step 10, older ones are unchanged" "$out" \
+            $launch --mca btl tcp,self -np 3 bash -c "$text" - $trainer --resume --out "$out" --max-steps 10
+    done
+    check "with enough space" resume 3 "$out"
+    same_bytes $short "$out" "$scratch/short_3"
+
+    mkdir -p "$disk"
+    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then return; fi # only for root
+    out=$disk/run
+    check "a first checkpoint" run 3 $short "$out" --max-steps 5
+    dies_and_keeps "no checkpoint of step 10, older ones are unchanged" "$out" resume 3 "$out" --max-steps 10
+    check "more space" mount -o remount,size=2m "$disk"
+    check "with enough space" resume 3 "$out"
+    same_bytes $short "$out" "$scratch/short_3"
+    umount "$disk"
+}
+
+# ----------------------------------------------------------------------------
+# the wish to stop
+
+interrupted() {
+    local whom signal n=2
+    for strike in "USR1 mpirun" "USR1 0" "USR1 1" "TERM 0" "TERM 1" "INT 1" "USR1 mpirun"; do
+        local out=$scratch/interrupted
+        rm -rf "$out"
+        signal=${strike% *} whom=${strike#* }
+        check "SIG$signal to $whom" struck $signal $whom 20 0 10 $n "$out"
+        equals 75 "$(cat "$scratch/stdout")"
+        equals "" "$(cat "$scratch/stderr")"
+        check "a checkpoint" test "$(newest "$out")" -ge 20 -a "$(newest "$out")" -lt $long
+        equals "$(newest "$out")" "$(grep -c '"event":"step"' "$out/log.jsonl")"
+        goes_on $n "$out"
+        n=$((n % 3 + 2))
+    done
+}
+
+# ----------------------------------------------------------------------------
+# several hosts
+
+# Ranks 1 and 2 have a --out of their own, which stays empty.
+not_shared() {
+    local a=$scratch/host_a b=$scratch/host_b program=$PWD/$trainer n
+    local all="$model $data --micro-batch 2 --out run --save-every 10"
+    mkdir -p "$a" "$b"
+    apart() { $launch -np 1 -wdir "$PWD/$a" $program "$@" : -np 2 -wdir "$PWD/$b" $program "$@"; }
+    check "two folders" apart $all --max-tokens $((short * 192))
+    same_bytes $short "$a/run" "$scratch/short_3"
+    same_bytes 10 "$a/run" "$a/run" # it exists
+    equals "" "$(find "$b" -name 'step_*' -o -name '.tmp-*')"
+
+    rm -rf "$(step "$a/run" 20)"
+    for n in 1 2 4; do
+        rm -rf "$scratch/moved"
+        cp -r "$a/run" "$scratch/moved"
+        check "go on with $n" resume $n "$scratch/moved"
+        check "weights" ranks close "$(step "$scratch/moved" $short)" "$(step "$scratch/short_0" $short)" 1e-4
+    done
+    check "go on in two folders" apart --resume --out run
+    same_bytes $short "$a/run" "$scratch/short_3"
+    equals "" "$(find "$b" -name 'step_*' -o -name '.tmp-*')"
+}
+
+# Makes two hosts of this machine: namespaces with a network between them. False: this machine does not allow it.
+make_hosts() {
+    ip netns add ${network}a && ip netns add ${network}b &&
+        ip link add ${network}v netns ${network}a type veth peer name ${network}w netns ${network}b &&
+        ip -n ${network}a address add 10.213.77.1/24 dev ${network}v &&
+        ip -n ${network}b address add 10.213.77.2/24 dev ${network}w &&
+        ip -n ${network}a link set ${network}v up && ip -n ${network}b link set ${network}w up &&
+        ip -n ${network}a link set lo up && ip -n ${network}b link set lo up
+} 2>/dev/null
+
+two_hosts() {
+    if ! make_hosts; then return; fi
+    # In place of ssh: runs the command in the namespace of the host
+    local agent=$PWD/$scratch/agent out=$scratch/two_hosts
+    printf '#!/bin/sh\nshift\nexec ip netns exec %sb sh -c "$*"\n' $network >"$agent"
+    chmod +x "$agent"
+    local start="ip netns exec ${network}a mpirun -q --bind-to none --host 10.213.77.1,10.213.77.2 -np 2
+        --mca plm_rsh_agent $agent --mca btl tcp,self --mca btl_tcp_if_include 10.213.77.0/24
+        --mca oob_tcp_if_include 10.213.77.0/24"
+    local all="$start $trainer $model $data --micro-batch 2 --max-tokens $((long * 192)) --timeout 3"
+    check "two hosts" timeout 120 $all --out "$out"
+    same_bytes $long "$out" "$scratch/long_2"
+    for victim in 0 1; do
+        rm -rf "$out"
+        check "kill rank $victim" ranks strike KILL $victim 20 0 10 $all --out "$out" --save-every 10
+        one_line "rank $victim ("
+    done
+    goes_on 2 "$out"
+    rm -rf "$out"
+    check "cut the network" ranks cut ${network}a ${network}v 20 0 13 $all --out "$out"
+    one_line "has been stopped or is unreachable"
+}
+
+same_numbers
+refused
+differences
+folders
+references
+killed
+stopped
+orphaned
+data_error
+not_finite
+full_disk
+interrupted
+not_shared
+two_hosts
+report
