@@ -698,7 +698,7 @@ static void model_ready(Model* model, int64_t bucket, cudaStream_t stream) {
     Exchange* exchange = model->exchange;
     if (!model->reducing) return;
     ParamChunks chunks = param_chunks_of(&model->chunks, (int)bucket, (int)bucket + 1);
-    exchange_reduce(exchange, (int)bucket, model->grads, model->capturing, stream);
+    exchange_reduce(exchange, (int)bucket, model->grads, stream);
     chunk_squares(model->chunk_squares + model->chunks.first[bucket], model->grads, &chunks,
                   exchange->stream);
 }

@@ -43,13 +43,13 @@ typedef struct {
 
 // What a timeline shows of a bucket.
 enum {
-    BUCKET_READY, // the gradient is complete
-    BUCKET_REDUCING,
-    BUCKET_REDUCED, // reduce-scatter
-    BUCKET_UPDATED, // AdamW has written the rank's part of the weights
-    BUCKET_GATHERING,
-    BUCKET_GATHERED, // all-gather
-    BUCKET_NEEDED,   // the forward pass begins to wait for the weights
+    BUCKET_READY,     // the gradient is complete
+    BUCKET_REDUCING,  // begin and
+    BUCKET_REDUCED,   // end of the reduce-scatter
+    BUCKET_UPDATED,   // AdamW has written the rank's part of the weights
+    BUCKET_GATHERING, // begin and
+    BUCKET_GATHERED,  // end of the all-gather
+    BUCKET_NEEDED,    // the forward pass begins to wait for the weights
     NUM_BUCKET_TIMES
 };
 
@@ -274,19 +274,18 @@ static inline void exchange_need(Exchange* e, int bucket, bool capturing, cudaSt
 }
 
 // In the step's last backward pass, on the stream that has completed a bucket's gradient: adds up all ranks'.
-static inline void exchange_reduce(Exchange* e, int bucket, float* grads, bool capturing,
-                                   cudaStream_t stream) {
+static inline void exchange_reduce(Exchange* e, int bucket, float* grads, cudaStream_t stream) {
     const Shard* s = &e->shard;
     ShardPart part = shard_part(s, bucket);
     int64_t begin = s->buckets[bucket], end = s->buckets[bucket + 1], part_end = part.begin + part.count;
-    exchange_time(e, bucket, BUCKET_READY, capturing, stream);
+    exchange_time(e, bucket, BUCKET_READY, false, stream);
     CUDA_CHECK(cudaEventRecord(e->buckets[bucket].ready, stream));
     CUDA_CHECK(cudaStreamWaitEvent(e->stream, e->buckets[bucket].ready, 0));
-    exchange_time(e, bucket, BUCKET_REDUCING, capturing, e->stream);
+    exchange_time(e, bucket, BUCKET_REDUCING, false, e->stream);
     nccl_reduce_scatter(e, grads + part.begin, grads + begin, part.count);
     CUDA_CHECK(cudaMemsetAsync(grads + begin, 0, (size_t)(part.begin - begin) * sizeof(float), e->stream));
     CUDA_CHECK(cudaMemsetAsync(grads + part_end, 0, (size_t)(end - part_end) * sizeof(float), e->stream));
-    exchange_time(e, bucket, BUCKET_REDUCED, capturing, e->stream);
+    exchange_time(e, bucket, BUCKET_REDUCED, false, e->stream);
 }
 
 // At the end of that pass: the main stream goes on with the sums.
