@@ -15,7 +15,7 @@ behind it, in the same layer, so that a part of a layer is never complete before
 
 GEMMs that find a few multiprocessors taken need a second wave, so overlap is worth little if NCCL's kernels
 take many of them. Gradients and weights are therefore in memory that NCCL shares between the GPUs of a host
-(exchange_alloc): there weights are gathered by copy engines, and gradients reduced by few thread blocks.
+(exchange_alloc): there weights are gathered by copy engines.
 
 A forward pass may be captured into a CUDA graph (`capturing`); there it waits for weights by external nodes,
 which act at each launch. A backward pass that reduces must not be: a graph holds the hardware queue of this

@@ -6,6 +6,7 @@ Called by train.h. Everything here is collective, and trivial for one rank alone
 */
 #pragma once
 
+#include "../base/checksum.h"
 #include "../dist/world.h"
 #include "../formats/safetensors.h"
 #include "run.h"
@@ -31,13 +32,6 @@ typedef struct {
 } RankField;
 
 enum { RANKS_MAX_FIELDS = 4 };
-
-// FNV-1a, begun with RANKS_HASH.
-#define RANKS_HASH 0xCBF29CE484222325u
-static inline uint64_t ranks_hash(uint64_t hash, const void* data, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ ((const unsigned char*)data)[i]) * 0x100000001B3u;
-    return hash;
-}
 
 // Dies where a rank differs from the others in one of n fields; the one that agrees with the fewest is named.
 static inline void ranks_compare(World* world, const RankField* fields, int n) {
@@ -69,11 +63,11 @@ static inline void ranks_compare(World* world, const RankField* fields, int n) {
 
 // Before anything else that is collective: the program and its command line. element_bytes: of the trainer.
 static inline void ranks_compare_start(World* world, int argc, char** argv, int element_bytes) {
-    uint64_t program = ranks_hash(RANKS_HASH, CODE_VERSION, strlen(CODE_VERSION)), line = RANKS_HASH;
-    for (int i = 1; i < argc; i++) line = ranks_hash(line, argv[i], strlen(argv[i]) + 1);
-    const RankField fields[] = {{"program: build them all from the same code",
-                                 ranks_hash(program, &element_bytes, sizeof element_bytes)},
-                                {"command line", line}};
+    uint64_t program = hash64(0, CODE_VERSION, strlen(CODE_VERSION)), line = 0;
+    for (int i = 1; i < argc; i++) line = hash64(line, argv[i], strlen(argv[i]) + 1);
+    const RankField fields[] = {
+        {"program: build them all from the same code", hash64(program, &element_bytes, sizeof element_bytes)},
+        {"command line", line}};
     ranks_compare(world, fields, 2);
 }
 
@@ -81,14 +75,14 @@ static inline void ranks_compare_start(World* world, int argc, char** argv, int 
 static inline uint64_t ranks_hash_init(const char* folder) {
     SafetensorsSet set;
     Error err;
-    uint64_t hash = RANKS_HASH;
+    uint64_t hash = 0;
     if (!safetensors_set_open(&set, folder, "model", &err)) die("%s", err.msg);
     for (int f = 0; f < set.count; f++)
         for (int i = 0; i < set.files[f].count; i++) {
             const SafeTensor* t = &set.files[f].tensors[i];
-            hash = ranks_hash(hash, t->name, strlen(t->name));
-            hash = ranks_hash(hash, &t->begin, sizeof t->begin);
-            hash = ranks_hash(hash, t->data, t->bytes < 4096 ? t->bytes : 4096);
+            hash = hash64(hash, t->name, strlen(t->name));
+            hash = hash64(hash, &t->begin, sizeof t->begin);
+            hash = hash64(hash, t->data, t->bytes < 4096 ? t->bytes : 4096);
         }
     safetensors_set_close(&set);
     return hash;
@@ -99,7 +93,7 @@ static inline void ranks_compare_model(const Run* run) {
     const char* init = run->options.init;
     JsonWriter config = json_writer(0);
     config_put_all(&run->config, &config);
-    const RankField fields[] = {{"model's configuration", ranks_hash(RANKS_HASH, config.text, config.length)},
+    const RankField fields[] = {{"model's configuration", hash64(0, config.text, config.length)},
                                 {"weights in --init", init && !run_resumed(run) ? ranks_hash_init(init) : 0}};
     if (run->world->size > 1) ranks_compare(run->world, fields, 2);
     json_writer_free(&config);
