@@ -395,6 +395,12 @@ typedef struct {
     cudaEvent_t done;
 } QueuedStep;
 
+// Work of a pass that is captured once, and launched as one CUDA graph from then on.
+typedef struct {
+    cudaGraphExec_t exec; // NULL until captured
+    float dloss;          // that it was captured with
+} PassGraph;
+
 typedef struct Model {
     Config config;
     ParamTable table;
@@ -424,12 +430,11 @@ typedef struct Model {
     Matmul matmul;
     WeightStream weight_stream;
     cudaStream_t stream;
-    bool warm;      // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
-    bool capturing; // its calls are captured into a graph
-    bool reducing;  // its gradients are added up with those of other ranks
-    // Graphs of model_add_gradients with graph_dloss, [weights_in_flight][reducing]; NULL until captured
-    cudaGraphExec_t graphs[2][2];
-    float graph_dloss[2][2];
+    bool warm;               // model_add_gradients has run: kernels are loaded, GEMM algorithms chosen
+    bool capturing;          // its calls are captured into a graph
+    bool reducing;           // its gradients are added up with those of other ranks
+    PassGraph graphs[2][2];  // of model_add_gradients, [weights_in_flight][reducing]
+    PassGraph* layer_graphs; // [L] of layers_backward, by the first layer
 
     // of a run
     Device device;
@@ -608,12 +613,18 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->partial = (float*)device_bytes(norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
     mixers[model->config.mixer].init(&layer);
+    model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }
 
 // With `on` model_add_gradients runs one kernel after another: on one stream, without a graph.
 static void model_set_sequential(Model* model, bool on) {
     model->sequential = on;
     model->weight_stream.matmul.stream = on ? model->stream : model->weight_stream.own;
+}
+
+static void pass_graph_free(PassGraph* graph) {
+    if (graph->exec) CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
+    graph->exec = NULL;
 }
 
 static void model_free(Model* model) {
@@ -632,8 +643,10 @@ static void model_free(Model* model) {
     for (void* buffer : buffers) device_free(buffer);
     param_chunks_free(&model->chunks);
     for (auto& graphs : model->graphs)
-        for (cudaGraphExec_t graph : graphs)
-            if (graph) CUDA_CHECK(cudaGraphExecDestroy(graph));
+        for (PassGraph& graph : graphs) pass_graph_free(&graph);
+    for (int64_t l = 0; model->layer_graphs && l < model->config.num_hidden_layers; l++)
+        pass_graph_free(&model->layer_graphs[l]);
+    free(model->layer_graphs);
     matmul_free(&model->matmul);
     if (model->m) weight_stream_free(&model->weight_stream);
     CUDA_CHECK(cudaStreamDestroy(model->stream));
@@ -693,12 +706,12 @@ static void model_need_all(Model* model) {
     model->weights_in_flight = false;
 }
 
-// A backward pass has completed a bucket's gradient on the stream.
-static void model_ready(Model* model, int64_t bucket, cudaStream_t stream) {
+// A backward pass has completed a bucket's gradient.
+static void model_ready(Model* model, int64_t bucket) {
     Exchange* exchange = model->exchange;
     if (!model->reducing) return;
     ParamChunks chunks = param_chunks_of(&model->chunks, (int)bucket, (int)bucket + 1);
-    exchange_reduce(exchange, (int)bucket, model->grads, stream);
+    exchange_reduce(exchange, (int)bucket, model->grads, model->stream);
     chunk_squares(model->chunk_squares + model->chunks.first[bucket], model->grads, &chunks,
                   exchange->stream);
 }
@@ -819,52 +832,71 @@ static void block_backward(Model* model, int64_t l) {
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
     rmsnorm_backward(a.dx, a.mixer_in, a.dbranch, a.x, true, &norm, model->partial, model->stream);
     weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
-    model_ready(model, 1 + l, weights->matmul.stream);
     if (model->recompute == RECOMPUTE_BLOCK) weight_stream_join(weights); // the block before is recomputed
 }
 
+// Runs work(), from the second pass on as a CUDA graph, whose kernels follow one another with less delay than
+// on a stream. Another dloss captures another graph.
+template <class Work> static void model_run(Model* model, PassGraph* graph, float dloss, const Work& work) {
+    if (!model->warm || model->sequential) {
+        work();
+        return;
+    }
+    if (!graph->exec || graph->dloss != dloss) {
+        cudaGraph_t calls;
+        CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+        model->capturing = true;
+        work();
+        model->capturing = false;
+        CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
+        pass_graph_free(graph);
+        CUDA_CHECK(cudaGraphInstantiate(&graph->exec, calls, 0));
+        CUDA_CHECK(cudaGraphDestroy(calls));
+        graph->dloss = dloss;
+    }
+    CUDA_CHECK(cudaGraphLaunch(graph->exec, model->stream));
+}
+
+// Layers end - 1 .. begin; their weight gradients may still be in flight.
+static void layers_backward(Model* model, int64_t begin, int64_t end) {
+    for (int64_t l = end - 1; l >= begin; l--) block_backward(model, l);
+}
+
+// A pass that adds up the gradients of several ranks is cut into graphs of a few layers, and their exchange
+// begins between these (exchange.cuh). The last ones are short: nothing is left to hide their exchange behind.
 static void model_backward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
     int64_t L = model->config.num_hidden_layers;
     rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, model->partial, model->stream);
-    model_ready(model, 1 + L, model->stream);
-    for (int64_t l = L - 1; l >= 0; l--) block_backward(model, l);
+    model_ready(model, 1 + L);
+    if (!model->reducing) layers_backward(model, 0, L);
+    for (int64_t end = L, begin; model->reducing && end > 0; end = begin) {
+        begin = end - std::clamp<int64_t>(end / 2, 1, 4);
+        model_run(model, &model->layer_graphs[begin], 0, [&] {
+            layers_backward(model, begin, end);
+            weight_stream_join(&model->weight_stream);
+        });
+        for (int64_t l = end - 1; l >= begin; l--) model_ready(model, 1 + l);
+    }
     embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, a->inputs, model->scratch,
                        norm.rows, norm.d, model->config.vocab_size, model->stream);
-    model_ready(model, 0, model->stream);
     weight_stream_join(&model->weight_stream);
+    model_ready(model, 0);
     if (model->reducing) exchange_finish_reduce(model->exchange, model->stream);
 }
 
 // Adds the gradients and the loss of acts.inputs and acts.targets [B,T] to the step's: forward, model_loss
-// and backward. `last`: of this rank's passes of the step. From the second call on it is one CUDA graph,
-// whose kernels follow one another with less delay than on a stream; another dloss captures another graph. A
-// backward pass that adds up the gradients of several ranks is not part of it (exchange.cuh).
+// and backward. `last`: of this rank's passes of the step.
 static void model_add_gradients(Model* model, float dloss, bool last) {
-    bool graph = model->warm && !model->sequential, waits = model->weights_in_flight;
     model->reducing = model->exchange && last;
-    cudaGraphExec_t* captured = &model->graphs[waits][model->reducing];
-    float* captured_dloss = &model->graph_dloss[waits][model->reducing];
-    model->capturing = graph && (!*captured || *captured_dloss != dloss);
-    if (model->capturing) CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-    if (model->capturing || !graph) {
+    model_run(model, &model->graphs[model->weights_in_flight][model->reducing], dloss, [&] {
         model_forward(model);
         model_loss(model, dloss, true, NULL);
         if (!model->reducing) model_backward(model);
-        model->warm = true;
-    }
-    if (model->capturing) {
-        cudaGraph_t calls;
-        CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
-        if (*captured) CUDA_CHECK(cudaGraphExecDestroy(*captured));
-        CUDA_CHECK(cudaGraphInstantiate(captured, calls, 0));
-        CUDA_CHECK(cudaGraphDestroy(calls));
-        *captured_dloss = dloss;
-        model->capturing = false;
-    }
-    if (graph) CUDA_CHECK(cudaGraphLaunch(*captured, model->stream));
+    });
     if (model->reducing) model_backward(model);
+    model->warm = true;
     model->weights_in_flight = false;
 }
 

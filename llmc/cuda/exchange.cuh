@@ -18,8 +18,8 @@ take many of them. Gradients and weights are therefore in memory that NCCL share
 (exchange_alloc): there weights are gathered by copy engines.
 
 A forward pass may be captured into a CUDA graph (`capturing`); there it waits for weights by external nodes,
-which act at each launch. A backward pass that reduces must not be: a graph holds the hardware queue of this
-stream, and the first reduce-scatter began 80 ms late.
+which act at each launch. A backward pass that reduces must not be one graph: that held the hardware queue of
+this stream, and the first reduce-scatter began 80 ms late. It is several, with the reduce-scatters between.
 
 Called by the GPU trainer with several ranks. An error of CUDA or NCCL ends the program. Without USE_NCCL
 exchange_open does.
