@@ -543,9 +543,11 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
 }
 
-// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s.
+// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s, and the inboxes for other
+// GPUs' gradients.
 static int64_t model_overhead_bytes(const Shard* shard) {
-    return (int64_t)(shard->size > 1 ? 1434 : 512) << 20;
+    if (shard->size == 1) return (int64_t)512 << 20;
+    return ((int64_t)1434 << 20) + (int64_t)peers_bytes(shard->size, exchange_largest_part(shard));
 }
 
 const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
@@ -708,12 +710,10 @@ static void model_need_all(Model* model) {
 
 // A backward pass has completed a bucket's gradient.
 static void model_ready(Model* model, int64_t bucket) {
-    Exchange* exchange = model->exchange;
     if (!model->reducing) return;
     ParamChunks chunks = param_chunks_of(&model->chunks, (int)bucket, (int)bucket + 1);
-    exchange_reduce(exchange, (int)bucket, model->grads, model->stream);
-    chunk_squares(model->chunk_squares + model->chunks.first[bucket], model->grads, &chunks,
-                  exchange->stream);
+    double* squares = model->chunk_squares + model->chunks.first[bucket];
+    exchange_reduce(model->exchange, (int)bucket, model->grads, squares, &chunks, model->stream);
 }
 
 // One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer.
@@ -909,7 +909,7 @@ static void model_update(Model* model, const AdamWParams* params, double grad_cl
     AdamWTensors tensors = model_tensors(model);
     Exchange* exchange = model->exchange;
     unsigned long long* pruning = (unsigned long long*)model_pruning(model);
-    if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, model->stream);
+    if (!exchange) chunk_squares(model->chunk_squares, model->grads, &model->chunks, NULL, model->stream);
     global_norm(model->stats, model->chunk_squares, model->chunks.count, model->stream);
     if (exchange)
         exchange_sums(exchange, model->stats, pruning, pruning ? 2 * model->config.num_hidden_layers : 0,
@@ -1088,7 +1088,7 @@ static void print_plan(const Run* run) {
                               {"masters, moments", model_shard_bytes(&run->shard)},
                               {"activations", model_activation_bytes(model, run->micro_batch, T, recompute)},
                               {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES},
-                              {"driver, NCCL, about", model_overhead_bytes(&run->shard)}};
+                              {"driver, exchange, about", model_overhead_bytes(&run->shard)}};
     run_print_plan(run, rows, 5);
     printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
            plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);

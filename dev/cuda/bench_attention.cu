@@ -1,6 +1,6 @@
 /*
 Benchmarks llmc/attention/attention.cuh: forward and backward with and without the gate, then with pruning,
-then the gate and bounds kernels. Prints the rate of a cuBLAS GEMM in the same run for comparison.
+then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM in the same run for comparison.
 
 TFLOP/s count the nominal FLOPs of causal attention, 2 B NH T^2 dh forward and 2.5 times as many backward,
 whatever the kernels execute.
@@ -116,6 +116,23 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh, bool gate) {
            2.5 * x.flops() / backward, deterministic, 2.5 * x.flops() / deterministic);
 }
 
+// Forward with all scores far below zero, as a multiple of the time with all far above: the softmax must not
+// rescale in every step.
+static void bench_far_scores(int64_t B, int64_t T, int64_t NH, int64_t dh) {
+    Case x(B, T, NH, dh);
+    double ms[2];
+    for (int below = 0; below < 2; below++) {
+        const float values[] = {2, below ? -2.0f : 2.0f};
+        bf16* const tensors[] = {x.q, x.k};
+        for (int i = 0; i < 2; i++) {
+            std::vector<bf16> all((size_t)x.n, (bf16)values[i]);
+            CUDA_CHECK(cudaMemcpy(tensors[i], all.data(), all.size() * sizeof(bf16), cudaMemcpyHostToDevice));
+        }
+        ms[below] = x.forward(true, NULL);
+    }
+    printf("%4lld %4lld %6lld  %5.2f\n", (long long)dh, (long long)(B * NH), (long long)T, ms[1] / ms[0]);
+}
+
 static void bench_pruning(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     Case x(B, T, NH, dh);
     int64_t blocks = B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
@@ -188,5 +205,7 @@ int main(int argc, char** argv) {
         "  dh heads    T         ms times of FLOPs           ms times of FLOPs times             QK norm   "
         "bounds backward\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_pruning(1, T, NH, dh); });
+    printf("\nforward, scores far below zero: times of far above\n");
+    each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_far_scores(1, T, NH, dh); });
     return 0;
 }

@@ -19,9 +19,13 @@ template <int DH> struct Sm80Forward {
     static constexpr float RESCALE_THRESHOLD = 8;
     struct Shared {
         bf16 q[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
-        AttentionAccInit<KEYS> acc_init[2]; // sqrt(dh) (anchor - cum_logf_j); 0 in the diagonal block
-        AttentionGate<ATTENTION_BLOCK> gate;
+        union {                                  // the diagonal block comes first
+            AttentionGate<ATTENTION_BLOCK> gate; // in it
+            AttentionAccInit<KEYS> acc_init[2];  // after it: sqrt(dh) (anchor - cum_logf_j)
+        };
     };
+    static_assert(DH > 64 || 2 * (sizeof(Shared) + 1024) <= 100 << 10,
+                  "two thread blocks, each with its reserved KiB, fit a multiprocessor of sm_86, 89 and 120");
 };
 
 // One 16-byte load, as an instruction of its own so that it stays next to the mma that needs it.
@@ -106,24 +110,21 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     sm80_copy_tile<DH, ATTENTION_BLOCK, F::THREADS>(shared.q, a.q + block.base, i0, T, shape.row_stride);
     copy_keys(0, tile);
 
-    // cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead.
+    // Before the diagonal block cum_logf is loaded two tiles ahead, and acc_init stored one tile ahead.
     const double* cum_logf = GATE ? a.cum_logf + block.head * T : NULL;
     double anchor = 0, next_cum_logf = 0;
     auto load_gate = [&](int n) {
         if (GATE) next_cum_logf = __ldg(&cum_logf[max(n * KEYS + tid % KEYS, 0)]);
     };
     auto store_acc_init = [&](int stage, int n) {
-        if (GATE)
-            shared.acc_init[stage].set(tid % KEYS,
-                                       n * KEYS >= i0 ? 0 : (float)((anchor - next_cum_logf) * ROOT));
+        if (GATE) shared.acc_init[stage].set(tid % KEYS, (float)((anchor - next_cum_logf) * ROOT));
     };
     // log2(e) (cum_logf_i - anchor) of the lane's rows; the anchor is the first query
     float row_gate[MS][2] = {};
     if (GATE) {
         anchor = __ldg(&cum_logf[i0]);
         sm80_fill_gate(shared.gate, cum_logf, i0, T, anchor);
-        store_acc_init(0, tile); // 0: the first tile lies on the diagonal
-        load_gate(tile - 1);
+        load_gate(i0 / KEYS - 1); // the first tile before the diagonal block
         __syncthreads();
         for (int r = 0; r < 2 * MS; r++)
             row_gate[r / 2][r % 2] = shared.gate.high[warp_row + r * 8 + lane / 4];
@@ -140,10 +141,8 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
         float s[MS][NS][4];
         uint32_t acc_init = smem_address(shared.acc_init[stage].pair + lane % 4);
         sm80_matmul_abt<DH>(s, lane_q, sm80_lane_b<DH>(shared.k[stage], lane), [&](float(&c)[4], int, int n) {
-            if (GATE)
-                sm80_load_shared(c, acc_init + (uint32_t)(n * 4 * sizeof(float4)));
-            else
-                c[0] = c[1] = c[2] = c[3] = 0;
+            c[0] = c[1] = c[2] = c[3] = 0;
+            if (GATE && j0 < 0) sm80_load_shared(c, acc_init + (uint32_t)(n * 4 * sizeof(float4)));
         });
 
         // From here on the exponent, relative to cum_logf_i, is s factor + shift.
@@ -159,8 +158,11 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
         softmax.rescale(s, factor, shift);
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] -= softmax.row_max[r / 2][r % 2];
 
-        store_acc_init(stage ^ 1, tile - 1);
-        load_gate(tile - 2);
+        if (GATE && j0 <= 0) {            // the next tile lies before the diagonal block
+            if (j0 == 0) __syncthreads(); // acc_init overwrites the gate, which all warps have read
+            store_acc_init(stage ^ 1, tile - 1);
+            load_gate(tile - 2);
+        }
         uint32_t lane_v = sm80_lane_a<DH>(shared.v[stage], lane);
 #pragma unroll
         for (int n = 0; n < NS; n += 2) softmax.add(s, n, factor, shift, sm80_advance<DH>(lane_v, n * 8, 0));

@@ -18,7 +18,7 @@ Layouts are those of attention.cuh, which calls attention_forward_sm90. The gate
 the anchor is the tile's first query.
 
 The tensor cores wait for the exponentials and the instructions around them, so the loop is written for few
-instructions: scores are only checked for an overflow, and rescaling is rare (needs_rescale).
+instructions: scores are only checked for an overflow, and rescaling is rare (may_need_rescale).
 */
 #pragma once
 
@@ -267,8 +267,9 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
     // row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: it is updated,
     // and the accumulators rescaled, only when a score exceeds it by RESCALE_THRESHOLD, which is rare after a
     // row's first tile. Scores are compared as integers, three in one instruction: that orders
-    // positive floats correctly, and negative ones are below a positive limit either way.
-    template <bool DIAGONAL> __device__ bool needs_rescale() const {
+    // positive floats correctly, and negative ones are below a positive limit either way. Only where the
+    // limit is not positive, in rows whose scores are all far below zero, must update_row_max decide.
+    template <bool DIAGONAL> __device__ bool may_need_rescale() const {
         int tile_max[2] = {INT_MIN, INT_MIN};
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i += 2)
@@ -281,22 +282,29 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         }
         return __any_sync(0xffffffffu, exceeds);
     }
-    template <bool DIAGONAL> __device__ void update_row_max(float (&rescale)[2]) {
+    // Returns whether the accumulators must be multiplied by rescale.
+    template <bool DIAGONAL> __device__ bool update_row_max(float (&rescale)[2]) {
         float tile_max[2] = {s[0], s[2]};
+        bool exceeds = false;
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) tile_max[half(i)] = fmaxf(tile_max[half(i)], s[i]);
         for (int h = 0; h < 2; h++) {
-            float x = quad_max(fmaxf(row_max[h], tile_max[h] * factor<DIAGONAL>() + shift<DIAGONAL>(h)));
+            tile_max[h] = tile_max[h] * factor<DIAGONAL>() + shift<DIAGONAL>(h);
+            exceeds |= tile_max[h] > row_max[h] + F::RESCALE_THRESHOLD;
+        }
+        if (!__any_sync(0xffffffffu, exceeds)) return false;
+        for (int h = 0; h < 2; h++) {
+            float x = quad_max(fmaxf(row_max[h], tile_max[h]));
             rescale[h] = exp2_approx(row_max[h] - x);
             row_sum[h] *= rescale[h];
             row_max[h] = x;
         }
+        return true;
     }
 
     // Exponentiates s and adds it to row_sum. Returns whether acc must be multiplied by rescale.
     template <bool DIAGONAL> __device__ bool exponentiate(float (&rescale)[2]) {
-        bool rescaled = needs_rescale<DIAGONAL>();
-        if (rescaled) update_row_max<DIAGONAL>(rescale);
+        bool rescaled = may_need_rescale<DIAGONAL>() && update_row_max<DIAGONAL>(rescale);
         float add[2] = {shift<DIAGONAL>(0) - row_max[0], shift<DIAGONAL>(1) - row_max[1]};
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i += 2) {

@@ -49,6 +49,16 @@ static inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
+// A function of the driver, looked up at run time so that the program does not link against the driver. Dies
+// if the driver is older than `version` of CUDA, as in 11070.
+static inline void* driver_function(const char* name, unsigned version) {
+    void* found = NULL;
+    cudaDriverEntryPointQueryResult status;
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &status));
+    if (status != cudaDriverEntryPointSuccess || !found) die("the driver has no %s: update the driver", name);
+    return found;
+}
+
 // The grid of a kernel over rows of n columns, a multiple of 8: a thread has eight columns of one row.
 // blockIdx.x is the row, blockIdx.y the part of it, as a block has at most 512 threads.
 typedef struct {

@@ -1,6 +1,6 @@
 /*
-The exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket through NCCL, on a stream
-of its own beside the passes:
+The exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own
+beside the passes:
 
     passes of a step     forward 0 .. L, loss, backward L .. 0, and the next step's forward 0 .. L
                             bucket b complete |                    ^ wait for bucket b
@@ -13,9 +13,9 @@ the next step. Weights are bf16, gathered in place; those that kernels read in f
 A bucket is a layer at least: the fused projection's padding rows read and rewrite gradients of the tensors
 behind it, in the same layer, so that a part of a layer is never complete before the layer is.
 
-GEMMs that find a few multiprocessors taken need a second wave, so overlap is worth little if NCCL's kernels
-take many of them. Gradients and weights are therefore in memory that NCCL shares between the GPUs of a host
-(exchange_alloc): there weights are gathered by copy engines.
+GEMMs that find a few multiprocessors taken need a second wave, so overlap with NCCL's kernels is worth
+little. Copy engines take none: on one host they move the gradients (peers.cuh), which the kernel that squares
+them for the norm adds up; and the weights, through NCCL, which therefore allocates them (exchange_alloc).
 
 A forward pass may be captured into a CUDA graph (`capturing`); there it waits for weights by external nodes,
 which act at each launch. A backward pass that reduces must not be one graph: that held the hardware queue of
@@ -30,6 +30,7 @@ exchange_open does.
 #include "../dist/shard.h"
 #include "../dist/world.h"
 #include "global_norm.cuh"
+#include "peers.cuh"
 #ifdef USE_NCCL
 #include <nccl.h>
 #else
@@ -63,6 +64,7 @@ typedef struct {
     Shard shard;
     const int64_t* fp32_begin; // [num_buckets + 1] first elements of the buckets' weights in fp32
     ncclComm_t comm;
+    Peers peers; // of size 0: NCCL reduces the gradients
     cudaStream_t stream;
     cudaEvent_t reduced; // all buckets
     BucketEvents* buckets;
@@ -209,6 +211,16 @@ static inline void exchange_time(const Exchange* e, int bucket, int what, bool c
 // ----------------------------------------------------------------------------
 // opening
 
+// The most that a rank receives of a bucket from one other, in floats.
+static inline int64_t exchange_largest_part(const Shard* shard) {
+    int64_t largest = 0;
+    for (int b = 0; b < shard->num_buckets; b++) {
+        int64_t count = shard_part(shard, b).count;
+        if (count > largest) largest = count;
+    }
+    return largest;
+}
+
 // Collective: connects the ranks' GPUs. fp32_begin stays the caller's.
 static inline Exchange exchange_open(World* world, const Shard* shard, const int64_t* fp32_begin) {
     Exchange e;
@@ -230,6 +242,7 @@ static inline Exchange exchange_open(World* world, const Shard* shard, const int
     }
     CUDA_CHECK(cudaMalloc((void**)&e.clock, sizeof *e.clock));
     CUDA_CHECK(cudaMemset(e.clock, 0, sizeof *e.clock));
+    peers_open(&e.peers, world, exchange_largest_part(shard));
     CUDA_CHECK(cudaMalloc((void**)&e.times, (size_t)shard->size * sizeof *e.times));
     return e;
 }
@@ -242,6 +255,7 @@ static inline void exchange_close(Exchange* e) {
         for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
         for (cudaEvent_t event : t->times) CUDA_CHECK(cudaEventDestroy(event));
     }
+    if (e->peers.size > 0) peers_close(&e->peers, e->world);
     nccl_close(e->comm);
     free(e->buckets);
     CUDA_CHECK(cudaFree(e->clock));
@@ -273,16 +287,27 @@ static inline void exchange_need(Exchange* e, int bucket, bool capturing, cudaSt
                   main);
 }
 
-// In the step's last backward pass, on the stream that has completed a bucket's gradient: adds up all ranks'.
-static inline void exchange_reduce(Exchange* e, int bucket, float* grads, cudaStream_t stream) {
+// In the step's last backward pass, when the main stream has completed a bucket's gradient: adds up all ranks'.
+// chunks: the rank's of the bucket; squares: of those, as in chunk_squares.
+static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double* squares,
+                                   const ParamChunks* chunks, cudaStream_t main) {
     const Shard* s = &e->shard;
     ShardPart part = shard_part(s, bucket);
     int64_t begin = s->buckets[bucket], end = s->buckets[bucket + 1], part_end = part.begin + part.count;
-    exchange_time(e, bucket, BUCKET_READY, false, stream);
-    CUDA_CHECK(cudaEventRecord(e->buckets[bucket].ready, stream));
+    exchange_time(e, bucket, BUCKET_READY, false, main);
+    CUDA_CHECK(cudaEventRecord(e->buckets[bucket].ready, main));
     CUDA_CHECK(cudaStreamWaitEvent(e->stream, e->buckets[bucket].ready, 0));
     exchange_time(e, bucket, BUCKET_REDUCING, false, e->stream);
-    nccl_reduce_scatter(e, grads + part.begin, grads + begin, part.count);
+    if (e->peers.size > 0) {
+        const float* inbox = peers_inbox(&e->peers, s->rank, (s->rank + 1) % s->size); // the first
+        OtherGradients others = {inbox, part.begin, e->peers.capacity, s->size - 1};
+        peers_send(&e->peers, grads + begin, part.count, e->stream);
+        chunk_squares(squares, grads, chunks, &others, e->stream);
+        peers_read(&e->peers, e->stream);
+    } else {
+        nccl_reduce_scatter(e, grads + part.begin, grads + begin, part.count);
+        chunk_squares(squares, grads, chunks, NULL, e->stream);
+    }
     CUDA_CHECK(cudaMemsetAsync(grads + begin, 0, (size_t)(part.begin - begin) * sizeof(float), e->stream));
     CUDA_CHECK(cudaMemsetAsync(grads + part_end, 0, (size_t)(end - part_end) * sizeof(float), e->stream));
     exchange_time(e, bucket, BUCKET_REDUCED, false, e->stream);

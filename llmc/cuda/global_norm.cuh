@@ -114,8 +114,17 @@ __device__ static inline void for_chunk(const ParamChunk& chunk, const Four& fou
 
 // ----------------------------------------------------------------------------
 
+// Other ranks' gradients: element i of the flat buffer is from[k * stride + i - begin], k < count.
+typedef struct {
+    const float* from;
+    int64_t begin, stride;
+    int count;
+} OtherGradients;
+
+// ADD: adds the other ranks' to grads first.
+template <bool ADD>
 __global__ static void __launch_bounds__(256)
-    squares_kernel(double* partial, const float* grads, const ParamChunk* chunks) {
+    squares_kernel(double* partial, float* grads, const ParamChunk* chunks, const OtherGradients others) {
     ParamChunk chunk = chunks[blockIdx.x];
     double sum = 0;
     if (chunk.trainable)
@@ -123,9 +132,18 @@ __global__ static void __launch_bounds__(256)
             chunk,
             [&](int64_t i) {
                 Pack4 g = load16(grads + i);
+                for (int k = 0; ADD && k < others.count; k++) {
+                    Pack4 other = load16_once(others.from + k * others.stride + i - others.begin);
+                    for (int j = 0; j < 4; j++) g[j] += other[j];
+                }
+                if (ADD) store16(grads + i, g);
                 sum += (g[0] * g[0] + g[1] * g[1]) + (g[2] * g[2] + g[3] * g[3]);
             },
-            [&](int64_t i) { sum += grads[i] * grads[i]; });
+            [&](int64_t i) {
+                for (int k = 0; ADD && k < others.count; k++)
+                    grads[i] += others.from[k * others.stride + i - others.begin];
+                sum += grads[i] * grads[i];
+            });
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
@@ -154,11 +172,17 @@ static inline void loss_add(StepStats* stats, const float* losses, int64_t n, cu
 }
 
 // squares[i] = sum of squares of the gradients in chunk i. Squares are computed in float, so that an element
-// above 1.8e19 counts as not finite.
-static inline void chunk_squares(double* squares, const float* grads, const ParamChunks* chunks,
-                                 cudaStream_t stream) {
+// above 1.8e19 counts as not finite. Adds other ranks' gradients first, unless others is NULL; otherwise
+// grads is only read.
+static inline void chunk_squares(double* squares, float* grads, const ParamChunks* chunks,
+                                 const OtherGradients* others, cudaStream_t stream) {
     Range range("norm and AdamW", RANGE_BACKWARD, stream);
-    CUDA_LAUNCH(squares_kernel, chunks->count, 256, stream, squares, grads, chunks->chunks);
+    if (others)
+        CUDA_LAUNCH(squares_kernel<true>, chunks->count, 256, stream, squares, grads, chunks->chunks,
+                    *others);
+    else
+        CUDA_LAUNCH(squares_kernel<false>, chunks->count, 256, stream, squares, grads, chunks->chunks,
+                    OtherGradients());
 }
 
 // stats->own.squares = sum of squares[n].

@@ -295,33 +295,18 @@ __device__ static inline void sm90_matmul_ab(float (&d)[R], const uint32_t (&a)[
 // ----------------------------------------------------------------------------
 // tensor maps, on the host
 
-// The driver's cuTensorMapEncodeTiled, looked up at run time so that the program does not link against the
-// driver
-static inline PFN_cuTensorMapEncodeTiled_v12000 sm90_map_encoder(void) {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode;
-    if (!encode) {
-        void* found = NULL;
-        cudaDriverEntryPointQueryResult status;
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
-                                                    cudaEnableDefault, &status));
-        if (status != cudaDriverEntryPointSuccess || !found)
-            die("the driver has no cuTensorMapEncodeTiled, which the Hopper kernels need: update the driver");
-        encode = (PFN_cuTensorMapEncodeTiled_v12000)found;
-    }
-    return encode;
-}
-
 // Tensor map of x [B, T, NH, dh], bf16, aligned to 16 bytes. A box is one panel of `rows` tokens of one head.
 static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int rows) {
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode =
+        (PFN_cuTensorMapEncodeTiled_v12000)driver_function("cuTensorMapEncodeTiled", 12000);
     CUtensorMap map;
     cuuint64_t lengths[4] = {(cuuint64_t)s->dh, (cuuint64_t)s->NH, (cuuint64_t)s->T, (cuuint64_t)s->B},
                strides[3];
     for (int i = 0; i < 3; i++) strides[i] = (i ? strides[i - 1] : sizeof(bf16)) * lengths[i];
     cuuint32_t box[4] = {SM90_PANEL, 1, (cuuint32_t)rows, 1}, element_strides[4] = {1, 1, 1, 1};
-    CUresult result =
-        sm90_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)x, lengths, strides, box,
-                           element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)x, lengths, strides, box,
+                             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         die("cuTensorMapEncodeTiled failed with error %d for a tensor [%lld, %lld, %lld, %lld] at %p",
             (int)result, (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh,

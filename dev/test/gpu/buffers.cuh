@@ -118,6 +118,13 @@ template <class T> static inline void fill_normal(const Buffer<T>& x, double sca
     CUDA_CHECK_LAUNCH();
 }
 
+// Adds a constant to all elements.
+static inline void shift(Buffer<bf16>& x, float by) {
+    vector<bf16> values = x.host();
+    for (bf16& value : values) value = (bf16)((float)value + by);
+    x = values;
+}
+
 // ----------------------------------------------------------------------------
 // comparisons
 

@@ -196,12 +196,14 @@ static vector<double> make_gates(GateKind kind, double mean, const Shape& s) {
     return cum_logf;
 }
 
-static void check_case(const char* what, GateKind kind, double mean, const Shape& s) {
+// All scores lie near -offset^2 sqrt(dh).
+static void check_case(const char* what, GateKind kind, double mean, const Shape& s, float offset = 0) {
     char name[128];
     snprintf(name, sizeof name, "%lldx%lld dh %lld T %lld %s", (long long)s.B, (long long)s.NH,
              (long long)s.dh, (long long)s.T, what);
     Inputs in(s, kind != NO_GATE);
     if (in.gate) in.cum_logf = make_gates(kind, mean, s);
+    if (offset != 0) shift(in.q, offset), shift(in.k, -offset);
     Results a(s), b(s);
     a.compute(in, NULL);
     b.compute(in, NULL);
@@ -462,6 +464,8 @@ static void test_attention(int64_t longest) {
         check_case("all cut", ALL_CUT, 0, {1, T, 2, dh});
         check_case("alternating", ALTERNATING, 0, {1, T, 2, dh});
         check_case("dead head", DEAD_HEAD, 2, {1, T, 2, dh});
+        check_case("scores far below 0", RANDOM, 2, {1, T, 2, dh}, 1.5f);
+        check_case("scores far below 0, no gate", NO_GATE, 0, {1, T, 2, dh}, 1.5f);
         test_constant_added(T, dh);
         for (int64_t t : {1, 63, 64, 128, 200})
             if (t < T) test_document_reset(T, t, dh);

@@ -103,7 +103,7 @@ failures() {
     ended stuck 1
     equals 1 "$(grep -c '^error: rank 1 .*stopped or is unreachable' "$scratch/stuck.err")"
     start usr1
-    kill -USR1 $job
+    kill -USR1 "$(rank_of usr1 1)"
     ended usr1 75
     check "a checkpoint" ls "$scratch"/usr1/step_*/model.safetensors
     equals "" "$(pgrep -f "train_foxcu.*$scratch")"
