@@ -476,6 +476,22 @@ static void delete_chunks(Work* w, int64_t s) {
         }
 }
 
+// Creates or removes PREFIX_SPLIT_incomplete.bin, an empty file that exists until all shards do. The pattern
+// PREFIX_SPLIT_*.bin includes it, and the loader refuses it: a part of the data does not pass for the whole.
+static bool mark_incomplete(const Work* w, bool incomplete, Error* err) {
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
+    snprintf(path, sizeof path, "%.4000s_%s_incomplete.bin", w->options->out, w->shard_split);
+    shard_folder(folder, w->options->out);
+    if (incomplete) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (fd < 0) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+        close(fd);
+    } else if (unlink(path) != 0 && errno != ENOENT) {
+        return fail(err, "%s: cannot remove: %s", path, strerror(errno));
+    }
+    return flush_folder(folder, err);
+}
+
 // Writes all shards that are not complete.
 static bool write_shards(Work* w, Error* err) {
     const Options* o = w->options;
@@ -534,8 +550,9 @@ int main(int argc, char** argv) {
     stop_on_signals(&work.stop);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
     if (!open_source(&work, &err) || !make_plan(&work, &err)) stop_and_die(&work, &err);
+    if (!mark_incomplete(&work, true, &err)) stop_and_die(&work, &err);
     if (work.remote) start_fetchers(&work);
-    if (!write_shards(&work, &err)) stop_and_die(&work, &err);
+    if (!write_shards(&work, &err) || !mark_incomplete(&work, false, &err)) stop_and_die(&work, &err);
     for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
     delete_cache(&work);
     if (work.unverified)

@@ -72,8 +72,8 @@ def check(name, first, docs, D, shard):
     if sys.byteorder == "big":
         tokens.byteswap()
     want = (20240520, 1, docs * D, D, VOCAB) + (0,) * 4
-    if header[:9] != want:
-        sys.exit(f"{shard}: header {header[:9]}..., expected {want}...")
+    if header[:9] != want or header[9] <= 0:
+        sys.exit(f"{shard}: header {header[:10]}..., expected {want} and a block length")
     block = header[9]  # tokens; the first block and the header are compared with their checksums
     blocks = -(-docs * D // block)
     sums = [checksum(tokens[:block].tobytes()), checksum(struct.pack("<255i", *header[:255]))]
