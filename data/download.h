@@ -5,16 +5,18 @@ all.
 A download succeeds if the status is 200, the body has the announced length, its size and SHA-256 are those
 that Hugging Face gives for large files (headers X-Linked-Size and X-Linked-Etag of the redirect to its
 storage), and the caller's check accepts it. Temporary errors (timeouts, resets, HTTP 5xx, damaged data) are
-retried with exponential backoff; permanent ones (such as HTTP 404) fail at once.
+retried with exponential backoff; permanent ones (such as HTTP 404) fail at once. A redirect from https to
+another protocol is not followed, nor one from http to anything but http and https.
 */
 #pragma once
 
 #include <curl/curl.h>
-#include <openssl/evp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <strings.h>
 
 #include "../llmc/base/common.h"
+#include "verify.h"
 
 // ----------------------------------------------------------------------------
 // stopping: any thread can stop all threads; every wait in the program ends on a stop
@@ -62,6 +64,44 @@ static inline void stop_pause(Stop* s, double seconds) {
     pthread_mutex_lock(&s->mutex);
     while (!s->stopped && pthread_cond_timedwait(&s->changed, &s->mutex, &until) != ETIMEDOUT) {}
     pthread_mutex_unlock(&s->mutex);
+}
+
+// ----------------------------------------------------------------------------
+// signals that stop the program: handled by a thread, because a signal handler cannot take the lock
+
+static inline sigset_t caught_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        struct sigaction action;
+        // a signal that is ignored at the start, for example by nohup, stays ignored
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&set, numbers[i]);
+    }
+    return set;
+}
+
+static inline void* stop_signal_main(void* user) {
+    Stop* s = (Stop*)user;
+    sigset_t set = caught_signals();
+    int number;
+    Error err;
+    if (sigwait(&set, &number) != 0) return NULL;
+    fail(&err, "interrupted; run the same command again to continue");
+    stop_now(s, &err);
+    sigwait(&set, &number); // the second signal ends the program at once
+    _exit(EXIT_FAILURE);
+}
+
+// Stops on a signal that asks the program to end. To be called before other threads are started.
+static inline void stop_on_signals(Stop* s) {
+    sigset_t set = caught_signals();
+    pthread_t thread;
+    signal(SIGPIPE, SIG_IGN);               // a connection closed by the server is an ordinary error
+    pthread_sigmask(SIG_BLOCK, &set, NULL); // inherited by all threads
+    if (pthread_create(&thread, NULL, stop_signal_main, s) != 0) die("cannot start a thread");
+    pthread_detach(thread);
 }
 
 // ----------------------------------------------------------------------------
@@ -171,13 +211,21 @@ static inline bool download_verify(const Downloader* d, Error* err) {
     if (d->linked_size >= 0 && (size_t)d->linked_size != d->bytes)
         return fail(err, "received %zu bytes, the file has %lld", d->bytes, (long long)d->linked_size);
     if (!d->linked_sha256[0]) return true;
-    unsigned char hash[EVP_MAX_MD_SIZE];
-    char hex[65];
-    if (!EVP_Digest(d->data, d->bytes, hash, NULL, EVP_sha256(), NULL))
-        return fail(err, "cannot compute its SHA-256");
-    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", hash[i]);
-    if (strcasecmp(hex, d->linked_sha256) == 0) return true;
-    return fail(err, "received data has SHA-256 %s, the file has %s", hex, d->linked_sha256);
+    return sha256_check(d->data, d->bytes, d->linked_sha256, "the file has", err);
+}
+
+// Sets url as the next download, and the protocols that a redirect from it may lead to.
+static inline void download_set_url(CURL* curl, const char* url) {
+    const bool https = strncasecmp(url, "https://", 8) == 0;
+    curl_easy_setopt(curl, CURLOPT_URL, url);
+#if LIBCURL_VERSION_NUM >= 0x075500
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https");
+#else
+    const long any = CURLPROTO_HTTP | CURLPROTO_HTTPS, secure = CURLPROTO_HTTPS;
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS, any);
+    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS, https ? secure : any);
+#endif
 }
 
 typedef enum { DOWNLOAD_GOOD, DOWNLOAD_TRY_AGAIN, DOWNLOAD_GIVE_UP } DownloadResult;
@@ -188,7 +236,7 @@ static inline DownloadResult download_once(Downloader* d, const char* url, Downl
     d->bytes = 0;
     d->linked_size = -1;
     d->linked_sha256[0] = d->problem[0] = '\0';
-    curl_easy_setopt(d->curl, CURLOPT_URL, url);
+    download_set_url(d->curl, url);
     CURLcode code = curl_easy_perform(d->curl);
     curl_easy_getinfo(d->curl, CURLINFO_RESPONSE_CODE, &d->status);
     if (code == CURLE_HTTP_RETURNED_ERROR || (code == CURLE_OK && d->status != 200)) {
@@ -196,18 +244,22 @@ static inline DownloadResult download_once(Downloader* d, const char* url, Downl
         bool permanent = d->status < 500 && d->status != 408 && d->status != 429;
         return permanent ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
     }
+    if (code == CURLE_UNSUPPORTED_PROTOCOL) {
+        fail(err, "is redirected to an address that is not followed from here: %s", d->problem);
+        return DOWNLOAD_GIVE_UP;
+    }
     if (code != CURLE_OK) {
         fail(err, "%s", d->problem[0] ? d->problem : curl_easy_strerror(code));
         bool permanent = code == CURLE_ABORTED_BY_CALLBACK || code == CURLE_URL_MALFORMAT ||
-                         code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_TOO_MANY_REDIRECTS ||
-                         code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE;
+                         code == CURLE_TOO_MANY_REDIRECTS || code == CURLE_PEER_FAILED_VERIFICATION ||
+                         code == CURLE_SSL_CACERT_BADFILE;
         return permanent ? DOWNLOAD_GIVE_UP : DOWNLOAD_TRY_AGAIN;
     }
-    bool good = download_verify(d, err) && check(d->data, d->bytes, context, err);
+    bool good = download_verify(d, err) && (!check || check(d->data, d->bytes, context, err));
     return good ? DOWNLOAD_GOOD : DOWNLOAD_TRY_AGAIN;
 }
 
-// Downloads at most max_bytes from url to d->data[d->bytes]. On failure or a stop, err contains url and the
+// Downloads at most max_bytes from url to d->data[d->bytes]. `check` may be NULL. On failure or a stop, err contains url and the
 // error of the last attempt.
 static inline bool download(Downloader* d, const char* url, size_t max_bytes, DownloadCheck* check,
                             void* context, Error* err) {

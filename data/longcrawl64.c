@@ -12,21 +12,29 @@ A pool of threads downloads chunks to a cache. The main thread reads them in ord
 time, and writes shards. Chunks and shards get their final names when they are verified and complete, so after
 an interruption the same command continues with the files that exist. A local source is read in the same way,
 without threads and cache.
-*/
-#include <signal.h>
 
+Every chunk is compared with its SHA-256: from a list (--sha256sums), else from the server's headers. If there is
+none, the program says so at the end. Two chunks with the same bytes are an error: a server gave one for the
+other.
+*/
 #include "../llmc/run/cli.h"
 #include "../llmc/base/common.h"
 #include "../llmc/base/progress.h"
-#include "../llmc/tokens/shard.h"
+#include "../llmc/tokens/shard_set.h"
+#include "cache.h"
 #include "download.h"
+#include "verify.h"
 #include "zarr.h"
 
 enum {
     VOCAB_SIZE = 50257, // GPT-2's
     MAX_JOBS = 64,
-    ZARRAY_MAX = 65536 // bytes; a .zarray has a few hundred
+    ZARRAY_MAX = 65536,   // bytes; a .zarray has a few hundred
+    SUMS_MAX = 64 << 20,  // bytes; all of LongCrawl64 takes 9 MB
+    ROW_MAX = 1 << 27,    // tokens of a row of chunks, in memory: LongCrawl64's
+    CHUNKS_MAX = 16 << 20 // all of LongCrawl64 has 104,000
 };
+static const char SUMS_NAME[] = "SHA256SUMS";
 static const char DEFAULT_SOURCE[] =
     "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32";
 
@@ -34,7 +42,7 @@ static const char DEFAULT_SOURCE[] =
 // options
 
 typedef struct {
-    const char *source, *split, *out, *cache;
+    const char *source, *split, *out, *cache, *sums;
     int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
     bool keep_cache, help;
 } Options;
@@ -52,6 +60,10 @@ static const CliRow option_rows[] = {
      "tokens of each document, from its start"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "tokens per shard, rounded down to whole rows of chunks [256Mi]"},
+    {CLI_TEXT, "sha256sums", "FILE", offsetof(Options, sums), 0, 0, 0,
+     "SHA-256 of all chunks, as sha256sum prints them in the folder of a --source [SHA256SUMS in the "
+     "--source, if "
+     "it has one]"},
     {CLI_COUNT, "jobs", "N", offsetof(Options, jobs), 8, 1, MAX_JOBS, "number of parallel downloads"},
     {CLI_TEXT, "cache", "DIR", offsetof(Options, cache), 0, 0, 0,
      "folder that holds chunks until their shard is complete, with the layout of a --source [PREFIX.cache]"},
@@ -89,9 +101,11 @@ static Options parse_options(int argc, char** argv) {
 typedef struct {
     const Options* options;
     bool remote;
+    char array_name[32];            // heldout.zarr or train.zarr
     char array_url[PATH_LENGTH];    // of heldout.zarr or train.zarr, if remote
     char array_folder[PATH_LENGTH]; // local: in the source or the cache
     ZarrArray array;
+    Sums sums; // empty: no list
     Stop stop;
 
     int64_t documents;  // of all shards
@@ -105,8 +119,9 @@ typedef struct {
     // the download queue: job i is chunk (rows[i / chunk_cols], i % chunk_cols)
     int64_t* rows; // rows of chunks to download, in order
     int64_t jobs, next_job;
-    int64_t job_limit; // jobs from here on must wait for the main thread
-    bool* fetched;     // [jobs]
+    int64_t job_limit;  // jobs from here on must wait for the main thread
+    bool* fetched;      // [jobs]
+    int64_t unverified; // chunks read without a known SHA-256
     pthread_t threads[MAX_JOBS];
     int num_threads;
 } Work;
@@ -118,46 +133,9 @@ static void stop_and_die(Work* w, const Error* why) {
     die("%s", w->stop.reason.msg);
 }
 
-static void join_name(char* out, const char* base, const char* name) {
-    size_t n = strlen(base);
-    while (n > 1 && base[n - 1] == '/') n--;
-    int length = snprintf(out, PATH_LENGTH, "%.*s/%s", (int)n, base, name);
-    if (length < 0 || length >= PATH_LENGTH - 8) die("%s: this path is too long", base); // 8: for ".part"
-}
-
-static void chunk_name(char* out, const char* base, int64_t row, int64_t column) {
-    char name[64];
-    snprintf(name, sizeof name, "%lld.%lld", (long long)row, (long long)column);
-    join_name(out, base, name);
-}
-
-// Locks these shards and their cache against other processes until this one exits.
-static void lock_prefix(const Options* o) {
-    char path[PATH_LENGTH], folder[PATH_LENGTH];
-    Error err;
-    if (!shard_path(path, o->out, o->split, 0, &err)) die("--out %s", err.msg);
-    snprintf(path, sizeof path, "%s_%s.lock", o->out, o->split);
-    shard_folder(folder, o->out);
-    if (!make_folders(folder, &err)) die("--out %s", err.msg);
-    if (lock_file(path) >= 0) return;
-    if (errno == EWOULDBLOCK)
-        die("--out %s: another process writes these shards; wait for it or choose another prefix", o->out);
-    die("%s: cannot lock: %s", path, strerror(errno));
-}
-
 // The zarr library would read a missing chunk as zeros; here it is an error.
 static bool fail_missing(const char* chunk, Error* err) {
     return fail(err, "%s: this chunk is missing; lower --tokens or complete the source", chunk);
-}
-
-// Writes a file under a temporary name, then renames it.
-static bool write_complete(const char* path, const void* data, size_t bytes, Error* err) {
-    char part[PATH_LENGTH];
-    snprintf(part, sizeof part, "%s.part", path);
-    FILE* f = fopen(part, "wb");
-    if (!f) return fail(err, "%.900s: cannot create: %s", part, strerror(errno));
-    fwrite(data, 1, bytes, f); // close_and_rename reports errors
-    return close_and_rename(f, part, path, err);
 }
 
 static bool check_zarray(const void* data, size_t bytes, void* context, Error* err) {
@@ -172,7 +150,7 @@ static bool download_zarray(Work* w, Error* err) {
     Downloader d;
     join_name(url, w->array_url, ".zarray");
     join_name(path, w->array_folder, ".zarray");
-    if (!make_folders(w->array_folder, err)) return false;
+    if (!make_folders(w->array_folder, err) || !cache_lock(w->array_folder, err)) return false;
     downloader_init(&d, &w->stop, (int)w->options->tries, (int)w->options->timeout);
     bool ok = download(&d, url, ZARRAY_MAX, check_zarray, NULL, err);
     if (ok && access(path, F_OK) == 0) {
@@ -184,17 +162,42 @@ static bool download_zarray(Work* w, Error* err) {
                 fail(err, "%s: differs from %s; remove this cache or choose another with --cache", path, url);
         free(cached);
     } else if (ok) {
-        ok = write_complete(path, d.data, d.bytes, err);
+        ok = cache_write(path, d.data, d.bytes, err);
     }
     downloader_free(&d);
     return ok;
 }
 
+// Loads the list of SHA-256, from the option or from the source, if it has one.
+static bool load_sums(Work* w, Error* err) {
+    const Options* o = w->options;
+    char path[PATH_LENGTH];
+    char* text;
+    size_t bytes;
+    join_name(path, o->source, SUMS_NAME);
+    if (!o->sums && w->remote) {
+        Downloader d;
+        downloader_init(&d, &w->stop, (int)o->tries, (int)o->timeout);
+        bool ok = download(&d, path, SUMS_MAX, NULL, NULL, err);
+        const bool none = !ok && d.status == 404;
+        text = ok ? strndup(d.data ? d.data : "", d.bytes) : NULL;
+        downloader_free(&d);
+        if (!text) return none;
+    } else {
+        if (!o->sums && access(path, F_OK) != 0) return true;
+        text = read_file(o->sums ? o->sums : path, &bytes, err);
+        if (!text) return false;
+    }
+    w->sums.complete = o->sums != NULL;
+    return sums_parse(&w->sums, o->sums ? o->sums : path, text, err);
+}
+
 // Locates the array and parses its .zarray.
 static bool open_source(Work* w, Error* err) {
     const Options* o = w->options;
-    char name[32], path[PATH_LENGTH], cache[PATH_LENGTH];
-    snprintf(name, sizeof name, "%s.zarr", o->split);
+    const char* name = w->array_name;
+    char path[PATH_LENGTH], cache[PATH_LENGTH];
+    snprintf(w->array_name, sizeof w->array_name, "%s.zarr", o->split);
     w->remote = strstr(o->source, "://") != NULL;
     if (w->remote) {
         if (strncmp(o->source, "https://", 8) != 0 && strncmp(o->source, "http://", 7) != 0)
@@ -209,7 +212,10 @@ static bool open_source(Work* w, Error* err) {
     join_name(path, w->array_folder, ".zarray");
     size_t bytes;
     char* text = read_file(path, &bytes, err);
-    bool ok = text && zarr_parse(&w->array, path, text, bytes, err);
+    bool ok = text && zarr_parse(&w->array, path, text, bytes, err) && load_sums(w, err), known;
+    Error why;
+    if (ok && w->sums.count && !sums_check(&w->sums, w->array_name, ".zarray", text, bytes, &known, &why))
+        ok = fail(err, "%.500s: %.500s", path, why.msg);
     free(text);
     return ok;
 }
@@ -270,7 +276,9 @@ static bool make_plan(Work* w, Error* err) {
     w->shard_rows = o->shard_tokens / (a->chunk_rows * D);
     if (w->shard_rows < 1) w->shard_rows = 1;
     w->shards = (w->documents - 1) / (w->shard_rows * a->chunk_rows) + 1;
-    w->shard_split = strcmp(o->split, "train") == 0 ? "train" : "val";
+    if (a->chunk_rows > ROW_MAX / D || w->shards * w->shard_rows > CHUNKS_MAX / w->chunk_cols)
+        return fail(err, "%s.zarr: not an array of LongCrawl64: its chunks are %lld x %lld tokens", o->split,
+                    (long long)a->chunk_rows, (long long)a->chunk_columns);
     w->complete = (bool*)xcalloc((size_t)w->shards, sizeof *w->complete);
     w->rows = (int64_t*)xcalloc((size_t)(w->shards * w->shard_rows), sizeof *w->rows);
     int64_t n = 0;
@@ -292,11 +300,20 @@ typedef struct {
     Work* work;
     Downloader downloader;
     uint16_t* chunk; // buffer for the check
+    char name[64];   // of the chunk
+    bool known;      // the list has its SHA-256
 } Fetcher;
 
 static bool check_chunk(const void* data, size_t bytes, void* context, Error* err) {
     Fetcher* f = (Fetcher*)context;
-    return zarr_decode(&f->work->array, data, bytes, f->chunk, err);
+    return zarr_decode(&f->work->array, data, bytes, f->chunk, err) &&
+           sums_check(&f->work->sums, f->work->array_name, f->name, data, bytes, &f->known, err);
+}
+
+static void count_unverified(Work* w) {
+    pthread_mutex_lock(&w->stop.mutex);
+    w->unverified++;
+    pthread_mutex_unlock(&w->stop.mutex);
 }
 
 // Downloads a chunk to the cache, unless an undamaged one exists from an earlier run.
@@ -305,19 +322,21 @@ static bool fetch_chunk(Fetcher* f, int64_t row, int64_t column, Error* err) {
     char url[PATH_LENGTH], path[PATH_LENGTH];
     chunk_name(url, w->array_url, row, column);
     chunk_name(path, w->array_folder, row, column);
+    snprintf(f->name, sizeof f->name, "%lld.%lld", (long long)row, (long long)column);
     if (access(path, F_OK) == 0) {
         size_t bytes;
-        char* cached = read_file(path, &bytes, err);
-        if (!cached) return false;
-        bool good = check_chunk(cached, bytes, f, err);
+        char* cached = cache_read(path, zarr_chunk_max_file(&w->array), &bytes, err);
+        bool good = cached && check_chunk(cached, bytes, f, err);
         free(cached);
+        if (good && !f->known) count_unverified(w);
         if (good) return true;
         warn("%s: damaged in the cache (%s); downloading it again", path, err->msg);
     }
     Downloader* d = &f->downloader;
     if (!download(d, url, zarr_chunk_max_file(&w->array), check_chunk, f, err))
         return d->status == 404 ? fail_missing(url, err) : false;
-    return write_complete(path, d->data, d->bytes, err);
+    if (!f->known && !d->linked_sha256[0]) count_unverified(w);
+    return cache_write(path, d->data, d->bytes, err);
 }
 
 // The next job, once it is below job_limit; -1 if there is none or on a stop.
@@ -376,43 +395,6 @@ static void start_fetchers(Work* w) {
 }
 
 // ----------------------------------------------------------------------------
-// signals: handled by a thread, because a signal handler cannot take the lock
-
-static sigset_t caught_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    sigset_t set;
-    sigemptyset(&set);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        struct sigaction action;
-        // a signal that is ignored at the start, for example by nohup, stays ignored
-        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaddset(&set, numbers[i]);
-    }
-    return set;
-}
-
-static void* signal_main(void* user) {
-    Work* w = (Work*)user;
-    sigset_t set = caught_signals();
-    int number;
-    Error err;
-    if (sigwait(&set, &number) != 0) return NULL;
-    fail(&err, "interrupted; run the same command again to continue");
-    stop_now(&w->stop, &err);
-    sigwait(&set, &number); // the second signal ends the program at once
-    _exit(EXIT_FAILURE);
-}
-
-static void start_signals(Work* w) {
-    sigset_t set = caught_signals();
-    pthread_t thread;
-    signal(SIGPIPE, SIG_IGN);               // a connection closed by the server is an ordinary error
-    pthread_sigmask(SIG_BLOCK, &set, NULL); // inherited by all threads
-    if (pthread_create(&thread, NULL, signal_main, w) != 0) die("cannot start a thread");
-    pthread_detach(thread);
-}
-
-// ----------------------------------------------------------------------------
 // writing
 
 typedef struct {
@@ -421,7 +403,20 @@ typedef struct {
     uint16_t* chunk;  // [chunk_rows][chunk_columns]
     uint16_t* row;    // [chunk_rows][D] the documents of a row of chunks
     uint32_t* tokens; // [D] one document, for the shard writer
+    Seen seen;        // the chunks of this run
 } Output;
+
+// Refuses a chunk with the same bytes as an earlier one of this run. Either may be the wrong one: both are removed
+// from the cache.
+static bool check_different(const Work* w, Output* out, const char* path, const void* data, size_t bytes,
+                            Error* err) {
+    char other[PATH_LENGTH];
+    const char* same = seen_before(&out->seen, strrchr(path, '/') + 1, data, bytes);
+    if (!same) return true;
+    join_name(other, w->array_folder, same);
+    if (w->remote) unlink(path), unlink(other);
+    return fail(err, "%.900s: has the same bytes as chunk %s: the source has one for the other", path, same);
+}
 
 // Reads chunk (row, column) and copies its part of the row's first `documents` documents to out->row.
 static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_t documents, Error* err) {
@@ -431,11 +426,15 @@ static bool read_chunk(Work* w, Output* out, int64_t row, int64_t column, int64_
     size_t bytes;
     chunk_name(path, w->array_folder, row, column);
     if (access(path, F_OK) != 0 && errno == ENOENT) return fail_missing(path, err);
-    char* data = read_file(path, &bytes, err);
+    char* data = cache_read(path, zarr_chunk_max_file(&w->array), &bytes, err);
     if (!data) return false;
-    bool ok = zarr_decode(a, data, bytes, out->chunk, &why);
+    bool known, ok = zarr_decode(a, data, bytes, out->chunk, &why) &&
+                     sums_check(&w->sums, w->array_name, strrchr(path, '/') + 1, data, bytes, &known, &why);
+    if (!ok) fail(err, "%.500s: damaged: %.400s", path, why.msg);
+    ok = ok && check_different(w, out, path, data, bytes, err);
     free(data);
-    if (!ok) return fail(err, "%.500s: damaged: %.400s", path, why.msg);
+    if (!ok) return false;
+    if (!w->remote && !known) count_unverified(w);
     int64_t D = w->options->columns, start = column * a->chunk_columns;
     int64_t n = D - start < a->chunk_columns ? D - start : a->chunk_columns;
     for (int64_t r = 0; r < documents; r++) {
@@ -477,6 +476,22 @@ static void delete_chunks(Work* w, int64_t s) {
         }
 }
 
+// Creates or removes PREFIX_SPLIT_incomplete.bin, an empty file that exists until all shards do. The pattern
+// PREFIX_SPLIT_*.bin includes it, and the loader refuses it: a part of the data does not pass for the whole.
+static bool mark_incomplete(const Work* w, bool incomplete, Error* err) {
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
+    snprintf(path, sizeof path, "%.4000s_%s_incomplete.bin", w->options->out, w->shard_split);
+    shard_folder(folder, w->options->out);
+    if (incomplete) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (fd < 0) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+        close(fd);
+    } else if (unlink(path) != 0 && errno != ENOENT) {
+        return fail(err, "%s: cannot remove: %s", path, strerror(errno));
+    }
+    return flush_folder(folder, err);
+}
+
 // Writes all shards that are not complete.
 static bool write_shards(Work* w, Error* err) {
     const Options* o = w->options;
@@ -486,6 +501,7 @@ static bool write_shards(Work* w, Error* err) {
     if (!shard_writer_open(&out.writer, o->out, w->shard_split, VOCAB_SIZE, D,
                            w->shard_rows * a->chunk_rows * D, err))
         return false;
+    memset(&out.seen, 0, sizeof out.seen);
     out.chunk = (uint16_t*)xcalloc(1, zarr_chunk_bytes(a));
     out.row = (uint16_t*)xcalloc((size_t)(a->chunk_rows * D), sizeof *out.row);
     out.tokens = (uint32_t*)xcalloc((size_t)D, sizeof *out.tokens);
@@ -503,6 +519,7 @@ static bool write_shards(Work* w, Error* err) {
     }
     progress_end(&out.progress);
     if (!ok) shard_writer_abort(&out.writer);
+    seen_free(&out.seen);
     free(out.chunk);
     free(out.row);
     free(out.tokens);
@@ -515,6 +532,8 @@ static void delete_cache(Work* w) {
     if (!w->remote || w->options->keep_cache) return;
     join_name(path, w->array_folder, ".zarray");
     unlink(path);
+    cache_lock_name(path, w->array_folder);
+    unlink(path);
     if (rmdir(w->array_folder) != 0) return;
     *strrchr(w->array_folder, '/') = '\0';
     rmdir(w->array_folder);
@@ -524,16 +543,23 @@ int main(int argc, char** argv) {
     Options options = parse_options(argc, argv);
     static Work work;
     Error err;
-    lock_prefix(&options);
     work.options = &options;
+    work.shard_split = strcmp(options.split, "train") == 0 ? "train" : "val";
+    if (!shard_set_lock(options.out, work.shard_split, &err)) die("--out %s", err.msg);
     stop_init(&work.stop);
-    start_signals(&work);
+    stop_on_signals(&work.stop);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
     if (!open_source(&work, &err) || !make_plan(&work, &err)) stop_and_die(&work, &err);
+    if (!mark_incomplete(&work, true, &err)) stop_and_die(&work, &err);
     if (work.remote) start_fetchers(&work);
-    if (!write_shards(&work, &err)) stop_and_die(&work, &err);
+    if (!write_shards(&work, &err) || !mark_incomplete(&work, false, &err)) stop_and_die(&work, &err);
     for (int i = 0; i < work.num_threads; i++) pthread_join(work.threads[i], NULL);
     delete_cache(&work);
+    if (work.unverified)
+        warn("%lld of %lld chunks are NOT VERIFIED: neither a list nor the server gave their SHA-256, or "
+             "they were in "
+             "the cache; give a list with --sha256sums",
+             (long long)work.unverified, (long long)work.jobs);
     int64_t kept = 0;
     for (int64_t s = 0; s < work.shards; s++) kept += work.complete[s];
     printf("%s_%s: %lld documents, %lld tokens in %lld shards (%lld already complete)\n", options.out,
@@ -542,6 +568,7 @@ int main(int argc, char** argv) {
     free(work.complete);
     free(work.rows);
     free(work.fetched);
+    sums_free(&work.sums);
     curl_global_cleanup();
     return EXIT_SUCCESS;
 }

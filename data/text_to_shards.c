@@ -8,13 +8,16 @@ With --doc-len D each file is divided into documents of exactly D tokens, and th
 depends only on the options and on the names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
+
+The shards of a prefix are replaced as a whole, at the end (shard_set.h). Until then, and after an error, the old
+ones remain. Files that are not text, or that change while they are read, are errors.
 */
 #include <dirent.h>
 #include <signal.h>
 #include "../llmc/run/cli.h"
 #include "../llmc/base/progress.h"
 #include "../llmc/base/random.h"
-#include "../llmc/tokens/shard.h"
+#include "../llmc/tokens/shard_set.h"
 #include "../llmc/tokens/tokenizer.h"
 
 // ----------------------------------------------------------------------------
@@ -24,7 +27,7 @@ typedef struct {
     const char *tokenizer, *vocab, *out, *list;
     int64_t doc_len, seed, shard_tokens;
     double val_fraction;
-    bool json_escape, help;
+    bool json_escape, binary, help;
     char** paths;
     int num_paths;
 } Options;
@@ -35,6 +38,8 @@ static const CliRow option_rows[] = {
     {CLI_TEXT, "vocab", "FILE", offsetof(Options, vocab), 0, 0, 0, "GPT-2's merges, vocab.bpe"},
     {CLI_FLAG, "json-escape", "", offsetof(Options, json_escape), 0, 0, 0,
      "JSON-escape the text before encoding it, as LongCrawl64's was"},
+    {CLI_FLAG, "binary", "", offsetof(Options, binary), 0, 0, 0,
+     "accept files that are not text: compressed ones, and files with zero bytes"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
@@ -47,8 +52,9 @@ static const CliRow option_rows[] = {
     {CLI_TEXT, "list", "FILE", offsetof(Options, list), 0, 0, 0,
      "read further paths from FILE, one per line; -: standard input"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
-     "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; existing shards "
-     "with this prefix are removed first"},
+     "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; they replace "
+     "existing "
+     "shards with this prefix when all are written"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
@@ -58,8 +64,8 @@ static void print_help(void) {
         "usage: data/text_to_shards --tokenizer byte|gpt2 --out PREFIX [options] PATH...\n\n"
         "Encodes text files as data shards for the trainer. A PATH is a file or a folder. The files of a\n"
         "folder and its subfolders are read in the order of their names. Skipped, and counted at the end:\n"
-        "empty files; in folders, hidden entries (.git) and entries that are not regular files (symbolic\n"
-        "links); files already read under another name.\n\n");
+        "empty files; in folders, hidden entries (.git), entries that are not regular files (symbolic\n"
+        "links), and data shards, also unfinished ones; files already read under another name.\n\n");
     cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
     printf("\nCounts take suffixes: 16Ki, 2.5M, 1e9.\n");
 }
@@ -95,6 +101,7 @@ typedef struct {
     dev_t device;
     ino_t inode;
     int64_t bytes;
+    struct timespec modified;
     double draw;   // uniform in [0, 1), from the seed and the name
     int64_t index; // position in the order of the output
     bool val;
@@ -104,7 +111,7 @@ typedef struct {
     InputFile* data;
     size_t capacity;
     int64_t count, bytes;
-    int64_t empty, hidden, special, repeated; // skipped
+    int64_t empty, hidden, special, repeated, shards; // skipped
     uint64_t seed;
 } InputFiles;
 
@@ -119,6 +126,7 @@ static void add_file(InputFiles* files, const char* path, const char* name, cons
                                             .device = st->st_dev,
                                             .inode = st->st_ino,
                                             .bytes = st->st_size,
+                                            .modified = st->st_mtim,
                                             .draw = random_uniform(files->seed, fnv1a(FNV1A_BASIS, name), 0),
                                             .index = files->count};
     files->count++;
@@ -149,6 +157,8 @@ static void add_folder(InputFiles* files, char* path, const char* name) {
                 die("%s: cannot stat: %s", path, strerror(errno));
             else if (S_ISDIR(st.st_mode))
                 add_folder(files, path, name);
+            else if (S_ISREG(st.st_mode) && shard_name(entry))
+                files->shards++;
             else if (S_ISREG(st.st_mode))
                 add_file(files, path, name, &st);
             else
@@ -251,12 +261,65 @@ static InputFiles find_files(const Options* o) {
 }
 
 // ----------------------------------------------------------------------------
+// files that are not text
+
+// For the error message: the kind of file that starts with bytes[n] and is not text, or NULL.
+static const char* other_kind(const char* bytes, size_t n) {
+    static const struct {
+        size_t at;
+        const char *magic, *kind;
+    } kinds[] = {
+        {0, "\x1f\x8b", "compressed by gzip; decompress it (gunzip)"},
+        {0, "\x28\xb5\x2f\xfd", "compressed by zstd; decompress it (unzstd)"},
+        {1, "7zXZ", "compressed by xz; decompress it (unxz)"},
+        {4, "1AY&SY", "compressed by bzip2; decompress it (bunzip2)"},
+        {0, "\x04\x22\x4d\x18", "compressed by lz4; decompress it (unlz4)"},
+        {0, "PK\x03\x04", "a zip archive; unpack it (unzip)"},
+        {257, "ustar", "a tar archive; unpack it (tar -xf)"},
+        {0, "%PDF-", "a PDF document; convert it to text"},
+        {0, "\x88\xd8\x34\x01", "a data shard"},
+        {0, "\xff\xfe", "UTF-16 text; convert it to UTF-8 (iconv)"},
+        {0, "\xfe\xff", "UTF-16 text; convert it to UTF-8 (iconv)"},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        const size_t at = kinds[i].at, length = strlen(kinds[i].magic);
+        if (n >= at + length && memcmp(bytes + at, kinds[i].magic, length) == 0) return kinds[i].kind;
+    }
+    return memchr(bytes, '\0', n)
+               ? "binary: it has a zero byte; remove it from the input, or encode its bytes as "
+                 "they are with --binary"
+               : NULL;
+}
+
+// Checks the start of every file before the first is encoded. The error names the first file that is not text.
+static bool check_kinds(const InputFiles* files, Error* err) {
+    const char *first = NULL, *first_kind = NULL;
+    int64_t others = 0;
+    for (int64_t i = 0; i < files->count; i++) {
+        char start[4096];
+        const char* path = files->data[i].path;
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
+        ssize_t n = read(fd, start, sizeof start);
+        int why = errno;
+        close(fd);
+        if (n < 0) return fail(err, "%s: cannot read: %s", path, strerror(why));
+        const char* kind = other_kind(start, (size_t)n);
+        if (kind && others++ == 0) first = path, first_kind = kind;
+    }
+    if (!others) return true;
+    if (others == 1) return fail(err, "%s: is not text but %s", first, first_kind);
+    return fail(err, "%s: is not text but %s; nor are %lld other files", first, first_kind,
+                (long long)(others - 1));
+}
+
+// ----------------------------------------------------------------------------
 // encoding
 
-enum { PIECE = 4 << 20 }; // bytes per read
-
-enum { TRAIN, VAL };
-static const char* const split_names[2] = {"train", "val"};
+enum {
+    PIECE = 4 << 20,    // bytes per read
+    LONGEST = 2 * PIECE // bytes without a place to cut
+};
 
 typedef struct {
     int64_t files, bytes, tokens, dropped;
@@ -294,7 +357,20 @@ static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     return true;
 }
 
+// Whether the open file is still the one that find_files saw, and `bytes`, read from it, are all of it.
+static bool check_unchanged(int fd, const InputFile* file, int64_t bytes, Error* err) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return fail(err, "%s: cannot stat: %s", file->path, strerror(errno));
+    if (bytes == file->bytes && st.st_size == bytes && st.st_ino == file->inode &&
+        st.st_mtim.tv_sec == file->modified.tv_sec && st.st_mtim.tv_nsec == file->modified.tv_nsec)
+        return true;
+    return fail(
+        err, "%s: changed while it was read (%lld bytes before, %lld read); run again when nothing writes it",
+        file->path, (long long)file->bytes, (long long)bytes);
+}
+
 static bool encode_file(Job* job, int fd, const InputFile* file, Error* err) {
+    int64_t bytes = 0;
     Counts* counts = &job->counts[file->val];
     job->text.count = 0;
     job->tokens.count = 0;
@@ -307,14 +383,25 @@ static bool encode_file(Job* job, int fd, const InputFile* file, Error* err) {
         ssize_t got = read(fd, byte_buffer_reserve(&job->text, PIECE), PIECE);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return fail(err, "%s: cannot read: %s", file->path, strerror(errno));
+        if (!job->options->binary && memchr(job->text.data + before, '\0', (size_t)got))
+            return fail(err, "%s: is not text but %s", file->path, other_kind("", 1));
         job->text.count += (size_t)got;
         job->bytes += got;
+        bytes += got;
         progress_update(&job->progress, (double)job->bytes);
         size_t after = before ? before - 1 : 0; // earlier positions were searched after the previous read
-        size_t cut = got ? tokenizer_cut(job->text.data, after, job->text.count) : job->text.count;
+        size_t all = job->text.count;
+        size_t cut = got ? tokenizer_cut(&job->tokenizer, job->text.data, after, all) : all;
+        if (!cut && all > LONGEST)
+            return fail(
+                err,
+                "%s: has a word of more than %d MiB at byte %lld, which must be encoded as a whole: is "
+                "it text? divide it, or use --tokenizer byte",
+                file->path, LONGEST >> 20, (long long)(bytes - (int64_t)all));
         if ((cut || !got) && !encode_piece(job, cut, file->val, err)) return false;
         if (!got) break;
     }
+    if (!check_unchanged(fd, file, bytes, err)) return false;
     counts->files++;
     counts->dropped += job->tokens.count;
     return true;
@@ -334,39 +421,16 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
         if (job->counts[split].files > 0 && job->counts[split].tokens == 0)
             return fail(err,
                         "the %s split has no document: none of its files has %lld tokens; lower --doc-len",
-                        split_names[split], (long long)job->options->doc_len);
+                        shard_splits[split], (long long)job->options->doc_len);
     }
-    return true;
-}
-
-// Removes all shards with this prefix: before a run, because an earlier one may have written more shards or
-// put files in the other split; and after an error, because the shards are not the whole dataset.
-static void remove_shards(const char* prefix) {
-    char folder[PATH_LENGTH], path[PATH_LENGTH];
-    Error err;
-    if (!shard_path(path, prefix, split_names[VAL], 0, &err)) die("--out %s", err.msg);
-    shard_folder(folder, prefix);
-    DIR* d = opendir(folder);
-    if (!d) return; // a missing folder has no shards; other errors are reported when shards are written
-    for (struct dirent* entry; (entry = readdir(d));) {
-        const char* number = strrchr(entry->d_name, '_');
-        if (!number) continue;
-        for (int split = 0; split < 2; split++) {
-            if (!shard_path(path, prefix, split_names[split], strtoll(number + 1, NULL, 10), &err))
-                die("--out %s", err.msg);
-            const char* slash = strrchr(path, '/');
-            if (strcmp(entry->d_name, slash ? slash + 1 : path) == 0 && unlink(path) != 0)
-                die("%s: cannot remove this old shard: %s", path, strerror(errno));
-        }
-    }
-    closedir(d);
+    return shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
 }
 
 // ----------------------------------------------------------------------------
 // main
 
 static void print_summary(const Job* job, const InputFiles* files) {
-    const Counts *train = &job->counts[TRAIN], *val = &job->counts[VAL];
+    const Counts *train = &job->counts[SHARD_TRAIN], *val = &job->counts[SHARD_VAL];
     int64_t dropped = train->dropped + val->dropped, bytes = train->bytes + val->bytes;
     int64_t tokens = train->tokens + val->tokens, D = job->options->doc_len;
     int64_t ends = D ? 0 : train->files + val->files; // end-of-text tokens
@@ -375,8 +439,8 @@ static void print_summary(const Job* job, const InputFiles* files) {
     for (int split = 0; split < 2; split++) {
         const Counts* c = &job->counts[split];
         int64_t documents = D ? c->tokens / D : c->files, shards = job->writers[split].index;
-        if (split == VAL && documents == 0) continue;
-        printf("; %s: %lld document%s, %lld tokens, %lld shard%s", split_names[split], (long long)documents,
+        if (split == SHARD_VAL && documents == 0) continue;
+        printf("; %s: %lld document%s, %lld tokens, %lld shard%s", shard_splits[split], (long long)documents,
                documents == 1 ? "" : "s", (long long)c->tokens, (long long)shards, shards == 1 ? "" : "s");
     }
     if (dropped)
@@ -385,6 +449,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
     if (files->empty + files->hidden + files->special + files->repeated)
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
+    if (files->shards) printf("; skipped %lld data shards", (long long)files->shards);
     printf("\n");
 }
 
@@ -398,18 +463,22 @@ static int text_to_shards(int argc, char** argv) {
         tokenizer_bytes(&job.tokenizer);
     else if (!tokenizer_gpt2(&job.tokenizer, options.vocab, &err))
         die("--vocab %s", err.msg);
-    for (int split = 0; split < 2; split++)
-        if (!shard_writer_open(&job.writers[split], options.out, split_names[split], job.tokenizer.vocab_size,
-                               options.doc_len, options.shard_tokens, &err))
-            die("--out %s", err.msg);
-    remove_shards(options.out); // before find_files: the prefix may be in one of the input folders
     InputFiles files = find_files(&options);
+    if (!options.binary && !check_kinds(&files, &err)) die("%s", err.msg);
+    for (int split = 0; split < 2; split++) {
+        if (!shard_writer_open(&job.writers[split], options.out, shard_splits[split],
+                               job.tokenizer.vocab_size, options.doc_len, options.shard_tokens, &err) ||
+            !shard_set_lock(options.out, shard_splits[split], &err))
+            die("--out %s", err.msg);
+        job.writers[split].hold = true;
+    }
+    shard_set_sweep(options.out);
     progress_start(&job.progress, "encoding", (double)files.bytes, "MB", 1e6);
     bool ok = encode_all(&job, &files, &err);
     progress_end(&job.progress);
     if (!ok) {
         for (int split = 0; split < 2; split++) shard_writer_abort(&job.writers[split]);
-        remove_shards(options.out);
+        shard_set_sweep(options.out);
         die("%s", err.msg);
     }
     print_summary(&job, &files);

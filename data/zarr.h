@@ -18,6 +18,8 @@ typedef struct {
     int64_t chunk_rows, chunk_columns; // of a chunk
 } ZarrArray;
 
+enum { ZARR_MAX_CHUNK = 16 << 20 }; // bytes; LongCrawl64's have half of it. Several threads hold one
+
 static inline size_t zarr_chunk_bytes(const ZarrArray* a) {
     return (size_t)(a->chunk_rows * a->chunk_columns) * sizeof(uint16_t);
 }
@@ -67,6 +69,8 @@ static inline bool zarr_parse(ZarrArray* a, const char* source, const char* text
         wrong = "chunks must be two sizes";
     else if (a->chunk_rows > BLOSC_MAX_BUFFERSIZE / 2 / a->chunk_columns)
         wrong = "chunks must be below 2 GiB";
+    else if (zarr_chunk_bytes(a) > ZARR_MAX_CHUNK)
+        wrong = "chunks must be at most 16 MiB";
     else if (!zarr_is_string(&j, json_get(&j, 0, "dtype"), "<u2"))
         wrong = "dtype must be \"<u2\"";
     else if (!zarr_is_string(&j, json_get(&j, 0, "order"), "C"))

@@ -29,6 +29,7 @@ int main(void) { return !EVP_sha256(); }' -lcrypto
 int main(void) { return MPI_Finalize(); }' "$mpi"
     command -v mpirun >/dev/null 2>&1 || missing="$missing openmpi-bin"
     command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+    command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
 fi
 [ -n "$missing" ] || exit 0
 

@@ -54,15 +54,31 @@ def make(folder):
         z[:, :written] = numpy.array([document(name, r, written) for r in range(shape[0])])
 
 
+def checksum(data):
+    """The upper 32 bits of the checksum of llmc/base/checksum.h."""
+    total = 0
+    for i, word in enumerate(struct.unpack(f"<{(len(data) + 3) // 4}I", data + bytes(-len(data) % 4))):
+        x = (word + (i + 1) * 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        total += x ^ x >> 31
+    return total % 2**64 >> 32
+
+
 def check(name, first, docs, D, shard):
     with open(shard, "rb") as f:
         header = struct.unpack("<256i", f.read(1024))
         tokens = array("H", f.read())
     if sys.byteorder == "big":
         tokens.byteswap()
-    want = (20240520, 1, docs * D, D, VOCAB) + (0,) * 251
-    if header != want:
-        sys.exit(f"{shard}: header {header[:6]}..., expected {want[:6]}...")
+    want = (20240520, 1, docs * D, D, VOCAB) + (0,) * 4
+    if header[:9] != want or header[9] <= 0:
+        sys.exit(f"{shard}: header {header[:10]}..., expected {want} and a block length")
+    block = header[9]  # tokens; the first block and the header are compared with their checksums
+    blocks = -(-docs * D // block)
+    sums = [checksum(tokens[:block].tobytes()), checksum(struct.pack("<255i", *header[:255]))]
+    if [header[10] % 2**32, header[255] % 2**32] != sums or any(header[10 + blocks : 255]):
+        sys.exit(f"{shard}: the checksums in the header are wrong")
     if len(tokens) != docs * D:
         sys.exit(f"{shard}: {len(tokens)} tokens, expected {docs * D}")
     for r in range(docs):

@@ -19,7 +19,8 @@ sequences consumed by all ranks. A resumed run therefore continues exactly, even
     first 4, count 4: rank 1              ^   ^ its batches
 
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
-would be SIGBUS. Errors are reported with the batch that they affect, after all batches before it.
+would be SIGBUS. Opening a dataset checks the headers of its shards, and that their sets are complete. Reading
+checks every token id, and the checksum of a block of tokens before the first use of it. Errors are reported with the batch that they affect, after all batches before it.
 */
 #pragma once
 
@@ -51,7 +52,8 @@ typedef struct {
 typedef struct {
     const char* path;
     ShardHeader header;
-    int64_t first_item; // items (documents, or windows of a stream) in the shards before it
+    int64_t first_item;              // items (documents, or windows of a stream) in the shards before it
+    bool verified[SHARD_MAX_BLOCKS]; // blocks whose checksum is right; owned by the reading thread
 } DataShard;
 
 typedef struct {
@@ -145,6 +147,37 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
     return true;
 }
 
+// Whether shard `index` of the set of the shard `of` is in the dataset or, under its name, beside that shard.
+static inline bool dataloader_has(const DataLoader* loader, const DataShard* of, int64_t index) {
+    char sibling[PATH_LENGTH];
+    ShardHeader h;
+    Error ignored;
+    for (int64_t i = 0; i < loader->num_shards; i++) {
+        const ShardHeader* listed = &loader->shards[i].header;
+        if (shard_same_set(listed, &of->header) && listed->set_index == index) return true;
+    }
+    return shard_sibling(sibling, of->path, index) && access(sibling, F_OK) == 0 &&
+           shard_read_header(sibling, &h, &ignored) && shard_same_set(&h, &of->header) &&
+           h.set_index == index;
+}
+
+// Refuses a shard whose conversion was interrupted or mixed with another: all shards of its set must exist. They
+// need not all be in the dataset, which may be a part of a set.
+static inline bool dataloader_check_sets(const DataLoader* loader, Error* err) {
+    for (int64_t i = 0; i < loader->num_shards; i++) {
+        const DataShard* shard = &loader->shards[i];
+        const ShardHeader* h = &shard->header;
+        if (i > 0 && shard_same_set(h, &shard[-1].header)) continue; // its set was checked
+        for (int64_t k = 0; k < h->set_shards; k++)
+            if (!dataloader_has(loader, shard, k))
+                return fail(err,
+                            "%s: is one of %lld shards of a conversion, but number %lld is missing or of "
+                            "another one: it was interrupted; convert the data again",
+                            shard->path, (long long)h->set_shards, (long long)k);
+    }
+    return true;
+}
+
 // Reads and checks all headers and counts the items.
 static inline bool dataloader_index(DataLoader* loader, const char* patterns, Error* err) {
     const char* too_short = NULL;
@@ -159,6 +192,7 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
         if (items == 0 && num_too_short++ == 0) too_short = shard->path;
         loader->items += items;
     }
+    if (!dataloader_check_sets(loader, err)) return false;
     if (loader->items == 0)
         return fail(err, "'%s': no shard has the %lld tokens of a sequence and its last target", patterns,
                     (long long)T + 1);
@@ -189,8 +223,7 @@ static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int*
     ShardHeader now;
     if (!shard_open(shard->path, fd, err)) return false;
     bool ok = shard_read_header_fd(*fd, shard->path, &now, err);
-    if (ok && (now.tokens != shard->header.tokens || now.doc_len != shard->header.doc_len ||
-               now.bytes_per_token != shard->header.bytes_per_token))
+    if (ok && !shard_same_tokens(&now, &shard->header))
         ok = fail(err, "%s: was replaced by another shard while in use", shard->path);
     if (!ok) close(*fd);
     if (ok) loader->open_files[slot].shard = shard_index, loader->open_files[slot].fd = *fd;
@@ -205,6 +238,19 @@ static inline int64_t dataloader_find_shard(const DataLoader* loader, int64_t it
     return i;
 }
 
+// Verifies the blocks with tokens [first, first + count) of an open shard that were not verified before. A
+// block is read as a whole; over an epoch, the dataset is read one time more.
+static inline bool dataloader_verify(DataShard* shard, int fd, int64_t first, int64_t count, Error* err) {
+    const ShardHeader* h = &shard->header;
+    if (!h->block_tokens) return true;
+    for (int64_t b = first / h->block_tokens; b <= (first + count - 1) / h->block_tokens; b++) {
+        if (shard->verified[b]) continue;
+        if (!shard_verify_block(fd, shard->path, h, b, err)) return false;
+        shard->verified[b] = true;
+    }
+    return true;
+}
+
 // Reads sequence number `sequence`, counted over all epochs, into row[T+1].
 static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence, int32_t* row, Error* err) {
     const DataOptions* o = &loader->options;
@@ -214,13 +260,13 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int64_t column = i / loader->items, item = i % loader->items;
 
     int64_t shard_index = dataloader_find_shard(loader, item);
-    const DataShard* shard = &loader->shards[shard_index];
+    DataShard* shard = &loader->shards[shard_index];
     int64_t first = (item - shard->first_item) * (D > 0 ? D : T) + column * T;
     int64_t count = D > 0 ? T : T + 1;
     int32_t* tokens = row + (T + 1 - count);
     row[0] = (int32_t)o->end_of_text;
     int fd = -1;
-    if (!dataloader_file(loader, shard_index, &fd, err) ||
+    if (!dataloader_file(loader, shard_index, &fd, err) || !dataloader_verify(shard, fd, first, count, err) ||
         !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err))
         return false;
     for (int64_t t = 0; t < count; t++)

@@ -1,10 +1,10 @@
 /*
 A fingerprint of a dataset: a hash by which a resumed run notices that its data is not what it was trained on.
 
-It covers the number of sequences, the header fields of every shard in order, and FINGERPRINT_SAMPLES blocks
-of FINGERPRINT_BLOCK bytes, which begin at equal distances in the tokens of all shards, one behind the other.
-A dataset that is not larger than these blocks is covered completely. Names are not: a folder may be moved. A
-changed token outside the samples is not noticed.
+It covers the number of sequences, the header fields of every shard in order, with the checksums of its blocks,
+and FINGERPRINT_SAMPLES blocks of FINGERPRINT_BLOCK bytes, which begin at equal distances in the tokens of all
+shards, one behind the other. A dataset that is not larger than these blocks is covered completely. Names are
+not: a folder may be moved. Where shards have no checksums, a changed token outside the samples is not noticed.
 
 Recorded in a checkpoint's trainer.json.
 */
@@ -54,6 +54,8 @@ static inline bool dataloader_fingerprint(const DataLoader* loader, uint64_t* ha
         const ShardHeader* h = &loader->shards[i].header;
         const int64_t fields[] = {h->tokens, h->doc_len, h->vocab_size, h->bytes_per_token};
         *hash = hash64(*hash, fields, sizeof fields);
+        if (h->block_tokens)
+            *hash = hash64(*hash, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
         total += fingerprint_shard_bytes(&loader->shards[i]);
     }
     const int64_t block = FINGERPRINT_BLOCK, samples = FINGERPRINT_SAMPLES;

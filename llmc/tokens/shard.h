@@ -6,20 +6,29 @@ A shard has llm.c's format: a header of 256 little-endian int32, then the tokens
   [0] magic number 20240520    [1] version    [2] number of tokens
   [3] document length: the shard consists of documents of exactly this many tokens; 0: it is one token stream
   [4] vocabulary size, above every token id; 0: unknown
-The other fields are 0. llm.c's own files have 0 in [3] and [4] and are valid shards.
+  [5] number of shards in the set; 0: unknown    [6] index in the set    [7, 8] id of the set, a hash of its tokens
+  [9] tokens per block, even; 0: no checksums    [10 .. 249] checksums of the blocks
+  [255] checksum of the fields before it; 0 if all of [5 .. 254] are 0
+The other fields are 0. llm.c's own files have 0 in [3] and all following, and are valid shards.
+
+A set is the shards that one conversion wrote for one split. The loader refuses a set that is not complete. A
+checksum covers the bytes of a block of tokens; the loader verifies a block before it uses a token of it.
 
 A shard with its final name is complete: the writer renames it after it is written through to the disk.
 */
 #pragma once
 
 #include <libgen.h>
+#include "../base/checksum.h"
 #include "../base/common.h"
 
 enum {
     SHARD_MAGIC = 20240520,
     SHARD_HEADER_INTS = 256,
     SHARD_HEADER_BYTES = SHARD_HEADER_INTS * 4,
-    SHARD_MAX_INDEX = 999999 // six digits in the name, so that shards sort by index
+    SHARD_MAX_INDEX = 999999, // six digits in the name, so that shards sort by index
+    SHARD_MAX_BLOCKS = 240,
+    SHARD_MIN_BLOCK = 32768 // tokens
 };
 
 typedef struct {
@@ -27,7 +36,35 @@ typedef struct {
     int64_t doc_len;    // 0: one token stream
     int64_t vocab_size; // 0: unknown
     int bytes_per_token;
+    int64_t set_shards, set_index; // shards in the set, 0: unknown; index of this one
+    uint64_t set_id;
+    int64_t block_tokens; // 0: no checksums
+    uint32_t checksums[SHARD_MAX_BLOCKS];
 } ShardHeader;
+
+// The number of blocks with a checksum.
+static inline int64_t shard_blocks(const ShardHeader* h) {
+    return h->block_tokens ? (h->tokens - 1) / h->block_tokens + 1 : 0;
+}
+
+// Whether two shards have the same set, and thus belong to one conversion.
+static inline bool shard_same_set(const ShardHeader* a, const ShardHeader* b) {
+    return a->set_shards > 0 && a->set_shards == b->set_shards && a->set_id == b->set_id;
+}
+
+// Whether two headers describe the same tokens, as far as they tell.
+static inline bool shard_same_tokens(const ShardHeader* a, const ShardHeader* b) {
+    return a->tokens == b->tokens && a->doc_len == b->doc_len && a->bytes_per_token == b->bytes_per_token &&
+           a->block_tokens == b->block_tokens &&
+           memcmp(a->checksums, b->checksums, (size_t)shard_blocks(a) * sizeof *a->checksums) == 0;
+}
+
+// The checksum of the first 255 fields; 0 if those from the fifth on are 0, as in a file of llm.c.
+static inline uint32_t shard_header_checksum(const int32_t* header) {
+    for (int i = 5; i < SHARD_HEADER_INTS - 1; i++)
+        if (header[i]) return (uint32_t)(checksum(header, SHARD_HEADER_BYTES - 4, 0) >> 32);
+    return 0;
+}
 
 // ----------------------------------------------------------------------------
 // reading
@@ -69,6 +106,20 @@ static inline const char* shard_other_magic(int32_t magic) {
     }
 }
 
+// Takes the fields of the set and of the checksums from a header whose other fields are in *h.
+static inline bool shard_unpack_checks(ShardHeader* h, const int32_t* header, const char* path, Error* err) {
+    h->set_shards = header[5];
+    h->set_index = header[6];
+    memcpy(&h->set_id, header + 7, sizeof h->set_id);
+    h->block_tokens = header[9];
+    memcpy(h->checksums, header + 10, sizeof h->checksums);
+    if ((uint32_t)header[SHARD_HEADER_INTS - 1] != shard_header_checksum(header))
+        return fail(err, "%s: damaged header: its checksum is wrong", path);
+    bool set = h->set_shards == 0 || (h->set_index >= 0 && h->set_index < h->set_shards);
+    bool blocks = h->block_tokens >= 0 && h->block_tokens % 2 == 0 && shard_blocks(h) <= SHARD_MAX_BLOCKS;
+    return set && blocks ? true : fail(err, "%s: damaged header: invalid set or blocks", path);
+}
+
 // Reads the header of the open shard `path` and checks its consistency, also with the size of the file. On
 // error *h is undefined.
 static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h, Error* err) {
@@ -102,12 +153,13 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
     if (h->doc_len > 0 && h->tokens % h->doc_len != 0)
         return fail(err, "%s: damaged header: %lld tokens are not a whole number of documents of %lld", path,
                     (long long)h->tokens, (long long)h->doc_len);
-    return true;
+    return shard_unpack_checks(h, header, path, err);
 }
 
 // The same for a path.
 static inline bool shard_read_header(const char* path, ShardHeader* h, Error* err) {
     int fd = -1;
+    memset(h, 0, sizeof *h);
     if (!shard_open(path, &fd, err)) return false;
     bool ok = shard_read_header_fd(fd, path, h, err);
     close(fd);
@@ -134,6 +186,69 @@ static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader
     return true;
 }
 
+// Computes the checksum of a block of an open shard, from the file.
+static inline bool shard_block_checksum(int fd, const char* path, const ShardHeader* h, int64_t block,
+                                        uint32_t* sum, Error* err) {
+    char piece[65536];
+    int64_t at = block * h->block_tokens * h->bytes_per_token,
+            end = at + h->block_tokens * h->bytes_per_token;
+    const int64_t all = h->tokens * h->bytes_per_token;
+    uint64_t total = 0;
+    if (end > all) end = all;
+    while (at < end) {
+        const size_t n = end - at < (int64_t)sizeof piece ? (size_t)(end - at) : sizeof piece;
+        if (!shard_pread(fd, path, piece, n, SHARD_HEADER_BYTES + at, err)) return false;
+        total += checksum(piece, n, at);
+        at += (int64_t)n;
+    }
+    *sum = (uint32_t)(total >> 32);
+    return true;
+}
+
+// Compares a block of an open shard with its checksum in the header.
+static inline bool shard_verify_block(int fd, const char* path, const ShardHeader* h, int64_t block,
+                                      Error* err) {
+    uint32_t sum;
+    if (!shard_block_checksum(fd, path, h, block, &sum, err)) return false;
+    if (sum == h->checksums[block]) return true;
+    return fail(err,
+                "%s: damaged: the block of tokens from %lld on does not have the checksum in the header; "
+                "write this data again or restore the file",
+                path, (long long)(block * h->block_tokens));
+}
+
+// ----------------------------------------------------------------------------
+// names
+
+// Writes the path of a shard, PREFIX_SPLIT_000000.bin, to out[PATH_LENGTH].
+static inline bool shard_path(char* out, const char* prefix, const char* split, int64_t index, Error* err) {
+    int n = snprintf(out, PATH_LENGTH, "%s_%s_%06lld.bin", prefix, split, (long long)index);
+    // 8 bytes are reserved for the suffix of the temporary name
+    return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
+}
+
+// Writes to out[PATH_LENGTH] the name that shard `index` has beside the shard `path`. False if `path` does not
+// end with six digits and .bin.
+static inline bool shard_sibling(char* out, const char* path, int64_t index) {
+    size_t n = strlen(path);
+    if (n < 10 || n >= PATH_LENGTH || index > SHARD_MAX_INDEX) return false;
+    const char* number = path + n - 10;
+    if (strspn(number, "0123456789") != 6 || strcmp(number + 6, ".bin") != 0) return false;
+    memcpy(out, path, n - 10);
+    snprintf(out + n - 10, PATH_LENGTH - (n - 10), "%06lld.bin", (long long)index);
+    return true;
+}
+
+// Writes the temporary name of the shard `path`, which shard_path has made, to out[PATH_LENGTH].
+static inline void shard_temporary(char* out, const char* path) { strcat(strcpy(out, path), ".tmp"); }
+
+// Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
+static inline void shard_folder(char* out, const char* prefix) {
+    char path[PATH_LENGTH + 1];
+    snprintf(path, sizeof path, "%s_", prefix);
+    strcpy(out, dirname(path));
+}
+
 // ----------------------------------------------------------------------------
 // writing
 
@@ -143,29 +258,17 @@ typedef struct {
     int64_t capacity;           // tokens of a full shard
     int64_t index;              // of the shard being written or, between shards, of the next one
     int64_t total;              // tokens written to all shards
+    bool hold;                  // complete shards keep their temporary names, for shard_set_publish
+    uint64_t set_id;            // hash of the tokens of the complete shards
     FILE* file;                 // the shard being written, under its temporary name; NULL between shards
     char path[PATH_LENGTH], temporary[PATH_LENGTH]; // names of that shard
 } ShardWriter;
-
-// Writes the path of a shard, PREFIX_SPLIT_000000.bin, to out[PATH_LENGTH].
-static inline bool shard_path(char* out, const char* prefix, const char* split, int64_t index, Error* err) {
-    int n = snprintf(out, PATH_LENGTH, "%s_%s_%06lld.bin", prefix, split, (long long)index);
-    // 8 bytes are reserved for the suffix of the temporary name
-    return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
-}
 
 // Sets the final and the temporary path of shard w->index. shard_writer_open has checked their length.
 static inline void shard_writer_set_paths(ShardWriter* w) {
     Error err;
     if (!shard_path(w->path, w->prefix, w->split, w->index, &err)) die("%s", err.msg);
-    strcat(strcpy(w->temporary, w->path), ".tmp");
-}
-
-// Writes the folder of a prefix to out[PATH_LENGTH]. shard_path must have accepted the prefix.
-static inline void shard_folder(char* out, const char* prefix) {
-    char path[PATH_LENGTH + 1];
-    snprintf(path, sizeof path, "%s_", prefix);
-    strcpy(out, dirname(path));
+    shard_temporary(w->temporary, w->path);
 }
 
 // Starts writing PREFIX_SPLIT_000000.bin, PREFIX_SPLIT_000001.bin, ... and creates the folder if missing. A
@@ -217,14 +320,21 @@ static inline bool shard_writer_abort(ShardWriter* w) {
     return false;
 }
 
-static inline bool shard_writer_put_header(ShardWriter* w) {
+// Writes a header at the start of a file. False if that fails.
+static inline bool shard_put_header(FILE* file, const ShardHeader* h) {
     int32_t header[SHARD_HEADER_INTS] = {0};
     header[0] = SHARD_MAGIC;
-    header[1] = w->header.bytes_per_token == 2 ? 1 : 2;
-    header[2] = (int32_t)w->header.tokens;
-    header[3] = (int32_t)w->header.doc_len;
-    header[4] = (int32_t)w->header.vocab_size;
-    return fwrite(header, sizeof header, 1, w->file) == 1;
+    header[1] = h->bytes_per_token == 2 ? 1 : 2;
+    header[2] = (int32_t)h->tokens;
+    header[3] = (int32_t)h->doc_len;
+    header[4] = (int32_t)h->vocab_size;
+    header[5] = (int32_t)h->set_shards;
+    header[6] = (int32_t)h->set_index;
+    memcpy(header + 7, &h->set_id, sizeof h->set_id);
+    header[9] = (int32_t)h->block_tokens;
+    memcpy(header + 10, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
+    header[SHARD_HEADER_INTS - 1] = (int32_t)shard_header_checksum(header);
+    return fseek(file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, file) == 1;
 }
 
 // Opens the temporary file of the next shard with a preliminary header, which shard_writer_end replaces.
@@ -232,23 +342,42 @@ static inline bool shard_writer_begin(ShardWriter* w, Error* err) {
     shard_writer_set_paths(w);
     if (w->index > SHARD_MAX_INDEX)
         return fail(err, "%s: more than %d shards; increase --shard-tokens", w->prefix, SHARD_MAX_INDEX + 1);
-    w->header.tokens = 0;
-    w->file = fopen(w->temporary, "wb");
+    w->header.tokens = w->header.block_tokens = 0;
+    w->file = fopen(w->temporary, "w+b");
     if (!w->file) return fail(err, "%s: cannot create: %s", w->temporary, strerror(errno));
-    if (!shard_writer_put_header(w)) return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
+    if (!shard_put_header(w->file, &w->header))
+        return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
     return true;
 }
 
-// Completes the shard being written and renames it to its final name.
+// Computes the checksums of the shard being written, from the file.
+static inline bool shard_writer_checksums(ShardWriter* w, Error* err) {
+    ShardHeader* h = &w->header;
+    if (fflush(w->file) != 0) return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
+    h->block_tokens = SHARD_MIN_BLOCK;
+    while (shard_blocks(h) > SHARD_MAX_BLOCKS) h->block_tokens *= 2;
+    for (int64_t b = 0; b < shard_blocks(h); b++)
+        if (!shard_block_checksum(fileno(w->file), w->temporary, h, b, &h->checksums[b], err)) return false;
+    w->set_id = hash64(w->set_id, &h->tokens, sizeof h->tokens);
+    w->set_id = hash64(w->set_id, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
+    return true;
+}
+
+// Completes the shard being written and, unless the writer holds its shards, renames it to its final name.
 static inline bool shard_writer_end(ShardWriter* w, Error* err) {
     char folder[PATH_LENGTH];
     if (w->header.doc_len > 0 && w->header.tokens % w->header.doc_len != 0)
         return fail(err, "%s: the last document has only %lld of %lld tokens", w->path,
                     (long long)(w->header.tokens % w->header.doc_len), (long long)w->header.doc_len);
-    if (fseek(w->file, 0, SEEK_SET) != 0 || !shard_writer_put_header(w))
+    if (!shard_writer_checksums(w, err)) return false;
+    if (!shard_put_header(w->file, &w->header))
         return fail(err, "%s: cannot write: %s", w->temporary, strerror(errno));
     FILE* file = w->file;
     w->file = NULL;
+    if (w->hold) {
+        w->index++;
+        return flush_and_close(file, w->temporary, err);
+    }
     if (!close_and_rename(file, w->temporary, w->path, err)) return false;
     w->index++;
     shard_folder(folder, w->prefix);
@@ -288,7 +417,7 @@ static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n
 static inline bool shard_writer_close(ShardWriter* w, Error* err) {
     if (w->file && !shard_writer_end(w, err)) return shard_writer_abort(w);
     shard_writer_set_paths(w);
-    if (access(w->path, F_OK) == 0)
+    if (!w->hold && access(w->path, F_OK) == 0)
         warn("%s: is left from an earlier dataset; remove it and those after it", w->path);
     return true;
 }

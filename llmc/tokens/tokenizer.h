@@ -86,12 +86,34 @@ static inline size_t gpt2_word_end(const Tokenizer* t, const uint8_t* s, size_t 
     return end == n || last == at ? end : last;
 }
 
+// Whether a word ends before s[at], 0 < at < n, whatever text follows s[n], in the text and in its JSON-escaped
+// form. There a non-ASCII character ends with a letter or digit and starts with a backslash.
+static inline bool gpt2_ends(const Tokenizer* t, const uint8_t* s, size_t at, size_t n) {
+    if (s[at] < 128 && s[at - 1] < 128) return isalpha(s[at - 1]) && !isalpha(s[at]);
+    size_t from = at - 1, length, ignored;
+    while (from > 0 && at - from < 4 && (s[from] & 0xc0) == 0x80) from--;
+    // both sides must be whole characters, which an invalid byte is not for certain
+    if (utf8_decode(s + from, at - from, &length) == UTF8_INVALID || from + length != at) return false;
+    if (utf8_decode(s + at, n - at, &ignored) == UTF8_INVALID) return false;
+    if (isalnum(s[at])) return false;
+    const int before = gpt2_class(t, s, from, at, &ignored), after = gpt2_class(t, s, at, n, &ignored);
+    if (before == UNICODE_LETTER || before == UNICODE_NUMBER) return after != before;
+    return length > 1 && before == UNICODE_OTHER && after == UNICODE_SPACE;
+}
+
 // For texts that are encoded in pieces: the last position in (after, bytes) at which text can be cut, or 0.
 // The two parts encode to the same tokens as the whole text, both JSON-escaped or not, whatever text follows.
-static inline size_t tokenizer_cut(const char* text, size_t after, size_t bytes) {
-    // a word always ends between an ASCII letter and an ASCII character that is not a letter
-    for (size_t i = bytes; i-- > after + 1;)
-        if ((uint8_t)text[i] < 128 && !isalpha((uint8_t)text[i]) && isalpha((uint8_t)text[i - 1])) return i;
+static inline size_t tokenizer_cut(const Tokenizer* t, const char* text, size_t after, size_t bytes) {
+    const uint8_t* s = (const uint8_t*)text;
+    for (size_t i = bytes; i-- > after + 1;) {
+        if (t->words) {
+            if (gpt2_ends(t, s, i, bytes)) return i;
+        } else if ((s[i] & 0xc0) != 0x80) {
+            return i;
+        } else if (bytes - i == 4) {
+            return bytes - 1; // after three continuation bytes no character goes on
+        }
+    }
     return 0;
 }
 

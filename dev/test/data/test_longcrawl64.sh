@@ -12,11 +12,11 @@ export no_proxy=127.0.0.1
 # tokens_are ARRAY FIRST DOCS D SHARD: header and tokens of the shard follow from the array's formula
 tokens_are() { check "wrong tokens" python3 dev/reference/make_zarr.py check "$@"; }
 
-# files FOLDER LIST: the folder and its subfolders contain exactly these files, apart from locks; the list is
-# sorted
+# files FOLDER LIST: the folder and its subfolders contain exactly these files, apart from locks and the mark of an
+# incomplete dataset; the list is sorted
 files() {
     local found
-    found=$(cd "$1" 2>/dev/null && find . -type f ! -name '*.lock' -printf '%P\n' | LC_ALL=C sort | tr '\n' ' ')
+    found=$(cd "$1" 2>/dev/null && find . -type f ! -name '*.lock' ! -name '*_incomplete.bin' -printf '%P\n' | LC_ALL=C sort | tr '\n' ' ')
     if [ "$found" = "${2:+$2 }" ]; then pass; else fail "$1 has files '$found', expected '$2'"; fi
 }
 
@@ -49,7 +49,11 @@ train_is_right() {
     tokens_are train 0 2 16384 "$out/t_train_000000.bin"
     tokens_are train 2 1 16384 "$out/t_train_000001.bin"
     files "$out" "t_train_000000.bin t_train_000001.bin"
+    check "complete" test ! -e "$out/t_train_incomplete.bin"
 }
+
+# incomplete: the loader's pattern includes an empty file, which it refuses (dev/test/tokens/test_shard.c)
+incomplete() { check "marked as incomplete" test -f "$out/t_train_incomplete.bin" -a ! -s "$out/t_train_incomplete.bin"; }
 
 rm -rf "$scratch"
 mkdir -p "$scratch"
@@ -123,10 +127,65 @@ done <<'END'
 "filters" "dimension_separator":"/","filters" not an array of LongCrawl64: dimension_separator must be "."
 2, 0, not an array of LongCrawl64: chunks must be two sizes
 4096 2e9 not an array of LongCrawl64: chunks must be below 2 GiB
+4096 8388608 not an array of LongCrawl64: chunks must be at most 16 MiB
 3, -3, not an array of LongCrawl64: shape must be two sizes
 20480 20480,1 not an array of LongCrawl64: shape must be two sizes
 "order" order bad JSON
 END
+
+# an array whose buffers would take 16 GiB: refused before they are allocated
+huge() { (ulimit -v 4000000 && train "$scratch/huge" "$@"); }
+mkdir -p "$scratch/huge/train.zarr"
+sed 's/^ *2,$/    500000,/; s/^ *4096$/    1/; s/^ *3,$/    500000,/' $fixtures/train.zarr/.zarray >"$scratch/huge/train.zarr/.zarray"
+dies "train.zarr: not an array of LongCrawl64: its chunks are 500000 x 1 tokens" huge
+sed 's/^ *2,$/    1,/; s/^ *4096$/    1/; s/^ *3,$/    2000000000,/' $fixtures/train.zarr/.zarray >"$scratch/huge/train.zarr/.zarray"
+dies "train.zarr: not an array of LongCrawl64: its chunks are 1 x 1 tokens" huge --tokens 30000000000000
+fresh
+truncate -s 17M "$scratch/copy/train.zarr/0.2"
+cp $fixtures/train.zarr/.zarray "$scratch/copy/train.zarr/"
+dies "train.zarr/0.2: has 17825792 bytes, a chunk at most 16400" train "$scratch/copy"
+
+# ----------------------------------------------------------------------------
+# SHA-256 of the chunks
+
+list=$scratch/list
+(cd $fixtures && sha256sum train.zarr/.zarray train.zarr/?.?) >"$list"
+rm -rf "$scratch/copy"
+cp -r $fixtures "$scratch/copy"
+fresh
+check "without a list" train $fixtures
+said "warning: 8 of 8 chunks are NOT VERIFIED" stderr
+fresh
+check "a list" train $fixtures --sha256sums "$list"
+equals "" "$(cat "$scratch/stderr")"
+train_is_right
+fresh
+cp "$list" "$scratch/copy/SHA256SUMS"
+check "a list in the source" train "$scratch/copy"
+equals "" "$(cat "$scratch/stderr")"
+# one bit, which the decompression does not notice
+printf '%b' "$(printf '\\x%02x' $(($(od -An -tu1 -j8000 -N1 $fixtures/train.zarr/0.2) ^ 1)))" |
+    dd of="$scratch/copy/train.zarr/0.2" bs=1 seek=8000 conv=notrunc status=none
+fresh
+dies "train.zarr/0.2: damaged: received data has SHA-256" train "$scratch/copy"
+files "$out" ""
+dies "train.zarr/0.2: damaged: received data has SHA-256" train "$scratch/copy" --sha256sums "$list"
+sed -i '/0\.2/d' "$scratch/copy/SHA256SUMS"
+check "a list in the source that lacks a chunk" train "$scratch/copy"
+said "warning: 1 of 8 chunks are NOT VERIFIED" stderr
+fresh
+cp $fixtures/train.zarr/0.2 "$scratch/copy/train.zarr/"
+dies "the list of SHA-256 does not have train.zarr/0.2" train $fixtures --sha256sums "$scratch/copy/SHA256SUMS"
+sed 's/^......../00000000/' "$list" >"$scratch/wrong"
+dies ".zarray: received data has SHA-256" train $fixtures --sha256sums "$scratch/wrong"
+printf 'no list\n' >"$scratch/wrong"
+dies "wrong: line 1 is not a SHA-256 and a name" train $fixtures --sha256sums "$scratch/wrong"
+: >"$scratch/wrong"
+dies "wrong: lists no file" train $fixtures --sha256sums "$scratch/wrong"
+dies "list/none: cannot open" train $fixtures --sha256sums "$scratch/list/none"
+cp $fixtures/train.zarr/0.1 "$scratch/copy/train.zarr/1.0"
+rm "$scratch/copy/SHA256SUMS"
+dies "train.zarr/1.0: has the same bytes as chunk 0.1" train "$scratch/copy"
 
 # ----------------------------------------------------------------------------
 # options
@@ -176,6 +235,23 @@ echo >>"$scratch/kept/train.zarr/.zarray"
 dies "kept/train.zarr/.zarray: differs from" train "$url/plain" --cache "$scratch/kept" --out "$out/u"
 
 fresh
+check "no SHA-256" train "$url/plain"
+said "warning: 8 of 8 chunks are NOT VERIFIED" stderr
+fresh
+check "a flipped bit that nothing can notice" train "$url/flipped@0.1"
+said "warning: 8 of 8 chunks are NOT VERIFIED" stderr
+fresh
+check "a list" train "$url/plain" --sha256sums "$list"
+equals "" "$(cat "$scratch/stderr")"
+fresh
+check "SHA-256 from the server" train "$url/linked@*"
+equals "" "$(cat "$scratch/stderr")"
+train_is_right
+fresh
+dies "train.zarr/0.1: has the same bytes as chunk 0.0: the source has one for the other" train "$url/first@*"
+check "both are removed from the cache" test ! -e "$out/t.cache/train.zarr/0.0" -a ! -e "$out/t.cache/train.zarr/0.1"
+
+fresh
 check "a temporary error" train "$url/once@0.1"
 fetched "0.0 0.1 0.1 0.2 0.3 1.0 1.1 1.2 1.3"
 train_is_right
@@ -201,6 +277,7 @@ fault() {
     fresh
     dies "$url/$name@0.1/train.zarr/0.1: $message" train "$url/$name@0.1" --jobs 1 "$@"
     files "$out" "t.cache/train.zarr/.zarray t.cache/train.zarr/0.0"
+    incomplete
 }
 fault error "the server answered HTTP 500 (tries: 2)"
 fetched "0.0 0.1 0.1"
@@ -210,6 +287,8 @@ fault header "its blosc header claims 16640 bytes uncompressed, a chunk has 1638
 fault html "its blosc header claims"
 fault swapped "received data has SHA-256"
 fault resized "received 15925 bytes, the file has 15926"
+fault flipped "received data has SHA-256" --sha256sums "$list"
+fault ftp "is redirected to an address that is not followed from here: Protocol"
 fault stall "Operation too slow" --timeout 1 --tries 1
 read -r _ <&3
 
@@ -223,6 +302,33 @@ dies "http://127.0.0.1:1/train.zarr/.zarray: Failed to connect" train http://127
 dies "log/train.zarr: cannot create this folder" train "$url/plain" --cache "$scratch/log"
 
 # ----------------------------------------------------------------------------
+# HTTPS: no redirect leads out of it
+
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 \
+    -keyout "$scratch/key" -out "$scratch/certificate" 2>/dev/null || fail "openssl cannot make a certificate"
+cat "$scratch/key" >>"$scratch/certificate"
+${CC:-cc} -shared -fPIC dev/test/data/trust.c -o "$scratch/trust.so" || fail "cannot compile trust.c"
+exec 4< <(exec python3 dev/test/data/serve.py "$fixtures" "$scratch/log" "$scratch/certificate" "$port")
+secure_server=$!
+trap 'kill $server $secure_server' EXIT
+read -r secure_port <&4
+secure=https://127.0.0.1:$secure_port
+trusting() { TEST_CERTIFICATE=$scratch/certificate LD_PRELOAD=$scratch/trust.so train "$@"; }
+
+fresh
+check "HTTPS" trusting "$secure/plain"
+train_is_right
+fresh
+check "a redirect from HTTPS to HTTPS" trusting "$secure/https@*"
+train_is_right
+fresh
+dies "$secure/plainly@0.1/train.zarr/0.1: is redirected to an address that is not followed from here" \
+    trusting "$secure/plainly@0.1" --jobs 1
+fetched "0.0 0.1" # and nothing from the other server
+dies "is redirected to an address" trusting "$secure/plainly@.zarray"
+dies "SSL" train "$secure/plain"
+
+# ----------------------------------------------------------------------------
 # interruption: the server prints a line when it holds a request; then the program is killed
 
 # interrupt SIGNAL CHUNK: sends the signal while the chunk is downloaded; sets $code to the exit code and
@@ -232,6 +338,7 @@ interrupt() {
     local pid=$!
     read -r _ <&3
     dies "--out $out/t: another process writes these shards" train "$url/plain"
+    dies "t.cache/train.zarr: another process uses this cache" train "$url/plain" --cache "$out/t.cache" --out "$out/u"
     kill "-$1" $pid
     code=0
     wait $pid 2>/dev/null || code=$?
@@ -250,6 +357,7 @@ train_is_right
 
 fresh # the first shard may be complete or not; the result is the same
 interrupt KILL 1.2
+incomplete
 check "continue after SIGKILL in the second shard" train "$url/plain"
 train_is_right
 

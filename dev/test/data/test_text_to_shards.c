@@ -2,10 +2,39 @@
 Tests of data/text_to_shards.c: contents of the shards, choice of the splits, and error messages. The
 program's main is compiled into this test and called in child processes, so that the sanitizers cover it.
 */
-#include "../scratch.h"
+#include <stdint.h>
+#include <stdio.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+// Counts down calls and kills the process at the last one, before it does anything. 0: does nothing.
+static int calls_to_kill;
+
+static int strike(void) {
+    if (calls_to_kill > 0 && --calls_to_kill == 0) raise(SIGKILL);
+    return 0;
+}
+
+// After a read of that many bytes the file changing_path, if it is set, is truncated to changed_size.
+static const char* changing_path;
+static off_t changed_size;
+static ssize_t changing_read(int fd, void* out, size_t n) {
+    ssize_t got = read(fd, out, n);
+    if (changing_path && n == 4 << 20 && truncate(changing_path, changed_size) != 0) _exit(99);
+    return got;
+}
+
+#define rename(from, to) (strike(), rename(from, to))
+#define unlink(path)     (strike(), unlink(path))
+#define fsync(fd)        (strike(), (void)(fd), 0) // the disk is not tested: a kill loses nothing that was written
+#define read(fd, out, n) changing_read(fd, out, n)
+
+#include "../scratch.h"
 #define TESTING
 #include "../../../data/text_to_shards.c"
+#include "../../../llmc/tokens/dataloader.h"
 
 #define DIR_  "build/test/text_to_shards/"
 #define VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
@@ -301,6 +330,233 @@ static void test_errors(void) {
     }
 }
 
+// ----------------------------------------------------------------------------
+// all or nothing
+
+enum { KILL_OLD, KILL_NEW, KILL_DATASETS };
+
+// Writes the input of a dataset: 12 files whose texts begin with its letter.
+static void make_dataset(const char* folder, char letter, int bytes) {
+    Error err;
+    if (!make_folders(folder, &err)) die("%s", err.msg);
+    for (int i = 0; i < 12; i++) {
+        char path[PATH_LENGTH], text[64];
+        snprintf(path, sizeof path, "%s/file%d", folder, i);
+        memset(text, letter, sizeof text);
+        text[1] = (char)('a' + i);
+        write_bytes(path, text, (size_t)bytes);
+    }
+}
+
+// What the loader accepts of a split, as text: "" if nothing.
+static void accepted(char* text, size_t size, const char* split) {
+    char pattern[PATH_LENGTH];
+    DataLoader l;
+    Error err;
+    DataOptions options = {1, 1, {1, 0, 1}, 257, 256, false, 0};
+    size_t n = 0;
+    snprintf(pattern, sizeof pattern, DIR_ "kill/s_%s_*.bin", split);
+    if (dataloader_open(&l, pattern, &options, &err)) {
+        const int64_t count = dataloader_sequences(&l);
+        for (int64_t i = 0; i < count && n + 1 < size; i++) {
+            int32_t input, target;
+            if (!dataloader_next(&l, &input, &target, &err)) die("%s", err.msg);
+            text[n++] = (char)target;
+        }
+        dataloader_close(&l);
+    }
+    text[n] = '\0';
+}
+
+// Runs the program in a child process, which is killed at call number kill_at, if that is not 0. Returns its
+// status, and its use of resources if `used` is not NULL.
+static int run_child(const char* arguments, int kill_at, struct rusage* used) {
+    int status = 0;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stdout)) _exit(99);
+        calls_to_kill = kill_at;
+        exit(run_program(arguments));
+    }
+    wait4(child, &status, 0, used);
+    return status;
+}
+
+// A conversion that is killed before any of its renames, removals and flushes leaves the old dataset, the new
+// one, or a training split that the loader refuses; the next one leaves the new dataset and no other file.
+static void check_kills(const char* old_options, const char* new_options) {
+    enum { SIZE = 1024 };
+    char want[KILL_DATASETS][2][SIZE], got[2][SIZE];
+    const char* const options[KILL_DATASETS] = {old_options, new_options};
+    int seen[KILL_DATASETS] = {0}, refused = 0;
+    for (int d = 0; d < KILL_DATASETS; d++) {
+        CHECK(run_child(options[d], 0, NULL) == 0, "%s failed", options[d]);
+        for (int split = 0; split < 2; split++) accepted(want[d][split], SIZE, shard_splits[split]);
+        CHECK(want[d][SHARD_TRAIN][0], "no training split");
+    }
+    for (int call = 1;; call++) {
+        run_child(old_options, 0, NULL);
+        bool killed = WIFSIGNALED(run_child(new_options, call, NULL));
+        for (int split = 0; split < 2; split++) accepted(got[split], SIZE, shard_splits[split]);
+        int which = -1;
+        for (int d = 0; d < KILL_DATASETS; d++)
+            if (strcmp(got[SHARD_TRAIN], want[d][SHARD_TRAIN]) == 0 &&
+                strcmp(got[SHARD_VAL], want[d][SHARD_VAL]) == 0)
+                which = d;
+        CHECK(which >= 0 || !got[SHARD_TRAIN][0], "killed at call %d: the loader accepts '%s' and '%s'", call,
+              got[SHARD_TRAIN], got[SHARD_VAL]);
+        if (which >= 0) seen[which]++;
+        refused += !got[SHARD_TRAIN][0];
+        run_child(new_options, 0, NULL);
+        for (int split = 0; split < 2; split++) {
+            accepted(got[split], SIZE, shard_splits[split]);
+            CHECK(strcmp(got[split], want[KILL_NEW][split]) == 0, "after call %d: another %s split", call,
+                  shard_splits[split]);
+        }
+        glob_t left;
+        CHECK(glob(DIR_ "kill/*.tmp", 0, NULL, &left) == GLOB_NOMATCH, "call %d: temporary files remain",
+              call);
+        globfree(&left);
+        if (!killed) break;
+    }
+    CHECK(seen[KILL_OLD] > 5 && seen[KILL_NEW] > 0 && refused > 0, "old %d, new %d, refused %d times",
+          seen[KILL_OLD], seen[KILL_NEW], refused);
+}
+
+#define KILL_RUN "--tokenizer byte --doc-len 1 --shard-tokens 40 --out " DIR_ "kill/s "
+
+static void test_kills(void) {
+    make_dataset(DIR_ "kill_a", 'A', 20);
+    make_dataset(DIR_ "kill_b", 'B', 10);
+    check_kills(KILL_RUN "--val-fraction 0.4 " DIR_ "kill_a", KILL_RUN "--val-fraction 0.4 " DIR_ "kill_b");
+    check_kills(KILL_RUN "--val-fraction 0.4 " DIR_ "kill_b", KILL_RUN "--val-fraction 0.4 " DIR_ "kill_a");
+    check_kills(KILL_RUN "--val-fraction 0.4 " DIR_ "kill_a", KILL_RUN DIR_ "kill_b");
+    check_kills(KILL_RUN "--val-fraction 0.9 " DIR_ "kill_b", // one training shard
+                KILL_RUN "--val-fraction 0.9 --seed 1 " DIR_ "kill_a");
+}
+
+// An error keeps the old shards, and two runs do not mix.
+static void test_old_shards(void) {
+    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "in/a", "1 document");
+    DIES(DIR_ "nope: cannot read", "--tokenizer byte --out " DIR_ "old/s " DIR_ "nope");
+    DIES("none of its files has 100 tokens", "--tokenizer byte --doc-len 100 --out " DIR_ "old/s " DIR_ "in");
+    check_text(DIR_ "old/s", "train", "\1first");
+    int lock = lock_file(DIR_ "old/s_val.lock");
+    CHECK(lock >= 0, "lock: %s", strerror(errno));
+    DIES("old/s: another process writes these shards", "--tokenizer byte --out " DIR_ "old/s " DIR_ "in");
+    close(lock);
+    check_text(DIR_ "old/s", "train", "\1first");
+    // data shards of any prefix, and unfinished ones, are not input
+    write_text(DIR_ "old/s_val_000000.bin.tmp", "left");
+    write_text(DIR_ "old/t_train_000012.bin.tmp", "left");
+    write_text(DIR_ "old/t_train_000012.bin", "left");
+    write_text(DIR_ "old/t_train_12.bin", "text");
+    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 4 data shards");
+    check_text(DIR_ "old/s", "train", "\1text");
+    CHECK(!exists(DIR_ "old/s_val_000000.bin.tmp"), "a temporary file of the prefix remains");
+    CHECK(exists(DIR_ "old/t_train_000012.bin.tmp"), "removed a temporary file of another prefix");
+}
+
+// ----------------------------------------------------------------------------
+// bad input
+
+static void write_start(const char* path, const char* start, size_t n) {
+    char text[1000];
+    memset(text, 'x', sizeof text);
+    memcpy(text, start, n);
+    write_bytes(path, text, sizeof text);
+}
+
+static void test_not_text(void) {
+    static const struct {
+        const char *start, *expected;
+        size_t n;
+    } kinds[] = {
+        {"\x1f\x8b\x08", "is not text but compressed by gzip", 3},
+        {"\x28\xb5\x2f\xfd", "is not text but compressed by zstd", 4},
+        {"\xfd\x37zXZ\0", "is not text but compressed by xz", 6},
+        {"BZh91AY&SY", "is not text but compressed by bzip2", 10},
+        {"PK\3\4", "is not text but a zip archive", 4},
+        {"%PDF-1.7", "is not text but a PDF document", 8},
+        {"\xff\xfe"
+         "a\0",
+         "is not text but UTF-16 text", 4},
+        {"ELF\0", "is not text but binary: it has a zero byte", 4},
+    };
+    Error err;
+    if (!make_folders(DIR_ "kinds", &err)) die("%s", err.msg);
+    write_text(DIR_ "kinds/a", "text");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        char expected[PATH_LENGTH];
+        write_start(DIR_ "kinds/b", kinds[i].start, kinds[i].n);
+        snprintf(expected, sizeof expected, DIR_ "kinds/b: %s", kinds[i].expected);
+        DIES(expected, "--tokenizer byte --out " DIR_ "e " DIR_ "kinds");
+        DIES(expected, "--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "e " DIR_ "kinds/b");
+    }
+    write_start(DIR_ "kinds/c", "\x1f\x8b", 2);
+    DIES("kinds/b: is not text but binary: it has a zero byte; remove it from the input",
+         "--tokenizer byte --out " DIR_ "e " DIR_ "kinds");
+    DIES("; nor are 1 other files", "--tokenizer byte --out " DIR_ "e " DIR_ "kinds");
+    DIES(DIR_ "s_train_000000.bin: is not text but a data shard",
+         "--tokenizer byte --out " DIR_ "e " DIR_ "s_train_000000.bin");
+    CHECK(!exists(DIR_ "e_train_000000.bin"), "wrote shards of input that is not text");
+    run_ok("--tokenizer byte --binary --out " DIR_ "e " DIR_ "kinds", "2007 tokens of 2004 bytes");
+    // a zero byte far behind the start
+    char* text = (char*)xcalloc(2 * PIECE, 1);
+    memset(text, 'x', 2 * PIECE);
+    text[2 * PIECE - 1] = '\0';
+    write_bytes(DIR_ "kinds/a", text, 2 * PIECE);
+    DIES("kinds/a: is not text but binary", "--tokenizer byte --out " DIR_ "z " DIR_ "kinds/a");
+    CHECK(!exists(DIR_ "z_train_000000.bin") && !exists(DIR_ "z_train_000000.bin.tmp"), "left behind");
+    free(text);
+}
+
+static int run_while_changing(off_t size) {
+    changing_path = DIR_ "changing";
+    changed_size = size;
+    return run_program("--tokenizer byte --binary --out " DIR_ "c " DIR_ "changing");
+}
+
+static void test_changing(void) {
+    char* text = (char*)xcalloc(2 * PIECE, 1);
+    memset(text, ' ', 2 * PIECE);
+    write_bytes(DIR_ "changing", text, 2 * PIECE);
+    CHECK_DIES("changing: changed while it was read (8388608 bytes before, 4194304 read)",
+               _exit(run_while_changing(PIECE)));
+    write_bytes(DIR_ "changing", text, 2 * PIECE);
+    CHECK_DIES("changing: changed while it was read (8388608 bytes before, 8388609 read)",
+               _exit(run_while_changing(2 * PIECE + 1)));
+    free(text);
+    CHECK(!exists(DIR_ "c_train_000000.bin"), "a file that changed was encoded");
+}
+
+// Text without ASCII letters, JSON-escaped or not, is encoded in pieces: memory is bounded. A word without end is
+// an error.
+static void test_memory(void) {
+    static const char chinese[] = "\xe4\xb8\xad\xe6\x96\x87\xef\xbc\x8c\xe4\xb8\xad\xe3\x80\x82";
+    enum { COUNT = 2000000, LENGTH = sizeof chinese - 1 };
+    char* text = (char*)xcalloc(COUNT, LENGTH);
+    for (int i = 0; i < COUNT; i++) memcpy(text + (size_t)i * LENGTH, chinese, LENGTH);
+    write_bytes(DIR_ "chinese", text, (size_t)COUNT * LENGTH);
+    memset(text, 'z', LONGEST + PIECE);
+    write_bytes(DIR_ "word", text, LONGEST + PIECE);
+    free(text);
+    static const char* const runs[] = {
+        "--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "m " DIR_ "chinese",
+        "--tokenizer gpt2 --vocab " VOCAB " --json-escape --out " DIR_ "m " DIR_ "chinese",
+        "--tokenizer byte --out " DIR_ "m " DIR_ "chinese", "--tokenizer byte --out " DIR_ "m " DIR_ "word"};
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        struct rusage used;
+        CHECK(run_child(runs[i], 0, &used) == 0, "%s failed", runs[i]);
+#ifndef __SANITIZE_ADDRESS__ // which keeps freed memory
+        CHECK(used.ru_maxrss < 96 << 10, "%s: %ld KiB of memory", runs[i], used.ru_maxrss);
+#endif
+    }
+    DIES("word: has a word of more than 8 MiB at byte 0",
+         "--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "m " DIR_ "word");
+}
+
 int main(void) {
     test_scratch("text_to_shards");
     test_stream();
@@ -309,5 +565,10 @@ int main(void) {
     test_split();
     test_pieces();
     test_errors();
+    test_kills();
+    test_old_shards();
+    test_not_text();
+    test_changing();
+    test_memory();
     return test_report();
 }

@@ -34,6 +34,14 @@ static inline void write_set(const char* prefix, int64_t vocab_size, int64_t doc
     CHECK_OK(ok);
 }
 
+// Turns a shard of the shard writer into one without set and checksums, like a file of llm.c.
+static inline void strip_checks(const char* name) {
+    static const char zeros[SHARD_HEADER_BYTES - 5 * 4];
+    int fd = open(in_folder(name), O_WRONLY);
+    bool ok = fd >= 0 && pwrite(fd, zeros, sizeof zeros, 5 * 4) == (ssize_t)sizeof zeros;
+    if (!ok || close(fd) != 0) die("%s: cannot write", name);
+}
+
 // Writes a file without the shard writer: five header fields, and `count` tokens of 2 or (version 2) 4 bytes.
 static inline void write_file(const char* name, int magic, int version, int tokens, int doc_len,
                               int vocab_size, int count) {

@@ -43,9 +43,22 @@ static void change(const char* name, int64_t byte, int by) {
     if (!ok || pwrite(fd, &c, 1, (off_t)byte) != 1 || close(fd) != 0) die("%s: cannot write", name);
 }
 
-// A small dataset, of three shards, is covered completely.
+// The checksums of a shard are part of the fingerprint: they cover what the samples do not.
+static void test_checksums(void) {
+    write_set("summed", V, 0, 1000, 3000);
+    const uint64_t print = print_of("summed_train_*.bin", T);
+    strip_checks("summed_train_000001.bin");
+    CHECK(print_of("summed_train_*.bin", T) != print, "the checksums do not count");
+}
+
+// A small dataset, of three shards without checksums, is covered completely.
 static void test_small(void) {
     write_set("small", V, 4 * T, 10 * 4 * T, 25 * 4 * T);
+    for (int i = 0; i < 3; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "small_train_%06d.bin", i);
+        strip_checks(name);
+    }
     const uint64_t print = print_of("small_train_*.bin", T);
     const int64_t bytes = 2 * 10 * 4 * T;
     for (int64_t at = 0; at < bytes; at += at % 2 ? 7 : 10) {
@@ -117,6 +130,7 @@ static void test_errors(void) {
 
 int main(void) {
     strcpy(scratch_folder, test_scratch("fingerprint"));
+    test_checksums();
     test_small();
     test_large();
     test_errors();

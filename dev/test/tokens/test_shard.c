@@ -21,7 +21,7 @@ static void test_writer(void) {
             snprintf(name, sizeof name, "%s_train_%06d.bin", prefix, (int)s);
             const char* path = in_folder(name);
             Error err = {""};
-            ShardHeader h = {0, 0, 0, 0};
+            ShardHeader h = {0};
             int64_t left = cases[c].count - at, capacity = cases[c].capacity;
             int64_t expected = left < capacity ? left : capacity;
             int fd = -1;
@@ -57,15 +57,71 @@ static void test_writer(void) {
     unsigned char* data = (unsigned char*)read_file(in_folder("bytes_train_000000.bin"), &size, &err);
     CHECK(data && size == 1024 + 8, "%zu bytes", size);
     if (data && size == 1024 + 8) {
+        // the checksums are computed by another program
         static const unsigned char head[20] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0,    4,
                                                0,    0,    0,    2,    0, 0, 0, 0x51, 0xc4};
+        static const uint32_t block_tokens = 32768, block = 0x117d355c, header = 0x47cdb3f7;
         int nonzero = 0;
-        for (int i = 20; i < 1024; i++) nonzero += data[i] != 0;
+        for (int i = 20; i < 1020; i++) nonzero += data[i] != 0 && (i < 36 || i >= 44);
         CHECK(memcmp(data, head, 20) == 0 && nonzero == 0, "header differs");
+        CHECK(memcmp(data + 36, &block_tokens, 4) == 0 && memcmp(data + 40, &block, 4) == 0 &&
+                  memcmp(data + 1020, &header, 4) == 0,
+              "checksums differ");
         for (int i = 0; i < 4; i++)
             CHECK(data[1024 + 2 * i] + 256u * data[1025 + 2 * i] == token(i, 50257), "token %d differs", i);
     }
     free(data);
+}
+
+// Inverts a bit of a file.
+static void flip(const char* name, int64_t bit) {
+    unsigned char byte = 0;
+    int fd = open(in_folder(name), O_RDWR);
+    bool ok = fd >= 0 && pread(fd, &byte, 1, (off_t)(bit / 8)) == 1;
+    byte ^= (unsigned char)(1 << bit % 8);
+    if (!ok || pwrite(fd, &byte, 1, (off_t)(bit / 8)) != 1 || close(fd) != 0) die("%s: cannot write", name);
+}
+
+// A changed bit of the header is an error, and one of the tokens an error of its block only.
+static void test_damage(void) {
+    static const struct {
+        int64_t vocab_size, count, block_tokens;
+    } cases[] = {{50257, 1000, 32768}, {50257, 100001, 32768}, {100000, 240 * 32768 + 1, 65536}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        ShardHeader h;
+        Error err = {""};
+        char name[64], prefix[32];
+        int fd = -1, accepted = 0, wrong = 0;
+        snprintf(name, sizeof name, "damage%d_train_000000.bin", (int)c);
+        snprintf(prefix, sizeof prefix, "damage%d", (int)c);
+        write_set(prefix, cases[c].vocab_size, 0, 10000000, cases[c].count);
+        CHECK_OK(shard_read_header(in_folder(name), &h, &err));
+        CHECK(h.tokens == cases[c].count && h.block_tokens == cases[c].block_tokens, "blocks of %lld tokens",
+              (long long)h.block_tokens);
+        for (int64_t bit = 0; c == 0 && bit < 8 * SHARD_HEADER_BYTES; bit++) {
+            flip(name, bit);
+            accepted += shard_read_header(in_folder(name), &h, &err);
+            flip(name, bit);
+        }
+        CHECK(accepted == 0, "%d of %d headers with a changed bit are accepted", accepted,
+              8 * SHARD_HEADER_BYTES);
+        CHECK_OK(shard_open(in_folder(name), &fd, &err));
+        CHECK_OK(shard_read_header_fd(fd, in_folder(name), &h, &err));
+        const int64_t bits = 8 * h.tokens * h.bytes_per_token;
+        for (int i = 0; i < 40; i++) {
+            const int64_t bit = i == 0   ? 0
+                                : i == 1 ? bits - 1
+                                         : (int64_t)(random_u64(5, 0, (uint64_t)i) % (uint64_t)bits);
+            const int64_t damaged = bit / (8 * h.bytes_per_token) / h.block_tokens;
+            flip(name, 8 * SHARD_HEADER_BYTES + bit);
+            for (int64_t b = 0; b < shard_blocks(&h); b++)
+                if (c < 2 || b == damaged || b == 0)
+                    wrong += shard_verify_block(fd, in_folder(name), &h, b, &err) != (b != damaged);
+            flip(name, 8 * SHARD_HEADER_BYTES + bit);
+        }
+        CHECK(wrong == 0, "%s: %d verdicts on blocks are wrong", name, wrong);
+        close(fd);
+    }
 }
 
 static void test_writer_states_and_errors(void) {
@@ -179,6 +235,7 @@ static void test_headers(void) {
 int main(void) {
     strcpy(scratch_folder, test_scratch("shard"));
     test_writer();
+    test_damage();
     test_writer_states_and_errors();
     test_shorter_dataset();
     test_headers();

@@ -234,8 +234,22 @@ static size_t random_text(char* text, size_t most) {
     return n;
 }
 
+// Whether the byte tokenizer cuts the first `known` bytes of text[n] near their end, and between characters: its
+// two parts have the JSON-escaped form of the whole.
+static bool byte_cut_is_right(const Tokenizer* bytes, const char* text, size_t known,
+                              const ByteBuffer* escaped, size_t n) {
+    ByteBuffer parts = {0};
+    size_t cut = tokenizer_cut(bytes, text, 0, known);
+    json_escape(text, cut, &parts);
+    json_escape(text + cut, n - cut, &parts);
+    bool right = cut + 4 >= known && cut <= known && parts.count == escaped->count &&
+                 (parts.count == 0 || memcmp(parts.data, escaped->data, parts.count) == 0);
+    free(parts.data);
+    return right;
+}
+
 static void test_random_text(const Tokenizer* gpt2, const Tokenizer* bytes) {
-    int wrong[4] = {0}, cuts = 0;
+    int wrong[5] = {0}, cuts = 0;
     for (int round = 0; round < 20000; round++) {
         char text[300], back[12 * sizeof text];
         size_t n = random_text(text, sizeof text), back_bytes;
@@ -249,8 +263,10 @@ static void test_random_text(const Tokenizer* gpt2, const Tokenizer* bytes) {
         size_t used = json_unescape(escaped.data, escaped.count, round % 2, back, &back_bytes);
         wrong[2] += used != escaped.count || back_bytes != n || memcmp(back, text, n) != 0;
         for (size_t i = 0; i < escaped.count; i++) wrong[2] += escaped.data[i] < ' ' || escaped.data[i] > '~';
-        // in two parts, plain and JSON-escaped
-        size_t cut = tokenizer_cut(text, 0, n);
+        // in two parts, plain and JSON-escaped, cut when only the first `known` bytes were read
+        size_t known = round % 2 ? n : below(n + 1);
+        wrong[4] += !byte_cut_is_right(bytes, text, known, &escaped, n);
+        size_t cut = tokenizer_cut(gpt2, text, 0, known);
         cuts += cut > 0;
         for (int escape = 0; escape < 2 && cut; escape++) {
             ByteBuffer a = {0}, b = {0};
@@ -279,10 +295,20 @@ static void test_random_text(const Tokenizer* gpt2, const Tokenizer* bytes) {
     CHECK(wrong[1] == 0, "bytes: %d texts decode to other texts", wrong[1]);
     CHECK(wrong[2] == 0, "%d JSON-escaped texts are unescaped to other texts", wrong[2]);
     CHECK(wrong[3] == 0, "%d texts have other tokens when encoded in two parts", wrong[3]);
+    CHECK(wrong[4] == 0, "bytes: %d texts are cut in a character, or not at all", wrong[4]);
     CHECK(cuts > 5000, "only %d texts were cut in two", cuts);
-    CHECK(tokenizer_cut("abc def", 0, 7) == 3, "cut at another position");
-    CHECK(tokenizer_cut("abc def", 3, 7) == 0, "cut before the start of the range");
-    CHECK(tokenizer_cut("", 0, 0) == 0, "cut an empty text");
+    CHECK(tokenizer_cut(gpt2, "abc def", 0, 7) == 3, "cut at another position");
+    CHECK(tokenizer_cut(gpt2, "abc def", 3, 7) == 0, "cut before the start of the range");
+    CHECK(tokenizer_cut(gpt2, "", 0, 0) == 0, "cut an empty text");
+    // Chinese: before a comma, a full stop, a newline; not between letters, nor in a character that is not
+    // complete yet
+    static const char chinese[] =
+        "\xe4\xb8\xad\xe6\x96\x87\xef\xbc\x8c\xe4\xb8\xad\xe3\x80\x82\n\xe4\xb8\xad";
+    static const size_t want[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 6, 12, 15, 15, 15, 15};
+    for (size_t n = 0; n < sizeof want / sizeof *want; n++) {
+        size_t cut = tokenizer_cut(gpt2, chinese, 0, n);
+        CHECK(cut == want[n], "the first %zu bytes of Chinese text are cut at %zu", n, cut);
+    }
 }
 
 static void test_vocabularies(const Tokenizer* gpt2, const Tokenizer* bytes) {
