@@ -364,18 +364,21 @@ def strike(name, step, spin, command, reader_goes=False):
     """Sends a signal to a running program. The pipe from its stdout is small: it fills up and blocks the program, so that
     the program cannot end before the signal. With reader_goes the reading end is closed before the signal, as when Ctrl-C
     also ends `tee`."""
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
-    fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
-    for line in program.stdout:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
+    program = subprocess.Popen(command, stdout=writing)
+    os.close(writing)
+    stdout = os.fdopen(reading, "rb", buffering=0)
+    for line in stdout:
         words = line.split()
         if words[0] == b"step" and int(words[1].split(b"/")[0]) >= step:
             break
     for _ in range(spin):
         pass
     if reader_goes:
-        program.stdout.close()
+        stdout.close()
     program.send_signal(getattr(signal, "SIG" + name))
-    rest = b"" if reader_goes else program.stdout.read()
+    rest = b"" if reader_goes else stdout.read()
     print(program.wait())
     assert b"nan" not in rest
 
