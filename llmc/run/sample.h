@@ -32,7 +32,7 @@ static inline int64_t sample_tokens(const Run* run) {
 // least one byte, and an escaped byte has six.
 static inline int64_t sample_capacity(const Run* run) {
     const Options* o = &run->options;
-    if (!o->sample_every || run->mode == RUN_GENERATE) return 0;
+    if (!o->sample_every || (run->mode != RUN_TRAIN && run->mode != RUN_DRY)) return 0;
     return 1 + (o->prompt ? (int64_t)strlen(o->prompt) : 0) * (o->json_escape ? 6 : 1) + sample_tokens(run);
 }
 
