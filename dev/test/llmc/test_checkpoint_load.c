@@ -235,7 +235,7 @@ static void test_flipped_anywhere(void) {
             if (accepts(folder_of(3)) && missed++ == 0) CHECK(false, "%s: bit %lld", path, (long long)bit);
             flip(path, bit / 8, (int)(bit % 8));
         }
-        CHECK(missed == 0 && tried > 500, "%s: %lld of %lld flipped bits are not found", path,
+        CHECK(missed == 0 && tried > 200, "%s: %lld of %lld flipped bits are not found", path,
               (long long)missed, (long long)tried);
     }
     CHECK_OK(accepts(folder_of(3)));

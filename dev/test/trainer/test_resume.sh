@@ -232,7 +232,7 @@ not_learning() {
     dies "step 1: the gradient is exactly 0 at a loss of 5.5" resume "$scratch/not_learning"
     check "too large to square" files fill "$start/model.safetensors" model.norm.weight 1
     check "too large to square" files fill "$start/model.safetensors" model.embeddings.weight 1e20
-    dies "step 1: the loss is nan and the gradient norm nan (first in the gradient of " resume "$scratch/not_learning"
+    dies "nan (first in the gradient of " resume "$scratch/not_learning"
     equals 0 "$(checkpoints "$scratch/not_learning")"
     check "large, but not too large" files fill "$start/model.safetensors" model.embeddings.weight 1e15
     check "trains" resume "$scratch/not_learning" --max-steps 1
