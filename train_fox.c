@@ -1250,7 +1250,7 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
         mpi_sum((double*)model->times, 2 * ranks);
     }
     model->norm = sqrt(sums->squares);
-    if (!isfinite(sums->loss) || !isfinite(model->norm)) return;
+    if (!step_is_valid(sums->loss, model->norm)) return;
     model_update(model, adamw, clip_scale(model->norm, grad_clip));
     model_gather_weights(model);
 }

@@ -963,22 +963,22 @@ static void states_begin(const Model* model, States* s, int64_t b) {
     activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
-static States* states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
+// What an extension of n sequences by t tokens at a time needs, up to `capacity` tokens; nothing is allocated.
+static Pass states_plan(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
-    States* s = (States*)xcalloc(1, sizeof *s);
-    s->capacity = capacity;
-    s->lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
-    s->device_lengths = (int64_t*)device_bytes((size_t)n * sizeof(int64_t));
-    s->logits = (bf16*)device_bytes((size_t)(n * model->Vs) * sizeof(bf16));
-    s->pass.B = n, s->pass.T = t;
-    model_activations(&s->pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
-    mlp_activations(&s->pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
-    mixers[config->mixer].state(&s->pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
-    activations_allocate(&s->pass.tables[PASS_MIXER], config->num_hidden_layers, device_bytes);
-    activations_allocate(&s->pass.tables[PASS_MODEL], 1, device_bytes);
-    activations_allocate(&s->pass.tables[PASS_MLP], 1, device_bytes);
-    for (int64_t b = 0; b < n; b++) states_begin(model, s, b);
-    return s;
+    Pass pass = {};
+    pass.B = n, pass.T = t;
+    model_activations(&pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
+    mlp_activations(&pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
+    mixers[config->mixer].state(&pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
+    return pass;
+}
+
+// Device memory, or NULL where there is none.
+static void* device_bytes_if_any(size_t bytes) {
+    void* p = NULL;
+    if (cudaMalloc(&p, bytes) != cudaSuccess) cudaGetLastError(); // clears the error
+    return p;
 }
 
 static void states_free(States* s) {
@@ -987,6 +987,28 @@ static void states_free(States* s) {
     device_free(s->logits);
     free(s->lengths);
     free(s);
+}
+
+static States* states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
+    States* s = (States*)xcalloc(1, sizeof *s);
+    s->capacity = capacity;
+    s->lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
+    s->device_lengths = (int64_t*)device_bytes_if_any((size_t)n * sizeof(int64_t));
+    s->logits = (bf16*)device_bytes_if_any((size_t)(n * model->Vs) * sizeof(bf16));
+    s->pass = states_plan(model, n, t, capacity);
+    bool all = s->device_lengths && s->logits;
+    for (int table = 0; table < NUM_PASS_TABLES; table++) {
+        Activations* rows = &s->pass.tables[table];
+        activations_allocate(rows, table == PASS_MIXER ? model->config.num_hidden_layers : 1,
+                             device_bytes_if_any);
+        for (int i = 0; i < rows->count; i++) all = all && (rows->rows[i].data || !rows->rows[i].bytes);
+    }
+    if (!all) {
+        states_free(s);
+        return NULL;
+    }
+    for (int64_t b = 0; b < n; b++) states_begin(model, s, b);
+    return s;
 }
 
 // Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what
@@ -1045,6 +1067,17 @@ static int recompute_agreed(World* world, int mine) {
     return agreed;
 }
 
+// Bytes of the state of a sample while training, on the rank that generates it.
+static int64_t model_sample_bytes(const Model* model, const Run* run) {
+    int64_t bytes = 0, capacity = run->world->rank == 0 ? sample_capacity(run) : 0;
+    if (capacity == 0) return 0;
+    Pass pass = states_plan(model, 1, 1, capacity);
+    for (int table = 0; table < NUM_PASS_TABLES; table++)
+        bytes +=
+            activations_bytes(&pass.tables[table], table == PASS_MIXER ? model->config.num_hidden_layers : 1);
+    return bytes;
+}
+
 // Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the
 // model, or there is no GPU.
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
@@ -1068,7 +1101,8 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     plan->free_bytes = (int64_t)free_bytes;
     plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - model_shard_bytes(&run->shard) -
-                 MODEL_WORKSPACE_BYTES - model_overhead_bytes(&run->shard) - ((int64_t)256 << 20);
+                 MODEL_WORKSPACE_BYTES - model_overhead_bytes(&run->shard) - model_sample_bytes(model, run) -
+                 ((int64_t)256 << 20);
     plan->recompute = -1;
     for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
         bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
@@ -1087,9 +1121,10 @@ static void print_plan(const Run* run) {
     const MemoryRow rows[] = {{"weights, gradients", model_weights_bytes(&run->config, &run->table)},
                               {"masters, moments", model_shard_bytes(&run->shard)},
                               {"activations", model_activation_bytes(model, run->micro_batch, T, recompute)},
+                              {"a sample's state", model_sample_bytes(model, run)},
                               {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES},
                               {"driver, exchange, about", model_overhead_bytes(&run->shard)}};
-    run_print_plan(run, rows, 5);
+    run_print_plan(run, rows, 6);
     printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
            plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
     for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {

@@ -4,6 +4,9 @@ independent of the C code; needs only Python's standard library.
     cli_files.py make FOLDER              valid and invalid shards; model folders with one defect each
     cli_files.py nan FILE TENSOR          writes a NaN into a float32 tensor of a safetensors file, and drops a
                                           checkpoint's checksums
+    cli_files.py fill FILE TENSOR VALUE   the same, with the value in all of the tensor
+    cli_files.py flip FILE POSITION       flips a bit; POSITION from 0 to 1 says where in the file
+    cli_files.py unseal FILE              drops the checksums of a trainer.json, as if an older version had written it
     cli_files.py names FOLDER FAMILY      checks tensor names, shapes and config.json of a checkpoint of the family
     cli_files.py dump FILE SHARD B T V [FOLDER]   checks a --dump: losses follow from logits and the shard's tokens; every
                                           gradient is finite and not all zero; with FOLDER, names and shapes are the
@@ -47,16 +50,30 @@ def values(header, data, name):
     return result
 
 
-def put_nan(path, name):
+def put(path, name, value, everywhere):
     header, data = read(path)
     data = bytearray(data)
-    struct.pack_into("<f", data, header[name]["data_offsets"][0] + 4, math.nan)
+    begin, end = header[name]["data_offsets"]
+    for at in range(begin, end, 4) if everywhere else [begin + 4]:
+        struct.pack_into("<f", data, at, value)
     write(path, header, data)
     record = os.path.join(os.path.dirname(path), "trainer.json")
-    if os.path.exists(record):  # as an older version wrote it: the checksums would tell
-        state = json.load(open(record))
-        state.pop("checksums", None)
-        json.dump(state, open(record, "w"))
+    if os.path.exists(record):  # the checksums would tell
+        unseal(record)
+
+
+def unseal(path):
+    state = json.load(open(path))
+    state.pop("checksums", None)
+    json.dump(state, open(path, "w"))
+
+
+def flip(path, position):
+    with open(path, "r+b") as f:
+        data = f.read()
+        at = min(int(position * len(data)), len(data) - 1)
+        f.seek(at)
+        f.write(bytes([data[at] ^ 1 << at % 8]))
 
 
 # ----------------------------------------------------------------------------
@@ -347,18 +364,21 @@ def strike(name, step, spin, command, reader_goes=False):
     """Sends a signal to a running program. The pipe from its stdout is small: it fills up and blocks the program, so that
     the program cannot end before the signal. With reader_goes the reading end is closed before the signal, as when Ctrl-C
     also ends `tee`."""
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
-    fcntl.fcntl(program.stdout.fileno(), 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
-    for line in program.stdout:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, 1031, 4096)  # F_SETPIPE_SZ: fcntl has this name since Python 3.10
+    program = subprocess.Popen(command, stdout=writing)
+    os.close(writing)
+    stdout = os.fdopen(reading, "rb", buffering=0)
+    for line in stdout:
         words = line.split()
         if words[0] == b"step" and int(words[1].split(b"/")[0]) >= step:
             break
     for _ in range(spin):
         pass
     if reader_goes:
-        program.stdout.close()
+        stdout.close()
     program.send_signal(getattr(signal, "SIG" + name))
-    rest = b"" if reader_goes else program.stdout.read()
+    rest = b"" if reader_goes else stdout.read()
     print(program.wait())
     assert b"nan" not in rest
 
@@ -370,7 +390,13 @@ if __name__ == "__main__":
         make_configs(args[0] + "/config")
         make_weights(args[0] + "/weights")
     elif command == "nan":
-        put_nan(*args)
+        put(*args, math.nan, False)
+    elif command == "fill":
+        put(*args[:2], float(args[2]), True)
+    elif command == "flip":
+        flip(args[0], float(args[1]))
+    elif command == "unseal":
+        unseal(*args)
     elif command == "names":
         check_names(*args)
     elif command == "dump":

@@ -69,8 +69,10 @@ static inline real dot(const real* a, const real* b, int64_t n) {
 }
 
 // y = x / sqrt(mean(x^2) + eps) * weight over n channels; y may be x. Returns 1 / rms for the backward pass.
+// Where the mean overflows y would be 0, and training would go on with a wrong loss: y and rms become NaN.
 static inline real norm_forward(real* y, const real* x, const real* weight, int64_t n, double eps) {
     real rstd = (real)(1 / sqrt((double)(dot(x, x, n) / (real)n) + eps));
+    if (rstd == 0) rstd = NAN;
     for (int64_t c = 0; c < n; c++) y[c] = x[c] * rstd * weight[c];
     return rstd;
 }

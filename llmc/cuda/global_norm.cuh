@@ -1,9 +1,10 @@
 /*
 From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the clipping
-factor, and whether all of them are finite.
+factor, and whether the step is valid: loss and norm are finite, and the norm is neither 0 nor so large
+that squares overflow.
 
-AdamW reads the result from device memory. So the host queues a whole step without waiting, and a loss or
-gradient that is not finite leaves the weights unchanged even before the host has read it.
+AdamW reads the result from device memory. So the host queues a whole step without waiting, and a step that is
+not valid leaves the weights unchanged even before the host has read it.
 
     param_chunks           once: the work list of global_norm and adamw_update
     loss_add               every micro-batch: adds the tokens' losses
@@ -24,7 +25,7 @@ typedef struct {
     StepSums own, all; // of this rank, and of all ranks
     double norm;       // sqrt(all.squares)
     float grad_scale;  // clips the norm: AdamW multiplies the gradient by it
-    int32_t finite;    // 0: the loss or the norm is not finite, and AdamW changes nothing
+    int32_t finite;    // 0: the step is not valid, and AdamW changes nothing
 } StepStats;
 
 // ----------------------------------------------------------------------------
@@ -161,7 +162,7 @@ __global__ static void finish_kernel(StepStats* stats, double clip, bool alone) 
     if (alone) stats->all = stats->own;
     double norm = sqrt(stats->all.squares);
     stats->norm = norm;
-    stats->finite = isfinite(stats->all.loss) && isfinite(norm);
+    stats->finite = isfinite(stats->all.loss) && norm > 0 && norm < 1e19; // step_is_valid of trainer.h
     stats->grad_scale = (float)(clip > 0 && norm > clip ? clip / norm : 1);
 }
 

@@ -102,13 +102,20 @@ static inline void matmul_launch(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
 
 // Times n candidates on the operands, with an output of its own, and returns the index of the fastest.
 // Returns 0, cuBLAS's own choice, if less than 3% would be gained, so that timing noise rarely decides, or if
-// there is no memory for the second output.
+// there is no memory for the second output, of which the first time warns.
 static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmulHeuristicResult_t* candidates,
                                  int n, MatmulOperands x) {
     void* output;
     size_t bytes = (size_t)(p->shape.ldd * p->shape.n) * (p->shape.d_type == CUDA_R_32F ? 4 : 2);
     if (cudaMalloc(&output, bytes) != cudaSuccess) {
+        static bool warned;
         cudaGetLastError(); // clears the error
+        if (!warned)
+            warn("too little GPU memory is left to time GEMMs on an output of %.0f MiB: cuBLAS's first "
+                 "choices "
+                 "are used, which may be slower; lower --micro-batch",
+                 (double)bytes / 1048576.0);
+        warned = true;
         return 0;
     }
     CUDA_CHECK(cudaMemsetAsync(output, 0, bytes, mm->stream));

@@ -64,6 +64,13 @@ static inline void sum_rows(float* out, const float* partial, int64_t rows, int6
     CUDA_LAUNCH(sum_rows_kernel, ceil_div<int64_t>(n, 16), dim3(16, 64), stream, out, partial, rows, n, add);
 }
 
+// 1 / sqrt(mean_square + eps). Where the sum of squares has overflowed this would be 0, as would all of y, and
+// training would go on with a wrong loss: NaN makes the step not finite.
+__device__ static inline float norm_rstd(float mean_square, float eps) {
+    float rstd = rsqrtf(mean_square + eps);
+    return rstd == 0 ? NAN : rstd;
+}
+
 // ----------------------------------------------------------------------------
 // over rows
 
@@ -87,7 +94,7 @@ __global__ static void __launch_bounds__(1024)
         unpack8(w, weights);
         for (int i = 0; i < 8; i++) sum += v[i] * v[i];
     }
-    float r = rsqrtf(__fdividef(block_sum_all(sum, sums), (float)d) + eps);
+    float r = norm_rstd(__fdividef(block_sum_all(sum, sums), (float)d), eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = r;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) v[i] *= r * w[i];
@@ -228,7 +235,7 @@ __device__ static inline float head_norm_forward(float x[8], const Raw8& w, floa
     float sum = 0, weight[8];
     unpack8(weight, w);
     for (int i = 0; i < 8; i++) sum += x[i] * x[i];
-    float rstd = rsqrtf(head_sum(sum, me) * me.mean + eps);
+    float rstd = norm_rstd(head_sum(sum, me) * me.mean, eps);
     for (int i = 0; i < 8; i++) x[i] *= rstd * weight[i];
     return rstd;
 }

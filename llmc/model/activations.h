@@ -48,8 +48,15 @@ static inline int64_t activations_row_bytes(const Activations* a, int i, int64_t
     return a->rows[i].bytes * (a->rows[i].per_layer ? L : 1);
 }
 
-// Allocates every tensor but those of 0 bytes, which the model does not have. `allocate` dies when there is
-// no memory.
+// Bytes of a table's tensors for L layers.
+static inline int64_t activations_bytes(const Activations* a, int64_t L) {
+    int64_t bytes = 0;
+    for (int i = 0; i < a->count; i++) bytes += activations_row_bytes(a, i, L);
+    return bytes;
+}
+
+// Allocates every tensor but those of 0 bytes, which the model does not have. Where there is no memory
+// `allocate` dies, or returns NULL for the tensor.
 static inline void activations_allocate(Activations* a, int64_t L, void* (*allocate)(size_t bytes)) {
     for (int i = 0; i < a->count; i++) {
         if (L == 1) a->rows[i].per_layer = false;
@@ -92,9 +99,7 @@ typedef struct {
 // Bytes for L layers. Allocates nothing, writes nothing.
 static inline int64_t pass_bytes(const Pass* pass, int64_t L) {
     int64_t bytes = 0;
-    for (int t = 0; t < NUM_PASS_TABLES; t++)
-        for (int i = 0; i < pass->tables[t].count; i++)
-            bytes += activations_row_bytes(&pass->tables[t], i, L);
+    for (int t = 0; t < NUM_PASS_TABLES; t++) bytes += activations_bytes(&pass->tables[t], L);
     return bytes;
 }
 

@@ -19,10 +19,10 @@ A folder with its final name is complete: it is written and flushed under a temp
 then renamed, and what it replaces or makes superfluous is removed only afterwards. Whenever a process
 crashes, the newest complete checkpoint remains, and the next save removes the leftovers.
 
-A complete folder can still be damaged from outside. checkpoint_verify compares the files with their
-checksums. Loading checks all names, shapes, types and file sizes before it writes to the caller's buffers.
-After an error the caller tries the next older checkpoint of checkpoint_list. Loading does not check whether
-values are finite.
+A complete folder can still be damaged from outside. Checksums in trainer.json cover all four files, itself
+included: checkpoint_parse_state, _check_config and _verify compare them, so that any flipped bit is found.
+Loading checks all names, shapes, types and file sizes before it writes to the caller's buffers, and then that
+all numbers are finite. After an error the caller tries the next older checkpoint of checkpoint_list.
 */
 #pragma once
 
@@ -55,6 +55,21 @@ typedef struct {
     const Options* options;
     const TrainerState* state;
 } CheckpointRecord;
+
+// Fails where trainer.json cannot record an option as it is: JSON must be UTF-8, which a path need not be. A
+// resumed run would look for another file.
+static inline bool checkpoint_check_options(const Options* o, Error* err) {
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
+        if (row->type != CLI_TEXT || !option_recorded(row)) continue;
+        const char* text = *(const char* const*)((const char*)o + row->offset);
+        size_t length;
+        for (size_t n = text ? strlen(text) : 0; n > 0; text += length, n -= length)
+            if (utf8_decode((const uint8_t*)text, n, &length) == UTF8_INVALID)
+                return fail(err, "--%s: is not valid UTF-8, which trainer.json needs to record it",
+                            row->name);
+    }
+    return true;
+}
 
 // ----------------------------------------------------------------------------
 // names of folders
@@ -117,9 +132,15 @@ static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) 
 }
 
 // Locks OUT against other processes and creates the folder if it does not exist. The lock lasts while *fd is
-// open, at most until the process ends.
+// open, at most until the process ends. Fails also where OUT is too long a name for the files of a save, so
+// that this is known before training.
 static inline bool out_lock(const char* out, int* fd, Error* err) {
-    char path[PATH_LENGTH];
+    char path[PATH_LENGTH], longest[96];
+    const int n = snprintf(longest, sizeof longest, "/" CHECKPOINT_TEMPORARY "step_%lld/%s",
+                           (long long)INT64_MAX, "optimizer.safetensors");
+    if (strlen(out) + (size_t)n >= PATH_LENGTH)
+        return fail(err, "--out %.100s...: too long: names of checkpoints in it would exceed %d bytes", out,
+                    PATH_LENGTH - 1);
     if (!make_folders(out, err)) return false;
     path_join(path, out, "lock");
     *fd = lock_file(path);
@@ -203,6 +224,7 @@ typedef struct {
     uint64_t* sums; // [num_sums]: the blocks of all files
     int64_t num_sums;
     JsonWriter trainer; // trainer.json without its end, from checkpoint_create on
+    bool published;     // the folder has its final name
 } CheckpointWriter;
 
 // Frees the layout, whose files stay. May be called on one that is zero.
@@ -404,7 +426,10 @@ static inline bool checkpoint_write_shard(CheckpointWriter* w, const Shard* shar
 // Adds the checksums and saves trainer.json.
 static inline bool checkpoint_write_trainer(CheckpointWriter* w, Error* err) {
     char path[PATH_LENGTH], hex[17];
-    path_join(path, w->folder, "trainer.json");
+    size_t bytes;
+    path_join(path, w->folder, "config.json");
+    char* config = read_file(path, &bytes, err);
+    if (!config) return false;
     json_begin_object(&w->trainer, "checksums");
     json_put_int(&w->trainer, "block_bytes", CHECKSUM_BLOCK_BYTES);
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
@@ -413,27 +438,32 @@ static inline bool checkpoint_write_trainer(CheckpointWriter* w, Error* err) {
             json_put_string(&w->trainer, NULL, hex64(hex, w->files[f].blocks[i]));
         json_end(&w->trainer);
     }
+    json_put_string(&w->trainer, "config.json", hex64(hex, checksum(config, bytes, 0)));
+    free(config);
+    hex64(hex, checksum(w->trainer.text, w->trainer.length, 0));
+    json_put_string(&w->trainer, "trainer.json", hex); // ends as CHECKPOINT_RECORD_END
     json_end(&w->trainer);
     json_end(&w->trainer);
+    path_join(path, w->folder, "trainer.json");
     return json_writer_save(&w->trainer, path, err);
 }
 
-// Renames the temporary folder to its final name. An existing folder of that name is replaced: atomically
-// where the file system supports it (most except NFS), otherwise in two renames, between which a crash leaves
-// the older checkpoints.
-static inline bool checkpoint_publish(const char* out, const char* temporary, int64_t step, Error* err) {
+// Renames the temporary folder to its final name and sets w->published. An existing folder of that name is
+// replaced: atomically where the file system supports it (most except NFS), otherwise in two renames, between
+// which a crash leaves the older checkpoints.
+static inline bool checkpoint_publish(CheckpointWriter* w, Error* err) {
     char path[PATH_LENGTH], old[PATH_LENGTH];
-    checkpoint_path(path, out, step);
-    checkpoint_old_path(old, out, step);
-    bool done = renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0 ||
-                rename(temporary, path) == 0; // fails where path is a folder that is not empty
-    if (!done) {
-        if (!checkpoint_discard(out, step, err)) return false;
-        done = rename(temporary, path) == 0;
-        if (!done) fail(err, "%s: cannot make: %s", path, strerror(errno));
-        if (!done) rename(old, path); // restores the previous folder, if there was one
+    checkpoint_path(path, w->out, w->step);
+    checkpoint_old_path(old, w->out, w->step);
+    w->published = renameat2(AT_FDCWD, w->folder, AT_FDCWD, path, RENAME_EXCHANGE) == 0 ||
+                   rename(w->folder, path) == 0; // fails where path is a folder that is not empty
+    if (!w->published) {
+        if (!checkpoint_discard(w->out, w->step, err)) return false;
+        w->published = rename(w->folder, path) == 0;
+        if (!w->published) fail(err, "%s: cannot make: %s", path, strerror(errno));
+        if (!w->published) rename(old, path); // restores the previous folder, if there was one
     }
-    return done && flush_folder(out, err);
+    return w->published && flush_folder(w->out, err);
 }
 
 // Rank 0, last step of a save, when all ranks have written and w->sums are the sums over all: adds
@@ -441,13 +471,12 @@ static inline bool checkpoint_publish(const char* out, const char* temporary, in
 // `keep` newest (0: keeps all). An existing checkpoint of the same step is replaced, as after a run resumed
 // from an older one because it was damaged. The caller holds out_lock.
 //
-// On error the older checkpoints are unchanged, the temporary folder is removed, and the new checkpoint may
-// be missing.
+// On error the older checkpoints are unchanged. Unless w->published the new one is missing and the temporary
+// folder removed; with w->published it is there, but may be lost in a power failure, and nothing is removed.
 static inline bool checkpoint_finish(CheckpointWriter* w, int keep, Error* err) {
-    bool ok = checkpoint_write_trainer(w, err) && flush_folder(w->folder, err) &&
-              checkpoint_publish(w->out, w->folder, w->step, err);
+    bool ok = checkpoint_write_trainer(w, err) && flush_folder(w->folder, err) && checkpoint_publish(w, err);
     if (ok && keep > 0) checkpoint_prune(w->out, w->step, keep);
-    checkpoint_sweep(w->out);
+    if (ok || !w->published) checkpoint_sweep(w->out);
     return ok;
 }
 
@@ -470,8 +499,8 @@ static inline void checkpoint_read_new_count(const Json* j, int object, const ch
 }
 
 // Parses the text of a trainer.json, whose path messages name: the state, and all of it as *record, which the
-// caller frees with json_free and whose member "options" options_restore reads. On error record is empty and
-// *state undefined.
+// caller frees with json_free and whose member "options" options_restore reads. Fails also where the text does
+// not match its checksum. On error record is empty and *state undefined.
 static inline bool checkpoint_parse_state(const char* path, const char* text, size_t bytes,
                                           TrainerState* state, Json* record, Error* err) {
     if (!json_parse(record, path, text, bytes, err)) return false;
@@ -490,9 +519,9 @@ static inline bool checkpoint_parse_state(const char* path, const char* text, si
         bad = "fingerprint";
     if (!bad && !json_double(record, json_get(record, schedule, "lr"), &state->lr)) bad = "lr";
     if (!bad && !json_is(record, json_get(record, 0, "options"), JSON_OBJECT)) bad = "options";
-    if (!bad) return true;
+    if (!bad && checkpoint_check_record(path, text, bytes, err)) return true;
     json_free(record);
-    return fail(err, "%s: '%s' is missing or not valid", path, bad);
+    return bad ? fail(err, "%s: '%s' is missing or not valid", path, bad) : false;
 }
 
 // Reads FOLDER/trainer.json, as checkpoint_parse_state.

@@ -220,9 +220,11 @@ static inline bool checkpoint_serve_file(const char* folder, const ParamTable* t
 }
 
 // On a rank that does not see the folder: receives its ranges of a file into its buffers. Fails with rank 0's
-// message if that cannot read the file; the buffers are then unchanged.
-static inline bool checkpoint_receive_file(const ParamTable* table, int file, const Shard* shard,
-                                           const CheckpointTensors* t, World* world, Error* err) {
+// message if that cannot read the file; the buffers are then unchanged. Fails also, with all received, where
+// the numbers are not valid.
+static inline bool checkpoint_receive_file(const char* folder, const ParamTable* table, int file,
+                                           const Shard* shard, const CheckpointTensors* t, World* world,
+                                           Error* err) {
     CheckpointVote vote;
     CheckpointProgress progress = {world, 0};
     if (!world_receive(world, 0, &vote, sizeof vote)) return fail(err, "the connection to rank 0 is lost");
@@ -231,19 +233,23 @@ static inline bool checkpoint_receive_file(const ParamTable* table, int file, co
         return false;
     }
     CheckpointFile f = checkpoint_file(table, file, t->element_bytes);
-    bool ok = true;
-    for (int i = 0; ok && i < f.count; i++) {
+    char path[PATH_LENGTH];
+    bool connected = true, valid = true;
+    snprintf(path, sizeof path, "%.4000s/%s.safetensors", folder, checkpoint_file_names[file]);
+    for (int i = 0; connected && i < f.count; i++) {
         char* data;
         const TensorRange range = checkpoint_range(&f, i, shard, t, &data);
         int64_t n;
-        for (int64_t at = 0; ok && (n = checkpoint_next_piece(&range, at, t->element_bytes)) > 0; at += n) {
-            ok = world_receive(world, 0, data + at * t->element_bytes, (size_t)(n * t->element_bytes)) ||
-                 fail(err, "the connection to rank 0 is lost");
+        for (int64_t at = 0; connected && (n = checkpoint_next_piece(&range, at, t->element_bytes)) > 0;
+             at += n) {
+            connected = world_receive(world, 0, data + at * t->element_bytes, (size_t)(n * t->element_bytes));
             checkpoint_progress(&progress, n * t->element_bytes);
         }
+        valid = valid && connected &&
+                checkpoint_check_numbers(path, &f.origins[i], data, range.count, t->element_bytes, err);
     }
     checkpoint_file_free(&f);
-    return ok;
+    return connected ? valid : fail(err, "the connection to rank 0 is lost");
 }
 
 // Verifies this rank's share of the blocks of a folder that it sees: those of a checkpoint, or without a
@@ -263,7 +269,7 @@ static inline bool checkpoint_verify_share(const char* folder, const Json* recor
 static inline bool checkpoint_exchange_file(const char* folder, const ParamTable* table, int file,
                                             const Shard* shard, const CheckpointTensors* t, const bool* sees,
                                             World* world, Error* err) {
-    if (!sees[world->rank]) return checkpoint_receive_file(table, file, shard, t, world, err);
+    if (!sees[world->rank]) return checkpoint_receive_file(folder, table, file, shard, t, world, err);
     bool ok = true;
     for (int rank = 0; world->rank == 0 && rank < world->size; rank++) {
         Error why; // the first error is reported, and every rank is served

@@ -11,10 +11,12 @@ bucket, so a rank owns at most one range of each, which is contiguous in the sha
                                        ^^^^^^^^ q_proj: elements [first, count) belong to rank 1
 
 Elements are float or double (element_bytes 4 or 8), and files are written in the same type. Reading converts
-from any floating-point type. The files do not depend on the number of ranks, byte for byte.
+from any floating-point type, and refuses what training would spread from: a number that is not finite, a
+negative second moment. The files do not depend on the number of ranks, byte for byte.
 */
 #pragma once
 
+#include <float.h>
 #include "../base/checksum.h"
 #include "../dist/shard.h"
 #include "../dist/world.h"
@@ -53,18 +55,37 @@ static inline TensorRange tensor_range(const Param* p, const Shard* shard) {
     return range;
 }
 
+// Index of the first of n numbers that is NaN, infinite or below `least`; n if there is none.
+static inline int64_t numbers_first_bad(const void* numbers, int64_t n, int element_bytes, double least) {
+    enum { BLOCK = 4096 }; // without a branch inside, so that it vectorises
+    const float* f32 = (const float*)numbers;
+    const double* f64 = (const double*)numbers;
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        const int64_t end = n - begin < BLOCK ? n : begin + BLOCK;
+        int64_t good = 0, i = begin;
+        for (int64_t k = begin; k < end; k++) {
+            double x = element_bytes == 8 ? f64[k] : (double)f32[k];
+            good += (x >= least) & (x <= DBL_MAX);
+        }
+        if (good == end - begin) continue;
+        for (; i < end - 1; i++) {
+            double x = element_bytes == 8 ? f64[i] : (double)f32[i];
+            if (!(x >= least && x <= DBL_MAX)) break;
+        }
+        return i;
+    }
+    return n;
+}
+
 // The name of the first tensor in a buffer of the shard's layout with an element that is NaN or infinite;
 // NULL if all are finite.
 static inline const char* shard_first_not_finite(const ParamTable* table, const Shard* shard,
                                                  const void* buffer, int element_bytes) {
-    const float* f32 = (const float*)buffer;
-    const double* f64 = (const double*)buffer;
     for (int r = 0; r < table->num_rows; r++) {
         const TensorRange range = tensor_range(&table->rows[r], shard);
-        bool finite = true;
-        for (int64_t i = range.local; i < range.local + range.count; i++)
-            finite &= (bool)(element_bytes == 8 ? isfinite(f64[i]) : isfinite(f32[i]));
-        if (!finite) return table->rows[r].name;
+        const char* numbers = (const char*)buffer + range.local * element_bytes;
+        if (numbers_first_bad(numbers, range.count, element_bytes, -DBL_MAX) < range.count)
+            return table->rows[r].name;
     }
     return NULL;
 }
@@ -239,6 +260,18 @@ static inline void checkpoint_source_close(CheckpointSource* s) {
     safetensors_set_close(&s->set);
 }
 
+// Fails unless the numbers of a tensor that were read from `path` are finite, and those of a second moment at
+// least 0: training would go on until a save refuses them, and lose that work. NULL data: there are none.
+static inline bool checkpoint_check_numbers(const char* path, const TensorOrigin* origin, const void* data,
+                                            int64_t n, int element_bytes, Error* err) {
+    const int64_t bad =
+        data ? numbers_first_bad(data, n, element_bytes, origin->buffer == 2 ? 0 : -DBL_MAX) : n;
+    if (bad == n) return true;
+    const double x = element_bytes == 8 ? ((const double*)data)[bad] : (double)((const float*)data)[bad];
+    return fail(err, "%s: tensor '%s' contains %g, which is not a valid %s", path, origin->name, x,
+                origin->buffer == 0 ? "weight" : "moment");
+}
+
 // Opens CHECKPOINT_MODEL or CHECKPOINT_OPTIMIZER, of one file or several, and checks that it contains exactly
 // the tensors of the table. On error there is nothing to close.
 static inline bool checkpoint_source_open(CheckpointSource* s, const char* folder, const ParamTable* table,
@@ -274,6 +307,8 @@ static inline bool checkpoint_read_file(const char* folder, const ParamTable* ta
                                         t->element_bytes, err);
             checkpoint_progress(&progress, n * t->element_bytes);
         }
+        ok = ok && checkpoint_check_numbers(from->path, &s.file.origins[i], data, range.count,
+                                            t->element_bytes, err);
     }
     checkpoint_source_close(&s);
     return ok;
@@ -281,24 +316,56 @@ static inline bool checkpoint_read_file(const char* folder, const ParamTable* ta
 
 // Reads a rank's part of the weights of a checkpoint or Hugging Face folder, of one file or several, into
 // t->w. The files must contain all tensors of the table, with its shapes, and no others; otherwise t->w is
-// unchanged. world may be NULL.
+// unchanged. Fails also, with t->w changed, where a number is not finite. world may be NULL.
 static inline bool checkpoint_load_weights(const char* folder, const ParamTable* table, const Shard* shard,
                                            const CheckpointTensors* t, World* world, Error* err) {
     return checkpoint_read_file(folder, table, CHECKPOINT_MODEL, shard, t, world, err);
 }
 
 // Reads a rank's part of AdamW's moments into t->m and t->v, where elements of tensors that are not trained
-// stay as they are. Where a check of the file fails both are unchanged.
+// stay as they are. Where a check of the file fails both are unchanged. Fails also, with both changed, where a
+// number is not finite or a second moment is negative.
 static inline bool checkpoint_load_optimizer(const char* folder, const ParamTable* table, const Shard* shard,
                                              const CheckpointTensors* t, World* world, Error* err) {
     return checkpoint_read_file(folder, table, CHECKPOINT_OPTIMIZER, shard, t, world, err);
 }
 
 // ----------------------------------------------------------------------------
-// verifying: compares the files with the checksums in trainer.json (llmc/base/checksum.h):
+// verifying: compares the files with the checksums at the end of trainer.json (llmc/base/checksum.h):
 //
 //     "checksums": {"block_bytes": 67108864, "model.safetensors": ["0123456789abcdef", ...],
-//                   "optimizer.safetensors": [...]}
+//                   "optimizer.safetensors": [...], "config.json": "0123456789abcdef", "trainer.json": "..."}
+//
+// The last one is of trainer.json itself, up to the comma before it. So a flipped bit in any file is found.
+// Older versions had no "checksums", or only those of the two large files.
+
+// The end of trainer.json from its own checksum on, of which %s is the value.
+#define CHECKPOINT_RECORD_END ",\n    \"trainer.json\": \"%s\"\n  }\n}\n"
+
+// Fails unless the text of a trainer.json matches the checksum at its end. One that names neither of the two
+// last checksums is of an older version, and is not checked: one flipped bit cannot hide both.
+static inline bool checkpoint_check_record(const char* path, const char* text, size_t bytes, Error* err) {
+    static const char own[] = "\"trainer.json\": \"", config[] = "\"config.json\": \"";
+    char end[64], hex[17];
+    if (!memmem(text, bytes, own, sizeof own - 1) && !memmem(text, bytes, config, sizeof config - 1))
+        return true;
+    const size_t n = (size_t)snprintf(end, sizeof end, CHECKPOINT_RECORD_END, hex64(hex, 0));
+    if (bytes > n) {
+        snprintf(end, sizeof end, CHECKPOINT_RECORD_END, hex64(hex, checksum(text, bytes - n, 0)));
+        if (memcmp(text + bytes - n, end, n) == 0) return true;
+    }
+    return fail(err, "%s: is damaged: does not match the checksum at its end", path);
+}
+
+// Fails unless the text of a config.json matches its checksum in trainer.json, `record`, if that has one.
+static inline bool checkpoint_check_config(const char* path, const char* text, size_t bytes,
+                                           const Json* record, Error* err) {
+    const int node = json_get(record, json_get(record, 0, "checksums"), "config.json");
+    uint64_t want;
+    if (node < 0) return true; // of an older version
+    if (hex64_parse(json_string(record, node), &want) && checksum(text, bytes, 0) == want) return true;
+    return fail(err, "%s: is damaged: does not match its checksum in trainer.json", path);
+}
 
 // Adds up the words of bytes [begin, end) of an open file, begin < end being a multiple of 4, with all of
 // OpenMP's threads. Returns 0, or the error number if the file cannot be read; EIO if it ends before.
@@ -407,19 +474,26 @@ static inline bool checkpoint_verify(const char* folder, const Json* record, int
     return checkpoint_verify_files(folder, CHECKPOINT_FILES, &list, world, err);
 }
 
-// The same for a folder of --init, which need not be a checkpoint: verifies model.safetensors where the
-// folder has a trainer.json with checksums.
+// The same for a folder of --init, which need not be a checkpoint: verifies model.safetensors and config.json
+// where the folder has a trainer.json with checksums.
 static inline bool checkpoint_verify_init(const char* folder, int part, int parts, World* world, Error* err) {
     char path[PATH_LENGTH];
     Error why;
     Json record;
+    size_t bytes = 0;
     path_join(path, folder, "trainer.json");
     if (access(path, F_OK) != 0) return true;
-    bool ok = json_parse_file(&record, path, &why);
-    if (ok) {
-        BlockList list = {&record, -1, 0, part, parts};
-        ok = checkpoint_verify_files(folder, 1, &list, world, &why);
-        json_free(&record);
-    }
+    memset(&record, 0, sizeof record);
+    char* text = read_file(path, &bytes, &why);
+    bool ok = text && checkpoint_check_record(path, text, bytes, &why) &&
+              json_parse(&record, path, text, bytes, &why);
+    free(text);
+    path_join(path, folder, "config.json");
+    text = ok ? read_file(path, &bytes, &why) : NULL;
+    ok = text && checkpoint_check_config(path, text, bytes, &record, &why);
+    free(text);
+    BlockList list = {&record, -1, 0, part, parts};
+    ok = ok && checkpoint_verify_files(folder, 1, &list, world, &why);
+    json_free(&record);
     return ok || fail(err, "%.800s; if the folder was changed on purpose, remove its trainer.json", why.msg);
 }

@@ -115,9 +115,8 @@ static inline RunFolder run_folder_open(const CommandLine* line, World* world) {
 
 // Collective: all ranks get rank 0's text of a file of the checkpoint, to be freed; NULL if it cannot be
 // read.
-static inline char* run_read_text(const Run* run, const char* name, char path[PATH_LENGTH], size_t* bytes,
-                                  Error* err) {
-    char* text = NULL;
+static inline char* run_read_text(const Run* run, const char* name, size_t* bytes, Error* err) {
+    char path[PATH_LENGTH], *text = NULL;
     path_join(path, run->checkpoint, name);
     *bytes = 0;
     err->msg[0] = '\0';
@@ -127,18 +126,29 @@ static inline char* run_read_text(const Run* run, const char* name, char path[PA
     return text;
 }
 
+// Parses a checkpoint's trainer.json and then its config.json, and checks that they belong together.
+static inline bool run_parse_checkpoint(Run* run, const char* trainer, size_t trainer_bytes,
+                                        const char* config, size_t config_bytes, Error* err) {
+    char path[PATH_LENGTH];
+    path_join(path, run->checkpoint, "trainer.json");
+    if (!checkpoint_parse_state(path, trainer, trainer_bytes, &run->state, &run->record, err)) return false;
+    const int64_t step = checkpoint_step(strrchr(run->checkpoint, '/') + 1);
+    if (run->state.step != step)
+        return fail(err, "%s: is of step %lld, not of this folder's", path, (long long)run->state.step);
+    path_join(path, run->checkpoint, "config.json");
+    return checkpoint_check_config(path, config, config_bytes, &run->record, err) &&
+           config_parse(&run->config, path, config, config_bytes, err);
+}
+
 // Reads a checkpoint's config and trainer.json, and restores the options that were not given.
 static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error* err) {
-    char path[PATH_LENGTH];
-    size_t bytes;
+    size_t trainer_bytes, config_bytes;
     run->options = line->options;
-    char* text = run_read_text(run, "config.json", path, &bytes, err);
-    bool ok = text && config_parse(&run->config, path, text, bytes, err);
-    free(text);
-    if (!ok) return false;
-    text = run_read_text(run, "trainer.json", path, &bytes, err);
-    ok = text && checkpoint_parse_state(path, text, bytes, &run->state, &run->record, err);
-    free(text);
+    char* trainer = run_read_text(run, "trainer.json", &trainer_bytes, err);
+    char* config = trainer ? run_read_text(run, "config.json", &config_bytes, err) : NULL;
+    bool ok = config && run_parse_checkpoint(run, trainer, trainer_bytes, config, config_bytes, err);
+    free(trainer);
+    free(config);
     if (!ok) return false;
     return options_restore(&run->options, line->given, run->checkpoint, &run->record,
                            json_get(&run->record, 0, "options"), err);
@@ -323,6 +333,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         die("--generate: with which model? give --init DIR, a checkpoint");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
+    if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
     run_plan_batches(run, suggested_tokens);
     run_plan_steps(run);
     return true;

@@ -30,8 +30,9 @@ typedef struct {
     CheckpointTensors tensors;
     pthread_t thread;
     bool threaded;
-    int state; // SaverState; written by the thread with release, read with acquire
-    Error err; // if SAVER_FAILED
+    int state;      // SaverState; written by the thread with release, read with acquire
+    Error err;      // if SAVER_FAILED
+    bool published; // on rank 0: the checkpoint of the last save has its final name
 } Saver;
 
 // How far this rank's thread is. Never waits. WRITTEN or FAILED: saver_finish will not wait for this rank.
@@ -96,6 +97,7 @@ static inline bool saver_start(Saver* s, const CheckpointRecord* r, const Checkp
         return false;
     }
     s->tensors = *t;
+    s->published = false;
     s->state = SAVER_WRITING;
     s->threaded = pthread_create(&s->thread, NULL, saver_thread, s) == 0;
     if (!s->threaded) saver_thread(s); // no more threads: training waits, but other ranks need not fail
@@ -115,8 +117,9 @@ static inline void saver_sum_blocks(Saver* s) {
 }
 
 // Collective: waits for the save in progress and completes it. True on all ranks, or false on all with the
-// message of the lowest rank that failed: there is no new checkpoint, and older ones are unchanged. *mine
-// (which may be NULL) says whether this rank is that one. Without a save in progress it is true at once.
+// message of the lowest rank that failed: older checkpoints are unchanged, and there is no new one, or with
+// s->published one that a power failure may still lose. *mine (which may be NULL) says whether this rank is
+// the one that failed. Without a save in progress it is true at once.
 static inline bool saver_finish(Saver* s, bool* mine, Error* err) {
     if (mine) *mine = false;
     if (saver_state(s) == SAVER_IDLE) return true;
@@ -127,6 +130,7 @@ static inline bool saver_finish(Saver* s, bool* mine, Error* err) {
     if (ok) {
         saver_sum_blocks(s);
         if (s->world->rank == 0) ok = checkpoint_finish(&s->writer, s->keep, err);
+        s->published = s->writer.published;
         ok = checkpoint_told(s->world, ok, err);
         if (mine) *mine = !ok && s->world->rank == 0;
     } else {

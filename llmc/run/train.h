@@ -4,7 +4,7 @@ The run skeleton of both trainers: main, the training loop, validation, samples,
 A step of the loop, for a trainer with one step in flight:
 
     queue step s    begin_step, (load_batch, add_gradients) x grad_accum_steps, update
-    log step s - 1  finish_step; dies if loss or gradient norm is not finite, where update changed nothing
+    log step s - 1  finish_step; dies if the step is not valid (step_is_valid), where update changed nothing
     where due       log step s too, then begin to save, validate and sample, in this order
 
 A checkpoint is written behind training's back (saver.h), and gets its name after the first step at which all
@@ -29,8 +29,6 @@ Called by main of the trainers, and only there.
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
-
-#define RUN_DEFAULT_SAMPLE_TOKENS 128
 
 #define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
@@ -131,6 +129,11 @@ static inline void training_open(Training* t) {
 // Collective: ends a run whose checkpoint could not be written, with one message of the rank that failed.
 __attribute__((noreturn)) static inline void training_die_unsaved(Training* t, bool mine, const Error* err) {
     if (!mine) world_barrier(t->world); // until the message of the other rank ends this one
+    if (t->saver.published)
+        die("%s; the checkpoint of step %lld is complete, but a power failure may still lose it; older ones "
+            "are "
+            "unchanged",
+            err->msg, (long long)t->saving);
     die("%s; no checkpoint of step %lld, older ones are unchanged", err->msg, (long long)t->saving);
 }
 
@@ -158,6 +161,7 @@ static inline void training_save(Training* t) {
     training_finish_save(t);
     const CheckpointRecord record = {&run->config, &run->table, &run->options, &run->state};
     t->saving = run->state.step;
+    t->saver.published = false;
     t->trainer->download(t->model, &t->snapshot);
     if (!saver_start(&t->saver, &record, &t->snapshot, &err))
         training_die_unsaved(t, t->world->rank == 0, &err);
@@ -210,26 +214,31 @@ static inline void training_validate(Training* t) {
 // Rank 0 generates a sample; the others wait with their next collective.
 static inline void training_sample(Training* t) {
     if (t->world->rank != 0) return;
-    int64_t n = t->run->options.generate;
-    ByteBuffer text = sample_generate(t->run, n == OPTION_UNSET ? RUN_DEFAULT_SAMPLE_TOKENS : n, NULL,
-                                      t->trainer, t->model);
-    logger_event(&t->logger, t->run->state.step, "sample", text.data);
+    ByteBuffer text = sample_generate(t->run, sample_tokens(t->run), NULL, t->trainer, t->model);
+    if (text.data) logger_event(&t->logger, t->run->state.step, "sample", text.data);
     free(text.data);
 }
 
 // ----------------------------------------------------------------------------
 // training
 
-// Collective: ends a run whose loss or gradient norm is not finite. The first rank whose own part is not
-// finite names the first such tensor.
-__attribute__((noreturn)) static inline void training_die_not_finite(const Training* t, const LogStep* line) {
+// Collective: ends a run whose step is not valid. The first rank whose own part is not finite names the first
+// such tensor.
+__attribute__((noreturn)) static inline void training_die_not_valid(const Training* t, const LogStep* line) {
     ranks_wait_turn(t->world, !line->own_finite);
+    if (line->grad_norm == 0)
+        die("step %lld: the gradient is exactly 0 at a loss of %g: the weights have no effect on the loss, "
+            "as "
+            "where they are 0 or far too small; they were not updated; look at the weights of --init, or "
+            "give "
+            "other initial ones",
+            (long long)line->step, line->loss);
     const char* weight = t->trainer->first_not_finite(t->model, false);
     const char* name = weight ? weight : t->trainer->first_not_finite(t->model, true);
     die("step %lld: the loss is %g and the gradient norm %g (first in the %s of %s); the weights were not "
         "updated; resume from the last checkpoint with a lower --lr, or look at the data",
         (long long)line->step, line->loss, line->grad_norm, weight ? "weights" : "gradient",
-        name ? name : "no tensor");
+        name ? name : "no tensor, but squares overflow");
 }
 
 // Finishes and logs the oldest steps in flight until `remaining` are left.
@@ -237,9 +246,9 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
     for (; t->in_flight > remaining; t->in_flight--) {
         LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % 2];
         t->trainer->finish_step(t->model, line);
-        if (!isfinite(line->loss) || !isfinite(line->grad_norm)) {
+        if (!step_is_valid(line->loss, line->grad_norm)) {
             training_finish_save(t); // of an earlier step
-            training_die_not_finite(t, line);
+            training_die_not_valid(t, line);
         }
         t->votes = line->votes;
         double now = seconds_now();
@@ -439,10 +448,10 @@ static inline bool load_weights(const CheckpointTensors* t, const Run* run, Erro
     const CheckpointTensors weights = {t->w, NULL, NULL, t->element_bytes};
     const size_t bytes = (size_t)(shard_count(&run->shard) * t->element_bytes);
     bool mine;
+    memset(t->w, 0, (moments ? 3 : 1) * bytes); // a checkpoint has no moments of what is not trained
     if (run_resumed(run))
         return checkpoint_load(run->checkpoint, &run->record, &run->table, &run->shard, t, run->world, &mine,
                                err);
-    memset(t->w, 0, (moments ? 3 : 1) * bytes);
     if (!init)
         draw_weights(t->w, t->element_bytes, &run->table, &run->shard, &run->config,
                      (uint64_t)run->options.seed);

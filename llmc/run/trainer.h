@@ -32,6 +32,14 @@ finish_step waits for it when N more steps are queued: the device never waits fo
 typedef struct Model Model;
 typedef struct States States;
 
+// May a step of this loss and gradient norm change the weights? Both trainers answer alike. A norm of 0 means that
+// the weights do not matter to the loss: nothing would be learnt, and no later step would notice. The square of
+// a gradient above STEP_MAX_NORM overflows in a second moment, which is a float.
+#define STEP_MAX_NORM 1e19
+static inline bool step_is_valid(double loss, double norm) {
+    return isfinite(loss) && norm > 0 && norm < STEP_MAX_NORM;
+}
+
 typedef struct {
     const char* summary;      // of the program, for --help
     int64_t suggested_tokens; // of a micro-batch, without --micro-batch
@@ -57,8 +65,8 @@ typedef struct {
     // Adds the loaded batch's loss and gradients, as its share of the mean over step_tokens. `last`: of this
     // rank's in the step.
     void (*add_gradients)(Model* model, int64_t step_tokens, bool last);
-    // Gradient norm, clipping to grad_clip (0: none), AdamW; no update where loss or norm is not finite. The
-    // votes of all ranks are added up.
+    // Gradient norm, clipping to grad_clip (0: none), AdamW; no update unless step_is_valid. The votes of all
+    // ranks are added up.
     void (*update)(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes);
     // Waits for the oldest step in flight and fills the line's loss, grad_norm, own_finite, votes,
     // num_layers, pruned and, with several ranks, times, which are valid until the next call; step_tokens is
@@ -74,7 +82,8 @@ typedef struct {
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
 
     // Generation: n sequences of up to `capacity` tokens, extended by t tokens at a time; here n = t = 1.
-    // decode appends a token and writes the logits [V] of the next one, unless logits is NULL.
+    // states_new returns NULL where the device has no memory for them. decode appends a token and writes the
+    // logits [V] of the next one, unless logits is NULL.
     States* (*states_new)(const Model* model, int64_t n, int64_t t, int64_t capacity);
     void (*decode)(Model* model, States* states, int32_t token, float* logits);
     void (*states_free)(States* states);

@@ -92,6 +92,36 @@ static void test_rmsnorm(int64_t rows, int64_t d, bool add) {
     check_same_bits("dweight of a second run", dweight, dweight_again);
 }
 
+// A row whose mean square overflows becomes NaN, and no other row changes. 1e15 does not overflow.
+static void test_rmsnorm_overflow(void) {
+    snprintf(test_case, sizeof test_case, "rmsnorm that overflows");
+    const int64_t rows = 5, d = 72, bad = 2;
+    Drawn<bf16> x(rows * d), weight(d, 1, 1);
+    Buffer<bf16> y(rows * d), y_before(rows * d);
+    Buffer<float> rstd(rows), rstd_before(rows);
+    Norm before = {weight, NULL, rstd_before, rows, d, 1e-6}, norm = before;
+    norm.rstd = rstd;
+    rmsnorm_forward(y_before, x, &before, 0);
+    for (double large : {1e15, -1e20, 3e38}) {
+        vector<bf16> host = x.host();
+        host[bad * d + 70] = rounded<bf16>(large);
+        Buffer<bf16> changed(host);
+        rmsnorm_forward(y, changed, &norm, 0);
+        vector<bf16> got = y.host(), want = y_before.host();
+        vector<float> got_rstd = rstd.host();
+        int others = 0, nans = 0;
+        for (int64_t i = 0; i < rows * d; i++) {
+            if (i / d == bad)
+                nans += isnan(value(got[i]));
+            else
+                others += value(got[i]) != value(want[i]);
+        }
+        CHECK(others == 0, "%g: %d elements of other rows changed", large, others);
+        CHECK(nans == (fabs(large) > 1e19 ? d : 0) && isnan(got_rstd[bad]) == (nans > 0),
+              "%g: %d NaN, rstd %g", large, nans, got_rstd[bad]);
+    }
+}
+
 // ----------------------------------------------------------------------------
 
 static void test_swiglu(int64_t rows, int64_t I) {
@@ -188,6 +218,7 @@ int main(int argc, char** argv) {
         test_rmsnorm(1501, 1536, add);
         test_rmsnorm(9000, 64, add);
     }
+    test_rmsnorm_overflow();
     test_swiglu(1, 8);
     test_swiglu(5, 72);
     test_swiglu(33, 256);

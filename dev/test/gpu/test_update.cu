@@ -397,8 +397,8 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
     params_free(&a.table);
 }
 
-// With a gradient element or a loss that is not finite, nothing at all may change. In a frozen tensor it is
-// ignored.
+// With a gradient element or a loss that is not finite, or a gradient of 0, nothing at all may change. In a
+// frozen tensor it is ignored.
 static void test_no_update() {
     Optimizer a(table_of({40000, 5, -100, 30001}));
     size_t n = a.w.n;
@@ -419,6 +419,16 @@ static void test_no_update() {
                           same_bits(a.v.host(), v) && same_bits(a.copy.host(), copy),
                       "%g at %zu changed something", bad, place);
             }
+    for (double size : {0.0, 1e18, -1.5e19}) { // a norm of 0, 1e18, and one above STEP_MAX_NORM
+        vector<float> other(n, 0.0f);
+        other[40001] = (float)size;
+        a.w = w, a.g = other, a.m = m, a.v = v, a.copy = copy, a.losses = draw<float>(a.losses.n, 1);
+        a.step(1e-3, 5);
+        bool valid = size == 1e18;
+        CHECK(a.stats.host()[0].finite == valid && same_bits(a.w.host(), w) == !valid &&
+                  same_bits(a.v.host(), v) == !valid,
+              "a gradient of norm %g: finite %d", fabs(size), a.stats.host()[0].finite);
+    }
     vector<float> bad_g = g;
     bad_g[frozen] = NAN;
     a.losses = draw<float>(a.losses.n, 1);

@@ -5,7 +5,19 @@ checkpoint.
 */
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include "../checkpoint_fixture.h"
+
+// fsync of the C library, but that the flush of a folder fails after so many; -1: none fails
+static int folders_flushed = -1;
+
+int fsync(int fd) {
+    struct stat st;
+    bool fails = folders_flushed >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode) && folders_flushed-- == 0;
+    if (!fails) return (int)syscall(SYS_fsync, fd);
+    errno = EIO;
+    return -1;
+}
 
 // ----------------------------------------------------------------------------
 // round trips
@@ -54,18 +66,6 @@ static void test_round_trips(void) {
         round_trip(bytes, bytes);
         round_trip(bytes, 12 - bytes); // a checkpoint of the double build in the float build, and vice versa
     }
-}
-
-// Loading and saving do not check values: NaN and infinities are preserved.
-static void test_not_finite(void) {
-    Buffers a = filled_buffers(4, 1), b = buffers(4);
-    put(&a, a.w, 3, NAN), put(&a, a.w, 4, INFINITY), put(&a, a.m, 5, NAN);
-    CHECK_OK(save(1, &a, 0));
-    CHECK_OK(load_weights(folder_of(1), &b));
-    CHECK_OK(load_optimizer(folder_of(1), &b));
-    CHECK(memcmp(a.w, b.w, (size_t)table.count * 4) == 0 && isnan(get(&b, b.m, 5)), "bits differ");
-    free_buffers(&a);
-    free_buffers(&b);
 }
 
 // ----------------------------------------------------------------------------
@@ -342,6 +342,36 @@ static void test_write_fails(void) {
     free_buffers(&b);
 }
 
+// A folder that cannot be flushed. Before the checkpoint has its name there is no new one; afterwards there is, the
+// message does not deny it, and what it replaces stays.
+static void test_flush_fails(void) {
+    const Shard whole = params_shard(&table, 0, 1);
+    Buffers b = filled_buffers(4, 20);
+    const CheckpointTensors t = tensors_of(&b);
+    CHECK_OK(save_filled(10, 1));
+    for (int64_t step = 20; step <= 40; step += 10) {
+        const TrainerState state = state_at(step == 40 ? 30 : step);
+        const CheckpointRecord record = {&config, &table, &options, &state};
+        CheckpointWriter w;
+        CHECK_OK(checkpoint_writer_open(&w, out, state.step, &table, 4, &err));
+        CHECK_OK(checkpoint_create(&w, &record, &err) && checkpoint_write_shard(&w, &whole, &t, NULL, &err));
+        folders_flushed = step > 20; // the temporary folder, then OUT
+        CHECK_FAILS(": cannot flush this folder: Input/output error", checkpoint_finish(&w, 1, &err));
+        CHECK(folders_flushed == -1, "no folder was flushed");
+        CHECK(w.published == (step > 20), "published %d", w.published);
+        checkpoint_writer_close(&w);
+        if (step == 20) CHECK_LISTED("10");
+        if (step > 20) CHECK_LISTED("30 10");
+        if (step > 20) CHECK(loads(folder_of(30)), "%s", err.msg);
+        CHECK(leftovers() == (step == 40), "%d leftovers", leftovers()); // the 30 that was replaced
+        CHECK(loads(folder_of(10)), "%s", err.msg);
+    }
+    CHECK_OK(save_filled(50, 1));
+    CHECK_LISTED("50");
+    CHECK(leftovers() == 0, "%d leftovers", leftovers());
+    free_buffers(&b);
+}
+
 static void test_unwritable(void) {
     FILE* f = fopen(in_out("file"), "wb");
     if (f) fclose(f);
@@ -389,10 +419,60 @@ static void test_lock(void) {
     close(fd);
 }
 
+// The longest name of OUT that can be locked has room for every name of a save; one byte more is refused, before any
+// folder is made.
+static void test_long_out(void) {
+    char saved[PATH_LENGTH], name[251];
+    int fd = -1;
+    strcpy(saved, out);
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    while (strlen(out) < PATH_LENGTH - 300) {
+        char parent[PATH_LENGTH];
+        strcpy(parent, out);
+        path_join(out, parent, name);
+    }
+    strcat(out, "/y");
+    for (;; strcat(out, "y")) {
+        struct stat st;
+        bool is_new = stat(out, &st) != 0;
+        if (out_lock(out, &fd, &err)) {
+            close(fd);
+            continue;
+        }
+        CHECK(strstr(err.msg, ": too long: names of checkpoints in it would exceed 4095 bytes"), "%s",
+              err.msg);
+        CHECK(is_new && stat(out, &st) != 0, "%zu bytes are too long, but the folder is made", strlen(out));
+        break;
+    }
+    out[strlen(out) - 1] = '\0';
+    CHECK_OK(save_filled(INT64_MAX / 100, 1)); // state_at must not overflow
+    CHECK_OK(save_filled(INT64_MAX / 100, 1));
+    CHECK(leftovers() == 0, "%d leftovers", leftovers());
+    strcpy(out, saved);
+}
+
+// What trainer.json cannot hold is refused.
+static void test_bad_options(void) {
+    Options o = options;
+    CHECK_OK(checkpoint_check_options(&o, &err));
+    o.data = "gr\xc3\xb6\xc3\x9f"
+             "er/\xe2\x82\xac*.bin"; // UTF-8
+    CHECK_OK(checkpoint_check_options(&o, &err));
+    o.data = "gr\xf6\xdf"
+             "er/*.bin"; // Latin-1
+    CHECK_FAILS("--data: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    o.data = NULL, o.prompt = "cut \xe2\x82";
+    CHECK_FAILS("--prompt: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    o.prompt = NULL, o.out = o.dump = "\xff"; // not recorded
+    CHECK_OK(checkpoint_check_options(&o, &err));
+}
+
 int main(void) {
     static void (*const tests[])(void) = {
-        test_round_trips, test_not_finite,  test_shards_write,    test_shards_read, test_finite,
-        test_list,        test_keep,        test_same_step_again, test_crash,       test_killed,
-        test_full_disk,   test_write_fails, test_unwritable,      test_lock};
+        test_round_trips, test_shards_write, test_shards_read,     test_finite,
+        test_list,        test_keep,         test_same_step_again, test_crash,
+        test_killed,      test_full_disk,    test_write_fails,     test_flush_fails,
+        test_unwritable,  test_lock,         test_long_out,        test_bad_options};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint");
 }

@@ -1,7 +1,7 @@
 /*
 Tests of loading checkpoints (llmc/run/checkpoint.h): damaged files, weights of another model and folders made
 elsewhere load completely, or fail with one clear line and leave the caller's buffers unchanged. Checksums
-find any flipped bit.
+find any flipped bit of any file, and numbers that training never makes are refused.
 */
 #include "../checkpoint_fixture.h"
 
@@ -20,6 +20,24 @@ static void edit(const char* path, const char* from, const char* to) {
     fwrite(at + strlen(from), 1, bytes - (size_t)(at - text) - strlen(from), f);
     fclose(f);
     free(text);
+}
+
+// Makes an edited trainer.json match the checksum at its end again.
+static void seal(const char* path) {
+    size_t bytes, n = strlen(CHECKPOINT_RECORD_END) + 14; // %s becomes 16 digits
+    char hex[17], *text = read_file(path, &bytes, &err);
+    FILE* f = text && bytes > n ? fopen(path, "wb") : NULL;
+    if (!f) die("%s: cannot seal", path);
+    fwrite(text, 1, bytes - n, f);
+    fprintf(f, CHECKPOINT_RECORD_END, hex64(hex, checksum(text, bytes - n, 0)));
+    fclose(f);
+    free(text);
+}
+
+// Makes a trainer.json one of a version that had checksums of the tensors alone.
+static void make_older(const char* path) {
+    edit(path, "\"config.json\": \"", "\"config\": \"");
+    edit(path, "\"trainer.json\": \"", "\"trainer\": \"");
 }
 
 // Cutting any file of a checkpoint anywhere makes loading fail with that file's name, and nothing is touched.
@@ -99,28 +117,6 @@ static void test_newest_damaged(void) {
     free(steps);
 }
 
-// What an older version did not record is 0.
-static void test_older_version(void) {
-    TrainerState state;
-    Json record;
-    Buffers b = filled_buffers(4, 1);
-    const char* path = in_out("step_00000003/trainer.json");
-    CHECK_OK(save_filled(3, 1));
-    edit(path, "\"checksums\"", "\"sums\"");
-    edit(path, "\"sequences\"", "\"of_sequences\"");
-    edit(path, "\"fingerprint\"", "\"print\"");
-    bool ok = checkpoint_load_state(folder_of(3), &state, &record, &err);
-    CHECK(ok && state.sequences == 0 && state.fingerprint == 0 && state.position == 31, "%s", err.msg);
-    int fd = open(in_out("step_00000003/model.safetensors"), O_RDWR);
-    CHECK(pwrite(fd, "x", 1, 5000) == 1 && close(fd) == 0, "pwrite");
-    CHECK_OK(ok && checkpoint_verify(folder_of(3), &record, 0, 1, NULL, &err)); // not noticed
-    if (ok) json_free(&record);
-    free_buffers(&b);
-}
-
-// ----------------------------------------------------------------------------
-// checksums
-
 // Flips a bit of a file.
 static void flip(const char* path, int64_t byte, int bit) {
     char c = 0;
@@ -138,6 +134,30 @@ static bool verify(const char* folder, int part, int parts) {
     json_free(&record);
     return ok;
 }
+
+// What an older version did not record is 0.
+static void test_older_version(void) {
+    TrainerState state;
+    Json record;
+    Buffers b = filled_buffers(4, 1);
+    const char* path = in_out("step_00000003/trainer.json");
+    CHECK_OK(save_filled(3, 1));
+    make_older(path);
+    CHECK_OK(verify(folder_of(3), 0, 1));
+    edit(path, "\"checksums\"", "\"sums\"");
+    edit(path, "\"sequences\"", "\"of_sequences\"");
+    edit(path, "\"fingerprint\"", "\"print\"");
+    bool ok = checkpoint_load_state(folder_of(3), &state, &record, &err);
+    CHECK(ok && state.sequences == 0 && state.fingerprint == 0 && state.position == 31, "%s", err.msg);
+    int fd = open(in_out("step_00000003/model.safetensors"), O_RDWR);
+    CHECK(pwrite(fd, "x", 1, 5000) == 1 && close(fd) == 0, "pwrite");
+    CHECK_OK(ok && checkpoint_verify(folder_of(3), &record, 0, 1, NULL, &err)); // not noticed
+    if (ok) json_free(&record);
+    free_buffers(&b);
+}
+
+// ----------------------------------------------------------------------------
+// checksums
 
 static void test_flipped_bits(void) {
     CHECK_OK(save_filled(3, 1));
@@ -167,6 +187,58 @@ static void test_flipped_bits(void) {
         CHECK_OK(save_filled(3, 1));
     }
     CHECK_OK(verify(folder_of(3), 0, 1));
+}
+
+// What a run does with a checkpoint before it trains from it (run_read_checkpoint, checkpoint_load).
+static bool accepts(const char* folder) {
+    Buffers b = buffers(4);
+    TrainerState state;
+    Json record;
+    Config c;
+    char path[PATH_LENGTH], *text = NULL;
+    size_t bytes = 0;
+    bool ok = checkpoint_load_state(folder, &state, &record, &err), loaded = ok;
+    path_join(path, folder, "config.json");
+    if (ok) text = read_file(path, &bytes, &err);
+    ok = text && checkpoint_check_config(path, text, bytes, &record, &err) &&
+         config_parse(&c, path, text, bytes, &err) && checkpoint_verify(folder, &record, 0, 1, NULL, &err) &&
+         load_weights(folder, &b) && load_optimizer(folder, &b);
+    if (loaded) json_free(&record);
+    free(text);
+    free_buffers(&b);
+    return ok;
+}
+
+// One flipped bit anywhere in a checkpoint is found: one in every byte of the two JSON files, one in 16 bytes of the headers, and bits
+// of the data that a fixed seed draws.
+static void test_flipped_anywhere(void) {
+    static const char* const names[] = {"config.json", "trainer.json", "model.safetensors",
+                                        "optimizer.safetensors"};
+    CHECK_OK(save_filled(3, 1));
+    CHECK_OK(accepts(folder_of(3)));
+    for (int file = 0; file < 4; file++) {
+        char path[PATH_LENGTH];
+        struct stat st;
+        uint64_t header = 0;
+        int64_t missed = 0, tried = 0;
+        strcpy(path, in_out("step_00000003/%s", names[file]));
+        int fd = open(path, O_RDONLY);
+        CHECK(fd >= 0 && fstat(fd, &st) == 0 && pread(fd, &header, 8, 0) == 8, "%s", path);
+        close(fd);
+        const int64_t whole = file < 2 ? st.st_size : 8 + (int64_t)header, drawn = file < 2 ? 0 : 100;
+        for (int64_t k = 0; k < 8 * whole + drawn; k += file < 2 ? 7 : k < 8 * whole ? 131 : 1) {
+            int64_t bit = k;
+            if (k >= 8 * whole)
+                bit = (int64_t)(random_uniform(5, (uint64_t)file, (uint64_t)k) * 8.0 * (double)st.st_size);
+            flip(path, bit / 8, (int)(bit % 8));
+            tried++;
+            if (accepts(folder_of(3)) && missed++ == 0) CHECK(false, "%s: bit %lld", path, (long long)bit);
+            flip(path, bit / 8, (int)(bit % 8));
+        }
+        CHECK(missed == 0 && tried > 200, "%s: %lld of %lld flipped bits are not found", path,
+              (long long)missed, (long long)tried);
+    }
+    CHECK_OK(accepts(folder_of(3)));
 }
 
 // Blocks of another size, as a later version may have, each verified by the rank that it belongs to.
@@ -237,17 +309,22 @@ static void test_bad_checksums(void) {
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         CHECK_OK(save_filled(3, 1));
         edit(in_out("step_00000003/trainer.json"), edits[i].from, edits[i].to);
+        CHECK_FAILS("step_00000003/trainer.json: is damaged: does not match the checksum at its end",
+                    verify(folder_of(3), 0, 1));
+        seal(in_out("step_00000003/trainer.json"));
         CHECK_FAILS("step_00000003/trainer.json: 'checksums' is not valid", verify(folder_of(3), 0, 1));
     }
     CHECK_OK(save_filled(3, 1));
     edit(in_out("step_00000003/trainer.json"), "\"model.safetensors\": [",
          "\"model.safetensors\": [\"0123456789abcdef\", ");
+    seal(in_out("step_00000003/trainer.json"));
     CHECK_FAILS("has 1 blocks of 67108864 bytes, but trainer.json lists 2", verify(folder_of(3), 0, 1));
 }
 
 // A folder of --init: a checkpoint or part of one, or a folder of another program.
 static void test_verify_init(void) {
-    const char* model = in_out("step_00000003/model.safetensors");
+    char model[PATH_LENGTH];
+    strcpy(model, in_out("step_00000003/model.safetensors"));
     CHECK_OK(save_filled(3, 1));
     CHECK_OK(checkpoint_verify_init(folder_of(3), 0, 1, NULL, &err));
     CHECK(remove(in_out("step_00000003/optimizer.safetensors")) == 0, "remove");
@@ -255,6 +332,16 @@ static void test_verify_init(void) {
     flip(model, 5000, 3);
     CHECK_FAILS("model.safetensors: is damaged", checkpoint_verify_init(folder_of(3), 0, 1, NULL, &err));
     CHECK(strstr(err.msg, "; if the folder was changed on purpose, remove its trainer.json"), "%s", err.msg);
+    flip(model, 5000, 3);
+    for (int i = 0; i < 2; i++) {
+        const char* path = in_out("step_00000003/%s.json", i ? "config" : "trainer");
+        flip(path, 100, 0);
+        CHECK_FAILS(path, checkpoint_verify_init(folder_of(3), 0, 1, NULL, &err));
+        flip(path, 100, 0);
+    }
+    CHECK_OK(checkpoint_verify_init(folder_of(3), 0, 1, NULL, &err));
+    flip(model, 5000, 3);
+    make_older(in_out("step_00000003/trainer.json"));
     edit(in_out("step_00000003/trainer.json"), "\"checksums\"", "\"sums\"");
     CHECK_OK(checkpoint_verify_init(folder_of(3), 0, 1, NULL, &err));
     edit(in_out("step_00000003/trainer.json"), "\"sums\"", "\"sums");
@@ -348,10 +435,73 @@ static void test_wrong_tensors(void) {
     CHECK_FAILS("holds neither model.safetensors nor", shards_load(4));
 }
 
+// ----------------------------------------------------------------------------
+// numbers that training never makes
+
+static void test_numbers(void) {
+    static const struct {
+        int buffer, bytes; // 0 w, 1 m, 2 v; of the writer's numbers
+        double value;
+        const char* message; // NULL: it loads
+    } cases[] = {
+        {0, 4, NAN, "model.safetensors: tensor 'model.norm.weight' contains nan"},
+        {0, 4, INFINITY, "model.safetensors: tensor 'model.norm.weight' contains inf"},
+        {0, 8, 1e39, "model.safetensors: tensor 'model.norm.weight' contains inf"}, // in float
+        {0, 4, -FLT_MAX, NULL},
+        {0, 4, 1e-45, NULL},
+        {1, 4, -INFINITY, "optimizer.safetensors: tensor 'exp_avg.model.norm.weight' contains -inf"},
+        {1, 4, -1, NULL},
+        {2, 4, NAN, "optimizer.safetensors: tensor 'exp_avg_sq.model.norm.weight' contains nan"},
+        {2, 4, -1e-30, "optimizer.safetensors: tensor 'exp_avg_sq.model.norm.weight' contains -1e-30"},
+        {2, 4, -0.0, NULL},
+        {2, 4, FLT_MAX, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Buffers b = filled_buffers(cases[i].bytes, 1), read = buffers(4);
+        void* const of[] = {b.w, b.m, b.v};
+        const Param* p = params_find(&table, P_NORM, 0);
+        for (int last = 0; last < 2; last++) { // the first and the last number of the tensor
+            const int64_t at = p->offset + (last ? p->count - 1 : 0);
+            const double was = get(&b, of[cases[i].buffer], at);
+            put(&b, of[cases[i].buffer], at, cases[i].value);
+            CHECK_OK(save(3, &b, 1));
+            put(&b, of[cases[i].buffer], at, was);
+            bool ok = load_weights(folder_of(3), &read) && load_optimizer(folder_of(3), &read);
+            if (cases[i].message)
+                CHECK_FAILS(cases[i].message, ok);
+            else
+                CHECK_OK(ok);
+        }
+        free_buffers(&b);
+        free_buffers(&read);
+    }
+}
+
+// Every position of a bad number, in lengths around the block of the scan.
+static void test_first_bad(void) {
+    enum { MOST = 9000 };
+    double* f64 = (double*)xcalloc(MOST, sizeof *f64);
+    float* f32 = (float*)xcalloc(MOST, sizeof *f32);
+    int64_t wrong = 0;
+    for (int64_t n = 0; n <= MOST; n += n < 8 ? 1 : 1499)
+        for (int64_t at = 0; at < n; at += at < 8 || at > n - 8 ? 1 : 97) {
+            f32[at] = NAN, f64[at] = -INFINITY;
+            wrong += numbers_first_bad(f32, n, 4, -DBL_MAX) != at;
+            wrong += numbers_first_bad(f64, n, 8, -DBL_MAX) != at;
+            f32[at] = -1, f64[at] = -1;
+            wrong += numbers_first_bad(f32, n, 4, 0) != at || numbers_first_bad(f32, n, 4, -1) != n;
+            wrong += numbers_first_bad(f64, n, 8, 0) != at || numbers_first_bad(f64, at, 8, 0) != at;
+            f32[at] = 0, f64[at] = 0;
+        }
+    CHECK(wrong == 0, "%lld wrong answers", (long long)wrong);
+    free(f64);
+    free(f32);
+}
+
 int main(void) {
-    static void (*const tests[])(void) = {test_cut_short,      test_untouched,     test_bad_trainer,
-                                          test_newest_damaged, test_older_version, test_flipped_bits,
-                                          test_blocks,         test_bad_checksums, test_verify_init,
-                                          test_types,          test_shards,        test_wrong_tensors};
+    static void (*const tests[])(void) = {
+        test_cut_short,    test_untouched,     test_bad_trainer,      test_newest_damaged, test_older_version,
+        test_flipped_bits, test_blocks,        test_bad_checksums,    test_verify_init,    test_types,
+        test_shards,       test_wrong_tensors, test_flipped_anywhere, test_numbers,        test_first_bad};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint_load");
 }

@@ -179,6 +179,12 @@ static void check_params(void) {
     c.fgate_bias_init = true;
     CHECK(fabs(config_long_gate_bias(&c, 0) + log(expm1(0.5))) < 1e-15,
           "the decay time of a single head is decay_time_min");
+    // the shortest times, where exp(1 / T) overflows: b = -1/T to the last bit
+    c.num_heads = 3, c.decay_time_min = 1e-3, c.decay_time_max = 2.5e-3;
+    CHECK(config_long_gate_bias(&c, 0) == -1000 && fabs(config_long_gate_bias(&c, 2) + 400) < 1e-12,
+          "biases %g and %g", config_long_gate_bias(&c, 0), config_long_gate_bias(&c, 2));
+    const double middle = 1 / sqrt(1e-3 * 2.5e-3);
+    CHECK(fabs(config_long_gate_bias(&c, 1) / middle + 1) < 1e-14, "%g", config_long_gate_bias(&c, 1));
 }
 
 // ----------------------------------------------------------------------------

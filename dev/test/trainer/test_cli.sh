@@ -144,8 +144,8 @@ file_7 model.safetensors: 7 bytes are too few
 file_8 model.safetensors: its header claims 18446744073709551615 bytes
 file_missing holds neither model.safetensors nor model.safetensors.index.json
 config_missing config.json: cannot open
-nan step 1: the loss is nan and the gradient norm nan (first in the weights of model.layers.1.attn.q_proj.weight)
-inf (first in the weights of model.layers.1.attn.q_proj.weight)
+nan model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains nan
+inf model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains inf
 END
     dies "none/config.json: cannot open" init none
 }
@@ -349,7 +349,10 @@ texts() {
     equals fffe "$(head -c 2 "$scratch/prompt" | od -An -tx1 | tr -d ' \n')"
     dies "cannot write the sample" sh -c '"$@" >/dev/full' - "$trainer" --init "$out/step_00000020" --generate 3
     check "damage it" files nan "$out/step_00000020/model.safetensors" model.layers.0.attn.k_norm.weight
-    dies "its weights are damaged" generate
+    dies "model.safetensors: tensor 'model.layers.0.attn.k_norm.weight' contains nan" generate
+    check "too large to square" files fill "$out/step_00000020/model.safetensors" model.embeddings.weight 1e20
+    check "and nothing else" files fill "$out/step_00000020/model.safetensors" model.layers.0.attn.k_norm.weight 1
+    dies "the model's logits are not finite: its weights are damaged" generate
 
     rm -rf "$out"
     check "a model of GPT-2's vocabulary" train_on gpt2 --set vocab_size=50257 --set hidden_size=8 \

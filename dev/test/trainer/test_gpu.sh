@@ -151,9 +151,19 @@ refused() {
 not_finite() {
     cp -r "$scratch/whole" "$scratch/nan"
     rm "$scratch/nan/log.jsonl"
-    check "write a NaN into the weights" files nan "$scratch/nan/step_00000020/model.safetensors" model.layers.0.attn.o_proj.weight
-    dies "step 21: the loss is nan and the gradient norm nan (first in the weights of model.layers.0.attn.o_proj.weight)" \
+    local model=$scratch/nan/step_00000020/model.safetensors code=0
+    check "write a NaN into the weights" files nan "$model" model.layers.0.attn.o_proj.weight
+    resume nan --max-tokens $((25 * 192)) --save-every 1 >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
+    equals "1 2" "$code $(wc -l <"$scratch/stderr")"
+    said "step_00000020/model.safetensors: tensor 'model.layers.0.attn.o_proj.weight' contains nan" stderr
+    check "repair it" files fill "$model" model.layers.0.attn.o_proj.weight 0.01
+    check "embeddings that are too large to square" files fill "$model" model.embeddings.weight 1e20
+    dies "nan (first in the gradient of " \
         resume nan --max-tokens $((25 * 192)) --save-every 1
+    check "weights that do not matter" files fill "$model" lm_head.weight 0
+    check "and their norm" files fill "$model" model.embeddings.weight 0.01
+    check "and their norm" files fill "$model" model.norm.weight 0
+    dies "step 21: the gradient is exactly 0 at a loss of " resume nan --max-tokens $((25 * 192)) --save-every 1
     equals 20 "$(checkpoints nan)"
     check "the log has no step 21" sh -c "! grep -q '\"step\": 21' $scratch/nan/log.jsonl"
 }

@@ -129,7 +129,7 @@ damage() {
     local what=$1 out=$scratch/damaged
     shift
     rm -rf "$out"
-    cp -r "$scratch/two" "$out"
+    cp -r "$scratch/$of" "$out"
     (cd "$out/step_00000010" && "$@")
     check "resume: $what" resume "$out" --save-every 10
     equals 1 "$(grep -c '^warning: .*step_00000010.*; going back to the checkpoint before it$' "$scratch/stderr")"
@@ -141,6 +141,10 @@ damage() {
 damaged() {
     check "two checkpoints" run $short "$scratch/two" --save-every 5 --max-steps 10
     equals "5 10" "$(checkpoints "$scratch/two")"
+    # of an older version, without checksums, so that each file's own checks find the damage
+    cp -r "$scratch/two" "$scratch/older"
+    for step in 5 10; do check "an older version's" files unseal "$scratch/older/step_$(printf %08d $step)/trainer.json"; done
+    local of=older
     damage "cut weights" truncate -s -1 model.safetensors
     damage "empty weights" truncate -s 0 model.safetensors
     damage "no weights" rm model.safetensors
@@ -152,6 +156,9 @@ damaged() {
     damage "no tokens in trainer.json" sed -i 's/"tokens"/"tokns"/' trainer.json
     damage "a bad option in trainer.json" sed -i 's/"keep": 3/"keep": "many"/' trainer.json
     damage "empty config.json" truncate -s 0 config.json
+    damage "another step" sed -i 's/"step": 10/"step": 9/' trainer.json
+    damage "the checkpoint before under this name" cp ../step_00000005/trainer.json ../step_00000005/config.json \
+        ../step_00000005/model.safetensors ../step_00000005/optimizer.safetensors .
     damage "an empty folder" rm config.json model.safetensors optimizer.safetensors trainer.json
 
     # a damaged checkpoint leaves none of the options that it records, whether config, options or weights are damaged
@@ -162,8 +169,20 @@ damaged() {
     damage "other options, a bad one at the end" sed -i "$others; s/\"deterministic\": false/\"deterministic\": 1/" trainer.json
     damage "other options, cut weights" sh -c 'sed -i "$1" trainer.json; truncate -s -1 model.safetensors' - "$others"
     damage "other options, no optimizer" sh -c 'sed -i "$1" trainer.json; rm optimizer.safetensors' - "$others"
-    equals "$(grep -v save-every "$scratch/$short/step_00000020/trainer.json")" \
-        "$(grep -v save-every "$scratch/damaged/step_00000020/trainer.json")"
+    equals "$(grep -v 'save-every\|"trainer.json"' "$scratch/$short/step_00000020/trainer.json")" \
+        "$(grep -v 'save-every\|"trainer.json"' "$scratch/damaged/step_00000020/trainer.json")"
+
+    # any flipped bit, and options that are valid but not those of the run
+    of=two
+    for file in config.json trainer.json model.safetensors optimizer.safetensors; do
+        for position in 0 0.37 0.61 0.83 1; do
+            damage "a flipped bit at $position of $file" "$python" "$PWD/dev/test/cli_files.py" flip $file $position
+            said "step_00000010/$file: " stderr
+        done
+    done
+    damage "another learning rate" sed -i 's/"lr": [0-9.]*/"lr": 0.5/' trainer.json
+    damage "no checksums" sed -i 's/"checksums"/"sums"/' trainer.json
+    damage "another model" sed -i 's/"rope_base": 500000/"rope_base": 500001/' config.json
 
     local out=$scratch/damaged code=0
     rm -rf "$out"
@@ -181,21 +200,62 @@ damaged() {
     equals "5 10" "$(checkpoints "$out")"
 }
 
+# refused FILE TENSOR VALUE CONTAINS: a tensor of the later checkpoint has the value everywhere; it is not trained on
+refused() {
+    local of=older
+    damage "$3 in $2" "$python" "$PWD/dev/test/cli_files.py" fill "$1" "$2" "$3"
+    said "/$1: tensor '$2' contains $4, which is not a valid" stderr
+}
+
 not_finite() {
-    local out=$scratch/nan
-    cp -r "$scratch/two" "$out"
-    check "damage it" files nan "$out/step_00000010/model.safetensors" model.layers.0.attn.o_proj.weight
-    dies "in the weights of model.layers.0.attn.o_proj.weight" resume "$out" --save-every 1
+    local out=$scratch/nan weight=model.layers.0.attn.o_proj.weight code=0
+    refused model.safetensors $weight nan nan
+    refused model.safetensors model.embeddings.weight inf inf
+    refused optimizer.safetensors exp_avg.$weight -inf -inf
+    refused optimizer.safetensors exp_avg_sq.$weight nan nan
+    refused optimizer.safetensors exp_avg_sq.$weight -1 -1
+
+    cp -r "$scratch/older" "$out"
+    for step in 5 10; do check "damage it" files nan "$out/step_$(printf %08d $step)/model.safetensors" $weight; done
+    resume "$out" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
+    equals "1 3" "$code $(wc -l <"$scratch/stderr")"
+    said "$out: none of its 2 checkpoints can be read" stderr
     equals "5 10" "$(checkpoints "$out")"
-    rm -r "$out/step_00000010"
-    cp -r "$scratch/two/step_00000010" "$out"
-    check "damage it" files nan "$out/step_00000010/optimizer.safetensors" exp_avg.model.layers.0.attn.o_proj.weight
-    dies "model.layers.0.attn.o_proj.weight' has become infinite or not a number; no checkpoint of step 11" \
-        resume "$out" --save-every 1 --keep 1
-    equals "5 10" "$(checkpoints "$out")"
-    rm -r "$out/step_00000010"
-    check "go on without it" resume "$out"
-    ends_same $short "$out"
+}
+
+# Weights that are finite, but with which nothing can be learnt.
+not_learning() {
+    local start=$scratch/not_learning/step_00000000
+    check "initial weights" run $short "$scratch/not_learning" --max-steps 0
+    check "all 0" files fill "$start/model.safetensors" lm_head.weight 0
+    check "all 0" files fill "$start/model.safetensors" model.norm.weight 0
+    dies "step 1: the gradient is exactly 0 at a loss of 5.5" resume "$scratch/not_learning"
+    check "too large to square" files fill "$start/model.safetensors" model.norm.weight 1
+    check "too large to square" files fill "$start/model.safetensors" model.embeddings.weight 1e20
+    dies "nan (first in the gradient of " resume "$scratch/not_learning"
+    equals 0 "$(checkpoints "$scratch/not_learning")"
+    check "large, but not too large" files fill "$start/model.safetensors" model.embeddings.weight 1e15
+    check "trains" resume "$scratch/not_learning" --max-steps 1
+}
+
+# What would fail at the first save, or at the first resume, is refused at the start.
+refused_at_the_start() {
+    local latin1=$scratch/$'gr\xfcn' long=$scratch/long/
+    mkdir -p "$latin1"
+    cp "$shards/text.bin" "$latin1"
+    local other=${options/--data*/}
+    dies "--data: is not valid UTF-8" "$trainer" $other --data "$latin1/text.bin" --out "$scratch/latin1"
+    dies "--val-data: is not valid UTF-8" run $short "$scratch/latin1" --val-data "$latin1/text.bin"
+    equals "" "$(find "$scratch/latin1" -name '*step_*')"
+    check "without a folder to resume from" "$trainer" $other --data "$latin1/text.bin" --max-tokens 64
+
+    while [ ${#long} -lt 3800 ]; do long=$long$(printf 'x%.0s' $(seq 200))/; done
+    long=$long$(printf 'y%.0s' $(seq $((4070 - ${#long}))))
+    dies ": too long: names of checkpoints in it would exceed 4095 bytes" run $short "$long"
+    check "no folder is made" test ! -e "$scratch/long"
+
+    # the shortest decay time: 1/T = 1000 overflows as exp(1/T)
+    check "the fastest gate" run $short "$scratch/gate" --set fgate_bias_init=true --set decay_time_min=0.001 --max-steps 2
 }
 
 # full OUT COMMAND...: a run in OUT, resumed by the command, has no disk space for a second checkpoint
@@ -237,6 +297,7 @@ old_names() {
     local out=$scratch/old_names
     check "a run" run $short "$out" --max-steps 5 --recompute qkv --attention fox
     check "of an older version" sed -i 's/"recompute": "qkv"/"recompute": "cheap"/' "$out/step_00000005/trainer.json"
+    check "without checksums" files unseal "$out/step_00000005/trainer.json"
     check "its option" grep -q '"recompute": "cheap"' "$out/step_00000005/trainer.json"
     check "resumes" resume "$out"
     check "with today's name" grep -q '"recompute": "qkv"' "$out/step_00000020/trainer.json"
@@ -266,6 +327,8 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     stdout_closed
     damaged
     not_finite
+    not_learning
+    refused_at_the_start
     full_disk
     old_names
     left_behind
