@@ -18,6 +18,7 @@ run computes the same bits on any number of threads.
 
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
+#include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
 #include "llmc/run/train.h"
@@ -1349,6 +1350,9 @@ static const Trainer trainer = {
     .decode = decode,
     .states_free = states_free};
 
-int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
+int main(int argc, char** argv) {
+    threads_start(argv);
+    return run_main(argc, argv, &trainer);
+}
 
 #endif // TESTING
