@@ -1328,6 +1328,7 @@ static void decode(Model* model, States* states, int32_t token, float* logits) {
 
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on the CPU.",
+    .built_with = CPU_BUILT_WITH,
     .suggested_tokens = 4096, // enough for large matrix products, and little memory
     .element_bytes = sizeof(real),
     .steps_in_flight = 0,
