@@ -3,10 +3,11 @@ The threads of the CPU trainer: how many there are, and how they wait for one an
 
 **Waiting.** A step has hundreds of parallel regions, each as long as its slowest thread takes. libgomp's
 threads spin for milliseconds before they sleep. Where another program runs on the cores, they spin in the
-time of the very thread that they wait for, and a step takes up to 60 times as long. Sleeping at once
-(OMP_WAIT_POLICY=passive) costs a fifth on idle cores, as a sleeping thread takes longer to wake than a region
-of a small model to run. A spin of some 10 us costs nothing on either (dev/RELIABILITY.md has the figures).
-libgomp reads its length as it is loaded, so the program starts itself once more with it in the environment.
+time of the very thread that they wait for, and a step takes up to 60 times as long. To sleep at once
+(OMP_WAIT_POLICY=passive) makes a step of a small model a third slower on idle cores, as a thread takes longer
+to wake than a region to run. A spin of some 10 us is near the better of both (dev/RELIABILITY.md has the
+figures). libgomp reads its length as it is loaded, so the program starts itself once more with it in the
+environment.
 
 **Number.** OpenMP takes a thread for every core that the process may run on, and knows nothing of the CPU
 quota of a container: the threads of a process that has used its quota stand still until the next period.
