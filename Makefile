@@ -72,6 +72,9 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              -gencode=arch=compute_80,code=compute_80 \
              -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(wildcard llmc/*/*.cuh)
+GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
+NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit 13" \
+                "(https://developer.nvidia.com/cuda-downloads), or set NVCC=/path/to/nvcc" >&2; exit 1; }
 
 # USE_CUDNN=1 adds cuDNN's attention, for models without a forget gate.
 ifeq ($(USE_CUDNN),1)
@@ -103,12 +106,13 @@ GPU_RANK_LIBS  := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(MPI
 
 # Rewritten when the flags change, which triggers a rebuild.
 build/gpu/flags: FORCE
+	$(NEED_NVCC)
 	@mkdir -p build/gpu
 	@echo '$(NVCC) $(NVCCFLAGS) $(GPU_RANK_FLAGS) $(GPU_RANK_LIBS)' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
-	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_RANK_FLAGS) $< -o $@ $(GPU_LIBS) $(GPU_RANK_LIBS)
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $@ $(GPU_LIBS) $(GPU_RANK_LIBS)
 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
@@ -140,7 +144,7 @@ TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_saniti
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/tokens dev/test/trainer dev/test/data dev/test/dist
+vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist
 
 build/test:
 	mkdir -p $@
@@ -197,8 +201,9 @@ bench-gpu: $(GPU_BENCHES) ## benchmark the kernels
 cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
 cuda-check: ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
+	$(NEED_NVCC)
 	mkdir -p build/gpu
-	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_RANK_FLAGS) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu \
+	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu \
 	    $(GPU_LIBS) $(GPU_RANK_LIBS) 2>build/gpu/ptxas.txt || { cat build/gpu/ptxas.txt; exit 1; }
 	dev/test/check_ptxas.sh build/gpu/ptxas.txt
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) test_fox.cu -o build/gpu/test_foxcu $(GPU_LIBS)

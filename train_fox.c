@@ -18,6 +18,7 @@ run computes the same bits on any number of threads.
 
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
+#include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
 #include "llmc/run/train.h"
@@ -1327,6 +1328,7 @@ static void decode(Model* model, States* states, int32_t token, float* logits) {
 
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on the CPU.",
+    .built_with = CPU_BUILT_WITH,
     .suggested_tokens = 4096, // enough for large matrix products, and little memory
     .element_bytes = sizeof(real),
     .steps_in_flight = 0,
@@ -1349,6 +1351,9 @@ static const Trainer trainer = {
     .decode = decode,
     .states_free = states_free};
 
-int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
+int main(int argc, char** argv) {
+    threads_start(argv);
+    return run_main(argc, argv, &trainer);
+}
 
 #endif // TESTING

@@ -1079,13 +1079,13 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
 }
 
 // Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the
-// model, or there is no GPU.
+// model. Without a GPU only --dry-run goes on, with model->device all zero and as if everything fitted.
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const Config* c = &run->config;
     bool cudnn = o->attention == ATTENTION_CUDNN;
     HeadShape shape = {};
-    size_t free_bytes, all_bytes;
+    size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)c->hidden_size, (long long)config_mlp_size(c));
@@ -1095,10 +1095,11 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     if (!cudnn) attention_check(&shape);
 
     Model* model = (Model*)xcalloc(1, sizeof *model);
-    Device device = device_open_ranked(run->world);
+    bool gpu = run->mode != RUN_DRY || cudnn || device_exists();
+    Device device = gpu ? device_open_ranked(run->world) : Device();
     *model = model_new(c, cudnn, o->deterministic, run->shard.rank, run->shard.size);
     model->device = device;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (gpu) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     plan->free_bytes = (int64_t)free_bytes;
     plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - model_shard_bytes(&run->shard) -
                  MODEL_WORKSPACE_BYTES - model_overhead_bytes(&run->shard) - model_sample_bytes(model, run) -
@@ -1125,10 +1126,20 @@ static void print_plan(const Run* run) {
                               {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES},
                               {"driver, exchange, about", model_overhead_bytes(&run->shard)}};
     run_print_plan(run, rows, 6);
-    printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
-           plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
+    bool gpu = model->device.memory > 0;
+    if (gpu)
+        printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
+               plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
+    else
+        printf("no GPU or no driver was found here: what fits is not known; planned for recompute %s\n",
+               option_recompute_names[recompute]);
     for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {
-        int64_t B = 0;
+        int64_t B = 0, bytes = model_activation_bytes(model, run->micro_batch, T, (Recompute)i);
+        if (!gpu) {
+            printf("  --recompute %-6s needs a GPU with %.1f GiB free\n", option_recompute_names[i],
+                   (double)(plan.free_bytes - plan.room + bytes) / (1 << 30));
+            continue;
+        }
         while (B < run->batch_sequences && model_activation_bytes(model, B + 1, T, (Recompute)i) <= plan.room)
             B++;
         printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
@@ -1393,6 +1404,7 @@ static void decode(Model* model, States* states, int32_t token, float* logits) {
 
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
+    .built_with = DEVICE_BUILT_WITH,
     .suggested_tokens = 16384,
     .element_bytes = sizeof(float),
     .steps_in_flight = 1,

@@ -18,9 +18,11 @@ independent of the C code; needs only Python's standard library.
                                           signal, and prints its exit code. SPIN loop iterations delay the signal
     cli_files.py strike_pipe SIGNAL STEP PROGRAM OPTION...   the same, but closes the pipe from the program's stdout before
                                           the signal
+    cli_files.py interrupt PROGRAM OPTION...   sends Ctrl-C to a run in its first step, which does not end, and again;
+                                          checks the opening lines, the answer, and that the second one ends the run
 """
 
-import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys
+import array, copy, fcntl, json, math, os, shutil, signal, struct, subprocess, sys, threading
 
 # ----------------------------------------------------------------------------
 # safetensors
@@ -383,6 +385,21 @@ def strike(name, step, spin, command, reader_goes=False):
     assert b"nan" not in rest
 
 
+def interrupt(command):
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    limit = threading.Timer(120, program.kill)  # then the pipes end
+    limit.start()
+    try:
+        assert any(b" steps of " in line for line in program.stdout), "the opening lines are not in the pipe"
+        program.send_signal(signal.SIGINT)
+        assert any(b"stopping after this step" in line for line in program.stderr), "Ctrl-C is not answered"
+        program.send_signal(signal.SIGINT)
+        assert program.wait() == -signal.SIGINT
+    finally:
+        program.kill()
+        limit.cancel()
+
+
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
     if command == "make":
@@ -409,5 +426,7 @@ if __name__ == "__main__":
         strike(args[0], int(args[1]), int(args[2]), args[3:])
     elif command == "strike_pipe":
         strike(args[0], int(args[1]), 0, args[2:], reader_goes=True)
+    elif command == "interrupt":
+        interrupt(args)
     else:
         sys.exit(__doc__)

@@ -37,9 +37,11 @@ static inline void attention_check(const HeadShape* s) {
             (long long)s->T, (long long)s->NH);
 }
 
-// Whether the current GPU runs the Hopper kernels.
+// Whether the current GPU runs the Hopper kernels. Without a GPU, for --dry-run, it does: they take more
+// scratch.
 static inline bool attention_runs_sm90(void) {
     static int runs = -1;
+    if (runs < 0 && !device_exists()) runs = 1;
     if (runs < 0) {
         int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
                          device_attribute(cudaDevAttrComputeCapabilityMinor);

@@ -21,6 +21,28 @@ typedef double real;
 typedef float real;
 #endif
 
+// What this build computes with, for --version; -march=native decides the vector instructions.
+#ifdef REAL_IS_DOUBLE
+#define CPU_BUILT_WITH_REAL "double"
+#else
+#define CPU_BUILT_WITH_REAL "float"
+#endif
+#if defined __AVX512F__
+#define CPU_BUILT_WITH_VECTORS "AVX-512"
+#elif defined __AVX2__
+#define CPU_BUILT_WITH_VECTORS "AVX2"
+#else
+#define CPU_BUILT_WITH_VECTORS "the architecture's basic"
+#endif
+#ifdef USE_OPENBLAS
+#define CPU_BUILT_WITH_MATMUL "OpenBLAS"
+#else
+#define CPU_BUILT_WITH_MATMUL "the program's own"
+#endif
+#define CPU_BUILT_WITH                                                                                       \
+    "numbers " CPU_BUILT_WITH_REAL "\nvector instructions " CPU_BUILT_WITH_VECTORS                           \
+    "\nmatmul " CPU_BUILT_WITH_MATMUL
+
 // e^x. In float within 1.25 ulp from e^-60 on, 0 below, infinity above e^88.
 #ifdef REAL_IS_DOUBLE
 static inline real exp_real(real x) { return exp(x); }

@@ -41,6 +41,14 @@ static inline void cuda_check(cudaError_t error, const char* call, const char* f
 
 template <class T> __host__ __device__ static inline T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
+// Is there a GPU, and a driver new enough for this program? Without them --dry-run alone works.
+static inline bool device_exists(void) {
+    int count = 0;
+    bool exists = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+    (void)cudaGetLastError(); // the error is not one of a later launch
+    return exists;
+}
+
 // An attribute of the current GPU
 static inline int device_attribute(cudaDeviceAttr attribute) {
     int device, value;

@@ -3,8 +3,35 @@ The GPU: opens it, checks that the trainer can run on it, and knows its peak spe
 */
 #pragma once
 
+#ifdef USE_CUDNN
+#include <cudnn.h>
+#endif
+#ifdef USE_NCCL
+#include <nccl.h>
+#endif
 #include "../dist/world.h"
 #include "cuda_common.cuh"
+
+// What the program was built with, for --version. The Makefile names the architectures.
+#ifndef GPU_CODE
+#define GPU_CODE "unknown"
+#endif
+#define DEVICE_TEXT_(x) #x
+#define DEVICE_DOTTED_(major, minor, patch)                                                                  \
+    DEVICE_TEXT_(major) "." DEVICE_TEXT_(minor) "." DEVICE_TEXT_(patch)
+#ifdef USE_CUDNN
+#define DEVICE_CUDNN "cuDNN " DEVICE_DOTTED_(CUDNN_MAJOR, CUDNN_MINOR, CUDNN_PATCHLEVEL)
+#else
+#define DEVICE_CUDNN "no cuDNN"
+#endif
+#ifdef USE_NCCL
+#define DEVICE_NCCL "NCCL " DEVICE_DOTTED_(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
+#else
+#define DEVICE_NCCL "no NCCL"
+#endif
+#define DEVICE_BUILT_WITH                                                                                    \
+    "CUDA " DEVICE_DOTTED_(__CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,                                       \
+                           __CUDACC_VER_BUILD__) "\n" DEVICE_NCCL "\n" DEVICE_CUDNN "\nGPU code " GPU_CODE
 
 typedef struct {
     int index;

@@ -4,7 +4,7 @@ Command lines: parser, defaults and --help of a program, all from one table.
 A program keeps its options in a struct with one field per option, and describes them in an array of CliRow:
 
     --name value    --name=value    a text, a choice of names, a count, a real number; a list gains an item
-    --name                          a flag
+    --name                          a flag; -h is --help
 
 Called by options.h (both trainers) and by the programs in data/. Counts take suffixes: 2.5Gi, 16Ki, 1e9. An
 error names the option that caused it.
@@ -139,13 +139,14 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
     if (given) memset(given, 0, (size_t)num_rows * sizeof *given);
     if (num_arguments) *num_arguments = 0;
     for (int i = 1; i < argc; i++) {
-        bool dashes = strncmp(argv[i], "--", 2) == 0;
+        const char* word = strcmp(argv[i], "-h") == 0 && !only_arguments ? "--help" : argv[i];
+        bool dashes = strncmp(word, "--", 2) == 0;
         if (!dashes && !num_arguments) return fail(err, "%s: not an option; --help lists them", argv[i]);
         if (!dashes || only_arguments) {
             argv[++*num_arguments] = argv[i];
             continue;
         }
-        const char* name = argv[i] + 2;
+        const char* name = word + 2;
         if (*name == '\0' && num_arguments) {
             only_arguments = true;
             continue;

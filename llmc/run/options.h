@@ -62,7 +62,7 @@ ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
     "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
 ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the preset's]") \
 ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 60, \
-    "tokens of linear warm-up [the preset's]") \
+    "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share of it]") \
 ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
     "AdamW's weight decay, of matrices and the embedding") \
 ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
@@ -113,7 +113,8 @@ ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
     "milliseconds by phase and memory, and exit") \
 ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
     "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
-ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit")
+ROW(FLAG, version, "version", "", 0, 0, 0, "print the program's version and what it was built with, and exit") \
+ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit; also -h")
 
 #define OPTION_NO_FIELD(title)
 #define OPTION_FIELD(type, field, ...) CLI_##type##_FIELD field;
@@ -141,11 +142,11 @@ static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
 // Is the option one of the run, which trainer.json records and --resume restores, rather than of this process
 // alone?
 static inline bool option_recorded(const CliRow* row) {
-    static const size_t of_the_process[] = {offsetof(Options, max_steps), offsetof(Options, out),
-                                            offsetof(Options, resume),    offsetof(Options, dry_run),
-                                            offsetof(Options, bench),     offsetof(Options, dump),
-                                            offsetof(Options, help),      offsetof(Options, timeout),
-                                            offsetof(Options, ranks),     offsetof(Options, data_changed)};
+    static const size_t of_the_process[] = {
+        offsetof(Options, max_steps),    offsetof(Options, out),     offsetof(Options, resume),
+        offsetof(Options, dry_run),      offsetof(Options, bench),   offsetof(Options, dump),
+        offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
+        offsetof(Options, data_changed), offsetof(Options, version)};
     for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
         if (row->offset == of_the_process[i]) return false;
     return row->type != CLI_GROUP;
@@ -162,12 +163,15 @@ static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int ar
     return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
 }
 
-// Fills what is unset from a preset's recipe.
+// Fills what is unset from a preset's recipe. A training shorter than the recipe's is warmed up for the same
+// share of its tokens; a longer one for the recipe's tokens, as in the paper.
 static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->seq_len == OPTION_UNSET) o->seq_len = r->seq_len;
     if (o->batch_tokens == OPTION_UNSET) o->batch_tokens = r->batch_tokens;
     if (o->max_tokens == OPTION_UNSET) o->max_tokens = r->max_tokens;
-    if (o->warmup_tokens == OPTION_UNSET) o->warmup_tokens = r->warmup_tokens;
+    double part = (double)o->max_tokens / (double)r->max_tokens;
+    if (o->warmup_tokens == OPTION_UNSET)
+        o->warmup_tokens = part < 1 ? (int64_t)(part * (double)r->warmup_tokens) : r->warmup_tokens;
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
 }
 

@@ -1,11 +1,32 @@
 /*
-What a run prints beside the log: the plan of --dry-run, the opening lines, and the held-out loss by position
-in the context. Called by train.h, and run_print_plan by the trainers.
+What a run prints beside the log: --version, the plan of --dry-run, the opening lines, and the held-out loss
+by position in the context. Called by train.h, and run_print_plan by the trainers.
 */
 #pragma once
 
 #include "logger.h"
 #include "run.h"
+
+// Prints --version: name and commit of the program, its compiler, MPI, and the trainer's own lines.
+static inline void run_print_version(const char* program, const char* built_with) {
+    const char* slash = strrchr(program, '/');
+    char mpi[8192] = "no MPI"; // longer than any MPI_MAX_LIBRARY_VERSION_STRING
+#ifdef USE_MPI
+    int length;
+    if (MPI_Get_library_version(mpi, &length) != MPI_SUCCESS) strcpy(mpi, "MPI of unknown version");
+#endif
+    printf("%s %s\ncompiler %s\n%.*s\n%s\n", slash ? slash + 1 : program, CODE_VERSION, __VERSION__,
+           (int)strcspn(mpi, ",\n"), mpi, built_with);
+}
+
+// Warns where the warm-up takes the whole training, so that the learning rate never falls.
+static inline void run_check_warmup(const Options* o) {
+    if (o->warmup_tokens >= o->max_tokens && o->max_tokens > 0)
+        warn("--warmup-tokens %lld: not below the %lld tokens to train on (--max-tokens): the learning rate "
+             "only rises, to %.3g, and never falls",
+             (long long)o->warmup_tokens, (long long)o->max_tokens,
+             o->lr * ((double)o->max_tokens / (double)o->warmup_tokens));
+}
 
 typedef struct {
     const char* what;
@@ -16,6 +37,7 @@ typedef struct {
 static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num_rows) {
     const Options* o = &run->options;
     int64_t total = 0;
+    run_check_warmup(o);
     JsonWriter w = json_writer(2);
     config_put_all(&run->config, &w);
     printf("%s\n\n", w.text);
@@ -57,6 +79,7 @@ static inline void run_print_start(const Run* run, int64_t sequences, int64_t va
     if (run->world->size > 1)
         printf("%d ranks with %lld to %lld micro-batches a step\n", run->world->size,
                (long long)(run->micro_batches / run->world->size), (long long)run_rank_batches(run));
+    if (run->state.step < run->last_step) run_check_warmup(o);
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 

@@ -62,17 +62,12 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // command line
 
-// Parses the command line. Prints help if asked to, and exits.
-static inline CommandLine command_line_parse(int argc, char** argv, const char* summary, World* world) {
+// Parses the command line.
+static inline CommandLine command_line_parse(int argc, char** argv) {
     Error err;
     CommandLine line;
     signal(SIGXFSZ, SIG_IGN); // a file size limit then makes write fail, which is reported
     if (!options_parse(&line.options, line.given, argc, argv, &err)) die("%s", err.msg);
-    if (line.options.help) {
-        options_print_help(stdout, argv[0], summary);
-        world_close(world);
-        exit(EXIT_SUCCESS);
-    }
     const Options* o = &line.options;
     // with --data, --generate is the length of samples while training
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;

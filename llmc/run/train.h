@@ -36,14 +36,25 @@ Called by main of the trainers, and only there.
 // signals: SIGINT, SIGTERM, SIGUSR1 and SIGHUP end the run after the current step; a second one of the same
 // kind ends it at once. SIGUSR1 is the one that mpirun and Slurm pass on to all ranks with time left to save.
 
-static volatile sig_atomic_t run_interrupted;
+static volatile sig_atomic_t run_interrupted, run_tells_signals;
 
+// Says at once what will happen: a step may take minutes. Not if stderr is a full pipe that nobody reads,
+// where write would wait forever.
 static inline void run_on_signal(int signal_number) {
+    static const char text[] = "stopping after this step; again to quit at once\n";
+    struct pollfd stderr_ready = {STDERR_FILENO, POLLOUT, 0};
+    int before = errno;
+    if (run_tells_signals && !run_interrupted && poll(&stderr_ready, 1, 0) == 1 &&
+        write(STDERR_FILENO, text, sizeof text - 1) < 0)
+        run_tells_signals = 0;
+    errno = before;
     run_interrupted = 1;
     signal(signal_number, SIG_DFL);
 }
 
-static inline void run_catch_signals(void) {
+// Of several ranks, which often get a signal together, rank 0 prints.
+static inline void run_catch_signals(const World* world) {
+    run_tells_signals = world->rank == 0;
     signal(SIGINT, run_on_signal);
     signal(SIGTERM, run_on_signal);
     signal(SIGUSR1, run_on_signal);
@@ -341,7 +352,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     t->trainer = trainer, t->model = model, t->run = run, t->world = run->world;
     t->snapshot = *snapshot;
     training_open(t);
-    run_catch_signals();
+    run_catch_signals(run->world);
     run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
     if (run_resumed(run)) {
         snprintf(text, sizeof text, "at %lld tokens", (long long)state->tokens);
@@ -491,11 +502,24 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     return exit_code;
 }
 
+// Parses the command line. Prints help or version if asked to, and exits.
+static inline CommandLine run_parse(int argc, char** argv, const Trainer* trainer, World* world) {
+    const CommandLine line = command_line_parse(argc, argv);
+    if (!line.options.help && !line.options.version) return line;
+    if (line.options.help)
+        options_print_help(stdout, argv[0], trainer->summary);
+    else
+        run_print_version(argv[0], trainer->built_with);
+    world_close(world);
+    exit(EXIT_SUCCESS);
+}
+
 // The program: returns the exit code of main.
 static inline int run_main(int argc, char** argv, const Trainer* trainer) {
     guard_standard_streams();
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); // in a pipe or file too, lines are seen as they are printed
     World* world = world_identify(&argc, &argv);
-    const CommandLine line = command_line_parse(argc, argv, trainer->summary, world);
+    const CommandLine line = run_parse(argc, argv, trainer, world);
     world_connect(world, (double)line.options.timeout);
     ranks_compare_start(world, argc, argv, trainer->element_bytes);
     RunFolder folder = run_folder_open(&line, world);

@@ -42,6 +42,7 @@ static inline bool step_is_valid(double loss, double norm) {
 
 typedef struct {
     const char* summary;      // of the program, for --help
+    const char* built_with;   // libraries, and processors that it has code for, for --version
     int64_t suggested_tokens; // of a micro-batch, without --micro-batch
     int element_bytes;        // of numbers on the host: 4 for float, 8 for double
     int steps_in_flight;      // 0 or 1

@@ -41,13 +41,17 @@ static void check_parse(void) {
     CHECK(count == 7, "%d options were given", count);
     CHECK(parse("--batch-tokens 16Ki") && options.batch_tokens == 16384, "Ki");
     CHECK(parse("--max-tokens 1e9") && options.max_tokens == 1000000000, "exponent");
+    CHECK(parse("-h") && options.help && !options.version, "-h: %s", err.msg);
+    CHECK(parse("--version") && options.version && !options.help, "--version: %s", err.msg);
 
     static const struct {
         const char *line, *says;
     } bad[] = {
         {"--modle x", "--modle"},
         {"--", "--"},
-        {"-h", "-h"},
+        {"-x", "-x"},
+        {"-h=1", "-h=1"},
+        {"-h --help", "--help: given twice"},
         {"train", "train"},
         {"--model", "--model"},
         {"--model a --model b", "--model"},
@@ -133,6 +137,21 @@ static void check_recipe(void) {
     CHECK(options.lr == 2 && options.seq_len == 8, "what was given stays");
     CHECK(options.batch_tokens == 64 && options.max_tokens == 640 && options.warmup_tokens == 32,
           "the rest is filled");
+    // the warm-up is the recipe's, at most its share of the recipe's tokens
+    static const struct {
+        const char* line;
+        int64_t warmup;
+    } cases[] = {
+        {"--max-tokens 320", 16},  {"--max-tokens 639", 31}, {"--max-tokens 640", 32},
+        {"--max-tokens 1280", 32}, {"--max-tokens 1", 0},    {"--max-tokens 320 --warmup-tokens 32", 32},
+        {"--max-steps 1", 32},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        parse(cases[i].line);
+        options_apply_recipe(&options, &recipe);
+        CHECK(options.warmup_tokens == cases[i].warmup, "%s: %lld", cases[i].line,
+              (long long)options.warmup_tokens);
+    }
 }
 
 static void check_adamw(void) {

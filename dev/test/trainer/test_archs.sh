@@ -17,6 +17,14 @@ targets "90" "sm_90a compute_80"
 targets "90a" "sm_90a compute_80"
 targets "80 86 89 90 100 103 120" "sm_80 sm_86 sm_89 sm_90a sm_100 sm_103 sm_120 compute_80"
 
+# Without nvcc one line says what to install.
+for target in train_foxcu test_foxcu cuda-check; do
+    make $target NVCC=/nowhere/nvcc >/dev/null 2>"$scratch/stderr"
+    equals 2 $?
+    equals 1 "$(grep -c '^error: nvcc was not found: install the CUDA Toolkit 13 .* or set NVCC=' "$scratch/stderr")"
+    equals 1 "$(grep -cv '^make' "$scratch/stderr")"
+done
+
 # preprocess ARCH DEFINE...: preprocesses the Hopper header as the device compiler does; needs no CUDA headers
 preprocess() { cc -E -x c++ -D__CUDA_ARCH__="$1" "${@:2}" llmc/cuda/mma_sm90.cuh; }
 preprocess 900 >/dev/null 2>"$scratch/stderr"

@@ -162,7 +162,7 @@ refused_options() {
 --nonsense 1|--nonsense: no such option; --help lists them
 --nonsense=1|--nonsense: no such option
 --|--: no such option
--h|-h: not an option; --help lists them
+-x|-x: not an option; --help lists them
 train|train: not an option
 --lr 1e|--lr 1e: not a number
 --lr nan|--lr nan: not a number
@@ -261,8 +261,39 @@ END
     check "--dry-run" run --model fox-pro-760m --dry-run
     said "524288 tokens: "
     said "16106127360 tokens: 30720 steps, peak learning rate 0.001, 268435456 tokens of warm-up"
-    check "--help" run --help
-    said "--warmup-tokens N"
+    for help in -h --help; do
+        check "$help" run $help
+        said "--warmup-tokens N"
+        said "usage: $trainer "
+    done
+    check "--version" run --version
+    equals 1 "$(grep -cxE "$(basename "$trainer") [^ ]+" "$scratch/stdout")" # and its commit
+    said "MPI"
+    said "numbers float"
+}
+
+# A default warm-up is never longer than the training. One that is given is taken, with a warning.
+warmup() {
+    local only_rises="--warmup-tokens 1280: not below the 1280 tokens to train on (--max-tokens): the learning rate only rises"
+    check "--dry-run of few tokens" run --model fox-pro-760m --dry-run --max-tokens 15Mi
+    said "30 steps, peak learning rate 0.001, 262144 tokens of warm-up"
+    equals "" "$(cat "$scratch/stderr")"
+    check "--dry-run of many tokens" run --model fox-pro-760m --dry-run --max-tokens 45Gi
+    said "268435456 tokens of warm-up"
+    local long="${batches/--warmup-tokens 128/--warmup-tokens 1280}"
+    check "a long warm-up" run $tiny $long --data "$shards/text.bin"
+    said "$only_rises" stderr
+    check "--dry-run of a long warm-up" run $tiny $long --dry-run
+    said "$only_rises" stderr
+}
+
+# In a step that does not end, Ctrl-C is answered at once, and ends the run when it is given again. The opening lines
+# are in the pipe by then.
+interrupted() {
+    rm -rf "$out"
+    check "Ctrl-C twice" files interrupt "$trainer" $tiny --seq-len 16 --batch-tokens 64Gi --micro-batch 1 \
+        --data "$shards/text.bin" --out "$out"
+    no_checkpoint
 }
 
 # cli_files.py computes the loss from the logits independently.
@@ -416,6 +447,8 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     refused_options
     refused_out
     dry_run
+    warmup
+    interrupted
     dumps
     good_data
     names

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# What the GPU trainer $1 does without a GPU: --help, --version and --dry-run work, anything else is one line. On a
+# machine with GPUs they are hidden.
+scratch=build/test/without_gpu
+. dev/test/check.sh
+mkdir -p "$scratch"
+export CUDA_VISIBLE_DEVICES=
+trainer=$1
+
+for help in -h --help; do
+    check "$help" "$trainer" $help
+    said "--warmup-tokens N"
+done
+check "--version" "$trainer" --version
+for part in "$(basename "$trainer") " "CUDA " NCCL cuDNN MPI "GPU code sm_"; do said "$part"; done
+check "--dry-run" "$trainer" --dry-run --model fox-pro-760m
+said "759512640"
+said "no GPU or no driver was found here"
+for level in none qkv block; do said "--recompute $level"; done
+equals "" "$(cat "$scratch/stderr")"
+check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --ranks 8 --recompute block
+said "planned for recompute block"
+dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
+dies "which model?" "$trainer"
+report

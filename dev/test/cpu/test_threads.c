@@ -1,0 +1,83 @@
+/*
+Tests of llmc/cpu/threads.h: the CPU quota of cgroups of both versions, and the number of threads that follows
+from it. A scratch folder stands for the root of the file system.
+*/
+#include "../../../llmc/cpu/threads.h"
+#include "../check.h"
+
+static const char* root;
+
+// Writes a file below the root, and the folders that it is in.
+static void put(const char* name, const char* text) {
+    char path[PATH_LENGTH], folder[PATH_LENGTH];
+    Error err;
+    path_join(path, root, name);
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
+    if (!make_folders(folder, &err)) die("%s", err.msg);
+    FILE* f = fopen(path, "w");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0) die("%s: cannot write", path);
+}
+
+static void test_version_2(void) {
+    root = test_scratch("threads");
+    CHECK(threads_quota(root) == 0, "no /proc");
+    put("proc/self/cgroup", "0::/a/b\n");
+    CHECK(threads_quota(root) == 0, "no cgroup");
+    put("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+    CHECK(threads_quota(root) == 0, "no quota");
+    put("sys/fs/cgroup/a/b/cpu.max", "150000 100000\n");
+    CHECK(threads_quota(root) == 1.5, "a quota");
+    put("sys/fs/cgroup/a/cpu.max", "50000 100000\n");
+    CHECK(threads_quota(root) == 0.5, "a smaller one above it");
+    put("sys/fs/cgroup/a/cpu.max", "400000 100000\n");
+    CHECK(threads_quota(root) == 1.5, "a larger one above it");
+    put("sys/fs/cgroup/a/b/cpu.max", "");
+    CHECK(threads_quota(root) == 4, "an empty file");
+    put("sys/fs/cgroup/a/cpu.max", "-1 0\n");
+    CHECK(threads_quota(root) == 0, "no time at all");
+}
+
+// A container sees the quota at the top, and can have a path from outside.
+static void test_container(void) {
+    root = test_scratch("threads");
+    put("sys/fs/cgroup/cpu.max", "200000 100000\n");
+    put("proc/self/cgroup", "0::/\n");
+    CHECK(threads_quota(root) == 2, "its own path");
+    put("proc/self/cgroup", "0::/system.slice/docker-0123.scope\n");
+    CHECK(threads_quota(root) == 2, "a path from outside");
+    put("proc/self/cgroup", "0::/../x\nnonsense\n1:\n\n");
+    CHECK(threads_quota(root) == 2, "other lines");
+}
+
+static void test_version_1(void) {
+    root = test_scratch("threads");
+    put("proc/self/cgroup", "9:cpuset:/x\n4:cpuacct,cpu:/docker/1\n0::/\n");
+    put("sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "1000\n");
+    put("sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n");
+    CHECK(threads_quota(root) == 0, "of another controller");
+    put("sys/fs/cgroup/cpu/docker/1/cpu.cfs_quota_us", "-1\n");
+    put("sys/fs/cgroup/cpu/docker/1/cpu.cfs_period_us", "100000\n");
+    CHECK(threads_quota(root) == 0, "no quota");
+    put("sys/fs/cgroup/cpu/docker/1/cpu.cfs_quota_us", "250000\n");
+    CHECK(threads_quota(root) == 2.5, "a quota");
+    put("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n");
+    put("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    CHECK(threads_quota(root) == 1, "at the top");
+}
+
+static void test_number(void) {
+    CHECK(threads_choose(64, 0) == 64, "no quota");
+    CHECK(threads_choose(64, 2) == 2, "two cores");
+    CHECK(threads_choose(64, 2.5) == 3, "two and a half");
+    CHECK(threads_choose(64, 0.05) == 1, "a part of one");
+    CHECK(threads_choose(2, 2) == 2 && threads_choose(2, 1.5) == 2 && threads_choose(2, 500) == 2,
+          "few cores");
+}
+
+int main(void) {
+    test_version_2();
+    test_container();
+    test_version_1();
+    test_number();
+    return test_report();
+}

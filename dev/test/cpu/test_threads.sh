@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# How the CPU trainer starts OpenMP: threads that wait for each other spin only briefly, and there are as many as cores
+# that the process may run on, unless the environment says otherwise. libgomp prints what it has read as it was loaded.
+scratch=build/test/threads_started
+. dev/test/check.sh
+mkdir -p "$scratch"
+unset OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT
+
+# spins WANT VARIABLE...: the spin count of the program that runs in the end, started with these variables
+spins() {
+    check "--version with ${*:2}" env "${@:2}" OMP_DISPLAY_ENV=verbose ./train_fox --version
+    equals "$1" "$(grep GOMP_SPINCOUNT "$scratch/stderr" | tail -n 1 | tr -dc 0-9)"
+}
+spins 300 A=1
+spins 77 GOMP_SPINCOUNT=77
+spins 0 OMP_WAIT_POLICY=passive
+said "train_fox "
+equals 1 "$(grep -c 'DISPLAY ENVIRONMENT BEGIN' "$scratch/stderr")" # it was not started again
+
+# threads WANT COMMAND...: the number of threads that --bench reports
+threads() {
+    check "--bench of ${*:2}" "${@:2}" ./train_fox --model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=1 \
+        --seq-len 16 --batch-tokens 16 --bench 1
+    said "on 1 ranks of $1 threads"
+}
+core=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')
+threads 1 taskset -c "$core"
+threads 3 env OMP_NUM_THREADS=3
+report
