@@ -127,7 +127,7 @@ test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE fuzz cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -167,11 +167,28 @@ build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
 build/test/%: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-tests: all $(TEST_PROGRAMS) build/test/train_fox_double build/test/train_fox_sanitized # `make test` without installing packages
+tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized # `make test` without installing packages
 	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
 gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences
 	build/test/gradcheck
+
+# Fuzz targets: with clang's libFuzzer where it is installed, elsewhere with CC and dev/fuzz/driver.c.
+FUZZ_TARGETS := $(patsubst dev/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
+FUZZ_FLAGS   := $(filter-out -fopenmp,$(SANITIZE)) -Wno-unknown-pragmas
+CLANG        ?= $(firstword $(shell command -v clang clang-14))
+LIBFUZZER     = $(eval LIBFUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
+                  $(CLANG) -fsanitize=fuzzer -xc - -o /dev/null 2>/dev/null && echo yes))$(LIBFUZZER)
+
+build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(HEADERS)
+	@mkdir -p build/fuzz
+	$(if $(LIBFUZZER),$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $<, \
+	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
+	    -o $@ $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS)
+
+MINUTES ?= 10
+fuzz: $(FUZZ_TARGETS) ## run the fuzz targets for MINUTES=10 on all cores; crashes stay in build/fuzz/crashes
+	dev/fuzz/run.sh $(MINUTES)
 
 GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
