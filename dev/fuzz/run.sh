@@ -23,11 +23,13 @@ before=$(ls $crashes | wc -l)
 
 # work TARGET WORKER: the words of the seeds that are in quotes are the dictionary
 work() {
+    local log=$logs/$1.$2.log words=$logs/$1.$2.dict dictionary=
     mkdir -p build/fuzz/corpus/$1
-    grep -aoh '"[A-Za-z0-9_.-]*"' dev/fuzz/seeds/$1/* 2>/dev/null | sort -u >$logs/$1.$2.dict
+    grep -aoh '"[A-Za-z0-9_.-]\+"' dev/fuzz/seeds/$1/* | sort -u >$words
+    [ ! -s $words ] || dictionary=-dict=$words
     build/fuzz/$1 -max_total_time=$seconds -seed=$(($(date +%s) + $2)) -timeout=60 -print_final_stats=1 \
-        -dict=$logs/$1.$2.dict -artifact_prefix=$crashes/$1- build/fuzz/corpus/$1 dev/fuzz/seeds/$1 \
-        >$logs/$1.$2.log 2>&1 || echo "$1: exit code $?: $logs/$1.$2.log" >>$logs/failed
+        $dictionary -artifact_prefix=$crashes/$1- build/fuzz/corpus/$1 dev/fuzz/seeds/$1 >$log 2>&1 ||
+        echo "$1: exit code $?: $log" >>$logs/failed
 }
 export -f work
 export seconds logs crashes

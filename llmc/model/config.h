@@ -91,7 +91,8 @@ static inline bool config_is_plain_transformer(const Config* c) {
 static inline double config_long_gate_bias(const Config* c, int64_t head) {
     double step = c->num_heads > 1 ? (double)head / (double)(c->num_heads - 1) : 0;
     double decay_time = c->decay_time_min * pow(c->decay_time_max / c->decay_time_min, step);
-    return -log(expm1(1 / decay_time));
+    const double rate = 1 / decay_time;
+    return rate < 500 ? -log(expm1(rate)) : -rate; // the same in double; expm1 overflows above 709
 }
 
 // ----------------------------------------------------------------------------
