@@ -1,12 +1,12 @@
 /*
-Runs a fuzz target where clang's libFuzzer is missing. It takes the options of libFuzzer that run.sh and test_fuzz.sh
-pass, and the folders of the seeds:
+Runs a fuzz target where clang's libFuzzer is missing. It takes the options of libFuzzer that run.sh and
+test_fuzz.sh pass, and the folders of the seeds:
 
     build/fuzz/NAME [-runs=N] [-seed=S] [-max_total_time=SECONDS] [-artifact_prefix=PREFIX] FOLDER...
 
-Runs every file of the folders, then random mutations of them. An input that reaches code that none before it has
-reached joins the seeds; gcc's -fsanitize-coverage=trace-pc reports that code. The same seed runs the same inputs. A
-crash, or an input that takes a minute, leaves the input in PREFIXcrash and ends the process.
+Runs every file of the folders, then random mutations of them. An input that reaches code that none before it
+has reached joins the seeds; gcc's -fsanitize-coverage=trace-pc reports that code. The same seed runs the same
+inputs. A crash, or an input that takes a minute, leaves the input in PREFIXcrash and ends the process.
 */
 #include <dirent.h>
 #include "fuzz.h"

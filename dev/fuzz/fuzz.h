@@ -1,12 +1,12 @@
 /*
-What the fuzz targets share. A target is a file fuzz_NAME.c with the function that libFuzzer, or driver.c where
-clang is missing, calls for every input:
+What the fuzz targets share. A target is a file fuzz_NAME.c with the function that libFuzzer, or driver.c
+where clang is missing, calls for every input:
 
     int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes);
 
-It passes the input to one of the project's parsers. Sanitizers find invalid memory accesses; REQUIRE finds what they
-cannot: input that is accepted although its format forbids it, an object that differs after it was written and read
-again, a refusal without a message.
+It passes the input to one of the project's parsers. Sanitizers find invalid memory accesses; REQUIRE finds
+what they cannot: input that is accepted although its format forbids it, an object that differs after it was
+written and read again, a refusal without a message.
 */
 #pragma once
 

@@ -1,6 +1,7 @@
 /*
-llmc/model/config.h and params.h: config.json and, in an input that does not begin with a brace, the KEY=VALUE lines of
---set. A config that is accepted makes a parameter table without overflow, and survives writing and reading.
+llmc/model/config.h and params.h: config.json and, in an input that does not begin with a brace, the KEY=VALUE
+lines of --set. A config that is accepted makes a parameter table without overflow, and survives writing and
+reading.
 */
 #include "fuzz.h"
 #include "../../llmc/model/params.h"

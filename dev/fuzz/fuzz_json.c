@@ -1,6 +1,7 @@
 /*
-llmc/formats/json.h. Accepted text is valid by the grammar of RFC 8259, written out below a second time, and valid
-text is accepted, apart from what json.h says it refuses. What was parsed survives writing and parsing again.
+llmc/formats/json.h. Accepted text is valid by the grammar of RFC 8259, written out below a second time, and
+valid text is accepted, apart from what json.h says it refuses. What was parsed survives writing and parsing
+again.
 */
 #include <ctype.h>
 #include "fuzz.h"

@@ -1,6 +1,7 @@
 /*
-llmc/formats/safetensors.h. An accepted file obeys the rules of the format: its tensors have the bytes that type and
-shape need, in order, without gap or overlap, up to the last byte of the file. It keeps them when it is written again.
+llmc/formats/safetensors.h. An accepted file obeys the rules of the format: its tensors have the bytes that
+type and shape need, in order, without gap or overlap, up to the last byte of the file. It keeps them when it
+is written again.
 */
 #include "fuzz.h"
 #include "../../llmc/formats/safetensors.h"

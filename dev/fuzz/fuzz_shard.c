@@ -1,6 +1,6 @@
 /*
-llmc/tokens/shard.h. An accepted shard has exactly the tokens that its header claims, and they are read as they are in
-the file, from any position.
+llmc/tokens/shard.h. An accepted shard has exactly the tokens that its header claims, and they are read as
+they are in the file, from any position.
 */
 #include "fuzz.h"
 #include "../../llmc/tokens/shard.h"

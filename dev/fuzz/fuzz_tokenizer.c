@@ -1,7 +1,7 @@
 /*
-llmc/tokens/tokenizer.h and llmc/base/text.h, with GPT-2's vocabulary and by bytes: decode(encode(text)) is the text,
-text cut by tokenizer_cut encodes to the same tokens, the two ways to encode a word agree, and JSON-escaped text,
-unescaped whole or in pieces, is the text.
+llmc/tokens/tokenizer.h and llmc/base/text.h, with GPT-2's vocabulary and by bytes: decode(encode(text)) is
+the text, text cut by tokenizer_cut encodes to the same tokens, escaped or not, the two ways to encode a word
+agree, and JSON-escaped text, unescaped whole or in pieces, is the text.
 */
 #include "fuzz.h"
 #include "../../llmc/tokens/tokenizer.h"
@@ -25,17 +25,29 @@ static void require_decodes(const Tokenizer* t, const TokenBuffer* tokens, const
     REQUIRE(at == bytes, "%zu of %zu bytes are decoded", at, bytes);
 }
 
-static void require_cut(const Tokenizer* t, const TokenBuffer* whole, const char* text, size_t bytes) {
-    TokenBuffer parts = {NULL, 0, 0};
-    size_t cut = tokenizer_cut(text, bytes / 4, bytes);
-    REQUIRE(cut == 0 || (cut > bytes / 4 && cut < bytes), "cut at %zu of %zu", cut, bytes);
-    tokenizer_encode(t, text, cut, &parts);
-    tokenizer_encode(t, text + cut, bytes - cut, &parts);
-    REQUIRE(parts.count == whole->count, "%lld tokens, %lld of a text cut at %zu", (long long)whole->count,
-            (long long)parts.count, cut);
-    for (int64_t i = 0; i < parts.count; i++)
-        REQUIRE(parts.data[i] == whole->data[i], "token %lld of a text cut at %zu", (long long)i, cut);
-    free(parts.data);
+static void encode(const Tokenizer* t, const char* text, size_t bytes, bool escape, TokenBuffer* out) {
+    ByteBuffer escaped = {NULL, 0, 0};
+    if (escape) json_escape(text, bytes, &escaped);
+    tokenizer_encode(t, escape ? escaped.data : text, escape ? escaped.count : bytes, out);
+    free(escaped.data);
+}
+
+// The text is cut where only its first `known` bytes have been read.
+static void require_cut(const Tokenizer* t, const char* text, size_t bytes, size_t known) {
+    size_t after = known / 4, cut = tokenizer_cut(text, after, known);
+    REQUIRE(cut == 0 || (cut > after && cut < known), "cut at %zu of %zu", cut, known);
+    for (int escape = 0; cut > 0 && escape < 2; escape++) {
+        TokenBuffer whole = {NULL, 0, 0}, parts = {NULL, 0, 0};
+        encode(t, text, bytes, escape, &whole);
+        encode(t, text, cut, escape, &parts);
+        encode(t, text + cut, bytes - cut, escape, &parts);
+        REQUIRE(parts.count == whole.count, "%lld tokens, %lld of a text cut at %zu of %zu",
+                (long long)whole.count, (long long)parts.count, cut, known);
+        REQUIRE(memcmp(parts.data, whole.data, (size_t)parts.count * sizeof *parts.data) == 0,
+                "other tokens of a text cut at %zu of %zu", cut, known);
+        free(whole.data);
+        free(parts.data);
+    }
 }
 
 // The text taken as one word, encoded by the search over a list and by the heap.
@@ -77,7 +89,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
         TokenBuffer tokens = {NULL, 0, 0};
         tokenizer_encode(&tokenizers[i], text, bytes, &tokens);
         require_decodes(&tokenizers[i], &tokens, text, bytes);
-        require_cut(&tokenizers[i], &tokens, text, bytes);
+        require_cut(&tokenizers[i], text, bytes, bytes);
+        require_cut(&tokenizers[i], text, bytes, bytes / 2);
         free(tokens.data);
     }
     require_same_word(&tokenizers[0], data, bytes);

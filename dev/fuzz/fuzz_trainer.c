@@ -1,6 +1,6 @@
 /*
-llmc/run/checkpoint.h and options.h: trainer.json. An accepted record has a state within its ranges, options that
-survive writing and reading, and checksums that two small files match or not.
+llmc/run/checkpoint.h and options.h: trainer.json. An accepted record has a state within its ranges, options
+that survive writing and reading, and checksums that two small files match or not.
 */
 #include "fuzz.h"
 #include "../../llmc/run/checkpoint.h"

@@ -1,6 +1,6 @@
 /*
-llmc/tokens/tokenizer.h: GPT-2's vocab.bpe, here with any number of merges. The tokens of an accepted file are distinct,
-and every text decodes to itself: tried on the file's own text.
+llmc/tokens/tokenizer.h: GPT-2's vocab.bpe, here with any number of merges. The tokens of an accepted file are
+distinct, and every text decodes to itself: tried on the file's own text.
 */
 #include "fuzz.h"
 #include "../../llmc/tokens/tokenizer.h"

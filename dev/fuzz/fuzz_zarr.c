@@ -1,6 +1,6 @@
 /*
-data/zarr.h: a .zarray, in an input that begins with a brace, or the file of a chunk of 16 x 32 tokens. Decoding reads
-and writes within its buffers, and fills all of the chunk or fails.
+data/zarr.h: a .zarray, in an input that begins with a brace, or the file of a chunk of 16 x 32 tokens.
+Decoding reads and writes within its buffers, and fills all of the chunk or fails.
 */
 #include "fuzz.h"
 #include "../../data/zarr.h"
