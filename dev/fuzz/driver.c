@@ -29,12 +29,16 @@ static uint64_t random_seed, draws;
 // ----------------------------------------------------------------------------
 // coverage and crashes
 
+// Of functions that the sanitizers call, some of them before they are ready
+#define NOT_INSTRUMENTED                                                                                     \
+    __attribute__((no_sanitize_coverage, no_sanitize("address"), no_sanitize("undefined")))
+
 static uint8_t reached[1 << 16]; // by a hash of the address
 static bool reached_more;
 
 void __sanitizer_cov_trace_pc(void);
 
-__attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc(void) {
+NOT_INSTRUMENTED void __sanitizer_cov_trace_pc(void) {
     size_t slot = (size_t)((uintptr_t)__builtin_return_address(0) * 0x9e3779b97f4a7c15u >> 48);
     reached_more |= !reached[slot];
     reached[slot] = 1;
@@ -45,8 +49,8 @@ const char* __asan_default_options(void);
 const char* __ubsan_default_options(void);
 __attribute__((weak)) void __lsan_do_leak_check(void);
 
-const char* __asan_default_options(void) { return "abort_on_error=1"; }
-const char* __ubsan_default_options(void) { return "abort_on_error=1:print_stacktrace=1"; }
+NOT_INSTRUMENTED const char* __asan_default_options(void) { return "abort_on_error=1"; }
+NOT_INSTRUMENTED const char* __ubsan_default_options(void) { return "abort_on_error=1:print_stacktrace=1"; }
 
 // Keeps the input that runs. Called on SIGABRT and SIGALRM.
 static void keep_input(int signal_number) {
