@@ -131,7 +131,7 @@ test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE fuzz tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -144,7 +144,7 @@ TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_saniti
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist
+vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist data
 
 build/test:
 	mkdir -p $@
@@ -171,11 +171,49 @@ build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
 build/test/%: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-tests: all $(TEST_PROGRAMS) build/test/train_fox_double build/test/train_fox_sanitized # `make test` without installing packages
+tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized # `make test` without installing packages
 	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
 gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences
 	build/test/gradcheck
+
+# Fuzz targets: with clang's libFuzzer where it is installed, elsewhere with CC and dev/fuzz/driver.c.
+FUZZ_TARGETS := $(patsubst dev/fuzz/fuzz_%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
+FUZZ_FLAGS   := $(filter-out -fopenmp,$(SANITIZE)) -Wno-unknown-pragmas
+CLANG        ?= $(firstword $(shell command -v clang clang-14))
+LIBFUZZER     = $(eval LIBFUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
+                  $(CLANG) -fsanitize=fuzzer -xc - -o /dev/null 2>/dev/null && echo yes))$(LIBFUZZER)
+
+build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(HEADERS)
+	@mkdir -p build/fuzz
+	$(if $(LIBFUZZER),$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $<, \
+	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
+	    -o $@ $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS)
+
+MINUTES ?= 10
+fuzz: $(FUZZ_TARGETS) ## run the fuzz targets for MINUTES=10 on all cores; crashes stay in build/fuzz/crashes
+	dev/fuzz/run.sh $(MINUTES)
+
+# What has threads, under ThreadSanitizer. OpenMP has one thread: libgomp synchronizes in a way that it cannot
+# see. test_world and the downloads mostly wait, for about two minutes.
+TSAN_FLAGS := $(subst address$(comma)undefined,thread,$(SANITIZE))
+TSAN_TESTS ?= test_dataloader test_saver test_world dev/test/data/test_longcrawl64.sh
+build/tsan/%: %.c $(TEST_HEADERS)
+	@mkdir -p build/tsan
+	$(CC) $(TSAN_FLAGS) $(CODE) $< -o $@ $(if $(filter %/longcrawl64,$@),-lcurl -lblosc -lcrypto) $(LDLIBS)
+
+TSAN_PROGRAMS := $(patsubst %,build/tsan/%,$(patsubst dev/test/data/test_%.sh,%,$(TSAN_TESTS)))
+tsan: build/tsan/train_fox $(TSAN_PROGRAMS) ## run the tests of threads under ThreadSanitizer
+	OMP_NUM_THREADS=1 TRAIN_FOX=build/tsan/train_fox LONGCRAWL64=build/tsan/longcrawl64 dev/test/run.sh \
+	    dev/test/trainer/tiny_run.sh $(patsubst test_%,build/tsan/test_%,$(TSAN_TESTS))
+
+# valgrind sees uninitialized memory, which gcc's sanitizers do not. It has no AVX-512: not -march=native.
+build/test/train_fox_valgrind: train_fox.c $(HEADERS) | build/test
+	$(CC) $(subst $(ARCH),-march=x86-64-v2,$(CFLAGS)) -O1 -g $(CODE) $< -o $@ $(LDLIBS)
+
+valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrind
+	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
+	    build/test/train_fox_valgrind" dev/test/run.sh dev/test/trainer/tiny_run.sh
 
 GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))

@@ -43,7 +43,7 @@ typedef struct {
     double woke, resumed; // when the watch thread ran last; when it did after this rank had been stopped
     WatchKind answer;     // to this rank's claim: WATCH_CLAIM until there is one
     WatchRank* ranks;     // [size]; ranks above 0 use element 0
-    struct pollfd* fds;   // [size]; fd is -1 for a rank that is not connected
+    struct pollfd* fds;   // [size]; fd is -1 for a rank that is not connected. Then the copy that is polled
 } Watch;
 
 // Lists the connections that exist by now: rank 0 accepts them while its watch runs.

@@ -106,6 +106,7 @@ static inline void watch_judge(Watch* w, double now) {
 static inline void* watch_run(void* argument) {
     Watch* w = (Watch*)argument;
     int size = w->link->size;
+    struct pollfd* polled = w->fds + size; // a thread in die() may update the list while this one waits
     double now = seconds_now(), next = now;
     pthread_mutex_lock(&w->lock);
     while (!w->closing) {
@@ -113,13 +114,14 @@ static inline void* watch_run(void* argument) {
         for (int r = 0; now >= next && r < size; r++) watch_send(w, r, WATCH_HEARTBEAT);
         if (now >= next) next = now + w->interval;
         double until = w->ready ? next : now + 0.05; // until then ranks still connect
+        memcpy(polled, w->fds, (size_t)size * sizeof *polled);
         pthread_mutex_unlock(&w->lock);
-        int ready = poll(w->fds, (nfds_t)size, link_milliseconds(until));
+        int ready = poll(polled, (nfds_t)size, link_milliseconds(until));
         pthread_mutex_lock(&w->lock);
         now = watch_wake(w);
         if (w->link->rank == 0) watch_take(w, 0, &w->mine);
         for (int r = 0; ready > 0 && r < size; r++)
-            if (w->fds[r].fd >= 0 && w->fds[r].revents != 0) watch_listen(w, r);
+            if (w->fds[r].fd >= 0 && polled[r].revents != 0) watch_listen(w, r);
         if (w->link->rank == 0) watch_answer_claims(w);
         watch_judge(w, now);
     }
@@ -135,7 +137,7 @@ static inline void watch_start(Watch* w, Link* link, double timeout) {
     w->link = link, w->timeout = timeout, w->speaker = -1;
     w->interval = timeout < 4 ? timeout / 4 : 1, w->resumed = -5, w->woke = seconds_now();
     w->ranks = (WatchRank*)xcalloc((size_t)link->size, sizeof *w->ranks);
-    w->fds = (struct pollfd*)xcalloc((size_t)link->size, sizeof *w->fds);
+    w->fds = (struct pollfd*)xcalloc(2 * (size_t)link->size, sizeof *w->fds);
     for (int r = 0; r < link->size; r++) w->fds[r].fd = -1;
     watch_update_fds(w);
     pthread_mutex_init(&w->lock, NULL);

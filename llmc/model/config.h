@@ -192,7 +192,8 @@ static inline bool config_set(Config* c, const char* where, const char* name, co
         return true;
     }
     // the paper's code writes the number of heads here when every head has keys and values of its own
-    if (strcmp(name, "num_kv_heads") == 0 && atoll(text) == (long long)c->num_heads) return true;
+    if (strcmp(name, "num_kv_heads") == 0 && parse_count(text, &number) && number == (double)c->num_heads)
+        return true;
     char supported[64] = "";
     for (int i = 0; i < 4 && key->choices[i]; i++) {
         if (strcmp(text, key->choices[i]) == 0) {

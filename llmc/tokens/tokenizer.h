@@ -355,37 +355,35 @@ static inline bool gpt2_add_merge(Tokenizer* t, const uint8_t* byte_of, const ch
     return true;
 }
 
-// Adds the tokens of all lines of vocab.bpe.
-static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const char* text, size_t bytes,
-                                   const char* path, Error* err) {
+// Adds the tokens of all lines of text[bytes], a vocab.bpe with this number of merges.
+static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const char* path, const char* text,
+                                   size_t bytes, int64_t merges, Error* err) {
     const char *line = text, *end = text + bytes;
     if (bytes < 9 || memcmp(text, "#version:", 9) != 0)
         return fail(err, "%s: does not start with '#version:': not GPT-2's vocab.bpe", path);
     for (int number = 1; line < end; number++) {
         const char* newline = (const char*)memchr(line, '\n', (size_t)(end - line));
         if (!newline) return fail(err, "%s: is truncated: ends in the middle of line %d", path, number);
-        if (number > GPT2_MERGES + 1)
-            return fail(err, "%s: has more than the %d merges of GPT-2", path, GPT2_MERGES);
+        if (number > merges + 1)
+            return fail(err, "%s: has more than the %lld merges of GPT-2", path, (long long)merges);
         if (number > 1 && !gpt2_add_merge(t, byte_of, line, (size_t)(newline - line), number, path, err))
             return false;
         line = newline + 1;
     }
-    if (t->vocab_size != 256 + GPT2_MERGES)
-        return fail(err, "%s: has %lld merges, GPT-2 has %d: is it truncated?", path,
-                    (long long)t->vocab_size - 256, GPT2_MERGES);
+    if (t->vocab_size != 256 + merges)
+        return fail(err, "%s: has %lld merges, GPT-2 has %lld: is it truncated?", path,
+                    (long long)t->vocab_size - 256, (long long)merges);
     return true;
 }
 
-// Creates the GPT-2 tokenizer from the file vocab.bpe: a line that starts with `#version:`, then 50000
-// merges. Free with tokenizer_free. On error there is nothing to free.
-static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
+// Creates a tokenizer from the text of a vocab.bpe, whose path messages name: a line that starts with
+// `#version:`, then so many merges, at most GPT2_MERGES. Free with tokenizer_free. On error there is nothing to
+// free.
+static inline bool gpt2_parse(Tokenizer* t, const char* path, const char* text, size_t bytes, int64_t merges,
+                              Error* err) {
     uint8_t byte_of[GPT2_SYMBOLS];
     uint32_t ids[GPT2_TOKEN_BYTES];
-    size_t bytes;
-    memset(t, 0, sizeof *t);
-    char* text = read_file(path, &bytes, err);
-    if (!text) return false;
-    tokenizer_begin(t, 256 + GPT2_MERGES + 1);
+    tokenizer_begin(t, 256 + merges + 1);
     t->classes = (uint8_t*)xcalloc(UNICODE_POINTS, 1);
     unicode_expand(t->classes);
     t->words = bpe_hash_new();
@@ -397,9 +395,7 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
             byte_of[printable ? c : (uint32_t)next++] = byte;
             tokenizer_add(t, &byte, 1);
         }
-    bool ok = gpt2_add_merges(t, byte_of, text, bytes, path, err);
-    free(text);
-    if (!ok) {
+    if (!gpt2_add_merges(t, byte_of, path, text, bytes, merges, err)) {
         tokenizer_free(t);
         return false;
     }
@@ -412,6 +408,16 @@ static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
     }
     tokenizer_end(t);
     return true;
+}
+
+// Creates the GPT-2 tokenizer from the file vocab.bpe, as gpt2_parse.
+static inline bool tokenizer_gpt2(Tokenizer* t, const char* path, Error* err) {
+    size_t bytes;
+    memset(t, 0, sizeof *t);
+    char* text = read_file(path, &bytes, err);
+    bool ok = text && gpt2_parse(t, path, text, bytes, GPT2_MERGES, err);
+    free(text);
+    return ok;
 }
 
 // ----------------------------------------------------------------------------

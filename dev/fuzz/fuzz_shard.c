@@ -1,0 +1,44 @@
+/*
+llmc/tokens/shard.h. An accepted shard has exactly the tokens that its header claims, and they are read as
+they are in the file, from any position.
+*/
+#include "fuzz.h"
+#include "../../llmc/tokens/shard.h"
+
+// Token i of the file, decoded a second way.
+static int32_t token_at(const uint8_t* file, int bytes_per_token, int64_t i) {
+    const uint8_t* at = file + 1024 + i * bytes_per_token;
+    uint32_t id = 0;
+    for (int k = bytes_per_token; k-- > 0;) id = id << 8 | at[k];
+    return (int32_t)id;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
+    ShardHeader h;
+    Error err = {""};
+    int fd;
+    const char* path = file_in_memory(0, data, bytes);
+    if (!shard_open(path, &fd, &err)) die("%s", err.msg);
+    if (!shard_read_header_fd(fd, path, &h, &err)) {
+        require_message(&err, path);
+        close(fd);
+        return 0;
+    }
+    REQUIRE(h.tokens > 0 && h.doc_len >= 0 && h.vocab_size >= 0, "a negative field");
+    REQUIRE(h.bytes_per_token == 2 * token_at(data - 1020, 4, 0), "version %d", token_at(data - 1020, 4, 0));
+    REQUIRE(bytes == 1024 + (size_t)h.tokens * (size_t)h.bytes_per_token, "%lld tokens in %zu bytes",
+            (long long)h.tokens, bytes);
+    REQUIRE(h.doc_len == 0 || h.tokens % h.doc_len == 0, "a part of a document");
+    for (int64_t first = 0, n = h.tokens; n > 0; first += 1 + first / 2, n = h.tokens - first) {
+        int32_t* tokens = (int32_t*)xcalloc((size_t)n, sizeof *tokens);
+        REQUIRE(shard_read_tokens(fd, path, &h, first, n, tokens, &err), "%s", err.msg);
+        for (int64_t i = 0; i < n; i++)
+            REQUIRE(tokens[i] == token_at(data, h.bytes_per_token, first + i), "token %lld",
+                    (long long)(first + i));
+        free(tokens);
+    }
+    int32_t past;
+    REQUIRE(!shard_read_tokens(fd, path, &h, h.tokens, 1, &past, &err), "a token after the last");
+    close(fd);
+    return 0;
+}
