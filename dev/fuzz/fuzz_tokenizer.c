@@ -34,7 +34,7 @@ static void encode(const Tokenizer* t, const char* text, size_t bytes, bool esca
 
 // The text is cut where only its first `known` bytes have been read.
 static void require_cut(const Tokenizer* t, const char* text, size_t bytes, size_t known) {
-    size_t after = known / 4, cut = tokenizer_cut(text, after, known);
+    size_t after = known / 4, cut = tokenizer_cut(t, text, after, known);
     REQUIRE(cut == 0 || (cut > after && cut < known), "cut at %zu of %zu", cut, known);
     for (int escape = 0; cut > 0 && escape < 2; escape++) {
         TokenBuffer whole = {NULL, 0, 0}, parts = {NULL, 0, 0};
