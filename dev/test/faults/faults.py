@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+"""Lets every call that a program makes fail, one after the other, and checks what is left each time.
+
+    faults.py [--sample K] [SUBJECT [FAULT]]    K: of the calls of a class, only K, evenly spaced; one subject, or one fault
+                                                of it (faults.c), whose folder then stays in build/test/faults
+
+A subject is a program in a given state of its folder. It runs undisturbed first, while faults.c counts its calls. Then it
+runs once for each fault of ACTIONS and each call, in a fresh copy of the folder. After each:
+
+  1. It has ended within DEADLINE, with exit code 0 or 1, or by the SIGKILL that was the fault.
+  2. Exit code 0 means that the output is whole. Exit code 1 means one line `error: ...` on stderr.
+  3. What has a final name is complete: it has the bytes of the undisturbed run. Nothing complete before has been lost.
+  4. The same program, run again without a fault, ends with exit code 0 and the bytes of the undisturbed run, and leaves
+     nothing else behind.
+
+Environment: TRAINER (./train_fox), JOBS (number of CPUs). Needs build/test/faults.so; only Python's standard library.
+"""
+
+import concurrent.futures, glob, mmap, os, shutil, struct, subprocess, sys, threading, time
+
+import runs
+
+DEADLINE = 120  # seconds; a bound, not a measurement
+SCRATCH = os.path.abspath("build/test/faults")
+LIBRARY = os.path.abspath("build/test/faults.so")
+TRAINER = os.path.abspath(os.environ.get("TRAINER", "./train_fox"))
+
+# What happens to the calls of a class, in the order of faults.c. `+`: to all calls from that one on.
+ACTIONS = {
+    "open": "EIO EMFILE ENOSPC EIO+ kill",
+    "read": "EIO EINTR short EIO+ kill",
+    "write": "EIO ENOSPC EINTR short ENOSPC+ kill torn",
+    "size": "EIO ENOSPC EINTR kill",
+    "sync": "EIO ENOSPC EIO+ kill",
+    "close": "EIO EIO+ kill",
+    "mkdir": "EIO ENOSPC kill",
+    "rename": "EIO ENOSPC EIO+ kill",
+    "remove": "EIO EACCES+ kill",
+    "list": "EIO EIO+ kill",
+    "stat": "EIO EACCES+ kill",
+    "lock": "EIO kill",
+    "alloc": "ENOMEM ENOMEM+",
+    "thread": "EAGAIN EAGAIN+",
+}
+CLASSES = list(ACTIONS)
+
+
+def run(command, folder, fault=None, counts=None):
+    """Runs the command in the folder. Returns its exit code, or None after DEADLINE, and its stderr."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    if counts:
+        environment.update(LD_PRELOAD=LIBRARY, FAULT_COUNTS=counts)
+    if fault:
+        environment["FAULT"] = fault
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=DEADLINE, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace")  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stderr
+
+
+def tree(folder):
+    """Returns {path: bytes} of the files of a folder."""
+    found = {}
+    for path, _, names in os.walk(folder):
+        found.update({os.path.relpath(os.path.join(path, name), folder): runs.read(os.path.join(path, name)) for name in names})
+    return found
+
+
+# ----------------------------------------------------------------------------
+# subjects. Each has a command; `again`, the command after a fault; before(folder), which prepares the folder;
+# after(folder, code, stderr), which checks it after a fault; end(folder, first), which checks it at
+# the end, the first time without a fault.
+
+TRAIN = runs.options(8) + runs.data_options(SCRATCH + "/data") + ["--micro-batch", "2", "--save-every", "2",
+                          "--sample-every", "3", "--generate", "4", "--out", "out"]  # fmt: skip
+
+
+class Train:
+    """A run that saves twice and is stopped, from an empty folder."""
+
+    command = [TRAINER, *TRAIN, "--keep", "2", "--max-steps", "4"]
+    again = [TRAINER, *TRAIN, "--keep", "2", "--resume"]
+    begin, last = 0, 4  # steps of the command
+    reference = SCRATCH + "/reference/out"  # of an undisturbed run that keeps all checkpoints
+
+    def before(self, folder):
+        if not os.path.isdir(SCRATCH + "/reference"):
+            os.makedirs(SCRATCH + "/reference")
+            code, stderr = run([TRAINER, *TRAIN, "--keep", "0"], SCRATCH + "/reference")
+            assert code == 0, stderr
+
+    def after(self, folder, code, stderr):
+        out = folder + "/out"
+        runs.check_checkpoints(out, self.reference)
+        newest = (runs.steps(out) or [0])[-1]
+        assert newest >= self.begin, f"step {self.begin} is lost: {runs.steps(out)}"
+        if code != 0:
+            return
+        assert newest == self.last, f"exit code 0 with checkpoints {runs.steps(out)}"
+        losses, _ = runs.log_losses(out)
+        warned = "lines missing from the log" in stderr
+        assert warned or len(losses) == self.last, f"exit code 0 with steps {list(losses)} in log.jsonl"
+
+    def end(self, folder, first):
+        runs.check_end(folder + "/out", self.reference, 8, 1)
+        assert not first or runs.steps(folder + "/out") == [6, 8], runs.steps(folder + "/out")
+
+
+class Resume(Train):
+    """The rest of that run, from its checkpoints of steps 2 and 4."""
+
+    command = again = [TRAINER, "--resume", "--out", "out", "--max-steps", "8"]
+    begin, last = 4, 8
+
+    def before(self, folder):
+        Train.before(self, folder)
+        code, stderr = run(Train.command, folder)
+        assert code == 0, stderr
+
+
+class Text:
+    """data/text_to_shards, into an empty folder. What a trainer accepts is the corpus of one run, whole."""
+
+    command = again = [os.path.abspath("data/text_to_shards"), *"--tokenizer byte --val-fraction 0.3".split(),
+                       *"--shard-tokens 1500 --out shards/text corpus".split()]  # fmt: skip
+    loader = [TRAINER, *runs.options(1), *"--max-steps 0 --data shards/text_train_*.bin".split(),
+              *"--val-data shards/text_val_*.bin".split()]  # fmt: skip
+    older = {}
+
+    def before(self, folder):
+        self.write_corpus(folder, 4)
+
+    def write_corpus(self, folder, files):
+        shutil.rmtree(folder + "/corpus", ignore_errors=True)
+        os.makedirs(folder + "/corpus")
+        for i in range(files):
+            with open(f"{folder}/corpus/{i}.txt", "w") as f:
+                f.write("".join(f"line {k * files} of file {i}\n" for k in range(60)))
+
+    def after(self, folder, code, stderr):
+        accepted, message = run(self.loader, folder)
+        assert accepted in (0, 1), f"the trainer ends with {accepted}: {message}"
+        shards = {name: data for name, data in tree(folder + "/shards").items() if name.endswith(".bin")}
+        if code == 0:
+            assert accepted == 0, f"exit code 0, but the trainer refuses the shards: {message}"
+        if accepted == 0:
+            assert shards in ((self.whole,) if code == 0 else (self.whole, self.older)), f"accepted: {sorted(shards)}"
+
+    def end(self, folder, first):
+        found = tree(folder)
+        if first:
+            self.whole = {name[7:]: data for name, data in found.items() if name.endswith(".bin")}
+            self.tree = found
+            accepted, message = run(self.loader, folder)
+            assert accepted == 0 and len(self.whole) > 3, message
+        assert found == self.tree, f"ends with {sorted(found)}, undisturbed with {sorted(self.tree)}"
+
+
+class TextAgain(Text):
+    """The same, over the shards of an older corpus, which had more."""
+
+    def before(self, folder):
+        self.write_corpus(folder, 9)
+        code, stderr = run(self.command, folder)
+        assert code == 0, stderr
+        self.older = tree(folder + "/shards")
+        self.older = {name: data for name, data in self.older.items() if name.endswith(".bin")}
+        self.write_corpus(folder, 4)
+
+
+class LongCrawl:
+    """data/longcrawl64 of a local source. A shard with its final name is complete; the same command continues."""
+
+    command = again = [os.path.abspath("data/longcrawl64"), "--source", os.path.abspath("dev/test/fixtures/zarr"),
+                       *"--split train --tokens 48Ki --shard-tokens 32Ki --out t".split()]  # fmt: skip
+    tree = None
+
+    def before(self, folder):
+        pass
+
+    def after(self, folder, code, stderr):
+        found = {name: data for name, data in tree(folder).items() if name.endswith(".bin")}
+        assert all(self.tree[name] == data for name, data in found.items()), "a shard with a final name is not complete"
+        assert code != 0 or found == {k: v for k, v in self.tree.items() if k.endswith(".bin")}, f"exit 0 with {found.keys()}"
+
+    def end(self, folder, first):
+        found = tree(folder)
+        if first:
+            self.tree = found
+            assert len(glob.glob(folder + "/t_train_*.bin")) == 2
+        assert found == self.tree, f"ends with {sorted(found)}, undisturbed with {sorted(self.tree)}"
+
+
+SUBJECTS = {"train": Train, "resume": Resume, "text": Text, "text_again": TextAgain, "longcrawl": LongCrawl}
+
+# ----------------------------------------------------------------------------
+
+
+class Counts:
+    """The file that faults.c counts in."""
+
+    def __init__(self, path):
+        self.path = path
+        with open(path, "wb") as f:
+            f.write(bytes(4 * (len(CLASSES) + 1)))
+
+    def read(self):
+        """Returns {class: calls}, and the number of faults."""
+        numbers = struct.unpack(f"<{len(CLASSES) + 1}I", runs.read(self.path))
+        return dict(zip(CLASSES, numbers)), numbers[-1]
+
+
+class Campaign:
+    def __init__(self, name):
+        self.name = name
+        self.subject = SUBJECTS[name]()
+        self.start = f"{SCRATCH}/{name}"  # the folder before the command
+        os.makedirs(self.start)
+        self.subject.before(self.start)
+        folder = self.copy("undisturbed")
+        counts = Counts(folder + ".counts")
+        code, stderr = run(self.subject.command, folder, None, counts.path)
+        assert code == 0, f"{name}: exit code {code}: {stderr}"
+        self.calls, _ = counts.read()
+        if self.subject.command != self.subject.again:
+            code, stderr = run(self.subject.again, folder)
+        assert code == 0, f"{name}: exit code {code}: {stderr}"
+        self.subject.end(folder, True)
+
+    def copy(self, what):
+        folder = f"{SCRATCH}/{self.name}.{what}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return shutil.copytree(self.start, folder)
+
+    def faults(self, sample):
+        """Yields the faults of all calls, or of `sample` calls of each class."""
+        for name, actions in ACTIONS.items():
+            n = self.calls[name]
+            for number, action in enumerate(actions.split()):
+                k = min(sample or n, n)
+                chosen = {int((i + 0.5) * n / k + number) % n for i in range(k)}  # other calls for another action
+                for i in sorted(chosen):
+                    yield f"{name}:{i + 1}{'+' if action[-1] == '+' else ''}:{action.rstrip('+')}"
+
+    def check(self, fault, folder):
+        """Returns whether the fault has occurred; an AssertionError says what is wrong."""
+        counts = Counts(folder + ".counts")
+        code, stderr = run(self.subject.command, folder, fault, counts.path)
+        occurred = counts.read()[1] > 0
+        os.remove(counts.path)
+        kills = occurred and fault.endswith((":kill", ":torn"))
+        assert code is not None, f"has not ended after {DEADLINE} seconds"
+        assert code in ((-9,) if kills else (0, 1) if occurred else (0,)), f"exit code {code}: {stderr}"
+        errors = [line for line in stderr.splitlines() if not line.startswith("warning: ")]
+        assert len(errors) == (code == 1) and stderr.count("error: ") == len(errors), f"exit code {code}: {stderr}"
+        self.subject.after(folder, code, stderr)
+        code, message = run(self.subject.again, folder)
+        assert code == 0, f"again: exit code {code}: {message}; before: {stderr}"
+        self.subject.end(folder, False)
+        return occurred
+
+    def trial(self, fault, stays=False):
+        """Returns (occurred, message); message None: all is well."""
+        folder = self.copy(fault.replace(":", "_"))
+        try:
+            result = self.check(fault, folder), None
+        except (AssertionError, OSError, ValueError) as error:
+            return True, f"{type(error).__name__}: {error}"
+        if not stays:
+            shutil.rmtree(folder)
+        return result
+
+
+def main(arguments):
+    sample = 0
+    if arguments[:1] == ["--sample"]:
+        sample, arguments = int(arguments[1]), arguments[2:]
+    names = arguments[:1] or list(SUBJECTS)
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    os.makedirs(SCRATCH)
+    runs.make_data(SCRATCH + "/data")
+    passed = failed = 0
+    start = time.monotonic()
+    for name in names:
+        campaign = Campaign(name)
+        faults = arguments[1:] or list(campaign.faults(sample))
+        begun, absent, bad = time.monotonic(), 0, 0
+        with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", os.cpu_count()))) as pool:
+            for fault, (occurred, message) in zip(faults, pool.map(lambda f: campaign.trial(f, bool(arguments[1:])), faults)):
+                absent += not occurred
+                bad += message is not None
+                if message:
+                    print(f"FAILED {name} {fault}: {message}", flush=True)
+        calls = sum(campaign.calls.values())
+        print(f"{name}: {calls} calls, {len(faults)} faults, of which {absent} have not occurred, {bad} failures, "
+              f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+        passed, failed = passed + len(faults) - bad, failed + bad
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
