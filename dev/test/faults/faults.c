@@ -5,9 +5,9 @@ A preloaded library that makes one chosen call of a program fail, or kills the p
 
 FAULT is CLASS:N:ACTION: what happens to call N = 1, 2, ... of a class, or, with N+, to call N and all after
 it. The action is the name of an error, `short` (a read or write does half of its bytes), `kill` (SIGKILL
-before the call) or `torn` (half of the bytes, then SIGKILL). FAULT_COUNTS names a file of NUM_CLASSES + 1
-uint32: the library counts the calls of each class there, in the order of the classes below, and then the
-faults. It counts from the start of main on and in all threads, but not calls on standard streams.
+before the call) or `torn` (half of the bytes, then SIGKILL). FAULT_COUNTS names a file of the size of Counts,
+where the library counts calls and faults and lists the files that a power cut would damage. It counts from
+the start of main on and in all threads, but not calls on standard streams.
 
 System calls are taken from the kernel, not from libc's functions: a seccomp filter turns those of the classes
 into SIGSYS, whose handler makes the call in their place. So calls within libc, as by fwrite and scandir, count
@@ -17,6 +17,7 @@ A program with this library cannot exec another: the filter stays and the handle
 */
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,35 +31,44 @@ A program with this library cannot exec another: the filter stays and the handle
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
 
-enum {
-    OPEN,
-    READ,
-    WRITE,
-    SIZE,
-    SYNC,
-    CLOSE,
-    MKDIR,
-    RENAME,
-    REMOVE,
-    LIST,
-    STAT,
-    LOCK,
-    ALLOC,
-    THREAD,
-    NUM_CLASSES
-};
-static const char* const class_names[NUM_CLASSES] = {"open",  "read",  "write",  "size",   "sync",
-                                                     "close", "mkdir", "rename", "remove", "list",
-                                                     "stat",  "lock",  "alloc",  "thread"};
+#define CLASSES(ROW)                                                                                         \
+    ROW(OPEN, "open")                                                                                        \
+    ROW(READ, "read")                                                                                        \
+    ROW(WRITE, "write")                                                                                      \
+    ROW(SIZE, "size") /* ftruncate, fallocate */                                                             \
+    ROW(SYNC, "sync")                                                                                        \
+    ROW(CLOSE, "close")                                                                                      \
+    ROW(MKDIR, "mkdir")                                                                                      \
+    ROW(RENAME, "rename")                                                                                    \
+    ROW(REMOVE, "remove")                                                                                    \
+    ROW(LIST, "list") /* the entries of a folder */                                                          \
+    ROW(STAT, "stat")                                                                                        \
+    ROW(LOCK, "lock")                                                                                        \
+    ROW(ALLOC, "alloc")                                                                                      \
+    ROW(THREAD, "thread")
+#define ROW_ID(id, name)   id,
+#define ROW_NAME(id, name) name,
+enum { CLASSES(ROW_ID) NUM_CLASSES };
+static const char* const class_names[NUM_CLASSES] = {CLASSES(ROW_NAME)};
+#undef ROW_ID
+#undef ROW_NAME
 
-// class, and which argument is a descriptor that must not be a standard stream (-1: none)
+enum { MAX_DIRTY = 64 };
+
+typedef struct {
+    uint32_t calls[NUM_CLASSES], faults;
+    uint32_t lost;             // files that MAX_DIRTY was too small for
+    uint64_t dirty[MAX_DIRTY]; // inodes of files written and not flushed since; 0: none
+} Counts;
+
 typedef struct {
     long number;
-    int class, descriptor;
+    int class, descriptor; // descriptor: the argument that must not be a standard stream; -1: none
 } Trapped;
 
 static const Trapped trapped[] = {
@@ -87,14 +97,15 @@ static const struct {
 static int fault_class = -1, fault_error; // error 0: short, kill or torn
 static uint32_t fault_call;
 static int fault_stays, fault_short, fault_kills;
-static uint32_t private_counts[NUM_CLASSES + 1], *counts = private_counts;
+static Counts private_counts, *counts = &private_counts;
+static int dirty_lock;
 static int armed; // from the start of main on
 
 // Counts a call; is it one that fails?
 static int strikes(int class) {
-    uint32_t call = __atomic_add_fetch(&counts[class], 1, __ATOMIC_RELAXED);
+    uint32_t call = __atomic_add_fetch(&counts->calls[class], 1, __ATOMIC_RELAXED);
     int hit = class == fault_class && (call == fault_call || (fault_stays && call > fault_call));
-    if (hit) __atomic_add_fetch(&counts[NUM_CLASSES], 1, __ATOMIC_RELAXED);
+    if (hit) __atomic_add_fetch(&counts->faults, 1, __ATOMIC_RELAXED);
     return hit;
 }
 
@@ -109,17 +120,34 @@ static long real_call(long number, const long a[6]) {
     return result < 0 ? -errno : result;
 }
 
+// Makes the call. Enters the file that it has written to in the list of dirty ones, or removes the one that it
+// has flushed.
+static long tracked_call(int class, long number, const long a[6]) {
+    long result = real_call(number, a);
+    struct stat st;
+    if (result < 0 || (class != WRITE && class != SIZE && class != SYNC)) return result;
+    if (syscall(SYS_fstat, a[0], &st) != 0 || !S_ISREG(st.st_mode)) return result;
+    while (__atomic_exchange_n(&dirty_lock, 1, __ATOMIC_ACQUIRE)) {}
+    int i = 0, hole = -1;
+    for (; i < MAX_DIRTY && counts->dirty[i] != st.st_ino; i++)
+        if (!counts->dirty[i] && hole < 0) hole = i;
+    if (class == SYNC && i < MAX_DIRTY) counts->dirty[i] = 0;
+    if (class != SYNC && i == MAX_DIRTY) hole < 0 ? counts->lost++ : (counts->dirty[hole] = st.st_ino);
+    __atomic_store_n(&dirty_lock, 0, __ATOMIC_RELEASE);
+    return result;
+}
+
 // Makes the call, or its fault. Returns what the kernel returns.
 static long faulty_call(long number, long a[6]) {
     const Trapped* t = trapped;
     while (t->number != number) t++;
     if (t->descriptor >= 0 && a[t->descriptor] <= STDERR_FILENO) return real_call(number, a);
-    if (!strikes(t->class)) return real_call(number, a);
+    if (!strikes(t->class)) return tracked_call(t->class, number, a);
     if (fault_kills && !fault_short) raise(SIGKILL);
     if (fault_short) {
         int whole = number == SYS_readv || number == SYS_writev; // they are not cut
         if (!whole && a[2] > 1) a[2] /= 2;
-        long result = real_call(number, a);
+        long result = tracked_call(t->class, number, a);
         if (fault_kills) raise(SIGKILL);
         return result;
     }
@@ -180,9 +208,11 @@ static int install_filter(void) {
 extern void *__libc_malloc(size_t bytes), *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void*p, size_t bytes), *__libc_memalign(size_t alignment, size_t bytes);
 
+static __thread int in_library;
+
 // Is there no memory? Then errno says so.
 static int no_memory(void) {
-    if (!armed || !strikes(ALLOC)) return 0;
+    if (!armed || in_library || !strikes(ALLOC)) return 0;
     errno = ENOMEM;
     return 1;
 }
@@ -200,10 +230,35 @@ int posix_memalign(void** p, size_t alignment, size_t bytes) {
     return 0;
 }
 
+// The next definition of a libc or library function of this name.
+static void* next_function(const char* name) { return dlsym(RTLD_NEXT, name); }
+
+// A call of one of these counts as one allocation: out of memory, glibc's glob (2.36) frees twice, and blosc
+// (1.21) writes to NULL.
+int glob(const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found) {
+    int (*next)(const char*, int, int (*)(const char*, int), glob_t*);
+    *(void**)&next = next_function("glob");
+    if (no_memory()) return GLOB_NOSPACE;
+    in_library = 1;
+    int result = next(pattern, flags, on_error, found);
+    in_library = 0;
+    return result;
+}
+
+int blosc_decompress_ctx(const void* from, void* to, size_t bytes, int threads) {
+    int (*next)(const void*, void*, size_t, int);
+    *(void**)&next = next_function("blosc_decompress_ctx");
+    if (no_memory()) return -1;
+    in_library = 1;
+    int result = next(from, to, bytes, threads);
+    in_library = 0;
+    return result;
+}
+
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
                    void* argument) {
     int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
-    *(void**)&next = dlsym(RTLD_NEXT, "pthread_create");
+    *(void**)&next = next_function("pthread_create");
     return armed && strikes(THREAD) ? EAGAIN : next(thread, attributes, start, argument);
 }
 
@@ -229,7 +284,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *fault = getenv("FAULT"), *path = getenv("FAULT_COUNTS");
     if (path) {
         int fd = open(path, O_RDWR | O_CLOEXEC);
-        void* shared = mmap(NULL, sizeof private_counts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void* shared = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (fd < 0 || shared == MAP_FAILED || close(fd) != 0) _exit(99);
         counts = shared;
     }

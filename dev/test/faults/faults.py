@@ -8,7 +8,7 @@ A subject is a program in a given state of its folder. It runs undisturbed first
 runs once for each fault of ACTIONS and each call, in a fresh copy of the folder. After each:
 
   1. It has ended within DEADLINE, with exit code 0 or 1, or by the SIGKILL that was the fault.
-  2. Exit code 0 means that the output is whole. Exit code 1 means one line `error: ...` on stderr.
+  2. Exit code 0 means that the output is whole and flushed. Exit code 1 means one line `error: ...` on stderr.
   3. What has a final name is complete: it has the bytes of the undisturbed run. Nothing complete before has been lost.
   4. The same program, run again without a fault, ends with exit code 0 and the bytes of the undisturbed run, and leaves
      nothing else behind.
@@ -16,26 +16,27 @@ runs once for each fault of ACTIONS and each call, in a fresh copy of the folder
 Environment: TRAINER (./train_fox), JOBS (number of CPUs). Needs build/test/faults.so; only Python's standard library.
 """
 
-import concurrent.futures, glob, mmap, os, shutil, struct, subprocess, sys, threading, time
+import concurrent.futures, glob, os, shutil, struct, subprocess, sys, time
 
 import runs
 
 DEADLINE = 120  # seconds; a bound, not a measurement
-SCRATCH = os.path.abspath("build/test/faults")
-LIBRARY = os.path.abspath("build/test/faults.so")
+SCRATCH = os.path.abspath(os.environ.get("SCRATCH", "build/test/faults"))
+LIBRARY = os.path.abspath(os.environ.get("LIBRARY", "build/test/faults.so"))
 TRAINER = os.path.abspath(os.environ.get("TRAINER", "./train_fox"))
 
-# What happens to the calls of a class, in the order of faults.c. `+`: to all calls from that one on.
+# What happens to the calls of a class, in the order of faults.c. `+`: to all calls from that one on. cut: a power cut, which
+# is `kill`, and then the content of each file that was written and not flushed is lost.
 ACTIONS = {
     "open": "EIO EMFILE ENOSPC EIO+ kill",
     "read": "EIO EINTR short EIO+ kill",
-    "write": "EIO ENOSPC EINTR short ENOSPC+ kill torn",
-    "size": "EIO ENOSPC EINTR kill",
-    "sync": "EIO ENOSPC EIO+ kill",
-    "close": "EIO EIO+ kill",
-    "mkdir": "EIO ENOSPC kill",
-    "rename": "EIO ENOSPC EIO+ kill",
-    "remove": "EIO EACCES+ kill",
+    "write": "EIO ENOSPC EINTR short ENOSPC+ kill torn cut",
+    "size": "EIO ENOSPC EINTR kill cut",
+    "sync": "EIO ENOSPC EIO+ kill cut",
+    "close": "EIO EIO+ kill cut",
+    "mkdir": "EIO ENOSPC kill cut",
+    "rename": "EIO ENOSPC EIO+ kill cut",
+    "remove": "EIO EACCES+ kill cut",
     "list": "EIO EIO+ kill",
     "stat": "EIO EACCES+ kill",
     "lock": "EIO kill",
@@ -51,7 +52,7 @@ def run(command, folder, fault=None, counts=None):
     if counts:
         environment.update(LD_PRELOAD=LIBRARY, FAULT_COUNTS=counts)
     if fault:
-        environment["FAULT"] = fault
+        environment["FAULT"] = fault.replace(":cut", ":kill")
     try:
         done = subprocess.run(command, cwd=folder, env=environment, timeout=DEADLINE, stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace")  # fmt: skip
@@ -125,8 +126,6 @@ class Text:
 
     command = again = [os.path.abspath("data/text_to_shards"), *"--tokenizer byte --val-fraction 0.3".split(),
                        *"--shard-tokens 1500 --out shards/text corpus".split()]  # fmt: skip
-    loader = [TRAINER, *runs.options(1), *"--max-steps 0 --data shards/text_train_*.bin".split(),
-              *"--val-data shards/text_val_*.bin".split()]  # fmt: skip
     older = {}
 
     def before(self, folder):
@@ -139,23 +138,35 @@ class Text:
             with open(f"{folder}/corpus/{i}.txt", "w") as f:
                 f.write("".join(f"line {k * files} of file {i}\n" for k in range(60)))
 
+    @staticmethod
+    def shards(folder, split):
+        found = tree(folder + "/shards")
+        return {name: data for name, data in found.items() if name.startswith(f"text_{split}_") and name.endswith(".bin")}
+
+    @staticmethod
+    def load(folder, split):
+        """Returns whether a trainer accepts the shards of a split, and what it says."""
+        loader = [TRAINER, *runs.options(1), "--max-steps", "0", "--data", f"shards/text_{split}_*.bin"]
+        code, stderr = run(loader, folder)
+        assert code in (0, 1), f"the trainer ends with {code}: {stderr}"
+        return code == 0, stderr
+
     def after(self, folder, code, stderr):
-        accepted, message = run(self.loader, folder)
-        assert accepted in (0, 1), f"the trainer ends with {accepted}: {message}"
-        shards = {name: data for name, data in tree(folder + "/shards").items() if name.endswith(".bin")}
-        if code == 0:
-            assert accepted == 0, f"exit code 0, but the trainer refuses the shards: {message}"
-        if accepted == 0:
-            assert shards in ((self.whole,) if code == 0 else (self.whole, self.older)), f"accepted: {sorted(shards)}"
+        for split in ("train", "val"):
+            accepted, message = self.load(folder, split)
+            assert accepted or code != 0, f"exit code 0, but the trainer refuses the {split} shards: {message}"
+            whole = [self.whole[split]] + ([self.older[split]] if code != 0 and self.older else [])
+            found = self.shards(folder, split)
+            assert not accepted or found in whole, f"after exit code {code} the trainer accepts {sorted(found)}"
 
     def end(self, folder, first):
         found = tree(folder)
         if first:
-            self.whole = {name[7:]: data for name, data in found.items() if name.endswith(".bin")}
             self.tree = found
-            accepted, message = run(self.loader, folder)
-            assert accepted == 0 and len(self.whole) > 3, message
+            self.whole = {split: self.shards(folder, split) for split in ("train", "val")}
+            assert len(self.whole["train"]) > 1
         assert found == self.tree, f"ends with {sorted(found)}, undisturbed with {sorted(self.tree)}"
+        assert self.load(folder, "train")[0] and self.load(folder, "val")[0]
 
 
 class TextAgain(Text):
@@ -165,8 +176,7 @@ class TextAgain(Text):
         self.write_corpus(folder, 9)
         code, stderr = run(self.command, folder)
         assert code == 0, stderr
-        self.older = tree(folder + "/shards")
-        self.older = {name: data for name, data in self.older.items() if name.endswith(".bin")}
+        self.older = {split: self.shards(folder, split) for split in ("train", "val")}
         self.write_corpus(folder, 4)
 
 
@@ -199,17 +209,31 @@ SUBJECTS = {"train": Train, "resume": Resume, "text": Text, "text_again": TextAg
 
 
 class Counts:
-    """The file that faults.c counts in."""
+    """The file that faults.c counts in: its struct Counts."""
+
+    FORMAT = struct.Struct(f"<{len(CLASSES) + 2}I64Q")
 
     def __init__(self, path):
         self.path = path
         with open(path, "wb") as f:
-            f.write(bytes(4 * (len(CLASSES) + 1)))
+            f.write(bytes(self.FORMAT.size))
 
     def read(self):
-        """Returns {class: calls}, and the number of faults."""
-        numbers = struct.unpack(f"<{len(CLASSES) + 1}I", runs.read(self.path))
-        return dict(zip(CLASSES, numbers)), numbers[-1]
+        """Returns {class: calls}, the number of faults, and the inodes of files that were not flushed."""
+        numbers = self.FORMAT.unpack(runs.read(self.path))
+        calls, (faults, lost), dirty = numbers[: len(CLASSES)], numbers[len(CLASSES) : len(CLASSES) + 2], numbers[-64:]
+        assert lost == 0, "more files were not flushed than faults.c can list"
+        return dict(zip(CLASSES, calls)), faults, set(dirty) - {0}
+
+
+def cut_power(folder, inodes, zeros):
+    """Loses the content of these files: it becomes zeros, or nothing."""
+    for path in tree(folder):
+        path = os.path.join(folder, path)
+        status = os.stat(path)
+        if status.st_ino in inodes:
+            os.truncate(path, 0)
+            os.truncate(path, status.st_size if zeros else 0)
 
 
 class Campaign:
@@ -223,7 +247,7 @@ class Campaign:
         counts = Counts(folder + ".counts")
         code, stderr = run(self.subject.command, folder, None, counts.path)
         assert code == 0, f"{name}: exit code {code}: {stderr}"
-        self.calls, _ = counts.read()
+        self.calls = counts.read()[0]
         if self.subject.command != self.subject.again:
             code, stderr = run(self.subject.again, folder)
         assert code == 0, f"{name}: exit code {code}: {stderr}"
@@ -248,18 +272,23 @@ class Campaign:
         """Returns whether the fault has occurred; an AssertionError says what is wrong."""
         counts = Counts(folder + ".counts")
         code, stderr = run(self.subject.command, folder, fault, counts.path)
-        occurred = counts.read()[1] > 0
+        _, occurred, dirty = counts.read()
         os.remove(counts.path)
-        kills = occurred and fault.endswith((":kill", ":torn"))
+        name, number, action = fault.split(":")
+        kills = occurred and action in ("kill", "torn", "cut")
+        if kills and action == "cut":
+            cut_power(folder, dirty, int(number) % 2)
         assert code is not None, f"has not ended after {DEADLINE} seconds"
         assert code in ((-9,) if kills else (0, 1) if occurred else (0,)), f"exit code {code}: {stderr}"
-        errors = [line for line in stderr.splitlines() if not line.startswith("warning: ")]
-        assert len(errors) == (code == 1) and stderr.count("error: ") == len(errors), f"exit code {code}: {stderr}"
+        errors = [line for line in stderr.splitlines() if line and not line.startswith("warning: ")]
+        clear = [line for line in errors if line.startswith(("error: ", "libgomp: Out of memory"))]
+        assert len(errors) == len(clear) == (code == 1), f"exit code {code}: {stderr}"
+        assert name != "sync" or code != 0 or not occurred, "exit code 0 although a flush has failed"
         self.subject.after(folder, code, stderr)
         code, message = run(self.subject.again, folder)
         assert code == 0, f"again: exit code {code}: {message}; before: {stderr}"
         self.subject.end(folder, False)
-        return occurred
+        return occurred > 0
 
     def trial(self, fault, stays=False):
         """Returns (occurred, message); message None: all is well."""

@@ -46,7 +46,7 @@ EXIT_INTERRUPTED = 75
 def launch(n, *options):
     """The command of a run on n ranks; 0: without mpirun."""
     start = ["mpirun", "-q", "--bind-to", "none", "-np", str(n)] if n else []
-    model = runs.options(STEPS, 2) + (["--set", "hidden_size=64", "--deterministic"] if ON_GPU else [])
+    model = runs.options(STEPS, 2) + (["--set", "hidden_size=128", "--deterministic"] if ON_GPU else [])
     return start + [TRAINER, *model, *runs.data_options(SCRATCH + "/data"), *"--micro-batch 1 --val-every 7".split(),
                     *"--sample-every 9 --generate 4 --timeout 5 --out out".split(), *options]  # fmt: skip
 
@@ -151,7 +151,7 @@ class Torture:
             while time.monotonic() < self.stop and not self.failures:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.makedirs(folder)
-                n = chance.choice(list(self.durations))
+                n = chance.choice(list(self.durations)) if chance.random() < 0.5 else 0
                 attempts = 1
                 while not self.attempt(n, folder, chance):
                     attempts += 1
