@@ -16,7 +16,7 @@ runs once for each fault of ACTIONS and each call, in a fresh copy of the folder
 Environment: TRAINER (./train_fox), JOBS (number of CPUs). Needs build/test/faults.so; only Python's standard library.
 """
 
-import concurrent.futures, glob, os, shutil, struct, subprocess, sys, time
+import atexit, concurrent.futures, glob, os, shutil, struct, subprocess, sys, time
 
 import runs
 
@@ -48,7 +48,7 @@ CLASSES = list(ACTIONS)
 
 def run(command, folder, fault=None, counts=None):
     """Runs the command in the folder. Returns its exit code, or None after DEADLINE, and its stderr."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "no_proxy": "127.0.0.1"}
     if counts:
         environment.update(LD_PRELOAD=LIBRARY, FAULT_COUNTS=counts)
     if fault:
@@ -83,7 +83,7 @@ class Train:
 
     command = [TRAINER, *TRAIN, "--keep", "2", "--max-steps", "4"]
     again = [TRAINER, *TRAIN, "--keep", "2", "--resume"]
-    begin, last = 0, 4  # steps of the command
+    begin, last, kept = 0, 4, 0  # steps of the command; checkpoints that must stay
     reference = SCRATCH + "/reference/out"  # of an undisturbed run that keeps all checkpoints
 
     def before(self, folder):
@@ -95,8 +95,9 @@ class Train:
     def after(self, folder, code, stderr):
         out = folder + "/out"
         runs.check_checkpoints(out, self.reference)
-        newest = (runs.steps(out) or [0])[-1]
-        assert newest >= self.begin, f"step {self.begin} is lost: {runs.steps(out)}"
+        there = runs.steps(out)
+        newest = (there or [0])[-1]
+        assert newest >= self.begin and len(there) >= self.kept, f"of steps {there} some are lost"
         if code != 0:
             return
         assert newest == self.last, f"exit code 0 with checkpoints {runs.steps(out)}"
@@ -113,7 +114,7 @@ class Resume(Train):
     """The rest of that run, from its checkpoints of steps 2 and 4."""
 
     command = again = [TRAINER, "--resume", "--out", "out", "--max-steps", "8"]
-    begin, last = 4, 8
+    begin, last, kept = 4, 8, 2
 
     def before(self, folder):
         Train.before(self, folder)
@@ -183,9 +184,15 @@ class TextAgain(Text):
 class LongCrawl:
     """data/longcrawl64 of a local source. A shard with its final name is complete; the same command continues."""
 
-    command = again = [os.path.abspath("data/longcrawl64"), "--source", os.path.abspath("dev/test/fixtures/zarr"),
-                       *"--split train --tokens 48Ki --shard-tokens 32Ki --out t".split()]  # fmt: skip
+    arrays = os.path.abspath("dev/test/fixtures/zarr")
     tree = None
+
+    def __init__(self):
+        self.command = self.again = [os.path.abspath("data/longcrawl64"), "--source", self.source(), "--split", "train",
+                                     *"--tokens 48Ki --shard-tokens 32Ki --jobs 1 --tries 1 --out t".split()]  # fmt: skip
+
+    def source(self):
+        return self.arrays
 
     def before(self, folder):
         pass
@@ -203,7 +210,18 @@ class LongCrawl:
         assert found == self.tree, f"ends with {sorted(found)}, undisturbed with {sorted(self.tree)}"
 
 
-SUBJECTS = {"train": Train, "resume": Resume, "text": Text, "text_again": TextAgain, "longcrawl": LongCrawl}
+class Download(LongCrawl):
+    """The same of a server, through the cache."""
+
+    def source(self):
+        log = SCRATCH + "/requests"
+        server = subprocess.Popen([sys.executable, os.path.abspath("dev/test/data/serve.py"), self.arrays, log],
+                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
+        atexit.register(server.kill)
+        return f"http://127.0.0.1:{int(server.stdout.readline())}/plain"
+
+
+SUBJECTS = {"train": Train, "resume": Resume, "text": Text, "text_again": TextAgain, "longcrawl": LongCrawl, "download": Download}
 
 # ----------------------------------------------------------------------------
 
