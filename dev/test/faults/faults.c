@@ -9,9 +9,9 @@ before the call) or `torn` (half of the bytes, then SIGKILL). FAULT_COUNTS names
 where the library counts calls and faults and lists the files that a power cut would damage. It counts from
 the start of main on and in all threads, but not calls on standard streams.
 
-System calls are taken from the kernel, not from libc's functions: a seccomp filter turns those of the classes
-into SIGSYS, whose handler makes the call in their place. So calls within libc, as by fwrite and scandir, count
-too. Allocations and the start of threads are libc's functions, overridden by name.
+System calls are intercepted at the kernel, not at libc's functions: a seccomp filter turns those of the
+classes into SIGSYS, whose handler makes the call in their place. So calls within libc, as by fwrite and
+scandir, count too. Allocations and the start of threads are libc's functions, overridden by name.
 
 A program with this library cannot exec another: the filter stays and the handler does not.
 */
@@ -120,8 +120,8 @@ static long real_call(long number, const long a[6]) {
     return result < 0 ? -errno : result;
 }
 
-// Makes the call. Enters the file that it has written to in the list of dirty ones, or removes the one that it
-// has flushed.
+// Makes the call. A file that it has written to enters the list of dirty ones, one that it has flushed leaves
+// the list.
 static long tracked_call(int class, long number, const long a[6]) {
     long result = real_call(number, a);
     struct stat st;

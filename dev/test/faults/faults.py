@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Lets every call that a program makes fail, one after the other, and checks what is left each time.
 
-    faults.py [--sample K] [SUBJECT [FAULT]]    K: of the calls of a class, only K, evenly spaced; one subject, or one fault
-                                                of it (faults.c), whose folder then stays in build/test/faults
+    faults.py [--sample K] [SUBJECT [FAULT...]]   K: of the calls of a class, only K, evenly spaced; one subject, or some
+                                                  of its faults (faults.c), whose folders stay in build/test/faults
 
 A subject is a program in a given state of its folder. It runs undisturbed first, while faults.c counts its calls. Then it
 runs once for each fault of ACTIONS and each call, in a fresh copy of the folder. After each:
@@ -21,12 +21,12 @@ import atexit, concurrent.futures, glob, os, shutil, struct, subprocess, sys, ti
 import runs
 
 DEADLINE = 120  # seconds; a bound, not a measurement
-SCRATCH = os.path.abspath(os.environ.get("SCRATCH", "build/test/faults"))
-LIBRARY = os.path.abspath(os.environ.get("LIBRARY", "build/test/faults.so"))
+SCRATCH = os.path.abspath("build/test/faults")
+LIBRARY = os.path.abspath("build/test/faults.so")
 TRAINER = os.path.abspath(os.environ.get("TRAINER", "./train_fox"))
 
-# What happens to the calls of a class, in the order of faults.c. `+`: to all calls from that one on. cut: a power cut, which
-# is `kill`, and then the content of each file that was written and not flushed is lost.
+# What happens to the calls of a class, in the order of faults.c. `+`: to all calls from that one on. cut: a power cut,
+# which is `kill`, and then the content of each file that was written and not flushed is lost.
 ACTIONS = {
     "open": "EIO EMFILE ENOSPC EIO+ kill",
     "read": "EIO EINTR short EIO+ kill",
@@ -65,7 +65,9 @@ def tree(folder):
     """Returns {path: bytes} of the files of a folder."""
     found = {}
     for path, _, names in os.walk(folder):
-        found.update({os.path.relpath(os.path.join(path, name), folder): runs.read(os.path.join(path, name)) for name in names})
+        for name in names:
+            file = os.path.join(path, name)
+            found[os.path.relpath(file, folder)] = runs.read(file)
     return found
 
 
@@ -200,7 +202,8 @@ class LongCrawl:
     def after(self, folder, code, stderr):
         found = {name: data for name, data in tree(folder).items() if name.endswith(".bin")}
         assert all(self.tree[name] == data for name, data in found.items()), "a shard with a final name is not complete"
-        assert code != 0 or found == {k: v for k, v in self.tree.items() if k.endswith(".bin")}, f"exit 0 with {found.keys()}"
+        shards = sum(name.endswith(".bin") for name in self.tree)
+        assert code != 0 or len(found) == shards, f"exit code 0 with {sorted(found)}"
 
     def end(self, folder, first):
         found = tree(folder)
@@ -221,7 +224,14 @@ class Download(LongCrawl):
         return f"http://127.0.0.1:{int(server.stdout.readline())}/plain"
 
 
-SUBJECTS = {"train": Train, "resume": Resume, "text": Text, "text_again": TextAgain, "longcrawl": LongCrawl, "download": Download}
+SUBJECTS = {
+    "train": Train,
+    "resume": Resume,
+    "text": Text,
+    "text_again": TextAgain,
+    "longcrawl": LongCrawl,
+    "download": Download,
+}
 
 # ----------------------------------------------------------------------------
 
@@ -335,7 +345,8 @@ def main(arguments):
         faults = arguments[1:] or list(campaign.faults(sample))
         begun, absent, bad = time.monotonic(), 0, 0
         with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", os.cpu_count()))) as pool:
-            for fault, (occurred, message) in zip(faults, pool.map(lambda f: campaign.trial(f, bool(arguments[1:])), faults)):
+            results = pool.map(lambda fault: campaign.trial(fault, bool(arguments[1:])), faults)
+            for fault, (occurred, message) in zip(faults, results):
                 absent += not occurred
                 bad += message is not None
                 if message:

@@ -1,4 +1,4 @@
-"""What faults.py and torture.py share: a small run of a trainer, and what must be true of its folder whenever it ends."""
+"""What faults.py and torture.py share: a small run of a trainer, and what is true of its folder whenever it ends."""
 
 import json, os, re, sys
 
@@ -45,9 +45,11 @@ def read(path):
 
 
 def checkpoint(folder):
-    """All that a checkpoint holds, but for the options, which differ between the commands of a run."""
+    """All that a checkpoint holds, but for the options, which differ between the commands of a run, and for the checksum of
+    trainer.json, where they are."""
     record = json.loads(read(os.path.join(folder, "trainer.json")))
     del record["options"]
+    record["checksums"].pop("trainer.json", None)
     return [read(os.path.join(folder, name)) for name in FILES] + [record, sorted(os.listdir(folder))]
 
 
@@ -73,11 +75,12 @@ def log_losses(out):
 
 
 def check_end(out, reference, last, most_cut):
-    """The run in `out` has ended as the undisturbed one. It leaves no temporary folder but a superfluous checkpoint that it
-    could not remove. At most most_cut lines of its log are cut, and all steps in it have the undisturbed run's losses."""
+    """The run in `out` has ended as the undisturbed one. It leaves no temporary folder but a superfluous checkpoint that
+    it could not remove. At most most_cut lines of its log are cut, and its losses are the undisturbed run's."""
     assert steps(out)[-1:] == [last], f"ends with checkpoints {steps(out)}"
     check_checkpoints(out, reference)
-    left = [name for name in os.listdir(out) if not re.fullmatch(r"lock|log\.jsonl|step_\d+|\.tmp-step_\d+\.old", name)]
+    known = r"lock|log\.jsonl|step_\d+|\.tmp-step_\d+\.old"
+    left = [name for name in os.listdir(out) if not re.fullmatch(known, name)]
     assert not left, f"leaves {left}"
     losses, cut = log_losses(out)
     expected, _ = log_losses(reference)

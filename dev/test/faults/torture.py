@@ -3,9 +3,9 @@
 
     torture.py HOURS SEED
 
-Each of JOBS workers takes one run after the other: without mpirun, or on 1 to 3 ranks where mpirun and the trainer's MPI are
-there. It starts the run with --resume, strikes it after a random time, and starts it again, until it ends by itself. A strike
-is one of STRIKES, on a random process of the run or on all. After each:
+Each of JOBS workers takes one run after the other: without mpirun, or on 1 to 3 ranks where mpirun and the trainer's MPI
+are there. It starts the run with --resume, strikes it after a random time, and starts it again, until it ends by itself. A
+strike is one of STRIKES, on a random process of the run or on all. After each:
 
   1. No process of the run is left within DEADLINE.
   2. The exit code is that of the strike; 0 only where the run has ended.
@@ -68,19 +68,22 @@ class Run(ranks.Run):
         return True
 
     def strike(self, signals, everyone, chance):
+        there = sorted(ranks.processes(self.mark))
+        struck = there if everyone or not there else [chance.choice(there)]
         for name in signals:
-            there = sorted(ranks.processes(self.mark))
-            for process in there if everyone or not there else [chance.choice(there)]:
+            for process in struck:
                 try:
                     os.kill(process, getattr(signal, "SIG" + name))
                 except ProcessLookupError:
                     pass
 
-    def end(self):
+    def end(self, strike):
         """Waits until all processes of the run have ended, and returns its exit code."""
         try:
             self.await_end(time.monotonic() + DEADLINE, False)
             return self.program.wait(DEADLINE)
+        except AssertionError as error:
+            raise AssertionError(f"after {strike}: {error}")
         finally:
             for process in ranks.processes(self.mark):
                 os.kill(process, signal.SIGKILL)
@@ -113,7 +116,7 @@ class Torture:
         os.makedirs(folder)
         start = time.monotonic()
         run = Run(launch(n, "--save-every", "1", "--keep", "0"), folder)
-        code = run.end()
+        code = run.end("no strike")
         assert code == 0, f"undisturbed on {n} ranks: exit code {code}: {runs.read(folder + '/stderr').decode()}"
         return time.monotonic() - start
 
@@ -125,11 +128,12 @@ class Torture:
         signals, everyone = chance.choice(STRIKES)
         delay = 1.1 * chance.random() * self.durations[n]
         struck = time.monotonic() < self.stop and not run.ends_within(delay)
+        strike = f"{' '.join(signals)}{' to all' * everyone}" if struck else "no strike"
         if struck:
             run.strike(signals, everyone, chance)
-            self.counts[" ".join(signals) + (" all" if everyone else "")] += 1
-        code = run.end()
-        said = f"exit code {code} after {signals if struck else 'no strike'}: {runs.read(folder + '/stderr').decode()}"
+            self.counts[strike] += 1
+        code = run.end(strike)
+        said = f"exit code {code} after {strike}: {runs.read(folder + '/stderr').decode()}"
         expected = {0}
         if struck:
             expected.add(-getattr(signal, "SIG" + signals[-1]))
@@ -163,8 +167,8 @@ class Torture:
     def report(self):
         hours = (time.monotonic() - self.start) / 3600
         finished, resumes = self.counts.pop("runs", 0), self.counts.pop("resumes", 0)
-        print(f"seed {self.seed}, {hours:.3f} hours: {finished} runs on {list(self.durations)} ranks have ended as undisturbed "
-              f"ones, with {self.counts.total()} strikes and {resumes} resumes")  # fmt: skip
+        print(f"seed {self.seed}, {hours:.3f} hours: {finished} runs on {list(self.durations)} ranks have ended as "
+              f"undisturbed ones, after {self.counts.total()} strikes and {resumes} resumes")  # fmt: skip
         print("strikes: " + ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items())))
         for failure in self.failures:
             print(failure)
