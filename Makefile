@@ -131,7 +131,7 @@ test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE fuzz tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE faults fuzz torture tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -171,7 +171,17 @@ build/test/train_fox_sanitized: train_fox.c $(HEADERS) build/flags | build/test
 build/test/%: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized # `make test` without installing packages
+# The library that makes calls of a program fail
+build/test/faults.so: dev/test/faults/faults.c | build/test
+	$(CC) -std=gnu11 -D_GNU_SOURCE -O2 $(WARN) $(EXTRA_CFLAGS) -shared -fPIC $< -o $@
+
+faults: train_fox data/text_to_shards data/longcrawl64 build/test/faults.so ## let every call of the programs fail in turn, and check what is left (JOBS=, TRAINER=)
+	dev/test/faults/faults.py
+
+torture: train_fox ## kill runs at random moments and resume them (HOURS=0.05, SEED=1, JOBS=, TRAINER=./train_foxcu)
+	dev/test/faults/torture.py $(or $(HOURS),0.05) $(or $(SEED),1)
+
+tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized build/test/faults.so # `make test` without installing packages
 	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
 gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences

@@ -55,7 +55,7 @@ static inline bool shard_set_remove(const char* prefix, const char* split, int64
     DIR* d = opendir(folder);
     if (!d) return fail(err, "%s: cannot read this folder: %s", folder, strerror(errno));
     bool ok = true;
-    for (struct dirent* entry; ok && (entry = readdir(d));) {
+    for (struct dirent* entry; ok && (errno = 0, entry = readdir(d));) {
         const char* number = strrchr(entry->d_name, '_');
         int64_t index = number ? strtoll(number + 1, NULL, 10) : -1;
         if (index < first || !shard_path(path, prefix, split, index, err)) continue;
@@ -64,6 +64,7 @@ static inline bool shard_set_remove(const char* prefix, const char* split, int64
         if (strcmp(entry->d_name, slash ? slash + 1 : target) == 0 && unlink(target) != 0)
             ok = fail(err, "%s: cannot remove: %s", target, strerror(errno));
     }
+    if (ok && errno) ok = fail(err, "%s: cannot read this folder: %s", folder, strerror(errno));
     closedir(d);
     return ok;
 }
