@@ -181,9 +181,6 @@ faults: train_fox data/text_to_shards data/longcrawl64 build/test/faults.so ## l
 torture: train_fox ## kill runs at random moments and resume them (HOURS=0.05, SEED=1, JOBS=, TRAINER=./train_foxcu)
 	dev/test/faults/torture.py $(or $(HOURS),0.05) $(or $(SEED),1)
 
-tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized build/test/faults.so # `make test` without installing packages
-	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
-
 gradcheck: build/test/gradcheck ## compare every gradient of every variant with central differences
 	build/test/gradcheck
 
@@ -199,6 +196,9 @@ build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(
 	$(if $(LIBFUZZER),$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer $<, \
 	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
 	    -o $@ $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS)
+
+tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized build/test/faults.so # `make test` without installing packages
+	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
 
 MINUTES ?= 10
 fuzz: $(FUZZ_TARGETS) ## run the fuzz targets for MINUTES=10 on all cores; crashes stay in build/fuzz/crashes

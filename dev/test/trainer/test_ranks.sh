@@ -418,7 +418,7 @@ two_hosts() {
     same_bytes $long "$out" "$scratch/long_2"
     for victim in 0 1; do
         rm -rf "$out"
-        check "kill rank $victim" ranks strike KILL $victim 20 0 10 $all --out "$out" --save-every 10
+        check "kill rank $victim" ranks strike KILL $victim "$out:20" 0 10 $all --out "$out" --save-every 10 # step 10 is complete
         one_line "rank $victim ("
     done
     goes_on 2 "$out"
