@@ -2,12 +2,11 @@
 The threads of the CPU trainer: how many there are, and how they wait for one another. Called by its main.
 
 **Waiting.** A step has hundreds of parallel regions, each as long as its slowest thread takes. libgomp's
-threads spin for milliseconds before they sleep. Where another program runs on the cores, they spin in the
-time of the very thread that they wait for, and a step takes up to 60 times as long. To sleep at once
+threads spin for some 10 ms before they sleep. Where another program runs on the cores, they spin in the time of
+the very thread that they wait for, and a step takes up to 60 times as long. To sleep at once
 (OMP_WAIT_POLICY=passive) makes a step of a small model a third slower on idle cores, as a thread takes longer
-to wake than a region to run. A spin of some 10 us is near the better of both (dev/RELIABILITY.md has the
-figures). libgomp reads its length as it is loaded, so the program starts itself once more with it in the
-environment.
+to wake than a region to run. A spin of half a millisecond is as good as the better of both (dev/SPEED.md).
+libgomp reads its length as it is loaded, so the program starts itself once more with it in the environment.
 
 **Number.** OpenMP takes a thread for every core that the process may run on, and knows nothing of the CPU
 quota of a container: the threads of a process that has used its quota stand still until the next period.
@@ -18,7 +17,7 @@ quota of a container: the threads of a process that has used its quota stand sti
 #include <omp.h>
 #include "../base/common.h"
 
-#define THREADS_SPIN_COUNT "300" // of libgomp's spin loop, 10 to 15 us
+#define THREADS_SPIN_COUNT "10000" // of libgomp's spin loop, about 0.5 ms
 
 // Reads the first numbers of a cgroup's file; returns how many there are, at most 2.
 static inline int threads_read_limit(const char* folder, const char* name, double* first, double* second) {

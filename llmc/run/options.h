@@ -56,12 +56,12 @@ ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
     "tokens per optimizer step [the preset's]") \
 ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
     "sequences per forward and backward pass [chosen by the trainer]") \
-ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 60, \
+ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
     "tokens to train on, where the learning rate reaches 0 [the preset's]") \
 ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
     "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
 ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the preset's]") \
-ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 60, \
+ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share of it]") \
 ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
     "AdamW's weight decay, of matrices and the embedding") \
@@ -82,7 +82,7 @@ ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, \
     "steps between lines on the terminal; log.jsonl has every step") \
 ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
     "steps between measurements of the loss on --val-data; 0: only one at the end") \
-ROW(COUNT, val_tokens, "val-tokens", "N", 1048576, 1, 1LL << 60, \
+ROW(COUNT, val_tokens, "val-tokens", "N", 1048576, 1, 1LL << 53, \
     "held-out tokens to measure it on, at most those in --val-data") \
 ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \

@@ -11,7 +11,7 @@ spins() {
     check "--version with ${*:2}" env "${@:2}" OMP_DISPLAY_ENV=verbose ./train_fox --version
     equals "$1" "$(grep GOMP_SPINCOUNT "$scratch/stderr" | tail -n 1 | tr -dc 0-9)"
 }
-spins 300 A=1
+spins 10000 A=1
 spins 77 GOMP_SPINCOUNT=77
 spins 0 OMP_WAIT_POLICY=passive
 said "train_fox "
