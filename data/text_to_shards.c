@@ -52,9 +52,8 @@ static const CliRow option_rows[] = {
     {CLI_TEXT, "list", "FILE", offsetof(Options, list), 0, 0, 0,
      "read further paths from FILE, one per line; -: standard input"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
-     "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; they replace "
-     "existing "
-     "shards with this prefix when all are written"},
+     "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; when all are "
+     "written they replace existing shards with this prefix"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
