@@ -177,6 +177,7 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
     Floats got, row((size_t)V);
     std::vector<double> expected;
     std::vector<int32_t> tokens((size_t)(n * t));
+    CHECK(!states_new(model, n, t, (int64_t)1 << 40), "%s: states without memory for them", e->name);
     States* states = states_new(model, n, t, (steps + n) * t);
     for (int64_t step = 0; step < steps + n - 1; step++) {
         for (int64_t b = 0; b < n; b++) {

@@ -169,6 +169,31 @@ static void test_matmul_big(Matmul* mm) {
 
 // ----------------------------------------------------------------------------
 
+// Where there is no memory for a second output, GEMMs are not timed, and a warning says so.
+static bool warned;
+static bool note_warning(bool) {
+    warned = true;
+    return false;
+}
+
+static void test_no_memory() {
+    const int64_t n = 4096;
+    Buffer<bf16> x(draw<bf16>(n * 64, 1)), w(draw<bf16>(n * 64, 1)), out((size_t)(n * n)); // out: 32 MiB
+    Linear linear = {w, NULL, n, n, 64, n, 64};
+    Matmul mm;
+    vector<void*> taken;
+    matmul_init(&mm, true, 0);
+    for (size_t bytes = (size_t)1 << 40; bytes > (size_t)16 << 20; bytes /= 2)
+        for (void* p; cudaMalloc(&p, bytes) == cudaSuccess;) taken.push_back(p);
+    (void)cudaGetLastError(); // of the last one
+    message_hooks.may_print = note_warning;
+    linear_forward(out, x, NULL, &linear, &mm);
+    message_hooks.may_print = NULL;
+    CHECK(warned, "no warning that GEMMs are not timed");
+    for (void* p : taken) CUDA_CHECK(cudaFree(p));
+    matmul_free(&mm);
+}
+
 int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
     CHECK_DIES("CUBLAS_STATUS_NOT_SUPPORTED; matrices must", CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED));
@@ -198,6 +223,7 @@ int main(int argc, char** argv) {
         if (!quick && !tune) test_matmul_big(&mm);
         matmul_free(&mm);
     }
+    test_no_memory();
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();
     return test_report();
