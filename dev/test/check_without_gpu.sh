@@ -19,7 +19,7 @@ said "no GPU or no driver was found here"
 for level in none qkv block; do said "--recompute $level"; done
 equals "" "$(cat "$scratch/stderr")"
 check "--dry-run with a sample" "$trainer" --dry-run --model fox-pro-760m --data none --sample-every 1 --generate 60000
-check "the plan has the sample's state" grep -Eq "a sample's state +[1-9][0-9]{3}\.[0-9] MiB" "$scratch/stdout"
+said "a sample's state            8702.1 MiB"
 check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --ranks 8 --recompute block
 said "planned for recompute block"
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1

@@ -187,7 +187,7 @@ static void test_no_memory() {
         for (void* p; cudaMalloc(&p, bytes) == cudaSuccess;) taken.push_back(p);
     (void)cudaGetLastError(); // of the last one
     message_hooks.may_print = note_warning;
-    linear_forward(out, x, NULL, &linear, &mm);
+    linear_forward(out.p, x.p, NULL, &linear, &mm);
     message_hooks.may_print = NULL;
     CHECK(warned, "no warning that GEMMs are not timed");
     for (void* p : taken) CUDA_CHECK(cudaFree(p));
