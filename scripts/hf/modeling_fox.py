@@ -159,6 +159,8 @@ class LayerCache:
 class FoxCache:
     """The past_key_values of this model."""
 
+    is_compileable = is_croppable = False  # generate() asks
+
     def __init__(self, num_layers):
         self.layers = [LayerCache() for _ in range(num_layers)]
 
@@ -472,9 +474,18 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, Gen
     def set_output_embeddings(self, lm_head):
         self.lm_head = lm_head
 
+    @classmethod
+    def _supports_default_dynamic_cache(cls):
+        """For generate(): forward makes the cache, not generate."""
+        return False
+
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None,
-                                      inputs_embeds=None, use_cache=True, **_):
-        """The arguments of forward for the next token. Padding is to be on the left."""
+                                      inputs_embeds=None, use_cache=True, next_sequence_length=None, **_):
+        """
+        The arguments of forward for the next token. Padding is to be on the left. Newer versions of
+        transformers say how many of input_ids are not in the cache; for older ones the mask tells, as
+        input_ids lack a prompt of inputs_embeds.
+        """
         inputs = dict(past_key_values=past_key_values, attention_mask=attention_mask, use_cache=use_cache,
                       logits_to_keep=1)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -482,8 +493,9 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, Gen
             if input_ids.shape[1] > 0:  # without a cache: what has been generated follows
                 inputs_embeds = torch.cat((inputs_embeds, self.model.embeddings(input_ids)), dim=1)
             return dict(inputs, inputs_embeds=inputs_embeds)
-        if past > 0:  # the mask covers what input_ids may lack: a prompt of inputs_embeds
-            input_ids = input_ids[:, past - attention_mask.shape[1]:]
+        if past > 0:
+            length = (input_ids if attention_mask is None else attention_mask).shape[1]
+            input_ids = input_ids[:, -(next_sequence_length or length - past):]
         return dict(inputs, input_ids=input_ids)
 
     def forward(

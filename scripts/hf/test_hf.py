@@ -174,10 +174,42 @@ def check_saved(model, name, folder, tokens, expected):
     """What save_pretrained writes opens again, and has the config of the trainer."""
     check_config(FIXTURES / name, model.config.to_dict())
     model.save_pretrained(folder / "saved")
+    assert (folder / "saved/modeling_fox.py").exists()
     check_config(FIXTURES / name, json.loads((folder / "saved/config.json").read_text()))
     again = open_model(folder / "saved", model.dtype)
     with torch.no_grad():
         assert error(again(tokens).logits, expected["logits"]) < 1e-11, "saved and opened again"
+
+
+@torch.no_grad()
+def check_precision(model):
+    """Attention in fp32 where sums of log gates reach -1e5, against fp64."""
+    module = sys.modules[type(model).__module__]
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, 2, 4096, 16, generator=generator, dtype=torch.float64)
+    log_gates = -torch.tensor([24.0, 0.2], dtype=torch.float64)[:, None]  # a head each
+    cum_logf = (log_gates * torch.rand(1, 2, 4096, generator=generator, dtype=torch.float64) * 2).cumsum(2)
+    assert cum_logf.min() < -9e4
+    exact = module.attention(q, k, v, cum_logf, None)[0, :, -256:]
+    single = module.attention(q.float(), k.float(), v.float(), cum_logf, None)[0, :, -256:]
+    for head in 0, 1:
+        assert error(single[head], exact[head]) < 1e-6, "attention in fp32 with small gates"
+
+
+def check_initialization(model):
+    """A model made from the config: matrices as initializer_range says, gates as the trainer starts them."""
+    config = model.config
+    fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    for name, x in fresh.state_dict().items():
+        if x.dim() == 2 and x.numel() > 200:
+            assert abs(x.std() / config.initializer_range - 1) < 0.2, name
+        elif "norm" in name:
+            assert (x == 1).all(), name
+        elif "fgate" in name and x.dim() == 1:
+            long = config.fgate_bias_init or config.fgate_type == "fixed"
+            ends = [config.decay_time_min or 2, config.decay_time_max or 256]
+            expected = torch.tensor([-1 / T for T in ends]) if long else torch.full((2,), 0.5).log()
+            assert error(torch.nn.functional.logsigmoid(x), expected) < 1e-5, name
 
 
 def check_fixture(name, work):
@@ -198,6 +230,9 @@ def check_fixture(name, work):
     check_recomputation(model, tokens, targets, expected)
     check_generate(model, tokens)
     check_saved(model, name, folder, tokens, expected)
+    check_precision(model)
+    if "-dh" not in name:  # two heads
+        check_initialization(model)
     single = compare(open_model(folder, torch.float32), tokens, targets, expected)
     for key, value in single.items():
         limit = 4 * expected["float32_error." + ("" if key == "logits" else "grad.") + key].item()
