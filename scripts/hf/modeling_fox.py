@@ -376,19 +376,18 @@ class ForgettingTransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module):
         """The trainer's initialization, of what no checkpoint has."""
         config = self.config
+        gate_bias = None
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, 0, config.initializer_range)
+            gate_bias = getattr(module, "bias", None)  # no other matrix has one
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
-        elif isinstance(module, Attention) and config.fgate_type != "none":
-            bias = module.fgate_proj.bias if config.fgate_type == "full" else module.fgate_bias
-            if getattr(bias, "_is_hf_initialized", False):
-                return
+        elif isinstance(module, Attention):
+            gate_bias = getattr(module, "fgate_bias", None)
+        if gate_bias is not None and not getattr(gate_bias, "_is_hf_initialized", False):  # not loaded
+            long = config.fgate_bias_init or config.fgate_type == "fixed"
             with torch.no_grad():
-                if config.fgate_bias_init or config.fgate_type == "fixed":
-                    bias.copy_(long_gate_bias(config))
-                else:
-                    bias.zero_()
+                gate_bias.copy_(long_gate_bias(config) if long else torch.zeros(config.num_heads))
 
 
 class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
