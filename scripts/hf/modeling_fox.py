@@ -1,7 +1,7 @@
 """
 The Forgetting Transformer (FoX, https://arxiv.org/abs/2503.02130) and its Transformer baselines for Hugging
-Face transformers, 4.44 and later: configuration, model, cache and generation in one file. It computes what the
-trainer computes, from the trainer's config.json and model.safetensors, on CPU and GPU, in fp32 and bf16.
+Face transformers, 4.44 and later: configuration, model, cache and generation in one file. It computes what
+the trainer computes, from its config.json and model.safetensors, on CPU and GPU, in fp32 and bf16.
 
 With this file beside the weights, and named in the auto_map of config.json:
 
@@ -203,7 +203,8 @@ def rotate(x, cos, sin):
 def block_attention(q, k, v, cum_logf, key_mask):
     """
     Attention of the last queries of a sequence, q [B, h, queries, dh], to all its keys, k and v
-    [B, h, keys, dh]. cum_logf is [B, h, keys] in fp64 or None, key_mask [B, keys] is False for padding or None.
+    [B, h, keys, dh]. cum_logf is [B, h, keys] in fp64 or None. key_mask [B, keys] is False for padding, or
+    None.
 
     A difference of two cum_logf is exact to fp32 at any length, because it is taken in fp64: the sums reach
     -1e5, where fp32 has 0.008 between neighbours. Scores and softmax have the bias's precision, fp32.
@@ -267,8 +268,8 @@ class ShiftLinear(nn.Module):
 
     def forward(self, a, previous, token_mask):
         """
-        Returns y [B, T, d] and the last y~ [B, 1, h, dh], which is `previous` of the next call. `previous` None
-        is the start; token_mask [B, T] is False for padding, which counts as no token, or None.
+        Returns y [B, T, d] and the last y~ [B, 1, h, dh], which is `previous` of the next call; None at the
+        start. token_mask [B, T] is False for padding, which counts as no token, or None.
         """
         alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, h, 1]
         current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, h, dh]

@@ -29,6 +29,7 @@ SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_nor
             "use_k_shift", "use_v_shift", "fgate_type", "fgate_bias_init", "decay_time_min", "decay_time_max")
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 
 
 # ----------------------------------------------------------------------------
@@ -151,7 +152,8 @@ def check_generate(model, tokens):
     """Greedy with and without cache, with padding, and beam search: the same tokens."""
     def generate(ids, **options):  # without a mask, generate takes tokens that equal pad_token_id for padding
         options = dict(dict(attention_mask=torch.ones_like(ids)), **options)
-        return model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0, **options)
+        return model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
+                              **options)
 
     prompt = tokens[:1, :7]
     cached = generate(prompt)
@@ -161,10 +163,11 @@ def check_generate(model, tokens):
     assert torch.equal(generate(padded, attention_mask=mask)[0, 3:], cached[0]), "padding"
     embeds = model.get_input_embeddings()(prompt)
     for use_cache in True, False:
-        continued = generate(prompt[:, :0], inputs_embeds=embeds, attention_mask=torch.ones(1, 7, dtype=torch.long),
+        continued = generate(prompt[:, :0], inputs_embeds=embeds, attention_mask=torch.ones_like(prompt),
                              use_cache=use_cache)
         assert torch.equal(continued[0, -12:], cached[0, 7:]), "inputs_embeds"
-    assert torch.equal(*(generate(prompt, num_beams=3, use_cache=use) for use in (True, False))), "beam search"
+    beams = [generate(prompt, num_beams=3, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*beams), "beam search"
     result = generate(prompt, return_dict_in_generate=True)
     more = [generate(result.sequences, past_key_values=cache) for cache in (result.past_key_values, None)]
     assert torch.equal(*more), "continued from a cache"
@@ -268,13 +271,15 @@ def check_trained(name, work):
     if not shard.exists():
         write_shard(shard)
     config = json.loads((FIXTURES / name / "config.json").read_text())
-    switches = [f"{key}={json.dumps(config[key])}".replace('"', "") for key in SWITCHES if config[key] is not None]
+    chosen = {key: config[key] for key in SWITCHES if config[key] is not None}
+    switches = [f"{key}={json.dumps(value)}".replace('"', "") for key, value in chosen.items()]
     sizes = ["hidden_size=64", "num_hidden_layers=2", "num_heads=4", "initializer_range=0.2"]
     settings = [word for pair in switches + sizes for word in ("--set", pair)]
     run("--model", "fox-llama-nano", *settings, "--data", shard, "--out", out, "--seq-len", 128,
         "--batch-tokens", 512, "--max-tokens", 1024, "--warmup-tokens", 512, "--lr", 0.02)
     checkpoint = out / "step_00000002"
-    run("--init", checkpoint, "--data", shard, "--seq-len", 128, "--batch-tokens", 512, "--dump", out / "dump")
+    run("--init", checkpoint, "--data", shard, "--seq-len", 128, "--batch-tokens", 512,
+        "--dump", out / "dump")
     dumped = load_file(out / "dump")
     stream = torch.frombuffer(bytearray(shard.read_bytes()[1024:]), dtype=torch.int16).long()
     B = dumped["loss"].shape[0]
