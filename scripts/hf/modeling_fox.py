@@ -1,0 +1,533 @@
+"""
+The Forgetting Transformer (FoX, https://arxiv.org/abs/2503.02130) and its Transformer baselines for Hugging
+Face transformers, 4.44 and later: configuration, model, cache and generation in one file. It computes what
+the trainer computes, from its config.json and model.safetensors, on CPU and GPU, in fp32 and bf16.
+
+With this file beside the weights, and named in the auto_map of config.json:
+
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+Attention with a forget gate f_t in (0, 1] per head and token:
+
+    score_ij = q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j,    cum_logf_t = log f_1 + ... + log f_t
+
+Shapes: batch B, tokens T, width d, heads h of dh = d / h channels, MLP width I, vocabulary V.
+"""
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+QK_NORM_EPS = 1e-5          # a constant in the paper's code, not in config.json
+MAX_BIAS_ELEMENTS = 1 << 26  # of the gate's bias [B, h, queries, keys] that attention holds at a time
+
+
+def widen(x):
+    """x in fp32, or in fp64 if it has that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# ----------------------------------------------------------------------------
+# configuration: one class for each model_type, since save_pretrained writes the one of the class
+
+class ForgettingTransformerConfig(PretrainedConfig):
+    """The keys of config.json. A combination that this file does not compute is a ValueError."""
+
+    model_type = "forgetting_transformer-project_fox"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_attention_heads": "num_heads"}
+
+    def __init__(
+        self,
+        vocab_size=50257,
+        hidden_size=768,
+        hidden_ratio=4,
+        intermediate_size=None,         # I; None derives it from hidden_ratio
+        num_hidden_layers=12,
+        num_heads=12,
+        num_kv_heads=None,
+        hidden_act="swish",
+        window_size=None,
+        max_position_embeddings=None,
+        initializer_range=0.02,
+        norm_eps=1e-6,
+        rope_base=500000.0,
+        use_rope=False,
+        use_output_gate=False,
+        ogate_act="sigmoid",
+        use_output_norm=False,
+        qk_norm=False,
+        qk_norm_share_param_across_head=False,
+        use_k_shift=False,
+        use_v_shift=False,
+        fgate_type="full",              # full, bias_only, fixed or none
+        fgate_bias_init=False,          # head i starts with a decay time of T_i tokens, see long_gate_bias
+        decay_time_min=None,
+        decay_time_max=None,
+        log_pruning_tolerance=None,     # a matter of speed in the trainer; nothing is pruned here
+        tie_word_embeddings=False,
+        use_cache=True,
+        **kwargs,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.hidden_ratio = hidden_ratio
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.hidden_act = hidden_act
+        self.window_size = window_size
+        if max_position_embeddings is not None:  # tools take an attribute that is None for a length
+            self.max_position_embeddings = max_position_embeddings
+        self.initializer_range = initializer_range
+        self.norm_eps = norm_eps
+        self.rope_base = rope_base
+        self.use_rope = use_rope
+        self.use_output_gate = use_output_gate
+        self.ogate_act = ogate_act
+        self.use_output_norm = use_output_norm
+        self.qk_norm = qk_norm
+        self.qk_norm_share_param_across_head = qk_norm_share_param_across_head
+        self.use_k_shift = use_k_shift
+        self.use_v_shift = use_v_shift
+        self.fgate_type = fgate_type
+        self.fgate_bias_init = fgate_bias_init
+        self.decay_time_min = decay_time_min
+        self.decay_time_max = decay_time_max
+        self.log_pruning_tolerance = log_pruning_tolerance
+        self.use_cache = use_cache
+        supported = dict(num_kv_heads=(None, num_heads), hidden_act=("swish",), window_size=(None,),
+                         ogate_act=("sigmoid",), fgate_type=("full", "bias_only", "fixed", "none"))
+        for key, values in supported.items():
+            if getattr(self, key) not in values:
+                raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {values}")
+        if hidden_size % num_heads != 0:
+            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
+        if tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=True is not supported")
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+
+class TransformerConfig(ForgettingTransformerConfig):
+    """The plain Transformer, which has a model_type of its own."""
+
+    model_type = "transformer-project_fox"
+
+    def __init__(self, fgate_type="none", use_rope=True, **kwargs):
+        super().__init__(fgate_type=fgate_type, use_rope=use_rope, **kwargs)
+
+
+def mlp_width(config):
+    """I: intermediate_size, or else 2/3 of hidden_ratio times the width, rounded up to a multiple of 256."""
+    wanted = math.floor(config.hidden_size * config.hidden_ratio * 2 / 3)
+    return config.intermediate_size or 256 * math.ceil(wanted / 256)
+
+
+def long_gate_bias(config):
+    """[h] gate biases for which head i forgets by 1/e in T_i tokens, T_i log-spaced from T_min to T_max."""
+    shortest, longest = config.decay_time_min or 2, config.decay_time_max or 256
+    times = torch.linspace(math.log(shortest), math.log(longest), config.num_heads, dtype=torch.float64).exp()
+    return -torch.log(torch.expm1((1 / times).clamp(max=500)))
+
+
+# ----------------------------------------------------------------------------
+# cache
+
+class LayerCache:
+    """What one layer keeps of the tokens before: None until there are any, or where it has no such module."""
+
+    def __init__(self):
+        self.k = self.v = None                      # [B, h, T, dh], normalized and rotated
+        self.cum_logf = None                        # [B, h, T] in fp64
+        self.previous_k = self.previous_v = None    # [B, 1, h, dh], the last token's, not shifted yet
+
+    def append(self, k, v, cum_logf):
+        """Adds new tokens. Returns k, v and cum_logf of all."""
+        if self.k is not None:
+            k, v = torch.cat((self.k, k), dim=2), torch.cat((self.v, v), dim=2)
+            if cum_logf is not None:
+                cum_logf = torch.cat((self.cum_logf, cum_logf + self.cum_logf[..., -1:]), dim=2)
+        self.k, self.v, self.cum_logf = k, v, cum_logf
+        return k, v, cum_logf
+
+
+class FoxCache:
+    """The past_key_values of this model."""
+
+    is_compileable = is_croppable = False  # generate() asks
+
+    def __init__(self, num_layers):
+        self.layers = [LayerCache() for _ in range(num_layers)]
+
+    def get_seq_length(self, layer_idx=0):
+        """The number of tokens it holds."""
+        k = self.layers[layer_idx].k
+        return 0 if k is None else k.shape[2]
+
+    def reorder_cache(self, beam_idx):
+        """Sequence i continues sequence beam_idx[i] from now on: beam search."""
+        for layer in self.layers:
+            for name, x in vars(layer).items():
+                if x is not None:
+                    setattr(layer, name, x.index_select(0, beam_idx.to(x.device)))
+
+    def __getitem__(self, layer_idx):
+        """(k, v) of a layer, as the generation of older versions of transformers looks for the length."""
+        return self.layers[layer_idx].k, self.layers[layer_idx].v
+
+
+# ----------------------------------------------------------------------------
+# attention
+
+def rope_tables(start, length, config, device):
+    """cos and sin [T, 1, dh / 2] of the angles t rope_base^(-2i/dh), t from start on, computed in fp64."""
+    half = config.hidden_size // config.num_heads // 2
+    t = torch.arange(start, start + length, dtype=torch.float64, device=device)
+    i = torch.arange(half, dtype=torch.float64, device=device)
+    angle = t[:, None, None] * config.rope_base ** (-i / half)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x, cos, sin):
+    """Rotates the pairs of channels (i, i + dh/2) of x [B, T, h, dh]."""
+    x1, x2 = widen(x).chunk(2, dim=-1)
+    cos, sin = cos.to(x1), sin.to(x1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
+
+
+def block_attention(q, k, v, cum_logf, key_mask):
+    """
+    Attention of the last queries of a sequence, q [B, h, queries, dh], to all its keys, k and v
+    [B, h, keys, dh]. cum_logf is [B, h, keys] in fp64 or None. key_mask [B, keys] is False for padding, or
+    None.
+
+    A difference of two cum_logf is exact to fp32 at any length, because it is taken in fp64: the sums reach
+    -1e5, where fp32 has 0.008 between neighbours. Scores and softmax have the bias's precision, fp32.
+    """
+    ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    own = k.shape[2] - q.shape[2]  # query i has key own + i
+    visible = ones.tril(own)
+    if key_mask is not None:  # padding sees itself: a softmax of nothing is NaN
+        visible = visible & (key_mask[:, None, None, :] | ones.triu(own))
+    if cum_logf is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    bias = (cum_logf[:, :, own:, None] - cum_logf[:, :, None, :]).to(widen(q).dtype)
+    bias = bias.masked_fill(~visible, -math.inf)
+    with torch.autocast(q.device.type, enabled=False):  # it would take the bias to bf16
+        return F.scaled_dot_product_attention(widen(q), widen(k), widen(v), attn_mask=bias).to(v.dtype)
+
+
+def attention(q, k, v, cum_logf, key_mask):
+    """As block_attention, in blocks of queries, so that memory is not quadratic in T."""
+    B, h, queries, _ = q.shape
+    keys = k.shape[2]
+    if cum_logf is None and key_mask is None and queries == keys:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    rows = max(1, MAX_BIAS_ELEMENTS // (B * h * keys))
+    blocks = []
+    for start in range(0, queries, rows):
+        stop = min(start + rows, queries)
+        seen = keys - queries + stop
+        inputs = (q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen],
+                  None if cum_logf is None else cum_logf[:, :, :seen],
+                  None if key_mask is None else key_mask[:, :seen])
+        if torch.is_grad_enabled():  # the backward pass computes the bias again instead of keeping it
+            blocks.append(checkpoint(block_attention, *inputs, use_reentrant=False, preserve_rng_state=False))
+        else:
+            blocks.append(block_attention(*inputs))
+    return torch.cat(blocks, dim=2)
+
+
+# ----------------------------------------------------------------------------
+# modules
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last axis of x [..., d], or of x [..., h, dh] with weight [d], or [dh] if shared."""
+
+    def __init__(self, width, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        wide = widen(x)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * self.weight.view(-1, x.shape[-1])).to(x.dtype)
+
+
+class ShiftLinear(nn.Module):
+    """y_t = alpha_t y~_{t-1} + (1 - alpha_t) y~_t, y~ = W a, y~_{-1} = 0, one alpha per head and token."""
+
+    def __init__(self, d, h):
+        super().__init__()
+        self.linear, self.shift_proj = nn.Linear(d, d, bias=False), nn.Linear(d, h, bias=False)
+
+    def forward(self, a, previous, token_mask):
+        """
+        Returns y [B, T, d] and the last y~ [B, 1, h, dh], which is `previous` of the next call; None at the
+        start. token_mask [B, T] is False for padding, which counts as no token, or None.
+        """
+        alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, h, 1]
+        current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, h, dh]
+        real = current if token_mask is None else current * token_mask[:, :, None, None]
+        if previous is None:
+            previous = torch.zeros_like(current[:, :1])
+        before = torch.cat((previous, real[:, :-1]), dim=1)
+        return torch.lerp(current, before, alpha).flatten(2), real[:, -1:]
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d, h = config.hidden_size, config.num_heads
+        self.config = config
+        self.q_proj = nn.Linear(d, d, bias=False)
+        self.k_proj = ShiftLinear(d, h) if config.use_k_shift else nn.Linear(d, d, bias=False)
+        self.v_proj = ShiftLinear(d, h) if config.use_v_shift else nn.Linear(d, d, bias=False)
+        self.o_proj = nn.Linear(d, d, bias=False)
+        if config.qk_norm:
+            width = d // h if config.qk_norm_share_param_across_head else d
+            self.q_norm, self.k_norm = RMSNorm(width, QK_NORM_EPS), RMSNorm(width, QK_NORM_EPS)
+        if config.use_output_norm:
+            self.output_norm = RMSNorm(d, config.norm_eps)
+        if config.use_output_gate:
+            self.ogate_proj = nn.Linear(d, d, bias=False)
+        if config.fgate_type == "full":
+            self.fgate_proj = nn.Linear(d, h)
+        elif config.fgate_type == "bias_only":
+            self.fgate_bias = nn.Parameter(torch.zeros(h))
+        elif config.fgate_type == "fixed":  # a buffer: stored in the checkpoint but not trained
+            self.register_buffer("fgate_bias", torch.zeros(h))
+
+    def cum_logf(self, a):
+        """[B, h, T] in fp64: the running sum of the log gates of tokens a [B, T, d]; None without a gate."""
+        gate = self.config.fgate_type
+        if gate == "none":
+            return None
+        z = self.fgate_proj(a) if gate == "full" else self.fgate_bias.expand(a.shape[0], a.shape[1], -1)
+        return F.logsigmoid(widen(z)).double().cumsum(1).transpose(1, 2)
+
+    def forward(self, a, rope, mask, cache):
+        """a [B, T, d] -> [B, T, d]. rope is (cos, sin); mask [B, past + T] or None; cache a LayerCache."""
+        c, T = self.config, a.shape[1]
+        token_mask = None if mask is None else mask[:, -T:]
+        q, k, v = self.q_proj(a), None, None
+        if c.use_k_shift:
+            k, cache.previous_k = self.k_proj(a, cache.previous_k, token_mask)
+        else:
+            k = self.k_proj(a)
+        if c.use_v_shift:
+            v, cache.previous_v = self.v_proj(a, cache.previous_v, token_mask)
+        else:
+            v = self.v_proj(a)
+        q, k, v = (x.unflatten(-1, (c.num_heads, -1)) for x in (q, k, v))  # [B, T, h, dh]
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if c.use_rope:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        k, v, cum_logf = cache.append(k, v, self.cum_logf(a))
+        o = attention(q, k, v, cum_logf, mask).transpose(1, 2)
+        if c.use_output_norm:
+            o = self.output_norm(o)
+        o = o.flatten(2)
+        if c.use_output_gate:
+            o = o * self.ogate_proj(a).sigmoid()
+        return self.o_proj(o)
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d, I = config.hidden_size, mlp_width(config)
+        self.gate_proj, self.down_proj = nn.Linear(d, 2 * I, bias=False), nn.Linear(I, d, bias=False)
+
+    def forward(self, m):
+        gate, up = self.gate_proj(m).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attn_norm, self.attn = RMSNorm(config.hidden_size, config.norm_eps), Attention(config)
+        self.mlp_norm, self.mlp = RMSNorm(config.hidden_size, config.norm_eps), MLP(config)
+
+    def forward(self, x, rope, mask, cache):
+        # without a cache that outlives the call, a block that is computed again starts from an empty one too
+        x = x + self.attn(self.attn_norm(x), rope, mask, LayerCache() if cache is None else cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+# ----------------------------------------------------------------------------
+# the model
+
+class ForgettingTransformerPreTrainedModel(PreTrainedModel):
+    config_class = ForgettingTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]
+    _supports_sdpa = True
+    _is_stateful = True  # for generate(): the cache cannot be rewound, as the shifts keep one token only
+
+    def _init_weights(self, module):
+        """The trainer's initialization, of what no checkpoint has."""
+        config = self.config
+        gate_bias = None
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, 0, config.initializer_range)
+            gate_bias = getattr(module, "bias", None)  # no other matrix has one
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, Attention):
+            gate_bias = getattr(module, "fgate_bias", None)
+        if gate_bias is not None and not getattr(gate_bias, "_is_hf_initialized", False):  # not loaded
+            long = config.fgate_bias_init or config.fgate_type == "fixed"
+            with torch.no_grad():
+                gate_bias.copy_(long_gate_bias(config) if long else torch.zeros(config.num_heads))
+
+
+class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embeddings
+
+    def set_input_embeddings(self, embeddings):
+        self.embeddings = embeddings
+
+    def forward(
+        self,
+        input_ids=None,             # [B, T], or
+        attention_mask=None,        # [B, past + T], 0 for padding, which comes first
+        past_key_values=None,       # a FoxCache of the tokens before
+        inputs_embeds=None,         # [B, T, d] in the place of input_ids
+        use_cache=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+    ):
+        config = self.config
+        if output_attentions:
+            raise ValueError("output_attentions: attention weights are computed in blocks and not kept")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("one of input_ids and inputs_embeds is needed")
+        if past_key_values is not None and not isinstance(past_key_values, FoxCache):
+            raise ValueError(f"past_key_values is a {type(past_key_values).__name__}, not a FoxCache")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        recompute = self.gradient_checkpointing and self.training
+        if use_cache is None:
+            use_cache = config.use_cache and not self.training
+        if past_key_values is None and use_cache and not recompute:
+            past_key_values = FoxCache(config.num_hidden_layers)
+        if past_key_values is not None and recompute:
+            raise ValueError("gradient checkpointing computes a block twice: it needs past_key_values=None")
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        mask = None
+        if attention_mask is not None:
+            expected = (x.shape[0], past + x.shape[1])
+            if tuple(attention_mask.shape) != expected:
+                raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, not {expected}")
+            mask = None if attention_mask.all() else attention_mask.bool()
+        rope = rope_tables(past, x.shape[1], config, x.device) if config.use_rope else None
+
+        hidden_states = [x]
+        for i, block in enumerate(self.layers):
+            if recompute:
+                x = self._gradient_checkpointing_func(block.__call__, x, rope, mask, None)
+            else:
+                x = block(x, rope, mask, None if past_key_values is None else past_key_values.layers[i])
+            hidden_states.append(x)
+        hidden_states[-1] = x = self.norm(x)
+        output = BaseModelOutputWithPast(
+            last_hidden_state=x, past_key_values=past_key_values,
+            hidden_states=tuple(hidden_states) if output_hidden_states else None)
+        return output if return_dict is not False else output.to_tuple()
+
+
+class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, GenerationMixin):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = ForgettingTransformerModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.model.embeddings
+
+    def set_input_embeddings(self, embeddings):
+        self.model.embeddings = embeddings
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, lm_head):
+        self.lm_head = lm_head
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls):
+        """For generate(): forward makes the cache, not generate."""
+        return False
+
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None,
+                                      inputs_embeds=None, use_cache=True, next_sequence_length=None, **_):
+        """
+        The arguments of forward for the next token. Padding is to be on the left. Newer versions of
+        transformers say how many of input_ids are not in the cache; for older ones the mask tells, as
+        input_ids lack a prompt of inputs_embeds.
+        """
+        inputs = dict(past_key_values=past_key_values, attention_mask=attention_mask, use_cache=use_cache,
+                      logits_to_keep=1)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if inputs_embeds is not None and past == 0:
+            if input_ids.shape[1] > 0:  # without a cache: what has been generated follows
+                inputs_embeds = torch.cat((inputs_embeds, self.model.embeddings(input_ids)), dim=1)
+            return dict(inputs, inputs_embeds=inputs_embeds)
+        if past > 0:
+            length = (input_ids if attention_mask is None else attention_mask).shape[1]
+            input_ids = input_ids[:, -(next_sequence_length or length - past):]
+        return dict(inputs, input_ids=input_ids)
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,                # [B, T], input_ids themselves: token t + 1 is t's target; -100 is none
+        use_cache=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        return_dict=None,
+        logits_to_keep=0,           # the number of last tokens whose logits are wanted; 0: all
+    ):
+        """Logits [B, T, V], and with labels the mean cross entropy in nats. Otherwise as the model's."""
+        output = self.model(
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
+        loss = None
+        if labels is not None:
+            targets = labels[:, 1:].to(logits.device)
+            loss = F.cross_entropy(widen(logits[:, :-1]).flatten(0, 1), targets.flatten())
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values,
+                                        hidden_states=output.hidden_states)
+        return output if return_dict is not False else output.to_tuple()
+
+
+class TransformerModel(ForgettingTransformerModel):
+    config_class = TransformerConfig
+
+
+class TransformerForCausalLM(ForgettingTransformerForCausalLM):
+    config_class = TransformerConfig

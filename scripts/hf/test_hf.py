@@ -1,0 +1,326 @@
+"""
+Tests modeling_fox.py against results in fp64 (dev/test/fixtures/model) and against the CPU trainer:
+
+    python3 -m venv build/hf
+    build/hf/bin/pip install -r scripts/hf/requirements.txt
+    make train_fox
+    build/hf/bin/python scripts/hf/test_hf.py [WORD]        # WORD: only the models whose name has it
+
+Every model of the fixtures (each family, and each switch flipped) is opened by AutoModelForCausalLM, and then
+once more as the trainer saves it after two steps. One line a model; exit code 1 if any fails.
+"""
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "dev/test/fixtures/model"
+SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
+            "use_k_shift", "use_v_shift", "fgate_type", "fgate_bias_init", "decay_time_min", "decay_time_max")
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+# ----------------------------------------------------------------------------
+# helpers
+
+def error(x, expected):
+    """||x - expected|| / ||expected||"""
+    return ((x.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def check_below(limit, what, errors):
+    """errors: {name: relative error}. Returns the largest."""
+    worst = max(errors, key=errors.get)
+    assert errors[worst] <= limit, f"{what}: error {errors[worst]:.1e} of {worst} is above {limit:.0e}"
+    return errors[worst]
+
+
+def folder_of(checkpoint, out):
+    """A copy of a checkpoint folder with modeling_fox.py and the auto_map that names it."""
+    out.mkdir()
+    shutil.copy(ROOT / "scripts/hf/modeling_fox.py", out)
+    shutil.copy(checkpoint / "model.safetensors", out)
+    config = json.loads((checkpoint / "config.json").read_text())
+    name = config["architectures"][0].replace("ForCausalLM", "")
+    config["auto_map"] = {auto: "modeling_fox." + name + suffix for auto, suffix in dict(
+        AutoConfig="Config", AutoModel="Model", AutoModelForCausalLM="ForCausalLM").items()}
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def open_model(folder, dtype):
+    """The model, of which every tensor is in the checkpoint, and no other."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, torch_dtype=dtype, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        assert not info.get(kind), f"{kind}: {info[kind]}"
+    assert all(p.dtype == dtype for p in model.parameters())
+    return model
+
+
+def check_config(checkpoint, config):
+    """Every key of the trainer's config.json is in config, a dict, with the same value."""
+    stored = json.loads((checkpoint / "config.json").read_text())
+    changed = {key: config.get(key) for key in stored if config.get(key) != stored[key]}
+    assert not changed, f"config.json: changed to {changed}"
+
+
+def set_block(model, elements):
+    """Elements of the gate's bias that attention holds at a time: few make many blocks of queries."""
+    sys.modules[type(model).__module__].MAX_BIAS_ELEMENTS = elements
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+# ----------------------------------------------------------------------------
+# against fp64
+
+def compare(model, tokens, targets, expected):
+    """Relative errors of logits and gradients of the mean loss: {name: error}"""
+    model.zero_grad()
+    logits = model(tokens, use_cache=False).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    errors = {"logits": error(logits.detach(), expected["logits"])}
+    grads = gradients(model)
+    assert {"grad." + name for name in grads} == {key for key in expected if key.startswith("grad.")}
+    return {**errors, **{name: error(g, expected["grad." + name]) for name, g in grads.items()}}
+
+
+def check_loss(model, tokens, expected):
+    """labels=tokens gives the mean over all but the last token, whose target is not among them."""
+    with torch.no_grad():
+        loss = model(tokens, labels=tokens).loss
+    assert abs(loss - expected["loss"][:, :-1].mean()) < 1e-10, "loss with labels"
+
+
+def check_recomputation(model, tokens, targets, expected):
+    for reentrant in False, True:
+        model.train()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=reentrant))
+        assert model.model.gradient_checkpointing
+        check_below(1e-11, "gradient checkpointing", compare(model, tokens, targets, expected))
+        model.gradient_checkpointing_disable()
+        model.eval()
+
+
+@torch.no_grad()
+def check_cache(model, tokens, expected):
+    """Prompt and then one token at a time, and pieces of several tokens: the logits of the whole at once."""
+    for pieces in [7] + [1] * (tokens.shape[1] - 7), [1, 5, tokens.shape[1] - 6]:
+        cache, logits = None, []
+        for piece in tokens.split(pieces, dim=1):
+            output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+        assert cache.get_seq_length() == tokens.shape[1]
+        assert error(torch.cat(logits, dim=1), expected["logits"]) < 1e-11, f"cache, pieces {pieces}"
+
+
+@torch.no_grad()
+def check_padding(model, tokens, expected):
+    """Padding on the left of the second sequence, with and without a cache, changes no logit after it."""
+    pad, T = 5, tokens.shape[1]
+    padded = torch.cat((torch.full((2, pad), 3), tokens), dim=1)
+    padded[0, :] = torch.cat((tokens[0], tokens[0, :pad]))  # the first sequence has no padding
+    mask = torch.ones_like(padded)
+    mask[1, :pad] = 0
+    whole = model(padded, attention_mask=mask).logits
+    first = model(padded[:, :pad + 3], attention_mask=mask[:, :pad + 3], use_cache=True)
+    rest = model(padded[:, pad + 3:], attention_mask=mask, past_key_values=first.past_key_values)
+    for logits in whole, torch.cat((first.logits, rest.logits), dim=1):
+        assert error(logits[1, pad:], expected["logits"][1]) < 1e-11, "padding"
+        assert error(logits[0, :T], expected["logits"][0]) < 1e-11, "the sequence beside the padding"
+        assert logits.isfinite().all()
+
+
+@torch.no_grad()
+def check_generate(model, tokens):
+    """Greedy with and without cache, with padding, and beam search: the same tokens."""
+    def generate(ids, **options):  # without a mask, generate takes tokens that equal pad_token_id for padding
+        options = dict(dict(attention_mask=torch.ones_like(ids)), **options)
+        return model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
+                              **options)
+
+    prompt = tokens[:1, :7]
+    cached = generate(prompt)
+    assert cached.shape[1] == 19 and torch.equal(cached, generate(prompt, use_cache=False)), "cache"
+    padded, mask = torch.zeros(2, 10, dtype=torch.long), torch.ones(2, 10, dtype=torch.long)
+    padded[0, 3:], padded[1], mask[0, :3] = prompt, tokens[1, :10], 0
+    assert torch.equal(generate(padded, attention_mask=mask)[0, 3:], cached[0]), "padding"
+    embeds = model.get_input_embeddings()(prompt)
+    for use_cache in True, False:
+        continued = generate(prompt[:, :0], inputs_embeds=embeds, attention_mask=torch.ones_like(prompt),
+                             use_cache=use_cache)
+        assert torch.equal(continued[0, -12:], cached[0, 7:]), "inputs_embeds"
+    beams = [generate(prompt, num_beams=3, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*beams), "beam search"
+    result = generate(prompt, return_dict_in_generate=True)
+    more = [generate(result.sequences, past_key_values=cache) for cache in (result.past_key_values, None)]
+    assert torch.equal(*more), "continued from a cache"
+
+
+def check_saved(model, name, folder, tokens, expected):
+    """What save_pretrained writes opens again, and has the config of the trainer."""
+    check_config(FIXTURES / name, model.config.to_dict())
+    model.save_pretrained(folder / "saved")
+    assert (folder / "saved/modeling_fox.py").exists()
+    check_config(FIXTURES / name, json.loads((folder / "saved/config.json").read_text()))
+    again = open_model(folder / "saved", model.dtype)
+    with torch.no_grad():
+        assert error(again(tokens).logits, expected["logits"]) < 1e-11, "saved and opened again"
+
+
+@torch.no_grad()
+def check_precision(model):
+    """Attention in fp32 where sums of log gates reach -1e5, against fp64."""
+    module = sys.modules[type(model).__module__]
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, 2, 4096, 16, generator=generator, dtype=torch.float64)
+    log_gates = -torch.tensor([24.0, 0.2], dtype=torch.float64)[:, None]  # a head each
+    cum_logf = (log_gates * torch.rand(1, 2, 4096, generator=generator, dtype=torch.float64) * 2).cumsum(2)
+    assert cum_logf.min() < -9e4
+    exact = module.attention(q, k, v, cum_logf, None)[0, :, -256:]
+    single = module.attention(q.float(), k.float(), v.float(), cum_logf, None)[0, :, -256:]
+    for head in 0, 1:
+        assert error(single[head], exact[head]) < 1e-6, "attention in fp32 with small gates"
+
+
+def check_initialization(model):
+    """A model made from the config: matrices as initializer_range says, gates as the trainer starts them."""
+    config = model.config
+    fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    for name, x in fresh.state_dict().items():
+        if x.dim() == 2 and x.numel() > 200:
+            assert abs(x.std() / config.initializer_range - 1) < 0.2, name
+        elif "norm" in name:
+            assert (x == 1).all(), name
+        elif "fgate" in name and x.dim() == 1:
+            long = config.fgate_bias_init or config.fgate_type == "fixed"
+            ends = [config.decay_time_min or 2, config.decay_time_max or 256]
+            expected = torch.tensor([-1 / T for T in ends]) if long else torch.full((2,), 0.5).log()
+            assert error(torch.nn.functional.logsigmoid(x), expected) < 1e-5, name
+
+
+def check_fixture(name, work):
+    expected = load_file(FIXTURES / name / "expected.safetensors")
+    tokens, targets = expected["tokens"].long(), expected["targets"].long()
+    # the loss of labels is that of the shifted tokens, which the fixtures' targets are
+    assert torch.equal(targets[:, :-1], tokens[:, 1:])
+    folder = folder_of(FIXTURES / name, work / name)
+    # the trainer writes this metadata, without which older versions of transformers open no file
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt"})
+    model = open_model(folder, torch.float64)
+    for elements in 1 << 26, 2 * 3 * tokens.shape[1]:
+        set_block(model, elements)
+        check_below(1e-11, "fp64", compare(model, tokens, targets, expected))
+        check_cache(model, tokens, expected)
+        check_padding(model, tokens, expected)
+    check_loss(model, tokens, expected)
+    check_recomputation(model, tokens, targets, expected)
+    check_generate(model, tokens)
+    check_saved(model, name, folder, tokens, expected)
+    check_precision(model)
+    if "-dh" not in name:  # two heads
+        check_initialization(model)
+    single = compare(open_model(folder, torch.float32), tokens, targets, expected)
+    for key, value in single.items():
+        limit = 4 * expected["float32_error." + ("" if key == "logits" else "grad.") + key].item()
+        assert value <= limit, f"fp32: error {value:.1e} of {key} is above {limit:.1e}"
+    with torch.no_grad():
+        half = error(open_model(folder, torch.bfloat16)(tokens).logits, expected["logits"])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = error(open_model(folder, torch.float32)(tokens).logits, expected["logits"])
+    assert half < 0.05 and mixed < 0.05, f"bf16: errors {half:.1e}, under autocast {mixed:.1e}"
+    return f"fp32 {max(single.values()):.1e}, bf16 {half:.1e}"
+
+
+# ----------------------------------------------------------------------------
+# against the trainer
+
+def run(*arguments):
+    command = [str(ROOT / "train_fox"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
+    return done.stdout
+
+
+def write_shard(path):
+    """64 KiB of this file's text as a data shard of bytes: 256 int32 of header, then uint16."""
+    text = (Path(__file__).read_bytes() * 16)[:1 << 16]
+    header = struct.pack("<256i", 20240520, 1, len(text), 0, 257, *[0] * 251)
+    path.write_bytes(header + struct.pack(f"<{len(text)}H", *text))
+
+
+def check_trained(name, work):
+    """A small model with the switches of a fixture, trained for two steps: logits, gradients, greedy text."""
+    shard, out = work / "text.bin", work / ("trained-" + name)
+    if not shard.exists():
+        write_shard(shard)
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    chosen = {key: config[key] for key in SWITCHES if config[key] is not None}
+    switches = [f"{key}={json.dumps(value)}".replace('"', "") for key, value in chosen.items()]
+    sizes = ["hidden_size=64", "num_hidden_layers=2", "num_heads=4", "initializer_range=0.2"]
+    settings = [word for pair in switches + sizes for word in ("--set", pair)]
+    run("--model", "fox-llama-nano", *settings, "--data", shard, "--out", out, "--seq-len", 128,
+        "--batch-tokens", 512, "--max-tokens", 1024, "--warmup-tokens", 512, "--lr", 0.02)
+    checkpoint = out / "step_00000002"
+    run("--init", checkpoint, "--data", shard, "--seq-len", 128, "--batch-tokens", 512,
+        "--dump", out / "dump")
+    dumped = load_file(out / "dump")
+    stream = torch.frombuffer(bytearray(shard.read_bytes()[1024:]), dtype=torch.int16).long()
+    B = dumped["loss"].shape[0]
+    windows = stream[:B * 128 + 1]
+    tokens, targets = windows[:-1].view(B, 128), windows[1:].view(B, 128)
+    model = open_model(folder_of(checkpoint, work / ("opened-" + name)), torch.float32)
+    expected = {key if key in ("loss", "logits") else "grad." + key: x for key, x in dumped.items()}
+    worst = check_below(1e-4, "trainer", compare(model, tokens, targets, expected))
+
+    prompt = "def main(argument):"
+    text = run("--init", checkpoint, "--prompt", prompt, "--generate", 100, "--temperature", 0)
+    ids = torch.tensor([[256, *prompt.encode()]])
+    with torch.no_grad():
+        for use_cache in True, False:
+            generated = model.generate(ids, max_new_tokens=100, do_sample=False, use_cache=use_cache,
+                                       pad_token_id=256)[0, 1:].tolist()
+            text_here = bytes(t for t in generated if t != 256)
+            assert text.startswith(text_here), f"greedy text: {text_here} here, {text} by the trainer"
+    return f"trainer {worst:.1e}"
+
+
+def main():
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    names = sorted(path.name for path in FIXTURES.iterdir() if word in path.name)
+    assert names, f"no fixture's name has {word}"
+    failed = 0
+    print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            try:
+                checks = [check_fixture(name, Path(work))]
+                if "-dh" not in name:  # the same switches as the family's, in other sizes
+                    checks.append(check_trained(name, Path(work)))
+                print(f"{name}: errors {', '.join(checks)}", flush=True)
+            except Exception as problem:
+                failed += 1
+                traceback.print_exc()
+                print(f"{name}: FAILED: {problem}", flush=True)
+    print(f"{len(names) - failed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
