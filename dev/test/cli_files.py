@@ -385,12 +385,19 @@ def strike(name, step, spin, command, reader_goes=False):
     assert b"nan" not in rest
 
 
+def cpu_seconds(process):
+    with open(f"/proc/{process}/stat") as f:
+        return int(f.read().rpartition(")")[2].split()[11]) / os.sysconf("SC_CLK_TCK")
+
+
 def interrupt(command):
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     limit = threading.Timer(120, program.kill)  # then the pipes end
     limit.start()
     try:
         assert any(b" steps of " in line for line in program.stdout), "the opening lines are not in the pipe"
+        while cpu_seconds(program.pid) < 1:  # all before the step takes milliseconds
+            os.sched_yield()
         program.send_signal(signal.SIGINT)
         assert any(b"stopping after this step" in line for line in program.stderr), "Ctrl-C is not answered"
         program.send_signal(signal.SIGINT)
