@@ -45,12 +45,12 @@ static inline void run_on_signal(int signal_number) {
     static const char text[] = "stopping after this step; again to quit at once\n";
     struct pollfd stderr_ready = {STDERR_FILENO, POLLOUT, 0};
     int before = errno;
+    signal(signal_number, SIG_DFL); // first: another thread may get the second signal
     if (signal_number == SIGINT && run_answers && !run_interrupted && poll(&stderr_ready, 1, 0) == 1 &&
         write(STDERR_FILENO, text, sizeof text - 1) < 0)
         run_answers = 0;
     errno = before;
     run_interrupted = 1;
-    signal(signal_number, SIG_DFL);
 }
 
 // Of several ranks, which often get a signal together, rank 0 answers.
