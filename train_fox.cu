@@ -863,7 +863,8 @@ static void layers_backward(Model* model, int64_t begin, int64_t end) {
 }
 
 // A pass that adds up the gradients of several ranks is cut into graphs of a few layers, and their exchange
-// begins between these (exchange.cuh). The last ones are short: nothing is left to hide their exchange behind.
+// begins between these (exchange.cuh). The last ones are short: nothing is left to hide their exchange
+// behind.
 static void model_backward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
@@ -963,7 +964,8 @@ static void states_begin(const Model* model, States* s, int64_t b) {
     activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
 }
 
-// What an extension of n sequences by t tokens at a time needs, up to `capacity` tokens; nothing is allocated.
+// What an extension of n sequences by t tokens at a time needs, up to `capacity` tokens; nothing is
+// allocated.
 static Pass states_plan(const Model* model, int64_t n, int64_t t, int64_t capacity) {
     const Config* config = &model->config;
     Pass pass = {};

@@ -1,6 +1,6 @@
 /*
-Files of a Zarr array in a folder, the cache or a local source; called by data/longcrawl64.c. A file in the cache
-has its name only when it is complete.
+Files of a Zarr array in a folder, the cache or a local source; called by data/longcrawl64.c. A file in the
+cache has its name only when it is complete.
 */
 #pragma once
 

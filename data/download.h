@@ -259,8 +259,8 @@ static inline DownloadResult download_once(Downloader* d, const char* url, Downl
     return good ? DOWNLOAD_GOOD : DOWNLOAD_TRY_AGAIN;
 }
 
-// Downloads at most max_bytes from url to d->data[d->bytes]. `check` may be NULL. On failure or a stop, err contains url and the
-// error of the last attempt.
+// Downloads at most max_bytes from url to d->data[d->bytes]. `check` may be NULL. On failure or a stop, err
+// contains url and the error of the last attempt.
 static inline bool download(Downloader* d, const char* url, size_t max_bytes, DownloadCheck* check,
                             void* context, Error* err) {
     Error why;

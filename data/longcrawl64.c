@@ -13,9 +13,9 @@ time, and writes shards. Chunks and shards get their final names when they are v
 an interruption the same command continues with the files that exist. A local source is read in the same way,
 without threads and cache.
 
-Every chunk is compared with its SHA-256: from a list (--sha256sums), else from the server's headers. If there is
-none, the program says so at the end. Two chunks with the same bytes are an error: a server gave one for the
-other.
+Every chunk is compared with its SHA-256: from a list (--sha256sums), else from the server's headers. If there
+is none, the program says so at the end. Two chunks with the same bytes are an error: a server gave one for
+the other.
 */
 #include "../llmc/run/cli.h"
 #include "../llmc/base/common.h"
@@ -62,8 +62,7 @@ static const CliRow option_rows[] = {
      "tokens per shard, rounded down to whole rows of chunks [256Mi]"},
     {CLI_TEXT, "sha256sums", "FILE", offsetof(Options, sums), 0, 0, 0,
      "SHA-256 of all chunks, as sha256sum prints them in the folder of a --source [SHA256SUMS in the "
-     "--source, if "
-     "it has one]"},
+     "--source, if it has one]"},
     {CLI_COUNT, "jobs", "N", offsetof(Options, jobs), 8, 1, MAX_JOBS, "number of parallel downloads"},
     {CLI_TEXT, "cache", "DIR", offsetof(Options, cache), 0, 0, 0,
      "folder that holds chunks until their shard is complete, with the layout of a --source [PREFIX.cache]"},
@@ -406,8 +405,8 @@ typedef struct {
     Seen seen;        // the chunks of this run
 } Output;
 
-// Refuses a chunk with the same bytes as an earlier one of this run. Either may be the wrong one: both are removed
-// from the cache.
+// Refuses a chunk with the same bytes as an earlier one of this run. Either may be the wrong one: both are
+// removed from the cache.
 static bool check_different(const Work* w, Output* out, const char* path, const void* data, size_t bytes,
                             Error* err) {
     char other[PATH_LENGTH];
@@ -557,8 +556,7 @@ int main(int argc, char** argv) {
     delete_cache(&work);
     if (work.unverified)
         warn("%lld of %lld chunks are NOT VERIFIED: neither a list nor the server gave their SHA-256, or "
-             "they were in "
-             "the cache; give a list with --sha256sums",
+             "they were in the cache; give a list with --sha256sums",
              (long long)work.unverified, (long long)work.jobs);
     int64_t kept = 0;
     for (int64_t s = 0; s < work.shards; s++) kept += work.complete[s];

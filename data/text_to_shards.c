@@ -9,8 +9,8 @@ depends only on the options and on the names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
 
-The shards of a prefix are replaced as a whole, at the end (shard_set.h). Until then, and after an error, the old
-ones remain. Files that are not text, or that change while they are read, are errors.
+The shards of a prefix are replaced as a whole, at the end (shard_set.h). Until then, and after an error, the
+old ones remain. Files that are not text, or that change while they are read, are errors.
 */
 #include <dirent.h>
 #include <signal.h>
@@ -290,7 +290,8 @@ static const char* other_kind(const char* bytes, size_t n) {
                : NULL;
 }
 
-// Checks the start of every file before the first is encoded. The error names the first file that is not text.
+// Checks the start of every file before the first is encoded. The error names the first file that is not
+// text.
 static bool check_kinds(const InputFiles* files, Error* err) {
     const char *first = NULL, *first_kind = NULL;
     int64_t others = 0;

@@ -49,8 +49,8 @@ static inline int sum_compare(const void* a, const void* b) {
     return strcmp(((const Sum*)a)->name, ((const Sum*)b)->name);
 }
 
-// Parses a list, with a zero at its end, of which it becomes the owner, on error too. `source` names it in the
-// error.
+// Parses a list, with a zero at its end, of which it becomes the owner, on error too. `source` names it in
+// the error.
 static inline bool sums_parse(Sums* s, const char* source, char* text, Error* err) {
     char* rest = s->text = text;
     int64_t number = 0;
@@ -81,7 +81,8 @@ static inline const char* sums_find(const Sums* s, const char* name) {
     return found ? found->hex : NULL;
 }
 
-// Compares data[bytes], the file `name` of `folder`, with its SHA-256 in the list. *known is false if it has none.
+// Compares data[bytes], the file `name` of `folder`, with its SHA-256 in the list. *known is false if it has
+// none.
 static inline bool sums_check(const Sums* s, const char* folder, const char* name, const void* data,
                               size_t bytes, bool* known, Error* err) {
     char full[PATH_LENGTH];
@@ -108,8 +109,8 @@ typedef struct {
 
 static inline void seen_free(Seen* s) { free(s->files); }
 
-// The name of an earlier file with the same bytes; otherwise NULL, and the file is added. A name has at most 31
-// characters.
+// The name of an earlier file with the same bytes; otherwise NULL, and the file is added. A name has at most
+// 31 characters.
 static inline const char* seen_before(Seen* s, const char* name, const void* data, size_t bytes) {
     const uint64_t hash = hash64(0, data, bytes);
     for (size_t i = 0; i < s->count; i++)

@@ -2,8 +2,8 @@
 The threads of the CPU trainer: how many there are, and how they wait for one another. Called by its main.
 
 **Waiting.** A step has hundreds of parallel regions, each as long as its slowest thread takes. libgomp's
-threads spin for some 10 ms before they sleep. Where another program runs on the cores, they spin in the time of
-the very thread that they wait for, and a step takes up to 60 times as long. To sleep at once
+threads spin for some 10 ms before they sleep. Where another program runs on the cores, they spin in the time
+of the very thread that they wait for, and a step takes up to 60 times as long. To sleep at once
 (OMP_WAIT_POLICY=passive) makes a step of a small model a third slower on idle cores, as a thread takes longer
 to wake than a region to run. A spin of half a millisecond is as good as the better of both (dev/SPEED.md).
 libgomp reads its length as it is loaded, so the program starts itself once more with it in the environment.

@@ -287,8 +287,8 @@ static inline void exchange_need(Exchange* e, int bucket, bool capturing, cudaSt
                   main);
 }
 
-// In the step's last backward pass, when the main stream has completed a bucket's gradient: adds up all ranks'.
-// chunks: the rank's of the bucket; squares: of those, as in chunk_squares.
+// In the step's last backward pass, when the main stream has completed a bucket's gradient: adds up all
+// ranks'. chunks: the rank's of the bucket; squares: of those, as in chunk_squares.
 static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double* squares,
                                    const ParamChunks* chunks, cudaStream_t main) {
     const Shard* s = &e->shard;

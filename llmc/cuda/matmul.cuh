@@ -112,8 +112,7 @@ static inline int matmul_fastest(Matmul* mm, MatmulPlan* p, const cublasLtMatmul
         cudaGetLastError(); // clears the error
         if (!warned)
             warn("too little GPU memory is left to time GEMMs on an output of %.0f MiB: cuBLAS's first "
-                 "choices "
-                 "are used, which may be slower; lower --micro-batch",
+                 "choices are used, which may be slower; lower --micro-batch",
                  (double)bytes / 1048576.0);
         warned = true;
         return 0;

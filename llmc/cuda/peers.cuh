@@ -77,6 +77,7 @@ static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
     p->memory = (char**)xcalloc((size_t)size, sizeof *p->memory);
     p->wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
     p->write = (PFN_cuStreamWriteValue32_v11070)driver_function("cuStreamWriteValue32", 11070);
+    // a byte where it is not possible, which peers_close frees like the rest
     CUDA_CHECK(cudaMalloc((void**)&p->memory[p->rank], may ? peers_bytes(size, capacity) : 1));
     CUDA_CHECK(cudaMemset(p->memory[p->rank], 0, may ? peers_header_bytes(size) : 1));
     CUDA_CHECK(cudaDeviceSynchronize());

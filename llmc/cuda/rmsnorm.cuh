@@ -64,8 +64,8 @@ static inline void sum_rows(float* out, const float* partial, int64_t rows, int6
     CUDA_LAUNCH(sum_rows_kernel, ceil_div<int64_t>(n, 16), dim3(16, 64), stream, out, partial, rows, n, add);
 }
 
-// 1 / sqrt(mean_square + eps). Where the sum of squares has overflowed this would be 0, as would all of y, and
-// training would go on with a wrong loss: NaN makes the step not finite.
+// 1 / sqrt(mean_square + eps). Where the sum of squares has overflowed this would be 0, as would all of y,
+// and training would go on with a wrong loss: NaN makes the step not finite.
 __device__ static inline float norm_rstd(float mean_square, float eps) {
     float rstd = rsqrtf(mean_square + eps);
     return rstd == 0 ? NAN : rstd;

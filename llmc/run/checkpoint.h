@@ -499,8 +499,8 @@ static inline void checkpoint_read_new_count(const Json* j, int object, const ch
 }
 
 // Parses the text of a trainer.json, whose path messages name: the state, and all of it as *record, which the
-// caller frees with json_free and whose member "options" options_restore reads. Fails also where the text does
-// not match its checksum. On error record is empty and *state undefined.
+// caller frees with json_free and whose member "options" options_restore reads. Fails also where the text
+// does not match its checksum. On error record is empty and *state undefined.
 static inline bool checkpoint_parse_state(const char* path, const char* text, size_t bytes,
                                           TrainerState* state, Json* record, Error* err) {
     if (!json_parse(record, path, text, bytes, err)) return false;

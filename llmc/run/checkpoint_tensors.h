@@ -323,8 +323,8 @@ static inline bool checkpoint_load_weights(const char* folder, const ParamTable*
 }
 
 // Reads a rank's part of AdamW's moments into t->m and t->v, where elements of tensors that are not trained
-// stay as they are. Where a check of the file fails both are unchanged. Fails also, with both changed, where a
-// number is not finite or a second moment is negative.
+// stay as they are. Where a check of the file fails both are unchanged. Fails also, with both changed, where
+// a number is not finite or a second moment is negative.
 static inline bool checkpoint_load_optimizer(const char* folder, const ParamTable* table, const Shard* shard,
                                              const CheckpointTensors* t, World* world, Error* err) {
     return checkpoint_read_file(folder, table, CHECKPOINT_OPTIMIZER, shard, t, world, err);

@@ -28,8 +28,8 @@ static inline int64_t sample_tokens(const Run* run) {
     return run->options.generate == OPTION_UNSET ? SAMPLE_DEFAULT_TOKENS : run->options.generate;
 }
 
-// Tokens for which samples while training need states, at most; 0: there are none. A token of the prompt has at
-// least one byte, and an escaped byte has six.
+// Tokens for which samples while training need states, at most; 0: there are none. A token of the prompt has
+// at least one byte, and an escaped byte has six.
 static inline int64_t sample_capacity(const Run* run) {
     const Options* o = &run->options;
     if (!o->sample_every || (run->mode != RUN_TRAIN && run->mode != RUN_DRY)) return 0;

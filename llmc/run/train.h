@@ -38,8 +38,8 @@ Called by main of the trainers, and only there.
 
 static volatile sig_atomic_t run_interrupted, run_answers;
 
-// Answers Ctrl-C at once: a step may take minutes. Other signals come from programs; mpirun's SIGTERM, after a
-// rank has failed, would add a line to that rank's message. Not if stderr is a full pipe that nobody reads:
+// Answers Ctrl-C at once: a step may take minutes. Other signals come from programs; mpirun's SIGTERM, after
+// a rank has failed, would add a line to that rank's message. Not if stderr is a full pipe that nobody reads:
 // write would wait forever.
 static inline void run_on_signal(int signal_number) {
     static const char text[] = "stopping after this step; again to quit at once\n";
@@ -143,8 +143,7 @@ __attribute__((noreturn)) static inline void training_die_unsaved(Training* t, b
     if (!mine) world_barrier(t->world); // until the message of the other rank ends this one
     if (t->saver.published)
         die("%s; the checkpoint of step %lld is complete, but a power failure may still lose it; older ones "
-            "are "
-            "unchanged",
+            "are unchanged",
             err->msg, (long long)t->saving);
     die("%s; no checkpoint of step %lld, older ones are unchanged", err->msg, (long long)t->saving);
 }
@@ -240,10 +239,8 @@ __attribute__((noreturn)) static inline void training_die_not_valid(const Traini
     ranks_wait_turn(t->world, !line->own_finite);
     if (line->grad_norm == 0)
         die("step %lld: the gradient is exactly 0 at a loss of %g: the weights have no effect on the loss, "
-            "as "
-            "where they are 0 or far too small; they were not updated; look at the weights of --init, or "
-            "give "
-            "other initial ones",
+            "as where they are 0 or far too small; they were not updated; look at the weights of --init, "
+            "or give other initial ones",
             (long long)line->step, line->loss);
     const char* weight = t->trainer->first_not_finite(t->model, false);
     const char* name = weight ? weight : t->trainer->first_not_finite(t->model, true);

@@ -32,9 +32,9 @@ finish_step waits for it when N more steps are queued: the device never waits fo
 typedef struct Model Model;
 typedef struct States States;
 
-// May a step of this loss and gradient norm change the weights? Both trainers answer alike. A norm of 0 means that
-// the weights do not matter to the loss: nothing would be learnt, and no later step would notice. The square of
-// a gradient above STEP_MAX_NORM overflows in a second moment, which is a float.
+// May a step of this loss and gradient norm change the weights? Both trainers answer alike. A norm of 0 means
+// that the weights do not matter to the loss: nothing would be learnt, and no later step would notice. The
+// square of a gradient above STEP_MAX_NORM overflows in a second moment, which is a float.
 #define STEP_MAX_NORM 1e19
 static inline bool step_is_valid(double loss, double norm) {
     return isfinite(loss) && norm > 0 && norm < STEP_MAX_NORM;

@@ -20,7 +20,8 @@ sequences consumed by all ranks. A resumed run therefore continues exactly, even
 
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
 would be SIGBUS. Opening a dataset checks the headers of its shards, and that their sets are complete. Reading
-checks every token id, and the checksum of a block of tokens before the first use of it. Errors are reported with the batch that they affect, after all batches before it.
+checks every token id, and the checksum of a block of tokens before the first use of it. Errors are reported
+with the batch that they affect, after all batches before it.
 */
 #pragma once
 
@@ -161,8 +162,8 @@ static inline bool dataloader_has(const DataLoader* loader, const DataShard* of,
            h.set_index == index;
 }
 
-// Refuses a shard whose conversion was interrupted or mixed with another: all shards of its set must exist. They
-// need not all be in the dataset, which may be a part of a set.
+// Refuses a shard whose conversion was interrupted or mixed with another: all shards of its set must exist.
+// They need not all be in the dataset, which may be a part of a set.
 static inline bool dataloader_check_sets(const DataLoader* loader, Error* err) {
     for (int64_t i = 0; i < loader->num_shards; i++) {
         const DataShard* shard = &loader->shards[i];

@@ -227,8 +227,8 @@ static inline bool shard_path(char* out, const char* prefix, const char* split, 
     return n > 0 && n < PATH_LENGTH - 8 ? true : fail(err, "%s: this prefix is too long", prefix);
 }
 
-// Writes to out[PATH_LENGTH] the name that shard `index` has beside the shard `path`. False if `path` does not
-// end with six digits and .bin.
+// Writes to out[PATH_LENGTH] the name that shard `index` has beside the shard `path`. False if `path` does
+// not end with six digits and .bin.
 static inline bool shard_sibling(char* out, const char* path, int64_t index) {
     size_t n = strlen(path);
     if (n < 10 || n >= PATH_LENGTH || index > SHARD_MAX_INDEX) return false;

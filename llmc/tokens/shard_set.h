@@ -1,6 +1,6 @@
 /*
-Writing the shards of a conversion as a whole: of all splits, or none. Used by data/text_to_shards and, for the
-locks, by data/longcrawl64.
+Writing the shards of a conversion as a whole: of all splits, or none. Used by data/text_to_shards and, for
+the locks, by data/longcrawl64.
 
 The writers hold their shards under temporary names. shard_set_publish gives all of them their final names, in
 an order in which no moment shows a wrong dataset, because the loader refuses a set that is not complete:
@@ -46,8 +46,8 @@ static inline bool shard_name(const char* name) {
     return split && (strcmp(number + 7, ".bin") == 0 || strcmp(number + 7, ".bin.tmp") == 0);
 }
 
-// Removes the shards of a prefix and split with an index of at least `first`: with `temporary` only files with
-// temporary names, otherwise only those with final names.
+// Removes the shards of a prefix and split with an index of at least `first`: with `temporary` only files
+// with temporary names, otherwise only those with final names.
 static inline bool shard_set_remove(const char* prefix, const char* split, int64_t first, bool temporary,
                                     Error* err) {
     char folder[PATH_LENGTH], path[PATH_LENGTH], unfinished[PATH_LENGTH];
@@ -104,8 +104,8 @@ static inline bool shard_set_rename(const ShardWriter* w, int64_t first, Error* 
     return shard_set_remove(w->prefix, w->split, w->index, false, err);
 }
 
-// Gives the held shards of two closed writers with the same prefix their final names, in the order above; they
-// replace all older shards of the prefix. The train split must have a shard.
+// Gives the held shards of two closed writers with the same prefix their final names, in the order above;
+// they replace all older shards of the prefix. The train split must have a shard.
 static inline bool shard_set_publish(const ShardWriter* train, const ShardWriter* val, Error* err) {
     char folder[PATH_LENGTH], path[PATH_LENGTH], temporary[PATH_LENGTH];
     for (int64_t i = 0; i < train->index; i++)

@@ -86,8 +86,8 @@ static inline size_t gpt2_word_end(const Tokenizer* t, const uint8_t* s, size_t 
     return end == n || last == at ? end : last;
 }
 
-// Whether a word ends before s[at], 0 < at < n, whatever text follows s[n], in the text and in its JSON-escaped
-// form. There a non-ASCII character ends with a letter or digit and starts with a backslash.
+// Whether a word ends before s[at], 0 < at < n, whatever text follows s[n], in the text and in its
+// JSON-escaped form. There a non-ASCII character ends with a letter or digit and starts with a backslash.
 static inline bool gpt2_ends(const Tokenizer* t, const uint8_t* s, size_t at, size_t n) {
     if (s[at] < 128 && s[at - 1] < 128) return isalpha(s[at - 1]) && !isalpha(s[at]);
     size_t from = at - 1, length, ignored;
@@ -377,8 +377,8 @@ static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const c
 }
 
 // Creates a tokenizer from the text of a vocab.bpe, whose path messages name: a line that starts with
-// `#version:`, then so many merges, at most GPT2_MERGES. Free with tokenizer_free. On error there is nothing to
-// free.
+// `#version:`, then so many merges, at most GPT2_MERGES. Free with tokenizer_free. On error there is nothing
+// to free.
 static inline bool gpt2_parse(Tokenizer* t, const char* path, const char* text, size_t bytes, int64_t merges,
                               Error* err) {
     uint8_t byte_of[GPT2_SYMBOLS];

@@ -531,8 +531,8 @@ static void test_changing(void) {
     CHECK(!exists(DIR_ "c_train_000000.bin"), "a file that changed was encoded");
 }
 
-// Text without ASCII letters, JSON-escaped or not, is encoded in pieces: memory is bounded. A word without end is
-// an error.
+// Text without ASCII letters, JSON-escaped or not, is encoded in pieces: memory is bounded. A word without
+// end is an error.
 static void test_memory(void) {
     static const char chinese[] = "\xe4\xb8\xad\xe6\x96\x87\xef\xbc\x8c\xe4\xb8\xad\xe3\x80\x82";
     enum { COUNT = 2000000, LENGTH = sizeof chinese - 1 };

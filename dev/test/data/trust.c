@@ -1,6 +1,6 @@
 /*
-Preloaded by test_longcrawl64.sh: makes libcurl trust the certificate in the file $TEST_CERTIFICATE, that of the
-test's server.
+Preloaded by test_longcrawl64.sh: makes libcurl trust the certificate in the file $TEST_CERTIFICATE, that of
+the test's server.
 */
 #define _GNU_SOURCE
 #include <curl/curl.h>

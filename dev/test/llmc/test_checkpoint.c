@@ -342,8 +342,8 @@ static void test_write_fails(void) {
     free_buffers(&b);
 }
 
-// A folder that cannot be flushed. Before the checkpoint has its name there is no new one; afterwards there is, the
-// message does not deny it, and what it replaces stays.
+// A folder that cannot be flushed. Before the checkpoint has its name there is no new one; afterwards there
+// is, the message does not deny it, and what it replaces stays.
 static void test_flush_fails(void) {
     const Shard whole = params_shard(&table, 0, 1);
     Buffers b = filled_buffers(4, 20);
@@ -419,8 +419,8 @@ static void test_lock(void) {
     close(fd);
 }
 
-// The longest name of OUT that can be locked has room for every name of a save; one byte more is refused, before any
-// folder is made.
+// The longest name of OUT that can be locked has room for every name of a save; one byte more is refused,
+// before any folder is made.
 static void test_long_out(void) {
     char saved[PATH_LENGTH], name[251];
     int fd = -1;

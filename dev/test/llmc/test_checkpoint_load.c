@@ -209,8 +209,8 @@ static bool accepts(const char* folder) {
     return ok;
 }
 
-// One flipped bit anywhere in a checkpoint is found: one in every byte of the two JSON files, one in 16 bytes of the headers, and bits
-// of the data that a fixed seed draws.
+// One flipped bit anywhere in a checkpoint is found: one in every byte of the two JSON files, one in 16 bytes
+// of the headers, and bits of the data that a fixed seed draws.
 static void test_flipped_anywhere(void) {
     static const char* const names[] = {"config.json", "trainer.json", "model.safetensors",
                                         "optimizer.safetensors"};

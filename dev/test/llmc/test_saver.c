@@ -237,19 +237,24 @@ static void test_full_disk(void) {
     }
 }
 
+// Begins the checkpoint of step 10, in a folder that only rank 0 sees.
+static const bool only_rank_0_sees[] = {true, false, false};
+static void remote_begin(CheckpointWriter* w, const Rank* r, const World* world) {
+    const TrainerState state = state_at(10);
+    const CheckpointRecord record = {&config, &r->table, &options, &state};
+    CHECK_OK(checkpoint_writer_open(w, r->out, 10, &r->table, 4, &err));
+    if (world->rank == 0) CHECK_OK(checkpoint_create(w, &record, &err));
+}
+
 // Rank 0 cannot write what the others send: it hears them to the end, and all are told.
 static void save_unheard(World* world) {
     Rank r = rank_open(world, 1);
     CheckpointWriter w;
-    const bool sees[] = {true, false, false};
-    const TrainerState state = state_at(10);
-    const CheckpointRecord record = {&config, &r.table, &options, &state};
-    CHECK_OK(checkpoint_writer_open(&w, r.out, 10, &r.table, 4, &err));
+    remote_begin(&w, &r, world);
     bool ok = true;
     if (world->rank == 0) {
-        CHECK_OK(checkpoint_create(&w, &record, &err));
         CHECK(remove(w.files[failing].path) == 0, "remove");
-        ok = checkpoint_receive_shards(&w, sees, world, true, &err);
+        ok = checkpoint_receive_shards(&w, only_rank_0_sees, world, true, &err);
         CHECK(!ok, "nothing failed");
         checkpoint_sweep(out);
     } else {
@@ -265,14 +270,10 @@ static void save_unheard(World* world) {
 static void save_lost(World* world) {
     Rank r = rank_open(world, 1);
     CheckpointWriter w;
-    const bool sees[] = {true, false, false};
-    const TrainerState state = state_at(10);
-    const CheckpointRecord record = {&config, &r.table, &options, &state};
-    CHECK_OK(checkpoint_writer_open(&w, r.out, 10, &r.table, 4, &err));
+    remote_begin(&w, &r, world);
     if (world->rank == 0) {
-        CHECK_OK(checkpoint_create(&w, &record, &err));
         CHECK_FAILS("the connection to rank 1 is lost",
-                    checkpoint_receive_shards(&w, sees, world, true, &err));
+                    checkpoint_receive_shards(&w, only_rank_0_sees, world, true, &err));
         checkpoint_sweep(out);
     } else if (world->rank == 1) {
         const CheckpointFrame frame = {0, 1000, 4096};

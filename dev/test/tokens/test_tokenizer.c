@@ -234,8 +234,8 @@ static size_t random_text(char* text, size_t most) {
     return n;
 }
 
-// Whether the byte tokenizer cuts the first `known` bytes of text[n] near their end, and between characters: its
-// two parts have the JSON-escaped form of the whole.
+// Whether the byte tokenizer cuts the first `known` bytes of text[n] near their end, and between characters:
+// its two parts have the JSON-escaped form of the whole.
 static bool byte_cut_is_right(const Tokenizer* bytes, const char* text, size_t known,
                               const ByteBuffer* escaped, size_t n) {
     ByteBuffer parts = {0};
