@@ -21,7 +21,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
-#include "llmc/run/train.h"
+#include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------
 // embedding: x_t = E[token_t]
@@ -1155,7 +1155,7 @@ static void model_extend(Model* model, States* s, const int32_t* tokens) {
 }
 
 // ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/run/train.h) needs of the model
+// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
 #ifndef TESTING
 
 static void print_plan(const Run* run) {

@@ -29,7 +29,7 @@ changes nothing on the device itself.
 #include "llmc/cuda/global_norm.cuh"
 #include "llmc/cuda/layer.cuh"
 #include "llmc/cuda/swiglu.cuh"
-#include "llmc/run/train.h"
+#include "llmc/train/train.h"
 
 #include <algorithm>
 
@@ -1152,7 +1152,7 @@ static void print_plan(const Run* run) {
 }
 
 // ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/run/train.h) needs of the model
+// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
 
 static Model* trainer_open(Run* run) {
     MemoryPlan plan;

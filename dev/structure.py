@@ -40,6 +40,7 @@ INCLUDES = {
     "dist": "base",
     "run": "model tokens dist",
     "eval": "run",
+    "train": "eval",
     "cpu": "model",
     "cuda": "model dist",
     "attention": "cuda",

@@ -10,9 +10,9 @@ Called by train.h, for --generate and for samples while training.
 */
 #pragma once
 
+#include "../run/sampler.h"
+#include "../run/trainer.h"
 #include "../tokens/tokenizer.h"
-#include "sampler.h"
-#include "trainer.h"
 
 typedef struct {
     Tokenizer tokenizer; // vocab_size 0: none

@@ -19,13 +19,13 @@ Called by main of the trainers, and only there.
 */
 #pragma once
 
+#include "../run/ranks.h"
+#include "../run/report.h"
+#include "../run/saver.h"
+#include "../run/schedule.h"
+#include "../run/trainer.h"
 #include "../tokens/fingerprint.h"
-#include "ranks.h"
-#include "report.h"
 #include "sample.h"
-#include "saver.h"
-#include "schedule.h"
-#include "trainer.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
