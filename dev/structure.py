@@ -322,6 +322,8 @@ def check_includes(checks, root, codes):
             if not match:
                 continue
             target = os.path.normpath(os.path.join(os.path.dirname(path), match.group(1)))
+            if target.startswith("build/"):  # made by the Makefile
+                continue
             exists = os.path.isfile(os.path.join(root, target))
             checks.check(exists, path, number, f"includes {target}, which does not exist")
             if not exists:
