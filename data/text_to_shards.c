@@ -454,7 +454,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
     if (files->empty + files->hidden + files->special + files->repeated)
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
-    if (files->shards) printf("; skipped %lld data shards", (long long)files->shards);
+    if (files->shards) printf("; skipped %lld data shards or tokenizers", (long long)files->shards);
     printf("\n");
 }
 

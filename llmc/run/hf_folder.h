@@ -69,26 +69,29 @@ static inline bool hf_read(char** text, const char* path, Error* err) {
 static inline bool hf_check_tokenizer(const char* path, const char* text, const Config* c, char** end_of_text,
                                       Error* err) {
     Json j;
-    int64_t id, largest = -1;
+    bool valid = true;
     *end_of_text = NULL;
     if (!json_parse(&j, path, text, strlen(text), err)) return false;
     const int vocab = json_get(&j, json_get(&j, 0, "model"), "vocab");
     const int added = json_get(&j, 0, "added_tokens");
-    for (int i = json_first(&j, vocab); i >= 0; i = json_next(&j, i)) {
-        if (!json_int64(&j, i, &id)) id = largest + 1; // a list, as Unigram models have
+    const bool list = json_is(&j, vocab, JSON_ARRAY); // as Unigram models have: of pairs
+    int64_t id = 0, largest = list ? json_count(&j, vocab) - 1 : -1;
+    for (int i = list ? -1 : json_first(&j, vocab); i >= 0; i = json_next(&j, i)) {
+        valid = valid && json_int64(&j, i, &id) && id >= 0;
         if (id > largest) largest = id;
     }
     for (int i = json_first(&j, added); i >= 0; i = json_next(&j, i)) {
         const char* name = json_string(&j, json_get(&j, i, "content"));
-        if (!json_int64(&j, json_get(&j, i, "id"), &id)) continue;
+        valid = valid && name && json_int64(&j, json_get(&j, i, "id"), &id) && id >= 0;
         if (id > largest) largest = id;
-        if (name && !*end_of_text && id == config_end_of_text(c)) *end_of_text = xstrdup(name);
+        if (valid && !*end_of_text && id == config_end_of_text(c)) *end_of_text = xstrdup(name);
     }
     json_free(&j);
-    if (largest >= 0 && largest < c->vocab_size) return true;
+    if (valid && largest >= 0 && largest < c->vocab_size) return true;
     free(*end_of_text);
     *end_of_text = NULL;
-    if (largest < 0) return fail(err, "%s: is not a tokenizer: it has no model.vocab", path);
+    if (!valid || largest < 0)
+        return fail(err, "%s: is not a tokenizer: it has no model.vocab with a number for each token", path);
     return fail(err, "%s: has the token id %lld, but the model's vocabulary has %lld tokens", path,
                 (long long)largest, (long long)c->vocab_size);
 }
@@ -233,7 +236,7 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
     fprintf(f, "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n");
     fprintf(f, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n");
     if (has_tokenizer)
-        fprintf(f, "tokenizer = AutoTokenizer.from_pretrained(FOLDER)\n"
+        fprintf(f, "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
                    "inputs = tokenizer(tokenizer.bos_token + TEXT, return_tensors=\"pt\")\n"
                    "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n");
     fprintf(f, "```\n\n`trust_remote_code=True` runs `modeling_fox.py` of this folder.");

@@ -406,6 +406,7 @@ static void check_kills(const char* old_options, const char* new_options) {
                 which = d;
         CHECK(which >= 0 || !got[SHARD_TRAIN][0], "killed at call %d: the loader accepts '%s' and '%s'", call,
               got[SHARD_TRAIN], got[SHARD_VAL]);
+        CHECK(!got[SHARD_TRAIN][0] || exists(DIR_ "kill/s_tokenizer.json"), "call %d: no tokenizer", call);
         if (which >= 0) seen[which]++;
         refused += !got[SHARD_TRAIN][0];
         run_child(new_options, 0, NULL);
@@ -452,10 +453,58 @@ static void test_old_shards(void) {
     write_text(DIR_ "old/t_train_000012.bin.tmp", "left");
     write_text(DIR_ "old/t_train_000012.bin", "left");
     write_text(DIR_ "old/t_train_12.bin", "text");
-    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 4 data shards");
+    write_text(DIR_ "old/t_train_tokenizer.json.tmp", "left"); // and old/s_tokenizer.json
+    write_text(DIR_ "old/s_val_tokenizer.json.tmp", "left");
+    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 7 data shards or tokenizers");
     check_text(DIR_ "old/s", "train", "\1text");
     CHECK(!exists(DIR_ "old/s_val_000000.bin.tmp"), "a temporary file of the prefix remains");
-    CHECK(exists(DIR_ "old/t_train_000012.bin.tmp"), "removed a temporary file of another prefix");
+    CHECK(!exists(DIR_ "old/s_val_tokenizer.json.tmp"), "a temporary file of the prefix remains");
+    CHECK(exists(DIR_ "old/t_train_000012.bin.tmp") && exists(DIR_ "old/t_train_tokenizer.json.tmp"),
+          "removed a temporary file of another prefix");
+}
+
+// Whether PREFIX_tokenizer.json is that of the tokenizer.
+static bool has_tokenizer(const char* prefix, const Tokenizer* t) {
+    char path[PATH_LENGTH];
+    size_t n;
+    Error err;
+    ByteBuffer json = {NULL, 0, 0};
+    shard_tokenizer_path(path, prefix);
+    char* file = read_file(path, &n, &err);
+    tokenizer_json(t, &json);
+    const bool same = file && n == json.count && memcmp(file, json.data, n) == 0;
+    free(file);
+    free(json.data);
+    return same;
+}
+
+// The tokenizer belongs to the shards: it is replaced with them, and stays with them after an error.
+static void test_tokenizers(void) {
+    Tokenizer bytes, gpt2;
+    Error err;
+    tokenizer_bytes(&bytes);
+    if (!tokenizer_gpt2(&gpt2, VOCAB, &err)) die("%s", err.msg);
+    run_ok("--tokenizer byte --out " DIR_ "tok/s " DIR_ "in", "4 documents");
+    CHECK(has_tokenizer(DIR_ "tok/s", &bytes), "not the byte tokenizer");
+    DIES("none of its files has 100 tokens",
+         "--tokenizer gpt2 --vocab " VOCAB " --doc-len 100 --out " DIR_ "tok/s " DIR_ "in");
+    CHECK(has_tokenizer(DIR_ "tok/s", &bytes), "an error changes the tokenizer");
+    if (mkdir(DIR_ "tok/s_train_tokenizer.json.tmp", 0777) != 0) die("mkdir");
+    DIES("tok/s_train_tokenizer.json.tmp: cannot create",
+         "--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "tok/s " DIR_ "in");
+    check_text(DIR_ "tok/s", "train", "\1first\1capital\1deep\1third\n");
+    if (rmdir(DIR_ "tok/s_train_tokenizer.json.tmp") != 0) die("rmdir");
+    run_ok("--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "tok/s " DIR_ "in", "4 documents");
+    CHECK(has_tokenizer(DIR_ "tok/s", &gpt2), "not GPT-2's tokenizer");
+    char path[PATH_LENGTH];
+    static const char* const none[] = {"s_000000.bin", "s_test_000000.bin", "s_train_00000.bin",
+                                       "train_000000.bin"};
+    CHECK(shard_tokenizer_beside(path, DIR_ "tok/s_val_000007.bin") &&
+              strcmp(path, DIR_ "tok/s_tokenizer.json") == 0,
+          "looked for at %s", path);
+    for (int i = 0; i < 4; i++) CHECK(!shard_tokenizer_beside(path, none[i]), "%s: looked for", none[i]);
+    tokenizer_free(&bytes);
+    tokenizer_free(&gpt2);
 }
 
 // ----------------------------------------------------------------------------
@@ -567,6 +616,7 @@ int main(void) {
     test_errors();
     test_kills();
     test_old_shards();
+    test_tokenizers();
     test_not_text();
     test_changing();
     test_memory();
