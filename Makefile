@@ -38,7 +38,7 @@ MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I%
 MPI_LIBS  := $(MPI_LINK)
 endif
 
-# The Python file that checkpoints get, as string literals for llmc/run/hf_folder.h.
+# The Python file that checkpoints get, as string literals for llmc/hf/folder.h.
 HF_MODELING := build/modeling_fox.h
 HEADERS := $(wildcard llmc/*/*.h) $(HF_MODELING)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
@@ -150,7 +150,7 @@ TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_saniti
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/run data
+vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/hf data
 
 build/test:
 	mkdir -p $@

@@ -5,7 +5,7 @@ Checkpoints: the state of a run on disk, in folders that are Hugging Face model 
                       model.safetensors        master weights, named and shaped by the parameter table
                       optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of trainable tensors
                       trainer.json             step, tokens, schedule, data position, options, checksums
-                      ...                      what transformers needs besides (hf_folder.h)
+                      ...                      what transformers needs besides (llmc/hf/folder.h)
     OUT/lock                                   keeps a second process out
 
 Several ranks write one checkpoint: rank 0 creates the folder and the files at their full size, every rank
@@ -30,10 +30,14 @@ all numbers are finite. After an error the caller tries the next older checkpoin
 #include <dirent.h>
 #include <ftw.h>
 #include "../formats/json.h"
+#include "../hf/folder.h"
 #include "../model/config.h"
 #include "checkpoint_tensors.h"
-#include "hf_folder.h"
 #include "options.h"
+
+#ifndef CODE_VERSION // the Makefile defines it from git
+#define CODE_VERSION "unknown"
+#endif
 
 typedef struct {
     int64_t step;         // optimizer steps done
@@ -54,6 +58,12 @@ typedef struct {
     const TrainerState* state;
     const HfTokenizer* tokenizer; // NULL: not known
 } CheckpointRecord;
+
+// What the files for transformers say of a run, at a number of tokens.
+static inline HfRun checkpoint_hf_run(const Options* o, int64_t tokens) {
+    HfRun run = {o->model, o->init, o->data, CODE_VERSION, o->seq_len, o->seed, tokens, o->json_escape};
+    return run;
+}
 
 // Fails where trainer.json cannot record an option as it is: JSON must be UTF-8, which a path need not be. A
 // resumed run would look for another file.
@@ -331,16 +341,16 @@ static inline bool checkpoint_create_file(CheckpointWriter* w, int file, Error* 
 }
 
 // Rank 0, first step of a save: removes leftovers, makes the temporary folder with config.json, the files of
-// hf_folder.h and both files of tensors at their full size, and composes trainer.json. On error the folder is
+// llmc/hf and both files of tensors at their full size, and composes trainer.json. On error the folder is
 // removed.
 static inline bool checkpoint_create(CheckpointWriter* w, const CheckpointRecord* r, Error* err) {
     char config_path[PATH_LENGTH];
+    const HfRun run = checkpoint_hf_run(r->options, r->state->tokens);
     if (!make_folders(w->out, err)) return false;
     checkpoint_sweep(w->out); // frees the space of leftovers first
     path_join(config_path, w->folder, "config.json");
-    bool ok =
-        make_folders(w->folder, err) && config_write(r->config, config_path, err) &&
-        hf_folder_write(w->folder, r->config, r->table, r->options, r->state->tokens, r->tokenizer, err);
+    bool ok = make_folders(w->folder, err) && config_write(r->config, config_path, err) &&
+              hf_folder_write(w->folder, r->config, r->table, &run, r->tokenizer, err);
     for (int f = 0; ok && f < CHECKPOINT_FILES; f++) ok = checkpoint_create_file(w, f, err);
     if (ok) checkpoint_put_trainer(&w->trainer, r, w->files[0].tensors.element_bytes);
     if (!ok) checkpoint_sweep(w->out);

@@ -112,16 +112,17 @@ static inline void training_check_data(Training* t) {
 static inline void training_find_tokenizer(Training* t) {
     Error err;
     const Run* run = t->run;
-    const Options* o = &run->options;
-    ByteBuffer json = {NULL, 0, 0};
-    if (!o->out || t->world->rank != 0) return;
-    bool ok = hf_tokenizer_find(&t->tokenizer, t->data.shards[0].path,
-                                run_resumed(run) ? run->checkpoint : o->init, &run->config, o, &err);
+    const HfRun facts = checkpoint_hf_run(&run->options, 0);
+    const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
+    if (!run->options.out || t->world->rank != 0) return;
+    bool ok = hf_tokenizer_find(&t->tokenizer, t->data.shards[0].path, folder, &run->config, &facts, &err);
     if (ok && !t->tokenizer.json) {
         Tokenizer own = sample_tokenizer(run, false);
+        ByteBuffer json = {NULL, 0, 0};
         if (own.vocab_size > 0) {
             tokenizer_json(&own, &json);
-            ok = hf_tokenizer_set(&t->tokenizer, "tokenizer.json", json.data, NULL, &run->config, o, &err);
+            ok = hf_tokenizer_set(&t->tokenizer, "tokenizer.json", json.data, NULL, &run->config, &facts,
+                                  &err);
         }
         tokenizer_free(&own);
     }

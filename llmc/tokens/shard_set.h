@@ -87,14 +87,13 @@ static inline void shard_tokenizer_temporary(char* out, const char* prefix, cons
 // Writes the path of the tokenizer that belongs to the shard `path` to out[PATH_LENGTH]. False if `path` is not
 // a name that shard_path makes.
 static inline bool shard_tokenizer_beside(char* out, const char* path) {
-    char prefix[PATH_LENGTH];
-    if (!shard_sibling(prefix, path, 0)) return false;
+    static const char* const ends[2] = {"_train_000000.bin", "_val_000000.bin"};
+    if (!shard_sibling(out, path, 0)) return false;
+    const size_t n = strlen(out);
     for (int split = 0; split < 2; split++) {
-        char* end = prefix + strlen(prefix) - strlen("_000000.bin") - strlen(shard_splits[split]);
-        if (end <= prefix || end[-1] != '_') continue;
-        if (strncmp(end, shard_splits[split], strlen(shard_splits[split])) != 0) continue;
-        end[-1] = '\0';
-        shard_tokenizer_path(out, prefix);
+        const size_t end = strlen(ends[split]);
+        if (n <= end || strcmp(out + n - end, ends[split]) != 0) continue;
+        strcpy(out + n - end, "_tokenizer.json"); // not longer
         return true;
     }
     return false;

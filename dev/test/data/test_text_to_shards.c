@@ -463,50 +463,6 @@ static void test_old_shards(void) {
           "removed a temporary file of another prefix");
 }
 
-// Whether PREFIX_tokenizer.json is that of the tokenizer.
-static bool has_tokenizer(const char* prefix, const Tokenizer* t) {
-    char path[PATH_LENGTH];
-    size_t n;
-    Error err;
-    ByteBuffer json = {NULL, 0, 0};
-    shard_tokenizer_path(path, prefix);
-    char* file = read_file(path, &n, &err);
-    tokenizer_json(t, &json);
-    const bool same = file && n == json.count && memcmp(file, json.data, n) == 0;
-    free(file);
-    free(json.data);
-    return same;
-}
-
-// The tokenizer belongs to the shards: it is replaced with them, and stays with them after an error.
-static void test_tokenizers(void) {
-    Tokenizer bytes, gpt2;
-    Error err;
-    tokenizer_bytes(&bytes);
-    if (!tokenizer_gpt2(&gpt2, VOCAB, &err)) die("%s", err.msg);
-    run_ok("--tokenizer byte --out " DIR_ "tok/s " DIR_ "in", "4 documents");
-    CHECK(has_tokenizer(DIR_ "tok/s", &bytes), "not the byte tokenizer");
-    DIES("none of its files has 100 tokens",
-         "--tokenizer gpt2 --vocab " VOCAB " --doc-len 100 --out " DIR_ "tok/s " DIR_ "in");
-    CHECK(has_tokenizer(DIR_ "tok/s", &bytes), "an error changes the tokenizer");
-    if (mkdir(DIR_ "tok/s_train_tokenizer.json.tmp", 0777) != 0) die("mkdir");
-    DIES("tok/s_train_tokenizer.json.tmp: cannot create",
-         "--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "tok/s " DIR_ "in");
-    check_text(DIR_ "tok/s", "train", "\1first\1capital\1deep\1third\n");
-    if (rmdir(DIR_ "tok/s_train_tokenizer.json.tmp") != 0) die("rmdir");
-    run_ok("--tokenizer gpt2 --vocab " VOCAB " --out " DIR_ "tok/s " DIR_ "in", "4 documents");
-    CHECK(has_tokenizer(DIR_ "tok/s", &gpt2), "not GPT-2's tokenizer");
-    char path[PATH_LENGTH];
-    static const char* const none[] = {"s_000000.bin", "s_test_000000.bin", "s_train_00000.bin",
-                                       "train_000000.bin"};
-    CHECK(shard_tokenizer_beside(path, DIR_ "tok/s_val_000007.bin") &&
-              strcmp(path, DIR_ "tok/s_tokenizer.json") == 0,
-          "looked for at %s", path);
-    for (int i = 0; i < 4; i++) CHECK(!shard_tokenizer_beside(path, none[i]), "%s: looked for", none[i]);
-    tokenizer_free(&bytes);
-    tokenizer_free(&gpt2);
-}
-
 // ----------------------------------------------------------------------------
 // bad input
 
@@ -616,7 +572,6 @@ int main(void) {
     test_errors();
     test_kills();
     test_old_shards();
-    test_tokenizers();
     test_not_text();
     test_changing();
     test_memory();

@@ -1,5 +1,5 @@
 /*
-Tests of llmc/run/hf_folder.h: the files that make a checkpoint a Hugging Face folder, and the tokenizers that are
+Tests of llmc/hf: the files that make a checkpoint a Hugging Face folder, and the tokenizers that are
 accepted for it. scripts/hf/test_hf.py opens such folders in transformers.
 */
 #include "../scratch.h"
@@ -91,7 +91,11 @@ static void test_names(void) {
 // ----------------------------------------------------------------------------
 // tokenizers
 
-#define SHARD in_out("t_train_000000.bin")
+// Finds the tokenizer beside t_train_000000.bin or in a folder.
+static bool find(HfTokenizer* t, const char* folder) {
+    const HfRun run = checkpoint_hf_run(&options, 0);
+    return hf_tokenizer_find(t, in_out("t_train_000000.bin"), folder, &config, &run, &err);
+}
 
 // Writes a tokenizer.json of 3 tokens, of which the last has the id `last`.
 static void write_tokenizer(const char* path, int last) {
@@ -105,27 +109,33 @@ static void write_tokenizer(const char* path, int last) {
 }
 
 static void test_find(void) {
+    static const char* const none[] = {"s_000000.bin", "s_test_000000.bin", "s_train_00000.bin",
+                                       "train_000000.bin"};
     HfTokenizer t;
+    char path[PATH_LENGTH];
+    CHECK(shard_tokenizer_beside(path, "a/s_val_000007.bin") && strcmp(path, "a/s_tokenizer.json") == 0,
+          "at %s", path);
+    for (int i = 0; i < 4; i++) CHECK(!shard_tokenizer_beside(path, none[i]), "%s: at %s", none[i], path);
     options.seq_len = 512;
-    CHECK_OK(hf_tokenizer_find(&t, SHARD, NULL, &config, &options, &err));
+    CHECK_OK(find(&t, NULL));
     CHECK(!t.json && !t.config, "a tokenizer from nowhere");
     if (!make_folders(in_out("init"), &err)) die("%s", err.msg);
-    CHECK_OK(hf_tokenizer_find(&t, SHARD, in_out("init"), &config, &options, &err));
+    CHECK_OK(find(&t, in_out("init")));
     CHECK(!t.json, "a tokenizer from nowhere");
 
     write_tokenizer(in_out("init/tokenizer.json"), 9); // the model's end of text is 10
-    CHECK_OK(hf_tokenizer_find(&t, SHARD, in_out("init"), &config, &options, &err));
+    CHECK_OK(find(&t, in_out("init")));
     CHECK(t.json && strstr(t.config, "\"model_max_length\": 512") && !strstr(t.config, "eos_token"), "%s",
           t.config);
     hf_tokenizer_free(&t);
     write_bytes(in_out("init/tokenizer_config.json"), "{\"mine\": 1}", 11);
-    CHECK_OK(hf_tokenizer_find(&t, SHARD, in_out("init"), &config, &options, &err));
+    CHECK_OK(find(&t, in_out("init")));
     CHECK(strcmp(t.config, "{\"mine\": 1}") == 0, "%s", t.config);
     hf_tokenizer_free(&t);
 
     write_tokenizer(in_out("t_tokenizer.json"), 10); // comes first
     options.json_escape = true;
-    CHECK_OK(hf_tokenizer_find(&t, SHARD, in_out("init"), &config, &options, &err));
+    CHECK_OK(find(&t, in_out("init")));
     CHECK(strstr(t.json, "10") && strstr(t.config, "\"eos_token\": \"\\\"end\"") &&
               strstr(t.config, "JSON-escaped"),
           "%s", t.config);
@@ -163,24 +173,20 @@ static void test_bad(void) {
         for (int beside = 0; beside < 2; beside++) {
             const char* path = in_out(beside ? "t_tokenizer.json" : "init/tokenizer.json");
             write_bytes(path, bad[i].text, strlen(bad[i].text));
-            CHECK_FAILS(bad[i].expected,
-                        hf_tokenizer_find(&t, SHARD, in_out("init"), &config, &options, &err));
+            CHECK_FAILS(bad[i].expected, find(&t, in_out("init")));
             CHECK(strncmp(err.msg, path, strlen(path)) == 0, "does not name %s: %s", path, err.msg);
             CHECK(!t.json && !t.config, "something to free");
             if (beside) unlink(path);
         }
     write_tokenizer(in_out("init/tokenizer.json"), 10);
     write_bytes(in_out("init/tokenizer_config.json"), "{", 1);
-    CHECK_FAILS("tokenizer_config.json: bad JSON",
-                hf_tokenizer_find(&t, SHARD, in_out("init"), &config, &options, &err));
+    CHECK_FAILS("tokenizer_config.json: bad JSON", find(&t, in_out("init")));
     if (mkdir(in_out("t_tokenizer.json"), 0777) != 0) die("mkdir");
-    CHECK_FAILS("t_tokenizer.json: is not a regular file",
-                hf_tokenizer_find(&t, SHARD, NULL, &config, &options, &err));
+    CHECK_FAILS("t_tokenizer.json: is not a regular file", find(&t, NULL));
     rmdir(in_out("t_tokenizer.json"));
     write_tokenizer(in_out("t_tokenizer.json"), 10);
     if (truncate(in_out("t_tokenizer.json"), (off_t)HF_TOKENIZER_BYTES + 1) != 0) die("truncate");
-    CHECK_FAILS("has 67108865 bytes, more than a tokenizer's file can have",
-                hf_tokenizer_find(&t, SHARD, NULL, &config, &options, &err));
+    CHECK_FAILS("has 67108865 bytes, more than a tokenizer's file can have", find(&t, NULL));
 }
 
 // The byte tokenizer as text_to_shards writes it is one of a byte model.
@@ -189,11 +195,12 @@ static void test_bytes(void) {
     ByteBuffer json = {NULL, 0, 0};
     HfTokenizer t;
     Config c = config;
+    const HfRun run = checkpoint_hf_run(&options, 0);
     c.vocab_size = 257;
     memset(&t, 0, sizeof t);
     tokenizer_bytes(&bytes);
     tokenizer_json(&bytes, &json);
-    CHECK_OK(hf_tokenizer_set(&t, "bytes", json.data, NULL, &c, &options, &err));
+    CHECK_OK(hf_tokenizer_set(&t, "bytes", json.data, NULL, &c, &run, &err));
     CHECK(strstr(t.config, "\"bos_token\": \"<|endoftext|>\""), "%s", t.config);
     hf_tokenizer_free(&t);
     tokenizer_free(&bytes);
