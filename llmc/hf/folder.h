@@ -65,9 +65,9 @@ static inline void hf_print_names(FILE* f, const char* what, const char* paths) 
     fprintf(f, "` |\n");
 }
 
-// Writes the model card.
+// Writes the model card. t: NULL where the tokenizer is not known.
 static inline bool hf_write_card(const char* folder, const Config* c, const ParamTable* table, const HfRun* r,
-                                 bool has_tokenizer, Error* err) {
+                                 const HfTokenizer* t, Error* err) {
     char path[PATH_LENGTH];
     path_join(path, folder, "README.md");
     FILE* f = fopen(path, "wb");
@@ -95,10 +95,12 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
     fprintf(f, "| seed | %lld |\n| code version | %s |\n\n", (long long)r->seed, r->code_version);
     fprintf(f, "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n");
     fprintf(f, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n");
-    if (has_tokenizer)
-        fprintf(f, "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
-                   "inputs = tokenizer(tokenizer.bos_token + TEXT, return_tensors=\"pt\")\n"
-                   "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n");
+    if (t)
+        fprintf(f,
+                "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
+                "inputs = tokenizer(%sTEXT, return_tensors=\"pt\")\n"
+                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n",
+                strstr(t->config, "\"bos_token\"") ? "tokenizer.bos_token + " : "");
     fprintf(f, "```\n\n`trust_remote_code=True` runs `modeling_fox.py` of this folder.");
     fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.\n");
     if (r->json_escape)
@@ -113,9 +115,9 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
 // tokenizer is not known. On error some files may be there.
 static inline bool hf_folder_write(const char* folder, const Config* c, const ParamTable* table,
                                    const HfRun* r, const HfTokenizer* t, Error* err) {
-    const bool has_tokenizer = t && t->json;
+    if (t && !t->json) t = NULL;
     return hf_write_text(folder, "modeling_fox.py", hf_modeling, err) &&
-           hf_write_generation(folder, c, err) && hf_write_card(folder, c, table, r, has_tokenizer, err) &&
-           (!has_tokenizer || (hf_write_text(folder, "tokenizer.json", t->json, err) &&
-                               hf_write_text(folder, "tokenizer_config.json", t->config, err)));
+           hf_write_generation(folder, c, err) && hf_write_card(folder, c, table, r, t, err) &&
+           (!t || (hf_write_text(folder, "tokenizer.json", t->json, err) &&
+                   hf_write_text(folder, "tokenizer_config.json", t->config, err)));
 }
