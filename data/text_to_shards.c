@@ -66,8 +66,7 @@ static void print_help(void) {
         "Encodes text files as data shards for the trainer. A PATH is a file or a folder. The files of a\n"
         "folder and its subfolders are read in the order of their names. Skipped, and counted at the end:\n"
         "empty files; in folders, hidden entries (.git), entries that are not regular files (symbolic\n"
-        "links), and data shards and their tokenizers, also unfinished ones; files already read under "
-        "another\n"
+        "links), data shards and their tokenizers, also unfinished ones; files already read under another\n"
         "name.\n\n");
     cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
     printf("\nCounts take suffixes: 16Ki, 2.5M, 1e9.\n");

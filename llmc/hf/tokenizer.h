@@ -19,7 +19,7 @@ typedef struct {
     bool json_escape; // the model's text is JSON-escaped
 } HfRun;
 
-enum { HF_TOKENIZER_BYTES = 64 << 20 }; // limit for the files that are read; GPT-2's has 2.8 MB
+enum { HF_TOKENIZER_BYTES = 64 << 20 }; // limit for the files that are read; GPT-2's has 2.4 MB
 
 // The tokenizer's files. All NULL: the tokenizer is not known.
 typedef struct {
@@ -45,7 +45,10 @@ static inline bool hf_read(char** text, const char* path, Error* err) {
         return fail(err, "%s: has %lld bytes, more than a tokenizer's file can have (%d)", path,
                     (long long)st.st_size, HF_TOKENIZER_BYTES);
     *text = read_file(path, &bytes, err);
-    return *text != NULL;
+    if (!*text || strlen(*text) == bytes) return *text != NULL;
+    free(*text);
+    *text = NULL;
+    return fail(err, "%s: is not JSON: it has a zero byte", path);
 }
 
 // Checks the text of a tokenizer.json: its ids fit into the model's vocabulary. Sets *end_of_text to the name of

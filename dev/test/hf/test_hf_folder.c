@@ -178,6 +178,8 @@ static void test_bad(void) {
             CHECK(!t.json && !t.config, "something to free");
             if (beside) unlink(path);
         }
+    write_bytes(in_out("init/tokenizer.json"), "{}\0", 3);
+    CHECK_FAILS("tokenizer.json: is not JSON: it has a zero byte", find(&t, in_out("init")));
     write_tokenizer(in_out("init/tokenizer.json"), 10);
     write_bytes(in_out("init/tokenizer_config.json"), "{", 1);
     CHECK_FAILS("tokenizer_config.json: bad JSON", find(&t, in_out("init")));
