@@ -38,7 +38,9 @@ MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I%
 MPI_LIBS  := $(MPI_LINK)
 endif
 
-HEADERS := $(wildcard llmc/*/*.h)
+# The Python file that checkpoints get, as string literals for llmc/hf/folder.h.
+HF_MODELING := build/modeling_fox.h
+HEADERS := $(wildcard llmc/*/*.h) $(HF_MODELING)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
 TRAINER := $(CODE) $(BLAS_FLAGS) $(MPI_FLAGS)
 TRAINER_LIBS := $(BLAS_LIBS) $(MPI_LIBS) $(LDLIBS)
@@ -51,6 +53,10 @@ build/flags: FORCE
 	@mkdir -p build
 	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(HF_MODELING): scripts/hf/modeling_fox.py
+	@mkdir -p build
+	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$@.new && mv $@.new $@
 
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
@@ -144,7 +150,7 @@ TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_saniti
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist data
+vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/hf data
 
 build/test:
 	mkdir -p $@
@@ -248,7 +254,7 @@ bench-gpu: $(GPU_BENCHES) ## benchmark the kernels
 
 cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
-cuda-check: ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
+cuda-check: $(HF_MODELING) ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
 	$(NEED_NVCC)
 	mkdir -p build/gpu
 	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu \

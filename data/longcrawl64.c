@@ -16,6 +16,9 @@ without threads and cache.
 Every chunk is compared with its SHA-256: from a list (--sha256sums), else from the server's headers. If there
 is none, the program says so at the end. Two chunks with the same bytes are an error: a server gave one for
 the other.
+
+With GPT-2's vocab.bpe (--vocab) the tokenizer is written beside the shards, as PREFIX_tokenizer.json, which
+the trainers copy into checkpoints.
 */
 #include "../llmc/run/cli.h"
 #include "../llmc/base/common.h"
@@ -23,6 +26,7 @@ the other.
 #include "../llmc/tokens/shard_set.h"
 #include "cache.h"
 #include "download.h"
+#include "tokenizer_file.h"
 #include "verify.h"
 #include "zarr.h"
 
@@ -42,7 +46,7 @@ static const char DEFAULT_SOURCE[] =
 // options
 
 typedef struct {
-    const char *source, *split, *out, *cache, *sums;
+    const char *source, *split, *out, *cache, *sums, *vocab;
     int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
     bool keep_cache, help;
 } Options;
@@ -56,6 +60,8 @@ static const CliRow option_rows[] = {
      "tokens to write, rounded up to whole documents"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
      "path prefix of the shards: PREFIX_train_000000.bin and so on"},
+    {CLI_TEXT, "vocab", "FILE", offsetof(Options, vocab), 0, 0, 0,
+     "GPT-2's vocab.bpe: also write PREFIX_tokenizer.json, for the trainer's checkpoints"},
     {CLI_COUNT, "columns", "D", offsetof(Options, columns), 16384, 1, INT32_MAX,
      "tokens of each document, from its start"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
@@ -548,7 +554,9 @@ int main(int argc, char** argv) {
     stop_init(&work.stop);
     stop_on_signals(&work.stop);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) die("cannot initialize libcurl");
-    if (!open_source(&work, &err) || !make_plan(&work, &err)) stop_and_die(&work, &err);
+    if (!open_source(&work, &err) || !make_plan(&work, &err) ||
+        (options.vocab && !tokenizer_file_gpt2(options.out, work.shard_split, options.vocab, &err)))
+        stop_and_die(&work, &err);
     if (!mark_incomplete(&work, true, &err)) stop_and_die(&work, &err);
     if (work.remote) start_fetchers(&work);
     if (!write_shards(&work, &err) || !mark_incomplete(&work, false, &err)) stop_and_die(&work, &err);
@@ -563,6 +571,7 @@ int main(int argc, char** argv) {
     printf("%s_%s: %lld documents, %lld tokens in %lld shards (%lld already complete)\n", options.out,
            work.shard_split, (long long)work.documents, (long long)(work.documents * options.columns),
            (long long)work.shards, (long long)kept);
+    tokenizer_file_report(options.out);
     free(work.complete);
     free(work.rows);
     free(work.fetched);

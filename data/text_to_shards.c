@@ -9,6 +9,8 @@ depends only on the options and on the names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
 
+Beside the shards is PREFIX_tokenizer.json, which the trainers copy into checkpoints.
+
 The shards of a prefix are replaced as a whole, at the end (shard_set.h). Until then, and after an error, the
 old ones remain. Files that are not text, or that change while they are read, are errors.
 */
@@ -18,7 +20,7 @@ old ones remain. Files that are not text, or that change while they are read, ar
 #include "../llmc/base/progress.h"
 #include "../llmc/base/random.h"
 #include "../llmc/tokens/shard_set.h"
-#include "../llmc/tokens/tokenizer.h"
+#include "tokenizer_file.h"
 
 // ----------------------------------------------------------------------------
 // options
@@ -52,8 +54,8 @@ static const CliRow option_rows[] = {
     {CLI_TEXT, "list", "FILE", offsetof(Options, list), 0, 0, 0,
      "read further paths from FILE, one per line; -: standard input"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
-     "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ...; when all are "
-     "written they replace existing shards with this prefix"},
+     "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ..., and of "
+     "PREFIX_tokenizer.json; when all are written they replace existing ones with this prefix"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
@@ -64,7 +66,8 @@ static void print_help(void) {
         "Encodes text files as data shards for the trainer. A PATH is a file or a folder. The files of a\n"
         "folder and its subfolders are read in the order of their names. Skipped, and counted at the end:\n"
         "empty files; in folders, hidden entries (.git), entries that are not regular files (symbolic\n"
-        "links), and data shards, also unfinished ones; files already read under another name.\n\n");
+        "links), data shards and their tokenizers, also unfinished ones; files already read under another\n"
+        "name.\n\n");
     cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
     printf("\nCounts take suffixes: 16Ki, 2.5M, 1e9.\n");
 }
@@ -423,7 +426,8 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
                         "the %s split has no document: none of its files has %lld tokens; lower --doc-len",
                         shard_splits[split], (long long)job->options->doc_len);
     }
-    return shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
+    return tokenizer_file_write(job->options->out, shard_splits[SHARD_TRAIN], &job->tokenizer, err) &&
+           shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
 }
 
 // ----------------------------------------------------------------------------
@@ -449,7 +453,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
     if (files->empty + files->hidden + files->special + files->repeated)
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
-    if (files->shards) printf("; skipped %lld data shards", (long long)files->shards);
+    if (files->shards) printf("; skipped %lld data shards or tokenizers", (long long)files->shards);
     printf("\n");
 }
 

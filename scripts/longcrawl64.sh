@@ -13,11 +13,12 @@ set -eu
 model=${MODEL:-fox-pro-125m}
 case $model in *-360m) tokens=7Gi ;; *-760m) tokens=15Gi ;; *) tokens=2.5Gi ;; esac # as in data/README.md
 data=data/longcrawl64
+vocab=dev/test/fixtures/gpt2/vocab.bpe # for the checkpoints' tokenizer
 
 make train_foxcu data/longcrawl64
-data/longcrawl64 --split train --tokens "$tokens" --out $data
-data/longcrawl64 --split heldout --tokens 32Mi --out $data
+data/longcrawl64 --split train --tokens "$tokens" --vocab $vocab --out $data
+data/longcrawl64 --split heldout --tokens 32Mi --vocab $vocab --out $data
 
 ./train_foxcu --model "$model" --data "${data}_train_*.bin" --val-data "${data}_val_*.bin" \
     --micro-batch "${MICRO_BATCH:-2}" --val-every 250 --val-tokens 8Mi --save-every 250 --log-every 10 \
-    --out "out/$model" --resume "$@"
+    --json-escape --out "out/$model" --resume "$@"

@@ -158,7 +158,7 @@ static inline void free_tensors(CheckpointTensors* t) {
 static inline bool save_by(int ranks, int64_t step, const Buffers* b, int keep) {
     const TrainerState state = state_at(step);
     ParamTable other = params_build_for(&config, ranks);
-    const CheckpointRecord record = {&config, &other, &options, &state};
+    const CheckpointRecord record = {&config, &other, &options, &state, NULL};
     CheckpointWriter w;
     bool ok = checkpoint_writer_open(&w, out, step, &other, b->bytes, &err);
     if (!ok) return false;

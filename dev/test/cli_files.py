@@ -285,8 +285,11 @@ def check_names(folder, family):
     with open(folder + "/config.json") as f:
         config = json.load(f)
     plain = family == "transformer-llama"
+    classes = "Transformer" if plain else "ForgettingTransformer"
     wanted = {
-        "architectures": ["TransformerForCausalLM" if plain else "ForgettingTransformerForCausalLM"],
+        "architectures": [classes + "ForCausalLM"],
+        "auto_map": {"Auto" + kind: "modeling_fox." + classes + kind.replace("Model", "", kind != "Model")
+                     for kind in ("Config", "Model", "ModelForCausalLM")},
         "model_type": ("transformer" if plain else "forgetting_transformer") + "-project_fox",
         "vocab_size": V, "hidden_size": d, "hidden_ratio": 3.5 if pro else 4, "intermediate_size": I,
         "num_hidden_layers": L, "num_heads": h, "num_kv_heads": None, "hidden_act": "swish", "window_size": None,

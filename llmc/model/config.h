@@ -353,11 +353,24 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
 }
 
 // Writes c as the object config.json holds, all keys, in the names of the paper's released checkpoints.
+// auto_map names the classes of modeling_fox.py beside the file, for Hugging Face transformers.
 static inline void config_put_all(const Config* c, JsonWriter* w) {
+    static const char* const classes[][2] = {{"AutoConfig", "Config"},
+                                             {"AutoModel", "Model"}, // without lm_head
+                                             {"AutoModelForCausalLM", "ForCausalLM"}};
     bool plain = config_is_plain_transformer(c);
+    const char* family = plain ? "Transformer" : "ForgettingTransformer";
+    char name[64];
     json_begin_object(w, NULL);
     json_begin_array(w, "architectures");
-    json_put_string(w, NULL, plain ? "TransformerForCausalLM" : "ForgettingTransformerForCausalLM");
+    snprintf(name, sizeof name, "%sForCausalLM", family);
+    json_put_string(w, NULL, name);
+    json_end(w);
+    json_begin_object(w, "auto_map");
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "modeling_fox.%s%s", family, classes[i][1]);
+        json_put_string(w, classes[i][0], name);
+    }
     json_end(w);
     json_put_string(w, "model_type",
                     plain ? "transformer-project_fox" : "forgetting_transformer-project_fox");
@@ -365,13 +378,73 @@ static inline void config_put_all(const Config* c, JsonWriter* w) {
     json_end(w);
 }
 
-// Writes config.json at `path`.
+// The keys of the object "initialization" in trainer.json: how a full gate's bias was initialized. The paper's
+// code opens a full gate only where config.json has none of them.
+static const char* const config_initialization[] = {"fgate_bias_init", "decay_time_min", "decay_time_max"};
+
+static inline bool config_is_initialization(const char* key) {
+    for (int i = 0; i < 3; i++)
+        if (strcmp(config_initialization[i], key) == 0) return true;
+    return false;
+}
+
+// The config that config.json holds: a full gate without its initialization.
+static inline Config config_without_initialization(const Config* c) {
+    Config file = *c;
+    if (c->fgate_type != GATE_FULL) return file;
+    file.fgate_bias_init = false;
+    file.decay_time_min = CONFIG_DECAY_TIME_MIN;
+    file.decay_time_max = CONFIG_DECAY_TIME_MAX;
+    return file;
+}
+
+// Writes the initialization as an object under `key`.
+static inline void config_put_initialization(const Config* c, JsonWriter* w, const char* key) {
+    json_begin_object(w, key);
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        if (config_is_initialization(config_keys[i].name)) config_put(c, i, w);
+    json_end(w);
+}
+
+// Writes config.json at `path`. The initialization of a full gate is not in it.
 static inline bool config_write(const Config* c, const char* path, Error* err) {
     JsonWriter w = json_writer(2);
-    config_put_all(c, &w);
+    const Config file = config_without_initialization(c);
+    config_put_all(&file, &w);
     bool ok = json_writer_save(&w, path, err);
     json_writer_free(&w);
     return ok;
+}
+
+// Sets one key from its value in a JSON text, if the object has the key.
+static inline bool config_set_from(Config* c, const char* path, const ConfigKey* key, const Json* j,
+                                   int object, Error* err) {
+    const int node = json_get(j, object, key->name);
+    char digits[32];
+    double number = 0;
+    bool boolean = false;
+    const char* value = key->type == KEY_TEXT ? json_string(j, node) : NULL;
+    if (node < 0) return true;
+    if (json_double(j, node, &number))
+        snprintf(digits, sizeof digits, "%.17g", number), value = digits;
+    else if (json_bool(j, node, &boolean))
+        value = boolean ? "true" : "false";
+    else if (json_is_null(j, node))
+        value = "null";
+    if (value) return config_set(c, path, key->name, value, err);
+    return fail(err, "%s: %s is %s", path, key->name,
+                json_string(j, node) ? "a text" : "an array or an object");
+}
+
+// Restores what config_put_initialization wrote, from object `node` of j; -1, as in trainer.json of an older
+// version, whose config.json has it, changes nothing. `path` names the file.
+static inline bool config_restore_initialization(Config* c, const char* path, const Json* j, int node,
+                                                 Error* err) {
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        if (config_is_initialization(config_keys[i].name) &&
+            !config_set_from(c, path, &config_keys[i], j, node, err))
+            return false;
+    return config_check(c, path, err);
 }
 
 // Parses the text of a config.json, whose path messages name. Keys that are absent keep the default of the
@@ -392,24 +465,8 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
     static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
     for (int i = 0; ok && i < 4; i++)
         if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
-    for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++) {
-        const ConfigKey* key = &config_keys[i];
-        int node = json_get(&j, 0, key->name);
-        if (node < 0) continue;
-        char digits[32];
-        double number = 0;
-        bool boolean = false;
-        const char* value = key->type == KEY_TEXT ? json_string(&j, node) : NULL;
-        if (json_double(&j, node, &number))
-            snprintf(digits, sizeof digits, "%.17g", number), value = digits;
-        else if (json_bool(&j, node, &boolean))
-            value = boolean ? "true" : "false";
-        else if (json_is_null(&j, node))
-            value = "null";
-        ok = value ? config_set(c, path, key->name, value, err)
-                   : fail(err, "%s: %s is %s", path, key->name,
-                          json_string(&j, node) ? "a text" : "an array or an object");
-    }
+    for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++)
+        ok = config_set_from(c, path, &config_keys[i], &j, 0, err);
     json_free(&j);
     return ok && config_check(c, path, err);
 }

@@ -5,6 +5,7 @@ Checkpoints: the state of a run on disk, in folders that are Hugging Face model 
                       model.safetensors        master weights, named and shaped by the parameter table
                       optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of trainable tensors
                       trainer.json             step, tokens, schedule, data position, options, checksums
+                      ...                      what transformers needs besides (llmc/hf/folder.h)
     OUT/lock                                   keeps a second process out
 
 Several ranks write one checkpoint: rank 0 creates the folder and the files at their full size, every rank
@@ -19,7 +20,7 @@ A folder with its final name is complete: it is written and flushed under a temp
 then renamed, and what it replaces or makes superfluous is removed only afterwards. Whenever a process
 crashes, the newest complete checkpoint remains, and the next save removes the leftovers.
 
-A complete folder can still be damaged from outside. Checksums in trainer.json cover all four files, itself
+A complete folder can still be damaged from outside. Checksums in trainer.json cover these four files, itself
 included: checkpoint_parse_state, _check_config and _verify compare them, so that any flipped bit is found.
 Loading checks all names, shapes, types and file sizes before it writes to the caller's buffers, and then that
 all numbers are finite. After an error the caller tries the next older checkpoint of checkpoint_list.
@@ -29,6 +30,7 @@ all numbers are finite. After an error the caller tries the next older checkpoin
 #include <dirent.h>
 #include <ftw.h>
 #include "../formats/json.h"
+#include "../hf/folder.h"
 #include "../model/config.h"
 #include "checkpoint_tensors.h"
 #include "options.h"
@@ -54,7 +56,14 @@ typedef struct {
     const ParamTable* table;
     const Options* options;
     const TrainerState* state;
+    const HfTokenizer* tokenizer; // NULL: not known
 } CheckpointRecord;
+
+// What the files for transformers say of a run, at a number of tokens.
+static inline HfRun checkpoint_hf_run(const Options* o, int64_t tokens) {
+    HfRun run = {o->model, o->init, o->data, CODE_VERSION, o->seq_len, o->seed, tokens, o->json_escape};
+    return run;
+}
 
 // Fails where trainer.json cannot record an option as it is: JSON must be UTF-8, which a path need not be. A
 // resumed run would look for another file.
@@ -271,8 +280,8 @@ static inline bool checkpoint_writer_open(CheckpointWriter* w, const char* out, 
 }
 
 // Composes trainer.json but for the checksums.
-static inline void checkpoint_put_trainer(JsonWriter* w, const TrainerState* s, const Options* o,
-                                          int element_bytes) {
+static inline void checkpoint_put_trainer(JsonWriter* w, const CheckpointRecord* r, int element_bytes) {
+    const TrainerState* s = r->state;
     char hex[17];
     json_begin_object(w, NULL);
     json_put_int(w, "step", s->step);
@@ -290,7 +299,8 @@ static inline void checkpoint_put_trainer(JsonWriter* w, const TrainerState* s, 
     json_end(w);
     json_put_string(w, "precision", element_bytes == 8 ? "float64" : "float32");
     json_put_string(w, "code_version", CODE_VERSION);
-    options_put(o, w, "options");
+    if (r->config->fgate_type == GATE_FULL) config_put_initialization(r->config, w, "initialization");
+    options_put(r->options, w, "options");
 }
 
 // Writes data[bytes] at an offset of an open file.
@@ -330,16 +340,19 @@ static inline bool checkpoint_create_file(CheckpointWriter* w, int file, Error* 
     return checkpoint_close_file(fd, path, ok, err);
 }
 
-// Rank 0, first step of a save: removes leftovers, makes the temporary folder with config.json and both files
-// at their full size, and composes trainer.json. On error the folder is removed.
+// Rank 0, first step of a save: removes leftovers, makes the temporary folder with config.json, the files of
+// llmc/hf and both files of tensors at their full size, and composes trainer.json. On error the folder is
+// removed.
 static inline bool checkpoint_create(CheckpointWriter* w, const CheckpointRecord* r, Error* err) {
     char config_path[PATH_LENGTH];
+    const HfRun run = checkpoint_hf_run(r->options, r->state->tokens);
     if (!make_folders(w->out, err)) return false;
     checkpoint_sweep(w->out); // frees the space of leftovers first
     path_join(config_path, w->folder, "config.json");
-    bool ok = make_folders(w->folder, err) && config_write(r->config, config_path, err);
+    bool ok = make_folders(w->folder, err) && config_write(r->config, config_path, err) &&
+              hf_folder_write(w->folder, r->config, r->table, &run, r->tokenizer, err);
     for (int f = 0; ok && f < CHECKPOINT_FILES; f++) ok = checkpoint_create_file(w, f, err);
-    if (ok) checkpoint_put_trainer(&w->trainer, r->state, r->options, w->files[0].tensors.element_bytes);
+    if (ok) checkpoint_put_trainer(&w->trainer, r, w->files[0].tensors.element_bytes);
     if (!ok) checkpoint_sweep(w->out);
     return ok;
 }

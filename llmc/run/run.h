@@ -124,15 +124,19 @@ static inline char* run_read_text(const Run* run, const char* name, size_t* byte
 // Parses a checkpoint's trainer.json and then its config.json, and checks that they belong together.
 static inline bool run_parse_checkpoint(Run* run, const char* trainer, size_t trainer_bytes,
                                         const char* config, size_t config_bytes, Error* err) {
-    char path[PATH_LENGTH];
-    path_join(path, run->checkpoint, "trainer.json");
-    if (!checkpoint_parse_state(path, trainer, trainer_bytes, &run->state, &run->record, err)) return false;
+    char path[PATH_LENGTH], trainer_path[PATH_LENGTH];
+    path_join(trainer_path, run->checkpoint, "trainer.json");
+    if (!checkpoint_parse_state(trainer_path, trainer, trainer_bytes, &run->state, &run->record, err))
+        return false;
     const int64_t step = checkpoint_step(strrchr(run->checkpoint, '/') + 1);
     if (run->state.step != step)
-        return fail(err, "%s: is of step %lld, not of this folder's", path, (long long)run->state.step);
+        return fail(err, "%s: is of step %lld, not of this folder's", trainer_path,
+                    (long long)run->state.step);
     path_join(path, run->checkpoint, "config.json");
     return checkpoint_check_config(path, config, config_bytes, &run->record, err) &&
-           config_parse(&run->config, path, config, config_bytes, err);
+           config_parse(&run->config, path, config, config_bytes, err) &&
+           config_restore_initialization(&run->config, trainer_path, &run->record,
+                                         json_get(&run->record, 0, "initialization"), err);
 }
 
 // Reads a checkpoint's config and trainer.json, and restores the options that were not given.

@@ -1,6 +1,7 @@
 /*
-Writing the shards of a conversion as a whole: of all splits, or none. Used by data/text_to_shards and, for
-the locks, by data/longcrawl64.
+Writing the shards of a conversion as a whole: of all splits, or none. Beside them PREFIX_tokenizer.json, the
+tokenizer that made their tokens (tokenizer_json.h), for the checkpoints of models that are trained on them.
+Used by data/text_to_shards and, for the locks and the tokenizer, by data/longcrawl64.
 
 The writers hold their shards under temporary names. shard_set_publish gives all of them their final names, in
 an order in which no moment shows a wrong dataset, because the loader refuses a set that is not complete:
@@ -8,6 +9,7 @@ an order in which no moment shows a wrong dataset, because the loader refuses a 
     old train  0 1 2    removed    the old set is not complete from here on
     val                 renamed    each over the old one; older ones that remain are removed
     train        1 2    renamed
+    tokenizer           renamed    over the old one; without a new one the old one is removed
     train      0        renamed    the new set is complete from here on
 
 A process that is killed, or a machine that loses power, leaves the old dataset, the new one, or a train split
@@ -36,8 +38,11 @@ static inline bool shard_set_lock(const char* prefix, const char* split, Error* 
     return fail(err, "%s: cannot lock: %s", path, strerror(errno));
 }
 
-// Whether `name`, without a folder, is that of a data shard with any prefix, or of an unfinished one.
+// Whether `name`, without a folder, is that of a data shard with any prefix, or of its tokenizer, or of an
+// unfinished one.
 static inline bool shard_name(const char* name) {
+    const char* tokenizer = strstr(name, "_tokenizer.json");
+    if (tokenizer && (tokenizer[15] == '\0' || strcmp(tokenizer + 15, ".tmp") == 0)) return true;
     const char* number = strrchr(name, '_');
     if (!number || strspn(number + 1, "0123456789") != 6) return false;
     const size_t before = (size_t)(number - name);
@@ -69,11 +74,65 @@ static inline bool shard_set_remove(const char* prefix, const char* split, int64
     return ok;
 }
 
+// Writes the path of a prefix's tokenizer to out[PATH_LENGTH]; shard_path must have accepted the prefix.
+static inline void shard_tokenizer_path(char* out, const char* prefix) {
+    snprintf(out, PATH_LENGTH, "%s_tokenizer.json", prefix);
+}
+
+// The same for the tokenizer that is being written for a split.
+static inline void shard_tokenizer_temporary(char* out, const char* prefix, const char* split) {
+    snprintf(out, PATH_LENGTH, "%s_%s_tokenizer.json.tmp", prefix, split);
+}
+
+// Writes the path of the tokenizer that belongs to the shard `path` to out[PATH_LENGTH]. False if `path` is not
+// a name that shard_path makes.
+static inline bool shard_tokenizer_beside(char* out, const char* path) {
+    static const char* const ends[2] = {"_train_000000.bin", "_val_000000.bin"};
+    if (!shard_sibling(out, path, 0)) return false;
+    const size_t n = strlen(out);
+    for (int split = 0; split < 2; split++) {
+        const size_t end = strlen(ends[split]);
+        if (n <= end || strcmp(out + n - end, ends[split]) != 0) continue;
+        strcpy(out + n - end, "_tokenizer.json"); // not longer
+        return true;
+    }
+    return false;
+}
+
+// Writes the text of a tokenizer through to the disk, under its temporary name. On error there is no file.
+static inline bool shard_tokenizer_write(const char* prefix, const char* split, const char* text,
+                                         Error* err) {
+    char temporary[PATH_LENGTH];
+    shard_tokenizer_temporary(temporary, prefix, split);
+    FILE* f = fopen(temporary, "wb");
+    if (!f) return fail(err, "%s: cannot create: %s", temporary, strerror(errno));
+    fputs(text, f); // flush_and_close reports errors
+    if (flush_and_close(f, temporary, err)) return true;
+    unlink(temporary);
+    return false;
+}
+
+// Gives the written tokenizer its final name, over an older one. Without a written one the older is removed.
+static inline bool shard_tokenizer_rename(const char* prefix, const char* split, Error* err) {
+    char path[PATH_LENGTH], temporary[PATH_LENGTH];
+    shard_tokenizer_path(path, prefix);
+    shard_tokenizer_temporary(temporary, prefix, split);
+    if (rename(temporary, path) == 0) return true;
+    if (errno != ENOENT) return fail(err, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));
+    if (unlink(path) == 0 || errno == ENOENT) return true;
+    return fail(err, "%s: cannot remove: %s", path, strerror(errno));
+}
+
 // Removes the temporary files that an interrupted or failed conversion left. One that cannot be removed is an
 // error only if a shard needs its name.
 static inline void shard_set_sweep(const char* prefix) {
     Error ignored;
-    for (int split = 0; split < 2; split++) shard_set_remove(prefix, shard_splits[split], 0, true, &ignored);
+    for (int split = 0; split < 2; split++) {
+        char tokenizer[PATH_LENGTH];
+        shard_set_remove(prefix, shard_splits[split], 0, true, &ignored);
+        shard_tokenizer_temporary(tokenizer, prefix, shard_splits[split]);
+        unlink(tokenizer);
+    }
 }
 
 // Writes the set's fields to the header of a held shard.
@@ -105,7 +164,8 @@ static inline bool shard_set_rename(const ShardWriter* w, int64_t first, Error* 
 }
 
 // Gives the held shards of two closed writers with the same prefix their final names, in the order above;
-// they replace all older shards of the prefix. The train split must have a shard.
+// they replace all older shards of the prefix, and its tokenizer, which shard_tokenizer_write has written for
+// the train split. The train split must have a shard.
 static inline bool shard_set_publish(const ShardWriter* train, const ShardWriter* val, Error* err) {
     char folder[PATH_LENGTH], path[PATH_LENGTH], temporary[PATH_LENGTH];
     for (int64_t i = 0; i < train->index; i++)
@@ -117,7 +177,8 @@ static inline bool shard_set_publish(const ShardWriter* train, const ShardWriter
     shard_temporary(temporary, path);
     // each flush keeps its step from reaching the disk after the next one
     if (!shard_set_remove(train->prefix, train->split, 0, false, err) || !flush_folder(folder, err) ||
-        !shard_set_rename(val, 0, err) || !shard_set_rename(train, 1, err) || !flush_folder(folder, err))
+        !shard_set_rename(val, 0, err) || !shard_set_rename(train, 1, err) ||
+        !shard_tokenizer_rename(train->prefix, train->split, err) || !flush_folder(folder, err))
         return false;
     if (rename(temporary, path) != 0)
         return fail(err, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));

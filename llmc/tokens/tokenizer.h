@@ -313,6 +313,11 @@ static inline bool gpt2_printable(uint32_t c) {
     return (c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xff && c != 0xad);
 }
 
+// The character that stands for each byte.
+static inline void gpt2_symbols(uint32_t symbol_of[256]) {
+    for (uint32_t c = 0, next = 256; c < 256; c++) symbol_of[c] = gpt2_printable(c) ? c : next++;
+}
+
 // Decodes a symbol of vocab.bpe to bytes[GPT2_TOKEN_BYTES] and returns its length; 0 if it is invalid.
 static inline size_t gpt2_symbol(const char* text, size_t n, const uint8_t* byte_of, uint8_t* bytes) {
     size_t count = 0, length;
@@ -382,17 +387,18 @@ static inline bool gpt2_add_merges(Tokenizer* t, const uint8_t* byte_of, const c
 static inline bool gpt2_parse(Tokenizer* t, const char* path, const char* text, size_t bytes, int64_t merges,
                               Error* err) {
     uint8_t byte_of[GPT2_SYMBOLS];
-    uint32_t ids[GPT2_TOKEN_BYTES];
+    uint32_t ids[GPT2_TOKEN_BYTES], symbol_of[256];
     tokenizer_begin(t, 256 + merges + 1);
     t->classes = (uint8_t*)xcalloc(UNICODE_POINTS, 1);
     unicode_expand(t->classes);
     t->words = bpe_hash_new();
     t->merges = bpe_hash_new();
-    for (int printable = 1, next = 256; printable >= 0; printable--)
+    gpt2_symbols(symbol_of);
+    for (int printable = 1; printable >= 0; printable--)
         for (uint32_t c = 0; c < 256; c++) {
             if (gpt2_printable(c) != printable) continue;
             uint8_t byte = (uint8_t)c;
-            byte_of[printable ? c : (uint32_t)next++] = byte;
+            byte_of[symbol_of[c]] = byte;
             tokenizer_add(t, &byte, 1);
         }
     if (!gpt2_add_merges(t, byte_of, path, text, bytes, merges, err)) {

@@ -79,6 +79,7 @@ typedef struct {
     StepVotes votes;            // of the step finished last, summed over ranks
     Saver saver;                // if the run has a folder
     CheckpointTensors snapshot; // on the host, of this rank's shard: what the saver writes
+    HfTokenizer tokenizer;      // for checkpoints; of rank 0
     int64_t saving;             // step of the checkpoint in the making, and
     double saving_waited;       // for how many seconds training has waited for it
 } Training;
@@ -106,6 +107,28 @@ static inline void training_check_data(Training* t) {
     state->sequences = sequences;
 }
 
+// Rank 0 reads the tokenizer that checkpoints get: beside the data, in the checkpoint that is resumed or in
+// --init, or else the run's own.
+static inline void training_find_tokenizer(Training* t) {
+    Error err;
+    const Run* run = t->run;
+    const HfRun facts = checkpoint_hf_run(&run->options, 0);
+    const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
+    if (!run->options.out || t->world->rank != 0) return;
+    bool ok = hf_tokenizer_find(&t->tokenizer, t->data.shards[0].path, folder, &run->config, &facts, &err);
+    if (ok && !t->tokenizer.json) {
+        Tokenizer own = sample_tokenizer(run, false);
+        ByteBuffer json = {NULL, 0, 0};
+        if (own.vocab_size > 0) {
+            tokenizer_json(&own, &json);
+            ok = hf_tokenizer_set(&t->tokenizer, "tokenizer.json", json.data, NULL, &run->config, &facts,
+                                  &err);
+        }
+        tokenizer_free(&own);
+    }
+    if (!ok) die("%s", err.msg);
+}
+
 static inline void training_open(Training* t) {
     Error err;
     const Run* run = t->run;
@@ -120,6 +143,7 @@ static inline void training_open(Training* t) {
         t->val_data.options.share = run_share(run, batches); // nothing has been read
     }
     training_check_data(t);
+    training_find_tokenizer(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
     if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, (int)o->keep, &err))
         die("%s", err.msg);
@@ -170,7 +194,7 @@ static inline void training_save(Training* t) {
     if (!run->options.out) return;
     double start = seconds_now();
     training_finish_save(t);
-    const CheckpointRecord record = {&run->config, &run->table, &run->options, &run->state};
+    const CheckpointRecord record = {&run->config, &run->table, &run->options, &run->state, &t->tokenizer};
     t->saving = run->state.step;
     t->saver.published = false;
     t->trainer->download(t->model, &t->snapshot);
@@ -370,6 +394,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     logger_close(&t->logger);
     dataloader_close(&t->data);
     if (o->val_data) dataloader_close(&t->val_data);
+    hf_tokenizer_free(&t->tokenizer);
     free(t);
     return state->step < run->last_step ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
 }

@@ -3,11 +3,12 @@ Tests modeling_fox.py against results in fp64 (dev/test/fixtures/model) and agai
 
     python3 -m venv build/hf
     build/hf/bin/pip install -r scripts/hf/requirements.txt
-    make train_fox
+    make train_fox data/text_to_shards
     build/hf/bin/python scripts/hf/test_hf.py [WORD]        # WORD: only the models whose name has it
 
 Every model of the fixtures (each family, and each switch flipped) is opened by AutoModelForCausalLM, and then
-once more as the trainer saves it after two steps. One line a model; exit code 1 if any fails.
+once more as the trainer saves it after two steps, in its folder as it is. The tokenizers byte and gpt2 are those
+of checkpoints trained on shards of text_to_shards. One line each; exit code 1 if any fails.
 """
 import json
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2TokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "dev/test/fixtures/model"
@@ -245,14 +246,14 @@ def check_fixture(name, work):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             mixed = error(open_model(folder, torch.float32)(tokens).logits, expected["logits"])
     assert half < 0.05 and mixed < 0.05, f"bf16: errors {half:.1e}, under autocast {mixed:.1e}"
-    return f"fp32 {max(single.values()):.1e}, bf16 {half:.1e}"
+    return f"errors fp32 {max(single.values()):.1e}, bf16 {half:.1e}"
 
 
 # ----------------------------------------------------------------------------
 # against the trainer
 
-def run(*arguments):
-    command = [str(ROOT / "train_fox"), *map(str, arguments)]
+def run(*arguments, program="train_fox"):
+    command = [str(ROOT / program), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.decode()}"
     return done.stdout
@@ -285,13 +286,15 @@ def check_trained(name, work):
     B = dumped["loss"].shape[0]
     windows = stream[:B * 128 + 1]
     tokens, targets = windows[:-1].view(B, 128), windows[1:].view(B, 128)
-    model = open_model(folder_of(checkpoint, work / ("opened-" + name)), torch.float32)
+    model = open_model(checkpoint, torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     expected = {key if key in ("loss", "logits") else "grad." + key: x for key, x in dumped.items()}
     worst = check_below(1e-4, "trainer", compare(model, tokens, targets, expected))
 
     prompt = "def main(argument):"
     text = run("--init", checkpoint, "--prompt", prompt, "--generate", 100, "--temperature", 0)
-    ids = torch.tensor([[256, *prompt.encode()]])
+    ids = tokenizer(tokenizer.bos_token + prompt, return_tensors="pt").input_ids
+    assert ids.tolist() == [[256, *prompt.encode()]], "tokenizer"
     with torch.no_grad():
         for use_cache in True, False:
             generated = model.generate(ids, max_new_tokens=100, do_sample=False, use_cache=use_cache,
@@ -301,19 +304,82 @@ def check_trained(name, work):
     return f"trainer {worst:.1e}"
 
 
+# ----------------------------------------------------------------------------
+# tokenizers
+
+VOCAB = ROOT / "dev/test/fixtures/gpt2/vocab.bpe"
+TOKENIZERS = dict(byte=257, gpt2=50257)  # vocabulary sizes
+
+
+def odd_text():
+    """Contractions, runs of white space, numbers, control characters, and characters of all planes."""
+    words = "don't I'll we've 'tis 'S 's''s it's\u2019s 12a3\u00b2\u0664 _x__ \u00e9t\u00e9 \U0001f600\U0001f468\u200d\U0001f469"
+    spaces = "".join(f"a{space * n}b" for n in (1, 2, 3) for space in (" ", "\n", "\t", "\u00a0", "\u3000", " \n"))
+    planes = "".join(map(chr, [*range(1, 0xd800, 7), *range(0xe000, 0x110000, 61)]))
+    return words + spaces + planes + "  trailing \n \n"
+
+
+def gpt2_of_hugging_face():
+    """Hugging Face's own class, from the same vocab.bpe."""
+    symbols = sorted([*range(33, 127), *range(161, 173), *range(174, 256)])
+    symbols += range(256, 256 + 68)
+    merges = VOCAB.read_text(encoding="utf-8").split("\n")[1:-1]
+    names = [chr(c) for c in symbols] + [merge.replace(" ", "") for merge in merges] + ["<|endoftext|>"]
+    vocab = {name: i for i, name in enumerate(names)}
+    if transformers.__version__ >= "5":
+        return GPT2TokenizerFast(vocab=vocab, merges=[tuple(merge.split(" ")) for merge in merges])
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("vocab.json", "merges.txt")]
+        files[0].write_text(json.dumps(vocab))
+        files[1].write_text(VOCAB.read_text(encoding="utf-8"), encoding="utf-8")
+        return GPT2TokenizerFast(*map(str, files), clean_up_tokenization_spaces=False)
+
+
+def check_tokenizer(name, work):
+    """Text that text_to_shards encodes has the same tokens in the tokenizer of a checkpoint trained on it."""
+    text, prefix = odd_text(), work / name
+    source = work / (name + ".txt")
+    source.write_text(text, encoding="utf-8", newline="")
+    options = [["--vocab", VOCAB], []][name == "byte"]
+    run("--tokenizer", name, *options, "--out", prefix, source, program="data/text_to_shards")
+    V = TOKENIZERS[name]
+    settings = [word for pair in (f"vocab_size={V}", "hidden_size=16", "num_hidden_layers=1")
+                for word in ("--set", pair)]
+    run("--model", "fox-llama-nano", *settings, "--data", f"{prefix}_train_*.bin", "--out", work / (name + "-run"),
+        "--seq-len", 32, "--batch-tokens", 32, "--max-tokens", 32, "--json-escape")
+    # False: it is no custom code
+    tokenizer = AutoTokenizer.from_pretrained(work / (name + "-run/step_00000001"), trust_remote_code=False)
+    ids = tokenizer(text, return_attention_mask=False)
+    assert list(ids) == ["input_ids"], f"returns {list(ids)}"
+    ids = ids["input_ids"]
+    shard = Path(f"{prefix}_train_000000.bin").read_bytes()[1024:]
+    assert [V - 1] + ids == list(struct.unpack(f"<{len(shard) // 2}H", shard)), "other tokens than the shard's"
+    assert tokenizer.decode(ids) == text, "text does not round-trip"
+    assert tokenizer.decode([*ids, V - 1], skip_special_tokens=True) == text, "end of text is no special token"
+    assert len(tokenizer) == tokenizer.vocab_size == V and tokenizer.model_max_length == 32
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == V - 1
+    if name == "gpt2":
+        everything = "".join(map(chr, [*range(1, 0xd800), *range(0xe000, 0x110000)]))
+        theirs = gpt2_of_hugging_face()
+        for part in text, everything, "<|endoftext|>a <|endoftext|>":
+            assert tokenizer(part)["input_ids"] == theirs(part)["input_ids"], "not GPT-2's tokens"
+    return f"{len(ids)} tokens"
+
+
 def main():
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    names = sorted(path.name for path in FIXTURES.iterdir() if word in path.name)
+    names = [name for name in sorted(path.name for path in FIXTURES.iterdir()) + [*TOKENIZERS] if word in name]
     assert names, f"no fixture's name has {word}"
     failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
     with tempfile.TemporaryDirectory() as work:
         for name in names:
             try:
-                checks = [check_fixture(name, Path(work))]
-                if "-dh" not in name:  # the same switches as the family's, in other sizes
+                check = check_tokenizer if name in TOKENIZERS else check_fixture
+                checks = [check(name, Path(work))]
+                if check == check_fixture and "-dh" not in name:  # the same switches as the family's, in other sizes
                     checks.append(check_trained(name, Path(work)))
-                print(f"{name}: errors {', '.join(checks)}", flush=True)
+                print(f"{name}: {', '.join(checks)}", flush=True)
             except Exception as problem:
                 failed += 1
                 traceback.print_exc()

@@ -87,6 +87,19 @@ check "chunks of 2048 x 2048" heldout --columns=4096 --tokens 8601600
 tokens_are heldout 0 2100 4096 "$out/h_val_000000.bin"
 files "$out" h_val_000000.bin
 
+fresh
+check "without a vocabulary" train $fixtures
+said "no $out/t_tokenizer.json: checkpoints of models trained on these shards will have no tokenizer; run again with --vocab"
+check "with GPT-2's, later" train $fixtures --vocab dev/test/fixtures/gpt2/vocab.bpe
+equals 1 "$(wc -l <"$scratch/stdout")"
+files "$out" "t_tokenizer.json t_train_000000.bin t_train_000001.bin"
+equals 50000 "$(python3 -c 'import json, sys; print(len(json.load(open(sys.argv[1]))["model"]["merges"]))' "$out/t_tokenizer.json")"
+check "the other split, without" "$tool" --source $fixtures --split heldout --columns 64 --tokens 64 --out "$out/t"
+equals 1 "$(wc -l <"$scratch/stdout")"
+fresh
+dies "README.md: does not start with '#version:': not GPT-2's vocab.bpe" train $fixtures --vocab README.md
+files "$out" ""
+
 fresh # documents and columns end within a chunk; --tokens is rounded up to whole documents
 check "part of a chunk" heldout --columns 3000 --tokens 6000001
 tokens_are heldout 0 2001 3000 "$out/h_val_000000.bin"

@@ -406,6 +406,7 @@ static void check_kills(const char* old_options, const char* new_options) {
                 which = d;
         CHECK(which >= 0 || !got[SHARD_TRAIN][0], "killed at call %d: the loader accepts '%s' and '%s'", call,
               got[SHARD_TRAIN], got[SHARD_VAL]);
+        CHECK(!got[SHARD_TRAIN][0] || exists(DIR_ "kill/s_tokenizer.json"), "call %d: no tokenizer", call);
         if (which >= 0) seen[which]++;
         refused += !got[SHARD_TRAIN][0];
         run_child(new_options, 0, NULL);
@@ -452,10 +453,14 @@ static void test_old_shards(void) {
     write_text(DIR_ "old/t_train_000012.bin.tmp", "left");
     write_text(DIR_ "old/t_train_000012.bin", "left");
     write_text(DIR_ "old/t_train_12.bin", "text");
-    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 4 data shards");
+    write_text(DIR_ "old/t_train_tokenizer.json.tmp", "left"); // and old/s_tokenizer.json
+    write_text(DIR_ "old/s_val_tokenizer.json.tmp", "left");
+    run_ok("--tokenizer byte --out " DIR_ "old/s " DIR_ "old", "skipped 7 data shards or tokenizers");
     check_text(DIR_ "old/s", "train", "\1text");
     CHECK(!exists(DIR_ "old/s_val_000000.bin.tmp"), "a temporary file of the prefix remains");
-    CHECK(exists(DIR_ "old/t_train_000012.bin.tmp"), "removed a temporary file of another prefix");
+    CHECK(!exists(DIR_ "old/s_val_tokenizer.json.tmp"), "a temporary file of the prefix remains");
+    CHECK(exists(DIR_ "old/t_train_000012.bin.tmp") && exists(DIR_ "old/t_train_tokenizer.json.tmp"),
+          "removed a temporary file of another prefix");
 }
 
 // ----------------------------------------------------------------------------

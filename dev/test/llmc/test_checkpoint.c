@@ -315,7 +315,7 @@ static void test_full_disk(void) {
 static void test_write_fails(void) {
     const Shard whole = params_shard(&table, 0, 1);
     const TrainerState state = state_at(20);
-    const CheckpointRecord record = {&config, &table, &options, &state};
+    const CheckpointRecord record = {&config, &table, &options, &state, NULL};
     Buffers b = filled_buffers(4, 1);
     const CheckpointTensors t = tensors_of(&b);
     struct rlimit old, small;
@@ -351,7 +351,7 @@ static void test_flush_fails(void) {
     CHECK_OK(save_filled(10, 1));
     for (int64_t step = 20; step <= 40; step += 10) {
         const TrainerState state = state_at(step == 40 ? 30 : step);
-        const CheckpointRecord record = {&config, &table, &options, &state};
+        const CheckpointRecord record = {&config, &table, &options, &state, NULL};
         CheckpointWriter w;
         CHECK_OK(checkpoint_writer_open(&w, out, state.step, &table, 4, &err));
         CHECK_OK(checkpoint_create(&w, &record, &err) && checkpoint_write_shard(&w, &whole, &t, NULL, &err));

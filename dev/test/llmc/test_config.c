@@ -239,7 +239,73 @@ static void check_round_trip(const Config* c, const char* what) {
     Config back;
     CHECK(config_write(c, config_path, &err), "%s: %s", what, err.msg);
     CHECK(config_read(&back, folder, &err), "%s: %s", what, err.msg);
-    CHECK(same_config(c, &back), "%s: differs after config_write and config_read", what);
+    const Config file = config_without_initialization(c);
+    CHECK(same_config(&file, &back), "%s: differs after config_write and config_read", what);
+
+    // the initialization of a full gate is in trainer.json instead
+    Json j;
+    JsonWriter w = json_writer(0);
+    config_put_initialization(c, &w, NULL);
+    CHECK(json_parse(&j, "trainer.json", w.text, w.length, &err), "%s", err.msg);
+    CHECK(config_restore_initialization(&back, "trainer.json", &j, 0, &err), "%s", err.msg);
+    CHECK(same_config(c, &back), "%s: differs after config_restore_initialization", what);
+    json_free(&j);
+    json_writer_free(&w);
+}
+
+// What config.json has of a gate's initialization: nothing of a full gate, which the paper's code would refuse.
+static void check_initialization(void) {
+    for (GateType gate = GATE_FULL; gate <= GATE_FIXED; gate = (GateType)(gate + 1)) {
+        Config c = base_config(), back;
+        Json j;
+        bool init = true;
+        c.fgate_type = gate;
+        c.decay_time_max = 512;
+        CHECK(config_write(&c, config_path, &err) && json_parse_file(&j, config_path, &err), "%s", err.msg);
+        CHECK(json_bool(&j, json_get(&j, 0, "fgate_bias_init"), &init) && init == (gate != GATE_FULL),
+              "gate %d: fgate_bias_init %d", gate, init);
+        CHECK(json_is_null(&j, json_get(&j, 0, "decay_time_max")) == (gate == GATE_FULL), "gate %d", gate);
+        CHECK(config_read(&back, folder, &err), "%s", err.msg);
+        CHECK(config_restore_initialization(&back, "trainer.json", &j, -1, &err), "absent: %s", err.msg);
+        CHECK((back.decay_time_max == 512) == (gate != GATE_FULL), "gate %d: restored from nothing", gate);
+        json_free(&j);
+
+        static const char* const bad[] = {"{\"fgate_bias_init\": 1}", "{\"decay_time_max\": \"x\"}",
+                                          "{\"fgate_bias_init\": false, \"decay_time_min\": 3}",
+                                          "{\"fgate_bias_init\": true, \"decay_time_min\": 600}"};
+        for (int i = 0; i < 4 && gate == GATE_FULL; i++) {
+            CHECK(json_parse(&j, "trainer.json", bad[i], strlen(bad[i]), &err), "%s", err.msg);
+            CHECK(!config_restore_initialization(&back, "trainer.json", &j, 0, &err) &&
+                      strncmp(err.msg, "trainer.json: ", 14) == 0,
+                  "%s is accepted, or: %s", bad[i], err.msg);
+            json_free(&j);
+            back = c;
+        }
+    }
+}
+
+// auto_map names the classes of modeling_fox.py that architectures names.
+static void check_auto_map(void) {
+    static const char* const families[][2] = {{"fox-pro", "ForgettingTransformer"},
+                                              {"transformer-llama", "Transformer"}};
+    for (int f = 0; f < 2; f++) {
+        Config c;
+        Recipe recipe;
+        Json j;
+        char name[64];
+        snprintf(name, sizeof name, "%s-nano", families[f][0]);
+        CHECK(config_preset(&c, &recipe, name, &err) && config_write(&c, config_path, &err) &&
+                  json_parse_file(&j, config_path, &err),
+              "%s", err.msg);
+        const int map = json_get(&j, 0, "auto_map");
+        snprintf(name, sizeof name, "modeling_fox.%sConfig", families[f][1]);
+        CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoConfig")), name) == 0, "not %s", name);
+        snprintf(name, sizeof name, "modeling_fox.%sForCausalLM", families[f][1]);
+        CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoModelForCausalLM")), name) == 0, "not %s", name);
+        CHECK(strcmp(json_string(&j, json_first(&j, json_get(&j, 0, "architectures"))), name + 13) == 0,
+              "architectures is not %s", name + 13);
+        json_free(&j);
+    }
 }
 
 static void check_keys(void) {
@@ -388,6 +454,8 @@ int main(void) {
     check_presets();
     check_params();
     check_keys();
+    check_initialization();
+    check_auto_map();
     check_impossible();
     check_files();
     return test_report();

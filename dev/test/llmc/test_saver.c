@@ -39,7 +39,7 @@ static void rank_close(Rank* r) {
 
 static bool start(Saver* s, const Rank* r, int64_t step) {
     const TrainerState state = state_at(step);
-    const CheckpointRecord record = {&config, &r->table, &options, &state};
+    const CheckpointRecord record = {&config, &r->table, &options, &state, NULL};
     return saver_start(s, &record, &r->tensors, &err);
 }
 
@@ -241,7 +241,7 @@ static void test_full_disk(void) {
 static const bool only_rank_0_sees[] = {true, false, false};
 static void remote_begin(CheckpointWriter* w, const Rank* r, const World* world) {
     const TrainerState state = state_at(10);
-    const CheckpointRecord record = {&config, &r->table, &options, &state};
+    const CheckpointRecord record = {&config, &r->table, &options, &state, NULL};
     CHECK_OK(checkpoint_writer_open(w, r->out, 10, &r->table, 4, &err));
     if (world->rank == 0) CHECK_OK(checkpoint_create(w, &record, &err));
 }

@@ -304,6 +304,58 @@ old_names() {
     ends_same $short "$out"
 }
 
+# How a full gate was initialized is in trainer.json: the paper's code refuses it in config.json.
+initialization() {
+    local out=$scratch/initialized gate="--set fgate_bias_init=true --set decay_time_max=64" step
+    check "a run" run $short "$out" $gate --save-every 5 --max-steps 10 --keep 0
+    step=$out/step_00000010
+    check "as the paper's code has it" grep -q '"fgate_bias_init": false' "$step/config.json"
+    check "as the paper's code has it" grep -q '"decay_time_max": null' "$step/config.json"
+    rm -rf "$scratch/older"
+    cp -r "$out" "$scratch/older"
+    dies "of a model with another decay_time_max than the command line's" run $short "$out" $gate --resume --set decay_time_max=65
+    dies "of a model with another fgate_bias_init than the command line's" "$trainer" $options --out "$out" --resume
+    equals 10 "$(checkpoints "$out" | awk '{ print $NF }')"
+    check "the same command" run $short "$out" $gate --resume
+    check "uninterrupted" run $short "$scratch/uninterrupted" $gate
+    same "$out/step_00000020/model.safetensors" "$scratch/uninterrupted/step_00000020/model.safetensors"
+    check "the record" grep -q '"decay_time_max": 64' "$out/step_00000020/trainer.json"
+
+    # of an older version: in config.json
+    step=$scratch/older/step_00000010
+    check "without checksums" files unseal "$step/trainer.json"
+    check "without the record" sed -i 's/"initialization"/"nothing"/' "$step/trainer.json"
+    sed -i 's/"fgate_bias_init": false/"fgate_bias_init": true/; s/"decay_time_min": null/"decay_time_min": 2/
+        s/"decay_time_max": null/"decay_time_max": 64/' "$step/config.json"
+    check "the same command" run $short "$scratch/older" $gate --resume
+    equals "" "$(cat "$scratch/stderr")"
+    same "$scratch/older/step_00000020/model.safetensors" "$out/step_00000020/model.safetensors"
+    same "$scratch/older/step_00000020/config.json" "$out/step_00000020/config.json"
+}
+
+# The tokenizer of the data is in every checkpoint; a bad one is refused before the first step.
+tokenizers() {
+    local data=$scratch/data/t out=$scratch/tokenizers model=${options/--data*/}
+    mkdir -p "$scratch/data"
+    cp "$shards/text.bin" "${data}_train_000000.bin"
+    with_tokenizer() { "$trainer" $model --max-tokens $((short * 64)) --data "${data}_train_*.bin" --out "$@"; }
+    echo '{"model": {"vocab": {"a": 0, "b": 256}}, "added_tokens": [{"id": 256, "content": "<end>"}]}' >"${data}_tokenizer.json"
+    check "a tokenizer" with_tokenizer "$out" --max-steps 5
+    same "$out/step_00000005/tokenizer.json" "${data}_tokenizer.json"
+    check "its end of text" grep -q '"eos_token": "<end>"' "$out/step_00000005/tokenizer_config.json"
+    mv "${data}_tokenizer.json" "$scratch/tokenizer.json"
+    check "resume without it" resume "$out"
+    for name in tokenizer.json tokenizer_config.json modeling_fox.py generation_config.json; do
+        same "$out/step_00000020/$name" "$out/step_00000005/$name"
+    done
+    check "start from the checkpoint" "$trainer" --init "$out/step_00000020" --seq-len 16 --batch-tokens 64 \
+        --data "${data}_train_*.bin" --max-tokens 64 --out "$scratch/from"
+    same "$scratch/from/step_00000001/tokenizer.json" "$scratch/tokenizer.json"
+    sed 's/"b": 256/"b": 257/' "$scratch/tokenizer.json" >"${data}_tokenizer.json"
+    dies "t_tokenizer.json: has the token id 257, but the model's vocabulary has 257 tokens" with_tokenizer "$scratch/bad"
+    check "no checkpoint" test ! -e "$scratch/bad/step_00000020"
+}
+
 left_behind() {
     kept "12 16 20" --save-every 4
     kept "4 8 12 16 20" --save-every 4 --keep 0
@@ -331,6 +383,8 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     refused_at_the_start
     full_disk
     old_names
+    initialization
+    tokenizers
     left_behind
 done
 report
