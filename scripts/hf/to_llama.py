@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """
-Writes a transformer-llama checkpoint as a plain LlamaForCausalLM folder, for programs that do not run a model's
-own code, such as vLLM and llama.cpp:
+Writes a transformer-llama checkpoint as a plain LlamaForCausalLM folder, for programs that do not run a
+model's own code, such as vLLM and llama.cpp:
 
     scripts/hf/to_llama.py DIR OUT [--length T]
 
 DIR is a checkpoint of the trainer, or a folder that transformers saved from one. The two models are the same
-function: Llama too rotates the pairs of channels (i, i + dh/2), and it has the rows of gate_proj [2I, d] as two
-matrices. So only names change: the data stays as it is, byte for byte. Needs nothing but Python 3.9.
+function: Llama too rotates the pairs of channels (i, i + dh/2), and it has the rows of gate_proj [2I, d] as
+two matrices. So only names change: the data stays as it is, byte for byte. Needs nothing but Python 3.9.
 """
 import argparse
 import json
@@ -49,7 +49,7 @@ def trained_length(folder, config):
     if config.get("max_position_embeddings"):
         return config["max_position_embeddings"]
     if not (folder / "trainer.json").exists():
-        raise ValueError("trainer.json is missing: say with --length how many tokens the model was trained with")
+        raise ValueError("trainer.json is missing: give the length of its sequences with --length")
     return read_json(folder / "trainer.json")["options"]["seq-len"]
 
 
@@ -58,17 +58,18 @@ def llama_config(config, length, dtype):
     return dict(
         architectures=["LlamaForCausalLM"], model_type="llama", **{key: config[key] for key in same},
         num_attention_heads=config["num_heads"], num_key_value_heads=config["num_heads"],
-        head_dim=config["hidden_size"] // config["num_heads"], hidden_act="silu", max_position_embeddings=length,
-        rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"], rope_scaling=None, attention_bias=False,
-        mlp_bias=False, tie_word_embeddings=False, bos_token_id=config.get("bos_token_id"),
-        eos_token_id=config.get("eos_token_id"), torch_dtype=dtype)
+        head_dim=config["hidden_size"] // config["num_heads"], hidden_act="silu",
+        max_position_embeddings=length, rms_norm_eps=config["norm_eps"], rope_theta=config["rope_base"],
+        rope_scaling=None, attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
+        bos_token_id=config.get("bos_token_id"), eos_token_id=config.get("eos_token_id"), torch_dtype=dtype)
 
 
 def layout(config):
     """{name in DIR: (shape, names in OUT that share its rows)}"""
     V, d, I = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
     names = {"model.embeddings.weight": ([V, d], ["model.embed_tokens.weight"]),
-             "model.norm.weight": ([d], ["model.norm.weight"]), "lm_head.weight": ([V, d], ["lm_head.weight"])}
+             "model.norm.weight": ([d], ["model.norm.weight"]),
+             "lm_head.weight": ([V, d], ["lm_head.weight"])}
     layer = {"attn_norm": ([d], ["input_layernorm"]), "mlp_norm": ([d], ["post_attention_layernorm"]),
              "mlp.gate_proj": ([2 * I, d], ["mlp.gate_proj", "mlp.up_proj"]),
              "mlp.down_proj": ([d, I], ["mlp.down_proj"]),
@@ -95,7 +96,7 @@ def rename(path, header, length, names):
     for name, tensor in header.items():
         shape, parts = names.get(name, (None, None))
         if tensor["shape"] != shape:
-            raise ValueError(f"{path.name}: tensor {name} has shape {tensor['shape']}, but config.json gives {shape}")
+            raise ValueError(f"{path.name}: {name} has shape {tensor['shape']}; config.json gives {shape}")
         begin, end = tensor["data_offsets"]
         bytes_of_part, rows = (end - begin) // len(parts), shape[0] // len(parts)
         for i, part in enumerate(parts):
@@ -121,7 +122,8 @@ def convert(folder, out, length):
     names = layout(config)
     length = length or trained_length(folder, config)
     sharded = not (folder / "model.safetensors").exists()
-    files = sorted(set(read_json(folder / INDEX)["weight_map"].values())) if sharded else ["model.safetensors"]
+    weight_map = read_json(folder / INDEX)["weight_map"] if sharded else {"": "model.safetensors"}
+    files = sorted(set(weight_map.values()))
     headers = {file: read_header(folder / file) for file in files}
     found = [name for header, _ in headers.values() for name in header if name != "__metadata__"]
     for name in names:
@@ -143,10 +145,10 @@ def convert(folder, out, length):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Writes a transformer-llama checkpoint as a LlamaForCausalLM folder.")
+    parser = argparse.ArgumentParser(description="Writes a transformer-llama checkpoint as LlamaForCausalLM.")
     parser.add_argument("folder", metavar="DIR", type=Path, help="a checkpoint")
     parser.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
-    parser.add_argument("--length", metavar="T", type=int, help="tokens that it was trained with [trainer.json]")
+    parser.add_argument("--length", metavar="T", type=int, help="of its sequences [that in trainer.json]")
     args = parser.parse_args()
     try:
         if args.out.exists():
