@@ -144,7 +144,7 @@ TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_saniti
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist data
+vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/hf data
 
 build/test:
 	mkdir -p $@
