@@ -49,15 +49,15 @@ enum { SHARDS = 3 };
 // The first row of a shard; the first of shard SHARDS is the number of rows.
 static int first_row(int shard) { return shard * table.num_rows / SHARDS; }
 
-static const char* shard_name(int shard) {
+static const char* piece_name(int shard) {
     static char names[SHARDS][64];
     snprintf(names[shard], sizeof names[shard], "model-%05d-of-%05d.safetensors", shard + 1, SHARDS);
     return names[shard];
 }
 
-static const char* shard_path(int shard) {
+static const char* piece_path(int shard) {
     static char paths[SHARDS][PATH_LENGTH];
-    path_join(paths[shard], out, shard_name(shard));
+    path_join(paths[shard], out, piece_name(shard));
     return paths[shard];
 }
 
@@ -72,8 +72,8 @@ static void write_index(int omitted, const char* extra) {
     json_begin_object(&w, "weight_map");
     for (int shard = 0; shard < SHARDS; shard++)
         for (int r = first_row(shard); r < first_row(shard + 1); r++)
-            if (r != omitted) json_put_string(&w, table.rows[r].name, shard_name(shard));
-    if (extra) json_put_string(&w, extra, shard_name(SHARDS - 1));
+            if (r != omitted) json_put_string(&w, table.rows[r].name, piece_name(shard));
+    if (extra) json_put_string(&w, extra, piece_name(SHARDS - 1));
     json_end(&w);
     json_end(&w);
     CHECK_OK(json_writer_save(&w, in_out("model.safetensors.index.json"), &err));
@@ -83,7 +83,7 @@ static void write_index(int omitted, const char* extra) {
 // Writes a folder of several files with an index.
 static void write_folder(SafetensorsDtype dtype) {
     for (int shard = 0; shard < SHARDS; shard++)
-        write_shard(shard_path(shard), first_row(shard), first_row(shard + 1), dtype, NULL);
+        write_shard(piece_path(shard), first_row(shard), first_row(shard + 1), dtype, NULL);
     write_index(-1, NULL);
 }
 
@@ -121,7 +121,7 @@ static void test_shards(void) {
         CHECK_OK(shards_load(4));
         CHECK_OK(shards_load(8));
     }
-    write_shard(shard_path(1), first_row(1), first_row(2), SAFETENSORS_BF16,
+    write_shard(piece_path(1), first_row(1), first_row(2), SAFETENSORS_BF16,
                 NULL); // beside F16
     CHECK_OK(shards_load(4));
 }
@@ -206,7 +206,7 @@ static void write_last(const char* path, uint16_t bits) {
 }
 
 static void test_not_finite(void) {
-    const char* last = shard_path(2);
+    const char* last = piece_path(2);
     write_folder(SAFETENSORS_BF16);
     write_last(last, 0x7fc1);
     CHECK_FAILS("model-00003-of-00003.safetensors: tensor 'lm_head.weight' contains nan", shards_load(4));
@@ -214,7 +214,7 @@ static void test_not_finite(void) {
     write_folder(SAFETENSORS_F16);
     write_last(last, 0xfc00);
     CHECK_FAILS("model-00003-of-00003.safetensors: tensor 'lm_head.weight' contains -inf", shards_load(4));
-    write_last(shard_path(0), 0x7c00);
+    write_last(piece_path(0), 0x7c00);
     CHECK_FAILS("model-00001-of-00003.safetensors: tensor '", shards_load(4));
     write_folder(SAFETENSORS_F64);
     write_last(last, 0x7fe0); // 1e308, which no float is
@@ -222,7 +222,7 @@ static void test_not_finite(void) {
 }
 
 static void test_bad_shards(void) {
-    const char *first = shard_path(0), *last = shard_path(2);
+    const char *first = piece_path(0), *last = piece_path(2);
     const int second_row = first_row(1), rows = table.num_rows;
     char expected[256];
     struct stat st;
@@ -277,7 +277,7 @@ static void test_checkpoint_of_another_type(void) {
     write_folder(SAFETENSORS_F32);
     CHECK(remove(in_out("step_00000003/model.safetensors")) == 0, "remove");
     for (int i = 0; i <= SHARDS; i++) {
-        const char* name = i < SHARDS ? shard_name(i) : "model.safetensors.index.json";
+        const char* name = i < SHARDS ? piece_name(i) : "model.safetensors.index.json";
         CHECK(rename(in_out("%s", name), in_out("step_00000003/%s", name)) == 0, "rename %s", name);
     }
     CHECK_FAILS("step_00000003/model.safetensors: cannot open", loads(folder_of(3)));
