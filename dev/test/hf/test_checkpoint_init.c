@@ -161,10 +161,9 @@ static void test_config(void) {
     for (int i = 0; i < 3; i++) {
         char text[4096];
         Config read;
-        const int n =
-            snprintf(text, sizeof text,
-                     "{%s\"auto_map\": {\"AutoConfig\": \"modeling_fox.X\"}, \"use_cache\": true, %s",
-                     added[i], ours.text + 1);
+        const int n = snprintf(text, sizeof text,
+                               "{%s\"task_specific_params\": {\"x\": {\"y\": [1]}}, \"use_cache\": true, %s",
+                               added[i], ours.text + 1);
         CHECK_OK(config_parse(&read, "config.json", text, (size_t)n, &err));
         json_writer_clear(&theirs);
         config_put_all(&read, &theirs);
