@@ -187,6 +187,20 @@ static inline bool save_filled(int64_t step, int keep) {
     return ok;
 }
 
+// Replaces `from` by `to` in a file.
+static inline void edit(const char* path, const char* from, const char* to) {
+    size_t bytes;
+    char* text = read_file(path, &bytes, &err);
+    char* at = text ? (char*)memmem(text, bytes, from, strlen(from)) : NULL;
+    FILE* f = at ? fopen(path, "wb") : NULL;
+    if (!f) die("%s: cannot edit", path);
+    fwrite(text, 1, (size_t)(at - text), f);
+    fputs(to, f);
+    fwrite(at + strlen(from), 1, bytes - (size_t)(at - text) - strlen(from), f);
+    fclose(f);
+    free(text);
+}
+
 // Whether everything in the folder can be loaded.
 static inline bool loads(const char* folder) {
     Buffers b = buffers(4);

@@ -85,13 +85,25 @@ static inline bool safetensors_measure_(SafeTensor* t, Error* err) {
 // ----------------------------------------------------------------------------
 // conversion
 
-// The value of an IEEE half-precision float.
-static inline double safetensors_f16_(uint16_t half) {
-    int exponent = half >> 10 & 31, mantissa = half & 1023;
-    double value = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                   : exponent     ? ldexp(1024 + mantissa, exponent - 25)
-                                  : ldexp(mantissa, -24); // zero or subnormal
-    return half >> 15 ? -value : value;
+// The value of an IEEE half-precision float. Its bits, moved to those of a float, are 2^-112 times the value,
+// unless that is infinite or not a number. No branch, so that loops vectorise.
+static inline float safetensors_f16_(uint16_t half) {
+    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    value *= 0x1p112f;
+    memcpy(&bits, &value, sizeof bits);
+    bits |= ((half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0) | (uint32_t)(half & 0x8000) << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// The value of a bfloat16: the upper half of a float.
+static inline float safetensors_bf16_(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 // Element i of a floating-point tensor, converted exactly to double.
@@ -101,11 +113,22 @@ static inline double safetensors_element_(const SafeTensor* t, int64_t i) {
     double f64;
     float f32;
     memcpy(&bits, (const char*)t->data + (size_t)i * size, size);
-    if (t->dtype == SAFETENSORS_F16) return safetensors_f16_((uint16_t)bits);
-    if (t->dtype == SAFETENSORS_BF16) bits <<= 16; // the upper half of a float
+    if (t->dtype == SAFETENSORS_F16) return (double)safetensors_f16_((uint16_t)bits);
+    if (t->dtype == SAFETENSORS_BF16) return (double)safetensors_bf16_((uint16_t)bits);
     memcpy(&f64, &bits, sizeof f64);
     memcpy(&f32, &bits, sizeof f32);
     return t->dtype == SAFETENSORS_F64 ? f64 : (double)f32;
+}
+
+// Converts elements [first, first + n) of a tensor of F16 or BF16 to out[n].
+static inline void safetensors_widen_(const SafeTensor* t, int64_t first, int64_t n, float* out) {
+    const char* from = (const char*)t->data + 2 * first;
+    const bool bf16 = t->dtype == SAFETENSORS_BF16;
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, from + 2 * i, sizeof half);
+        out[i] = bf16 ? safetensors_bf16_(half) : safetensors_f16_(half);
+    }
 }
 
 // Converts elements [first, first + n) of a floating-point tensor to out[n], floats (element_bytes 4) or
@@ -120,6 +143,10 @@ static inline bool safetensors_read_range(const SafeTensor* t, int64_t first, in
     if (t->dtype == (element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32)) {
         const char* from = (const char*)t->data + first * element_bytes;
         if (n > 0) memcpy(out, from, (size_t)n * (size_t)element_bytes);
+        return true;
+    }
+    if (element_bytes == 4 && safetensors_dtypes[t->dtype].size == 2) {
+        safetensors_widen_(t, first, n, (float*)out);
         return true;
     }
     for (int64_t i = 0; i < n; i++) {
@@ -249,7 +276,7 @@ static inline void safetensors_close(Safetensors* st) {
 static inline bool safetensors_open(Safetensors* st, const char* path, Error* err) {
     struct stat info;
     memset(st, 0, sizeof *st);
-    int fd = open(path, O_RDONLY);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO would wait for its writer
     if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
     bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
     size_t bytes = regular ? (size_t)info.st_size : 0;
@@ -285,6 +312,7 @@ static inline const SafeTensor* safetensors_find(const Safetensors* st, const ch
 // reading the tensors of a Hugging Face folder: one file, or several that are listed in an index
 
 typedef struct {
+    char* path; // of the index, or of the only file
     Safetensors* files;
     int count;
 } SafetensorsSet;
@@ -293,6 +321,7 @@ typedef struct {
 static inline void safetensors_set_close(SafetensorsSet* set) {
     for (int i = 0; i < set->count; i++) safetensors_close(&set->files[i]);
     free(set->files);
+    free(set->path);
     memset(set, 0, sizeof *set);
 }
 
@@ -305,51 +334,69 @@ static inline const Safetensors* safetensors_set_file_(SafetensorsSet* set, cons
     return &set->files[set->count++];
 }
 
-// Opens the files that the index lists. Index and files must agree on which tensor is in which file.
-static inline bool safetensors_set_open_index_(SafetensorsSet* set, const char* folder,
-                                               const char* index_path, const Json* index, Error* err) {
-    int map = json_get(index, 0, "weight_map"), tensors = 0;
-    if (!json_is(index, map, JSON_OBJECT))
-        return fail(err, "%s: 'weight_map' is missing or not an object", index_path);
+// Fails unless each tensor of the files is one that the index has in that file.
+static inline bool safetensors_set_check_index_(const SafetensorsSet* set, const Json* index, int map,
+                                                Error* err) {
+    for (int i = 0; i < set->count; i++) {
+        const Safetensors* file = &set->files[i];
+        const char* file_name = strrchr(file->path, '/') + 1;
+        for (int k = 0; k < file->count; k++) {
+            const SafeTensor* t = &file->tensors[k];
+            const char* mapped = json_string(index, json_get(index, map, t->name));
+            if (!mapped) return TENSOR_FAIL(t, err, "%s does not list it", set->path);
+            if (strcmp(mapped, file_name) != 0)
+                return TENSOR_FAIL(t, err, "is also in %.200s, as %s says", mapped, set->path);
+        }
+    }
+    return true;
+}
+
+// Opens the files that the index at set->path lists. Index and files must agree on which tensor is in which
+// file.
+static inline bool safetensors_set_open_index_(SafetensorsSet* set, const char* folder, const Json* index,
+                                               Error* err) {
+    const int map = json_get(index, 0, "weight_map");
+    if (!json_is(index, map, JSON_OBJECT) || json_count(index, map) == 0)
+        return fail(err, "%s: 'weight_map' is missing, empty or not an object", set->path);
     for (int item = json_first(index, map); item >= 0; item = json_next(index, item)) {
         char path[PATH_LENGTH];
         const char *name = json_key(index, item), *file_name = json_string(index, item);
-        bool plain = file_name && file_name[0] && !strchr(file_name, '/'); // no path out of the folder
-        if (!plain)
-            return fail(err, "%s: '%.200s' is not mapped to the name of a file in this folder", index_path,
-                        name);
+        bool plain = file_name && file_name[0] && strcmp(file_name, "..") != 0 && !strchr(file_name, '/') &&
+                     strlen(folder) + strlen(file_name) + 2 <= PATH_LENGTH;
+        if (!plain) // a path out of the folder, for example
+            return fail(err, "%s: tensor '%.200s' is not mapped to the name of a file in this folder",
+                        set->path, name);
         path_join(path, folder, file_name);
         const Safetensors* file = safetensors_set_file_(set, path, err);
         if (!file) return false;
         if (!safetensors_find(file, name))
-            return fail(err, "%s: lacks '%.200s', which the index maps to this file", path, name);
+            return fail(err, "%s: tensor '%.200s' is missing, which %s maps to this file", path, name,
+                        set->path);
     }
-    for (int i = 0; i < set->count; i++) tensors += set->files[i].count;
-    if (tensors != json_count(index, map))
-        return fail(err, "%s: lists %d tensors, but the files have %d", index_path, json_count(index, map),
-                    tensors);
-    return true;
+    return safetensors_set_check_index_(set, index, map, err);
 }
 
 // Opens FOLDER/NAME.safetensors or, if there is none, the files of FOLDER/NAME.safetensors.index.json. The
 // name of a model's weights is "model". On error the set is empty.
 static inline bool safetensors_set_open(SafetensorsSet* set, const char* folder, const char* name,
                                         Error* err) {
-    char single[PATH_LENGTH], index_path[PATH_LENGTH], file_name[64];
+    char path[PATH_LENGTH], file_name[64];
     Json index;
     memset(set, 0, sizeof *set);
     snprintf(file_name, sizeof file_name, "%s.safetensors", name);
-    path_join(single, folder, file_name);
-    path_join(index_path, folder, strcat(file_name, ".index.json"));
+    path_join(path, folder, file_name);
+    const bool single = access(path, F_OK) == 0;
+    if (!single) path_join(path, folder, strcat(file_name, ".index.json"));
+    if (!single && access(path, F_OK) != 0)
+        return fail(err, "%s: holds neither %s.safetensors nor %s.safetensors.index.json", folder, name,
+                    name);
+    set->path = xstrdup(path);
     bool ok;
-    if (access(single, F_OK) == 0) {
-        ok = safetensors_set_file_(set, single, err) != NULL;
-    } else if (access(index_path, F_OK) == 0) {
-        if (!json_parse_file(&index, index_path, err)) return false;
-        ok = safetensors_set_open_index_(set, folder, index_path, &index, err);
-        json_free(&index);
+    if (single) {
+        ok = safetensors_set_file_(set, path, err) != NULL;
     } else {
-        ok = fail(err, "%s: holds neither %s.safetensors nor %s.safetensors.index.json", folder, name, name);
+        ok = json_parse_file(&index, path, err) && safetensors_set_open_index_(set, folder, &index, err);
+        json_free(&index);
     }
     if (!ok) safetensors_set_close(set);
     return ok;

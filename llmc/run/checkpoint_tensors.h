@@ -213,7 +213,7 @@ static inline const char* checkpoint_shape(char text[128], int ndim, const int64
     return text;
 }
 
-// Checks the name, shape and type of a tensor. have: NULL if the file does not contain it.
+// Checks the name, shape and type of a tensor. have: NULL if the file or index `where` does not contain it.
 static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTensor* have, const char* where,
                                            Error* err) {
     char is[128], should_be[128];
@@ -278,12 +278,11 @@ static inline bool checkpoint_source_open(CheckpointSource* s, const char* folde
                                           int file, int element_bytes, Error* err) {
     memset(s, 0, sizeof *s);
     if (!safetensors_set_open(&s->set, folder, checkpoint_file_names[file], err)) return false;
-    const char* where = s->set.count == 1 ? s->set.files[0].path : folder;
     s->file = checkpoint_file(table, file, element_bytes);
     bool ok = true;
     for (int i = 0; ok && i < s->file.count; i++)
-        ok = checkpoint_check_tensor(&s->file.tensors[i],
-                                     safetensors_set_find(&s->set, s->file.tensors[i].name), where, err);
+        ok = checkpoint_check_tensor(
+            &s->file.tensors[i], safetensors_set_find(&s->set, s->file.tensors[i].name), s->set.path, err);
     ok = ok && checkpoint_check_extra(&s->file, &s->set, err);
     if (!ok) checkpoint_source_close(s);
     return ok;

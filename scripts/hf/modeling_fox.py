@@ -23,7 +23,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 QK_NORM_EPS = 1e-5          # a constant in the paper's code, not in config.json
-MAX_BIAS_ELEMENTS = 1 << 26  # of the gate's bias [B, h, queries, keys] that attention holds at a time
+MAX_BIAS_ELEMENTS = 1 << 28  # of the gate's bias [B, h, queries, keys] that attention holds at a time
 
 
 def widen(x):

@@ -266,26 +266,61 @@ def write_shard(path):
     path.write_bytes(header + struct.pack(f"<{len(text)}H", *text))
 
 
-def check_trained(name, work):
-    """A small model with the switches of a fixture, trained for two steps: logits, gradients, greedy text."""
+BATCH = ("--seq-len", 128, "--batch-tokens", 512)
+
+
+def train(work, name, *arguments):
+    """Trains a model for two steps, on a shard that is made where it is missing. Returns the checkpoint."""
     shard, out = work / "text.bin", work / ("trained-" + name)
     if not shard.exists():
         write_shard(shard)
+    run(*arguments, "--data", shard, "--out", out, *BATCH, "--max-tokens", 1024, "--warmup-tokens", 512,
+        "--lr", 0.02)
+    return out / "step_00000002"
+
+
+def dump(folder, work):
+    """The trainer's results of the first batch from a folder, and the batch: tokens and targets [B, 128]"""
+    run("--init", folder, "--data", work / "text.bin", *BATCH, "--dump", work / "dump")
+    dumped = load_file(work / "dump")
+    stream = torch.frombuffer(bytearray((work / "text.bin").read_bytes()[1024:]), dtype=torch.int16).long()
+    windows = stream[:dumped["loss"].numel() + 1]
+    return dumped, windows[:-1].view(-1, 128), windows[1:].view(-1, 128)
+
+
+@torch.no_grad()
+def check_llama(checkpoint, work, tokens, expected):
+    """What to_llama.py writes is a LlamaForCausalLM with the trainer's logits."""
+    export = [sys.executable, ROOT / "scripts/hf/to_llama.py", checkpoint, work / "llama"]
+    subprocess.run(export, check=True)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        work / "llama", torch_dtype=torch.float32, output_loading_info=True)
+    assert type(model) is transformers.LlamaForCausalLM and model.config.max_position_embeddings == 128
+    assert not info["missing_keys"] and not info["unexpected_keys"], f"to_llama.py: {info}"
+    worst = check_below(1e-4, "to_llama.py", {"logits": error(model(tokens).logits, expected)})
+    again = subprocess.run(export, capture_output=True, text=True)
+    assert again.returncode == 1 and "exists already" in again.stderr, f"to_llama.py: {again.stderr}"
+    return worst
+
+
+def check_not_llama(checkpoint, work):
+    """to_llama.py refuses a model that Llama does not compute in one line, and writes nothing."""
+    out = work / "no llama"
+    done = subprocess.run([sys.executable, ROOT / "scripts/hf/to_llama.py", checkpoint, out],
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "can be a Llama" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and not out.exists(), done.stderr
+
+
+def check_trained(name, work):
+    """A small model with the switches of a fixture, trained for two steps: logits, gradients, greedy text."""
     config = json.loads((FIXTURES / name / "config.json").read_text())
     chosen = {key: config[key] for key in SWITCHES if config[key] is not None}
     switches = [f"{key}={json.dumps(value)}".replace('"', "") for key, value in chosen.items()]
     sizes = ["hidden_size=64", "num_hidden_layers=2", "num_heads=4", "initializer_range=0.2"]
     settings = [word for pair in switches + sizes for word in ("--set", pair)]
-    run("--model", "fox-llama-nano", *settings, "--data", shard, "--out", out, "--seq-len", 128,
-        "--batch-tokens", 512, "--max-tokens", 1024, "--warmup-tokens", 512, "--lr", 0.02)
-    checkpoint = out / "step_00000002"
-    run("--init", checkpoint, "--data", shard, "--seq-len", 128, "--batch-tokens", 512,
-        "--dump", out / "dump")
-    dumped = load_file(out / "dump")
-    stream = torch.frombuffer(bytearray(shard.read_bytes()[1024:]), dtype=torch.int16).long()
-    B = dumped["loss"].shape[0]
-    windows = stream[:B * 128 + 1]
-    tokens, targets = windows[:-1].view(B, 128), windows[1:].view(B, 128)
+    checkpoint = train(work, name, "--model", "fox-llama-nano", *settings)
+    dumped, tokens, targets = dump(checkpoint, work)
     model = open_model(checkpoint, torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     expected = {key if key in ("loss", "logits") else "grad." + key: x for key, x in dumped.items()}
@@ -301,6 +336,9 @@ def check_trained(name, work):
                                        pad_token_id=256)[0, 1:].tolist()
             text_here = bytes(t for t in generated if t != 256)
             assert text.startswith(text_here), f"greedy text: {text_here} here, {text} by the trainer"
+    if name == "transformer-llama":
+        return f"trainer {worst:.1e}, as Llama {check_llama(checkpoint, work, tokens, dumped['logits']):.1e}"
+    check_not_llama(checkpoint, work)
     return f"trainer {worst:.1e}"
 
 

@@ -1,26 +1,12 @@
 /*
-Tests of loading checkpoints (llmc/run/checkpoint.h): damaged files, weights of another model and folders made
-elsewhere load completely, or fail with one clear line and leave the caller's buffers unchanged. Checksums
-find any flipped bit of any file, and numbers that training never makes are refused.
+Tests of loading checkpoints (llmc/run/checkpoint.h): damaged files and weights of another model fail with one
+clear line and leave the caller's buffers unchanged. Checksums find any flipped bit of any file, and numbers
+that training never makes are refused. test_checkpoint_init.c has folders made elsewhere.
 */
 #include "../checkpoint_fixture.h"
 
 // ----------------------------------------------------------------------------
 // damaged checkpoints
-
-// Replaces `from` by `to` in a file.
-static void edit(const char* path, const char* from, const char* to) {
-    size_t bytes;
-    char* text = read_file(path, &bytes, &err);
-    char* at = text ? (char*)memmem(text, bytes, from, strlen(from)) : NULL;
-    FILE* f = at ? fopen(path, "wb") : NULL;
-    if (!f) die("%s: cannot edit", path);
-    fwrite(text, 1, (size_t)(at - text), f);
-    fputs(to, f);
-    fwrite(at + strlen(from), 1, bytes - (size_t)(at - text) - strlen(from), f);
-    fclose(f);
-    free(text);
-}
 
 // Makes an edited trainer.json match the checksum at its end again.
 static void seal(const char* path) {
@@ -351,91 +337,6 @@ static void test_verify_init(void) {
 }
 
 // ----------------------------------------------------------------------------
-// folders made elsewhere
-
-// Writes the named shard of a Hugging Face folder: rows [first, last) of the table as the type, and `extra`
-// if it is not NULL. Element i of the flat buffer is i mod 128, which is exact in all types.
-static void write_shard(const char* path, int first, int last, SafetensorsDtype dtype, const char* extra) {
-    SafeTensor tensors[64];
-    size_t size = safetensors_dtypes[dtype].size;
-    const int64_t one = 1;
-    int n = 0;
-    char* values = (char*)xcalloc((size_t)table.count, size);
-    for (int64_t i = 0; i < table.count; i++) {
-        double f64 = (double)(i % 128);
-        float f32 = (float)f64;
-        memcpy(values + (size_t)i * size, size == 8 ? (const char*)&f64 : (const char*)&f32 + 4 - size, size);
-    }
-    for (int r = first; r < last; r++) {
-        const Param* p = &table.rows[r];
-        const char* data = values + (size_t)p->offset * size;
-        tensors[n++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, data);
-    }
-    if (extra) tensors[n++] = safetensors_tensor(extra, dtype, 1, &one, values);
-    CHECK_OK(safetensors_write(path, tensors, n, &err));
-    free(values);
-}
-
-// Whether the folder's weights are those that write_shard writes.
-static bool shards_load(int element_bytes) {
-    Buffers b = filled_buffers(element_bytes, 1);
-    bool ok = load_weights(out, &b);
-    for (int64_t i = 0; ok && i < table.count; i++)
-        if (get(&b, b.w, i) != (double)(i % 128)) ok = fail(&err, "element %lld differs", (long long)i);
-    free_buffers(&b);
-    return ok;
-}
-
-static void test_types(void) {
-    static const SafetensorsDtype types[] = {SAFETENSORS_F64, SAFETENSORS_F32, SAFETENSORS_BF16};
-    for (int i = 0; i < 3; i++) {
-        write_shard(in_out("model.safetensors"), 0, table.num_rows, types[i], NULL);
-        CHECK_OK(shards_load(4));
-        CHECK_OK(shards_load(8));
-    }
-}
-
-static void test_shards(void) {
-    const int half = table.num_rows / 2;
-    write_shard(in_out("model-00001-of-00002.safetensors"), 0, half, SAFETENSORS_F32, NULL);
-    write_shard(in_out("model-00002-of-00002.safetensors"), half, table.num_rows, SAFETENSORS_BF16, NULL);
-    JsonWriter w = json_writer(2);
-    json_begin_object(&w, NULL);
-    json_begin_object(&w, "weight_map");
-    for (int r = 0; r < table.num_rows; r++)
-        json_put_string(&w, table.rows[r].name,
-                        r < half ? "model-00001-of-00002.safetensors" : "model-00002-of-00002.safetensors");
-    json_end(&w);
-    json_end(&w);
-    CHECK_OK(json_writer_save(&w, in_out("model.safetensors.index.json"), &err));
-    json_writer_free(&w);
-    CHECK_OK(shards_load(4));
-    CHECK_OK(shards_load(8));
-    CHECK(remove(in_out("model-00002-of-00002.safetensors")) == 0, "remove");
-    CHECK_FAILS("model-00002-of-00002.safetensors: cannot open", shards_load(4));
-}
-
-static void test_wrong_tensors(void) {
-    const char* path = in_out("model.safetensors");
-    const int rows = table.num_rows;
-    write_shard(path, 0, rows, SAFETENSORS_F32, "model.layers.2.attn_norm.weight");
-    CHECK_FAILS("model.safetensors: tensor 'model.layers.2.attn_norm.weight' is not part of the model",
-                shards_load(4));
-    write_shard(path, 0, rows, SAFETENSORS_F32, "two\nlines");
-    CHECK_FAILS("model.safetensors: tensor 'two?lines'", shards_load(4));
-    write_shard(path, 1, rows, SAFETENSORS_F32, NULL);
-    CHECK_FAILS("model.safetensors: tensor 'model.embeddings.weight' is missing", shards_load(4));
-    write_shard(path, 1, rows, SAFETENSORS_F32, "embeddings"); // the right number of tensors
-    CHECK_FAILS("model.safetensors: tensor 'model.embeddings.weight' is missing", shards_load(4));
-    write_shard(path, 0, rows - 1, SAFETENSORS_F32, NULL);
-    CHECK_FAILS("'lm_head.weight' is missing; a head tied to the embedding is not supported", shards_load(4));
-    edit(path, "\"shape\":[11,64]", "\"shape\":[704]  ");
-    CHECK_FAILS("'model.embeddings.weight' has shape [704], but [11, 64] fits the config", shards_load(4));
-    remove(path);
-    CHECK_FAILS("holds neither model.safetensors nor", shards_load(4));
-}
-
-// ----------------------------------------------------------------------------
 // numbers that training never makes
 
 static void test_numbers(void) {
@@ -499,9 +400,9 @@ static void test_first_bad(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {
-        test_cut_short,    test_untouched,     test_bad_trainer,      test_newest_damaged, test_older_version,
-        test_flipped_bits, test_blocks,        test_bad_checksums,    test_verify_init,    test_types,
-        test_shards,       test_wrong_tensors, test_flipped_anywhere, test_numbers,        test_first_bad};
+    static void (*const tests[])(void) = {test_cut_short,        test_untouched,     test_bad_trainer,
+                                          test_newest_damaged,   test_older_version, test_flipped_bits,
+                                          test_blocks,           test_bad_checksums, test_verify_init,
+                                          test_flipped_anywhere, test_numbers,       test_first_bad};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint_load");
 }

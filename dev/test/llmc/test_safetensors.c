@@ -140,6 +140,33 @@ static void test_bytes(void) {
     safetensors_close(&st);
 }
 
+// All numbers of 16 bits, against a conversion by ldexp.
+static void test_all_halves(void) {
+    enum { N = 1 << 16 };
+    static uint16_t halves[N];
+    static float read[N];
+    const int64_t n = N;
+    Error err;
+    int wrong = 0;
+    for (int i = 0; i < N; i++) halves[i] = (uint16_t)i;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        SafeTensor t = safetensors_tensor("x", bf16 ? SAFETENSORS_BF16 : SAFETENSORS_F16, 1, &n, halves);
+        const int bits = bf16 ? 7 : 10, bias = bf16 ? 127 : 15;
+        t.count = n;
+        CHECK(safetensors_read(&t, read, 4, &err), "%s", err.msg);
+        for (int i = 0; i < N; i++) {
+            const int exponent = (i & 0x7fff) >> bits, mantissa = i & ((1 << bits) - 1);
+            double want = exponent == 2 * bias + 1 ? (mantissa ? NAN : INFINITY)
+                          : exponent               ? ldexp((1 << bits) + mantissa, exponent - bias - bits)
+                                                   : ldexp(mantissa, 1 - bias - bits);
+            if (i >> 15) want = -want;
+            wrong += !(read[i] == (float)want && !signbit(read[i]) == !signbit(want)) &&
+                     !(isnan(want) && isnan(read[i]));
+        }
+    }
+    CHECK(wrong == 0, "%d wrong", wrong);
+}
+
 static void test_conversion(void) {
     static const struct {
         uint16_t half;
@@ -451,17 +478,22 @@ static void test_sets(void) {
     static const struct {
         const char *index, *why;
     } rows[] = {
-        {"[]", "'weight_map' is missing or not an object"},
-        {"{\"weight_map\":[]}", "'weight_map' is missing or not an object"},
-        {"{\"weight_map\":", "bad JSON at byte 14"},
-        {"{\"weight_map\":{\"a\":1}}", "'a' is not mapped to the name of a file"},
-        {"{\"weight_map\":{\"a\":\"\"}}", "'a' is not mapped to the name of a file"},
-        {"{\"weight_map\":{\"a\":\"../s1\"}}", "'a' is not mapped to the name of a file"},
-        {"{\"weight_map\":{\"a\":\"..\"}}", "is not a regular file"},
+        {"[]", "index.json: 'weight_map' is missing, empty or not an object"},
+        {"{\"weight_map\":[]}", "index.json: 'weight_map' is missing, empty or not an object"},
+        {"{\"weight_map\":{}}", "index.json: 'weight_map' is missing, empty or not an object"},
+        {"{\"weight_map\":", "index.json: bad JSON at byte 14"},
+        {"{\"weight_map\":{\"a\":1}}", "tensor 'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\"\"}}", "tensor 'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\"../s1\"}}", "tensor 'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\"..\"}}", "tensor 'a' is not mapped to the name of a file"},
+        {"{\"weight_map\":{\"a\":\".\"}}", "is not a regular file"},
+        {"{\"weight_map\":{\"a\":\"pipe\"}}", "pipe: is not a regular file"},
         {"{\"weight_map\":{\"a\":\"s3\"}}", "s3: cannot open"},
-        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s1\",\"d\":\"s2\"}}", "s1: lacks 'c'"},
-        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s2\"}}",
-         "lists 3 tensors, but the files have 4"},
+        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s1\",\"d\":\"s2\"}}",
+         "s1: tensor 'c' is missing"},
+        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s2\"}}", "s2: tensor 'd': "},
+        {"{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"c\":\"s2\",\"d\":\"s2\",\"e\":\"s5\"}}",
+         "s5: tensor 'a': is also in s1, as "},
         {"{\"weight_map\":{\"a\":\"s1\",\"a\":\"s1\",\"c\":\"s2\"}}", "duplicate key 'a'"},
     };
     static const char good[] = "{\"metadata\":{\"total_size\":16},"
@@ -473,6 +505,10 @@ static void test_sets(void) {
           "%s", err.msg);
     write_letters("s1", "ab");
     write_letters("s2", "cd");
+    write_letters("s5", "ae");
+    CHECK(mkfifo(in_folder("pipe"), 0600) == 0,
+          "mkfifo"); // to open it waits for a writer, but for O_NONBLOCK
+    alarm(60);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         write_bytes(in_folder("model.safetensors.index.json"), rows[i].index, strlen(rows[i].index));
         bool ok = safetensors_set_open(&set, scratch_folder, "model", &err);
@@ -483,6 +519,12 @@ static void test_sets(void) {
         CHECK(set.count == 0 && !set.files, "the set is not empty after an error");
         safetensors_set_close(&set);
     }
+    alarm(0);
+    char long_name[PATH_LENGTH + 64];
+    snprintf(long_name, sizeof long_name, "{\"weight_map\":{\"a\":\"%0*d\"}}", PATH_LENGTH, 1);
+    write_bytes(in_folder("model.safetensors.index.json"), long_name, strlen(long_name));
+    CHECK(!safetensors_set_open(&set, scratch_folder, "model", &err) && strstr(err.msg, "'a' is not mapped"),
+          "%s", err.msg);
     write_bytes(in_folder("model.safetensors.index.json"), good, strlen(good));
     bool ok = safetensors_set_open(&set, scratch_folder, "model", &err);
     CHECK(ok && set.count == 2, "%s", err.msg);
@@ -506,6 +548,7 @@ int main(void) {
     test_round_trip();
     test_bytes();
     test_conversion();
+    test_all_halves();
     test_bad_headers();
     test_bad_files();
     test_damage();
