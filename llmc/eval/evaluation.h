@@ -23,7 +23,8 @@ Called by train.h. Errors end the program.
 #include "../tokens/fingerprint.h"
 #include "positions.h"
 
-enum { EVALUATION_FIRST_LENGTH = 512 }; // shortest l of P(l) that is reported, if T is not shorter
+static const int64_t EVALUATION_FIRST_LENGTH =
+    512; // shortest l of P(l) that is reported, if T is not shorter
 
 typedef struct {
     DataLoader data;
