@@ -156,10 +156,10 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
         last = l;
     }
     getrusage(RUSAGE_SELF, &usage);
-    printf("\n%lld tokens in %.1f s, %.0f tokens/s; standard error of the mean loss %.4f; host memory %.0f "
-           "MiB\n",
-           (long long)(p->sequences * T), seconds, rate, positions_standard_error(p),
-           (double)usage.ru_maxrss / 1024);
+    printf("\n%lld tokens in %.1f s, %.0f tokens/s; host memory %.0f MiB", (long long)(p->sequences * T),
+           seconds, rate, (double)usage.ru_maxrss / 1024);
+    if (p->sequences > 1) printf("; standard error of the mean loss %.4f", positions_standard_error(p));
+    printf("\n");
 }
 
 // ----------------------------------------------------------------------------
