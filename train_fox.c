@@ -913,10 +913,11 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     return layer;
 }
 
+// Without gradients no backward pass follows: all layers share their activations.
 static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     model->B = B, model->T = T;
     model->pass = pass_plan(&model->config, &model->table, B, T);
-    pass_allocate(&model->pass, model->config.num_hidden_layers, allocate_zeros);
+    pass_allocate(&model->pass, model->grads ? model->config.num_hidden_layers : 1, allocate_zeros);
     model->acts = pass_acts(&model->pass, 0);
     Layer layer = model_layer(model, &model->pass, 0);
     mixers[model->config.mixer].init(&layer);
@@ -1176,7 +1177,7 @@ static Model* trainer_open(Run* run) {
     openblas_set_num_threads(1); // each of our threads calls it
 #endif
     mpi_require(run->world);
-    *model = model_new(&run->config, run->mode != RUN_GENERATE, run->world->rank, run->world->size);
+    *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
     if (run->mode == RUN_GENERATE) return model;
     model_allocate_activations(model, run->micro_batch, run->options.seq_len);
     model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));
@@ -1269,6 +1270,13 @@ static const char* first_not_finite(Model* model, bool gradients) {
     return params_first_not_finite(&model->table, gradients ? model->grads : model->params, sizeof(real));
 }
 
+static void queue_losses(Model* model) {
+    model_forward(model, model->inputs);
+    model_loss(model, model->targets, 0, false, NULL);
+}
+
+static const void* finish_losses(Model* model) { return model->acts.losses; }
+
 static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;
     model_forward(model, model->inputs);
@@ -1315,10 +1323,14 @@ static void bench(Model* model, const Run* run) {
                100 * seconds[i] / total);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    double rate = (double)(n * run->options.batch_tokens) / total;
+    double rate = (double)(n * run->options.batch_tokens) / total, forward = seconds_now();
+    for (int64_t i = 0; i < n; i++) queue_losses(model);
+    forward = (seconds_now() - forward) / (double)n;
     printf("  %-16s %9.2f ms  %.0f tokens/s  %.1f GFLOP/s of the model  peak memory %.0f MiB\n", "step",
            1e3 * total / (double)n, rate, 1e-9 * rate * run_flops_per_token(run),
            (double)usage.ru_maxrss / 1024);
+    printf("  %-16s %9.2f ms  %.0f tokens/s without gradients, a micro-batch a rank\n", "forward only",
+           1e3 * forward, (double)(run->world->size * model->B * model->T) / forward);
 }
 
 static void decode(Model* model, States* states, int32_t token, float* logits) {
@@ -1345,6 +1357,8 @@ static const Trainer trainer = {
     .update = update,
     .finish_step = finish_step,
     .first_not_finite = first_not_finite,
+    .queue_losses = queue_losses,
+    .finish_losses = finish_losses,
     .evaluate = evaluate,
     .bench = bench,
     .states_new = states_new,

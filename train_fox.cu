@@ -34,12 +34,14 @@ changes nothing on the device itself.
 #include <algorithm>
 
 // The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
-// `qkv`: unless --recompute block; `none`: only with --recompute none; `never`: one buffer shared by all
-// layers. What a backward kernel recomputes on the fly (norm outputs, y, act) is never kept.
+// `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block; `none`: only with
+// --recompute none; `never`: one buffer shared by all layers. What a backward kernel recomputes on the fly (norm
+// outputs, y, act) is never kept. What only the backward pass writes has `backward` times its elements.
 #define KEPT_BY(recompute)                                                                                   \
-    const bool always = true, qkv = (recompute) <= RECOMPUTE_QKV, none = (recompute) == RECOMPUTE_NONE,      \
-               never = false;                                                                                \
-    (void)always, (void)qkv, (void)none, (void)never;
+    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
+               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
+    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
+const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
 
 // ----------------------------------------------------------------------------
 // the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
@@ -64,12 +66,12 @@ changes nothing on the device itself.
     X(float, o_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
     X(bf16, y, never, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
     X(float, angles, never, T * dh)                /* [T,dh/2,2] of RoPE */ \
-    X(float, delta, never, gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
-    X(bf16, dproj, never, BT * S)                  /* [B,T,S] */ \
-    X(bf16, dq, never, BT * d)                     /* [B,T,d] */ \
-    X(bf16, dk, never, BT * d)                     /* [B,T,d] */ \
-    X(bf16, dv, never, BT * d)                     /* [B,T,d] */ \
-    X(float, dcum_logf, never, learns * BT * NH)   /* [B,NH,T] */
+    X(float, delta, never, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
+    X(bf16, dproj, never, backward * BT * S)       /* [B,T,S] */ \
+    X(bf16, dq, never, backward * BT * d)          /* [B,T,d] */ \
+    X(bf16, dk, never, backward * BT * d)          /* [B,T,d] */ \
+    X(bf16, dv, never, backward * BT * d)          /* [B,T,d] */ \
+    X(float, dcum_logf, never, backward * learns * BT * NH) /* [B,NH,T] */
 
 // The state of B sequences that are extended (the KV cache), and scratch of one extension.
 #define ATTENTION_STATE(X) \
@@ -315,10 +317,10 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKi
 
 // type, name, kept, elements of a layer
 #define MLP_ACTS(X)                                                                                          \
-    X(bf16, gate_up, qkv, BT * 2 * I)    /* [L,B,T,2I] */                                                    \
-    X(bf16, act, never, BT* I)           /* [B,T,I] */                                                       \
-    X(bf16, dgate_up, never, BT * 2 * I) /* [B,T,2I] */                                                      \
-    X(bf16, dact, never, BT* I)          /* [B,T,I] */
+    X(bf16, gate_up, qkv, BT * 2 * I)              /* [L,B,T,2I] */                                          \
+    X(bf16, act, never, BT* I)                     /* [B,T,I] */                                             \
+    X(bf16, dgate_up, never, backward* BT * 2 * I) /* [B,T,2I] */                                            \
+    X(bf16, dact, never, backward* BT* I)          /* [B,T,I] */
 
 typedef struct {
     MLP_ACTS(ACTIVATION_FIELD)
@@ -358,7 +360,7 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 // clang-format off
 // type, name, kept, elements of a layer
 #define MODEL_ACTS(X) \
-    X(bf16, x, always, BT * d)                    /* [L,B,T,d] residual stream that enters each block */ \
+    X(bf16, x, backward, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
     X(float, mixer_rstd, qkv, BT)                 /* [L,B,T] */ \
     X(bf16, mixer_in, never, BT * d)              /* [B,T,d] normed x */ \
     X(bf16, x_mid, qkv, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
@@ -369,8 +371,8 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     X(bf16, lm_head_in, never, BT * d)            /* [B,T,d] normed x_last */ \
     X(float, losses, never, BT)                   /* [B,T] */ \
     X(bf16, logits, never, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient */ \
-    X(bf16, dx, never, BT * d)                    /* [B,T,d] gradient of the residual stream */ \
-    X(bf16, dbranch, never, BT * d)               /* [B,T,d] gradient of a norm's output */ \
+    X(bf16, dx, never, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
+    X(bf16, dbranch, never, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
     X(int32_t, inputs, never, BT)                 /* [B,T] */ \
     X(int32_t, targets, never, BT)                /* [B,T] */
 // clang-format on
@@ -378,13 +380,6 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 typedef struct {
     MODEL_ACTS(ACTIVATION_FIELD)
 } Acts;
-
-// Double-buffered host-to-device batches: the host fills one buffer while the other is copied.
-typedef struct {
-    int32_t* tokens[2]; // [2,B,T] inputs, then targets; pinned
-    cudaEvent_t copied[2];
-    int next;
-} DataPrefetcher;
 
 // A step in flight: its results, which are copied to the host when it ends.
 typedef struct {
@@ -438,7 +433,8 @@ typedef struct Model {
 
     // of a run
     Device device;
-    DataPrefetcher prefetcher;
+    PinnedPair tokens;                // [2,B,T] inputs, then targets, of the batches that are loaded
+    PinnedPair losses;                // [B,T] of the batches of --eval and validation in flight
     QueuedStep steps[2];              // step number i is in [i % 2]
     int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
     double* pruned;                   // [L] fraction of attention's FLOPs, of the step finished last
@@ -528,9 +524,9 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
 
-// Bytes of weights and gradients, and of a rank's masters and moments.
-static int64_t model_weights_bytes(const Config* c, const ParamTable* table) {
-    return (table->count + model_tail(c)) * (int64_t)(sizeof(float) + sizeof(bf16));
+// Bytes of weights and, with `train`, gradients, and of a rank's masters and moments.
+static int64_t model_weights_bytes(const Config* c, const ParamTable* table, bool train) {
+    return (table->count + model_tail(c)) * (int64_t)(sizeof(bf16) + (train ? sizeof(float) : 0));
 }
 static int64_t model_shard_bytes(const Shard* shard) {
     return 3 * shard_count(shard) * (int64_t)sizeof(float);
@@ -1056,7 +1052,8 @@ static void model_extend(Model* model, States* s, const int32_t* tokens) {
 typedef struct {
     int64_t free_bytes; // on the device
     int64_t room;       // for activations
-    int recompute;      // --recompute, or the first level whose activations fit; -1: none fits
+    int recompute;      // --recompute, or the first level whose activations fit; -1: none fits. Without
+                        // gradients FORWARD_ONLY or -1
 } MemoryPlan;
 
 // Collective: the cheapest level that fits on all ranks' GPUs; -1 where it fits nowhere on one of them.
@@ -1085,7 +1082,7 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
 static Model* model_plan(MemoryPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const Config* c = &run->config;
-    bool cudnn = o->attention == ATTENTION_CUDNN;
+    bool cudnn = o->attention == ATTENTION_CUDNN, train = run_has_gradients(run);
     HeadShape shape = {};
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
@@ -1103,12 +1100,12 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     model->device = device;
     if (gpu) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     plan->free_bytes = (int64_t)free_bytes;
-    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table) - model_shard_bytes(&run->shard) -
-                 MODEL_WORKSPACE_BYTES - model_overhead_bytes(&run->shard) - model_sample_bytes(model, run) -
-                 ((int64_t)256 << 20);
+    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table, train) -
+                 (train ? model_shard_bytes(&run->shard) : 0) - MODEL_WORKSPACE_BYTES -
+                 model_overhead_bytes(&run->shard) - model_sample_bytes(model, run) - ((int64_t)256 << 20);
     plan->recompute = -1;
-    for (int i = RECOMPUTE_BLOCK; i >= RECOMPUTE_NONE; i--) {
-        bool wanted = o->recompute == OPTION_UNSET || o->recompute == i;
+    for (int i = train ? RECOMPUTE_BLOCK : FORWARD_ONLY; i >= (train ? RECOMPUTE_NONE : FORWARD_ONLY); i--) {
+        bool wanted = o->recompute == OPTION_UNSET || o->recompute == i || !train;
         int64_t bytes = model_activation_bytes(model, run->micro_batch, o->seq_len, (Recompute)i);
         if (wanted && bytes <= plan->room) plan->recompute = i;
     }
@@ -1121,7 +1118,7 @@ static void print_plan(const Run* run) {
     Model* model = model_plan(&plan, run);
     int64_t T = run->options.seq_len;
     Recompute recompute = plan.recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)plan.recompute;
-    const MemoryRow rows[] = {{"weights, gradients", model_weights_bytes(&run->config, &run->table)},
+    const MemoryRow rows[] = {{"weights, gradients", model_weights_bytes(&run->config, &run->table, true)},
                               {"masters, moments", model_shard_bytes(&run->shard)},
                               {"activations", model_activation_bytes(model, run->micro_batch, T, recompute)},
                               {"a sample's state", model_sample_bytes(model, run)},
@@ -1159,20 +1156,33 @@ static Model* trainer_open(Run* run) {
     Model* model = model_plan(&plan, run);
     const Device* device = &model->device;
     int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
-    bool train = run->mode != RUN_GENERATE;
-    if (train && plan.recompute < 0)
+    bool train = run_has_gradients(run);
+    if (run->mode != RUN_GENERATE && plan.recompute < 0)
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch or --seq-len, or give --recompute block; --dry-run shows what fits",
-            (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name);
+            "--micro-batch or --seq-len%s",
+            (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
+            train ? ", or give --recompute block; --dry-run shows what fits" : "");
     if (run->world->size > 1) model_connect(model, run->world);
     model_allocate_weights(model, train);
-    if (!train) return model;
+    if (run->mode == RUN_GENERATE) return model;
+    pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
+    pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
+    char held[96];
+    if (train)
+        snprintf(held, sizeof held, "recompute %s", option_recompute_names[plan.recompute]);
+    else
+        snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
+                 (double)model_weights_bytes(&run->config, &run->table, false) / (1 << 30),
+                 (double)model_activation_bytes(model, B, T, FORWARD_ONLY) / (1 << 30));
+    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: attention by %s, %s\n",
+             device->name, device->compute_capability / 10, device->compute_capability % 10,
+             model->cudnn ? "cuDNN" : attention_path(), held);
+    run->peak_flops = device->peak_flops;
+    model->B = B, model->T = T;
+    if (!train) return model; // upload allocates activations when the masters are gone
     model_allocate_activations(model, B, T, (Recompute)plan.recompute);
     for (int i = 0; i < 2; i++) {
         QueuedStep* q = &model->steps[i];
-        CUDA_CHECK(
-            cudaMallocHost((void**)&model->prefetcher.tokens[i], (size_t)(2 * B * T) * sizeof(int32_t)));
-        CUDA_CHECK(cudaEventCreateWithFlags(&model->prefetcher.copied[i], cudaEventDisableTiming));
         CUDA_CHECK(cudaMallocHost((void**)&q->stats, sizeof(StepStats)));
         CUDA_CHECK(cudaMallocHost((void**)&q->pruning, (size_t)L * sizeof(PruningCount)));
         CUDA_CHECK(cudaMallocHost((void**)&q->times, (size_t)model->shard.size * sizeof(RankTime)));
@@ -1180,17 +1190,13 @@ static Model* trainer_open(Run* run) {
         CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
     }
     model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
-    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: attention by %s, recompute %s\n",
-             device->name, device->compute_capability / 10, device->compute_capability % 10,
-             model->cudnn ? "cuDNN" : attention_path(), option_recompute_names[plan.recompute]);
-    run->peak_flops = device->peak_flops;
     return model;
 }
 
 static void trainer_close(Model* model) {
+    pinned_pair_close(&model->tokens);
+    pinned_pair_close(&model->losses);
     for (int i = 0; model->m && i < 2; i++) {
-        cudaFreeHost(model->prefetcher.tokens[i]);
-        cudaEventDestroy(model->prefetcher.copied[i]);
         cudaFreeHost(model->steps[i].stats);
         cudaFreeHost(model->steps[i].pruning);
         cudaFreeHost(model->steps[i].times);
@@ -1218,20 +1224,27 @@ static void trainer_download(Model* model, const CheckpointTensors* to) {
 
 static void trainer_upload(Model* model, const CheckpointTensors* from) {
     model_upload(model, (const float*)from->w, (const float*)from->m, (const float*)from->v);
+    if (model->grads) return;
+    CUDA_CHECK(cudaStreamSynchronize(model->stream)); // the masters have been copied
+    device_free(model->params);
+    model->params = NULL;
+    if (!model->tokens.data[0]) return;
+    model_allocate_activations(model, model->B, model->T, FORWARD_ONLY);
+    model_begin_step(model); // nothing is counted yet
 }
 
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
-    DataPrefetcher* p = &model->prefetcher;
+    PinnedPair* p = &model->tokens;
     int64_t BT = model->B * model->T;
     size_t bytes = (size_t)BT * sizeof(int32_t);
-    int32_t* inputs = p->tokens[p->next];
-    CUDA_CHECK(cudaEventSynchronize(p->copied[p->next]));
+    int32_t* inputs = (int32_t*)p->data[p->next];
+    CUDA_CHECK(cudaEventSynchronize(p->done[p->next]));
     batch_read(inputs, inputs + BT, data, BT, model->config.vocab_size);
     CUDA_CHECK(cudaMemcpyAsync(model->acts.inputs, inputs, bytes, cudaMemcpyHostToDevice, model->stream));
     CUDA_CHECK(
         cudaMemcpyAsync(model->acts.targets, inputs + BT, bytes, cudaMemcpyHostToDevice, model->stream));
-    CUDA_CHECK(cudaEventRecord(p->copied[p->next], model->stream));
+    CUDA_CHECK(cudaEventRecord(p->done[p->next], model->stream));
     p->next = 1 - p->next;
 }
 
@@ -1280,6 +1293,37 @@ static void finish_step(Model* model, LogStep* line) {
     line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;
     line->pruned = model->pruned;
     for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
+}
+
+static void queue_losses(Model* model) {
+    PinnedPair* p = &model->losses;
+    size_t bytes = (size_t)(model->B * model->T) * sizeof(float);
+    model_need_all(model);
+    model_forward(model);
+    model_loss(model, 0, false, NULL);
+    CUDA_CHECK(
+        cudaMemcpyAsync(p->data[p->next], model->acts.losses, bytes, cudaMemcpyDeviceToHost, model->stream));
+    CUDA_CHECK(cudaEventRecord(p->done[p->next], model->stream));
+    p->next = 1 - p->next;
+}
+
+static const void* finish_losses(Model* model) {
+    PinnedPair* p = &model->losses;
+    int i = p->oldest;
+    p->oldest = 1 - i;
+    wait_step(model, p->done[i]);
+    return p->data[i];
+}
+
+static bool pruning_counts(Model* model, double* counts) {
+    int64_t L = model->config.num_hidden_layers;
+    if (!model_pruning(model)) return false;
+    PruningCount* host = (PruningCount*)xcalloc((size_t)L, sizeof *host);
+    CUDA_CHECK(cudaMemcpy(host, model_pruning(model), (size_t)L * sizeof *host, cudaMemcpyDeviceToHost));
+    for (int64_t l = 0; l < L; l++)
+        counts[2 * l] = (double)host[l].all, counts[2 * l + 1] = (double)host[l].kept;
+    free(host);
+    return true;
 }
 
 static void evaluate(Model* model, void* losses, void* logits, void* grads) {
@@ -1348,6 +1392,21 @@ static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* 
     CUDA_CHECK(cudaEventDestroy(first));
 }
 
+// Prints the rate of n forward passes without gradients, as --eval runs them.
+static void bench_forward(Model* model, int64_t n, int ranks) {
+    double start = 0;
+    for (int64_t i = -2; i < n; i++) { // two to warm up
+        load_batch(model, NULL);
+        queue_losses(model);
+        if (i > -2) finish_losses(model);
+        if (i == 0) start = seconds_now(); // this pass has just begun
+    }
+    finish_losses(model);
+    double seconds = (seconds_now() - start) / (double)n;
+    printf("  %-28s %10.2f ms %10.0f tokens/s\n", "forward, without gradients", 1e3 * seconds,
+           (double)(ranks * model->B * model->T) / seconds);
+}
+
 static void bench_print_rate(const Run* run, const char* what, double ms, double pruned) {
     double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
     double executed = flops - pruned * run_mixer_flops_per_token(run),
@@ -1395,6 +1454,7 @@ static void bench(Model* model, const Run* run) {
         printf("  %-28s %10.2f ms\n", "waiting for other GPUs", 1e3 * last.times[run->world->rank].waiting);
         exchange_print(model->exchange, events[0]);
     }
+    bench_forward(model, run->options.bench, run->world->size);
     for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
 }
 
@@ -1423,6 +1483,9 @@ static const Trainer trainer = {
     .update = update,
     .finish_step = finish_step,
     .first_not_finite = model_first_not_finite,
+    .queue_losses = queue_losses,
+    .finish_losses = finish_losses,
+    .pruning_counts = pruning_counts,
     .evaluate = evaluate,
     .bench = bench,
     .states_new = states_new,

@@ -80,6 +80,27 @@ static inline RowGrid row_grid(int64_t rows, int64_t n) {
     return {dim3((unsigned)rows, (unsigned)parts), (unsigned)(32 * ceil_div<int64_t>(n, 8 * 32 * parts))};
 }
 
+// Two pinned host buffers that take turns: the host uses one while the device copies to or from the other.
+typedef struct {
+    void* data[2];       // NULL: not open
+    cudaEvent_t done[2]; // of the device's copy
+    int next, oldest;    // the buffers to use next, and to wait for next
+} PinnedPair;
+
+static inline void pinned_pair_open(PinnedPair* p, int64_t bytes) {
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost(&p->data[i], (size_t)bytes));
+        CUDA_CHECK(cudaEventCreateWithFlags(&p->done[i], cudaEventDisableTiming));
+    }
+}
+
+static inline void pinned_pair_close(PinnedPair* p) {
+    for (int i = 0; p->data[i] && i < 2; i++) {
+        cudaFreeHost(p->data[i]);
+        cudaEventDestroy(p->done[i]);
+    }
+}
+
 // ----------------------------------------------------------------------------
 // 16 bytes at a time: the widest load and store of a thread
 

@@ -66,11 +66,12 @@ typedef struct {
     double seconds;   // duration of the validation
 } LogValidation;
 
-// Adds the loss of the token at position t = 0 .. T-1 of its sequence, to a struct that starts as all zeros.
-static inline void log_validation_add(LogValidation* v, int64_t t, double loss) {
+// Adds the losses, in sum, of `tokens` tokens at position t = 0 .. T-1 of their sequences, to a struct that
+// starts as all zeros.
+static inline void log_validation_add(LogValidation* v, int64_t t, double loss_sum, int64_t tokens) {
     int bucket = t == 0 ? 0 : 64 - __builtin_clzll((unsigned long long)t);
-    v->loss_sum[bucket] += loss;
-    v->tokens[bucket]++;
+    v->loss_sum[bucket] += loss_sum;
+    v->tokens[bucket] += tokens;
     if (t >= v->seq_len) v->seq_len = t + 1;
 }
 

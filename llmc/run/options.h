@@ -82,8 +82,8 @@ ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, \
     "steps between lines on the terminal; log.jsonl has every step") \
 ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
     "steps between measurements of the loss on --val-data; 0: only one at the end") \
-ROW(COUNT, val_tokens, "val-tokens", "N", 1048576, 1, 1LL << 53, \
-    "held-out tokens to measure it on, at most those in --val-data") \
+ROW(COUNT, val_tokens, "val-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+    "held-out tokens to measure it on, at most those in --val-data [1048576; with --eval all]") \
 ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
@@ -94,6 +94,10 @@ ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, "text to continue [empty: the start
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
 ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
 ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
+GROUP("Evaluation") \
+ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
+    "write the loss by position of the model of --init on --val-data to a JSON file, and exit; --seq-len may " \
+    "be longer than the one trained on [65536 where documents are that long, else the one trained on]") \
 GROUP("GPU (ignored by the CPU trainer)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
@@ -146,7 +150,7 @@ static inline bool option_recorded(const CliRow* row) {
         offsetof(Options, max_steps),    offsetof(Options, out),     offsetof(Options, resume),
         offsetof(Options, dry_run),      offsetof(Options, bench),   offsetof(Options, dump),
         offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
-        offsetof(Options, data_changed), offsetof(Options, version)};
+        offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval)};
     for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
         if (row->offset == of_the_process[i]) return false;
     return row->type != CLI_GROUP;
@@ -173,6 +177,7 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->warmup_tokens == OPTION_UNSET)
         o->warmup_tokens = part < 1 ? (int64_t)(part * (double)r->warmup_tokens) : r->warmup_tokens;
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
+    if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1048576;
 }
 
 // AdamW's numbers for optimizer step `step`, counted from 1, with learning rate lr.

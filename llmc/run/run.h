@@ -26,7 +26,7 @@ error.
 #include "options.h"
 
 // What a process does: train, or one thing and exit.
-typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_DUMP, RUN_BENCH, RUN_DRY } RunMode;
+typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_DUMP, RUN_BENCH, RUN_DRY, RUN_EVAL } RunMode;
 
 typedef struct {
     Options options; // numbers and choices that were not given are OPTION_UNSET
@@ -54,7 +54,8 @@ typedef struct {
     int64_t last_step;            // after which this process ends
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
-    Json record;                  // its trainer.json; texts in options may point into it
+    Json record;                  // its trainer.json; texts in options may point into it. With --eval that of
+                                  // --init, if there is one
     char device[512];             // printed before training and --bench: a line on device and implementation
     double peak_flops;            // of this rank's device, per second, for MFU; 0: not known
 } Run;
@@ -70,11 +71,16 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     if (!options_parse(&line.options, line.given, argc, argv, &err)) die("%s", err.msg);
     const Options* o = &line.options;
     // with --data, --generate is the length of samples while training
-    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;
+    bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
     bool generate = o->generate != OPTION_UNSET && !o->data;
-    if (dry + bench + dump + generate > 1)
-        die("--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them");
-    line.mode = dry ? RUN_DRY : bench ? RUN_BENCH : dump ? RUN_DUMP : generate ? RUN_GENERATE : RUN_TRAIN;
+    if (dry + bench + dump + eval + generate > 1)
+        die("--dry-run, --bench, --dump, --eval and --generate each do one thing and exit: give one of them");
+    line.mode = dry        ? RUN_DRY
+                : bench    ? RUN_BENCH
+                : dump     ? RUN_DUMP
+                : eval     ? RUN_EVAL
+                : generate ? RUN_GENERATE
+                           : RUN_TRAIN;
     return line;
 }
 
@@ -268,6 +274,19 @@ static inline int64_t run_bench_tokens(const Run* run, int64_t suggested_tokens)
     return (o->micro_batch == OPTION_UNSET ? suggested : o->micro_batch) * T * run_ranks(run);
 }
 
+// Refuses sizes that overflow an int64_t: no machine has the memory.
+static inline void run_check_pass_size(const Run* run) {
+    const int64_t B = run->micro_batch, T = run->options.seq_len;
+    const Config* c = &run->config;
+    double layer =
+        (double)run->table.proj.rows + 8.0 * (double)c->hidden_size + 3.0 * (double)config_mlp_size(c);
+    double pass = (double)B * (double)T * ((double)c->num_hidden_layers * layer + (double)c->vocab_size);
+    if (pass > 1e15)
+        die("--micro-batch %lld of --seq-len %lld: %.1e numbers in a forward pass, more than any machine "
+            "holds",
+            (long long)B, (long long)T, pass);
+}
+
 // Sets the sizes of step and micro-batch; by default at most suggested_tokens a micro-batch.
 static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
     const Options* o = &run->options;
@@ -288,16 +307,56 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
     if (run->micro_batches < ranks)
         die("--micro-batch %lld: a step has %lld micro-batches, too few for %lld ranks; lower it",
             (long long)B, (long long)run->micro_batches, (long long)ranks);
+    run_check_pass_size(run);
+}
 
-    // sizes that overflow an int64_t are refused here: no machine has the memory
+// ----------------------------------------------------------------------------
+// --eval
+
+// An option in trainer.json; -1 where there is none.
+static inline int run_recorded(const Run* run, const char* name) {
+    const Json* record = &run->record;
+    return record->nodes ? json_get(record, json_get(record, 0, "options"), name) : -1;
+}
+
+// The length of the documents in --val-data; 0: a stream.
+static inline int64_t run_document_length(const Run* run) {
+    Error err;
+    DataLoader data;
     const Config* c = &run->config;
-    double layer =
-        (double)run->table.proj.rows + 8.0 * (double)c->hidden_size + 3.0 * (double)config_mlp_size(c);
-    double pass = (double)B * (double)T * ((double)c->num_hidden_layers * layer + (double)c->vocab_size);
-    if (pass > 1e15)
-        die("--micro-batch %lld of --seq-len %lld: %.1e numbers in a forward pass, more than any machine "
-            "holds",
-            (long long)B, (long long)T, pass);
+    const DataOptions options = {1, 1, {1, 0, 1}, c->vocab_size, config_end_of_text(c), false, 0};
+    if (!dataloader_open(&data, run->options.val_data, &options, &err)) die("%s", err.msg);
+    const int64_t length = data.doc_len;
+    dataloader_close(&data);
+    return length;
+}
+
+// Checks the options of --eval and completes those with another default than in training, from the data and
+// from the trainer.json in --init. A folder without one leaves the length to the nearest preset's recipe.
+static inline void run_complete_eval(Run* run) {
+    enum { LONG = 65536 }; // the paper's length
+    Error err;
+    char path[PATH_LENGTH];
+    int64_t trained;
+    Options* o = &run->options;
+    if (!o->init) die("--eval: of which model? give --init DIR, a checkpoint");
+    if (!o->val_data) die("--eval: on which text? give --val-data GLOB, held-out shards");
+    path_join(path, o->init, "trainer.json");
+    if (access(path, F_OK) == 0 && !json_parse_file(&run->record, path, &err)) die("%s", err.msg);
+    if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1LL << 53; // all
+    if (o->seq_len != OPTION_UNSET) return;
+    if (run_document_length(run) >= LONG)
+        o->seq_len = LONG;
+    else if (json_int64(&run->record, run_recorded(run, "seq-len"), &trained) && trained > 0)
+        o->seq_len = trained;
+}
+
+// The micro-batch of --eval, the same on any number of ranks.
+static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
+    const Options* o = &run->options;
+    const int64_t suggested = suggested_tokens / o->seq_len;
+    run->micro_batch = o->micro_batch != OPTION_UNSET ? o->micro_batch : suggested > 1 ? suggested : 1;
+    run_check_pass_size(run);
 }
 
 // Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
@@ -321,20 +380,25 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
-    bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET;
+    bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
+    if (eval) run_complete_eval(run);
     options_apply_recipe(&run->options, &recipe);
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
-    if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH)
-        die("only training and --bench run on %d ranks: start one process alone", world->size);
+    if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH && !eval)
+        die("only training, --bench and --eval run on %d ranks: start one process alone", world->size);
     if (run->mode == RUN_GENERATE && !o->init)
         die("--generate: with which model? give --init DIR, a checkpoint");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
     if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
-    run_plan_batches(run, suggested_tokens);
-    run_plan_steps(run);
+    if (eval) {
+        run_plan_eval(run, suggested_tokens);
+    } else {
+        run_plan_batches(run, suggested_tokens);
+        run_plan_steps(run);
+    }
     return true;
 }
 
@@ -345,6 +409,11 @@ static inline void run_free(Run* run) {
 
 // ----------------------------------------------------------------------------
 // what follows from a run
+
+// Does it compute gradients?
+static inline bool run_has_gradients(const Run* run) {
+    return run->mode != RUN_GENERATE && run->mode != RUN_EVAL;
+}
 
 // Was it resumed from a checkpoint?
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }

@@ -7,8 +7,10 @@ Order of the calls:
     open -> upload (weights) -> ... -> close                      else, where ... is one of
 
     training    per step: begin_step, (load_batch, add_gradients) x grad_accum_steps, update, and finish_step
-                of the oldest step in flight. Where due: download to save, (load_batch, evaluate) x n to
-                validate, and as --generate to sample
+                of the oldest step in flight. Where due: download to save, as --eval to validate, and as
+                --generate to sample
+    --eval      (load_batch, queue_losses) x n, and finish_losses of the oldest batch in flight;
+                pruning_counts
     --dump      load_batch, evaluate
     --bench     bench
     --generate  states_new, decode for every token, states_free
@@ -16,8 +18,9 @@ Order of the calls:
 With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
 differ in grad_accum_steps, and a step ends with the sums over all of them.
 
-B is run->micro_batch and T is --seq-len. With steps_in_flight N > 0 the work of a step is queued, and
-finish_step waits for it when N more steps are queued: the device never waits for the host.
+B is run->micro_batch and T is --seq-len. With steps_in_flight N > 0 the work of a step, or of a batch of
+--eval, is queued, and finish_step or finish_losses waits for it when N more are queued: the device never waits
+for the host.
 */
 #pragma once
 
@@ -75,9 +78,16 @@ typedef struct {
     void (*finish_step)(Model* model, LogStep* line);
     // Name of the first tensor whose gradient, or weight, is not finite on this rank; NULL: none.
     const char* (*first_not_finite)(Model* model, bool gradients);
-    // Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is NULL, the
-    // backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's numbers,
-    // float or double; logits may be NULL.
+    // Forward pass without gradients over the loaded batch. finish_losses waits for the oldest one in flight
+    // and returns its losses [B,T], of the host's numbers, which are valid until the next queue_losses.
+    void (*queue_losses)(Model* model);
+    const void* (*finish_losses)(Model* model);
+    // Fills counts [L,2] with the pairs of attention blocks in all, and those computed, of all forward passes
+    // of --eval. False: nothing is pruned. NULL: the trainer does not prune.
+    bool (*pruning_counts)(Model* model, double* counts);
+    // For --dump. Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is
+    // NULL, the backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's
+    // numbers, float or double; logits may be NULL.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps

@@ -19,12 +19,11 @@ Called by main of the trainers, and only there.
 */
 #pragma once
 
-#include "../run/ranks.h"
+#include "../eval/evaluation.h"
 #include "../run/report.h"
 #include "../run/saver.h"
 #include "../run/schedule.h"
 #include "../run/trainer.h"
-#include "../tokens/fingerprint.h"
 #include "sample.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
@@ -136,11 +135,7 @@ static inline void training_open(Training* t) {
     run_open_data(run, &t->data, o->data, run->micro_batches, o->shuffle);
     if (o->val_data) {
         run_open_data(run, &t->val_data, o->val_data, t->world->size, false);
-        int64_t wanted = (o->val_tokens + o->seq_len - 1) / o->seq_len,
-                present = dataloader_sequences(&t->val_data);
-        t->val_sequences = wanted < present ? wanted : present;
-        int64_t batches = (t->val_sequences + run->micro_batch - 1) / run->micro_batch;
-        t->val_data.options.share = run_share(run, batches); // nothing has been read
+        t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
     training_check_data(t);
     training_find_tokenizer(t);
@@ -203,45 +198,20 @@ static inline void training_save(Training* t) {
     t->saving_waited = seconds_now() - start;
 }
 
-// Number i of a buffer that evaluate filled.
-static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
-    return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
-}
-
-// Collective: sums what the ranks have measured.
-static inline void training_sum_validation(World* world, LogValidation* v, int64_t T) {
-    double sums[2 * LOG_BUCKETS];
-    for (int i = 0; i < LOG_BUCKETS; i++)
-        sums[i] = v->loss_sum[i], sums[LOG_BUCKETS + i] = (double)v->tokens[i];
-    world_sum(world, sums, 2 * LOG_BUCKETS);
-    for (int i = 0; i < LOG_BUCKETS; i++)
-        v->loss_sum[i] = sums[i], v->tokens[i] = (int64_t)sums[LOG_BUCKETS + i];
-    v->seq_len = T;
-    watch_progress(world);
-}
-
 // Collective: measures and logs the loss on the first val_sequences held-out sequences, each rank on its
 // share; at the end of the run also by position.
 static inline void training_validate(Training* t) {
     const Run* run = t->run;
-    const int64_t B = run->micro_batch, T = run->options.seq_len;
+    const int64_t T = run->options.seq_len;
     LogValidation v;
+    Positions p = positions_new(T);
     memset(&v, 0, sizeof v);
-    double start = seconds_now();
-    void* losses = xcalloc((size_t)(B * T), (size_t)t->trainer->element_bytes);
-    const DataShare* share = &t->val_data.options.share;
-    dataloader_seek(&t->val_data, 0);
-    for (int64_t i = share->first; i < share->first + share->count; i += B) {
-        int64_t sequences = t->val_sequences - i < B ? t->val_sequences - i : B;
-        t->trainer->load_batch(t->model, &t->val_data);
-        t->trainer->evaluate(t->model, losses, NULL, NULL);
-        for (int64_t k = 0; k < sequences * T; k++)
-            log_validation_add(&v, k % T, host_number(t->trainer, losses, k));
-    }
-    free(losses);
-    training_sum_validation(t->world, &v, T);
+    positions_measure(&p, t->trainer, t->model, run, &t->val_data, t->val_sequences, NULL);
+    positions_reduce(&p, t->world);
+    for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], p.sequences);
     v.byte_tokens = run_reads_bytes(run);
-    v.seconds = seconds_now() - start;
+    v.seconds = seconds_now() - p.started;
+    positions_free(&p);
     logger_validation(&t->logger, run->state.step, &v);
     if (run->state.step >= run->last_step) run_print_by_position(&v);
 }
@@ -502,6 +472,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         trainer->print_plan(run);
         return exit_code;
     }
+    Evaluation* evaluation = run->mode == RUN_EVAL ? evaluation_open(run) : NULL;
     ranks_compare_model(run);
     Model* model = trainer->open(run);
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
@@ -516,6 +487,8 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         dump(trainer, model, run);
     else if (run->mode == RUN_GENERATE)
         free(sample_generate(run, run->options.generate, stdout, trainer, model).data);
+    else if (run->mode == RUN_EVAL)
+        evaluation_run(evaluation, trainer, model, run);
     else {
         printf("%s", run->device);
         trainer->bench(model, run);

@@ -221,7 +221,7 @@ static void test_validation(void) {
     memset(&v, 0, sizeof v);
     v.byte_tokens = true, v.seconds = 2;
     for (int sequence = 0; sequence < 2; sequence++)
-        for (int64_t t = 0; t < 6; t++) log_validation_add(&v, t, (double)(8 - t));
+        for (int64_t t = 0; t < 6; t++) log_validation_add(&v, t, (double)(8 - t), 1);
     open_log(&l);
     CAPTURE(1, logger_validation(&l, 20, &v));
     CHECK(strcmp(captured, "step   20/1000  validation loss    5.5000  perplexity  244.6919  "
@@ -263,7 +263,7 @@ static void test_buckets(void) {
     for (size_t i = 0; i < sizeof buckets / sizeof buckets[0]; i++) {
         LogValidation v;
         memset(&v, 0, sizeof v);
-        log_validation_add(&v, positions[i], 1);
+        log_validation_add(&v, positions[i], 1, 1);
         CHECK(v.tokens[buckets[i]] == 1, "position %lld", (long long)positions[i]);
     }
 }

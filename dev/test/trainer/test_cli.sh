@@ -183,7 +183,7 @@ train|train: not an option
 --recompute most|--recompute most: not one of none|qkv|block
 --recompute|--recompute: its none|qkv|block is missing
 --attention most|--attention most: not one of fox|cudnn
---dry-run --bench 1|--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them
+--dry-run --bench 1|--dry-run, --bench, --dump, --eval and --generate each do one thing and exit: give one of them
 --seed 1 --seed 1|--seed: given twice
 --seed|--seed: its N is missing
 --data|--data: its GLOB is missing
@@ -406,6 +406,7 @@ odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
     said "1 steps of 1 x 4 x 16 tokens"
+    said "tokens/s without gradients"
 
     rm -rf "$out"
     check "--max-tokens less than a batch" run $tiny --out "$out" --set use_rope=true --set fgate_type=fixed \

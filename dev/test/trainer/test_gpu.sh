@@ -108,6 +108,37 @@ with_the_cpu() {
     check "the values and names of the dump" files dump "$scratch/dump" "$shards/text.bin" 2 48 257 "$scratch/whole/step_00000020"
 }
 
+# positions LIMIT OPTION...: --eval on the GPU and the CPU; the losses at each position differ by at most LIMIT
+positions() {
+    local program
+    for program in ./train_foxcu ./train_fox; do
+        check "--eval of $program" $program --init "$scratch/whole/step_00000020" --eval "$scratch/eval_$(basename $program)" \
+            --deterministic --val-data "$shards/text.bin" "${@:2}"
+        equals "" "$(cat "$scratch/stderr")"
+    done
+    "$python" - "$1" "$scratch"/eval_* <<'END' >"$scratch/stdout" 2>&1 && pass || fail "losses: $(tail -n 1 "$scratch/stdout")"
+import json, sys
+cpu, gpu = (json.load(open(path)) for path in sys.argv[2:])
+assert cpu["tokens"] == gpu["tokens"] and len(cpu["loss"]) == len(gpu["loss"]) == cpu["seq_len"]
+worst = max(abs(a - b) for a, b in zip(cpu["loss"], gpu["loss"]))
+assert worst <= float(sys.argv[1]), f"differ by {worst:.4f}"
+assert abs(cpu["loss_mean"] - gpu["loss_mean"]) <= 0.005
+assert cpu["pruned"] is None and len(gpu["pruned"]) == 2 and all(0 <= share < 1 for share in gpu["pruned"]), gpu["pruned"]
+END
+}
+
+# In batches that the sequences do not fill, and beyond the length of training.
+evaluated() {
+    positions 0.05 --seq-len 48 --val-tokens $((9 * 48)) --micro-batch 2
+    positions 0.05 --seq-len 640 --val-tokens 1280 --micro-batch 1
+    check "--eval" gpu --init "$scratch/whole/step_00000020" --eval "$scratch/again.json" --val-data "$shards/text.bin"
+    said "GiB of weights and "
+    check "a lm_head that overflows" cp -r "$scratch/whole/step_00000020" "$scratch/large"
+    files fill "$scratch/large/model.safetensors" lm_head.weight 3e38
+    dies "is not finite at position " gpu --init "$scratch/large" --eval "$scratch/large.json" --val-data "$shards/text.bin"
+    check "writes nothing" test ! -e "$scratch/large.json"
+}
+
 # text NAME PROGRAM OPTION...: writes the output of --generate to $scratch/NAME
 text() {
     check "--generate on ${*:2}" "$2" --init "$scratch/whole/step_00000020" --generate 40 "${@:3}"
@@ -234,6 +265,7 @@ plans() {
 same_bits
 resumed
 with_the_cpu
+evaluated
 texts
 refused
 not_finite

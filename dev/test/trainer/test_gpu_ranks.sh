@@ -51,6 +51,19 @@ same_losses() {
     same_weights two block
 }
 
+# --eval on two GPUs, which share nine sequences, and on one
+evaluated() {
+    for ranks in 1 2; do
+        check "--eval on $ranks" on $ranks ./train_foxcu --init "$scratch/one/step_00000020" --deterministic \
+            --eval "$scratch/eval$ranks.json" --val-data $scratch/files/shards/text.bin --seq-len 40 --val-tokens 360 \
+            --micro-batch 2 --timeout 20
+    done
+    check "the same losses" "$python" -c 'import json, sys
+one, two = (json.load(open(path)) for path in sys.argv[1:])
+assert one["sequences"] == two["sequences"] == 9 and one["loss"] == two["loss"] and one["pruned"] == two["pruned"]' \
+        "$scratch/eval1.json" "$scratch/eval2.json"
+}
+
 # The gate's bias is the gate, and moves fast. A rank that kept its old biases would compute other losses.
 biases() {
     for ranks in 1 2; do
@@ -109,5 +122,5 @@ failures() {
     equals "" "$(pgrep -f "train_foxcu.*$scratch")"
 }
 
-for part in ${PARTS:-same_losses biases resumed failures}; do $part; done
+for part in ${PARTS:-same_losses evaluated biases resumed failures}; do $part; done
 report

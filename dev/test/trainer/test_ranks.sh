@@ -134,7 +134,7 @@ refused() {
     dies "13 ranks for the 12 sequences of a step" $launch -np 13 $trainer $model $data $tokens
     dies "4 micro-batches, too few for 5 ranks" $launch -np 5 $trainer $model $data $tokens --micro-batch 3
     dies "--nonsense: no such option" $launch -np 3 $trainer $model $data --nonsense
-    dies "only training and --bench run on 2 ranks" $launch -np 2 $trainer $model $data --dump "$scratch/dump"
+    dies "only training, --bench and --eval run on 2 ranks" $launch -np 2 $trainer $model $data --dump "$scratch/dump"
 
     # torchrun's variables, without MPI
     local code=0 pids=() rank port=$((20000 + $$ % 9000))

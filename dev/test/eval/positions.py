@@ -1,0 +1,132 @@
+"""Makes the files of test_positions.sh and checks what --eval writes. Needs only Python's standard library.
+
+    positions.py fixture FOLDER OUT          a shard OUT/sequence_N.bin of each sequence of a fixture; prints their length
+    positions.py expect FOLDER EVAL LIMIT    checks the losses of --eval against the fixture's fp64 losses
+    positions.py dump FILE EVAL LIMIT        the same against the losses of a --dump
+    positions.py same EVAL EVAL              checks that two files agree but for the rounding of doubles
+    positions.py validation LOG EVAL         checks the last validation of a log against --eval on the same data
+    positions.py documents SHARD COUNT D     a shard of COUNT documents of D random bytes
+    positions.py numbers EVAL KEY...         prints values of the file
+"""
+
+import array, json, math, os, random, struct, sys
+
+
+def tensors(path):
+    """Yields name, shape and values of the tensors of a safetensors file."""
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    for name, t in header.items():
+        begin, end = t.get("data_offsets", (0, 0))
+        if name != "__metadata__":
+            yield name, t["shape"], array.array({"F32": "f", "F64": "d", "I32": "i"}[t["dtype"]], data[begin:end])
+
+
+def rows(path, name):
+    """The rows of a tensor of two axes."""
+    shape, values = next((shape, values) for found, shape, values in tensors(path) if found == name)
+    return [list(values[r * shape[1] : (r + 1) * shape[1]]) for r in range(shape[0])]
+
+
+def write_shard(path, ids, doc_len):
+    header = struct.pack("<4i", 20240520, 1, len(ids), doc_len)
+    with open(path, "wb") as f:
+        f.write(header + bytes(1024 - len(header)) + array.array("H", ids).tobytes())
+
+
+def load(path):
+    def refuse(word):
+        raise AssertionError(f"{path} has {word}")
+
+    with open(path) as f:
+        return json.load(f, parse_constant=refuse)
+
+
+def close(a, b, limit, what):
+    assert abs(a - b) <= limit * max(1, abs(b)), f"{what} is {a}, expected {b}"
+
+
+def check(got, sequences, limit):
+    """sequences: the losses that are expected, a list each."""
+    n, T = len(sequences), len(sequences[0])
+    by_position = [math.fsum(s[t] for s in sequences) / n for t in range(T)]
+    means = [math.fsum(s) / T for s in sequences]
+    mean = math.fsum(means) / n
+    assert (got["seq_len"], got["sequences"], got["tokens"]) == (T, n, n * T), (got["seq_len"], got["sequences"], n, T)
+    assert len(got["loss"]) == T
+    for t in range(T):
+        close(got["loss"][t], by_position[t], limit + 6e-7, f"loss of position {t + 1}")
+    close(got["loss_mean"], mean, limit, "loss_mean")
+    if n > 1:
+        spread = math.fsum((m - mean) ** 2 for m in means) / (n - 1)
+        close(got["standard_error"], math.sqrt(spread / n), limit, "standard_error")
+    else:
+        assert got["standard_error"] is None
+    lengths = sorted({2**k for k in range(9, 40) if 2**k <= T} | {T})
+    assert list(got["perplexity"]) == [str(l) for l in lengths], list(got["perplexity"])
+    for l in lengths:
+        close(got["perplexity"][str(l)], math.exp(math.fsum(by_position[:l]) / l), 2 * limit, f"perplexity of {l}")
+    assert got["pruned"] is None and got["seconds"] > 0 and got["tokens_per_second"] > 0
+
+
+def fixture(folder, out):
+    inputs, targets = (rows(folder + "/expected.safetensors", name) for name in ("tokens", "targets"))
+    os.makedirs(out)
+    for b, (before, after) in enumerate(zip(inputs, targets)):
+        assert before[1:] == after[:-1]
+        write_shard(f"{out}/sequence_{b}.bin", before + after[-1:], 0)
+    print(len(inputs[0]))
+
+
+def same(path_a, path_b):
+    a, b = load(path_a), load(path_b)
+    for key in ("seq_len", "sequences", "tokens"):
+        assert a[key] == b[key], key
+    assert all(abs(x - y) < 1.5e-6 for x, y in zip(a["loss"], b["loss"])) and len(a["loss"]) == len(b["loss"])
+    for key in ("loss_mean", "standard_error"):
+        close(a[key], b[key], 1e-12, key)
+    assert a["perplexity"].keys() == b["perplexity"].keys()
+    for l in a["perplexity"]:
+        close(a["perplexity"][l], b["perplexity"][l], 1e-12, f"perplexity of {l}")
+
+
+def validation(log, path):
+    got = load(path)
+    with open(log) as f:
+        line = [v for v in map(json.loads, f) if v["event"] == "validation"][-1]
+    assert line["val_tokens"] == got["tokens"]
+    close(line["val_loss"], got["loss_mean"], 1e-12, "val_loss")
+    close(line["perplexity"], got["perplexity"][str(got["seq_len"])], 1e-12, "perplexity")
+    begins = [0] + [2**k for k in range(31) if 2**k < got["seq_len"]]
+    assert [bucket["from"] for bucket in line["by_position"]] == begins
+    assert line["by_position"][-1]["to"] == got["seq_len"]
+    for bucket in line["by_position"]:
+        losses = got["loss"][bucket["from"] : bucket["to"]]
+        assert bucket["tokens"] == len(losses) * got["sequences"]
+        close(bucket["loss"], math.fsum(losses) / len(losses), 1e-6, f"loss from position {bucket['from']}")
+
+
+def documents(path, count, length):
+    draw = random.Random(1)
+    write_shard(path, [draw.randrange(97, 123) for _ in range(count * length)], length)
+
+
+if __name__ == "__main__":
+    command, *args = sys.argv[1:]
+    if command == "fixture":
+        fixture(*args)
+    elif command == "expect":
+        check(load(args[1]), rows(args[0] + "/expected.safetensors", "loss"), float(args[2]))
+    elif command == "dump":
+        check(load(args[1]), rows(args[0], "loss"), float(args[2]))
+    elif command == "same":
+        same(*args)
+    elif command == "validation":
+        validation(*args)
+    elif command == "documents":
+        documents(args[0], int(args[1]), int(args[2]))
+    elif command == "numbers":
+        print(*(load(args[0])[key] for key in args[1:]))
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# --eval: losses by position against the fixtures' fp64 losses and against --dump, on one rank and on several; default
+# lengths; what it refuses; that validation during training measures the same.
+scratch=build/test/positions
+. dev/test/check.sh
+
+files=$scratch/files
+shards=$files/shards
+double=build/test/train_fox_double
+result=$scratch/result.json
+export OMP_NUM_THREADS=1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_btl_vader_single_copy_mechanism=none ASAN_OPTIONS=detect_leaks=0 # MPI leaks
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+files() { "$python" dev/test/cli_files.py "$@"; }
+positions() { "$python" dev/test/eval/positions.py "$@"; }
+for program in ./train_fox $double build/test/train_fox_sanitized; do
+    if [ ! -x $program ]; then fail "$program is not built: make $program"; report; fi
+done
+check "make the files" files make "$files"
+check "documents" positions documents "$shards/seven.bin" 7 48
+check "a long document" positions documents "$shards/long.bin" 1 65536
+
+# A model that has learned something, with recorded options.
+tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
+batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128 --lr 0.02"
+model=$scratch/run/step_00000020
+
+# evaluate PROGRAM OPTION...: --eval of the model, to $result
+evaluate() { check "--eval ${*:2}" "$1" --init "$model" --eval "$result" "${@:2}"; }
+# refused MESSAGE OPTION...
+refused() { dies "$1" ./train_fox --init "$model" --eval "$result" "${@:2}"; }
+
+# ----------------------------------------------------------------------------
+
+# The fixtures' sequences are windows of one shard each, in batches that they do not fill.
+fixtures() {
+    local folder name length
+    for folder in dev/test/fixtures/model/*; do
+        name=$(basename "$folder")
+        length=$(positions fixture "$folder" "$scratch/$name") || fail "shards of $name"
+        check "$name in double" $double --init "$folder" --eval "$result" --val-data "$scratch/$name/*.bin" \
+            --seq-len $length --micro-batch 3
+        check "its losses" positions expect "$folder" "$result" 1e-9
+    done
+    check "fox-pro in float" ./train_fox --init dev/test/fixtures/model/fox-pro --eval "$result" \
+        --val-data "$scratch/fox-pro/*.bin" --seq-len 19 --micro-batch 1
+    check "its losses" positions expect dev/test/fixtures/model/fox-pro "$result" 3e-4
+}
+
+# The first tokens of each document, and windows in order: those of the first micro-batch that --dump reads.
+sequences() {
+    check "train" ./train_fox $tiny $batches --data "$shards/text.bin" --val-data "$shards/text.bin" --out "$scratch/run"
+    for length in 16 20 48; do
+        check "--dump of 7 documents" $double --init "$model" --data "$shards/seven.bin" --seq-len $length \
+            --batch-tokens $((7 * length)) --micro-batch 7 --dump "$scratch/dump"
+        for batch in 1 3 7 9; do
+            evaluate $double --val-data "$shards/seven.bin" --seq-len $length --micro-batch $batch
+            said "7 of 7 sequences of $length tokens, each the beginning of a document, in batches of $batch"
+            said "first tokens  mean loss   perplexity"
+            check "its losses" positions dump "$scratch/dump" "$result" 1e-12
+        done
+    done
+    check "--dump of windows" $double --init "$model" --data "$shards/text.bin" --seq-len 40 --batch-tokens 200 \
+        --micro-batch 5 --dump "$scratch/dump"
+    evaluate $double --val-data "$shards/text.bin" --seq-len 40 --val-tokens 161 --micro-batch 2
+    check "its losses" positions dump "$scratch/dump" "$result" 1e-12
+    equals "$model $shards/text.bin fox-pro-nano 16" "$(positions numbers "$result" checkpoint data model trained_seq_len)"
+    evaluate build/test/train_fox_sanitized --val-data "$shards/text.bin" --seq-len 40 --val-tokens 161
+    check "one sequence" $double --init "$model" --data "$shards/text.bin" --seq-len 640 --batch-tokens 640 \
+        --dump "$scratch/dump"
+    evaluate $double --val-data "$shards/text.bin" --seq-len 640 --val-tokens 1
+    check "its losses, and no standard error" positions dump "$scratch/dump" "$result" 1e-12
+    equals "" "$(find "$scratch" -name '*.tmp')"
+}
+
+# Validation has measured the same loss on the same windows.
+validation() {
+    evaluate ./train_fox --val-data "$shards/text.bin" --micro-batch 4
+    equals "16 249" "$(positions numbers "$result" seq_len sequences)" # the trained length, all of the data
+    check "as at the end of training" positions validation "$scratch/run/log.jsonl" "$result"
+}
+
+# 7 documents in 4 batches, the last one half full; the fifth rank has none.
+ranks() {
+    local n
+    if ! command -v mpirun >/dev/null; then fail "mpirun is missing: scripts/setup.sh test"; return; fi
+    for program in ./train_fox $double build/test/train_fox_sanitized; do
+        evaluate $program --val-data "$shards/seven.bin" --seq-len 48 --micro-batch 2
+        cp "$result" "$scratch/alone.json"
+        for n in 1 2 3 5; do
+            rm "$result"
+            check "$n ranks" mpirun -q --bind-to none -np $n $program --init "$model" --eval "$result" \
+                --val-data "$shards/seven.bin" --seq-len 48 --micro-batch 2
+            equals "" "$(cat "$scratch/stderr")"
+            check "as one" positions same "$result" "$scratch/alone.json"
+        done
+    done
+}
+
+# Documents of 65536 tokens are read in whole, far beyond the length of training.
+long() {
+    local small=$scratch/small/step_00000000
+    check "a small model" ./train_fox --model fox-pro-nano --set hidden_size=8 --set num_hidden_layers=1 \
+        --set num_heads=1 --set intermediate_size=8 $batches --data "$shards/text.bin" --max-steps 0 --out "$scratch/small"
+    check "its initial weights" env OMP_NUM_THREADS=2 ./train_fox --init "$small" --eval "$result" --val-data "$shards/long.bin"
+    said "       65536     "
+    equals "65536 1 16" "$(positions numbers "$result" seq_len sequences trained_seq_len)"
+    check "are less than a megabyte" test "$(wc -c <"$result")" -lt 1000000
+    cp "$result" "$scratch/before.json"
+    dies "result.json.tmp: cannot write: File too large" sh -c 'ulimit -f 1 && exec "$@"' - ./train_fox --init "$small" \
+        --eval "$result" --val-data "$shards/long.bin" --seq-len 4096
+    same "$result" "$scratch/before.json"
+    check "a folder without trainer.json" cp -r "$small" "$scratch/bare"
+    rm "$scratch/bare/trainer.json"
+    check "has the preset's length" ./train_fox --init "$scratch/bare" --eval "$result" --val-data "$shards/text.bin"
+    equals "512 None None" "$(positions numbers "$result" seq_len model trained_seq_len)"
+}
+
+errors() {
+    echo kept >"$result"
+    while IFS='|' read -r options message; do
+        set -f
+        refused "$message" ${options//@/$shards}
+        set +f
+    done <<END
+--seq-len 16|--eval: on which text? give --val-data GLOB
+--val-data @/documents.bin --seq-len 64|its documents of 32 tokens are shorter than a sequence of 64
+--val-data @/text.bin --seq-len 4000|no shard has the 4001 tokens of a sequence
+--val-data @/none.bin|no file matches
+--val-data @/high_id.bin|token 1000 has id 257, outside the vocabulary of 257
+--val-data @/truncated.bin|is truncated
+--val-data @/text.bin --bench 1|each do one thing and exit: give one of them
+--val-data @/text.bin --seq-len 16Mi --micro-batch 1Mi --set num_hidden_layers=1000|more than any machine holds
+END
+    local on="--val-data $shards/text.bin"
+    dies "--eval: of which model? give --init DIR" ./train_fox $tiny --eval "$result" $on
+    dies "--eval $scratch/none/e.json: cannot create: No such file" ./train_fox --init "$model" --eval "$scratch/none/e.json" $on
+    dies "--eval $scratch: exists and is not a regular file" ./train_fox --init "$model" --eval "$scratch" $on
+    dies "--eval /dev/null: exists and is not a regular file" ./train_fox --init "$model" --eval /dev/null $on
+    cp -r "$model" "$scratch/large"
+    check "logits that overflow" files fill "$scratch/large/model.safetensors" lm_head.weight 3e38
+    dies "--init $scratch/large: the loss of sequence 1 is not finite at position 1" ./train_fox --init "$scratch/large" \
+        --eval "$result" $on
+    dies "the loss of sequence " mpirun -q --bind-to none -np 2 ./train_fox --init "$scratch/large" --eval "$result" $on \
+        --micro-batch 1
+    echo '{' >"$scratch/large/trainer.json"
+    dies "large/trainer.json: bad JSON" ./train_fox --init "$scratch/large" --eval "$result" $on
+    equals kept "$(cat "$result")"
+    equals "" "$(find "$scratch" -name '*.tmp')"
+}
+
+sequences
+fixtures
+validation
+ranks
+long
+errors
+report

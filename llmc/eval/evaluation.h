@@ -1,0 +1,221 @@
+/*
+--eval FILE.json: the loss by position (positions.h) of the model of --init on held-out shards.
+
+Of shards of documents a sequence is the first T tokens of a document, so that position i is the document's
+token i; of streams it is a window of T tokens. T, --seq-len, may be longer than the length trained on. Ranks
+share the sequences; rank 0 writes the file, under a temporary name, and renames it:
+
+    seq_len, sequences, tokens       T, sequences used, and their product
+    loss                             [L(1) .. L(T)], in nats
+    loss_mean, standard_error        over all tokens; the error of that mean, from its spread over sequences
+    perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
+    pruned                           share of attention that was pruned, by layer; null: nothing is pruned
+    seconds, tokens_per_second       the first batch, which warms up, counts for the seconds alone
+    checkpoint, data, model          --init, --val-data, and the --model that trainer.json names or null
+    trained_seq_len, code_version    the --seq-len of training, or null
+
+Called by train.h. Errors end the program.
+*/
+#pragma once
+
+#include <sys/resource.h>
+#include "../run/ranks.h"
+#include "../tokens/fingerprint.h"
+#include "positions.h"
+
+static const int64_t EVALUATION_FIRST_LENGTH =
+    512; // shortest l of P(l) that is reported, if T is not shorter
+
+typedef struct {
+    DataLoader data;
+    int64_t present;   // sequences
+    int64_t sequences; // of them to evaluate, on all ranks
+} Evaluation;
+
+// ----------------------------------------------------------------------------
+// the file
+
+static inline void evaluation_temporary(char path[PATH_LENGTH], const Run* run) {
+    if (snprintf(path, PATH_LENGTH, "%s.tmp", run->options.eval) >= PATH_LENGTH)
+        die("--eval: the file's name is too long");
+}
+
+// Dies where FILE could not be written, before hours are spent on what is to be in it.
+static inline void evaluation_check_file(const Run* run) {
+    char temporary[PATH_LENGTH];
+    struct stat st;
+    const char* path = run->options.eval;
+    evaluation_temporary(temporary, run);
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        die("--eval %s: exists and is not a regular file", path);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) die("--eval %s: cannot create: %s", path, strerror(errno));
+    close(fd);
+    unlink(temporary);
+}
+
+// Replaces FILE, through to the disk.
+static inline void evaluation_save(const Run* run, const JsonWriter* w) {
+    Error err;
+    char temporary[PATH_LENGTH], folder[PATH_LENGTH];
+    const char *path = run->options.eval, *slash = strrchr(path, '/');
+    evaluation_temporary(temporary, run);
+    bool ok = json_writer_save(w, temporary, &err);
+    if (ok && rename(temporary, path) != 0)
+        ok = fail(&err, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));
+    if (!ok) {
+        unlink(temporary);
+        die("%s", err.msg);
+    }
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+    if (!flush_folder(folder, &err)) die("%s", err.msg);
+}
+
+// The length after l in the table of perplexities: powers of two, and T.
+static inline int64_t evaluation_next_length(int64_t l, int64_t T) { return 2 * l < T ? 2 * l : T; }
+static inline int64_t evaluation_first_length(int64_t T) {
+    return T < EVALUATION_FIRST_LENGTH ? T : EVALUATION_FIRST_LENGTH;
+}
+
+// Writes L(1) .. L(T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
+static inline void evaluation_put_losses(JsonWriter* w, const Positions* p) {
+    const int indent = w->indent;
+    json_begin_array(w, "loss");
+    w->indent = 0;
+    for (int64_t i = 1; i <= p->seq_len; i++) {
+        char number[64];
+        snprintf(number, sizeof number, "%.6f", positions_loss(p, i));
+        json_put_word(w, NULL, number);
+    }
+    json_end(w);
+    w->indent = indent;
+}
+
+// pruned: [layers] shares; layers 0: nothing is pruned.
+static inline void evaluation_write(const Run* run, const Positions* p, double seconds, double rate,
+                                    const double* pruned, int layers) {
+    const int64_t T = p->seq_len;
+    int64_t trained;
+    JsonWriter w = json_writer(1);
+    json_begin_object(&w, NULL);
+    json_put_int(&w, "seq_len", T);
+    json_put_int(&w, "sequences", p->sequences);
+    json_put_int(&w, "tokens", p->sequences * T);
+    json_put_double(&w, "loss_mean", positions_mean(p, T));
+    json_put_double(&w, "standard_error", positions_standard_error(p));
+    json_begin_object(&w, "perplexity");
+    for (int64_t l = evaluation_first_length(T), last = 0; l != last; l = evaluation_next_length(l, T)) {
+        char key[32];
+        snprintf(key, sizeof key, "%lld", (long long)l);
+        json_put_double(&w, key, exp(positions_mean(p, l)));
+        last = l;
+    }
+    json_end(&w);
+    if (layers > 0) json_begin_array(&w, "pruned");
+    for (int l = 0; l < layers; l++) json_put_double(&w, NULL, pruned[l]);
+    if (layers > 0)
+        json_end(&w);
+    else
+        json_put_null(&w, "pruned");
+    json_put_double(&w, "seconds", seconds);
+    json_put_double(&w, "tokens_per_second", rate);
+    json_put_string(&w, "checkpoint", run->options.init);
+    json_put_string(&w, "data", run->options.val_data);
+    json_put_string(&w, "model", json_string(&run->record, run_recorded(run, "model")));
+    if (json_int64(&run->record, run_recorded(run, "seq-len"), &trained))
+        json_put_int(&w, "trained_seq_len", trained);
+    else
+        json_put_null(&w, "trained_seq_len");
+    json_put_string(&w, "code_version", CODE_VERSION);
+    evaluation_put_losses(&w, p);
+    json_end(&w);
+    evaluation_save(run, &w);
+    json_writer_free(&w);
+}
+
+// ----------------------------------------------------------------------------
+// the terminal
+
+static inline void evaluation_print_start(const Evaluation* e, const Run* run) {
+    printf("%s: %lld parameters\n", run->options.init, (long long)run->table.parameters);
+    printf("%lld of %lld sequences of %lld tokens, %s, in batches of %lld", (long long)e->sequences,
+           (long long)e->present, (long long)run->options.seq_len,
+           e->data.doc_len > 0 ? "each the beginning of a document" : "windows in order",
+           (long long)run->micro_batch);
+    if (run->world->size > 1) printf(" on %d ranks", run->world->size);
+    printf("\n%s", run->device);
+}
+
+static inline void evaluation_print(const Positions* p, double seconds, double rate) {
+    const int64_t T = p->seq_len;
+    struct rusage usage;
+    printf("\n  %12s %10s %12s\n", "first tokens", "mean loss", "perplexity");
+    for (int64_t l = evaluation_first_length(T), last = 0; l != last; l = evaluation_next_length(l, T)) {
+        double mean = positions_mean(p, l);
+        printf("  %12lld %10.4f %12.4f\n", (long long)l, mean, exp(mean));
+        last = l;
+    }
+    getrusage(RUSAGE_SELF, &usage);
+    printf("\n%lld tokens in %.1f s, %.0f tokens/s; host memory %.0f MiB", (long long)(p->sequences * T),
+           seconds, rate, (double)usage.ru_maxrss / 1024);
+    if (p->sequences > 1) printf("; standard error of the mean loss %.4f", positions_standard_error(p));
+    printf("\n");
+}
+
+// ----------------------------------------------------------------------------
+// the run
+
+// Collective: opens the data and checks that FILE can be written, before a model is read. Free with
+// evaluation_run.
+static inline Evaluation* evaluation_open(const Run* run) {
+    Error err;
+    uint64_t fingerprint;
+    Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
+    if (run->world->rank == 0) evaluation_check_file(run);
+    run_open_data(run, &e->data, run->options.val_data, run->world->size, false);
+    if (!dataloader_fingerprint(&e->data, &fingerprint, &err)) die("%s", err.msg);
+    const RankField fields[] = {{"shards in --val-data", fingerprint},
+                                {"length of sequences (--seq-len)", (uint64_t)run->options.seq_len}};
+    ranks_compare(run->world, fields, 2);
+    // sequences 0 .. items - 1 are the beginnings of all documents
+    e->present = e->data.doc_len > 0 ? e->data.items : dataloader_sequences(&e->data);
+    e->sequences = positions_share(run, &e->data, e->present);
+    return e;
+}
+
+// Collective: fills pruned [layers] and returns the number of layers; 0 where nothing is pruned.
+static inline int evaluation_pruned(double* pruned, const Trainer* trainer, Model* model, const Run* run) {
+    const int L = (int)run->config.num_hidden_layers;
+    double* counts = (double*)xcalloc((size_t)(2 * L), sizeof *counts);
+    bool prunes = trainer->pruning_counts && trainer->pruning_counts(model, counts);
+    if (prunes) world_sum(run->world, counts, 2 * L);
+    for (int l = 0; prunes && l < L; l++)
+        pruned[l] = counts[2 * l] > 0 ? 1 - counts[2 * l + 1] / counts[2 * l] : 0;
+    free(counts);
+    return prunes ? L : 0;
+}
+
+// Collective: evaluates, prints and writes the file, and frees e.
+static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* model, const Run* run) {
+    const int64_t T = run->options.seq_len;
+    const double tokens = (double)(e->sequences * T),
+                 first = (double)(run->micro_batch * T * run->world->size);
+    Positions p = positions_new(T);
+    Progress progress;
+    evaluation_print_start(e, run);
+    progress_start(&progress, "evaluation", tokens, "K tokens", 1000);
+    positions_measure(&p, trainer, model, run, &e->data, e->sequences,
+                      run->world->rank == 0 ? &progress : NULL);
+    positions_reduce(&p, run->world);
+    double now = seconds_now(), seconds = now - p.started;
+    double rate = tokens > first ? (tokens - first) / (now - p.first_finished) : tokens / seconds;
+    double* pruned = (double*)xcalloc((size_t)run->config.num_hidden_layers, sizeof *pruned);
+    int layers = evaluation_pruned(pruned, trainer, model, run);
+    progress_end(&progress);
+    evaluation_print(&p, seconds, rate);
+    if (run->world->rank == 0) evaluation_write(run, &p, seconds, rate, pruned, layers);
+    free(pruned);
+    positions_free(&p);
+    dataloader_close(&e->data);
+    free(e);
+}

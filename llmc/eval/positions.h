@@ -1,0 +1,127 @@
+/*
+Loss by position in the context, of held-out sequences of T tokens:
+
+    L(i) = mean over sequences of -log p(token i | the tokens before it)    i = 1 .. T
+    P(l) = exp(mean of L(1) .. L(l))                                        perplexity of the first l tokens
+
+Sums are doubles, over micro-batches and then over ranks, so results do not depend on the number of ranks but
+for the rounding of doubles. Used by validation during training (train.h) and by --eval (evaluation.h).
+*/
+#pragma once
+
+#include "../base/progress.h"
+#include "../run/trainer.h"
+
+typedef struct {
+    int64_t seq_len;                // T
+    int64_t sequences;              // added so far
+    double* sums;                   // [T] of the losses at each position
+    double mean_sum, mean_squares;  // sums over sequences: of a sequence's mean loss, and of its square
+    double started, first_finished; // in seconds_now(): of this rank's measurement, and of its first batch
+} Positions;
+
+static inline Positions positions_new(int64_t seq_len) {
+    Positions p;
+    memset(&p, 0, sizeof p);
+    p.seq_len = seq_len;
+    p.sums = (double*)xcalloc((size_t)seq_len, sizeof(double));
+    return p;
+}
+
+static inline void positions_free(Positions* p) { free(p->sums); }
+
+// Number i of a buffer of the trainer's numbers on the host, floats or doubles.
+static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
+    return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
+}
+
+// Adds losses [sequences, T] of the trainer's numbers. Returns the index of the first one that is not finite;
+// -1: all are finite.
+static inline int64_t positions_add(Positions* p, const Trainer* trainer, const void* losses,
+                                    int64_t sequences) {
+    int64_t not_finite = -1;
+    for (int64_t b = 0; b < sequences; b++) {
+        double sum = 0;
+        for (int64_t t = 0; t < p->seq_len; t++) {
+            double loss = host_number(trainer, losses, b * p->seq_len + t);
+            if (not_finite < 0 && !isfinite(loss)) not_finite = b * p->seq_len + t;
+            p->sums[t] += loss;
+            sum += loss;
+        }
+        double mean = sum / (double)p->seq_len;
+        p->mean_sum += mean;
+        p->mean_squares += mean * mean;
+    }
+    p->sequences += sequences;
+    return not_finite;
+}
+
+// Collective: sums over all ranks.
+static inline void positions_reduce(Positions* p, World* world) {
+    double totals[] = {p->mean_sum, p->mean_squares, (double)p->sequences};
+    world_sum(world, totals, 3);
+    world_sum(world, p->sums, (int)p->seq_len);
+    p->mean_sum = totals[0], p->mean_squares = totals[1], p->sequences = (int64_t)totals[2];
+    watch_progress(world);
+}
+
+// L(i), i = 1 .. T.
+static inline double positions_loss(const Positions* p, int64_t i) {
+    return p->sums[i - 1] / (double)p->sequences;
+}
+
+// The mean of L(1) .. L(l).
+static inline double positions_mean(const Positions* p, int64_t l) {
+    double sum = 0;
+    for (int64_t t = 0; t < l; t++) sum += p->sums[t];
+    return sum / (double)l / (double)p->sequences;
+}
+
+// Standard error of the mean loss, from its spread over sequences; NaN of one sequence alone.
+static inline double positions_standard_error(const Positions* p) {
+    double n = (double)p->sequences, mean = p->mean_sum / n;
+    double variance = (p->mean_squares - n * mean * mean) / (n - 1);
+    return n < 2 ? NAN : sqrt(variance > 0 ? variance / n : 0);
+}
+
+// The number of sequences that --val-tokens wants, at most `present`. Gives each rank its share of their
+// batches; the last batch is filled up with sequences that do not count. Before anything is read.
+static inline int64_t positions_share(const Run* run, DataLoader* data, int64_t present) {
+    const int64_t T = run->options.seq_len, B = run->micro_batch;
+    int64_t wanted = (run->options.val_tokens + T - 1) / T, sequences = wanted < present ? wanted : present;
+    data->options.share = run_share(run, (sequences + B - 1) / B);
+    return sequences;
+}
+
+// Adds the losses of this rank's share of the first `sequences` of the data. The host adds a batch while the
+// device computes the next one. With --eval a loss that is not finite ends the run. progress: NULL, or open,
+// in tokens of all ranks.
+static inline void positions_measure(Positions* p, const Trainer* trainer, Model* model, const Run* run,
+                                     DataLoader* data, int64_t sequences, Progress* progress) {
+    const double first_batch = 600; // seconds: kernels are loaded, GEMM algorithms chosen
+    const DataShare* share = &data->options.share;
+    const int64_t B = run->micro_batch, T = p->seq_len, ranks = run->world->size;
+    const int64_t mine = share->count / B, most = (share->stride / B + ranks - 1) / ranks;
+    const int64_t in_flight = trainer->steps_in_flight;
+    p->started = seconds_now();
+    dataloader_seek(data, 0);
+    for (int64_t i = 0; i < most + in_flight; i++) {
+        watch_progress(run->world); // as often on all ranks, though one may have a batch less
+        if (i == 0) watch_allow(run->world, first_batch);
+        if (i < mine) {
+            trainer->load_batch(model, data);
+            trainer->queue_losses(model);
+        }
+        int64_t done = i - in_flight, first = share->first + done * B; // the batch that is added now
+        if (done < 0 || done >= mine) continue;
+        int64_t count = sequences - first < B ? sequences - first : B;
+        int64_t bad = positions_add(p, trainer, trainer->finish_losses(model), count);
+        if (bad >= 0 && run->mode == RUN_EVAL)
+            die("--init %s: the loss of sequence %lld is not finite at position %lld: the weights are too "
+                "large or damaged",
+                run->options.init, (long long)(first + bad / T + 1), (long long)(bad % T + 1));
+        if (done == 0) p->first_finished = seconds_now();
+        int64_t all = p->sequences * ranks < sequences ? p->sequences * ranks : sequences;
+        if (progress) progress_update(progress, (double)(all * T));
+    }
+}
