@@ -416,12 +416,11 @@ static inline void json_newline_(JsonWriter* w) {
     for (int i = 0; i < w->depth * w->indent; i++) json_append_(w, " ", 1);
 }
 
-// Appends a quoted, escaped string. Invalid UTF-8, possible in a file name, becomes U+FFFD, since JSON must
+// Appends a quoted, escaped string of n bytes. Invalid UTF-8, possible in a file name, becomes U+FFFD, since JSON must
 // be UTF-8.
-static inline void json_append_quoted_(JsonWriter* w, const char* s) {
+static inline void json_append_quoted_(JsonWriter* w, const char* s, size_t n) {
     json_append_(w, "\"", 1);
-    size_t length;
-    for (size_t n = strlen(s); n > 0; s += length, n -= length) {
+    for (size_t length; n > 0; s += length, n -= length) {
         uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
         if (c == '"' || c == '\\') json_append_(w, "\\", 1);
         if (c < ' ' || c == UTF8_INVALID) {
@@ -442,7 +441,7 @@ static inline void json_begin_item_(JsonWriter* w, const char* key) {
     if (w->depth > 0) json_newline_(w);
     w->has_items = true;
     if (!key) return;
-    json_append_quoted_(w, key);
+    json_append_quoted_(w, key, strlen(key));
     json_append_(w, ": ", w->indent ? 2 : 1);
 }
 
@@ -478,13 +477,18 @@ static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {
     json_put_word(w, key, value ? "true" : "false");
 }
 
+// A text of n bytes, which may be zeros.
+static inline void json_put_text(JsonWriter* w, const char* key, const char* text, size_t n) {
+    json_begin_item_(w, key);
+    json_append_quoted_(w, text, n);
+}
+
 // A NULL value is written as null.
 static inline void json_put_string(JsonWriter* w, const char* key, const char* value) {
-    json_begin_item_(w, key);
     if (value)
-        json_append_quoted_(w, value);
+        json_put_text(w, key, value, strlen(value));
     else
-        json_append_(w, "null", 4);
+        json_put_word(w, key, "null");
 }
 
 static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {

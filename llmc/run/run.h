@@ -26,7 +26,7 @@ error.
 #include "options.h"
 
 // What a process does: train, or one thing and exit.
-typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_DUMP, RUN_BENCH, RUN_DRY } RunMode;
+typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_REQUESTS, RUN_DUMP, RUN_BENCH, RUN_DRY } RunMode;
 
 typedef struct {
     Options options; // numbers and choices that were not given are OPTION_UNSET
@@ -71,10 +71,16 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     const Options* o = &line.options;
     // with --data, --generate is the length of samples while training
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL;
-    bool generate = o->generate != OPTION_UNSET && !o->data;
-    if (dry + bench + dump + generate > 1)
-        die("--dry-run, --bench, --dump and --generate each do one thing and exit: give one of them");
-    line.mode = dry ? RUN_DRY : bench ? RUN_BENCH : dump ? RUN_DUMP : generate ? RUN_GENERATE : RUN_TRAIN;
+    bool requests = o->requests != NULL, generate = o->generate != OPTION_UNSET && !o->data && !requests;
+    if (dry + bench + dump + generate + requests > 1)
+        die("--dry-run, --bench, --dump, --generate and --requests each do one thing and exit: give one of "
+            "them");
+    line.mode = dry        ? RUN_DRY
+                : bench    ? RUN_BENCH
+                : dump     ? RUN_DUMP
+                : requests ? RUN_REQUESTS
+                : generate ? RUN_GENERATE
+                           : RUN_TRAIN;
     return line;
 }
 
@@ -235,6 +241,11 @@ static inline void run_plan_steps(Run* run) {
         o->max_steps != OPTION_UNSET && o->max_steps < run->num_steps ? o->max_steps : run->num_steps;
 }
 
+// Does the run only infer, without gradients and optimizer state?
+static inline bool run_infers(const Run* run) {
+    return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
+}
+
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
     return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
@@ -324,8 +335,9 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
     if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH)
         die("only training and --bench run on %d ranks: start one process alone", world->size);
-    if (run->mode == RUN_GENERATE && !o->init)
-        die("--generate: with which model? give --init DIR, a checkpoint");
+    if (run_infers(run) && !o->init)
+        die("--%s: with which model? give --init DIR, a checkpoint",
+            run->mode == RUN_GENERATE ? "generate" : "requests");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
     if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
