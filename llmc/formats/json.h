@@ -32,6 +32,7 @@ typedef struct {
     int parent, next, first_child; // node indices, -1 for none
     int count;                     // number of children
     int key, string;               // offsets in the pool of the key and of a string's value, -1 for none
+    size_t begin, end;             // of the value in the parsed text
     bool boolean;
     bool is_int; // the number equals `integer`
     double number;
@@ -247,9 +248,8 @@ static inline bool json_parse_children_(JsonParser* p, int node) {
     return true;
 }
 
-static inline bool json_parse_value_(JsonParser* p, int index) {
+static inline bool json_parse_unspaced_(JsonParser* p, int index) {
     static const char* const words[] = {"null", "false", "true"};
-    json_skip_space_(p);
     JsonNode* node = &p->j->nodes[index]; // invalid once a child is added
     char c = json_peek_(p);
     if (c == '{' || c == '[') {
@@ -273,6 +273,14 @@ static inline bool json_parse_value_(JsonParser* p, int index) {
         return true;
     }
     return json_error_(p, "expected a value");
+}
+
+static inline bool json_parse_value_(JsonParser* p, int index) {
+    json_skip_space_(p);
+    size_t begin = p->at;
+    if (!json_parse_unspaced_(p, index)) return false;
+    p->j->nodes[index].begin = begin, p->j->nodes[index].end = p->at;
+    return true;
 }
 
 // Frees a Json. May be called on one that is empty or already freed.

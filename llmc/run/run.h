@@ -246,6 +246,20 @@ static inline bool run_infers(const Run* run) {
     return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
 }
 
+// --seq-len of the training that wrote a checkpoint; OPTION_UNSET for a folder of another origin.
+static inline int64_t run_trained_length(const char* folder) {
+    Error err;
+    Json record;
+    char path[PATH_LENGTH];
+    int64_t length = OPTION_UNSET;
+    path_join(path, folder, "trainer.json");
+    if (!json_parse_file(&record, path, &err)) return length;
+    int seq_len = json_get(&record, json_get(&record, 0, "options"), "seq-len");
+    if (!json_int64(&record, seq_len, &length) || length < 1 || length > 1 << 24) length = OPTION_UNSET;
+    json_free(&record);
+    return length;
+}
+
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
     return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
@@ -329,7 +343,10 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     }
     const Options* o = &run->options;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET;
+    if (run_infers(run) && o->init && o->seq_len == OPTION_UNSET)
+        run->options.seq_len = run_trained_length(o->init);
     options_apply_recipe(&run->options, &recipe);
+    if (run_infers(run)) run->options.batch_tokens = o->seq_len;
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
