@@ -278,14 +278,24 @@ static inline void engine_put_back(Engine* g, EngineNode* node, bool held) {
     engine_free_node(node);
 }
 
-// Gives a waiting node a slot. A node with a parent forks it; its last child takes over its slot.
-static inline bool engine_start(Engine* g, EngineNode* node) {
+// May one more node start that will part? Half of the slots are left for what they part into.
+static inline bool engine_may_part(const Engine* g) {
+    int64_t parting = 1;
+    for (const EngineNode* node = g->held.first; node; node = node->next) parting++;
+    for (const EngineNode* node = g->running.first; node; node = node->next) parting += node->count > 1;
+    return parting == 1 || parting <= g->sizes.slots / 2;
+}
+
+// Gives a waiting node a slot. A node with a parent forks it; its last child takes over its slot. False if the
+// node has to wait; then *others says whether others might start.
+static inline bool engine_start(Engine* g, EngineNode* node, bool* others) {
     EngineNode* parent = node->parent;
     bool takes_over = parent && parent->waiting == 1;
     int64_t slot = takes_over ? parent->slot : engine_free_slot(g);
     int64_t pages = g->pages.heads * (pages_of(node->end) - (parent ? parent->end / PAGE_TOKENS : 0) +
                                       g->num_running); // one more for each of the others
-    if (slot < 0 || (g->num_running > 0 && pages > g->pages.num_free)) return false;
+    *others = slot >= 0 && (g->num_running == 0 || pages <= g->pages.num_free);
+    if (!*others || (node->count > 1 && !takes_over && !engine_may_part(g))) return false;
     engine_remove(&g->waiting, node);
     engine_push_back(&g->running, node);
     g->num_running++;
@@ -305,7 +315,11 @@ static inline bool engine_start(Engine* g, EngineNode* node) {
 // Starts what can be started. Where nothing runs, something is.
 static inline void engine_start_waiting(Engine* g) {
     while (g->waiting.first) {
-        if (engine_start(g, g->waiting.first)) continue;
+        bool others = true;
+        for (EngineNode *node = g->waiting.first, *next; node && others; node = next) {
+            next = node->next;
+            engine_start(g, node, &others);
+        }
         if (g->num_running > 0) return;
         engine_put_back(g, g->held.last, true); // all slots are held
     }

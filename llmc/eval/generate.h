@@ -77,12 +77,14 @@ static inline bool text_stops_at(const GeneratedText* t, size_t at, bool* possib
 
 // Moves the certain part of the text past what cannot begin a stop string; ends the text at one.
 static inline void text_search(GeneratedText* t, bool last) {
-    for (; !t->stopped && t->certain < t->text.count; t->certain++) {
+    while (!t->stopped && t->certain < t->text.count) {
         bool possibly = false;
         if (text_stops_at(t, t->certain, &possibly))
             t->stopped = true, t->text.data[t->text.count = t->certain] = '\0';
         else if (possibly && !last)
             return;
+        else
+            t->certain++;
     }
 }
 
