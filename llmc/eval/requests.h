@@ -390,9 +390,10 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
 static inline bool requests_read(Requests* r, bool waits) {
     struct pollfd ready = {r->file, POLLIN, 0};
     if (r->ended || (!waits && poll(&ready, 1, 0) == 0)) return false;
+    byte_buffer_reserve(&r->input, REQUESTS_READ_BYTES + 1);
     memmove(r->input.data, r->input.data + r->parsed, r->input.count - r->parsed);
     r->input.count -= r->parsed, r->parsed = 0;
-    ssize_t got = read(r->file, byte_buffer_reserve(&r->input, REQUESTS_READ_BYTES + 1), REQUESTS_READ_BYTES);
+    ssize_t got = read(r->file, r->input.data + r->input.count, REQUESTS_READ_BYTES);
     if (got < 0 && errno == EINTR) return true;
     if (got < 0) die("--requests %s: cannot read: %s", r->name, strerror(errno));
     r->ended = got == 0;
