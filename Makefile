@@ -143,14 +143,14 @@ test: ## install packages, build, run all tests that need no GPU
 ##@ Tests and benchmarks
 
 # Tests that include the trainer are built in float and in double, the others once; all also with sanitizers.
-TRAINER_TESTS := test_cpu test_fixtures test_layers test_model
+TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
 SHELL_TESTS   := $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
                  $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
                  build/test/gradcheck
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
-vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/hf data
+vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/eval dev/test/hf data
 
 build/test:
 	mkdir -p $@

@@ -16,6 +16,7 @@ run computes the same bits on any number of threads.
 #include <omp.h>
 #include <sys/resource.h>
 
+#include "llmc/cpu/attend.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/threads.h"
@@ -423,24 +424,28 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
     X(real, dout, false, BT * d)             /* [B,T,d] of o */ \
     X(double, dcum_logf, false, gated * BT * NH) /* [B,NH,T] */
 
-// The state of B sequences that are extended (the KV cache), and scratch of one extension.
+// The cache of sequences that are extended (llmc/model/extension.h): a pool of pages for the heads of all
+// layers, each slot's state of fixed size, and scratch of one pass.
 #define ATTENTION_STATE(X) \
-    X(real, k, true, B * capacity * d)               /* [L,B,capacity,d] as attention reads them */ \
-    X(real, v, true, B * capacity * d)               /* [L,B,capacity,d] */ \
-    X(double, cum_logf, true, gated * B * capacity * NH) /* [L,B,capacity,NH], append-only */ \
-    X(real, last, true, B * R)                       /* [L,B,R] proj of the last token, for the shifts */ \
-    X(real, proj, false, BT * R)                     /* [B,T,R] */ \
-    X(real, heads, false, 3 * BT * d)                /* [3,B,T,d] q, k, v */ \
-    X(real, rstd, false, 3 * BT * NH)                /* [3,B,T,NH], not read */ \
-    X(real, angles, false, dh)                       /* [dh/2,2] of one position */ \
-    X(real, scores, false, BT * NH * capacity)       /* [B,T,NH,capacity] */ \
-    X(real, o, false, BT * d)                        /* [B,T,d] */ \
-    X(real, y, false, BT * d)                        /* [B,T,d] */
+    X(real, k, false, pages * dh * PAGE_TOKENS)          /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
+    X(real, v, false, pages * PAGE_TOKENS * dh)          /* [pages,PAGE_TOKENS,dh] */ \
+    X(double, cum_logf, false, gated * pages * PAGE_TOKENS) /* [pages,PAGE_TOKENS] */ \
+    X(HeadSums, page_end, false, gated * pages)          /* [pages] at the page's last token */ \
+    X(real, last, true, slots * R)                       /* [L,slots,R] proj of the last token, for the shifts */ \
+    X(HeadSums, sums, true, slots * NH)                  /* [L,slots,NH] at the last token */ \
+    X(real, proj, false, rows * R)                       /* [rows,R] */ \
+    X(real, heads, false, 3 * rows * d)                  /* [3,rows,d] q, k, v */ \
+    X(real, rstd, false, 3 * rows * NH)                  /* [3,rows,NH], not read */ \
+    X(real, angles, false, rows * dh)                    /* [rows,dh/2,2] */ \
+    X(int64_t, first_page, false, rows * NH)             /* [rows,NH] that the row attends to */ \
+    X(real, o, false, rows * d)                          /* [rows,d] */ \
+    X(real, y, false, rows * d)                          /* [rows,d] */
 // clang-format on
 
 typedef struct {
     ATTENTION_ACTS(ACTIVATION_FIELD)
 } AttentionActs;
+
 typedef struct {
     ATTENTION_STATE(ACTIVATION_FIELD)
 } AttentionState;
@@ -452,11 +457,15 @@ static void attention_activations(Activations* rows, const Config* config, const
     ATTENTION_ACTS(ACTIVATION_ROW)
 }
 
-static void attention_state(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                            int64_t T, int64_t capacity) {
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t R = table->proj.rows, gated = config_has_gate(config);
-    ATTENTION_STATE(ACTIVATION_ROW)
+static void attention_state(Activations* table, const Config* config, const ParamTable* params,
+                            const CacheSizes* sizes) {
+    int64_t d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t R = params->proj.rows, gated = config_has_gate(config);
+    int64_t pages = sizes->pages, slots = sizes->slots, rows = sizes->rows;
+#define ROW(type, name, per_layer, elements)                                                                 \
+    activations_add(table, (int64_t)sizeof(type) * (elements), per_layer);
+    ATTENTION_STATE(ROW)
+#undef ROW
 }
 
 #undef ATTENTION_ACTS
@@ -567,86 +576,134 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     linear_backward(din, a.dproj, in, &in_proj);
 }
 
-// Attention of one query over `length` keys: o, q [dh]; k, v [length, NH, dh] and cum_logf [length, NH] point
-// at the head.
-static void attention_query(real* o, real* scores, const real* q, const AttentionState* keys, int64_t length,
-                            const HeadShape* s) {
-    int64_t NH = s->NH, dh = s->dh;
-    real scale = (real)(1 / sqrt((double)dh)), highest = -INFINITY, sum = 0;
-    const double* cum_logf = keys->cum_logf;
-    for (int64_t j = 0; j < length; j++) {
-        scores[j] = scale * dot(q, keys->k + j * NH * dh, dh);
-        if (cum_logf) scores[j] += (real)(cum_logf[(length - 1) * NH] - cum_logf[j * NH]);
-        highest = scores[j] > highest ? scores[j] : highest;
-    }
-    memset(o, 0, (size_t)dh * sizeof(real));
-    for (int64_t j = 0; j < length; j++) {
-        real p = exp_real(scores[j] - highest);
-        sum += p;
-        for (int64_t x = 0; x < dh; x++) o[x] += p * keys->v[j * NH * dh + x];
-    }
-    for (int64_t x = 0; x < dh; x++) o[x] /= sum;
+static AttentionState attention_cache(const Layer* layer) {
+    AttentionState a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
 }
 
-// Every token's query over the keys of its sequence up to itself.
-static void attention_extend(const Layer* layer, const AttentionState* a, const real* q, const HeadShape* s) {
-    int64_t T = s->T, NH = s->NH, dh = s->dh, capacity = layer->capacity, keys = 0;
-    for (int64_t b = 0; b < s->B; b++) keys += T * (layer->lengths[b] + T);
-#pragma omp parallel for schedule(static) if (keys * NH * dh > 65536)
-    for (int64_t i = 0; i < s->B * T * NH; i++) {
-        int64_t b = i / (T * NH), t = i / NH % T, h = i % NH, row = b * capacity * NH + h;
-        AttentionState head;
-        memset(&head, 0, sizeof head);
-        head.k = a->k + row * dh, head.v = a->v + row * dh;
-        head.cum_logf = a->cum_logf ? a->cum_logf + row : NULL;
-        attention_query(a->o + i * dh, a->scores + i * capacity, q + i * dh, &head, layer->lengths[b] + t + 1,
-                        s);
-    }
+// The cache as head h of a slot reads it; the head of all pages with slot -1.
+static HeadPages head_pages(const Layer* layer, const AttentionState* a, int64_t slot, int64_t h) {
+    int64_t NH = layer->config->num_heads,
+            head = slot * layer->config->num_hidden_layers * NH + layer->l * NH + h;
+    const int32_t* table = slot < 0 ? NULL : layer->extension->pages + head * cache_table_width(layer->sizes);
+    HeadPages pages = {a->k, a->v, a->cum_logf, a->page_end, table, config_head_size(layer->config)};
+    return pages;
 }
 
-// Appends the tokens' keys, values and cum_logf to the state, token by token: q, k and v are in `heads`.
-static void attention_append(const Layer* layer, const AttentionState* a, HeadPath paths[3],
-                             const HeadShape* s) {
-    int64_t T = s->T, NH = s->NH, dh = s->dh, d = NH * dh, R = s->row_stride,
-            fgate = layer->table->proj.fgate;
+static Forgetting head_forgetting(const Layer* layer, const HeadPath paths[3], const HeadShape* s,
+                                  int64_t h) {
+    const real *q = paths[0].weight, *k = paths[1].weight;
+    int64_t at = h * s->weight_stride;
+    bool skips = layer->sizes->drops && config_prunes(layer->config);
+    Forgetting f = {skips, skips && (q || layer->sizes->drops_unseen),
+                    q ? qk_norm_limit(q + at, k + at, s->dh, layer->config->use_rope) : NAN,
+                    layer->config->log_pruning_tolerance};
+    return f;
+}
+
+// Appends the rows of one sequence to the cache of head h, token by token: q, k and v are in `heads`.
+static void head_append(const Layer* layer, const AttentionState* a, const HeadPath paths[3],
+                        int64_t sequence, int64_t h) {
+    const Extension* e = layer->extension;
+    const HeadShape s = attention_shape(layer);
+    const Forgetting forgetting = head_forgetting(layer, paths, &s, h);
     const real* bias = layer_param(layer, P_FGATE_BIAS);
-    for (int64_t b = 0; b < s->B; b++) {
-        real* last = a->last + b * R;
-        for (int64_t t = 0; t < T; t++) {
-            int64_t bt = b * T + t, position = layer->lengths[b] + t, at = b * layer->capacity + position;
-            const real *row = a->proj + bt * R, *before = t ? row - R : last; // zeros at first
-            if (layer->config->use_rope) rope_angles(a->angles, position, dh, layer->config->rope_base);
-            for (int p = 0; p < 3; p++)
-                for (int64_t h = 0; h < NH; h++) head_forward(&paths[p], s, bt, h, row, before, a->angles);
-            memcpy(a->k + at * d, paths[1].out + bt * d, (size_t)d * sizeof(real));
-            memcpy(a->v + at * d, paths[2].out + bt * d, (size_t)d * sizeof(real));
-            for (int64_t h = 0; a->cum_logf && h < NH; h++) {
-                real logf = log_sigmoid((fgate < 0 ? 0 : row[fgate + h]) + bias[h]);
-                double* cum_logf = a->cum_logf + at * NH + h;
-                *cum_logf = (position ? cum_logf[-NH] : 0) + (double)logf;
-            }
+    int64_t R = s.row_stride, fgate = layer->table->proj.fgate;
+    int64_t slot = e->slots[sequence], begin = e->begins[sequence], length = e->lengths[sequence];
+    const HeadPages pages = head_pages(layer, a, slot, h);
+    HeadSums none = {0, -INFINITY, 0, 0, 0}, *sums = &a->sums[slot * s.NH + h];
+    if (length == 0) *sums = none;
+    for (int64_t i = begin; i < e->begins[sequence + 1]; i++) {
+        int64_t position = length + i - begin, head = i * s.NH + h;
+        const real *row = a->proj + i * R, *before = i > begin ? row - R : a->last + slot * R;
+        for (int p = 0; p < 3; p++)
+            head_forward(&paths[p], &s, i, h, row, position ? before : NULL, a->angles + i * s.dh);
+        const real *q = paths[0].out + head * s.dh, *k = paths[1].out + head * s.dh;
+        a->first_page[head] = 0;
+        if (a->cum_logf) {
+            double logf = (double)log_sigmoid((fgate < 0 ? 0 : row[fgate + h]) + bias[h]);
+            a->first_page[head] = head_sums_add(sums, &forgetting, &pages, position, logf,
+                                                sqrt((double)dot(q, q, s.dh)), sqrt((double)dot(k, k, s.dh)));
         }
-        memcpy(last, a->proj + (b * T + T - 1) * R, (size_t)R * sizeof(real));
+        page_append(&pages, position, k, paths[2].out + head * s.dh, sums);
     }
+}
+
+// Appends every sequence's rows to the cache.
+static void attention_append(const Layer* layer, const AttentionState* a, const HeadPath paths[3]) {
+    const Extension* e = layer->extension;
+    int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config), R = layer->table->proj.rows;
+    for (int64_t s = 0; s < e->sequences && layer->l == 0 && layer->config->use_rope; s++)
+        for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++) // for all layers
+            rope_angles(a->angles + i * dh, e->lengths[s] + i - e->begins[s], dh, layer->config->rope_base);
+#pragma omp parallel for schedule(dynamic) collapse(2) if (e->rows * NH * dh > 16384)
+    for (int64_t s = 0; s < e->sequences; s++)
+        for (int64_t h = 0; h < NH; h++) head_append(layer, a, paths, s, h);
+    for (int64_t s = 0; s < e->sequences; s++)
+        memcpy(a->last + e->slots[s] * R, a->proj + (e->begins[s + 1] - 1) * R, (size_t)R * sizeof(real));
+}
+
+// Every row's queries over the keys of its sequence up to itself.
+static void attention_extend(const Layer* layer, const AttentionState* a) {
+    const Extension* e = layer->extension;
+    int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config), keys = 0;
+    for (int64_t s = 0; s < e->sequences; s++)
+        keys += (e->begins[s + 1] - e->begins[s]) * (e->lengths[s] + e->begins[s + 1] - e->begins[s]);
+#pragma omp parallel if (keys * NH * dh > 65536)
+    for (int64_t s = 0; s < e->sequences; s++)
+#pragma omp for schedule(dynamic) collapse(2) nowait
+        for (int64_t h = 0; h < NH; h++)
+            for (int64_t first = e->begins[s]; first < e->begins[s + 1]; first += QUERY_ROWS) {
+                const HeadPages pages = head_pages(layer, a, e->slots[s], h);
+                Query queries[QUERY_ROWS];
+                int64_t count = min64(QUERY_ROWS, e->begins[s + 1] - first);
+                for (int64_t i = 0; i < count; i++) {
+                    int64_t at = (first + i) * NH + h;
+                    queries[i].o = a->o + at * dh, queries[i].q = a->heads + at * dh;
+                    queries[i].position = e->lengths[s] + first + i - e->begins[s];
+                    queries[i].first_page = a->first_page[at];
+                }
+                attend(queries, count, &pages);
+            }
 }
 
 static void attention_mixer_extend(const Layer* layer, real* out, const real* in, const real* residual) {
-    AttentionState a;
+    AttentionState a = attention_cache(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    int64_t heads = shape.B * shape.T * shape.NH;
+    int64_t heads = shape.T * shape.NH;
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
     OutputGate output_gate = attention_output_gate(layer, a.rstd, a.proj, NULL);
     attention_paths(layer, NULL, paths);
     for (int p = 0; p < 3; p++)
         paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
 
     linear_forward(a.proj, in, NULL, &in_proj);
-    attention_append(layer, &a, paths, &shape);
-    attention_extend(layer, &a, paths[0].out, &shape);
+    attention_append(layer, &a, paths);
+    attention_extend(layer, &a);
     output_gate_forward(a.y, a.o, &output_gate, &shape);
     linear_forward(out, a.y, residual, &o_proj);
+}
+
+static void attention_fork(const Layer* layer, int64_t from, int64_t to) {
+    AttentionState a = attention_cache(layer);
+    int64_t NH = layer->config->num_heads, R = layer->table->proj.rows;
+    memcpy(a.last + to * R, a.last + from * R, (size_t)R * sizeof(real));
+    memcpy(a.sums + to * NH, a.sums + from * NH, (size_t)NH * sizeof(HeadSums));
+}
+
+static void attention_copy_page(const Layer* layer, int32_t from, int32_t to) {
+    AttentionState a = attention_cache(layer);
+    const HeadPages pages = head_pages(layer, &a, -1, 0);
+    page_copy(&pages, from, to);
+}
+
+static void attention_forgotten(const Layer* layer, int32_t* first) {
+    AttentionState a = attention_cache(layer);
+    int64_t NH = layer->config->num_heads, heads = layer->config->num_hidden_layers * NH;
+    for (int64_t i = 0; i < layer->sizes->slots * NH; i++)
+        first[i / NH * heads + layer->l * NH + i % NH] = (int32_t)a.sums[i].forgotten;
 }
 
 // ----------------------------------------------------------------------------
@@ -659,14 +716,18 @@ typedef struct {
     void (*forward)(const Layer*, real* out, const real* in, const real* residual);
     void (*backward)(const Layer*, real* din, const real* dout,
                      const real* in); // adds to the weights' gradients
-    // extends B sequences by T tokens and updates their states; decoding is T = 1
-    void (*state)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, int64_t capacity);
+    // the cache of sequences (llmc/model/extension.h), and a pass that extends them: the layer's extension
+    void (*state)(Activations*, const Config*, const ParamTable*, const CacheSizes*);
     void (*extend)(const Layer*, real* out, const real* in, const real* residual);
+    void (*fork)(const Layer*, int64_t from, int64_t to);      // copies a slot's state of fixed size
+    void (*copy_page)(const Layer*, int32_t from, int32_t to); // NULL for a mixer without pages, like
+    void (*forgotten)(const Layer*, int32_t* first);           // its first page needed [slots, heads]
 } Mixer;
 
 static const Mixer mixers[] = {
     {attention_activations, attention_init, attention_mixer_forward, attention_mixer_backward,
-     attention_state, attention_mixer_extend}, // MIXER_ATTENTION
+     attention_state, attention_mixer_extend, attention_fork, attention_copy_page,
+     attention_forgotten}, // MIXER_ATTENTION
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -1081,78 +1142,131 @@ static void model_gather_weights(Model* model) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: sequences by t tokens more, on their states (KV cache); decoding is t = 1
+// extension: a pass that extends sequences in a cache (llmc/model/extension.h)
 
-// n sequences of up to `capacity` tokens, extended by t tokens at a time.
-typedef struct States {
-    int64_t capacity;
-    int64_t* lengths; // [n] tokens held
-    Pass pass;        // B = n, T = t; scratch but for the mixer's states
-    real* logits;     // [n, V] of the last tokens
-} States;
+typedef struct Cache {
+    CacheSizes sizes;
+    Pass pass; // B = 1, T = the rows of the pass; the mixer's table is the cache
+} Cache;
 
-static void fill_zeros(void* at, size_t bytes) { memset(at, 0, bytes); }
-
-// Sequence b begins anew, with no tokens.
-static void states_begin(const Model* model, States* s, int64_t b) {
-    s->lengths[b] = 0;
-    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
+// Bytes of a page: of one head, PAGE_TOKENS tokens.
+static int64_t cache_page_bytes(const Model* model) {
+    int64_t numbers = 2 * config_head_size(&model->config) * PAGE_TOKENS * (int64_t)sizeof(real);
+    return numbers + (config_has_gate(&model->config) ? PAGE_TOKENS * (int64_t)sizeof(double) : 0);
 }
 
-static States* states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
+static Layer cache_layer(const Model* model, const Cache* cache, const Extension* e, int64_t l) {
+    Layer layer = model_layer(model, &cache->pass, l);
+    layer.grads = NULL;
+    layer.extension = e, layer.sizes = &cache->sizes;
+    return layer;
+}
+
+static void cache_free(Cache* cache) {
+    pass_free(&cache->pass, free);
+    free(cache);
+}
+
+// Memory that is touched when it is used. NULL where there is none.
+static void* allocate_if_any(size_t bytes) {
+    void* p = NULL;
+    return posix_memalign(&p, 64, bytes) == 0 ? p : NULL;
+}
+
+// NULL where the cache would have more than half of the machine's memory.
+static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Config* config = &model->config;
-    States* s = (States*)xcalloc(1, sizeof *s);
-    s->capacity = capacity;
-    s->lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
-    s->logits = (real*)xcalloc((size_t)(n * config->vocab_size), sizeof(real));
-    s->pass.B = n, s->pass.T = t;
-    model_activations(&s->pass.tables[PASS_MODEL], config, n, t);
-    mlp_activations(&s->pass.tables[PASS_MLP], config, n * t);
-    mixers[config->mixer].state(&s->pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
-    activations_allocate(&s->pass.tables[PASS_MIXER], config->num_hidden_layers, allocate_zeros);
-    activations_allocate(&s->pass.tables[PASS_MODEL], 1, allocate_zeros);
-    activations_allocate(&s->pass.tables[PASS_MLP], 1, allocate_zeros);
-    for (int64_t b = 0; b < n; b++) states_begin(model, s, b);
-    return s;
+    const int64_t L = config->num_hidden_layers;
+    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
+    Activations* tables = cache->pass.tables;
+    cache->sizes = *sizes;
+    cache->pass.B = 1;
+    model_activations(&tables[PASS_MODEL], config, 1, sizes->rows);
+    mlp_activations(&tables[PASS_MLP], config, sizes->rows);
+    mixers[config->mixer].state(&tables[PASS_MIXER], config, &model->table, sizes);
+    bool all =
+        activations_bytes(&tables[PASS_MIXER], L) / sysconf(_SC_PAGESIZE) <= sysconf(_SC_PHYS_PAGES) / 2;
+    for (int t = 0; t < NUM_PASS_TABLES && all; t++) {
+        activations_allocate(&tables[t], t == PASS_MIXER ? L : 1, allocate_if_any);
+        for (int i = 0; i < tables[t].count; i++)
+            all = all && (tables[t].rows[i].data || !tables[t].rows[i].bytes);
+    }
+    if (all) return cache;
+    cache_free(cache);
+    return NULL;
 }
 
-static void states_free(States* s) {
-    pass_free(&s->pass, free);
-    free(s->lengths);
-    free(s->logits);
-    free(s);
-}
-
-// Extends every sequence by its row of tokens [n, t] and writes s->logits [n, V] of the token after: what
-// model_forward computes for the same tokens, but for rounding. A full state is an error.
-static void model_extend(Model* model, States* s, const int32_t* tokens) {
-    int64_t n = s->pass.B, T = s->pass.T, d = model->config.hidden_size;
-    Acts a = pass_acts(&s->pass, 0);
-    Norm final_norm = model_final_norm(model, &s->pass);
-    Linear lm_head = model_lm_head(model, n);
-    real *x = a.x, *x_next = a.x_last;
-    for (int64_t b = 0; b < n; b++)
-        if (s->lengths[b] + T > s->capacity) die("a state of %lld tokens is full", (long long)s->capacity);
-
-    embedding_forward(x, tokens, model_param(model, model->params, P_EMBEDDINGS), n * T, d);
+// Copies a slot's state of fixed size to another slot, which then has the same tokens.
+static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        Layer layer = model_layer(model, &s->pass, l);
+        Layer layer = cache_layer(model, cache, NULL, l);
+        mixers[model->config.mixer].fork(&layer, from, to);
+    }
+}
+
+static void cache_copy_page(Model* model, Cache* cache, int32_t from, int32_t to) {
+    Layer layer = cache_layer(model, cache, NULL, 0);
+    mixers[model->config.mixer].copy_page(&layer, from, to);
+}
+
+// first [slots, heads]: pages at the beginning of each head that no later query needs.
+static void cache_forgotten(Model* model, Cache* cache, int32_t* first) {
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = cache_layer(model, cache, NULL, l);
+        if (mixers[model->config.mixer].forgotten) mixers[model->config.mixer].forgotten(&layer, first);
+    }
+}
+
+// Final norm, lm_head and scores of the pass's outputs, from x [rows, d], in chunks of logits.
+static void model_outputs(Model* model, const Cache* cache, const Extension* e, const real* x,
+                          RowScore* scores, float* logits) {
+    Acts a = pass_acts(&cache->pass, 0);
+    Norm norm = model_final_norm(model, &cache->pass);
+    int64_t d = model->config.hidden_size, V = model->config.vocab_size;
+    int64_t most = model_logit_rows(&model->config, cache->sizes.rows);
+    for (int64_t first = 0, last; first < e->outputs; first = last) {
+        int64_t n = 0; // distinct rows
+        for (last = first; last < e->outputs; last++) {
+            if (last > first && e->output_rows[last] == e->output_rows[last - 1]) continue;
+            if (n == most) break;
+            memcpy(a.lm_head_in + n++ * d, x + e->output_rows[last] * d, (size_t)d * sizeof(real));
+        }
+        Linear lm_head = model_lm_head(model, n);
+        lm_head.dw = NULL;
+        norm.rows = n;
+        rmsnorm_forward(a.lm_head_in, a.lm_head_in, &norm);
+        linear_forward(a.logits, a.lm_head_in, NULL, &lm_head);
+#pragma omp parallel for schedule(static) if ((last - first) * V > 4096)
+        for (int64_t i = first; i < last; i++) {
+            int64_t row = 0;
+            for (int64_t j = first + 1; j <= i; j++) row += e->output_rows[j] != e->output_rows[j - 1];
+            scores[i] = score_row(a.logits + row * V, e->targets[i], V);
+            for (int64_t c = 0; e->logits_wanted && c < V; c++)
+                logits[i * V + c] = (float)a.logits[row * V + c];
+        }
+    }
+}
+
+// One pass: extends the sequences by their rows, and computes the outputs' scores [outputs] and, if they are
+// wanted, logits [outputs, V]. A row's logits are what model_forward computes for the same tokens, but for
+// rounding and what is forgotten.
+static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
+    cache->pass.T = e->rows;
+    Acts a = pass_acts(&cache->pass, 0);
+    real *x = a.x, *x_next = a.x_last;
+    embedding_forward(x, e->tokens, model_param(model, model->params, P_EMBEDDINGS), e->rows,
+                      model->config.hidden_size);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = cache_layer(model, cache, e, l);
         bool has_mlp = layer_param(&layer, P_GATE_PROJ) != NULL;
         Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-        layer.lengths = s->lengths, layer.capacity = s->capacity;
         rmsnorm_forward(a.mixer_in, x, &norm);
         mixers[model->config.mixer].extend(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, x);
         if (has_mlp) block_mlp_forward(&layer, &a, x_next);
         real* swap = x;
         x = x_next, x_next = swap;
     }
-    for (int64_t b = 0; b < n; b++) {
-        s->lengths[b] += T;
-        memcpy(a.lm_head_in + b * d, x + (b * T + T - 1) * d, (size_t)d * sizeof(real));
-    }
-    final_norm.rows = n;
-    rmsnorm_forward(a.lm_head_in, a.lm_head_in, &final_norm);
-    linear_forward(s->logits, a.lm_head_in, NULL, &lm_head);
+    model_outputs(model, cache, e, x, scores, logits);
 }
 
 // ----------------------------------------------------------------------------
@@ -1178,7 +1292,7 @@ static Model* trainer_open(Run* run) {
 #endif
     mpi_require(run->world);
     *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
-    if (run->mode == RUN_GENERATE) return model;
+    if (run_infers(run)) return model;
     model_allocate_activations(model, run->micro_batch, run->options.seq_len);
     model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));
     model->targets = (int32_t*)xcalloc(BT, sizeof(int32_t));
@@ -1333,11 +1447,6 @@ static void bench(Model* model, const Run* run) {
            1e3 * forward, (double)(run->world->size * model->B * model->T) / forward);
 }
 
-static void decode(Model* model, States* states, int32_t token, float* logits) {
-    model_extend(model, states, &token);
-    for (int64_t i = 0; logits && i < model->config.vocab_size; i++) logits[i] = (float)states->logits[i];
-}
-
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on the CPU.",
     .built_with = CPU_BUILT_WITH,
@@ -1361,9 +1470,13 @@ static const Trainer trainer = {
     .finish_losses = finish_losses,
     .evaluate = evaluate,
     .bench = bench,
-    .states_new = states_new,
-    .decode = decode,
-    .states_free = states_free};
+    .cache_page_bytes = cache_page_bytes,
+    .cache_new = cache_new,
+    .extend = model_extend,
+    .cache_fork = cache_fork,
+    .cache_copy_page = cache_copy_page,
+    .cache_forgotten = cache_forgotten,
+    .cache_free = cache_free};
 
 int main(int argc, char** argv) {
     threads_start(argv);

@@ -1157,14 +1157,14 @@ static Model* trainer_open(Run* run) {
     const Device* device = &model->device;
     int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
     bool train = run_has_gradients(run);
-    if (run->mode != RUN_GENERATE && plan.recompute < 0)
+    if (!run_infers(run) && plan.recompute < 0)
         die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
             "--micro-batch or --seq-len%s",
             (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
             train ? ", or give --recompute block; --dry-run shows what fits" : "");
     if (run->world->size > 1) model_connect(model, run->world);
     model_allocate_weights(model, train);
-    if (run->mode == RUN_GENERATE) return model;
+    if (run_infers(run)) return model;
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
     pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
     char held[96];
@@ -1458,10 +1458,71 @@ static void bench(Model* model, const Run* run) {
     for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
 }
 
-static void decode(Model* model, States* states, int32_t token, float* logits) {
+// The cache of llmc/model/extension.h made of a States a slot, read token by token: its pages are not used.
+typedef struct Cache {
+    CacheSizes sizes;
+    States** slots; // [slots], made when they are first used
+} Cache;
+
+static void cache_free(Cache* cache) {
+    for (int64_t i = 0; i < cache->sizes.slots; i++)
+        if (cache->slots[i]) states_free(cache->slots[i]);
+    free(cache->slots);
+    free(cache);
+}
+
+static States* cache_slot(const Model* model, Cache* cache, int64_t slot) {
+    States** states = &cache->slots[slot];
+    if (!*states) *states = states_new(model, 1, 1, cache->sizes.capacity);
+    return *states;
+}
+
+static Cache* cache_new(Model* model, const CacheSizes* sizes) {
+    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
+    cache->sizes = *sizes;
+    cache->slots = (States**)xcalloc((size_t)sizes->slots, sizeof(States*));
+    if (cache_slot(model, cache, 0)) return cache;
+    cache_free(cache);
+    return NULL;
+}
+
+static void extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
+    const int64_t V = model->config.vocab_size;
+    float* row_logits = (float*)xcalloc((size_t)V, sizeof(float));
+    int64_t output = 0;
     model_need_all(model);
-    model_extend(model, states, &token);
-    if (logits) download_logits(model, logits, states->logits, 1);
+    for (int64_t s = 0; s < e->sequences; s++) {
+        States* states = cache_slot(model, cache, e->slots[s]);
+        if (!states) die("too little memory is left on the device for a sequence");
+        if (e->lengths[s] == 0) states_begin(model, states, 0);
+        for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++) {
+            model_extend(model, states, &e->tokens[i]);
+            if (output < e->outputs && e->output_rows[output] == i)
+                download_logits(model, row_logits, states->logits, 1);
+            for (; output < e->outputs && e->output_rows[output] == i; output++) {
+                double sum = 0;
+                for (int64_t c = 0; c < V; c++) sum += exp((double)row_logits[c]);
+                scores[output].best = (int32_t)sampler_argmax(row_logits, V);
+                scores[output].logprob =
+                    e->targets[output] < 0 ? 0 : (double)row_logits[e->targets[output]] - log(sum);
+                if (e->logits_wanted) memcpy(logits + output * V, row_logits, (size_t)V * sizeof(float));
+            }
+        }
+    }
+    free(row_logits);
+}
+
+static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
+    States *source = cache_slot(model, cache, from), *target = cache_slot(model, cache, to);
+    if (!source || !target) die("too little memory is left on the device for a sequence");
+    const Activations *held = &source->pass.tables[PASS_MIXER], *copy = &target->pass.tables[PASS_MIXER];
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    target->lengths[0] = source->lengths[0];
+    for (int i = 0; i < held->count; i++)
+        if (held->rows[i].data)
+            CUDA_CHECK(cudaMemcpy(copy->rows[i].data, held->rows[i].data,
+                                  (size_t)activations_row_bytes(held, i, model->config.num_hidden_layers),
+                                  cudaMemcpyDeviceToDevice));
 }
 
 static const Trainer trainer = {
@@ -1488,9 +1549,13 @@ static const Trainer trainer = {
     .pruning_counts = pruning_counts,
     .evaluate = evaluate,
     .bench = bench,
-    .states_new = states_new,
-    .decode = decode,
-    .states_free = states_free};
+    .cache_page_bytes = NULL,
+    .cache_new = cache_new,
+    .extend = extend,
+    .cache_fork = cache_fork,
+    .cache_copy_page = NULL, // no pages
+    .cache_forgotten = NULL,
+    .cache_free = cache_free};
 
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
 

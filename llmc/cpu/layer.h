@@ -2,14 +2,15 @@
 The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
 
 A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's
-table: sequence b holds lengths[b] tokens so far and has room for capacity.
+(llmc/model/activations.h). A pass that extends sequences (llmc/model/extension.h) has B = 1 and its rows as
+T; the mixer's table is then the cache.
 
 Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
 */
 #pragma once
 
 #include "../model/activations.h"
+#include "../model/extension.h"
 #include "../model/params.h"
 #include "matmul.h"
 
@@ -25,9 +26,8 @@ typedef struct {
     const Activations* mlp;
     real* partial; // scratch [NUM_PIECES * d + 3 B d]: pieces of sums over rows
 
-    // of an extension
-    const int64_t* lengths; // [B]
-    int64_t capacity;
+    const Extension* extension; // NULL in training
+    const CacheSizes* sizes;    // of the cache
 } Layer;
 
 // A parameter of the layer, and its gradient; NULL where the model has none.

@@ -117,6 +117,25 @@ static inline void matmul_serial(real* out, int64_t stride, View a, View b, int6
         }
 }
 
+// By the kernel above, on all threads.
+static inline void matmul_tiled(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
+                                bool add) {
+    static real packed_b[KC * NC] __attribute__((aligned(64))); // shared by all threads
+#pragma omp parallel
+    for (int64_t j = 0; j < N; j += NC)
+        for (int64_t k = 0; k < K; k += KC) {
+            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
+#pragma omp for schedule(static)
+            for (int64_t p = 0; p < n; p += NR)
+                pack_panels(packed_b + p * depth, b.at + k * b.row + (j + p) * b.col, min64(NR, n - p), depth,
+                            b.col, b.row, NR);
+#pragma omp for schedule(dynamic)
+            for (int64_t i = 0; i < M; i += MC)
+                multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
+                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
+        }
+}
+
 #ifdef USE_OPENBLAS
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -144,31 +163,82 @@ static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, 
 #else
 static inline void matmul(real* out, int64_t stride, View a, View b, int64_t M, int64_t N, int64_t K,
                           bool add) {
-    static real packed_b[KC * NC] __attribute__((aligned(64))); // shared by all threads
-#pragma omp parallel
-    for (int64_t j = 0; j < N; j += NC)
-        for (int64_t k = 0; k < K; k += KC) {
-            int64_t n = min64(NC, N - j), depth = min64(KC, K - k);
-#pragma omp for schedule(static)
-            for (int64_t p = 0; p < n; p += NR)
-                pack_panels(packed_b + p * depth, b.at + k * b.row + (j + p) * b.col, min64(NR, n - p), depth,
-                            b.col, b.row, NR);
-#pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < M; i += MC)
-                multiply_block(out + i * stride + j, stride, view(a.at + i * a.row + k * a.col, a.row, a.col),
-                               packed_b, min64(MC, M - i), n, depth, add || k > 0);
-        }
+    matmul_tiled(out, stride, a, b, M, N, K, add);
 }
 #endif
 
-// out[N] = w[N,K] x[K], for decoding, where packing w would cost more than the product
-static inline void matvec(real* out, const real* w, const real* x, int64_t N, int64_t K) {
+// ----------------------------------------------------------------------------
+// products of few rows, for decoding: packing w would cost more than the product
+
+enum { FEW_ROWS = 8 }; // at most
+
+#ifdef REAL_IS_DOUBLE
+typedef int64_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
+#else
+typedef int32_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
+#endif
+
+// Transposes VECTOR_REALS vectors in place: each round interleaves the first half of them with the second.
+__attribute__((always_inline)) static inline void transpose_vectors(Vector x[VECTOR_REALS]) {
+    enum { W = VECTOR_REALS };
+    VectorIndex low, high;
+    for (int i = 0; i < W; i++) low[i] = i / 2 + i % 2 * W, high[i] = low[i] + W / 2;
+    for (int step = 1; step < W; step *= 2) {
+        Vector y[W];
+        for (int i = 0; i < W / 2; i++) {
+            y[2 * i] = __builtin_shuffle(x[i], x[i + W / 2], low);
+            y[2 * i + 1] = __builtin_shuffle(x[i], x[i + W / 2], high);
+        }
+        memcpy(x, y, sizeof y);
+    }
+}
+
+// out[m, columns] (+)= x[m,K] w[columns,K]^T for m rows of x and up to VECTOR_REALS columns; out has row
+// stride N. Inlined so that m is a constant.
+__attribute__((always_inline)) static inline void multiply_few(real* out, const real* x, const real* w,
+                                                               int64_t N, int64_t K, int columns, bool add,
+                                                               const int m) {
+    enum { W = VECTOR_REALS };
+    for (int64_t first = 0; first < K; first += KC) {
+        int64_t end = min64(K, first + KC);
+        Vector sum[FEW_ROWS];
+        memset(sum, 0, sizeof sum);
+        for (int64_t k = first; k < end; k += W) {
+            Vector b[W];
+            int depth = (int)min64(W, end - k);
+            if (columns == W && depth == W) {
+                for (int j = 0; j < W; j++) memcpy(&b[j], w + j * K + k, sizeof b[j]);
+                transpose_vectors(b);
+                for (int i = 0; i < W; i++)
+                    for (int r = 0; r < m; r++) sum[r] += x[r * K + k + i] * b[i];
+                continue;
+            }
+            memset(b, 0, sizeof b);
+            for (int j = 0; j < columns; j++) memcpy(&b[j], w + j * K + k, (size_t)depth * sizeof(real));
+            transpose_vectors(b);
+            for (int i = 0; i < depth; i++)
+                for (int r = 0; r < m; r++) sum[r] += x[r * K + k + i] * b[i];
+        }
+        for (int r = 0; r < m; r++)
+            for (int j = 0; j < columns; j++)
+                out[r * N + j] = (add || first > 0 ? out[r * N + j] : 0) + sum[r][j];
+    }
+}
+
+// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Adds up in the order of matmul: fused multiply-adds
+// along a block of KC, then block after block. So an element's bits do not depend on the number of rows.
+static inline void matmul_few(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,
+                              bool add) {
 #pragma omp parallel for schedule(static) if (N * K > 65536)
-    for (int64_t n = 0; n < N; n++) {
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t k = 0; k < K; k++) sum += w[n * K + k] * x[k];
-        out[n] = sum;
+    for (int64_t n = 0; n < N; n += VECTOR_REALS) {
+        int columns = (int)min64(VECTOR_REALS, N - n);
+        const real* from = w + n * K;
+        switch (rows) {
+#define FEW_CASE(m)                                                                                          \
+    case m: multiply_few(out + n, x, from, N, K, columns, add, m); break;
+            FEW_CASE(1) FEW_CASE(2) FEW_CASE(3) FEW_CASE(4) FEW_CASE(5) FEW_CASE(6) FEW_CASE(7) FEW_CASE(8)
+#undef FEW_CASE
+        }
     }
 }
 
@@ -184,13 +254,13 @@ typedef struct {
 // out = x w^T + residual [rows,N]; residual may be NULL, and may not be out.
 static inline void linear_forward(real* out, const real* x, const real* residual, const Linear* linear) {
     int64_t rows = linear->rows, N = linear->N, K = linear->K;
-    if (rows == 1) {
-        matvec(out, linear->w, x, N, K);
-        for (int64_t n = 0; residual && n < N; n++) out[n] = residual[n] + out[n];
-        return;
-    }
     if (residual) memcpy(out, residual, (size_t)(rows * N) * sizeof(real));
-    matmul(out, N, rows_of(x, K), transpose_of(linear->w, K), rows, N, K, residual != NULL);
+    if (rows <= FEW_ROWS)
+        matmul_few(out, x, linear->w, rows, N, K, residual != NULL);
+    else if (!linear->dw) // inference: bits that do not depend on the number of rows
+        matmul_tiled(out, N, rows_of(x, K), transpose_of(linear->w, K), rows, N, K, residual != NULL);
+    else
+        matmul(out, N, rows_of(x, K), transpose_of(linear->w, K), rows, N, K, residual != NULL);
 }
 
 // Writes dx [rows,K] and adds to linear->dw.

@@ -32,6 +32,7 @@ typedef struct {
     int parent, next, first_child; // node indices, -1 for none
     int count;                     // number of children
     int key, string;               // offsets in the pool of the key and of a string's value, -1 for none
+    size_t begin, end;             // of the value in the parsed text
     bool boolean;
     bool is_int; // the number equals `integer`
     double number;
@@ -247,9 +248,8 @@ static inline bool json_parse_children_(JsonParser* p, int node) {
     return true;
 }
 
-static inline bool json_parse_value_(JsonParser* p, int index) {
+static inline bool json_parse_unspaced_(JsonParser* p, int index) {
     static const char* const words[] = {"null", "false", "true"};
-    json_skip_space_(p);
     JsonNode* node = &p->j->nodes[index]; // invalid once a child is added
     char c = json_peek_(p);
     if (c == '{' || c == '[') {
@@ -273,6 +273,14 @@ static inline bool json_parse_value_(JsonParser* p, int index) {
         return true;
     }
     return json_error_(p, "expected a value");
+}
+
+static inline bool json_parse_value_(JsonParser* p, int index) {
+    json_skip_space_(p);
+    size_t begin = p->at;
+    if (!json_parse_unspaced_(p, index)) return false;
+    p->j->nodes[index].begin = begin, p->j->nodes[index].end = p->at;
+    return true;
 }
 
 // Frees a Json. May be called on one that is empty or already freed.
@@ -416,12 +424,11 @@ static inline void json_newline_(JsonWriter* w) {
     for (int i = 0; i < w->depth * w->indent; i++) json_append_(w, " ", 1);
 }
 
-// Appends a quoted, escaped string. Invalid UTF-8, possible in a file name, becomes U+FFFD, since JSON must
+// Appends a quoted, escaped string of n bytes. Invalid UTF-8, possible in a file name, becomes U+FFFD, since JSON must
 // be UTF-8.
-static inline void json_append_quoted_(JsonWriter* w, const char* s) {
+static inline void json_append_quoted_(JsonWriter* w, const char* s, size_t n) {
     json_append_(w, "\"", 1);
-    size_t length;
-    for (size_t n = strlen(s); n > 0; s += length, n -= length) {
+    for (size_t length; n > 0; s += length, n -= length) {
         uint32_t c = utf8_decode((const uint8_t*)s, n, &length);
         if (c == '"' || c == '\\') json_append_(w, "\\", 1);
         if (c < ' ' || c == UTF8_INVALID) {
@@ -442,7 +449,7 @@ static inline void json_begin_item_(JsonWriter* w, const char* key) {
     if (w->depth > 0) json_newline_(w);
     w->has_items = true;
     if (!key) return;
-    json_append_quoted_(w, key);
+    json_append_quoted_(w, key, strlen(key));
     json_append_(w, ": ", w->indent ? 2 : 1);
 }
 
@@ -478,13 +485,18 @@ static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {
     json_put_word(w, key, value ? "true" : "false");
 }
 
+// A text of n bytes, which may be zeros.
+static inline void json_put_text(JsonWriter* w, const char* key, const char* text, size_t n) {
+    json_begin_item_(w, key);
+    json_append_quoted_(w, text, n);
+}
+
 // A NULL value is written as null.
 static inline void json_put_string(JsonWriter* w, const char* key, const char* value) {
-    json_begin_item_(w, key);
     if (value)
-        json_append_quoted_(w, value);
+        json_put_text(w, key, value, strlen(value));
     else
-        json_append_(w, "null", 4);
+        json_put_word(w, key, "null");
 }
 
 static inline void json_put_int(JsonWriter* w, const char* key, int64_t value) {

@@ -52,7 +52,7 @@ typedef struct {
     const int32_t* pages; // [slots, heads, cache_table_width]: head l NH + h; -1: forgotten, or not yet used
 
     int64_t outputs;            // rows with an output
-    const int64_t* output_rows; // [outputs], rising
+    const int64_t* output_rows; // [outputs], never falling: a row can have several targets
     const int32_t* targets;     // [outputs], the token that follows the row; -1: none
     bool logits_wanted;         // all logits too, not only scores
 } Extension;

@@ -90,14 +90,23 @@ GROUP("Generation") \
 ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
     "print up to N tokens, until end of text, from the model of --init, and exit; with --data the length " \
     "of samples [128]") \
-ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, "text to continue [empty: the start of a document]") \
+ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
+    "text to continue [empty: the start of a document]; with --generate, -: lines of standard input, one after " \
+    "another") \
+ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
+ROW(LIST, stop, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
 ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
 ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
+ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
+    "sample from tokens at least X times as likely as the most likely one") \
 GROUP("Evaluation") \
 ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
     "write the loss by position of the model of --init on --val-data to a JSON file, and exit; --seq-len may " \
     "be longer than the one trained on [65536 where documents are that long, else the one trained on]") \
+ROW(TEXT, requests, "requests", "FILE", 0, 0, 0, \
+    "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or generate; " \
+    "and exit") \
 GROUP("GPU (ignored by the CPU trainer)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
@@ -150,7 +159,8 @@ static inline bool option_recorded(const CliRow* row) {
         offsetof(Options, max_steps),    offsetof(Options, out),     offsetof(Options, resume),
         offsetof(Options, dry_run),      offsetof(Options, bench),   offsetof(Options, dump),
         offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
-        offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval)};
+        offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval),
+        offsetof(Options, requests)};
     for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
         if (row->offset == of_the_process[i]) return false;
     return row->type != CLI_GROUP;

@@ -26,7 +26,7 @@ error.
 #include "options.h"
 
 // What a process does: train, or one thing and exit.
-typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_DUMP, RUN_BENCH, RUN_DRY, RUN_EVAL } RunMode;
+typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_REQUESTS, RUN_DUMP, RUN_BENCH, RUN_DRY, RUN_EVAL } RunMode;
 
 typedef struct {
     Options options; // numbers and choices that were not given are OPTION_UNSET
@@ -72,13 +72,15 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     const Options* o = &line.options;
     // with --data, --generate is the length of samples while training
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
-    bool generate = o->generate != OPTION_UNSET && !o->data;
-    if (dry + bench + dump + eval + generate > 1)
-        die("--dry-run, --bench, --dump, --eval and --generate each do one thing and exit: give one of them");
+    bool requests = o->requests != NULL, generate = o->generate != OPTION_UNSET && !o->data && !requests;
+    if (dry + bench + dump + eval + generate + requests > 1)
+        die("--dry-run, --bench, --dump, --eval, --generate and --requests each do one thing and exit: give "
+            "one of them");
     line.mode = dry        ? RUN_DRY
                 : bench    ? RUN_BENCH
                 : dump     ? RUN_DUMP
                 : eval     ? RUN_EVAL
+                : requests ? RUN_REQUESTS
                 : generate ? RUN_GENERATE
                            : RUN_TRAIN;
     return line;
@@ -245,6 +247,25 @@ static inline void run_plan_steps(Run* run) {
         o->max_steps != OPTION_UNSET && o->max_steps < run->num_steps ? o->max_steps : run->num_steps;
 }
 
+// Does the run only infer, without gradients and optimizer state?
+static inline bool run_infers(const Run* run) {
+    return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
+}
+
+// --seq-len of the training that wrote a checkpoint; OPTION_UNSET for a folder of another origin.
+static inline int64_t run_trained_length(const char* folder) {
+    Error err;
+    Json record;
+    char path[PATH_LENGTH];
+    int64_t length = OPTION_UNSET;
+    path_join(path, folder, "trainer.json");
+    if (!json_parse_file(&record, path, &err)) return length;
+    int seq_len = json_get(&record, json_get(&record, 0, "options"), "seq-len");
+    if (!json_int64(&record, seq_len, &length) || length < 1 || length > 1 << 24) length = OPTION_UNSET;
+    json_free(&record);
+    return length;
+}
+
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
     return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
@@ -337,7 +358,6 @@ static inline void run_complete_eval(Run* run) {
     enum { LONG = 65536 }; // the paper's length
     Error err;
     char path[PATH_LENGTH];
-    int64_t trained;
     Options* o = &run->options;
     if (!o->init) die("--eval: of which model? give --init DIR, a checkpoint");
     if (!o->val_data) die("--eval: on which text? give --val-data GLOB, held-out shards");
@@ -347,8 +367,8 @@ static inline void run_complete_eval(Run* run) {
     if (o->seq_len != OPTION_UNSET) return;
     if (run_document_length(run) >= LONG)
         o->seq_len = LONG;
-    else if (json_int64(&run->record, run_recorded(run, "seq-len"), &trained) && trained > 0)
-        o->seq_len = trained;
+    else
+        o->seq_len = run_trained_length(o->init);
 }
 
 // The micro-batch of --eval, the same on any number of ranks.
@@ -382,14 +402,18 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     const Options* o = &run->options;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
     if (eval) run_complete_eval(run);
+    if (run_infers(run) && o->init && o->seq_len == OPTION_UNSET)
+        run->options.seq_len = run_trained_length(o->init);
     options_apply_recipe(&run->options, &recipe);
+    if (run_infers(run)) run->options.batch_tokens = o->seq_len;
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
     if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH && !eval)
         die("only training, --bench and --eval run on %d ranks: start one process alone", world->size);
-    if (run->mode == RUN_GENERATE && !o->init)
-        die("--generate: with which model? give --init DIR, a checkpoint");
+    if (run_infers(run) && !o->init)
+        die("--%s: with which model? give --init DIR, a checkpoint",
+            run->mode == RUN_GENERATE ? "generate" : "requests");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
     if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
@@ -411,9 +435,7 @@ static inline void run_free(Run* run) {
 // what follows from a run
 
 // Does it compute gradients?
-static inline bool run_has_gradients(const Run* run) {
-    return run->mode != RUN_GENERATE && run->mode != RUN_EVAL;
-}
+static inline bool run_has_gradients(const Run* run) { return !run_infers(run) && run->mode != RUN_EVAL; }
 
 // Was it resumed from a checkpoint?
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }

@@ -1,8 +1,8 @@
 /*
-Samples the next token from a model's logits, with temperature, top-k and top-p.
+Samples the next token from a model's logits, with temperature, top-k, top-p and min-p.
 
 Logits are float [V]. A random number is a function of (seed, counter), so a draw does not depend on earlier
-draws. Called by sample.h.
+draws. Called by llmc/eval/engine.h.
 
 The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
 for n tokens kept, on average. Without a cut nothing is sorted.
@@ -17,13 +17,18 @@ for n tokens kept, on average. Without a cut nothing is sorted.
 // Stream of random numbers of the sampler. Other streams count from 0.
 #define RANDOM_STREAM_SAMPLER (UINT64_MAX - 1)
 
-// All zeros but for the settings at first; freed by sampler_free.
 typedef struct {
     double temperature; // divides the logits; 0: the most likely token, of several that with the lowest id
     int64_t top_k;      // draw from the k most likely tokens; 0: from all
     double top_p; // draw from the fewest most likely tokens, at least one, whose share of the probability
                   // that top-k leaves is at least top_p; 1: from all
+    double min_p; // draw from tokens at least min_p times as likely as the most likely one; 0: from all
     uint64_t seed;
+} SamplerSettings;
+
+// All zeros but for the settings at first; freed by sampler_free.
+typedef struct {
+    SamplerSettings settings;
 
     // scratch [capacity], capacity >= V
     uint64_t* order; // a heap of keys, followed by the keys popped off it, that of the most likely last
@@ -67,26 +72,29 @@ static inline double sampler_pop(const Sampler* s, int64_t n) {
     return s->weight[(uint32_t)key];
 }
 
-// Cuts to top-k, then top-p: moves the tokens that are kept to the end of order and returns their number.
+// Cuts to top-k, then top-p, then min-p: moves the tokens that are kept to the end of order and returns their
+// number. Weights are relative to the most likely token's.
 static inline int64_t sampler_cut(const Sampler* s, int64_t V) {
-    bool cut_k = s->top_k > 0 && s->top_k < V;
-    if (!cut_k && s->top_p >= 1) return V;
+    const SamplerSettings* cut = &s->settings;
+    bool cut_k = cut->top_k > 0 && cut->top_k < V;
+    if (!cut_k && cut->top_p >= 1 && cut->min_p <= 0) return V;
     for (int64_t n = 0; n < V;) heap_push(s->order, &n, s->order[n]);
 
-    int64_t popped = 0;
+    int64_t popped = 0, most = cut_k ? cut->top_k : V;
     double total = 0;
     if (cut_k)
-        while (popped < s->top_k) total += sampler_pop(s, V - popped++);
+        while (popped < most) total += sampler_pop(s, V - popped++);
     else
         for (int64_t i = 0; i < V; i++) total += s->weight[i];
-    if (s->top_p >= 1) return popped;
 
-    int64_t kept = 0, most = cut_k ? popped : V;
+    int64_t kept = 0;
     double sum = 0;
     do {
         if (kept == popped) sampler_pop(s, V - popped++);
-        sum += s->weight[(uint32_t)s->order[V - ++kept]];
-    } while (sum < s->top_p * total && kept < most);
+        double weight = s->weight[(uint32_t)s->order[V - 1 - kept]];
+        if (kept > 0 && weight < cut->min_p) break;
+        kept++, sum += weight;
+    } while ((cut->top_p >= 1 || sum < cut->top_p * total) && kept < most);
     return kept;
 }
 
@@ -94,7 +102,7 @@ static inline int64_t sampler_cut(const Sampler* s, int64_t V) {
 // infinite. Allocates scratch at the first call.
 static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, uint64_t counter) {
     int64_t best = sampler_argmax(logits, V);
-    if (best < 0 || s->temperature == 0) return best;
+    if (best < 0 || s->settings.temperature == 0) return best;
     if (V > s->capacity) {
         s->order = (uint64_t*)xrealloc(s->order, (size_t)V * sizeof *s->order);
         s->weight = (double*)xrealloc(s->weight, (size_t)V * sizeof *s->weight);
@@ -102,14 +110,15 @@ static inline int64_t sampler_next(Sampler* s, const float* logits, int64_t V, u
     }
     for (int64_t i = 0; i < V; i++) {
         s->order[i] = sampler_key(logits[i], i);
-        s->weight[i] = exp(((double)logits[i] - (double)logits[best]) / s->temperature); // 1 for the best
+        s->weight[i] =
+            exp(((double)logits[i] - (double)logits[best]) / s->settings.temperature); // 1 for the best
     }
     const int64_t first = V - sampler_cut(s, V);
     double total = 0, sum = 0;
     for (int64_t i = first; i < V; i++) total += s->weight[(uint32_t)s->order[i]];
     // u < 1, so the target is below the total; the loop repeats the same additions, so a sum exceeds the
     // target
-    double target = random_uniform(s->seed, RANDOM_STREAM_SAMPLER, counter) * total;
+    double target = random_uniform(s->settings.seed, RANDOM_STREAM_SAMPLER, counter) * total;
     for (int64_t i = first; i < V; i++)
         if ((sum += s->weight[(uint32_t)s->order[i]]) > target) return (uint32_t)s->order[i];
     return best; // not reached

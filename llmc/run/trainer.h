@@ -13,7 +13,7 @@ Order of the calls:
                 pruning_counts
     --dump      load_batch, evaluate
     --bench     bench
-    --generate  states_new, decode for every token, states_free
+    --generate, --requests  cache_new, extend for every pass, cache_free (llmc/eval/engine.h)
 
 With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
 differ in grad_accum_steps, and a step ends with the sums over all of them.
@@ -25,15 +25,15 @@ for the host.
 #pragma once
 
 #include "../base/random.h"
+#include "../model/extension.h"
 #include "../model/shapes.h"
 #include "checkpoint.h"
 #include "logger.h"
 #include "run.h"
 
-// Defined by the trainer: a model with everything that the run's mode needs, and the state of sequences that
-// are extended token by token.
+// Defined by the trainer: a model with everything that the run's mode needs, and a cache of sequences.
 typedef struct Model Model;
-typedef struct States States;
+typedef struct Cache Cache;
 
 // May a step of this loss and gradient norm change the weights? Both trainers answer alike. A norm of 0 means
 // that the weights do not matter to the loss: nothing would be learnt, and no later step would notice. The
@@ -92,12 +92,18 @@ typedef struct {
 
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
 
-    // Generation: n sequences of up to `capacity` tokens, extended by t tokens at a time; here n = t = 1.
-    // states_new returns NULL where the device has no memory for them. decode appends a token and writes the
-    // logits [V] of the next one, unless logits is NULL.
-    States* (*states_new)(const Model* model, int64_t n, int64_t t, int64_t capacity);
-    void (*decode)(Model* model, States* states, int32_t token, float* logits);
-    void (*states_free)(States* states);
+    // Inference: a cache of sequences and passes over it, as llmc/model/extension.h says. cache_new returns
+    // NULL where the device has no memory for it. extend writes scores [outputs] and, where they are wanted,
+    // logits [outputs, V]. cache_fork copies a slot's state of fixed size to another slot, which then has the
+    // same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning of each head that no
+    // later row needs. Without cache_copy_page the cache has no pages: cache_fork copies all of a slot.
+    int64_t (*cache_page_bytes)(const Model* model);
+    Cache* (*cache_new)(Model* model, const CacheSizes* sizes);
+    void (*extend)(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits);
+    void (*cache_fork)(Model* model, Cache* cache, int64_t from, int64_t to);
+    void (*cache_copy_page)(Model* model, Cache* cache, int32_t from, int32_t to);
+    void (*cache_forgotten)(Model* model, Cache* cache, int32_t* first);
+    void (*cache_free)(Cache* cache);
 } Trainer;
 
 // For load_batch: reads the next `count` = B T tokens of the data into inputs and targets. Without data

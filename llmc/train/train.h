@@ -20,11 +20,11 @@ Called by main of the trainers, and only there.
 #pragma once
 
 #include "../eval/evaluation.h"
+#include "../eval/requests.h"
 #include "../run/report.h"
 #include "../run/saver.h"
 #include "../run/schedule.h"
 #include "../run/trainer.h"
-#include "sample.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
@@ -219,9 +219,9 @@ static inline void training_validate(Training* t) {
 // Rank 0 generates a sample; the others wait with their next collective.
 static inline void training_sample(Training* t) {
     if (t->world->rank != 0) return;
-    ByteBuffer text = sample_generate(t->run, sample_tokens(t->run), NULL, t->trainer, t->model);
-    if (text.data) logger_event(&t->logger, t->run->state.step, "sample", text.data);
-    free(text.data);
+    char* text = generate_sample(t->run, t->trainer, t->model);
+    if (text) logger_event(&t->logger, t->run->state.step, "sample", text);
+    free(text);
 }
 
 // ----------------------------------------------------------------------------
@@ -486,7 +486,9 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     else if (run->mode == RUN_DUMP)
         dump(trainer, model, run);
     else if (run->mode == RUN_GENERATE)
-        free(sample_generate(run, run->options.generate, stdout, trainer, model).data);
+        generate(run, trainer, model);
+    else if (run->mode == RUN_REQUESTS)
+        answer_requests(run, trainer, model);
     else if (run->mode == RUN_EVAL)
         evaluation_run(evaluation, trainer, model, run);
     else {

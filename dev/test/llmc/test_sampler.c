@@ -12,7 +12,8 @@ static float logits[V];
 static Sampler sampler(double temperature, int64_t top_k, double top_p, uint64_t seed) {
     Sampler s;
     memset(&s, 0, sizeof s);
-    s.temperature = temperature, s.top_k = top_k, s.top_p = top_p, s.seed = seed;
+    SamplerSettings settings = {temperature, top_k, top_p, 0, seed};
+    s.settings = settings;
     return s;
 }
 
@@ -28,14 +29,16 @@ static int likelier_first(const void* a, const void* b) {
 }
 
 // The exact probabilities of all tokens under the settings.
-static void exact_probabilities(const Sampler* s, double p[V]) {
+static void exact_probabilities(const SamplerSettings* s, double p[V]) {
     int ids[V], n = s->top_k > 0 && s->top_k < V ? (int)s->top_k : V;
     double total = 0, sum = 0;
     for (int i = 0; i < V; i++) ids[i] = i, p[i] = 0;
     qsort(ids, V, sizeof ids[0], likelier_first);
     for (int i = 0; i < n; i++) total += exp(logits[ids[i]] / s->temperature);
     int kept = 0;
-    while (kept < n && (kept == 0 || s->top_p >= 1 || sum < s->top_p * total))
+    double least = s->min_p * exp(logits[ids[0]] / s->temperature);
+    while (kept < n && (kept == 0 || s->top_p >= 1 || sum < s->top_p * total) &&
+           exp(logits[ids[kept]] / s->temperature) >= least)
         sum += exp(logits[ids[kept++]] / s->temperature);
     for (int i = 0; i < kept; i++) p[ids[i]] = exp(logits[ids[i]] / s->temperature) / sum;
 }
@@ -43,11 +46,12 @@ static void exact_probabilities(const Sampler* s, double p[V]) {
 // The count of a token of probability p in N draws is binomial, with variance N p (1 - p). Five standard
 // deviations would be passed by chance in one of 1.7 million tokens; the draws are those of one seed, so the
 // outcome is fixed.
-static void check_frequencies(double temperature, int64_t top_k, double top_p) {
+static void check_frequencies(double temperature, int64_t top_k, double top_p, double min_p) {
     Sampler s = sampler(temperature, top_k, top_p, 99);
+    s.settings.min_p = min_p;
     double p[V];
     int64_t counts[V] = {0};
-    exact_probabilities(&s, p);
+    exact_probabilities(&s.settings, p);
     for (uint64_t i = 0; i < DRAWS; i++) {
         int64_t id = sampler_next(&s, logits, V, i);
         if (id >= 0 && id < V) counts[id]++;
@@ -55,8 +59,8 @@ static void check_frequencies(double temperature, int64_t top_k, double top_p) {
     for (int i = 0; i < V; i++) {
         double expected = DRAWS * p[i], bound = 5 * sqrt(expected * (1 - p[i])) + 1e-9;
         CHECK(fabs((double)counts[i] - expected) <= bound,
-              "temperature %g, top-k %d, top-p %g, token %d: drawn %lld times, expected %.1f +- %.1f",
-              temperature, (int)top_k, top_p, i, (long long)counts[i], expected, bound);
+              "temperature %g, top-k %d, top-p %g, min-p %g, token %d: drawn %lld times, expected %.1f +- %.1f",
+              temperature, (int)top_k, top_p, min_p, i, (long long)counts[i], expected, bound);
     }
     sampler_free(&s);
 }
@@ -148,12 +152,14 @@ static void test_large(void) {
 
 int main(void) {
     make_logits();
-    check_frequencies(1, 0, 1);
-    check_frequencies(0.7, 0, 1);
-    check_frequencies(2.5, 0, 1);
-    check_frequencies(1, 5, 1);
-    check_frequencies(1, 0, 0.6);
-    check_frequencies(1.3, 20, 0.9);
+    check_frequencies(1, 0, 1, 0);
+    check_frequencies(0.7, 0, 1, 0);
+    check_frequencies(2.5, 0, 1, 0);
+    check_frequencies(1, 5, 1, 0);
+    check_frequencies(1, 0, 0.6, 0);
+    check_frequencies(1.3, 20, 0.9, 0);
+    check_frequencies(1, 0, 1, 0.2);
+    check_frequencies(1.3, 20, 0.9, 0.1);
     test_cuts();
     test_temperature();
     test_not_a_distribution();

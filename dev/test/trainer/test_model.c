@@ -1,6 +1,6 @@
 /*
-Tests invariants of train_fox.c: extension gives the logits of the forward pass, results are the same bits on
-any number of threads, gradients accumulate, attention is causal, memory is linear in T. Also tests the
+Tests invariants of train_fox.c: results are the same bits on any number of threads, gradients accumulate,
+attention is causal, memory is linear in T. Extension: dev/test/eval/test_cache.c. Also tests the
 initial weights.
 
 Built in float and in double. A limit that is no bound on rounding errors has the measured errors (float,
@@ -21,50 +21,6 @@ static double run_pass(Model* model, const int32_t* inputs, const int32_t* targe
     double loss = model_loss(model, targets, (real)(1 / (double)mean_over), true, logits);
     model_backward(model, inputs);
     return loss;
-}
-
-// Extends a sequence by `step` tokens at a time and compares its logits with those of the forward pass, first
-// alone, then in a batch with a second sequence that starts one extension later. Returns the worst relative
-// error.
-static double extend_error(const Variant* variant, int64_t step) {
-    int64_t T = variant->T / step * step;
-    Model model = variant_model(variant->name, 2, T);
-    int64_t V = model.config.vocab_size;
-    int32_t *tokens = random_tokens(&model, 2 * T, 0),
-            *next = (int32_t*)xcalloc((size_t)(2 * step), sizeof(int32_t));
-    real *expected = new_reals(2 * T * V), *got = new_reals(T / step * V), *want = new_reals(T / step * V);
-    double worst = 0;
-    model_forward(&model, tokens);
-    model_loss(&model, tokens, 0, false, expected);
-    States *alone = states_new(&model, 1, step, T), *both = states_new(&model, 2, step, T + step);
-    for (int64_t t = 0; t < T; t += step) {
-        model_extend(&model, alone, tokens + t);
-        memcpy(got + t / step * V, alone->logits, (size_t)V * sizeof(real));
-        memcpy(want + t / step * V, expected + (t + step - 1) * V, (size_t)V * sizeof(real));
-    }
-    worst = relative_error(got, want, T / step * V);
-    for (int64_t t = 0; t <= T; t += step) {
-        if (t == step) states_begin(&model, both, 1);
-        memcpy(next, tokens + (t < T ? t : 0), (size_t)step * sizeof(int32_t));
-        memcpy(next + step, tokens + T + (t ? t - step : 0), (size_t)step * sizeof(int32_t));
-        model_extend(&model, both, next);
-        if (t < T) worst = fmax(worst, relative_error(both->logits, expected + (t + step - 1) * V, V));
-        if (t > 0) worst = fmax(worst, relative_error(both->logits + V, expected + (T + t - 1) * V, V));
-    }
-    CHECK(worst <= PICK(1e-5, 1e-13), "%s, %lld tokens at a time: off by %.2e", variant->name,
-          (long long)step, worst);
-    states_free(alone), states_free(both);
-    free(tokens), free(next), free(expected), free(got), free(want);
-    model_free(&model);
-    return worst;
-}
-
-static void check_extend(void) {
-    double worst = 0;
-    for (int i = 0; i < NUM_VARIANTS; i++)
-        for (int64_t step = 1; step <= 4; step += 3)
-            if (variants[i].T >= step) worst = fmax(worst, extend_error(&variants[i], step));
-    printf("extension against the forward pass: worst error %.1e\n", worst); // 1e-6, 1e-15
 }
 
 // Sizes that need several blocks in every GEMM and several attention tiles, and are no multiples of them.
@@ -217,7 +173,6 @@ static void check_initial_weights(void) {
 int main(void) {
     check_threads();
     omp_set_num_threads(1); // the models below are too small for threads to pay
-    check_extend();
     check_causality("fox-pro");
     check_causality("transformer-llama");
     check_accumulation("fox-pro", 150);

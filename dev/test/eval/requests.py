@@ -1,0 +1,194 @@
+"""Checks the answers of --requests against a second implementation: its windows and pairs of context and
+continuation, with log-probabilities from --dump. Only Python's standard library.
+
+    requests.py CASE FOLDER INIT PROGRAM OPTION...    CASE is a function below; FOLDER is for files, INIT a
+                                                      checkpoint of a model of bytes, trained on 16 tokens at a time
+"""
+
+import array, json, math, os, subprocess, sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import cli_files  # noqa: E402
+
+EOT, V, T = 256, 257, 16
+folder, init, program = None, None, None
+
+
+def run(arguments, **kwargs):
+    return subprocess.run([*program, "--init", init, *arguments], capture_output=True, timeout=300, **kwargs)
+
+
+def answers(requests, *options):
+    """The answers by id. Every line has one."""
+    lines = "".join(r if isinstance(r, str) else json.dumps(r) + "\n" for r in requests)
+    result = run(["--requests", "-", *options], input=lines.encode("utf-8", "surrogateescape"))
+    assert result.returncode == 0, result.stderr.decode()
+    got = [json.loads(line) for line in result.stdout.decode("utf-8").splitlines()]
+    assert len(got) == len(requests), (len(got), result.stdout)
+    return {json.dumps(a.get("id")): a for a in got}
+
+
+def forward(tokens):
+    """Of tokens 1 on: log-probabilities given those before, and whether each is the likeliest."""
+    shard, dump, n = os.path.join(folder, "pass.bin"), os.path.join(folder, "pass.safetensors"), len(tokens) - 1
+    cli_files.shard(shard, array.array("H", tokens))
+    result = run(f"--data {shard} --dump {dump} --seq-len {n} --batch-tokens {n} --micro-batch 1".split())
+    assert result.returncode == 0, result.stderr.decode()
+    header, data = cli_files.read(dump)
+    losses, logits = (cli_files.values(header, data, name) for name in ("loss", "logits"))
+    best = [max(range(V), key=lambda v: logits[t * V + v]) for t in range(n)]
+    return [-x for x in losses], [b == t for b, t in zip(best, tokens[1:])]
+
+
+def near(got, want, tokens):
+    assert abs(got - want) <= 3e-4 * max(1, tokens) ** 0.5, (got, want)
+
+
+def text():
+    """Makes FOLDER/text.bin, to train on."""
+    with open("README.md", "rb") as f:
+        cli_files.shard(os.path.join(folder, "text.bin"), array.array("H", list(f.read()[:20000])))
+
+
+def score():
+    pairs = [("One two", " three"), ("One two ", "three"), ("One two \n ", "three"), ("", "alone"), ("x", "y"), ("x", "z"),
+             ("Größe", ": €"), ("the " * 30, "end"), ("same", "a"), ("same", "b"), ("same", "cd"), ("nothing", "")]  # fmt: skip
+    requests = [{"id": i, "type": "score", "context": c, "continuation": d} for i, (c, d) in enumerate(pairs)]
+    ids = [{"id": f"ids {r['id']}", "type": "score", "context": list(c.rstrip().encode()),
+            "continuation": list((c[len(c.rstrip()):] + d).encode())} for r, (c, d) in zip(requests, pairs)]  # fmt: skip
+    got = answers(requests + ids + [{"type": "score", "continuation": "no context"}])
+    for i, (context, continuation) in enumerate(pairs):
+        tokens = [EOT, *(context + continuation).encode()]
+        n = len(tokens) - 1 - len(context.rstrip().encode())
+        losses, likeliest = forward(tokens) if n else ([], [])
+        answer = got[str(i)]
+        assert answer["tokens"] == n and answer["greedy"] == all(likeliest[len(likeliest) - n:]), answer
+        near(answer["logprob"], math.fsum(losses[len(losses) - n:]), n)
+        assert {**got[f'"ids {i}"'], "id": i} == answer
+    assert got["null"]["tokens"] == 10 and "id" not in got["null"]
+
+
+def rolling():
+    """Windows as lm-evaluation-harness cuts them: of T tokens, context 1, made disjoint."""
+    def windows(tokens, length):
+        yield [EOT, *tokens[:length]], min(length, len(tokens))
+        predicted = length
+        while predicted < len(tokens):
+            n = min(len(tokens) - predicted, length)
+            end = predicted + n
+            yield tokens[end - length - 1 : end], n
+            predicted += n
+
+    texts = ["a", "x" * T, "y" * (T + 1), "The quick brown fox jumps over the lazy dog, again and again."]
+    for options, length in ((), T), (("--seq-len", "24"), 24):
+        got = answers([{"id": i, "type": "rolling", "text": t} for i, t in enumerate(texts)] +
+                      [{"id": "ids", "type": "rolling", "text": list(texts[3].encode())},
+                       {"id": "empty", "type": "rolling", "text": ""}], *options)  # fmt: skip
+        for i, text in enumerate(texts):
+            want = math.fsum(x for tokens, n in windows(list(text.encode()), length) for x in forward(tokens)[0][-n:])
+            assert got[str(i)]["tokens"] == len(text), got[str(i)]
+            near(got[str(i)]["logprob"], want, len(text))
+        assert got['"ids"']["logprob"] == got["3"]["logprob"] and got['"empty"'] == {"id": "empty", "logprob": 0, "tokens": 0}
+
+
+def generate():
+    greedy = run("--generate 30 --temperature 0 --prompt On".split()).stdout
+    long = {"id": "long", "type": "generate", "prompt": "On", "max_tokens": 30, "temperature": 0}
+    full = answers([long])['"long"']
+    assert greedy == b"On" + bytes(t for t in full["tokens"]) + b"\n" and full["finish"] == "length", (greedy, full)
+    assert full["text"] == bytes(full["tokens"]).decode("utf-8", "replace")
+    stop = full["text"][3:5]
+    cut = full["text"].index(stop)
+    printed = run(["--generate", "30", "--temperature", "0", "--prompt", "On", "--stop", "\u1234", "--stop", stop]).stdout
+    assert printed.decode() == "On" + full["text"][:cut] + "\n", printed
+    cases = [{"id": i, "type": "generate", "prompt": "Once " * (i % 5), "max_tokens": 3 + i, "temperature": 0.8, "seed": i % 4,
+              "top_k": [0, 20][i % 2], "top_p": [1, 0.9][i // 2 % 2], "min_p": [0, 0.01][i // 3 % 2]} for i in range(20)]  # fmt: skip
+    cases += [{**long, "id": "stop", "until": [stop, "never"]}, {**long, "id": "one", "until": stop},
+              {**long, "id": "ids", "until": [[1, 2], full["tokens"][2:4]]}, {**long, "id": "none", "until": None},
+              {**long, "id": "default", "temperature": None, "prompt": [EOT, 79]}]  # fmt: skip
+    together, alone = answers(cases), {}
+    for case in cases:
+        alone |= answers([case])
+    differ = [(together[i], alone[i]) for i in alone if together.get(i) != alone[i]]
+    assert not differ and together.keys() == alone.keys(), differ
+    assert len({together[str(i)]["text"] for i in range(20)}) > 10
+    for name in "stop", "one":
+        answer = together[f'"{name}"']
+        assert answer["text"] == full["text"][:cut] and answer["finish"] == "stop", (answer, full)
+    ids = full["tokens"]
+    end = next(k for k in range(2, 31) if ids[k - 2 : k] == ids[2:4])
+    assert together['"ids"']["tokens"] == ids[:end] and together['"ids"']["finish"] == "stop"
+    assert together['"none"']["text"] == full["text"]
+    assert all(len(together[str(i)]["tokens"]) <= 3 + i for i in range(20))
+
+
+def errors():
+    cases = [
+        ("nonsense", "line 1: bad JSON"), ("[1]", "not a JSON object"), ('{"id":1}', '"type": not one of'),
+        ('{"id":2,"type":"sum"}', '"type": not one of'), ('{"id":3,"type":"score","context":"x"}', '"continuation" is missing'),
+        ('{"id":4,"type":"score","context":1,"continuation":"x"}', '"context": neither text nor'),
+        ('{"id":5,"type":"rolling","text":[1,300]}', '"text": token 300, of a vocabulary of 257'),
+        ('{"id":6,"type":"rolling","text":["a"]}', "a list of token ids has another value"),
+        ('{"id":7,"type":"generate","prompt":"x","max_tokens":0}', '"max_tokens": not a whole number from 1'),
+        ('{"id":8,"type":"generate","prompt":"x","max_tokens":1.5}', '"max_tokens": not a whole number'),
+        ('{"id":9,"type":"generate","prompt":"x","temperature":-1}', '"temperature": not a number from 0 to 100'),
+        ('{"id":10,"type":"generate","prompt":"x","until":[1]}', '"until": neither a text nor a list'),
+        ('{"id":11,"type":"generate","prompt":"x","max_token":1}', '"max_token": not a member of a request of type generate'),
+        ('{"id":12,"type":"generate","prompt":"x","max_tokens":16000000}', "more than the 65536 that a sequence can have"),
+        ('{"id":13,"type":"rolling","text":"\\u0000"}', "\\u0000 in a string is not supported"), ("[" * 100, "nested too deeply"),
+        ('{"id":14,"type":"rolling","text":"cut', "closing quote"), ('{"id":15,"type":"rolling","text":"\udcff"}', "invalid UTF-8"),
+    ]  # fmt: skip
+    good = {"id": [None, {"a": 1}], "type": "rolling", "text": "good"}
+    lines = "".join(line + "\n" for line, _ in cases) + "\n \n" + json.dumps(good)  # no line break at the end
+    result = run(["--requests", "-"], input=lines.encode("utf-8", "surrogateescape"))
+    got = [json.loads(line) for line in result.stdout.decode().splitlines()]
+    assert result.returncode == 0 and len(got) == len(cases) + 1, (result.stderr, got)
+    for (line, message), answer in zip(cases, got):
+        assert message in answer["error"] and "\n" not in answer["error"], (line, answer)
+    assert [a.get("id") for a in got[2:5]] == [1, 2, 3] and got[-1]["id"] == good["id"] and got[-1]["tokens"] == 4
+    number = "123456789012345678901234567890.10"
+    result = run(["--requests", "-"], input=('{"id": %s ,"type":"rolling","text":"x"}' % number).encode())
+    assert result.stdout.startswith(b'{"id":' + number.encode() + b',"logprob"'), result.stdout
+
+
+def stream():
+    """A request of a pipe is answered while the pipe is open, and while a longer one is being answered."""
+    process = subprocess.Popen([*program, "--init", init, "--requests", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL)  # fmt: skip
+
+    def send(request, line_break=b"\n"):
+        process.stdin.write(json.dumps(request).encode() + line_break)
+        process.stdin.flush()
+
+    def receive():
+        return json.loads(process.stdout.readline())["id"]
+
+    for i in range(3):
+        send({"id": i, "type": "score", "context": "a", "continuation": "b"})
+        assert receive() == i
+    send({"id": "long", "type": "generate", "prompt": "", "max_tokens": 20000, "top_k": 1, "until": ["\u1234"]})
+    send({"id": "short", "type": "score", "context": "a", "continuation": "b"})
+    first = receive()
+    send({"id": "last", "type": "score", "context": "a", "continuation": "b"}, b"")
+    process.stdin.close()
+    assert first == "short" and {receive(), receive()} == {"long", "last"}
+    assert process.stdout.read() == b"" and process.wait() == 0
+
+
+def many():
+    """More requests than a window holds, from a file: each has the answer that it has alone."""
+    path = os.path.join(folder, "many.jsonl")
+    requests = [{"id": i, "type": "score", "context": "Question " + str(i // 4) * 9, "continuation": f" answer {i % 4}"}
+                for i in range(1300)]  # fmt: skip
+    with open(path, "w") as f:
+        f.writelines(json.dumps(r) + "\n" for r in requests)
+    result = run(["--requests", path])
+    got = {a["id"]: a for a in map(json.loads, result.stdout.decode().splitlines())}
+    assert result.returncode == 0 and len(got) == len(requests)
+    for i in 0, 511, 512, 1299:
+        assert got[i] == answers([requests[i]])[str(i)]
+
+
+if __name__ == "__main__":
+    case, folder, init, *program = sys.argv[1:]
+    globals()[case]()

@@ -1,0 +1,232 @@
+/*
+Tests the CPU trainer's cache (llmc/model/extension.h), for every variant of the model: what a row computes has
+the same bits alone and among others, token by token and in chunks, in a fork and in a sequence of its own; it
+is what the forward pass computes; and what is forgotten was below eps.
+
+Built in float and in double. A limit that is no bound on rounding errors has the measured errors (float,
+double) in a comment.
+*/
+#include "../trainer/trainer.h"
+#include "../reals.h"
+#include "../trainer/variants.h"
+#include "cached.h"
+
+enum { TEXTS = 3 };
+
+// Texts of the model's tokens, and what each row of them computes.
+typedef struct {
+    int64_t counts[TEXTS];
+    int32_t* tokens[TEXTS]; // [counts + 1]
+    RowScore* scores[TEXTS];
+    float* logits[TEXTS]; // [counts, V]
+} Texts;
+
+static Texts texts_new(const Model* model, const int64_t counts[TEXTS]) {
+    Texts t;
+    for (int i = 0; i < TEXTS; i++) {
+        t.counts[i] = counts[i];
+        t.tokens[i] = random_tokens(model, counts[i] + 1, (uint64_t)i);
+        t.scores[i] = (RowScore*)xcalloc((size_t)counts[i], sizeof(RowScore));
+        t.logits[i] = (float*)xcalloc((size_t)(counts[i] * model->config.vocab_size), sizeof(float));
+    }
+    return t;
+}
+
+static void texts_free(Texts* t) {
+    for (int i = 0; i < TEXTS; i++) free(t->tokens[i]), free(t->scores[i]), free(t->logits[i]);
+}
+
+// Reads each text alone, by `step` tokens a pass.
+static void read_alone(Model* model, Texts* t, int64_t step) {
+    for (int32_t i = 0; i < TEXTS; i++) {
+        int32_t slot = 0;
+        Cached c = cached_new(model, 1, t->counts[i], false, false);
+        for (int64_t at = 0, n; at < t->counts[i]; at += n) {
+            n = min64(step, t->counts[i] - at);
+            cached_pass(&c, 1, &slot, &n, &t->tokens[i], &t->scores[i], &t->logits[i]);
+        }
+        cached_free(&c);
+    }
+}
+
+// Reads all texts together, in random chunks, which begin at different passes.
+static void read_together(Model* model, Texts* t, uint64_t seed) {
+    Cached c = cached_new(model, TEXTS + 1, t->counts[0], false, false);
+    for (uint64_t pass = 0;; pass++) {
+        int32_t slots[TEXTS], *tokens[TEXTS];
+        int64_t counts[TEXTS], n = 0;
+        RowScore* scores[TEXTS];
+        float* logits[TEXTS];
+        for (int i = 0; i < TEXTS; i++) {
+            int64_t left = t->counts[i] - c.lengths[TEXTS - i];
+            counts[n] = min64(left, (int64_t)(random_uniform(seed, 0, TEXTS * pass + (uint64_t)i) * 40));
+            slots[n] = TEXTS - i, tokens[n] = t->tokens[i], scores[n] = t->scores[i],
+            logits[n] = t->logits[i];
+            n += counts[n] > 0;
+        }
+        if (n > 0) cached_pass(&c, n, slots, counts, tokens, scores, logits);
+        bool all = true;
+        for (int i = 0; i < TEXTS; i++) all = all && c.lengths[TEXTS - i] == t->counts[i];
+        if (all) break;
+    }
+    cached_free(&c);
+}
+
+static bool same_texts(const Texts* a, const Texts* b, int64_t V) {
+    bool same = true;
+    for (int i = 0; i < TEXTS; i++) {
+        same = same && memcmp(a->logits[i], b->logits[i], (size_t)(a->counts[i] * V) * sizeof(float)) == 0;
+        for (int64_t t = 0; t < a->counts[i]; t++)
+            same = same && a->scores[i][t].logprob == b->scores[i][t].logprob &&
+                   a->scores[i][t].best == b->scores[i][t].best;
+    }
+    return same;
+}
+
+// The first text against the forward pass over the same tokens. Returns the worst error of a log-probability.
+static double check_forward(const char* name, Model* model, const Texts* t) {
+    int64_t T = t->counts[0], V = model->config.vocab_size;
+    real* logits = new_reals(T * V);
+    double worst = 0, least = 0;
+    model_forward(model, t->tokens[0]);
+    model_loss(model, t->tokens[0] + 1, 0, false, logits);
+    for (int64_t i = 0; i < T; i++) {
+        const RowScore* score = &t->scores[0][i];
+        double highest = -INFINITY;
+        for (int64_t v = 0; v < V; v++) highest = fmax(highest, (double)logits[i * V + v]);
+        least = fmax(least, highest - (double)logits[i * V + score->best]);
+        worst = fmax(worst, fabs(score->logprob + (double)model->acts.losses[i]));
+    }
+    CHECK(worst <= PICK(3e-4, 1e-10), "%s: a log-probability is off by %.2e", name, worst);
+    CHECK(least <= PICK(1e-4, 1e-11), "%s: the best token is %.2e below the largest logit", name, least);
+    free(logits);
+    return worst;
+}
+
+// At 3 rows a pass the products of few rows, at 131 the tiled ones.
+static double check_variant(const char* name) {
+    const int64_t counts[TEXTS] = {150, 77, 64};
+    Model model = variant_model(name, 1, counts[0]);
+    Texts alone = texts_new(&model, counts), other = texts_new(&model, counts);
+    int64_t V = model.config.vocab_size;
+    read_alone(&model, &alone, 1);
+    for (int64_t step = 3; step <= 150; step += 64) {
+        read_alone(&model, &other, step);
+        CHECK(same_texts(&alone, &other, V), "%s: by %lld tokens", name, (long long)step);
+    }
+    read_together(&model, &other, 1);
+    CHECK(same_texts(&alone, &other, V), "%s: among others", name);
+    double worst = check_forward(name, &model, &alone);
+    texts_free(&alone), texts_free(&other);
+    model_free(&model);
+    return worst;
+}
+
+// A fork in the middle of a page, at a page's end and in the first page: the fork, its parent and a fork of the
+// fork all go on as if alone.
+static void check_forks(const char* name) {
+    const int64_t counts[TEXTS] = {190, 180, 170};
+    Model model = variant_model(name, 1, 4);
+    int64_t V = model.config.vocab_size;
+    for (int64_t at = 5; at <= 70; at = at == 5 ? 64 : at + 6) {
+        Texts alone = texts_new(&model, counts), forked = texts_new(&model, counts);
+        for (int i = 1; i < TEXTS; i++) {
+            memcpy(alone.tokens[i], alone.tokens[i - 1], (size_t)(at * i) * sizeof(int32_t));
+            memcpy(forked.tokens[i], forked.tokens[i - 1], (size_t)(at * i) * sizeof(int32_t));
+        }
+        read_alone(&model, &alone, 50);
+        Cached c = cached_new(&model, TEXTS, counts[0], false, false);
+        for (int32_t i = 0, from = 0; i < TEXTS; i++) { // text i + 1 leaves text i at its token at (i + 1)
+            int64_t n = min64(at * (i + 1), counts[i]) - c.lengths[i];
+            int32_t next = i + 1;
+            cached_pass(&c, 1, &i, &n, &forked.tokens[i], &forked.scores[i], &forked.logits[i]);
+            if (next == TEXTS) break;
+            for (int64_t t = 0; t < c.lengths[i]; t++) forked.scores[next][t] = forked.scores[i][t];
+            memcpy(forked.logits[next], forked.logits[i], (size_t)(c.lengths[i] * V) * sizeof(float));
+            cached_fork(&c, from = i, next);
+        }
+        for (int32_t i = 0; i < TEXTS; i++) {
+            int64_t n = counts[i] - c.lengths[i];
+            if (n > 0) cached_pass(&c, 1, &i, &n, &forked.tokens[i], &forked.scores[i], &forked.logits[i]);
+        }
+        // what a fork copied has the target of its parent at the last token before they part
+        for (int i = 1; i < TEXTS; i++)
+            CHECK(memcmp(alone.logits[i], forked.logits[i], (size_t)(counts[i] * V) * sizeof(float)) == 0,
+                  "%s: text %d forked after %lld tokens", name, i, (long long)at);
+        CHECK(memcmp(alone.logits[0], forked.logits[0], (size_t)(counts[0] * V) * sizeof(float)) == 0,
+              "%s: the parent, forked after %lld tokens", name, (long long)at);
+        for (int64_t i = 0; i < TEXTS; i++) pages_release(&c.pages, i, counts[i]);
+        CHECK(c.pages.num_free == c.pages.pages, "%s: %lld pages are never freed", name,
+              (long long)(c.pages.pages - c.pages.num_free));
+        cached_free(&c);
+        texts_free(&alone), texts_free(&forked);
+    }
+    model_free(&model);
+}
+
+// With strong gates: log-probabilities with and without forgetting, and how many pages are left. forgets: pages
+// are given back; else they are only skipped.
+static void check_forgetting(const char* name, bool unseen, bool forgets) {
+    const int64_t T = 900;
+    Model model = variant_model(name, 1, 4);
+    int64_t L = model.config.num_hidden_layers, heads = L * model.config.num_heads;
+    for (int64_t l = 0; l < L; l++) {
+        real* bias = model.params + params_find(&model.table, P_FGATE_BIAS, l)->offset;
+        for (int64_t h = 0; h < model.config.num_heads; h++) bias[h] = h == 0 ? (real)-0.5 : (real)8;
+    }
+    int32_t *tokens = random_tokens(&model, T + 1, 0), slot = 0;
+    RowScore* scores[3];
+    float* logits = (float*)xcalloc((size_t)(T * model.config.vocab_size), sizeof(float));
+    double worst = 0;
+    for (int run = 0; run < 3; run++) { // all kept, forgotten, forgotten in other chunks
+        Cached c = cached_new(&model, 1, T, run > 0, unseen);
+        scores[run] = (RowScore*)xcalloc((size_t)T, sizeof(RowScore));
+        for (int64_t at = 0, n; at < T; at += n) {
+            n = min64(run == 2 ? 1 : 37, T - at);
+            cached_pass(&c, 1, &slot, &n, &tokens, &scores[run], &logits);
+        }
+        int64_t held = c.pages.pages - c.pages.num_free, all = heads * pages_of(T);
+        if (run == 0 || !forgets) {
+            CHECK(held == all && c.pages.forgotten == 0, "%s: %lld of %lld pages held", name, (long long)held,
+                  (long long)all);
+        } else { // of the heads that forget fast, two pages or three
+            CHECK(c.pages.forgotten >= L * (pages_of(T) - 3) && held == all - c.pages.forgotten,
+                  "%s: %lld of %lld pages held, %lld forgotten", name, (long long)held, (long long)all,
+                  (long long)c.pages.forgotten);
+        }
+        cached_free(&c);
+    }
+    int64_t changed = 0;
+    for (int64_t t = 0; t < T; t++) {
+        double error = fabs(scores[0][t].logprob - scores[1][t].logprob);
+        worst = fmax(worst, error);
+        changed += error > 0;
+        CHECK(scores[1][t].logprob == scores[2][t].logprob, "%s: token %lld depends on the chunks", name,
+              (long long)t);
+    }
+    CHECK(worst <= 1e-3, "%s: forgetting changes a log-probability by %.2e", name, worst);
+    printf("%s: forgetting changes %lld of %lld log-probabilities, at most by %.1e\n", name,
+           (long long)changed, (long long)T, worst);
+    for (int run = 0; run < 3; run++) free(scores[run]);
+    free(tokens), free(logits);
+    model_free(&model);
+}
+
+int main(void) {
+    omp_set_num_threads(1); // the models are too small for threads to pay
+    double worst = 0;
+    for (int i = 0; i < NUM_VARIANTS; i++) worst = fmax(worst, check_variant(variants[i].name));
+    printf("log-probabilities against the forward pass: worst error %.1e\n", worst);
+    worst = check_variant("fox-pro hidden_size=78 num_heads=3 vocab_size=401 intermediate_size=301");
+    omp_set_num_threads(3);
+    CHECK(worst == check_variant("fox-pro hidden_size=78 num_heads=3 vocab_size=401 intermediate_size=301"),
+          "on three threads");
+    omp_set_num_threads(1);
+    check_forks("fox-pro");
+    check_forks("transformer-llama");
+    check_forgetting("fox-pro hidden_size=32", false, true);
+    check_forgetting("fox-pro hidden_size=32 use_rope=true", false, true);
+    check_forgetting("fox-pro hidden_size=32 qk_norm=false", false, false);
+    check_forgetting("fox-pro hidden_size=32 qk_norm=false", true, true);
+    return test_report();
+}

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# --requests against a second implementation (requests.py), and what --generate takes: prompts of standard input, several
+# samples, stop strings. Tests ./train_fox, or the program that TRAIN_FOX names; errors also with sanitizers.
+scratch=build/test/requests
+. dev/test/check.sh
+trainer=${TRAIN_FOX:-./train_fox}
+sanitized=${TRAIN_FOX:-build/test/train_fox_sanitized}
+export OMP_NUM_THREADS=1
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
+shards=$scratch/files/shards
+tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
+batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128 --lr 0.02"
+check "make a text" python3 dev/test/eval/requests.py text "$scratch" - -
+check "train" "$trainer" $tiny $batches --data "$scratch/text.bin" --out "$scratch/out"
+init=$scratch/out/step_00000020
+
+for case in score rolling generate errors stream many; do
+    check "$case" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$trainer"
+done
+for case in errors generate stream; do
+    check "$case, sanitized" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$sanitized"
+done
+
+dies "--requests: with which model? give --init DIR" "$trainer" $tiny --requests -
+dies "--requests none: cannot open: No such file" "$trainer" --init "$init" --requests none
+dies "--requests $scratch: cannot read: Is a directory" "$trainer" --init "$init" --requests "$scratch"
+dies "each do one thing and exit" "$trainer" --init "$init" --requests - --bench 1
+echo '{"type":"rolling","text":"x"}' >"$scratch/one"
+dies "cannot write answers to standard output" sh -c '"$@" >/dev/full' - "$trainer" --init "$init" --requests "$scratch/one"
+check "no requests" "$trainer" --init "$init" --requests /dev/null
+equals "" "$(cat "$scratch/stdout")"
+said "0 answers, 0 of them errors" stderr
+
+# --generate
+text() {
+    check "--generate ${*:2}" "$trainer" --init "$init" --generate 12 "${@:2}"
+    cp "$scratch/stdout" "$scratch/$1"
+}
+text alone --prompt One
+text three --prompt One --samples 3
+equals "--- sample 1 of 3" "$(head -n 1 "$scratch/three")"
+equals 3 "$(grep -ac '^One' "$scratch/three")"
+equals "$(tail -c +19 "$scratch/three" | head -c "$(wc -c <"$scratch/alone")" | cksum)" "$(cksum <"$scratch/alone")"
+printf 'One\n\nTwo' >"$scratch/prompts"
+check "prompts of standard input" sh -c '"$@" <"'"$scratch/prompts"'"' - "$trainer" --init "$init" --generate 12 --prompt -
+mv "$scratch/stdout" "$scratch/lines"
+text empty --prompt ''
+text two --prompt Two
+cat "$scratch/alone" "$scratch/empty" "$scratch/two" >"$scratch/want"
+same "$scratch/lines" "$scratch/want"
+dies "--samples 0" "$trainer" --init "$init" --generate 3 --samples 0
+dies "--min-p 2" "$trainer" --init "$init" --generate 3 --min-p 2
+
+# GPT-2's vocabulary: text with --vocab, escaped or not; ids without
+rm -rf "$scratch/out"
+check "train on tokens of GPT-2" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 2 \
+    --data "$shards/gpt2.bin" --out "$scratch/out"
+init=$scratch/out/step_00000002
+vocab=dev/test/fixtures/gpt2/vocab.bpe
+cat >"$scratch/texts" <<'END'
+{"id":1,"type":"score","context":"A \"naïve\"\n","continuation":" reply\t€"}
+{"id":2,"type":"rolling","text":"A \"naïve\"\n reply\t€"}
+END
+cat >"$scratch/escaped" <<'END'
+{"id":1,"type":"score","context":"A \\\"na\\u00efve\\\"","continuation":"\\n reply\\t\\u20ac"}
+{"id":2,"type":"rolling","text":"A \\\"na\\u00efve\\\"\\n reply\\t\\u20ac"}
+END
+answers() { "$trainer" --init "$init" "$@" 2>"$scratch/stderr" | sort; }
+answers --vocab $vocab --json-escape --requests "$scratch/texts" >"$scratch/one"
+answers --vocab $vocab --requests "$scratch/escaped" >"$scratch/two"
+same "$scratch/one" "$scratch/two"
+equals 2 "$(grep -c '"logprob":-[0-9.]*' "$scratch/one")"
+answers --vocab $vocab --requests "$scratch/texts" >"$scratch/two"
+differ "$scratch/one" "$scratch/two"
+answers --requests "$scratch/texts" >"$scratch/two"
+equals 2 "$(grep -cF "text needs GPT-2's vocab.bpe: give --vocab FILE, or token ids" "$scratch/two")"
+echo '{"type":"generate","prompt":[1,2],"max_tokens":3}' >"$scratch/ids"
+equals '{"text":null,"tokens":' "$(answers --requests "$scratch/ids" | head -c 22)"
+report

@@ -1,0 +1,480 @@
+/*
+--requests: answers JSON lines with a model, one object a line in, one out, in any order, as each is done.
+
+    {"id": any, "type": "score", "context": .., "continuation": ..}   -> {"id", "logprob", "greedy", "tokens"}
+    {"id": any, "type": "rolling", "text": ..}                        -> {"id", "logprob", "tokens"}
+    {"id": any, "type": "generate", "prompt": .., "max_tokens", "until": [..], "temperature", "top_k", "top_p",
+     "min_p", "seed"}                                                 -> {"id", "text", "tokens": [..], "finish"}
+
+Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum of
+log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the context
+belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of --seq-len
+tokens, or those of training, each token scored once, with as much context as the window has. What a generation
+does not set is as on the command line. A line that is no request is answered by an "error".
+
+Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
+are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
+writes to a pipe must read the answers at the same time.
+
+Called by train.h.
+*/
+#pragma once
+
+#include <poll.h>
+#include "generate.h"
+
+enum { REQUESTS_LEAST_CAPACITY = 65536, REQUESTS_READ_BYTES = 1 << 16 };
+
+typedef enum { REQUEST_SCORE, REQUEST_ROLLING, REQUEST_GENERATE } RequestType;
+
+typedef struct {
+    const Run* run;
+    Engine engine;
+    Tokenizer tokenizer; // vocab_size 0: none
+    const char* name;    // of the file
+    int file;
+    ByteBuffer input; // read, from `parsed` on not yet looked at
+    size_t parsed;
+    bool ended;                             // the file
+    Sequence* queue[ENGINE_MEMBERS];        // of requests that are not in the engine yet
+    int64_t queued, lines, answers, errors; // so far
+} Requests;
+
+typedef struct {
+    Requests* of;
+    RequestType type;
+    char* id;             // its JSON; NULL: none
+    Sequence* sequences;  // [count], several windows of a rolling text
+    int64_t count, ended; // of the sequences
+    int64_t tokens;       // scored
+    GeneratedText text;
+    Stops stops;
+} Request;
+
+// ----------------------------------------------------------------------------
+// answers
+
+static inline void requests_write(const JsonWriter* w) {
+    if (fprintf(stdout, "%s\n", w->text) < 0 || fflush(stdout) != 0)
+        die("cannot write answers to standard output: %s", strerror(errno));
+}
+
+// Begins the answer to a request of this id, the JSON of any value; NULL: none.
+static inline JsonWriter answer_begin(const char* id) {
+    JsonWriter w = json_writer(0);
+    json_begin_object(&w, NULL);
+    if (id) json_put_word(&w, "id", id);
+    return w;
+}
+
+static inline void answer_end(Requests* r, JsonWriter* w, bool error) {
+    json_end(w);
+    requests_write(w);
+    json_writer_free(w);
+    r->answers++;
+    r->errors += error;
+}
+
+static inline void answer_error(Requests* r, const char* id, const char* message) {
+    JsonWriter w = answer_begin(id);
+    json_put_string(&w, "error", message);
+    answer_end(r, &w, true);
+}
+
+static inline void request_free(Request* q) {
+    for (int64_t i = 0; i < q->count; i++) free(q->sequences[i].tokens.data);
+    free(q->sequences);
+    free(q->id);
+    text_free(&q->text);
+    stops_free(&q->stops);
+    free(q);
+}
+
+static inline void answer_generation(Request* q, JsonWriter* w) {
+    const Sequence* s = q->sequences;
+    text_end(&q->text);
+    if (q->of->tokenizer.vocab_size > 0)
+        json_put_text(w, "text", q->text.text.data, q->text.text.count);
+    else
+        json_put_null(w, "text");
+    json_begin_array(w, "tokens");
+    for (int64_t i = s->tokens.count - s->generated; i < s->tokens.count; i++)
+        json_put_int(w, NULL, s->tokens.data[i]);
+    json_end(w);
+    json_put_string(w, "finish", s->stopped || q->text.stopped ? "stop" : "length");
+}
+
+// Answers a request whose sequences have all ended, and frees it.
+static inline void request_answer(Request* q) {
+    double logprob = 0;
+    bool greedy = true, failed = false;
+    for (int64_t i = 0; i < q->count; i++) {
+        logprob += q->sequences[i].logprob;
+        greedy = greedy && q->sequences[i].greedy;
+        failed = failed || q->sequences[i].failed;
+    }
+    if (failed || !isfinite(logprob)) {
+        answer_error(q->of, q->id, "the model's logits are not finite: its weights are damaged");
+    } else {
+        JsonWriter w = answer_begin(q->id);
+        if (q->type == REQUEST_GENERATE) {
+            answer_generation(q, &w);
+        } else {
+            json_put_double(&w, "logprob", logprob);
+            if (q->type == REQUEST_SCORE) json_put_bool(&w, "greedy", greedy);
+            json_put_int(&w, "tokens", q->tokens);
+        }
+        answer_end(q->of, &w, false);
+    }
+    request_free(q);
+}
+
+static inline bool request_on_token(Sequence* sequence, int64_t token) {
+    (void)token; // the last one of the sequence
+    return text_add_token(&((Request*)sequence->owner)->text, &sequence->tokens, sequence->generated);
+}
+
+static inline void request_on_end(Sequence* sequence) {
+    Request* q = (Request*)sequence->owner;
+    if (++q->ended == q->count) request_answer(q);
+}
+
+// ----------------------------------------------------------------------------
+// a line: its JSON
+
+// Appends the ids of a JSON list.
+static inline bool request_ids(const Requests* r, const Json* j, int node, const char* name, TokenBuffer* ids,
+                               Error* err) {
+    const int64_t V = r->run->config.vocab_size;
+    for (int item = json_first(j, node); item >= 0; item = json_next(j, item)) {
+        int64_t id;
+        if (!json_int64(j, item, &id))
+            return fail(err, "\"%s\": a list of token ids has another value", name);
+        if (id < 0 || id >= V)
+            return fail(err, "\"%s\": token %lld, of a vocabulary of %lld", name, (long long)id,
+                        (long long)V);
+        *token_buffer_reserve(ids, 1) = (uint32_t)id;
+        ids->count++;
+    }
+    return true;
+}
+
+static inline bool request_need_tokenizer(const Requests* r, const char* name, Error* err) {
+    if (r->tokenizer.vocab_size > 0) return true;
+    return fail(err, "\"%s\": text needs GPT-2's vocab.bpe: give --vocab FILE, or token ids", name);
+}
+
+// Appends the tokens of a member, text or ids; of a missing one if it is not `required` none.
+static inline bool request_tokens(const Requests* r, const Json* j, const char* name, bool required,
+                                  TokenBuffer* ids, Error* err) {
+    int node = json_get(j, 0, name);
+    const char* text = json_string(j, node);
+    if (node < 0 && !required) return true;
+    if (node < 0) return fail(err, "\"%s\" is missing", name);
+    if (json_is(j, node, JSON_ARRAY)) return request_ids(r, j, node, name, ids, err);
+    if (!text) return fail(err, "\"%s\": neither text nor a list of token ids", name);
+    if (!request_need_tokenizer(r, name, err)) return false;
+    text_encode(&r->tokenizer, r->run->options.json_escape, text, strlen(text), ids);
+    return true;
+}
+
+// Bytes of the text without the white space that ends it. Python's str.isspace, as far as the tokenizer knows
+// white space.
+static inline size_t text_trimmed(const Tokenizer* t, const char* text) {
+    size_t end = strlen(text);
+    while (end > 0) {
+        size_t from = end - 1, length;
+        while (from > 0 && end - from < 4 && ((uint8_t)text[from] & 0xc0) == 0x80) from--;
+        uint32_t c = utf8_decode((const uint8_t*)text + from, end - from, &length);
+        bool ascii = c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1c && c <= 0x1f);
+        if (!ascii &&
+            (c < 128 || c == UTF8_INVALID || !t->classes || unicode_class(t->classes, c) != UNICODE_SPACE))
+            break;
+        end = from;
+    }
+    return end;
+}
+
+// The tokens of context and continuation; *scored is the number of the former.
+static inline bool request_pair(const Requests* r, const Json* j, TokenBuffer* ids, int64_t* scored,
+                                Error* err) {
+    const char *context = json_string(j, json_get(j, 0, "context")),
+               *continuation = json_string(j, json_get(j, 0, "continuation"));
+    if (!context || !continuation) { // ids, or a mistake
+        if (!request_tokens(r, j, "context", false, ids, err)) return false;
+        *scored = ids->count;
+        return request_tokens(r, j, "continuation", true, ids, err);
+    }
+    if (!request_need_tokenizer(r, "context", err)) return false;
+    ByteBuffer whole = {NULL, 0, 0};
+    TokenBuffer alone = {NULL, 0, 0};
+    const bool escape = r->run->options.json_escape;
+    byte_buffer_append(&whole, context, strlen(context));
+    byte_buffer_append(&whole, continuation, strlen(continuation));
+    text_encode(&r->tokenizer, escape, context, text_trimmed(&r->tokenizer, context), &alone);
+    text_encode(&r->tokenizer, escape, whole.data, whole.count, ids);
+    *scored = ids->count < 1 + alone.count ? ids->count : 1 + alone.count; // behind end of text
+    free(whole.data);
+    free(alone.data);
+    return true;
+}
+
+static inline bool request_until(Request* q, const Json* j, Error* err) {
+    int until = json_get(j, 0, "until"), list = json_is(j, until, JSON_ARRAY);
+    if (until < 0 || json_is_null(j, until)) return true;
+    for (int item = list ? json_first(j, until) : until; item >= 0; item = list ? json_next(j, item) : -1) {
+        Stop* stop = stops_add(&q->stops);
+        const char* text = json_string(j, item);
+        if (list && json_is(j, item, JSON_ARRAY)) {
+            if (!request_ids(q->of, j, item, "until", &stop->ids, err)) return false;
+        } else {
+            if (!text) return fail(err, "\"until\": neither a text nor a list of texts");
+            if (!request_need_tokenizer(q->of, "until", err)) return false;
+            stop->text = xstrdup(text), stop->bytes = strlen(text);
+        }
+    }
+    return true;
+}
+
+// Sets *value to a member between least and most; a missing one, or null, leaves it.
+static inline bool request_number(const Json* j, const char* name, double least, double most, bool whole,
+                                  double* value, Error* err) {
+    int node = json_get(j, 0, name);
+    if (node < 0 || json_is_null(j, node)) return true;
+    if (!json_double(j, node, value) || !(*value >= least && *value <= most) ||
+        (whole && floor(*value) != *value))
+        return fail(err, "\"%s\": not a%s number from %g to %g", name, whole ? " whole" : "", least, most);
+    return true;
+}
+
+static inline bool request_sampling(const Request* q, const Json* j, Sequence* s, Error* err) {
+    const Options* o = &q->of->run->options;
+    double tokens = (double)sample_tokens(q->of->run), temperature = o->temperature, top_k = (double)o->top_k,
+           top_p = o->top_p, min_p = o->min_p, seed = (double)o->seed;
+    bool ok = request_number(j, "max_tokens", 1, 1 << 24, true, &tokens, err) &&
+              request_number(j, "temperature", 0, 100, false, &temperature, err) &&
+              request_number(j, "top_k", 0, 1 << 24, true, &top_k, err) &&
+              request_number(j, "top_p", 0, 1, false, &top_p, err) &&
+              request_number(j, "min_p", 0, 1, false, &min_p, err) &&
+              request_number(j, "seed", 0, 0x1p53, true, &seed, err);
+    SamplerSettings sampling = {temperature, (int64_t)top_k, top_p, min_p, (uint64_t)seed};
+    s->sampling = sampling, s->most_tokens = (int64_t)tokens;
+    return ok;
+}
+
+// ----------------------------------------------------------------------------
+// a line: its sequences
+
+// Appends tokens [first, last) of ids.
+static inline void token_buffer_append(TokenBuffer* to, const TokenBuffer* ids, int64_t first, int64_t last) {
+    memcpy(token_buffer_reserve(to, last - first), ids->data + first,
+           (size_t)(last - first) * sizeof *ids->data);
+    to->count += last - first;
+}
+
+// The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins earlier,
+// so that it has T rows too, and scores only what is new.
+static inline void request_windows(Request* q, const TokenBuffer* ids, int64_t T) {
+    q->tokens = ids->count - 1;
+    q->count = (q->tokens + T - 1) / T;
+    q->sequences = (Sequence*)xcalloc((size_t)q->count, sizeof(Sequence));
+    for (int64_t i = 0; i < q->count; i++) {
+        int64_t first = 1 + i * T, end = first + T < ids->count ? first + T : ids->count; // scored
+        int64_t begin = end - T - 1 > 0 ? end - T - 1 : 0;
+        token_buffer_append(&q->sequences[i].tokens, ids, begin, end);
+        q->sequences[i].scored = first - begin;
+    }
+}
+
+// Makes the sequences of a request from its JSON.
+static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids, Error* err) {
+    const int64_t longest = engine_longest(&q->of->engine), T = q->of->run->options.seq_len;
+    int64_t scored = 1, rows;
+    Sequence s;
+    memset(&s, 0, sizeof s);
+    *token_buffer_reserve(ids, 1) = (uint32_t)config_end_of_text(&q->of->run->config);
+    ids->count = 1;
+    if (q->type == REQUEST_SCORE && !request_pair(q->of, j, ids, &scored, err)) return false;
+    if (q->type == REQUEST_ROLLING && !request_tokens(q->of, j, "text", true, ids, err)) return false;
+    if (q->type == REQUEST_GENERATE && !(request_tokens(q->of, j, "prompt", true, ids, err) &&
+                                         request_sampling(q, j, &s, err) && request_until(q, j, err)))
+        return false;
+    if (q->type == REQUEST_ROLLING) {
+        request_windows(q, ids, T);
+        return true;
+    }
+    rows = ids->count + (q->type == REQUEST_SCORE ? -1 : s.most_tokens);
+    if (rows > longest)
+        return fail(err, "%lld tokens, more than the %lld that a sequence can have here", (long long)rows,
+                    (long long)longest);
+    s.scored = scored;
+    q->tokens = ids->count - scored;
+    if (q->type == REQUEST_SCORE && q->tokens == 0) return true;
+    q->sequences = (Sequence*)xcalloc(1, sizeof s);
+    q->sequences[0] = s, q->count = 1;
+    token_buffer_append(&q->sequences[0].tokens, ids, 0, ids->count);
+    return true;
+}
+
+// Finds the type of a request, and refuses members that it does not have.
+static inline bool request_type(Request* q, const Json* j, Error* err) {
+    static const char* const types[] = {"score", "rolling", "generate"};
+    static const char* const members[] = {
+        " id type context continuation ", " id type text ",
+        " id type prompt max_tokens until temperature top_k top_p min_p seed "};
+    const char* type = json_string(j, json_get(j, 0, "type"));
+    int found = 0;
+    if (!json_is(j, 0, JSON_OBJECT)) return fail(err, "not a JSON object");
+    while (found < 3 && !(type && strcmp(type, types[found]) == 0)) found++;
+    if (found == 3) return fail(err, "\"type\": not one of score, rolling, generate");
+    for (int member = json_first(j, 0); member >= 0; member = json_next(j, member)) {
+        char name[64];
+        int length = snprintf(name, sizeof name, " %s ", json_key(j, member));
+        if (length >= (int)sizeof name || !strstr(members[found], name))
+            return fail(err, "\"%s\": not a member of a request of type %s", json_key(j, member), type);
+    }
+    q->type = (RequestType)found;
+    return true;
+}
+
+// Hands the sequences that are queued to the engine.
+static inline void requests_flush(Requests* r) {
+    engine_add(&r->engine, r->queue, r->queued);
+    r->queued = 0;
+}
+
+// Queues the sequences of a line, or answers it.
+static inline void requests_line(Requests* r, const char* line, size_t bytes) {
+    Error err;
+    Json j;
+    char source[64];
+    TokenBuffer ids = {NULL, 0, 0};
+    r->lines++;
+    if (strspn(line, " \t\r\n") >= bytes) return;
+    snprintf(source, sizeof source, "line %lld", (long long)r->lines);
+    if (!json_parse(&j, source, line, bytes, &err)) {
+        answer_error(r, NULL, err.msg);
+        return;
+    }
+    Request* q = (Request*)xcalloc(1, sizeof *q);
+    int id = json_get(&j, 0, "id");
+    q->of = r;
+    if (id >= 0) {
+        size_t begin = j.nodes[id].begin, length = j.nodes[id].end - begin;
+        q->id = (char*)memcpy(xcalloc(length + 1, 1), line + begin, length);
+    }
+    q->text.tokenizer = &r->tokenizer, q->text.stops = &q->stops;
+    q->text.json_escape = r->run->options.json_escape;
+    byte_buffer_append(&q->text.text, "", 0);
+    bool ok = request_type(q, &j, &err) && request_sequences(q, &j, &ids, &err);
+    json_free(&j);
+    free(ids.data);
+    if (!ok) {
+        answer_error(r, q->id, err.msg);
+        request_free(q);
+        return;
+    }
+    if (q->count == 0) request_answer(q); // nothing to score
+    for (int64_t i = 0, count = q->count; ok && i < count; i++) {
+        Sequence* s = &q->sequences[i];
+        s->owner = q, s->greedy = true;
+        if (r->queued == ENGINE_MEMBERS) requests_flush(r);
+        r->queue[r->queued++] = s;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// the file
+
+// Reads more of the file; `waits` for it where it is a pipe. False if nothing came.
+static inline bool requests_read(Requests* r, bool waits) {
+    struct pollfd ready = {r->file, POLLIN, 0};
+    if (r->ended || (!waits && poll(&ready, 1, 0) == 0)) return false;
+    byte_buffer_reserve(&r->input, REQUESTS_READ_BYTES + 1);
+    memmove(r->input.data, r->input.data + r->parsed, r->input.count - r->parsed);
+    r->input.count -= r->parsed, r->parsed = 0;
+    ssize_t got = read(r->file, r->input.data + r->input.count, REQUESTS_READ_BYTES);
+    if (got < 0 && errno == EINTR) return true;
+    if (got < 0) die("--requests %s: cannot read: %s", r->name, strerror(errno));
+    r->ended = got == 0;
+    r->input.count += (size_t)got;
+    r->input.data[r->input.count] = '\0';
+    return true;
+}
+
+// Fills the window with the lines that are there; `waits` for the first one.
+static inline void requests_fill(Requests* r, bool waits) {
+    size_t searched = r->parsed;
+    while (r->queued < ENGINE_MEMBERS) {
+        const char* text = r->input.data;
+        const char* end = text ? (const char*)memchr(text + searched, '\n', r->input.count - searched) : NULL;
+        if (!end && r->ended && r->parsed < r->input.count)
+            end = text + r->input.count; // without a line break
+        if (end) {
+            size_t at = r->parsed, bytes = (size_t)(end - text) - at;
+            r->parsed = searched = at + bytes + (at + bytes < r->input.count);
+            requests_line(r, text + at, bytes);
+            continue;
+        }
+        searched = r->input.count - r->parsed; // requests_read moves it to the beginning
+        if (!requests_read(r, waits && r->queued == 0)) break;
+    }
+    requests_flush(r);
+}
+
+// Opens the engine for sequences of at least T tokens, and of more where there is memory.
+static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
+    const Config* config = &r->run->config;
+    const int64_t T = r->run->options.seq_len, rows = trainer->suggested_tokens / 8, slots = rows / 8;
+    CacheSizes sizes = {slots,
+                        T > REQUESTS_LEAST_CAPACITY ? T : REQUESTS_LEAST_CAPACITY,
+                        0,
+                        rows,
+                        rows + ENGINE_MEMBERS,
+                        true,
+                        false};
+    for (;; sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2) {
+        sizes.pages = slots * engine_heads(trainer, config) * cache_table_width(&sizes);
+        if (engine_open(&r->engine, trainer, model, config, &sizes)) break;
+        if (sizes.capacity == T)
+            die("too little memory is left on the device for a sequence of %lld tokens; lower --seq-len",
+                (long long)T);
+    }
+    r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
+}
+
+// On stderr, so that standard output has only answers.
+static inline void requests_print_end(const Requests* r, int64_t page_bytes, double seconds) {
+    const Engine* g = &r->engine;
+    const double mib = (double)page_bytes / 1048576;
+    fprintf(stderr,
+            "%lld answers, %lld of them errors, in %.1f s: %lld tokens read in %lld passes (%.0f tokens/s); "
+            "cache: at "
+            "most %.1f MiB held, %.1f MiB forgotten, %lld times put back\n",
+            (long long)r->answers, (long long)r->errors, seconds, (long long)g->tokens_read,
+            (long long)g->passes, (double)g->tokens_read / seconds, mib * (double)g->pages.most_held,
+            mib * (double)g->pages.forgotten, (long long)g->put_back);
+}
+
+// Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be written.
+static inline void answer_requests(const Run* run, const Trainer* trainer, Model* model) {
+    Requests* r = (Requests*)xcalloc(1, sizeof *r);
+    const double start = seconds_now();
+    r->run = run, r->name = run->options.requests;
+    r->file = strcmp(r->name, "-") == 0 ? STDIN_FILENO : open(r->name, O_RDONLY);
+    if (r->file < 0) die("--requests %s: cannot open: %s", r->name, strerror(errno));
+    r->tokenizer = sample_tokenizer(run, false);
+    requests_open(r, trainer, model);
+    for (bool works = false;;) {
+        if (engine_waiting(&r->engine) < r->engine.sizes.slots) requests_fill(r, !works);
+        works = engine_step(&r->engine);
+        if (!works && r->ended && r->parsed == r->input.count) break;
+    }
+    requests_print_end(r, trainer->cache_page_bytes ? trainer->cache_page_bytes(model) : 0,
+                       seconds_now() - start);
+    engine_close(&r->engine);
+    tokenizer_free(&r->tokenizer);
+    free(r->input.data);
+    if (r->file != STDIN_FILENO) close(r->file);
+    free(r);
+}
