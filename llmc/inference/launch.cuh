@@ -1,0 +1,38 @@
+/*
+Launches of small kernels one after another. On Hopper and later a kernel starts while the one before it in the
+stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
+weights, comes before kernel_wait, all else behind it.
+
+Every kernel launched by launch_after calls kernel_wait in every thread. Kernels without it may stand between
+them.
+*/
+#pragma once
+
+#include <utility>
+#include "../cuda/range.cuh"
+
+// The kernels before have ended, and what they have written can be read. From here on the next kernel may
+// start, too, up to its kernel_wait.
+__device__ static inline void kernel_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Queues a kernel with `shared` bytes of dynamic shared memory. An empty grid is not launched.
+template <class... Parameters, class... Arguments>
+static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
+                                cudaStream_t stream, Arguments&&... arguments) {
+    static const bool overlaps = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    if (grid.x == 0) return;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = overlaps;
+    if (shared > 48 << 10)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...));
+}
