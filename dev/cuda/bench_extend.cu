@@ -88,7 +88,8 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     const Pages* p = &cache.pages;
     fill(p->k, sizes.pages * PAGE_TOKENS * dh, 1.0f), fill(p->v, sizes.pages * PAGE_TOKENS * dh, 1.0f);
     if (gate) CUDA_CHECK(cudaMemset(p->cum_logf, 0, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
-    bf16 *proj = random_array<bf16>(n * t * S, 1), *weight = random_array<bf16>(d, 1);
+    bf16 *proj = random_array<bf16>(n * t * S, 1), *weight = random_array<bf16>(d, 1),
+         *y = device_array<bf16>(n * t * d);
     float* bias = random_array<float>(NH, 1);
     std::vector<int32_t> table((size_t)sizes.pages), tokens((size_t)(n * t)), slots;
     std::vector<int64_t> begins = {0}, lengths;
@@ -114,7 +115,7 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     bench(name, page_bytes * (double)(n * NH * width), [&](int l) {
         ExtendLayer layer = device_cache_layer(&cache, l);
         extend_attention(&layer, cache.q, gate ? cache.cum_logf : NULL, stream);
-        extend_combine(cache.y, cache.o, &output, S, &layer, stream);
+        extend_combine(y, cache.o, &output, S, &layer, stream);
     });
     PagesAppend a = {};
     for (int i = 0; i < 3; i++) {
@@ -129,7 +130,7 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     });
     bench("plan of all layers", 0, [&](int) { extend_plan(&cache.work, p, &cache.pass, stream); });
     device_cache_free(&cache);
-    for (void* x : {(void*)proj, (void*)weight, (void*)bias}) CUDA_CHECK(cudaFree(x));
+    for (void* x : {(void*)proj, (void*)weight, (void*)bias, (void*)y}) CUDA_CHECK(cudaFree(x));
 }
 
 // ----------------------------------------------------------------------------
@@ -145,10 +146,8 @@ template <class T> static void bench_linear(const char* what, int64_t N, int64_t
          *y = device_array<bf16>(64 * K);
     T* out = random_array<T>(64 * N, 1);
     const bf16* residual = std::is_same<T, bf16>::value && !norm ? (const bf16*)out : NULL;
-    auto linear = [&](int64_t rows, int i) {
-        return Linear{w + i % copies * N * K, NULL, rows, N, K, N, swiglu ? 2 * K : K};
-    };
-    MatvecInput in = {x, norm ? weight : NULL, 1e-6, swiglu};
+    auto linear = [&](int64_t rows, int i) { return Linear{w + i % copies * N * K, NULL, rows, N, K, N, K}; };
+    MatvecInput in = {x, norm ? weight : NULL, 1e-6, swiglu, NULL, NULL};
     for (int64_t rows : {1, 4, 8, 16})
         for (int tiles : {0, 1, 2, 4}) {
             if (tiles && rows != 1) continue;
@@ -163,7 +162,6 @@ template <class T> static void bench_linear(const char* what, int64_t N, int64_t
         snprintf(name, sizeof name, "matvec %s, cuBLAS alone, %lld rows", what, (long long)rows);
         bench(name, (double)(N * K * 2), [&](int i) {
             Linear l = linear(rows, i);
-            l.x_stride = K;
             linear_forward(out, y, NULL, &l, &mm);
         });
     }

@@ -10,7 +10,7 @@ The forget gate (arXiv 2503.02130, section 3):
     dcum_logf       float  [B, NH, T]
 
 The trainer calls it before attention.cuh, which reads cum_logf, and after attention's backward pass, which
-writes dcum_logf. For new tokens of a sequence see extend.cuh.
+writes dcum_logf. For new tokens of a sequence see llmc/inference/pages.cuh.
 
 A gate is computed in float and summed in double: after 65536 tokens cum_logf may reach -1e5, and its
 differences over a few tokens still matter. The backward pass sums dlogf_t = dcum_logf_t + ... +

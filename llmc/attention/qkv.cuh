@@ -12,8 +12,8 @@ optional.
     angles          float [T, dh/2, 2], cos and sin
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
-The trainer calls it between the projection and attention, for new tokens together with extend.cuh. q, k and v
-are three paths through the same code, each with its own switches. A thread block has one path, so that its
+The trainer calls it between the projection and attention; for new tokens of a sequence see
+llmc/inference/pages.cuh. q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so that its
 threads take the same branches. A thread has eight channels of one head for several neighbouring tokens, so
 that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and
 the columns of q, k and v are multiples of 8.
@@ -54,22 +54,17 @@ __device__ static inline void rope_angle(float angle[2], int64_t position, int64
     angle[1] = (float)sin(x);
 }
 
-// angles [sequences, rows, pairs, 2]: cos and sin of position base^(-i / pairs) for pair i; count of pairs in
-// total. A row's position is its index, or with lengths (extend.cuh) lengths[sequence] - 1 more.
+// angles [rows, pairs, 2] of row t at position t; count of pairs in total
 __global__ static void __launch_bounds__(256)
-    rope_angles_kernel(float* angles, const int64_t* lengths, int64_t count, int64_t rows, int64_t pairs,
-                       double base) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / pairs, position = row;
-    if (i >= count) return;
-    if (lengths) position = lengths[row / rows] - 1 + row % rows;
-    rope_angle(angles + 2 * i, position, i % pairs, pairs, base);
+    rope_angles_kernel(float* angles, int64_t count, int64_t pairs, double base) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) rope_angle(angles + 2 * i, i / pairs, i % pairs, pairs, base);
 }
 
 // angles [T, dh/2, 2]: cos and sin of t base^(-2i/dh) for position t and pair i
 static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base, cudaStream_t stream) {
     int64_t count = T * (dh / 2);
-    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, NULL, count, T,
-                dh / 2, base);
+    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, count, dh / 2, base);
 }
 
 // Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A

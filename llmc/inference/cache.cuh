@@ -17,7 +17,7 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 typedef struct {
     int64_t layers, NH, dh;
     bool gate, qk_norm, rope, shifts;
-    double log_tolerance;
+    double log_tolerance; // ln eps of what may be forgotten; NAN: nothing
 } CacheModel;
 
 typedef struct {
@@ -31,7 +31,7 @@ typedef struct {
     Pages pages;
     ExtendWork work;
     ExtendLong space; // for one long sequence
-    bf16 *q, *o, *y;  // [rows, NH dh]; before q and o also ATTENTION_FIRST_QUERY rows
+    bf16 *q, *o;      // [rows, NH dh], and ATTENTION_FIRST_QUERY rows before them
     double* cum_logf; // [rows, NH]
     float* angles;    // [rows, dh/2, 2]
 
@@ -76,8 +76,8 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&p->squares, (s->drops_unseen && gate && !m->qk_norm) * s->slots * heads * 2, true);
     add(&c->work.items, m->layers * c->work.max_items, true), add(&c->work.num_items, m->layers, true);
     add(&c->work.pairs, m->layers * c->work.max_pairs, true);
-    add(&c->work.partial_o, c->work.max_items * m->dh, true),
-        add(&c->work.partial_sum, c->work.max_items, true);
+    add(&c->work.partial_o, c->work.max_items * m->dh, true);
+    add(&c->work.partial_sum, c->work.max_items, true);
     add(&c->space.keys.k, s->capacity * d, false), add(&c->space.keys.v, s->capacity * d, false);
     add(&c->space.keys.cum_logf, gate * s->capacity * m->NH, false);
     add(&c->space.lse, s->capacity * m->NH, false);
@@ -85,8 +85,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&pruning->bounds.last_query_block, m->NH * blocks, false);
     add(&pruning->bounds.head_order, m->NH, false), add(&pruning->score_limits, m->NH, false);
     add((char**)&pruning->scratch, (int64_t)pruning_scratch_bytes(&shape) + 256, false);
-    add(&c->q, slack + s->rows * d, true), add(&c->o, slack + s->rows * d, true),
-        add(&c->y, s->rows * d, false);
+    add(&c->q, slack + s->rows * d, true), add(&c->o, slack + s->rows * d, true);
     add(&c->cum_logf, gate * s->rows * m->NH, false), add(&c->angles, m->rope * s->rows * m->dh, false);
     add(&c->device_bytes, c->max_bytes, false), add(&c->device_entries, c->max_entries, false);
 }
@@ -99,7 +98,7 @@ static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSize
     c.pages.NH = m->NH, c.pages.dh = m->dh, c.pages.layers = m->layers;
     c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
-    c.pages.drops = s->drops && m->gate && (m->qk_norm || s->drops_unseen);
+    c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && (m->qk_norm || s->drops_unseen);
     c.work.max_items = device_cache_partials(m, s), c.work.max_pairs = s->rows * m->NH;
     c.space.weight_stride = m->dh;
     c.max_bytes = s->slots * (int64_t)sizeof(PassRows) +

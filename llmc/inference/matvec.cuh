@@ -25,10 +25,12 @@ enum { MATVEC_MAX_ROWS = 16, MATVEC_WARPS = 8, MATVEC_STEP = 32 };
 
 // What the layer's input is made of.
 typedef struct {
-    const bf16* x;    // [rows, x_stride]
+    const bf16* x;    // [rows, K]
     const bf16* norm; // [K] weight of an RMSNorm; NULL: none
     double eps;       // the norm's
     bool swiglu;      // x is [rows, 2K], gate and up; not with a norm
+    bf16* computed;   // [rows, K] scratch for f(x), which linear_rows uses for many rows
+    float* rstd;      // [rows] scratch, with a norm
 } MatvecInput;
 
 struct MatvecArgs {
@@ -130,12 +132,12 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 4 ? 2 : 4)
 }
 
 // out [rows, N] = f(x) w^T, plus residual [rows, N] with the strides of out, unless that is NULL; residual may
-// be out. T is bf16 or float. l->x_stride is in.x's. tiles is 1, 2, 4, or 0: chosen by N.
+// be out. T is bf16 or float. tiles is 1, 2, 4, or 0: chosen by N.
 template <class T>
 static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, const Linear* l, int tiles,
                           cudaStream_t stream) {
     Range range("matmul", RANGE_FORWARD, stream);
-    assert(l->rows <= MATVEC_MAX_ROWS && l->K % 8 == 0 && l->x_stride % 8 == 0 && !(in->swiglu && in->norm));
+    assert(l->rows <= MATVEC_MAX_ROWS && l->K % 8 == 0 && l->x_stride == l->K && !(in->swiglu && in->norm));
     int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     if (tiles == 0) tiles = l->N >= 64 * processors ? 4 : l->N >= 16 * processors ? 2 : 1;
     MatvecArgs a = {out,
@@ -146,9 +148,35 @@ static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, c
                     (int)l->N,
                     (int)l->K,
                     (int)l->out_stride,
-                    (int)l->x_stride,
+                    (int)(in->swiglu ? 2 * l->K : l->K),
                     matvec_shared_stride(l->K)};
     auto kernel = tiles == 4 ? matvec_kernel<T, 4> : tiles == 2 ? matvec_kernel<T, 2> : matvec_kernel<T, 1>;
     launch_after(kernel, dim3((unsigned)ceil_div<int64_t>(l->N, 8 * tiles)), 32 * MATVEC_WARPS,
                  l->rows * a.shared_stride * (int64_t)sizeof(bf16), stream, a);
+}
+
+// The rows for which linear_rows computes `rows`: a few sizes, as cuBLAS chooses a kernel for each.
+static inline int64_t linear_padded_rows(int64_t rows) {
+    int64_t padded = rows;
+    if (rows > MATVEC_MAX_ROWS)
+        for (padded = MATVEC_MAX_ROWS; padded < rows;)
+            padded += padded & (padded - 1) ? padded / 3 : padded / 2;
+    return padded;
+}
+
+// The same for any number of rows, linear_padded_rows of which are computed: out, residual and the input have
+// memory for them. Above MATVEC_MAX_ROWS by cuBLAS. The residual is not out.
+template <class T>
+static inline void linear_rows(T* out, const MatvecInput* in, const std::common_type_t<T>* residual,
+                               const Linear* l, Matmul* mm) {
+    Linear padded = *l;
+    if (l->rows <= MATVEC_MAX_ROWS) {
+        matvec(out, in, (const bf16*)residual, l, 0, mm->stream);
+        return;
+    }
+    padded.rows = linear_padded_rows(l->rows);
+    Norm norm = {in->norm, NULL, in->rstd, l->rows, l->K, in->eps};
+    if (in->norm) rmsnorm_forward(in->computed, in->x, &norm, mm->stream);
+    if (in->swiglu) swiglu_forward(in->computed, in->x, l->rows, l->K, mm->stream);
+    linear_forward(out, in->norm || in->swiglu ? in->computed : in->x, residual, &padded, mm);
 }

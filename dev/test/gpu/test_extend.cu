@@ -128,17 +128,15 @@ struct Cache {
         pages_append(&c.pages, &a, &c.pass, 0);
         ExtendLayer layer = device_cache_layer(&c, 0);
         OutputGate none = {};
-        vector<bf16> y((size_t)(begins.back() * m.d()));
+        Buffer<bf16> y((size_t)(begins.back() * m.d()));
         if (attention) {
-            CUDA_CHECK(cudaMemset(c.y, 0xFF, y.size() * sizeof(bf16)));
             device_cache_long(&c, &layer, a.paths[0].weight, a.paths[1].weight, m.dh, 0);
             extend_attention(&layer, c.q, m.gate == NO_GATE ? NULL : c.cum_logf, 0);
-            extend_combine(c.y, c.o, &none, 0, &layer, 0);
-            CUDA_CHECK(cudaMemcpy(y.data(), c.y, y.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+            extend_combine(y, c.o, &none, 0, &layer, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
         for (size_t i = 0; i < slots.size(); i++) lengths[(size_t)slots[i]] += t[i];
-        return y;
+        return y.host();
     }
     PagesAppend append_args(const Buffer<bf16>& proj) const {
         PagesAppend a = {};
