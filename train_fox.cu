@@ -861,6 +861,12 @@ static int64_t cache_bytes(const Model* model, const CacheSizes* sizes) {
     return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) + (int64_t)MATMUL_WORKSPACE;
 }
 
+[[maybe_unused]] static int64_t cache_page_bytes(const Model* model) {
+    int64_t gate = config_has_gate(&model->config), dh = config_head_size(&model->config);
+    return PAGE_TOKENS * (2 * dh * (int64_t)sizeof(bf16) + gate * (int64_t)sizeof(double)) +
+           gate * (int64_t)sizeof(double);
+}
+
 // Device memory, or NULL where there is none.
 static void* device_bytes_if_any(size_t bytes) {
     void* p = NULL;

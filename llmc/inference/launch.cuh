@@ -11,6 +11,10 @@ them.
 #include <utility>
 #include "../cuda/range.cuh"
 
+#ifndef LAUNCH_OVERLAPS
+#define LAUNCH_OVERLAPS 1 // 0: each kernel starts when the one before has ended
+#endif
+
 // The kernels before have ended, and what they have written can be read. From here on the next kernel may
 // start, too, up to its kernel_wait.
 __device__ static inline void kernel_wait() {
@@ -23,7 +27,7 @@ __device__ static inline void kernel_wait() {
 template <class... Parameters, class... Arguments>
 static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
                                 cudaStream_t stream, Arguments&&... arguments) {
-    static const bool overlaps = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    static const bool overlaps = LAUNCH_OVERLAPS && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
     if (grid.x == 0) return;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

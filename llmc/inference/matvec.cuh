@@ -44,39 +44,59 @@ struct MatvecArgs {
 // Rows are 64 bytes apart modulo 128: the 16-byte loads of eight lanes, from two rows, have no bank conflicts.
 static inline int matvec_shared_stride(int64_t K) { return (int)ceil_div<int64_t>(K, 64) * 64 + 32; }
 
-// f(x) into shared memory, by all threads
-__device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
-    int chunks = a.K / 8, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    if (a.in.norm) { // a warp a row
-        for (int row = warp; row < a.rows; row += MATVEC_WARPS) {
-            const bf16* x = a.in.x + (int64_t)row * a.x_stride;
-            float sum = 0, v[8], w[8];
-            for (int c = lane; c < chunks; c += 32) {
-                unpack8(v, load_raw8(x + 8 * c));
-                for (int i = 0; i < 8; i++) sum += v[i] * v[i];
-            }
-            float rstd = norm_rstd(__fdividef(warp_sum(sum), (float)a.K), (float)a.in.eps);
-            for (int c = lane; c < chunks; c += 32) {
-                unpack8(v, load_raw8(x + 8 * c));
-                unpack8(w, load_raw8(a.in.norm + 8 * c));
-                for (int i = 0; i < 8; i++) v[i] *= rstd * w[i];
-                store16(shared + row * a.shared_stride + 8 * c, pack8(v));
-            }
-        }
-    } else {
-        for (int i = (int)threadIdx.x; i < a.rows * chunks; i += 32 * MATVEC_WARPS) {
-            int row = i / chunks, c = i % chunks;
-            const bf16* x = a.in.x + (int64_t)row * a.x_stride + 8 * c;
-            Raw8 raw = load_raw8(x);
-            if (a.in.swiglu) raw = swiglu8(raw, load_raw8(x + a.K));
+// RMSNorm(x) into shared memory, by all threads, which need not wait for one another before. A thread has the
+// chunks of eight channels threadIdx.x, threadIdx.x + 256, ... of every row; `weight` is the norm's of the
+// first one. sums [MATVEC_MAX_ROWS MATVEC_WARPS] is shared memory.
+__device__ static inline void matvec_norm_x(bf16* shared, float* sums, const MatvecArgs& a,
+                                            const Raw8& weight) {
+    constexpr int THREADS = 32 * MATVEC_WARPS;
+    int chunks = a.K / 8, warp = (int)threadIdx.x / 32;
+    float v[8], w[8];
+#pragma unroll 4
+    for (int row = 0; row < a.rows; row++) {
+        float sum = 0;
+        for (int c = (int)threadIdx.x; c < chunks; c += THREADS) {
+            Raw8 raw = load_raw8(a.in.x + (int64_t)row * a.x_stride + 8 * c);
             store16(shared + row * a.shared_stride + 8 * c, raw);
+            unpack8(v, raw);
+            for (int i = 0; i < 8; i++) sum += v[i] * v[i];
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) sums[row * MATVEC_WARPS + warp] = sum;
+    }
+    __syncthreads();
+    for (int row = 0; row < a.rows; row++) {
+        float sum = 0;
+        for (int i = 0; i < MATVEC_WARPS; i++) sum += sums[row * MATVEC_WARPS + i];
+        float rstd = norm_rstd(__fdividef(sum, (float)a.K), (float)a.in.eps);
+        for (int c = (int)threadIdx.x; c < chunks; c += THREADS) {
+            bf16* at = shared + row * a.shared_stride + 8 * c;
+            unpack8(v, load_raw8(at));
+            unpack8(w, c < THREADS ? weight : load_raw8(a.in.norm + 8 * c));
+            for (int i = 0; i < 8; i++) v[i] *= rstd * w[i];
+            store16(at, pack8(v));
         }
     }
     __syncthreads();
 }
 
+// x, or SwiGLU of it, into shared memory, by all threads
+__device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
+    int chunks = a.K / 8;
+    for (int i = (int)threadIdx.x; i < a.rows * chunks; i += 32 * MATVEC_WARPS) {
+        int row = i / chunks, c = i % chunks;
+        const bf16* x = a.in.x + (int64_t)row * a.x_stride + 8 * c;
+        Raw8 raw = load_raw8(x);
+        if (a.in.swiglu) raw = swiglu8(raw, load_raw8(x + a.K));
+        store16(shared + row * a.shared_stride + 8 * c, raw);
+    }
+    __syncthreads();
+}
+
 template <class T, int TILES>
-__global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 4 ? 2 : 4)
+__global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 1   ? 4
+                                                            : TILES == 2 ? 3
+                                                                         : 2)
     matvec_kernel(const __grid_constant__ MatvecArgs a) {
     constexpr int AHEAD = TILES == 1 ? 4 : 2, COLUMNS = 8 * TILES; // steps in flight; rows of w
     extern __shared__ __align__(128) bf16 x[];
@@ -93,9 +113,14 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 4 ? 2 : 4)
                 n < a.N && k < a.K ? load_raw8_once(a.w + (int64_t)n * a.K + k) : Raw8{};
         }
     };
+    Raw8 weight = {};
+    if (a.in.norm && 8 * (int)threadIdx.x < a.K) weight = load_raw8(a.in.norm + 8 * threadIdx.x);
     load(warp);
     kernel_wait();
-    matvec_load_x(x, a);
+    if (a.in.norm)
+        matvec_norm_x(x, sums[0][0], a, weight);
+    else
+        matvec_load_x(x, a);
     float acc[TILES][4] = {};
     for (int step = warp; step < steps; step += AHEAD * MATVEC_WARPS) {
         Raw8 w[AHEAD][TILES];
@@ -131,13 +156,20 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 4 ? 2 : 4)
     }
 }
 
+// Whether the layer's rows fit into a thread block's shared memory, with those of the sums.
+static inline bool matvec_fits(const Linear* l) {
+    int64_t bytes = l->rows * matvec_shared_stride(l->K) * (int64_t)sizeof(bf16);
+    return l->rows <= MATVEC_MAX_ROWS &&
+           bytes + (17 << 10) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
 // out [rows, N] = f(x) w^T, plus residual [rows, N] with the strides of out, unless that is NULL; residual may
 // be out. T is bf16 or float. tiles is 1, 2, 4, or 0: chosen by N.
 template <class T>
 static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, const Linear* l, int tiles,
                           cudaStream_t stream) {
     Range range("matmul", RANGE_FORWARD, stream);
-    assert(l->rows <= MATVEC_MAX_ROWS && l->K % 8 == 0 && l->x_stride == l->K && !(in->swiglu && in->norm));
+    assert(matvec_fits(l) && l->K % 8 == 0 && l->x_stride == l->K && !(in->swiglu && in->norm));
     int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     if (tiles == 0) tiles = l->N >= 64 * processors ? 4 : l->N >= 16 * processors ? 2 : 1;
     MatvecArgs a = {out,
@@ -165,12 +197,12 @@ static inline int64_t linear_padded_rows(int64_t rows) {
 }
 
 // The same for any number of rows, linear_padded_rows of which are computed: out, residual and the input have
-// memory for them. Above MATVEC_MAX_ROWS by cuBLAS. The residual is not out.
+// memory for them. Above MATVEC_MAX_ROWS, or what fits, by cuBLAS. The residual is not out.
 template <class T>
 static inline void linear_rows(T* out, const MatvecInput* in, const std::common_type_t<T>* residual,
                                const Linear* l, Matmul* mm) {
     Linear padded = *l;
-    if (l->rows <= MATVEC_MAX_ROWS) {
+    if (matvec_fits(l)) {
         matvec(out, in, (const bf16*)residual, l, 0, mm->stream);
         return;
     }
