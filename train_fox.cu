@@ -987,7 +987,7 @@ static void model_extend(Model* model, Cache* cache, const Extension* e, RowScor
         }
         CUDA_CHECK(cudaGraphLaunch(cache->graphs[n], model->stream));
     }
-    if (e->logits_wanted && n <= chunk) download_extend_logits(model, cache, logits, n);
+    if (e->logits_wanted && n > 0 && n <= chunk) download_extend_logits(model, cache, logits, n);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
     memcpy(scores, cache->scores, (size_t)n * sizeof(RowScore));
 }

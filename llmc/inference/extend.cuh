@@ -95,7 +95,6 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     extend_plan_kernel(const __grid_constant__ ExtendWork work, const __grid_constant__ Pages p,
                        const __grid_constant__ PassArrays pass) {
     __shared__ int64_t sums[32], total;
-    kernel_wait();
     int64_t l = blockIdx.x, NH = p.NH, pairs = pass.num_tiles * NH;
     for (int64_t i = threadIdx.x; i < pass.num_sequences * NH; i += blockDim.x) {
         PassRows sequence = pass.sequences[i / NH];
@@ -133,8 +132,8 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
 static inline void extend_plan(const ExtendWork* work, const Pages* p, const PassArrays* pass,
                                cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
-    launch_after(extend_plan_kernel, dim3((unsigned)p->layers), EXTEND_PLAN_THREADS, 0, stream, *work, *p,
-                 *pass);
+    // Not by launch_after, as the copy of the pass's arrays is before it. Kernels behind it may wait for it.
+    CUDA_LAUNCH(extend_plan_kernel, p->layers, EXTEND_PLAN_THREADS, stream, *work, *p, *pass);
 }
 
 // ----------------------------------------------------------------------------
