@@ -23,6 +23,15 @@ __device__ static inline void kernel_wait() {
 #endif
 }
 
+// Allows a kernel all shared memory that a thread block may have: always the same limit, since captured
+// launches of other sizes depend on it.
+static inline void launch_allow_shared(const void* kernel) {
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (int)attributes.sharedSizeBytes;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+}
+
 // Queues a kernel with `shared` bytes of dynamic shared memory. An empty grid is not launched.
 template <class... Parameters, class... Arguments>
 static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
@@ -36,7 +45,6 @@ static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_
     config.gridDim = grid, config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = (size_t)shared, config.stream = stream;
     config.attrs = &attribute, config.numAttrs = overlaps;
-    if (shared > 48 << 10)
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    if (shared > 16 << 10) launch_allow_shared((const void*)kernel);
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...));
 }

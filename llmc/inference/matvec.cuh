@@ -44,51 +44,39 @@ struct MatvecArgs {
 // Rows are 64 bytes apart modulo 128: the 16-byte loads of eight lanes, from two rows, have no bank conflicts.
 static inline int matvec_shared_stride(int64_t K) { return (int)ceil_div<int64_t>(K, 64) * 64 + 32; }
 
-// RMSNorm(x) into shared memory, by all threads, which need not wait for one another before. A thread has the
-// chunks of eight channels threadIdx.x, threadIdx.x + 256, ... of every row; `weight` is the norm's of the
-// first one. sums [MATVEC_MAX_ROWS MATVEC_WARPS] is shared memory.
-__device__ static inline void matvec_norm_x(bf16* shared, float* sums, const MatvecArgs& a,
-                                            const Raw8& weight) {
-    constexpr int THREADS = 32 * MATVEC_WARPS;
-    int chunks = a.K / 8, warp = (int)threadIdx.x / 32;
-    float v[8], w[8];
-#pragma unroll 4
-    for (int row = 0; row < a.rows; row++) {
-        float sum = 0;
-        for (int c = (int)threadIdx.x; c < chunks; c += THREADS) {
-            Raw8 raw = load_raw8(a.in.x + (int64_t)row * a.x_stride + 8 * c);
-            store16(shared + row * a.shared_stride + 8 * c, raw);
-            unpack8(v, raw);
-            for (int i = 0; i < 8; i++) sum += v[i] * v[i];
-        }
-        sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) sums[row * MATVEC_WARPS + warp] = sum;
-    }
-    __syncthreads();
-    for (int row = 0; row < a.rows; row++) {
-        float sum = 0;
-        for (int i = 0; i < MATVEC_WARPS; i++) sum += sums[row * MATVEC_WARPS + i];
-        float rstd = norm_rstd(__fdividef(sum, (float)a.K), (float)a.in.eps);
-        for (int c = (int)threadIdx.x; c < chunks; c += THREADS) {
-            bf16* at = shared + row * a.shared_stride + 8 * c;
-            unpack8(v, load_raw8(at));
-            unpack8(w, c < THREADS ? weight : load_raw8(a.in.norm + 8 * c));
-            for (int i = 0; i < 8; i++) v[i] *= rstd * w[i];
-            store16(at, pack8(v));
-        }
-    }
-    __syncthreads();
-}
-
 // x, or SwiGLU of it, into shared memory, by all threads
 __device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
     int chunks = a.K / 8;
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < a.rows * chunks; i += 32 * MATVEC_WARPS) {
         int row = i / chunks, c = i % chunks;
         const bf16* x = a.in.x + (int64_t)row * a.x_stride + 8 * c;
         Raw8 raw = load_raw8(x);
         if (a.in.swiglu) raw = swiglu8(raw, load_raw8(x + a.K));
         store16(shared + row * a.shared_stride + 8 * c, raw);
+    }
+    __syncthreads();
+}
+
+// RMSNorm of the rows in shared memory, in place, with weight [K] there too: a warp a row
+__device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, const MatvecArgs& a) {
+    int chunks = a.K / 8, lane = (int)threadIdx.x % 32;
+    for (int row = (int)threadIdx.x / 32; row < a.rows; row += MATVEC_WARPS) {
+        bf16* x = shared + row * a.shared_stride;
+        float sum = 0, v[8], w[8];
+#pragma unroll 4
+        for (int c = lane; c < chunks; c += 32) {
+            unpack8(v, load_raw8(x + 8 * c));
+            for (int i = 0; i < 8; i++) sum += v[i] * v[i];
+        }
+        float rstd = norm_rstd(__fdividef(warp_sum(sum), (float)a.K), (float)a.in.eps);
+#pragma unroll 4
+        for (int c = lane; c < chunks; c += 32) {
+            unpack8(v, load_raw8(x + 8 * c));
+            unpack8(w, load_raw8(weight + 8 * c));
+            for (int i = 0; i < 8; i++) v[i] *= rstd * w[i];
+            store16(x + 8 * c, pack8(v));
+        }
     }
     __syncthreads();
 }
@@ -113,14 +101,13 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 1   ? 4
                 n < a.N && k < a.K ? load_raw8_once(a.w + (int64_t)n * a.K + k) : Raw8{};
         }
     };
-    Raw8 weight = {};
-    if (a.in.norm && 8 * (int)threadIdx.x < a.K) weight = load_raw8(a.in.norm + 8 * threadIdx.x);
     load(warp);
+    bf16* weight = x + a.rows * a.shared_stride;
+    for (int c = (int)threadIdx.x; a.in.norm && c < a.K / 8; c += 32 * MATVEC_WARPS)
+        store16(weight + 8 * c, load_raw8(a.in.norm + 8 * c));
     kernel_wait();
-    if (a.in.norm)
-        matvec_norm_x(x, sums[0][0], a, weight);
-    else
-        matvec_load_x(x, a);
+    matvec_load_x(x, a);
+    if (a.in.norm) matvec_norm_x(x, weight, a);
     float acc[TILES][4] = {};
     for (int step = warp; step < steps; step += AHEAD * MATVEC_WARPS) {
         Raw8 w[AHEAD][TILES];
@@ -156,11 +143,15 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 1   ? 4
     }
 }
 
-// Whether the layer's rows fit into a thread block's shared memory, with those of the sums.
+// Dynamic shared memory: the rows of x, and the norm's weight
+static inline int64_t matvec_shared_bytes(const Linear* l) {
+    return (l->rows + 1) * matvec_shared_stride(l->K) * (int64_t)sizeof(bf16);
+}
+
+// Whether that and the sums, 16 KiB at most, fit into a thread block's shared memory.
 static inline bool matvec_fits(const Linear* l) {
-    int64_t bytes = l->rows * matvec_shared_stride(l->K) * (int64_t)sizeof(bf16);
     return l->rows <= MATVEC_MAX_ROWS &&
-           bytes + (17 << 10) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+           matvec_shared_bytes(l) + (17 << 10) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
 // out [rows, N] = f(x) w^T, plus residual [rows, N] with the strides of out, unless that is NULL; residual may
@@ -184,7 +175,7 @@ static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, c
                     matvec_shared_stride(l->K)};
     auto kernel = tiles == 4 ? matvec_kernel<T, 4> : tiles == 2 ? matvec_kernel<T, 2> : matvec_kernel<T, 1>;
     launch_after(kernel, dim3((unsigned)ceil_div<int64_t>(l->N, 8 * tiles)), 32 * MATVEC_WARPS,
-                 l->rows * a.shared_stride * (int64_t)sizeof(bf16), stream, a);
+                 matvec_shared_bytes(l), stream, a);
 }
 
 // The rows for which linear_rows computes `rows`: a few sizes, as cuBLAS chooses a kernel for each.
