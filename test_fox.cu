@@ -170,34 +170,7 @@ static void compare_pass(const Model* model, const PassResult* pass, const Expec
     }
 }
 
-// Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension
-// each, and compares the logits with those of the forward pass.
-static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
-    int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
-    Floats got, row((size_t)V);
-    std::vector<double> expected;
-    std::vector<int32_t> tokens((size_t)(n * t));
-    CHECK(!states_new(model, n, t, (int64_t)1 << 40), "%s: states without memory for them", e->name);
-    States* states = states_new(model, n, t, (steps + n) * t);
-    for (int64_t step = 0; step < steps + n - 1; step++) {
-        for (int64_t b = 0; b < n; b++) {
-            if (step == b) states_begin(model, states, b);
-            const int32_t* from =
-                e->inputs + b * e->T + std::max<int64_t>(0, std::min(step - b, steps - 1)) * t;
-            std::copy(from, from + t, tokens.begin() + b * t);
-        }
-        model_extend(model, states, tokens.data());
-        for (int64_t b = 0; b < n; b++) {
-            if (step < b || step - b >= steps) continue;
-            download_logits(model, row.data(), states->logits + b * model->Vs, 1);
-            const double* want = e->logits.data() + (b * e->T + (step - b + 1) * t - 1) * V;
-            got.insert(got.end(), row.begin(), row.end());
-            expected.insert(expected.end(), want, want + V);
-        }
-    }
-    compare(e->name, Q_EXTENDED, "extended logits", got.data(), expected.data(), (int64_t)got.size(), 0);
-    states_free(states);
-}
+#include "dev/test/gpu/extended.cuh"
 
 // Runs the model at every level of recomputation, which must not change a bit, and compares the results.
 static void check_pass(const Config* c, const double* params, const Expected* e) {

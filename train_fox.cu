@@ -16,11 +16,7 @@ changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
-#include "llmc/attention/extend.cuh"
-#include "llmc/attention/forget_gate.cuh"
-#include "llmc/attention/output_gate.cuh"
-#include "llmc/attention/pruning.cuh"
-#include "llmc/attention/qkv.cuh"
+#include "llmc/attention/layer.cuh"
 #include "llmc/cuda/adamw.cuh"
 #include "llmc/cuda/classifier.cuh"
 #include "llmc/cuda/device.cuh"
@@ -29,6 +25,7 @@ changes nothing on the device itself.
 #include "llmc/cuda/global_norm.cuh"
 #include "llmc/cuda/layer.cuh"
 #include "llmc/cuda/swiglu.cuh"
+#include "llmc/inference/layers.cuh"
 #include "llmc/train/train.h"
 
 #include <algorithm>
@@ -72,28 +69,11 @@ const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
     X(bf16, dk, never, backward * BT * d)          /* [B,T,d] */ \
     X(bf16, dv, never, backward * BT * d)          /* [B,T,d] */ \
     X(float, dcum_logf, never, backward * learns * BT * NH) /* [B,NH,T] */
-
-// The state of B sequences that are extended (the KV cache), and scratch of one extension.
-#define ATTENTION_STATE(X) \
-    X(bf16, k, always, B * capacity * d)             /* [L,B,capacity,d] as attention reads them */ \
-    X(bf16, v, always, B * capacity * d)             /* [L,B,capacity,d] */ \
-    X(double, cum_logf, always, gated * B * capacity * NH) /* [L,B,capacity,NH] */ \
-    X(bf16, proj, always, B * (1 + T) * S)           /* [L,B,1+T,S] of the last token, then new ones */ \
-    X(bf16, new_proj, never, BT * S)                 /* [B,T,S] */ \
-    X(bf16, heads, never, 3 * B * (1 + T) * d)       /* [3,B,1+T,d] q, k, v */ \
-    X(float, rstd, never, 3 * B * (1 + T) * NH)      /* [3,B,1+T,NH], not read */ \
-    X(float, angles, never, B * (1 + T) * dh)        /* [B,1+T,dh/2,2] */ \
-    X(bf16, o, never, BT * d)                        /* [B,T,d] */ \
-    X(bf16, y, never, BT * d)                        /* [B,T,d] */
 // clang-format on
 
 typedef struct {
     ATTENTION_ACTS(ACTIVATION_FIELD)
 } AttentionActs;
-typedef struct {
-    ATTENTION_STATE(ACTIVATION_FIELD)
-} AttentionStateActs;
-
 static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
                                   int64_t T, Recompute recompute) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
@@ -106,26 +86,12 @@ static void attention_activations(Activations* rows, const Config* config, const
     ATTENTION_ACTS(ACTIVATION_ROW)
 }
 
-static void attention_state(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                            int64_t T, int64_t capacity) {
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config);
-    const bool always = true, never = false;
-    ATTENTION_STATE(ACTIVATION_ROW)
-}
-
 #undef ATTENTION_ACTS
-#undef ATTENTION_STATE
 
 static AttentionActs attention_acts(const Layer* layer) {
     AttentionActs a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     return a;
-}
-
-static HeadShape attention_shape_of(const Layer* layer) {
-    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
-    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), layer->config->qk_norm_share ? 0 : dh};
 }
 
 static size_t attention_mixer_scratch_bytes(const Layer* layer) {
@@ -142,47 +108,13 @@ static void attention_init(const Layer* layer) {
                     layer->config->rope_base, layer->stream);
 }
 
-// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes
-// NULL and sets out and rstd itself.
-static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
-    const ProjLayout* proj = &layer->table->proj;
-    memset(paths, 0, 3 * sizeof paths[0]);
+// The same with the activations of a pass.
+static void attention_pass_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = proj->q, k->column = proj->k, v->column = proj->v;
-    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
-    q->weight = layer_param(layer, layer->weights, P_Q_NORM),
-    q->dweight = layer_param(layer, layer->grads, P_Q_NORM);
-    k->weight = layer_param(layer, layer->weights, P_K_NORM),
-    k->dweight = layer_param(layer, layer->grads, P_K_NORM);
-    q->eps = k->eps = QK_NORM_EPS;
-    q->rope = k->rope = layer->config->use_rope;
-    if (!a) return;
+    attention_paths(layer, paths);
     q->out = a->q, k->out = a->k, v->out = a->v;
     q->rstd = a->q_rstd, k->rstd = a->k_rstd;
     q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
-}
-
-// The fused projection of q, k, v and all gates. Its GEMMs use S >= R rows of weights; the last S - R are
-// weights of the following tensors. Their outputs land in padding columns, which no kernel reads and whose
-// gradient is 0.
-static Linear attention_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, P_Q_PROJ);
-    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
-    return linear;
-}
-
-// A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
-static inline bf16* proj_column(bf16* proj, int64_t column) {
-    return proj && column >= 0 ? proj + column : NULL;
-}
-
-static OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj, bf16* dproj,
-                                        float* delta) {
-    const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
-    float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
-    bf16 *gate = proj_column(proj, layer->table->proj.ogate),
-         *dgate = proj_column(dproj, layer->table->proj.ogate);
-    return {weight, dweight, rstd, gate, dgate, delta, layer->config->norm_eps};
 }
 
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
@@ -199,12 +131,12 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
-    attention_paths(layer, &a, paths);
+    attention_pass_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     AttentionForward attention = {
-        a.o, a.lse, a.q, a.k, a.v, a.cum_logf, a.score_limits ? &pruning.bounds : NULL, layer->scratch};
+        a.o, a.lse, a.q, a.k, a.v, a.cum_logf, a.score_limits ? &pruning.bounds : NULL, layer->scratch, 0};
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
@@ -222,7 +154,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
-    attention_paths(layer, &a, paths);
+    attention_pass_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
@@ -258,39 +190,6 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     return {in_proj, a.dproj};
 }
 
-// Each sequence's 1 + T rows of proj, its last token's and the new ones, are adjacent: shifts read the
-// previous row.
-static void attention_mixer_extend(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
-    AttentionStateActs a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
-    HeadShape shape = attention_shape_of(layer), rows = shape;
-    int64_t S = shape.row_stride, fgate = layer->table->proj.fgate,
-            heads = shape.B * (1 + shape.T) * shape.NH;
-    cudaStream_t stream = layer->stream;
-    AttentionState state = {a.k, a.v, a.cum_logf, a.proj, layer->lengths, layer->capacity};
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    OutputGate output_gate = attention_output_gate(layer, a.rstd, a.new_proj, NULL, NULL);
-    HeadPath paths[3];
-    attention_paths(layer, NULL, paths);
-    for (int p = 0; p < 3; p++)
-        paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
-    rows.B = 1, rows.T = shape.B * (1 + shape.T); // as one sequence; the outputs of each row 0 are not used
-
-    linear_forward(a.new_proj, in, NULL, &in_proj, layer->matmul);
-    CUDA_CHECK(cudaMemcpy2DAsync(a.proj + S, (size_t)((1 + shape.T) * S) * sizeof(bf16), a.new_proj,
-                                 (size_t)(shape.T * S) * sizeof(bf16), (size_t)(shape.T * S) * sizeof(bf16),
-                                 (size_t)shape.B, cudaMemcpyDeviceToDevice, stream));
-    if (layer->config->use_rope)
-        rope_angles_extend(a.angles, &state, layer->config->rope_base, &shape, stream);
-    qkv_forward(paths, a.proj, a.angles, &rows, stream);
-    attention_append(&state, paths[1].out, paths[2].out, layer_param_fp32(layer, P_FGATE_BIAS),
-                     proj_column(a.proj + S, fgate), &shape, stream);
-    attention_extend(a.o, paths[0].out, &state, &shape, stream);
-    output_gate_forward(a.y, a.o, &output_gate, &shape, stream);
-    linear_forward(out, a.y, residual, &o_proj, layer->matmul);
-    attention_keep_last(&state, &shape, stream);
-}
-
 // ----------------------------------------------------------------------------
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
 // llmc/mixers/ and a row here.
@@ -301,14 +200,14 @@ typedef struct {
     void (*init)(const Layer*); // once after the allocation of activations
     void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
     DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
-    // extends B sequences by T tokens and updates their states; decoding is T = 1
-    void (*state)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, int64_t capacity);
-    void (*extend)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
+    // out = in + mixer(norm(in)) of the rows of an extension, after begin_extend
+    void (*begin_extend)(const Layer*, Cache*);
+    void (*extend)(const Layer*, Cache*, bf16* out, const bf16* in);
 } Mixer;
 
 static const Mixer mixers[] = {
     {attention_activations, attention_mixer_scratch_bytes, attention_init, attention_mixer_forward,
-     attention_mixer_backward, attention_state, attention_mixer_extend}, // MIXER_ATTENTION
+     attention_mixer_backward, attention_begin_extend, attention_mixer_extend}, // MIXER_ATTENTION
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -941,108 +840,166 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: sequences by t tokens more, on their states (KV cache); decoding is t = 1
+// extension: rows of sequences in a cache (llmc/model/extension.h)
 
-// n sequences of up to `capacity` tokens, extended by t tokens at a time.
-typedef struct States {
-    int64_t capacity;
-    int64_t* lengths;        // [n] tokens held
-    int64_t* device_lengths; // the same
-    Pass pass;               // B = n, T = t; scratch but for the mixer's states
-    bf16* logits;            // [n, Vs] of the last tokens
-} States;
-
-static void fill_zeros(void* at, size_t bytes) { CUDA_CHECK(cudaMemset(at, 0, bytes)); }
-
-// Sequence b begins anew, with no tokens.
-static void states_begin(const Model* model, States* s, int64_t b) {
-    s->lengths[b] = 0;
-    activations_reset(&s->pass.tables[PASS_MIXER], model->config.num_hidden_layers, s->pass.B, b, fill_zeros);
+static Layer extend_layer(const Model* model, Cache* cache, int64_t l, int64_t rows) {
+    Pass pass = {};
+    pass.B = 1, pass.T = rows;
+    Layer layer = model_layer((Model*)model, &pass, l);
+    layer.matmul = &cache->matmul;
+    return layer;
 }
 
-// What an extension of n sequences by t tokens at a time needs, up to `capacity` tokens; nothing is
-// allocated.
-static Pass states_plan(const Model* model, int64_t n, int64_t t, int64_t capacity) {
-    const Config* config = &model->config;
-    Pass pass = {};
-    pass.B = n, pass.T = t;
-    model_activations(&pass.tables[PASS_MODEL], config, n, t, RECOMPUTE_BLOCK);
-    mlp_activations(&pass.tables[PASS_MLP], config, n * t, RECOMPUTE_BLOCK);
-    mixers[config->mixer].state(&pass.tables[PASS_MIXER], config, &model->table, n, t, capacity);
-    return pass;
+// Bytes of a cache on the device.
+static int64_t cache_bytes(const Model* model, const CacheSizes* sizes) {
+    CacheModel of = attention_cache_model(&model->config);
+    Activations table = extend_activations(&model->config, &model->table, sizes);
+    return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) + (int64_t)MATMUL_WORKSPACE;
+}
+
+static int64_t cache_page_bytes(const Model* model) {
+    int64_t gate = config_has_gate(&model->config), dh = config_head_size(&model->config);
+    return PAGE_TOKENS * (2 * dh * (int64_t)sizeof(bf16) + gate * (int64_t)sizeof(double)) +
+           gate * (int64_t)sizeof(double);
 }
 
 // Device memory, or NULL where there is none.
 static void* device_bytes_if_any(size_t bytes) {
     void* p = NULL;
-    if (cudaMalloc(&p, bytes) != cudaSuccess) cudaGetLastError(); // clears the error
+    if (cudaMalloc(&p, bytes) != cudaSuccess)
+        (void)cudaGetLastError(); // the error is not one of a later launch
     return p;
 }
 
-static void states_free(States* s) {
-    pass_free(&s->pass, device_free);
-    device_free(s->device_lengths);
-    device_free(s->logits);
-    free(s->lengths);
-    free(s);
+static void cache_free(Cache* cache) {
+    for (int i = 0; i < cache->table.count; i++) device_free(cache->table.rows[i].data);
+    for (int64_t n = 0; cache->graphs && n <= cache->device.sizes.slots; n++)
+        if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
+    if (cache->matmul.workspace) matmul_free(&cache->matmul);
+    CUDA_CHECK(cudaFreeHost(cache->scores));
+    device_cache_free(&cache->device);
+    free(cache->graphs);
+    free(cache->warm);
+    free(cache);
 }
 
-static States* states_new(const Model* model, int64_t n, int64_t t, int64_t capacity) {
-    States* s = (States*)xcalloc(1, sizeof *s);
-    s->capacity = capacity;
-    s->lengths = (int64_t*)xcalloc((size_t)n, sizeof(int64_t));
-    s->device_lengths = (int64_t*)device_bytes_if_any((size_t)n * sizeof(int64_t));
-    s->logits = (bf16*)device_bytes_if_any((size_t)(n * model->Vs) * sizeof(bf16));
-    s->pass = states_plan(model, n, t, capacity);
-    bool all = s->device_lengths && s->logits;
-    for (int table = 0; table < NUM_PASS_TABLES; table++) {
-        Activations* rows = &s->pass.tables[table];
-        activations_allocate(rows, table == PASS_MIXER ? model->config.num_hidden_layers : 1,
-                             device_bytes_if_any);
-        for (int i = 0; i < rows->count; i++) all = all && (rows->rows[i].data || !rows->rows[i].bytes);
-    }
+// An empty cache; NULL where the device has no memory for it. One that drops reads the weights' bounds, so
+// that it is made anew when they change.
+static Cache* cache_new(Model* model, const CacheSizes* sizes) {
+    CacheModel of = attention_cache_model(&model->config);
+    if (of.dh != 64 && of.dh != 128)
+        die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)of.dh);
+    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
+    bool all = device_cache_new(&cache->device, &of, sizes);
+    if (all) cache->table = extend_activations(&model->config, &model->table, sizes);
+    activations_allocate(&cache->table, 1, device_bytes_if_any);
+    for (int i = 0; i < cache->table.count; i++)
+        all = all && (cache->table.rows[i].data || !cache->table.rows[i].bytes);
     if (!all) {
-        states_free(s);
+        cache_free(cache);
         return NULL;
     }
-    for (int64_t b = 0; b < n; b++) states_begin(model, s, b);
-    return s;
+    activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
+    matmul_init(&cache->matmul, !model->deterministic, model->stream);
+    CUDA_CHECK(cudaMallocHost(&cache->scores, (size_t)sizes->outputs * sizeof(RowScore)));
+    cache->graphs = (cudaGraphExec_t*)xcalloc((size_t)sizes->slots + 1, sizeof(cudaGraphExec_t));
+    cache->warm = (bool*)xcalloc((size_t)sizes->slots + 1, sizeof(bool));
+    for (int64_t l = 0; l < of.layers; l++) {
+        Layer layer = extend_layer(model, cache, l, 1);
+        attention_cache_init(&layer, &cache->device);
+    }
+    return cache;
 }
 
-// Extends every sequence by its row of tokens [n, t] and queues s->logits [n, Vs] of the token after: what
-// model_forward computes for the same tokens, but for rounding. A full state is an error.
-static void model_extend(Model* model, States* s, const int32_t* tokens) {
-    int64_t n = s->pass.B, T = s->pass.T, d = model->config.hidden_size;
-    cudaStream_t stream = model->stream;
-    Acts a = pass_acts(&s->pass, 0);
-    Norm final_norm = model_final_norm(model, &s->pass);
-    Linear lm_head = model_lm_head(model, n);
-    for (int64_t b = 0; b < n; b++)
-        if (s->lengths[b] + T > s->capacity) die("a state of %lld tokens is full", (long long)s->capacity);
-    CUDA_CHECK(cudaMemcpyAsync(s->device_lengths, s->lengths, (size_t)n * sizeof(int64_t),
-                               cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(
-        cudaMemcpyAsync(a.inputs, tokens, (size_t)(n * T) * sizeof(int32_t), cudaMemcpyHostToDevice, stream));
+// Queues lm_head and the scores of outputs first .. first + count.
+static void extend_outputs(Model* model, Cache* cache, int64_t first, int64_t count) {
+    const ExtendActs* a = &cache->acts;
+    int64_t d = model->config.hidden_size;
+    Layer layer = extend_layer(model, cache, 0, count);
+    MatvecInput normed = extend_normed(&layer, a, a->x_last + first * d, P_NORM);
+    Linear lm_head = model_lm_head(model, count);
+    LogitShape shape = {count, model->config.vocab_size, model->Vs};
+    linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
+    row_scores(a->scores + first, a->logits, cache->device.targets + first, &shape, model->stream);
+}
 
-    embedding_forward(a.x, a.inputs, model_param(model, model->weights, P_EMBEDDINGS), n * T, d, stream);
+// Queues the layers of a filled pass; acts.x_last gets the rows with outputs.
+static void extend_rows(Model* model, Cache* cache, int64_t outputs) {
+    const ExtendActs* a = &cache->acts;
+    int64_t rows = cache->device.pass.num_rows, d = model->config.hidden_size;
+    const Mixer* mixer = &mixers[model->config.mixer];
+    bf16 *x = a->x, *other = a->x_mid;
+    Layer layer = extend_layer(model, cache, 0, rows);
+    mixer->begin_extend(&layer, cache);
+    embedding_forward(x, cache->device.pass.tokens, model_param(model, model->weights, P_EMBEDDINGS), rows, d,
+                      model->stream);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        Layer layer = model_layer(model, &s->pass, l);
-        Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-        layer.lengths = s->device_lengths, layer.capacity = s->capacity;
-        rmsnorm_forward(a.mixer_in, a.x, &norm, stream);
-        mixers[model->config.mixer].extend(&layer, a.x, a.mixer_in, a.x);
+        layer = extend_layer(model, cache, l, rows);
+        mixer->extend(&layer, cache, other, x);
+        std::swap(x, other);
         if (!layer_param(&layer, layer.weights, P_GATE_PROJ)) continue;
-        norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
-        rmsnorm_forward(a.mlp_in, a.x, &norm, stream);
-        mlp_forward(&layer, a.x, a.mlp_in, a.x);
+        mlp_extend(&layer, cache, other, x);
+        std::swap(x, other);
     }
-    for (int64_t b = 0; b < n; b++) s->lengths[b] += T;
-    CUDA_CHECK(cudaMemcpy2DAsync(a.x_last, (size_t)d * sizeof(bf16), a.x + (T - 1) * d,
-                                 (size_t)(T * d) * sizeof(bf16), (size_t)d * sizeof(bf16), (size_t)n,
-                                 cudaMemcpyDeviceToDevice, stream));
-    final_norm.rows = n;
-    rmsnorm_forward(a.lm_head_in, a.x_last, &final_norm, stream);
-    linear_forward(s->logits, a.lm_head_in, NULL, &lm_head, &model->matmul);
+    embedding_forward(a->x_last, cache->device.output_rows, x, outputs, d, model->stream);
+}
+
+static void download_extend_logits(const Model* model, const Cache* cache, float* host, int64_t rows) {
+    size_t row = (size_t)model->config.vocab_size * sizeof(float);
+    CUDA_CHECK(cudaMemcpy2DAsync(host, row, cache->acts.logits, (size_t)model->Vs * sizeof(float), row,
+                                 (size_t)rows, cudaMemcpyDeviceToHost, model->stream));
+}
+
+// Extends sequences by the rows of a pass and waits for it: scores [outputs], and where e->logits_wanted
+// logits [outputs, V]. The results are those of model_forward for the same tokens, but for rounding. From the
+// third pass on that extends the same number of sequences by one token each it is one CUDA graph.
+static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
+    DeviceCache* c = &cache->device;
+    int64_t n = e->outputs, V = model->config.vocab_size, chunk = extend_logit_rows(c->sizes.outputs);
+    model_need_all(model);
+    device_cache_fill(c, e, model->stream);
+    auto queue = [&] {
+        extend_rows(model, cache, n);
+        for (int64_t i = 0; i < n; i += chunk) {
+            int64_t count = std::min(chunk, n - i);
+            extend_outputs(model, cache, i, count);
+            if (e->logits_wanted && n > chunk) download_extend_logits(model, cache, logits + i * V, count);
+        }
+        CUDA_CHECK(cudaMemcpyAsync(cache->scores, cache->acts.scores, (size_t)n * sizeof(RowScore),
+                                   cudaMemcpyDeviceToHost, model->stream));
+    };
+    bool decodes = e->rows == e->sequences && n == e->rows && n <= chunk && !model->sequential;
+    if (!decodes || !cache->warm[n]) {
+        queue();
+        if (decodes) cache->warm[n] = true;
+    } else {
+        if (!cache->graphs[n]) {
+            cudaGraph_t calls;
+            CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
+            queue();
+            CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
+            CUDA_CHECK(cudaGraphInstantiate(&cache->graphs[n], calls, 0));
+            CUDA_CHECK(cudaGraphDestroy(calls));
+        }
+        CUDA_CHECK(cudaGraphLaunch(cache->graphs[n], model->stream));
+    }
+    if (e->logits_wanted && n > 0 && n <= chunk) download_extend_logits(model, cache, logits, n);
+    CUDA_CHECK(cudaStreamSynchronize(model->stream));
+    memcpy(scores, cache->scores, (size_t)n * sizeof(RowScore));
+}
+
+// Slot `to` gets what slot `from` has besides pages.
+static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
+    device_cache_fork(&cache->device, from, to, model->stream);
+}
+
+static void cache_copy_page(Model* model, Cache* cache, int32_t from, int32_t to) {
+    pages_copy(&cache->device.pages, from, to, model->stream);
+}
+
+// first [slots, heads]: pages at the beginning of each head that no later row needs.
+static void cache_forgotten(Model* model, Cache* cache, int32_t* first) {
+    device_cache_forgotten(&cache->device, first, model->stream);
 }
 
 #ifndef TESTING
@@ -1068,13 +1025,11 @@ static int recompute_agreed(World* world, int mine) {
 
 // Bytes of the state of a sample while training, on the rank that generates it.
 static int64_t model_sample_bytes(const Model* model, const Run* run) {
-    int64_t bytes = 0, capacity = run->world->rank == 0 ? sample_capacity(run) : 0;
+    int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
     if (capacity == 0) return 0;
-    Pass pass = states_plan(model, 1, 1, capacity);
-    for (int table = 0; table < NUM_PASS_TABLES; table++)
-        bytes +=
-            activations_bytes(&pass.tables[table], table == PASS_MIXER ? model->config.num_hidden_layers : 1);
-    return bytes;
+    int64_t heads = model->config.num_hidden_layers * model->config.num_heads;
+    CacheSizes sizes = sample_sizes(heads, 1, capacity - n, n);
+    return cache_bytes(model, &sizes);
 }
 
 // Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the
@@ -1458,73 +1413,6 @@ static void bench(Model* model, const Run* run) {
     for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
 }
 
-// The cache of llmc/model/extension.h made of a States a slot, read token by token: its pages are not used.
-typedef struct Cache {
-    CacheSizes sizes;
-    States** slots; // [slots], made when they are first used
-} Cache;
-
-static void cache_free(Cache* cache) {
-    for (int64_t i = 0; i < cache->sizes.slots; i++)
-        if (cache->slots[i]) states_free(cache->slots[i]);
-    free(cache->slots);
-    free(cache);
-}
-
-static States* cache_slot(const Model* model, Cache* cache, int64_t slot) {
-    States** states = &cache->slots[slot];
-    if (!*states) *states = states_new(model, 1, 1, cache->sizes.capacity);
-    return *states;
-}
-
-static Cache* cache_new(Model* model, const CacheSizes* sizes) {
-    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
-    cache->sizes = *sizes;
-    cache->slots = (States**)xcalloc((size_t)sizes->slots, sizeof(States*));
-    if (cache_slot(model, cache, 0)) return cache;
-    cache_free(cache);
-    return NULL;
-}
-
-static void extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
-    const int64_t V = model->config.vocab_size;
-    float* row_logits = (float*)xcalloc((size_t)V, sizeof(float));
-    int64_t output = 0;
-    model_need_all(model);
-    for (int64_t s = 0; s < e->sequences; s++) {
-        States* states = cache_slot(model, cache, e->slots[s]);
-        if (!states) die("too little memory is left on the device for a sequence");
-        if (e->lengths[s] == 0) states_begin(model, states, 0);
-        for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++) {
-            model_extend(model, states, &e->tokens[i]);
-            if (output < e->outputs && e->output_rows[output] == i)
-                download_logits(model, row_logits, states->logits, 1);
-            for (; output < e->outputs && e->output_rows[output] == i; output++) {
-                double sum = 0;
-                for (int64_t c = 0; c < V; c++) sum += exp((double)row_logits[c]);
-                scores[output].best = (int32_t)sampler_argmax(row_logits, V);
-                scores[output].logprob =
-                    e->targets[output] < 0 ? 0 : (double)row_logits[e->targets[output]] - log(sum);
-                if (e->logits_wanted) memcpy(logits + output * V, row_logits, (size_t)V * sizeof(float));
-            }
-        }
-    }
-    free(row_logits);
-}
-
-static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
-    States *source = cache_slot(model, cache, from), *target = cache_slot(model, cache, to);
-    if (!source || !target) die("too little memory is left on the device for a sequence");
-    const Activations *held = &source->pass.tables[PASS_MIXER], *copy = &target->pass.tables[PASS_MIXER];
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    target->lengths[0] = source->lengths[0];
-    for (int i = 0; i < held->count; i++)
-        if (held->rows[i].data)
-            CUDA_CHECK(cudaMemcpy(copy->rows[i].data, held->rows[i].data,
-                                  (size_t)activations_row_bytes(held, i, model->config.num_hidden_layers),
-                                  cudaMemcpyDeviceToDevice));
-}
-
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
     .built_with = DEVICE_BUILT_WITH,
@@ -1549,12 +1437,12 @@ static const Trainer trainer = {
     .pruning_counts = pruning_counts,
     .evaluate = evaluate,
     .bench = bench,
-    .cache_page_bytes = NULL,
+    .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,
-    .extend = extend,
+    .extend = model_extend,
     .cache_fork = cache_fork,
-    .cache_copy_page = NULL, // no pages
-    .cache_forgotten = NULL,
+    .cache_copy_page = cache_copy_page,
+    .cache_forgotten = cache_forgotten,
     .cache_free = cache_free};
 
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }

@@ -45,6 +45,7 @@ INCLUDES = {
     "cpu": "model",
     "cuda": "model dist",
     "attention": "cuda",
+    "inference": "attention",
     "mixers": "cuda cpu",
 }
 # Outside llmc/: what may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.

@@ -10,7 +10,7 @@ The forget gate (arXiv 2503.02130, section 3):
     dcum_logf       float  [B, NH, T]
 
 The trainer calls it before attention.cuh, which reads cum_logf, and after attention's backward pass, which
-writes dcum_logf. For new tokens of a sequence see extend.cuh.
+writes dcum_logf. For new tokens of a sequence see llmc/inference/pages.cuh.
 
 A gate is computed in float and summed in double: after 65536 tokens cum_logf may reach -1e5, and its
 differences over a few tokens still matter. The backward pass sums dlogf_t = dcum_logf_t + ... +
@@ -81,6 +81,11 @@ __device__ static inline float forget_gate_logit(const bf16* z, int64_t at, floa
     return (z ? (float)z[at] : 0) + bias;
 }
 
+// logsigmoid
+__device__ static inline float forget_gate_logf(float logit) {
+    return fminf(logit, 0) - log1pf(expf(-fabsf(logit)));
+}
+
 // ----------------------------------------------------------------------------
 // forward
 
@@ -96,7 +101,7 @@ __global__ static void __launch_bounds__(FORGET_GATE_CHUNK)
     if (t < s.T && dcum_logf) x = dcum_logf[at];
     if (t < s.T && !dcum_logf) {
         float logit = forget_gate_logit(z, (chunk.b * s.T + t) * s.row_stride + chunk.h, bias[chunk.h]);
-        x = fminf(logit, 0) - log1pf(expf(-fabsf(logit)));
+        x = forget_gate_logf(logit);
     }
     double sum = forget_gate_scan(x);
     if (t < s.T && !dcum_logf) cum_logf[at] = sum;

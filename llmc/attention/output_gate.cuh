@@ -45,6 +45,19 @@ struct OutputGateToken {
     float rstd;
 };
 
+// One token's eight channels of a head, in place: o becomes y. Returns the norm's rstd. Called by all lanes of
+// a warp.
+__device__ static __forceinline__ float output_gate_token(float x[8], const OutputGate& p, float eps,
+                                                          const Raw8& logits, const Raw8& weight,
+                                                          const HeadThread& me) {
+    float rstd = 0, logit[8];
+    unpack8(logit, logits);
+    if (p.weight) rstd = head_norm_forward(x, weight, eps, me);
+    if (p.gate)
+        for (int j = 0; j < 8; j++) x[j] *= sigmoidf(logit[j]);
+    return rstd;
+}
+
 __global__ static void __launch_bounds__(256)
     output_gate_forward_kernel(bf16* y, const bf16* o, const __grid_constant__ OutputGateArgs a) {
     const OutputGate p = a.gate;
@@ -63,15 +76,10 @@ __global__ static void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < OUTPUT_GATE_TOKENS; i++) {
         if (i >= left) break;
-        float x[8], logit[8];
+        float x[8];
         unpack8(x, in[i]);
-        unpack8(logit, logits[i]);
-        if (p.weight) {
-            float r = head_norm_forward(x, w, a.eps, me);
-            if (me.active && me.channel == 0) p.rstd[(int64_t)(first + i) * a.NH + me.head] = r;
-        }
-        if (p.gate)
-            for (int j = 0; j < 8; j++) x[j] *= sigmoidf(logit[j]);
+        float rstd = output_gate_token(x, p, a.eps, logits[i], w, me);
+        if (p.weight && me.active && me.channel == 0) p.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         if (me.active) store16_once(y + at + i * d, pack8(x));
     }
 }

@@ -12,8 +12,8 @@ optional.
     angles          float [T, dh/2, 2], cos and sin
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
-The trainer calls it between the projection and attention, for new tokens together with extend.cuh. q, k and v
-are three paths through the same code, each with its own switches. A thread block has one path, so that its
+The trainer calls it between the projection and attention; for new tokens of a sequence see
+llmc/inference/pages.cuh. q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so that its
 threads take the same branches. A thread has eight channels of one head for several neighbouring tokens, so
 that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and
 the columns of q, k and v are multiples of 8.
@@ -46,24 +46,25 @@ struct QkvArgs {
 // ----------------------------------------------------------------------------
 // RoPE
 
-// angles [sequences, rows, pairs, 2]: cos and sin of position base^(-i / pairs) for pair i; count of pairs in
-// total. A row's position is its index, or with lengths (extend.cuh) lengths[sequence] - 1 more.
+// Cosine and sine of position base^(-pair / pairs)
+__device__ static inline void rope_angle(float angle[2], int64_t position, int64_t pair, int64_t pairs,
+                                         double base) {
+    double x = (double)position * pow(base, -(double)pair / (double)pairs);
+    angle[0] = (float)cos(x);
+    angle[1] = (float)sin(x);
+}
+
+// angles [rows, pairs, 2] of row t at position t; count of pairs in total
 __global__ static void __launch_bounds__(256)
-    rope_angles_kernel(float* angles, const int64_t* lengths, int64_t count, int64_t rows, int64_t pairs,
-                       double base) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / pairs, position = row;
-    if (i >= count) return;
-    if (lengths) position = lengths[row / rows] - 1 + row % rows;
-    double angle = (double)position * pow(base, -(double)(i % pairs) / (double)pairs);
-    angles[2 * i] = (float)cos(angle);
-    angles[2 * i + 1] = (float)sin(angle);
+    rope_angles_kernel(float* angles, int64_t count, int64_t pairs, double base) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) rope_angle(angles + 2 * i, i / pairs, i % pairs, pairs, base);
 }
 
 // angles [T, dh/2, 2]: cos and sin of t base^(-2i/dh) for position t and pair i
 static inline void rope_angles(float* angles, int64_t T, int64_t dh, double base, cudaStream_t stream) {
     int64_t count = T * (dh / 2);
-    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, NULL, count, T,
-                dh / 2, base);
+    CUDA_LAUNCH(rope_angles_kernel, ceil_div<int64_t>(count, 256), 256, stream, angles, count, dh / 2, base);
 }
 
 // Rotates the pairs (x_i, x_{i + dh/2}) of a head by the angles of one token; direction -1 rotates back. A
@@ -100,6 +101,23 @@ __device__ static inline void rope_rotate(float x[8], const float* angles, float
 // ----------------------------------------------------------------------------
 // forward
 
+// One token's eight channels of a head, in place: x as read from proj becomes a channel of q, k or v. before:
+// the same channels of the token before, zero for the first token; logit: the shift gate's. Returns the
+// norm's rstd. Called by all lanes of a warp.
+__device__ static __forceinline__ float qkv_token(float x[8], const HeadPath& path, const Raw8& before,
+                                                  float logit, const Raw8& weight, const float* angles,
+                                                  const HeadThread& me) {
+    float rstd = 0;
+    if (path.shift >= 0) {
+        float alpha = sigmoidf(logit), y[8];
+        unpack8(y, before);
+        for (int j = 0; j < 8; j++) x[j] = (1 - alpha) * x[j] + alpha * y[j];
+    }
+    if (path.weight) rstd = head_norm_forward(x, weight, path.eps, me);
+    if (path.rope) rope_rotate(x, angles, 1, me);
+    return rstd;
+}
+
 enum {
     QKV_TOKENS = 4,  // of a thread of the forward pass, all loads in flight at once
     QKV_SEGMENT = 15 // neighbouring tokens of one sequence, which a thread of the backward pass walks through
@@ -130,16 +148,8 @@ __global__ static void __launch_bounds__(256)
         if (i >= left) break;
         float x[8];
         unpack8(x, raw[i + 1]);
-        if (shift) {
-            float alpha = sigmoidf(logit[i]), before[8];
-            unpack8(before, t > 0 ? raw[i] : Raw8{});
-            for (int j = 0; j < 8; j++) x[j] = (1 - alpha) * x[j] + alpha * before[j];
-        }
-        if (norm) {
-            float rstd = head_norm_forward(x, w, path.eps, me);
-            if (me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
-        }
-        if (path.rope) rope_rotate(x, angles + (int64_t)t * a.dh, 1, me);
+        float rstd = qkv_token(x, path, t > 0 ? raw[i] : Raw8{}, logit[i], w, angles + (int64_t)t * a.dh, me);
+        if (norm && me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         if (me.active) store16_once(path.out + (int64_t)(first + i) * (a.NH * a.dh) + in_heads, pack8(x));
         t = t + 1 == a.T ? 0 : t + 1;
     }

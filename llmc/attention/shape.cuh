@@ -42,7 +42,12 @@ typedef struct {
     const double* cum_logf;        // NULL: no gate
     const AttentionBounds* bounds; // NULL: no pruning
     void* scratch;                 // attention_scratch_bytes
+    // Queries before this one are not computed, and o and q begin with it: [T - first_query, NH, dh]. A
+    // multiple of ATTENTION_FIRST_QUERY; B is 1 unless it is 0.
+    int64_t first_query;
 } AttentionForward;
+
+#define ATTENTION_FIRST_QUERY 384 // a multiple of the queries of all kernels' tiles
 
 typedef struct {
     bf16 *dq, *dk, *dv;
@@ -112,7 +117,7 @@ struct AttentionShape {
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
 
-    __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
+    __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
     // The n-th tile to compute. Within a group of heads the longest tiles come first, so that the GPU does
     // not end up waiting for a few of them. A group is small enough for the tensors that its tiles share to
     // stay in L2.
@@ -145,6 +150,16 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);
     shape.group = (int)ceil_div<int64_t>(shape.heads, groups);
     return shape;
+}
+
+// The same with o and q moved to where the query 0 would be, for kernels that index them by query.
+static inline AttentionForward attention_from_first_query(const AttentionForward* a, const HeadShape* s) {
+    AttentionForward at = *a;
+    uintptr_t before = (uintptr_t)(a->first_query * s->NH * s->dh) * sizeof(bf16);
+    assert(a->first_query % ATTENTION_FIRST_QUERY == 0 && (a->first_query == 0 || s->B == 1));
+    at.o = (bf16*)((uintptr_t)a->o - before);
+    at.q = (const bf16*)((uintptr_t)a->q - before);
+    return at;
 }
 
 // Launches a kernel whose thread blocks have F::THREADS threads and an F::Shared, of up to MAX_KIB, in

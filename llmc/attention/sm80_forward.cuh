@@ -16,7 +16,7 @@ rescaled only when a score exceeds row_max by RESCALE_THRESHOLD, which is rare a
 
 template <int DH> struct Sm80Forward {
     static constexpr int THREADS = 128, KEYS = 64; // keys of a tile
-    static constexpr float RESCALE_THRESHOLD = 8;
+    static constexpr int RESCALE_THRESHOLD = 8;
     struct Shared {
         bf16 q[ATTENTION_BLOCK * DH], k[2][KEYS * DH], v[2][KEYS * DH];
         union {                                  // the diagonal block comes first
@@ -36,7 +36,8 @@ __device__ static inline void sm80_load_shared(float (&c)[4], uint32_t from) {
 }
 
 // A warp's online softmax: acc = sum of 2^(x - row_max) v, row_sum the lane's part of the same sum without v.
-template <int DH, int MS> struct Sm80Softmax {
+// THRESHOLD: of rescaling. With 0 row_max is the maximum, and a row's bits do not depend on the other rows.
+template <int DH, int MS, int THRESHOLD> struct Sm80Softmax {
     float acc[MS][DH / 8][4] = {}, row_max[MS][2], row_sum[MS][2] = {};
 
     __device__ Sm80Softmax() {
@@ -54,7 +55,7 @@ template <int DH, int MS> struct Sm80Softmax {
 #pragma unroll
             for (int n = 0; n < NS; n++) x = fmaxf(x, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             tile_max[m][half] = x * factor + shift[m][half];
-            exceeds |= tile_max[m][half] > row_max[m][half] + Sm80Forward<DH>::RESCALE_THRESHOLD;
+            exceeds |= tile_max[m][half] > row_max[m][half] + THRESHOLD;
         }
         if (!__any_sync(0xffffffffu, exceeds)) return;
         for (int r = 0; r < 2 * MS; r++) {
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     }
 
     uint32_t lane_q = sm80_advance<DH>(sm80_lane_a<DH>(shared.q, lane), warp_row, 0);
-    Sm80Softmax<DH, MS> softmax;
+    Sm80Softmax<DH, MS, F::RESCALE_THRESHOLD> softmax;
     for (int stage = 0; tile >= last_tile; tile--, stage ^= 1) {
         int j0 = tile * KEYS - i0; // relative to the first query; negative before the diagonal block
         cp_async_wait_all();
@@ -184,8 +185,10 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
 template <int DH, bool GATE>
 static inline void attention_forward_sm80(const AttentionForward* a, const HeadShape* s,
                                           cudaStream_t stream) {
+    AttentionForward at = attention_from_first_query(a, s);
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
+    shape.tiles_per_head -= (int)(a->first_query / ATTENTION_BLOCK);
     shape.bounds.head_order = NULL; // heads in memory order
-    attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(
-        sm80_forward_kernel<DH, GATE>, (int64_t)shape.heads * shape.blocks, stream, *a, shape);
+    attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(sm80_forward_kernel<DH, GATE>, (int64_t)shape.tiles(),
+                                                       stream, at, shape);
 }

@@ -78,6 +78,7 @@ struct Sm90ForwardParameters {
     const double* cum_logf;
     unsigned* tile_counter; // tiles taken
     AttentionShape shape;
+    int last_tile; // of a head, of all its queries
 };
 
 // A tile of queries from i0 on, and its tiles of keys: from last down to first, masked from `diagonal` on.
@@ -88,7 +89,7 @@ struct Sm90ForwardTile {
         AttentionTile at = p.shape.tile(index);
         Sm90ForwardTile tile;
         tile.head = at.head, tile.b = at.head / p.shape.NH, tile.h = at.head % p.shape.NH;
-        tile.i0 = (p.shape.tiles_per_head - 1 - at.tile_index) * F::ROWS; // the last queries have most keys
+        tile.i0 = (p.last_tile - at.tile_index) * F::ROWS; // the last queries have most keys
         tile.last = (min(tile.i0 + F::ROWS, p.shape.T) - 1) / F::KEYS;
         tile.diagonal = tile.i0 / F::KEYS;
         tile.first = p.shape.first_key_block(tile.head, tile.diagonal);
@@ -469,11 +470,15 @@ template <int DH, bool GATE>
 static inline void attention_forward_sm90(const AttentionForward* a, const HeadShape* s,
                                           cudaStream_t stream) {
     typedef Sm90Forward<DH> F;
+    static_assert(ATTENTION_FIRST_QUERY % F::ROWS == 0, "tiles begin at the first query");
     Sm90ForwardParameters p;
-    p.q = sm90_tensor_map(a->q, s, F::ROWS), p.k = sm90_tensor_map(a->k, s, F::KEYS);
-    p.v = sm90_tensor_map(a->v, s, F::KEYS), p.o = sm90_tensor_map(a->o, s, 16);
+    AttentionForward at = attention_from_first_query(a, s);
+    p.q = sm90_tensor_map(at.q, s, F::ROWS), p.k = sm90_tensor_map(a->k, s, F::KEYS);
+    p.v = sm90_tensor_map(a->v, s, F::KEYS), p.o = sm90_tensor_map(at.o, s, 16);
     p.lse = a->lse, p.cum_logf = a->cum_logf, p.tile_counter = (unsigned*)a->scratch;
     p.shape = attention_shape(s, F::ROWS, a->bounds, 4);
+    p.last_tile = p.shape.tiles_per_head - 1;
+    p.shape.tiles_per_head -= (int)(a->first_query / F::ROWS);
     CUDA_CHECK(cudaMemsetAsync(p.tile_counter, 0, sizeof *p.tile_counter, stream));
     // One thread block per multiprocessor, or per tile where there are fewer
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;

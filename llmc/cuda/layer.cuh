@@ -3,8 +3,7 @@ The layer context: what a mixer or an MLP of the GPU trainer sees of the model, 
 gradients.
 
 A pass over B x T tokens reads bf16 weights, adds to fp32 gradients and keeps its activations in tables of its
-own (llmc/model/activations.h). An extension reads B sequences by T tokens more, on states kept in the mixer's
-table.
+own (llmc/model/activations.h). In a pass of the inference engine B is 1 and T is the number of its rows.
 
 The backward pass of a norm recomputes the norm's output, which is the input of a mixer's or MLP's first
 projection. So the weight gradient of that projection is computed last, by the block: mixers and MLPs return
@@ -46,10 +45,6 @@ typedef struct {
     bool cudnn;         // attention by cuDNN's kernels
     bool recompute_qkv; // q, k and v are not kept for the backward pass
     bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
-
-    // of an extension
-    const int64_t* lengths; // [B] on the device: tokens held so far
-    int64_t capacity;
 } Layer;
 
 // ----------------------------------------------------------------------------

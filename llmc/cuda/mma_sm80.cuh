@@ -24,6 +24,12 @@ __device__ static inline void cp_async16(uint32_t to, const void* from, bool exi
                  : "memory");
 }
 __device__ static inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// A group: the copies that the thread has started since the group before. cp_async_wait_group waits until at
+// most N groups are in flight.
+__device__ static inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ static inline void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
 // Four 8x8 matrices; each lane passes the address of one row, 16 bytes.
 __device__ static inline void ldmatrix(uint32_t (&r)[4], uint32_t from) {

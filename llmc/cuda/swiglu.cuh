@@ -8,17 +8,22 @@ a multiple of 8. The trainer calls it between the two GEMMs of the MLP. A thread
 
 #include "range.cuh"
 
+// Eight channels
+__device__ static inline Raw8 swiglu8(const Raw8& gate, const Raw8& up) {
+    float g[8], u[8];
+    unpack8(g, gate);
+    unpack8(u, up);
+    for (int j = 0; j < 8; j++) u[j] *= g[j] * sigmoidf(g[j]);
+    return pack8(u);
+}
+
 __global__ static void __launch_bounds__(512)
     swiglu_forward_kernel(bf16* act, const bf16* gate_up, int64_t I) {
     int64_t row = blockIdx.x, i = 8 * ((int64_t)blockIdx.y * blockDim.x + threadIdx.x);
     if (i >= I) return;
-    float g[8], u[8];
     const bf16* in = gate_up + row * 2 * I + i;
     Raw8 g_in = load_raw8_once(in), u_in = load_raw8_once(in + I);
-    unpack8(g, g_in);
-    unpack8(u, u_in);
-    for (int j = 0; j < 8; j++) u[j] *= g[j] * sigmoidf(g[j]);
-    store16_once(act + row * I + i, pack8(u));
+    store16_once(act + row * I + i, swiglu8(g_in, u_in));
 }
 
 __global__ static void __launch_bounds__(512)

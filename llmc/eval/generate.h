@@ -149,6 +149,16 @@ static inline int64_t sample_capacity(const Run* run) {
     return 1 + (o->prompt ? (int64_t)strlen(o->prompt) : 0) * (o->json_escape ? 6 : 1) + sample_tokens(run);
 }
 
+// The cache for `count` samples, each of which continues `prompt` tokens by n. heads: rows of the page table that
+// a slot has.
+static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prompt, int64_t n) {
+    const int64_t most = count > GENERATE_ROWS ? count : GENERATE_ROWS;
+    CacheSizes s = {count, prompt + n, 0, prompt > count ? prompt : count, count, true, false};
+    if (s.rows > most) s.rows = most;
+    s.pages = count * heads * cache_table_width(&s);
+    return s;
+}
+
 // The tokenizer of the run's model. If --vocab is missing there is none, which is an error if `required`.
 static inline Tokenizer sample_tokenizer(const Run* run, bool required) {
     Error err;
@@ -253,13 +263,10 @@ static inline void sample_on_end(Sequence* sequence) {
 // memory for them.
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
-    const int64_t n = sample_tokens(run), rows = g->count > GENERATE_ROWS ? g->count : GENERATE_ROWS;
-    CacheSizes sizes = {g->count, ids->count + n, 0,    ids->count > g->count ? ids->count : g->count,
-                        g->count, true,           false};
+    const int64_t n = sample_tokens(run);
+    const CacheSizes sizes = sample_sizes(engine_heads(trainer, &run->config), g->count, ids->count, n);
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];
-    if (sizes.rows > rows) sizes.rows = rows;
-    sizes.pages = g->count * engine_heads(trainer, &run->config) * cache_table_width(&sizes);
     if (!engine_open(&engine, trainer, model, &run->config, &sizes)) return false;
     engine.on_token = sample_on_token, engine.on_end = sample_on_end;
     for (int64_t k = 0; k < g->count; k++) {

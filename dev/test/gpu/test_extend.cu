@@ -1,195 +1,519 @@
 /*
-Attention for inference (extend.cuh) against the same in double on the host: softmax attention with forget
-gates over the state of n sequences of different lengths.
+Attention for inference (llmc/inference) against the same in double on the host: passes of ragged rows over a
+paged cache.
 
-Inputs are rounded to what the kernels read, so that only their arithmetic shows: in o the rounding to bf16
-(1.7e-3 over many elements, 3.9e-3 in one) and fp32 sums far below it; in cum_logf, which is double, the float
-logit.
+q, k, v and cum_logf are checked against the projection's values; o against attention over the rounded q, k, v
+that the kernels read, so that only its own arithmetic shows. Its limit is twice the error of a plain bf16
+implementation: probabilities and results rounded to bf16, everything else exact.
 
     test_extend [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
 #include <algorithm>
-#include "../../../llmc/attention/extend.cuh"
+#include "../../../llmc/inference/cache.cuh"
 #include "buffers.cuh"
 
 typedef enum { NO_GATE, GATE, GATE_BIAS_ONLY } Gate;
 
-// cum_logf is exact but for the logit z + bias in float, relative 6e-8 of a term, and two functions in
-// double.
+// cum_logf: the logit z + bias and its log gate in float, 2^-36 of rounding a token.
 static const double CUM_LOGF_LIMIT = 1e-6;
-static const double ANGLES_LIMIT = 1e-7; // of cos and sin rounded to float: 3e-8
+static const double LOG_TOLERANCE = -10; // ln eps of forgotten pages
+
+static const float EPS = 1e-5f;
+static const double ROPE_BASE = 500000;
+
+struct Model {
+    int64_t NH, dh;
+    Gate gate;
+    bool pro, rope; // pro: shifts and QK norm
+    double bias;    // mean of the forget gate's; it grows by 4 from head to head
+    int64_t d() const { return NH * dh; }
+    int64_t gate_column() const { return 3 * d(); }
+    int64_t columns() const { return 3 * d() + 3 * NH; }
+    int64_t row_stride() const { return ceil_div<int64_t>(columns(), 8) * 8; }
+    const char* name() const {
+        static char text[120];
+        snprintf(text, sizeof text, "NH %lld, dh %lld, gate %d, bias %g%s%s", (long long)NH, (long long)dh,
+                 gate, bias, pro ? ", pro" : "", rope ? ", rope" : "");
+        return text;
+    }
+};
 
 static int64_t sum(const vector<int64_t>& x) {
     int64_t total = 0;
     for (int64_t i : x) total += i;
     return total;
 }
+static int64_t largest(const vector<int64_t>& x) { return *std::max_element(x.begin(), x.end()); }
 
-// n sequences of `lengths` tokens, on both sides. The host's are the expected values.
-struct State {
-    HeadShape s; // T tokens more
-    int64_t rows, d, capacity, fgate_column;
+// ----------------------------------------------------------------------------
+// one cache and its page table, with pages in random order
+
+struct Cache {
+    const Model& m;
+    DeviceCache c;
+    CacheSizes sizes;
+    int64_t heads, width;
+    vector<int32_t> free_pages, table;
     vector<int64_t> lengths;
-    Gate gate;
-    Drawn<bf16> proj, new_k, new_v, q;
+    Drawn<bf16> q_weight, k_weight;
     Drawn<float> bias;
-    Drawn<bf16> k, v;
-    Buffer<double> cum_logf;
-    vector<double> want_cum_logf;
-    Buffer<int64_t> d_lengths;
 
-    State(const vector<int64_t>& held, int64_t T, int64_t NH, int64_t dh, Gate kind)
-        : s({(int64_t)held.size(), T, NH, dh, 3 * NH * dh + NH, 3 * NH * dh + ceil_div<int64_t>(NH, 8) * 8,
-             dh}),
-          rows(s.B * (1 + T)), d(NH * dh), capacity(*std::max_element(held.begin(), held.end()) + T + 3),
-          fgate_column(3 * d), lengths(held), gate(kind), proj(rows * s.row_stride), new_k(rows * d),
-          new_v(rows * d), q(rows * d), bias(NH), k(s.B * capacity * d), v(s.B * capacity * d),
-          cum_logf(s.B * capacity * NH), want_cum_logf(cum_logf.n), d_lengths(held) {
-        vector<double> noise = doubles(draw<float>(cum_logf.n, 0.1));
-        for (int64_t i = 0; i < (int64_t)cum_logf.n;
-             i++) { // the sequences so far: they forget in about 12 tokens
-            double before = i / NH % capacity ? want_cum_logf[i - NH] : 0;
-            want_cum_logf[i] = before - fabs(noise[i]);
-        }
-        cum_logf = want_cum_logf;
+    Cache(const Model& model, int64_t slots, int64_t capacity, int64_t rows, bool drops,
+          uint64_t weights_seed)
+        : m(model), heads(model.NH), width(ceil_div<int64_t>(capacity, PAGE_TOKENS)),
+          table((size_t)(slots * heads * width), -1), lengths((size_t)slots),
+          q_weight(weights(model.d(), 0.1, 1, weights_seed)),
+          k_weight(weights(model.d(), 0.1, 1, weights_seed + 1)), bias(biases(model)) {
+        sizes = {slots, capacity, slots * heads * width, rows, slots, drops, true};
+        CacheModel sizes_of = {1, m.NH, m.dh, m.gate != NO_GATE, m.pro, m.rope, m.pro, LOG_TOLERANCE};
+        CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);
+        if (m.pro) pages_limits(&c.pages, 0, q_weight, k_weight, m.dh, 0);
+        CUDA_CHECK(cudaMemset(c.pages.k, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
+        CUDA_CHECK(cudaMemset(c.pages.v, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
+        if (c.pages.cum_logf)
+            CUDA_CHECK(
+                cudaMemset(c.pages.cum_logf, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
+        for (int64_t i = 0; i < sizes.pages; i++) free_pages.push_back((int32_t)(i * 7919 % sizes.pages));
+        std::sort(free_pages.begin(), free_pages.end());
+        for (size_t i = free_pages.size(); i > 1; i--)
+            std::swap(free_pages[i - 1], free_pages[(size_t)(random_u64(3, 0, i) % i)]);
     }
-    AttentionState device() const {
-        return {k, v, gate == NO_GATE ? NULL : cum_logf.p, proj, d_lengths, capacity};
-    }
-    const bf16* z() const { return gate == GATE ? proj + s.row_stride + fgate_column : NULL; }
-    int64_t row(int64_t sequence, int64_t t) const {
-        return sequence * (1 + s.T) + 1 + t;
-    }                                                                                 // of q, new_k, proj
-    int64_t at(int64_t sequence, int64_t t) const { return sequence * capacity + t; } // of k, v, cum_logf
+    Cache(const Cache&) = delete;
+    ~Cache() { device_cache_free(&c); }
 
-    // What attention_append should do.
-    void append() {
-        for (int64_t i = 0; i < s.B; i++)
-            for (int64_t t = 0; t < s.T; t++) {
-                int64_t to = at(i, lengths[i] + t);
-                std::copy_n(&new_k.values[row(i, t) * d], d, &k.values[to * d]);
-                std::copy_n(&new_v.values[row(i, t) * d], d, &v.values[to * d]);
-                for (int64_t h = 0; h < s.NH && gate != NO_GATE; h++) {
-                    double logit =
-                        bias[h] + (gate == GATE ? proj[row(i, t) * s.row_stride + fgate_column + h] : 0);
-                    double before = lengths[i] + t ? want_cum_logf[(to - 1) * s.NH + h] : 0;
-                    want_cum_logf[to * s.NH + h] = before - log1p(exp(-logit));
-                }
+    static vector<bf16> weights(int64_t n, double scale, double mean, uint64_t own_seed) {
+        vector<bf16> x((size_t)n);
+        for (int64_t i = 0; i < n; i++)
+            x[(size_t)i] = rounded<bf16>(mean + scale * random_normal(1, own_seed, (uint64_t)i));
+        return x;
+    }
+    static vector<float> biases(const Model& m) {
+        vector<float> x;
+        for (int64_t h = 0; h < m.NH; h++) x.push_back((float)(m.bias + 4.0 * (double)h));
+        return x;
+    }
+    int32_t& entry(int64_t slot, int64_t h, int64_t column) {
+        return table[(size_t)((slot * heads + h) * width + column)];
+    }
+    void allocate(int64_t slot, int64_t end) {
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t column = ceil_div<int64_t>(lengths[(size_t)slot], PAGE_TOKENS);
+                 column < ceil_div<int64_t>(end, PAGE_TOKENS); column++) {
+                entry(slot, h, column) = free_pages.back();
+                free_pages.pop_back();
             }
     }
 
-    // softmax over the first lengths + t + 1 keys of q.k / sqrt(dh) + cum_logf_i - cum_logf_j, times v
-    vector<double> attention() const {
-        vector<double> o(s.B * s.T * d);
-        for (int64_t i = 0; i < s.B; i++)
-            for (int64_t t = 0; t < s.T; t++)
-                for (int64_t h = 0; h < s.NH; h++) attention_row(&o[(i * s.T + t) * d + h * s.dh], i, t, h);
-        return o;
-    }
-    void attention_row(double* o, int64_t sequence, int64_t t, int64_t h) const {
-        int64_t keys = lengths[sequence] + t + 1;
-        const double *query = &q.values[row(sequence, t) * d + h * s.dh],
-                     *c = &want_cum_logf[at(sequence, 0) * s.NH + h];
-        vector<double> p(keys);
-        double row_max = -INFINITY, row_sum = 0;
-        for (int64_t j = 0; j < keys; j++) {
-            const double* key = &k.values[at(sequence, j) * d + h * s.dh];
-            for (int64_t x = 0; x < s.dh; x++) p[j] += query[x] * key[x];
-            p[j] = p[j] / sqrt((double)s.dh) + (gate == NO_GATE ? 0 : c[(keys - 1) * s.NH] - c[j * s.NH]);
-            row_max = fmax(row_max, p[j]);
+    // Extends slots[i] by t[i] rows of proj and computes y [rows, d], without output norm and gate.
+    vector<bf16> pass(const vector<int32_t>& slots, const vector<int64_t>& t, const Buffer<bf16>& proj,
+                      bool attention = true) {
+        vector<int64_t> begins = {0}, held;
+        for (size_t i = 0; i < slots.size(); i++) {
+            begins.push_back(begins.back() + t[i]);
+            held.push_back(lengths[(size_t)slots[i]]);
+            allocate(slots[i], held.back() + t[i]);
         }
-        for (double& x : p) row_sum += x = exp(x - row_max);
-        for (int64_t j = 0; j < keys; j++)
-            for (int64_t x = 0; x < s.dh; x++) o[x] += p[j] / row_sum * v[at(sequence, j) * d + h * s.dh + x];
+        vector<int32_t> tokens((size_t)begins.back());
+        Extension e = {begins.back(), (int64_t)slots.size(),
+                       tokens.data(), slots.data(),
+                       begins.data(), held.data(),
+                       table.data(),  0,
+                       NULL,          NULL,
+                       false};
+        device_cache_fill(&c, &e, 0);
+        device_cache_copy(&c, 0);
+        extend_plan(&c.work, &c.pages, &c.pass, 0);
+        if (m.rope) pages_angles(c.angles, &c.pass, m.dh, ROPE_BASE, 0);
+        PagesAppend a = append_args(proj);
+        pages_append(&c.pages, &a, &c.pass, 0);
+        ExtendLayer layer = device_cache_layer(&c, 0);
+        OutputGate none = {};
+        Buffer<bf16> y((size_t)(begins.back() * m.d()));
+        if (attention) {
+            device_cache_long(&c, &layer, a.paths[0].weight, a.paths[1].weight, m.dh, 0);
+            extend_attention(&layer, c.q, m.gate == NO_GATE ? NULL : c.cum_logf, 0);
+            extend_combine(y, c.o, &none, 0, &layer, 0);
+        }
+        CUDA_CHECK(cudaDeviceSynchronize());
+        for (size_t i = 0; i < slots.size(); i++) lengths[(size_t)slots[i]] += t[i];
+        return y.host();
+    }
+    PagesAppend append_args(const Buffer<bf16>& proj) const {
+        PagesAppend a = {};
+        for (int i = 0; i < 3; i++) {
+            a.paths[i].column = i * m.d();
+            a.paths[i].shift = m.pro && i ? m.gate_column() + i * m.NH : -1;
+            if (m.pro && i < 2) a.paths[i].weight = i ? k_weight.p : q_weight.p;
+            a.paths[i].rope = m.rope && i < 2;
+            a.paths[i].eps = EPS;
+        }
+        a.paths[0].out = c.q;
+        a.proj = proj, a.angles = c.angles, a.bias = bias, a.cum_logf = c.cum_logf;
+        a.gate = m.gate == GATE ? proj.p + m.gate_column() : NULL;
+        a.row_stride = (int)m.row_stride(), a.weight_stride = (int)m.dh;
+        return a;
+    }
+
+    // Tokens [0, length) of a slot's head from its pages, [length, dh]
+    vector<double> tokens_of(const vector<bf16>& pool, int64_t slot, int64_t h) {
+        vector<double> x((size_t)(lengths[(size_t)slot] * m.dh));
+        for (int64_t j = 0; j < lengths[(size_t)slot]; j++)
+            for (int64_t i = 0; i < m.dh; i++) {
+                int64_t token = j % PAGE_TOKENS, at = entry(slot, h, j / PAGE_TOKENS) * PAGE_TOKENS + token;
+                x[(size_t)(j * m.dh + i)] =
+                    value(pool[(size_t)(at * m.dh + ((i / 8) ^ (token & 7)) * 8 + i % 8)]);
+            }
+        return x;
+    }
+};
+
+// The pools after a pass, and its q and y, on the host
+struct Pools {
+    vector<bf16> k, v, q, y;
+    vector<double> cum_logf;
+    explicit Pools(const Cache& cache, const vector<bf16>& of_pass = {}) : q(of_pass.size()), y(of_pass) {
+        CUDA_CHECK(cudaMemcpy(q.data(), cache.c.q, q.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+        int64_t tokens = cache.sizes.pages * PAGE_TOKENS;
+        k.resize((size_t)(tokens * cache.m.dh)), v.resize(k.size());
+        CUDA_CHECK(cudaMemcpy(k.data(), cache.c.pages.k, k.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+        CUDA_CHECK(cudaMemcpy(v.data(), cache.c.pages.v, v.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+        if (!cache.c.pages.cum_logf) return;
+        cum_logf.resize((size_t)tokens);
+        CUDA_CHECK(cudaMemcpy(cum_logf.data(), cache.c.pages.cum_logf, cum_logf.size() * sizeof(double),
+                              cudaMemcpyDeviceToHost));
     }
 };
 
 // ----------------------------------------------------------------------------
+// expected values
 
-static void test_extend(const vector<int64_t>& lengths, int64_t T, int64_t NH, int64_t dh, Gate gate) {
-    snprintf(test_case, sizeof test_case, "n %zu, %lld tokens held, t %lld, NH %lld, dh %lld, gate %d",
-             lengths.size(), (long long)sum(lengths), (long long)T, (long long)NH, (long long)dh, gate);
-    State in(lengths, T, NH, dh, gate);
-    AttentionState state = in.device();
-    int64_t n = in.s.B, d = in.d;
-    Buffer<bf16> o(n * T * d), o_again(o.n);
-    in.append();
-    attention_append(&state, in.new_k, in.new_v, in.bias, in.z(), &in.s, 0);
-    CHECK(doubles(in.k.host()) == in.k.values && doubles(in.v.host()) == in.v.values,
-          "%s: appended keys and values", test_case);
-    check_close("cum_logf", in.want_cum_logf, in.cum_logf, CUM_LOGF_LIMIT);
-
-    attention_extend(o, in.q, &state, &in.s, 0);
-    check_bf16("o", in.attention(), o);
-    attention_extend(o_again, in.q, &state, &in.s, 0);
-    check_same_bits("o of a second run", o, o_again);
-
-    // each token by itself: as one sequence of length lengths + t, extended by one
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t t = 0; t < T; t++) {
-            HeadShape one = in.s;
-            one.B = one.T = 1;
-            Buffer<int64_t> length(vector<int64_t>{lengths[i] + t});
-            Buffer<bf16> o_one(d);
-            AttentionState part = {state.k + in.at(i, 0) * d,
-                                   state.v + in.at(i, 0) * d,
-                                   state.cum_logf ? state.cum_logf + in.at(i, 0) * NH : NULL,
-                                   NULL,
-                                   length,
-                                   in.capacity};
-            attention_extend(o_one, in.q + (in.row(i, t) - 1) * d, &part, &one, 0); // q's row 0 is not read
-            check_same_bits("o of one token", o_one.p, o + (i * T + t) * d, d);
-        }
-
-    vector<bf16> want_proj = in.proj.host();
-    for (int64_t i = 0; i < n; i++)
-        std::copy_n(&want_proj[in.row(i, T - 1) * in.s.row_stride], in.s.row_stride,
-                    &want_proj[(in.row(i, 0) - 1) * in.s.row_stride]);
-    attention_keep_last(&state, &in.s, 0);
-    CHECK(same_bits(in.proj.host(), want_proj), "%s: proj after attention_keep_last", test_case);
+// A head of q (kind 0), k or v of a sequence's token t from all its rows of proj, on the host.
+static vector<double> expected_head(const Cache& cache, const vector<double>& proj, int kind, int64_t t,
+                                    int64_t h) {
+    const Model& m = cache.m;
+    int64_t stride = m.row_stride(), at = t * stride + kind * m.d() + h * m.dh;
+    vector<double> x(proj.begin() + at, proj.begin() + at + m.dh);
+    if (m.pro && kind) {
+        double alpha = 1 / (1 + exp(-proj[(size_t)(t * stride + m.gate_column() + kind * m.NH + h)]));
+        for (int64_t i = 0; i < m.dh; i++)
+            x[(size_t)i] = (1 - alpha) * x[(size_t)i] + alpha * (t ? proj[(size_t)(at - stride + i)] : 0);
+    }
+    if (m.pro && kind < 2) {
+        double square = 0;
+        for (double y : x) square += y * y;
+        const Drawn<bf16>& weight = kind ? cache.k_weight : cache.q_weight;
+        for (int64_t i = 0; i < m.dh; i++)
+            x[(size_t)i] *= weight[h * m.dh + i] / sqrt(square / (double)m.dh + EPS);
+    }
+    for (int64_t i = 0; m.rope && kind < 2 && i < m.dh / 2; i++) {
+        double angle = (double)t * pow(ROPE_BASE, -2.0 * (double)i / (double)m.dh);
+        double a = x[(size_t)i], b = x[(size_t)(i + m.dh / 2)];
+        x[(size_t)i] = a * cos(angle) - b * sin(angle);
+        x[(size_t)(i + m.dh / 2)] = b * cos(angle) + a * sin(angle);
+    }
+    return x;
 }
 
-// angles of the positions lengths - 1 + i; those of position -1 are finite.
-static void test_angles(const vector<int64_t>& lengths, int64_t T, int64_t dh) {
-    snprintf(test_case, sizeof test_case, "angles of n %zu, t %lld, dh %lld", lengths.size(), (long long)T,
-             (long long)dh);
-    const double base = 500000;
-    State in(lengths, T, 1, dh, NO_GATE);
-    AttentionState state = in.device();
-    Buffer<float> angles(in.rows * dh);
-    vector<double> want(angles.n);
-    for (int64_t i = 0; i < (int64_t)want.size() / 2; i++) {
-        int64_t row = i / (dh / 2), position = lengths[row / (1 + T)] - 1 + row % (1 + T);
-        double angle = (double)position * pow(base, -2.0 * (double)(i % (dh / 2)) / (double)dh);
-        want[2 * i] = cos(angle);
-        want[2 * i + 1] = sin(angle);
+// What attention over keys 0..t gives, in o, and in plain the same by a plain bf16 implementation. q is [dh].
+static void expected_row(double* o, double* plain, const double* q, const vector<double>& k,
+                         const vector<double>& v, const double* cum_logf, int64_t t, int64_t dh) {
+    vector<double> p((size_t)(t + 1));
+    double row_max = -INFINITY, row_sum = 0;
+    for (int64_t j = 0; j <= t; j++) {
+        double x = 0;
+        for (int64_t i = 0; i < dh; i++) x += q[i] * k[(size_t)(j * dh + i)];
+        p[(size_t)j] = x / sqrt((double)dh) + (cum_logf ? cum_logf[t] - cum_logf[j] : 0);
+        row_max = fmax(row_max, p[(size_t)j]);
     }
-    rope_angles_extend(angles, &state, base, &in.s, 0);
-    check_close("angles", want, angles, ANGLES_LIMIT);
+    for (double& x : p) row_sum += x = exp(x - row_max);
+    for (int64_t i = 0; i < dh; i++) o[i] = plain[i] = 0;
+    for (int64_t j = 0; j <= t; j++)
+        for (int64_t i = 0; i < dh; i++) {
+            o[i] += p[(size_t)j] / row_sum * v[(size_t)(j * dh + i)];
+            plain[i] += value(rounded<bf16>(p[(size_t)j] / row_sum)) * v[(size_t)(j * dh + i)];
+        }
+    for (int64_t i = 0; i < dh; i++) plain[i] = value(rounded<bf16>(plain[i]));
+}
+
+// ----------------------------------------------------------------------------
+// checks
+
+// Rows of proj of n sequences of `count` tokens each; all of it on the host, a pass's rows on the device.
+struct Sequences {
+    const Model& m;
+    vector<vector<bf16>> rows;
+    Sequences(const Model& model, const vector<int64_t>& counts) : m(model) {
+        for (int64_t count : counts) rows.push_back(draw<bf16>((size_t)(count * m.row_stride()), 1));
+    }
+    vector<bf16> part(size_t sequence, int64_t first, int64_t count) const {
+        auto begin = rows[sequence].begin() + first * m.row_stride();
+        return vector<bf16>(begin, begin + count * m.row_stride());
+    }
+    // Rows first[i] .. + t[i] of each sequence, one behind the other
+    vector<bf16> rows_of(const vector<int64_t>& first, const vector<int64_t>& t) const {
+        vector<bf16> all;
+        for (size_t i = 0; i < rows.size(); i++) {
+            vector<bf16> own = part(i, first[i], t[i]);
+            all.insert(all.end(), own.begin(), own.end());
+        }
+        return all;
+    }
+};
+
+// k, v, cum_logf of slot i, which holds sequence i, and y of its t rows from `row` on.
+struct Checked {
+    vector<double> k, want_k, v, want_v, c, want_c, q, want_q, o, plain;
+    vector<bf16> y;
+};
+static void collect(Checked* all, Cache& cache, const Pools& pools, const Sequences& in, int64_t slot,
+                    int64_t row, int64_t t) {
+    const Model& m = cache.m;
+    int64_t length = cache.lengths[(size_t)slot], d = m.d();
+    vector<double> proj = doubles(in.rows[(size_t)slot]);
+    for (int64_t h = 0; h < m.NH; h++) {
+        vector<double> k = cache.tokens_of(pools.k, slot, h), v = cache.tokens_of(pools.v, slot, h), c;
+        double sum = 0;
+        for (int64_t j = 0; j < length && m.gate != NO_GATE; j++) {
+            int64_t at = cache.entry(slot, h, j / PAGE_TOKENS) * PAGE_TOKENS + j % PAGE_TOKENS;
+            double logit = cache.bias[h] +
+                           (m.gate == GATE ? proj[(size_t)(j * m.row_stride() + m.gate_column() + h)] : 0);
+            sum -= log1p(exp(-logit));
+            c.push_back(pools.cum_logf[(size_t)at]);
+            all->want_c.push_back(sum);
+        }
+        all->c.insert(all->c.end(), c.begin(), c.end());
+        all->k.insert(all->k.end(), k.begin(), k.end()), all->v.insert(all->v.end(), v.begin(), v.end());
+        for (int64_t j = 0; j < length; j++) {
+            vector<double> a = expected_head(cache, proj, 1, j, h), b = expected_head(cache, proj, 2, j, h);
+            all->want_k.insert(all->want_k.end(), a.begin(), a.end());
+            all->want_v.insert(all->want_v.end(), b.begin(), b.end());
+        }
+        size_t first = all->o.size();
+        all->o.resize(first + (size_t)(t * m.dh)), all->plain.resize(all->o.size());
+        vector<double> q((size_t)(t * m.dh));
+        for (int64_t i = 0; i < t; i++) {
+            for (int64_t x = 0; x < m.dh; x++) {
+                q[(size_t)(i * m.dh + x)] = value(pools.q[(size_t)((row + i) * d + h * m.dh + x)]);
+                all->y.push_back(pools.y[(size_t)((row + i) * d + h * m.dh + x)]);
+            }
+            vector<double> want = expected_head(cache, proj, 0, length - t + i, h);
+            all->want_q.insert(all->want_q.end(), want.begin(), want.end());
+        }
+        all->q.insert(all->q.end(), q.begin(), q.end());
+#pragma omp parallel for
+        for (int64_t i = 0; i < t; i++)
+            expected_row(&all->o[first + (size_t)(i * m.dh)], &all->plain[first + (size_t)(i * m.dh)],
+                         &q[(size_t)(i * m.dh)], k, v, c.empty() ? NULL : c.data(), length - t + i, m.dh);
+    }
+}
+
+static double error_of(const vector<double>& got, const vector<double>& want) {
+    return relative_error(got, want);
+}
+
+static void check_values(const char* name, const vector<double>& got, const vector<double>& want,
+                         double limit) {
+    double error = error_of(got, want);
+    CHECK(error <= limit, "%s: %s: relative error %.3g, limit %.3g", test_case, name, error, limit);
+    noted(name, error, limit);
+}
+
+static void check_all(const Checked& all) {
+    double few = all.q.size() < 4096 ? 4e-3 : 2e-3;
+    check_values("q", all.q, all.want_q, few);
+    check_values("k", all.k, all.want_k, few);
+    check_values("v", all.v, all.want_v, few);
+    if (!all.c.empty()) check_values("cum_logf", all.c, all.want_c, CUM_LOGF_LIMIT);
+    double limit = 2 * error_of(all.plain, all.o), error = error_of(doubles(all.y), all.o);
+    CHECK(error <= limit, "%s: o: relative error %.3g, plain bf16's is %.3g", test_case, error, limit / 2);
+    noted("o over plain bf16's error", error / (limit / 2), 2);
+}
+
+// Sequences of `lengths` tokens extended by t[i] tokens each, in one pass. Then, where `alone`, each row of the
+// first sequences in a pass of its own, which must have the same bits.
+static void test_pass(const Model& m, const vector<int64_t>& lengths, const vector<int64_t>& t, bool alone) {
+    size_t n = lengths.size();
+    snprintf(test_case, sizeof test_case, "%s; n %zu, longest %lld, %lld rows", m.name(), n,
+             (long long)largest(lengths), (long long)sum(t));
+    vector<int64_t> counts, zeros(n);
+    vector<int32_t> slots;
+    for (size_t i = 0; i < n; i++) counts.push_back(lengths[i] + t[i]), slots.push_back((int32_t)i);
+    Sequences in(m, counts);
+    uint64_t weights_seed = seed;
+    int64_t rows = std::max(sum(lengths), sum(t));
+    Cache cache(m, (int64_t)n, largest(counts), rows, false, weights_seed);
+    auto prefill = [&](Cache& to) {
+        vector<int32_t> some;
+        vector<int64_t> some_t;
+        vector<bf16> proj;
+        for (size_t i = 0; i < n; i++)
+            if (lengths[i]) {
+                vector<bf16> own = in.part(i, 0, lengths[i]);
+                some.push_back((int32_t)i), some_t.push_back(lengths[i]);
+                proj.insert(proj.end(), own.begin(), own.end());
+            }
+        if (!some.empty()) to.pass(some, some_t, Buffer<bf16>(proj), false);
+    };
+    prefill(cache);
+    vector<bf16> y = cache.pass(slots, t, Buffer<bf16>(in.rows_of(lengths, t)));
+    Pools pools(cache, y);
+    Checked all;
+    for (size_t i = 0, row = 0; i < n; row += (size_t)t[i++])
+        collect(&all, cache, pools, in, (int64_t)i, (int64_t)row, t[i]);
+    check_all(all);
+    if (!alone) return;
+
+    Cache other(m, (int64_t)n, largest(counts), rows, false, weights_seed);
+    prefill(other);
+    for (size_t i = 0, row = 0; i < n; row += (size_t)t[i++])
+        for (int64_t j = 0; j < t[i] && i < 3; j++) {
+            vector<bf16> own = other.pass({(int32_t)i}, {1}, Buffer<bf16>(in.part(i, lengths[i] + j, 1)));
+            CHECK(memcmp(own.data(), &y[(row + (size_t)j) * (size_t)m.d()], own.size() * sizeof(bf16)) == 0,
+                  "%s: row %lld of sequence %zu differs in a pass of its own", test_case, (long long)j, i);
+        }
+}
+
+// A sequence that shares its beginning: slot 1 is a fork of slot 0, and both go on as if they were alone.
+static void test_fork(const Model& m, int64_t length, int64_t t) {
+    snprintf(test_case, sizeof test_case, "%s; fork at %lld", m.name(), (long long)length);
+    Sequences in(m, {length + t, length + t});
+    std::copy_n(in.rows[0].begin(), length * m.row_stride(), in.rows[1].begin());
+    uint64_t weights_seed = seed;
+    Cache shared(m, 2, length + t, 2 * length, false, weights_seed),
+        apart(m, 2, length + t, 2 * length, false, weights_seed);
+    apart.pass({0, 1}, {length, length}, Buffer<bf16>(in.rows_of({0, 0}, {length, length})), false);
+    shared.pass({0}, {length}, Buffer<bf16>(in.part(0, 0, length)), false);
+    device_cache_fork(&shared.c, 0, 1, 0);
+    for (int64_t h = 0; h < m.NH; h++)
+        for (int64_t column = 0; column < ceil_div<int64_t>(length, PAGE_TOKENS); column++) {
+            shared.entry(1, h, column) = shared.entry(0, h, column);
+            if ((column + 1) * PAGE_TOKENS <= length) continue;
+            shared.entry(1, h, column) = shared.free_pages.back();
+            shared.free_pages.pop_back();
+            pages_copy(&shared.c.pages, shared.entry(0, h, column), shared.entry(1, h, column), 0);
+        }
+    shared.lengths[1] = length;
+    Buffer<bf16> proj(in.rows_of({length, length}, {t, t}));
+    CHECK(same_bits(shared.pass({0, 1}, {t, t}, proj), apart.pass({0, 1}, {t, t}, proj)),
+          "%s: sequences that share pages differ from sequences apart", test_case);
+}
+
+// Forgotten pages are counted by the bound, and are not read: their contents become NaN.
+static void test_forgotten(const Model& m, int64_t length, int64_t t) {
+    snprintf(test_case, sizeof test_case, "%s; forgotten of %lld, %lld rows", m.name(), (long long)length,
+             (long long)t);
+    Sequences in(m, {length + t});
+    uint64_t weights_seed = seed;
+    Cache cache(m, 1, length + t, std::max(length, t), true, weights_seed),
+        whole(m, 1, length + t, std::max(length, t), false, weights_seed);
+    cache.pass({0}, {length}, Buffer<bf16>(in.part(0, 0, length)), false);
+    whole.pass({0}, {length}, Buffer<bf16>(in.part(0, 0, length)), false);
+    vector<int32_t> forgotten((size_t)m.NH);
+    device_cache_forgotten(&cache.c, forgotten.data(), 0);
+    Pools pools(cache);
+    int64_t all = 0;
+    for (int64_t h = 0; h < m.NH; h++) {
+        double limit = 0, largest_q = 0, largest_k = 0, sum = 0, logsum = -INFINITY;
+        for (int64_t i = 0; i < m.dh; i++) {
+            largest_q = fmax(largest_q, fabs(cache.q_weight[h * m.dh + i]));
+            largest_k = fmax(largest_k, fabs(cache.k_weight[h * m.dh + i]));
+        }
+        limit = largest_q * largest_k * sqrt((double)m.dh) * (1 + 1.0 / 128);
+        if (!m.pro) { // the largest norms so far
+            double squares[2] = {};
+            vector<double> proj = doubles(in.rows[0]);
+            for (int64_t j = 0; j < length; j++)
+                for (int kind = 0; kind < 2; kind++) {
+                    double square = 0;
+                    for (double x : expected_head(cache, proj, kind, j, h)) square += x * x;
+                    squares[kind] = fmax(squares[kind], square);
+                }
+            limit = sqrt(squares[0] * squares[1] / (double)m.dh);
+        }
+        vector<double> ends;
+        for (int64_t j = 0; j < length; j++) {
+            int64_t at = cache.entry(0, h, j / PAGE_TOKENS) * PAGE_TOKENS + j % PAGE_TOKENS;
+            sum = -pools.cum_logf[(size_t)at];
+            logsum = sum + log1p(exp(logsum - sum));
+            if ((j + 1) % PAGE_TOKENS == 0) ends.push_back(logsum);
+        }
+        int least = 0, most = 0; // the bound at the rounding of U
+        double slack = m.pro ? 1e-6 : 0.02 * limit;
+        for (double end : ends) {
+            least += 2 * (limit + slack) + end - logsum < LOG_TOLERANCE;
+            most += 2 * (limit - slack) + end - logsum < LOG_TOLERANCE;
+        }
+        int got = forgotten[(size_t)h];
+        CHECK(got >= least && got <= most, "%s: %d pages of head %lld are forgotten, not %d to %d", test_case,
+              got, (long long)h, least, most);
+        all += got;
+        for (int column = 0; column < got; column++) {
+            int64_t page = cache.entry(0, h, column);
+            size_t bytes = (size_t)(PAGE_TOKENS * m.dh) * sizeof(bf16);
+            CUDA_CHECK(cudaMemset(cache.c.pages.k + page * PAGE_TOKENS * m.dh, 0xFF, bytes));
+            CUDA_CHECK(cudaMemset(cache.c.pages.v + page * PAGE_TOKENS * m.dh, 0xFF, bytes));
+            CUDA_CHECK(
+                cudaMemset(cache.c.pages.cum_logf + page * PAGE_TOKENS, 0xFF, PAGE_TOKENS * sizeof(double)));
+            cache.entry(0, h, column) = -1;
+        }
+    }
+    CHECK(all > 0, "%s: nothing is forgotten", test_case);
+    Buffer<bf16> proj(in.part(0, length, t));
+    cache.c.stale[0] = true; // all of the page table is copied again, with its -1
+    vector<bf16> got = cache.pass({0}, {t}, proj), want = whole.pass({0}, {t}, proj);
+    check_values("o without forgotten pages", doubles(got), doubles(want), 1e-3); // of 2e-3 where all round
+}
+
+// attention_forward from a first query on has the bits of the whole.
+static void test_first_query(int64_t T, int64_t first, int64_t NH, int64_t dh, bool gate) {
+    snprintf(test_case, sizeof test_case, "queries %lld to %lld, dh %lld", (long long)first, (long long)T,
+             (long long)dh);
+    int64_t d = NH * dh;
+    HeadShape s = {1, T, NH, dh, d, d, dh};
+    Drawn<bf16> q(T * d), k(T * d), v(T * d);
+    vector<double> c((size_t)(NH * T));
+    for (int64_t i = 0; i < NH * T; i++) c[(size_t)i] = i % T ? c[(size_t)i - 1] - 0.01 * (double)(i % 7) : 0;
+    Buffer<double> cum_logf(c);
+    Buffer<bf16> o(T * d), part((T - first) * d);
+    Buffer<float> lse(NH * T);
+    Buffer<char> scratch(attention_scratch_bytes(&s));
+    AttentionForward forward = {o, lse, q, k, v, gate ? cum_logf.p : NULL, NULL, scratch, 0};
+    attention_forward(&forward, &s, 0);
+    forward.o = part, forward.q = q.p + first * d, forward.first_query = first;
+    attention_forward(&forward, &s, 0);
+    check_same_bits("o", o.p + first * d, part.p, part.n);
 }
 
 int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
-    CHECK_DIES("head sizes 64 and 128", ({
-                   AttentionState state = {};
-                   HeadShape shape = {1, 1, 1, 32, 0, 0, 0};
-                   attention_extend(NULL, NULL, &state, &shape, 0);
-               }));
-    for (int64_t dh : {64, 128})
-        for (Gate gate : {NO_GATE, GATE, GATE_BIAS_ONLY}) {
-            test_extend({0}, 1, 2, dh, gate);
-            test_extend({5}, 1, 3, dh, gate);
-            test_extend({0, 7, 1}, 1, 2, dh, gate);
-            test_extend({0, 3, 17}, 5, 2, dh, gate);
+    for (int64_t dh : {64, 128}) {
+        const Model models[] = {{3, dh, GATE, true, false, -2},
+                                {2, dh, GATE_BIAS_ONLY, false, true, 1},
+                                {2, dh, NO_GATE, true, true, 0},
+                                {2, dh, GATE, false, false, -30},
+                                {1, dh, NO_GATE, false, false, 0}};
+        for (const Model& m : models) {
+            test_pass(m, {0}, {1}, false);
+            test_pass(m, {5, 0, 63}, {1, 3, 2}, true);
+            test_pass(m, {64, 127, 15}, {1, 17, 1}, true);
             if (quick) continue;
-            test_extend({1000}, 1, 12, dh, gate);
-            test_extend({0}, 130, 3, dh, gate);
-            test_extend({0, 1, 8, 9, 64, 300, 1023}, 3, 5, dh, gate);
-            test_extend({100, 0, 31}, 33, 2, dh, gate);
+            test_pass(m, {3000}, {1}, true);
+            test_pass(m, {1000, 0, 2111, 640, 1}, {1, 40, 3, 64, 1}, true);
+            test_pass(m, {100, 0, 31, 777}, {300, 256, 5, 299}, false); // long ones among others
+            test_pass(m, {2050}, {257}, false);
+            vector<int64_t> many, ones;
+            for (int64_t i = 0; i < 70; i++)
+                many.push_back(i * i % 211 * 3), ones.push_back(1 + (i % 9 == 0));
+            test_pass(m, many, ones, true);
         }
-    test_angles({0, 1, 77}, 1, 64);
-    test_angles({5, 0}, 9, 128);
-    test_angles({65536, 3}, 2, 64);
+        test_fork(models[0], 200, 3);
+        test_fork(models[1], 128, 2);
+        test_forgotten({2, dh, GATE, true, false, -1}, 700, 3);
+        test_forgotten({2, dh, GATE, false, false, -1}, 700, 3);
+        if (!quick) test_forgotten({2, dh, GATE, true, false, -1}, 3001, 300);
+        for (bool gate : {false, true}) test_first_query(quick ? 400 : 1500, 384, 3, dh, gate);
+        if (!quick) test_first_query(1500, 1152, 2, dh, true);
+    }
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();
     return test_report();

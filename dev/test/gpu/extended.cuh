@@ -1,0 +1,54 @@
+/*
+The part of test_fox.cu that compares passes of inference over a cache with the forward pass.
+*/
+#pragma once
+
+// Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension
+// each, and compares the logits with those of the forward pass. Then sequence 0 as one prompt.
+static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
+    int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
+    int64_t heads = model->config.num_hidden_layers * model->config.num_heads;
+    CacheSizes sizes = {n, (int64_t)1 << 40, 1, n * t, n, false, false};
+    CHECK(!cache_new(model, &sizes), "%s: a cache without memory for it", e->name);
+    sizes.capacity = std::max(steps * t, e->T), sizes.rows = std::max(n * t, e->T);
+    sizes.pages = n * heads * cache_table_width(&sizes);
+    Cache* cache = cache_new(model, &sizes);
+    std::vector<int32_t> pages((size_t)sizes.pages);
+    for (size_t i = 0; i < pages.size(); i++) pages[i] = (int32_t)(pages.size() - 1 - i);
+    Floats got;
+    std::vector<double> expected;
+    // Extends sequences first .. last, of which b holds held(b) tokens, by t tokens each.
+    auto extend = [&](int64_t first, int64_t last, int64_t count, auto held) {
+        std::vector<int32_t> tokens, slots, targets;
+        std::vector<int64_t> begins = {0}, lengths, outputs;
+        for (int64_t b = first; b <= last; b++) {
+            const int32_t* from = e->inputs + b * e->T + held(b);
+            const double* want = e->logits.data() + (b * e->T + held(b) + count - 1) * V;
+            tokens.insert(tokens.end(), from, from + count);
+            slots.push_back((int32_t)b), lengths.push_back(held(b)), targets.push_back((int32_t)(V - 1));
+            begins.push_back(begins.back() + count), outputs.push_back(begins.back() - 1);
+            expected.insert(expected.end(), want, want + V);
+        }
+        std::vector<RowScore> scores(slots.size());
+        Floats logits(slots.size() * (size_t)V);
+        Extension pass = {begins.back(),  (int64_t)slots.size(), tokens.data(), slots.data(),
+                          begins.data(),  lengths.data(),        pages.data(),  (int64_t)outputs.size(),
+                          outputs.data(), targets.data(),        true};
+        model_extend(model, cache, &pass, scores.data(), logits.data());
+        for (size_t i = 0; i < slots.size(); i++) {
+            const float* row = &logits[i * (size_t)V];
+            double sum = 0;
+            for (int64_t v = 0; v < V; v++) sum += exp((double)row[v] - row[V - 1]);
+            CHECK(scores[i].best == std::max_element(row, row + V) - row, "%s: best token", e->name);
+            CHECK(fabs(scores[i].logprob + log(sum)) < 1e-4, "%s: logprob %g, not %g", e->name,
+                  scores[i].logprob, -log(sum));
+        }
+        got.insert(got.end(), logits.begin(), logits.end());
+    };
+    for (int64_t step = 0; step < steps + n - 1; step++)
+        extend(std::max<int64_t>(0, step - steps + 1), std::min(step, n - 1), t,
+               [&](int64_t b) { return (step - b) * t; });
+    extend(0, 0, e->T, [](int64_t) { return 0; });
+    compare(e->name, Q_EXTENDED, "extended logits", got.data(), expected.data(), (int64_t)got.size(), 0);
+    cache_free(cache);
+}

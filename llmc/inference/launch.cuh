@@ -1,0 +1,50 @@
+/*
+Launches of small kernels one after another. On Hopper and later a kernel starts while the one before it in the
+stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
+weights, comes before kernel_wait, all else behind it.
+
+Every kernel launched by launch_after calls kernel_wait in every thread. Kernels without it may stand between
+them.
+*/
+#pragma once
+
+#include <utility>
+#include "../cuda/range.cuh"
+
+#ifndef LAUNCH_OVERLAPS
+#define LAUNCH_OVERLAPS 1 // 0: each kernel starts when the one before has ended
+#endif
+
+// The kernels before have ended, and what they have written can be read. From here on the next kernel may
+// start, too, up to its kernel_wait.
+__device__ static inline void kernel_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Allows a kernel all shared memory that a thread block may have: always the same limit, since captured
+// launches of other sizes depend on it.
+static inline void launch_allow_shared(const void* kernel) {
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (int)attributes.sharedSizeBytes;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+}
+
+// Queues a kernel with `shared` bytes of dynamic shared memory. An empty grid is not launched.
+template <class... Parameters, class... Arguments>
+static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
+                                cudaStream_t stream, Arguments&&... arguments) {
+    static const bool overlaps = LAUNCH_OVERLAPS && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    if (grid.x == 0) return;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)shared, config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = overlaps;
+    if (shared > 16 << 10) launch_allow_shared((const void*)kernel);
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...));
+}

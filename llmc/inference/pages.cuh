@@ -1,0 +1,333 @@
+/*
+The cache of an inference engine on the device (llmc/model/extension.h): pages of keys, values and cum_logf,
+and what a slot has besides. Rows are the tokens of a pass.
+
+    pages_append      a layer's q, k, v and gates of all rows, from the fused projection
+    pages_advance     which pages are forgotten
+    pages_gather      a sequence's k, v and cum_logf as contiguous tensors, for attention_forward
+    pages_fork, pages_copy
+
+A page is [PAGE_TOKENS, dh] with the 16-byte chunks of a row permuted as in shared memory (mma_sm80.cuh), so
+that the attention kernel copies pages as they are. dh is 64 or 128. Head l NH + h is head h of layer l.
+
+Log gates are rounded to multiples of 2^-36, so that sums down to -1.3e5 are exact: cum_logf does not depend
+on how a sequence is cut into passes.
+
+A cache that forgets. With |q k| / sqrt(dh) <= U for all pairs of a head, the keys up to the end e of a page
+have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j) of row i's weight, c being cum_logf. c
+only falls, and so does this. The logarithm of the sum is kept for the end of each page and for the last
+token.
+*/
+#pragma once
+
+#include "../attention/forget_gate.cuh"
+#include "../attention/pruning.cuh"
+#include "../attention/qkv.cuh"
+#include "../model/extension.h"
+#include "launch.cuh"
+
+// Some rows of one sequence; `position` is the first one's, the tokens before it.
+typedef struct __align__(16) {
+    int begin, end; // rows
+    int slot, position;
+}
+PassRows;
+
+// One pass, on the device. Tiles are rows of one sequence whose positions differ in their last 4 bits only:
+// how rows are cut into tiles does not depend on the pass.
+typedef struct {
+    const int32_t* tokens;     // [rows]
+    const PassRows* sequences; // [num_sequences]
+    const PassRows* rows;      // [num_rows], the rows of the row's sequence, but its own position
+    const PassRows* tiles;     // [num_tiles], for the kernel of extend.cuh
+    const int* row_tiles;      // [num_rows]; -1: of a sequence that attention_forward computes
+    int num_rows, num_sequences, num_tiles;
+} PassArrays;
+
+typedef struct {
+    int64_t NH, dh, layers, slots, pages, table_width;
+    bf16 *k, *v;         // [pages, PAGE_TOKENS, dh]
+    double* cum_logf;    // [pages, PAGE_TOKENS]; NULL: no gate
+    double* page_logsum; // [pages] ln sum exp(-cum_logf_j) over the tokens up to the end of the page
+    int32_t* table;      // [slots, heads, table_width]
+    int32_t* forgotten;  // [slots, heads] pages at the beginning that are forgotten
+    double* sums;        // [slots, heads] cum_logf of the last token
+    double* logsums;     // [slots, heads] ln sum exp(-cum_logf_j) over all tokens
+    bf16* last;          // [layers, slots, 2, NH dh] the last token's k and v before the shift
+    double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
+    unsigned* squares;   // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
+    double log_tolerance; // ln of the share of a row's weight that may be forgotten
+    bool drops;
+} Pages;
+
+__host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.NH; }
+
+// Index of a slot's head in arrays [slots, heads]
+__host__ __device__ static inline int64_t pages_slot_head(const Pages& p, int64_t slot, int64_t l,
+                                                          int64_t h) {
+    return (slot * p.layers + l) * p.NH + h;
+}
+
+// Element of token `token` of page, channels 8 chunk on
+__device__ static inline int64_t pages_chunk(const Pages& p, int64_t page, int token, int chunk) {
+    return (page * PAGE_TOKENS + token) * p.dh + ((chunk ^ (token & 7)) << 3);
+}
+
+// ----------------------------------------------------------------------------
+// append
+
+// What a layer's rows are appended from and to.
+typedef struct {
+    int64_t layer;
+    HeadPath paths[3];   // of q, k, v as in qkv.cuh; only q's has an `out` [rows, NH, dh]
+    const bf16* proj;    // [rows, row_stride]
+    const float* angles; // [rows, dh/2, 2] with RoPE
+    const bf16* gate;    // the forget gate's column of proj; NULL: the gate has only a bias
+    const float* bias;   // [NH] of the forget gate
+    double* cum_logf;    // [rows, NH] written too, with a gate
+    int row_stride, weight_stride;
+} PagesAppend;
+
+__device__ static inline double pages_gate(float logf) {
+    return rint((double)logf * 68719476736.0) * (1 / 68719476736.0);
+}
+
+// One warp: cum_logf of a head's new tokens of one sequence, 32 tokens at a time.
+__device__ static inline void pages_append_gate(const Pages& p, const PagesAppend& a,
+                                                const PassRows& sequence, int h) {
+    int lane = (int)threadIdx.x % 32, first = sequence.position & ~31; // a page ends where 32 tokens do
+    int end = sequence.position + sequence.end - sequence.begin;
+    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    const int32_t* table = p.table + head * p.table_width;
+    double sum = sequence.position ? p.sums[head] : 0;
+    double logsum = sequence.position ? p.logsums[head] : -INFINITY;
+    for (; first < end; first += 32) {
+        int position = first + lane;
+        bool valid = position >= sequence.position && position < end;
+        int64_t row = sequence.begin + position - sequence.position;
+        double c = 0;
+        if (valid)
+            c = pages_gate(forget_gate_logf(forget_gate_logit(a.gate, row * a.row_stride + h, a.bias[h])));
+        for (int step = 1; step < 32; step *= 2) {
+            double before = __shfl_up_sync(~0u, c, step);
+            if (lane >= step) c += before;
+        }
+        c += sum;
+        sum = __shfl_sync(~0u, c, 31);
+        logsum = log(exp(logsum + sum) + warp_sum(valid ? exp(sum - c) : 0.0)) - sum;
+        if (!valid) continue;
+        int64_t page = table[position / PAGE_TOKENS];
+        p.cum_logf[page * PAGE_TOKENS + position % PAGE_TOKENS] = c;
+        a.cum_logf[row * p.NH + h] = c;
+        if (position % PAGE_TOKENS == PAGE_TOKENS - 1) p.page_logsum[page] = logsum;
+    }
+    if (lane == 0) p.sums[head] = sum, p.logsums[head] = logsum;
+}
+
+// One row of q, k or v; a thread has eight channels.
+__device__ static inline void pages_append_head(const Pages& p, const PagesAppend& a, const PassArrays& pass,
+                                                int kind, int64_t row, const HeadThread& me) {
+    const HeadPath& path = a.paths[kind];
+    PassRows own = pass.rows[row];
+    int in_heads = me.head * me.dh + me.channel, d = (int)(p.NH * p.dh);
+    const bf16* in = a.proj + row * a.row_stride + path.column + in_heads;
+    Raw8 now = {}, before = {}, weight = {};
+    float logit = 0, x[8];
+    if (me.active) now = load_raw8(in);
+    if (path.weight && me.active) weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
+    if (path.shift >= 0 && me.active) {
+        logit = __bfloat162float(a.proj[row * a.row_stride + path.shift + me.head]);
+        if (row > own.begin) {
+            before = load_raw8(in - a.row_stride);
+        } else { // the same thread reads the last token of the pass before and writes that of this one
+            bf16* last = p.last + ((a.layer * p.slots + own.slot) * 2 + kind - 1) * d + in_heads;
+            if (own.position > 0) before = load_raw8(last);
+            store16(last, load_raw8(in + (own.end - 1 - row) * a.row_stride));
+        }
+    }
+    unpack8(x, now);
+    qkv_token(x, path, before, logit, weight, a.angles + row * p.dh, me);
+    Raw8 out = pack8(x);
+    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head);
+    if (kind == 0) {
+        if (me.active) store16(path.out + row * d + in_heads, out);
+    } else if (me.active) {
+        int64_t page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
+        store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8),
+                out);
+    }
+    if (!p.squares || kind == 2) return;
+    float square = 0;
+    unpack8(x, out);
+    for (int i = 0; i < 8; i++) square += x[i] * x[i];
+    square = head_sum(square, me);
+    if (me.active && me.channel == 0) atomicMax(&p.squares[2 * head + kind], __float_as_uint(square));
+}
+
+// The first blocks have 8 heads' gates each, the others a part of a row.
+__global__ static void __launch_bounds__(256)
+    pages_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ PagesAppend a,
+                        const __grid_constant__ PassArrays pass, int gate_blocks, int units) {
+    kernel_wait();
+    int block = (int)blockIdx.x - gate_blocks;
+    if (block < 0) {
+        int warps = (int)blockDim.x / 32, NH = (int)p.NH;
+        int i = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
+        if (i < pass.num_sequences * NH) pages_append_gate(p, a, pass.sequences[i / NH], i % NH);
+        return;
+    }
+    HeadThread me = head_thread((int)p.NH, (int)p.dh, block % units / 3);
+    pages_append_head(p, a, pass, block % units % 3, block / units, me);
+}
+
+// Appends a layer's rows: writes q, the rows' places in the pages, and the state of their slots. The page
+// table holds the pages.
+static inline void pages_append(const Pages* p, const PagesAppend* a, const PassArrays* pass,
+                                cudaStream_t stream) {
+    Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
+    HeadGrid grid = head_grid(p->NH, p->dh);
+    int units = 3 * grid.blocks, warps = grid.threads / 32;
+    int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
+    launch_after(pages_append_kernel, dim3((unsigned)(gates + pass->num_rows * units)), grid.threads, 0,
+                 stream, *p, *a, *pass, gates, units);
+}
+
+// angles [rows, dh/2, 2] of the rows' positions
+__global__ static void __launch_bounds__(256)
+    pages_angles_kernel(float* angles, const __grid_constant__ PassArrays pass, int pairs, double base) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)pass.num_rows * pairs) return;
+    rope_angle(angles + 2 * i, pass.rows[i / pairs].position, (int)(i % pairs), pairs, base);
+}
+
+// Writes the angles that pages_append reads with RoPE.
+static inline void pages_angles(float* angles, const PassArrays* pass, int64_t dh, double base,
+                                cudaStream_t stream) {
+    Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
+    CUDA_LAUNCH(pages_angles_kernel, ceil_div<int64_t>(pass->num_rows * (dh / 2), 256), 256, stream, angles,
+                *pass, (int)(dh / 2), base);
+}
+
+// ----------------------------------------------------------------------------
+// forgotten pages
+
+// Counts the forgotten pages of a slot's head, which holds `length` tokens.
+__device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
+    int64_t at = slot * pages_heads(p) + head;
+    if (length == 0) {
+        p.forgotten[at] = 0;
+        if (p.squares) p.squares[2 * at] = p.squares[2 * at + 1] = 0;
+    }
+    if (!p.drops || length == 0) return;
+    const int32_t* table = p.table + at * p.table_width;
+    double limit;
+    if (p.limits)
+        limit = p.limits[head];
+    else
+        limit = sqrt((double)__uint_as_float(p.squares[2 * at]) *
+                     (double)__uint_as_float(p.squares[2 * at + 1]) / (double)p.dh);
+    double least = p.logsums[at] - 2 * limit + p.log_tolerance;
+    auto kept = [&](int page) { return p.page_logsum[table[page]] >= least; };
+    int first = p.forgotten[at], full = length / PAGE_TOKENS;
+    if (first < full && !kept(first)) p.forgotten[at] = pruning_search(first + 1, full, kept);
+}
+
+__global__ static void __launch_bounds__(256)
+    pages_advance_kernel(const __grid_constant__ Pages p, const int32_t* lengths) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, heads = pages_heads(p);
+    if (i < p.slots * heads) pages_advance_head(p, i / heads, i % heads, lengths[i / heads]);
+}
+
+// Writes p->forgotten of all slots, which hold `lengths` tokens (on the device).
+static inline void pages_advance(const Pages* p, const int32_t* lengths, cudaStream_t stream) {
+    CUDA_LAUNCH(pages_advance_kernel, ceil_div<int64_t>(p->slots * pages_heads(*p), 256), 256, stream, *p,
+                lengths);
+}
+
+// One warp a head
+__global__ static void __launch_bounds__(32)
+    pages_limits_kernel(double* limits, const __grid_constant__ Pruning pruning,
+                        const __grid_constant__ HeadShape s) {
+    double limit = pruning_score_limit(pruning, s, NULL, (int)blockIdx.x);
+    if (threadIdx.x == 0) limits[blockIdx.x] = limit;
+}
+
+// p->limits of a layer from its QK norm's weights.
+static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
+                                int64_t weight_stride, cudaStream_t stream) {
+    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride};
+    Pruning pruning = {};
+    pruning.q_weight = q_weight, pruning.k_weight = k_weight;
+    CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
+}
+
+// ----------------------------------------------------------------------------
+// copies
+
+// A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten
+// pages are zeros with a cum_logf from which nothing is left.
+#define PAGES_FORGOTTEN_CUM_LOGF 1e6
+typedef struct {
+    bf16 *k, *v;      // [T, NH, dh]
+    double* cum_logf; // [NH, T]
+} PagesGathered;
+
+// Block (page, head)
+__global__ static void __launch_bounds__(128)
+    pages_gather_kernel(const __grid_constant__ PagesGathered to, const __grid_constant__ Pages p,
+                        int64_t layer, int slot, int T) {
+    int index = (int)blockIdx.x, h = (int)blockIdx.y, chunks = (int)p.dh / 8;
+    int64_t head = pages_slot_head(p, slot, layer, h);
+    bool forgotten = index < p.forgotten[head];
+    int64_t page = forgotten ? 0 : p.table[head * p.table_width + index];
+    int tokens = min(PAGE_TOKENS, T - index * PAGE_TOKENS);
+    for (int i = (int)threadIdx.x; i < tokens * chunks; i += 128) {
+        int token = i / chunks, chunk = i % chunks;
+        int64_t from = pages_chunk(p, page, token, chunk);
+        int64_t at = ((index * PAGE_TOKENS + token) * p.NH + h) * p.dh + chunk * 8;
+        store16(to.k + at, forgotten ? Raw8{} : load_raw8(p.k + from));
+        store16(to.v + at, forgotten ? Raw8{} : load_raw8(p.v + from));
+    }
+    if (p.cum_logf && (int)threadIdx.x < tokens)
+        to.cum_logf[(int64_t)h * T + index * PAGE_TOKENS + threadIdx.x] =
+            forgotten ? PAGES_FORGOTTEN_CUM_LOGF : p.cum_logf[page * PAGE_TOKENS + threadIdx.x];
+}
+
+// The T tokens of a slot, in one layer.
+static inline void pages_gather(const PagesGathered* to, const Pages* p, int64_t layer, int slot, int64_t T,
+                                cudaStream_t stream) {
+    dim3 grid((unsigned)ceil_div<int64_t>(T, PAGE_TOKENS), (unsigned)p->NH);
+    CUDA_LAUNCH(pages_gather_kernel, grid, 128, stream, *to, *p, layer, slot, (int)T);
+}
+
+// Copies what a slot has besides pages; the page table is the caller's.
+static inline void pages_fork(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
+    int64_t heads = pages_heads(*p), d = p->NH * p->dh;
+    auto copy = [&](void* array, int64_t bytes) {
+        if (array)
+            CUDA_CHECK(cudaMemcpyAsync((char*)array + to * bytes, (char*)array + from * bytes, (size_t)bytes,
+                                       cudaMemcpyDeviceToDevice, stream));
+    };
+    copy(p->forgotten, heads * (int64_t)sizeof(int32_t));
+    copy(p->sums, heads * (int64_t)sizeof(double));
+    copy(p->logsums, heads * (int64_t)sizeof(double));
+    copy(p->squares, 2 * heads * (int64_t)sizeof(unsigned));
+    size_t bytes = (size_t)(2 * d) * sizeof(bf16);
+    if (p->last)
+        CUDA_CHECK(cudaMemcpy2DAsync(p->last + to * 2 * d, (size_t)p->slots * bytes, p->last + from * 2 * d,
+                                     (size_t)p->slots * bytes, bytes, (size_t)p->layers,
+                                     cudaMemcpyDeviceToDevice, stream));
+}
+
+// Page `to` becomes a copy of page `from`.
+static inline void pages_copy(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
+    auto copy = [&](void* array, int64_t bytes) {
+        if (array)
+            CUDA_CHECK(cudaMemcpyAsync((char*)array + to * bytes, (char*)array + from * bytes, (size_t)bytes,
+                                       cudaMemcpyDeviceToDevice, stream));
+    };
+    copy(p->k, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
+    copy(p->v, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
+    copy(p->cum_logf, PAGE_TOKENS * (int64_t)sizeof(double));
+    copy(p->page_logsum, (int64_t)sizeof(double));
+}
