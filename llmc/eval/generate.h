@@ -15,7 +15,7 @@ Called by train.h. requests.h uses GeneratedText.
 
 #include "engine.h"
 
-enum { GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512 };
+static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // rows of a pass
 
 // ----------------------------------------------------------------------------
 // text
@@ -254,8 +254,13 @@ static inline void sample_on_end(Sequence* sequence) {
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
     const int64_t n = sample_tokens(run), rows = g->count > GENERATE_ROWS ? g->count : GENERATE_ROWS;
-    CacheSizes sizes = {g->count, ids->count + n, 0,    ids->count > g->count ? ids->count : g->count,
-                        g->count, true,           false};
+    CacheSizes sizes = {g->count,
+                        ids->count + n,
+                        0,
+                        ids->count > g->count ? ids->count : g->count,
+                        g->count,
+                        true,
+                        run->options.forget_by_seen};
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];
     if (sizes.rows > rows) sizes.rows = rows;

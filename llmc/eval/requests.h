@@ -23,7 +23,8 @@ Called by train.h.
 #include <poll.h>
 #include "generate.h"
 
-enum { REQUESTS_LEAST_CAPACITY = 65536, REQUESTS_READ_BYTES = 1 << 16 };
+static const int64_t REQUESTS_LEAST_CAPACITY = 65536; // tokens of a sequence, where there is memory
+enum { REQUESTS_READ_BYTES = 1 << 16 };
 
 typedef enum { REQUEST_SCORE, REQUEST_ROLLING, REQUEST_GENERATE } RequestType;
 
@@ -426,13 +427,8 @@ static inline void requests_fill(Requests* r, bool waits) {
 static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
     const Config* config = &r->run->config;
     const int64_t T = r->run->options.seq_len, rows = trainer->suggested_tokens / 8, slots = rows / 8;
-    CacheSizes sizes = {slots,
-                        T > REQUESTS_LEAST_CAPACITY ? T : REQUESTS_LEAST_CAPACITY,
-                        0,
-                        rows,
-                        rows + ENGINE_MEMBERS,
-                        true,
-                        false};
+    CacheSizes sizes = {slots, T, 0, rows, rows + ENGINE_MEMBERS, true, r->run->options.forget_by_seen};
+    if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;; sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2) {
         sizes.pages = slots * engine_heads(trainer, config) * cache_table_width(&sizes);
         if (engine_open(&r->engine, trainer, model, config, &sizes)) break;
