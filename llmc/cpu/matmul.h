@@ -236,8 +236,9 @@ __attribute__((always_inline)) static inline void multiply_few(real* out, const 
     }
 }
 
-// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Adds up in the order of matmul: fused multiply-adds
-// along a block of KC, then block after block. So an element's bits do not depend on the number of rows.
+// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Adds up in the order of matmul: fused
+// multiply-adds along a block of KC, then block after block. So an element's bits do not depend on the number
+// of rows.
 static inline void matmul_few(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,
                               bool add) {
 #pragma omp parallel for schedule(static) if (N * K > 65536)

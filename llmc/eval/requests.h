@@ -1,16 +1,16 @@
 /*
 --requests: answers JSON lines with a model, one object a line in, one out, in any order, as each is done.
 
-    {"id": any, "type": "score", "context": .., "continuation": ..}   -> {"id", "logprob", "greedy", "tokens"}
-    {"id": any, "type": "rolling", "text": ..}                        -> {"id", "logprob", "tokens"}
-    {"id": any, "type": "generate", "prompt": .., "max_tokens", "until": [..], "temperature", "top_k", "top_p",
-     "min_p", "seed"}                                                 -> {"id", "text", "tokens": [..], "finish"}
+    {"id": any, "type": "score", "context": .., "continuation": ..}  -> {"id", "logprob", "greedy", "tokens"}
+    {"id": any, "type": "rolling", "text": ..}                       -> {"id", "logprob", "tokens"}
+    {"id": any, "type": "generate", "prompt": ..}                    -> {"id", "text", "tokens": [..], "finish"}
+        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed"
 
-Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum of
-log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the context
-belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of --seq-len
-tokens, or those of training, each token scored once, with as much context as the window has. What a generation
-does not set is as on the command line. A line that is no request is answered by an "error".
+Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum
+of log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the
+context belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of
+--seq-len tokens, or those of training, each token scored once, with as much context as the window has. What a
+generation does not set is as on the command line. A line that is no request is answered by an "error".
 
 Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
 are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
@@ -273,8 +273,8 @@ static inline void token_buffer_append(TokenBuffer* to, const TokenBuffer* ids, 
     to->count += last - first;
 }
 
-// The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins earlier,
-// so that it has T rows too, and scores only what is new.
+// The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins
+// earlier, so that it has T rows too, and scores only what is new.
 static inline void request_windows(Request* q, const TokenBuffer* ids, int64_t T) {
     q->tokens = ids->count - 1;
     q->count = (q->tokens + T - 1) / T;
@@ -452,7 +452,8 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
             mib * (double)g->pages.forgotten, (long long)g->put_back);
 }
 
-// Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be written.
+// Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be
+// written.
 static inline void answer_requests(const Run* run, const Trainer* trainer, Model* model) {
     Requests* r = (Requests*)xcalloc(1, sizeof *r);
     const double start = seconds_now();
