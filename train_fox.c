@@ -427,19 +427,19 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
 // The cache of sequences that are extended (llmc/model/extension.h): a pool of pages for the heads of all
 // layers, each slot's state of fixed size, and scratch of one pass.
 #define ATTENTION_STATE(X) \
-    X(real, k, false, pages * dh * PAGE_TOKENS)          /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
-    X(real, v, false, pages * PAGE_TOKENS * dh)          /* [pages,PAGE_TOKENS,dh] */ \
+    X(real, k, false, pages * dh * PAGE_TOKENS)      /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
+    X(real, v, false, pages * PAGE_TOKENS * dh)      /* [pages,PAGE_TOKENS,dh] */ \
     X(double, cum_logf, false, gated * pages * PAGE_TOKENS) /* [pages,PAGE_TOKENS] */ \
-    X(HeadSums, page_end, false, gated * pages)          /* [pages] at the page's last token */ \
-    X(real, last, true, slots * R)                       /* [L,slots,R] proj of the last token, for the shifts */ \
-    X(HeadSums, sums, true, slots * NH)                  /* [L,slots,NH] at the last token */ \
-    X(real, proj, false, rows * R)                       /* [rows,R] */ \
-    X(real, heads, false, 3 * rows * d)                  /* [3,rows,d] q, k, v */ \
-    X(real, rstd, false, 3 * rows * NH)                  /* [3,rows,NH], not read */ \
-    X(real, angles, false, rows * dh)                    /* [rows,dh/2,2] */ \
-    X(int64_t, first_page, false, rows * NH)             /* [rows,NH] that the row attends to */ \
-    X(real, o, false, rows * d)                          /* [rows,d] */ \
-    X(real, y, false, rows * d)                          /* [rows,d] */
+    X(HeadSums, page_end, false, gated * pages)      /* [pages] at the page's last token */ \
+    X(real, last, true, slots * R)                   /* [L,slots,R] proj of the last token, for the shifts */ \
+    X(HeadSums, sums, true, slots * NH)              /* [L,slots,NH] at the last token */ \
+    X(real, proj, false, rows * R)                   /* [rows,R] */ \
+    X(real, heads, false, 3 * rows * d)              /* [3,rows,d] q, k, v */ \
+    X(real, rstd, false, 3 * rows * NH)              /* [3,rows,NH], not read */ \
+    X(real, angles, false, rows * dh)                /* [rows,dh/2,2] */ \
+    X(int64_t, first_page, false, rows * NH)         /* [rows,NH] that the row attends to */ \
+    X(real, o, false, rows * d)                      /* [rows,d] */ \
+    X(real, y, false, rows * d)                      /* [rows,d] */
 // clang-format on
 
 typedef struct {

@@ -7,14 +7,15 @@ a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each q
 page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows of the
 pass nor on how the sequence was cut into passes.
 
-Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). Of query i's weight the keys
-up to the end e of a page have at most
+Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). Of query i's weight the
+keys up to the end e of a page have at most
 
     exp(2 U) sum_j exp(-c_j), j <= e  /  sum_j exp(-c_j), j <= i
 
 which only falls with i. Pages for which it is below eps (config.json's log_pruning_tolerance is ln eps) are
-forgotten for good: what is left has all but eps of each row's weight. U follows from the weights of a QK norm.
-Without one, pages can only be skipped for the query at hand, by its own norm and the largest norms of the keys.
+forgotten for good: what is left has all but eps of each row's weight. U follows from the weights of a QK
+norm. Without one, pages can only be skipped for the query at hand, by its own norm and the largest norms of
+the keys.
 
 Called by train_fox.c.
 */
@@ -51,7 +52,8 @@ typedef struct {
 } Forgetting;
 
 // U >= |q k| / sqrt(dh) for all queries and keys that a QK norm with these weights can make: each normed
-// vector has length sqrt(dh) at most. RoPE rotates pairs of channels, so of each pair the larger weight counts.
+// vector has length sqrt(dh) at most. RoPE rotates pairs of channels, so of each pair the larger weight
+// counts.
 static inline double qk_norm_limit(const real* q_weight, const real* k_weight, int64_t dh, bool rope) {
     double limit = 0;
     for (int64_t c = 0; c < dh; c++) {

@@ -178,16 +178,27 @@ typedef int64_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t VectorIndex __attribute__((vector_size(VECTOR_BYTES)));
 #endif
 
+// Interleaves the halves of a and b that begin at element `from`.
+__attribute__((always_inline)) static inline Vector interleave(Vector a, Vector b, const int from) {
+    Vector out;
+#ifdef __clang__
+    for (int i = 0; i < VECTOR_REALS; i++) out[i] = i % 2 ? b[from + i / 2] : a[from + i / 2];
+#else
+    VectorIndex index;
+    for (int i = 0; i < VECTOR_REALS; i++) index[i] = from + i / 2 + i % 2 * VECTOR_REALS;
+    out = __builtin_shuffle(a, b, index);
+#endif
+    return out;
+}
+
 // Transposes VECTOR_REALS vectors in place: each round interleaves the first half of them with the second.
 __attribute__((always_inline)) static inline void transpose_vectors(Vector x[VECTOR_REALS]) {
     enum { W = VECTOR_REALS };
-    VectorIndex low, high;
-    for (int i = 0; i < W; i++) low[i] = i / 2 + i % 2 * W, high[i] = low[i] + W / 2;
     for (int step = 1; step < W; step *= 2) {
         Vector y[W];
         for (int i = 0; i < W / 2; i++) {
-            y[2 * i] = __builtin_shuffle(x[i], x[i + W / 2], low);
-            y[2 * i + 1] = __builtin_shuffle(x[i], x[i + W / 2], high);
+            y[2 * i] = interleave(x[i], x[i + W / 2], 0);
+            y[2 * i + 1] = interleave(x[i], x[i + W / 2], W / 2);
         }
         memcpy(x, y, sizeof y);
     }
@@ -225,8 +236,9 @@ __attribute__((always_inline)) static inline void multiply_few(real* out, const 
     }
 }
 
-// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Adds up in the order of matmul: fused multiply-adds
-// along a block of KC, then block after block. So an element's bits do not depend on the number of rows.
+// out[rows,N] (+)= x[rows,K] w[N,K]^T for rows <= FEW_ROWS. Adds up in the order of matmul: fused
+// multiply-adds along a block of KC, then block after block. So an element's bits do not depend on the number
+// of rows.
 static inline void matmul_few(real* out, const real* x, const real* w, int64_t rows, int64_t N, int64_t K,
                               bool add) {
 #pragma omp parallel for schedule(static) if (N * K > 65536)

@@ -3,8 +3,8 @@ Generation: text that a model writes behind a prompt, for --generate and for sam
 
 The model reads its end-of-text token and the prompt, then continues until it draws end of text, writes a stop
 string or reaches a number of tokens. Token ids become text by the byte tokenizer, or GPT-2's with --vocab;
-without a tokenizer ids are written as numbers. With --json-escape prompts are escaped and what is generated is
-unescaped, since the model's text is.
+without a tokenizer ids are written as numbers. With --json-escape prompts are escaped and what is generated
+is unescaped, since the model's text is.
 
 --prompt - reads prompts from standard input, a line each. With --samples N the prompt is read once and
 continued N times; the first sample is printed as it is written, the others follow.
@@ -15,7 +15,7 @@ Called by train.h. requests.h uses GeneratedText.
 
 #include "engine.h"
 
-enum { GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512 };
+static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // rows of a pass
 
 // ----------------------------------------------------------------------------
 // text
@@ -264,7 +264,8 @@ static inline void sample_on_end(Sequence* sequence) {
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
     const int64_t n = sample_tokens(run);
-    const CacheSizes sizes = sample_sizes(engine_heads(trainer, &run->config), g->count, ids->count, n);
+    CacheSizes sizes = sample_sizes(engine_heads(trainer, &run->config), g->count, ids->count, n);
+    sizes.drops_unseen = run->options.forget_by_seen;
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];
     if (!engine_open(&engine, trainer, model, &run->config, &sizes)) return false;
@@ -284,8 +285,9 @@ static inline bool generation_run(Generation* g, const Run* run, const Trainer* 
     return true;
 }
 
-// Generates `count` samples of a prompt of prompt_bytes bytes. Returns the first one's text behind the prompt, or
-// NULL where the device has no memory; the caller frees it. A stream gets all of them, and needs a tokenizer.
+// Generates `count` samples of a prompt of prompt_bytes bytes. Returns the first one's text behind the
+// prompt, or NULL where the device has no memory; the caller frees it. A stream gets all of them, and needs a
+// tokenizer.
 static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer, const char* prompt,
                                      size_t prompt_bytes, FILE* stream, const Trainer* trainer,
                                      Model* model) {
@@ -317,8 +319,8 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     return first;
 }
 
-// A sample while training: the prompt and its continuation, to be freed. Where the device has no memory for it,
-// warns and returns NULL: training goes on.
+// A sample while training: the prompt and its continuation, to be freed. Where the device has no memory for
+// it, warns and returns NULL: training goes on.
 static inline char* generate_sample(const Run* run, const Trainer* trainer, Model* model) {
     Tokenizer tokenizer = sample_tokenizer(run, false);
     const char* prompt = run->options.prompt && tokenizer.vocab_size > 0 ? run->options.prompt : "";

@@ -82,8 +82,8 @@ static inline int64_t pages_needed(const PageTable* t, int64_t slot, int64_t len
     return t->heads * (pages_of(length + more) - pages_of(length) + pages_partial_is_shared(t, slot, length));
 }
 
-// Makes room for `more` tokens in a slot of `length` tokens: pages_needed pages must be free. copies [2 heads]
-// gets pairs of pages, from and to, whose contents the caller copies; returns the number of pairs.
+// Makes room for `more` tokens in a slot of `length` tokens: pages_needed pages must be free. copies [2
+// heads] gets pairs of pages, from and to, whose contents the caller copies; returns the number of pairs.
 static inline int64_t pages_append(PageTable* t, int64_t slot, int64_t length, int64_t more,
                                    int32_t* copies) {
     bool shared = pages_partial_is_shared(t, slot, length);

@@ -1,16 +1,16 @@
 /*
 --requests: answers JSON lines with a model, one object a line in, one out, in any order, as each is done.
 
-    {"id": any, "type": "score", "context": .., "continuation": ..}   -> {"id", "logprob", "greedy", "tokens"}
-    {"id": any, "type": "rolling", "text": ..}                        -> {"id", "logprob", "tokens"}
-    {"id": any, "type": "generate", "prompt": .., "max_tokens", "until": [..], "temperature", "top_k", "top_p",
-     "min_p", "seed"}                                                 -> {"id", "text", "tokens": [..], "finish"}
+    {"id": any, "type": "score", "context": .., "continuation": ..}  -> {"id", "logprob", "greedy", "tokens"}
+    {"id": any, "type": "rolling", "text": ..}                       -> {"id", "logprob", "tokens"}
+    {"id": any, "type": "generate", "prompt": ..}                    -> {"id", "text", "tokens": [..], "finish"}
+        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed"
 
-Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum of
-log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the context
-belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of --seq-len
-tokens, or those of training, each token scored once, with as much context as the window has. What a generation
-does not set is as on the command line. A line that is no request is answered by an "error".
+Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum
+of log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the
+context belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of
+--seq-len tokens, or those of training, each token scored once, with as much context as the window has. What a
+generation does not set is as on the command line. A line that is no request is answered by an "error".
 
 Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
 are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
@@ -23,7 +23,8 @@ Called by train.h.
 #include <poll.h>
 #include "generate.h"
 
-enum { REQUESTS_LEAST_CAPACITY = 65536, REQUESTS_READ_BYTES = 1 << 16 };
+static const int64_t REQUESTS_LEAST_CAPACITY = 65536; // tokens of a sequence, where there is memory
+enum { REQUESTS_READ_BYTES = 1 << 16 };
 
 typedef enum { REQUEST_SCORE, REQUEST_ROLLING, REQUEST_GENERATE } RequestType;
 
@@ -272,8 +273,8 @@ static inline void token_buffer_append(TokenBuffer* to, const TokenBuffer* ids, 
     to->count += last - first;
 }
 
-// The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins earlier,
-// so that it has T rows too, and scores only what is new.
+// The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins
+// earlier, so that it has T rows too, and scores only what is new.
 static inline void request_windows(Request* q, const TokenBuffer* ids, int64_t T) {
     q->tokens = ids->count - 1;
     q->count = (q->tokens + T - 1) / T;
@@ -426,13 +427,8 @@ static inline void requests_fill(Requests* r, bool waits) {
 static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
     const Config* config = &r->run->config;
     const int64_t T = r->run->options.seq_len, rows = trainer->suggested_tokens / 8, slots = rows / 8;
-    CacheSizes sizes = {slots,
-                        T > REQUESTS_LEAST_CAPACITY ? T : REQUESTS_LEAST_CAPACITY,
-                        0,
-                        rows,
-                        rows + ENGINE_MEMBERS,
-                        true,
-                        false};
+    CacheSizes sizes = {slots, T, 0, rows, rows + ENGINE_MEMBERS, true, r->run->options.forget_by_seen};
+    if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;; sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2) {
         sizes.pages = slots * engine_heads(trainer, config) * cache_table_width(&sizes);
         if (engine_open(&r->engine, trainer, model, config, &sizes)) break;
@@ -456,7 +452,8 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
             mib * (double)g->pages.forgotten, (long long)g->put_back);
 }
 
-// Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be written.
+// Answers the requests of a run's --requests. Dies where the file cannot be read or answers cannot be
+// written.
 static inline void answer_requests(const Run* run, const Trainer* trainer, Model* model) {
     Requests* r = (Requests*)xcalloc(1, sizeof *r);
     const double start = seconds_now();

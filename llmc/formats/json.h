@@ -424,8 +424,8 @@ static inline void json_newline_(JsonWriter* w) {
     for (int i = 0; i < w->depth * w->indent; i++) json_append_(w, " ", 1);
 }
 
-// Appends a quoted, escaped string of n bytes. Invalid UTF-8, possible in a file name, becomes U+FFFD, since JSON must
-// be UTF-8.
+// Appends a quoted, escaped string of n bytes. Invalid UTF-8, possible in a file name, becomes U+FFFD, since
+// JSON must be UTF-8.
 static inline void json_append_quoted_(JsonWriter* w, const char* s, size_t n) {
     json_append_(w, "\"", 1);
     for (size_t length; n > 0; s += length, n -= length) {

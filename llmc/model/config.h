@@ -70,7 +70,8 @@ static inline int64_t config_mlp_size(const Config* c) {
 
 // Is there a forget gate of any kind?
 static inline bool config_has_gate(const Config* c) { return c->fgate_type != GATE_NONE; }
-// Does attention leave out blocks that its gates make weightless? The CPU trainer, the reference, never does.
+// Does attention leave out blocks whose weights underflow under its gates? In training the CPU trainer, the
+// reference, never does.
 static inline bool config_prunes(const Config* c) {
     return c->mixer == MIXER_ATTENTION && config_has_gate(c) && !isnan(c->log_pruning_tolerance);
 }

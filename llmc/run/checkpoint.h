@@ -69,13 +69,17 @@ static inline HfRun checkpoint_hf_run(const Options* o, int64_t tokens) {
 // resumed run would look for another file.
 static inline bool checkpoint_check_options(const Options* o, Error* err) {
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
-        if (row->type != CLI_TEXT || !option_recorded(row)) continue;
-        const char* text = *(const char* const*)((const char*)o + row->offset);
-        size_t length;
-        for (size_t n = text ? strlen(text) : 0; n > 0; text += length, n -= length)
-            if (utf8_decode((const uint8_t*)text, n, &length) == UTF8_INVALID)
-                return fail(err, "--%s: is not valid UTF-8, which trainer.json needs to record it",
-                            row->name);
+        const void* field = (const char*)o + row->offset;
+        const CliList* list = (const CliList*)field;
+        const int count = row->type == CLI_LIST ? list->count : row->type == CLI_TEXT;
+        for (int i = 0; i < count && option_recorded(row); i++) {
+            const char* text = row->type == CLI_LIST ? list->items[i] : *(const char* const*)field;
+            size_t length;
+            for (size_t n = text ? strlen(text) : 0; n > 0; text += length, n -= length)
+                if (utf8_decode((const uint8_t*)text, n, &length) == UTF8_INVALID)
+                    return fail(err, "--%s: is not valid UTF-8, which trainer.json needs to record it",
+                                row->name);
+        }
     }
     return true;
 }

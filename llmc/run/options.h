@@ -91,8 +91,7 @@ ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
     "print up to N tokens, until end of text, from the model of --init, and exit; with --data the length " \
     "of samples [128]") \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
-    "text to continue [empty: the start of a document]; with --generate, -: lines of standard input, one after " \
-    "another") \
+    "text to continue [empty: the start of a document]; with --generate, -: each line of standard input") \
 ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
 ROW(LIST, stop, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
@@ -100,6 +99,9 @@ ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely to
 ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
 ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
     "sample from tokens at least X times as likely as the most likely one") \
+ROW(FLAG, forget_by_seen, "forget-by-seen", "", 0, 0, 0, \
+    "without QK norm too, drop what the gates forget from the cache, as if no score became larger than those " \
+    "seen") \
 GROUP("Evaluation") \
 ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
     "write the loss by position of the model of --init on --val-data to a JSON file, and exit; --seq-len may " \

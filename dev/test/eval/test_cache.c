@@ -1,7 +1,7 @@
 /*
-Tests the CPU trainer's cache (llmc/model/extension.h), for every variant of the model: what a row computes has
-the same bits alone and among others, token by token and in chunks, in a fork and in a sequence of its own; it
-is what the forward pass computes; and what is forgotten was below eps.
+Tests the CPU trainer's cache (llmc/model/extension.h), for every variant of the model: what a row computes
+has the same bits alone and among others, token by token and in chunks, in a fork and in a sequence of its
+own; it is what the forward pass computes; and what is forgotten was below eps.
 
 Built in float and in double. A limit that is no bound on rounding errors has the measured errors (float,
 double) in a comment.
@@ -122,8 +122,8 @@ static double check_variant(const char* name) {
     return worst;
 }
 
-// A fork in the middle of a page, at a page's end and in the first page: the fork, its parent and a fork of the
-// fork all go on as if alone.
+// A fork in the middle of a page, at a page's end and in the first page: the fork, its parent and a fork of
+// the fork all go on as if alone.
 static void check_forks(const char* name) {
     const int64_t counts[TEXTS] = {190, 180, 170};
     Model model = variant_model(name, 1, 4);
@@ -164,8 +164,8 @@ static void check_forks(const char* name) {
     model_free(&model);
 }
 
-// With strong gates: log-probabilities with and without forgetting, and how many pages are left. forgets: pages
-// are given back; else they are only skipped.
+// With strong gates: log-probabilities with and without forgetting, and how many pages are left. forgets:
+// pages are given back; else they are only skipped.
 static void check_forgetting(const char* name, bool unseen, bool forgets) {
     const int64_t T = 900;
     Model model = variant_model(name, 1, 4);

@@ -125,8 +125,8 @@ static void check_together(const char* name) {
     model_free(&model);
 }
 
-// Questions of four choices behind a common instruction: tokens read against the distinct ones. The last token
-// of a choice is only scored.
+// Questions of four choices behind a common instruction: tokens read against the distinct ones. The last
+// token of a choice is only scored.
 static void check_shared(void) {
     enum { QUESTIONS = 40, COUNT = 4 * QUESTIONS };
     Model model = variant_model("fox-pro", 1, 4);
@@ -165,8 +165,8 @@ static void check_shared(void) {
     model_free(&model);
 }
 
-// Greedy generation: each token is the forward pass's most likely one, but for rounding. Samples of one prompt
-// read it once, and differ.
+// Greedy generation: each token is the forward pass's most likely one, but for rounding. Samples of one
+// prompt read it once, and differ.
 static void check_greedy(const char* name) {
     enum { PROMPT = 9, GENERATED = 60, T = PROMPT + GENERATED };
     Model model = variant_model(name, 1, T);

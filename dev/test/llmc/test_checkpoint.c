@@ -464,6 +464,9 @@ static void test_bad_options(void) {
     CHECK_FAILS("--data: is not valid UTF-8", checkpoint_check_options(&o, &err));
     o.data = NULL, o.prompt = "cut \xe2\x82";
     CHECK_FAILS("--prompt: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    o.prompt = NULL, o.stop.items[0] = "fine", o.stop.items[1] = "cut \xe2\x82", o.stop.count = 2;
+    CHECK_FAILS("--stop: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    o.stop.count = 1;
     o.prompt = NULL, o.out = o.dump = "\xff"; // not recorded
     CHECK_OK(checkpoint_check_options(&o, &err));
 }

@@ -148,9 +148,31 @@ static void check_linear(void) {
     }
 }
 
+// A row's bits are the same whatever the number of rows: products of few rows add up like tiled ones.
+static void check_rows(void) {
+    const int64_t sizes[][2] = {{1, 1}, {17, 3}, {64, 256}, {50, 257}, {33, 700}, {97, 512}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        enum { ROWS = 40 };
+        int64_t N = sizes[i][0], K = sizes[i][1];
+        real *w = random_reals(N * K, 7), *x = random_reals(ROWS * K, 8),
+             *residual = random_reals(ROWS * N, 9), *all = new_reals(ROWS * N), *out = new_reals(ROWS * N);
+        for (int with = 0; with < 2; with++) {
+            Linear linear = {w, NULL, ROWS, N, K};
+            linear_forward(all, x, with ? residual : NULL, &linear);
+            for (linear.rows = 1; linear.rows <= 2 * FEW_ROWS; linear.rows++) {
+                linear_forward(out, x, with ? residual : NULL, &linear);
+                CHECK(same_bits(out, all, linear.rows * N), "%lld rows of %lld x %lld",
+                      (long long)linear.rows, (long long)N, (long long)K);
+            }
+        }
+        free(w), free(x), free(residual), free(all), free(out);
+    }
+}
+
 int main(void) {
     check_exp();
     check_matmul();
     check_linear();
+    check_rows();
     return test_report();
 }

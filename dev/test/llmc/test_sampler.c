@@ -58,9 +58,10 @@ static void check_frequencies(double temperature, int64_t top_k, double top_p, d
     }
     for (int i = 0; i < V; i++) {
         double expected = DRAWS * p[i], bound = 5 * sqrt(expected * (1 - p[i])) + 1e-9;
-        CHECK(fabs((double)counts[i] - expected) <= bound,
-              "temperature %g, top-k %d, top-p %g, min-p %g, token %d: drawn %lld times, expected %.1f +- %.1f",
-              temperature, (int)top_k, top_p, min_p, i, (long long)counts[i], expected, bound);
+        CHECK(
+            fabs((double)counts[i] - expected) <= bound,
+            "temperature %g, top-k %d, top-p %g, min-p %g, token %d: drawn %lld times, expected %.1f +- %.1f",
+            temperature, (int)top_k, top_p, min_p, i, (long long)counts[i], expected, bound);
     }
     sampler_free(&s);
 }
