@@ -1,6 +1,6 @@
 """
-The pictures of all scripts: axes, curves and heat maps in one style, saved as small SVG files with the same bytes
-for the same data. Needs matplotlib (scripts/eval/requirements.txt).
+The pictures of all scripts: curves and heat maps in one style, saved as small SVG files that have the same
+bytes for the same data. Needs matplotlib (scripts/eval/requirements.txt).
 """
 import math
 import sys
@@ -14,12 +14,12 @@ from matplotlib import pyplot  # noqa: E402
 
 matplotlib.rcParams.update({
     "svg.hashsalt": "train_fox", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Verdana"],
-    "font.size": 9, "axes.titlesize": 9, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.4, "grid.alpha": 0.5,
-    "lines.linewidth": 1.3, "image.interpolation": "nearest", "figure.constrained_layout.use": True,
+    "font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.linewidth": 0.4, "grid.alpha": 0.5, "lines.linewidth": 1.3,
+    "legend.frameon": False, "image.interpolation": "nearest", "figure.constrained_layout.use": True,
 })
 SCORES = matplotlib.colors.LinearSegmentedColormap.from_list("scores", ["#F0496E", "#EBB839", "#0CD79F"])
-POINTS = 400  # of a curve: more are not seen
+POINTS = 400  # of a curve, at most: more cannot be seen
 
 
 def panels(columns, rows=1, width=4.2, height=3.0):
@@ -40,14 +40,10 @@ def mark(axes, x):
 
 
 def heat_map(axes, rows, **options):
-    """
-    A matrix as coloured cells, the first row on top, with a colour bar. options: imshow's, such as cmap, vmin,
-    vmax. Returns the image.
-    """
+    """A matrix as coloured cells, the first row on top, with a colour bar. options: imshow's (cmap, vmin)."""
     image = axes.imshow(rows, **{"aspect": "auto", "cmap": "viridis", **options})
     axes.grid(False)
     axes.figure.colorbar(image, ax=axes)
-    return image
 
 
 def label_ticks(axis, labels):
@@ -59,10 +55,11 @@ def label_ticks(axis, labels):
 
 
 def save(figure, path):
-    """Writes the figure to path, as SVG unless its name ends otherwise. One legend serves all panels."""
-    handles = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels())}
+    """Writes a figure in the format of the path's ending. One legend serves all panels."""
+    handles = {label: line for a in figure.axes for line, label in zip(*a.get_legend_handles_labels())}
     if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+        columns = min(len(handles), 4)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     svg = {"metadata": {"Date": None, "Creator": None}} if str(path).endswith(".svg") else {}
     try:
         figure.savefig(path, dpi=150, **svg)

@@ -36,14 +36,14 @@ def run(main):
         sys.exit(1)
 
 
-def read_json(path, kind=dict):
-    """The JSON value in a file. An Error if it cannot be read or is not a `kind`."""
+def read_json(path):
+    """The JSON object in a file. An Error if it cannot be read or is something else."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise Error(f"{path}: {e.strerror if isinstance(e, OSError) else f'not JSON: {e}'}")
-    if not isinstance(value, kind):
-        raise Error(f"{path}: not a JSON {kind.__name__}")
+    if not isinstance(value, dict):
+        raise Error(f"{path}: not a JSON object")
     return value
 
 
@@ -78,9 +78,9 @@ def add_model_options(parser):
     add("--trainer", metavar="FILE", default=str(programs[0] if programs else ROOT / "train_fox"),
         help="program that answers requests (default: train_foxcu if it is built, else train_fox)")
     add("--vocab", metavar="FILE", help="vocab.bpe, for models with GPT-2's vocabulary")
-    add("--json-escape", action="store_true", help="text is JSON-escaped before it is tokenized, as in LongCrawl64")
+    add("--json-escape", action="store_true", help="the model's text is JSON-escaped, as in LongCrawl64")
     add("--seq-len", type=int, metavar="N", help="longest window of rolling requests (default: as trained)")
-    add("--workers", type=int, default=1, metavar="N", help="processes; with several, process i gets GPU i (default 1)")
+    add("--workers", type=int, default=1, metavar="N", help="processes; with several, each has a GPU")
 
 
 def recorded_option(folder, name, default=None):
@@ -103,8 +103,9 @@ class Tokenizer:
         try:
             import tokenizers
         except ImportError:
-            raise Error("this model needs the Python package tokenizers: pip install -r scripts/eval/requirements.txt")
+            raise Error("package tokenizers is missing: pip install -r scripts/eval/requirements.txt")
         self.library = tokenizers.Tokenizer.from_file(str(path))
+        self.library.encode_special_tokens = True  # "<|endoftext|>" is text, as in the trainer
 
     def encode(self, text):
         if self.json_escape:
@@ -120,9 +121,9 @@ class Tokenizer:
 
 class Trainer:
     """
-    The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls. Its
-    stderr is ours. Several workers are several such processes; each takes blocks of BLOCK requests in a row,
-    so that a question's choices stay together.
+    The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls.
+    Its stderr is ours. Several workers are several such processes; each takes blocks of BLOCK requests in a
+    row, so that a question's choices stay together.
     """
 
     BLOCK = 64
@@ -140,7 +141,7 @@ class Trainer:
         for k in range(self.workers):
             gpu = {"CUDA_VISIBLE_DEVICES": str(k)} if self.workers > 1 else {}
             try:
-                process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                            encoding="utf-8", env={**os.environ, **gpu})
             except OSError as e:
                 raise Error(f"{self.command[0]}: cannot start: {e.strerror}")
@@ -165,8 +166,8 @@ class Trainer:
 
     def answers(self, requests):
         """
-        Yields (index, answer) of a list of requests, in any order, each as soon as it is there. An Error if the
-        program refuses a request or ends.
+        Yields (index, answer) of a list of requests, in any order, each as soon as it is there. An Error if
+        the program refuses a request or ends.
         """
         if requests and not self.processes:
             self._start()

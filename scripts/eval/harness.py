@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
 """
-lm-evaluation-harness on a checkpoint, answered by the trainer. All other options are the harness's own, and its
-tasks run unchanged:
+lm-evaluation-harness on a checkpoint, answered by the trainer. Options that are not listed by --help are the
+harness's own, and its tasks run unchanged:
 
     pip install -r scripts/eval/requirements.txt
     scripts/eval/harness.py --init DIR --output_path out/results --tasks \\
         wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,copa,openbookqa,sciq,boolq
 
-are the paper's short tasks (results.py prints its table); models trained on LongCrawl64 also need --json-escape.
-LongBench as in the paper: prompts of over 15,500 tokens keep the first and the last 7,750, and answers end with
-their first line. RULER's tasks read the checkpoint's tokenizer through transformers:
+are the paper's short tasks (results.py prints its table). Models trained on LongCrawl64 also need
+--json-escape. LongBench as in the paper: prompts of over 15,500 tokens keep the first and the last 7,750, and
+answers end with their first line. RULER's tasks read the checkpoint's tokenizer through transformers:
 
     scripts/eval/harness.py --init DIR --cut-prompt 15500 --gen_kwargs '{"until": ["\\n"]}' --tasks longbench
-    scripts/eval/harness.py --init DIR --metadata '{"tokenizer": "DIR", "max_seq_lengths": [4096]}' --tasks ruler
+    scripts/eval/harness.py --init DIR --tasks ruler \\
+        --metadata '{"tokenizer": "DIR", "max_seq_lengths": [4096]}'
 
 From Python: import this file, and pass model="fox" to lm_eval.simple_evaluate with the arguments of Fox.
 
-End-of-text stands before every context, prompt and rolling text: the trainer puts it. A context's trailing white
-space goes to the continuation, as in the harness's own models. The log-likelihood is that of
+End-of-text stands before every context, prompt and rolling text: the trainer puts it. A context's trailing
+white space goes to the continuation, as in the harness's own models. The log-likelihood is that of
 tokens(context + continuation) beyond the first len(tokens(context)): the trainer splits.
 """
 import argparse
@@ -40,13 +41,15 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 @register_model("fox")
 class Fox(LM):
     """
-    A checkpoint. Arguments as the command line has them (fox.add_model_options). cut_prompt: a longer prompt of
-    generate_until is reduced to its first and last cut_prompt / 2 tokens. The harness passes batch_size,
+    A checkpoint. Arguments as the command line has them (fox.add_model_options). cut_prompt: a longer prompt
+    of generate_until is reduced to its first and last cut_prompt / 2 tokens. The harness passes batch_size,
     max_batch_size and device to every model; here the trainer decides.
     """
 
-    def __init__(self, init, trainer, cut_prompt=None, batch_size=None, max_batch_size=None, device=None, **options):
+    def __init__(self, init, trainer, cut_prompt=None, **options):
         super().__init__()
+        for name in ("batch_size", "max_batch_size", "device"):
+            options.pop(name, None)
         self.trainer = Trainer(init, trainer, **options)
         self.cut_prompt = cut_prompt
         self.tokenizer = Tokenizer(init, options.get("json_escape")) if cut_prompt else None
@@ -68,7 +71,8 @@ class Fox(LM):
         return self._ask("score", pairs, disable_tqdm, lambda a: (a["logprob"], a["greedy"]))
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        return self._ask("rolling", [{"text": r.args[0]} for r in requests], disable_tqdm, lambda a: a["logprob"])
+        texts = [{"text": r.args[0]} for r in requests]
+        return self._ask("rolling", texts, disable_tqdm, lambda a: a["logprob"])
 
     def generate_until(self, requests, disable_tqdm=False):
         asked = [self._generate(*r.args) for r in requests]
@@ -95,10 +99,10 @@ def cut_at(text, stops):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="lm-evaluation-harness on a checkpoint; see the top of this file",
-                                     allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description="lm-evaluation-harness on a checkpoint; see the top of this file", allow_abbrev=False)
     add_model_options(parser)
-    parser.add_argument("--cut-prompt", type=int, metavar="N", help="keep the first and last N/2 tokens of longer prompts")
+    parser.add_argument("--cut-prompt", type=int, metavar="N", help="keep a prompt's first and last N/2 ids")
     ours, theirs = parser.parse_known_args()
     from lm_eval.__main__ import cli_evaluate
     arguments = {k: v for k, v in vars(ours).items() if v is not None}

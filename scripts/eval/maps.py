@@ -4,24 +4,26 @@ Draws what a model forgets and what it attends to, as the paper's figure, from t
 
     scripts/eval/maps.py maps.safetensors --out maps.svg --heads heads.svg
 
---out: for two heads, the one with the shortest half-life and the one with the longest (or --head LAYER.HEAD, several
-times), F[i][j] = exp(cum_logf[i] - cum_logf[j]) above the places where attention is over 0.5. --heads: half-life,
-pruned share and effective window of all heads. Layers and heads count from 0.
+--out: for two heads, the one with the shortest half-life and the one with the longest (or --head LAYER.HEAD,
+several times), F[i][j] = exp(cum_logf[i] - cum_logf[j]) above the places where attention is over 0.5.
+--heads: half-life, pruned share and effective window of all heads. Layers and heads count from 0.
 
 The file, in safetensors format, has floats of 32 or 64 bits:
 
     half_life         [L, NH]   -ln 2 / mean(log f), tokens
     pruned_share      [L, NH]   skipped share of the blocks of keys at or below the diagonal, 0 to 1
-    effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95 of the
-                                attention, tokens
+    effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95
+                                of the attention, tokens
 
 and for each chosen head h of layer l
 
     L.H.cum_logf      [T]       running sum of log f; the first entry is log f of token 0
     L.H.attention     [Q, T]    rows of softmax(q k^T / sqrt(dh) + log F), 0 above the diagonal
-    queries           [Q]       int32 or int64, rising: the positions of these rows, for all heads. Without it Q = T
+    queries           [Q]       int32 or int64, rising: the positions of these rows, for all heads; without it
+                                Q = T
 
-where `L.H` is written as numbers, such as `3.11`. Its metadata may have `checkpoint` and `text`, the names of both.
+where `L.H` is written as numbers, such as `3.11`. Its metadata may have `checkpoint` and `text`, the names of
+both.
 """
 import argparse
 import re
@@ -45,10 +47,10 @@ def read(path):
         raise Error(f"{path}: cannot read: {e}")
     statistics = ("half_life", "pruned_share", "effective_window")
     for name in statistics:
-        if name not in tensors or tensors[name].ndim != 2 or tensors[name].shape != tensors["half_life"].shape:
+        values = tensors.get(name)
+        if values is None or values.ndim != 2 or values.shape != tensors["half_life"].shape:
             raise Error(f"{path}: not a file of --maps: {name} is not [L, NH]")
-    heads = chosen_heads(tensors)
-    for layer, head in heads:
+    for layer, head in mapped_heads(tensors):
         c, a = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention"))
         queries = tensors.get("queries", numpy.arange(len(c)))
         if a is None or a.shape != (len(queries), len(c)) or queries.max(initial=0) >= len(c):
@@ -58,7 +60,7 @@ def read(path):
     return tensors
 
 
-def chosen_heads(tensors):
+def mapped_heads(tensors):
     """[(layer, head)] that have maps."""
     found = (re.fullmatch(r"(\d+)\.(\d+)\.cum_logf", name) for name in tensors)
     return sorted((int(m[1]), int(m[2])) for m in found if m)
@@ -93,7 +95,9 @@ def draw_maps(path, tensors, heads):
         drawn = pooled(attention, min(DOTS, len(queries)), min(DOTS, len(c)))
         drawn = numpy.ma.masked_less_equal(drawn, SHOWN)
         plots.heat_map(axes[1][column], drawn, extent=extent, vmin=SHOWN, vmax=1, cmap="viridis_r")
-        axes[0][column].set(title=f"layer {layer}, head {head}: F\nhalf-life {half_life:,.{0 if half_life > 10 else 1}f} tokens", ylabel="query i")
+        life = f"{half_life:,.0f}" if half_life >= 10 else f"{half_life:.2g}"
+        title = f"layer {layer}, head {head}: F\nhalf-life {life} tokens"
+        axes[0][column].set(title=title, ylabel="query i")
         axes[1][column].set(title=f"attention over {SHOWN}", xlabel="key j", ylabel="query i")
     plots.save(figure, path)
 
@@ -106,8 +110,9 @@ def draw_heads(path, tensors):
               "effective_window": "effective window, tokens"}
     for ax, (name, title) in zip(axes, titles.items()):
         values = tensors[name]
-        share = name == "pruned_share"
-        scale = {"vmin": 0, "vmax": 1} if share else {"norm": LogNorm(max(values.min(), 1e-2), max(values.max(), 1))}
+        scale = {"norm": LogNorm(max(values.min(), 1e-2), max(values.max(), 1))}
+        if name == "pruned_share":
+            scale = {"vmin": 0, "vmax": 1}
         plots.heat_map(ax, values, **scale)
         ax.set(title=title, xlabel="head", ylabel="layer")
         for axis, n in ((ax.xaxis, values.shape[1]), (ax.yaxis, values.shape[0])):
@@ -127,22 +132,23 @@ def main():
         tensors = read(options.file)
     except ImportError as e:
         raise Error(f"Python package {e.name} is missing: pip install -r scripts/eval/requirements.txt")
-    found = chosen_heads(tensors)
-    for head in options.head or []:
-        if head not in [f"{layer}.{h}" for layer, h in found]:
-            raise Error(f"--head {head}: {options.file} has no map of it")
+    found = {f"{layer}.{head}": (layer, head) for layer, head in mapped_heads(tensors)}
+    for name in options.head or []:
+        if name not in found:
+            raise Error(f"--head {name}: {options.file} has no map of it")
     if options.out and not found:
         raise Error(f"{options.file}: has no map of any head")
     if options.out:
-        by_life = sorted(found, key=lambda head: tensors["half_life"][head])
-        chosen = [tuple(map(int, h.split("."))) for h in options.head] if options.head else [by_life[0], by_life[-1]]
-        draw_maps(options.out, tensors, list(dict.fromkeys(chosen)))
+        by_life = sorted(found, key=lambda name: tensors["half_life"][found[name]])
+        chosen = dict.fromkeys(options.head or [by_life[0], by_life[-1]])
+        draw_maps(options.out, tensors, [found[name] for name in chosen])
     if options.heads:
         draw_heads(options.heads, tensors)
     print("layer   half-life of its heads: shortest  median  longest, tokens   pruned")
     for layer, (lives, pruned) in enumerate(zip(tensors["half_life"], tensors["pruned_share"])):
         lives = sorted(lives)
-        print(f"{layer:5d} {lives[0]:35.4g} {lives[len(lives) // 2]:7.4g} {lives[-1]:8.4g} {100 * pruned.mean():15.1f}%")
+        middle, share = lives[len(lives) // 2], 100 * pruned.mean()
+        print(f"{layer:5d} {lives[0]:35.4g} {middle:7.4g} {lives[-1]:8.4g} {share:15.1f}%")
 
 
 if __name__ == "__main__":

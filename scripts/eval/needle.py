@@ -4,19 +4,19 @@ Needle in a haystack: whether a model finds a sentence in a long text, by length
 
     scripts/eval/needle.py --init DIR --haystack essays/ --kind easy --out easy.json --picture easy.svg
 
-The haystack is any folder of text, its files concatenated in sorted order, tokenized and cut to length - 200 - needle
-tokens. The needle goes to depth percent of it, moved back to the end of a sentence ("."); at 100 to the very end.
-Sample 0 of a cell takes the text from its beginning, as the paper does, each further one STRIDE tokens later, and
-from the beginning again where the text ends. The kinds:
+The haystack is any folder of text: its files in sorted order, concatenated, tokenized and cut to length - 200
+- needle tokens. The needle goes to depth percent of it, moved back to the end of a sentence ("."); at 100 to
+the very end. Sample 0 of a cell takes the text from its beginning, as the paper does, each further one STRIDE
+tokens later; where the text ends it begins again. The kinds:
 
-    standard    the needle is the paper's sentence about San Francisco, the prompt ends with the question about it
+    standard    the needle is the paper's sentence about San Francisco; the prompt ends with its question
     easy        the question stands before the needle, too
-    single      as RULER: a random number for a random key; the prompt ends with the words that stand before it
+    single      as RULER: a random number of a random key; the prompt ends with the words that stand before it
     multi-key   the same with three more needles, of other keys, at random depths
 
-Decoding is greedy; the trainer puts end-of-text first. The score is 10 if the answer occurs in the text generated
-(case and spaces folded), else 1 + 9 x the share of its words that occur; beside it the answer's log-probability. This
-is not the paper's score, which GPT-4o gives.
+Decoding is greedy; the trainer puts end-of-text first. The score is 10 if the answer occurs in the text
+generated (case and spaces folded), else 1 + 9 x the share of its words that occur; beside it stands the
+log-probability of the answer. This is not the paper's score, which GPT-4o gives.
 
 --out keeps every sample. Started again, the script computes only what is missing there, and draws.
 """
@@ -28,7 +28,8 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
-from fox import Error, ROOT, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run, write_file
+from fox import (Error, ROOT, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run,
+                 write_file)
 
 RESERVED = 200  # tokens of a prompt for the question and the answer
 STRIDE = 65536  # tokens between the haystacks of two samples
@@ -36,12 +37,12 @@ QUESTION = "What is the best thing to do in San Francisco? Answer: "
 SENTENCE = "The best thing to do in San Francisco is"
 ANSWER = " eat a sandwich and sit in Dolores Park on a sunny day."
 KINDS = ("standard", "easy", "single", "multi-key")
-ADJECTIVES = ("brave calm clever cold curious early empty fancy gentle golden happy hidden honest late lazy little "
-              "lonely loud lucky modest noisy old polite proud quick quiet rapid round sharp silent silver small "
-              "smooth soft solid strange sunny sweet tidy wild").split()
-NOUNS = ("anchor apple badger basket bridge candle canyon castle cloud comet desert dragon eagle engine falcon forest "
-         "garden glacier hammer harbor island kettle ladder lantern lemon meadow mirror mountain orchard otter "
-         "pepper piano pocket rabbit river saddle tiger tunnel violin window").split()
+ADJECTIVES = """brave calm clever cold curious early empty fancy gentle golden happy hidden honest late lazy
+    little lonely loud lucky modest noisy old polite proud quick quiet rapid round sharp silent silver small
+    smooth soft solid strange sunny sweet tidy wild""".split()
+NOUNS = """anchor apple badger basket bridge candle canyon castle cloud comet desert dragon eagle engine
+    falcon forest garden glacier hammer harbor island kettle ladder lantern lemon meadow mirror mountain
+    orchard otter pepper piano pocket rabbit river saddle tiger tunnel violin window""".split()
 
 # texts put into the haystack, the one asked for first; the end of the prompt; the answer
 Needle = namedtuple("Needle", "texts question answer")
@@ -130,22 +131,24 @@ class Haystack:
 
 
 def make_requests(options, cell, haystack, tokenizer):
-    """The two requests of a cell (length, depth, sample): generate, and score of the answer. And the answer."""
+    """The requests of a cell (length, depth, sample), generate and score of the answer; and the answer."""
     length, depth, sample = cell
     rng = random.Random(f"{options.seed} {cell}")
     needle = make_needle(options.kind, rng)
-    needles = [(depth if i == 0 else rng.uniform(0, 100), tokenizer.encode(text)) for i, text in enumerate(needle.texts)]
+    depths = [depth, *(rng.uniform(0, 100) for _ in needle.texts[1:])]
+    needles = list(zip(depths, map(tokenizer.encode, needle.texts)))
     n = length - RESERVED - sum(len(ids) for _, ids in needles)
     if n < 0:
         raise Error(f"--lengths {length}: too short for the needle and {RESERVED} more tokens")
     prompt = haystack.insert(haystack.cut(sample, n), needles) + tokenizer.encode(needle.question)
     answer = tokenizer.encode(needle.answer)
-    return [{"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "until": [], "temperature": 0},
-            {"type": "score", "context": prompt, "continuation": answer}], needle.answer
+    generate = {"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "temperature": 0}
+    score = {"type": "score", "context": prompt, "continuation": answer}
+    return [{**generate, "until": []}, score], needle.answer
 
 
 def score(text, answer):
-    """10 if the answer occurs in the text, else 1 + 9 x the share of its words that do. Case and spaces are folded."""
+    """10 if the answer occurs in the text, else 1 + 9 x the share of its words that do."""
     text, answer = (" ".join(t.lower().split()) for t in (text, answer.rstrip(".")))
     words = answer.split()
     found = {word.strip(".,;:!?\"'()") for word in text.split()}
@@ -196,6 +199,7 @@ def table(results, lengths, depths):
 def draw(path, scores, lengths, depths, train_length):
     sys.path.insert(0, str(ROOT / "scripts"))
     import plots
+    import numpy
     figure, [[axes]] = plots.panels(1, width=6)
     plots.heat_map(axes, scores, cmap=plots.SCORES, vmin=1, vmax=10)
     plots.label_ticks(axes.xaxis, lengths)
@@ -203,10 +207,7 @@ def draw(path, scores, lengths, depths, train_length):
     axes.tick_params("x", rotation=45)
     axes.set(xlabel="length, tokens", ylabel="depth of the needle")
     if train_length and lengths[0] <= train_length <= lengths[-1]:
-        right = next(i for i, length in enumerate(lengths) if length >= train_length)
-        left = max(0, right - 1)
-        share = (train_length - lengths[left]) / max(1, lengths[right] - lengths[left])
-        plots.mark(axes, left + share)
+        plots.mark(axes, numpy.interp(train_length, lengths, range(len(lengths))))
     plots.save(figure, path)
 
 
@@ -225,8 +226,8 @@ def parse():
     add("--haystack", required=True, metavar="DIR", help="folder of text")
     add("--kind", choices=KINDS, default="easy")
     add("--lengths", type=numbers, default=numbers("1000:32000:3100"), metavar="A:B:STEP",
-        help="or a list A,B,... (default 1000:32000:3100)")
-    add("--depths", type=numbers, default=numbers("0:100:10"), metavar="A:B:STEP", help="percent (default 0:100:10)")
+        help="or a list A,B,... (1000:32000:3100)")
+    add("--depths", type=numbers, default=numbers("0:100:10"), metavar="A:B:STEP", help="percent (0:100:10)")
     add("--samples", type=int, default=1, metavar="N", help="a cell (default 1, as the paper)")
     add("--seed", type=int, default=0)
     add("--out", required=True, metavar="FILE.json", help="results; what is missing there is computed")
@@ -255,15 +256,14 @@ def main():
         results[cell] = result
         cells = [dict(zip(("length", "depth", "sample"), cell), **r) for cell, r in sorted(results.items())]
         write_file(options.out, json.dumps({**settings, "cells": cells}, indent=0))
-        print(f"\r{sum(c in results for c in wanted)}/{len(wanted)} samples", end="", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            done = sum(c in results for c in wanted)
+            print(f"\r{done}/{len(wanted)} samples ", end="", file=sys.stderr, flush=True)
 
     wanted = list(itertools.product(options.lengths, options.depths, range(options.samples)))
     missing = [cell for cell in wanted if cell not in results]
     if missing:
-        try:
-            measure(options, missing, save)
-        finally:
-            print(file=sys.stderr)
+        measure(options, missing, save)
 
     scores = table({c: results[c] for c in wanted}, options.lengths, options.depths)
     print("depth \\ length" + "".join(f"{length:8d}" for length in options.lengths))

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """
-Makes training text in which needles are asked for, so that a model trained on it finds those of needle.py's kinds
-`single` and `multi-key`:
+Makes training text in which needles are asked for, so that a model trained on it finds those of needle.py's
+kinds `single` and `multi-key`:
 
     scripts/eval/needle_text.py --haystack essays/ --out text/ --documents 2000 --length 16000
 
 A document is a piece of the haystack, --length characters long, with a needle and a question for each --every
-characters. A needle and its question, which is answered, stand at two random places between sentences, so their
-distance takes every value up to the whole document. Keys and numbers are random: nothing but the text before
-says the answer.
+characters. A needle and its question, which is answered, stand at two random places between sentences, so
+their distance takes every value up to the whole document. Keys and numbers are random: nothing but the text
+before says the answer.
 """
 import argparse
 import random
@@ -55,7 +55,8 @@ def main():
         for i in range(options.documents):
             rng = random.Random(f"{options.seed} {i}")
             begin = rng.randrange(len(text) - options.length + 1)
-            document = make_document(text[begin:begin + options.length], rng, max(1, options.length // options.every))
+            piece = text[begin:begin + options.length]
+            document = make_document(piece, rng, max(1, options.length // options.every))
             (out / f"{i:06d}.txt").write_text(document, encoding="utf-8")
     except OSError as e:
         raise Error(f"{options.out}: {e.strerror}")

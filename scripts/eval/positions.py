@@ -4,9 +4,9 @@ Draws the loss by position, as in the paper, from the files of `--eval`:
 
     scripts/eval/positions.py fox-pro=fox.json transformer-pro=transformer.json --out positions.svg
 
-Left L(i), the mean loss of the i-th token, smoothed by a centred window that is cut at the ends; right P(l), the
-perplexity of the first l tokens, exp(mean of L(1..l)), not smoothed; both from position 128 on. A dashed line
-marks the training length: --train-length, or what the checkpoint's trainer.json says.
+Left L(i), the mean loss of the i-th token, smoothed by a centred window that is cut at the ends; right P(l),
+the perplexity of the first l tokens, exp(mean of L(1..l)), not smoothed; both from position 128 on. A dashed
+line marks the training length: --train-length, or what the checkpoint's trainer.json says.
 """
 import argparse
 import itertools
@@ -44,7 +44,7 @@ def main():
     parser = argparse.ArgumentParser(description="draws the loss by position of one or several --eval files")
     parser.add_argument("files", nargs="+", metavar="[NAME=]FILE")
     parser.add_argument("--out", default="positions.svg", metavar="FILE")
-    parser.add_argument("--window", type=int, default=101, metavar="N", help="positions averaged, odd (default 101)")
+    parser.add_argument("--window", type=int, default=101, metavar="N", help="positions averaged (101)")
     parser.add_argument("--train-length", type=int, metavar="T")
     options = parser.parse_args()
     if options.window < 1 or options.window % 2 == 0:

@@ -4,11 +4,12 @@ Prints the results of several models as Markdown tables, beside the paper's:
 
     scripts/eval/results.py fox-pro=out/results fox-pro=fox.json transformer-pro=... >results.md
 
-A file is a result of lm-evaluation-harness, of --eval, or of needle.py; a folder stands for all results of the
-harness below it. A name may have several; of a task that is measured twice the file given last counts. Values
-are followed by their standard errors. Accuracies are in percent.
+A file is a result of lm-evaluation-harness, of --eval, or of needle.py; a folder stands for all results of
+the harness below it. A name may have several; of a task that is measured twice the file given last counts.
+Values are followed by their standard errors. Accuracies are in percent.
 """
 import argparse
+import math
 
 from fox import Error, named_files, read_json, run
 from needle import mean_and_error
@@ -19,23 +20,25 @@ SHORT = [
     ("Wiki ppl", "wikitext", "word_perplexity"), ("LMB ppl", "lambada_openai", "perplexity"),
     ("LMB", "lambada_openai", "acc"), ("PIQA", "piqa", "acc"), ("Hella", "hellaswag", "acc_norm"),
     ("Wino", "winogrande", "acc"), ("ARCe", "arc_easy", "acc"), ("ARCc", "arc_challenge", "acc_norm"),
-    ("COPA", "copa", "acc"), ("OBQA", "openbookqa", "acc_norm"), ("SciQ", "sciq", "acc"), ("BoolQ", "boolq", "acc"),
+    ("COPA", "copa", "acc"), ("OBQA", "openbookqa", "acc_norm"), ("SciQ", "sciq", "acc"),
+    ("BoolQ", "boolq", "acc"),
 ]
 LONG = [
     (task.removesuffix("_en"), f"longbench_{task}", "score")
-    for task in ("narrativeqa qasper multifieldqa_en hotpotqa 2wikimqa musique gov_report qmsum multi_news trec "
-                 "triviaqa samsum lcc repobench-p").split()
+    for task in """narrativeqa qasper multifieldqa_en hotpotqa 2wikimqa musique gov_report qmsum multi_news
+        trec triviaqa samsum lcc repobench-p""".split()
 ]
-# 760M parameters, 48B tokens: the columns of SHORT and their average; the mean of LONG
-PAPER = {
-    "FoX-Pro": ([23.04, 14.91, 42.75, 64.09, 38.39, 52.33, 52.23, 26.54, 71, 29.8, 85.1, 46.57, 50.88], 21.5),
-    "Transformer-Pro": ([24.12, 16.16, 41.47, 64.04, 36.60, 49.72, 51.98, 25.26, 62, 29.2, 82.8, 60.86, 50.39], 21.2),
-    "FoX-LLaMA": ([26.45, 18.27, 40.17, 63.44, 35.17, 51.78, 49.66, 25.09, 69, 28.0, 81.9, 54.04, 49.82], 18.3),
-    "Transformer-LLaMA": ([28.14, 22.34, 38.27, 63.22, 34.20, 49.49, 47.98, 24.49, 66, 29.4, 78.9, 58.93, 49.09], 17.2),
-    "Mamba-2": ([28.20, 21.05, 36.50, 63.17, 35.86, 50.59, 49.96, 25.60, 71, 31.0, 80.9, 57.49, 50.21], 13.7),
-    "HGRN2": ([30.57, 20.14, 38.60, 63.49, 34.94, 51.78, 50.13, 25.51, 66, 30.0, 75.6, 58.41, 49.45], None),
-    "DeltaNet": ([29.17, 29.14, 34.27, 62.73, 33.28, 50.28, 47.39, 24.32, 70, 29.0, 74.3, 54.37, 47.99], 12.6),
-}
+# 760M parameters, 48B tokens: the columns of SHORT, their average, the mean of LONG
+PAPER = """
+    FoX-Pro           23.04 14.91 42.75 64.09 38.39 52.33 52.23 26.54 71 29.8 85.1 46.57 50.88 21.5
+    Transformer-Pro   24.12 16.16 41.47 64.04 36.6 49.72 51.98 25.26 62 29.2 82.8 60.86 50.39 21.2
+    FoX-LLaMA         26.45 18.27 40.17 63.44 35.17 51.78 49.66 25.09 69 28 81.9 54.04 49.82 18.3
+    Transformer-LLaMA 28.14 22.34 38.27 63.22 34.2 49.49 47.98 24.49 66 29.4 78.9 58.93 49.09 17.2
+    Mamba-2           28.2 21.05 36.5 63.17 35.86 50.59 49.96 25.6 71 31 80.9 57.49 50.21 13.7
+    HGRN2             30.57 20.14 38.6 63.49 34.94 51.78 50.13 25.51 66 30 75.6 58.41 49.45 nan
+    DeltaNet          29.17 29.14 34.27 62.73 33.28 50.28 47.39 24.32 70 29 74.3 54.37 47.99 12.6
+"""
+PAPER = {name: [*map(float, values)] for name, *values in map(str.split, PAPER.strip().split("\n"))}
 
 
 class Model:
@@ -62,7 +65,7 @@ class Model:
 
 
 def read_metrics(metrics):
-    """{metric: (value, error)} of a task's entry, whose keys are `metric,filter` and `metric_stderr,filter`."""
+    """{metric: (value, error)} of a task's entry with the keys `metric,filter` and `metric_stderr,filter`."""
     values = {}
     for key, value in metrics.items():
         name, _, kind = key.partition(",")
@@ -73,13 +76,13 @@ def read_metrics(metrics):
 
 
 def cell(value, error=None, digits=2):
-    if value is None:
+    if value is None or math.isnan(value):
         return ""
     return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
 
 
 def average(values):
-    """The mean of [(value, error)] of independent measurements, and its error; None where a value is missing."""
+    """The mean of independent [(value, error)], and its error; None where a value is missing."""
     if None in values:
         return None, None
     errors = [error for _, error in values]
@@ -87,38 +90,43 @@ def average(values):
     return sum(value for value, _ in values) / len(values), error
 
 
-def print_table(title, head, rows):
-    """Prints a Markdown table; nothing where no row has a value."""
+def print_table(title, head, rows, paper=()):
+    """Prints a Markdown table, with the paper's rows below; nothing where no row has a value."""
     if any(any(row[1:]) for row in rows):
         print(f"### {title}\n")
-        for row in (head, ["---"] * len(head), *rows):
+        for row in (head, ["---"] * len(head), *rows, *paper):
             print(f"| {' | '.join(row)} |")
         print()
 
 
+def task_row(name, model, columns):
+    """A model's cells, and the mean of all columns but perplexities."""
+    cells, shares = [name], []
+    for _, task, metric in columns:
+        value = model.tasks.get(task, {}).get(metric)
+        if "perplexity" not in metric:
+            value = value and tuple(x and 100 * x for x in value)
+            shares.append(value)
+        cells.append(cell(*value) if value else "")
+    return cells + [cell(*average(shares))]
+
+
 def print_tasks(models):
     """The paper's tables, and one of all other tasks."""
-    def row(name, model, columns):
-        """The cells of a model, and the mean of all accuracies or scores."""
-        values = [model.tasks.get(task, {}).get(metric) for _, task, metric in columns]
-        values = [v and (v if "perplexity" in m else tuple(x and 100 * x for x in v)) for v, (_, _, m) in zip(values, columns)]
-        mean = average([v for v, (_, _, metric) in zip(values, columns) if "perplexity" not in metric])
-        return [name, *(cell(*v) if v else "" for v in values), cell(*mean)]
-
     measured = {name: m for name, m in models.items() if m.tasks}
-    short = [row(name, m, SHORT) for name, m in measured.items()]
-    if any(any(r[1:]) for r in short):
-        short += [[f"{name}, paper", *map(cell, values)] for name, (values, _) in PAPER.items()]
-    print_table("Short tasks", ["", *(title for title, _, _ in SHORT), "Avg"], short)
-    long = [row(name, m, LONG) for name, m in measured.items()]
-    if any(any(r[1:]) for r in long):
-        long += [[f"{name}, paper", *[""] * len(LONG), cell(mean, digits=1)] for name, (_, mean) in PAPER.items() if mean]
-    print_table("Long tasks (LongBench)", ["", *(title for title, _, _ in LONG), "Mean"], long)
+    short = [task_row(name, m, SHORT) for name, m in measured.items()]
+    paper = [[f"{name}, paper", *map(cell, values[:-1])] for name, values in PAPER.items()]
+    print_table("Short tasks", ["", *(title for title, _, _ in SHORT), "Avg"], short, paper)
+    long = [task_row(name, m, LONG) for name, m in measured.items()]
+    paper = [[f"{name}, paper", *[""] * len(LONG), cell(values[-1])] for name, values in PAPER.items()]
+    print_table("Long tasks (LongBench)", ["", *(title for title, _, _ in LONG), "Mean"], long, paper)
 
     known = {task for _, task, _ in SHORT + LONG}
-    others = sorted({(t, metric) for m in measured.values() for t in m.tasks if t not in known for metric in m.tasks[t]})
-    rows = [[f"{task} {metric}", *(cell(*m.tasks.get(task, {}).get(metric, (None,)), digits=4) for m in measured.values())]
-            for task, metric in others]
+    pairs = {(task, metric) for m in measured.values() for task in m.tasks for metric in m.tasks[task]}
+    rows = []
+    for task, metric in sorted(pair for pair in pairs if pair[0] not in known):
+        values = [m.tasks.get(task, {}).get(metric, (None,)) for m in measured.values()]
+        rows.append([f"{task} {metric}", *(cell(*v, digits=4) for v in values)])
     print_table("Other tasks", ["", *measured], rows)
 
 
@@ -132,13 +140,17 @@ def print_evals(models):
         upto = perplexities(e["loss"])
         rows.append([name, str(e.get("sequences", "")), cell(loss, e.get("standard_error"), 4),
                      *(cell(upto[n - 1], digits=3) if n <= len(upto) else "" for n in lengths)])
-    print_table("Loss, and perplexity P(l) of the first l tokens", ["", "sequences", "loss", *map(str, lengths)], rows)
+    head = ["", "sequences", "loss", *map(str, lengths)]
+    print_table("Loss, and perplexity P(l) of the first l tokens", head, rows)
 
 
 def print_needles(models):
-    rows = [[name, n["kind"], str(len(n["cells"])), *(cell(*mean_and_error([c[k] for c in n["cells"]])) for k in ("score", "logprob"))]
-            for name, m in models.items() for n in m.needles]
-    print_table("Needle in a haystack", ["", "kind", "samples", "score, 1 to 10", "log-probability of the answer"], rows)
+    rows = []
+    for name, n in ((name, n) for name, m in models.items() for n in m.needles):
+        means = [mean_and_error([c[key] for c in n["cells"]]) for key in ("score", "logprob")]
+        rows.append([name, n["kind"], str(len(n["cells"])), *(cell(*mean) for mean in means)])
+    head = ["", "kind", "samples", "score, 1 to 10", "log-probability of the answer"]
+    print_table("Needle in a haystack", head, rows)
 
 
 def main():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """
-A stand-in for the trainers in tests of scripts/eval: `fake_requests.py --init DIR --requests - [...]` answers the
-requests of both trainers with a model that copies. Its next token is the one that followed the last occurrence of
-the longest suffix it finds again, of at most 16 tokens, among the last `window` tokens.
+Stands in for a trainer in tests of scripts/eval: `fake_requests.py --init DIR --requests - [...]` answers the
+same requests with a model that copies. Its next token is the one that followed the last occurrence of the
+longest suffix it finds again, of at most 16 tokens, among the last `window` tokens.
 
 DIR/config.json: vocab_size 257: bytes; 513: also " x" as one token, so that text and its parts tokenize
 differently. window: tokens that the model sees. fail_after: exits with code 3 after so many answers.
@@ -28,7 +28,8 @@ def tokenize(text, vocab_size):
 
 
 def detokenize(ids):
-    return b"".join(bytes([i]) if i < 256 else b" " + bytes([i - 257]) for i in ids if i != END_OF_TEXT).decode()
+    tokens = (bytes([i]) if i < 256 else bytes([ord(" "), i - 257]) for i in ids if i != END_OF_TEXT)
+    return b"".join(tokens).decode()
 
 
 class Model:
@@ -91,7 +92,8 @@ def answer(model, request, seq_len):
             logprob += model.score(ids[max(0, end - seq_len - 1):at], ids[at:end])[0]
         return {"logprob": logprob, "tokens": len(ids) - 1}
     if request["type"] == "generate":
-        ids, text, stopped = model.generate(model.ids(request["prompt"]), request["max_tokens"], request["until"])
+        prompt = model.ids(request["prompt"])
+        ids, text, stopped = model.generate(prompt, request["max_tokens"], request["until"])
         return {"text": text, "tokens": ids, "finish": "stop" if stopped else "length"}
     raise ValueError(f"unknown type {request['type']}")
 

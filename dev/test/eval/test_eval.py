@@ -5,8 +5,8 @@ Tests of scripts/eval and scripts/plots.py, with a model that copies in place of
     build/eval/bin/pip install -r scripts/eval/requirements.txt
     build/eval/bin/python dev/test/eval/test_eval.py
 
-test_scripts.sh runs the same with whatever is installed. Without lm_eval, matplotlib, numpy or safetensors the
-tests that need them are skipped. The last lines say which, and how many passed.
+test_scripts.sh runs the same with whatever is installed. Tests that need a package that is not there are
+skipped. The last lines say which packages, and how many tests passed.
 """
 import contextlib
 import importlib.util
@@ -36,7 +36,9 @@ import results  # noqa: E402
 
 PLOTS = [m for m in ("matplotlib", "numpy", "safetensors") if not importlib.util.find_spec(m)]
 HARNESS = [m for m in ("lm_eval",) if not importlib.util.find_spec(m)]
+TOKENS = [m for m in ("tokenizers",) if not importlib.util.find_spec(m)]
 needs_plots = unittest.skipIf(PLOTS, f"{', '.join(PLOTS)}: not installed")
+needs_tokenizers = unittest.skipIf(TOKENS, "tokenizers: not installed")
 needs_harness = unittest.skipIf(HARNESS, "lm_eval: not installed")
 
 
@@ -60,15 +62,19 @@ class Case(unittest.TestCase):
         self.addCleanup(lambda: [stop(p) for p in trainer.processes])
         return trainer
 
+    def start(self, name, *arguments):
+        command = [sys.executable, SCRIPTS / name, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
+
     def run_script(self, name, *arguments):
         """Runs a script; returns its stdout."""
-        done = subprocess.run([sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True)
+        done = self.start(name, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
     def dies(self, expected, name, *arguments):
-        """Runs a script that must end with exit code 1 and one line, `error: ...expected...`, behind any others."""
-        done = subprocess.run([sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True)
+        """Runs a script that must end with exit code 1, its last line `error: ...expected...`."""
+        done = self.start(name, *arguments)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, rf"(^|\n)error: [^\n]*{re.escape(expected)}[^\n]*\n$")
         self.assertNotIn("Traceback", done.stderr)
@@ -167,7 +173,7 @@ class TestNeedle(Case):
         hay = needle.Haystack(self.hay, tokenizer, 1000)
         for kind in needle.KINDS:
             options = type("Options", (), {"kind": kind, "seed": 0})
-            pairs = [needle.make_requests(options, (1500, 50, sample), hay, tokenizer) for sample in (0, 0, 1)]
+            pairs = [needle.make_requests(options, (1500, 50, k), hay, tokenizer) for k in (0, 0, 1)]
             self.assertEqual(pairs[0], pairs[1])
             self.assertNotEqual(pairs[0], pairs[2])
             (generate, score), answer = pairs[0]
@@ -181,8 +187,37 @@ class TestNeedle(Case):
             self.assertEqual(prompt.count("special magic number"), {"single": 3, "multi-key": 6}.get(kind, 0))
             self.assertEqual(prompt.count(needle.QUESTION), {"standard": 1, "easy": 2}.get(kind, 0))
 
+    @needs_tokenizers
+    def test_prompts_of_gpt2(self):
+        tokenizer = fox.Tokenizer(self.gpt2())
+        self.assertEqual(tokenizer.encode("Hello world."), [15496, 995, 13])
+        self.assertNotIn(50256, tokenizer.encode("<|endoftext|>"))  # text, as in the trainer
+        for kind in needle.KINDS:
+            made = needle.make_needle(kind, random.Random(3))
+            question, answer = map(tokenizer.encode, (made.question, made.answer))
+            self.assertEqual(tokenizer.encode(made.question + made.answer), question + answer)
+            tail = answer[:-1]  # the needle has the answer in the same tokens
+            ids = tokenizer.encode(made.texts[0])
+            self.assertTrue(any(ids[i:i + len(tail)] == tail for i in range(len(ids))))
+
+    def gpt2(self):
+        """A folder with GPT-2's tokenizer.json, made from vocab.bpe."""
+        from tokenizers import ByteLevelBPETokenizer
+        from tokenizers.pre_tokenizers import ByteLevel
+        lines = (ROOT / "dev/test/fixtures/gpt2/vocab.bpe").read_text(encoding="utf-8").split("\n")[1:-1]
+        merges = [tuple(line.split(" ")) for line in lines]
+        rank = [*range(33, 127), *range(161, 173), *range(174, 256)]  # printable bytes come first
+        alphabet = sorted(ByteLevel.alphabet(), key=lambda c: (ord(c) not in rank, ord(c)))
+        vocab = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in merges)])}
+        library = ByteLevelBPETokenizer(vocab, merges)
+        library.add_special_tokens(["<|endoftext|>"])
+        folder = self.model(vocab_size=50257)
+        library.save(str(folder / "tokenizer.json"))
+        return folder
+
     def test_score(self):
-        self.assertEqual(needle.score("It is: EAT a  sandwich and\nsit in Dolores Park on a sunny day", needle.ANSWER), 10)
+        found = "It is: EAT a  sandwich and\nsit in Dolores Park on a sunny day, no"
+        self.assertEqual(needle.score(found, needle.ANSWER), 10)
         self.assertEqual(needle.score(" 1234567. and", " 1234567."), 10)
         self.assertEqual(needle.score("", needle.ANSWER), 1)
         self.assertAlmostEqual(needle.score("sandwich, park and", needle.ANSWER), 1 + 9 * 3 / 12)
@@ -212,7 +247,7 @@ class TestNeedle(Case):
         (self.tmp / "out.json").unlink()
         self.run_script("needle.py", *self.arguments(self.broken(folder, 12)))
         self.assertEqual((self.tmp / "out.json").read_bytes(), whole)
-        self.dies("was made with --kind single; give another --out", "needle.py", *self.arguments(folder, kind="easy"))
+        self.dies("was made with --kind single", "needle.py", *self.arguments(folder, kind="easy"))
 
     def broken(self, folder, answers):
         (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "fail_after": answers}))
@@ -222,7 +257,7 @@ class TestNeedle(Case):
         folder = self.model()
         self.dies("--depths: percent", "needle.py", *self.arguments(folder, "--depths", "0,101"))
         self.dies("--lengths 210: too short", "needle.py", *self.arguments(folder, "--lengths", "210"))
-        self.dies("nothing: no files", "needle.py", *self.arguments(folder, "--haystack", self.tmp / "nothing"))
+        self.dies("none: no files", "needle.py", *self.arguments(folder, "--haystack", self.tmp / "none"))
         (self.tmp / "out.json").write_text("{")
         self.dies("out.json: not JSON", "needle.py", *self.arguments(folder))
 
@@ -245,7 +280,8 @@ class TestNeedle(Case):
         self.assertGreater(min(distances), 0)
         self.assertGreater(max(distances), 1000)
         self.dies("File exists", "needle_text.py", *arguments, "--out", self.tmp / "text")
-        self.dies("fewer than --length", "needle_text.py", *arguments, "--out", self.tmp / "new", "--length", 10**6)
+        arguments[-3] = 10**6
+        self.dies("fewer than --length", "needle_text.py", *arguments, "--out", self.tmp / "new")
 
 
 class TestPositions(Case):
@@ -261,8 +297,8 @@ class TestPositions(Case):
 
     def test_refuses(self):
         path = self.tmp / "e.json"
-        for text, expected in (('{"loss": 1}', "no list of losses"), ('{"loss": [1, NaN]}', "no list of losses"),
-                               ('{"loss": [1, 2]}', "has 2 positions"), ("[1]", "not a JSON dict")):
+        for text, expected in (('{"loss": 1}', "no list of losses"), ('{"loss": [NaN]}', "no list of losses"),
+                               ('{"loss": [1, 2]}', "has 2 positions"), ("[1]", "not a JSON object")):
             path.write_text(text)
             self.dies(expected, "positions.py", path)
         self.dies("--window must be odd", "positions.py", path, "--window", 100)
@@ -270,8 +306,8 @@ class TestPositions(Case):
 
 class TestResults(Case):
     def test_paper_averages(self):
-        for name, (values, _) in results.PAPER.items():
-            self.assertEqual(len(values), len(results.SHORT) + 1)
+        for name, values in results.PAPER.items():
+            self.assertEqual(len(values), len(results.SHORT) + 2)
             self.assertAlmostEqual(sum(values[2:12]) / 10, values[12], delta=0.0051, msg=name)
 
     def test_tables(self):
@@ -284,11 +320,12 @@ class TestResults(Case):
         (folder / "results_1.json").write_text(json.dumps({"results": {"piqa": {"acc,none": 0.9}}}))
         (folder / "results_2.json").write_text(json.dumps({"results": {**tasks, "mine": {"f1,none": 0.25}}}))
         loss = [2.0] * 512 + [1.0] * 512
-        (self.tmp / "eval.json").write_text(json.dumps(
-            {"loss": loss, "sequences": 7, "standard_error": 0.01, "perplexity": {"512": 7.3891, "1024": 4.4817}}))
+        (self.tmp / "eval.json").write_text(json.dumps({
+            "loss": loss, "sequences": 7, "standard_error": 0.01, "perplexity": {"512": 7.39, "1024": 4.48}}))
         cells = [{"score": s, "logprob": -s} for s in (10, 4)]
         (self.tmp / "needle.json").write_text(json.dumps({"kind": "easy", "cells": cells}))
-        out = self.run_script("results.py", f"m={folder.parent}", f"m={self.tmp}/eval.json", f"m={self.tmp}/needle.json")
+        files = folder.parent, self.tmp / "eval.json", self.tmp / "needle.json"
+        out = self.run_script("results.py", *(f"m={path}" for path in files))
         accuracies = [f"{10 * k:.2f} ± 3.00" for k in range(2, 12)]
         error = math.sqrt(10 * 3.0**2) / 10
         self.assertIn(f"| m | 20.50 | 20.50 | {' | '.join(accuracies)} | 65.00 ± {error:.2f} |", out)
@@ -336,8 +373,9 @@ class TestPictures(Case):
 
     def test_needle(self):
         (self.tmp / "hay.txt").write_text(haystack_text(50))
-        arguments = ["--trainer", FAKE, "--haystack", self.tmp / "hay.txt", "--init", self.model(), "--lengths",
-                     "600:1200:300", "--depths", "0:100:50", "--out", self.tmp / "n.json", "--train-length"]
+        arguments = ["--trainer", FAKE, "--haystack", self.tmp / "hay.txt", "--init", self.model(),
+                     "--lengths", "600:1200:300", "--depths", "0:100:50", "--out", self.tmp / "n.json",
+                     "--train-length"]
         self.assertIn("stroke-dasharray", self.svg("needle.py", *arguments, 1000, option="--picture"))
         self.assertNotIn("stroke-dasharray", self.svg("needle.py", *arguments, 2000, option="--picture"))
 
@@ -346,33 +384,37 @@ class TestPictures(Case):
         from safetensors.numpy import save_file
         rng = numpy.random.default_rng(0)
         T, queries = 600, numpy.arange(0, 600, 3)
-        tensors = {name: rng.uniform(0.1, 1, (3, 2)) for name in ("half_life", "pruned_share", "effective_window")}
-        tensors["queries"] = queries
+        statistics = "half_life", "pruned_share", "effective_window"
+        tensors = {"queries": queries, **{name: rng.uniform(0.1, 1, (3, 2)) for name in statistics}}
         for name in ("0.1", "2.0"):
             tensors[f"{name}.cum_logf"] = -rng.exponential(0.1, T).cumsum()
             a = rng.exponential(1, (len(queries), T)) * (numpy.arange(T) <= queries[:, None])
             tensors[f"{name}.attention"] = (a / a.sum(1, keepdims=True)).astype("float32")
-        save_file({k: v for k, v in {**tensors, **changed}.items() if v is not None}, self.tmp / "maps.safetensors")
-        return self.tmp / "maps.safetensors"
+        path = self.tmp / "maps.safetensors"
+        save_file({k: v for k, v in {**tensors, **changed}.items() if v is not None}, path)
+        return path
 
     def test_maps(self):
         path = self.maps()
         svg = self.svg("maps.py", path)
         self.assertIn("layer 0, head 1: F", svg)
         self.assertIn("layer 2, head 0: F", svg)
-        table = self.run_script("maps.py", path, "--head", "0.1", "--out", self.tmp / "one.svg", "--heads", self.tmp / "h.svg")
+        table = self.run_script("maps.py", path, "--head", "0.1", "--out", self.tmp / "one.svg",
+                                "--heads", self.tmp / "h.svg")
         self.assertNotIn("layer 2", (self.tmp / "one.svg").read_text())
         self.assertIn("effective window", (self.tmp / "h.svg").read_text())
         self.assertEqual(len(table.splitlines()), 4)
 
     def test_maps_refuses(self):
         import numpy
-        for changed, expected in (({"half_life": None}, "half_life is not [L, NH]"),
-                                  ({"pruned_share": numpy.zeros((2, 2))}, "pruned_share is not [L, NH]"),
-                                  ({"2.0.attention": numpy.zeros((600, 600))}, "2.0.attention does not fit"),
-                                  ({"2.0.attention": None}, "2.0.attention does not fit"),
-                                  ({"queries": numpy.arange(401, 601)}, "0.1.attention does not fit"),
-                                  ({"5.0.cum_logf": numpy.zeros(9), "5.0.attention": numpy.zeros((200, 9))}, "5.0")):
+        zeros = numpy.zeros
+        for changed, expected in (
+                ({"half_life": None}, "half_life is not [L, NH]"),
+                ({"pruned_share": zeros((2, 2))}, "pruned_share is not [L, NH]"),
+                ({"2.0.attention": zeros((600, 600))}, "2.0.attention does not fit"),
+                ({"2.0.attention": None}, "2.0.attention does not fit"),
+                ({"queries": numpy.arange(401, 601)}, "0.1.attention does not fit"),
+                ({"5.0.cum_logf": zeros(600), "5.0.attention": zeros((200, 600))}, "no statistics of head 5.0")):
             self.dies(expected, "maps.py", self.maps(**changed))
         self.dies("--head 1.1", "maps.py", self.maps(), "--head", "1.1")
         (self.tmp / "x").write_text("no tensors")
@@ -451,7 +493,8 @@ class TestHarness(Case):
         from lm_eval.tasks import TaskManager
         manager = TaskManager(include_path=str(self.tmp / "tasks"), include_defaults=False)
         with contextlib.redirect_stderr(io.StringIO()):
-            found = lm_eval.simple_evaluate(model, tasks=list(self.TASKS), task_manager=manager, bootstrap_iters=0)
+            found = lm_eval.simple_evaluate(
+                model, tasks=list(self.TASKS), task_manager=manager, bootstrap_iters=0)
         samples = {t: [(s["doc_id"], s["resps"]) for s in found["samples"][t]] for t in self.TASKS}
         return found["results"], samples
 
@@ -468,8 +511,8 @@ class TestHarness(Case):
 
     def test_command_line(self):
         folder = self.model(vocab_size=513)
-        arguments = ["--init", folder, "--trainer", FAKE, "--seq-len", 50, "--include_path", self.tmp / "tasks"]
-        self.run_script("harness.py", *arguments, "--tasks", "choices,generate", "--output_path", self.tmp / "out")
+        self.run_script("harness.py", "--init", folder, "--trainer", FAKE, "--seq-len", 50, "--include_path",
+                        self.tmp / "tasks", "--tasks", "choices,generate", "--output_path", self.tmp / "out")
         want, _ = self.evaluate(reference_model(folder, 50))
         found = json.loads(next((self.tmp / "out").rglob("results*.json")).read_text())
         self.assertEqual(found["config"]["model"], "fox")
@@ -481,9 +524,9 @@ class TestHarness(Case):
         self.assertIn(f"| choices acc | {want['choices']['acc,none']:.4f} ± ", table)
 
     def test_failures(self):
-        arguments = ["--trainer", FAKE, "--include_path", self.tmp / "tasks", "--tasks"]
-        died = self.dies("ended with exit code 3 after 5 of 160 answers", "harness.py", "--init", self.model(fail_after=5),
-                         *arguments, "choices")
+        died = self.dies("ended with exit code 3 after 5 of 160 answers", "harness.py", "--trainer", FAKE,
+                         "--init", self.model(fail_after=5), "--include_path", self.tmp / "tasks",
+                         "--tasks", "choices")
         self.assertIn("error: fake_requests: out of memory", died)
 
     def test_generation_options(self):
@@ -491,11 +534,13 @@ class TestHarness(Case):
         for text, stops, want in (("a.b\nc", ["\n", "."], "a"), ("abc", ["x"], "abc"), ("abc", ["abc"], "")):
             self.assertEqual(harness.cut_at(text, stops), want)
         model = harness.Fox(str(self.model()), str(FAKE), cut_prompt=10)
-        asked = [model._generate(text, {"until": ["\n", ""], "max_gen_toks": 3}) for text in ("0123456789", "0123456789abc")]
+        options = {"until": ["\n", ""], "max_gen_toks": 3}
+        asked = [model._generate(text, options) for text in ("0123456789", "0123456789abc")]
         self.assertEqual([bytes(a["prompt"]) for a in asked], [b"0123456789", b"0123489abc"])
         self.assertEqual((asked[0]["until"], asked[0]["max_tokens"], asked[0]["temperature"]), (["\n"], 3, 0))
         sampled = model._generate("x", {"until": [], "do_sample": True, "temperature": 0.7, "top_p": 0.9})
-        self.assertEqual(sampled, {"prompt": [120], "max_tokens": 256, "until": [], "temperature": 0.7, "top_p": 0.9})
+        self.assertEqual(sampled, {"prompt": [120], "max_tokens": 256, "until": [],
+                                   "temperature": 0.7, "top_p": 0.9})
         with self.assertRaisesRegex(fox.Error, "generation option num_beams: not known"):
             model._generate("x", {"num_beams": 4})
 
@@ -524,8 +569,8 @@ def reference_model(folder, max_length):
             return totals
 
         def generate_until(self, requests, disable_tqdm=False):
-            return [self.model.generate(self.tok_encode(r.args[0]), r.args[1]["max_gen_toks"], r.args[1]["until"])[1]
-                    for r in requests]
+            asked = [(self.tok_encode(prompt), options) for prompt, options in (r.args for r in requests)]
+            return [self.model.generate(ids, o["max_gen_toks"], o["until"])[1] for ids, o in asked]
 
     return Reference()
 
