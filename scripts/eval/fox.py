@@ -2,9 +2,6 @@
 What the scripts of this folder share: the trainer as a subprocess that answers requests (--requests -), a
 checkpoint's tokenizer and recorded options, and errors in one line. Standard library only, except that a
 tokenizer.json is read by the `tokenizers` library.
-
-The trainer tokenizes text, joins context and continuation before that, and puts end-of-text first: requests
-have text or ids exactly as a task has them.
 """
 import atexit
 import json
@@ -189,5 +186,7 @@ class Trainer:
                 raise Error(f"{self.command[0]} refused request {i}{kind}: {answer['error']}")
             if i not in waiting:
                 raise Error(f"{self.command[0]}: an answer to no request: {line.strip()[:100]}")
+            if answer.get("text", "") is None:
+                raise Error(f"{self.command[0]} cannot make text of this model's tokens: give --vocab")
             waiting.remove(i)
             yield i, answer

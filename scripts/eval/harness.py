@@ -17,9 +17,9 @@ answers end with their first line. RULER's tasks read the checkpoint's tokenizer
 
 From Python: import this file, and pass model="fox" to lm_eval.simple_evaluate with the arguments of Fox.
 
-End-of-text stands before every context, prompt and rolling text: the trainer puts it. A context's trailing
-white space goes to the continuation, as in the harness's own models. The log-likelihood is that of
-tokens(context + continuation) beyond the first len(tokens(context)): the trainer splits.
+The trainer does what decides a score: it puts end-of-text before every context, prompt and rolling text, moves
+white space that ends a context to the continuation, and takes the log-likelihood of
+tokens(context + continuation) beyond the first len(tokens(context)).
 """
 import argparse
 import json
@@ -64,10 +64,7 @@ class Fox(LM):
         return results
 
     def loglikelihood(self, requests, disable_tqdm=False):
-        pairs = []
-        for context, continuation in (r.args for r in requests):
-            text = context.rstrip()
-            pairs.append({"context": text, "continuation": context[len(text):] + continuation})
+        pairs = [dict(zip(("context", "continuation"), r.args)) for r in requests]
         return self._ask("score", pairs, disable_tqdm, lambda a: (a["logprob"], a["greedy"]))
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):

@@ -6,14 +6,14 @@ Draws the loss by position, as in the paper, from the files of `--eval`:
 
 Left L(i), the mean loss of the i-th token, smoothed by a centred window that is cut at the ends; right P(l),
 the perplexity of the first l tokens, exp(mean of L(1..l)), not smoothed; both from position 128 on. A dashed
-line marks the training length: --train-length, or what the checkpoint's trainer.json says.
+line marks the training length: --train-length, or what the files say.
 """
 import argparse
 import itertools
 import math
 import sys
 
-from fox import Error, ROOT, named_files, read_json, recorded_option, run
+from fox import Error, ROOT, named_files, read_json, run
 
 FIRST = 128
 
@@ -62,8 +62,8 @@ def main():
         x = range(FIRST, len(loss) + 1)
         plots.curve(left, x, smooth(loss, options.window)[FIRST - 1:], name)
         plots.curve(right, x, perplexities(loss)[FIRST - 1:], name)
-    lengths = {recorded_option(r.get("checkpoint", ""), "seq-len") for _, _, r in results}
-    for length in {options.train_length} if options.train_length else lengths - {None}:
+    lengths = {options.train_length or result.get("trained_seq_len") for _, _, result in results}
+    for length in lengths - {None}:
         plots.mark(left, length)
         plots.mark(right, length)
     left.set(xlabel="position i", ylabel="loss L(i), nats")

@@ -77,11 +77,11 @@ class Model:
 
 def answer(model, request, seq_len):
     if request["type"] == "score":
-        context = model.ids(request["context"])
-        if isinstance(request["context"], str):
-            continuation = model.ids(request["context"] + request["continuation"])[len(context):]
-        else:
-            continuation = request["continuation"]
+        context, continuation = request["context"], request["continuation"]
+        if isinstance(context, str):  # white space that ends it belongs to the continuation
+            whole = model.ids(context + continuation)
+            context = model.ids(context.rstrip())
+            continuation = whole[len(context):]
         logprob, greedy = model.score([END_OF_TEXT] + context, continuation)
         return {"logprob": logprob, "greedy": greedy, "tokens": len(continuation)}
     if request["type"] == "rolling":
@@ -94,6 +94,7 @@ def answer(model, request, seq_len):
     if request["type"] == "generate":
         prompt = model.ids(request["prompt"])
         ids, text, stopped = model.generate(prompt, request["max_tokens"], request["until"])
+        text = request.get("text", text)  # a test of answers without text asks for them
         return {"text": text, "tokens": ids, "finish": "stop" if stopped else "length"}
     raise ValueError(f"unknown type {request['type']}")
 

@@ -125,6 +125,9 @@ class TestTrainer(Case):
             list(self.trainer(self.model(fail_after=4)).answers(asked))
         with self.assertRaisesRegex(fox.Error, r"refused request 3 \(sing\): unknown type sing"):
             list(self.trainer(self.model()).answers([*asked[:3], {"type": "sing"}]))
+        with self.assertRaisesRegex(fox.Error, "cannot make text of this model's tokens: give --vocab"):
+            generate = {"type": "generate", "prompt": [97], "max_tokens": 1, "until": []}
+            list(self.trainer(self.model()).answers([{**generate, "text": None}]))
         with self.assertRaisesRegex(fox.Error, "nowhere/train_fox: cannot start: No such file"):
             list(fox.Trainer(self.tmp, "nowhere/train_fox").answers(asked))
         with self.assertRaisesRegex(fox.Error, "not an answer: --init hello"):
@@ -365,14 +368,13 @@ class TestPictures(Case):
     def test_positions(self):
         rng = random.Random(0)
         loss = [rng.uniform(1, 3) for i in range(20000)]
-        checkpoint = str(self.model(options={"seq-len": 4096}))
         for name in ("a", "b"):
-            (self.tmp / f"{name}.json").write_text(json.dumps({"loss": loss, "checkpoint": checkpoint}))
+            (self.tmp / f"{name}.json").write_text(json.dumps({"loss": loss, "trained_seq_len": 4096}))
         svg = self.svg("positions.py", f"first={self.tmp}/a.json", f"second={self.tmp}/b.json")
         self.assertEqual([svg.count(f">{name}</text>") for name in ("first", "second")], [1, 1])  # one legend
         self.assertEqual(svg.count("stroke-dasharray"), 2)  # the training length in both panels
         plain = self.tmp / "plain.json"
-        plain.write_text(json.dumps({"loss": loss}))
+        plain.write_text(json.dumps({"loss": loss, "trained_seq_len": None}))
         self.assertNotIn("stroke-dasharray", self.svg("positions.py", plain))
 
     def test_needle(self):
@@ -418,7 +420,7 @@ class TestPictures(Case):
                 ({"2.0.attention": zeros((600, 600))}, "2.0.attention does not fit"),
                 ({"2.0.attention": None}, "2.0.attention does not fit"),
                 ({"queries": numpy.arange(401, 601)}, "0.1.attention does not fit"),
-                ({"5.0.cum_logf": zeros(600), "5.0.attention": zeros((200, 600))}, "no statistics of head 5.0")):
+                ({"5.0.cum_logf": zeros(600), "5.0.attention": zeros((200, 600))}, "statistics of head 5.0")):
             self.dies(expected, "maps.py", self.maps(**changed))
         self.dies("--head 1.1", "maps.py", self.maps(), "--head", "1.1")
         (self.tmp / "x").write_text("no tensors")
