@@ -10,7 +10,7 @@ several times), F[i][j] = exp(cum_logf[i] - cum_logf[j]) above the places where 
 
 The file, in safetensors format, has floats of 32 or 64 bits:
 
-    half_life         [L, NH]   -ln 2 / mean(log f), tokens
+    half_life         [L, NH]   -ln 2 / mean(log f), tokens; infinite without a forget gate
     pruned_share      [L, NH]   skipped share of the blocks of keys at or below the diagonal, 0 to 1
     effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95
                                 of the attention, tokens
@@ -34,6 +34,7 @@ from fox import Error, ROOT, run
 GRID = 400  # cells of a side of F, at most
 DOTS = 160  # the same of attention: few enough that one place is seen
 SHOWN = 0.5  # attention that is drawn
+LONGEST = 10**7  # half-life that colours tell apart, tokens
 
 
 def read(path):
@@ -109,8 +110,8 @@ def draw_heads(path, tensors):
     titles = {"half_life": "half-life, tokens", "pruned_share": "pruned share of blocks",
               "effective_window": "effective window, tokens"}
     for ax, (name, title) in zip(axes, titles.items()):
-        values = tensors[name]
-        scale = {"norm": LogNorm(max(values.min(), 1e-2), max(values.max(), 1))}
+        values = tensors[name].clip(0, LONGEST)
+        scale = {"norm": LogNorm(max(values.min(), 0.1), max(values.max(), 1))}
         if name == "pruned_share":
             scale = {"vmin": 0, "vmax": 1}
         plots.heat_map(ax, values, **scale)

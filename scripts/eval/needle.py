@@ -143,8 +143,8 @@ def make_requests(options, cell, haystack, tokenizer):
     prompt = haystack.insert(haystack.cut(sample, n), needles) + tokenizer.encode(needle.question)
     answer = tokenizer.encode(needle.answer)
     generate = {"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "temperature": 0}
-    score = {"type": "score", "context": prompt, "continuation": answer}
-    return [{**generate, "until": []}, score], needle.answer
+    scored = {"type": "score", "context": prompt, "continuation": answer}
+    return [{**generate, "until": []}, scored], needle.answer
 
 
 def score(text, answer):
@@ -243,13 +243,14 @@ def parse():
 
 def main():
     options = parse()
-    settings = {name: getattr(options, name) for name in ("init", "haystack", "kind", "seed")}
+    settings = {name: getattr(options, name) for name in ("init", "haystack", "kind", "seed", "json_escape")}
     results = {}
     if Path(options.out).exists():
         found = read_json(options.out)
         for name, value in settings.items():
             if found.get(name) != value:
-                raise Error(f"{options.out}: was made with --{name} {found.get(name)}; give another --out")
+                option = name.replace("_", "-")
+                raise Error(f"{options.out}: was made with --{option} {found.get(name)}; give another --out")
         results = {(c.pop("length"), c.pop("depth"), c.pop("sample")): c for c in found["cells"]}
 
     def save(cell, result):

@@ -254,6 +254,7 @@ class TestNeedle(Case):
         self.run_script("needle.py", *self.arguments(self.broken(folder, 12)))
         self.assertEqual((self.tmp / "out.json").read_bytes(), whole)
         self.dies("was made with --kind single", "needle.py", *self.arguments(folder, kind="easy"))
+        self.dies("was made with --json-escape False", "needle.py", *self.arguments(folder, "--json-escape"))
 
     def broken(self, folder, answers):
         (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "fail_after": answers}))
@@ -402,6 +403,7 @@ class TestPictures(Case):
         return path
 
     def test_maps(self):
+        import numpy
         path = self.maps()
         svg = self.svg("maps.py", path)
         self.assertLess(svg.index("layer 2, head 0: F"), svg.index("layer 0, head 1: F"))  # forgets faster
@@ -410,6 +412,9 @@ class TestPictures(Case):
         self.assertNotIn("layer 2", (self.tmp / "one.svg").read_text())
         self.assertIn("effective window", (self.tmp / "h.svg").read_text())
         self.assertEqual(len(table.splitlines()), 4)
+        endless = self.maps(half_life=numpy.full((3, 2), numpy.inf))
+        self.assertIn("inf", self.run_script("maps.py", endless, "--heads", self.tmp / "h.svg"))
+        self.assertIn(">half-life, tokens</text>", (self.tmp / "h.svg").read_text())
 
     def test_maps_refuses(self):
         import numpy
