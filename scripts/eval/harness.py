@@ -17,8 +17,8 @@ answers end with their first line. RULER's tasks read the checkpoint's tokenizer
 
 From Python: import this file, and pass model="fox" to lm_eval.simple_evaluate with the arguments of Fox.
 
-The trainer does what decides a score: it puts end-of-text before every context, prompt and rolling text, moves
-white space that ends a context to the continuation, and takes the log-likelihood of
+The trainer does what decides a score: it puts end-of-text before every context, prompt and rolling text,
+moves white space that ends a context to the continuation, and takes the log-likelihood of
 tokens(context + continuation) beyond the first len(tokens(context)).
 """
 import argparse
