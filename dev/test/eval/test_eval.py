@@ -1,0 +1,595 @@
+"""
+Tests of scripts/eval and scripts/plots.py, with a model that copies in place of a trainer (fake_requests.py):
+
+    python3 -m venv build/eval
+    build/eval/bin/pip install -r scripts/eval/requirements.txt
+    build/eval/bin/python dev/test/eval/test_eval.py
+
+test_scripts.sh runs the same with whatever is installed. Tests that need a package that is not there are
+skipped. The last lines say which packages, and how many tests passed.
+"""
+import contextlib
+import importlib.util
+import io
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+FAKE = ROOT / "dev/test/eval/fake_requests.py"
+SCRIPTS = ROOT / "scripts/eval"
+sys.path[:0] = [str(SCRIPTS), str(ROOT / "scripts"), str(FAKE.parent)]
+
+import fake_requests  # noqa: E402
+import fox  # noqa: E402
+import needle  # noqa: E402
+import needle_text  # noqa: E402
+import positions  # noqa: E402
+import results  # noqa: E402
+
+PLOTS = [m for m in ("matplotlib", "numpy", "safetensors") if not importlib.util.find_spec(m)]
+HARNESS = [m for m in ("lm_eval",) if not importlib.util.find_spec(m)]
+TOKENS = [m for m in ("tokenizers",) if not importlib.util.find_spec(m)]
+needs_plots = unittest.skipIf(PLOTS, f"{', '.join(PLOTS)}: not installed")
+needs_tokenizers = unittest.skipIf(TOKENS, "tokenizers: not installed")
+needs_harness = unittest.skipIf(HARNESS, "lm_eval: not installed")
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.tmp = Path(folder.name)
+
+    def model(self, vocab_size=257, options=None, **config):
+        """A folder for the fake trainer."""
+        folder = self.tmp / f"model{len(list(self.tmp.iterdir()))}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size, **config}))
+        if options:
+            (folder / "trainer.json").write_text(json.dumps({"options": options}))
+        return folder
+
+    def trainer(self, folder, **options):
+        trainer = fox.Trainer(folder, FAKE, **options)
+        self.addCleanup(lambda: [stop(p) for p in trainer.processes])
+        return trainer
+
+    def start(self, name, *arguments):
+        command = [sys.executable, SCRIPTS / name, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    def run_script(self, name, *arguments):
+        """Runs a script; returns its stdout."""
+        done = self.start(name, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def dies(self, expected, name, *arguments):
+        """Runs a script that must end with exit code 1, its last line `error: ...expected...`."""
+        done = self.start(name, *arguments)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, rf"(^|\n)error: [^\n]*{re.escape(expected)}[^\n]*\n$")
+        self.assertNotIn("Traceback", done.stderr)
+        return done.stderr
+
+
+def stop(process):
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def haystack_text(sentences):
+    rng = random.Random(1)
+    words = "the of and to in is that for as with on by this from at which or an be are".split()
+    return "".join(" ".join(rng.choices(words, k=rng.randint(4, 12))) + ". " for _ in range(sentences))
+
+
+# ----------------------------------------------------------------------------
+
+
+class TestTrainer(Case):
+    def test_answers_come_in_any_order(self):
+        folder = self.model()
+        model = fake_requests.Model(folder)
+        asked = [{"type": "score", "context": "abcabc" * (i % 7), "continuation": f"{i}"} for i in range(300)]
+        trainer = self.trainer(folder)
+        for _ in range(2):  # the process serves several calls
+            got = dict(trainer.answers(asked))
+            self.assertEqual(sorted(got), list(range(300)))
+            self.assertNotEqual(list(got), sorted(got))
+            for i, answer in got.items():
+                want = model.score([256, *asked[i]["context"].encode()], str(i).encode())
+                self.assertEqual((answer["logprob"], answer["greedy"]), want)
+        self.assertEqual(len(trainer.processes), 1)
+        self.assertEqual(list(self.trainer(folder).answers([])), [])
+
+    def test_workers_share_the_requests(self):
+        folder = self.model()
+        asked = [{"type": "score", "context": "ab", "continuation": f"{i}"} for i in range(300)]
+        one, three = self.trainer(folder), self.trainer(folder, workers=3)
+        self.assertEqual(dict(one.answers(asked)), dict(three.answers(asked)))
+        self.assertEqual(len(three.processes), 3)
+
+    def test_failures_are_one_line(self):
+        asked = [{"type": "rolling", "text": "x"}] * 10
+        with self.assertRaisesRegex(fox.Error, "ended with exit code 3 after 4 of 10 answers"):
+            list(self.trainer(self.model(fail_after=4)).answers(asked))
+        with self.assertRaisesRegex(fox.Error, r"refused request 3 \(sing\): unknown type sing"):
+            list(self.trainer(self.model()).answers([*asked[:3], {"type": "sing"}]))
+        with self.assertRaisesRegex(fox.Error, "cannot make text of this model's tokens: give --vocab"):
+            generate = {"type": "generate", "prompt": [97], "max_tokens": 1, "until": []}
+            list(self.trainer(self.model()).answers([{**generate, "text": None}]))
+        with self.assertRaisesRegex(fox.Error, "nowhere/train_fox: cannot start: No such file"):
+            list(fox.Trainer(self.tmp, "nowhere/train_fox").answers(asked))
+        with self.assertRaisesRegex(fox.Error, "not an answer: --init hello"):
+            list(fox.Trainer("hello", "/bin/echo").answers(asked))
+
+    def test_tokenizer(self):
+        self.assertEqual(fox.Tokenizer(self.model()).encode("aé\n"), [97, 0xc3, 0xa9, 10])
+        self.assertEqual(fox.Tokenizer(self.model(), True).encode('"\n'), list(b'\\"\\n'))
+        with self.assertRaisesRegex(fox.Error, "tokenizer.json: missing"):
+            fox.Tokenizer(self.model(vocab_size=50257))
+        with self.assertRaisesRegex(fox.Error, "config.json: No such file"):
+            fox.Tokenizer(self.tmp / "none")
+
+
+class TestNeedle(Case):
+    def setUp(self):
+        super().setUp()
+        self.hay = self.tmp / "hay"
+        (self.hay / "b").mkdir(parents=True)
+        (self.hay / "b/2.txt").write_text(haystack_text(20))
+        (self.hay / "a.txt").write_text("First. " + haystack_text(30))
+
+    def arguments(self, folder, *more, kind="single"):
+        return ["--trainer", FAKE, "--haystack", self.hay, "--kind", kind, "--init", folder,
+                "--out", self.tmp / "out.json", "--lengths", "600,1200", "--depths", "0:100:50", *more]
+
+    def cells(self):
+        found = json.loads((self.tmp / "out.json").read_text())["cells"]
+        return {(c["length"], c["depth"], c["sample"]): c for c in found}
+
+    def test_insert(self):
+        hay = needle.Haystack(self.hay, fox.Tokenizer(self.model()), 1000)
+        text = bytes(hay.ids).decode()
+        self.assertTrue(text.startswith("First. "))
+        self.assertEqual(bytes(hay.cut(0, 5000)).decode(), (text * 5)[:5000])  # a short haystack repeats
+        begin = needle.STRIDE % len(text)
+        at = text.index(".", begin) + 1
+        self.assertEqual(bytes(hay.cut(1, 5000)).decode(), (text * 6)[at:at + 5000])
+        n = 1000
+        for depth in range(0, 101, 10):
+            out = bytes(hay.insert(hay.cut(0, n), [(depth, list(b"[!]"))])).decode()
+            at = out.index("[!]")
+            self.assertEqual(out.replace("[!]", ""), text[:n])
+            self.assertTrue(at == n if depth == 100 else at == 0 or out[at - 1] == ".")
+            self.assertTrue(n * depth / 100 - 120 < at <= n * depth / 100, (depth, at))
+
+    def test_prompts(self):
+        tokenizer = fox.Tokenizer(self.model())
+        hay = needle.Haystack(self.hay, tokenizer, 1000)
+        for kind in needle.KINDS:
+            options = type("Options", (), {"kind": kind, "seed": 0})
+            pairs = [needle.make_requests(options, (1500, 50, k), hay, tokenizer) for k in (0, 0, 1)]
+            self.assertEqual(pairs[0], pairs[1])
+            self.assertNotEqual(pairs[0], pairs[2])
+            (generate, score), answer = pairs[0]
+            prompt = bytes(generate["prompt"]).decode()
+            self.assertEqual(generate["prompt"], score["context"])
+            self.assertEqual(bytes(score["continuation"]).decode(), answer)
+            self.assertEqual(prompt.count(answer), 1)
+            self.assertLessEqual(len(prompt), 1500)
+            statement = prompt.rsplit("? ", 1)[1].removeprefix("Answer: ")
+            self.assertEqual(prompt.count(statement + answer), 1)  # what the question's last words complete
+            self.assertEqual(prompt.count("special magic number"), {"single": 3, "multi-key": 6}.get(kind, 0))
+            self.assertEqual(prompt.count(needle.QUESTION), {"standard": 1, "easy": 2}.get(kind, 0))
+
+    @needs_tokenizers
+    def test_prompts_of_gpt2(self):
+        tokenizer = fox.Tokenizer(self.gpt2())
+        self.assertEqual(tokenizer.encode("Hello world."), [15496, 995, 13])
+        self.assertNotIn(50256, tokenizer.encode("<|endoftext|>"))  # text, as in the trainer
+        for kind in needle.KINDS:
+            made = needle.make_needle(kind, random.Random(3))
+            question, answer = map(tokenizer.encode, (made.question, made.answer))
+            self.assertEqual(tokenizer.encode(made.question + made.answer), question + answer)
+            tail = answer[:-1]  # the needle has the answer in the same tokens
+            ids = tokenizer.encode(made.texts[0])
+            self.assertTrue(any(ids[i:i + len(tail)] == tail for i in range(len(ids))))
+
+    def gpt2(self):
+        """A folder with GPT-2's tokenizer.json, made from vocab.bpe."""
+        from tokenizers import ByteLevelBPETokenizer
+        from tokenizers.pre_tokenizers import ByteLevel
+        lines = (ROOT / "dev/test/fixtures/gpt2/vocab.bpe").read_text(encoding="utf-8").split("\n")[1:-1]
+        merges = [tuple(line.split(" ")) for line in lines]
+        rank = [*range(33, 127), *range(161, 173), *range(174, 256)]  # printable bytes come first
+        alphabet = sorted(ByteLevel.alphabet(), key=lambda c: (ord(c) not in rank, ord(c)))
+        vocab = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in merges)])}
+        library = ByteLevelBPETokenizer(vocab, merges)
+        library.add_special_tokens(["<|endoftext|>"])
+        folder = self.model(vocab_size=50257)
+        library.save(str(folder / "tokenizer.json"))
+        return folder
+
+    def test_score(self):
+        found = "It is: EAT a  sandwich and\nsit in Dolores Park on a sunny day, no"
+        self.assertEqual(needle.score(found, needle.ANSWER), 10)
+        self.assertEqual(needle.score(" 1234567. and", " 1234567."), 10)
+        self.assertEqual(needle.score("", needle.ANSWER), 1)
+        self.assertAlmostEqual(needle.score("sandwich, park and", needle.ANSWER), 1 + 9 * 3 / 12)
+
+    def test_finds_inside_the_window_only(self):
+        for kind in needle.KINDS:
+            (self.tmp / "out.json").unlink(missing_ok=True)
+            out = self.run_script("needle.py", *self.arguments(self.model(window=900), kind=kind))
+            scores = {cell: c["score"] for cell, c in self.cells().items()}
+            self.assertEqual(len(scores), 6)
+            self.assertLess(scores.pop((1200, 0, 0)), 10)
+            self.assertEqual(set(scores.values()), {10})
+            self.assertIn("0%   10.00", out)
+        logprob = self.cells()[600, 0, 0]["logprob"]
+        self.assertAlmostEqual(logprob, 9 * math.log(fake_requests.COPIED))
+
+    def test_resumes(self):
+        folder = self.model(options={"json-escape": False})
+        self.dies("ended with exit code 3 after 7 of 12 answers", "needle.py",
+                  *self.arguments(self.broken(folder, 7)))
+        kept = self.cells()
+        self.assertLess(len(kept), 4)
+        self.run_script("needle.py", *self.arguments(self.broken(folder, 12 - 2 * len(kept))))  # not one more
+        self.assertEqual({cell: self.cells()[cell] for cell in kept}, kept)
+        whole = (self.tmp / "out.json").read_bytes()
+        self.run_script("needle.py", *self.arguments(self.broken(folder, 0)))  # nothing is asked
+        (self.tmp / "out.json").unlink()
+        self.run_script("needle.py", *self.arguments(self.broken(folder, 12)))
+        self.assertEqual((self.tmp / "out.json").read_bytes(), whole)
+        self.dies("was made with --kind single", "needle.py", *self.arguments(folder, kind="easy"))
+        self.dies("was made with --json-escape False", "needle.py", *self.arguments(folder, "--json-escape"))
+
+    def broken(self, folder, answers):
+        (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "fail_after": answers}))
+        return folder
+
+    def test_refuses(self):
+        folder = self.model()
+        self.dies("--depths: percent", "needle.py", *self.arguments(folder, "--depths", "0,101"))
+        self.dies("--lengths 210: too short", "needle.py", *self.arguments(folder, "--lengths", "210"))
+        self.dies("none: no files", "needle.py", *self.arguments(folder, "--haystack", self.tmp / "none"))
+        (self.tmp / "out.json").write_text("{")
+        self.dies("out.json: not JSON", "needle.py", *self.arguments(folder))
+
+    def test_training_text(self):
+        arguments = ["--haystack", self.hay, "--documents", 20, "--length", 1200, "--every", 150]
+        self.run_script("needle_text.py", *arguments, "--out", self.tmp / "text")
+        self.run_script("needle_text.py", *arguments, "--out", self.tmp / "again")
+        distances = []
+        for path in sorted((self.tmp / "text").iterdir()):
+            text = path.read_text()
+            self.assertEqual(text, (self.tmp / "again" / path.name).read_text())
+            asked = re.findall(r"\nWhat is the special magic number for (.*?)\? (.*)\n", text)
+            self.assertEqual(len(asked), 8)
+            for key, answer in asked:
+                self.assertTrue(answer.startswith(needle.state(key)))
+                statement, question = text.index(f"\n{answer}\n"), text.index(needle.ask(key))
+                distances.append(question - statement)
+            self.assertEqual(re.sub(r"\n(The special|What is).*\n", "", text) in
+                             "".join(needle.read_text(p) for p in needle.text_files(self.hay)), True)
+        self.assertGreater(min(distances), 0)
+        self.assertGreater(max(distances), 1000)
+        self.dies("File exists", "needle_text.py", *arguments, "--out", self.tmp / "text")
+        arguments[-3] = 10**6
+        self.dies("fewer than --length", "needle_text.py", *arguments, "--out", self.tmp / "new")
+
+
+class TestPositions(Case):
+    def test_smooth_and_perplexity(self):
+        rng = random.Random(0)
+        loss = [rng.uniform(1, 3) for _ in range(300)]
+        smoothed = positions.smooth(loss, 101)
+        for i in range(300):
+            window = loss[max(0, i - 50):i + 51]
+            self.assertAlmostEqual(smoothed[i], sum(window) / len(window))
+        for n in (1, 128, 300):
+            self.assertAlmostEqual(positions.perplexities(loss)[n - 1], math.exp(sum(loss[:n]) / n))
+
+    def test_refuses(self):
+        path = self.tmp / "e.json"
+        for text, expected in (('{"loss": 1}', "no list of losses"), ('{"loss": [NaN]}', "no list of losses"),
+                               ('{"loss": [1, 2]}', "has 2 positions"), ("[1]", "not a JSON object")):
+            path.write_text(text)
+            self.dies(expected, "positions.py", path)
+        self.dies("--window must be odd", "positions.py", path, "--window", 100)
+
+
+class TestResults(Case):
+    def test_paper_averages(self):
+        for name, values in results.PAPER.items():
+            self.assertEqual(len(values), len(results.SHORT) + 2)
+            self.assertAlmostEqual(sum(values[2:12]) / 10, values[12], delta=0.0051, msg=name)
+
+    def test_tables(self):
+        folder = self.tmp / "lm" / "model"
+        folder.mkdir(parents=True)
+        tasks = {}
+        for k, (_, task, metric) in enumerate(results.SHORT):
+            tasks.setdefault(task, {"alias": task})[f"{metric},none"] = 0.1 * k if "acc" in metric else 20.5
+            tasks[task][f"{metric}_stderr,none"] = 0.03 if "acc" in metric else "N/A"
+        (folder / "results_1.json").write_text(json.dumps({"results": {"piqa": {"acc,none": 0.9}}}))
+        (folder / "results_2.json").write_text(json.dumps({"results": {**tasks, "mine": {"f1,none": 0.25}}}))
+        loss = [2.0] * 512 + [1.0] * 512
+        (self.tmp / "eval.json").write_text(json.dumps({
+            "loss": loss, "sequences": 7, "standard_error": 0.01, "perplexity": {"512": 7.39, "1024": 4.48}}))
+        cells = [{"score": s, "logprob": -s} for s in (10, 4)]
+        (self.tmp / "needle.json").write_text(json.dumps({"kind": "easy", "cells": cells}))
+        files = folder.parent, self.tmp / "eval.json", self.tmp / "needle.json"
+        out = self.run_script("results.py", *(f"m={path}" for path in files))
+        accuracies = [f"{10 * k:.2f} ± 3.00" for k in range(2, 12)]
+        error = math.sqrt(10 * 3.0**2) / 10
+        self.assertIn(f"| m | 20.50 | 20.50 | {' | '.join(accuracies)} | 65.00 ± {error:.2f} |", out)
+        self.assertIn("| FoX-Pro, paper | 23.04 | 14.91 | 42.75 |", out)
+        self.assertIn("| mine f1 | 0.2500 |", out)
+        self.assertIn(f"| m | 7 | 1.5000 ± 0.0100 | {math.exp(2):.3f} | {math.exp(1.5):.3f} |", out)
+        self.assertIn("| m | easy | 2 | 7.00 ± 3.00 | -7.00 ± 3.00 |", out)
+        self.assertNotIn("LongBench", out)  # no empty tables
+
+    def test_refuses(self):
+        (self.tmp / "x.json").write_text("{}")
+        self.dies("x.json: not a result of", "results.py", self.tmp / "x.json")
+        self.dies("no results*.json below it", "results.py", f"a={self.tmp}")
+        self.dies("No such file", "results.py", "a=none.json")
+
+
+# ----------------------------------------------------------------------------
+
+
+@needs_plots
+class TestPictures(Case):
+    def svg(self, name, *arguments, option="--out"):
+        """Runs a script that draws, twice. The pictures are the same, small, and of no date."""
+        pictures = []
+        for k in range(2):
+            path = self.tmp / f"{name}{k}.svg"
+            self.run_script(name, *arguments, option, path)
+            pictures.append(path.read_text())
+        self.assertEqual(*pictures)
+        self.assertLess(len(pictures[0]), 100_000)
+        self.assertNotIn("<dc:date>", pictures[0])
+        return pictures[0]
+
+    def test_positions(self):
+        rng = random.Random(0)
+        loss = [rng.uniform(1, 3) for i in range(20000)]
+        for name in ("a", "b"):
+            (self.tmp / f"{name}.json").write_text(json.dumps({"loss": loss, "trained_seq_len": 4096}))
+        svg = self.svg("positions.py", f"first={self.tmp}/a.json", f"second={self.tmp}/b.json")
+        self.assertEqual([svg.count(f">{name}</text>") for name in ("first", "second")], [1, 1])  # one legend
+        self.assertEqual(svg.count("stroke-dasharray"), 2)  # the training length in both panels
+        plain = self.tmp / "plain.json"
+        plain.write_text(json.dumps({"loss": loss, "trained_seq_len": None}))
+        self.assertNotIn("stroke-dasharray", self.svg("positions.py", plain))
+
+    def test_needle(self):
+        (self.tmp / "hay.txt").write_text(haystack_text(50))
+        arguments = ["--trainer", FAKE, "--haystack", self.tmp / "hay.txt", "--init", self.model(),
+                     "--lengths", "600:1200:300", "--depths", "0:100:50", "--out", self.tmp / "n.json",
+                     "--train-length"]
+        self.assertIn("stroke-dasharray", self.svg("needle.py", *arguments, 1000, option="--picture"))
+        self.assertNotIn("stroke-dasharray", self.svg("needle.py", *arguments, 2000, option="--picture"))
+
+    def maps(self, **changed):
+        import numpy
+        from safetensors.numpy import save_file
+        rng = numpy.random.default_rng(0)
+        T, queries = 600, numpy.arange(0, 600, 3)
+        statistics = "half_life", "pruned_share", "effective_window"
+        tensors = {"queries": queries, **{name: rng.uniform(0.1, 1, (3, 2)) for name in statistics}}
+        tensors["half_life"][0, 1] = 1000
+        for name in ("0.1", "2.0"):
+            tensors[f"{name}.cum_logf"] = -rng.exponential(0.1, T).cumsum()
+            a = rng.exponential(1, (len(queries), T)) * (numpy.arange(T) <= queries[:, None])
+            tensors[f"{name}.attention"] = (a / a.sum(1, keepdims=True)).astype("float32")
+        path = self.tmp / "maps.safetensors"
+        save_file({k: v for k, v in {**tensors, **changed}.items() if v is not None}, path)
+        return path
+
+    def test_maps(self):
+        import numpy
+        path = self.maps()
+        svg = self.svg("maps.py", path)
+        self.assertLess(svg.index("layer 2, head 0: F"), svg.index("layer 0, head 1: F"))  # forgets faster
+        table = self.run_script("maps.py", path, "--head", "0.1", "--out", self.tmp / "one.svg",
+                                "--heads", self.tmp / "h.svg")
+        self.assertNotIn("layer 2", (self.tmp / "one.svg").read_text())
+        self.assertIn("effective window", (self.tmp / "h.svg").read_text())
+        self.assertEqual(len(table.splitlines()), 4)
+        endless = self.maps(half_life=numpy.full((3, 2), numpy.inf))
+        self.assertIn("inf", self.run_script("maps.py", endless, "--heads", self.tmp / "h.svg"))
+        self.assertIn(">half-life, tokens</text>", (self.tmp / "h.svg").read_text())
+
+    def test_maps_refuses(self):
+        import numpy
+        zeros = numpy.zeros
+        for changed, expected in (
+                ({"half_life": None}, "half_life is not [L, NH]"),
+                ({"pruned_share": zeros((2, 2))}, "pruned_share is not [L, NH]"),
+                ({"2.0.attention": zeros((600, 600))}, "2.0.attention does not fit"),
+                ({"2.0.attention": None}, "2.0.attention does not fit"),
+                ({"queries": numpy.arange(401, 601)}, "0.1.attention does not fit"),
+                ({"5.0.cum_logf": zeros(600), "5.0.attention": zeros((200, 600))}, "statistics of head 5.0")):
+            self.dies(expected, "maps.py", self.maps(**changed))
+        self.dies("--head 1.1", "maps.py", self.maps(), "--head", "1.1")
+        (self.tmp / "x").write_text("no tensors")
+        self.dies("x: cannot read", "maps.py", self.tmp / "x")
+
+    def test_map_of_the_gates(self):
+        import maps
+        import numpy
+        c = -numpy.random.default_rng(0).exponential(0.1, 50).cumsum()
+        f = maps.forget_map(c, numpy.arange(50))
+        for i in range(50):
+            for j in range(50):
+                self.assertTrue(f.mask[i, j] if j > i else abs(f[i, j] - math.exp(c[i] - c[j])) < 1e-12)
+        matrix = numpy.random.default_rng(1).random((70, 30))
+        pooled = maps.pooled(matrix, 10, 40)
+        self.assertEqual(pooled.shape, (10, 30))
+        self.assertTrue((pooled == matrix.reshape(10, 7, 30).max(1)).all())
+
+
+# ----------------------------------------------------------------------------
+
+
+@needs_harness
+class TestHarness(Case):
+    """The harness with our model class against its own code for tokenizing, splitting and windows."""
+
+    TASKS = {
+        "choices": """
+            output_type: multiple_choice
+            doc_to_text: "{{question}} "
+            doc_to_choice: "{{choices}}"
+            doc_to_target: "{{label}}"
+            metric_list: [{metric: acc}, {metric: acc_norm}]
+        """,
+        "words": """
+            output_type: loglikelihood
+            doc_to_text: "{{question}}"
+            doc_to_target: " {{choices[label]}}"
+            metric_list: [{metric: perplexity}, {metric: acc}]
+        """,
+        "rolling": """
+            output_type: loglikelihood_rolling
+            doc_to_text: ""
+            doc_to_target: "{{question}}"
+            metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
+        """,
+        "generate": """
+            output_type: generate_until
+            doc_to_text: "{{question}}"
+            doc_to_target: "{{choices[label]}}"
+            generation_kwargs: {until: [".", "zz"], max_gen_toks: 9, do_sample: false, temperature: 1}
+            metric_list: [{metric: exact_match}]
+        """,
+    }
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(5)
+        docs = []
+        for _ in range(40):
+            question = "".join(rng.choices("ab c. ", k=rng.randint(1, 200)))
+            choices = ["".join(rng.choices("ab c", k=rng.randint(1, 8))) or "a" for _ in range(4)]
+            docs.append({"question": question, "choices": choices, "label": rng.randrange(4)})
+        docs[0]["question"] = ""
+        (self.tmp / "tasks").mkdir()
+        (self.tmp / "docs.jsonl").write_text("".join(json.dumps(d) + "\n" for d in docs))
+        for name, text in self.TASKS.items():
+            lines = [line[12:] for line in text.strip("\n").split("\n")]
+            lines += [f"task: {name}", "dataset_path: json", "test_split: test",
+                      f"dataset_kwargs: {{data_files: {{test: {self.tmp}/docs.jsonl}}}}"]
+            (self.tmp / "tasks" / f"{name}.yaml").write_text("\n".join(lines))
+        os.environ.update(HF_HOME=str(self.tmp / "cache"), HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+
+    def evaluate(self, model):
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+        manager = TaskManager(include_path=str(self.tmp / "tasks"), include_defaults=False)
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = lm_eval.simple_evaluate(
+                model, tasks=list(self.TASKS), task_manager=manager, bootstrap_iters=0)
+        samples = {t: [(s["doc_id"], s["resps"]) for s in found["samples"][t]] for t in self.TASKS}
+        return found["results"], samples
+
+    def test_equals_its_own_code(self):
+        import harness
+        folder = self.model(vocab_size=513)
+        model = harness.Fox(str(folder), str(FAKE), seq_len=50)
+        self.addCleanup(lambda: [stop(p) for p in model.trainer.processes])
+        got, got_samples = self.evaluate(model)
+        want, want_samples = self.evaluate(reference_model(folder, 50))
+        self.assertEqual(got, want)
+        self.assertEqual(got_samples, want_samples)
+        self.assertTrue(0 < got["choices"]["acc,none"] < 1)
+
+    def test_command_line(self):
+        folder = self.model(vocab_size=513)
+        self.run_script("harness.py", "--init", folder, "--trainer", FAKE, "--seq-len", 50, "--include_path",
+                        self.tmp / "tasks", "--tasks", "choices,generate", "--output_path", self.tmp / "out")
+        want, _ = self.evaluate(reference_model(folder, 50))
+        found = json.loads(next((self.tmp / "out").rglob("results*.json")).read_text())
+        self.assertEqual(found["config"]["model"], "fox")
+        for task in ("choices", "generate"):
+            for name, value in want[task].items():
+                if "stderr" not in name:
+                    self.assertEqual(found["results"][task][name], value, (task, name))
+        table = self.run_script("results.py", f"fox={self.tmp / 'out'}")
+        self.assertIn(f"| choices acc | {want['choices']['acc,none']:.4f} ± ", table)
+
+    def test_failures(self):
+        died = self.dies("ended with exit code 3 after 5 of 160 answers", "harness.py", "--trainer", FAKE,
+                         "--init", self.model(fail_after=5), "--include_path", self.tmp / "tasks",
+                         "--tasks", "choices")
+        self.assertIn("error: fake_requests: out of memory", died)
+
+    def test_generation_options(self):
+        import harness
+        for text, stops, want in (("a.b\nc", ["\n", "."], "a"), ("abc", ["x"], "abc"), ("abc", ["abc"], "")):
+            self.assertEqual(harness.cut_at(text, stops), want)
+        model = harness.Fox(str(self.model()), str(FAKE), cut_prompt=10)
+        options = {"until": ["\n", ""], "max_gen_toks": 3}
+        asked = [model._generate(text, options) for text in ("0123456789", "0123456789abc")]
+        self.assertEqual([bytes(a["prompt"]) for a in asked], [b"0123456789", b"0123489abc"])
+        self.assertEqual((asked[0]["until"], asked[0]["max_tokens"], asked[0]["temperature"]), (["\n"], 3, 0))
+        sampled = model._generate("x", {"until": [], "do_sample": True, "temperature": 0.7, "top_p": 0.9})
+        self.assertEqual(sampled, {"prompt": [120], "max_tokens": 256, "until": [],
+                                   "temperature": 0.7, "top_p": 0.9})
+        with self.assertRaisesRegex(fox.Error, "generation option num_beams: not known"):
+            model._generate("x", {"num_beams": 4})
+
+
+def reference_model(folder, max_length):
+    """The fake trainer's model in the harness's own frame: the harness splits text and makes windows."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    class Reference(TemplateLM):
+        eot_token_id = fake_requests.END_OF_TEXT
+        model = fake_requests.Model(folder)
+
+        def tok_encode(self, string, add_special_tokens=None, **_):
+            return fake_requests.tokenize(string, self.model.vocab_size)
+
+        def _loglikelihood_tokens(self, requests, **_):
+            with_end = [([256] + c if c[:1] != [256] else c, rest) for _, c, rest in requests]
+            return [self.model.score(*pair) for pair in with_end]
+
+        def loglikelihood_rolling(self, requests, disable_tqdm=False):
+            totals = []
+            for r in requests:
+                windows = get_rolling_token_windows(self.tok_encode(r.args[0]), 256, max_length, 1)
+                totals.append(sum(self.model.score(*make_disjoint_window(w))[0] for w in windows))
+            return totals
+
+        def generate_until(self, requests, disable_tqdm=False):
+            asked = [(self.tok_encode(prompt), options) for prompt, options in (r.args for r in requests)]
+            return [self.model.generate(ids, o["max_gen_toks"], o["until"])[1] for ids, o in asked]
+
+    return Reference()
+
+
+if __name__ == "__main__":
+    done = unittest.main(exit=False, verbosity=0).result
+    for reason in sorted({reason for _, reason in done.skipped}):
+        print(f"skipped: {reason}")
+    failed = len(done.failures) + len(done.errors)
+    print(f"{done.testsRun - failed - len(done.skipped)} passed, {failed} failed")
+    sys.exit(failed > 0)

@@ -1,0 +1,192 @@
+"""
+What the scripts of this folder share: the trainer as a subprocess that answers requests (--requests -), a
+checkpoint's tokenizer and recorded options, and errors in one line. Standard library only, except that a
+tokenizer.json is read by the `tokenizers` library.
+"""
+import atexit
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BYTE_VOCAB = 257  # 256 bytes and end-of-text
+
+
+class Error(Exception):
+    """Bad input, or a trainer that failed. The message is one line."""
+
+
+def run(main):
+    """Runs main(): an Error becomes the line `error: ...` and exit code 1; Ctrl-C exit code 130."""
+    try:
+        main()
+    except Error as e:
+        sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of stdout has gone; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def read_json(path):
+    """The JSON object in a file. An Error if it cannot be read or is something else."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise Error(f"{path}: {e.strerror if isinstance(e, OSError) else f'not JSON: {e}'}")
+    if not isinstance(value, dict):
+        raise Error(f"{path}: not a JSON object")
+    return value
+
+
+def write_file(path, text):
+    """Replaces a file, or leaves it as it was."""
+    new = f"{path}.tmp"
+    try:
+        with open(new, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(new, path)
+    except OSError as e:
+        raise Error(f"{path}: cannot write: {e.strerror}")
+
+
+def named_files(arguments):
+    """[(name, path)] of arguments NAME=PATH, or PATH, which is its own name."""
+    pairs = [a.split("=", 1) if "=" in a else (a, a) for a in arguments]
+    return [(name, Path(path)) for name, path in pairs]
+
+
+# ----------------------------------------------------------------------------
+# the model
+
+
+def add_model_options(parser):
+    """Adds the options that say which model answers, and by which program."""
+    programs = [p for p in (ROOT / "train_foxcu", ROOT / "train_fox") if p.exists()]
+    add = parser.add_argument_group("model").add_argument
+    add("--init", required=True, metavar="DIR", help="checkpoint")
+    add("--trainer", metavar="FILE", default=str(programs[0] if programs else ROOT / "train_fox"),
+        help="program that answers requests (default: train_foxcu if it is built, else train_fox)")
+    add("--vocab", metavar="FILE", help="vocab.bpe, for models with GPT-2's vocabulary")
+    add("--json-escape", action="store_true", help="the model's text is JSON-escaped, as in LongCrawl64")
+    add("--seq-len", type=int, metavar="N", help="longest window of rolling requests (default: as trained)")
+    add("--workers", type=int, default=1, metavar="N", help="processes; with several, each has a GPU")
+
+
+def recorded_option(folder, name, default=None):
+    """An option of the run that trained a checkpoint, as its trainer.json records it."""
+    path = Path(folder) / "trainer.json"
+    return read_json(path).get("options", {}).get(name, default) if path.exists() else default
+
+
+class Tokenizer:
+    """Text to ids as the trainer does it: bytes, or the checkpoint's tokenizer.json."""
+
+    def __init__(self, folder, json_escape=False):
+        self.json_escape = json_escape
+        self.library = None
+        if read_json(Path(folder) / "config.json").get("vocab_size") == BYTE_VOCAB:
+            return
+        path = Path(folder) / "tokenizer.json"
+        if not path.exists():
+            raise Error(f"{path}: missing; only models of bytes need none")
+        try:
+            import tokenizers
+        except ImportError:
+            raise Error("package tokenizers is missing: pip install -r scripts/eval/requirements.txt")
+        self.library = tokenizers.Tokenizer.from_file(str(path))
+        self.library.encode_special_tokens = True  # "<|endoftext|>" is text, as in the trainer
+
+    def encode(self, text):
+        if self.json_escape:
+            text = json.dumps(text)[1:-1]
+        if self.library:
+            return self.library.encode(text, add_special_tokens=False).ids
+        return list(text.encode("utf-8", "surrogateescape"))
+
+
+# ----------------------------------------------------------------------------
+# the trainer
+
+
+class Trainer:
+    """
+    The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls.
+    Its stderr is ours. Several workers are several such processes; each takes blocks of BLOCK requests in a
+    row, so that a question's choices stay together.
+    """
+
+    BLOCK = 64
+
+    def __init__(self, init, trainer, vocab=None, json_escape=False, seq_len=None, workers=1):
+        if workers < 1:
+            raise Error("--workers must be at least 1")
+        self.command = [str(trainer), "--init", str(init), "--requests", "-"]
+        self.command += ["--vocab", str(vocab)] if vocab else []
+        self.command += ["--json-escape"] if json_escape else []
+        self.command += ["--seq-len", str(seq_len)] if seq_len else []
+        self.workers, self.processes, self.lines = workers, [], queue.Queue()
+
+    def _start(self):
+        for k in range(self.workers):
+            gpu = {"CUDA_VISIBLE_DEVICES": str(k)} if self.workers > 1 else {}
+            try:
+                process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                           encoding="utf-8", env={**os.environ, **gpu})
+            except OSError as e:
+                raise Error(f"{self.command[0]}: cannot start: {e.strerror}")
+            self.processes.append(process)
+            atexit.register(process.kill)
+            threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _read(self, process):
+        for line in process.stdout:
+            self.lines.put((process, line))
+        self.lines.put((process, None))
+
+    def _write(self, worker, requests):
+        process = self.processes[worker]
+        try:
+            for i, request in enumerate(requests):
+                if i // self.BLOCK % self.workers == worker:
+                    process.stdin.write(json.dumps({"id": i, **request}) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the program has ended, which its reader reports
+
+    def answers(self, requests):
+        """
+        Yields (index, answer) of a list of requests, in any order, each as soon as it is there. An Error if
+        the program refuses a request or ends.
+        """
+        if requests and not self.processes:
+            self._start()
+        for worker in range(len(self.processes)):
+            threading.Thread(target=self._write, args=(worker, requests), daemon=True).start()
+        waiting = set(range(len(requests)))
+        while waiting:
+            process, line = self.lines.get()
+            if line is None:
+                raise Error(f"{self.command[0]} ended with exit code {process.wait()} after "
+                            f"{len(requests) - len(waiting)} of {len(requests)} answers")
+            try:
+                answer = json.loads(line)
+                i = answer.get("id")
+            except (ValueError, AttributeError):
+                raise Error(f"{self.command[0]}: not an answer: {line.strip()[:100]}")
+            if "error" in answer:
+                kind = f" ({requests[i]['type']})" if i in waiting else ""
+                raise Error(f"{self.command[0]} refused request {i}{kind}: {answer['error']}")
+            if i not in waiting:
+                raise Error(f"{self.command[0]}: an answer to no request: {line.strip()[:100]}")
+            if answer.get("text", "") is None:
+                raise Error(f"{self.command[0]} cannot make text of this model's tokens: give --vocab")
+            waiting.remove(i)
+            yield i, answer

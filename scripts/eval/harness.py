@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""
+lm-evaluation-harness on a checkpoint, answered by the trainer. Options that are not listed by --help are the
+harness's own, and its tasks run unchanged:
+
+    pip install -r scripts/eval/requirements.txt
+    scripts/eval/harness.py --init DIR --output_path out/results --tasks \\
+        wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,copa,openbookqa,sciq,boolq
+
+are the paper's short tasks (results.py prints its table). Models trained on LongCrawl64 also need
+--json-escape. LongBench as in the paper: prompts of over 15,500 tokens keep the first and the last 7,750, and
+answers end with their first line. RULER's tasks read the checkpoint's tokenizer through transformers:
+
+    scripts/eval/harness.py --init DIR --cut-prompt 15500 --gen_kwargs '{"until": ["\\n"]}' --tasks longbench
+    scripts/eval/harness.py --init DIR --tasks ruler \\
+        --metadata '{"tokenizer": "DIR", "max_seq_lengths": [4096]}'
+
+From Python: import this file, and pass model="fox" to lm_eval.simple_evaluate with the arguments of Fox.
+
+The trainer does what decides a score: it puts end-of-text before every context, prompt and rolling text,
+moves white space that ends a context to the continuation, and takes the log-likelihood of
+tokens(context + continuation) beyond the first len(tokens(context)).
+"""
+import argparse
+import json
+import sys
+
+from fox import Error, Tokenizer, Trainer, add_model_options, run
+
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from tqdm import tqdm
+except ImportError as e:
+    sys.exit(f"error: Python package {e.name} is missing: pip install -r scripts/eval/requirements.txt")
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+@register_model("fox")
+class Fox(LM):
+    """
+    A checkpoint. Arguments as the command line has them (fox.add_model_options). cut_prompt: a longer prompt
+    of generate_until is reduced to its first and last cut_prompt / 2 tokens. The harness passes batch_size,
+    max_batch_size and device to every model; here the trainer decides.
+    """
+
+    def __init__(self, init, trainer, cut_prompt=None, **options):
+        super().__init__()
+        for name in ("batch_size", "max_batch_size", "device"):
+            options.pop(name, None)
+        self.trainer = Trainer(init, trainer, **options)
+        self.cut_prompt = cut_prompt
+        self.tokenizer = Tokenizer(init, options.get("json_escape")) if cut_prompt else None
+
+    def _ask(self, kind, requests, disable_tqdm, result):
+        """[result(answer)] in the requests' order, with a progress bar."""
+        results = [None] * len(requests)
+        with tqdm(total=len(requests), desc=kind, disable=disable_tqdm) as bar:
+            for i, answer in self.trainer.answers([{"type": kind, **r} for r in requests]):
+                results[i] = result(answer)
+                bar.update()
+        return results
+
+    def loglikelihood(self, requests, disable_tqdm=False):
+        pairs = [dict(zip(("context", "continuation"), r.args)) for r in requests]
+        return self._ask("score", pairs, disable_tqdm, lambda a: (a["logprob"], a["greedy"]))
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        texts = [{"text": r.args[0]} for r in requests]
+        return self._ask("rolling", texts, disable_tqdm, lambda a: a["logprob"])
+
+    def generate_until(self, requests, disable_tqdm=False):
+        asked = [self._generate(*r.args) for r in requests]
+        texts = self._ask("generate", asked, disable_tqdm, lambda a: a["text"])
+        return [cut_at(text, a["until"]) for text, a in zip(texts, asked)]
+
+    def _generate(self, prompt, gen_kwargs):
+        options = normalize_gen_kwargs(gen_kwargs)
+        sampling = {"temperature": 0.0, **{k: options.pop(k) for k in SAMPLING if k in options}}
+        until, max_tokens = options.pop("until"), options.pop("max_gen_toks")
+        del options["do_sample"]  # the temperature says it
+        if options:
+            raise Error(f"generation option {next(iter(options))}: not known to the trainer")
+        if self.tokenizer:
+            ids = self.tokenizer.encode(prompt)
+            half = self.cut_prompt // 2
+            prompt = ids[:half] + ids[len(ids) - half:] if len(ids) > self.cut_prompt else ids
+        return {"prompt": prompt, "max_tokens": max_tokens, "until": [u for u in until if u], **sampling}
+
+
+def cut_at(text, stops):
+    """The text before the first of the stop strings."""
+    return text[:min((at for at in map(text.find, stops) if at >= 0), default=len(text))]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description="lm-evaluation-harness on a checkpoint; see the top of this file", allow_abbrev=False)
+    add_model_options(parser)
+    parser.add_argument("--cut-prompt", type=int, metavar="N", help="keep a prompt's first and last N/2 ids")
+    ours, theirs = parser.parse_known_args()
+    from lm_eval.__main__ import cli_evaluate
+    arguments = {k: v for k, v in vars(ours).items() if v is not None}
+    sys.argv = ["lm_eval", "run", "--model", "fox", "--model_args", json.dumps(arguments), *theirs]
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""
+Draws what a model forgets and what it attends to, as the paper's figure, from the file of `--maps`:
+
+    scripts/eval/maps.py maps.safetensors --out maps.svg --heads heads.svg
+
+--out: for two heads, the one with the shortest half-life and the one with the longest (or --head LAYER.HEAD,
+several times), F[i][j] = exp(cum_logf[i] - cum_logf[j]) above the places where attention is over 0.5.
+--heads: half-life, pruned share and effective window of all heads. Layers and heads count from 0.
+
+The file, in safetensors format, has floats of 32 or 64 bits:
+
+    half_life         [L, NH]   -ln 2 / mean(log f), tokens; infinite without a forget gate
+    pruned_share      [L, NH]   skipped share of the blocks of keys at or below the diagonal, 0 to 1
+    effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95
+                                of the attention, tokens
+
+and for each chosen head h of layer l
+
+    L.H.cum_logf      [T]       running sum of log f; the first entry is log f of token 0
+    L.H.attention     [Q, T]    rows of softmax(q k^T / sqrt(dh) + log F), 0 above the diagonal
+    queries           [Q]       int32 or int64, rising: the positions of these rows, for all heads; without it
+                                Q = T
+
+where `L.H` is written as numbers, such as `3.11`. Its metadata may have `checkpoint` and `text`, the names of
+both.
+"""
+import argparse
+import re
+import sys
+
+from fox import Error, ROOT, run
+
+GRID = 400  # cells of a side of F, at most
+DOTS = 160  # the same of attention: few enough that one place is seen
+SHOWN = 0.5  # attention that is drawn
+LONGEST = 10**7  # half-life that colours tell apart, tokens
+
+
+def read(path):
+    """{name: array} of a --maps file. An Error if the file, a name or a shape is wrong."""
+    import numpy
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as e:
+        raise Error(f"{path}: cannot read: {e}")
+    statistics = ("half_life", "pruned_share", "effective_window")
+    for name in statistics:
+        values = tensors.get(name)
+        if values is None or values.ndim != 2 or values.shape != tensors["half_life"].shape:
+            raise Error(f"{path}: not a file of --maps: {name} is not [L, NH]")
+    for layer, head in mapped_heads(tensors):
+        c, a = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention"))
+        queries = tensors.get("queries", numpy.arange(len(c)))
+        if a is None or a.shape != (len(queries), len(c)) or queries.max(initial=0) >= len(c):
+            raise Error(f"{path}: {layer}.{head}.attention does not fit cum_logf and queries")
+        if layer >= len(tensors["half_life"]) or head >= len(tensors["half_life"][0]):
+            raise Error(f"{path}: has no statistics of head {layer}.{head}")
+    return tensors
+
+
+def mapped_heads(tensors):
+    """[(layer, head)] that have maps."""
+    found = (re.fullmatch(r"(\d+)\.(\d+)\.cum_logf", name) for name in tensors)
+    return sorted((int(m[1]), int(m[2])) for m in found if m)
+
+
+def pooled(matrix, rows, columns):
+    """The largest values of rows x columns blocks of a matrix."""
+    import numpy
+    starts = [numpy.unique(numpy.arange(n) * size // n) for n, size in zip((rows, columns), matrix.shape)]
+    return numpy.maximum.reduceat(numpy.maximum.reduceat(matrix, starts[0], axis=0), starts[1], axis=1)
+
+
+def forget_map(cum_logf, queries):
+    """F of some queries and keys, for a picture of at most GRID x GRID: (values, masked where j > i)."""
+    import numpy
+    i = queries[numpy.linspace(0, len(queries) - 1, min(GRID, len(queries))).round().astype(int)]
+    j = numpy.linspace(0, len(cum_logf) - 1, min(GRID, len(cum_logf))).round().astype(int)
+    log_f = cum_logf[i][:, None] - cum_logf[j][None, :]
+    return numpy.ma.masked_where(j[None, :] > i[:, None], numpy.exp(numpy.minimum(log_f, 0)))
+
+
+def draw_maps(path, tensors, heads):
+    import numpy
+    import plots
+    figure, axes = plots.panels(len(heads), rows=2, width=3.4, height=2.9)
+    for column, (layer, head) in enumerate(heads):
+        c, attention = tensors[f"{layer}.{head}.cum_logf"], tensors[f"{layer}.{head}.attention"]
+        queries = tensors.get("queries", numpy.arange(len(c)))
+        extent = (0, len(c), int(queries[-1]) + 1, int(queries[0]))
+        half_life = tensors["half_life"][layer][head]
+        plots.heat_map(axes[0][column], forget_map(c, queries), extent=extent, vmin=0, vmax=1)
+        drawn = pooled(attention, min(DOTS, len(queries)), min(DOTS, len(c)))
+        drawn = numpy.ma.masked_less_equal(drawn, SHOWN)
+        plots.heat_map(axes[1][column], drawn, extent=extent, vmin=SHOWN, vmax=1, cmap="viridis_r")
+        life = f"{half_life:,.0f}" if half_life >= 10 else f"{half_life:.2g}"
+        title = f"layer {layer}, head {head}: F\nhalf-life {life} tokens"
+        axes[0][column].set(title=title, ylabel="query i")
+        axes[1][column].set(title=f"attention over {SHOWN}", xlabel="key j", ylabel="query i")
+    plots.save(figure, path)
+
+
+def draw_heads(path, tensors):
+    import plots
+    from matplotlib.colors import LogNorm
+    figure, [axes] = plots.panels(3, width=3.4)
+    titles = {"half_life": "half-life, tokens", "pruned_share": "pruned share of blocks",
+              "effective_window": "effective window, tokens"}
+    for ax, (name, title) in zip(axes, titles.items()):
+        values = tensors[name].clip(0, LONGEST)
+        scale = {"norm": LogNorm(max(values.min(), 0.1), max(values.max(), 1))}
+        if name == "pruned_share":
+            scale = {"vmin": 0, "vmax": 1}
+        plots.heat_map(ax, values, **scale)
+        ax.set(title=title, xlabel="head", ylabel="layer")
+        for axis, n in ((ax.xaxis, values.shape[1]), (ax.yaxis, values.shape[0])):
+            axis.set_ticks(range(0, n, max(1, n // 8)))
+    plots.save(figure, path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="draws the file of --maps; see the top of this file")
+    parser.add_argument("file", metavar="FILE.safetensors")
+    parser.add_argument("--out", metavar="FILE.svg", help="F and attention of some heads")
+    parser.add_argument("--head", action="append", metavar="LAYER.HEAD", help="a head to draw; several times")
+    parser.add_argument("--heads", metavar="FILE.svg", help="statistics of all heads")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        tensors = read(options.file)
+    except ImportError as e:
+        raise Error(f"Python package {e.name} is missing: pip install -r scripts/eval/requirements.txt")
+    found = {f"{layer}.{head}": (layer, head) for layer, head in mapped_heads(tensors)}
+    for name in options.head or []:
+        if name not in found:
+            raise Error(f"--head {name}: {options.file} has no map of it")
+    if options.out and not found:
+        raise Error(f"{options.file}: has no map of any head")
+    if options.out:
+        by_life = sorted(found, key=lambda name: tensors["half_life"][found[name]])
+        chosen = dict.fromkeys(options.head or [by_life[0], by_life[-1]])
+        draw_maps(options.out, tensors, [found[name] for name in chosen])
+    if options.heads:
+        draw_heads(options.heads, tensors)
+    print("layer   half-life of its heads: shortest  median  longest, tokens   pruned")
+    for layer, (lives, pruned) in enumerate(zip(tensors["half_life"], tensors["pruned_share"])):
+        lives = sorted(lives)
+        middle, share = lives[len(lives) // 2], 100 * pruned.mean()
+        print(f"{layer:5d} {lives[0]:35.4g} {middle:7.4g} {lives[-1]:8.4g} {share:15.1f}%")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""
+Needle in a haystack: whether a model finds a sentence in a long text, by length and depth.
+
+    scripts/eval/needle.py --init DIR --haystack essays/ --kind easy --out easy.json --picture easy.svg
+
+The haystack is any folder of text: its files in sorted order, concatenated, tokenized and cut to length - 200
+- needle tokens. The needle goes to depth percent of it, moved back to the end of a sentence ("."); at 100 to
+the very end. Sample 0 of a cell takes the text from its beginning, as the paper does, each further one STRIDE
+tokens later; where the text ends it begins again. The kinds:
+
+    standard    the needle is the paper's sentence about San Francisco; the prompt ends with its question
+    easy        the question stands before the needle, too
+    single      as RULER: a random number of a random key; the prompt ends with the words that stand before it
+    multi-key   the same with three more needles, of other keys, at random depths
+
+Decoding is greedy; the trainer puts end-of-text first. The score is 10 if the answer occurs in the text
+generated (case and spaces folded), else 1 + 9 x the share of its words that occur; beside it stands the
+log-probability of the answer. This is not the paper's score, which GPT-4o gives.
+
+--out keeps every sample. Started again, the script computes only what is missing there, and draws.
+"""
+import argparse
+import itertools
+import json
+import random
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+from fox import (Error, ROOT, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run,
+                 write_file)
+
+RESERVED = 200  # tokens of a prompt for the question and the answer
+STRIDE = 65536  # tokens between the haystacks of two samples
+QUESTION = "What is the best thing to do in San Francisco? Answer: "
+SENTENCE = "The best thing to do in San Francisco is"
+ANSWER = " eat a sandwich and sit in Dolores Park on a sunny day."
+KINDS = ("standard", "easy", "single", "multi-key")
+ADJECTIVES = """brave calm clever cold curious early empty fancy gentle golden happy hidden honest late lazy
+    little lonely loud lucky modest noisy old polite proud quick quiet rapid round sharp silent silver small
+    smooth soft solid strange sunny sweet tidy wild""".split()
+NOUNS = """anchor apple badger basket bridge candle canyon castle cloud comet desert dragon eagle engine
+    falcon forest garden glacier hammer harbor island kettle ladder lantern lemon meadow mirror mountain
+    orchard otter pepper piano pocket rabbit river saddle tiger tunnel violin window""".split()
+
+# texts put into the haystack, the one asked for first; the end of the prompt; the answer
+Needle = namedtuple("Needle", "texts question answer")
+
+
+def random_pairs(rng, n):
+    """n keys such as "brave otter", and for each a value, a number of seven digits."""
+    pairs = {}
+    while len(pairs) < n:
+        pairs[f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"] = str(rng.randrange(10**6, 10**7))
+    return pairs
+
+
+def state(key):
+    """The words before a key's value, in needles and behind questions."""
+    return f"The special magic number for {key} is"
+
+
+def ask(key):
+    return f"What is the special magic number for {key}? {state(key)}"
+
+
+def make_needle(kind, rng):
+    """The needle of a sample, drawn from rng."""
+    if kind in ("standard", "easy"):
+        question = QUESTION if kind == "easy" else ""
+        return Needle([f"\n{question}{SENTENCE}{ANSWER}\n"], f"\n{QUESTION}{SENTENCE}", ANSWER)
+    pairs = random_pairs(rng, 4 if kind == "multi-key" else 1)
+    key, value = next(iter(pairs.items()))
+    return Needle([f"\n{state(k)} {v}.\n" for k, v in pairs.items()], f"\n{ask(key)}", f" {value}.")
+
+
+# ----------------------------------------------------------------------------
+# prompts
+
+
+def text_files(folder):
+    """The files below a folder, or the file itself, in sorted order."""
+    path = Path(folder)
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    if not files:
+        raise Error(f"{folder}: no files")
+    return files
+
+
+def read_text(path):
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as e:
+        raise Error(f"{path}: cannot read: {e.strerror}")
+
+
+class Haystack:
+    """The tokens of a folder of text; no more files are read than the samples need."""
+
+    def __init__(self, folder, tokenizer, wanted):
+        self.ids = []
+        self.period = tokenizer.encode(".")[0]
+        for path in text_files(folder):
+            self.ids += tokenizer.encode(read_text(path))
+            if len(self.ids) >= wanted:
+                break
+        if not self.ids:
+            raise Error(f"{folder}: no text")
+
+    def cut(self, sample, n):
+        """n tokens for a sample; but for the first sample they begin with a sentence."""
+        begin = sample * STRIDE % len(self.ids)
+        if sample and self.period in self.ids[begin:]:
+            begin = self.ids.index(self.period, begin) + 1
+        return list(itertools.islice(itertools.cycle(self.ids), begin, begin + n))
+
+    def insert(self, hay, needles):
+        """The hay with the needles [(depth in percent, ids)] in it."""
+        cuts = []
+        for depth, ids in needles:
+            at = len(hay) if depth == 100 else int(len(hay) * depth / 100)
+            while 0 < at < len(hay) and hay[at - 1] != self.period:
+                at -= 1
+            cuts.append((at, ids))
+        out, done = [], 0
+        for at, ids in sorted(cuts):
+            out += hay[done:at] + ids
+            done = at
+        return out + hay[done:]
+
+
+def make_requests(options, cell, haystack, tokenizer):
+    """The requests of a cell (length, depth, sample), generate and score of the answer; and the answer."""
+    length, depth, sample = cell
+    rng = random.Random(f"{options.seed} {cell}")
+    needle = make_needle(options.kind, rng)
+    depths = [depth, *(rng.uniform(0, 100) for _ in needle.texts[1:])]
+    needles = list(zip(depths, map(tokenizer.encode, needle.texts)))
+    n = length - RESERVED - sum(len(ids) for _, ids in needles)
+    if n < 0:
+        raise Error(f"--lengths {length}: too short for the needle and {RESERVED} more tokens")
+    prompt = haystack.insert(haystack.cut(sample, n), needles) + tokenizer.encode(needle.question)
+    answer = tokenizer.encode(needle.answer)
+    generate = {"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "temperature": 0}
+    scored = {"type": "score", "context": prompt, "continuation": answer}
+    return [{**generate, "until": []}, scored], needle.answer
+
+
+def score(text, answer):
+    """10 if the answer occurs in the text, else 1 + 9 x the share of its words that do."""
+    text, answer = (" ".join(t.lower().split()) for t in (text, answer.rstrip(".")))
+    words = answer.split()
+    found = {word.strip(".,;:!?\"'()") for word in text.split()}
+    return 10.0 if answer in text else 1 + 9 * sum(w in found for w in words) / len(words)
+
+
+# ----------------------------------------------------------------------------
+# results
+
+
+def measure(options, cells, save):
+    """Computes the cells and calls save({cell: result}) as each is complete."""
+    tokenizer = Tokenizer(options.init, options.json_escape)
+    wanted = max(length + (sample + 1) * STRIDE for length, _, sample in cells)
+    haystack = Haystack(options.haystack, tokenizer, wanted)
+    requests, answers = [], []
+    for cell in cells:
+        pair, answer = make_requests(options, cell, haystack, tokenizer)
+        requests += pair
+        answers.append(answer)
+    names = ("init", "trainer", "vocab", "json_escape", "seq_len", "workers")
+    trainer = Trainer(**{name: getattr(options, name) for name in names})
+    half = {}
+    for i, reply in trainer.answers(requests):
+        other = half.pop(i ^ 1, None)
+        if other is None:
+            half[i] = reply
+            continue
+        generated, scored = (reply, other) if i % 2 == 0 else (other, reply)
+        save(cells[i // 2], {"score": score(generated["text"], answers[i // 2]), "logprob": scored["logprob"],
+                             "answer": answers[i // 2], "text": generated["text"]})
+
+
+def mean_and_error(values):
+    """The mean and its standard error; 0 for one value."""
+    mean = sum(values) / len(values)
+    variance = sum((v - mean)**2 for v in values) / max(1, len(values) - 1)
+    return mean, (variance / len(values))**0.5
+
+
+def table(results, lengths, depths):
+    """Mean scores [depth][length]."""
+    def mean(length, depth):
+        return mean_and_error([r["score"] for c, r in results.items() if c[:2] == (length, depth)])[0]
+    return [[mean(length, depth) for length in lengths] for depth in depths]
+
+
+def draw(path, scores, lengths, depths, train_length):
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import plots
+    import numpy
+    figure, [[axes]] = plots.panels(1, width=6)
+    plots.heat_map(axes, scores, cmap=plots.SCORES, vmin=1, vmax=10)
+    plots.label_ticks(axes.xaxis, lengths)
+    plots.label_ticks(axes.yaxis, [f"{d}%" for d in depths])
+    axes.tick_params("x", rotation=45)
+    axes.set(xlabel="length, tokens", ylabel="depth of the needle")
+    if train_length and lengths[0] <= train_length <= lengths[-1]:
+        plots.mark(axes, numpy.interp(train_length, lengths, range(len(lengths))))
+    plots.save(figure, path)
+
+
+def numbers(text):
+    """Rising integers: `A:B:STEP`, B included, or `A,B,...`."""
+    if ":" in text:
+        first, last, step = map(int, text.split(":"))
+        return list(range(first, last + 1, step))
+    return sorted(set(map(int, text.split(","))))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description="needle in a haystack; see the top of this file")
+    add_model_options(parser)
+    add = parser.add_argument
+    add("--haystack", required=True, metavar="DIR", help="folder of text")
+    add("--kind", choices=KINDS, default="easy")
+    add("--lengths", type=numbers, default=numbers("1000:32000:3100"), metavar="A:B:STEP",
+        help="or a list A,B,... (1000:32000:3100)")
+    add("--depths", type=numbers, default=numbers("0:100:10"), metavar="A:B:STEP", help="percent (0:100:10)")
+    add("--samples", type=int, default=1, metavar="N", help="a cell (default 1, as the paper)")
+    add("--seed", type=int, default=0)
+    add("--out", required=True, metavar="FILE.json", help="results; what is missing there is computed")
+    add("--picture", metavar="FILE.svg", help="heat map")
+    add("--train-length", type=int, metavar="T", help="dashed line (default: what trainer.json says)")
+    options = parser.parse_args()
+    if not options.lengths or not options.depths or options.samples < 1:
+        raise Error("--lengths, --depths or --samples: no cell")
+    if options.depths[0] < 0 or options.depths[-1] > 100:
+        raise Error("--depths: percent, 0 to 100")
+    return options
+
+
+def main():
+    options = parse()
+    settings = {name: getattr(options, name) for name in ("init", "haystack", "kind", "seed", "json_escape")}
+    results = {}
+    if Path(options.out).exists():
+        found = read_json(options.out)
+        for name, value in settings.items():
+            if found.get(name) != value:
+                option = name.replace("_", "-")
+                raise Error(f"{options.out}: was made with --{option} {found.get(name)}; give another --out")
+        results = {(c.pop("length"), c.pop("depth"), c.pop("sample")): c for c in found["cells"]}
+
+    def save(cell, result):
+        results[cell] = result
+        cells = [dict(zip(("length", "depth", "sample"), cell), **r) for cell, r in sorted(results.items())]
+        write_file(options.out, json.dumps({**settings, "cells": cells}, indent=0))
+        if sys.stderr.isatty():
+            done = sum(c in results for c in wanted)
+            print(f"\r{done}/{len(wanted)} samples ", end="", file=sys.stderr, flush=True)
+
+    wanted = list(itertools.product(options.lengths, options.depths, range(options.samples)))
+    missing = [cell for cell in wanted if cell not in results]
+    if missing:
+        measure(options, missing, save)
+
+    scores = table({c: results[c] for c in wanted}, options.lengths, options.depths)
+    print("depth \\ length" + "".join(f"{length:8d}" for length in options.lengths))
+    for depth, row in zip(options.depths, scores):
+        print(f"{depth:13d}%" + "".join(f"{value:8.2f}" for value in row))
+    for name in ("score", "logprob"):
+        mean, error = mean_and_error([results[c][name] for c in wanted])
+        print(f"{name}: {mean:.3f} +- {error:.3f}")
+    if options.picture:
+        length = options.train_length or recorded_option(options.init, "seq-len")
+        draw(options.picture, scores, options.lengths, options.depths, length)
+
+
+if __name__ == "__main__":
+    run(main)
