@@ -340,22 +340,30 @@ static inline bool training_loop(Training* t) {
     return saved;
 }
 
+// Logs the run, and where it resumes.
+static inline void training_log_start(Training* t) {
+    const Run* run = t->run;
+    char text[64];
+    const LogRun line = {run->state.step,        &run->config, &run->options,  &run->table,     CODE_VERSION,
+                         t->trainer->built_with, run->device,  t->world->size, run->micro_batch};
+    logger_run(&t->logger, &line);
+    if (!run_resumed(run)) return;
+    snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
+    logger_event(&t->logger, run->state.step, "resume", text);
+}
+
 // Trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy of the rank's
 // shard, if the run has a folder. Returns the exit code.
 static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot) {
     const Options* o = &run->options;
     TrainerState* state = &run->state;
-    char text[64];
     Training* t = (Training*)xcalloc(1, sizeof *t);
     t->trainer = trainer, t->model = model, t->run = run, t->world = run->world;
     t->snapshot = *snapshot;
     training_open(t);
     run_catch_signals(run->world);
     run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
-    if (run_resumed(run)) {
-        snprintf(text, sizeof text, "at %lld tokens", (long long)state->tokens);
-        logger_event(&t->logger, state->step, "resume", text);
-    }
+    training_log_start(t);
     if (state->step >= run->last_step)
         printf("nothing left to do: the run is at step %lld of %lld\n", (long long)state->step,
                (long long)run->last_step);
