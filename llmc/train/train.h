@@ -24,6 +24,7 @@ Called by main of the trainers, and only there.
 #include "../run/saver.h"
 #include "../run/schedule.h"
 #include "../run/trainer.h"
+#include "../run/vocab_check.h"
 #include "../tokens/fingerprint.h"
 #include "sample.h"
 
@@ -106,6 +107,21 @@ static inline void training_check_data(Training* t) {
     state->sequences = sequences;
 }
 
+// Dies where the data was encoded with another tokenizer than the model's or the held-out data's, as far as
+// both are known. Rank 0 alone looks for the model's, in the folder whose weights the run starts from.
+static inline void training_check_tokenizer(const Training* t) {
+    const Options* o = &t->run->options;
+    const char* folder = run_resumed(t->run) ? t->run->checkpoint : o->init;
+    const uint64_t data = t->data.shards[0].header.vocab_hash;
+    if (o->val_data && vocab_differs(data, t->val_data.shards[0].header.vocab_hash))
+        die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
+    if (t->world->rank == 0 && folder && vocab_differs(data, vocab_hash_of_folder(folder)))
+        die("--data %s: was encoded with another tokenizer than the model's, %s/tokenizer.json; encode the "
+            "text "
+            "with that one",
+            o->data, folder);
+}
+
 static inline void training_open(Training* t) {
     Error err;
     const Run* run = t->run;
@@ -120,6 +136,7 @@ static inline void training_open(Training* t) {
         t->val_data.options.share = run_share(run, batches); // nothing has been read
     }
     training_check_data(t);
+    training_check_tokenizer(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
     if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, (int)o->keep, &err))
         die("%s", err.msg);
