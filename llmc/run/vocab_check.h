@@ -2,7 +2,7 @@
 Does the data of a run have the tokenizer of its model? Both are known by the hash of their vocabularies
 (tokens/vocab_hash.h): the data's from the headers of its shards, the model's from a tokenizer.json.
 
-Called by train.h.
+Called by train.h and by data/ids_to_shards.
 */
 #pragma once
 
@@ -18,13 +18,11 @@ static inline void vocab_check_add(uint64_t* sum, bool* seen, int64_t id, const 
     *sum = vocab_hash_add(*sum, id, name, strlen(name));
 }
 
-// The hash of the vocabulary of FOLDER/tokenizer.json; 0 if there is none, or none that can be parsed. Its
-// model's tokens are an object of names with ids (BPE, WordPiece) or a list of names with scores (Unigram).
-static inline uint64_t vocab_hash_of_folder(const char* folder) {
-    char path[PATH_LENGTH];
+// The hash of the vocabulary of a tokenizer.json; 0 if there is no such file, or it cannot be parsed. Its model's
+// tokens are an object of names with ids (BPE, WordPiece) or a list of names with scores (Unigram).
+static inline uint64_t vocab_hash_of_file(const char* path) {
     Error ignored;
     Json j;
-    path_join(path, folder, "tokenizer.json");
     if (access(path, R_OK) != 0 || !json_parse_file(&j, path, &ignored)) return 0;
     const int vocab = json_get(&j, json_get(&j, 0, "model"), "vocab");
     bool* seen = (bool*)xcalloc(VOCAB_CHECK_IDS, sizeof *seen);

@@ -113,13 +113,15 @@ static inline void training_check_tokenizer(const Training* t) {
     const Options* o = &t->run->options;
     const char* folder = run_resumed(t->run) ? t->run->checkpoint : o->init;
     const uint64_t data = t->data.shards[0].header.vocab_hash;
+    char path[PATH_LENGTH];
     if (o->val_data && vocab_differs(data, t->val_data.shards[0].header.vocab_hash))
         die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
-    if (t->world->rank == 0 && folder && vocab_differs(data, vocab_hash_of_folder(folder)))
-        die("--data %s: was encoded with another tokenizer than the model's, %s/tokenizer.json; encode the "
-            "text "
-            "with that one",
-            o->data, folder);
+    if (t->world->rank != 0 || !folder) return;
+    path_join(path, folder, "tokenizer.json");
+    if (vocab_differs(data, vocab_hash_of_file(path)))
+        die("--data %s: was encoded with another tokenizer than the model's, %s; encode the text with that "
+            "one",
+            o->data, path);
 }
 
 static inline void training_open(Training* t) {
