@@ -6,6 +6,7 @@ Standard input is a sequence of records of little-endian uint32: kind, n, and n 
     kind 0, 1   a piece of a document of the training, of the validation split
     kind 2, 3   the same, the first piece of its document
     kind 4      the end, n = 0
+    kind 5      the other program failed and has said why, n = 0
 
 As text_to_shards does, this precedes documents by the end-of-text token, or with --doc-len D divides each into
 documents of exactly D tokens and drops the rest; and replaces the shards of a prefix as a whole, at the end
@@ -44,6 +45,7 @@ typedef struct {
     uint32_t* ids; // of the document in progress, not written yet
     size_t capacity;
     int64_t count;
+    bool abandoned; // by kind 5
 } Job;
 
 // Writes what is complete of the document in progress.
@@ -62,6 +64,8 @@ static bool read_records(Job* job, Error* err) {
         if (fread(record, sizeof record, 1, stdin) != 1) return fail(err, "the token ids end too early");
         const uint32_t kind = record[0], n = record[1];
         if (kind == 4 && n == 0) return true;
+        job->abandoned = kind == 5 && n == 0;
+        if (job->abandoned) return false;
         if (kind > 3 || n > MAX_RECORD) return fail(err, "the token ids are not a sequence of records");
         const int split = kind & 1;
         if (kind & 2) {
@@ -140,6 +144,7 @@ int main(int argc, char** argv) {
         for (int split = 0; split < 2; split++) shard_writer_abort(&job.writers[split]);
         shard_set_sweep(o.out);
         if (*temporary) unlink(temporary);
+        if (job.abandoned) return EXIT_SUCCESS;
         die("%s", err.msg);
     }
     for (int split = 0; split < 2; split++)

@@ -2,18 +2,16 @@
 """
 Encodes text with any Hugging Face tokenizer and writes the data shards that the trainers read.
 
+    make data/ids_to_shards
     scripts/make_shards.py --tokenizer tokenizer.json --val-fraction 0.001 --out data/web fineweb/*.parquet
     scripts/make_shards.py --tokenizer llama/ --out data/web hf://datasets/HuggingFaceFW/fineweb/sample/10BT
 
-A PATH is a file or a folder, local or (where huggingface_hub is installed) hf://. Its name says what is in it:
-.jsonl, .json (an object a line) and .parquet have a document in the field --text-field of each row, other files are one
-document of UTF-8 text each; .gz and .zst are decompressed. Memory stays bounded: large text is encoded in pieces, cut
-where no token can cross. Beside the shards is PREFIX_tokenizer.json, which the trainers copy into checkpoints.
+A PATH is a file or a folder, local or hf://. Its name says what is in it: .jsonl, .json (an object a line) and .parquet
+have a document in the field --text-field of each row, other files are one document of UTF-8 text each; .gz and .zst are
+decompressed. Memory stays bounded: long text is encoded in pieces, cut where no token can cross.
 
 The output depends only on the options, and on names and contents of the files: not on --jobs. Of the same files,
-data/text_to_shards --tokenizer gpt2 writes the same bytes.
-
-Needs scripts/requirements.txt: tokenizers and numpy; pyarrow, zstandard and huggingface_hub for what they read.
+data/text_to_shards --tokenizer gpt2 writes the same bytes, much faster. Needs scripts/requirements.txt.
 """
 import argparse
 import codecs
@@ -35,18 +33,20 @@ import zlib
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 try:
-    import numpy as np
+    import numpy
     import tokenizers
 except ImportError as missing:
     sys.exit(f"error: {missing}: pip install -r scripts/requirements.txt")
 
-PIECE = 1 << 20  # characters of a document, or bytes of lines, that are encoded at a time
+PIECE = 1 << 18  # characters of a document, or bytes of lines, that are encoded at a time
 LONGEST = 32 << 20  # without a place to cut
+CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=\S)")  # before a space between letters; after a line break
 NOT_TEXT = re.compile(r".*_((train|val)_\d{6}\.bin|tokenizer\.json)(\.tmp)?")
 
 
 class Failed(Exception):
     """An error that the user can act on; its text is the message."""
+    __module__ = "__main__"  # also of the processes', so that it can be sent
 
 
 # ----------------------------------------------------------------------------
@@ -56,48 +56,38 @@ class Failed(Exception):
 class Encoder:
     """A tokenizer.json. Text like "<|endoftext|>" is encoded as ordinary text, and no token is added to a text."""
 
-    def __init__(self, text):
+    def __init__(self, path, text):
         try:
             settings = json.loads(text)
             self.tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as e:  # the library raises plain Exceptions
-            raise Failed(f"is not a tokenizer.json: {e}")
+            raise Failed(f"{path}: is not a tokenizer: {e}")
         self.tokenizer.encode_special_tokens = True
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         if settings["model"].get("dropout"):
             self.tokenizer.model.dropout = None
-        normalizer, pre = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
-        self.cuttable = (normalizer is None or normalizer["type"] == "NFC") and pre != "null" and \
-            not re.search('"add_prefix_space": true|"Metaspace"', pre)
-
-    def is_cut(self, text, at):
-        """Do words end at text[at], whatever is farther away?"""
-        first = max(0, at - 256)
-        words = self.tokenizer.pre_tokenizer.pre_tokenize_str(text[first : at + 256])
-        return any(first + begin == at for _, (begin, _) in words)
+        normalizer, split = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
+        self.cuttable = (normalizer is None or normalizer["type"] == "NFC") and split != "null" and \
+            not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get a space of its own
 
     def find_cut(self, text):
-        """
-        The last place where text can be cut: its parts have the tokens of the whole, whatever follows. 0: none. That
-        is before a space between letters, or after a single line break.
-        """
+        """The last place where text can be cut: its parts have the tokens of the whole, whatever follows. 0: none."""
         for start in (max(0, len(text) - 4096), 0) if self.cuttable else ():
-            for match in reversed(list(CUT.finditer(text, start))):
-                if self.is_cut(text, match.start()):
-                    return match.start()
+            for at in reversed([match.start() for match in CUT.finditer(text, start)]):
+                first = max(0, at - 256)
+                words = self.tokenizer.pre_tokenizer.pre_tokenize_str(text[first : at + 256])
+                if any(first + begin == at for _, (begin, _) in words):
+                    return at
         return 0
 
     def pieces(self, text, last=True):
-        """The pieces of a text, the last one only if the text ends there; then the rest."""
-        while len(text) > PIECE:
-            cut = self.find_cut(text[: 2 * PIECE])
-            if not cut:
-                break
+        """Yields the pieces of a text, the last one only if the text ends there. Returns the rest."""
+        while len(text) > PIECE and (cut := self.find_cut(text[: 2 * PIECE])):
             yield text[:cut]
             text = text[cut:]
         if len(text) > LONGEST:
-            raise Failed(f"has {LONGEST} characters that this tokenizer must encode as a whole: is it text? divide it")
+            raise Failed(f"{LONGEST} characters must be encoded as a whole: is it text? divide it")
         if last:
             yield text
         return text
@@ -105,10 +95,7 @@ class Encoder:
     def encode(self, texts):
         texts = [t if t.isascii() else t.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for t in texts]
         encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, "<u4") for e in encoded]
-
-
-CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=\S)")
+        return [numpy.array(e.ids, "<u4") for e in encoded]
 
 
 def find_end_of_text(path, vocab, given):
@@ -133,11 +120,8 @@ Source = collections.namedtuple("Source", "path name bytes state")  # name: deci
 
 
 def remote():
-    try:
-        from huggingface_hub import HfFileSystem
-    except ImportError:
-        raise Failed("hf:// needs huggingface_hub: pip install -r scripts/requirements.txt")
-    return HfFileSystem()
+    import huggingface_hub
+    return huggingface_hub.HfFileSystem()
 
 
 def open_source(path):
@@ -154,54 +138,41 @@ def walk(folder):
     for entry in sorted(os.listdir(folder), key=os.fsencode):
         path = os.path.join(folder, entry)
         mode = os.lstat(path).st_mode
-        if entry.startswith("."):
-            continue
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(mode) and entry[0] != ".":
             yield from walk(path)
-        elif stat.S_ISREG(mode) and not NOT_TEXT.fullmatch(entry):
+        elif stat.S_ISREG(mode) and entry[0] != "." and not NOT_TEXT.fullmatch(entry):
             yield path
 
 
 def find_sources(paths):
     """The files to read, in order, each once; empty ones are left out."""
-    found, seen = [], set()
+    found = {}
     for given in paths:
         if given.startswith("hf://"):
-            files = remote().find(given, detail=True) or {}
-            for path, info in sorted(files.items()):
-                if os.path.basename(path)[0] != "." and path not in seen and info["size"]:
-                    found.append(Source("hf://" + path.removeprefix("hf://"), path, info["size"], None))
-                    seen.add(path)
+            for path, info in sorted(remote().find(given, detail=True).items()):
+                if info["size"] and not os.path.basename(path).startswith("."):
+                    found[path] = Source("hf://" + path, path, info["size"], None)
             continue
         folder = os.path.isdir(given)
         for path in walk(given) if folder else [given]:
             state = state_of(path)
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise Failed(f"{path}: neither a file nor a folder")
-            if state[2] and state[:2] not in seen:
-                found.append(Source(path, os.path.relpath(path, given) if folder else path, state[2], state))
-                seen.add(state[:2])
+            if state[2]:
+                found.setdefault(state[:2], Source(path, os.path.relpath(path, given) if folder else path, state[2], state))
     if not found:
         raise Failed("no input: the paths hold no file that is not empty")
-    return found
-
-
-def decompressor(path):
-    """What makes a decompressor for this file, None for a plain one."""
-    if path.endswith(".gz"):
-        return lambda: zlib.decompressobj(31)
-    if path.endswith(".zst"):
-        try:
-            import zstandard
-        except ImportError:
-            raise Failed(f"{path}: needs zstandard: pip install -r scripts/requirements.txt")
-        return lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-    return None
+    return list(found.values())
 
 
 def blocks(file, path):
     """The decompressed bytes of an open file, in blocks."""
-    new, stream = decompressor(path), None
+    new = stream = None
+    if path.endswith(".gz"):
+        new = lambda: zlib.decompressobj(31)
+    elif path.endswith(".zst"):
+        zstandard = library("zstandard", path)
+        new = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
     for raw in iter(lambda: file.read(1 << 16), b""):
         if new is None:
             yield raw
@@ -213,39 +184,48 @@ def blocks(file, path):
                 raise Failed(f"{path}: damaged: {e}")
             if not stream.eof:
                 break
-            raw, stream = stream.unused_data, None
+            raw, stream = stream.unused_data, None  # the next of several streams
     if stream:
         raise Failed(f"{path}: is truncated: its compressed data does not end")
 
 
-def in_validation(settings, name):
-    """The split of a document, by a hash of seed and name: other documents do not matter."""
-    draw = hashlib.blake2b(f"{settings.seed} {name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(draw, "little") < settings.val_fraction * 2**64
+def library(name, path):
+    try:
+        return __import__(name, fromlist=["*"])
+    except ImportError:
+        raise Failed(f"{path}: needs {name}: pip install -r scripts/requirements.txt")
+
+
+def open_parquet(file, path, field):
+    try:
+        table = library("pyarrow.parquet", path).ParquetFile(file)
+    except (ValueError, OSError) as e:
+        raise Failed(f"{path}: cannot read: {e}")
+    if field not in table.schema_arrow.names:
+        raise Failed(f"{path}: has no column {field!r} but {', '.join(table.schema_arrow.names)}: --text-field names it")
+    return table
 
 
 # ----------------------------------------------------------------------------
-# tasks: what a process encodes at a time. Made in order by this process, as (function, arguments), with the number of
-# bytes read of the file. A result is a list of (split, is it a document's first piece, characters, ids).
-
-
-def text_pieces(encoder, file, path):
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
-    for block in blocks(file, path):
-        if b"\0" in block:
-            raise Failed(f"{path}: is not text: it has a zero byte")
-        rest += decoder.decode(block)
-        if len(rest) > 2 * PIECE:
-            rest = yield from encoder.pieces(rest, last=False)
-    yield from encoder.pieces(rest + decoder.decode(b"", True))
+# tasks: what a process encodes at a time. Made in order by the main process, as (function, arguments), with the number
+# of bytes read of the file
 
 
 def text_tasks(settings, encoder, source, file):
-    split, first, characters = in_validation(settings, source.name), True, 0
+    def pieces():
+        decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
+        for block in blocks(file, source.path):
+            if b"\0" in block:
+                raise Failed(f"{source.path}: is not text: it has a zero byte")
+            rest += decoder.decode(block)
+            if len(rest) > 2 * PIECE:
+                rest = yield from encoder.pieces(rest, last=False)
+        yield from encoder.pieces(rest + decoder.decode(b"", True))
+
+    split = in_validation(settings, source.name)
     try:
-        for piece in text_pieces(encoder, file, source.path):
-            yield encode_text, (split, first, piece), file.tell()
-            first = False
+        for i, piece in enumerate(pieces()):
+            yield encode_pieces, ([(split, i == 0, piece)],), file.tell()
     except UnicodeDecodeError as e:
         raise Failed(f"{source.path}: is not UTF-8: {e.reason}")
 
@@ -262,21 +242,6 @@ def jsonl_tasks(_, __, source, file):
             line += rest.count(b"\n", 0, end)
             rest = rest[end:]
     yield encode_lines, (source, line, rest), file.tell()
-
-
-def open_parquet(file, path, field):
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise Failed(f"{path}: needs pyarrow: pip install -r scripts/requirements.txt")
-    try:
-        table = parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as e:
-        raise Failed(f"{path}: cannot read: {e}")
-    if field not in table.schema_arrow.names:
-        raise Failed(f"{path}: has no column {field!r} but {', '.join(table.schema_arrow.names)}: --text-field names it")
-    return table
 
 
 def parquet_tasks(settings, _, source, file):
@@ -301,47 +266,51 @@ def tasks(settings, encoder, sources):
 
 
 # ----------------------------------------------------------------------------
-# in the processes
+# in the processes. A result is a list of (split, is it a document's first piece, characters, ids)
 
 worker = None  # (settings, Encoder)
 
 
 def start_worker(settings, text):
     global worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends this one
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also if it is killed
-    worker = settings, Encoder(text)
+    worker = settings, Encoder(settings.tokenizer, text)
 
 
-def encode_documents(documents):
-    """documents: (name, text) pairs."""
-    settings, encoder = worker
-    pieces = [(in_validation(settings, name), i == 0, piece)
-              for name, text in documents for i, piece in enumerate(encoder.pieces(text))]
-    ids = encoder.encode([piece for _, _, piece in pieces])
+def in_validation(settings, name):
+    """The split of a document: 1 or 0, by a hash of seed and name. Other documents do not matter."""
+    draw = hashlib.blake2b(f"{settings.seed} {name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int(int.from_bytes(draw, "little") < settings.val_fraction * 2**64)
+
+
+def encode_pieces(pieces):
+    ids = worker[1].encode([piece for _, _, piece in pieces])
     return [(split, first, len(piece), i) for (split, first, piece), i in zip(pieces, ids)]
 
 
-def encode_text(split, first, piece):
-    return [(split, first, len(piece), *worker[1].encode([piece]))]
+def encode_documents(source, numbered):
+    """numbered: (number of the line or row, text) pairs."""
+    pieces = []
+    for number, text in numbered:
+        split = in_validation(worker[0], f"{source.name}:{number}")
+        pieces += [(split, i == 0, piece) for i, piece in enumerate(worker[1].pieces(text))]
+    return encode_pieces(pieces)
 
 
 def encode_lines(source, number, lines):
     documents, field = [], worker[0].text_field
     for number, line in enumerate(lines.split(b"\n"), number):
-        if not line.strip():
-            continue
-        where = f"{source.path}:{number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line) if line.strip() else {field: ""}
         except ValueError as e:
-            raise Failed(f"{where}: is not JSON: {e}")
+            raise Failed(f"{source.path}:{number}: is not JSON: {e}")
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             keys = ", ".join(row) if isinstance(row, dict) else "no object"
-            raise Failed(f"{where}: has no text {field!r} but {keys}: --text-field names it")
+            raise Failed(f"{source.path}:{number}: has no text {field!r} but {keys}: --text-field names it")
         if row[field]:
-            documents.append((f"{source.name}:{number}", row[field]))
-    return encode_documents(documents)
+            documents.append((number, row[field]))
+    return encode_documents(source, documents)
 
 
 def encode_rows(source, group, row):
@@ -352,7 +321,7 @@ def encode_rows(source, group, row):
             texts = batch.column(0).to_pylist()
             if not all(text is None or isinstance(text, str) for text in texts):
                 raise Failed(f"{source.path}: column {field!r} is not text")
-            result += encode_documents([(f"{source.name}:{row + i}", text) for i, text in enumerate(texts) if text])
+            result += encode_documents(source, [(row + i, text) for i, text in enumerate(texts) if text])
             row += len(texts)
     return result
 
@@ -368,58 +337,54 @@ class Writer:
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/ids_to_shards")
         if not os.path.exists(program):
             raise Failed("data/ids_to_shards is not built: make data/ids_to_shards")
-        options = {"out": settings.out, "tokenizer": settings.tokenizer, "vocab-size": settings.vocab_size,
-                   "end-of-text": settings.end_of_text, "doc-len": settings.doc_len,
-                   "shard-tokens": settings.shard_tokens}
-        command = [program, *(f"--{name}={value}" for name, value in options.items())]
-        self.program = subprocess.Popen(command, stdin=subprocess.PIPE)
+        names = "out", "tokenizer", "vocab-size", "end-of-text", "doc-len", "shard-tokens"
+        options = [f"--{name}={getattr(settings, name.replace('-', '_'))}" for name in names]
+        self.program = subprocess.Popen([program, *options], stdin=subprocess.PIPE)
         self.tokens = 0
 
     def write(self, kind, ids):
         try:
             self.program.stdin.write(struct.pack("<2I", kind, len(ids)))
             self.program.stdin.write(ids)
-            self.program.stdin.flush()
+            if kind >= 4:
+                self.program.stdin.close()
         except BrokenPipeError:
-            raise SystemExit(self.program.wait() or 1)  # after its message
+            pass  # close reports its exit code
+        if self.program.poll():
+            raise SystemExit(1)  # after its message
         self.tokens += len(ids)
 
     def close(self, complete):
         """Without `complete` the old shards remain."""
-        if complete:
-            self.write(4, b"")
-            self.program.stdin.close()
-        else:
-            self.program.kill()
-        if self.program.wait() and complete:
+        if self.program.poll() is None:
+            self.write(4 if complete else 5, b"")
+        if self.program.wait():
             raise SystemExit(1)
 
 
 class Progress:
-    """A line on stderr: in place on a terminal, else every ten seconds."""
+    """A line on stderr: on a terminal in place, else every minute."""
 
     def __init__(self, total):
         self.total, self.start, self.terminal = total, time.monotonic(), sys.stderr.isatty()
-        self.next = self.start + (1 if self.terminal else 10)
+        self.next = self.start + (1 if self.terminal else 60)
 
     def update(self, done):
         now = time.monotonic()
-        if now < self.next:
+        if now < self.next or not done:
             return
-        self.next = now + (0.25 if self.terminal else 10)
-        rate = done / (now - self.start)
-        left = (self.total - done) / rate if rate else 0
-        line = f"encoding: {done / 1e6:.1f} of {self.total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s, {left:.0f}s left"
-        print(f"\r\033[K{line}" if self.terminal else line, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+        rate, self.next = done / (now - self.start), now + (0.25 if self.terminal else 60)
+        line = f"encoding: {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB, {rate / 1e6:.1f} MB/s, " \
+               f"{(self.total - done) / rate:.0f} s left"
+        print(f"\r\033[K{line}" if self.terminal else line + "\n", end="", file=sys.stderr, flush=True)
 
     def end(self):
-        if self.terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        print("\r\033[K" if self.terminal else "", end="", file=sys.stderr, flush=True)
 
 
 def convert(settings, sources, encoder, text):
-    """Returns the number of characters read."""
-    characters, progress, writer = 0, Progress(sum(source.bytes for source in sources)), Writer(settings)
+    """Returns the numbers of characters read and of tokens."""
+    characters, complete, progress, writer = 0, False, Progress(sum(source.bytes for source in sources)), Writer(settings)
     pool = concurrent.futures.ProcessPoolExecutor(settings.jobs, multiprocessing.get_context("spawn"), start_worker,
                                                   (settings, text))
 
@@ -429,20 +394,20 @@ def convert(settings, sources, encoder, text):
         for function, arguments, read in tasks(settings, encoder, sources):
             pending.append((pool.submit(function, *arguments), read))
             if len(pending) > 2 * settings.jobs + 1:
-                future, read = pending.popleft()
-                yield from future.result()
-                progress.update(read)
-        for future, read in pending:
-            yield from future.result()
-            progress.update(read)
+                yield pending.popleft()
+        yield from pending
 
-    complete = False
     try:
-        for split, first, length, ids in results():
-            if first and settings.tokens and writer.tokens >= settings.tokens:
-                break
-            writer.write(split | first << 1, ids)
-            characters += length
+        for future, read in results():
+            for split, first, length, ids in future.result():
+                if first and settings.tokens and writer.tokens >= settings.tokens:
+                    break
+                writer.write(split | first << 1, ids)
+                characters += length
+            else:
+                progress.update(read)
+                continue
+            break
         complete = True
     except concurrent.futures.process.BrokenProcessPool:
         raise Failed("a process of --jobs ended: it was killed, or is there too little memory? lower --jobs")
@@ -471,7 +436,8 @@ def parse_arguments():
     p.error = lambda message: sys.exit(f"error: {message}")
     p.add_argument("paths", nargs="+", metavar="PATH", help="files or folders, local or hf://")
     p.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a folder that has it")
-    p.add_argument("--out", required=True, metavar="PREFIX", help="PREFIX_train_000000.bin ..., PREFIX_val_000000.bin")
+    p.add_argument("--out", required=True, metavar="PREFIX", help="PREFIX_train_000000.bin ..., PREFIX_val_000000.bin "
+                   "..., and PREFIX_tokenizer.json, which the trainers copy into checkpoints")
     p.add_argument("--text-field", default="text", metavar="NAME", help="field or column of the text [text]")
     p.add_argument("--doc-len", type=count, default=0, metavar="D", help="cut each document into documents of exactly "
                    "D tokens and drop the rest; 0: a token stream, each document preceded by the end-of-text token")
@@ -486,32 +452,23 @@ def parse_arguments():
         raise Failed(f"--val-fraction {settings.val_fraction}: not from 0 to below 1")
     if not 1 <= settings.jobs <= 1024:
         raise Failed(f"--jobs {settings.jobs}: not from 1 to 1024")
-    if not max(settings.doc_len, 1) <= settings.shard_tokens < 2**31:
-        raise Failed(f"--shard-tokens {settings.shard_tokens}: not from --doc-len to {2**31 - 1}")
-    if not os.path.basename(settings.out):
-        raise Failed(f"--out {settings.out}: must end with the start of a file name")
+    if os.path.isdir(settings.tokenizer):
+        settings.tokenizer = os.path.join(settings.tokenizer, "tokenizer.json")
     return settings
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with the temporary files removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # temporary files are removed
     settings = parse_arguments()
-    path = settings.tokenizer
-    if os.path.isdir(path):
-        path = os.path.join(path, "tokenizer.json")
-    with open(path, encoding="utf-8") as f:
+    with open(settings.tokenizer, encoding="utf-8") as f:
         text = f.read()
-    try:
-        encoder = Encoder(text)
-    except Failed as e:
-        raise Failed(f"{path}: {e}")
+    encoder = Encoder(settings.tokenizer, text)
     vocab = encoder.tokenizer.get_vocab(with_added_tokens=True)
-    settings.tokenizer, settings.vocab_size = path, max(vocab.values()) + 1
-    settings.end_of_text = find_end_of_text(path, vocab, settings.eot)
+    settings.vocab_size = max(vocab.values()) + 1
+    settings.end_of_text = end = find_end_of_text(settings.tokenizer, vocab, settings.eot)
     characters, tokens = convert(settings, find_sources(settings.paths), encoder, text)
     print(f"{characters / max(tokens, 1):.3f} characters a token; for the trainer: "
-          f"--set vocab_size={settings.vocab_size} --set bos_token_id={settings.end_of_text} "
-          f"--set eos_token_id={settings.end_of_text}")
+          f"--set vocab_size={settings.vocab_size} --set bos_token_id={end} --set eos_token_id={end}")
 
 
 if __name__ == "__main__":
@@ -520,6 +477,6 @@ if __name__ == "__main__":
     except Failed as e:
         sys.exit(f"error: {e}")
     except OSError as e:
-        sys.exit(f"error: {e.filename + ': ' if e.filename else ''}{e.strerror or e}")
+        sys.exit(f"error: {e.filename or ''}: {e.strerror or e}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -15,7 +15,7 @@
 # Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code 75. A run that fails does not keep
 # the others from running; OUT/RUN/output.txt says why, and the sweep's exit code is 1.
 set -u
-: "${MODELS:?presets, as in MODELS='fox-pro-125m transformer-pro-125m'}"
+[ -n "${MODELS:-}" ] || { echo "error: MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'" >&2; exit 1; }
 LRS=${LRS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
 if [ -z "${TRAINER:-}" ]; then
     GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | tr '\n' ' ')}
