@@ -204,6 +204,8 @@ def draw_loss(plots, groups, path):
             panel.plot(val_x, val_loss, "o", markersize=3, color=panel.lines[-1].get_color())
     for panel, title in zip(axes, ("tokens", "model FLOPs", "hours")):
         panel.set(xlabel=title, ylabel="loss, nats")
+        if title != "hours":
+            panel.xaxis.set_major_formatter(plots.matplotlib.ticker.EngFormatter(sep=""))  # 5k, 2M
     plots.save(figure, path)
 
 
@@ -215,6 +217,7 @@ def draw_pruned(plots, groups, path):
         if shares:
             plots.curve(axes, range(len(shares[0])), [statistics.fmean(layer) for layer in zip(*shares)], name)
     axes.set(xlabel="layer", ylabel="share pruned", ylim=(0, 1))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.lines:
         plots.save(figure, path)
     return bool(axes.lines)
