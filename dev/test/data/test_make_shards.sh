@@ -41,6 +41,45 @@ said "dropped 2 tokens"
 equals "1 2 3 4 7 8" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
 left "a_train_000000.bin " ids
 
+# more than 65,536 ids: uint32, which the trainer reads
+tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 32 --max-steps 1"
+fox() { ./train_fox --model fox-pro-nano $tiny "$@"; }
+ids tokenizers $scratch || fail "tokenizers"
+ids records $scratch/wide 2:$(seq -s, 65500 65999) 4:
+encoded() { data/ids_to_shards --out $scratch/ids/$1 --tokenizer $scratch/$1.json "${@:2}"; }
+check "uint32" encoded words --vocab-size 70000 --end-of-text 1 <$scratch/wide
+equals "2 70000" "$(ids hash $scratch/ids/words_train_000000.bin | cut -d' ' -f1,2)"
+equals "1 65500 65501" "$(od -An -tu4 -v -j1024 -N12 $scratch/ids/words_train_000000.bin | xargs)"
+check "the trainer" fox --set vocab_size=70000 --set bos_token_id=1 --set eos_token_id=1 \
+    --data $scratch/ids/words_train_000000.bin
+dies "its vocabulary of 70000 is larger than the model's 257" fox --data $scratch/ids/words_train_000000.bin
+
+# the hash of a vocabulary, whatever has its names: a tokenizer of the program, an object, a list. Another tokenizer's
+# data is refused
+ids records $scratch/narrow 2:$(seq -s, 0 255) 4:
+check "text_to_shards" data/text_to_shards --tokenizer byte --out $scratch/ids/own llmc/base/common.h
+sed 's/"!"/"?!"/' $scratch/byte.json >$scratch/renamed.json
+for name in byte unigram renamed; do
+    check $name encoded $name --vocab-size 257 --end-of-text 256 <$scratch/narrow
+    same $scratch/$name.json $scratch/ids/${name}_tokenizer.json
+done
+byte=$scratch/ids/byte_train_000000.bin renamed=$scratch/ids/renamed_train_000000.bin own=$scratch/ids/own_train_000000.bin
+same <(ids hash $own) <(ids hash $byte)
+same <(ids hash $own) <(ids hash $scratch/ids/unigram_train_000000.bin)
+check "another hash" [ "$(ids hash $own)" != "$(ids hash $renamed)" ]
+check "train on bytes" fox --data $own --out $scratch/run
+start=$scratch/run/step_00000001
+cp $scratch/byte.json $start/tokenizer.json
+check "the same tokenizer" ./train_fox --init $start $tiny --data $byte
+dies "was encoded with another tokenizer than the model's, $start/tokenizer.json" \
+    ./train_fox --init $start $tiny --data $renamed
+dies "was encoded with another tokenizer than the model's" \
+    ./train_fox --out $scratch/run --resume --max-steps 2 --data $renamed --data-changed
+dies "was encoded with another tokenizer than --data" fox --data $byte --val-data $renamed
+dies "were encoded with different tokenizers" fox --data $byte,$renamed
+echo "not a tokenizer" >$start/tokenizer.json
+check "a tokenizer that is not known" ./train_fox --init $start $tiny --data $renamed
+
 if ! $python -c 'import numpy, pyarrow, tokenizers, zstandard' 2>$scratch/stderr; then
     echo "make_shards.py is not tested: $(tail -n 1 $scratch/stderr)"
     report
@@ -49,7 +88,7 @@ ids() { $python dev/test/data/shard_inputs.py "$@"; }
 shards() { $python scripts/make_shards.py --tokenizer "$1.json" --out "$2" "${@:3}"; }
 gpt2=$scratch/gpt2 in=$scratch/in
 c() { data/text_to_shards --tokenizer gpt2 --vocab dev/test/fixtures/gpt2/vocab.bpe --out "$@"; }
-ids tokenizers $scratch && ids inputs $in && ids broken $scratch/broken || fail "inputs"
+ids inputs $in && ids broken $scratch/broken || fail "inputs"
 
 # the bytes of text_to_shards
 check "text_to_shards" c $scratch/c/stream $in/text
@@ -80,34 +119,6 @@ same $scratch/p/jobs{1,3}_val_000000.bin
 equals 3100 "$(($(sed -n 's/^.*documents, \([0-9]*\) tokens.*/\1+/p' $scratch/stdout | tr -d '\n')0))"
 check "--tokens" shards $scratch/words $scratch/p/part --tokens 300 $in/words.jsonl
 said "train: 10 documents, 310 tokens"
-
-# more than 65,536 ids: uint32, which the trainer reads
-tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 32 --max-steps 1"
-equals "2 70000" "$(ids hash $scratch/p/jobs1_train_000000.bin | cut -d' ' -f1,2)"
-check "uint32 shards" ./train_fox --model fox-pro-nano $tiny --set vocab_size=70000 --set bos_token_id=1 \
-    --set eos_token_id=1 --data $scratch/p/jobs1_train_000000.bin --out $scratch/words-run
-dies "its vocabulary of 70000 is larger than the model's 257" \
-    ./train_fox --model fox-pro-nano $tiny --data $scratch/p/jobs1_train_000000.bin
-
-# another tokenizer than the model's
-equals "$(ids hash $scratch/c/byte_train_000000.bin | cut -d' ' -f3)" \
-    "$(ids hash $scratch/p/byte_train_000000.bin | cut -d' ' -f3)"
-check "a list of names" shards $scratch/unigram $scratch/p/unigram $in/words.jsonl
-same <(ids hash $scratch/p/unigram_train_000000.bin) <(ids hash $scratch/p/byte_train_000000.bin)
-check "train on bytes" ./train_fox --model fox-pro-nano $tiny --data $scratch/c/byte_train_000000.bin --out $scratch/run
-cp $scratch/byte.json $scratch/run/step_00000001/tokenizer.json
-check "the same tokenizer" ./train_fox --init $scratch/run/step_00000001 $tiny --data $scratch/p/byte_train_000000.bin
-sed 's/"!"/"?!"/' $scratch/byte.json >$scratch/renamed.json
-check "another one" shards $scratch/renamed $scratch/p/renamed $in/words.jsonl
-renamed=$scratch/p/renamed_train_000000.bin
-dies "was encoded with another tokenizer than the model's, $scratch/run/step_00000001/tokenizer.json" \
-    ./train_fox --init $scratch/run/step_00000001 $tiny --data $renamed
-dies "was encoded with another tokenizer than the model's" \
-    ./train_fox --out $scratch/run --resume --max-steps 2 --data $renamed --data-changed
-dies "was encoded with another tokenizer than --data" ./train_fox --model fox-pro-nano $tiny \
-    --data $scratch/p/byte_train_000000.bin --val-data $renamed
-dies "were encoded with different tokenizers" ./train_fox --model fox-pro-nano $tiny \
-    --data $scratch/p/byte_train_000000.bin,$renamed
 
 # hf:// as huggingface_hub shows it
 mkdir -p $scratch/hub/datasets
