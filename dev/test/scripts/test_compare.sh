@@ -54,6 +54,23 @@ else
     echo "compare.py's pictures are not tested: $(tail -n 1 $scratch/stderr)"
 fi
 
+# Weights & Biases, as its library is called
+mkdir $scratch/fake
+cat >$scratch/fake/wandb.py <<'END'
+class Run:
+    config = type("", (), {"update": lambda self, run, allow_val_change: print("run", run["seed"])})()
+    def define_metric(self, name, step_metric): print("metric", name, step_metric)
+    def log(self, values): print("log", values["step"], values.get("train/loss"), values.get("validation/val_loss"))
+def init(project, name, resume, dir, id, reinit):
+    print("init", project, name, resume)
+    return Run()
+END
+check "wandb" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
+equals "init fox transformer1 allow;metric * step;run 1;log 1 12.5 None;" "$(head -n 4 $scratch/stdout | tr '\n' ';')"
+equals "log 100 None 2.5" "$(tail -n 1 $scratch/stdout)"
+check "nothing new" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
+equals 2 "$(wc -l <$scratch/stdout)"
+
 if ! $python -c 'import tensorboard' 2>$scratch/stderr; then
     echo "follow.py is not tested: $(tail -n 1 $scratch/stderr)"
     report
