@@ -64,6 +64,9 @@ train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 data/text_to_shards: data/text_to_shards.c $(HEADERS) ## converts text files to data shards
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
+data/ids_to_shards: data/ids_to_shards.c $(HEADERS) ## writes the data shards of scripts/make_shards.py
+	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards
 	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
@@ -123,7 +126,7 @@ train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU 
 test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
-all: train_fox data/text_to_shards data/longcrawl64 ## all programs that need no GPU
+all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all programs that need no GPU
 
 # ----------------------------------------------------------------------------
 ##@ Main targets
@@ -277,7 +280,7 @@ format: ## format all C and CUDA sources
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 clean: ## remove build outputs; keep data, checkpoints and logs
-	rm -rf build train_fox train_foxcu test_foxcu data/text_to_shards data/longcrawl64
+	rm -rf build train_fox train_foxcu test_foxcu data/text_to_shards data/ids_to_shards data/longcrawl64
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \

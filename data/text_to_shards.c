@@ -20,6 +20,7 @@ old ones remain. Files that are not text, or that change while they are read, ar
 #include "../llmc/base/progress.h"
 #include "../llmc/base/random.h"
 #include "../llmc/tokens/shard_set.h"
+#include "../llmc/tokens/vocab_hash.h"
 #include "tokenizer_file.h"
 
 // ----------------------------------------------------------------------------
@@ -475,6 +476,7 @@ static int text_to_shards(int argc, char** argv) {
             !shard_set_lock(options.out, shard_splits[split], &err))
             die("--out %s", err.msg);
         job.writers[split].hold = true;
+        job.writers[split].header.vocab_hash = vocab_hash(&job.tokenizer);
     }
     shard_set_sweep(options.out);
     progress_start(&job.progress, "encoding", (double)files.bytes, "MB", 1e6);

@@ -325,6 +325,18 @@ def check_dump(path, shard_path, B, T, V, folder=None):
         assert {k: v["shape"] for k, v in header.items() if k not in ("loss", "logits")} == want
 
 
+def check_runs(lines):
+    """The log begins with the run, and a resume follows the run of the process that resumes."""
+    runs = [i for i, line in enumerate(lines) if line["event"] == "run"]
+    assert runs[0] == 0 and lines[0]["step"] == 0, lines[0]
+    for i in runs:
+        run = lines[i]
+        assert run["config"]["vocab_size"] > 0 and run["options"]["seed"] == run["seed"] and run["ranks"] >= 1
+        assert run["step"] == 0 or lines[i + 1]["event"] == "resume", lines[i + 1]
+    for i, line in enumerate(lines):
+        assert line["event"] != "resume" or (i - 1 in runs and lines[i - 1]["step"] == line["step"]), line
+
+
 def check_log(path, lr, warmup, max_tokens, batch):
     """The log has steps 1, 2, ... Each has the learning rate of the schedule at the middle of its tokens. Checkpoints are
     every 3 steps and at the end, validations at steps 8, 16 and 20."""
@@ -340,6 +352,7 @@ def check_log(path, lr, warmup, max_tokens, batch):
         want = lr * x / warmup if x < warmup else lr * (1 + math.cos(math.pi * (x - warmup) / (max_tokens - warmup))) / 2
         assert math.isclose(line["lr"], want, rel_tol=1e-12), f"step {line['step']}: lr {line['lr']}, expected {want}"
         assert 0 < line["loss"] < 10 and line["grad_norm"] > 0 and line["tokens_per_s"] > 0
+    check_runs(lines)
     events = {line["event"] for line in lines}
     assert events >= {"step", "validation", "sample", "checkpoint"}, events
     assert [line["step"] for line in lines if line["event"] == "checkpoint"] == [*range(3, count, 3), count]
@@ -357,6 +370,7 @@ def check_same_steps(path_a, path_b):
     for path in (path_a, path_b):
         with open(path) as f:
             lines = [json.loads(line) for line in f]
+        check_runs(lines)
         losses.append({line["step"]: line["loss"] for line in lines if line["event"] == "step"})
     assert losses[0] == losses[1], [k for k in losses[0] if losses[0][k] != losses[1].get(k)]
 

@@ -2,20 +2,25 @@
 The log of a run: one line per step on the terminal, for people, and more detail in OUT/log.jsonl, for
 programs.
 
-log.jsonl has one JSON object per line, with a key "event": "step", "validation", or the name of another
-event. Numbers that are not finite are null there and nan on the terminal.
+log.jsonl has one JSON object per line, with a key "event": "run", "step", "validation", or the name of
+another event. Numbers that are not finite are null there and nan on the terminal. A "run" line comes first, and
+again wherever a process resumes the run: what is trained, by which program, on what, since when.
 
 Called by train.h. Each line is written with a single call to a file opened for appending, so that a crash can
 truncate only the last line; opening the file again terminates such a line. A log that cannot be written, as
 on a full disk, causes one warning and never stops training. After a run resumed from an earlier step the file
-contains some steps twice, with the "resume" event between them: the later line counts.
+contains some steps twice, with the "run" and "resume" events between them: the later line counts.
 */
 #pragma once
 
 #include <math.h>
+#include <time.h>
 #include "../base/common.h"
 #include "../formats/json.h"
+#include "../model/config.h"
+#include "../model/params.h"
 #include "../model/shapes.h"
+#include "options.h"
 
 #define LOG_LN2 0.69314718055994530942 // nats per bit
 
@@ -34,6 +39,18 @@ typedef struct {
     int64_t steps;                        // logged by this process
     double recent_tokens, recent_seconds; // decayed sums over its steps
 } Logger;
+
+// The run of this process.
+typedef struct {
+    int64_t step; // done before
+    const Config* config;
+    const Options* options;
+    const ParamTable* table;
+    const char *version, *built_with; // of the program
+    const char* device;               // a line; empty: CPU
+    int ranks;
+    int64_t micro_batch;
+} LogRun;
 
 // One optimizer step.
 typedef struct {
@@ -180,6 +197,40 @@ static inline void logger_end_line(Logger* l) {
 
 // ----------------------------------------------------------------------------
 // events
+
+// Logs the run itself, in the file only. "started" is UTC; "host" is rank 0's.
+static inline void logger_run(Logger* l, const LogRun* r) {
+    char host[256] = "", started[32];
+    const time_t now = time(NULL);
+    struct tm utc;
+    gethostname(host, sizeof host - 1);
+    strftime(started, sizeof started, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+
+    JsonWriter* w = logger_begin_line(l, "run", r->step);
+    char* device = xstrdup(*r->device ? r->device : "CPU");
+    device[strcspn(device, "\n")] = '\0';
+    json_put_string(w, "started", started);
+    json_put_string(w, "host", host);
+    json_put_string(w, "device", device);
+    json_put_int(w, "ranks", r->ranks);
+    json_put_string(w, "version", r->version);
+    json_put_string(w, "compiler", __VERSION__);
+    json_put_string(w, "built_with", r->built_with);
+    json_put_int(w, "seed", r->options->seed);
+    json_put_int(w, "num_steps", l->num_steps);
+    json_put_int(w, "micro_batch", r->micro_batch);
+    json_put_int(w, "parameters", r->table->parameters);
+    json_put_int(w, "non_embedding", r->table->non_embedding);
+    json_put_double(w, "flops_per_token", l->flops_per_token);
+    json_put_double(w, "attention_flops_per_token", l->attention_flops);
+    json_put_double(w, "peak_flops_per_s", l->peak_flops); // of all ranks; 0: not known
+    json_begin_object(w, "config");
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(r->config, i, w);
+    json_end(w);
+    options_put(r->options, w, "options");
+    logger_end_line(l);
+    free(device);
+}
 
 // How the ranks spent a step: tokens per second of one, the rank that computed longest with its share of the
 // step's time, and the longest time that a rank waited for others' gradients and weights, in ms.

@@ -136,6 +136,9 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
     if (h->vocab_size != h0->vocab_size)
         return fail(err, "%s has a vocabulary of %lld, %s of %lld (0: unknown); use one dataset", shard->path,
                     (long long)h->vocab_size, first->path, (long long)h0->vocab_size);
+    if (h->vocab_hash && h0->vocab_hash && h->vocab_hash != h0->vocab_hash)
+        return fail(err, "%s and %s were encoded with different tokenizers; use one dataset", shard->path,
+                    first->path);
     if (h->bytes_per_token != h0->bytes_per_token)
         return fail(err, "%s has tokens of %d bytes, %s of %d; use one dataset", shard->path,
                     h->bytes_per_token, first->path, h0->bytes_per_token);

@@ -8,6 +8,7 @@ A shard has llm.c's format: a header of 256 little-endian int32, then the tokens
   [4] vocabulary size, above every token id; 0: unknown
   [5] number of shards in the set; 0: unknown    [6] index in the set    [7, 8] id of the set, a hash of its tokens
   [9] tokens per block, even; 0: no checksums    [10 .. 249] checksums of the blocks
+  [250, 251] hash of the vocabulary (vocab_hash.h); 0: unknown
   [255] checksum of the fields before it; 0 if all of [5 .. 254] are 0
 The other fields are 0. llm.c's own files have 0 in [3] and all following, and are valid shards.
 
@@ -40,6 +41,7 @@ typedef struct {
     uint64_t set_id;
     int64_t block_tokens; // 0: no checksums
     uint32_t checksums[SHARD_MAX_BLOCKS];
+    uint64_t vocab_hash; // 0: unknown
 } ShardHeader;
 
 // The number of blocks with a checksum.
@@ -106,13 +108,14 @@ static inline const char* shard_other_magic(int32_t magic) {
     }
 }
 
-// Takes the fields of the set and of the checksums from a header whose other fields are in *h.
+// Takes the fields of the set, of the checksums and of the vocabulary from a header whose other fields are in *h.
 static inline bool shard_unpack_checks(ShardHeader* h, const int32_t* header, const char* path, Error* err) {
     h->set_shards = header[5];
     h->set_index = header[6];
     memcpy(&h->set_id, header + 7, sizeof h->set_id);
     h->block_tokens = header[9];
     memcpy(h->checksums, header + 10, sizeof h->checksums);
+    memcpy(&h->vocab_hash, header + 250, sizeof h->vocab_hash);
     if ((uint32_t)header[SHARD_HEADER_INTS - 1] != shard_header_checksum(header))
         return fail(err, "%s: damaged header: its checksum is wrong", path);
     bool set = h->set_shards == 0 || (h->set_index >= 0 && h->set_index < h->set_shards);
@@ -333,6 +336,7 @@ static inline bool shard_put_header(FILE* file, const ShardHeader* h) {
     memcpy(header + 7, &h->set_id, sizeof h->set_id);
     header[9] = (int32_t)h->block_tokens;
     memcpy(header + 10, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);
+    memcpy(header + 250, &h->vocab_hash, sizeof h->vocab_hash);
     header[SHARD_HEADER_INTS - 1] = (int32_t)shard_header_checksum(header);
     return fseek(file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, file) == 1;
 }

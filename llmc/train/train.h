@@ -25,6 +25,7 @@ Called by main of the trainers, and only there.
 #include "../run/saver.h"
 #include "../run/schedule.h"
 #include "../run/trainer.h"
+#include "../run/vocab_check.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
@@ -128,6 +129,23 @@ static inline void training_find_tokenizer(Training* t) {
     if (!ok) die("%s", err.msg);
 }
 
+// Dies where the data was encoded with another tokenizer than the model's or the held-out data's, as far as
+// both are known. Rank 0 alone looks for the model's, in the folder whose weights the run starts from.
+static inline void training_check_tokenizer(const Training* t) {
+    const Options* o = &t->run->options;
+    const char* folder = run_resumed(t->run) ? t->run->checkpoint : o->init;
+    const uint64_t data = t->data.shards[0].header.vocab_hash;
+    char path[PATH_LENGTH];
+    if (o->val_data && vocab_differs(data, t->val_data.shards[0].header.vocab_hash))
+        die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
+    if (t->world->rank != 0 || !folder) return;
+    path_join(path, folder, "tokenizer.json");
+    if (vocab_differs(data, vocab_hash_of_file(path)))
+        die("--data %s: was encoded with another tokenizer than the model's, %s; encode the text with that "
+            "one",
+            o->data, path);
+}
+
 static inline void training_open(Training* t) {
     Error err;
     const Run* run = t->run;
@@ -138,6 +156,7 @@ static inline void training_open(Training* t) {
         t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
     training_check_data(t);
+    training_check_tokenizer(t);
     training_find_tokenizer(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
     if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, (int)o->keep, &err))
@@ -334,22 +353,30 @@ static inline bool training_loop(Training* t) {
     return saved;
 }
 
+// Logs the run, and where it resumes.
+static inline void training_log_start(Training* t) {
+    const Run* run = t->run;
+    char text[64];
+    const LogRun line = {run->state.step,        &run->config, &run->options,  &run->table,     CODE_VERSION,
+                         t->trainer->built_with, run->device,  t->world->size, run->micro_batch};
+    logger_run(&t->logger, &line);
+    if (!run_resumed(run)) return;
+    snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
+    logger_event(&t->logger, run->state.step, "resume", text);
+}
+
 // Trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy of the rank's
 // shard, if the run has a folder. Returns the exit code.
 static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot) {
     const Options* o = &run->options;
     TrainerState* state = &run->state;
-    char text[64];
     Training* t = (Training*)xcalloc(1, sizeof *t);
     t->trainer = trainer, t->model = model, t->run = run, t->world = run->world;
     t->snapshot = *snapshot;
     training_open(t);
     run_catch_signals(run->world);
     run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
-    if (run_resumed(run)) {
-        snprintf(text, sizeof text, "at %lld tokens", (long long)state->tokens);
-        logger_event(&t->logger, state->step, "resume", text);
-    }
+    training_log_start(t);
     if (state->step >= run->last_step)
         printf("nothing left to do: the run is at step %lld of %lld\n", (long long)state->step,
                (long long)run->last_step);

@@ -122,6 +122,53 @@ static void test_numbers(void) {
               "%g is printed as '%s'", durations[i].seconds, text);
 }
 
+static void test_run(void) {
+    Logger l;
+    Options o;
+    Config c;
+    Recipe recipe;
+    options_defaults(&o);
+    if (!config_preset(&c, &recipe, "fox-pro-nano", &err)) die("%s", err.msg);
+    o.model = "fox-pro-nano", o.lr = 0.25, o.seed = 7, o.max_steps = 3;
+    ParamTable table = params_build(&c);
+    const LogRun gpu = {40, &c, &o, &table, "1a2b3c", "two\nlines", "A GPU: its kernels\n", 4, 16};
+    LogRun cpu = gpu;
+    cpu.device = "", cpu.step = 0;
+    open_log(&l);
+    l.flops_per_token = 1e6, l.attention_flops = 0.25e6, l.peak_flops = 2e10;
+    const time_t before = time(NULL);
+    CAPTURE(1, logger_run(&l, &gpu));
+    CHECK(captured[0] == '\0', "the terminal: %s", captured);
+    logger_run(&l, &cpu);
+    const time_t after = time(NULL);
+    logger_close(&l);
+
+    CHECK(read_log() == 2, "lines");
+    CHECK(text_is(0, "event", "run") && number(0, "step") == 40 && number(1, "step") == 0, "the event");
+    CHECK(text_is(0, "device", "A GPU: its kernels") && text_is(1, "device", "CPU"), "devices");
+    CHECK(number(0, "ranks") == 4 && number(0, "seed") == 7 && number(0, "micro_batch") == 16, "line 0");
+    CHECK(text_is(0, "version", "1a2b3c") && text_is(0, "built_with", "two\nlines"), "the program");
+    CHECK(number(0, "num_steps") == 1000 && number(0, "parameters") == (double)table.parameters, "line 0");
+    CHECK(number(0, "flops_per_token") == 1e6 && number(0, "attention_flops_per_token") == 0.25e6 &&
+              number(0, "peak_flops_per_s") == 2e10 &&
+              number(0, "non_embedding") == (double)table.non_embedding,
+          "FLOPs");
+    const Json* j = &lines[0];
+    double lr = 0, width = 0;
+    int options = member(0, "options"), config = member(0, "config");
+    json_double(j, json_get(j, options, "lr"), &lr);
+    json_double(j, json_get(j, config, "hidden_size"), &width);
+    CHECK(lr == 0.25 && json_get(j, options, "max-steps") < 0, "the recorded options");
+    CHECK(width == (double)c.hidden_size && json_count(j, config) == NUM_CONFIG_KEYS, "the config");
+    struct tm utc;
+    memset(&utc, 0, sizeof utc);
+    const char* started = json_string(j, member(0, "started"));
+    const char* rest = started ? strptime(started, "%Y-%m-%dT%H:%M:%SZ", &utc) : NULL;
+    CHECK(rest && *rest == '\0' && timegm(&utc) >= before && timegm(&utc) <= after, "started: %s", started);
+    CHECK(member(0, "host") >= 0, "no host");
+    params_free(&table);
+}
+
 static void test_steps(void) {
     Logger l;
     open_log(&l);
@@ -373,10 +420,11 @@ static void test_cannot_open(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_numbers,       test_ranks,           test_checkpoint,
-                                          test_buckets,       test_steps,           test_pruned,
-                                          test_log_every,     test_validation,      test_events,
-                                          test_terminal_only, test_unfinished_line, test_full_disk};
+    static void (*const tests[])(void) = {test_numbers,    test_run,           test_ranks,
+                                          test_checkpoint, test_buckets,       test_steps,
+                                          test_pruned,     test_log_every,     test_validation,
+                                          test_events,     test_terminal_only, test_unfinished_line,
+                                          test_full_disk};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         path_join(log_path, strcpy(folder, test_scratch("logger")), "log.jsonl");
         tests[i]();

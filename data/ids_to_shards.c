@@ -1,0 +1,158 @@
+/*
+Writes token ids, which another program makes, as data shards. Called by scripts/make_shards.py.
+
+Standard input is a sequence of records of little-endian uint32: kind, n, and n ids.
+
+    kind 0, 1   a piece of a document of the training, of the validation split
+    kind 2, 3   the same, the first piece of its document
+    kind 4      the end, n = 0
+    kind 5      the other program failed and has said why, n = 0
+
+As text_to_shards does, this precedes documents by the end-of-text token, or with --doc-len D divides each into
+documents of exactly D tokens and drops the rest; and replaces the shards of a prefix as a whole, at the end
+(shard_set.h). If the input ends without kind 4, the old shards remain.
+*/
+#include <signal.h>
+#include "../llmc/run/cli.h"
+#include "../llmc/run/vocab_check.h"
+#include "../llmc/tokens/shard_set.h"
+
+typedef struct {
+    const char *out, *tokenizer;
+    int64_t vocab_size, end_of_text, doc_len, shard_tokens;
+    bool help;
+} Options;
+
+static const CliRow option_rows[] = {
+    {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0, "path prefix of the shards"},
+    {CLI_TEXT, "tokenizer", "FILE", offsetof(Options, tokenizer), 0, 0, 0,
+     "the tokenizer.json that made the ids: its copy is PREFIX_tokenizer.json"},
+    {CLI_COUNT, "vocab-size", "V", offsetof(Options, vocab_size), 0, 1, INT32_MAX, "all ids are below it"},
+    {CLI_COUNT, "end-of-text", "ID", offsetof(Options, end_of_text), 0, 0, INT32_MAX,
+     "the end-of-text token"},
+    {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
+     "divide each document into documents of exactly D tokens; 0: a token stream"},
+    {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
+     "maximum number of tokens per shard [256Mi]"},
+    {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
+};
+enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0], MAX_RECORD = 1 << 28 };
+
+typedef struct {
+    const Options* options;
+    ShardWriter writers[2];
+    int64_t documents[2], dropped;
+    uint32_t* ids; // of the document in progress, not written yet
+    size_t capacity;
+    int64_t count;
+    bool abandoned; // by kind 5
+} Job;
+
+// Writes what is complete of the document in progress.
+static bool write_ready(Job* job, int split, Error* err) {
+    const int64_t D = job->options->doc_len, ready = D ? job->count / D * D : job->count;
+    if (!shard_write(&job->writers[split], job->ids, ready, err)) return false;
+    job->count -= ready;
+    memmove(job->ids, job->ids + ready, (size_t)job->count * sizeof *job->ids);
+    return true;
+}
+
+// Reads and writes all records.
+static bool read_records(Job* job, Error* err) {
+    uint32_t record[2];
+    for (;;) {
+        if (fread(record, sizeof record, 1, stdin) != 1) return fail(err, "the token ids end too early");
+        const uint32_t kind = record[0], n = record[1];
+        if (kind == 4 && n == 0) return true;
+        job->abandoned = kind == 5 && n == 0;
+        if (job->abandoned) return false;
+        if (kind > 3 || n > MAX_RECORD) return fail(err, "the token ids are not a sequence of records");
+        const int split = kind & 1;
+        if (kind & 2) {
+            job->documents[split]++;
+            job->dropped += job->count;
+            job->count = 0;
+        }
+        const bool separate = kind & 2 && !job->options->doc_len;
+        job->ids = (uint32_t*)xgrow(job->ids, (size_t)(job->count + n + 1), &job->capacity, sizeof *job->ids);
+        if (separate) job->ids[job->count++] = (uint32_t)job->options->end_of_text;
+        if (n && fread(job->ids + job->count, sizeof *job->ids, n, stdin) != n)
+            return fail(err, "the token ids end too early");
+        job->count += n;
+        if (!write_ready(job, split, err)) return false;
+    }
+}
+
+// Writes the copy of the tokenizer beside the shards, under a temporary name.
+static bool copy_tokenizer(const Options* o, char* temporary, Error* err) {
+    size_t bytes;
+    snprintf(temporary, PATH_LENGTH, "%s_train_tokenizer.json.tmp", o->out);
+    char* text = read_file(o->tokenizer, &bytes, err);
+    if (!text) return false;
+    FILE* f = fopen(temporary, "wb");
+    if (f) fwrite(text, 1, bytes, f); // flush_and_close reports errors
+    free(text);
+    return f ? flush_and_close(f, temporary, err)
+             : fail(err, "%s: cannot create: %s", temporary, strerror(errno));
+}
+
+static bool convert(Job* job, char* temporary, Error* err) {
+    const Options* o = job->options;
+    char tokenizer[PATH_LENGTH];
+    if (!read_records(job, err)) return false;
+    job->dropped += job->count;
+    for (int split = 0; split < 2; split++) {
+        if (!shard_writer_close(&job->writers[split], err)) return false;
+        if (job->documents[split] > 0 && job->writers[split].total == 0)
+            return fail(err, "the %s split has no document of %lld tokens; lower --doc-len",
+                        shard_splits[split], (long long)o->doc_len);
+    }
+    if (job->writers[SHARD_TRAIN].total == 0) return fail(err, "the training split has no document");
+    if (o->tokenizer && !copy_tokenizer(o, temporary, err)) return false;
+    if (!shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err)) return false;
+    snprintf(tokenizer, sizeof tokenizer, "%s_tokenizer.json", o->out);
+    if (o->tokenizer && rename(temporary, tokenizer) != 0 && errno != ENOENT)
+        return fail(err, "%s: cannot rename to %s: %s", temporary, tokenizer, strerror(errno));
+    return true;
+}
+
+int main(int argc, char** argv) {
+    Options o;
+    Error err;
+    int num_paths;
+    char temporary[PATH_LENGTH] = "";
+    signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
+    signal(SIGINT, SIG_IGN);  // ends what makes the ids, and so the input
+    if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &num_paths, &err)) die("%s", err.msg);
+    if (o.help) {
+        printf("usage: data/ids_to_shards --out PREFIX --vocab-size V --end-of-text ID [options] <IDS\n\n");
+        cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
+        return EXIT_SUCCESS;
+    }
+    if (!o.out || !o.vocab_size) die("--out and --vocab-size are needed");
+    Job job = {.options = &o};
+    for (int split = 0; split < 2; split++) {
+        if (!shard_writer_open(&job.writers[split], o.out, shard_splits[split], o.vocab_size, o.doc_len,
+                               o.shard_tokens, &err) ||
+            !shard_set_lock(o.out, shard_splits[split], &err))
+            die("--out %s", err.msg);
+        job.writers[split].hold = true;
+        job.writers[split].header.vocab_hash = o.tokenizer ? vocab_hash_of_file(o.tokenizer) : 0;
+    }
+    shard_set_sweep(o.out);
+    if (!convert(&job, temporary, &err)) {
+        for (int split = 0; split < 2; split++) shard_writer_abort(&job.writers[split]);
+        shard_set_sweep(o.out);
+        if (*temporary) unlink(temporary);
+        if (job.abandoned) return EXIT_SUCCESS;
+        die("%s", err.msg);
+    }
+    for (int split = 0; split < 2; split++)
+        if (job.documents[split])
+            printf("%s: %lld documents, %lld tokens, %lld shards\n", shard_splits[split],
+                   (long long)job.documents[split], (long long)job.writers[split].total,
+                   (long long)job.writers[split].index);
+    if (job.dropped) printf("dropped %lld tokens at the ends of documents\n", (long long)job.dropped);
+    free(job.ids);
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# data/ids_to_shards and scripts/make_shards.py: the same shards as data/text_to_shards, from every kind of file; all or
+# nothing; what the trainer says of another tokenizer's data. PYTHON: a python with scripts/requirements.txt.
+cd "$(dirname "$0")/../../.." || exit 1
+scratch=build/test/make_shards
+rm -rf $scratch
+mkdir -p $scratch
+. dev/test/check.sh
+python=${PYTHON:-python3}
+ids() { python3 dev/test/data/shard_inputs.py "$@"; }
+write() { data/ids_to_shards --out $scratch/ids/a --vocab-size 10 --end-of-text 9 "$@"; }
+left() { equals "$1" "$(ls $scratch/"$2" | grep -v '\.lock$' | tr '\n' ' ')"; }
+
+# ids_to_shards: a stream, documents, and the shards of text_to_shards for the same ids
+ids records $scratch/stream 2:1,2,3 0:4 3:7 2: 2:5 4:
+check "a stream" write <$scratch/stream
+said "train: 3 documents, 8 tokens, 1 shards"
+said "val: 1 documents, 2 tokens, 1 shards"
+equals "9 1 2 3 4 9 9 5" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
+equals "9 7" "$(od -An -tu2 -v -j1024 $scratch/ids/a_val_000000.bin | xargs)"
+cp $scratch/ids/a_train_000000.bin $scratch/before
+ids records $scratch/cut 2:1,2,3 0:4
+dies "end too early" write <$scratch/cut
+head -c 20 $scratch/stream >$scratch/cut
+dies "end too early" write <$scratch/cut
+ids records $scratch/other 7:1 4:
+dies "not a sequence of records" write <$scratch/other
+ids records $scratch/high 2:1,10 4:
+dies "token 2 has id 10, outside the vocabulary of 10" write <$scratch/high
+ids records $scratch/none 4:
+dies "the training split has no document" write <$scratch/none
+ids records $scratch/failed 2:1 5:
+check "kind 5" write <$scratch/failed
+left "a_train_000000.bin a_val_000000.bin " ids
+same $scratch/ids/a_train_000000.bin $scratch/before
+ids records $scratch/documents 2:1,2,3 0:4,5 2:6 2:7,8 3:1 4:
+dies "the val split has no document of 2 tokens" write --doc-len 2 <$scratch/documents
+ids records $scratch/documents 2:1,2,3 0:4,5 2:6 2:7,8 4:
+check "documents" write --doc-len 2 <$scratch/documents
+said "dropped 2 tokens"
+equals "1 2 3 4 7 8" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
+left "a_train_000000.bin " ids
+
+# more than 65,536 ids: uint32, which the trainer reads
+tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 32 --max-steps 1"
+fox() { ./train_fox --model fox-pro-nano $tiny "$@"; }
+ids tokenizers $scratch || fail "tokenizers"
+ids records $scratch/wide 2:$(seq -s, 65500 65999) 4:
+encoded() { data/ids_to_shards --out $scratch/ids/$1 --tokenizer $scratch/$1.json "${@:2}"; }
+check "uint32" encoded words --vocab-size 70000 --end-of-text 1 <$scratch/wide
+equals "2 70000" "$(ids hash $scratch/ids/words_train_000000.bin | cut -d' ' -f1,2)"
+equals "1 65500 65501" "$(od -An -tu4 -v -j1024 -N12 $scratch/ids/words_train_000000.bin | xargs)"
+check "the trainer" fox --set vocab_size=70000 --set bos_token_id=1 --set eos_token_id=1 \
+    --data $scratch/ids/words_train_000000.bin
+dies "its vocabulary of 70000 is larger than the model's 257" fox --data $scratch/ids/words_train_000000.bin
+
+# the hash of a vocabulary, whatever has its names: a tokenizer of the program, an object, a list. Another tokenizer's
+# data is refused
+ids records $scratch/narrow 2:$(seq -s, 0 255) 4:
+check "text_to_shards" data/text_to_shards --tokenizer byte --out $scratch/ids/own llmc/base/common.h
+sed 's/"!"/"?!"/' $scratch/byte.json >$scratch/renamed.json
+for name in byte unigram renamed; do
+    check $name encoded $name --vocab-size 257 --end-of-text 256 <$scratch/narrow
+    same $scratch/$name.json $scratch/ids/${name}_tokenizer.json
+done
+byte=$scratch/ids/byte_train_000000.bin renamed=$scratch/ids/renamed_train_000000.bin own=$scratch/ids/own_train_000000.bin
+same <(ids hash $own) <(ids hash $byte)
+same <(ids hash $own) <(ids hash $scratch/ids/unigram_train_000000.bin)
+check "another hash" [ "$(ids hash $own)" != "$(ids hash $renamed)" ]
+check "train on bytes" fox --data $own --out $scratch/run
+start=$scratch/run/step_00000001
+cp $scratch/byte.json $start/tokenizer.json
+check "the same tokenizer" ./train_fox --init $start $tiny --data $byte
+dies "was encoded with another tokenizer than the model's, $start/tokenizer.json" \
+    ./train_fox --init $start $tiny --data $renamed
+dies "was encoded with another tokenizer than the model's" \
+    ./train_fox --out $scratch/run --resume --max-steps 2 --data $renamed --data-changed
+dies "was encoded with another tokenizer than --data" fox --data $byte --val-data $renamed
+dies "were encoded with different tokenizers" fox --data $byte,$renamed
+echo "not a tokenizer" >$start/tokenizer.json
+check "a tokenizer that is not known" ./train_fox --init $start $tiny --data $renamed
+
+if ! $python -c 'import numpy, pyarrow, tokenizers, zstandard' 2>$scratch/stderr; then
+    echo "make_shards.py is not tested: $(tail -n 1 $scratch/stderr)"
+    report
+fi
+ids() { $python dev/test/data/shard_inputs.py "$@"; }
+shards() { $python scripts/make_shards.py --tokenizer "$1.json" --out "$2" "${@:3}"; }
+gpt2=$scratch/gpt2 in=$scratch/in
+c() { data/text_to_shards --tokenizer gpt2 --vocab dev/test/fixtures/gpt2/vocab.bpe --out "$@"; }
+ids inputs $in && ids broken $scratch/broken || fail "inputs"
+
+# the bytes of text_to_shards
+check "text_to_shards" c $scratch/c/stream $in/text
+check "text_to_shards" c $scratch/c/documents --doc-len 256 --shard-tokens 100000 $in/text
+check "text" shards $gpt2 $scratch/p/stream $in/text
+said "for the trainer: --set vocab_size=50257 --set bos_token_id=50256 --set eos_token_id=50256"
+same $scratch/c/stream_train_000000.bin $scratch/p/stream_train_000000.bin
+same $scratch/gpt2.json $scratch/p/stream_tokenizer.json
+check "documents" shards $gpt2 $scratch/p/documents --doc-len 256 --shard-tokens 100000 $in/text
+for i in 0 1 2; do same $scratch/{c,p}/documents_train_00000$i.bin; done
+equals "$(ls $scratch/c | grep -c documents_train)" "$(ls $scratch/p | grep -c documents_train)"
+for kind in jsonl json.gz jsonl.zst parquet; do
+    field=text
+    [ $kind != parquet ] || field=content
+    check $kind shards $gpt2 $scratch/p/$kind --text-field $field $in/all.$kind
+    same $scratch/c/stream_train_000000.bin $scratch/p/${kind}_train_000000.bin
+done
+check "bytes" data/text_to_shards --tokenizer byte --out $scratch/c/byte $in/text
+check "bytes" shards $scratch/byte $scratch/p/byte $in/text
+same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
+
+# held-out documents do not depend on the number of processes
+for jobs in 1 3; do
+    check "--jobs $jobs" shards $scratch/words $scratch/p/jobs$jobs --jobs $jobs --val-fraction 0.2 $in/words.jsonl
+done
+same $scratch/p/jobs{1,3}_train_000000.bin
+same $scratch/p/jobs{1,3}_val_000000.bin
+equals 3100 "$(($(sed -n 's/^.*documents, \([0-9]*\) tokens.*/\1+/p' $scratch/stdout | tr -d '\n')0))"
+check "--tokens" shards $scratch/words $scratch/p/part --tokens 300 $in/words.jsonl
+said "train: 10 documents, 310 tokens"
+
+# hf:// as huggingface_hub shows it
+mkdir -p $scratch/hub/datasets
+cp $in/all.jsonl $in/all.parquet $scratch/hub/datasets/
+cat >$scratch/hub/huggingface_hub.py <<'END'
+import os
+HERE = os.path.dirname(__file__)
+class HfFileSystem:
+    def find(self, path, detail):
+        folder = path.removeprefix("hf://")
+        names = sorted(os.listdir(os.path.join(HERE, folder)))
+        return {f"{folder}/{n}": {"size": os.path.getsize(os.path.join(HERE, folder, n))} for n in names}
+    def open(self, path, mode):
+        return open(os.path.join(HERE, path.removeprefix("hf://")), mode)
+END
+mv $scratch/hub/datasets/all.parquet $scratch/hub/all.parquet
+export PYTHONPATH=$scratch/hub
+check "hf://" shards $gpt2 $scratch/p/hub hf://datasets
+same $scratch/c/stream_train_000000.bin $scratch/p/hub_train_000000.bin
+unset PYTHONPATH
+
+# errors: one line, and the shards that were there remain
+broken() { dies "$1" shards $scratch/byte $scratch/p/byte --jobs 1 "${@:2}"; }
+b=$scratch/broken
+broken "$b/cut.gz: is truncated" $in/words.jsonl $b/cut.gz
+broken "$b/cut.txt.zst: is truncated" $b/cut.txt.zst
+broken "$b/flipped.gz: damaged" $b/flipped.gz
+broken "$b/latin1.txt: is not UTF-8" $b/latin1.txt
+broken "$b/zero.txt: is not text: it has a zero byte" $b/zero.txt
+broken "$b/half.jsonl:2: is not JSON" $b/half.jsonl
+broken "$b/other.jsonl:2: has no text 'text' but body: --text-field names it" $b/other.jsonl
+broken "$b/number.jsonl:1: has no text 'text' but text" $b/number.jsonl
+broken "$b/list.jsonl:1: has no text 'text' but no object" $b/list.jsonl
+broken "$b/fake.parquet: cannot read" $b/fake.parquet
+broken "$in/all.parquet: has no column 'text' but content, id" $in/all.parquet
+broken "no/such/file: No such file" no/such/file
+broken "no input" $in/text/empty
+broken "--val-fraction 1.0: not from 0 to below 1" --val-fraction 1 $in/text
+broken "--jobs 0: not from 1" --jobs 0 $in/text
+broken "--doc-len: 1.5 is not a whole number" --doc-len 1.5 $in/text
+broken "--eot <x>: is no token of" --eot '<x>' $in/text
+broken "the train split has no document of 100000000 tokens" --doc-len 100M $in/words.jsonl
+dies "which token ends a document? give --eot" shards $scratch/no_end $scratch/p/byte $in/text
+dies "no_tokenizer.json: is not a tokenizer" shards $scratch/no_tokenizer $scratch/p/byte $in/text
+same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
+equals 0 "$(ls $scratch/p | grep -c tmp)"
+
+# a full disk
+limited() { (ulimit -f 300 && shards "$@"); }
+dies "cannot write" limited $scratch/byte $scratch/p/byte $in/text
+same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
+equals 0 "$(ls $scratch/p | grep -c tmp)"
+report

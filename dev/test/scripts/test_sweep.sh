@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# scripts/sweep.sh: every run once, on the GPUs named; it skips what is done, goes on where it was interrupted, and passes
+# over what fails. With a program in the place of the trainer, and once with ./train_fox.
+cd "$(dirname "$0")/../../.." || exit 1
+scratch=build/test/sweep
+rm -rf $scratch
+mkdir -p $scratch
+. dev/test/check.sh
+
+export CALLS=$scratch/calls READY=$scratch/ready
+cat >$scratch/trainer <<'END'
+#!/usr/bin/env bash
+echo "GPU ${CUDA_VISIBLE_DEVICES:-none}: $*" >>"$CALLS"
+case $* in
+*"--seed 8 "*) exit 3 ;;
+*"--seed 9 "*)
+    [ ! -p "$READY" ] || { # trains until it is interrupted
+        mkfifo "$READY.$$"
+        read -r <"$READY.$$" &
+        trap 'kill $!; exit 75' USR1
+        echo ready >"$READY"
+        wait
+    } ;;
+esac
+END
+chmod +x $scratch/trainer
+sweep() { OUT=$scratch/$1 TRAINER=$scratch/trainer scripts/sweep.sh "${@:2}"; }
+fails() { # fails CODE COMMAND...
+    "${@:2}" >$scratch/stdout 2>$scratch/stderr
+    equals "$1" $?
+}
+
+# every run once, the GPUs in use
+export MODELS="a b" LRS="1e-3 2e-3" SEEDS="1 2" GPUS="0 3"
+check "eight runs" sweep two --max-tokens 1k
+equals "8 8" "$(wc -l <$CALLS) $(sort -u $CALLS | wc -l)"
+equals "" "$(grep -v '^GPU [03]: ' $CALLS)"
+equals "--model b --seed 2 --keep 1 --out $scratch/two/b_lr-2e-3_seed-2 --resume --lr 2e-3 --max-tokens 1k" \
+    "$(grep -o -e '--model b --seed 2 .*2e-3 .*' $CALLS)"
+# again: nothing to do; but another option or seed is
+check "again" sweep two --max-tokens 1k
+equals "8 8" "$(wc -l <$CALLS) $(grep -c '^done already: ' $scratch/stdout)"
+check "another option" sweep two --max-tokens 2k
+equals 16 "$(wc -l <$CALLS)"
+SEEDS="1 3" check "another seed" sweep two --max-tokens 2k
+equals 20 "$(wc -l <$CALLS)"
+# a run that fails
+SEEDS="8 1" GPUS=0 LRS='' fails 1 sweep failing
+said "FAILED with exit code 3: $scratch/failing/a_lr-preset_seed-8/output.txt"
+equals "" "$(grep -e --lr $scratch/failing/b_lr-preset_seed-1/done)"
+SEEDS="8 1" GPUS=0 LRS='' fails 1 sweep failing
+equals 26 "$(wc -l <$CALLS)" # those two that failed, again
+# interrupted: the run gets SIGUSR1, and no other begins
+mkfifo $READY
+SEEDS="9 1" GPUS=0 LRS=1 MODELS=a OUT=$scratch/stopped TRAINER=$scratch/trainer scripts/sweep.sh >$scratch/stdout &
+sweeping=$!
+read -r line <$READY
+equals ready "$line"
+kill -USR1 $sweeping
+wait $sweeping
+equals 75 $?
+equals "a_lr-1_seed-9" "$(ls $scratch/stopped)"
+rm $READY
+SEEDS="9 1" GPUS=0 LRS=1 MODELS=a check "goes on" sweep stopped
+equals "2" "$(cat $scratch/stopped/*/done | wc -l)"
+
+dies "is not built" env TRAINER=$scratch/none scripts/sweep.sh
+dies "MODELS is not set" env -u MODELS scripts/sweep.sh
+
+# the trainer
+check "data" data/text_to_shards --tokenizer byte --out $scratch/bytes llmc/base
+tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 64 --max-steps 3"
+real() { TRAINER=./train_fox GPUS='' LRS='' SEEDS="1 2" MODELS="fox-pro-nano transformer-llama-nano" OUT=$scratch/real \
+    scripts/sweep.sh $tiny --data "$scratch/bytes_train_*.bin" --val-data "$scratch/bytes_train_*.bin" --val-tokens 64; }
+check "train_fox" real
+equals 12 "$(cat $scratch/real/*/log.jsonl | grep -c '"event":"step"')"
+check "compare them" python3 scripts/compare.py --no-plots $scratch/real/*
+said "| fox-pro-nano "
+said "|     2 |    192 |"
+report

@@ -1,0 +1,35 @@
+/*
+The hash of a vocabulary, by which a trainer notices that data was encoded with another tokenizer than its
+model's. Data shards have it (shard.h); of a model it follows from its tokenizer.json (run/vocab_check.h).
+
+    hash = sum over ids of hash64(id, the token's name) modulo 2^64; 1 if that is 0
+
+A name is that of Hugging Face's tokenizer.json: there the byte tokenizer and GPT-2's have one character for
+each byte of a token, the one that vocab.bpe has for it. The hash tells nothing of merges or normalization.
+*/
+#pragma once
+
+#include "../base/checksum.h"
+#include "tokenizer.h"
+
+// Continues the sum, which starts at 0, with a token.
+static inline uint64_t vocab_hash_add(uint64_t sum, int64_t id, const char* name, size_t bytes) {
+    return sum + hash64((uint64_t)id, name, bytes);
+}
+
+static inline uint64_t vocab_hash_end(uint64_t sum) { return sum ? sum : 1; }
+
+// The hash of a tokenizer's vocabulary.
+static inline uint64_t vocab_hash(const Tokenizer* t) {
+    uint32_t symbol_of[256];
+    uint64_t sum = 0;
+    for (uint32_t c = 0, next = 256; c < 256; c++) symbol_of[c] = gpt2_printable(c) ? c : next++;
+    for (uint32_t id = 0; id < t->vocab_size; id++) {
+        char name[2 * GPT2_TOKEN_BYTES]; // a symbol has at most two bytes
+        size_t bytes, length = 0;
+        const char* token = tokenizer_decode(t, id, &bytes);
+        for (size_t i = 0; i < bytes; i++) length += utf8_encode(symbol_of[(uint8_t)token[i]], name + length);
+        sum = vocab_hash_add(sum, id, name, length); // the end-of-text token's name is printable
+    }
+    return vocab_hash_end(sum);
+}

@@ -1,0 +1,482 @@
+#!/usr/bin/env python3
+"""
+Encodes text with any Hugging Face tokenizer and writes the data shards that the trainers read.
+
+    make data/ids_to_shards
+    scripts/make_shards.py --tokenizer tokenizer.json --val-fraction 0.001 --out data/web fineweb/*.parquet
+    scripts/make_shards.py --tokenizer llama/ --out data/web hf://datasets/HuggingFaceFW/fineweb/sample/10BT
+
+A PATH is a file or a folder, local or hf://. Its name says what is in it: .jsonl, .json (an object a line) and .parquet
+have a document in the field --text-field of each row, other files are one document of UTF-8 text each; .gz and .zst are
+decompressed. Memory stays bounded: long text is encoded in pieces, cut where no token can cross.
+
+The output depends only on the options, and on names and contents of the files: not on --jobs. Of the same files,
+data/text_to_shards --tokenizer gpt2 writes the same bytes, much faster. Needs scripts/requirements.txt.
+"""
+import argparse
+import codecs
+import collections
+import concurrent.futures
+import ctypes
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+import zlib
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+try:
+    import numpy
+    import tokenizers
+except ImportError as missing:
+    sys.exit(f"error: {missing}: pip install -r scripts/requirements.txt")
+
+PIECE = 1 << 18  # characters of a document, or bytes of lines, that are encoded at a time
+LONGEST = 32 << 20  # without a place to cut
+CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=\S)")  # before a space between letters; after a line break
+NOT_TEXT = re.compile(r".*_((train|val)_\d{6}\.bin|tokenizer\.json)(\.tmp)?")
+
+
+class Failed(Exception):
+    """An error that the user can act on; its text is the message."""
+    __module__ = "__main__"  # also of the processes', so that it can be sent
+
+
+# ----------------------------------------------------------------------------
+# the tokenizer
+
+
+class Encoder:
+    """A tokenizer.json. Text like "<|endoftext|>" is encoded as ordinary text, and no token is added to a text."""
+
+    def __init__(self, path, text):
+        try:
+            settings = json.loads(text)
+            self.tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as e:  # the library raises plain Exceptions
+            raise Failed(f"{path}: is not a tokenizer: {e}")
+        self.tokenizer.encode_special_tokens = True
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        if settings["model"].get("dropout"):
+            self.tokenizer.model.dropout = None
+        normalizer, split = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
+        self.cuttable = (normalizer is None or normalizer["type"] == "NFC") and split != "null" and \
+            not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get a space of its own
+
+    def find_cut(self, text):
+        """The last place where text can be cut: its parts have the tokens of the whole, whatever follows. 0: none."""
+        for start in (max(0, len(text) - 4096), 0) if self.cuttable else ():
+            for at in reversed([match.start() for match in CUT.finditer(text, start)]):
+                first = max(0, at - 256)
+                words = self.tokenizer.pre_tokenizer.pre_tokenize_str(text[first : at + 256])
+                if any(first + begin == at for _, (begin, _) in words):
+                    return at
+        return 0
+
+    def pieces(self, text, last=True):
+        """Yields the pieces of a text, the last one only if the text ends there. Returns the rest."""
+        while len(text) > PIECE and (cut := self.find_cut(text[: 2 * PIECE])):
+            yield text[:cut]
+            text = text[cut:]
+        if len(text) > LONGEST:
+            raise Failed(f"{LONGEST} characters must be encoded as a whole: is it text? divide it")
+        if last:
+            yield text
+        return text
+
+    def encode(self, texts):
+        texts = [t if t.isascii() else t.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for t in texts]
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [numpy.array(e.ids, "<u4") for e in encoded]
+
+
+def find_end_of_text(path, vocab, given):
+    """The id of the token between documents: --eot, tokenizer_config.json's eos_token, or a usual name."""
+    candidates, config = [given], os.path.join(os.path.dirname(path), "tokenizer_config.json")
+    if given is None:
+        if os.path.exists(config):
+            with open(config, encoding="utf-8") as f:
+                eos = json.load(f).get("eos_token")
+            candidates = [eos["content"] if isinstance(eos, dict) else eos]
+        candidates += ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]
+    for candidate in candidates:
+        if candidate in vocab:
+            return vocab[candidate]
+    raise Failed(f"--eot {given}: is no token of {path}" if given else f"{path}: which token ends a document? give --eot")
+
+
+# ----------------------------------------------------------------------------
+# input: files as blocks of bytes
+
+Source = collections.namedtuple("Source", "path name bytes state")  # name: decides the split; state: to see changes
+
+
+def remote():
+    import huggingface_hub
+    return huggingface_hub.HfFileSystem()
+
+
+def open_source(path):
+    return remote().open(path, "rb") if path.startswith("hf://") else open(path, "rb")
+
+
+def state_of(path):
+    st = os.stat(path)
+    return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns
+
+
+def walk(folder):
+    """Files below a folder in the order of data/text_to_shards: each folder's entries by name, without hidden ones."""
+    for entry in sorted(os.listdir(folder), key=os.fsencode):
+        path = os.path.join(folder, entry)
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode) and entry[0] != ".":
+            yield from walk(path)
+        elif stat.S_ISREG(mode) and entry[0] != "." and not NOT_TEXT.fullmatch(entry):
+            yield path
+
+
+def find_sources(paths):
+    """The files to read, in order, each once; empty ones are left out."""
+    found = {}
+    for given in paths:
+        if given.startswith("hf://"):
+            for path, info in sorted(remote().find(given, detail=True).items()):
+                if info["size"] and not os.path.basename(path).startswith("."):
+                    found[path] = Source("hf://" + path, path, info["size"], None)
+            continue
+        folder = os.path.isdir(given)
+        for path in walk(given) if folder else [given]:
+            state = state_of(path)
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise Failed(f"{path}: neither a file nor a folder")
+            if state[2]:
+                found.setdefault(state[:2], Source(path, os.path.relpath(path, given) if folder else path, state[2], state))
+    if not found:
+        raise Failed("no input: the paths hold no file that is not empty")
+    return list(found.values())
+
+
+def blocks(file, path):
+    """The decompressed bytes of an open file, in blocks."""
+    new = stream = None
+    if path.endswith(".gz"):
+        new = lambda: zlib.decompressobj(31)
+    elif path.endswith(".zst"):
+        zstandard = library("zstandard", path)
+        new = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+    for raw in iter(lambda: file.read(1 << 16), b""):
+        if new is None:
+            yield raw
+        while new and raw:
+            stream = stream or new()
+            try:
+                yield stream.decompress(raw)
+            except Exception as e:  # zlib.error, zstandard.ZstdError
+                raise Failed(f"{path}: damaged: {e}")
+            if not stream.eof:
+                break
+            raw, stream = stream.unused_data, None  # the next of several streams
+    if stream:
+        raise Failed(f"{path}: is truncated: its compressed data does not end")
+
+
+def library(name, path):
+    try:
+        return __import__(name, fromlist=["*"])
+    except ImportError:
+        raise Failed(f"{path}: needs {name}: pip install -r scripts/requirements.txt")
+
+
+def open_parquet(file, path, field):
+    try:
+        table = library("pyarrow.parquet", path).ParquetFile(file)
+    except (ValueError, OSError) as e:
+        raise Failed(f"{path}: cannot read: {e}")
+    if field not in table.schema_arrow.names:
+        raise Failed(f"{path}: has no column {field!r} but {', '.join(table.schema_arrow.names)}: --text-field names it")
+    return table
+
+
+# ----------------------------------------------------------------------------
+# tasks: what a process encodes at a time. Made in order by the main process, as (function, arguments), with the number
+# of bytes read of the file
+
+
+def text_tasks(settings, encoder, source, file):
+    def pieces():
+        decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
+        for block in blocks(file, source.path):
+            if b"\0" in block:
+                raise Failed(f"{source.path}: is not text: it has a zero byte")
+            rest += decoder.decode(block)
+            if len(rest) > 2 * PIECE:
+                rest = yield from encoder.pieces(rest, last=False)
+        yield from encoder.pieces(rest + decoder.decode(b"", True))
+
+    split = in_validation(settings, source.name)
+    try:
+        for i, piece in enumerate(pieces()):
+            yield encode_pieces, ([(split, i == 0, piece)],), file.tell()
+    except UnicodeDecodeError as e:
+        raise Failed(f"{source.path}: is not UTF-8: {e.reason}")
+
+
+def jsonl_tasks(_, __, source, file):
+    rest, line = b"", 1
+    for block in blocks(file, source.path):
+        rest += block
+        end = rest.rfind(b"\n") + 1 if len(rest) > PIECE else 0
+        if not end and len(rest) > 4 * LONGEST:
+            raise Failed(f"{source.path}:{line}: a line of more than {4 * LONGEST} bytes")
+        if end:
+            yield encode_lines, (source, line, rest[:end]), file.tell()
+            line += rest.count(b"\n", 0, end)
+            rest = rest[end:]
+    yield encode_lines, (source, line, rest), file.tell()
+
+
+def parquet_tasks(settings, _, source, file):
+    groups, row = open_parquet(file, source.path, settings.text_field).metadata, 0
+    for i in range(groups.num_row_groups):
+        yield encode_rows, (source, i, row), source.bytes * (i + 1) // groups.num_row_groups
+        row += groups.row_group(i).num_rows
+
+
+def tasks(settings, encoder, sources):
+    """All tasks in order, each with the number of bytes read of all files."""
+    before = 0
+    for source in sources:
+        kind = re.sub(r"\.(gz|zst)$", "", source.path).rpartition(".")[2]
+        make = {"jsonl": jsonl_tasks, "json": jsonl_tasks, "parquet": parquet_tasks}.get(kind, text_tasks)
+        with open_source(source.path) as file:
+            for function, arguments, read in make(settings, encoder, source, file):
+                yield function, arguments, before + read
+        if source.state and state_of(source.path) != source.state:
+            raise Failed(f"{source.path}: changed while it was read; run again when nothing writes it")
+        before += source.bytes
+
+
+# ----------------------------------------------------------------------------
+# in the processes. A result is a list of (split, is it a document's first piece, characters, ids)
+
+worker = None  # (settings, Encoder)
+
+
+def start_worker(settings, text):
+    global worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends this one
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also if it is killed
+    worker = settings, Encoder(settings.tokenizer, text)
+
+
+def in_validation(settings, name):
+    """The split of a document: 1 or 0, by a hash of seed and name. Other documents do not matter."""
+    draw = hashlib.blake2b(f"{settings.seed} {name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int(int.from_bytes(draw, "little") < settings.val_fraction * 2**64)
+
+
+def encode_pieces(pieces):
+    ids = worker[1].encode([piece for _, _, piece in pieces])
+    return [(split, first, len(piece), i) for (split, first, piece), i in zip(pieces, ids)]
+
+
+def encode_documents(source, numbered):
+    """numbered: (number of the line or row, text) pairs."""
+    pieces = []
+    for number, text in numbered:
+        split = in_validation(worker[0], f"{source.name}:{number}")
+        pieces += [(split, i == 0, piece) for i, piece in enumerate(worker[1].pieces(text))]
+    return encode_pieces(pieces)
+
+
+def encode_lines(source, number, lines):
+    documents, field = [], worker[0].text_field
+    for number, line in enumerate(lines.split(b"\n"), number):
+        try:
+            row = json.loads(line) if line.strip() else {field: ""}
+        except ValueError as e:
+            raise Failed(f"{source.path}:{number}: is not JSON: {e}")
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            keys = ", ".join(row) if isinstance(row, dict) else "no object"
+            raise Failed(f"{source.path}:{number}: has no text {field!r} but {keys}: --text-field names it")
+        if row[field]:
+            documents.append((number, row[field]))
+    return encode_documents(source, documents)
+
+
+def encode_rows(source, group, row):
+    result, field = [], worker[0].text_field
+    with open_source(source.path) as file:
+        table = open_parquet(file, source.path, field)
+        for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[field]):
+            texts = batch.column(0).to_pylist()
+            if not all(text is None or isinstance(text, str) for text in texts):
+                raise Failed(f"{source.path}: column {field!r} is not text")
+            result += encode_documents(source, [(row + i, text) for i, text in enumerate(texts) if text])
+            row += len(texts)
+    return result
+
+
+# ----------------------------------------------------------------------------
+# the conversion
+
+
+class Writer:
+    """data/ids_to_shards, which gets the token ids and replaces the shards of the prefix at the end."""
+
+    def __init__(self, settings):
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/ids_to_shards")
+        if not os.path.exists(program):
+            raise Failed("data/ids_to_shards is not built: make data/ids_to_shards")
+        names = "out", "tokenizer", "vocab-size", "end-of-text", "doc-len", "shard-tokens"
+        options = [f"--{name}={getattr(settings, name.replace('-', '_'))}" for name in names]
+        self.program = subprocess.Popen([program, *options], stdin=subprocess.PIPE)
+        self.tokens = 0
+
+    def write(self, kind, ids):
+        try:
+            self.program.stdin.write(struct.pack("<2I", kind, len(ids)))
+            self.program.stdin.write(ids)
+            if kind >= 4:
+                self.program.stdin.close()
+        except BrokenPipeError:
+            pass  # close reports its exit code
+        if self.program.poll():
+            raise SystemExit(1)  # after its message
+        self.tokens += len(ids)
+
+    def close(self, complete):
+        """Without `complete` the old shards remain."""
+        if self.program.poll() is None:
+            self.write(4 if complete else 5, b"")
+        if self.program.wait():
+            raise SystemExit(1)
+
+
+class Progress:
+    """A line on stderr: on a terminal in place, else every minute."""
+
+    def __init__(self, total):
+        self.total, self.start, self.terminal = total, time.monotonic(), sys.stderr.isatty()
+        self.next = self.start + (1 if self.terminal else 60)
+
+    def update(self, done):
+        now = time.monotonic()
+        if now < self.next or not done:
+            return
+        rate, self.next = done / (now - self.start), now + (0.25 if self.terminal else 60)
+        line = f"encoding: {done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB, {rate / 1e6:.1f} MB/s, " \
+               f"{(self.total - done) / rate:.0f} s left"
+        print(f"\r\033[K{line}" if self.terminal else line + "\n", end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        print("\r\033[K" if self.terminal else "", end="", file=sys.stderr, flush=True)
+
+
+def convert(settings, sources, encoder, text):
+    """Returns the numbers of characters read and of tokens."""
+    characters, complete, progress, writer = 0, False, Progress(sum(source.bytes for source in sources)), Writer(settings)
+    pool = concurrent.futures.ProcessPoolExecutor(settings.jobs, multiprocessing.get_context("spawn"), start_worker,
+                                                  (settings, text))
+
+    def results():
+        """Those of all tasks, in order. So many at most are not taken yet: they take memory."""
+        pending = collections.deque()
+        for function, arguments, read in tasks(settings, encoder, sources):
+            pending.append((pool.submit(function, *arguments), read))
+            if len(pending) > 2 * settings.jobs + 1:
+                yield pending.popleft()
+        yield from pending
+
+    try:
+        for future, read in results():
+            for split, first, length, ids in future.result():
+                if first and settings.tokens and writer.tokens >= settings.tokens:
+                    break
+                writer.write(split | first << 1, ids)
+                characters += length
+            else:
+                progress.update(read)
+                continue
+            break
+        complete = True
+    except concurrent.futures.process.BrokenProcessPool:
+        raise Failed("a process of --jobs ended: it was killed, or is there too little memory? lower --jobs")
+    finally:
+        pool.shutdown(cancel_futures=True)
+        progress.end()
+        writer.close(complete)
+    return characters, writer.tokens
+
+
+# ----------------------------------------------------------------------------
+# main
+
+
+def count(text):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)(k|M|G|Ki|Mi|Gi)?", text)
+    scale = {None: 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+    value = float(match[1]) * scale[match[2]] if match else -1
+    if value != int(value) or not 0 <= value < 2**53:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number (suffixes: k M G Ki Mi Gi)")
+    return int(value)
+
+
+def parse_arguments():
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    p.error = lambda message: sys.exit(f"error: {message}")
+    p.add_argument("paths", nargs="+", metavar="PATH", help="files or folders, local or hf://")
+    p.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a folder that has it")
+    p.add_argument("--out", required=True, metavar="PREFIX", help="PREFIX_train_000000.bin ..., PREFIX_val_000000.bin "
+                   "..., and PREFIX_tokenizer.json, which the trainers copy into checkpoints")
+    p.add_argument("--text-field", default="text", metavar="NAME", help="field or column of the text [text]")
+    p.add_argument("--doc-len", type=count, default=0, metavar="D", help="cut each document into documents of exactly "
+                   "D tokens and drop the rest; 0: a token stream, each document preceded by the end-of-text token")
+    p.add_argument("--val-fraction", type=float, default=0, metavar="F", help="fraction of held-out documents")
+    p.add_argument("--seed", type=count, default=0, metavar="N", help="of their choice")
+    p.add_argument("--tokens", type=count, default=0, metavar="N", help="end with the document that reaches N tokens")
+    p.add_argument("--shard-tokens", type=count, default=256 << 20, metavar="N", help="most tokens a shard [256Mi]")
+    p.add_argument("--eot", metavar="TOKEN", help="the end-of-text token [the tokenizer's]")
+    p.add_argument("--jobs", type=count, default=len(os.sched_getaffinity(0)), metavar="N", help="processes [cores]")
+    settings = p.parse_args()
+    if not 0 <= settings.val_fraction < 1:
+        raise Failed(f"--val-fraction {settings.val_fraction}: not from 0 to below 1")
+    if not 1 <= settings.jobs <= 1024:
+        raise Failed(f"--jobs {settings.jobs}: not from 1 to 1024")
+    if os.path.isdir(settings.tokenizer):
+        settings.tokenizer = os.path.join(settings.tokenizer, "tokenizer.json")
+    return settings
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # temporary files are removed
+    settings = parse_arguments()
+    with open(settings.tokenizer, encoding="utf-8") as f:
+        text = f.read()
+    encoder = Encoder(settings.tokenizer, text)
+    vocab = encoder.tokenizer.get_vocab(with_added_tokens=True)
+    settings.vocab_size = max(vocab.values()) + 1
+    settings.end_of_text = end = find_end_of_text(settings.tokenizer, vocab, settings.eot)
+    characters, tokens = convert(settings, find_sources(settings.paths), encoder, text)
+    print(f"{characters / max(tokens, 1):.3f} characters a token; for the trainer: "
+          f"--set vocab_size={settings.vocab_size} --set bos_token_id={end} --set eos_token_id={end}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failed as e:
+        sys.exit(f"error: {e}")
+    except OSError as e:
+        sys.exit(f"error: {e.filename or ''}: {e.strerror or e}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Trains families x learning rates x seeds, one run a GPU at a time, each in a folder of its own:
+#
+#   MODELS="fox-pro-125m transformer-pro-125m" LRS="1e-3 2e-3" SEEDS="1 2 3" OUT=out/sweep \
+#       scripts/sweep.sh --data 'data/web_train_*.bin' --val-data 'data/web_val_*.bin' --max-tokens 1e9
+#   scripts/compare.py out/sweep/*/ --out out/sweep/compare
+#
+# The arguments are options of the trainer, of all runs. GPUS="0 2" names the GPUs (all of the machine by default); without
+# a GPU, or with TRAINER=./train_fox, runs are on the CPU, one after the other. LRS may be left out: the presets' own.
+#
+#   runs     |MODELS| x |LRS| x |SEEDS|, each as long as the trainer's --dry-run says, on |GPUS| of them at a time
+#   disk     KEEP checkpoints a run (1), of 12 bytes a parameter
+#
+# The same command goes on after an interruption: it skips runs that ended with the same options, and resumes the others.
+# Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code 75. A run that fails does not keep
+# the others from running; OUT/RUN/output.txt says why, and the sweep's exit code is 1.
+set -u
+[ -n "${MODELS:-}" ] || { echo "error: MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'" >&2; exit 1; }
+LRS=${LRS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
+if [ -z "${TRAINER:-}" ]; then
+    GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | tr '\n' ' ')}
+    TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
+fi
+[ -x "$TRAINER" ] || { echo "error: $TRAINER is not built: make ${TRAINER#./}" >&2; exit 1; }
+[ -n "${GPUS:-}" ] || GPUS=cpu
+
+runs=()
+for seed in $SEEDS; do
+    for lr in $LRS; do
+        for model in $MODELS; do runs+=("$model $lr $seed"); done
+    done
+done
+state=$(mktemp -d)
+trap 'rm -rf "$state"' EXIT
+
+# train GPU FOLDER MODEL LR SEED OPTIONS...: one run. Sets code to its exit code
+train() {
+    local gpu=$1 out=$2 model=$3 lr=$4 seed=$5 command
+    shift 5
+    command=("$TRAINER" --model "$model" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
+    [ "$lr" = preset ] || command+=(--lr "$lr")
+    command+=("$@")
+    if [ "$(cat "$out/done" 2>/dev/null)" = "${command[*]}" ]; then
+        echo "done already: $out"
+        code=0
+        return
+    fi
+    echo "training: $out${gpu:+ ($gpu)}"
+    mkdir -p "$out" || return
+    [ "$gpu" = cpu ] || export CUDA_VISIBLE_DEVICES=$gpu
+    "${command[@]}" >>"$out/output.txt" 2>&1 &
+    child=$!
+    [ -z "$stopping" ] || kill -USR1 $child
+    while :; do # a signal ends `wait` before the child does
+        wait $child
+        code=$?
+        [ $code -gt 128 ] && kill -0 $child 2>/dev/null || break
+    done
+    child=
+    [ $code != 0 ] || echo "${command[*]}" >"$out/done"
+}
+
+# work GPU OPTIONS...: takes runs that no other worker has taken
+work() {
+    local gpu=$1 run i code model lr seed out
+    shift
+    child='' stopping=''
+    trap 'stopping=1; [ -z "$child" ] || kill -USR1 $child' USR1
+    for i in "${!runs[@]}"; do
+        [ -z "$stopping" ] || return
+        mkdir "$state/$i" 2>/dev/null || continue
+        read -r model lr seed <<<"${runs[i]}"
+        out=$OUT/${model}_lr-${lr}_seed-$seed
+        code=1
+        train "$gpu" "$out" "$model" "$lr" "$seed" "$@"
+        [ $code != 75 ] || { touch "$state/interrupted"; return; }
+        [ $code = 0 ] || { echo "FAILED with exit code $code: $out/output.txt"; touch "$state/failed"; }
+    done
+}
+
+workers=()
+trap 'touch "$state/interrupted"; kill -USR1 "${workers[@]}" 2>/dev/null' INT TERM USR1
+for gpu in $GPUS; do
+    work "$gpu" "$@" &
+    workers+=($!)
+done
+for worker in "${workers[@]}"; do
+    while kill -0 "$worker" 2>/dev/null; do wait "$worker"; done
+done
+[ ! -e "$state/interrupted" ] || exit 75
+[ ! -e "$state/failed" ] || exit 1
