@@ -174,7 +174,7 @@ static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaSt
                                        (size_t)(heads * width) * sizeof *from, cudaMemcpyHostToDevice,
                                        stream));
         else
-            for (int64_t head = 0; head < heads; head++)
+            for (int64_t head = 0; first < last && head < heads; head++)
                 for (int64_t column = first; column < last; column++)
                     c->host_entries[n++] = {(int)((slot * heads + head) * width + column),
                                             from[head * width + column]};
