@@ -4,8 +4,8 @@ Compares training runs: a table, and pictures of their curves.
 
     scripts/compare.py out/sweep/* --out out/sweep/compare
 
-A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by what sets it
-apart from the others; the table has the mean of a group and its standard deviation over seeds. It writes
+A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by what
+sets it apart from the others; the table has the mean of a group and its standard deviation over seeds. It writes
 
     PREFIX_loss.svg      smoothed training loss, and held-out loss as dots, against tokens, FLOPs and hours
     PREFIX_pruned.svg    share of attention's FLOPs that was pruned, by layer, over the last tenth of the steps
@@ -36,7 +36,7 @@ class Failed(Exception):
 # logs
 
 
-class Run:
+class Log:
     """
     A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours" since the
     start. gpu_hours: all that was spent.
@@ -44,7 +44,7 @@ class Run:
 
     def __init__(self, path):
         self.path = path
-        self.first = self.last = None  # "run" lines
+        self.start = None  # the last "run" line
         self.steps, self.validations, self.gpu_hours = [], [], 0
         try:
             with open(os.path.join(path, "log.jsonl") if os.path.isdir(path) else path, encoding="utf-8") as f:
@@ -52,7 +52,7 @@ class Run:
                     self.add(text)
         except OSError as e:
             raise Failed(f"{e.filename}: cannot read: {e.strerror}")
-        if not self.first or not self.steps:
+        if not self.start or not self.steps:
             raise Failed(f"{path}: no run with a step in its log")
 
     def add(self, text):
@@ -62,12 +62,12 @@ class Run:
             return  # of a process that was killed while it wrote
         event = line.get("event")
         if event == "run":
-            self.first, self.last = self.first or line, line
+            self.start = line
             for lines in self.steps, self.validations:
                 del lines[bisect.bisect_right(lines, line["step"], key=lambda x: x["step"]) :]
-        if event not in ("step", "validation") or not self.last:
+        if event not in ("step", "validation") or not self.start:
             return
-        self.gpu_hours += line["ms"] / 3.6e6 * self.last["ranks"]
+        self.gpu_hours += line["ms"] / 3.6e6 * self.start["ranks"]
         hours = max((lines[-1]["hours"] for lines in (self.steps, self.validations) if lines), default=0)
         line["hours"] = hours + line["ms"] / 3.6e6
         lines = self.steps if event == "step" else self.validations
@@ -77,15 +77,15 @@ class Run:
 
     def settings(self):
         """What decides the outcome, but for the seed: options, and the config where options do not tell."""
-        options = {k: v for k, v in self.first["options"].items() if k not in SILENT}
+        options = {k: v for k, v in self.start["options"].items() if k not in SILENT}
         for item in options.pop("set", []):
             key, _, value = item.partition("=")
             options[key] = value
-        config = {"config." + k: v for k, v in self.first["config"].items()}
+        config = {"config." + k: v for k, v in self.start["config"].items()}
         return options, config
 
     def finished(self):
-        return self.steps[-1]["step"] >= self.last["num_steps"]
+        return self.steps[-1]["step"] >= self.start["num_steps"]
 
     def validation_loss(self):
         """At the last step; None: not measured there."""
@@ -156,14 +156,14 @@ def notes(runs):
     """What a reader of the table must know."""
     for run in runs:
         if not run.finished():
-            yield f"{run.path}: at step {run.steps[-1]['step']} of {run.last['num_steps']}"
+            yield f"{run.path}: at step {run.steps[-1]['step']} of {run.start['num_steps']}"
         elif run.validation_loss() is None:
             yield f"{run.path}: its end was not validated"
     for key in ("version", "device", "ranks"):
-        values = sorted({str(run.last[key]) for run in runs})
+        values = sorted({str(run.start[key]).split(",")[0] for run in runs})  # of a device its name
         if len(values) > 1:
             yield f"{key} differs: {'; '.join(values)}"
-    if any(run.last["device"] == "CPU" for run in runs):
+    if any(run.start["device"] == "CPU" for run in runs):
         yield "on the CPU, GPU-hours are hours of a rank"
 
 
@@ -191,7 +191,7 @@ def mean_curve(runs, name, value):
 def draw_loss(plots, groups, path):
     figure, [axes] = plots.panels(3)
     for name, runs in groups.items():
-        flops = runs[0].first["flops_per_token"]
+        flops = runs[0].start["flops_per_token"]
         tokens, hours, loss, steps = mean_curve(runs, "steps", lambda line: line["loss"])
         first = len(loss) // 50  # the fall from the initial loss would hide the rest
         loss = smooth(loss, max(1, len(loss) // 50))
@@ -246,7 +246,7 @@ def main():
     parser.add_argument("--out", default="compare", metavar="PREFIX", help="of the pictures [compare]")
     parser.add_argument("--no-plots", action="store_true", help="only the table")
     options = parser.parse_args()
-    runs = [Run(path) for path in options.runs]
+    runs = [Log(path) for path in options.runs]
     groups = group(runs)
     print(*table(groups), sep="\n")
     for note in notes(runs):

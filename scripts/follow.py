@@ -5,10 +5,10 @@ Sends the logs of runs to TensorBoard while they grow, from their beginning, or 
     scripts/follow.py out/fox-pro-nano &
     tensorboard --logdir out
 
-Events go to RUN/tensorboard, or with --wandb to a W&B run of the folder's name. It ends with each run's last checkpoint,
-with --once at the end of what is logged. RUN/tensorboard/position (RUN/wandb.position) says what was sent: the next call
-goes on there. What a resumed run does again replaces what it had done. Needs tensorboard (scripts/requirements.txt), or
-wandb.
+Events go to RUN/tensorboard, or with --wandb to a W&B run of the folder's name. It ends with each run's last
+checkpoint, with --once at the end of what is logged. RUN/tensorboard/position (RUN/wandb.position) says what was sent:
+the next call goes on there. In TensorBoard, what a resumed run does again replaces what it had done. Needs tensorboard
+(scripts/requirements.txt), or wandb.
 """
 import argparse
 import calendar

@@ -110,7 +110,8 @@ def find_end_of_text(path, vocab, given):
     for candidate in candidates:
         if candidate in vocab:
             return vocab[candidate]
-    raise Failed(f"--eot {given}: is no token of {path}" if given else f"{path}: which token ends a document? give --eot")
+    raise Failed(f"--eot {given}: is no token of {path}" if given else
+                 f"{path}: which token ends a document? give --eot")
 
 
 # ----------------------------------------------------------------------------
@@ -159,7 +160,8 @@ def find_sources(paths):
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise Failed(f"{path}: neither a file nor a folder")
             if state[2]:
-                found.setdefault(state[:2], Source(path, os.path.relpath(path, given) if folder else path, state[2], state))
+                name = os.path.relpath(path, given) if folder else path
+                found.setdefault(state[:2], Source(path, name, state[2], state))
     if not found:
         raise Failed("no input: the paths hold no file that is not empty")
     return list(found.values())
@@ -202,7 +204,8 @@ def open_parquet(file, path, field):
     except (ValueError, OSError) as e:
         raise Failed(f"{path}: cannot read: {e}")
     if field not in table.schema_arrow.names:
-        raise Failed(f"{path}: has no column {field!r} but {', '.join(table.schema_arrow.names)}: --text-field names it")
+        names = ", ".join(table.schema_arrow.names)
+        raise Failed(f"{path}: has no column {field!r} but {names}: --text-field names it")
     return table
 
 
@@ -384,7 +387,8 @@ class Progress:
 
 def convert(settings, sources, encoder, text):
     """Returns the numbers of characters read and of tokens."""
-    characters, complete, progress, writer = 0, False, Progress(sum(source.bytes for source in sources)), Writer(settings)
+    characters, complete = 0, False
+    progress, writer = Progress(sum(source.bytes for source in sources)), Writer(settings)
     pool = concurrent.futures.ProcessPoolExecutor(settings.jobs, multiprocessing.get_context("spawn"), start_worker,
                                                   (settings, text))
 

@@ -5,23 +5,29 @@
 #       scripts/sweep.sh --data 'data/web_train_*.bin' --val-data 'data/web_val_*.bin' --max-tokens 1e9
 #   scripts/compare.py out/sweep/*/ --out out/sweep/compare
 #
-# The arguments are options of the trainer, of all runs. GPUS="0 2" names the GPUs (all of the machine by default); without
-# a GPU, or with TRAINER=./train_fox, runs are on the CPU, one after the other. LRS may be left out: the presets' own.
+# The arguments are options of the trainer, of all runs. GPUS="0 2" names the GPUs (by default CUDA_VISIBLE_DEVICES, or
+# all); without a GPU, or with TRAINER=./train_fox, runs are on the CPU, one after the other. LRS may be left out: the
+# presets' own.
 #
 #   runs     |MODELS| x |LRS| x |SEEDS|, each as long as the trainer's --dry-run says, on |GPUS| of them at a time
 #   disk     KEEP checkpoints a run (1), of 12 bytes a parameter
 #
-# The same command goes on after an interruption: it skips runs that ended with the same options, and resumes the others.
-# Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code 75. A run that fails does not keep
-# the others from running; OUT/RUN/output.txt says why, and the sweep's exit code is 1.
+# The same command goes on after an interruption: it skips runs that ended with the same options, and resumes the
+# others. Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code 75. A run that fails
+# does not keep the others from running; OUT/RUN/output.txt says why, and the sweep's exit code is 1.
 set -u
-[ -n "${MODELS:-}" ] || { echo "error: MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'" >&2; exit 1; }
+die() {
+    echo "error: $1" >&2
+    exit 1
+}
+[ -n "${MODELS:-}" ] || die "MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'"
 LRS=${LRS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
 if [ -z "${TRAINER:-}" ]; then
+    GPUS=${GPUS:-${CUDA_VISIBLE_DEVICES:-}} GPUS=${GPUS//,/ }
     GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | tr '\n' ' ')}
     TRAINER=$([ -n "${GPUS// /}" ] && echo ./train_foxcu || echo ./train_fox)
 fi
-[ -x "$TRAINER" ] || { echo "error: $TRAINER is not built: make ${TRAINER#./}" >&2; exit 1; }
+[ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"
 [ -n "${GPUS:-}" ] || GPUS=cpu
 
 runs=()
