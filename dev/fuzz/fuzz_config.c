@@ -21,7 +21,7 @@ static void require_value(const Config* c, const char* name, const char* text) {
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
         const ConfigKey* key = &config_keys[i];
         const void* field = (const char*)c + key->offset;
-        if (strcmp(key->name, name) != 0) continue;
+        if (strcmp(key->name, name) != 0 || !config_has_key(c, key)) continue;
         if (key->type == KEY_INT)
             REQUIRE(whole && (double)*(const int64_t*)field == number, "%s=%s", name, text);
         if (key->type == KEY_REAL) REQUIRE(whole && *(const double*)field == number, "%s=%s", name, text);
@@ -97,7 +97,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
         require_message(&err, "input");
         return 0;
     }
-    REQUIRE(config_head_size(&c) >= 1 && config_head_size(&c) * c.num_heads == c.hidden_size, "heads");
+    REQUIRE(config_head_size(&c) >= 1 && config_head_size(&c) * c.num_heads == config_inner_size(&c),
+            "heads");
     REQUIRE(config_mlp_size(&c) >= 1 && config_end_of_text(&c) < c.vocab_size, "sizes");
     for (int64_t head = 0; head < c.num_heads; head++)
         REQUIRE(isfinite(config_long_gate_bias(&c, head)), "the gate's bias of head %lld is %g",

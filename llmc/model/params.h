@@ -27,6 +27,7 @@ typedef enum {
     P_Q_PROJ,      // [d, d]     P_Q_PROJ .. P_V_SHIFT are the rows of the one fused projection
     P_K_PROJ,      // [d, d]
     P_V_PROJ,      // [d, d]
+    P_B_PROJ,      // [NH, d]    DeltaNet's beta
     P_OGATE_PROJ,  // [d, d]     with output gate
     P_FGATE_PROJ,  // [NH, d]    gate full
     P_K_SHIFT,     // [NH, d]    with key shift
@@ -34,7 +35,10 @@ typedef enum {
     P_FGATE_BIAS,  // [NH]       with any gate
     P_Q_NORM,      // [d], or [dh] when shared by all heads
     P_K_NORM,      // the same
-    P_OUTPUT_NORM, // [d]        with output norm
+    P_CONV,        // [C, 1, 4]  recurrent mixers' convolutions, or the first of several: C channels in all
+    P_K_CONV,      // [d, 1, 4]  DeltaNet's other two: with P_CONV one matrix [3d, 4]
+    P_V_CONV,      // [d, 1, 4]
+    P_OUTPUT_NORM, // [d]        with output norm; DeltaNet: [dh]
     P_O_PROJ,      // [d, d]
     P_MLP_NORM,    // [d]        this row and the next two: with an MLP
     P_GATE_PROJ,   // [2I, d]    rows 0..I-1 the SiLU gate, then up
@@ -44,9 +48,10 @@ typedef enum {
     NUM_PARAM_KINDS
 } ParamKind;
 
+enum { CONV_WIDTH = 4 };   // taps of the recurrent mixers' convolutions
 enum { PARAM_ALIGN = 64 }; // elements: a cache line of bf16, and a multiple of every vector load
 
-typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE, INIT_LONG_GATE } ParamInit;
+typedef enum { INIT_NORMAL, INIT_UNIFORM, INIT_ZERO, INIT_ONE, INIT_LONG_GATE } ParamInit;
 
 typedef struct {
     char name[80]; // in a checkpoint
@@ -56,6 +61,7 @@ typedef struct {
     int64_t count;  // elements
     int64_t offset; // of its first element in the flat buffer
     ParamInit init;
+    double scale;   // INIT_NORMAL: factor of initializer_range; INIT_UNIFORM: the numbers are in +-scale
     double eps;     // of the RMSNorm that this is the weight of; 0 for all others
     bool decays;    // under weight decay: matrices and the embedding, not biases and norms
     bool trainable; // all but a fixed gate's bias
@@ -65,7 +71,7 @@ typedef struct {
 // Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index
 // its output [B, T, rows].
 typedef struct {
-    int64_t q, k, v, ogate, fgate, k_shift, v_shift;
+    int64_t q, k, v, b, ogate, fgate, k_shift, v_shift;
     int64_t rows;
 } ProjLayout;
 
@@ -99,6 +105,7 @@ static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const 
         snprintf(p->name, sizeof p->name, "%s.%lld.%s", t->layers, (long long)l, name);
     p->kind = kind;
     p->init = init;
+    p->scale = 1;
     p->count = 1;
     for (; p->ndim < 3 && shape[p->ndim]; p->ndim++) p->count *= p->shape[p->ndim] = shape[p->ndim];
     if (!fused) t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
@@ -155,6 +162,42 @@ static inline void attention_add_params(ParamTable* t, const Config* c, int64_t 
     params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
 }
 
+// Rows of a width-4 convolution over n channels each, adjacent where there are several.
+static inline void params_add_conv(ParamTable* t, ParamKind kind, int64_t l, const char* name, int64_t n) {
+    const int64_t shape[3] = {n, 1, CONV_WIDTH};
+    params_add(t, kind, l, name, INIT_UNIFORM, shape, kind != P_CONV)->scale = 1 / sqrt((double)CONV_WIDTH);
+}
+
+// DeltaNet's rows of layer l.
+static inline void deltanet_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size;
+    params_add_matrix(t, P_Q_PROJ, l, "attn.q_proj.weight", d, d);
+    params_add_matrix(t, P_K_PROJ, l, "attn.k_proj.weight", d, d);
+    params_add_matrix(t, P_V_PROJ, l, "attn.v_proj.weight", d, d);
+    params_add_matrix(t, P_B_PROJ, l, "attn.b_proj.weight", c->num_heads, d);
+    params_add_conv(t, P_CONV, l, "attn.q_conv1d.weight", d);
+    params_add_conv(t, P_K_CONV, l, "attn.k_conv1d.weight", d);
+    params_add_conv(t, P_V_CONV, l, "attn.v_conv1d.weight", d);
+    params_add_norm(t, P_OUTPUT_NORM, l, "attn.o_norm.weight", config_head_size(c), c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
+}
+
+// How DeltaNet and HGRN2 start in the paper's code: the mixer's matrices Xavier-uniform with a gain of
+// 2^-2.5, down_proj divided by sqrt(2 L).
+static inline void matrix_state_init(Param* p, const Config* c) {
+    bool of_mixer = (p->kind >= P_Q_PROJ && p->kind <= P_V_SHIFT) || p->kind == P_O_PROJ;
+    if (p->kind == P_DOWN_PROJ) p->scale = 1 / sqrt(2 * (double)c->num_hidden_layers);
+    if (!of_mixer) return;
+    p->init = INIT_UNIFORM;
+    p->scale = pow(2, -2.5) * sqrt(6 / (double)(p->shape[0] + p->shape[1]));
+}
+
+// Per token and layer, forward and backward, as the paper counts the FLOPs of a recurrence.
+static inline double deltanet_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 18.0 * (double)(c->hidden_size * config_head_size(c));
+}
+
 // FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 6 d T.
 static inline double attention_flops(const Config* c, int64_t T) {
     return 6.0 * (double)(c->hidden_size * T);
@@ -168,11 +211,14 @@ typedef struct {
     void (*add_params)(ParamTable* t, const Config* c, int64_t l);
     double (*flops)(const Config* c,
                     int64_t T); // per token and layer, forward and backward, without the 6 per parameter
+    void (*init)(Param* p, const Config* c); // changes how a row of the table starts; NULL: none
 } MixerInfo;
 
 static const MixerInfo mixer_infos[] = {
     {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", attention_add_params,
-     attention_flops}, // MIXER_ATTENTION
+     attention_flops, NULL}, // MIXER_ATTENTION
+    {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", deltanet_add_params,
+     deltanet_flops, matrix_state_init}, // MIXER_DELTANET
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -187,8 +233,8 @@ static inline double config_mixer_flops(const Config* c, int64_t T) {
 // Where the fused projection's parts begin. The layout is the same in all layers.
 static inline ProjLayout params_proj_layout(const ParamTable* t) {
     ProjLayout proj;
-    int64_t* const columns[] = {&proj.q,     &proj.k,       &proj.v,      &proj.ogate,
-                                &proj.fgate, &proj.k_shift, &proj.v_shift};
+    int64_t* const columns[] = {&proj.q,     &proj.k,     &proj.v,       &proj.b,
+                                &proj.ogate, &proj.fgate, &proj.k_shift, &proj.v_shift};
     static_assert(sizeof columns / sizeof columns[0] == P_V_SHIFT - P_Q_PROJ + 1, "one column a fused row");
     proj.rows = 0;
     for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
@@ -234,6 +280,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
     params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
     t.num_buckets--;
+    for (int r = 0; mixer->init && r < t.num_rows; r++) mixer->init(&t.rows[r], c);
     t.non_embedding = t.parameters - V * d;
     t.proj = params_proj_layout(&t);
     return t;
@@ -260,8 +307,10 @@ static inline const Param* params_find(const ParamTable* t, ParamKind kind, int6
 // trainer draw the same weights.
 static inline double params_initial_value(const ParamTable* t, const Config* c, int r, int64_t i,
                                           uint64_t seed) {
-    switch (t->rows[r].init) {
-    case INIT_NORMAL: return c->initializer_range * random_normal(seed, (uint64_t)r, (uint64_t)i);
+    const Param* p = &t->rows[r];
+    switch (p->init) {
+    case INIT_NORMAL: return p->scale * c->initializer_range * random_normal(seed, (uint64_t)r, (uint64_t)i);
+    case INIT_UNIFORM: return p->scale * (2 * random_uniform(seed, (uint64_t)r, (uint64_t)i) - 1);
     case INIT_ZERO: return 0;
     case INIT_ONE: return 1;
     case INIT_LONG_GATE: return config_long_gate_bias(c, i);

@@ -1,6 +1,6 @@
 /*
-The model variants that gradcheck.c, test_model.c and test_fox.cu run: the four families; each switch alone,
-turned on in a LLaMA block and off in a Pro block; odd sizes. Include after train_fox.c.
+The model variants that gradcheck.c, test_model.c and test_fox.cu run: the families; each switch alone, turned
+on in a LLaMA block and off in a Pro block; odd sizes. Include after train_fox.c.
 */
 #pragma once
 
@@ -54,6 +54,14 @@ static const Variant variants[] = {
     {"fox-pro fgate_bias_init=true", 2, 300},
     {"fox-llama use_rope=true", 1, 300},
     {"transformer-llama", 1, 300},
+
+    // T = 150 is three segments of SEGMENT, a head of 70 channels two pieces of COLUMNS
+    {"deltanet", 2, 9},
+    {"deltanet", 3, 1},
+    {"deltanet", 2, 3},
+    {"deltanet num_heads=3 hidden_size=9 num_hidden_layers=1", 2, 64},
+    {"deltanet num_heads=1 hidden_size=70 num_hidden_layers=1", 1, 101},
+    {"deltanet mlp=none", 1, 150},
 };
 #define NUM_VARIANTS ((int)(sizeof variants / sizeof variants[0]))
 
@@ -93,7 +101,8 @@ static void variant_weights(Model* model) {
             double noise = random_normal(11, (uint64_t)r, (uint64_t)i), w = 0;
             switch (p->init) {
             case INIT_NORMAL:
-                w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)p->shape[1])) * noise;
+            case INIT_UNIFORM:
+                w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)(p->count / p->shape[0]))) * noise;
                 break;
             case INIT_ZERO: w = (double)i + 0.5 * noise; break;
             case INIT_ONE: w = 1 + 0.3 * noise; break;

@@ -1,0 +1,164 @@
+"""
+Reference implementation of the recurrent baselines, DeltaNet, in PyTorch: the recurrence token by
+token, about one line per equation. The counterpart of fox.py, from which norms and MLP come; make_fixtures.py stores
+its results in float64. A model is built from the keys of config.json; its state_dict has the tensors of the
+checkpoint.
+
+    python dev/reference/recurrent.py --check    checks parameter counts, causality and gradients of this file
+"""
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from safetensors.numpy import load_file, save_file
+
+import fox
+
+# ----------------------------------------------------------------------------
+# config.json
+
+ENDS = dict(initializer_range=0.02, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
+SHELL = dict(hidden_ratio=4, intermediate_size=None, hidden_act="swish", norm_eps=1e-6)
+FAMILIES = {
+    "deltanet": dict(
+        architectures=["DeltaNetForCausalLM"], model_type="delta_net-project_fox", vocab_size=50257, hidden_size=768,
+        num_hidden_layers=12, num_heads=6, attn_mode="chunk", expand_k=1, expand_v=1, use_gate=False,
+        use_short_conv=True, conv_size=4, use_beta=True, use_output_norm=True, qk_norm="l2", qk_activation="silu",
+        **SHELL, **ENDS),
+}
+
+
+def make_config(family, **changes):
+    """The config of a family, with changes."""
+    unknown = changes.keys() - FAMILIES[family].keys()
+    assert not unknown, f"no such config key: {unknown}"
+    return {**FAMILIES[family], **changes}
+
+
+# ----------------------------------------------------------------------------
+# mixers: x [B, T, d] -> [B, T, d]
+
+class CausalConv(nn.Conv1d):
+    """silu(conv4(x)) of x [B, T, C], each channel alone."""
+
+    def __init__(self, channels, bias):
+        super().__init__(channels, channels, 4, groups=channels, bias=bias, padding=3)
+
+    def forward(self, x):
+        return F.silu(super().forward(x.mT)[..., :x.shape[1]]).mT
+
+
+class DeltaNet(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        d, self.h = c.hidden_size, c.num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.b_proj = nn.Linear(d, self.h, bias=False)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (CausalConv(d, bias=False) for _ in range(3))
+        self.o_norm = fox.RMSNorm(d // self.h, c.norm_eps)
+
+    def forward(self, a):
+        q, k, v = (conv(p(a)).unflatten(-1, (self.h, -1)) for conv, p in (  # [B, T, h, dh]
+            (self.q_conv1d, self.q_proj), (self.k_conv1d, self.k_proj), (self.v_conv1d, self.v_proj)))
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        beta = self.b_proj(a).sigmoid().unsqueeze(-1)
+        S, o = torch.zeros_like(v[:, 0, :, :, None] * k[:, 0, :, None, :]).mT, []  # [B, h, K, V]
+        for t in range(a.shape[1]):
+            error = v[:, t] - torch.einsum("bhkv,bhk->bhv", S, k[:, t])
+            S = S + torch.einsum("bhk,bhv->bhkv", beta[:, t] * k[:, t], error)
+            o.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) / math.sqrt(k.shape[-1]))
+        return self.o_proj(self.o_norm(torch.stack(o, 1)).flatten(2))
+
+
+# ----------------------------------------------------------------------------
+# the model
+
+MIXERS = {"delta_net-project_fox": DeltaNet}
+
+
+class Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.attn_norm, self.attn = fox.RMSNorm(c.hidden_size, c.norm_eps), MIXERS[c.model_type](c, layer)
+        self.mlp_norm, self.mlp = fox.RMSNorm(c.hidden_size, c.norm_eps), fox.MLP(c)
+
+    def forward(self, x):
+        x = x + self.attn(self.attn_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        c = SimpleNamespace(**config)
+        self.model = nn.ModuleDict(dict(
+            embeddings=nn.Embedding(c.vocab_size, c.hidden_size),
+            layers=nn.ModuleList(Block(c, l) for l in range(c.num_hidden_layers)),
+            norm=fox.RMSNorm(c.hidden_size, c.norm_eps)))
+        self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+
+    def forward(self, tokens):
+        """Logits [B, T, V] of tokens [B, T]."""
+        x = self.model.embeddings(tokens)
+        for block in self.model.layers:
+            x = block(x)
+        return self.lm_head(self.model.norm(x))
+
+    loss = fox.Fox.loss
+
+
+def parameter_groups(model, weight_decay):
+    """For an optimizer: weight decay for matrices, convolutions and the embedding, none for the rest."""
+    decays = lambda name, p: p.dim() >= 2 and not name.endswith("lower_bounds")
+    return [dict(params=[p for name, p in model.named_parameters() if decays(name, p) == decayed],
+                 weight_decay=weight_decay if decayed else 0.0) for decayed in (True, False)]
+
+
+def save(model, folder):
+    """Writes config.json and model.safetensors (float32)."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
+    save_file({key: x.float().numpy() for key, x in model.state_dict().items()}, folder / "model.safetensors")
+
+
+def load(folder, dtype=torch.float64):
+    """Loads the model of a checkpoint folder."""
+    model = Recurrent(json.loads((Path(folder) / "config.json").read_text())).to(dtype)
+    weights = load_file(Path(folder) / "model.safetensors")
+    model.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
+    return model
+
+
+# ----------------------------------------------------------------------------
+# checks that do not depend on the weights
+
+# Parameter counts without the input embedding, of L, d and heads.
+SIZES = {"deltanet": {(12, 768, 6): 123_718_656, (24, 1024, 8): 360_289_280, (24, 1536, 12): 757_635_072}}
+
+
+def check_sizes():
+    for family, sizes in SIZES.items():
+        for (L, d, h), count in sizes.items():
+            with torch.device("meta"):
+                model = Recurrent(make_config(family, num_hidden_layers=L, hidden_size=d, num_heads=h))
+            found = sum(p.numel() for name, p in model.state_dict().items() if "embeddings" not in name)
+            assert found == count, f"{family} with d {d} has {found} parameters, not {count}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--check"]:
+        sys.exit(__doc__)
+    torch.manual_seed(1)
+    check_sizes()
+    print("parameter counts: as published")
+    tiny = dict(vocab_size=7, hidden_size=8, num_heads=2, num_hidden_layers=2)
+    for family in FAMILIES:
+        mlp = dict(intermediate_size=5) if "intermediate_size" in FAMILIES[family] else {}
+        fox.check_model(family, Recurrent(make_config(family, **tiny, **mlp)))
