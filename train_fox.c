@@ -21,6 +21,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
 #include "llmc/mixers/deltanet.h"
+#include "llmc/mixers/hgrn2.h"
 #include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------
@@ -646,6 +647,8 @@ static const Mixer mixers[] = {
      attention_state, attention_mixer_extend}, // MIXER_ATTENTION
     {deltanet_activations, mixer_init_nothing, deltanet_forward, deltanet_backward, deltanet_state,
      deltanet_forward}, // MIXER_DELTANET
+    {hgrn2_activations, mixer_init_nothing, hgrn2_forward, hgrn2_backward, hgrn2_state,
+     hgrn2_forward}, // MIXER_HGRN2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 

@@ -56,6 +56,14 @@ PRO_WITH = {
 }
 
 
+def of_family(family, sizes):
+    """The sizes that a recurrent family has, and those that follow from them."""
+    keys = {key: value for key, value in sizes.items() if key in recurrent.FAMILIES[family]}
+    if family == "hgrn2":
+        keys["expand_ratio"] = sizes["hidden_size"] // sizes["num_heads"]
+    return keys
+
+
 def fixtures():
     """Yields name, config, sequence length, whether to take optimizer steps."""
     for family in fox.FAMILIES:
@@ -66,9 +74,10 @@ def fixtures():
     for family in fox.FAMILIES:
         yield f"{family}-dh64", fox.make_config(family, **WIDE), 70, False
     for family in recurrent.FAMILIES:
-        shell = {key: value for key, value in TINY.items() if key in recurrent.FAMILIES[family]}
-        yield family, recurrent.make_config(family, **shell), 19, True
-    yield "deltanet-dh128", recurrent.make_config("deltanet", **{**WIDE, "num_heads": 1}), 70, False
+        yield family, recurrent.make_config(family, **of_family(family, TINY)), 19, True
+    yield "hgrn2-lower-bound", recurrent.make_config("hgrn2", **of_family("hgrn2", TINY), use_lower_bound=True), 19, True
+    for family in recurrent.FAMILIES:  # heads of the paper's size, more than a segment of tokens
+        yield f"{family}-dh128", recurrent.make_config(family, **of_family(family, {**WIDE, "num_heads": 1})), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
 
 
@@ -86,6 +95,8 @@ def draw_weights(model):
     for name, w in model.state_dict().items():
         if "norm" in name:
             w.copy_(torch.from_numpy(seeded(name).uniform(0.5, 1.5, w.shape)))
+        elif "lower_bounds" in name:
+            w.copy_(torch.from_numpy(seeded(name).normal(0, 1, w.shape)))
         elif w.dim() >= 2:
             fan_in = 1 if "embeddings" in name else w[0].numel()
             w.copy_(torch.from_numpy(seeded(name).normal(0, fan_in ** -0.5, w.shape)))

@@ -1,5 +1,5 @@
 """
-Reference implementation of the recurrent baselines, DeltaNet, in PyTorch: the recurrence token by
+Reference implementation of the recurrent baselines, DeltaNet and HGRN2, in PyTorch: the recurrence token by
 token, about one line per equation. The counterpart of fox.py, from which norms and MLP come; make_fixtures.py stores
 its results in float64. A model is built from the keys of config.json; its state_dict has the tensors of the
 checkpoint.
@@ -30,6 +30,10 @@ FAMILIES = {
         num_hidden_layers=12, num_heads=6, attn_mode="chunk", expand_k=1, expand_v=1, use_gate=False,
         use_short_conv=True, conv_size=4, use_beta=True, use_output_norm=True, qk_norm="l2", qk_activation="silu",
         **SHELL, **ENDS),
+    "hgrn2": dict(
+        architectures=["HGRN2ForCausalLM"], model_type="hgrn2-project_fox", vocab_size=50257, hidden_size=768,
+        num_hidden_layers=12, num_heads=6, attn_mode="chunk", expand_ratio=128, use_short_conv=False,
+        use_lower_bound=False, elementwise_affine=True, **SHELL, **ENDS),
 }
 
 
@@ -75,10 +79,31 @@ class DeltaNet(nn.Module):
         return self.o_proj(self.o_norm(torch.stack(o, 1)).flatten(2))
 
 
+class HGRN2(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        d, self.h, self.layer = c.hidden_size, c.num_heads, layer
+        self.q_proj, self.f_proj, self.i_proj, self.o_proj = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.g_norm = fox.RMSNorm(d, c.norm_eps)
+
+    def forward(self, a, lower_bounds=None):
+        f = self.f_proj(a).sigmoid()
+        if lower_bounds is not None:
+            parts = lower_bounds.softmax(0)
+            bound = (parts.cumsum(0) - parts[0])[self.layer]
+            f = bound + (1 - bound) * f
+        q, f, v = (x.unflatten(-1, (self.h, -1)) for x in (F.silu(self.q_proj(a)), f, self.i_proj(a)))
+        S, o = torch.zeros_like(v[:, 0, :, None, :] * f[:, 0, :, :, None]), []  # [B, h, K, V]
+        for t in range(a.shape[1]):
+            S = f[:, t, :, :, None] * S + torch.einsum("bhk,bhv->bhkv", 1 - f[:, t], v[:, t])
+            o.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) / math.sqrt(f.shape[-1]))
+        return self.o_proj(self.g_norm(torch.stack(o, 1).flatten(2)))
+
+
 # ----------------------------------------------------------------------------
 # the model
 
-MIXERS = {"delta_net-project_fox": DeltaNet}
+MIXERS = {"delta_net-project_fox": DeltaNet, "hgrn2-project_fox": HGRN2}
 
 
 class Block(nn.Module):
@@ -87,8 +112,8 @@ class Block(nn.Module):
         self.attn_norm, self.attn = fox.RMSNorm(c.hidden_size, c.norm_eps), MIXERS[c.model_type](c, layer)
         self.mlp_norm, self.mlp = fox.RMSNorm(c.hidden_size, c.norm_eps), fox.MLP(c)
 
-    def forward(self, x):
-        x = x + self.attn(self.attn_norm(x))
+    def forward(self, x, **of_model):
+        x = x + self.attn(self.attn_norm(x), **of_model)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -102,12 +127,19 @@ class Recurrent(nn.Module):
             layers=nn.ModuleList(Block(c, l) for l in range(c.num_hidden_layers)),
             norm=fox.RMSNorm(c.hidden_size, c.norm_eps)))
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.model_type == "hgrn2-project_fox":  # a buffer where it is off: in the checkpoint, but not trained
+            bounds = torch.zeros(c.num_hidden_layers, c.hidden_size)
+            if c.use_lower_bound:
+                self.model.lower_bounds = nn.Parameter(bounds)
+            else:
+                self.model.register_buffer("lower_bounds", bounds)
 
     def forward(self, tokens):
         """Logits [B, T, V] of tokens [B, T]."""
         x = self.model.embeddings(tokens)
+        of_model = dict(lower_bounds=self.model.lower_bounds) if self.config.get("use_lower_bound") else {}
         for block in self.model.layers:
-            x = block(x)
+            x = block(x, **of_model)
         return self.lm_head(self.model.norm(x))
 
     loss = fox.Fox.loss
@@ -140,7 +172,8 @@ def load(folder, dtype=torch.float64):
 # checks that do not depend on the weights
 
 # Parameter counts without the input embedding, of L, d and heads.
-SIZES = {"deltanet": {(12, 768, 6): 123_718_656, (24, 1024, 8): 360_289_280, (24, 1536, 12): 757_635_072}}
+SIZES = {"deltanet": {(12, 768, 6): 123_718_656, (24, 1024, 8): 360_289_280, (24, 1536, 12): 757_635_072},
+         "hgrn2": {(12, 768, 6): 123_569_664, (24, 1024, 8): 359_843_840, (24, 1536, 12): 756_820_992}}
 
 
 def check_sizes():
@@ -162,3 +195,4 @@ if __name__ == "__main__":
     for family in FAMILIES:
         mlp = dict(intermediate_size=5) if "intermediate_size" in FAMILIES[family] else {}
         fox.check_model(family, Recurrent(make_config(family, **tiny, **mlp)))
+    fox.check_model("hgrn2 with lower bounds", Recurrent(make_config("hgrn2", **tiny, use_lower_bound=True)))

@@ -10,7 +10,7 @@ Called by the recurrent mixers.
 */
 #pragma once
 
-#include "../cpu/layer.h"
+#include "recurrence.h"
 
 enum { CONV_HISTORY = CONV_WIDTH - 1 }; // inputs of earlier tokens that a token reads
 
@@ -45,7 +45,7 @@ static inline void conv_forward(real* y, const real* x, const Conv* s) {
     for (int64_t i = 0; i < s->B * s->T; i++) {
         real* row = y + i * s->C;
         conv_row(row, x, s, i / s->T, i % s->T, 0, s->C);
-        for (int64_t c = 0; c < s->C; c++) row[c] *= sigmoid(row[c]);
+        for (int64_t c = 0; c < s->C; c++) row[c] = silu(row[c]);
     }
     for (int64_t b = 0; s->history && b < s->B; b++)
         for (int64_t j = 0; j < CONV_HISTORY; j++) // ascending: a row moves to a lower place
@@ -64,10 +64,7 @@ static inline void conv_backward(real* dx, real* dy, const real* x, const Conv* 
         for (int64_t t = 0; t < T; t++) {
             real *z = dx + (b * T + t) * s->stride, *dz = dy + (b * T + t) * C;
             conv_row(z, x, s, b, t, first, last); // dx is not needed yet
-            for (int64_t c = first; c < last; c++) {
-                real open = sigmoid(z[c]);
-                dz[c] *= open * (1 + z[c] * (1 - open));
-            }
+            for (int64_t c = first; c < last; c++) dz[c] *= silu_slope(z[c]);
         }
         for (int64_t t = 0; t < T; t++) {
             real* row = dx + (b * T + t) * s->stride;

@@ -15,7 +15,6 @@ A row of the CPU trainer's mixers.
 #pragma once
 
 #include "conv.h"
-#include "recurrence.h"
 
 #define L2_NORM_EPS 1e-6
 
@@ -26,7 +25,6 @@ A row of the CPU trainer's mixers.
     X(real, qkv, train, BT * 3 * d)            /* [L,B,T,3d] after convolution and SiLU */ \
     X(real, qk, train, 2 * BT * d)             /* [L,2,B,T,NH,dh] q, then k */ \
     X(real, scales, train, 2 * BT * NH)        /* [L,2,B,T,NH] 1 / |q~|, then 1 / |k~| */ \
-    X(real, v, train, BT * d)                  /* [L,B,T,NH,dh] */ \
     X(real, beta, train, BT * NH)              /* [L,B,T,NH] */ \
     X(real, o, train, BT * d)                  /* [L,B,T,NH,dh] */ \
     X(real, o_rstd, train, BT * NH)            /* [L,B,T,NH] */ \
@@ -37,7 +35,6 @@ A row of the CPU trainer's mixers.
     X(real, dout, false, train * BT * d)       /* [B,T,d] gradient of o */ \
     X(real, dqk_parts, false, train * 2 * BT * pieces * d)  /* [2,B,T,NH,pieces,dh] */ \
     X(real, dbeta_parts, false, train * BT * NH * pieces)   /* [B,T,NH,pieces] */ \
-    X(real, dv, false, train * BT * d)         /* [B,T,d] */ \
     X(real, partial, false, train * NUM_PIECES * dh) /* pieces of the norm's weight gradient */ \
     X(real, history, true, extend * B * CONV_HISTORY * 3 * d) /* [L,B,3,3d] the convolutions' last inputs */ \
     X(real, state, true, extend * B * d * dh)  /* [L,B,NH,dh,dh] */
@@ -69,9 +66,6 @@ static inline void deltanet_state(Activations* rows, const Config* config, const
     deltanet_rows(rows, config, table->proj.rows, B, T, false);
 }
 
-// Passes read no tensor that must be filled before.
-static inline void mixer_init_nothing(const Layer* layer) { (void)layer; }
-
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {
     DeltaNetActs a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
@@ -94,12 +88,14 @@ static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
 
 static inline RecurrenceShape deltanet_shape(const Layer* layer) {
     int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config);
-    RecurrenceShape s = {layer->B, layer->T, NH, dh, dh, NH * dh, dh, 0, (real)(1 / sqrt((double)dh))};
+    RecurrenceShape s = {layer->B, layer->T, NH, dh,          dh,
+                         NH * dh,  dh,       0,  3 * NH * dh, (real)(1 / sqrt((double)dh))};
     return s;
 }
 
-static inline Recurrence deltanet_recurrence(const DeltaNetActs* a, int64_t n) {
-    Recurrence r = {a->qk, a->qk + n, a->v, NULL, a->beta, a->checkpoints, a->state};
+// d channels; n = B T d.
+static inline Recurrence deltanet_recurrence(const DeltaNetActs* a, int64_t d, int64_t n) {
+    Recurrence r = {a->qk, a->qk + n, a->qkv + 2 * d, NULL, a->beta, a->checkpoints, a->state};
     return r;
 }
 
@@ -110,14 +106,7 @@ static inline Norm deltanet_norm(const Layer* layer, real* rstd) {
     return norm;
 }
 
-// The fused projection [R, d] of q, k, v and beta.
-static inline Linear deltanet_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, P_Q_PROJ);
-    linear.N = layer->table->proj.rows;
-    return linear;
-}
-
-// qkv [B,T,3d] and proj -> q, k, v, beta as the recurrence reads them.
+// qkv [B,T,3d] and proj -> q, k, beta as the recurrence reads them; v it reads in qkv.
 static inline void deltanet_heads_forward(const DeltaNetActs* a, const RecurrenceShape* s, int64_t R) {
     int64_t dh = s->K, d = s->NH * dh, rows = s->B * s->T;
 #pragma omp parallel for schedule(static) if (rows * d > 8192)
@@ -129,12 +118,11 @@ static inline void deltanet_heads_forward(const DeltaNetActs* a, const Recurrenc
             a->scales[to] = scale > 0 ? scale : NAN; // where the sum overflows, as norm_forward
             for (int64_t c = 0; c < dh; c++) a->qk[to * dh + c] = x[c] * a->scales[to];
         }
-        memcpy(a->v + i * d, a->qkv + i * 3 * d + 2 * d, (size_t)d * sizeof(real));
         for (int64_t h = 0; h < s->NH; h++) a->beta[i * s->NH + h] = sigmoid(a->proj[i * R + 3 * d + h]);
     }
 }
 
-// Writes dqkv and beta's columns of dproj from the recurrence's gradients. With y = x scale:
+// Writes q's and k's columns of dqkv and beta's of dproj from the recurrence's gradients. With y = x scale:
 // dx = scale (dy - y (y . dy)).
 static inline void deltanet_heads_backward(const DeltaNetActs* a, const RecurrenceShape* s, int64_t R) {
     int64_t dh = s->K, d = s->NH * dh, rows = s->B * s->T, pieces = recurrence_pieces(dh);
@@ -148,7 +136,6 @@ static inline void deltanet_heads_backward(const DeltaNetActs* a, const Recurren
             real along = dot(y, dx, dh);
             for (int64_t c = 0; c < dh; c++) dx[c] = a->scales[from] * (dx[c] - along * y[c]);
         }
-        memcpy(a->dqkv + i * 3 * d + 2 * d, a->dv + i * d, (size_t)d * sizeof(real));
         for (int64_t h = 0; h < s->NH; h++) {
             real beta = a->beta[i * s->NH + h], dbeta;
             recurrence_sum(&dbeta, a->dbeta_parts + (i * s->NH + h) * pieces, pieces, 1);
@@ -161,8 +148,9 @@ static inline void deltanet_heads_backward(const DeltaNetActs* a, const Recurren
 static inline void deltanet_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     DeltaNetActs a = deltanet_acts(layer);
     RecurrenceShape shape = deltanet_shape(layer);
-    Recurrence recurrence = deltanet_recurrence(&a, layer->B * layer->T * layer->config->hidden_size);
-    Linear in_proj = deltanet_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    int64_t d = layer->config->hidden_size;
+    Recurrence recurrence = deltanet_recurrence(&a, d, layer->B * layer->T * d);
+    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     Conv conv = deltanet_conv(layer, &a);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 
@@ -178,10 +166,11 @@ static inline void deltanet_forward(const Layer* layer, real* out, const real* i
 static inline void deltanet_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     DeltaNetActs a = deltanet_acts(layer);
     RecurrenceShape shape = deltanet_shape(layer);
-    int64_t n = layer->B * layer->T * layer->config->hidden_size, pieces = recurrence_pieces(shape.V);
-    Recurrence recurrence = deltanet_recurrence(&a, n);
-    RecurrenceBackward gradients = {a.dqk_parts, a.dqk_parts + n * pieces, NULL, a.dbeta_parts, a.dv, a.dout};
-    Linear in_proj = deltanet_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    int64_t d = layer->config->hidden_size, n = layer->B * layer->T * d, pieces = recurrence_pieces(shape.V);
+    Recurrence recurrence = deltanet_recurrence(&a, d, n);
+    RecurrenceBackward gradients = {a.dqk_parts,   a.dqk_parts + n * pieces, NULL,
+                                    a.dbeta_parts, a.dqkv + 2 * d,           a.dout};
+    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     Conv conv = deltanet_conv(layer, &a);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 

@@ -25,8 +25,7 @@ Called by the recurrent mixers, and with state by their extension: one function 
 */
 #pragma once
 
-#include "../base/common.h"
-#include "../cpu/matmul.h"
+#include "../cpu/layer.h"
 
 enum { SEGMENT = 64, COLUMNS = 64 };
 
@@ -35,12 +34,13 @@ typedef struct {
     int64_t key_row,
         key_head;        // elements of q and k from token to token, from head to head; 0: heads share them
     int64_t decay_width; // K: a decay per channel; 1: per head; 0: none
+    int64_t value_row;   // elements of v and of its gradient from token to token; heads are adjacent
     real scale;
 } RecurrenceShape;
 
 typedef struct {
     const real *q, *k; // [B,T,..] as shape
-    const real* v;     // [B,T,NH,V]
+    const real* v;     // [B,T,NH,V], rows as shape
     const real* decay; // [B,T,NH,decay_width]
     const real* beta;  // [B,T,NH], NULL: not the delta rule
     real* checkpoints; // [B,NH,segments,K,V] states before each segment; NULL: not kept
@@ -51,7 +51,7 @@ typedef struct {
 // [.., 1], which recurrence_sum adds up.
 typedef struct {
     real *dq_parts, *dk_parts, *ddecay_parts, *dbeta_parts;
-    real* dv;         // [B,T,NH,V]
+    real* dv;         // [B,T,NH,V], rows as shape
     const real* dout; // [B,T,NH,V] gradient of o
 } RecurrenceBackward;
 
@@ -84,7 +84,7 @@ static inline RecurrenceToken recurrence_token(const Recurrence* r, const Recurr
     int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, keys = bt * s->key_row + p->h * s->key_head;
     RecurrenceToken x = {r->q + keys,
                          r->k + keys,
-                         r->v + i * s->V + p->column,
+                         r->v + bt * s->value_row + p->h * s->V + p->column,
                          s->decay_width ? r->decay + i * s->decay_width : &no_decay,
                          s->decay_width > 1,
                          r->beta ? r->beta[i] : 0};
@@ -163,10 +163,10 @@ typedef struct {
 static inline RecurrenceTokenGradients recurrence_gradients(const RecurrenceBackward* g,
                                                             const RecurrenceShape* s,
                                                             const RecurrencePiece* p, int64_t t) {
-    int64_t i = (p->b * s->T + t) * s->NH + p->h, part = i * recurrence_pieces(s->V) + p->piece;
+    int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, part = i * recurrence_pieces(s->V) + p->piece;
     RecurrenceTokenGradients at = {g->dq_parts + part * s->K,
                                    g->dk_parts + part * s->K,
-                                   g->dv + i * s->V + p->column,
+                                   g->dv + bt * s->value_row + p->h * s->V + p->column,
                                    s->decay_width ? g->ddecay_parts + part * s->decay_width : NULL,
                                    g->dbeta_parts ? g->dbeta_parts + part : NULL,
                                    g->dout + i * s->V + p->column};
@@ -252,4 +252,24 @@ static inline void recurrence_sum(real* out, const real* parts, int64_t count, i
     memset(out, 0, (size_t)n * sizeof(real));
     for (int64_t i = 0; i < count; i++)
         for (int64_t c = 0; c < n; c++) out[c] += parts[i * n + c];
+}
+
+// ----------------------------------------------------------------------------
+// what the recurrent mixers have in common beside
+
+// Their passes read no tensor that must be filled before.
+static inline void mixer_init_nothing(const Layer* layer) { (void)layer; }
+
+// The fused projection [R, d] of all that the mixer reads of its input.
+static inline Linear mixer_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = layer->table->proj.rows;
+    return linear;
+}
+
+static inline real silu(real x) { return x * sigmoid(x); }
+// Its derivative.
+static inline real silu_slope(real x) {
+    real open = sigmoid(x);
+    return open * (1 + x * (1 - open));
 }

@@ -14,7 +14,7 @@ the range checks all walk it, so a key is described once.
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
 // What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
-typedef enum { MIXER_ATTENTION, MIXER_DELTANET, NUM_MIXERS } MixerKind;
+typedef enum { MIXER_ATTENTION, MIXER_DELTANET, MIXER_HGRN2, NUM_MIXERS } MixerKind;
 
 typedef struct {
     MixerKind mixer;
@@ -22,7 +22,7 @@ typedef struct {
     int64_t hidden_size;       // d
     int64_t num_hidden_layers; // L
     int64_t num_heads;         // NH; head size: config_head_size
-    int64_t head_dim; // head size where a file or option names it, which must be the derived one; else 0
+    int64_t head_dim; // the head size that a file or an option names; 0 once config_check has seen it
     int64_t intermediate_size; // I; 0 (null in the file) derives it from hidden_ratio
     double hidden_ratio;       // r in I = 256 ceil(floor(d r 2/3) / 256)
     double initializer_range;  // standard deviation of every matrix at the start
@@ -39,6 +39,7 @@ typedef struct {
     bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
     double decay_time_min;        // its T_min, in tokens
     double decay_time_max;        // its T_max, in tokens
+    bool use_lower_bound;         // HGRN2: learned lower bounds of the forget gates
     double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
     int64_t bos_token_id;         // -1 is null
     int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
@@ -119,11 +120,12 @@ typedef struct {
     MixerKind mixer;        // whose models have the key
 } ConfigKey;
 
-// NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)
+// NUMBER(type, field, least, most)  NAMED(key, type, field, least, most)  NULLABLE(type, field, least, most, null value)
 // FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
 // clang-format off
 #define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
 #define NUMBER(type, name, min, max)         {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
+#define NAMED(key, type, name, min, max)     {key, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
 #define NULLABLE(type, name, min, max, null) {#name, type, CONFIG_FIELD(name), min, max, true, null, {NULL}, OF},
 #define FIXED(type, key, value)              {key, type, 0, 0, 0, 0, false, 0, {value}, OF},
 #define CHOICE(type, key, name, ...)         {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}, OF},
@@ -194,12 +196,24 @@ static const ConfigKey config_keys[] = {
     MLP_AND_NORM
     ENDS
 #undef OF
+
+#define OF MIXER_HGRN2
+    SIZES
+    FIXED(KEY_TEXT, "attn_mode", "chunk")
+    NAMED("expand_ratio", KEY_INT, head_dim, 1, 1 << 16)
+    FIXED(KEY_WORD, "use_short_conv", "false")
+    BOOL(use_lower_bound)
+    MLP_AND_NORM
+    FIXED(KEY_WORD, "elementwise_affine", "true")
+    ENDS
+#undef OF
 };
 // clang-format on
 #define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
 
 #undef CONFIG_FIELD
 #undef NUMBER
+#undef NAMED
 #undef NULLABLE
 #undef FIXED
 #undef CHOICE
@@ -267,6 +281,10 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (config_inner_size(c) % c->num_heads != 0)
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
+    if (c->head_dim && c->head_dim != config_head_size(c))
+        return fail(err, "%s: heads of %lld channels, but hidden_size and num_heads give %lld", where,
+                    (long long)c->head_dim, (long long)config_head_size(c));
+    c->head_dim = 0;
     if (config_mlp_size(c) < 1)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
                     c->hidden_ratio);
@@ -303,6 +321,7 @@ static const Family config_families[] = {
     {"transformer-pro", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, true, 3.5},
     {"transformer-llama", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, false, 4},
     {"deltanet", MIXER_DELTANET, SHAPE_MATRIX, GATE_NONE, false, false, 4},
+    {"hgrn2", MIXER_HGRN2, SHAPE_MATRIX, GATE_NONE, false, false, 4},
 };
 
 typedef struct {
@@ -383,7 +402,7 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
     }
     return fail(err,
                 "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
-                "transformer-llama, deltanet, then -nano, -micro, -125m, -360m or -760m",
+                "transformer-llama, deltanet, hgrn2, then -nano, -micro, -125m, -360m or -760m",
                 name);
 }
 
@@ -417,7 +436,9 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
         if (key->nullable && *(const int64_t*)field == (int64_t)key->null_value)
             json_put_null(w, key->name);
         else
-            json_put_int(w, key->name, *(const int64_t*)field);
+            json_put_int(w, key->name,
+                         key->offset == offsetof(Config, head_dim) ? config_head_size(c)
+                                                                   : *(const int64_t*)field);
         break;
     case KEY_REAL: // NAN becomes null
         json_put_double(w, key->name, decay_time && !config_long_gate(c) ? NAN : *(const double*)field);
@@ -441,6 +462,7 @@ static const ModelClass config_classes[] = {
     {"forgetting_transformer-project_fox", "ForgettingTransformerForCausalLM", MIXER_ATTENTION, false},
     {"transformer-project_fox", "TransformerForCausalLM", MIXER_ATTENTION, true},
     {"delta_net-project_fox", "DeltaNetForCausalLM", MIXER_DELTANET, false},
+    {"hgrn2-project_fox", "HGRN2ForCausalLM", MIXER_HGRN2, false},
 };
 #define NUM_CLASSES ((int)(sizeof config_classes / sizeof config_classes[0]))
 

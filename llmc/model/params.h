@@ -22,29 +22,30 @@ elements (llmc/dist/shard.h).
 #include "../base/random.h"
 
 typedef enum {
-    P_EMBEDDINGS,  // [V, d]
-    P_MIXER_NORM,  // [d]
-    P_Q_PROJ,      // [d, d]     P_Q_PROJ .. P_V_SHIFT are the rows of the one fused projection
-    P_K_PROJ,      // [d, d]
-    P_V_PROJ,      // [d, d]
-    P_B_PROJ,      // [NH, d]    DeltaNet's beta
-    P_OGATE_PROJ,  // [d, d]     with output gate
-    P_FGATE_PROJ,  // [NH, d]    gate full
-    P_K_SHIFT,     // [NH, d]    with key shift
-    P_V_SHIFT,     // [NH, d]    with value shift
-    P_FGATE_BIAS,  // [NH]       with any gate
-    P_Q_NORM,      // [d], or [dh] when shared by all heads
-    P_K_NORM,      // the same
-    P_CONV,        // [C, 1, 4]  recurrent mixers' convolutions, or the first of several: C channels in all
-    P_K_CONV,      // [d, 1, 4]  DeltaNet's other two: with P_CONV one matrix [3d, 4]
-    P_V_CONV,      // [d, 1, 4]
-    P_OUTPUT_NORM, // [d]        with output norm; DeltaNet: [dh]
-    P_O_PROJ,      // [d, d]
-    P_MLP_NORM,    // [d]        this row and the next two: with an MLP
-    P_GATE_PROJ,   // [2I, d]    rows 0..I-1 the SiLU gate, then up
-    P_DOWN_PROJ,   // [d, I]
-    P_NORM,        // [d]
-    P_LM_HEAD,     // [V, d]
+    P_EMBEDDINGS,   // [V, d]
+    P_LOWER_BOUNDS, // [L, d]    HGRN2's, outside the layers; trainable where the model uses them
+    P_MIXER_NORM,   // [d]
+    P_Q_PROJ,       // [d, d]     P_Q_PROJ .. P_V_SHIFT are the rows of the one fused projection
+    P_K_PROJ,       // [d, d]
+    P_V_PROJ,       // [d, d]
+    P_B_PROJ,       // [NH, d]    DeltaNet's beta
+    P_OGATE_PROJ,   // [d, d]     with output gate
+    P_FGATE_PROJ,   // [NH, d]    gate full
+    P_K_SHIFT,      // [NH, d]    with key shift
+    P_V_SHIFT,      // [NH, d]    with value shift
+    P_FGATE_BIAS,   // [NH]       with any gate
+    P_Q_NORM,       // [d], or [dh] when shared by all heads
+    P_K_NORM,       // the same
+    P_CONV,         // [C, 1, 4]  recurrent mixers' convolutions, or the first of several: C channels in all
+    P_K_CONV,       // [d, 1, 4]  DeltaNet's other two: with P_CONV one matrix [3d, 4]
+    P_V_CONV,       // [d, 1, 4]
+    P_OUTPUT_NORM,  // [d]        with output norm, and HGRN2's; DeltaNet: [dh]
+    P_O_PROJ,       // [d, d]
+    P_MLP_NORM,     // [d]        this row and the next two: with an MLP
+    P_GATE_PROJ,    // [2I, d]    rows 0..I-1 the SiLU gate, then up
+    P_DOWN_PROJ,    // [d, I]
+    P_NORM,         // [d]
+    P_LM_HEAD,      // [V, d]
     NUM_PARAM_KINDS
 } ParamKind;
 
@@ -64,7 +65,7 @@ typedef struct {
     double scale;   // INIT_NORMAL: factor of initializer_range; INIT_UNIFORM: the numbers are in +-scale
     double eps;     // of the RMSNorm that this is the weight of; 0 for all others
     bool decays;    // under weight decay: matrices and the embedding, not biases and norms
-    bool trainable; // all but a fixed gate's bias
+    bool trainable; // all but a fixed gate's bias, and HGRN2's lower bounds where they are off
     int64_t fp32;   // its first element among the weights that GPU kernels read in fp32; -1: they read bf16
 } Param;
 
@@ -182,6 +183,23 @@ static inline void deltanet_add_params(ParamTable* t, const Config* c, int64_t l
     params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
 }
 
+// HGRN2's rows of layer l: q, forget gate and input are the fused projection's q, k and v.
+static inline void hgrn2_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size;
+    params_add_matrix(t, P_Q_PROJ, l, "attn.q_proj.weight", d, d);
+    params_add_matrix(t, P_K_PROJ, l, "attn.f_proj.weight", d, d);
+    params_add_matrix(t, P_V_PROJ, l, "attn.i_proj.weight", d, d);
+    params_add_norm(t, P_OUTPUT_NORM, l, "attn.g_norm.weight", d, c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
+}
+
+static inline void hgrn2_add_lower_bounds(ParamTable* t, const Config* c) {
+    const int64_t shape[3] = {c->num_hidden_layers, c->hidden_size, 0};
+    Param* p = params_add(t, P_LOWER_BOUNDS, -1, "model.lower_bounds", INIT_ZERO, shape, false);
+    p->decays = false;
+    p->trainable = c->use_lower_bound;
+}
+
 // How DeltaNet and HGRN2 start in the paper's code: the mixer's matrices Xavier-uniform with a gain of
 // 2^-2.5, down_proj divided by sqrt(2 L).
 static inline void matrix_state_init(Param* p, const Config* c) {
@@ -196,6 +214,11 @@ static inline void matrix_state_init(Param* p, const Config* c) {
 static inline double deltanet_flops(const Config* c, int64_t T) {
     (void)T;
     return 18.0 * (double)(c->hidden_size * config_head_size(c));
+}
+
+static inline double hgrn2_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 15.0 * (double)(c->hidden_size * config_head_size(c));
 }
 
 // FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 6 d T.
@@ -219,6 +242,8 @@ static const MixerInfo mixer_infos[] = {
      attention_flops, NULL}, // MIXER_ATTENTION
     {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", deltanet_add_params,
      deltanet_flops, matrix_state_init}, // MIXER_DELTANET
+    {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", hgrn2_add_params,
+     hgrn2_flops, matrix_state_init}, // MIXER_HGRN2
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -266,6 +291,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
 
     params_begin_bucket(&t, align);
     params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
+    if (c->mixer == MIXER_HGRN2) hgrn2_add_lower_bounds(&t, c);
     for (int64_t l = 0; l < L; l++) {
         params_begin_bucket(&t, align);
         params_add_norm(&t, P_MIXER_NORM, l, mixer->norm, d, c->norm_eps);

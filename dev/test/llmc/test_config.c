@@ -52,7 +52,8 @@ static void check_counts(void) {
         {"fox-pro-760m", 759512640},   {"transformer-pro-760m", 757742592},
         {"fox-llama-760m", 757632576}, {"transformer-llama-760m", 756747264},
         {"deltanet-125m", 123718656},  {"deltanet-360m", 360289280},
-        {"deltanet-760m", 757635072},
+        {"deltanet-760m", 757635072},  {"hgrn2-125m", 123569664},
+        {"hgrn2-360m", 359843840},     {"hgrn2-760m", 756820992},
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         Config c = preset(expected[i].name);
@@ -123,9 +124,11 @@ static void check_table(const Config* c, const char* name) {
         CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: weight decay of %s",
-              name, p->name);
-        CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS),
+        bool bound = p->kind == P_LOWER_BOUNDS;
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound),
+              "%s: weight decay of %s", name, p->name);
+        CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
+                                (bound && !c->use_lower_bound)),
               "%s: trainable flag of %s", name, p->name);
         end = p->offset + p->count;
         parameters += p->count;
@@ -184,6 +187,14 @@ static void check_params(void) {
               has_param(&c, "model.layers.0.attn.b_proj.weight") &&
               !has_param(&c, "model.layers.0.attn.fgate_bias"),
           "names of deltanet");
+    c = preset("hgrn2-nano");
+    check_table(&c, "hgrn2");
+    c.use_lower_bound = true;
+    check_table(&c, "hgrn2 with lower bounds");
+    CHECK(has_param(&c, "model.lower_bounds") && has_param(&c, "model.layers.3.attn.i_proj.weight") &&
+              has_param(&c, "model.layers.0.attn.g_norm.weight") &&
+              !has_param(&c, "model.layers.0.attn.q_conv1d.weight"),
+          "names of hgrn2");
 
     c = preset("transformer-llama-nano");
     c.num_heads = 1;
@@ -276,6 +287,24 @@ static const struct {
       {"tie_word_embeddings", "false", "true"},
       {"bos_token_id", "7", "-1"},
       {"eos_token_id", "null", "-1"}}},
+    {"hgrn2-nano",
+     {{"vocab_size", "300", "1 null"},
+      {"hidden_size", "256", "0 null"},
+      {"num_hidden_layers", "3", "0"},
+      {"num_heads", "4", "0 1025"},
+      {"attn_mode", "chunk", "fused_recurrent"},
+      {"expand_ratio", "128", "0 1.5 null"},
+      {"use_short_conv", "false", "true"},
+      {"use_lower_bound", "true", "1"},
+      {"hidden_ratio", "2.25", "0"},
+      {"intermediate_size", "100", "0"},
+      {"hidden_act", "swish", "gelu"},
+      {"norm_eps", "1e-5", "2"},
+      {"elementwise_affine", "true", "false"},
+      {"initializer_range", "0.01", "11"},
+      {"tie_word_embeddings", "false", "true"},
+      {"bos_token_id", "7", "-1"},
+      {"eos_token_id", "null", "-1"}}},
 };
 
 // Writes c to config.json and reads it back.
@@ -290,7 +319,7 @@ static void check_round_trip(const Config* c, const char* what) {
 static void check_key(const KeyTest* test, const ConfigKey* key, const Config* base, Config* all) {
     Config c = *base;
     CHECK(config_set(&c, "--set", test->name, test->value, &err), "%s", err.msg);
-    bool fixed = key->bytes == 0; // no field: one value
+    bool fixed = key->bytes == 0 || key->offset == offsetof(Config, head_dim); // or derived: one value
     CHECK(strcmp(key->name, test->name) == 0, "key %s is %s", test->name, key->name);
     CHECK(same_config(&c, base) == fixed, "--set %s=%s", test->name, test->value);
     check_round_trip(&c, test->name);
@@ -313,6 +342,8 @@ static void check_recurrent_keys(void) {
         const KeyTest* test = recurrent_keys[i].keys;
         Config base = preset(recurrent_keys[i].preset), all = base;
         for (; test->name; test++, key++) check_key(test, &config_keys[key], &base, &all);
+        all.num_heads = base.num_heads, all.hidden_size = base.hidden_size;
+        check_round_trip(&all, recurrent_keys[i].preset);
         CHECK(!config_set(&all, "--set", "use_rope", "true", &err) && strstr(err.msg, "use_rope"),
               "%s has attention's keys", recurrent_keys[i].preset);
     }
@@ -350,7 +381,11 @@ static void check_impossible(void) {
         CHECK(!config_check(&c, "somewhere", &err), "%s=%s is accepted", cases[i][0], cases[i][1]);
         CHECK(strstr(err.msg, "somewhere"), "unclear: %s", err.msg);
     }
-    Config c = preset("fox-pro-nano");
+    Config c = preset("hgrn2-nano");
+    CHECK(config_set(&c, "--set", "expand_ratio", "64", &err) && !config_check(&c, "somewhere", &err) &&
+              strstr(err.msg, "somewhere: heads of 64 channels"),
+          "an expand_ratio of other heads: %s", err.msg);
+    c = preset("fox-pro-nano");
     c.hidden_size = 126;
     CHECK(config_check(&c, "x", &err), "an odd head size is refused without RoPE: %s", err.msg);
 }
@@ -387,6 +422,7 @@ static void check_files(void) {
     check_family("transformer-pro-760m", gated, "ForgettingTransformerForCausalLM");
     check_family("transformer-llama-nano", plain, "TransformerForCausalLM");
     check_family("deltanet-nano", "delta_net-project_fox", "DeltaNetForCausalLM");
+    check_family("hgrn2-nano", "hgrn2-project_fox", "HGRN2ForCausalLM");
 
     static const char sizes[] =
         "\"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_heads\": 2";

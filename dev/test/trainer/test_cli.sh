@@ -256,6 +256,9 @@ transformer-llama-760m 756747264
 deltanet-125m 123718656
 deltanet-360m 360289280
 deltanet-760m 757635072
+hgrn2-125m 123569664
+hgrn2-360m 359843840
+hgrn2-760m 756820992
 END
     check "nothing is made" test ! -e "$out/dry"
     check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run

@@ -250,16 +250,20 @@ static void check_recurrent_weights(const char* name) {
 int main(void) {
     check_threads(wide);
     check_threads("deltanet hidden_size=78 num_heads=3");
+    check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
     omp_set_num_threads(1); // the models below are too small for threads to pay
     check_extend();
     check_causality("fox-pro");
     check_causality("transformer-llama");
     check_causality("deltanet");
+    check_causality("hgrn2");
     check_accumulation("fox-pro", 150);
     check_accumulation("deltanet", 150);
+    check_accumulation("hgrn2 use_lower_bound=true", 150);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
     check_memory();
     check_initial_weights();
     check_recurrent_weights("deltanet hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
+    check_recurrent_weights("hgrn2 hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
     return test_report();
 }

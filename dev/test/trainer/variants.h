@@ -62,6 +62,13 @@ static const Variant variants[] = {
     {"deltanet num_heads=3 hidden_size=9 num_hidden_layers=1", 2, 64},
     {"deltanet num_heads=1 hidden_size=70 num_hidden_layers=1", 1, 101},
     {"deltanet mlp=none", 1, 150},
+
+    {"hgrn2", 2, 9},
+    {"hgrn2", 3, 1},
+    {"hgrn2 use_lower_bound=true num_hidden_layers=3", 2, 9},
+    {"hgrn2 use_lower_bound=true num_heads=3 hidden_size=9 num_hidden_layers=2", 2, 64},
+    {"hgrn2 num_heads=1 hidden_size=70 num_hidden_layers=1", 1, 101},
+    {"hgrn2 use_lower_bound=true mlp=none", 1, 150},
 };
 #define NUM_VARIANTS ((int)(sizeof variants / sizeof variants[0]))
 
@@ -104,7 +111,7 @@ static void variant_weights(Model* model) {
             case INIT_UNIFORM:
                 w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)(p->count / p->shape[0]))) * noise;
                 break;
-            case INIT_ZERO: w = (double)i + 0.5 * noise; break;
+            case INIT_ZERO: w = p->kind == P_LOWER_BOUNDS ? noise : (double)i + 0.5 * noise; break;
             case INIT_ONE: w = 1 + 0.3 * noise; break;
             case INIT_LONG_GATE: w = config_long_gate_bias(&model->config, i) + 0.1 * noise; break;
             }
