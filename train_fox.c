@@ -22,6 +22,7 @@ run computes the same bits on any number of threads.
 #include "llmc/dist/mpi.h"
 #include "llmc/mixers/deltanet.h"
 #include "llmc/mixers/hgrn2.h"
+#include "llmc/mixers/mamba2.h"
 #include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------
@@ -649,6 +650,8 @@ static const Mixer mixers[] = {
      deltanet_forward}, // MIXER_DELTANET
     {hgrn2_activations, mixer_init_nothing, hgrn2_forward, hgrn2_backward, hgrn2_state,
      hgrn2_forward}, // MIXER_HGRN2
+    {mamba2_activations, mixer_init_nothing, mamba2_forward, mamba2_backward, mamba2_state,
+     mamba2_forward}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 

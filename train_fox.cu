@@ -309,6 +309,7 @@ static const Mixer mixers[] = {
      attention_mixer_backward, attention_state, attention_mixer_extend}, // MIXER_ATTENTION
     {}, // MIXER_DELTANET: no GPU kernels yet, model_plan refuses it
     {}, // MIXER_HGRN2: the same
+    {}, // MIXER_MAMBA2: the same
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 

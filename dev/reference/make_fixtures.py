@@ -61,6 +61,8 @@ def of_family(family, sizes):
     keys = {key: value for key, value in sizes.items() if key in recurrent.FAMILIES[family]}
     if family == "hgrn2":
         keys["expand_ratio"] = sizes["hidden_size"] // sizes["num_heads"]
+    if family == "mamba2":
+        keys["head_dim"], keys["state_size"] = 2 * sizes["hidden_size"] // sizes["num_heads"], 12
     return keys
 
 
@@ -76,7 +78,10 @@ def fixtures():
     for family in recurrent.FAMILIES:
         yield family, recurrent.make_config(family, **of_family(family, TINY)), 19, True
     yield "hgrn2-lower-bound", recurrent.make_config("hgrn2", **of_family("hgrn2", TINY), use_lower_bound=True), 19, True
-    for family in recurrent.FAMILIES:  # heads of the paper's size, more than a segment of tokens
+    # heads of the paper's size, more tokens than the C code has in a segment
+    yield "mamba2-head64", recurrent.make_config("mamba2", **of_family("mamba2", {**WIDE, "hidden_size": 64})) | dict(
+        state_size=128), 70, False
+    for family in ("deltanet", "hgrn2"):
         yield f"{family}-dh128", recurrent.make_config(family, **of_family(family, {**WIDE, "num_heads": 1})), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
 
@@ -95,8 +100,10 @@ def draw_weights(model):
     for name, w in model.state_dict().items():
         if "norm" in name:
             w.copy_(torch.from_numpy(seeded(name).uniform(0.5, 1.5, w.shape)))
-        elif "lower_bounds" in name:
+        elif name.endswith(("lower_bounds", "dt_bias", "conv1d.bias")):
             w.copy_(torch.from_numpy(seeded(name).normal(0, 1, w.shape)))
+        elif name.endswith("A_log"):
+            w.copy_(torch.from_numpy(seeded(name).normal(-1, 0.5, w.shape)))
         elif w.dim() >= 2:
             fan_in = 1 if "embeddings" in name else w[0].numel()
             w.copy_(torch.from_numpy(seeded(name).normal(0, fan_in ** -0.5, w.shape)))

@@ -1,5 +1,5 @@
 """
-Reference implementation of the recurrent baselines, DeltaNet and HGRN2, in PyTorch: the recurrence token by
+Reference implementation of the recurrent baselines, DeltaNet, HGRN2 and Mamba-2, in PyTorch: the recurrence token by
 token, about one line per equation. The counterpart of fox.py, from which norms and MLP come; make_fixtures.py stores
 its results in float64. A model is built from the keys of config.json; its state_dict has the tensors of the
 checkpoint.
@@ -34,6 +34,12 @@ FAMILIES = {
         architectures=["HGRN2ForCausalLM"], model_type="hgrn2-project_fox", vocab_size=50257, hidden_size=768,
         num_hidden_layers=12, num_heads=6, attn_mode="chunk", expand_ratio=128, use_short_conv=False,
         use_lower_bound=False, elementwise_affine=True, **SHELL, **ENDS),
+    "mamba2": dict(
+        architectures=["Mamba2ForCausalLM"], model_type="mamba2-project_fox", vocab_size=50257, hidden_size=768,
+        num_hidden_layers=24, num_heads=24, head_dim=64, state_size=128, n_groups=1, expand=2, conv_kernel=4,
+        use_bias=False, use_conv_bias=True, hidden_act="silu", layer_norm_epsilon=1e-5, residual_in_fp32=True,
+        time_step_min=0.001, time_step_max=0.1, time_step_floor=1e-4, rescale_prenorm_residual=True, chunk_size=256,
+        **ENDS),
 }
 
 
@@ -100,6 +106,28 @@ class HGRN2(nn.Module):
         return self.o_proj(self.g_norm(torch.stack(o, 1).flatten(2)))
 
 
+class Mamba2(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        d, di, self.h, self.N = c.hidden_size, 2 * c.hidden_size, c.num_heads, c.state_size
+        self.in_proj = nn.Linear(d, 2 * di + 2 * self.N + self.h, bias=False)
+        self.conv1d = CausalConv(di + 2 * self.N, bias=True)
+        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.ones(self.h)) for _ in range(3))
+        self.norm, self.out_proj = fox.RMSNorm(di, c.layer_norm_epsilon), nn.Linear(di, d, bias=False)
+
+    def forward(self, a):
+        di, N, h = self.out_proj.in_features, self.N, self.h
+        z, xBC, dt = self.in_proj(a).split((di, di + 2 * N, h), -1)
+        x, B, C = self.conv1d(xBC).split((di, N, N), -1)
+        x, step = x.unflatten(-1, (h, -1)), F.softplus(dt + self.dt_bias)
+        decay = torch.exp(-step * self.A_log.exp())
+        S, y = torch.zeros_like(x[:, 0, :, None, :] * B[:, 0, None, :, None]), []  # [B, h, N, P]
+        for t in range(a.shape[1]):
+            S = decay[:, t, :, None, None] * S + torch.einsum("bn,bhp->bhnp", B[:, t], step[:, t, :, None] * x[:, t])
+            y.append(torch.einsum("bhnp,bn->bhp", S, C[:, t]) + self.D[:, None] * x[:, t])
+        return self.out_proj(self.norm(torch.stack(y, 1).flatten(2) * F.silu(z)))
+
+
 # ----------------------------------------------------------------------------
 # the model
 
@@ -117,15 +145,27 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+class Mamba2Block(nn.Module):
+    def __init__(self, c, layer):
+        super().__init__()
+        self.norm, self.mixer = fox.RMSNorm(c.hidden_size, c.layer_norm_epsilon), Mamba2(c, layer)
+
+    def forward(self, x):
+        return x + self.mixer(self.norm(x))
+
+
 class Recurrent(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
         c = SimpleNamespace(**config)
-        self.model = nn.ModuleDict(dict(
+        self.mamba = c.model_type == "mamba2-project_fox"
+        block, eps = (Mamba2Block, c.layer_norm_epsilon) if self.mamba else (Block, c.norm_eps)
+        shell = nn.ModuleDict(dict(
             embeddings=nn.Embedding(c.vocab_size, c.hidden_size),
-            layers=nn.ModuleList(Block(c, l) for l in range(c.num_hidden_layers)),
-            norm=fox.RMSNorm(c.hidden_size, c.norm_eps)))
+            layers=nn.ModuleList(block(c, l) for l in range(c.num_hidden_layers))))
+        shell["norm_f" if self.mamba else "norm"] = fox.RMSNorm(c.hidden_size, eps)
+        setattr(self, "backbone" if self.mamba else "model", shell)
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         if c.model_type == "hgrn2-project_fox":  # a buffer where it is off: in the checkpoint, but not trained
             bounds = torch.zeros(c.num_hidden_layers, c.hidden_size)
@@ -136,11 +176,12 @@ class Recurrent(nn.Module):
 
     def forward(self, tokens):
         """Logits [B, T, V] of tokens [B, T]."""
-        x = self.model.embeddings(tokens)
+        shell = self.backbone if self.mamba else self.model
+        x = shell.embeddings(tokens)
         of_model = dict(lower_bounds=self.model.lower_bounds) if self.config.get("use_lower_bound") else {}
-        for block in self.model.layers:
+        for block in shell.layers:
             x = block(x, **of_model)
-        return self.lm_head(self.model.norm(x))
+        return self.lm_head((shell.norm_f if self.mamba else shell.norm)(x))
 
     loss = fox.Fox.loss
 
@@ -173,7 +214,8 @@ def load(folder, dtype=torch.float64):
 
 # Parameter counts without the input embedding, of L, d and heads.
 SIZES = {"deltanet": {(12, 768, 6): 123_718_656, (24, 1024, 8): 360_289_280, (24, 1536, 12): 757_635_072},
-         "hgrn2": {(12, 768, 6): 123_569_664, (24, 1024, 8): 359_843_840, (24, 1536, 12): 756_820_992}}
+         "hgrn2": {(12, 768, 6): 123_569_664, (24, 1024, 8): 359_843_840, (24, 1536, 12): 756_820_992},
+         "mamba2": {(24, 768, 24): 128_965_824, (48, 1024, 32): 368_314_880, (48, 1536, 48): 780_113_664}}
 
 
 def check_sizes():

@@ -1,5 +1,5 @@
 /*
-Causal depthwise convolution and SiLU, the entrance of DeltaNet's and Mamba-2's recurrence on the CPU:
+Causal depthwise convolution and SiLU, before DeltaNet's and Mamba-2's recurrence on the CPU:
 
     y_t = silu(z_t)    z_t = bias + w_0 x_{t-3} + w_1 x_{t-2} + w_2 x_{t-1} + w_3 x_t    each channel alone
 

@@ -14,7 +14,7 @@ the range checks all walk it, so a key is described once.
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
 // What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
-typedef enum { MIXER_ATTENTION, MIXER_DELTANET, MIXER_HGRN2, NUM_MIXERS } MixerKind;
+typedef enum { MIXER_ATTENTION, MIXER_DELTANET, MIXER_HGRN2, MIXER_MAMBA2, NUM_MIXERS } MixerKind;
 
 typedef struct {
     MixerKind mixer;
@@ -36,10 +36,15 @@ typedef struct {
     bool use_k_shift;
     bool use_v_shift;
     GateType fgate_type;
-    bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
-    double decay_time_min;        // its T_min, in tokens
-    double decay_time_max;        // its T_max, in tokens
-    bool use_lower_bound;         // HGRN2: learned lower bounds of the forget gates
+    bool fgate_bias_init;  // "long" initialisation of the gate's bias (always on for a fixed gate)
+    double decay_time_min; // its T_min, in tokens
+    double decay_time_max; // its T_max, in tokens
+    bool use_lower_bound;  // HGRN2: learned lower bounds of the forget gates
+    int64_t state_size;    // Mamba-2: N, rows of a head's state
+    int64_t chunk_size;    // and the next: of other programs' kernels, kept as they are
+    bool residual_in_fp32;
+    bool rescale_prenorm_residual;                        // out_proj starts divided by sqrt(L)
+    double time_step_min, time_step_max, time_step_floor; // range of the initial time steps
     double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
     int64_t bos_token_id;         // -1 is null
     int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
@@ -60,8 +65,10 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // derived sizes
 
-// The channels of all heads: d
-static inline int64_t config_inner_size(const Config* c) { return c->hidden_size; }
+// The channels of all heads: d, or with Mamba-2 2 d
+static inline int64_t config_inner_size(const Config* c) {
+    return c->mixer == MIXER_MAMBA2 ? 2 * c->hidden_size : c->hidden_size;
+}
 // dh, the channels of a head
 static inline int64_t config_head_size(const Config* c) { return config_inner_size(c) / c->num_heads; }
 
@@ -207,6 +214,26 @@ static const ConfigKey config_keys[] = {
     FIXED(KEY_WORD, "elementwise_affine", "true")
     ENDS
 #undef OF
+
+#define OF MIXER_MAMBA2
+    SIZES
+    NAMED("head_dim", KEY_INT, head_dim, 1, 1 << 17)
+    NUMBER(KEY_INT, state_size, 1, 1 << 16)
+    FIXED(KEY_WORD, "n_groups", "1")
+    FIXED(KEY_WORD, "expand", "2")
+    FIXED(KEY_WORD, "conv_kernel", "4")
+    FIXED(KEY_WORD, "use_bias", "false")
+    FIXED(KEY_WORD, "use_conv_bias", "true")
+    FIXED(KEY_TEXT, "hidden_act", "silu")
+    NAMED("layer_norm_epsilon", KEY_REAL, norm_eps, 0, 1)
+    BOOL(residual_in_fp32)
+    NUMBER(KEY_REAL, time_step_min, 1e-9, 1e3)
+    NUMBER(KEY_REAL, time_step_max, 1e-9, 1e3)
+    NUMBER(KEY_REAL, time_step_floor, 1e-9, 1e3)
+    BOOL(rescale_prenorm_residual)
+    NUMBER(KEY_INT, chunk_size, 1, 1 << 16)
+    ENDS
+#undef OF
 };
 // clang-format on
 #define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
@@ -285,7 +312,7 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
         return fail(err, "%s: heads of %lld channels, but hidden_size and num_heads give %lld", where,
                     (long long)c->head_dim, (long long)config_head_size(c));
     c->head_dim = 0;
-    if (config_mlp_size(c) < 1)
+    if (config_mlp_size(c) < 1 && c->mixer != MIXER_MAMBA2)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
                     c->hidden_ratio);
     if (c->use_rope && config_head_size(c) % 2 != 0)
@@ -294,6 +321,9 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->eos_token_id >= c->vocab_size || c->bos_token_id >= c->vocab_size)
         return fail(err, "%s: bos_token_id or eos_token_id is not below vocab_size %lld", where,
                     (long long)c->vocab_size);
+    if (c->time_step_max < c->time_step_min)
+        return fail(err, "%s: time_step_max %g is below time_step_min %g", where, c->time_step_max,
+                    c->time_step_min);
     if (c->decay_time_max < c->decay_time_min)
         return fail(err, "%s: decay_time_max %g is below decay_time_min %g", where, c->decay_time_max,
                     c->decay_time_min);
@@ -304,7 +334,7 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
 // presets: a family (the block) and a size, as in fox-pro-125m
 
 // Which of a size's shapes a family has. MATRIX: recurrences with heads of 128 channels.
-typedef enum { SHAPE_FOX, SHAPE_TRANSFORMER, SHAPE_MATRIX, NUM_SHAPES } ShapeKind;
+typedef enum { SHAPE_FOX, SHAPE_TRANSFORMER, SHAPE_MATRIX, SHAPE_MAMBA2, NUM_SHAPES } ShapeKind;
 
 typedef struct {
     const char* name;
@@ -322,6 +352,7 @@ static const Family config_families[] = {
     {"transformer-llama", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, false, 4},
     {"deltanet", MIXER_DELTANET, SHAPE_MATRIX, GATE_NONE, false, false, 4},
     {"hgrn2", MIXER_HGRN2, SHAPE_MATRIX, GATE_NONE, false, false, 4},
+    {"mamba2", MIXER_MAMBA2, SHAPE_MAMBA2, GATE_NONE, false, false, 0},
 };
 
 typedef struct {
@@ -329,25 +360,28 @@ typedef struct {
     int64_t V;
     struct {
         int64_t L, d, heads;
-    } shapes[NUM_SHAPES]; // fox, transformer, matrix
+    } shapes[NUM_SHAPES]; // in the order of ShapeKind
     Recipe recipe;        // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
 } Size;
 
 // 125m and up: the paper's. nano trains on a laptop's CPU in minutes; both small ones read bytes.
 static const Size config_sizes[] = {
-    {"nano", 257, {{4, 128, 2}, {4, 128, 2}, {4, 128, 1}}, {512, 2048, 2097152, 131072, 2e-3}},
-    {"micro", 257, {{8, 320, 5}, {8, 320, 5}, {6, 384, 3}}, {1024, 32768, 209715200, 4194304, 2e-3}},
+    {"nano", 257, {{4, 128, 2}, {4, 128, 2}, {4, 128, 1}, {8, 128, 4}}, {512, 2048, 2097152, 131072, 2e-3}},
+    {"micro",
+     257,
+     {{8, 320, 5}, {8, 320, 5}, {6, 384, 3}, {16, 320, 10}},
+     {1024, 32768, 209715200, 4194304, 2e-3}},
     {"125m",
      50257,
-     {{12, 768, 12}, {12, 768, 12}, {12, 768, 6}},
+     {{12, 768, 12}, {12, 768, 12}, {12, 768, 6}, {24, 768, 24}},
      {16384, 524288, 2684354560, 268435456, 2e-3}},
     {"360m",
      50257,
-     {{24, 1024, 16}, {24, 1024, 16}, {24, 1024, 8}},
+     {{24, 1024, 16}, {24, 1024, 16}, {24, 1024, 8}, {48, 1024, 32}},
      {16384, 524288, 7516192768, 268435456, 2e-3}},
     {"760m",
      50257,
-     {{24, 1536, 24}, {24, 1536, 12}, {24, 1536, 12}},
+     {{24, 1536, 24}, {24, 1536, 12}, {24, 1536, 12}, {48, 1536, 48}},
      {16384, 524288, 16106127360, 268435456, 1e-3}},
 };
 #define NUM_FAMILIES ((int)(sizeof config_families / sizeof config_families[0]))
@@ -374,6 +408,13 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
     c->mixer = mixer;
     if (mixer == MIXER_ATTENTION) return;
     c->fgate_type = GATE_NONE;
+    if (mixer != MIXER_MAMBA2) return;
+    c->hidden_ratio = 0; // no MLP
+    c->norm_eps = 1e-5;
+    c->state_size = 128;
+    c->chunk_size = 256;
+    c->residual_in_fp32 = c->rescale_prenorm_residual = true;
+    c->time_step_min = 1e-3, c->time_step_max = 0.1, c->time_step_floor = 1e-4;
 }
 
 // Fills config and recipe from a preset's name, FAMILY-SIZE.
@@ -402,7 +443,7 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
     }
     return fail(err,
                 "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
-                "transformer-llama, deltanet, hgrn2, then -nano, -micro, -125m, -360m or -760m",
+                "transformer-llama, deltanet, hgrn2, mamba2, then -nano, -micro, -125m, -360m or -760m",
                 name);
 }
 
@@ -463,6 +504,7 @@ static const ModelClass config_classes[] = {
     {"transformer-project_fox", "TransformerForCausalLM", MIXER_ATTENTION, true},
     {"delta_net-project_fox", "DeltaNetForCausalLM", MIXER_DELTANET, false},
     {"hgrn2-project_fox", "HGRN2ForCausalLM", MIXER_HGRN2, false},
+    {"mamba2-project_fox", "Mamba2ForCausalLM", MIXER_MAMBA2, false},
 };
 #define NUM_CLASSES ((int)(sizeof config_classes / sizeof config_classes[0]))
 

@@ -39,7 +39,11 @@ typedef enum {
     P_CONV,         // [C, 1, 4]  recurrent mixers' convolutions, or the first of several: C channels in all
     P_K_CONV,       // [d, 1, 4]  DeltaNet's other two: with P_CONV one matrix [3d, 4]
     P_V_CONV,       // [d, 1, 4]
-    P_OUTPUT_NORM,  // [d]        with output norm, and HGRN2's; DeltaNet: [dh]
+    P_CONV_BIAS,    // [C]        Mamba-2, like the next three
+    P_DT_BIAS,      // [NH]       of the time step
+    P_A_LOG,        // [NH]       log of the decay's rate
+    P_D,            // [NH]       the input's way past the state
+    P_OUTPUT_NORM,  // [d]        with output norm, and HGRN2's; DeltaNet: [dh], Mamba-2: [2d]
     P_O_PROJ,       // [d, d]
     P_MLP_NORM,     // [d]        this row and the next two: with an MLP
     P_GATE_PROJ,    // [2I, d]    rows 0..I-1 the SiLU gate, then up
@@ -52,7 +56,15 @@ typedef enum {
 enum { CONV_WIDTH = 4 };   // taps of the recurrent mixers' convolutions
 enum { PARAM_ALIGN = 64 }; // elements: a cache line of bf16, and a multiple of every vector load
 
-typedef enum { INIT_NORMAL, INIT_UNIFORM, INIT_ZERO, INIT_ONE, INIT_LONG_GATE } ParamInit;
+typedef enum {
+    INIT_NORMAL,
+    INIT_UNIFORM,
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_LONG_GATE,
+    INIT_TIME_STEP,
+    INIT_A_LOG
+} ParamInit;
 
 typedef struct {
     char name[80]; // in a checkpoint
@@ -200,6 +212,38 @@ static inline void hgrn2_add_lower_bounds(ParamTable* t, const Config* c) {
     p->trainable = c->use_lower_bound;
 }
 
+// Mamba-2's rows of layer l. in_proj's rows are z [di], then x [di], B [N] and C [N], which the convolution
+// reads, then dt [NH].
+static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size, di = config_inner_size(c), NH = c->num_heads, C = di + 2 * c->state_size;
+    const int64_t channels[3] = {C, 0, 0}, heads[3] = {NH, 0, 0};
+    params_add_matrix(t, P_Q_PROJ, l, "mixer.in_proj.weight", di + C + NH, d);
+    params_add_conv(t, P_CONV, l, "mixer.conv1d.weight", C);
+    params_add(t, P_CONV_BIAS, l, "mixer.conv1d.bias", INIT_UNIFORM, channels, false)->scale =
+        1 / sqrt((double)CONV_WIDTH);
+    params_add(t, P_DT_BIAS, l, "mixer.dt_bias", INIT_TIME_STEP, heads, false);
+    params_add(t, P_A_LOG, l, "mixer.A_log", INIT_A_LOG, heads, false);
+    params_add(t, P_D, l, "mixer.D", INIT_ONE, heads, false);
+    params_add_norm(t, P_OUTPUT_NORM, l, "mixer.norm.weight", di, c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "mixer.out_proj.weight", d, di);
+}
+
+// How Mamba-2 starts: matrices uniform in +-1 / sqrt(fan in), out_proj's divided by sqrt(L).
+static inline void mamba2_init(Param* p, const Config* c) {
+    if (p->kind != P_Q_PROJ && p->kind != P_O_PROJ && p->kind != P_LM_HEAD) return;
+    p->init = INIT_UNIFORM;
+    p->scale = 1 / sqrt((double)p->shape[1]);
+    if (p->kind == P_O_PROJ && c->rescale_prenorm_residual) p->scale /= sqrt((double)c->num_hidden_layers);
+}
+
+// Bias of a time step: softplus of it is exp(a number uniform between the logarithms of time_step_min and
+// time_step_max), at least time_step_floor.
+static inline double mamba2_dt_bias(const Config* c, double uniform) {
+    double low = log(c->time_step_min), high = log(c->time_step_max);
+    double dt = fmax(exp(low + uniform * (high - low)), c->time_step_floor);
+    return dt + log(-expm1(-dt));
+}
+
 // How DeltaNet and HGRN2 start in the paper's code: the mixer's matrices Xavier-uniform with a gain of
 // 2^-2.5, down_proj divided by sqrt(2 L).
 static inline void matrix_state_init(Param* p, const Config* c) {
@@ -219,6 +263,11 @@ static inline double deltanet_flops(const Config* c, int64_t T) {
 static inline double hgrn2_flops(const Config* c, int64_t T) {
     (void)T;
     return 15.0 * (double)(c->hidden_size * config_head_size(c));
+}
+
+static inline double mamba2_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 30.0 * (double)(c->hidden_size * c->state_size);
 }
 
 // FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 6 d T.
@@ -244,6 +293,8 @@ static const MixerInfo mixer_infos[] = {
      deltanet_flops, matrix_state_init}, // MIXER_DELTANET
     {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", hgrn2_add_params,
      hgrn2_flops, matrix_state_init}, // MIXER_HGRN2
+    {"backbone.embeddings.weight", "backbone.layers", "backbone.norm_f.weight", "norm.weight",
+     mamba2_add_params, mamba2_flops, mamba2_init}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -340,6 +391,8 @@ static inline double params_initial_value(const ParamTable* t, const Config* c, 
     case INIT_ZERO: return 0;
     case INIT_ONE: return 1;
     case INIT_LONG_GATE: return config_long_gate_bias(c, i);
+    case INIT_TIME_STEP: return mamba2_dt_bias(c, random_uniform(seed, (uint64_t)r, (uint64_t)i));
+    case INIT_A_LOG: return log((double)(i + 1));
     }
     return 0;
 }

@@ -54,6 +54,8 @@ static void check_counts(void) {
         {"deltanet-125m", 123718656},  {"deltanet-360m", 360289280},
         {"deltanet-760m", 757635072},  {"hgrn2-125m", 123569664},
         {"hgrn2-360m", 359843840},     {"hgrn2-760m", 756820992},
+        {"mamba2-125m", 128965824},    {"mamba2-360m", 368314880},
+        {"mamba2-760m", 780113664},
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         Config c = preset(expected[i].name);
@@ -124,8 +126,8 @@ static void check_table(const Config* c, const char* name) {
         CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        bool bound = p->kind == P_LOWER_BOUNDS;
-        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound),
+        bool bound = p->kind == P_LOWER_BOUNDS, of_heads = p->kind == P_A_LOG || p->kind == P_D;
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of_heads),
               "%s: weight decay of %s", name, p->name);
         CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
                                 (bound && !c->use_lower_bound)),
@@ -195,6 +197,17 @@ static void check_params(void) {
               has_param(&c, "model.layers.0.attn.g_norm.weight") &&
               !has_param(&c, "model.layers.0.attn.q_conv1d.weight"),
           "names of hgrn2");
+    c = preset("mamba2-nano");
+    check_table(&c, "mamba2");
+    CHECK(has_param(&c, "backbone.layers.7.mixer.conv1d.bias") && has_param(&c, "backbone.norm_f.weight") &&
+              has_param(&c, "backbone.layers.0.norm.weight") &&
+              !has_param(&c, "backbone.layers.0.mlp_norm.weight"),
+          "names of mamba2");
+    CHECK(fabs(log1p(exp(mamba2_dt_bias(&c, 0))) / 1e-3 - 1) < 1e-9 &&
+              fabs(log1p(exp(mamba2_dt_bias(&c, 1))) / 0.1 - 1) < 1e-12,
+          "the time steps of mamba2 do not start from time_step_min to time_step_max");
+    c.time_step_floor = 0.05;
+    CHECK(fabs(log1p(exp(mamba2_dt_bias(&c, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
 
     c = preset("transformer-llama-nano");
     c.num_heads = 1;
@@ -305,6 +318,30 @@ static const struct {
       {"tie_word_embeddings", "false", "true"},
       {"bos_token_id", "7", "-1"},
       {"eos_token_id", "null", "-1"}}},
+    {"mamba2-nano",
+     {{"vocab_size", "300", "1 null"},
+      {"hidden_size", "256", "0 null"},
+      {"num_hidden_layers", "3", "0"},
+      {"num_heads", "8", "0 1025"},
+      {"head_dim", "64", "0 1.5 null"},
+      {"state_size", "64", "0 null"},
+      {"n_groups", "1", "2"},
+      {"expand", "2", "1"},
+      {"conv_kernel", "4", "3"},
+      {"use_bias", "false", "true"},
+      {"use_conv_bias", "true", "false"},
+      {"hidden_act", "silu", "swish"},
+      {"layer_norm_epsilon", "1e-6", "2"},
+      {"residual_in_fp32", "false", "1"},
+      {"time_step_min", "0.01", "0 nan"},
+      {"time_step_max", "0.2", "0 -1"},
+      {"time_step_floor", "1e-3", "0"},
+      {"rescale_prenorm_residual", "false", "0"},
+      {"chunk_size", "64", "0"},
+      {"initializer_range", "0.01", "11"},
+      {"tie_word_embeddings", "false", "true"},
+      {"bos_token_id", "7", "-1"},
+      {"eos_token_id", "null", "-1"}}},
 };
 
 // Writes c to config.json and reads it back.
@@ -385,6 +422,9 @@ static void check_impossible(void) {
     CHECK(config_set(&c, "--set", "expand_ratio", "64", &err) && !config_check(&c, "somewhere", &err) &&
               strstr(err.msg, "somewhere: heads of 64 channels"),
           "an expand_ratio of other heads: %s", err.msg);
+    c = preset("mamba2-nano");
+    c.time_step_max = 1e-4;
+    CHECK(!config_check(&c, "somewhere", &err) && strstr(err.msg, "time_step_max"), "no time steps");
     c = preset("fox-pro-nano");
     c.hidden_size = 126;
     CHECK(config_check(&c, "x", &err), "an odd head size is refused without RoPE: %s", err.msg);
@@ -423,6 +463,7 @@ static void check_files(void) {
     check_family("transformer-llama-nano", plain, "TransformerForCausalLM");
     check_family("deltanet-nano", "delta_net-project_fox", "DeltaNetForCausalLM");
     check_family("hgrn2-nano", "hgrn2-project_fox", "HGRN2ForCausalLM");
+    check_family("mamba2-nano", "mamba2-project_fox", "Mamba2ForCausalLM");
 
     static const char sizes[] =
         "\"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_heads\": 2";

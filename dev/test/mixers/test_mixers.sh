@@ -19,6 +19,7 @@ batches="--seq-len 16 --batch-tokens 64 --micro-batch 1 --warmup-tokens 64 --max
 model() { echo "--model $1-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 $(keys $1)"; }
 keys() {
     case $1 in
+    mamba2) echo "--set state_size=16" ;;
     hgrn2) echo "--set intermediate_size=32 --set use_lower_bound=true" ;;
     *) echo "--set intermediate_size=32" ;;
     esac
@@ -51,7 +52,7 @@ one_thing_and_exit() {
     dies "no config key is called 'use_rope'" ./train_fox $small --set use_rope=true --dry-run
 }
 
-for family in deltanet hgrn2; do
+for family in deltanet hgrn2 mamba2; do
     small=$(model $family)
     runs $family
     one_thing_and_exit $family

@@ -219,6 +219,9 @@ static void check_initial_weights(void) {
 // The recurrent mixers' matrices start as in the paper's code, given here as standard deviations.
 static double recurrent_deviation(const Config* c, const Param* p) {
     double rows = (double)p->shape[0], cols = (double)(p->count / p->shape[0]);
+    if (c->mixer == MIXER_MAMBA2 && p->kind == P_O_PROJ)
+        return 1 / sqrt(3 * cols * (double)c->num_hidden_layers);
+    if (c->mixer == MIXER_MAMBA2 && (p->kind == P_Q_PROJ || p->kind == P_LM_HEAD)) return 1 / sqrt(3 * cols);
     switch (p->kind) {
     case P_Q_PROJ:
     case P_K_PROJ:
@@ -228,6 +231,7 @@ static double recurrent_deviation(const Config* c, const Param* p) {
     case P_CONV:
     case P_K_CONV:
     case P_V_CONV: return 1 / sqrt(3 * cols); // uniform, +-1 / sqrt(fan in)
+    case P_CONV_BIAS: return 1 / sqrt(12.0);  // of 4 taps
     case P_DOWN_PROJ: return 0.02 / sqrt(2 * (double)c->num_hidden_layers);
     default: return 0.02;
     }
@@ -243,6 +247,12 @@ static void check_recurrent_weights(const char* name) {
             check_initial_matrix(&model, p, recurrent_deviation(&c, p));
         for (int64_t i = 0; p->init == INIT_ONE && i < p->count; i++)
             CHECK(model.params[p->offset + i] == 1, "%s", p->name);
+        for (int64_t i = 0; p->kind == P_A_LOG && i < p->count; i++)
+            CHECK(model.params[p->offset + i] == (real)log((double)(i + 1)), "%s", p->name);
+        for (int64_t i = 0; p->kind == P_DT_BIAS && i < p->count; i++) {
+            double step = log1p(exp((double)model.params[p->offset + i]));
+            CHECK(step > 0.999e-3 && step < 0.1001, "%s: a time step of %g", p->name, step);
+        }
     }
     model_free(&model);
 }
@@ -250,6 +260,7 @@ static void check_recurrent_weights(const char* name) {
 int main(void) {
     check_threads(wide);
     check_threads("deltanet hidden_size=78 num_heads=3");
+    check_threads("mamba2 hidden_size=78 num_heads=3 state_size=20");
     check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
     omp_set_num_threads(1); // the models below are too small for threads to pay
     check_extend();
@@ -257,13 +268,16 @@ int main(void) {
     check_causality("transformer-llama");
     check_causality("deltanet");
     check_causality("hgrn2");
+    check_causality("mamba2 state_size=6");
     check_accumulation("fox-pro", 150);
     check_accumulation("deltanet", 150);
     check_accumulation("hgrn2 use_lower_bound=true", 150);
+    check_accumulation("mamba2 state_size=6", 150);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
     check_memory();
     check_initial_weights();
     check_recurrent_weights("deltanet hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
     check_recurrent_weights("hgrn2 hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
+    check_recurrent_weights("mamba2 hidden_size=72 num_heads=24 num_hidden_layers=3");
     return test_report();
 }
