@@ -464,6 +464,12 @@ static inline Recipe config_nearest_recipe(const Config* c) {
 // ----------------------------------------------------------------------------
 // config.json
 
+// The value of a KEY_INT; head_dim is the derived one unless it waits for config_check.
+static inline int64_t config_int(const Config* c, const ConfigKey* key) {
+    bool derived = key->offset == offsetof(Config, head_dim) && c->head_dim == 0;
+    return derived ? config_head_size(c) : *(const int64_t*)((const char*)c + key->offset);
+}
+
 // Writes key i and its value, if the model has it.
 static inline void config_put(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
@@ -477,9 +483,7 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
         if (key->nullable && *(const int64_t*)field == (int64_t)key->null_value)
             json_put_null(w, key->name);
         else
-            json_put_int(w, key->name,
-                         key->offset == offsetof(Config, head_dim) ? config_head_size(c)
-                                                                   : *(const int64_t*)field);
+            json_put_int(w, key->name, config_int(c, key));
         break;
     case KEY_REAL: // NAN becomes null
         json_put_double(w, key->name, decay_time && !config_long_gate(c) ? NAN : *(const double*)field);
