@@ -7,8 +7,8 @@ channels with one weight for all heads, and
     beta = sigmoid(Wb in)                             one number a head
     o = the recurrence with the delta rule, scale dh^-1/2
 
-The table of tensors serves a pass of training and an extension: those that one of them lacks have no elements,
-and the forward pass is one function.
+One table of tensors serves a training pass and an extension: tensors that one of them lacks have no elements.
+The forward pass is one function for both.
 
 A row of the CPU trainer's mixers.
 */
@@ -29,7 +29,7 @@ A row of the CPU trainer's mixers.
     X(real, o, train, BT * d)                  /* [L,B,T,NH,dh] */ \
     X(real, o_rstd, train, BT * NH)            /* [L,B,T,NH] */ \
     X(real, y, train, BT * d)                  /* [L,B,T,d] normed o */ \
-    X(real, checkpoints, train, train * B * NH * recurrence_segments(T) * dh * dh) /* [L,B,NH,segments,dh,dh] */ \
+    X(real, checkpoints, train, train * B * recurrence_segments(T) * d * dh) /* [L,B,NH,segments,dh,dh] */ \
     X(real, dproj, false, train * BT * R)      /* [B,T,R] */ \
     X(real, dqkv, false, train * BT * 3 * d)   /* [B,T,3d] */ \
     X(real, dout, false, train * BT * d)       /* [B,T,d] gradient of o */ \

@@ -1,5 +1,6 @@
 /*
-The HGRN2 mixer on the CPU (arXiv 2404.07904): out = residual + Wo RMSNorm(o), the norm over all d channels, and
+The HGRN2 mixer on the CPU (arXiv 2404.07904): out = residual + Wo RMSNorm(o), the norm over all d channels,
+and
 
     q = silu(Wq in)    f = bound + (1 - bound) sigmoid(Wf in)    k = 1 - f    v = Wi in
     o = the recurrence that decays each channel of K by f, scale dh^-1/2
@@ -7,8 +8,8 @@ The HGRN2 mixer on the CPU (arXiv 2404.07904): out = residual + Wo RMSNorm(o), t
 bound [d] is 0, or with use_lower_bound, as in flash-linear-attention, the sum over layers 1..l of
 softmax(lower_bounds [L, d]) over the layers: layer 0 may forget everything, the last nearly nothing.
 
-One table of tensors and one forward function serve a training pass and an extension, as in deltanet.h. A row of
-the CPU trainer's mixers.
+One table of tensors and one forward function serve a training pass and an extension, as in deltanet.h. A row
+of the CPU trainer's mixers.
 */
 #pragma once
 
@@ -25,7 +26,7 @@ the CPU trainer's mixers.
     X(real, o_rstd, train, BT)                 /* [L,B,T] */ \
     X(real, y, train, BT * d)                  /* [L,B,T,d] normed o */ \
     X(real, bound, false, d)                   /* [d] of the layer in progress */ \
-    X(real, checkpoints, train, train * B * NH * recurrence_segments(T) * dh * dh) /* [L,B,NH,segments,dh,dh] */ \
+    X(real, checkpoints, train, train * B * recurrence_segments(T) * d * dh) /* [L,B,NH,segments,dh,dh] */ \
     X(real, dproj, false, train * BT * 3 * d)  /* [B,T,3d] */ \
     X(real, dout, false, train * BT * d)       /* [B,T,d] gradient of o */ \
     X(real, parts, false, train * 3 * BT * pieces * d) /* [3,B,T,NH,pieces,dh] gradients of q, k, f */ \
@@ -37,7 +38,7 @@ typedef struct {
 } Hgrn2Acts;
 
 static inline void hgrn2_rows(Activations* rows, const Config* config, int64_t B, int64_t T, bool train) {
-    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
+    int64_t BT = B * T, d = config->hidden_size, dh = config_head_size(config);
     int64_t pieces = recurrence_pieces(dh), extend = !train;
     HGRN2_ACTS(ACTIVATION_ROW)
 }
@@ -78,7 +79,7 @@ static inline Recurrence hgrn2_recurrence(const Hgrn2Acts* a, int64_t d) {
 // ----------------------------------------------------------------------------
 // lower bounds
 
-// The softmax over layers of channel c of lower_bounds [L, d]: its part of layer i, from the channel's largest.
+// The softmax over the layers of channel c of lower_bounds [L, d].
 typedef struct {
     const real* bounds; // [L, d]
     int64_t L, d, c;
@@ -110,8 +111,8 @@ static inline void hgrn2_bound(real* bound, const Layer* layer) {
     }
 }
 
-// Adds to the gradient of lower_bounds, from that of this layer's bound in `partial` [NUM_PIECES, d]. With p the
-// softmax: dlower_bounds_i = p_i dbound ([1 <= i <= l] - bound).
+// Adds to the gradient of lower_bounds, from that of this layer's bound in `partial` [NUM_PIECES, d]. With p
+// the softmax: dlower_bounds_i = p_i dbound ([1 <= i <= l] - bound).
 static inline void hgrn2_bound_backward(const Layer* layer, const real* bound, const real* partial) {
     int64_t d = layer->config->hidden_size;
     real* dbounds = layer->grads + params_find(layer->table, P_LOWER_BOUNDS, 0)->offset;

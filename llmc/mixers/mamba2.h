@@ -1,6 +1,6 @@
 /*
-The Mamba-2 mixer on the CPU (arXiv 2405.21060), with one group of B and C: out = residual + Wo RMSNorm(o silu(z)),
-the gate before the norm and the norm over all di = 2 d channels, and
+The Mamba-2 mixer on the CPU (arXiv 2405.21060), with one group of B and C:
+out = residual + Wo RMSNorm(o silu(z)), the gate before the norm and the norm over all di = 2 d channels, and
 
     z, x~, B~, C~, dt = W in                          one projection
     x, B, C = silu(conv4(x~, B~, C~) + bias)
@@ -8,15 +8,16 @@ the gate before the norm and the norm over all di = 2 d channels, and
     S_t = exp(-step_t e^A_log) S_{t-1} + B_t (step_t x_t)^T    [N, P] a head
     o_t = S_t^T C_t + D x_t
 
-The recurrence has q = C and k = B, which all heads share, and v = step x. One table of tensors and one forward
-function serve a training pass and an extension, as in deltanet.h. A row of the CPU trainer's mixers.
+The recurrence has q = C and k = B, which all heads share, and v = step x. One table of tensors and one
+forward function serve a training pass and an extension, as in deltanet.h. A row of the CPU trainer's mixers.
 */
 #pragma once
 
 #include "conv.h"
 
 // clang-format off
-// type, name, kept for every layer, elements of a layer; train and extend are 1 or 0; C = di + 2 N, R = di + C + NH
+// type, name, kept for every layer, elements of a layer; train and extend are 1 or 0; C = di + 2 N,
+// R = di + C + NH
 #define MAMBA2_ACTS(X) \
     X(real, proj, train, BT * R)               /* [L,B,T,R] z, x~, B~, C~, dt */ \
     X(real, xbc, train, BT * C)                /* [L,B,T,C] x, B, C */ \

@@ -18,8 +18,8 @@ The backward pass with dS the gradient of S_t, from the last token to the first:
     with beta: dbeta_t = (v_t - S'^T k_t) . du_t    dv_t = beta_t du_t    dk_t -= S' dv_t    dS -= k_t dv_t^T
     df_t = rowsum(dS * S_{t-1})     dS = diag(f_t) dS
 
-It needs the states of all tokens. The forward pass keeps one of SEGMENT (checkpoints); the backward pass
-computes a segment's from its checkpoint.
+It needs the states of all tokens. The forward pass keeps one of SEGMENT (checkpoints); the
+backward pass computes a segment's states from its checkpoint.
 
 Called by the recurrent mixers, and with state by their extension: one function for both.
 */
@@ -31,8 +31,8 @@ enum { SEGMENT = 64, COLUMNS = 64 };
 
 typedef struct {
     int64_t B, T, NH, K, V;
-    int64_t key_row,
-        key_head;        // elements of q and k from token to token, from head to head; 0: heads share them
+    int64_t key_row;     // elements of q and k from token to token
+    int64_t key_head;    // from head to head; 0: heads share them
     int64_t decay_width; // K: a decay per channel; 1: per head; 0: none
     int64_t value_row;   // elements of v and of its gradient from token to token; heads are adjacent
     real scale;

@@ -127,16 +127,18 @@ typedef struct {
     MixerKind mixer;        // whose models have the key
 } ConfigKey;
 
-// NUMBER(type, field, least, most)  NAMED(key, type, field, least, most)  NULLABLE(type, field, least, most, null value)
+// NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)
+// NAMED(key, type, field, least, most), where the key is not the field's name
 // FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
 // clang-format off
 #define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
-#define NUMBER(type, name, min, max)         {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
-#define NAMED(key, type, name, min, max)     {key, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
-#define NULLABLE(type, name, min, max, null) {#name, type, CONFIG_FIELD(name), min, max, true, null, {NULL}, OF},
-#define FIXED(type, key, value)              {key, type, 0, 0, 0, 0, false, 0, {value}, OF},
-#define CHOICE(type, key, name, ...)         {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}, OF},
-#define BOOL(name)                           CHOICE(KEY_WORD, #name, name, "false", "true")
+#define NUMBER(type, name, min, max)    {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
+#define NAMED(key, type, name, min, max) {key, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
+#define NULLABLE(type, name, min, max, null) \
+    {#name, type, CONFIG_FIELD(name), min, max, true, null, {NULL}, OF},
+#define FIXED(type, key, value)         {key, type, 0, 0, 0, 0, false, 0, {value}, OF},
+#define CHOICE(type, key, name, ...)    {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}, OF},
+#define BOOL(name)                      CHOICE(KEY_WORD, #name, name, "false", "true")
 
 // The keys of each mixer's models in turn, in the order in which they are written.
 static const ConfigKey config_keys[] = {
