@@ -1,6 +1,5 @@
 /*
-Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on the CPU, in plain
-C.
+Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its baselines on the CPU, in plain C.
 
 This is the reference: the whole model is below, forward and backward, in the order in which it runs, and
 train_fox.cu mirrors it in order and names. `real` is float, or double with -DREAL_IS_DOUBLE for checking
@@ -22,6 +21,9 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
+#include "llmc/mixers/deltanet.h"
+#include "llmc/mixers/hgrn2.h"
+#include "llmc/mixers/mamba2.h"
 #include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------
@@ -43,29 +45,6 @@ static void embedding_backward(real* dembeddings, const real* dx, const int32_t*
         for (int64_t t = 0; t < rows; t++)
             for (int64_t c = first; c < last; c++) dembeddings[tokens[t] * d + c] += dx[t * d + c];
     }
-}
-
-// ----------------------------------------------------------------------------
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight
-
-static void rmsnorm_forward(real* y, const real* x, const Norm* norm) {
-    int64_t d = norm->d;
-#pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < norm->rows; t++)
-        norm->rstd[t] = norm_forward(y + t * d, x + t * d, norm->weight, d, norm->eps);
-}
-
-// dx += the gradient of x; partial [NUM_PIECES, d] is scratch.
-static void rmsnorm_backward(real* dx, const real* dy, const real* x, const Norm* norm, real* partial) {
-    int64_t rows = norm->rows, d = norm->d;
-    memset(partial, 0, (size_t)(NUM_PIECES * d) * sizeof(real));
-#pragma omp parallel for schedule(static)
-    for (int64_t piece = 0; piece < NUM_PIECES; piece++)
-        for (int64_t t = rows * piece / NUM_PIECES; t < rows * (piece + 1) / NUM_PIECES; t++)
-            norm_backward(dx + t * d, partial + piece * d, dy + t * d, x + t * d, norm->weight, norm->rstd[t],
-                          d, true);
-    for (int64_t piece = 0; piece < NUM_PIECES; piece++)
-        for (int64_t c = 0; c < d; c++) norm->dweight[c] += partial[piece * d + c];
 }
 
 // ----------------------------------------------------------------------------
@@ -728,6 +707,12 @@ static const Mixer mixers[] = {
     {attention_activations, attention_init, attention_mixer_forward, attention_mixer_backward,
      attention_state, attention_mixer_extend, attention_fork, attention_copy_page,
      attention_forgotten}, // MIXER_ATTENTION
+    {deltanet_activations, mixer_init_nothing, deltanet_forward, deltanet_backward, deltanet_state,
+     deltanet_extend, mixer_fork, NULL, NULL}, // MIXER_DELTANET
+    {hgrn2_activations, mixer_init_nothing, hgrn2_forward, hgrn2_backward, hgrn2_state, hgrn2_extend,
+     mixer_fork, NULL, NULL}, // MIXER_HGRN2
+    {mamba2_activations, mixer_init_nothing, mamba2_forward, mamba2_backward, mamba2_state, mamba2_extend,
+     mixer_fork, NULL, NULL}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 

@@ -208,6 +208,9 @@ typedef struct {
 static const Mixer mixers[] = {
     {attention_activations, attention_mixer_scratch_bytes, attention_init, attention_mixer_forward,
      attention_mixer_backward, attention_begin_extend, attention_mixer_extend}, // MIXER_ATTENTION
+    {}, // MIXER_DELTANET: no GPU kernels yet, model_plan refuses it
+    {}, // MIXER_HGRN2: the same
+    {}, // MIXER_MAMBA2: the same
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -1040,6 +1043,9 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     bool cudnn = o->attention == ATTENTION_CUDNN, train = run_has_gradients(run);
     HeadShape shape = {};
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
+    if (!mixers[c->mixer].forward)
+        die("%s: this model's mixer has no GPU kernels yet; train_fox, the CPU trainer, has it",
+            config_class(c)->architecture);
     if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)c->hidden_size, (long long)config_mlp_size(c));

@@ -16,14 +16,13 @@ static void require_value(const Config* c, const char* name, const char* text) {
     int power = *end == 'k' || *end == 'K' ? 1 : *end == 'M' ? 2 : *end == 'G' ? 3 : *end == 'T' ? 4 : 0;
     bool binary = power && end[1] == 'i', whole = end > text && !end[(power > 0) + binary];
     for (; power > 0; power--) number *= binary ? 1024 : 1000;
-    if (strcmp(name, "num_kv_heads") == 0)
+    if (strcmp(name, "num_kv_heads") == 0 && c->mixer == MIXER_ATTENTION)
         REQUIRE(whole && number == (double)c->num_heads, "%s=%s", name, text);
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
         const ConfigKey* key = &config_keys[i];
         const void* field = (const char*)c + key->offset;
-        if (strcmp(key->name, name) != 0) continue;
-        if (key->type == KEY_INT)
-            REQUIRE(whole && (double)*(const int64_t*)field == number, "%s=%s", name, text);
+        if (strcmp(key->name, name) != 0 || !config_has_key(c, key)) continue;
+        if (key->type == KEY_INT) REQUIRE(whole && (double)config_int(c, key) == number, "%s=%s", name, text);
         if (key->type == KEY_REAL) REQUIRE(whole && *(const double*)field == number, "%s=%s", name, text);
     }
 }
@@ -97,8 +96,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
         require_message(&err, "input");
         return 0;
     }
-    REQUIRE(config_head_size(&c) >= 1 && config_head_size(&c) * c.num_heads == c.hidden_size, "heads");
-    REQUIRE(config_mlp_size(&c) >= 1 && config_end_of_text(&c) < c.vocab_size, "sizes");
+    REQUIRE(config_head_size(&c) >= 1 && config_head_size(&c) * c.num_heads == config_inner_size(&c),
+            "heads");
+    REQUIRE((config_mlp_size(&c) >= 1) == (c.mixer != MIXER_MAMBA2) && config_end_of_text(&c) < c.vocab_size,
+            "sizes");
     for (int64_t head = 0; head < c.num_heads; head++)
         REQUIRE(isfinite(config_long_gate_bias(&c, head)), "the gate's bias of head %lld is %g",
                 (long long)head, config_long_gate_bias(&c, head));

@@ -253,8 +253,8 @@ def check_sizes():
             assert found == count, f"{family} with d {d} has {found} parameters, not {count}"
 
 
-def check_model(name, config):
-    model = Fox(config).double()
+def check_model(name, model):
+    model, config = model.double(), model.config
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
     tokens, targets = torch.randint(config["vocab_size"], (2, 2, 6))
@@ -283,7 +283,7 @@ if __name__ == "__main__":
     print("parameter counts: as published")
     tiny = dict(vocab_size=7, hidden_size=8, num_heads=2, num_hidden_layers=2, intermediate_size=5)
     for family in FAMILIES:
-        check_model(family, make_config(family, **tiny))
+        check_model(family, Fox(make_config(family, **tiny)))
     for change in (dict(fgate_type="bias_only", use_rope=True),
                    dict(fgate_type="fixed", qk_norm_share_param_across_head=True)):
-        check_model(f"fox-pro with {change}", make_config("fox-pro", **tiny, **change))
+        check_model(f"fox-pro with {change}", Fox(make_config("fox-pro", **tiny, **change)))

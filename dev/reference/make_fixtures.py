@@ -1,12 +1,12 @@
 """
 Regenerates dev/test/fixtures/model/: one folder per fixture, with a checkpoint (config.json,
-model.safetensors) and the results of fox.py in float64 (expected.safetensors). README.md describes the
+model.safetensors) and the results of fox.py or recurrent.py in float64 (expected.safetensors). README.md describes the
 tensors.
 
-    python dev/reference/make_fixtures.py
+    python dev/reference/make_fixtures.py [NAME...]    all fixtures, or those named
 """
 import copy
-import shutil
+import sys
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import save_file
 
 import fox
+import recurrent
 
 OUT = Path(__file__).resolve().parents[1] / "test/fixtures/model"
 STEPS = 3
@@ -55,6 +56,16 @@ PRO_WITH = {
 }
 
 
+def of_family(family, sizes):
+    """The sizes that a recurrent family has, and those that follow from them."""
+    keys = {key: value for key, value in sizes.items() if key in recurrent.FAMILIES[family]}
+    if family == "hgrn2":
+        keys["expand_ratio"] = sizes["hidden_size"] // sizes["num_heads"]
+    if family == "mamba2":
+        keys["head_dim"], keys["state_size"] = 2 * sizes["hidden_size"] // sizes["num_heads"], 12
+    return keys
+
+
 def fixtures():
     """Yields name, config, sequence length, whether to take optimizer steps."""
     for family in fox.FAMILIES:
@@ -64,6 +75,14 @@ def fixtures():
             yield f"{base}-{name}", fox.make_config(base, **{**TINY, **change}), 19, True
     for family in fox.FAMILIES:
         yield f"{family}-dh64", fox.make_config(family, **WIDE), 70, False
+    for family in recurrent.FAMILIES:
+        yield family, recurrent.make_config(family, **of_family(family, TINY)), 19, True
+    yield "hgrn2-lower-bound", recurrent.make_config("hgrn2", **of_family("hgrn2", TINY), use_lower_bound=True), 19, True
+    # heads of the paper's size, more tokens than the C code has in a segment
+    yield "mamba2-head64", recurrent.make_config("mamba2", **of_family("mamba2", {**WIDE, "hidden_size": 64})) | dict(
+        state_size=128), 70, False
+    for family in ("deltanet", "hgrn2"):
+        yield f"{family}-dh128", recurrent.make_config(family, **of_family(family, {**WIDE, "num_heads": 1})), 70, False
     yield "fox-pro-dh128", fox.make_config("fox-pro", **{**WIDE, "num_heads": 1}), 70, False
 
 
@@ -77,12 +96,16 @@ def seeded(name):
 @torch.no_grad()
 def draw_weights(model):
     """Weights for which every module matters: activations around 1, gates half open, uneven attention."""
-    long_gate = model.config["fgate_type"] == "full" and model.config["fgate_bias_init"]
+    long_gate = model.config.get("fgate_type") == "full" and model.config["fgate_bias_init"]
     for name, w in model.state_dict().items():
         if "norm" in name:
             w.copy_(torch.from_numpy(seeded(name).uniform(0.5, 1.5, w.shape)))
-        elif w.dim() == 2:
-            fan_in = 1 if "embeddings" in name else w.shape[1]
+        elif name.endswith(("lower_bounds", "dt_bias", "conv1d.bias")):
+            w.copy_(torch.from_numpy(seeded(name).normal(0, 1, w.shape)))
+        elif name.endswith("A_log"):
+            w.copy_(torch.from_numpy(seeded(name).normal(-1, 0.5, w.shape)))
+        elif w.dim() >= 2:
+            fan_in = 1 if "embeddings" in name else w[0].numel()
             w.copy_(torch.from_numpy(seeded(name).normal(0, fan_in ** -0.5, w.shape)))
         elif not long_gate:
             w.copy_(torch.from_numpy(seeded(name).normal(1.5, 0.5, w.shape)))
@@ -123,7 +146,8 @@ def float32_errors(model, tokens, targets, expected):
 
 def train(model, tokens, targets):
     """AdamW steps on one batch; returns losses before, between and after, gradient norms, final weights."""
-    optimizer = torch.optim.AdamW(fox.parameter_groups(model, 0.1), lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    groups = recurrent.parameter_groups(model, 0.1)
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
     for _ in range(STEPS):
         losses.append(run(model, tokens, targets)["loss"].mean())
@@ -137,10 +161,11 @@ def train(model, tokens, targets):
 
 
 def make(name, config, T, steps):
-    drawn = fox.Fox(config)
+    reference, kind = (recurrent, recurrent.Recurrent) if "model_type" in config else (fox, fox.Fox)
+    drawn = kind(config)
     draw_weights(drawn)
-    fox.save(drawn, OUT / name)
-    model = fox.load(OUT / name)
+    reference.save(drawn, OUT / name)
+    model = reference.load(OUT / name)
     tokens, targets = draw_batch(T)
     expected = run(model, tokens, targets)
     expected |= float32_errors(model, tokens, targets, expected)
@@ -154,6 +179,6 @@ def make(name, config, T, steps):
 if __name__ == "__main__":
     torch.set_num_threads(1)  # a fixed order of summation, so that each run writes the same files
     torch.manual_seed(0)
-    shutil.rmtree(OUT, ignore_errors=True)
     for fixture in fixtures():
-        make(*fixture)
+        if not sys.argv[1:] or fixture[0] in sys.argv[1:]:
+            make(*fixture)

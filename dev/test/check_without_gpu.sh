@@ -24,4 +24,5 @@ check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --
 said "planned for recompute block"
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
 dies "which model?" "$trainer"
+dies "DeltaNetForCausalLM: this model's mixer has no GPU kernels yet" "$trainer" --dry-run --model deltanet-125m
 report

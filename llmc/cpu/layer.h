@@ -5,7 +5,8 @@ A pass over B x T tokens reads weights, adds to gradients and keeps its activati
 (llmc/model/activations.h). A pass that extends sequences (llmc/model/extension.h) has B = 1 and its rows as
 T; the mixer's table is then the cache.
 
-Made by the trainer for each layer; read by its mixers and those in llmc/mixers/.
+Made by the trainer for each layer; read by its mixers and those in llmc/mixers/. RMSNorm is here because all
+of them call it.
 */
 #pragma once
 
@@ -62,4 +63,26 @@ static inline Norm layer_norm(const Layer* layer, ParamKind kind, real* rstd) {
     Norm norm = {
         layer_param(layer, kind), layer_grad(layer, kind), rstd, layer->B * layer->T, p->count, p->eps};
     return norm;
+}
+
+// y [rows, d] from x; y may be x.
+static inline void rmsnorm_forward(real* y, const real* x, const Norm* norm) {
+    int64_t d = norm->d;
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < norm->rows; t++)
+        norm->rstd[t] = norm_forward(y + t * d, x + t * d, norm->weight, d, norm->eps);
+}
+
+// dx += the gradient of x, and norm->dweight += the weight's; partial [NUM_PIECES, d] is scratch.
+static inline void rmsnorm_backward(real* dx, const real* dy, const real* x, const Norm* norm,
+                                    real* partial) {
+    int64_t rows = norm->rows, d = norm->d;
+    memset(partial, 0, (size_t)(NUM_PIECES * d) * sizeof(real));
+#pragma omp parallel for schedule(static)
+    for (int64_t piece = 0; piece < NUM_PIECES; piece++)
+        for (int64_t t = rows * piece / NUM_PIECES; t < rows * (piece + 1) / NUM_PIECES; t++)
+            norm_backward(dx + t * d, partial + piece * d, dy + t * d, x + t * d, norm->weight, norm->rstd[t],
+                          d, true);
+    for (int64_t piece = 0; piece < NUM_PIECES; piece++)
+        for (int64_t c = 0; c < d; c++) norm->dweight[c] += partial[piece * d + c];
 }

@@ -65,6 +65,20 @@ static inline void hf_print_names(FILE* f, const char* what, const char* paths) 
     fprintf(f, "` |\n");
 }
 
+// Prints how transformers opens the folder.
+static inline void hf_print_usage(FILE* f, const HfTokenizer* t) {
+    fprintf(f, "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n");
+    fprintf(f, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n");
+    if (t)
+        fprintf(f,
+                "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
+                "inputs = tokenizer(%sTEXT, return_tensors=\"pt\")\n"
+                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n",
+                strstr(t->config, "\"bos_token\"") ? "tokenizer.bos_token + " : "");
+    fprintf(f, "```\n\n`trust_remote_code=True` runs `modeling_fox.py` of this folder.");
+    fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.\n");
+}
+
 // Writes the model card. t: NULL where the tokenizer is not known.
 static inline bool hf_write_card(const char* folder, const Config* c, const ParamTable* table, const HfRun* r,
                                  const HfTokenizer* t, Error* err) {
@@ -72,13 +86,13 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
     path_join(path, folder, "README.md");
     FILE* f = fopen(path, "wb");
     if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
-    const bool gate = config_has_gate(c);
+    const char* kind = c->mixer != MIXER_ATTENTION ? config_class(c)->architecture
+                       : config_has_gate(c)        ? "Forgetting Transformer"
+                                                   : "Transformer";
     fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\n");
     fprintf(f, "# license: yours to choose, with the rights in the data in mind\n---\n\n");
-    fprintf(f, "# %s of %.3g M parameters\n\n", gate ? "Forgetting Transformer" : "Transformer",
-            (double)table->parameters / 1e6);
-    fprintf(f, "A %s of the family of https://arxiv.org/abs/2503.02130, trained by train_fox.\n\n",
-            gate ? "Transformer with a forget gate" : "Transformer");
+    fprintf(f, "# %s of %.3g M parameters\n\n", kind, (double)table->parameters / 1e6);
+    fprintf(f, "A model of https://arxiv.org/abs/2503.02130, trained by train_fox.\n\n");
     fprintf(f, "| | |\n|---|---|\n");
     hf_print_names(f, "preset", r->model);
     hf_print_names(f, "initialized from", r->init);
@@ -93,16 +107,10 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
             (long long)r->seq_len);
     hf_print_names(f, "data", r->data);
     fprintf(f, "| seed | %lld |\n| code version | %s |\n\n", (long long)r->seed, r->code_version);
-    fprintf(f, "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n");
-    fprintf(f, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n");
-    if (t)
-        fprintf(f,
-                "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
-                "inputs = tokenizer(%sTEXT, return_tensors=\"pt\")\n"
-                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n",
-                strstr(t->config, "\"bos_token\"") ? "tokenizer.bos_token + " : "");
-    fprintf(f, "```\n\n`trust_remote_code=True` runs `modeling_fox.py` of this folder.");
-    fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.\n");
+    if (config_has_python(c))
+        hf_print_usage(f, t);
+    else
+        fprintf(f, "The paper's code and train_fox have this model; transformers does not.\n");
     if (r->json_escape)
         fprintf(f,
                 "\nThe model's text is JSON-escaped: a line break is `\\n`, a non-ASCII character `\\uXXXX`. "
@@ -116,7 +124,7 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
 static inline bool hf_folder_write(const char* folder, const Config* c, const ParamTable* table,
                                    const HfRun* r, const HfTokenizer* t, Error* err) {
     if (t && !t->json) t = NULL;
-    return hf_write_text(folder, "modeling_fox.py", hf_modeling, err) &&
+    return (!config_has_python(c) || hf_write_text(folder, "modeling_fox.py", hf_modeling, err)) &&
            hf_write_generation(folder, c, err) && hf_write_card(folder, c, table, r, t, err) &&
            (!t || (hf_write_text(folder, "tokenizer.json", t->json, err) &&
                    hf_write_text(folder, "tokenizer_config.json", t->config, err)));

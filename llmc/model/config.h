@@ -14,14 +14,15 @@ the range checks all walk it, so a key is described once.
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
 // What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
-typedef enum { MIXER_ATTENTION, NUM_MIXERS } MixerKind;
+typedef enum { MIXER_ATTENTION, MIXER_DELTANET, MIXER_HGRN2, MIXER_MAMBA2, NUM_MIXERS } MixerKind;
 
 typedef struct {
     MixerKind mixer;
     int64_t vocab_size;        // V
     int64_t hidden_size;       // d
     int64_t num_hidden_layers; // L
-    int64_t num_heads;         // NH; head size dh = d / NH
+    int64_t num_heads;         // NH; head size: config_head_size
+    int64_t head_dim; // the head size that a file or an option names; 0 once config_check has seen it
     int64_t intermediate_size; // I; 0 (null in the file) derives it from hidden_ratio
     double hidden_ratio;       // r in I = 256 ceil(floor(d r 2/3) / 256)
     double initializer_range;  // standard deviation of every matrix at the start
@@ -35,9 +36,15 @@ typedef struct {
     bool use_k_shift;
     bool use_v_shift;
     GateType fgate_type;
-    bool fgate_bias_init;         // "long" initialisation of the gate's bias (always on for a fixed gate)
-    double decay_time_min;        // its T_min, in tokens
-    double decay_time_max;        // its T_max, in tokens
+    bool fgate_bias_init;  // "long" initialisation of the gate's bias (always on for a fixed gate)
+    double decay_time_min; // its T_min, in tokens
+    double decay_time_max; // its T_max, in tokens
+    bool use_lower_bound;  // HGRN2: learned lower bounds of the forget gates
+    int64_t state_size;    // Mamba-2: N, rows of a head's state
+    int64_t chunk_size;    // and the next: of other programs' kernels, kept as they are
+    bool residual_in_fp32;
+    bool rescale_prenorm_residual;                        // out_proj starts divided by sqrt(L)
+    double time_step_min, time_step_max, time_step_floor; // range of the initial time steps
     double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
     int64_t bos_token_id;         // -1 is null
     int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
@@ -58,8 +65,12 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // derived sizes
 
+// The channels of all heads: d, or with Mamba-2 2 d
+static inline int64_t config_inner_size(const Config* c) {
+    return c->mixer == MIXER_MAMBA2 ? 2 * c->hidden_size : c->hidden_size;
+}
 // dh, the channels of a head
-static inline int64_t config_head_size(const Config* c) { return c->hidden_size / c->num_heads; }
+static inline int64_t config_head_size(const Config* c) { return config_inner_size(c) / c->num_heads; }
 
 // I, the width of the MLP
 static inline int64_t config_mlp_size(const Config* c) {
@@ -83,8 +94,8 @@ static inline int64_t config_end_of_text(const Config* c) {
 
 // The name in config.json's architectures: a plain Transformer has a class of its own in the paper's code.
 static inline bool config_is_plain_transformer(const Config* c) {
-    return c->fgate_type == GATE_NONE && c->use_rope && !c->qk_norm && !c->use_output_norm &&
-           !c->use_output_gate && !c->use_k_shift && !c->use_v_shift;
+    return c->mixer == MIXER_ATTENTION && c->fgate_type == GATE_NONE && c->use_rope && !c->qk_norm &&
+           !c->use_output_norm && !c->use_output_gate && !c->use_k_shift && !c->use_v_shift;
 }
 
 // Bias of the forget gate of head i of NH under "long" initialisation: b = -log(expm1(1 / T_i)), so that
@@ -114,19 +125,25 @@ typedef struct {
     bool nullable;        // null stands for null_value
     double null_value;
     const char* choices[4]; // values 0, 1, ... of the field
+    MixerKind mixer;        // whose models have the key
 } ConfigKey;
 
 // NUMBER(type, field, least, most)  NULLABLE(type, field, least, most, null value)
+// NAMED(key, type, field, least, most), where the key is not the field's name
 // FIXED(type, key, only value)  BOOL(field)  CHOICE(type, key, field, values ...)
 // clang-format off
 #define CONFIG_FIELD(name) offsetof(Config, name), sizeof(((Config*)0)->name)
-#define NUMBER(type, name, min, max)         {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}},
-#define NULLABLE(type, name, min, max, null) {#name, type, CONFIG_FIELD(name), min, max, true, null, {NULL}},
-#define FIXED(type, key, value)              {key, type, 0, 0, 0, 0, false, 0, {value}},
-#define CHOICE(type, key, name, ...)         {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}},
-#define BOOL(name)                           CHOICE(KEY_WORD, #name, name, "false", "true")
+#define NUMBER(type, name, min, max)    {#name, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
+#define NAMED(key, type, name, min, max) {key, type, CONFIG_FIELD(name), min, max, false, 0, {NULL}, OF},
+#define NULLABLE(type, name, min, max, null) \
+    {#name, type, CONFIG_FIELD(name), min, max, true, null, {NULL}, OF},
+#define FIXED(type, key, value)         {key, type, 0, 0, 0, 0, false, 0, {value}, OF},
+#define CHOICE(type, key, name, ...)    {key, type, CONFIG_FIELD(name), 0, 0, false, 0, {__VA_ARGS__}, OF},
+#define BOOL(name)                      CHOICE(KEY_WORD, #name, name, "false", "true")
 
+// The keys of each mixer's models in turn, in the order in which they are written.
 static const ConfigKey config_keys[] = {
+#define OF MIXER_ATTENTION
     NUMBER(KEY_INT, vocab_size, 2, 1 << 24)
     NUMBER(KEY_INT, hidden_size, 1, 1 << 16)
     NUMBER(KEY_REAL, hidden_ratio, 0.01, 64)
@@ -156,23 +173,95 @@ static const ConfigKey config_keys[] = {
     FIXED(KEY_WORD, "tie_word_embeddings", "false")
     NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)
     NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)
+#undef OF
+
+#define SIZES                                                                                                \
+    NUMBER(KEY_INT, vocab_size, 2, 1 << 24)                                                                  \
+    NUMBER(KEY_INT, hidden_size, 1, 1 << 16)                                                                 \
+    NUMBER(KEY_INT, num_hidden_layers, 1, 1024)                                                              \
+    NUMBER(KEY_INT, num_heads, 1, 1024)
+#define MLP_AND_NORM                                                                                         \
+    NUMBER(KEY_REAL, hidden_ratio, 0.01, 64)                                                                 \
+    NULLABLE(KEY_INT, intermediate_size, 1, 1 << 20, 0)                                                      \
+    FIXED(KEY_TEXT, "hidden_act", "swish")                                                                   \
+    NUMBER(KEY_REAL, norm_eps, 0, 1)
+#define ENDS                                                                                                 \
+    NUMBER(KEY_REAL, initializer_range, 0, 10)                                                               \
+    FIXED(KEY_WORD, "tie_word_embeddings", "false")                                                          \
+    NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)                                                    \
+    NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)
+
+#define OF MIXER_DELTANET
+    SIZES
+    FIXED(KEY_TEXT, "attn_mode", "chunk")
+    FIXED(KEY_WORD, "expand_k", "1")
+    FIXED(KEY_WORD, "expand_v", "1")
+    FIXED(KEY_WORD, "use_gate", "false")
+    FIXED(KEY_WORD, "use_short_conv", "true")
+    FIXED(KEY_WORD, "conv_size", "4")
+    FIXED(KEY_WORD, "use_beta", "true")
+    FIXED(KEY_WORD, "use_output_norm", "true")
+    FIXED(KEY_TEXT, "qk_norm", "l2")
+    FIXED(KEY_TEXT, "qk_activation", "silu")
+    MLP_AND_NORM
+    ENDS
+#undef OF
+
+#define OF MIXER_HGRN2
+    SIZES
+    FIXED(KEY_TEXT, "attn_mode", "chunk")
+    NAMED("expand_ratio", KEY_INT, head_dim, 1, 1 << 16)
+    FIXED(KEY_WORD, "use_short_conv", "false")
+    BOOL(use_lower_bound)
+    MLP_AND_NORM
+    FIXED(KEY_WORD, "elementwise_affine", "true")
+    ENDS
+#undef OF
+
+#define OF MIXER_MAMBA2
+    SIZES
+    NAMED("head_dim", KEY_INT, head_dim, 1, 1 << 17)
+    NUMBER(KEY_INT, state_size, 1, 1 << 16)
+    FIXED(KEY_WORD, "n_groups", "1")
+    FIXED(KEY_WORD, "expand", "2")
+    FIXED(KEY_WORD, "conv_kernel", "4")
+    FIXED(KEY_WORD, "use_bias", "false")
+    FIXED(KEY_WORD, "use_conv_bias", "true")
+    FIXED(KEY_TEXT, "hidden_act", "silu")
+    NAMED("layer_norm_epsilon", KEY_REAL, norm_eps, 0, 1)
+    BOOL(residual_in_fp32)
+    NUMBER(KEY_REAL, time_step_min, 1e-9, 1e3)
+    NUMBER(KEY_REAL, time_step_max, 1e-9, 1e3)
+    NUMBER(KEY_REAL, time_step_floor, 1e-9, 1e3)
+    BOOL(rescale_prenorm_residual)
+    NUMBER(KEY_INT, chunk_size, 1, 1 << 16)
+    ENDS
+#undef OF
 };
 // clang-format on
 #define NUM_CONFIG_KEYS ((int)(sizeof config_keys / sizeof config_keys[0]))
 
 #undef CONFIG_FIELD
 #undef NUMBER
+#undef NAMED
 #undef NULLABLE
 #undef FIXED
 #undef CHOICE
 #undef BOOL
+#undef SIZES
+#undef MLP_AND_NORM
+#undef ENDS
+
+// Does the model have this key?
+static inline bool config_has_key(const Config* c, const ConfigKey* key) { return key->mixer == c->mixer; }
 
 // Sets one key from its text, as `--set KEY=VALUE` has it and as config.json's values are printed. `where`
 // names the file or option in messages.
 static inline bool config_set(Config* c, const char* where, const char* name, const char* text, Error* err) {
     const ConfigKey* key = NULL;
     for (int i = 0; i < NUM_CONFIG_KEYS; i++)
-        if (strcmp(config_keys[i].name, name) == 0) key = &config_keys[i];
+        if (config_has_key(c, &config_keys[i]) && strcmp(config_keys[i].name, name) == 0)
+            key = &config_keys[i];
     if (!key) return fail(err, "%s: no config key is called '%s'; --dry-run prints them all", where, name);
     void* field = (char*)c + key->offset;
     bool null = strcmp(text, "null") == 0 && key->nullable;
@@ -219,10 +308,14 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
         (c->decay_time_min != CONFIG_DECAY_TIME_MIN || c->decay_time_max != CONFIG_DECAY_TIME_MAX))
         return fail(err, "%s: decay_time_min and decay_time_max need a gate with fgate_bias_init=true",
                     where);
-    if (c->hidden_size % c->num_heads != 0)
+    if (config_inner_size(c) % c->num_heads != 0)
         return fail(err, "%s: hidden_size %lld is not a multiple of num_heads %lld", where,
                     (long long)c->hidden_size, (long long)c->num_heads);
-    if (config_mlp_size(c) < 1)
+    if (c->head_dim && c->head_dim != config_head_size(c))
+        return fail(err, "%s: heads of %lld channels, but hidden_size and num_heads give %lld", where,
+                    (long long)c->head_dim, (long long)config_head_size(c));
+    c->head_dim = 0;
+    if (config_mlp_size(c) < 1 && c->mixer != MIXER_MAMBA2)
         return fail(err, "%s: hidden_ratio %g gives an MLP of width 0; set intermediate_size", where,
                     c->hidden_ratio);
     if (c->use_rope && config_head_size(c) % 2 != 0)
@@ -231,6 +324,9 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
     if (c->eos_token_id >= c->vocab_size || c->bos_token_id >= c->vocab_size)
         return fail(err, "%s: bos_token_id or eos_token_id is not below vocab_size %lld", where,
                     (long long)c->vocab_size);
+    if (c->time_step_max < c->time_step_min)
+        return fail(err, "%s: time_step_max %g is below time_step_min %g", where, c->time_step_max,
+                    c->time_step_min);
     if (c->decay_time_max < c->decay_time_min)
         return fail(err, "%s: decay_time_max %g is below decay_time_min %g", where, c->decay_time_max,
                     c->decay_time_min);
@@ -240,33 +336,56 @@ static inline bool config_check(Config* c, const char* where, Error* err) {
 // ----------------------------------------------------------------------------
 // presets: a family (the block) and a size, as in fox-pro-125m
 
+// Which of a size's shapes a family has. MATRIX: recurrences with heads of 128 channels.
+typedef enum { SHAPE_FOX, SHAPE_TRANSFORMER, SHAPE_MATRIX, SHAPE_MAMBA2, NUM_SHAPES } ShapeKind;
+
 typedef struct {
     const char* name;
+    MixerKind mixer;
+    ShapeKind shape;
     GateType gate;
     bool rope, pro; // pro: QK norm, output norm, output gate, key and value shift
     double hidden_ratio;
 } Family;
 
 static const Family config_families[] = {
-    {"fox-pro", GATE_FULL, false, true, 3.5},
-    {"fox-llama", GATE_FULL, false, false, 4},
-    {"transformer-pro", GATE_NONE, true, true, 3.5},
-    {"transformer-llama", GATE_NONE, true, false, 4},
+    {"fox-pro", MIXER_ATTENTION, SHAPE_FOX, GATE_FULL, false, true, 3.5},
+    {"fox-llama", MIXER_ATTENTION, SHAPE_FOX, GATE_FULL, false, false, 4},
+    {"transformer-pro", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, true, 3.5},
+    {"transformer-llama", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, false, 4},
+    {"deltanet", MIXER_DELTANET, SHAPE_MATRIX, GATE_NONE, false, false, 4},
+    {"hgrn2", MIXER_HGRN2, SHAPE_MATRIX, GATE_NONE, false, false, 4},
+    {"mamba2", MIXER_MAMBA2, SHAPE_MAMBA2, GATE_NONE, false, false, 0},
 };
 
 typedef struct {
     const char* name;
-    int64_t L, d, heads_fox, heads_transformer, V;
-    Recipe recipe; // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
+    int64_t V;
+    struct {
+        int64_t L, d, heads;
+    } shapes[NUM_SHAPES]; // in the order of ShapeKind
+    Recipe recipe;        // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
 } Size;
 
 // 125m and up: the paper's. nano trains on a laptop's CPU in minutes; both small ones read bytes.
 static const Size config_sizes[] = {
-    {"nano", 4, 128, 2, 2, 257, {512, 2048, 2097152, 131072, 2e-3}},
-    {"micro", 8, 320, 5, 5, 257, {1024, 32768, 209715200, 4194304, 2e-3}},
-    {"125m", 12, 768, 12, 12, 50257, {16384, 524288, 2684354560, 268435456, 2e-3}},
-    {"360m", 24, 1024, 16, 16, 50257, {16384, 524288, 7516192768, 268435456, 2e-3}},
-    {"760m", 24, 1536, 24, 12, 50257, {16384, 524288, 16106127360, 268435456, 1e-3}},
+    {"nano", 257, {{4, 128, 2}, {4, 128, 2}, {4, 128, 1}, {8, 128, 4}}, {512, 2048, 2097152, 131072, 2e-3}},
+    {"micro",
+     257,
+     {{8, 320, 5}, {8, 320, 5}, {6, 384, 3}, {16, 320, 10}},
+     {1024, 32768, 209715200, 4194304, 2e-3}},
+    {"125m",
+     50257,
+     {{12, 768, 12}, {12, 768, 12}, {12, 768, 6}, {24, 768, 24}},
+     {16384, 524288, 2684354560, 268435456, 2e-3}},
+    {"360m",
+     50257,
+     {{24, 1024, 16}, {24, 1024, 16}, {24, 1024, 8}, {48, 1024, 32}},
+     {16384, 524288, 7516192768, 268435456, 2e-3}},
+    {"760m",
+     50257,
+     {{24, 1536, 24}, {24, 1536, 12}, {24, 1536, 12}, {48, 1536, 48}},
+     {16384, 524288, 16106127360, 268435456, 1e-3}},
 };
 #define NUM_FAMILIES ((int)(sizeof config_families / sizeof config_families[0]))
 #define NUM_SIZES    ((int)(sizeof config_sizes / sizeof config_sizes[0]))
@@ -287,6 +406,20 @@ static inline Config config_defaults(void) {
     return c;
 }
 
+// The mixer that models of a file have, and what follows from it. The defaults above are attention's.
+static inline void config_set_mixer(Config* c, MixerKind mixer) {
+    c->mixer = mixer;
+    if (mixer == MIXER_ATTENTION) return;
+    c->fgate_type = GATE_NONE;
+    if (mixer != MIXER_MAMBA2) return;
+    c->hidden_ratio = 0; // no MLP
+    c->norm_eps = 1e-5;
+    c->state_size = 128;
+    c->chunk_size = 256;
+    c->residual_in_fp32 = c->rescale_prenorm_residual = true;
+    c->time_step_min = 1e-3, c->time_step_max = 0.1, c->time_step_floor = 1e-4;
+}
+
 // Fills config and recipe from a preset's name, FAMILY-SIZE.
 static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Error* err) {
     for (int i = 0; i < NUM_FAMILIES * NUM_SIZES; i++) {
@@ -297,10 +430,11 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
         if (strcmp(name, preset) != 0) continue;
         bool gated = family->gate != GATE_NONE;
         *c = config_defaults();
+        config_set_mixer(c, family->mixer);
         c->vocab_size = size->V;
-        c->hidden_size = size->d;
-        c->num_hidden_layers = size->L;
-        c->num_heads = gated ? size->heads_fox : size->heads_transformer;
+        c->hidden_size = size->shapes[family->shape].d;
+        c->num_hidden_layers = size->shapes[family->shape].L;
+        c->num_heads = size->shapes[family->shape].heads;
         c->hidden_ratio = family->hidden_ratio;
         c->use_rope = family->rope;
         c->use_output_gate = c->use_output_norm = c->qk_norm = c->use_k_shift = c->use_v_shift = family->pro;
@@ -312,27 +446,39 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
     }
     return fail(err,
                 "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
-                "transformer-llama, then -nano, -micro, -125m, -360m or -760m",
+                "transformer-llama, deltanet, hgrn2, mamba2, then -nano, -micro, -125m, -360m or -760m",
                 name);
 }
 
 // The recipe that a model of unknown origin trains with: that of the largest preset that is neither wider nor
 // deeper.
 static inline Recipe config_nearest_recipe(const Config* c) {
+    ShapeKind kind = SHAPE_FOX;
     int best = 0;
+    for (int f = 0; f < NUM_FAMILIES; f++)
+        if (config_families[f].mixer == c->mixer) kind = config_families[f].shape;
     for (int s = 0; s < NUM_SIZES; s++)
-        if (config_sizes[s].d <= c->hidden_size && config_sizes[s].L <= c->num_hidden_layers) best = s;
+        if (config_sizes[s].shapes[kind].d <= c->hidden_size &&
+            config_sizes[s].shapes[kind].L <= c->num_hidden_layers)
+            best = s;
     return config_sizes[best].recipe;
 }
 
 // ----------------------------------------------------------------------------
 // config.json
 
-// Writes key i and its value.
+// The value of a KEY_INT; head_dim is the derived one unless it waits for config_check.
+static inline int64_t config_int(const Config* c, const ConfigKey* key) {
+    bool derived = key->offset == offsetof(Config, head_dim) && c->head_dim == 0;
+    return derived ? config_head_size(c) : *(const int64_t*)((const char*)c + key->offset);
+}
+
+// Writes key i and its value, if the model has it.
 static inline void config_put(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
     const void* field = (const char*)c + key->offset;
     int choice = 0;
+    if (!config_has_key(c, key)) return;
     bool decay_time = key->offset == offsetof(Config, decay_time_min) ||
                       key->offset == offsetof(Config, decay_time_max); // null unless the gate is long
     switch (key->type) {
@@ -340,7 +486,7 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
         if (key->nullable && *(const int64_t*)field == (int64_t)key->null_value)
             json_put_null(w, key->name);
         else
-            json_put_int(w, key->name, *(const int64_t*)field);
+            json_put_int(w, key->name, config_int(c, key));
         break;
     case KEY_REAL: // NAN becomes null
         json_put_double(w, key->name, decay_time && !config_long_gate(c) ? NAN : *(const double*)field);
@@ -353,28 +499,56 @@ static inline void config_put(const Config* c, int i, JsonWriter* w) {
     }
 }
 
-// Writes c as the object config.json holds, all keys, in the names of the paper's released checkpoints.
+// A model class of the paper's code.
+typedef struct {
+    const char *model_type, *architecture;
+    MixerKind mixer;
+    bool plain; // as config_is_plain_transformer
+} ModelClass;
+
+static const ModelClass config_classes[] = {
+    {"forgetting_transformer-project_fox", "ForgettingTransformerForCausalLM", MIXER_ATTENTION, false},
+    {"transformer-project_fox", "TransformerForCausalLM", MIXER_ATTENTION, true},
+    {"delta_net-project_fox", "DeltaNetForCausalLM", MIXER_DELTANET, false},
+    {"hgrn2-project_fox", "HGRN2ForCausalLM", MIXER_HGRN2, false},
+    {"mamba2-project_fox", "Mamba2ForCausalLM", MIXER_MAMBA2, false},
+};
+#define NUM_CLASSES ((int)(sizeof config_classes / sizeof config_classes[0]))
+
+static inline const ModelClass* config_class(const Config* c) {
+    int i = 0;
+    while (config_classes[i].mixer != c->mixer || config_classes[i].plain != config_is_plain_transformer(c))
+        i++;
+    return &config_classes[i];
+}
+
 // auto_map names the classes of modeling_fox.py beside the file, for Hugging Face transformers.
-static inline void config_put_all(const Config* c, JsonWriter* w) {
+static inline void config_put_auto_map(const char* architecture, JsonWriter* w) {
     static const char* const classes[][2] = {{"AutoConfig", "Config"},
                                              {"AutoModel", "Model"}, // without lm_head
                                              {"AutoModelForCausalLM", "ForCausalLM"}};
-    bool plain = config_is_plain_transformer(c);
-    const char* family = plain ? "Transformer" : "ForgettingTransformer";
+    const int family = (int)(strlen(architecture) - strlen("ForCausalLM"));
     char name[64];
-    json_begin_object(w, NULL);
-    json_begin_array(w, "architectures");
-    snprintf(name, sizeof name, "%sForCausalLM", family);
-    json_put_string(w, NULL, name);
-    json_end(w);
     json_begin_object(w, "auto_map");
     for (int i = 0; i < 3; i++) {
-        snprintf(name, sizeof name, "modeling_fox.%s%s", family, classes[i][1]);
+        snprintf(name, sizeof name, "modeling_fox.%.*s%s", family, architecture, classes[i][1]);
         json_put_string(w, classes[i][0], name);
     }
     json_end(w);
-    json_put_string(w, "model_type",
-                    plain ? "transformer-project_fox" : "forgetting_transformer-project_fox");
+}
+
+// Does modeling_fox.py compute this model? It has attention alone.
+static inline bool config_has_python(const Config* c) { return c->mixer == MIXER_ATTENTION; }
+
+// Writes c as the object config.json holds, all keys, in the names of the paper's released checkpoints.
+static inline void config_put_all(const Config* c, JsonWriter* w) {
+    const ModelClass* model_class = config_class(c);
+    json_begin_object(w, NULL);
+    json_begin_array(w, "architectures");
+    json_put_string(w, NULL, model_class->architecture);
+    json_end(w);
+    if (config_has_python(c)) config_put_auto_map(model_class->architecture, w);
+    json_put_string(w, "model_type", model_class->model_type);
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(c, i, w);
     json_end(w);
 }
@@ -456,18 +630,21 @@ static inline bool config_parse(Config* c, const char* path, const char* text, s
     *c = config_defaults();
     bool ok = true;
     const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
-    if (model_type && strcmp(model_type, "transformer-project_fox") == 0) {
-        c->fgate_type = GATE_NONE;
-        c->use_rope = true;
-    } else if (model_type && strcmp(model_type, "forgetting_transformer-project_fox") != 0) {
-        ok = fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor its baseline", path,
+    int known = 0; // without a model_type, the first
+    while (model_type && known < NUM_CLASSES && strcmp(model_type, config_classes[known].model_type) != 0)
+        known++;
+    if (known == NUM_CLASSES) {
+        ok = fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor one of its baselines", path,
                   model_type);
+    } else {
+        config_set_mixer(c, config_classes[known].mixer);
+        if (config_classes[known].plain) c->fgate_type = GATE_NONE, c->use_rope = true;
     }
     static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
     for (int i = 0; ok && i < 4; i++)
         if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
     for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++)
-        ok = config_set_from(c, path, &config_keys[i], &j, 0, err);
+        ok = !config_has_key(c, &config_keys[i]) || config_set_from(c, path, &config_keys[i], &j, 0, err);
     json_free(&j);
     return ok && config_check(c, path, err);
 }

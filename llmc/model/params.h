@@ -22,31 +22,49 @@ elements (llmc/dist/shard.h).
 #include "../base/random.h"
 
 typedef enum {
-    P_EMBEDDINGS,  // [V, d]
-    P_MIXER_NORM,  // [d]
-    P_Q_PROJ,      // [d, d]     P_Q_PROJ .. P_V_SHIFT are the rows of the one fused projection
-    P_K_PROJ,      // [d, d]
-    P_V_PROJ,      // [d, d]
-    P_OGATE_PROJ,  // [d, d]     with output gate
-    P_FGATE_PROJ,  // [NH, d]    gate full
-    P_K_SHIFT,     // [NH, d]    with key shift
-    P_V_SHIFT,     // [NH, d]    with value shift
-    P_FGATE_BIAS,  // [NH]       with any gate
-    P_Q_NORM,      // [d], or [dh] when shared by all heads
-    P_K_NORM,      // the same
-    P_OUTPUT_NORM, // [d]        with output norm
-    P_O_PROJ,      // [d, d]
-    P_MLP_NORM,    // [d]        this row and the next two: with an MLP
-    P_GATE_PROJ,   // [2I, d]    rows 0..I-1 the SiLU gate, then up
-    P_DOWN_PROJ,   // [d, I]
-    P_NORM,        // [d]
-    P_LM_HEAD,     // [V, d]
+    P_EMBEDDINGS,   // [V, d]
+    P_LOWER_BOUNDS, // [L, d]    HGRN2's, outside the layers; trainable where the model uses them
+    P_MIXER_NORM,   // [d]
+    P_Q_PROJ,       // [d, d]     P_Q_PROJ .. P_V_SHIFT are the rows of the one fused projection
+    P_K_PROJ,       // [d, d]
+    P_V_PROJ,       // [d, d]
+    P_B_PROJ,       // [NH, d]    DeltaNet's beta
+    P_OGATE_PROJ,   // [d, d]     with output gate
+    P_FGATE_PROJ,   // [NH, d]    gate full
+    P_K_SHIFT,      // [NH, d]    with key shift
+    P_V_SHIFT,      // [NH, d]    with value shift
+    P_FGATE_BIAS,   // [NH]       with any gate
+    P_Q_NORM,       // [d], or [dh] when shared by all heads
+    P_K_NORM,       // the same
+    P_CONV,         // [C, 1, 4]  recurrent mixers' convolutions, or the first of several: C channels in all
+    P_K_CONV,       // [d, 1, 4]  DeltaNet's other two: with P_CONV one matrix [3d, 4]
+    P_V_CONV,       // [d, 1, 4]
+    P_CONV_BIAS,    // [C]        Mamba-2, like the next three
+    P_DT_BIAS,      // [NH]       of the time step
+    P_A_LOG,        // [NH]       log of the decay's rate
+    P_D,            // [NH]       the input's way past the state
+    P_OUTPUT_NORM,  // [d]        with output norm, and HGRN2's; DeltaNet: [dh], Mamba-2: [2d]
+    P_O_PROJ,       // [d, d]
+    P_MLP_NORM,     // [d]        this row and the next two: with an MLP
+    P_GATE_PROJ,    // [2I, d]    rows 0..I-1 the SiLU gate, then up
+    P_DOWN_PROJ,    // [d, I]
+    P_NORM,         // [d]
+    P_LM_HEAD,      // [V, d]
     NUM_PARAM_KINDS
 } ParamKind;
 
+enum { CONV_WIDTH = 4 };   // taps of the recurrent mixers' convolutions
 enum { PARAM_ALIGN = 64 }; // elements: a cache line of bf16, and a multiple of every vector load
 
-typedef enum { INIT_NORMAL, INIT_ZERO, INIT_ONE, INIT_LONG_GATE } ParamInit;
+typedef enum {
+    INIT_NORMAL,
+    INIT_UNIFORM,
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_LONG_GATE,
+    INIT_TIME_STEP,
+    INIT_A_LOG
+} ParamInit;
 
 typedef struct {
     char name[80]; // in a checkpoint
@@ -56,16 +74,17 @@ typedef struct {
     int64_t count;  // elements
     int64_t offset; // of its first element in the flat buffer
     ParamInit init;
+    double scale;   // INIT_NORMAL: factor of initializer_range; INIT_UNIFORM: the numbers are in +-scale
     double eps;     // of the RMSNorm that this is the weight of; 0 for all others
     bool decays;    // under weight decay: matrices and the embedding, not biases and norms
-    bool trainable; // all but a fixed gate's bias
+    bool trainable; // all but a fixed gate's bias, and HGRN2's lower bounds where they are off
     int64_t fp32;   // its first element among the weights that GPU kernels read in fp32; -1: they read bf16
 } Param;
 
 // Row offsets in the fused projection [rows, d]; -1 for what the model does not have. As columns they index
 // its output [B, T, rows].
 typedef struct {
-    int64_t q, k, v, ogate, fgate, k_shift, v_shift;
+    int64_t q, k, v, b, ogate, fgate, k_shift, v_shift;
     int64_t rows;
 } ProjLayout;
 
@@ -99,6 +118,7 @@ static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const 
         snprintf(p->name, sizeof p->name, "%s.%lld.%s", t->layers, (long long)l, name);
     p->kind = kind;
     p->init = init;
+    p->scale = 1;
     p->count = 1;
     for (; p->ndim < 3 && shape[p->ndim]; p->ndim++) p->count *= p->shape[p->ndim] = shape[p->ndim];
     if (!fused) t->count = (t->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
@@ -155,6 +175,101 @@ static inline void attention_add_params(ParamTable* t, const Config* c, int64_t 
     params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
 }
 
+// Rows of a width-4 convolution over n channels each, adjacent where there are several.
+static inline void params_add_conv(ParamTable* t, ParamKind kind, int64_t l, const char* name, int64_t n) {
+    const int64_t shape[3] = {n, 1, CONV_WIDTH};
+    params_add(t, kind, l, name, INIT_UNIFORM, shape, kind != P_CONV)->scale = 1 / sqrt((double)CONV_WIDTH);
+}
+
+// DeltaNet's rows of layer l.
+static inline void deltanet_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size;
+    params_add_matrix(t, P_Q_PROJ, l, "attn.q_proj.weight", d, d);
+    params_add_matrix(t, P_K_PROJ, l, "attn.k_proj.weight", d, d);
+    params_add_matrix(t, P_V_PROJ, l, "attn.v_proj.weight", d, d);
+    params_add_matrix(t, P_B_PROJ, l, "attn.b_proj.weight", c->num_heads, d);
+    params_add_conv(t, P_CONV, l, "attn.q_conv1d.weight", d);
+    params_add_conv(t, P_K_CONV, l, "attn.k_conv1d.weight", d);
+    params_add_conv(t, P_V_CONV, l, "attn.v_conv1d.weight", d);
+    params_add_norm(t, P_OUTPUT_NORM, l, "attn.o_norm.weight", config_head_size(c), c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
+}
+
+// HGRN2's rows of layer l: q, forget gate and input are the fused projection's q, k and v.
+static inline void hgrn2_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size;
+    params_add_matrix(t, P_Q_PROJ, l, "attn.q_proj.weight", d, d);
+    params_add_matrix(t, P_K_PROJ, l, "attn.f_proj.weight", d, d);
+    params_add_matrix(t, P_V_PROJ, l, "attn.i_proj.weight", d, d);
+    params_add_norm(t, P_OUTPUT_NORM, l, "attn.g_norm.weight", d, c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "attn.o_proj.weight", d, d);
+}
+
+static inline void hgrn2_add_lower_bounds(ParamTable* t, const Config* c) {
+    const int64_t shape[3] = {c->num_hidden_layers, c->hidden_size, 0};
+    Param* p = params_add(t, P_LOWER_BOUNDS, -1, "model.lower_bounds", INIT_ZERO, shape, false);
+    p->decays = false;
+    p->trainable = c->use_lower_bound;
+}
+
+// Mamba-2's rows of layer l. in_proj's rows are z [di], then x [di], B [N] and C [N], which the convolution
+// reads, then dt [NH].
+static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size, di = config_inner_size(c), NH = c->num_heads, C = di + 2 * c->state_size;
+    const int64_t channels[3] = {C, 0, 0}, heads[3] = {NH, 0, 0};
+    params_add_matrix(t, P_Q_PROJ, l, "mixer.in_proj.weight", di + C + NH, d);
+    params_add_conv(t, P_CONV, l, "mixer.conv1d.weight", C);
+    params_add(t, P_CONV_BIAS, l, "mixer.conv1d.bias", INIT_UNIFORM, channels, false)->scale =
+        1 / sqrt((double)CONV_WIDTH);
+    params_add(t, P_DT_BIAS, l, "mixer.dt_bias", INIT_TIME_STEP, heads, false);
+    params_add(t, P_A_LOG, l, "mixer.A_log", INIT_A_LOG, heads, false);
+    params_add(t, P_D, l, "mixer.D", INIT_ONE, heads, false);
+    params_add_norm(t, P_OUTPUT_NORM, l, "mixer.norm.weight", di, c->norm_eps);
+    params_add_matrix(t, P_O_PROJ, l, "mixer.out_proj.weight", d, di);
+}
+
+// How Mamba-2 starts: matrices uniform in +-1 / sqrt(fan in), out_proj's divided by sqrt(L).
+static inline void mamba2_init(Param* p, const Config* c) {
+    if (p->kind != P_Q_PROJ && p->kind != P_O_PROJ && p->kind != P_LM_HEAD) return;
+    p->init = INIT_UNIFORM;
+    p->scale = 1 / sqrt((double)p->shape[1]);
+    if (p->kind == P_O_PROJ && c->rescale_prenorm_residual) p->scale /= sqrt((double)c->num_hidden_layers);
+}
+
+// Bias of a time step: softplus of it is exp(a number uniform between the logarithms of time_step_min and
+// time_step_max), at least time_step_floor.
+static inline double mamba2_dt_bias(const Config* c, double uniform) {
+    double low = log(c->time_step_min), high = log(c->time_step_max);
+    double dt = fmax(exp(low + uniform * (high - low)), c->time_step_floor);
+    return dt + log(-expm1(-dt));
+}
+
+// How DeltaNet and HGRN2 start in the paper's code: the mixer's matrices Xavier-uniform with a gain of
+// 2^-2.5, down_proj divided by sqrt(2 L).
+static inline void matrix_state_init(Param* p, const Config* c) {
+    bool of_mixer = (p->kind >= P_Q_PROJ && p->kind <= P_V_SHIFT) || p->kind == P_O_PROJ;
+    if (p->kind == P_DOWN_PROJ) p->scale = 1 / sqrt(2 * (double)c->num_hidden_layers);
+    if (!of_mixer) return;
+    p->init = INIT_UNIFORM;
+    p->scale = pow(2, -2.5) * sqrt(6 / (double)(p->shape[0] + p->shape[1]));
+}
+
+// Per token and layer, forward and backward, as the paper counts the FLOPs of a recurrence.
+static inline double deltanet_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 18.0 * (double)(c->hidden_size * config_head_size(c));
+}
+
+static inline double hgrn2_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 15.0 * (double)(c->hidden_size * config_head_size(c));
+}
+
+static inline double mamba2_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 30.0 * (double)(c->hidden_size * c->state_size);
+}
+
 // FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 6 d T.
 static inline double attention_flops(const Config* c, int64_t T) {
     return 6.0 * (double)(c->hidden_size * T);
@@ -168,11 +283,18 @@ typedef struct {
     void (*add_params)(ParamTable* t, const Config* c, int64_t l);
     double (*flops)(const Config* c,
                     int64_t T); // per token and layer, forward and backward, without the 6 per parameter
+    void (*init)(Param* p, const Config* c); // changes how a row of the table starts; NULL: none
 } MixerInfo;
 
 static const MixerInfo mixer_infos[] = {
     {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", attention_add_params,
-     attention_flops}, // MIXER_ATTENTION
+     attention_flops, NULL}, // MIXER_ATTENTION
+    {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", deltanet_add_params,
+     deltanet_flops, matrix_state_init}, // MIXER_DELTANET
+    {"model.embeddings.weight", "model.layers", "model.norm.weight", "attn_norm.weight", hgrn2_add_params,
+     hgrn2_flops, matrix_state_init}, // MIXER_HGRN2
+    {"backbone.embeddings.weight", "backbone.layers", "backbone.norm_f.weight", "norm.weight",
+     mamba2_add_params, mamba2_flops, mamba2_init}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -187,8 +309,8 @@ static inline double config_mixer_flops(const Config* c, int64_t T) {
 // Where the fused projection's parts begin. The layout is the same in all layers.
 static inline ProjLayout params_proj_layout(const ParamTable* t) {
     ProjLayout proj;
-    int64_t* const columns[] = {&proj.q,     &proj.k,       &proj.v,      &proj.ogate,
-                                &proj.fgate, &proj.k_shift, &proj.v_shift};
+    int64_t* const columns[] = {&proj.q,     &proj.k,     &proj.v,       &proj.b,
+                                &proj.ogate, &proj.fgate, &proj.k_shift, &proj.v_shift};
     static_assert(sizeof columns / sizeof columns[0] == P_V_SHIFT - P_Q_PROJ + 1, "one column a fused row");
     proj.rows = 0;
     for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
@@ -220,6 +342,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
 
     params_begin_bucket(&t, align);
     params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
+    if (c->mixer == MIXER_HGRN2) hgrn2_add_lower_bounds(&t, c);
     for (int64_t l = 0; l < L; l++) {
         params_begin_bucket(&t, align);
         params_add_norm(&t, P_MIXER_NORM, l, mixer->norm, d, c->norm_eps);
@@ -234,6 +357,7 @@ static inline ParamTable params_build_for(const Config* c, int ranks) {
     params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
     params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
     t.num_buckets--;
+    for (int r = 0; mixer->init && r < t.num_rows; r++) mixer->init(&t.rows[r], c);
     t.non_embedding = t.parameters - V * d;
     t.proj = params_proj_layout(&t);
     return t;
@@ -260,11 +384,15 @@ static inline const Param* params_find(const ParamTable* t, ParamKind kind, int6
 // trainer draw the same weights.
 static inline double params_initial_value(const ParamTable* t, const Config* c, int r, int64_t i,
                                           uint64_t seed) {
-    switch (t->rows[r].init) {
-    case INIT_NORMAL: return c->initializer_range * random_normal(seed, (uint64_t)r, (uint64_t)i);
+    const Param* p = &t->rows[r];
+    switch (p->init) {
+    case INIT_NORMAL: return p->scale * c->initializer_range * random_normal(seed, (uint64_t)r, (uint64_t)i);
+    case INIT_UNIFORM: return p->scale * (2 * random_uniform(seed, (uint64_t)r, (uint64_t)i) - 1);
     case INIT_ZERO: return 0;
     case INIT_ONE: return 1;
     case INIT_LONG_GATE: return config_long_gate_bias(c, i);
+    case INIT_TIME_STEP: return mamba2_dt_bias(c, random_uniform(seed, (uint64_t)r, (uint64_t)i));
+    case INIT_A_LOG: return log((double)(i + 1));
     }
     return 0;
 }

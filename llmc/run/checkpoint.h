@@ -303,7 +303,8 @@ static inline void checkpoint_put_trainer(JsonWriter* w, const CheckpointRecord*
     json_end(w);
     json_put_string(w, "precision", element_bytes == 8 ? "float64" : "float32");
     json_put_string(w, "code_version", CODE_VERSION);
-    if (r->config->fgate_type == GATE_FULL) config_put_initialization(r->config, w, "initialization");
+    if (r->config->mixer == MIXER_ATTENTION && r->config->fgate_type == GATE_FULL)
+        config_put_initialization(r->config, w, "initialization");
     options_put(r->options, w, "options");
 }
 

@@ -51,6 +51,11 @@ static void check_counts(void) {
         {"fox-llama-360m", 360188288}, {"transformer-llama-360m", 359794688},
         {"fox-pro-760m", 759512640},   {"transformer-pro-760m", 757742592},
         {"fox-llama-760m", 757632576}, {"transformer-llama-760m", 756747264},
+        {"deltanet-125m", 123718656},  {"deltanet-360m", 360289280},
+        {"deltanet-760m", 757635072},  {"hgrn2-125m", 123569664},
+        {"hgrn2-360m", 359843840},     {"hgrn2-760m", 756820992},
+        {"mamba2-125m", 128965824},    {"mamba2-360m", 368314880},
+        {"mamba2-760m", 780113664},
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         Config c = preset(expected[i].name);
@@ -112,16 +117,20 @@ static void check_table(const Config* c, const char* name) {
     int64_t end = 0, parameters = 0;
     for (int r = 0; r < t.num_rows; r++) {
         const Param* p = &t.rows[r];
-        bool fused = p->kind > P_Q_PROJ && p->kind <= P_V_SHIFT;
+        bool fused =
+            (p->kind > P_Q_PROJ && p->kind <= P_V_SHIFT) || p->kind == P_K_CONV || p->kind == P_V_CONV;
         CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
               "%s: %s starts at %lld", name, p->name, (long long)p->offset);
-        CHECK(p->count == p->shape[0] * (p->ndim > 1 ? p->shape[1] : 1) && p->count > 0 && p->ndim <= 2,
-              "%s: %s", name, p->name);
+        int64_t count = 1;
+        for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
+        CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias")), "%s: weight decay of %s",
-              name, p->name);
-        CHECK(p->trainable == !(c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS),
+        bool bound = p->kind == P_LOWER_BOUNDS, of_heads = p->kind == P_A_LOG || p->kind == P_D;
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of_heads),
+              "%s: weight decay of %s", name, p->name);
+        CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
+                                (bound && !c->use_lower_bound)),
               "%s: trainable flag of %s", name, p->name);
         end = p->offset + p->count;
         parameters += p->count;
@@ -129,8 +138,8 @@ static void check_table(const Config* c, const char* name) {
     CHECK(end == t.count && parameters == t.parameters, "%s: %lld parameters", name, (long long)parameters);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         const Param* first = params_find(&t, P_Q_PROJ, l);
-        const int64_t columns[] = {t.proj.q,     t.proj.k,       t.proj.v,      t.proj.ogate,
-                                   t.proj.fgate, t.proj.k_shift, t.proj.v_shift};
+        const int64_t columns[] = {t.proj.q,     t.proj.k,     t.proj.v,       t.proj.b,
+                                   t.proj.ogate, t.proj.fgate, t.proj.k_shift, t.proj.v_shift};
         for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
             const Param* p = params_find(&t, (ParamKind)kind, l);
             int64_t column = columns[kind - P_Q_PROJ];
@@ -174,6 +183,33 @@ static void check_params(void) {
     CHECK(has_param(&c, "model.layers.0.attn.k_proj.weight") &&
               !has_param(&c, "model.layers.0.attn.fgate_bias"),
           "names of transformer-llama");
+    c = preset("deltanet-nano");
+    check_table(&c, "deltanet");
+    CHECK(has_param(&c, "model.layers.3.attn.v_conv1d.weight") &&
+              has_param(&c, "model.layers.0.attn.b_proj.weight") &&
+              !has_param(&c, "model.layers.0.attn.fgate_bias"),
+          "names of deltanet");
+    c = preset("hgrn2-nano");
+    check_table(&c, "hgrn2");
+    c.use_lower_bound = true;
+    check_table(&c, "hgrn2 with lower bounds");
+    CHECK(has_param(&c, "model.lower_bounds") && has_param(&c, "model.layers.3.attn.i_proj.weight") &&
+              has_param(&c, "model.layers.0.attn.g_norm.weight") &&
+              !has_param(&c, "model.layers.0.attn.q_conv1d.weight"),
+          "names of hgrn2");
+    c = preset("mamba2-nano");
+    check_table(&c, "mamba2");
+    CHECK(has_param(&c, "backbone.layers.7.mixer.conv1d.bias") && has_param(&c, "backbone.norm_f.weight") &&
+              has_param(&c, "backbone.layers.0.norm.weight") &&
+              !has_param(&c, "backbone.layers.0.mlp_norm.weight"),
+          "names of mamba2");
+    CHECK(fabs(log1p(exp(mamba2_dt_bias(&c, 0))) / 1e-3 - 1) < 1e-9 &&
+              fabs(log1p(exp(mamba2_dt_bias(&c, 1))) / 0.1 - 1) < 1e-12,
+          "the time steps of mamba2 do not start from time_step_min to time_step_max");
+    c.time_step_floor = 0.05;
+    CHECK(fabs(log1p(exp(mamba2_dt_bias(&c, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
+
+    c = preset("transformer-llama-nano");
     c.num_heads = 1;
     c.fgate_type = GATE_BIAS_ONLY;
     c.fgate_bias_init = true;
@@ -199,9 +235,11 @@ static Config base_config(void) {
 
 // For every key: a valid value that differs from base_config's, and invalid values separated by blanks ("~"
 // is the empty value).
-static const struct {
+typedef struct {
     const char *name, *value, *bad;
-} keys[] = {
+} KeyTest;
+
+static const KeyTest keys[] = {
     {"vocab_size", "300", "1 0 -5 16777217 2.5 x ~ null true 1e99"},
     {"hidden_size", "256", "0 -2 65537 1.5 null 12x"},
     {"hidden_ratio", "2.25", "0 -1 65 nan inf x ~ null"},
@@ -233,6 +271,78 @@ static const struct {
     {"eos_token_id", "null", "-1 16777216"},
 };
 #define NUM_KEYS ((int)(sizeof keys / sizeof keys[0]))
+
+// The same for the recurrent mixers, on their nano presets. A fixed key has one value.
+static const struct {
+    const char* preset;
+    KeyTest keys[32];
+} recurrent_keys[] = {
+    {"deltanet-nano",
+     {{"vocab_size", "300", "1 null"},
+      {"hidden_size", "256", "0 null"},
+      {"num_hidden_layers", "3", "0"},
+      {"num_heads", "4", "0 1025"},
+      {"attn_mode", "chunk", "fused_recurrent"},
+      {"expand_k", "1", "2 0.5"},
+      {"expand_v", "1", "2"},
+      {"use_gate", "false", "true"},
+      {"use_short_conv", "true", "false"},
+      {"conv_size", "4", "3"},
+      {"use_beta", "true", "false"},
+      {"use_output_norm", "true", "false"},
+      {"qk_norm", "l2", "sum true"},
+      {"qk_activation", "silu", "relu"},
+      {"hidden_ratio", "2.25", "0"},
+      {"intermediate_size", "100", "0"},
+      {"hidden_act", "swish", "gelu"},
+      {"norm_eps", "1e-5", "2"},
+      {"initializer_range", "0.01", "11"},
+      {"tie_word_embeddings", "false", "true"},
+      {"bos_token_id", "7", "-1"},
+      {"eos_token_id", "null", "-1"}}},
+    {"hgrn2-nano",
+     {{"vocab_size", "300", "1 null"},
+      {"hidden_size", "256", "0 null"},
+      {"num_hidden_layers", "3", "0"},
+      {"num_heads", "4", "0 1025"},
+      {"attn_mode", "chunk", "fused_recurrent"},
+      {"expand_ratio", "128", "0 1.5 null"},
+      {"use_short_conv", "false", "true"},
+      {"use_lower_bound", "true", "1"},
+      {"hidden_ratio", "2.25", "0"},
+      {"intermediate_size", "100", "0"},
+      {"hidden_act", "swish", "gelu"},
+      {"norm_eps", "1e-5", "2"},
+      {"elementwise_affine", "true", "false"},
+      {"initializer_range", "0.01", "11"},
+      {"tie_word_embeddings", "false", "true"},
+      {"bos_token_id", "7", "-1"},
+      {"eos_token_id", "null", "-1"}}},
+    {"mamba2-nano",
+     {{"vocab_size", "300", "1 null"},
+      {"hidden_size", "256", "0 null"},
+      {"num_hidden_layers", "3", "0"},
+      {"num_heads", "8", "0 1025"},
+      {"head_dim", "64", "0 1.5 null"},
+      {"state_size", "64", "0 null"},
+      {"n_groups", "1", "2"},
+      {"expand", "2", "1"},
+      {"conv_kernel", "4", "3"},
+      {"use_bias", "false", "true"},
+      {"use_conv_bias", "true", "false"},
+      {"hidden_act", "silu", "swish"},
+      {"layer_norm_epsilon", "1e-6", "2"},
+      {"residual_in_fp32", "false", "1"},
+      {"time_step_min", "0.01", "0 nan"},
+      {"time_step_max", "0.2", "0 -1"},
+      {"time_step_floor", "1e-3", "0"},
+      {"rescale_prenorm_residual", "false", "0"},
+      {"chunk_size", "64", "0"},
+      {"initializer_range", "0.01", "11"},
+      {"tie_word_embeddings", "false", "true"},
+      {"bos_token_id", "7", "-1"},
+      {"eos_token_id", "null", "-1"}}},
+};
 
 // Writes c to config.json and reads it back.
 static void check_round_trip(const Config* c, const char* what) {
@@ -308,29 +418,45 @@ static void check_auto_map(void) {
     }
 }
 
-static void check_keys(void) {
-    Config all = base_config();
-    CHECK(NUM_KEYS == NUM_CONFIG_KEYS, "%d keys are tested, %d exist", NUM_KEYS, NUM_CONFIG_KEYS);
-    for (int i = 0; i < NUM_KEYS; i++) {
-        Config c = base_config(), before = c;
-        CHECK(config_set(&c, "--set", keys[i].name, keys[i].value, &err), "%s", err.msg);
-        bool fixed = config_keys[i].bytes == 0; // no field: one value
-        CHECK(strcmp(config_keys[i].name, keys[i].name) == 0, "key %d is %s", i, config_keys[i].name);
-        CHECK(same_config(&c, &before) == fixed, "--set %s=%s", keys[i].name, keys[i].value);
-        check_round_trip(&c, keys[i].name);
-        config_set(&all, "--set", keys[i].name, keys[i].value, &err);
+// Tests a key on `base`, and sets its value in `all`.
+static void check_key(const KeyTest* test, const ConfigKey* key, const Config* base, Config* all) {
+    Config c = *base;
+    CHECK(config_set(&c, "--set", test->name, test->value, &err), "%s", err.msg);
+    bool fixed = key->bytes == 0 || key->offset == offsetof(Config, head_dim); // or derived: one value
+    CHECK(strcmp(key->name, test->name) == 0, "key %s is %s", test->name, key->name);
+    CHECK(same_config(&c, base) == fixed, "--set %s=%s", test->name, test->value);
+    check_round_trip(&c, test->name);
+    config_set(all, "--set", test->name, test->value, &err);
 
-        char bad[128], *rest = NULL;
-        snprintf(bad, sizeof bad, "%s", keys[i].bad);
-        for (char* value = strtok_r(bad, " ", &rest); value; value = strtok_r(NULL, " ", &rest)) {
-            const char* text = strcmp(value, "~") == 0 ? "" : value;
-            Config kept = before;
-            CHECK(!config_set(&kept, "--set", keys[i].name, text, &err), "%s=%s is accepted", keys[i].name,
-                  text);
-            CHECK(same_config(&kept, &before), "%s=%s changes the config", keys[i].name, text);
-            CHECK(strstr(err.msg, keys[i].name) && strstr(err.msg, "--set"), "unclear: %s", err.msg);
-        }
+    char bad[128], *rest = NULL;
+    snprintf(bad, sizeof bad, "%s", test->bad);
+    for (char* value = strtok_r(bad, " ", &rest); value; value = strtok_r(NULL, " ", &rest)) {
+        const char* text = strcmp(value, "~") == 0 ? "" : value;
+        Config kept = *base;
+        CHECK(!config_set(&kept, "--set", test->name, text, &err), "%s=%s is accepted", test->name, text);
+        CHECK(same_config(&kept, base), "%s=%s changes the config", test->name, text);
+        CHECK(strstr(err.msg, test->name) && strstr(err.msg, "--set"), "unclear: %s", err.msg);
     }
+}
+
+static void check_recurrent_keys(void) {
+    int key = NUM_KEYS;
+    for (int i = 0; i < (int)(sizeof recurrent_keys / sizeof recurrent_keys[0]); i++) {
+        const KeyTest* test = recurrent_keys[i].keys;
+        Config base = preset(recurrent_keys[i].preset), all = base;
+        for (; test->name; test++, key++) check_key(test, &config_keys[key], &base, &all);
+        all.num_heads = base.num_heads, all.hidden_size = base.hidden_size;
+        check_round_trip(&all, recurrent_keys[i].preset);
+        CHECK(!config_set(&all, "--set", "use_rope", "true", &err) && strstr(err.msg, "use_rope"),
+              "%s has attention's keys", recurrent_keys[i].preset);
+    }
+    CHECK(key == NUM_CONFIG_KEYS, "%d keys are tested, %d exist", key, NUM_CONFIG_KEYS);
+}
+
+static void check_keys(void) {
+    const Config base = base_config();
+    Config all = base;
+    for (int i = 0; i < NUM_KEYS; i++) check_key(&keys[i], &config_keys[i], &base, &all);
     check_round_trip(&all, "all keys at once");
     CHECK(!config_set(&all, "--set", "hidden_sizes", "4", &err) && strstr(err.msg, "hidden_sizes"),
           "unknown key");
@@ -358,7 +484,14 @@ static void check_impossible(void) {
         CHECK(!config_check(&c, "somewhere", &err), "%s=%s is accepted", cases[i][0], cases[i][1]);
         CHECK(strstr(err.msg, "somewhere"), "unclear: %s", err.msg);
     }
-    Config c = preset("fox-pro-nano");
+    Config c = preset("hgrn2-nano");
+    CHECK(config_set(&c, "--set", "expand_ratio", "64", &err) && !config_check(&c, "somewhere", &err) &&
+              strstr(err.msg, "somewhere: heads of 64 channels"),
+          "an expand_ratio of other heads: %s", err.msg);
+    c = preset("mamba2-nano");
+    c.time_step_max = 1e-4;
+    CHECK(!config_check(&c, "somewhere", &err) && strstr(err.msg, "time_step_max"), "no time steps");
+    c = preset("fox-pro-nano");
     c.hidden_size = 126;
     CHECK(config_check(&c, "x", &err), "an odd head size is refused without RoPE: %s", err.msg);
 }
@@ -383,7 +516,8 @@ static void check_family(const char* name, const char* model_type, const char* a
     write_text(config_path, text);
     CHECK(config_read(&back, folder, &err), "%s", err.msg);
     bool plain = strcmp(architecture, "TransformerForCausalLM") == 0;
-    CHECK((back.fgate_type == GATE_NONE) == plain && back.use_rope == plain && !back.qk_norm,
+    CHECK(back.mixer == c.mixer && back.use_rope == plain && !back.qk_norm &&
+              (back.fgate_type == GATE_NONE) == (plain || c.mixer != MIXER_ATTENTION),
           "%s: defaults of its class", name);
 }
 
@@ -393,6 +527,9 @@ static void check_files(void) {
     check_family("fox-llama-125m", gated, "ForgettingTransformerForCausalLM");
     check_family("transformer-pro-760m", gated, "ForgettingTransformerForCausalLM");
     check_family("transformer-llama-nano", plain, "TransformerForCausalLM");
+    check_family("deltanet-nano", "delta_net-project_fox", "DeltaNetForCausalLM");
+    check_family("hgrn2-nano", "hgrn2-project_fox", "HGRN2ForCausalLM");
+    check_family("mamba2-nano", "mamba2-project_fox", "Mamba2ForCausalLM");
 
     static const char sizes[] =
         "\"vocab_size\": 10, \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_heads\": 2";
@@ -456,6 +593,7 @@ int main(void) {
     check_keys();
     check_initialization();
     check_auto_map();
+    check_recurrent_keys();
     check_impossible();
     check_files();
     return test_report();

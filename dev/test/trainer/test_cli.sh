@@ -253,6 +253,15 @@ fox-llama-760m 757632576
 transformer-llama-125m 123551232
 transformer-llama-360m 359794688
 transformer-llama-760m 756747264
+deltanet-125m 123718656
+deltanet-360m 360289280
+deltanet-760m 757635072
+hgrn2-125m 123569664
+hgrn2-360m 359843840
+hgrn2-760m 756820992
+mamba2-125m 128965824
+mamba2-360m 368314880
+mamba2-760m 780113664
 END
     check "nothing is made" test ! -e "$out/dry"
     check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run

@@ -26,7 +26,7 @@ static double run_pass(Model* model, const int32_t* inputs, const int32_t* targe
 // Sizes that need several blocks in every GEMM and several attention tiles, and are no multiples of them.
 static const char wide[] = "fox-pro hidden_size=78 num_heads=3 vocab_size=401 intermediate_size=301";
 
-static void check_threads(void) {
+static void check_threads(const char* name) {
     const int64_t B = 2, T = 139;
     Options o;
     options_defaults(&o);
@@ -37,7 +37,7 @@ static void check_threads(void) {
     const int usual = omp_get_max_threads();
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
-        Model model = variant_model(wide, B, T);
+        Model model = variant_model(name, B, T);
         int32_t *inputs = random_tokens(&model, B * T, 0), *targets = random_tokens(&model, B * T, 1);
         count = model.table.count;
         for (int step = 1; step <= 2; step++) {
@@ -54,9 +54,10 @@ static void check_threads(void) {
     }
     omp_set_num_threads(usual);
     for (int threads = 2; threads <= 3; threads++) {
-        CHECK(memcmp(&losses[1], &losses[threads], sizeof(double)) == 0, "loss on %d threads", threads);
-        CHECK(same_bits(grads[1], grads[threads], count), "gradients on %d threads", threads);
-        CHECK(same_bits(weights[1], weights[threads], count), "weights on %d threads", threads);
+        CHECK(memcmp(&losses[1], &losses[threads], sizeof(double)) == 0, "%s: loss on %d threads", name,
+              threads);
+        CHECK(same_bits(grads[1], grads[threads], count), "%s: gradients on %d threads", name, threads);
+        CHECK(same_bits(weights[1], weights[threads], count), "%s: weights on %d threads", name, threads);
     }
     for (int threads = 1; threads <= 3; threads++) free(weights[threads]), free(grads[threads]);
 }
@@ -126,9 +127,10 @@ static void check_memory(void) {
 // ----------------------------------------------------------------------------
 // initial weights
 
-static void check_initial_matrix(const Model* model, const Param* p) {
+// The matrix's numbers have mean 0 and this deviation.
+static void check_initial_matrix(const Model* model, const Param* p, double sigma) {
     const real* w = model->params + p->offset;
-    double sum = 0, squares = 0, n = (double)p->count, sigma = model->config.initializer_range;
+    double sum = 0, squares = 0, n = (double)p->count;
     for (int64_t i = 0; i < p->count; i++) sum += (double)w[i], squares += (double)w[i] * (double)w[i];
     double mean = sum / n, deviation = sqrt(squares / n);
     CHECK(fabs(mean) <= 5 * sigma / sqrt(n), "%s has mean %g", p->name, mean);
@@ -148,7 +150,7 @@ static void check_initial_weights(void) {
         const Param *p = &a.table.rows[r], *next = r + 1 < a.table.num_rows ? p + 1 : p - 1;
         const real* w = a.params + p->offset;
         if (p->init == INIT_NORMAL) {
-            check_initial_matrix(&a, p);
+            check_initial_matrix(&a, p, c.initializer_range);
             CHECK(!same_bits(w, other.params + p->offset, p->count), "%s is the same for seed 2", p->name);
             CHECK(!same_bits(w, a.params + next->offset, min64(p->count, next->count)), "%s and %s are equal",
                   p->name, next->name);
@@ -170,14 +172,67 @@ static void check_initial_weights(void) {
     model_free(&a);
 }
 
+// The recurrent mixers' matrices start as in the paper's code, given here as standard deviations.
+static double recurrent_deviation(const Config* c, const Param* p) {
+    double rows = (double)p->shape[0], cols = (double)(p->count / p->shape[0]);
+    if (c->mixer == MIXER_MAMBA2 && p->kind == P_O_PROJ)
+        return 1 / sqrt(3 * cols * (double)c->num_hidden_layers);
+    if (c->mixer == MIXER_MAMBA2 && (p->kind == P_Q_PROJ || p->kind == P_LM_HEAD)) return 1 / sqrt(3 * cols);
+    switch (p->kind) {
+    case P_Q_PROJ:
+    case P_K_PROJ:
+    case P_V_PROJ:
+    case P_B_PROJ:
+    case P_O_PROJ: return sqrt(2 / (rows + cols)) / sqrt(32); // Xavier with gain 2^-2.5
+    case P_CONV:
+    case P_K_CONV:
+    case P_V_CONV: return 1 / sqrt(3 * cols); // uniform, +-1 / sqrt(fan in)
+    case P_CONV_BIAS: return 1 / sqrt(12.0);  // of 4 taps
+    case P_DOWN_PROJ: return 0.02 / sqrt(2 * (double)c->num_hidden_layers);
+    default: return 0.02;
+    }
+}
+
+static void check_recurrent_weights(const char* name) {
+    Config c = variant_config(name);
+    Model model = model_new(&c, false, 0, 1);
+    draw_weights(model.params, sizeof(real), &model.table, &model.shard, &model.config, 1);
+    for (int r = 0; r < model.table.num_rows; r++) {
+        const Param* p = &model.table.rows[r];
+        if (p->init == INIT_NORMAL || p->init == INIT_UNIFORM)
+            check_initial_matrix(&model, p, recurrent_deviation(&c, p));
+        for (int64_t i = 0; p->init == INIT_ONE && i < p->count; i++)
+            CHECK(model.params[p->offset + i] == 1, "%s", p->name);
+        for (int64_t i = 0; p->kind == P_A_LOG && i < p->count; i++)
+            CHECK(model.params[p->offset + i] == (real)log((double)(i + 1)), "%s", p->name);
+        for (int64_t i = 0; p->kind == P_DT_BIAS && i < p->count; i++) {
+            double step = log1p(exp((double)model.params[p->offset + i]));
+            CHECK(step > 0.999e-3 && step < 0.1001, "%s: a time step of %g", p->name, step);
+        }
+    }
+    model_free(&model);
+}
+
 int main(void) {
-    check_threads();
+    check_threads(wide);
+    check_threads("deltanet hidden_size=78 num_heads=3");
+    check_threads("mamba2 hidden_size=78 num_heads=3 state_size=20");
+    check_threads("hgrn2 use_lower_bound=true hidden_size=78 num_heads=3");
     omp_set_num_threads(1); // the models below are too small for threads to pay
     check_causality("fox-pro");
     check_causality("transformer-llama");
+    check_causality("deltanet");
+    check_causality("hgrn2");
+    check_causality("mamba2 state_size=6");
     check_accumulation("fox-pro", 150);
+    check_accumulation("deltanet", 150);
+    check_accumulation("hgrn2 use_lower_bound=true", 150);
+    check_accumulation("mamba2 state_size=6", 150);
     check_accumulation("fox-llama vocab_size=70000 hidden_size=4", 50); // logits in two chunks against one
     check_memory();
     check_initial_weights();
+    check_recurrent_weights("deltanet hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
+    check_recurrent_weights("hgrn2 hidden_size=72 num_heads=2 num_hidden_layers=3 intermediate_size=100");
+    check_recurrent_weights("mamba2 hidden_size=72 num_heads=24 num_hidden_layers=3");
     return test_report();
 }

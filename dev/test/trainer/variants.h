@@ -1,6 +1,6 @@
 /*
-The model variants that gradcheck.c, test_model.c and test_fox.cu run: the four families; each switch alone,
-turned on in a LLaMA block and off in a Pro block; odd sizes. Include after train_fox.c.
+The model variants that gradcheck.c, test_model.c and test_fox.cu run: the families; each switch alone, turned
+on in a LLaMA block and off in a Pro block; odd sizes. Include after train_fox.c.
 */
 #pragma once
 
@@ -54,13 +54,34 @@ static const Variant variants[] = {
     {"fox-pro fgate_bias_init=true", 2, 300},
     {"fox-llama use_rope=true", 1, 300},
     {"transformer-llama", 1, 300},
+
+    // T = 150 is three segments of SEGMENT, a head of 70 channels two pieces of COLUMNS
+    {"deltanet", 2, 9},
+    {"deltanet", 3, 1},
+    {"deltanet", 2, 3},
+    {"deltanet num_heads=3 hidden_size=9 num_hidden_layers=1", 2, 64},
+    {"deltanet num_heads=1 hidden_size=70 num_hidden_layers=1", 1, 101},
+    {"deltanet mlp=none", 1, 150},
+
+    {"hgrn2", 2, 9},
+    {"hgrn2", 3, 1},
+    {"hgrn2 use_lower_bound=true num_hidden_layers=3", 2, 9},
+    {"hgrn2 use_lower_bound=true num_heads=3 hidden_size=9 num_hidden_layers=2", 2, 64},
+    {"hgrn2 num_heads=1 hidden_size=70 num_hidden_layers=1", 1, 101},
+    {"hgrn2 use_lower_bound=true mlp=none", 1, 150},
+
+    {"mamba2 state_size=6", 2, 9},
+    {"mamba2 state_size=6", 3, 1},
+    {"mamba2 state_size=3 num_heads=3 hidden_size=9 num_hidden_layers=1", 2, 64},
+    {"mamba2 state_size=7 num_heads=1 hidden_size=35 num_hidden_layers=1", 1, 101},
+    {"mamba2 state_size=6", 1, 150},
 };
 #define NUM_VARIANTS ((int)(sizeof variants / sizeof variants[0]))
 
 // The small config of a variant: its family with its keys. Dies if the name is invalid.
 static Config variant_config(const char* name) {
     Error err;
-    Config c;
+    Config c = config_defaults();
     Recipe recipe;
     char text[256];
     snprintf(text, sizeof text, "%s", name);
@@ -69,7 +90,8 @@ static Config variant_config(const char* name) {
     bool no_mlp = false;
     snprintf(preset, sizeof preset, "%s-nano", strtok_r(text, " ", &rest));
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
-    c.vocab_size = 23, c.hidden_size = 12, c.num_hidden_layers = 2, c.num_heads = 2, c.intermediate_size = 10;
+    c.vocab_size = 23, c.hidden_size = 12, c.num_hidden_layers = 2, c.num_heads = 2;
+    if (c.mixer != MIXER_MAMBA2) c.intermediate_size = 10;
     c.bos_token_id = c.eos_token_id = -1;
     for (char* key; (key = strtok_r(NULL, " ", &rest)) != NULL;) {
         char* value = strchr(key, '=');
@@ -93,10 +115,15 @@ static void variant_weights(Model* model) {
             double noise = random_normal(11, (uint64_t)r, (uint64_t)i), w = 0;
             switch (p->init) {
             case INIT_NORMAL:
-                w = (p->kind == P_EMBEDDINGS ? 1 : 1.2 / sqrt((double)p->shape[1])) * noise;
+            case INIT_UNIFORM:
+                w = (p->kind == P_EMBEDDINGS || p->ndim == 1 ? 1
+                                                             : 1.2 / sqrt((double)(p->count / p->shape[0]))) *
+                    noise;
                 break;
-            case INIT_ZERO: w = (double)i + 0.5 * noise; break;
+            case INIT_ZERO: w = p->kind == P_LOWER_BOUNDS ? noise : (double)i + 0.5 * noise; break;
             case INIT_ONE: w = 1 + 0.3 * noise; break;
+            case INIT_TIME_STEP: w = noise; break;
+            case INIT_A_LOG: w = 0.5 * noise; break;
             case INIT_LONG_GATE: w = config_long_gate_bias(&model->config, i) + 0.1 * noise; break;
             }
             model->params[p->offset + i] = (real)w;

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# The recurrent mixers' models under the CPU trainer: a run that is stopped and resumed ends in the bytes of one that is
+# not, several ranks train what one trains, and --generate, --dump and --bench work. Extension, gradients and the model's
+# results are tested in C.
+scratch=build/test/mixers
+. dev/test/check.sh
+
+export OMP_NUM_THREADS=1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+unset RANK WORLD_SIZE SLURM_PROCID
+rm -rf "$scratch"
+mkdir -p "$scratch"
+check "make the files" python3 dev/test/cli_files.py make "$scratch/files"
+shards=$scratch/files/shards
+steps=6
+batches="--seq-len 16 --batch-tokens 64 --micro-batch 1 --warmup-tokens 64 --max-tokens $((steps * 64)) --data $shards/text.bin"
+
+# model FAMILY: its options, of a small model
+model() { echo "--model $1-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 $(keys $1)"; }
+keys() {
+    case $1 in
+    mamba2) echo "--set state_size=16" ;;
+    hgrn2) echo "--set intermediate_size=32 --set use_lower_bound=true" ;;
+    *) echo "--set intermediate_size=32" ;;
+    esac
+}
+
+train() { ./train_fox $small $batches --out "$@"; }
+last() { printf '%s/step_%08d' "$1" $steps; }
+
+runs() {
+    check "$1: a run" train "$scratch/$1" --val-data "$shards/val.bin"
+    equals "" "$(cat "$scratch/stderr")"
+    check "$1: stop" train "$scratch/$1.stopped" --max-steps 3
+    check "$1: resume" ./train_fox --resume --out "$scratch/$1.stopped"
+    for file in model optimizer; do
+        same "$(last "$scratch/$1")/$file.safetensors" "$(last "$scratch/$1.stopped")/$file.safetensors"
+    done
+    check "$1: two ranks" mpirun -q --bind-to none -np 2 ./train_fox $small $batches --out "$scratch/$1.ranks"
+    check "$1: their weights" python3 dev/test/trainer/ranks.py close "$(last "$scratch/$1")" "$(last "$scratch/$1.ranks")" 1e-3
+}
+
+one_thing_and_exit() {
+    check "$1: --generate" ./train_fox --init "$(last "$scratch/$1")" --prompt text --generate 20
+    cp "$scratch/stdout" "$scratch/first"
+    check "$1: again" ./train_fox --init "$(last "$scratch/$1")" --prompt text --generate 20
+    same "$scratch/stdout" "$scratch/first"
+    check "$1: --dump" ./train_fox $small $batches --dump "$scratch/$1.dump"
+    said "mean loss 5."
+    check "$1: --bench" ./train_fox $small $batches --bench 1
+    said "GFLOP/s of the model"
+    dies "no config key is called 'use_rope'" ./train_fox $small --set use_rope=true --dry-run
+}
+
+for family in deltanet hgrn2 mamba2; do
+    small=$(model $family)
+    runs $family
+    one_thing_and_exit $family
+done
+report
