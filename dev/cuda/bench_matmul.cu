@@ -8,6 +8,7 @@ first algorithm of cuBLASLt's heuristic and with the fastest of its first eight 
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/cuda/matmul.cuh"
 #include "../../llmc/model/params.h"
+#include "../../llmc/model/presets.h"
 #include "bench.cuh"
 
 enum { FORWARD, FORWARD_ADD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_FORMS };

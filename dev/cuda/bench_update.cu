@@ -8,6 +8,7 @@ once, relative to a device-to-device copy in the same run.
 #include "../../llmc/cuda/adamw.cuh"
 #include "../../llmc/cuda/classifier.cuh"
 #include "../../llmc/cuda/device.cuh"
+#include "../../llmc/model/presets.h"
 #include "bench.cuh"
 
 static double copy_rate; // bytes per second, read and written

@@ -5,6 +5,7 @@ reading.
 */
 #include "fuzz.h"
 #include "../../llmc/model/params.h"
+#include "../../llmc/model/presets.h"
 
 static Error err;
 

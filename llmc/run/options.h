@@ -11,7 +11,7 @@ A number or choice that was not given is OPTION_UNSET until the preset's recipe,
 #include "cli.h"
 #include "../base/common.h"
 #include "../formats/json.h"
-#include "../model/config.h"
+#include "../model/presets.h"
 #include "../model/shapes.h"
 
 #define OPTION_UNSET CLI_UNSET

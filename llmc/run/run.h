@@ -19,8 +19,8 @@ error.
 
 #include "../dist/shard.h"
 #include "../dist/world.h"
-#include "../model/config.h"
 #include "../model/params.h"
+#include "../model/presets.h"
 #include "../tokens/dataloader.h"
 #include "checkpoint.h"
 #include "options.h"

@@ -2,6 +2,7 @@
 Test of the parts of the model that ranks own: buckets of the parameter table (llmc/model/params.h) and parts
 of buckets (llmc/dist/shard.h).
 */
+#include "../../../llmc/model/presets.h"
 #include "../../../llmc/run/checkpoint_tensors.h"
 #include "../check.h"
 

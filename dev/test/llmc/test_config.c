@@ -1,9 +1,10 @@
 /*
-Tests llmc/model/config.h and llmc/model/params.h: presets and their parameter counts; the parameter table;
+Tests llmc/model/config.h, presets.h and params.h: presets and their parameter counts; the parameter table;
 every key of config.json with valid and invalid values.
 */
 #include "../../../llmc/model/config.h"
 #include "../../../llmc/model/params.h"
+#include "../../../llmc/model/presets.h"
 #include "../check.h"
 
 static Error err;
