@@ -15,13 +15,13 @@ typedef void MixerForward(const Layer* layer, real* out, const real* in, const r
 // Makes the states of one sequence, in a table of an extension, those of all slots.
 static inline void mixer_slots(Activations* rows, const CacheSizes* sizes) {
     for (int i = 0; i < rows->count; i++)
-        if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots;
+        if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots, rows->rows[i].of_slots = true;
 }
 
 // The layer's part of tensor i that belongs to a slot; NULL and 0 bytes for scratch.
 static inline char* mixer_slot(const Layer* layer, int i, int64_t slot, size_t* bytes) {
     *bytes = 0;
-    if (!layer->mixer->rows[i].per_layer) return NULL;
+    if (!layer->mixer->rows[i].of_slots) return NULL;
     const int64_t all = layer->mixer->rows[i].bytes;
     *bytes = (size_t)(all / layer->sizes->slots);
     return (char*)layer->mixer->rows[i].data + layer->l * all + slot * (int64_t)*bytes;

@@ -25,6 +25,7 @@ typedef struct {
     struct {
         int64_t bytes;  // of one layer
         bool per_layer; // false: shared by all layers
+        bool of_slots;  // the states of a cache's slots, one behind the other
         void* data;     // NULL until allocated
     } rows[ACTIVATIONS_MAX];
 } Activations;
@@ -39,6 +40,7 @@ static inline void activations_add(Activations* a, int64_t bytes, bool per_layer
     if (a->count == ACTIVATIONS_MAX) die("more than %d tensors in a table of activations", ACTIVATIONS_MAX);
     a->rows[a->count].bytes = bytes;
     a->rows[a->count].per_layer = per_layer;
+    a->rows[a->count].of_slots = false;
     a->rows[a->count++].data = NULL;
 }
 

@@ -462,7 +462,7 @@ static inline bool config_is_initialization(const char* key) {
 // The config that config.json holds: a full gate without its initialization.
 static inline Config config_without_initialization(const Config* c) {
     Config file = *c;
-    if (c->fgate_type != GATE_FULL) return file;
+    if (c->mixer != MIXER_ATTENTION || c->fgate_type != GATE_FULL) return file;
     file.fgate_bias_init = false;
     file.decay_time_min = CONFIG_DECAY_TIME_MIN;
     file.decay_time_max = CONFIG_DECAY_TIME_MAX;
