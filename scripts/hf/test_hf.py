@@ -406,7 +406,9 @@ def check_tokenizer(name, work):
 
 def main():
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    names = [name for name in sorted(path.name for path in FIXTURES.iterdir()) + [*TOKENIZERS] if word in name]
+    models = sorted(path.name for path in FIXTURES.iterdir() if "transformer" in  # not the recurrent baselines
+                    json.loads((path / "config.json").read_text())["model_type"])
+    names = [name for name in [*models, *TOKENIZERS] if word in name]
     assert names, f"no fixture's name has {word}"
     failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
