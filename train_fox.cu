@@ -1030,8 +1030,7 @@ static int recompute_agreed(World* world, int mine) {
 static int64_t model_sample_bytes(const Model* model, const Run* run) {
     int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
     if (capacity == 0) return 0;
-    int64_t heads = model->config.num_hidden_layers * model->config.num_heads;
-    CacheSizes sizes = sample_sizes(heads, 1, capacity - n, n);
+    CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n);
     return cache_bytes(model, &sizes);
 }
 

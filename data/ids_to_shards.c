@@ -8,9 +8,9 @@ Standard input is a sequence of records of little-endian uint32: kind, n, and n 
     kind 4      the end, n = 0
     kind 5      the other program failed and has said why, n = 0
 
-As text_to_shards does, this precedes documents by the end-of-text token, or with --doc-len D divides each into
-documents of exactly D tokens and drops the rest; and replaces the shards of a prefix as a whole, at the end
-(shard_set.h). If the input ends without kind 4, the old shards remain.
+As in text_to_shards, the end-of-text token precedes each document; with --doc-len D each is divided into
+documents of exactly D tokens, and the rest is dropped. The shards of a prefix are replaced as a whole, at the
+end (shard_set.h). If the input ends without kind 4, the old shards remain.
 */
 #include <signal.h>
 #include "../llmc/run/cli.h"
@@ -83,22 +83,17 @@ static bool read_records(Job* job, Error* err) {
     }
 }
 
-// Writes the copy of the tokenizer beside the shards, under a temporary name.
-static bool copy_tokenizer(const Options* o, char* temporary, Error* err) {
+// Writes the copy of the tokenizer for shard_set_publish.
+static bool copy_tokenizer(const Options* o, Error* err) {
     size_t bytes;
-    snprintf(temporary, PATH_LENGTH, "%s_train_tokenizer.json.tmp", o->out);
     char* text = read_file(o->tokenizer, &bytes, err);
-    if (!text) return false;
-    FILE* f = fopen(temporary, "wb");
-    if (f) fwrite(text, 1, bytes, f); // flush_and_close reports errors
+    const bool ok = text && shard_tokenizer_write(o->out, shard_splits[SHARD_TRAIN], text, err);
     free(text);
-    return f ? flush_and_close(f, temporary, err)
-             : fail(err, "%s: cannot create: %s", temporary, strerror(errno));
+    return ok;
 }
 
-static bool convert(Job* job, char* temporary, Error* err) {
+static bool convert(Job* job, Error* err) {
     const Options* o = job->options;
-    char tokenizer[PATH_LENGTH];
     if (!read_records(job, err)) return false;
     job->dropped += job->count;
     for (int split = 0; split < 2; split++) {
@@ -108,19 +103,14 @@ static bool convert(Job* job, char* temporary, Error* err) {
                         shard_splits[split], (long long)o->doc_len);
     }
     if (job->writers[SHARD_TRAIN].total == 0) return fail(err, "the training split has no document");
-    if (o->tokenizer && !copy_tokenizer(o, temporary, err)) return false;
-    if (!shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err)) return false;
-    snprintf(tokenizer, sizeof tokenizer, "%s_tokenizer.json", o->out);
-    if (o->tokenizer && rename(temporary, tokenizer) != 0 && errno != ENOENT)
-        return fail(err, "%s: cannot rename to %s: %s", temporary, tokenizer, strerror(errno));
-    return true;
+    if (o->tokenizer && !copy_tokenizer(o, err)) return false;
+    return shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
 }
 
 int main(int argc, char** argv) {
     Options o;
     Error err;
     int num_paths;
-    char temporary[PATH_LENGTH] = "";
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
     signal(SIGINT, SIG_IGN);  // ends what makes the ids, and so the input
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &num_paths, &err)) die("%s", err.msg);
@@ -140,10 +130,9 @@ int main(int argc, char** argv) {
         job.writers[split].header.vocab_hash = o.tokenizer ? vocab_hash_of_file(o.tokenizer) : 0;
     }
     shard_set_sweep(o.out);
-    if (!convert(&job, temporary, &err)) {
+    if (!convert(&job, &err)) {
         for (int split = 0; split < 2; split++) shard_writer_abort(&job.writers[split]);
         shard_set_sweep(o.out);
-        if (*temporary) unlink(temporary);
         if (job.abandoned) return EXIT_SUCCESS;
         die("%s", err.msg);
     }

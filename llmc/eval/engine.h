@@ -102,16 +102,16 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // open and close
 
-// Rows of the page table that a slot has; 0 where the trainer's cache has no pages.
-static inline int64_t engine_heads(const Trainer* trainer, const Config* c) {
-    return trainer->cache_copy_page && c->mixer == MIXER_ATTENTION ? c->num_hidden_layers * c->num_heads : 0;
+// Rows of the page table that a slot has; 0 for a mixer without pages.
+static inline int64_t engine_heads(const Config* c) {
+    return c->mixer == MIXER_ATTENTION ? c->num_hidden_layers * c->num_heads : 0;
 }
 
 // Opens an engine for sequences of up to sizes->capacity tokens, with at most sizes->pages pages: fewer where
 // the device has less memory, but enough for one sequence. False where there is too little memory for it.
 static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, const Config* config,
                                const CacheSizes* sizes) {
-    int64_t heads = engine_heads(trainer, config), least;
+    int64_t heads = engine_heads(config), least;
     memset(g, 0, sizeof *g);
     g->trainer = trainer, g->model = model;
     g->V = config->vocab_size, g->end_of_text = config_end_of_text(config);

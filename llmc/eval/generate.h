@@ -264,7 +264,7 @@ static inline void sample_on_end(Sequence* sequence) {
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
     const int64_t n = sample_tokens(run);
-    CacheSizes sizes = sample_sizes(engine_heads(trainer, &run->config), g->count, ids->count, n);
+    CacheSizes sizes = sample_sizes(engine_heads(&run->config), g->count, ids->count, n);
     sizes.drops_unseen = run->options.forget_by_seen;
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];

@@ -430,7 +430,7 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     CacheSizes sizes = {slots, T, 0, rows, rows + ENGINE_MEMBERS, true, r->run->options.forget_by_seen};
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;; sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2) {
-        sizes.pages = slots * engine_heads(trainer, config) * cache_table_width(&sizes);
+        sizes.pages = slots * engine_heads(config) * cache_table_width(&sizes);
         if (engine_open(&r->engine, trainer, model, config, &sizes)) break;
         if (sizes.capacity == T)
             die("too little memory is left on the device for a sequence of %lld tokens; lower --seq-len",
@@ -467,8 +467,7 @@ static inline void answer_requests(const Run* run, const Trainer* trainer, Model
         works = engine_step(&r->engine);
         if (!works && r->ended && r->parsed == r->input.count) break;
     }
-    requests_print_end(r, trainer->cache_page_bytes ? trainer->cache_page_bytes(model) : 0,
-                       seconds_now() - start);
+    requests_print_end(r, trainer->cache_page_bytes(model), seconds_now() - start);
     engine_close(&r->engine);
     tokenizer_free(&r->tokenizer);
     free(r->input.data);

@@ -78,16 +78,6 @@ static inline void activations_layer(const Activations* a, int64_t l, void* poin
     }
 }
 
-// Zeroes what the tensors hold of sequence b of B, in L layers. In a table of states this is an empty
-// sequence.
-static inline void activations_reset(const Activations* a, int64_t L, int64_t B, int64_t b,
-                                     void (*zero)(void* at, size_t bytes)) {
-    for (int i = 0; i < a->count; i++)
-        for (int64_t l = 0; a->rows[i].data && l < (a->rows[i].per_layer ? L : 1); l++)
-            zero((char*)a->rows[i].data + l * a->rows[i].bytes + b * (a->rows[i].bytes / B),
-                 (size_t)(a->rows[i].bytes / B));
-}
-
 // ----------------------------------------------------------------------------
 // all tables of a pass over [B, T] tokens, or of an extension of B sequences by T tokens
 

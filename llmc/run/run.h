@@ -252,20 +252,6 @@ static inline bool run_infers(const Run* run) {
     return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
 }
 
-// --seq-len of the training that wrote a checkpoint; OPTION_UNSET for a folder of another origin.
-static inline int64_t run_trained_length(const char* folder) {
-    Error err;
-    Json record;
-    char path[PATH_LENGTH];
-    int64_t length = OPTION_UNSET;
-    path_join(path, folder, "trainer.json");
-    if (!json_parse_file(&record, path, &err)) return length;
-    int seq_len = json_get(&record, json_get(&record, 0, "options"), "seq-len");
-    if (!json_int64(&record, seq_len, &length) || length < 1 || length > 1 << 24) length = OPTION_UNSET;
-    json_free(&record);
-    return length;
-}
-
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
     return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
@@ -332,12 +318,30 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
 }
 
 // ----------------------------------------------------------------------------
-// --eval
+// --eval, --generate and --requests: what the trainer.json in --init tells
 
 // An option in trainer.json; -1 where there is none.
 static inline int run_recorded(const Run* run, const char* name) {
     const Json* record = &run->record;
     return record->nodes ? json_get(record, json_get(record, 0, "options"), name) : -1;
+}
+
+// --seq-len of the training that wrote the checkpoint of --init; OPTION_UNSET for a folder of another origin.
+static inline int64_t run_trained_length(const Run* run) {
+    int64_t length = OPTION_UNSET;
+    const bool known = json_int64(&run->record, run_recorded(run, "seq-len"), &length);
+    return known && length >= 1 && length <= 1 << 24 ? length : OPTION_UNSET;
+}
+
+// For generation and requests: a sequence has at most the trained length, unless --seq-len is given. A
+// trainer.json that cannot be read is that of a folder of another origin.
+static inline void run_complete_inference(Run* run) {
+    Error ignored;
+    char path[PATH_LENGTH];
+    Options* o = &run->options;
+    if (!o->init || o->seq_len != OPTION_UNSET) return;
+    path_join(path, o->init, "trainer.json");
+    if (json_parse_file(&run->record, path, &ignored)) o->seq_len = run_trained_length(run);
 }
 
 // The length of the documents in --val-data; 0: a stream.
@@ -368,7 +372,7 @@ static inline void run_complete_eval(Run* run) {
     if (run_document_length(run) >= LONG)
         o->seq_len = LONG;
     else
-        o->seq_len = run_trained_length(o->init);
+        o->seq_len = run_trained_length(run);
 }
 
 // The micro-batch of --eval, the same on any number of ranks.
@@ -402,8 +406,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     const Options* o = &run->options;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
     if (eval) run_complete_eval(run);
-    if (run_infers(run) && o->init && o->seq_len == OPTION_UNSET)
-        run->options.seq_len = run_trained_length(o->init);
+    if (run_infers(run)) run_complete_inference(run);
     options_apply_recipe(&run->options, &recipe);
     if (run_infers(run)) run->options.batch_tokens = o->seq_len;
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);

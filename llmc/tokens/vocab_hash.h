@@ -23,7 +23,7 @@ static inline uint64_t vocab_hash_end(uint64_t sum) { return sum ? sum : 1; }
 static inline uint64_t vocab_hash(const Tokenizer* t) {
     uint32_t symbol_of[256];
     uint64_t sum = 0;
-    for (uint32_t c = 0, next = 256; c < 256; c++) symbol_of[c] = gpt2_printable(c) ? c : next++;
+    gpt2_symbols(symbol_of);
     for (uint32_t id = 0; id < t->vocab_size; id++) {
         char name[2 * GPT2_TOKEN_BYTES]; // a symbol has at most two bytes
         size_t bytes, length = 0;

@@ -25,7 +25,7 @@ typedef struct {
 static Cached cached_new(Model* model, int64_t slots, int64_t capacity, bool drops, bool drops_unseen) {
     Cached c;
     memset(&c, 0, sizeof c);
-    int64_t heads = engine_heads(&cached_trainer, &model->config);
+    int64_t heads = engine_heads(&model->config);
     CacheSizes sizes = {slots, capacity, 0, slots * capacity, slots * capacity, drops, drops_unseen};
     sizes.pages = slots * heads * cache_table_width(&sizes);
     c.model = model, c.sizes = sizes;

@@ -82,7 +82,7 @@ static void check_same(const char* what, const Sequence* a, const Sequence* b, i
 static void check_together(const char* name) {
     enum { COUNT = 60 };
     Model model = variant_model(name, 1, 4);
-    int64_t heads = engine_heads(&cached_trainer, &model.config);
+    int64_t heads = engine_heads(&model.config);
     Sequence* alone = mixed_sequences(&model, COUNT);
     const CacheSizes one = {1, 128, 0, 128, 128, false, false};
     Engine g = engine_of(&model, &one);
@@ -130,7 +130,7 @@ static void check_together(const char* name) {
 static void check_shared(void) {
     enum { QUESTIONS = 40, COUNT = 4 * QUESTIONS };
     Model model = variant_model("fox-pro", 1, 4);
-    int64_t heads = engine_heads(&cached_trainer, &model.config), distinct = 20, all_tokens = 0;
+    int64_t heads = engine_heads(&model.config), distinct = 20, all_tokens = 0;
     Sequence *all = (Sequence*)xcalloc(COUNT, sizeof(Sequence)), *order[COUNT];
     int32_t* instruction = random_tokens(&model, 20, 0);
     for (int64_t i = 0; i < COUNT; i++) {
@@ -173,7 +173,7 @@ static void check_greedy(const char* name) {
     int64_t V = model.config.vocab_size;
     int32_t* prompt = random_tokens(&model, T, 0);
     Sequence all[3], *order[3];
-    const CacheSizes sizes = {3, T, 6 * engine_heads(&cached_trainer, &model.config), 16, 3, true, false};
+    const CacheSizes sizes = {3, T, 6 * engine_heads(&model.config), 16, 3, true, false};
     Engine g = engine_of(&model, &sizes);
     g.end_of_text = -1; // never drawn
     memset(all, 0, sizeof all);
