@@ -1226,14 +1226,14 @@ static void model_outputs(Model* model, const Cache* cache, const Extension* e, 
             int64_t row = 0;
             for (int64_t j = first + 1; j <= i; j++) row += e->output_rows[j] != e->output_rows[j - 1];
             scores[i] = score_row(a.logits + row * V, e->targets[i], V);
-            for (int64_t c = 0; e->logits_wanted && c < V; c++)
-                logits[i * V + c] = (float)a.logits[row * V + c];
+            if (e->draws) scores[i].drawn = draw_row(a.logits + row * V, &e->draws[i], V);
+            for (int64_t c = 0; logits && c < V; c++) logits[i * V + c] = (float)a.logits[row * V + c];
         }
     }
 }
 
-// One pass: extends the sequences by their rows, and computes the outputs' scores [outputs] and, if they are
-// wanted, logits [outputs, V]. A row's logits are what model_forward computes for the same tokens, but for
+// One pass: extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that is
+// NULL, logits [outputs, V]. A row's logits are what model_forward computes for the same tokens, but for
 // rounding and what is forgotten.
 static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     cache->pass.T = e->rows;
@@ -1436,7 +1436,10 @@ static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on the CPU.",
     .built_with = CPU_BUILT_WITH,
     .suggested_tokens = 4096, // enough for large matrix products, and little memory
+    .pass_tokens = 512,
+    .pass_steps = 1,
     .element_bytes = sizeof(real),
+    .weight_bytes = sizeof(real),
     .steps_in_flight = 0,
     .print_plan = print_plan,
     .open = trainer_open,

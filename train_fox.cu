@@ -876,7 +876,7 @@ static void* device_bytes_if_any(size_t bytes) {
 
 static void cache_free(Cache* cache) {
     for (int i = 0; i < cache->table.count; i++) device_free(cache->table.rows[i].data);
-    for (int64_t n = 0; cache->graphs && n <= cache->device.sizes.slots; n++)
+    for (int64_t n = 0; cache->graphs && n < 2 * (cache->device.sizes.slots + 1); n++)
         if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
     if (cache->matmul.workspace) matmul_free(&cache->matmul);
     CUDA_CHECK(cudaFreeHost(cache->scores));
@@ -904,9 +904,11 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     }
     activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
     matmul_init(&cache->matmul, !model->deterministic, model->stream);
-    CUDA_CHECK(cudaMallocHost(&cache->scores, (size_t)sizes->outputs * sizeof(RowScore)));
-    cache->graphs = (cudaGraphExec_t*)xcalloc((size_t)sizes->slots + 1, sizeof(cudaGraphExec_t));
-    cache->warm = (bool*)xcalloc((size_t)sizes->slots + 1, sizeof(bool));
+    size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
+           graphs = 2 * (size_t)(sizes->slots + 1);
+    CUDA_CHECK(cudaMallocHost(&cache->scores, scores * sizeof(RowScore)));
+    cache->graphs = (cudaGraphExec_t*)xcalloc(graphs, sizeof(cudaGraphExec_t));
+    cache->warm = (bool*)xcalloc(graphs, sizeof(bool));
     for (int64_t l = 0; l < of.layers; l++) {
         Layer layer = extend_layer(model, cache, l, 1);
         attention_cache_init(&layer, &cache->device);
@@ -914,7 +916,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     return cache;
 }
 
-// Queues lm_head and the scores of outputs first .. first + count.
+// Queues lm_head, scores and draws of outputs first .. first + count.
 static void extend_outputs(Model* model, Cache* cache, int64_t first, int64_t count) {
     const ExtendActs* a = &cache->acts;
     int64_t d = model->config.hidden_size;
@@ -923,7 +925,9 @@ static void extend_outputs(Model* model, Cache* cache, int64_t first, int64_t co
     Linear lm_head = model_lm_head(model, count);
     LogitShape shape = {count, model->config.vocab_size, model->Vs};
     linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
-    row_scores(a->scores + first, a->logits, cache->device.targets + first, &shape, model->stream);
+    row_scores(&cache->device.scores, a->logits, first, &shape, model->stream);
+    if (cache->device.scores.outputs.draws)
+        row_draws(&cache->device.scores.outputs, a->logits, first, &shape, model->stream);
 }
 
 // Queues the layers of a filled pass; acts.x_last gets the rows with outputs.
@@ -953,42 +957,50 @@ static void download_extend_logits(const Model* model, const Cache* cache, float
                                  (size_t)rows, cudaMemcpyDeviceToHost, model->stream));
 }
 
-// Extends sequences by the rows of a pass and waits for it: scores [outputs], and where e->logits_wanted
-// logits [outputs, V]. The results are those of model_forward for the same tokens, but for rounding. From the
-// third pass on that extends the same number of sequences by one token each it is one CUDA graph.
+// Queues one step of a filled pass: layers, and outputs in chunks. logits [outputs, V] as in model_extend.
+static void extend_step(Model* model, Cache* cache, int64_t outputs, float* logits) {
+    int64_t V = model->config.vocab_size, chunk = extend_logit_rows(cache->device.sizes.outputs);
+    extend_rows(model, cache, outputs);
+    for (int64_t i = 0; i < outputs; i += chunk) {
+        int64_t count = std::min(chunk, outputs - i);
+        extend_outputs(model, cache, i, count);
+        if (logits) download_extend_logits(model, cache, logits + i * V, count);
+    }
+}
+
+// Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps, outputs],
+// and unless that is NULL logits [outputs, V] of one step. The results are those of model_forward for the same
+// tokens, but for rounding. A step that extends n sequences by one token each is one CUDA graph from its second
+// time on.
 static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     DeviceCache* c = &cache->device;
-    int64_t n = e->outputs, V = model->config.vocab_size, chunk = extend_logit_rows(c->sizes.outputs);
+    bool decodes = extension_decodes(e) && e->outputs <= extend_logit_rows(c->sizes.outputs) &&
+                   !model->sequential && !logits;
+    int64_t graph = 2 * e->sequences + (e->draws != NULL);
+    size_t results = (size_t)(e->steps * e->outputs) * sizeof(RowScore);
     model_need_all(model);
     device_cache_fill(c, e, model->stream);
-    auto queue = [&] {
-        extend_rows(model, cache, n);
-        for (int64_t i = 0; i < n; i += chunk) {
-            int64_t count = std::min(chunk, n - i);
-            extend_outputs(model, cache, i, count);
-            if (e->logits_wanted && n > chunk) download_extend_logits(model, cache, logits + i * V, count);
+    device_cache_copy(c, model->stream);
+    for (int64_t step = 0; step < e->steps; step++) {
+        if (!decodes || !cache->warm[graph]) {
+            extend_step(model, cache, e->outputs, logits);
+            if (decodes) cache->warm[graph] = true;
+            continue;
         }
-        CUDA_CHECK(cudaMemcpyAsync(cache->scores, cache->acts.scores, (size_t)n * sizeof(RowScore),
-                                   cudaMemcpyDeviceToHost, model->stream));
-    };
-    bool decodes = e->rows == e->sequences && n == e->rows && n <= chunk && !model->sequential;
-    if (!decodes || !cache->warm[n]) {
-        queue();
-        if (decodes) cache->warm[n] = true;
-    } else {
-        if (!cache->graphs[n]) {
+        if (!cache->graphs[graph]) {
             cudaGraph_t calls;
             CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-            queue();
+            extend_step(model, cache, e->outputs, NULL);
             CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
-            CUDA_CHECK(cudaGraphInstantiate(&cache->graphs[n], calls, 0));
+            CUDA_CHECK(cudaGraphInstantiate(&cache->graphs[graph], calls, 0));
             CUDA_CHECK(cudaGraphDestroy(calls));
         }
-        CUDA_CHECK(cudaGraphLaunch(cache->graphs[n], model->stream));
+        CUDA_CHECK(cudaGraphLaunch(cache->graphs[graph], model->stream));
     }
-    if (e->logits_wanted && n > 0 && n <= chunk) download_extend_logits(model, cache, logits, n);
+    CUDA_CHECK(cudaMemcpyAsync(cache->scores, c->scores.outputs.scores, results, cudaMemcpyDeviceToHost,
+                               model->stream));
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    memcpy(scores, cache->scores, (size_t)n * sizeof(RowScore));
+    memcpy(scores, cache->scores, results);
 }
 
 // Slot `to` gets what slot `from` has besides pages.
@@ -1030,7 +1042,7 @@ static int recompute_agreed(World* world, int mine) {
 static int64_t model_sample_bytes(const Model* model, const Run* run) {
     int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
     if (capacity == 0) return 0;
-    CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n);
+    CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n, GENERATE_ROWS);
     return cache_bytes(model, &sizes);
 }
 
@@ -1422,7 +1434,10 @@ static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
     .built_with = DEVICE_BUILT_WITH,
     .suggested_tokens = 16384,
+    .pass_tokens = 16384,
+    .pass_steps = EXTEND_STEPS,
     .element_bytes = sizeof(float),
+    .weight_bytes = sizeof(bf16),
     .steps_in_flight = 1,
     .print_plan = print_plan,
     .open = trainer_open,

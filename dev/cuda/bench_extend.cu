@@ -98,24 +98,18 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     for (int64_t i = 0; i < n; i++)
         slots.push_back((int32_t)i), begins.push_back((i + 1) * t), lengths.push_back(T - t);
     Extension e = {n * t,        n, tokens.data(), slots.data(), begins.data(), lengths.data(),
-                   table.data(), 0, NULL,          NULL,         false};
+                   table.data(), 0, NULL,          NULL,         NULL,          1};
     for (int64_t i = 0; i < n; i++) cache.stale[i] = true;
     device_cache_fill(&cache, &e, stream);
     device_cache_copy(&cache, stream);
     extend_plan(&cache.work, p, &cache.pass, stream);
-    OutputGate output = {weight, NULL, NULL, proj + 3 * d, NULL, NULL, 1e-6};
+    ExtendOutput output = {y, cache.o, {weight, NULL, NULL, proj + 3 * d, NULL, NULL, 1e-6}, S};
     double page_bytes = (double)(PAGE_TOKENS * dh * 4 + (gate ? PAGE_TOKENS * 8 : 0));
     snprintf(name, sizeof name, "attention n %lld, T %lld, t %lld, NH %lld, dh %lld%s", (long long)n,
              (long long)T, (long long)t, (long long)NH, (long long)dh, gate ? ", gate" : "");
     bench(name, page_bytes * (double)(n * NH * width), [&](int l) {
         ExtendLayer layer = device_cache_layer(&cache, l);
-        extend_attention(&layer, cache.q, gate ? cache.cum_logf : NULL, stream);
-    });
-    snprintf(name, sizeof name, "attention, combine");
-    bench(name, page_bytes * (double)(n * NH * width), [&](int l) {
-        ExtendLayer layer = device_cache_layer(&cache, l);
-        extend_attention(&layer, cache.q, gate ? cache.cum_logf : NULL, stream);
-        extend_combine(y, cache.o, &output, S, &layer, stream);
+        extend_attention(&output, cache.q, gate ? cache.cum_logf : NULL, &layer, stream);
     });
     PagesAppend a = {};
     for (int i = 0; i < 3; i++) {

@@ -21,7 +21,7 @@ Called by requests.h and generate.h. The owner of a sequence gets its tokens and
 */
 #pragma once
 
-#include "../run/sampler.h"
+#include "../model/sampler.h"
 #include "../run/trainer.h"
 #include "../tokens/tokenizer.h"
 #include "pages.h"
@@ -90,11 +90,9 @@ typedef struct {
     int64_t *begins, *lengths, *output_rows;
     EngineNode** nodes; // [slots] of the pass's sequences
     EngineOutput* outputs;
-    RowScore* scores;
-    float* logits; // [outputs, V] of the passes so far that wanted them
-    size_t logits_capacity;
-    Sampler sampler;
-    int64_t unread; // tokens since the forgotten pages were counted
+    RowScore* scores; // [outputs], or [steps, outputs] of a pass with several steps
+    Draw* draws;      // [outputs]
+    int64_t unread;   // tokens since the forgotten pages were counted
 
     int64_t tokens_read, passes, put_back; // so far
 } Engine;
@@ -105,6 +103,13 @@ typedef struct {
 // Rows of the page table that a slot has; 0 for a mixer without pages.
 static inline int64_t engine_heads(const Config* c) {
     return c->mixer == MIXER_ATTENTION ? c->num_hidden_layers * c->num_heads : 0;
+}
+
+// A cache's sizes for passes of the trainer's size; without pages, which forgets nothing.
+static inline CacheSizes engine_sizes(const Trainer* trainer, int64_t slots, int64_t capacity) {
+    const int64_t rows = trainer->pass_tokens;
+    CacheSizes sizes = {slots, capacity, 0, rows, rows + ENGINE_MEMBERS, false, false};
+    return sizes;
 }
 
 // Opens an engine for sequences of up to sizes->capacity tokens, with at most sizes->pages pages: fewer where
@@ -135,17 +140,17 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
     g->output_rows = (int64_t*)xcalloc(outputs, sizeof *g->output_rows);
     g->nodes = (EngineNode**)xcalloc(slots, sizeof(EngineNode*));
     g->outputs = (EngineOutput*)xcalloc(outputs, sizeof *g->outputs);
-    g->scores = (RowScore*)xcalloc(outputs, sizeof *g->scores);
+    g->scores = (RowScore*)xcalloc(outputs + slots * (size_t)trainer->pass_steps, sizeof *g->scores);
+    g->draws = (Draw*)xcalloc(outputs, sizeof *g->draws);
     return true;
 }
 
 static inline void engine_close(Engine* g) {
     g->trainer->cache_free(g->cache);
     pages_free(&g->pages);
-    sampler_free(&g->sampler);
     void* memory[] = {g->slot_used,   g->tokens, g->slots,   g->targets,     g->copies,
                       g->first_pages, g->begins, g->lengths, g->output_rows, g->nodes,
-                      g->outputs,     g->scores, g->logits};
+                      g->outputs,     g->scores, g->draws};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) free(memory[i]);
     memset(g, 0, sizeof *g);
 }
@@ -347,7 +352,7 @@ static inline bool member_wants(const Sequence* s, int64_t row) {
 }
 
 // Adds the outputs that the members of a node want of a row. False, with none added, if there is no room for
-// them. All want the same token, except at the node's last row, where they part.
+// them. All want the same score, except at the node's last row, where they part; each draws for itself.
 static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, int64_t pass_row) {
     Extension* p = &g->pass;
     const int64_t first = p->outputs;
@@ -356,8 +361,8 @@ static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, 
         const Sequence* s = node->members[i];
         if (!member_wants(s, row)) continue;
         int32_t target = s->most_tokens ? -1 : (int32_t)s->tokens.data[row + 1];
-        p->logits_wanted = p->logits_wanted || (s->most_tokens && s->sampling.temperature != 0);
-        if (p->outputs > first && g->targets[p->outputs - 1] == target) {
+        bool draws = s->most_tokens && s->sampling.temperature != 0;
+        if (p->outputs > first && g->targets[p->outputs - 1] == target && !draws) {
             g->outputs[p->outputs - 1].last = i + 1;
             continue;
         }
@@ -366,6 +371,10 @@ static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, 
             return false;
         }
         EngineOutput output = {node, row, i, i + 1};
+        Draw draw = {s->sampling, (uint64_t)s->generated};
+        if (!s->most_tokens) memset(&draw, 0, sizeof draw);
+        if (draws) p->draws = g->draws;
+        g->draws[p->outputs] = draw;
         g->outputs[p->outputs] = output;
         g->targets[p->outputs] = target;
         g->output_rows[p->outputs++] = pass_row;
@@ -424,17 +433,10 @@ static inline void engine_build(Engine* g) {
         int64_t n = node->end - node->length;
         engine_add_rows(g, node, n < room ? n : room);
     }
-    if (p->logits_wanted)
-        g->logits = (float*)xgrow(g->logits, (size_t)(p->outputs * g->V), &g->logits_capacity, sizeof(float));
 }
 
-// The next token of a sequence, from output i of the pass. Returns whether the sequence goes on.
-static inline bool engine_continue(Engine* g, Sequence* s, int64_t i) {
-    int64_t token = g->scores[i].best;
-    if (s->sampling.temperature != 0) {
-        g->sampler.settings = s->sampling;
-        token = sampler_next(&g->sampler, g->logits + i * g->V, g->V, (uint64_t)s->generated);
-    }
+// The next token of a sequence: one that was drawn. Returns whether the sequence goes on.
+static inline bool engine_continue(Engine* g, Sequence* s, int64_t token) {
     s->failed = token < 0;
     s->stopped = token == g->end_of_text;
     if (s->failed || s->stopped) return false;
@@ -445,19 +447,20 @@ static inline bool engine_continue(Engine* g, Sequence* s, int64_t i) {
     return !s->stopped && s->generated < s->most_tokens;
 }
 
-// Hands the pass's outputs to the members of its nodes. One whose text is complete ends.
-static inline void engine_deliver(Engine* g) {
+// Hands the outputs of a step to the members of its nodes. One whose text is complete ends.
+static inline void engine_deliver(Engine* g, int64_t step) {
+    const RowScore* scores = g->scores + step * g->pass.outputs;
     for (int64_t i = 0; i < g->pass.outputs; i++) {
         const EngineOutput* output = &g->outputs[i];
         for (int64_t m = output->first; m < output->last; m++) {
             Sequence** member = &output->node->members[m];
             Sequence* s = *member;
-            if (!member_wants(s, output->row)) continue;
+            if (!s || !member_wants(s, output->row + step)) continue;
             if (s->most_tokens == 0) {
-                s->logprob += g->scores[i].logprob;
-                s->greedy = s->greedy && g->scores[i].best == (int32_t)s->tokens.data[output->row + 1];
-                s->failed = s->failed || g->scores[i].best < 0;
-            } else if (!engine_continue(g, s, i)) {
+                s->logprob += scores[i].logprob;
+                s->greedy = s->greedy && scores[i].best == (int32_t)s->tokens.data[output->row + 1];
+                s->failed = s->failed || scores[i].best < 0;
+            } else if (!engine_continue(g, s, scores[i].drawn)) {
                 g->on_end(s);
                 *member = NULL;
             }
@@ -494,19 +497,40 @@ static inline void engine_finish_node(Engine* g, EngineNode* node) {
     engine_push_back(&g->held, node);
 }
 
+// Steps for a pass: several where all it does is to continue sequences. Finds the pages for all of them.
+static inline int64_t engine_steps(Engine* g) {
+    const Extension* p = &g->pass;
+    int64_t steps = g->trainer->pass_steps, pages = 0;
+    if (!extension_decodes(p) || g->waiting.first) return 1;
+    for (int64_t i = 0; i < p->sequences; i++) {
+        const Sequence* s = g->nodes[i]->members[0];
+        if (g->nodes[i]->count > 1) return 1;
+        if (s->most_tokens - s->generated < steps) steps = s->most_tokens - s->generated;
+    }
+    if (steps <= 1) return 1;
+    for (int64_t i = 0; i < p->sequences; i++)
+        pages += pages_needed(&g->pages, p->slots[i], p->lengths[i] + 1, steps - 1);
+    if (pages > g->pages.num_free) return 1;
+    for (int64_t i = 0; i < p->sequences; i++)
+        pages_append(&g->pages, p->slots[i], p->lengths[i] + 1, steps - 1, g->copies);
+    return steps;
+}
+
 // Does one pass. False when there is nothing to do.
 static inline bool engine_step(Engine* g) {
     engine_start_waiting(g);
     if (!g->running.first) return false;
     engine_build(g);
     Extension* p = &g->pass;
-    g->trainer->extend(g->model, g->cache, p, g->scores, g->logits);
-    g->tokens_read += p->rows, g->unread += p->rows, g->passes++;
+    p->steps = engine_steps(g);
+    g->trainer->extend(g->model, g->cache, p, g->scores, NULL);
+    g->tokens_read += p->rows * p->steps, g->unread += p->rows * p->steps, g->passes += p->steps;
     for (int64_t i = 0; i < p->sequences; i++) {
         EngineNode* node = g->nodes[i];
-        node->length += g->begins[i + 1] - g->begins[i];
+        node->length += p->steps > 1 ? p->steps : g->begins[i + 1] - g->begins[i];
+        if (p->steps > 1) node->end = node->length;
     }
-    engine_deliver(g);
+    for (int64_t step = 0; step < p->steps; step++) engine_deliver(g, step);
     for (int64_t i = 0; i < p->sequences; i++) {
         EngineNode* node = g->nodes[i];
         if (node->length > node->delivered) node->delivered = node->length;

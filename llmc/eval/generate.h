@@ -15,7 +15,7 @@ Called by train.h. requests.h uses GeneratedText.
 
 #include "engine.h"
 
-static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // rows of a pass
+static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // of a pass while training
 
 // ----------------------------------------------------------------------------
 // text
@@ -149,10 +149,10 @@ static inline int64_t sample_capacity(const Run* run) {
     return 1 + (o->prompt ? (int64_t)strlen(o->prompt) : 0) * (o->json_escape ? 6 : 1) + sample_tokens(run);
 }
 
-// The cache for `count` samples, each of which continues `prompt` tokens by n. heads: rows of the page table that
-// a slot has.
-static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prompt, int64_t n) {
-    const int64_t most = count > GENERATE_ROWS ? count : GENERATE_ROWS;
+// The cache for `count` samples, each of which continues `prompt` tokens by n, in passes of up to `rows` tokens.
+// heads: rows of the page table that a slot has.
+static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prompt, int64_t n, int64_t rows) {
+    const int64_t most = count > rows ? count : rows;
     CacheSizes s = {count, prompt + n, 0, prompt > count ? prompt : count, count, true, false};
     if (s.rows > most) s.rows = most;
     s.pages = count * heads * cache_table_width(&s);
@@ -264,7 +264,8 @@ static inline void sample_on_end(Sequence* sequence) {
 static inline bool generation_run(Generation* g, const Run* run, const Trainer* trainer, Model* model,
                                   const TokenBuffer* ids) {
     const int64_t n = sample_tokens(run);
-    CacheSizes sizes = sample_sizes(engine_heads(&run->config), g->count, ids->count, n);
+    CacheSizes sizes = sample_sizes(engine_heads(&run->config), g->count, ids->count, n,
+                                    run->mode == RUN_GENERATE ? trainer->pass_tokens : GENERATE_ROWS);
     sizes.drops_unseen = run->options.forget_by_seen;
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];

@@ -426,8 +426,9 @@ static inline void requests_fill(Requests* r, bool waits) {
 // Opens the engine for sequences of at least T tokens, and of more where there is memory.
 static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
     const Config* config = &r->run->config;
-    const int64_t T = r->run->options.seq_len, rows = trainer->suggested_tokens / 8, slots = rows / 8;
-    CacheSizes sizes = {slots, T, 0, rows, rows + ENGINE_MEMBERS, true, r->run->options.forget_by_seen};
+    const int64_t T = r->run->options.seq_len, slots = trainer->suggested_tokens / 64;
+    CacheSizes sizes = engine_sizes(trainer, slots, T);
+    sizes.drops = true, sizes.drops_unseen = r->run->options.forget_by_seen;
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;; sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2) {
         sizes.pages = slots * engine_heads(config) * cache_table_width(&sizes);

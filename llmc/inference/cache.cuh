@@ -11,6 +11,7 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 */
 #pragma once
 
+#include "draw.cuh"
 #include "extend.cuh"
 
 // What a cache needs of a model.
@@ -37,7 +38,8 @@ typedef struct {
 
     PassArrays pass;                 // on the device
     PassArrays host;                 // the same in pinned memory
-    int32_t *output_rows, *targets;  // [outputs] on the device, behind the pass's arrays
+    int32_t* output_rows;            // [outputs] on the device, behind the pass's arrays
+    Scores scores;                   // the same, but for results and scratch
     char *host_bytes, *device_bytes; // the arrays, one behind the other
     int64_t bytes, max_bytes;        // of this pass, of any
     TableEntry *host_entries, *device_entries;
@@ -70,7 +72,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&p->k, s->pages * PAGE_TOKENS * m->dh, false), add(&p->v, s->pages * PAGE_TOKENS * m->dh, false);
     add(&p->cum_logf, gate * s->pages * PAGE_TOKENS, false), add(&p->page_logsum, gate * s->pages, false);
     add(&p->table, s->slots * heads * width, true), add(&p->forgotten, s->slots * heads, true);
-    add(&p->sums, gate * s->slots * heads, true), add(&p->logsums, gate * s->slots * heads, true);
+    add(&p->gates, gate * s->slots * heads, true);
     add(&p->last, m->shifts * m->layers * s->slots * 2 * d, true);
     add(&p->limits, m->qk_norm * heads, true);
     add(&p->squares, (s->drops_unseen && gate && !m->qk_norm) * s->slots * heads * 2, true);
@@ -87,6 +89,8 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add((char**)&pruning->scratch, (int64_t)pruning_scratch_bytes(&shape) + 256, false);
     add(&c->q, slack + s->rows * d, true), add(&c->o, slack + s->rows * d, true);
     add(&c->cum_logf, gate * s->rows * m->NH, false), add(&c->angles, m->rope * s->rows * m->dh, false);
+    add(&c->scores.outputs.scores, s->outputs + s->slots * EXTEND_STEPS, false);
+    add(&c->scores.parts, s->outputs * SCORE_PARTS, false), add(&c->scores.ended, s->outputs, true);
     add(&c->device_bytes, c->max_bytes, false), add(&c->device_entries, c->max_entries, false);
 }
 
@@ -103,7 +107,7 @@ static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSize
     c.space.weight_stride = m->dh;
     c.max_bytes = s->slots * (int64_t)sizeof(PassRows) +
                   s->rows * (int64_t)(2 * sizeof(PassRows) + 2 * sizeof(int32_t)) +
-                  s->outputs * (int64_t)(2 * sizeof(int32_t));
+                  s->outputs * (int64_t)(3 * sizeof(int32_t) + sizeof(Draw)) + 8;
     c.max_entries = (s->rows / PAGE_TOKENS + 2 * s->slots) * heads;
     return c;
 }
@@ -166,7 +170,8 @@ __global__ static void __launch_bounds__(256)
 static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaStream_t stream) {
     int64_t heads = pages_heads(c->pages), width = c->pages.table_width, n = 0;
     for (int64_t i = 0; i < e->sequences; i++) {
-        int64_t slot = e->slots[i], length = e->lengths[i], end = length + e->begins[i + 1] - e->begins[i];
+        int64_t slot = e->slots[i], length = e->lengths[i],
+                end = length + e->begins[i + 1] - e->begins[i] + e->steps - 1;
         int64_t first = ceil_div<int64_t>(length, PAGE_TOKENS), last = ceil_div<int64_t>(end, PAGE_TOKENS);
         const int32_t* from = e->pages + slot * heads * width;
         if (length > 0 && (c->stale[slot] || c->held[slot] != length))
@@ -213,15 +218,16 @@ static inline void device_cache_tiles(DeviceCache* c, const PassRows* sequence) 
 
 enum { DEVICE_CACHE_LONG_ROWS = 256 }; // from so many rows on a sequence goes through attention_forward
 
-// Fills c->host and c->pass for a pass, and brings the page table up to date. The pass before has ended.
+// Fills c->host, c->pass and c->scores for a pass, and brings the page table up to date. The pass before has ended.
 // Dies where the pass is larger than the cache's sizes.
 static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStream_t stream) {
     const CacheSizes* s = &c->sizes;
-    if (e->rows < 1 || e->rows > s->rows || e->sequences > s->slots || e->outputs > s->outputs)
+    if (e->rows < 1 || e->rows > s->rows || e->sequences > s->slots || e->outputs > s->outputs ||
+        e->steps > EXTEND_STEPS)
         die("a pass of %lld rows, %lld sequences and %lld outputs is larger than its cache",
             (long long)e->rows, (long long)e->sequences, (long long)e->outputs);
     for (int64_t i = 0; i < e->sequences; i++)
-        if (e->lengths[i] + e->begins[i + 1] - e->begins[i] > s->capacity)
+        if (e->lengths[i] + e->begins[i + 1] - e->begins[i] + e->steps - 1 > s->capacity)
             die("a sequence of more than %lld tokens does not fit the cache", (long long)s->capacity);
     device_cache_table(c, e, stream);
 
@@ -234,13 +240,23 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
         at += n * (int64_t)sizeof **on_host;
     };
     int32_t *host_outputs, *host_targets;
+    int* host_steps;
+    Draw* host_draws;
+    PassOutputs* outputs = &c->scores.outputs;
     place(&c->host.sequences, &c->pass.sequences, S);
     place(&c->host.rows, &c->pass.rows, R);
     place(&c->host.tiles, &c->pass.tiles, R);
     place(&c->host.tokens, &c->pass.tokens, R);
     place(&c->host.row_tiles, &c->pass.row_tiles, R);
     place(&host_outputs, &c->output_rows, e->outputs);
-    place(&host_targets, &c->targets, e->outputs);
+    place(&host_targets, &c->scores.targets, e->outputs);
+    place(&host_steps, &outputs->step, e->outputs);
+    at = ceil_div<int64_t>(at, 8) * 8;
+    place(&host_draws, &outputs->draws, e->draws ? e->outputs : 0);
+    if (e->draws)
+        memcpy(host_draws, e->draws, (size_t)e->outputs * sizeof(Draw));
+    else
+        outputs->draws = NULL;
     c->bytes = at;
     memcpy((void*)c->host.tokens, e->tokens, (size_t)R * sizeof *e->tokens);
     c->host.num_tiles = 0;
@@ -256,10 +272,11 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
         if (sequence.end - sequence.begin < long_rows) device_cache_tiles(c, &sequence);
     }
     for (int64_t i = 0; i < e->outputs; i++)
-        host_outputs[i] = (int32_t)e->output_rows[i], host_targets[i] = e->targets[i];
+        host_outputs[i] = (int32_t)e->output_rows[i], host_targets[i] = e->targets[i], host_steps[i] = 0;
     c->host.num_rows = c->pass.num_rows = (int)R;
     c->host.num_sequences = c->pass.num_sequences = (int)S;
     c->pass.num_tiles = c->host.num_tiles;
+    outputs->pass = c->pass, outputs->outputs = (int)e->outputs, outputs->advances = extension_decodes(e);
 }
 
 // Copies the filled arrays to the device.

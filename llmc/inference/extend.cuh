@@ -4,8 +4,7 @@ Attention of a pass over the cache: each row over the keys up to its own,
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i
 
     extend_plan        lists the work of all layers: once a pass
-    extend_attention   a layer's partial results, one a unit of pages
-    extend_combine     adds them up, and applies the output norm and gate
+    extend_attention   a layer's partial results, one a unit of pages, which are added up; output norm and gate
     extend_long        the rows of one long sequence by attention_forward
 
 Memory bounds decoding: pages are read once. A tile is 1 to 16 rows of one sequence that see the same pages,
@@ -50,8 +49,9 @@ typedef struct __align__(16) {
     int partial;     // of the tile's first row; the next row's follows
 }
 ExtendItem;
-typedef struct __align__(8) {
+typedef struct __align__(16) {
     int partial, units; // of the first unit; a unit's rows follow the unit before
+    unsigned ended;     // units that have ended, where the tile has one row
 }
 ExtendPair;
 
@@ -117,7 +117,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
         int item = (int)((end - mine) >> 32), partial = (int)(end - mine);
         __syncthreads(); // all have read total
         if (threadIdx.x == blockDim.x - 1) total = end;
-        if (pair < pairs) work.pairs[l * work.max_pairs + pair] = {partial, units};
+        if (pair < pairs) work.pairs[l * work.max_pairs + pair] = {partial, units, 0};
         for (int u = first / unit; u < first / unit + units; u++) {
             int page = max(u * unit, first), count = min((u + 1) * unit, pages) - page;
             work.items[l * work.max_items + item++] = {(int)pair, tile.slot, page << 5 | count, partial};
@@ -134,6 +134,75 @@ static inline void extend_plan(const ExtendWork* work, const Pages* p, const Pas
     Range range("attention", RANGE_FORWARD, stream);
     // Not by launch_after, as the copy of the pass's arrays is before it. Kernels behind it may wait for it.
     CUDA_LAUNCH(extend_plan_kernel, p->layers, EXTEND_PLAN_THREADS, stream, *work, *p, *pass);
+}
+
+// ----------------------------------------------------------------------------
+// results
+
+// What becomes of a layer's partial results.
+struct ExtendCombine {
+    bf16* y;         // [rows, NH, dh]
+    const bf16* o;   // [rows, NH, dh] of rows without a tile
+    OutputGate gate; // rstd is not written
+    const float* partial_o;
+    const float2* partial_sum;
+    ExtendPair* pairs; // of the layer
+    PassArrays pass;
+    int64_t row_stride; // of the gate's logits
+    int NH;
+    float eps;
+};
+
+// o of a row and head from its partial results, eight channels of it. One warp, whose lanes are DH / 8 times
+// several groups; each group has every GROUPS-th unit.
+template <int DH>
+__device__ static inline void extend_combine_row(float o[8], const ExtendCombine& a, int tile, int row,
+                                                 int h) {
+    constexpr int LANES = DH / 8, GROUPS = 32 / LANES;
+    int lane = (int)threadIdx.x % 32;
+    PassRows rows = a.pass.tiles[tile];
+    ExtendPair pair = a.pairs[tile * a.NH + h];
+    int count = rows.end - rows.begin;
+    int64_t first = pair.partial + row - rows.begin;
+    float max = -INFINITY, sum = 0;
+    for (int u = lane; u < pair.units; u += 32) max = fmaxf(max, a.partial_sum[first + u * count].x);
+    max = warp_max(max);
+    for (int i = 0; i < 8; i++) o[i] = 0;
+#pragma unroll 4
+    for (int u = lane / LANES; u < pair.units; u += GROUPS) {
+        int64_t at = first + u * count;
+        float2 of_unit = a.partial_sum[at];
+        const float* from = a.partial_o + at * DH + lane % LANES * 8;
+        Pack4 low = load16(from), high = load16(from + 4);
+        float weight = exp2_approx(of_unit.x - max);
+        sum += weight * of_unit.y;
+        for (int i = 0; i < 4; i++) o[i] += weight * low[i], o[i + 4] += weight * high[i];
+    }
+    for (int step = LANES; step < 32; step *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, step);
+        for (int i = 0; i < 8; i++) o[i] += __shfl_xor_sync(~0u, o[i], step);
+    }
+    for (int i = 0; i < 8; i++) o[i] /= sum;
+}
+
+// y of a row and head from o, or from the row's partial results if it has a tile. One warp.
+template <int DH>
+__device__ static inline void extend_combine_head(const ExtendCombine& a, int tile, int row, int h) {
+    constexpr int LANES = DH / 8;
+    HeadThread me = {h, (int)threadIdx.x % LANES * 8, LANES, DH, 1.0f / DH, true};
+    int64_t column = (int64_t)h * DH + me.channel, at = (int64_t)row * a.NH * DH + column;
+    Raw8 logits = {}, weight = {};
+    if (a.gate.gate) logits = load_raw8(a.gate.gate + row * a.row_stride + column);
+    if (a.gate.weight) weight = load_raw8(a.gate.weight + column);
+    float x[8];
+    if (tile >= 0) {
+        extend_combine_row<DH>(x, a, tile, row, h);
+        unpack8(x, pack8(x)); // as attention_forward rounds it
+    } else {
+        unpack8(x, load_raw8(a.o + at));
+    }
+    output_gate_token(x, a.gate, a.eps, logits, weight, me);
+    if (threadIdx.x % 32 < LANES) store16(a.y + at, pack8(x));
 }
 
 // ----------------------------------------------------------------------------
@@ -158,6 +227,9 @@ struct ExtendArgs {
     float* partial_o;
     float2* partial_sum;
     int64_t layer;
+    ExtendCombine combine;
+    bool decodes;  // all tiles have one row, which is its sequence's only one
+    bool combines; // the results of tiles with one row are added up here
 };
 
 // An item and what is loaded ahead of it
@@ -189,32 +261,38 @@ template <int DH, bool GATE> struct ExtendWarp {
         if (lane < count(s))
             s.page = a.pages.table[at * a.pages.table_width + (s.item.first_count >> 5) + lane];
     }
+    // Starts copying the tile's queries.
+    __device__ void copy_queries(const ExtendStep& s, int q_stage) const {
+        constexpr int CHUNKS = DH / 8;
+        uint32_t to = smem_address(shared.q[q_stage]);
+#pragma unroll
+        for (int c = lane; c < EXTEND_TILE * CHUNKS; c += 32) {
+            int row = c / CHUNKS;
+            bool exists = row < s.tile.end - s.tile.begin;
+            int64_t from = (s.tile.begin + (exists ? row : 0)) * a.pages.NH + head(s);
+            cp_async16(to + (uint32_t)sm80_chunk_offset<DH>(row, c % CHUNKS),
+                       a.q + from * DH + c % CHUNKS * 8, exists);
+        }
+    }
+    __device__ void copy_keys(const ExtendStep& s, int i, int stage) const {
+        int64_t page = __shfl_sync(~0u, s.page, i);
+        copy_page(shared.k[stage], a.pages.k + page * PAGE_TOKENS * DH);
+        if (GATE)
+            cp_async16(smem_address(shared.cum_logf[stage] + 2 * lane),
+                       a.pages.cum_logf + page * PAGE_TOKENS + 2 * lane, true);
+    }
+    __device__ void copy_values(const ExtendStep& s, int i, int stage) const {
+        int64_t page = __shfl_sync(~0u, s.page, i);
+        copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
+    }
     // Starts copying page i of an item, with the tile's queries if it is the first one. Two groups: what the
     // scores need, and the values.
     __device__ void copy(const ExtendStep& s, int i, int stage, int q_stage) const {
-        if (i < count(s)) {
-            constexpr int CHUNKS = DH / 8;
-            int64_t page = __shfl_sync(~0u, s.page, i);
-            if (i == 0) {
-                uint32_t to = smem_address(shared.q[q_stage]);
-#pragma unroll
-                for (int c = lane; c < EXTEND_TILE * CHUNKS; c += 32) {
-                    int row = c / CHUNKS;
-                    bool exists = row < s.tile.end - s.tile.begin;
-                    int64_t from = (s.tile.begin + (exists ? row : 0)) * a.pages.NH + head(s);
-                    cp_async16(to + (uint32_t)sm80_chunk_offset<DH>(row, c % CHUNKS),
-                               a.q + from * DH + c % CHUNKS * 8, exists);
-                }
-            }
-            copy_page(shared.k[stage], a.pages.k + page * PAGE_TOKENS * DH);
-            if (GATE)
-                cp_async16(smem_address(shared.cum_logf[stage] + 2 * lane),
-                           a.pages.cum_logf + page * PAGE_TOKENS + 2 * lane, true);
-            cp_async_commit_group();
-            copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
-        } else {
-            cp_async_commit_group();
-        }
+        bool exists = i < count(s);
+        if (exists && i == 0) copy_queries(s, q_stage);
+        if (exists) copy_keys(s, i, stage);
+        cp_async_commit_group();
+        if (exists) copy_values(s, i, stage);
         cp_async_commit_group();
     }
     __device__ void copy_page(bf16* to, const bf16* from) const {
@@ -294,16 +372,43 @@ template <int DH, bool GATE> struct ExtendWarp {
             for (int n = 0; n < DH / 8; n++)
                 o[4 * n] = make_float2(softmax.acc[0][n][2 * r], softmax.acc[0][n][2 * r + 1]);
         }
+        if (a.combines) combine(s);
     }
 
-    // Items n, n + step, ...
+    // Adds up the results of a tile, of one row, if all its units have ended.
+    __device__ void combine(const ExtendStep& s) const {
+        ExtendPair* pair = &a.combine.pairs[s.item.pair];
+        unsigned ended = 0;
+        __syncwarp();
+        if (lane == 0) {
+            __threadfence();
+            ended = atomicAdd(&pair->ended, 1) + 1;
+        }
+        if ((int)__shfl_sync(~0u, ended, 0) < pair->units) return;
+        __threadfence();
+        if (lane == 0) pair->ended = 0;
+        extend_combine_head<DH>(a.combine, s.item.pair / (int)a.pages.NH, s.tile.begin, head(s));
+    }
+
+    // Items n, n + step, ... What the kernel before this one does not write is loaded while that one runs: the
+    // work, and in a pass that decodes the pages behind which nothing is appended.
     __device__ void run(int64_t n, int64_t step) {
         int total = *a.num_items, stage = 0, q_stage = 0;
         ExtendStep next = {};
         next.item = item(n, total);
         ExtendItem after = item(n + step, total);
         load(next);
-        copy(next, 0, stage, q_stage);
+        bool early =
+            a.decodes && count(next) > 0 && next.item.first_count >> 5 < next.tile.position / PAGE_TOKENS;
+        if (early) copy_keys(next, 0, stage), copy_values(next, 0, stage);
+        kernel_wait();
+        if (early) {
+            copy_queries(next, q_stage);
+            cp_async_commit_group();
+            cp_async_commit_group();
+        } else {
+            copy(next, 0, stage, q_stage);
+        }
         while (count(next) > 0) {
             ExtendStep now = next;
             next.item = after;
@@ -332,7 +437,6 @@ template <int DH, bool GATE>
 __global__ static void __launch_bounds__(32 * EXTEND_MAX_WARPS, 1)
     extend_attention_kernel(const __grid_constant__ ExtendArgs a) {
     extern __shared__ __align__(1024) char shared_bytes[];
-    kernel_wait();
     int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     ExtendWarp<DH, GATE> work = {a, ((ExtendShared<DH>*)shared_bytes)[warp], (int)threadIdx.x % 32};
     work.run((int64_t)warp * gridDim.x + blockIdx.x, (int64_t)warps * gridDim.x);
@@ -348,121 +452,68 @@ template <int DH, bool GATE> static inline void extend_launch(const ExtendArgs* 
                  warps * bytes, stream, *a);
 }
 
-// The partial results of a layer's tiles. q [rows, NH, dh] and cum_logf [rows, NH] are pages_append's; cum_logf
-// is NULL without gate.
-static inline void extend_attention(const ExtendLayer* layer, const bf16* q, const double* cum_logf,
-                                    cudaStream_t stream) {
-    Range range("attention", RANGE_FORWARD, stream);
+// One warp a row and head
+template <int DH>
+__global__ static void __launch_bounds__(128) extend_combine_kernel(const __grid_constant__ ExtendCombine a) {
+    kernel_wait();
+    int i = (int)blockIdx.x * 4 + (int)threadIdx.x / 32, row = i / a.NH;
+    if (row >= a.pass.num_rows) return;
+    extend_combine_head<DH>(a, a.pass.row_tiles[row], row, i % a.NH);
+}
+
+// What a layer's attention computes. y = output gate(output norm(o)), where the model has them.
+typedef struct {
+    bf16* y;          // [rows, NH, dh]
+    const bf16* o;    // [rows, NH, dh] of the rows that extend_long has computed
+    OutputGate gate;  // rstd is not written
+    int64_t gate_row; // elements of gate.gate from row to row
+} ExtendOutput;
+
+// Attention of all rows of a layer. q [rows, NH, dh] and cum_logf [rows, NH] are pages_append's; cum_logf is NULL
+// without gate.
+static inline void extend_attention(const ExtendOutput* out, const bf16* q, const double* cum_logf,
+                                    const ExtendLayer* layer, cudaStream_t stream) {
     const Pages* p = layer->pages;
     const ExtendWork* work = layer->work;
-    if (layer->pass->num_tiles == 0) return;
+    const PassArrays* pass = layer->pass;
     assert(!cum_logf == !p->cum_logf);
+    ExtendCombine combine = {out->y,
+                             out->o,
+                             out->gate,
+                             work->partial_o,
+                             work->partial_sum,
+                             work->pairs + layer->index * work->max_pairs,
+                             *pass,
+                             out->gate_row,
+                             (int)p->NH,
+                             (float)out->gate.eps};
+    bool decodes = pass->num_tiles == pass->num_rows && pass->num_sequences == pass->num_rows;
+    // A warp that goes on after a fence has waited for its copies: only where each has one item.
+    bool combines = decodes && pass->num_rows * p->NH * EXTEND_UNIT <=
+                                   4 * device_attribute(cudaDevAttrMultiProcessorCount);
     ExtendArgs a = {q,
                     cum_logf,
                     *p,
-                    layer->pass->tiles,
+                    pass->tiles,
                     work->items + layer->index * work->max_items,
                     work->num_items + layer->index,
                     work->partial_o,
                     work->partial_sum,
-                    layer->index};
-    (p->dh == 64 ? cum_logf ? extend_launch<64, true> : extend_launch<64, false>
-     : cum_logf ? extend_launch<128, true>
-                 : extend_launch<128, false>)(&a, stream);
-}
-
-// ----------------------------------------------------------------------------
-// combine
-
-struct ExtendCombine {
-    bf16* y;         // [rows, NH, dh]
-    const bf16* o;   // [rows, NH, dh] of rows without a tile
-    OutputGate gate; // rstd is not written
-    const float* partial_o;
-    const float2* partial_sum;
-    const ExtendPair* pairs; // of the layer
-    PassArrays pass;
-    int64_t row_stride; // of the gate's logits
-    int NH;
-    float eps;
-};
-
-// o of a row and head from its partial results, eight channels of it. One warp, whose lanes are DH / 8 times
-// several groups; each group has every GROUPS-th unit.
-template <int DH>
-__device__ static inline void extend_combine_row(float o[8], const ExtendCombine& a, int tile, int row,
-                                                 int h) {
-    constexpr int LANES = DH / 8, GROUPS = 32 / LANES;
-    int lane = (int)threadIdx.x % 32;
-    PassRows rows = a.pass.tiles[tile];
-    ExtendPair pair = a.pairs[tile * a.NH + h];
-    int count = rows.end - rows.begin;
-    int64_t first = pair.partial + row - rows.begin;
-    float max = -INFINITY, sum = 0;
-    for (int u = lane; u < pair.units; u += 32) max = fmaxf(max, a.partial_sum[first + u * count].x);
-    max = warp_max(max);
-    for (int i = 0; i < 8; i++) o[i] = 0;
-#pragma unroll 4
-    for (int u = lane / LANES; u < pair.units; u += GROUPS) {
-        int64_t at = first + u * count;
-        float2 of_unit = a.partial_sum[at];
-        const float* from = a.partial_o + at * DH + lane % LANES * 8;
-        Pack4 low = load16(from), high = load16(from + 4);
-        float weight = exp2_approx(of_unit.x - max);
-        sum += weight * of_unit.y;
-        for (int i = 0; i < 4; i++) o[i] += weight * low[i], o[i + 4] += weight * high[i];
+                    layer->index,
+                    combine,
+                    decodes,
+                    combines};
+    if (pass->num_tiles > 0) {
+        Range range("attention", RANGE_FORWARD, stream);
+        (p->dh == 64 ? cum_logf ? extend_launch<64, true> : extend_launch<64, false>
+         : cum_logf ? extend_launch<128, true>
+                     : extend_launch<128, false>)(&a, stream);
     }
-    for (int step = LANES; step < 32; step *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
-        for (int i = 0; i < 8; i++) o[i] += __shfl_xor_sync(~0u, o[i], step);
-    }
-    for (int i = 0; i < 8; i++) o[i] /= sum;
-}
-
-// One warp a row and head
-template <int DH>
-__global__ static void __launch_bounds__(128) extend_combine_kernel(const __grid_constant__ ExtendCombine a) {
-    constexpr int LANES = DH / 8;
-    kernel_wait();
-    int i = (int)blockIdx.x * 4 + (int)threadIdx.x / 32, row = i / a.NH, h = i % a.NH;
-    if (row >= a.pass.num_rows) return;
-    HeadThread me = {h, (int)threadIdx.x % LANES * 8, LANES, DH, 1.0f / DH, true};
-    int64_t column = (int64_t)h * DH + me.channel, at = (int64_t)row * a.NH * DH + column;
-    Raw8 logits = {}, weight = {};
-    if (a.gate.gate) logits = load_raw8(a.gate.gate + row * a.row_stride + column);
-    if (a.gate.weight) weight = load_raw8(a.gate.weight + column);
-    int tile = a.pass.row_tiles[row];
-    float x[8];
-    if (tile >= 0) {
-        extend_combine_row<DH>(x, a, tile, row, h);
-        unpack8(x, pack8(x)); // as attention_forward rounds it
-    } else {
-        unpack8(x, load_raw8(a.o + at));
-    }
-    output_gate_token(x, a.gate, a.eps, logits, weight, me);
-    if (threadIdx.x % 32 < LANES) store16(a.y + at, pack8(x));
-}
-
-// y [rows, NH, dh] of all rows of a layer: attention's output through the output norm and gate, where the
-// model has them. o [rows, NH, dh] holds the rows that extend_long has computed. row_stride: of gate->gate.
-static inline void extend_combine(bf16* y, const bf16* o, const OutputGate* gate, int64_t row_stride,
-                                  const ExtendLayer* layer, cudaStream_t stream) {
+    if (combines) return;
     Range range("output norm and gate", RANGE_FORWARD, stream);
-    const Pages* p = layer->pages;
-    const ExtendWork* work = layer->work;
-    ExtendCombine a = {y,
-                       o,
-                       *gate,
-                       work->partial_o,
-                       work->partial_sum,
-                       work->pairs + layer->index * work->max_pairs,
-                       *layer->pass,
-                       row_stride,
-                       (int)p->NH,
-                       (float)gate->eps};
-    int64_t blocks = ceil_div<int64_t>(layer->pass->num_rows * p->NH, 4);
+    int64_t blocks = ceil_div<int64_t>(pass->num_rows * p->NH, 4);
     launch_after(p->dh == 64 ? extend_combine_kernel<64> : extend_combine_kernel<128>, dim3((unsigned)blocks),
-                 128, 0, stream, a);
+                 128, 0, stream, combine);
 }
 
 // ----------------------------------------------------------------------------

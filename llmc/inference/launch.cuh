@@ -32,6 +32,13 @@ static inline void launch_allow_shared(const void* kernel) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
 }
 
+// The same division of L1 cache and shared memory for all kernels: a multiprocessor changes it only when it is
+// empty, and no kernel could start before the one ahead of it has ended.
+static inline void launch_prefer_shared(const void* kernel) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared));
+}
+
 // Queues a kernel with `shared` bytes of dynamic shared memory. An empty grid is not launched.
 template <class... Parameters, class... Arguments>
 static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
@@ -46,5 +53,6 @@ static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_
     config.dynamicSmemBytes = (size_t)shared, config.stream = stream;
     config.attrs = &attribute, config.numAttrs = overlaps;
     if (shared > 16 << 10) launch_allow_shared((const void*)kernel);
+    launch_prefer_shared((const void*)kernel);
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...));
 }

@@ -6,8 +6,8 @@ model has them, over the rows of sequences in a cache.
     attention_mixer_extend    out = in + Wo output_gate(attention(qkv(norm(in))))
     mlp_extend                out = in + Wd swiglu(Wgu norm(in))
 
-For few rows a layer is seven kernels: the two projections in, the append, attention in two parts, and the two
-projections out; norms and SwiGLU are part of the projections.
+For few rows a layer is six kernels: the two projections in, the append, attention, and the two projections
+out; norms and SwiGLU are part of the projections.
 */
 #pragma once
 
@@ -31,8 +31,7 @@ projections out; norms and SwiGLU are part of the projections.
     X(bf16, proj, never, R * S)               /* [R,S] */ \
     X(bf16, y, never, R * d)                  /* [R,d] attention's output after output norm and gate */ \
     X(bf16, gate_up, never, R * 2 * I)        /* [R,2I] */ \
-    X(float, logits, never, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */ \
-    X(RowScore, scores, never, outputs)       /* [outputs] */
+    X(float, logits, never, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
 // clang-format on
 
 typedef struct {
@@ -44,9 +43,9 @@ typedef struct Cache {
     Activations table;
     ExtendActs acts;
     Matmul matmul;
-    RowScore* scores;        // [outputs], pinned
-    cudaGraphExec_t* graphs; // [slots + 1] of passes that extend so many sequences by one token each
-    bool* warm;              // [slots + 1] such a pass has run: kernels are loaded, GEMM algorithms chosen
+    RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
+    cudaGraphExec_t* graphs; // [slots + 1, 2] of steps that extend n sequences by a token each; with draws
+    bool* warm;              // [slots + 1, 2] such a step has run: kernels are loaded, GEMM algorithms chosen
 } Cache;
 
 // Rows of logits at a time
@@ -93,10 +92,9 @@ static inline void attention_cache_init(const Layer* layer, DeviceCache* cache) 
                      attention_shape_of(layer).weight_stride, layer->stream);
 }
 
-// Before the layers: what the rows of the pass are for all of them.
+// Before the layers: what the pass is for all of them.
 static inline void attention_begin_extend(const Layer* layer, Cache* cache) {
     DeviceCache* c = &cache->device;
-    device_cache_copy(c, layer->stream);
     extend_plan(&c->work, &c->pages, &c->pass, layer->stream);
     if (layer->config->use_rope)
         pages_angles(c->angles, &c->pass, c->pages.dh, layer->config->rope_base, layer->stream);
@@ -109,7 +107,8 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     cudaStream_t stream = layer->stream;
     ExtendLayer pass = device_cache_layer(c, layer->l);
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    OutputGate output_gate = attention_output_gate(layer, NULL, a->proj, NULL, NULL);
+    ExtendOutput output = {a->y, c->o, attention_output_gate(layer, NULL, a->proj, NULL, NULL),
+                           shape.row_stride};
     MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {};
     PagesAppend append = {};
     append.layer = layer->l;
@@ -125,8 +124,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     pages_append(&c->pages, &append, &c->pass, stream);
     device_cache_long(c, &pass, config_prunes(layer->config) ? append.paths[0].weight : NULL,
                       append.paths[1].weight, shape.weight_stride, stream);
-    extend_attention(&pass, c->q, c->cum_logf, stream);
-    extend_combine(a->y, c->o, &output_gate, shape.row_stride, &pass, stream);
+    extend_attention(&output, c->q, c->cum_logf, &pass, stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }
 

@@ -55,30 +55,39 @@ __device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
         if (a.in.swiglu) raw = swiglu8(raw, load_raw8(x + a.K));
         store16(shared + row * a.shared_stride + 8 * c, raw);
     }
-    __syncthreads();
 }
 
-// RMSNorm of the rows in shared memory, in place, with weight [K] there too: a warp a row
+// RMSNorm of x into shared memory, with weight [K] there too: a warp a row. What a lane has in registers is read
+// once.
 __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, const MatvecArgs& a) {
+    constexpr int HELD = 6;
     int chunks = a.K / 8, lane = (int)threadIdx.x % 32;
     for (int row = (int)threadIdx.x / 32; row < a.rows; row += MATVEC_WARPS) {
-        bf16* x = shared + row * a.shared_stride;
+        const bf16* x = a.in.x + (int64_t)row * a.x_stride;
+        Raw8 held[HELD] = {};
         float sum = 0, v[8], w[8];
-#pragma unroll 4
-        for (int c = lane; c < chunks; c += 32) {
-            unpack8(v, load_raw8(x + 8 * c));
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            if (lane + 32 * i < chunks) held[i] = load_raw8(x + 8 * (lane + 32 * i));
+        auto add = [&](const Raw8& raw) {
+            unpack8(v, raw);
             for (int i = 0; i < 8; i++) sum += v[i] * v[i];
-        }
+        };
+#pragma unroll
+        for (int i = 0; i < HELD; i++) add(held[i]);
+        for (int c = lane + 32 * HELD; c < chunks; c += 32) add(load_raw8(x + 8 * c));
         float rstd = norm_rstd(__fdividef(warp_sum(sum), (float)a.K), (float)a.in.eps);
-#pragma unroll 4
-        for (int c = lane; c < chunks; c += 32) {
-            unpack8(v, load_raw8(x + 8 * c));
+        auto store = [&](int c, const Raw8& raw) {
+            unpack8(v, raw);
             unpack8(w, load_raw8(weight + 8 * c));
             for (int i = 0; i < 8; i++) v[i] *= rstd * w[i];
-            store16(x + 8 * c, pack8(v));
-        }
+            store16(shared + row * a.shared_stride + 8 * c, pack8(v));
+        };
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            if (lane + 32 * i < chunks) store(lane + 32 * i, held[i]);
+        for (int c = lane + 32 * HELD; c < chunks; c += 32) store(c, load_raw8(x + 8 * c));
     }
-    __syncthreads();
 }
 
 template <class T, int TILES>
@@ -105,9 +114,13 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 1   ? 4
     bf16* weight = x + a.rows * a.shared_stride;
     for (int c = (int)threadIdx.x; a.in.norm && c < a.K / 8; c += 32 * MATVEC_WARPS)
         store16(weight + 8 * c, load_raw8(a.in.norm + 8 * c));
+    __syncthreads();
     kernel_wait();
-    matvec_load_x(x, a);
-    if (a.in.norm) matvec_norm_x(x, weight, a);
+    if (a.in.norm)
+        matvec_norm_x(x, weight, a);
+    else
+        matvec_load_x(x, a);
+    __syncthreads();
     float acc[TILES][4] = {};
     for (int step = warp; step < steps; step += AHEAD * MATVEC_WARPS) {
         Raw8 w[AHEAD][TILES];

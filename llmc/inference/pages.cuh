@@ -23,26 +23,7 @@ token.
 #include "../attention/forget_gate.cuh"
 #include "../attention/pruning.cuh"
 #include "../attention/qkv.cuh"
-#include "../model/extension.h"
-#include "launch.cuh"
-
-// Some rows of one sequence; `position` is the first one's, the tokens before it.
-typedef struct __align__(16) {
-    int begin, end; // rows
-    int slot, position;
-}
-PassRows;
-
-// One pass, on the device. Tiles are rows of one sequence whose positions differ in their last 4 bits only:
-// how rows are cut into tiles does not depend on the pass.
-typedef struct {
-    const int32_t* tokens;     // [rows]
-    const PassRows* sequences; // [num_sequences]
-    const PassRows* rows;      // [num_rows], the rows of the row's sequence, but its own position
-    const PassRows* tiles;     // [num_tiles], for the kernel of extend.cuh
-    const int* row_tiles;      // [num_rows]; -1: of a sequence that attention_forward computes
-    int num_rows, num_sequences, num_tiles;
-} PassArrays;
+#include "pass.cuh"
 
 typedef struct {
     int64_t NH, dh, layers, slots, pages, table_width;
@@ -51,8 +32,7 @@ typedef struct {
     double* page_logsum; // [pages] ln sum exp(-cum_logf_j) over the tokens up to the end of the page
     int32_t* table;      // [slots, heads, table_width]
     int32_t* forgotten;  // [slots, heads] pages at the beginning that are forgotten
-    double* sums;        // [slots, heads] cum_logf of the last token
-    double* logsums;     // [slots, heads] ln sum exp(-cum_logf_j) over all tokens
+    double2* gates;      // [slots, heads] c, cum_logf of the last token, and sum exp(c - cum_logf_j) over all
     bf16* last;          // [layers, slots, 2, NH dh] the last token's k and v before the shift
     double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
     unsigned* squares;   // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
@@ -88,40 +68,96 @@ typedef struct {
     int row_stride, weight_stride;
 } PagesAppend;
 
+enum { PAGES_LONG_ROWS = 256 }; // from so many rows of a sequence on, a thread block computes a head's gate
+
 __device__ static inline double pages_gate(float logf) {
     return rint((double)logf * 68719476736.0) * (1 / 68719476736.0);
 }
 
-// One warp: cum_logf of a head's new tokens of one sequence, 32 tokens at a time.
+// The tokens first, first + 1, .. of a sequence in one head, a token a lane, of which the pass has some.
+// Returns the sum of log f up to the lane's token. *total: of all, *weights: sum of exp(the log f behind the
+// token).
+__device__ static inline double pages_gate_chunk(double* total, double* weights, const Pages& p,
+                                                 const PagesAppend& a, const PassRows& sequence, int h,
+                                                 int first) {
+    int lane = (int)threadIdx.x % 32, row = sequence.begin + first + lane - sequence.position;
+    bool valid = row >= sequence.begin && row < sequence.end;
+    double c = 0;
+    if (valid)
+        c = pages_gate(
+            forget_gate_logf(forget_gate_logit(a.gate, (int64_t)row * a.row_stride + h, a.bias[h])));
+    for (int step = 1; step < 32; step *= 2) {
+        double before = __shfl_up_sync(~0u, c, step);
+        if (lane >= step) c += before;
+    }
+    *total = __shfl_sync(~0u, c, 31);
+    *weights = warp_sum(valid ? exp(*total - c) : 0.0);
+    return c;
+}
+
+// Stores cum_logf of the lane's token. weights: sum of exp(cum_logf of the chunk's last token - cum_logf_j).
+__device__ static inline void pages_gate_store(const Pages& p, const PagesAppend& a, const PassRows& sequence,
+                                               int h, int position, double cum_logf, double weights) {
+    int64_t row = sequence.begin + position - sequence.position;
+    if (row < sequence.begin || row >= sequence.end) return;
+    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    int64_t page = p.table[head * p.table_width + position / PAGE_TOKENS];
+    p.cum_logf[page * PAGE_TOKENS + position % PAGE_TOKENS] = cum_logf;
+    a.cum_logf[row * p.NH + h] = cum_logf;
+    if (position % PAGE_TOKENS == PAGE_TOKENS - 1) p.page_logsum[page] = log(weights) - cum_logf;
+}
+
+// One warp: cum_logf of a head's new tokens of one sequence, 32 tokens at a time. A page ends where 32 tokens
+// do.
 __device__ static inline void pages_append_gate(const Pages& p, const PagesAppend& a,
                                                 const PassRows& sequence, int h) {
-    int lane = (int)threadIdx.x % 32, first = sequence.position & ~31; // a page ends where 32 tokens do
+    int lane = (int)threadIdx.x % 32, end = sequence.position + sequence.end - sequence.begin;
+    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    double2 state = sequence.position ? p.gates[head] : double2{};
+    for (int first = sequence.position & ~31; first < end; first += 32) {
+        double total, weights, c = pages_gate_chunk(&total, &weights, p, a, sequence, h, first);
+        weights += exp(total) * state.y;
+        pages_gate_store(p, a, sequence, h, first + lane, state.x + c, weights);
+        state = {state.x + total, weights};
+    }
+    if (lane == 0) p.gates[head] = state;
+}
+
+// The same by a thread block for one head of a sequence with many rows: each of its 32 warps has 32 tokens.
+// Chunks are added up by a scan: one multiplies what was before by exp(total) and adds weights.
+__global__ static void __launch_bounds__(1024)
+    pages_gate_long_kernel(const __grid_constant__ Pages p, const __grid_constant__ PagesAppend a,
+                           const __grid_constant__ PassArrays pass) {
+    __shared__ double2 chunks[32];
+    PassRows sequence = pass.sequences[blockIdx.y];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, h = (int)blockIdx.x;
     int end = sequence.position + sequence.end - sequence.begin;
     int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
-    const int32_t* table = p.table + head * p.table_width;
-    double sum = sequence.position ? p.sums[head] : 0;
-    double logsum = sequence.position ? p.logsums[head] : -INFINITY;
-    for (; first < end; first += 32) {
-        int position = first + lane;
-        bool valid = position >= sequence.position && position < end;
-        int64_t row = sequence.begin + position - sequence.position;
-        double c = 0;
-        if (valid)
-            c = pages_gate(forget_gate_logf(forget_gate_logit(a.gate, row * a.row_stride + h, a.bias[h])));
+    if (sequence.end - sequence.begin < PAGES_LONG_ROWS) return;
+    double2 state = sequence.position ? p.gates[head] : double2{};
+    for (int begin = sequence.position & ~31; begin < end; begin += 1024) {
+        int first = begin + 32 * warp;
+        double2 chunk;
+        double c = pages_gate_chunk(&chunk.x, &chunk.y, p, a, sequence, h, first);
+        __syncthreads(); // the chunks before have been read
+        if (lane == 0) chunks[warp] = chunk;
+        __syncthreads();
+        chunk = chunks[lane];
+        double factor = exp(chunk.x);
         for (int step = 1; step < 32; step *= 2) {
-            double before = __shfl_up_sync(~0u, c, step);
-            if (lane >= step) c += before;
+            double total = __shfl_up_sync(~0u, chunk.x, step), weights = __shfl_up_sync(~0u, chunk.y, step);
+            double before = __shfl_up_sync(~0u, factor, step);
+            if (lane < step) continue;
+            chunk = {chunk.x + total, chunk.y + factor * weights};
+            factor *= before;
         }
-        c += sum;
-        sum = __shfl_sync(~0u, c, 31);
-        logsum = log(exp(logsum + sum) + warp_sum(valid ? exp(sum - c) : 0.0)) - sum;
-        if (!valid) continue;
-        int64_t page = table[position / PAGE_TOKENS];
-        p.cum_logf[page * PAGE_TOKENS + position % PAGE_TOKENS] = c;
-        a.cum_logf[row * p.NH + h] = c;
-        if (position % PAGE_TOKENS == PAGE_TOKENS - 1) p.page_logsum[page] = logsum;
+        chunk = {state.x + chunk.x, chunk.y + factor * state.y}; // behind chunk `lane`
+        double before = __shfl_sync(~0u, chunk.x, max(warp - 1, 0));
+        pages_gate_store(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
+                         __shfl_sync(~0u, chunk.y, warp));
+        state = {__shfl_sync(~0u, chunk.x, 31), __shfl_sync(~0u, chunk.y, 31)};
     }
-    if (lane == 0) p.sums[head] = sum, p.logsums[head] = logsum;
+    if (threadIdx.x == 0) p.gates[head] = state;
 }
 
 // One row of q, k or v; a thread has eight channels.
@@ -173,7 +209,9 @@ __global__ static void __launch_bounds__(256)
     if (block < 0) {
         int warps = (int)blockDim.x / 32, NH = (int)p.NH;
         int i = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
-        if (i < pass.num_sequences * NH) pages_append_gate(p, a, pass.sequences[i / NH], i % NH);
+        if (i >= pass.num_sequences * NH) return;
+        PassRows sequence = pass.sequences[i / NH];
+        if (sequence.end - sequence.begin < PAGES_LONG_ROWS) pages_append_gate(p, a, sequence, i % NH);
         return;
     }
     HeadThread me = head_thread((int)p.NH, (int)p.dh, block % units / 3);
@@ -190,6 +228,10 @@ static inline void pages_append(const Pages* p, const PagesAppend* a, const Pass
     int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
     launch_after(pages_append_kernel, dim3((unsigned)(gates + pass->num_rows * units)), grid.threads, 0,
                  stream, *p, *a, *pass, gates, units);
+    if (p->cum_logf && pass->num_rows >= PAGES_LONG_ROWS) {
+        dim3 heads((unsigned)p->NH, (unsigned)pass->num_sequences);
+        CUDA_LAUNCH(pages_gate_long_kernel, heads, 1024, stream, *p, *a, *pass);
+    }
 }
 
 // angles [rows, dh/2, 2] of the rows' positions
@@ -226,7 +268,7 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     else
         limit = sqrt((double)__uint_as_float(p.squares[2 * at]) *
                      (double)__uint_as_float(p.squares[2 * at + 1]) / (double)p.dh);
-    double least = p.logsums[at] - 2 * limit + p.log_tolerance;
+    double least = log(p.gates[at].y) - p.gates[at].x - 2 * limit + p.log_tolerance;
     auto kept = [&](int page) { return p.page_logsum[table[page]] >= least; };
     int first = p.forgotten[at], full = length / PAGE_TOKENS;
     if (first < full && !kept(first)) p.forgotten[at] = pruning_search(first + 1, full, kept);
@@ -309,8 +351,7 @@ static inline void pages_fork(const Pages* p, int64_t from, int64_t to, cudaStre
                                        cudaMemcpyDeviceToDevice, stream));
     };
     copy(p->forgotten, heads * (int64_t)sizeof(int32_t));
-    copy(p->sums, heads * (int64_t)sizeof(double));
-    copy(p->logsums, heads * (int64_t)sizeof(double));
+    copy(p->gates, heads * (int64_t)sizeof(double2));
     copy(p->squares, 2 * heads * (int64_t)sizeof(unsigned));
     size_t bytes = (size_t)(2 * d) * sizeof(bf16);
     if (p->last)

@@ -20,8 +20,7 @@ llmc/run/trainer.h, llmc/eval and the trainers.
 */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "sampler.h"
 
 enum { PAGE_TOKENS = 64 };
 
@@ -54,11 +53,22 @@ typedef struct {
     int64_t outputs;            // rows with an output
     const int64_t* output_rows; // [outputs], never falling: a row can have several targets
     const int32_t* targets;     // [outputs], the token that follows the row; -1: none
-    bool logits_wanted;         // all logits too, not only scores
+    const Draw* draws;          // [outputs], how the next token is drawn; NULL: each is the most likely one
+    // Passes to do one after another, of which each but the first extends every sequence by the token that it
+    // has drawn in the one before. More than one only where each sequence has one row, and each row an output.
+    int64_t steps;
 } Extension;
+
+// Does a pass only continue sequences, each by one row, whose output is wanted?
+static inline bool extension_decodes(const Extension* e) {
+    bool decodes = e->rows == e->sequences && e->outputs == e->rows;
+    for (int64_t i = 0; decodes && i < e->outputs; i++) decodes = e->output_rows[i] == i;
+    return decodes;
+}
 
 // The output of a row.
 typedef struct {
     double logprob; // of the target; 0 without
     int32_t best;   // the most likely next token, of equally likely ones the lowest; -1: logits not finite
+    int32_t drawn;  // by the output's draw; best without
 } RowScore;

@@ -47,7 +47,10 @@ typedef struct {
     const char* summary;      // of the program, for --help
     const char* built_with;   // libraries, and processors that it has code for, for --version
     int64_t suggested_tokens; // of a micro-batch, without --micro-batch
+    int64_t pass_tokens;      // of a pass of inference, at most
+    int64_t pass_steps;       // of an extension, at most
     int element_bytes;        // of numbers on the host: 4 for float, 8 for double
+    int weight_bytes;         // of a weight that inference reads
     int steps_in_flight;      // 0 or 1
 
     // Both die where the trainer does not support the run. print_plan calls run_print_plan with the memory
@@ -93,8 +96,8 @@ typedef struct {
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
 
     // Inference: a cache of sequences and passes over it, as llmc/model/extension.h says. cache_new returns
-    // NULL where the device has no memory for it. extend writes scores [outputs] and, where they are wanted,
-    // logits [outputs, V]. cache_fork copies a slot's state of fixed size to another slot, which then has the
+    // NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless that is
+    // NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to another slot, which then has the
     // same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning of each head that
     // no later row needs. A recurrent mixer has no pages: cache_fork copies all of a slot.
     int64_t (*cache_page_bytes)(const Model* model);

@@ -19,6 +19,7 @@ Called by main of the trainers, and only there.
 */
 #pragma once
 
+#include "../eval/bench.h"
 #include "../eval/evaluation.h"
 #include "../eval/requests.h"
 #include "../run/report.h"
@@ -521,6 +522,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     else {
         printf("%s", run->device);
         trainer->bench(model, run);
+        if (run->world->size == 1) bench_inference(run, trainer, model);
     }
     if (host.w) trainer->host_free(host.w);
     trainer->close(model);

@@ -5,6 +5,7 @@ train_fox.c without main (trainer/trainer.h).
 #pragma once
 
 static const Trainer cached_trainer = {.element_bytes = sizeof(real),
+                                       .pass_steps = 1,
                                        .cache_page_bytes = cache_page_bytes,
                                        .cache_new = cache_new,
                                        .extend = model_extend,
@@ -71,7 +72,7 @@ static void cached_pass(Cached* c, int64_t n, const int32_t* slots, const int64_
         }
         begins[s + 1] = row;
     }
-    Extension e = {rows, n, tokens, slots, begins, lengths, c->pages.table, rows, outputs, targets, true};
+    Extension e = {rows, n, tokens, slots, begins, lengths, c->pages.table, rows, outputs, targets, NULL, 1};
     model_extend(c->model, c->cache, &e, all_scores, all_logits);
     for (int64_t s = 0; s < n; s++) {
         memcpy(scores[s] + lengths[s], all_scores + begins[s], (size_t)counts[s] * sizeof(RowScore));

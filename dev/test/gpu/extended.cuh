@@ -3,14 +3,37 @@ The part of test_fox.cu that compares passes of inference over a cache with the 
 */
 #pragma once
 
+// The tokens that a sequence of a cache draws behind `prompt`, up to `at_once` of them in one extension. Slot 0
+// has the pages of `pages`.
+static std::vector<int32_t> continued(Model* model, Cache* cache, const std::vector<int32_t>& pages,
+                                      std::vector<int32_t> prompt, int64_t at_once, double temperature) {
+    enum { DRAWN = 19 };
+    int32_t slot = 0, target = -1;
+    int64_t length = 0;
+    Draw draw = {{temperature, 7, 0.9, 0.01, 5}, 0};
+    std::vector<int32_t> drawn;
+    while (drawn.size() < DRAWN) {
+        int64_t rows = (int64_t)prompt.size(), begins[] = {0, rows}, output = rows - 1;
+        int64_t steps = rows > 1 ? 1 : std::min(at_once, DRAWN - (int64_t)drawn.size());
+        std::vector<RowScore> scores((size_t)steps);
+        Extension pass = {rows,         1, prompt.data(), &slot,   begins, &length,
+                          pages.data(), 1, &output,       &target, &draw,  steps};
+        model_extend(model, cache, &pass, scores.data(), NULL);
+        for (const RowScore& score : scores) drawn.push_back(score.drawn);
+        length += rows + steps - 1, draw.counter += (uint64_t)steps;
+        prompt = {drawn.back()};
+    }
+    return drawn;
+}
+
 // Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension
-// each, and compares the logits with those of the forward pass. Then sequence 0 as one prompt.
+// each, and compares the logits with those of the forward pass. Then sequence 0 as one prompt, and what it draws.
 static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
     int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
     int64_t heads = model->config.num_hidden_layers * model->config.num_heads;
     CacheSizes sizes = {n, (int64_t)1 << 40, 1, n * t, n, false, false};
     CHECK(!cache_new(model, &sizes), "%s: a cache without memory for it", e->name);
-    sizes.capacity = std::max(steps * t, e->T), sizes.rows = std::max(n * t, e->T);
+    sizes.capacity = std::max(steps * t, e->T) + 32, sizes.rows = std::max(n * t, e->T);
     sizes.pages = n * heads * cache_table_width(&sizes);
     Cache* cache = cache_new(model, &sizes);
     std::vector<int32_t> pages((size_t)sizes.pages);
@@ -33,7 +56,7 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
         Floats logits(slots.size() * (size_t)V);
         Extension pass = {begins.back(),  (int64_t)slots.size(), tokens.data(), slots.data(),
                           begins.data(),  lengths.data(),        pages.data(),  (int64_t)outputs.size(),
-                          outputs.data(), targets.data(),        true};
+                          outputs.data(), targets.data(),        NULL,          1};
         model_extend(model, cache, &pass, scores.data(), logits.data());
         for (size_t i = 0; i < slots.size(); i++) {
             const float* row = &logits[i * (size_t)V];
@@ -50,5 +73,10 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
                [&](int64_t b) { return (step - b) * t; });
     extend(0, 0, e->T, [](int64_t) { return 0; });
     compare(e->name, Q_EXTENDED, "extended logits", got.data(), expected.data(), (int64_t)got.size(), 0);
+    std::vector<int32_t> prompt(e->inputs, e->inputs + std::min<int64_t>(e->T, 9));
+    for (double temperature : {0.0, 1.0})
+        CHECK(continued(model, cache, pages, prompt, EXTEND_STEPS, temperature) ==
+                  continued(model, cache, pages, prompt, 1, temperature),
+              "%s, temperature %g: several steps at once draw other tokens", e->name, temperature);
     cache_free(cache);
 }

@@ -119,7 +119,7 @@ struct Cache {
                        begins.data(), held.data(),
                        table.data(),  0,
                        NULL,          NULL,
-                       false};
+                       NULL,          1};
         device_cache_fill(&c, &e, 0);
         device_cache_copy(&c, 0);
         extend_plan(&c.work, &c.pages, &c.pass, 0);
@@ -127,12 +127,11 @@ struct Cache {
         PagesAppend a = append_args(proj);
         pages_append(&c.pages, &a, &c.pass, 0);
         ExtendLayer layer = device_cache_layer(&c, 0);
-        OutputGate none = {};
         Buffer<bf16> y((size_t)(begins.back() * m.d()));
         if (attention) {
             device_cache_long(&c, &layer, a.paths[0].weight, a.paths[1].weight, m.dh, 0);
-            extend_attention(&layer, c.q, m.gate == NO_GATE ? NULL : c.cum_logf, 0);
-            extend_combine(y, c.o, &none, 0, &layer, 0);
+            ExtendOutput out = {y, c.o, {}, 0};
+            extend_attention(&out, c.q, m.gate == NO_GATE ? NULL : c.cum_logf, &layer, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
         for (size_t i = 0; i < slots.size(); i++) lengths[(size_t)slots[i]] += t[i];

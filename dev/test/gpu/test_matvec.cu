@@ -1,12 +1,12 @@
 /*
-Linear layers for few rows (llmc/inference/matvec.cuh) and scores of logits (scores.cuh) against double on the
-host. A row's bits may not depend on the number of rows, nor on the tiles.
+Linear layers for few rows (llmc/inference/matvec.cuh) and what is made of logits (scores.cuh, draw.cuh) against
+double on the host. A row's bits may not depend on the number of rows, nor on the tiles.
 
     test_matvec [quick] [SEED]
 */
 #include <algorithm>
 #include "../../../llmc/inference/matvec.cuh"
-#include "../../../llmc/inference/scores.cuh"
+#include "../../../llmc/inference/draw.cuh"
 #include "buffers.cuh"
 
 typedef enum { PLAIN, NORM, SWIGLU } Kind;
@@ -100,6 +100,21 @@ static void test_linear_rows(int64_t rows, int64_t N, int64_t K, Kind kind) {
     matmul_free(&mm);
 }
 
+// The arrays of row_scores and row_draws for one step.
+struct ScoreBuffers {
+    Buffer<RowScore> scores;
+    Buffer<ScorePart> parts;
+    Buffer<unsigned> ended;
+    Buffer<int> step;
+
+    ScoreBuffers(int64_t rows)
+        : scores((size_t)rows), parts((size_t)(rows * SCORE_PARTS)), ended(vector<unsigned>((size_t)rows)),
+          step(vector<int>((size_t)rows)) {}
+    Scores of(const int32_t* targets, Draw* draws) {
+        return {{scores, step, draws, {}, (int)step.host().size(), false}, targets, parts, ended};
+    }
+};
+
 static void test_scores(int64_t rows, int64_t V) {
     snprintf(test_case, sizeof test_case, "scores of %lld rows, V %lld", (long long)rows, (long long)V);
     int64_t stride = ceil_div<int64_t>(V, 64) * 64;
@@ -112,13 +127,11 @@ static void test_scores(int64_t rows, int64_t V) {
     if (rows > 2) logits[(size_t)(stride + V / 3)] = NAN, logits[(size_t)(2 * stride)] = INFINITY;
     Buffer<float> device(logits);
     Buffer<int32_t> device_targets(targets);
-    RowScore* scores;
-    CUDA_CHECK(cudaMalloc(&scores, (size_t)rows * sizeof *scores));
+    ScoreBuffers buffers(rows);
+    Scores scores = buffers.of(device_targets, NULL);
     LogitShape shape = {rows, V, stride};
-    row_scores(scores, device, device_targets, &shape, 0);
-    vector<RowScore> got((size_t)rows);
-    CUDA_CHECK(cudaMemcpy(got.data(), scores, got.size() * sizeof(RowScore), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaFree(scores));
+    row_scores(&scores, device, 0, &shape, 0);
+    vector<RowScore> got = buffers.scores.host();
     for (int64_t r = 0; r < rows; r++) {
         const float* row = &logits[(size_t)(r * stride)];
         bool damaged = rows > 2 && (r == 1 || r == 2);
@@ -132,6 +145,42 @@ static void test_scores(int64_t rows, int64_t V) {
         CHECK(fabs(got[(size_t)r].logprob - want) <= 1e-5, "%s: row %lld: logprob %.8g, not %.8g", test_case,
               (long long)r, got[(size_t)r].logprob, want);
     }
+}
+
+// The tokens that are drawn against the CPU's sampler, with ties and impossible tokens.
+static void test_draws(int64_t V) {
+    const SamplerSettings settings[] = {{0, 0, 1, 0, 1},    {1, 0, 1, 0, 2},       {0.7, 0, 1, 0, 3},
+                                        {1, 5, 1, 0, 4},    {1, 0, 0.6, 0, 5},     {1.3, 20, 0.9, 0, 6},
+                                        {1, 0, 1, 0.05, 7}, {1, 40, 0.95, 0.1, 8}, {1e-320, 0, 1, 0, 9},
+                                        {2, 0, 0, 0, 10},   {1, V + 3, 1, 0, 11}};
+    const int64_t rows = (int64_t)(sizeof settings / sizeof settings[0]),
+                  stride = ceil_div<int64_t>(V, 64) * 64;
+    vector<float> logits = draw<float>((size_t)(rows * stride), 4);
+    for (size_t i = 0; i < logits.size(); i++) {
+        logits[i] = floorf(8 * logits[i]) / 2; // many are equal
+        if (i % 11 == 3) logits[i] = -INFINITY;
+    }
+    vector<Draw> draws;
+    for (int64_t r = 0; r < rows; r++) draws.push_back({settings[r], 17});
+    Buffer<float> device(logits);
+    Buffer<Draw> device_draws(draws);
+    Buffer<int32_t> targets(vector<int32_t>((size_t)rows, -1));
+    ScoreBuffers buffers(rows);
+    Scores scores = buffers.of(targets, device_draws);
+    LogitShape shape = {rows, V, stride};
+    Sampler sampler = {};
+    for (uint64_t counter = 17; counter < 37; counter++) {
+        row_scores(&scores, device, 0, &shape, 0);
+        row_draws(&scores.outputs, device, 0, &shape, 0);
+        vector<RowScore> got = buffers.scores.host();
+        for (int64_t r = 0; r < rows; r++) {
+            sampler.settings = settings[r];
+            int64_t want = sampler_next(&sampler, &logits[(size_t)(r * stride)], V, counter);
+            CHECK(got[(size_t)r].drawn == want, "V %lld, setting %lld, draw %llu: %d, not %lld", (long long)V,
+                  (long long)r, (unsigned long long)counter, got[(size_t)r].drawn, (long long)want);
+        }
+    }
+    sampler_free(&sampler);
 }
 
 int main(int argc, char** argv) {
@@ -151,6 +200,7 @@ int main(int argc, char** argv) {
         for (int64_t rows : {17, 70, 100}) test_linear_rows(rows, 128, 192, kind);
     for (int64_t V : {1, 5, 256, 50257})
         for (int64_t rows : {1, 5}) test_scores(rows, V);
+    for (int64_t V : {5, 256, 50257}) test_draws(V);
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();
     return test_report();
