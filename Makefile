@@ -73,7 +73,12 @@ data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts
 # The GPU trainer is built for the GPUs of this machine, or for all of ARCHS="80 86 89 90 100 120" in one
 # binary. PTX of the sm_80 kernels is always included, for GPUs that are not in the list. 90 is compiled as
 # 90a: plain sm_90 has no wgmma.
-NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
+#
+# CUDA_HOME: the folder of a CUDA Toolkit that is not in PATH, also site-packages/nvidia/cu13 of NVIDIA's Python
+# packages. Those have lib/ in place of lib64/, and libraries under their full names alone.
+NVCC      ?= $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc,$(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
+CUDA_LIB  := $(abspath $(dir $(NVCC))../lib)
+CUBLAS_LT := $(if $(wildcard $(CUDA_LIB)64),,$(lastword $(sort $(wildcard $(CUDA_LIB)/libcublasLt.so.*))))
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
 ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
@@ -92,7 +97,7 @@ CUDNN_LIBS := -lcudnn
 else
 WITHOUT_CUDNN := %_cudnn
 endif
-GPU_LIBS = $(CUDNN_LIBS) -lcublasLt -lm
+GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -l:$(notdir $(CUBLAS_LT)),-lcublasLt) -lm
 
 # Several GPUs need NCCL, in the compiler's path or in NCCL_HOME (include/nccl.h, lib/libnccl.so.2).
 # USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python

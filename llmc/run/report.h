@@ -61,6 +61,9 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
         total += rows[i].bytes;
     }
     printf("%-18s %15.1f MiB\n", "memory", (double)total / 1048576);
+    printf("%-18s %15.1f MiB on disk", "checkpoint", (double)run->table.parameters * 12 / 1048576);
+    if (o->keep > 0) printf(", the newest %lld are kept", (long long)o->keep);
+    printf("\n");
 }
 
 // Prints model, steps and data sizes before training. sequences: in the training data; val_sequences: to
