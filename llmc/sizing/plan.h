@@ -66,13 +66,14 @@ static inline int plan_recompute(const GpuPlan* p) {
     return -1;
 }
 
-// Prints what each level of recomputation needs, or the largest micro-batch that fits with it.
-static inline void plan_print_levels(const GpuPlan* p, int recompute) {
+// Prints what each level of recomputation needs, or the largest micro-batch that fits with it. `planned` is the
+// run's level; does it fit?
+static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool fits) {
     const Run* run = p->run;
-    const char* level_name = option_recompute_names[recompute < 0 ? RECOMPUTE_BLOCK : recompute];
+    const char* level_name = option_recompute_names[planned];
     if (p->gpu.memory > 0)
-        printf("%s: %.1f GiB; recompute %s\n", p->gpu.name, (double)p->gpu.memory / (1 << 30),
-               recompute < 0 ? "block is not enough" : level_name);
+        printf("%s: %.1f GiB; recompute %s%s\n", p->gpu.name, (double)p->gpu.memory / (1 << 30), level_name,
+               fits ? "" : " is not enough: lower --micro-batch or --seq-len");
     else
         printf("no GPU or no driver was found here: what fits is not known; planned for recompute %s\n"
                "(--gpu NAME or --gpu-memory GIB plans for another machine's)\n",
@@ -95,10 +96,9 @@ static inline void plan_print_levels(const GpuPlan* p, int recompute) {
 static inline void plan_print_source(const PlannedRate* rate, const Run* run) {
     const MeasuredRate* row = rate->measured;
     if (row)
-        printf("  the MFU measured with %s at %lld tokens on an %s%s%s\n", row->model,
-               (long long)row->seq_len, row->gpu,
-               rate->tokens[RATE_SPREAD] > 0 ? ", its gates spread over all lengths: half is pruned" : "",
-               rate->far ? "; that is far from this model: it may be slower" : "");
+        printf("  the MFU measured with %s at %lld tokens on an %s%s\n", row->model, (long long)row->seq_len,
+               row->gpu,
+               rate->tokens[RATE_SPREAD] > 0 ? ", its gates spread over all lengths: half is pruned" : "");
     else if (run->options.mfu != OPTION_UNSET)
         printf("  an MFU of %g%%, as --mfu says\n", run->options.mfu);
     else
@@ -115,6 +115,10 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         return;
     }
     const PlannedRate rate = rate_plan(run, gpu, recompute);
+    if (rate.tokens[RATE_UNPRUNED] == 0) {
+        printf("time                 not known: no model near this one was measured; --mfu plans without\n");
+        return;
+    }
     const int ranks = run_ranks(run);
     const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
     const double gpus_used = ranks == 1 ? 1 : RATE_OF_LINEAR / busiest;
@@ -137,11 +141,14 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
 
 // Prints the whole plan: `rows` of memory, of which `activations` gets its bytes here.
 static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows, int activations) {
-    const int recompute = plan_recompute(p);
-    const Recompute level = recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)recompute;
+    const int64_t wanted = p->run->options.recompute;
+    const int fitting = plan_recompute(p);
+    const Recompute level = fitting >= 0             ? (Recompute)fitting
+                            : wanted == OPTION_UNSET ? RECOMPUTE_BLOCK
+                                                     : (Recompute)wanted;
     rows[activations].bytes = plan_pass_bytes(p, p->run->micro_batch, level);
     run_print_plan(p->run, rows, num_rows);
-    plan_print_levels(p, recompute);
+    plan_print_levels(p, level, fitting >= 0);
     plan_print_time(p->run, p->gpu.known, level);
 }
 

@@ -42,13 +42,12 @@ enum { NUM_MEASURED_RATES = sizeof measured_rates / sizeof measured_rates[0] };
 #define RATE_ASSUMED_MFU 40.0     // percent
 #define RATE_OF_LINEAR   0.98     // N GPUs in place of one, measured with two and four: 0.986 to 1.001
 #define RATE_BLOCK       (3 / 4.) // of --recompute block, which runs the forward pass twice
-#define RATE_FAR         2.5      // rate_distance from which a measurement tells little
+#define RATE_FAR         2.5      // rate_distance from which a measurement tells nothing
 
 // Tokens a second of one GPU; 0: not known.
 typedef struct {
     double tokens[NUM_RATES];
     const MeasuredRate* measured; // NULL: --mfu, or assumed
-    bool far;                     // from the measured model
 } PlannedRate;
 
 // A preset's config and model FLOPs a token, forward and backward, and its parameters.
@@ -80,7 +79,7 @@ static inline double rate_distance(const MeasuredRate* row, const Run* run, cons
 
 // The rates of the run on a GPU, with a level of recomputation.
 static inline PlannedRate rate_plan(const Run* run, const Gpu* gpu, Recompute recompute) {
-    PlannedRate rate = {{0, 0, 0}, NULL, false};
+    PlannedRate rate = {{0, 0, 0}, NULL};
     const double flops = run_flops_per_token(run), peak = 1e12 * gpu->tflops, mfu = run->options.mfu;
     const double block = recompute == RECOMPUTE_BLOCK ? RATE_BLOCK : 1;
     double nearest = INFINITY;
@@ -88,7 +87,7 @@ static inline PlannedRate rate_plan(const Run* run, const Gpu* gpu, Recompute re
         const double distance = rate_distance(&measured_rates[i], run, gpu);
         if (distance < nearest) nearest = distance, rate.measured = &measured_rates[i];
     }
-    rate.far = nearest >= RATE_FAR;
+    if (rate.measured && nearest >= RATE_FAR) return rate;
     if (!rate.measured) {
         rate.tokens[RATE_UNPRUNED] =
             (mfu == OPTION_UNSET ? RATE_ASSUMED_MFU * block : mfu) / 100 * peak / flops;
