@@ -88,7 +88,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
 CUDA_HEADERS := $(wildcard llmc/*/*.cuh)
 GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
 NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit 13" \
-                "(https://developer.nvidia.com/cuda-downloads), or set NVCC=/path/to/nvcc" >&2; exit 1; }
+                "(\`make check\` tells how), set CUDA_HOME, or set NVCC=/path/to/nvcc" >&2; exit 1; }
 
 # USE_CUDNN=1 adds cuDNN's attention, for models without a forget gate.
 ifeq ($(USE_CUDNN),1)
@@ -136,6 +136,9 @@ all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all pr
 # ----------------------------------------------------------------------------
 ##@ Main targets
 
+check: ## list what is installed of all that the programs use, and how to install the rest
+	@scripts/check.sh
+
 quickstart: ## install packages, build, make a corpus, train, resume, sample
 	scripts/setup.sh build
 	$(MAKE) --no-print-directory train_fox data/text_to_shards
@@ -145,7 +148,7 @@ test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE faults fuzz torture tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -290,5 +293,5 @@ clean: ## remove build outputs; keep data, checkpoints and logs
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'
+	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC or CUDA_HOME, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'
 	@printf '           USE_MPI=0|1 (now $(USE_MPI)), USE_NCCL=0|1 (now $(USE_NCCL)), NCCL_HOME (a folder with include/nccl.h): several ranks\n'
