@@ -131,6 +131,8 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
     printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[planned], ranks,
            ranks > 1 ? "GPUs" : "GPU", hours[planned] * ranks, tokens[planned]);
     plan_print_source(&rate, run);
+    if (ranks > 1)
+        printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
     if (planned != RATE_SPREAD) return;
     printf("  %.4g hours (%.0f tokens/s) where nothing is pruned", hours[RATE_UNPRUNED],
            tokens[RATE_UNPRUNED]);

@@ -86,6 +86,17 @@ close "$(awk -v h="$(first time)" 'BEGIN { print 8 * h }')" "$(line time | awk '
 check "twelve, of which eight have three sequences" plan --model fox-pro-760m --gpu H200 --ranks 12
 hours 16106127360 "$(awk 'BEGIN { print 79156 * 32 / 3 * 0.98 }')"
 
+# The recipes say the same hours
+recipe() { # FILE HOURS OPTIONS...
+    check "$1" plan --model "${@:3}"
+    equals "$2" "$(printf '%.1f' "$(first time)")"
+    check "$1 says $2 hours" grep -qE "[^0-9.]$2 hours" "scripts/$1"
+}
+recipe longcrawl64.sh 2.1 fox-pro-125m --gpu H100 --micro-batch 2
+recipe multi_gpu.sh 56.5 fox-pro-760m --gpu H200
+recipe multi_gpu.sh 7.2 fox-pro-760m --gpu H200 --ranks 8
+for script in multi_node_mpirun.sh slurm.sbatch; do recipe $script 3.6 fox-pro-760m --gpu H200 --ranks 16; done
+
 # names of GPUs
 while IFS='|' read -r given name; do
     check "$given" plan --model fox-pro-125m --gpu "$given"
