@@ -62,13 +62,13 @@ train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
 
 data/text_to_shards: data/text_to_shards.c $(HEADERS) ## converts text files to data shards
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
 data/ids_to_shards: data/ids_to_shards.c $(HEADERS) ## writes the data shards of scripts/make_shards.py
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards
-	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
 # The GPU trainer is built for the GPUs of this machine, or for all of ARCHS="80 86 89 90 100 120" in one
 # binary. PTX of the sm_80 kernels is always included, for GPUs that are not in the list. 90 is compiled as
