@@ -62,18 +62,23 @@ train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
 
 data/text_to_shards: data/text_to_shards.c $(HEADERS) ## converts text files to data shards
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
 data/ids_to_shards: data/ids_to_shards.c $(HEADERS) ## writes the data shards of scripts/make_shards.py
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards
-	$(CC) $(CFLAGS) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
+	$(CC) $(CFLAGS) $(CODE) $< -o $@ -lcurl -lblosc -lcrypto $(LDLIBS)
 
 # The GPU trainer is built for the GPUs of this machine, or for all of ARCHS="80 86 89 90 100 120" in one
 # binary. PTX of the sm_80 kernels is always included, for GPUs that are not in the list. 90 is compiled as
 # 90a: plain sm_90 has no wgmma.
-NVCC      ?= $(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc)
+#
+# CUDA_HOME: the folder of a CUDA Toolkit that is not in PATH, also site-packages/nvidia/cu13 of NVIDIA's Python
+# packages. Those have lib/ in place of lib64/, and libraries under their full names alone.
+NVCC      ?= $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc,$(firstword $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
+CUDA_LIB  := $(abspath $(dir $(NVCC))../lib)
+CUBLAS_LT := $(if $(wildcard $(CUDA_LIB)64),,$(lastword $(sort $(wildcard $(CUDA_LIB)/libcublasLt.so.*))))
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
 ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
@@ -83,7 +88,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
 CUDA_HEADERS := $(wildcard llmc/*/*.cuh)
 GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
 NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit 13" \
-                "(https://developer.nvidia.com/cuda-downloads), or set NVCC=/path/to/nvcc" >&2; exit 1; }
+                "(\`make check\` tells how), set CUDA_HOME, or set NVCC=/path/to/nvcc" >&2; exit 1; }
 
 # USE_CUDNN=1 adds cuDNN's attention, for models without a forget gate.
 ifeq ($(USE_CUDNN),1)
@@ -92,7 +97,7 @@ CUDNN_LIBS := -lcudnn
 else
 WITHOUT_CUDNN := %_cudnn
 endif
-GPU_LIBS = $(CUDNN_LIBS) -lcublasLt -lm
+GPU_LIBS = $(CUDNN_LIBS) $(if $(CUBLAS_LT),-L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -l:$(notdir $(CUBLAS_LT)),-lcublasLt) -lm
 
 # Several GPUs need NCCL, in the compiler's path or in NCCL_HOME (include/nccl.h, lib/libnccl.so.2).
 # USE_NCCL=0: without it, even where it is installed. The library is named in full because NCCL's Python
@@ -131,6 +136,9 @@ all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all pr
 # ----------------------------------------------------------------------------
 ##@ Main targets
 
+check: ## list what is installed of all that the programs use, and how to install the rest
+	@scripts/check.sh
+
 quickstart: ## install packages, build, make a corpus, train, resume, sample
 	scripts/setup.sh build
 	$(MAKE) --no-print-directory train_fox data/text_to_shards
@@ -140,7 +148,7 @@ test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE faults fuzz torture tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -285,5 +293,5 @@ clean: ## remove build outputs; keep data, checkpoints and logs
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	     /^[a-zA-Z_\/0-9-]+:.*## / { printf "  %-22s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'
+	@printf '\nVariables: CC, ARCH (-march=native), BLAS=none|openblas, EXTRA_CFLAGS; NVCC or CUDA_HOME, ARCHS ("80 90 ..."), USE_CUDNN=1; PYTHON\n'
 	@printf '           USE_MPI=0|1 (now $(USE_MPI)), USE_NCCL=0|1 (now $(USE_NCCL)), NCCL_HOME (a folder with include/nccl.h): several ranks\n'

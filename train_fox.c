@@ -1259,6 +1259,10 @@ static void model_extend(Model* model, Cache* cache, const Extension* e, RowScor
 #ifndef TESTING
 
 static void print_plan(const Run* run) {
+    if (plan_for_gpu(&run->options)) {
+        plan_print_estimate(run);
+        return;
+    }
     int64_t weights = run->table.count * (int64_t)sizeof(real);
     Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
     const MemoryRow rows[] = {{"weights", weights},
@@ -1267,6 +1271,7 @@ static void print_plan(const Run* run) {
                               {"checkpoint in the making", 3 * weights / run_ranks(run)},
                               {"activations", pass_bytes(&pass, run->config.num_hidden_layers)}};
     run_print_plan(run, rows, 5);
+    plan_print_cpu(run, omp_get_max_threads());
 }
 
 static Model* trainer_open(Run* run) {

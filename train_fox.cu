@@ -347,6 +347,8 @@ static int64_t model_tail(const Config* c) {
     return (matmul_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
 }
 
+static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
+
 // Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
 // vocabulary.
 static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
@@ -426,29 +428,12 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
 
-// Bytes of weights and, with `train`, gradients, and of a rank's masters and moments.
-static int64_t model_weights_bytes(const Config* c, const ParamTable* table, bool train) {
-    return (table->count + model_tail(c)) * (int64_t)(sizeof(bf16) + (train ? sizeof(float) : 0));
-}
-static int64_t model_shard_bytes(const Shard* shard) {
-    return 3 * shard_count(shard) * (int64_t)sizeof(float);
-}
-
 // Bytes of activations and scratch of passes over [B, T] tokens. Allocates nothing.
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
 }
-
-// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s, and the inboxes for other
-// GPUs' gradients.
-static int64_t model_overhead_bytes(const Shard* shard) {
-    if (shard->size == 1) return (int64_t)512 << 20;
-    return ((int64_t)1434 << 20) + (int64_t)peers_bytes(shard->size, exchange_largest_part(shard));
-}
-
-const int64_t MODEL_WORKSPACE_BYTES = 2 * (int64_t)MATMUL_WORKSPACE; // of the GEMMs of both streams
 
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
 // Without `deterministic`, GEMM algorithms may be chosen by timing.
@@ -1022,7 +1007,9 @@ static void cache_forgotten(Model* model, Cache* cache, int32_t* first) {
 // memory: which level of recomputation fits
 
 typedef struct {
-    int64_t free_bytes; // on the device
+    PlanGpu gpu;        // this machine's, or with --dry-run the one that is planned for
+    int64_t free_bytes; // on it
+    int64_t besides;    // bytes that everything but activations needs
     int64_t room;       // for activations
     int recompute;      // --recompute, or the first level whose activations fit; -1: none fits. Without
                         // gradients FORWARD_ONLY or -1
@@ -1046,14 +1033,13 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
     return cache_bytes(model, &sizes);
 }
 
-// Makes a model without memory on the device and plans its memory. Dies where the kernels do not support the
-// model. Without a GPU only --dry-run goes on, with model->device all zero and as if everything fitted.
-static Model* model_plan(MemoryPlan* plan, const Run* run) {
+// Makes a model without memory on the device. Dies where the kernels do not support the model. With --dry-run
+// the device is not opened where a plan for another GPU is wanted, or there is none: model->device is all zero.
+static Model* model_supported(const Run* run, bool planned_for_another) {
     const Options* o = &run->options;
     const Config* c = &run->config;
-    bool cudnn = o->attention == ATTENTION_CUDNN, train = run_has_gradients(run);
+    bool cudnn = o->attention == ATTENTION_CUDNN;
     HeadShape shape = {};
-    size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     if (!mixers[c->mixer].forward)
         die("%s: this model's mixer has no GPU kernels yet; train_fox, the CPU trainer, has it",
             config_class(c)->architecture);
@@ -1066,56 +1052,56 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
     if (!cudnn) attention_check(&shape);
 
     Model* model = (Model*)xcalloc(1, sizeof *model);
-    bool gpu = run->mode != RUN_DRY || cudnn || device_exists();
+    bool gpu = run->mode != RUN_DRY || cudnn || (!planned_for_another && device_exists());
     Device device = gpu ? device_open_ranked(run->world) : Device();
     *model = model_new(c, cudnn, o->deterministic, run->shard.rank, run->shard.size);
     model->device = device;
-    if (gpu) CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    return model;
+}
+
+// The same with the plan of its memory. Without a GPU everything fits.
+static Model* model_plan(MemoryPlan* plan, const Run* run) {
+    const Config* c = &run->config;
+    bool train = run_has_gradients(run);
+    size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
+    plan->gpu = plan_gpu_given(&run->options);
+    Model* model = model_supported(run, plan->gpu.memory > 0);
+    if (plan->gpu.memory > 0) {
+        free_bytes = (size_t)plan->gpu.memory;
+    } else if (model->device.memory > 0) {
+        plan->gpu = {model->device.name, gpu_find(model->device.name), model->device.memory};
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    }
+    plan->besides = gpu_weights_bytes(c, &run->table, train) + (train ? gpu_shard_bytes(&run->shard) : 0) +
+                    GPU_WORKSPACE_BYTES + gpu_overhead_bytes(&run->shard) + model_sample_bytes(model, run) +
+                    GPU_SPARE_BYTES;
     plan->free_bytes = (int64_t)free_bytes;
-    plan->room = plan->free_bytes - model_weights_bytes(c, &run->table, train) -
-                 (train ? model_shard_bytes(&run->shard) : 0) - MODEL_WORKSPACE_BYTES -
-                 model_overhead_bytes(&run->shard) - model_sample_bytes(model, run) - ((int64_t)256 << 20);
+    plan->room = plan->free_bytes - plan->besides;
     plan->recompute = -1;
     for (int i = train ? RECOMPUTE_BLOCK : FORWARD_ONLY; i >= (train ? RECOMPUTE_NONE : FORWARD_ONLY); i--) {
-        bool wanted = o->recompute == OPTION_UNSET || o->recompute == i || !train;
-        int64_t bytes = model_activation_bytes(model, run->micro_batch, o->seq_len, (Recompute)i);
+        bool wanted = run->options.recompute == OPTION_UNSET || run->options.recompute == i || !train;
+        int64_t bytes = model_activation_bytes(model, run->micro_batch, run->options.seq_len, (Recompute)i);
         if (wanted && bytes <= plan->room) plan->recompute = i;
     }
     plan->recompute = recompute_agreed(run->world, plan->recompute);
     return model;
 }
 
+static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
+    return model_activation_bytes((Model*)model, B, T, recompute);
+}
+
 static void print_plan(const Run* run) {
     MemoryPlan plan;
     Model* model = model_plan(&plan, run);
-    int64_t T = run->options.seq_len;
-    Recompute recompute = plan.recompute < 0 ? RECOMPUTE_BLOCK : (Recompute)plan.recompute;
-    const MemoryRow rows[] = {{"weights, gradients", model_weights_bytes(&run->config, &run->table, true)},
-                              {"masters, moments", model_shard_bytes(&run->shard)},
-                              {"activations", model_activation_bytes(model, run->micro_batch, T, recompute)},
-                              {"a sample's state", model_sample_bytes(model, run)},
-                              {"cuBLAS's workspaces", MODEL_WORKSPACE_BYTES},
-                              {"driver, exchange, about", model_overhead_bytes(&run->shard)}};
-    run_print_plan(run, rows, 6);
-    bool gpu = model->device.memory > 0;
-    if (gpu)
-        printf("%s: %.1f GiB; recompute %s\n", model->device.name, (double)model->device.memory / (1 << 30),
-               plan.recompute < 0 ? "block is not enough" : option_recompute_names[recompute]);
-    else
-        printf("no GPU or no driver was found here: what fits is not known; planned for recompute %s\n",
-               option_recompute_names[recompute]);
-    for (int i = RECOMPUTE_NONE; i <= RECOMPUTE_BLOCK; i++) {
-        int64_t B = 0, bytes = model_activation_bytes(model, run->micro_batch, T, (Recompute)i);
-        if (!gpu) {
-            printf("  --recompute %-6s needs a GPU with %.1f GiB free\n", option_recompute_names[i],
-                   (double)(plan.free_bytes - plan.room + bytes) / (1 << 30));
-            continue;
-        }
-        while (B < run->batch_sequences && model_activation_bytes(model, B + 1, T, (Recompute)i) <= plan.room)
-            B++;
-        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
-               option_recompute_names[i], (long long)B);
-    }
+    MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
+                        {"masters, moments", gpu_shard_bytes(&run->shard)},
+                        {"activations", 0},
+                        {"a sample's state", model_sample_bytes(model, run)},
+                        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
+                        {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
+    const GpuPlan printed = {run, plan.gpu, plan.besides, plan.room, model_planned_bytes, model};
+    plan_print(&printed, rows, 6, 2);
     params_free(&model->table);
     free(model);
 }
@@ -1144,7 +1130,7 @@ static Model* trainer_open(Run* run) {
         snprintf(held, sizeof held, "recompute %s", option_recompute_names[plan.recompute]);
     else
         snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
-                 (double)model_weights_bytes(&run->config, &run->table, false) / (1 << 30),
+                 (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
                  (double)model_activation_bytes(model, B, T, FORWARD_ONLY) / (1 << 30));
     snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: attention by %s, %s\n",
              device->name, device->compute_capability / 10, device->compute_capability % 10,
@@ -1433,7 +1419,7 @@ static void bench(Model* model, const Run* run) {
 static const Trainer trainer = {
     .summary = "Trains the Forgetting Transformer and its Transformer baselines on a GPU.",
     .built_with = DEVICE_BUILT_WITH,
-    .suggested_tokens = 16384,
+    .suggested_tokens = RUN_GPU_TOKENS,
     .pass_tokens = 16384,
     .pass_steps = EXTEND_STEPS,
     .element_bytes = sizeof(float),

@@ -20,7 +20,7 @@ end (shard_set.h). If the input ends without kind 4, the old shards remain.
 typedef struct {
     const char *out, *tokenizer;
     int64_t vocab_size, end_of_text, doc_len, shard_tokens;
-    bool help;
+    bool version, help;
 } Options;
 
 static const CliRow option_rows[] = {
@@ -34,6 +34,7 @@ static const CliRow option_rows[] = {
      "divide each document into documents of exactly D tokens; 0: a token stream"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
+    {CLI_FLAG, "version", "", offsetof(Options, version), 0, 0, 0, "print the program's version and exit"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0], MAX_RECORD = 1 << 28 };
@@ -114,6 +115,10 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
     signal(SIGINT, SIG_IGN);  // ends what makes the ids, and so the input
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &num_paths, &err)) die("%s", err.msg);
+    if (o.version) {
+        cli_print_version(argv[0]);
+        return EXIT_SUCCESS;
+    }
     if (o.help) {
         printf("usage: data/ids_to_shards --out PREFIX --vocab-size V --end-of-text ID [options] <IDS\n\n");
         cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);

@@ -48,7 +48,7 @@ static const char DEFAULT_SOURCE[] =
 typedef struct {
     const char *source, *split, *out, *cache, *sums, *vocab;
     int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
-    bool keep_cache, help;
+    bool keep_cache, version, help;
 } Options;
 
 static const CliRow option_rows[] = {
@@ -77,6 +77,7 @@ static const CliRow option_rows[] = {
      "maximum number of attempts per download"},
     {CLI_COUNT, "timeout", "SECONDS", offsetof(Options, timeout), 60, 1, 3600,
      "time without progress after which an attempt fails"},
+    {CLI_FLAG, "version", "", offsetof(Options, version), 0, 0, 0, "print the program's version and exit"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
@@ -85,6 +86,10 @@ static Options parse_options(int argc, char** argv) {
     Options o;
     Error err;
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, NULL, &err)) die("%s", err.msg);
+    if (o.version) {
+        cli_print_version(argv[0]);
+        exit(EXIT_SUCCESS);
+    }
     if (o.help) {
         printf("usage: data/longcrawl64 --split train|heldout --tokens N --out PREFIX\n"
                "Converts LongCrawl64 to data shards. After an interruption, run the same command again.\n\n");

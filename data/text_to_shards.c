@@ -30,7 +30,7 @@ typedef struct {
     const char *tokenizer, *vocab, *out, *list;
     int64_t doc_len, seed, shard_tokens;
     double val_fraction;
-    bool json_escape, binary, help;
+    bool json_escape, binary, version, help;
     char** paths;
     int num_paths;
 } Options;
@@ -57,6 +57,7 @@ static const CliRow option_rows[] = {
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
      "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ..., and of "
      "PREFIX_tokenizer.json; when all are written they replace existing ones with this prefix"},
+    {CLI_FLAG, "version", "", offsetof(Options, version), 0, 0, 0, "print the program's version and exit"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
 enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
@@ -79,6 +80,10 @@ static Options parse_options(int argc, char** argv) {
     if (!cli_parse(option_rows, NUM_OPTION_ROWS, &o, NULL, argc, argv, &o.num_paths, &err))
         die("%s", err.msg);
     o.paths = argv + 1;
+    if (o.version) {
+        cli_print_version(argv[0]);
+        exit(EXIT_SUCCESS);
+    }
     if (o.help) {
         print_help();
         exit(EXIT_SUCCESS);

@@ -14,6 +14,7 @@ model=${MODEL:-fox-pro-125m}
 out=out/linux-$model
 data=data/linux
 
+scripts/check.sh need gpu
 make train_foxcu data/text_to_shards
 [ -f ${data}_train_000000.bin ] || data/source_corpus.sh $data
 

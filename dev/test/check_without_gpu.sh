@@ -22,6 +22,30 @@ check "--dry-run with a sample" "$trainer" --dry-run --model fox-pro-760m --data
 said "a sample's state            9115.8 MiB"
 check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --ranks 8 --recompute block
 said "planned for recompute block"
+
+# The plan for a GPU of another machine, and the CPU trainer's, which has formulas in place of the tables: activations at
+# most 1% apart, and everything but a sample's state and the activations the same
+planned() { "$@" --dry-run --gpu H100 | sed 's/activations, about/activations       /'; }
+activations() { awk '$1 == "activations" { print $2 }' "$1"; }
+rest() { grep -v "activations\|^memory\|a sample's state" "$1"; }
+while read -r options; do
+    planned "$trainer" $options >"$scratch/gpu"
+    planned ./train_fox $options >"$scratch/cpu"
+    check "$options" awk -v a="$(activations "$scratch/gpu")" -v b="$(activations "$scratch/cpu")" \
+        'BEGIN { print a, b; exit !(a > 0 && b > 0.99 * a && b < 1.01 * a) }'
+    rest "$scratch/gpu" >"$scratch/gpu.rest"
+    rest "$scratch/cpu" >"$scratch/cpu.rest"
+    same "$scratch/gpu.rest" "$scratch/cpu.rest"
+done <<'END'
+--model fox-pro-125m --micro-batch 2
+--model fox-pro-125m --recompute qkv
+--model fox-pro-760m --recompute block --ranks 8
+--model fox-pro-760m --seq-len 65536
+--model fox-llama-360m
+--model transformer-llama-760m --ranks 2
+--model transformer-pro-360m --seq-len 2048 --micro-batch 4 --recompute qkv
+--model fox-pro-nano --recompute block
+END
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
 dies "which model?" "$trainer"
 dies "DeltaNetForCausalLM: this model's mixer has no GPU kernels yet" "$trainer" --dry-run --model deltanet-125m

@@ -168,11 +168,20 @@ static inline bool make_folders(const char* path, Error* err) {
     return true;
 }
 
-// Reads a whole file and appends a zero byte, which *bytes does not count. Free with free(). NULL on error.
+// Reads a whole regular file and appends a zero byte, which *bytes does not count. Free with free(). NULL on
+// error.
 static inline char* read_file(const char* path, size_t* bytes, Error* err) {
-    FILE* f = fopen(path, "rb");
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO would wait for its writer
+    FILE* f = fd >= 0 ? fdopen(fd, "rb") : NULL;
     if (!f) {
         fail(err, "%s: cannot open: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
+        return NULL;
+    }
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        fclose(f);
+        fail(err, "%s: is not a regular file", path);
         return NULL;
     }
     char* data = NULL;

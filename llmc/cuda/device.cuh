@@ -9,6 +9,7 @@ The GPU: opens it, checks that the trainer can run on it, and knows its peak spe
 #ifdef USE_NCCL
 #include <nccl.h>
 #endif
+#include "../base/gpus.h"
 #include "../dist/world.h"
 #include "cuda_common.cuh"
 
@@ -41,53 +42,6 @@ typedef struct {
     int64_t memory;    // bytes in total
     double peak_flops; // a second, of dense bf16 GEMMs with fp32 accumulation; 0 when unknown
 } Device;
-
-// ----------------------------------------------------------------------------
-// peak speed, for MFU: TFLOP/s from the vendor's data sheets. A row matches when its name is a prefix of the
-// GPU's, up to a space, a hyphen or the end; the first match counts, so that of two names with a common
-// prefix the longer one comes first. A GPU that is missing here trains too, but without MFU.
-
-static inline double device_peak_flops(const char* name) {
-    static const struct {
-        const char* name;
-        double tflops;
-    } gpus[] = {
-        {"GB200", 2500},
-        {"B200", 2250},
-        {"B100", 1750},
-        {"GH200", 989.4},
-        {"H200 NVL", 835},
-        {"H200", 989.4},
-        {"H100 PCIe", 756},
-        {"H100 NVL", 835},
-        {"H100", 989.4},
-        {"H800 PCIe", 756},
-        {"H800", 989.4},
-        {"H20", 148},
-        {"A100", 312},
-        {"A800", 312},
-        {"A30", 165},
-        {"A40", 149.7},
-        {"A10", 125},
-        {"L40S", 362},
-        {"L40", 181},
-        {"L4", 121},
-        {"RTX A6000", 154.8},
-        {"RTX 6000 Ada", 364.2},
-        {"GeForce RTX 3090", 71},
-        {"GeForce RTX 4090", 165.2},
-        {"GeForce RTX 5090", 209.5},
-    };
-    if (strncmp(name, "NVIDIA ", 7) == 0) name += 7;
-    // slower variants of the same name: slices of a GPU, laptops, cut-down models
-    if (strstr(name, " MIG ") || strstr(name, "Laptop") || strstr(name, " Ti") || strstr(name, " D"))
-        return 0;
-    for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
-        size_t n = strlen(gpus[i].name);
-        if (strncmp(name, gpus[i].name, n) == 0 && strchr(" -", name[n])) return 1e12 * gpus[i].tflops;
-    }
-    return 0;
-}
 
 // ----------------------------------------------------------------------------
 // opening
@@ -128,7 +82,8 @@ static inline Device device_open(int index) {
     d.compute_capability = 10 * prop.major + prop.minor;
     d.multiprocessors = prop.multiProcessorCount;
     d.memory = (int64_t)prop.totalGlobalMem;
-    d.peak_flops = device_peak_flops(prop.name);
+    const Gpu* known = gpu_find(prop.name);
+    d.peak_flops = known ? 1e12 * known->tflops : 0;
     return d;
 }
 

@@ -35,10 +35,6 @@ all numbers are finite. After an error the caller tries the next older checkpoin
 #include "checkpoint_tensors.h"
 #include "options.h"
 
-#ifndef CODE_VERSION // the Makefile defines it from git
-#define CODE_VERSION "unknown"
-#endif
-
 typedef struct {
     int64_t step;         // optimizer steps done
     int64_t tokens;       // trained on so far

@@ -14,6 +14,10 @@ error names the option that caused it.
 #include "../base/common.h"
 #include "../base/numbers.h"
 
+#ifndef CODE_VERSION // the Makefile defines it from git
+#define CODE_VERSION "unknown"
+#endif
+
 #define CLI_UNSET    (-1) // default of a number or choice that the program makes itself unless it is given
 #define CLI_MAX_LIST 64
 
@@ -169,7 +173,13 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
 }
 
 // ----------------------------------------------------------------------------
-// help
+// version and help
+
+// Prints name and commit of the program, and its compiler.
+static inline void cli_print_version(const char* program) {
+    const char* slash = strrchr(program, '/');
+    printf("%s %s\ncompiler %s\n", slash ? slash + 1 : program, CODE_VERSION, __VERSION__);
+}
 
 // Prints all options with their help texts and defaults, wrapped to 110 columns.
 static inline void cli_print_help(FILE* f, const CliRow* rows, int num_rows) {

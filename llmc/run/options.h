@@ -120,9 +120,15 @@ GROUP("Many ranks (mpirun, torchrun or srun)") \
 ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
     "end the run when a rank makes no progress for so long") \
 ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
-    "with --dry-run: plan the memory of each of N ranks") \
+    "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
 GROUP("Checks") \
-ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, "print config, parameter counts and memory plan, and exit") \
+ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, \
+    "print config, parameter counts, memory and hours, and exit; needs no GPU") \
+ROW(TEXT, gpu, "gpu", "NAME", 0, 0, 0, \
+    "with --dry-run: plan for this GPU, as in H100, A100, L40S or 4090, of another machine") \
+ROW(REAL, gpu_memory, "gpu-memory", "GIB", OPTION_UNSET, 1, 1e6, "the same with this memory [the GPU's]") \
+ROW(REAL, mfu, "mfu", "PERCENT", OPTION_UNSET, 0.1, 1000, \
+    "the same at this share of its peak speed [that of the nearest measured model]") \
 ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
     "time N steps on random tokens, of --batch-tokens or else of one micro-batch a rank; print tokens/s, " \
     "milliseconds by phase and memory, and exit") \
@@ -162,7 +168,8 @@ static inline bool option_recorded(const CliRow* row) {
         offsetof(Options, dry_run),      offsetof(Options, bench),   offsetof(Options, dump),
         offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
         offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval),
-        offsetof(Options, requests)};
+        offsetof(Options, requests),     offsetof(Options, gpu),     offsetof(Options, gpu_memory),
+        offsetof(Options, mfu)};
     for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
         if (row->offset == of_the_process[i]) return false;
     return row->type != CLI_GROUP;

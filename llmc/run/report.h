@@ -9,14 +9,13 @@ by position in the context. Called by train.h, and run_print_plan by the trainer
 
 // Prints --version: name and commit of the program, its compiler, MPI, and the trainer's own lines.
 static inline void run_print_version(const char* program, const char* built_with) {
-    const char* slash = strrchr(program, '/');
     char mpi[8192] = "no MPI"; // longer than any MPI_MAX_LIBRARY_VERSION_STRING
 #ifdef USE_MPI
     int length;
     if (MPI_Get_library_version(mpi, &length) != MPI_SUCCESS) strcpy(mpi, "MPI of unknown version");
 #endif
-    printf("%s %s\ncompiler %s\n%.*s\n%s\n", slash ? slash + 1 : program, CODE_VERSION, __VERSION__,
-           (int)strcspn(mpi, ",\n"), mpi, built_with);
+    cli_print_version(program);
+    printf("%.*s\n%s\n", (int)strcspn(mpi, ",\n"), mpi, built_with);
 }
 
 // Warns where the warm-up takes the whole training, so that the learning rate never falls.
@@ -61,6 +60,9 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
         total += rows[i].bytes;
     }
     printf("%-18s %15.1f MiB\n", "memory", (double)total / 1048576);
+    printf("%-18s %15.1f MiB on disk", "checkpoint", (double)run->table.parameters * 12 / 1048576);
+    if (o->keep > 0) printf(", the newest %lld are kept", (long long)o->keep);
+    printf("\n");
 }
 
 // Prints model, steps and data sizes before training. sequences: in the training data; val_sequences: to

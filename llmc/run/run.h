@@ -76,6 +76,8 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     if (dry + bench + dump + eval + generate + requests > 1)
         die("--dry-run, --bench, --dump, --eval, --generate and --requests each do one thing and exit: give "
             "one of them");
+    if (!dry && (o->gpu || o->gpu_memory != OPTION_UNSET || o->mfu != OPTION_UNSET))
+        die("--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run");
     line.mode = dry        ? RUN_DRY
                 : bench    ? RUN_BENCH
                 : dump     ? RUN_DUMP
@@ -383,6 +385,9 @@ static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
     run_check_pass_size(run);
 }
 
+// Suggested tokens of a micro-batch on a GPU
+enum { RUN_GPU_TOKENS = 16384 };
+
 // Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
 // one being 0, or from the start if there is none. suggested_tokens: size of a micro-batch that suits the
 // trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
@@ -404,6 +409,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
+    if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
     if (eval) run_complete_eval(run);
     if (run_infers(run)) run_complete_inference(run);

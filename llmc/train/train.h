@@ -27,6 +27,7 @@ Called by main of the trainers, and only there.
 #include "../run/schedule.h"
 #include "../run/trainer.h"
 #include "../run/vocab_check.h"
+#include "../sizing/plan.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume

@@ -4,6 +4,8 @@
     shard_inputs.py hash SHARD             prints version, vocabulary size and hash of a shard's header
     shard_inputs.py tokenizers FOLDER      tokenizer.json of GPT-2, of bytes, of 70,000 words, and broken ones
     shard_inputs.py inputs FOLDER          the same documents as text files, .jsonl, .gz, .zst and .parquet
+    shard_inputs.py corpora FOLDER         documents of such words, laid out as FineWeb and as SlimPajama
+    shard_inputs.py documents FOLDER D     prints how many documents of D words SlimPajama's are cut into
     shard_inputs.py broken FOLDER          files that cannot be read
 """
 import glob
@@ -99,6 +101,35 @@ def make_inputs(folder):
             f.write(json.dumps({"text": " ".join(f"w{2 + (i * 7919 + j * 104729) % 69998}" for j in range(30))}) + "\n")
 
 
+def make_corpora(folder):
+    import pyarrow.parquet
+    import zstandard
+    texts = [" ".join(f"w{65500 + (i * 31 + j * 17) % 100}" for j in range(20 + i * 37 % 300)) for i in range(200)]
+    os.makedirs(folder + "/fineweb/sample/10BT")
+    for part in range(2):
+        rows = [{"text": text, "id": f"<urn:uuid:{i}>", "dump": "CC-MAIN-2024-10", "url": f"http://x/{i}",
+                 "date": "2024-02-20T00:00:00Z", "file_path": "s3://x", "language": "en", "language_score": 0.9,
+                 "token_count": len(text.split())} for i, text in enumerate(texts)][part * 100:part * 100 + 100]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), row_group_size=30,
+                                    where=f"{folder}/fineweb/sample/10BT/{part:03d}_00000.parquet")
+    for chunk in range(2):
+        os.makedirs(f"{folder}/slimpajama/train/chunk{chunk + 1}")
+        for part in range(2):
+            first = chunk * 100 + part * 50
+            lines = [json.dumps({"text": text, "meta": {"redpajama_set_name": "RedPajamaC4"}}) for text in texts]
+            with open(f"{folder}/slimpajama/train/chunk{chunk + 1}/example_train_{part}.jsonl.zst", "wb") as f:
+                f.write(zstandard.compress(("\n".join(lines[first:first + 50]) + "\n").encode()))
+
+
+def print_documents(folder, length):
+    import zstandard
+    count = 0
+    for path in glob.glob(folder + "/*/*.zst"):
+        lines = zstandard.ZstdDecompressor().decompressobj().decompress(open(path, "rb").read()).splitlines()
+        count += sum(len(json.loads(line)["text"].split()) // int(length) for line in lines)
+    print(count)
+
+
 def make_broken(folder):
     import zstandard
     os.makedirs(folder)
@@ -115,4 +146,4 @@ def make_broken(folder):
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
     {"records": records, "hash": print_hash, "tokenizers": make_tokenizers, "inputs": make_inputs,
-     "broken": make_broken}[command](*args)
+     "corpora": make_corpora, "documents": print_documents, "broken": make_broken}[command](*args)

@@ -11,6 +11,12 @@ ids() { python3 dev/test/data/shard_inputs.py "$@"; }
 write() { data/ids_to_shards --out $scratch/ids/a --vocab-size 10 --end-of-text 9 "$@"; }
 left() { equals "$1" "$(ls $scratch/"$2" | grep -v '\.lock$' | tr '\n' ' ')"; }
 
+for program in text_to_shards ids_to_shards longcrawl64; do
+    check "$program --version" data/$program --version
+    equals 1 "$(grep -cxE "$program [^ ]+" $scratch/stdout)" # and its commit
+    said "compiler "
+done
+
 # ids_to_shards: a stream, documents, and the shards of text_to_shards for the same ids
 ids records $scratch/stream 2:1,2,3 0:4 3:7 2: 2:5 4:
 check "a stream" write <$scratch/stream
@@ -85,7 +91,12 @@ if ! $python -c 'import numpy, pyarrow, tokenizers, zstandard' 2>$scratch/stderr
     report
 fi
 ids() { $python dev/test/data/shard_inputs.py "$@"; }
-shards() { $python scripts/make_shards.py --tokenizer "$1.json" --out "$2" "${@:3}"; }
+shards() { # without the progress lines of a busy machine
+    $python scripts/make_shards.py --tokenizer "$1.json" --out "$2" "${@:3}" 2>$scratch/errors
+    local code=$?
+    grep -v '^encoding: ' $scratch/errors >&2
+    return $code
+}
 gpt2=$scratch/gpt2 in=$scratch/in
 c() { data/text_to_shards --tokenizer gpt2 --vocab dev/test/fixtures/gpt2/vocab.bpe --out "$@"; }
 ids inputs $in && ids broken $scratch/broken || fail "inputs"

@@ -148,6 +148,9 @@ nan model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains nan
 inf model.safetensors: tensor 'model.layers.1.attn.q_proj.weight' contains inf
 END
     dies "none/config.json: cannot open" init none
+    mkdir -p "$scratch/fifo"
+    mkfifo "$scratch/fifo/config.json"
+    dies "fifo/config.json: is not a regular file" timeout 60 "$trainer" --init "$scratch/fifo" --dry-run
 }
 
 # OPTIONS|MESSAGE, one a line; @ stands for the folder of shards

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# scripts/check.sh and setup.sh on machines that lack things: programs in a folder that is all of PATH. The compiler there
+# accepts programs but for the headers that MISSING names; apt-get writes down what it was asked for.
+cd "$(dirname "$0")/../../.." || exit 1
+scratch=$PWD/build/test/check
+rm -rf "$scratch"
+mkdir -p "$scratch/all" "$scratch/bin"
+. dev/test/check.sh
+for tool in sh sed sort tr id ls head tail env mktemp rm wc cat grep dirname; do ln -s "$(command -v $tool)" "$scratch/all/"; done
+
+# program NAME TEXT: a program of the machines, which prints
+program() { printf '#!/bin/sh\n%s\n' "$2" >"$scratch/all/$1" && chmod +x "$scratch/all/$1"; }
+program cc 'case $* in --version) echo "cc 12.2"; exit ;; esac
+code=$(cat)
+for header in $MISSING; do case $code in *"$header"*) exit 1 ;; esac; done
+case $* in *-E*) echo "$code" | sed "s/^value NCCL_MAJOR/value 2/; s/^value NCCL_MINOR/value ${NCCL_MINOR:-28}/; s/^value CU[A-Z_]*/value 13/" ;; esac'
+for name in make openssl python3 mpirun g++; do program $name "echo $name 1.0"; done
+program mpicc ''
+program nvcc 'echo "Cuda compilation tools, release ${CUDA:-13.0}, V${CUDA:-13.0}.88"'
+program nvidia-smi 'case $* in
+*query*) echo "${CAPABILITY:-9.0}, NVIDIA H100 80GB HBM3, 81559 MiB" ;;
+*) echo "| NVIDIA-SMI 580.95 Driver Version: 580.95.05 CUDA Version: ${DRIVER:-13.0} |" ;;
+esac'
+program sudo 'exec "$@"'
+program apt-get 'echo "$*" >>"$LOG"'
+mkdir -p "$scratch/all/../include" && touch "$scratch/include/cublasLt.h"
+export LOG=$scratch/apt.log
+
+# machine "PROGRAMS..." COMMAND...: runs the command on a machine without these programs
+machine() {
+    rm -rf "$scratch/bin"
+    cp -a "$scratch/all" "$scratch/bin"
+    for name in $1; do rm "$scratch/bin/$name"; done
+    shift
+    env -u CC -u NVCC -u CUDA_HOME -u NCCL_HOME PATH="$scratch/bin" "$@"
+}
+line() { sed -n "/^  $1 /{N;p;}" "$scratch/stdout"; }
+
+check "all is there" machine "" scripts/check.sh
+if grep MISSING "$scratch/stdout" | grep -v cuDNN; then fail "something is missing"; else pass; fi
+for part in "13.0: $scratch/bin/nvcc" "580.95.05, for CUDA up to 13.0" "NVIDIA H100 80GB HBM3, 81559 MiB; 1 of compute capability 9.0"; do
+    said "$part"
+done
+for group in build test gpu; do
+    check "need $group" machine "" scripts/check.sh need $group
+    equals "" "$(cat "$scratch/stderr")"
+done
+
+# what is missing, with the command; make check fails only where the CPU trainer cannot be built
+check "no CUDA, no driver" machine "nvcc nvidia-smi" env NVCC="$scratch/none" scripts/check.sh
+said "MISSING: no nvcc in PATH, CUDA_HOME or /usr/local/cuda"
+said "pip install 'cuda-toolkit[nvcc,cudart,cublas,nvtx,cccl]==13.0.*'"
+said "MISSING: nvidia-smi finds none"
+said "apt-get install nvidia-open"
+if machine "cc" scripts/check.sh >"$scratch/stdout"; then fail "without a compiler"; else pass; fi
+said "MISSING: no C compiler 'cc'"
+said "apt-get install gcc"
+if MISSING=omp.h machine "" scripts/check.sh >"$scratch/stdout"; then fail "without OpenMP"; else pass; fi
+said "apt-get install gcc libc6-dev"
+MISSING="curl.h blosc.h" check "libraries" machine "mpirun" scripts/check.sh
+for package in libcurl4-openssl-dev libblosc-dev openmpi-bin; do said "apt-get install $package"; done
+
+# too old
+gpu() { machine "" env "$1" scripts/check.sh need gpu; }
+dies "is of CUDA 12.4, and 12.5 is the oldest" gpu CUDA=12.4
+check "CUDA 12.8 with the driver of 12.6" machine "" env CUDA=12.8 DRIVER=12.6 scripts/check.sh need gpu
+dies "580.95.05 runs programs of CUDA 12.4 at most, and $scratch/bin/nvcc makes those of 13.0" gpu DRIVER=12.4
+dies "NVIDIA H100 80GB HBM3 has compute capability 7.5, and bf16 needs 8.0" gpu CAPABILITY=7.5
+check "12.0" gpu CAPABILITY=12.0
+check "NCCL" machine "" env NCCL_MINOR=26 scripts/check.sh
+said "MISSING: 2.26 is older than 2.27"
+dies "missing C++ compiler: nvcc needs g++" machine "g++" scripts/check.sh need gpu
+
+# setup.sh installs after it has said what
+export MISSING="curl.h openssl/evp.h"
+check "setup.sh" machine "openssl" scripts/setup.sh test
+said "missing packages, now installed (SETUP=no: not): "
+said "apt-get install libcurl4-openssl-dev libssl-dev openssl"
+same <(cat "$LOG") <(echo "update -q
+install -y -q --no-install-recommends libcurl4-openssl-dev libssl-dev openssl")
+rm "$LOG"
+check "all that make quickstart needs is there" machine "openssl" scripts/setup.sh build
+equals "" "$(cat "$scratch/stdout")"
+
+# with SETUP=no, or without a way to install: one line for each thing, and nothing is installed
+refused() {
+    if machine "$@" >"$scratch/stdout" 2>"$scratch/stderr"; then fail "exit code 0: $*"; else pass; fi
+    equals 3 "$(grep -c '^error: missing ' "$scratch/stderr")"
+    equals 3 "$(wc -l <"$scratch/stderr")"
+    said "error: missing libcurl: a program that uses it does not compile: " stderr
+    if [ -e "$LOG" ]; then fail "something is installed: $(cat "$LOG")"; else pass; fi
+}
+refused "openssl" env SETUP=no scripts/setup.sh test
+refused "openssl apt-get" scripts/setup.sh test
+said "install libcurl4-openssl-dev (names of Debian)" stderr
+unset MISSING
+
+# gpu_quickstart.sh stops before it builds or downloads
+if machine "nvidia-smi" scripts/gpu_quickstart.sh >"$scratch/stdout" 2>"$scratch/stderr"; then fail "without a GPU"; else pass; fi
+said "error: missing driver: nvidia-smi finds none" stderr
+said "error: missing GPU: nvidia-smi lists none" stderr
+equals "" "$(cat "$scratch/stdout")"
+report

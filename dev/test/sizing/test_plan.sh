@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# --dry-run for a GPU of another machine: names of GPUs, memory, the levels that fit, hours from measured rates or an
+# MFU; the CPU's own plan. A GPU trainer in build/gpu is compared by dev/test/check_without_gpu.sh.
+scratch=build/test/plan
+. dev/test/check.sh
+mkdir -p $scratch
+plan() { ${TRAIN_FOX:-./train_fox} --dry-run "$@"; }
+
+# line TEXT: the numbers of the last plan's line that begins with TEXT
+line() { sed -n "s/^ *$1 *//p" $scratch/stdout; }
+first() { line "$1" | awk '{ print $1 }'; }
+# close WANT GOT: at most 1% apart
+close() {
+    if awk -v a="$1" -v b="$2" 'BEGIN { exit !(b >= 0.99 * a && b <= 1.01 * a && a > 0) }'; then pass; else fail "$2 instead of $1"; fi
+}
+
+# Memory in use, of the GPU trainer's own plan and of runs on an H100 and two H200s (README)
+check "760m" plan --model fox-pro-760m --gpu H100
+close 33690 "$(first memory)" # 32.9 GiB measured
+said "H100: 79.1 GiB; recompute none"
+equals "$((836730432 * 12 / 1048576))" "$(first checkpoint | cut -d. -f1)"
+said "the newest 3 are kept"
+check "two ranks" plan --model fox-pro-760m --gpu H200 --ranks 2
+close 29900 "$(first memory)" # 29.2 GiB measured
+check "24 GiB" plan --model fox-pro-760m --gpu 4090
+said "4090: 23.6 GiB; recompute block"
+said "--recompute none   largest micro-batch that fits: 0 sequences"
+check "16 GiB" plan --model fox-pro-760m --gpu-memory 16
+said "a GPU: 16.0 GiB; recompute block is not enough"
+said "not known without the GPU's speed: --gpu names it"
+check "a level" plan --model fox-pro-125m --gpu A100 --gpu-memory 40 --recompute qkv
+said "A100: 40.0 GiB; recompute qkv"
+
+# The largest micro-batch is planned to fit, the next one is not
+for level in none qkv block; do
+    check $level plan --model fox-pro-760m --gpu H200 --recompute $level --batch-tokens 16Mi
+    most=$(sed -n "s/.*--recompute $level .*fits: \([0-9]*\) seq.*/\1/p" $scratch/stdout)
+    for more in 0 1; do
+        check "$level, $more more" plan --model fox-pro-760m --gpu H200 --recompute $level --micro-batch $((most + more)) \
+            --batch-tokens $(((most + more) * 16384))
+        expected=$([ $more = 0 ] && echo "recompute $level" || echo "recompute $level is not enough")
+        said "H200: 139.8 GiB; $expected"
+    done
+done
+
+# Hours: the measured rates themselves, tokens / rate
+hours() { close "$(awk -v t="$1" -v r="$2" 'BEGIN { print t / r / 3600 }')" "$(first time)"; }
+check "measured" plan --model fox-pro-125m --gpu H100
+hours 2684354560 350928
+said "the MFU measured with fox-pro-125m at 16384 tokens on an H100, its gates spread"
+said "2.876 hours (259297 tokens/s) where nothing is pruned, 1.346 (554118) while gates are as they begin"
+check "measured" plan --model transformer-llama-760m --gpu h200
+hours 16106127360 66262
+check "measured with --recompute block" plan --model fox-pro-760m --gpu H100 --seq-len 64Ki --recompute block
+hours 16106127360 32742
+check "without pruning" plan --model fox-pro-125m --gpu H100 --set log_pruning_tolerance=null
+hours 2684354560 259297
+check "a part of the tokens" plan --model fox-pro-125m --gpu H100 --max-tokens 1e9
+hours 1e9 350928
+
+# By model FLOPs where the row is of another size: 360m has 6 x 367,339,904 + 6 x 24 x 1024 x 16384 a token
+check "the nearest" plan --model fox-pro-360m --gpu H100
+said "the MFU measured with fox-pro-760m at 16384 tokens on an H100"
+hours 7516192768 $((76562 * (6 * 759512640 + 6 * 24 * 1536 * 16384) / (6 * 367339904 + 6 * 24 * 1024 * 16384)))
+check "a Transformer" plan --model transformer-pro-125m --gpu H200
+said "transformer-pro-125m at"
+check "far" plan --model fox-pro-nano --gpu H100
+said "not known: no model near this one was measured; --mfu plans without"
+check "far, with --mfu" plan --model fox-pro-nano --gpu H100 --mfu 5
+hours 2097152 "$(awk 'BEGIN { print 0.05 * 989.4e12 / (6 * 1152776 + 6 * 4 * 128 * 512) }')"
+
+# --mfu, and GPUs without a measurement: peak x MFU / model FLOPs
+check "--mfu" plan --model fox-pro-125m --gpu A100 --mfu 50
+hours 2684354560 "$(awk 'BEGIN { print 0.5 * 312e12 / 1649402640 }')"
+said "an MFU of 50%, as --mfu says"
+check "--mfu before a measurement" plan --model fox-pro-125m --gpu H100 --mfu 50
+hours 2684354560 "$(awk 'BEGIN { print 0.5 * 989.4e12 / 1649402640 }')"
+check "assumed" plan --model fox-pro-125m --gpu L40S
+hours 2684354560 "$(awk 'BEGIN { print 0.4 * 362e12 / 1649402640 }')"
+said "an MFU of 40%, assumed"
+
+# N GPUs: 98% of N times one, and a step lasts as long as its busiest rank
+check "eight" plan --model fox-pro-760m --gpu H200 --ranks 8
+hours 16106127360 "$(awk 'BEGIN { print 79156 * 8 * 0.98 }')"
+close "$(awk -v h="$(first time)" 'BEGIN { print 8 * h }')" "$(line time | awk '{ print $6 }')"
+check "twelve, of which eight have three sequences" plan --model fox-pro-760m --gpu H200 --ranks 12
+hours 16106127360 "$(awk 'BEGIN { print 79156 * 32 / 3 * 0.98 }')"
+
+# The recipes say the same hours
+recipe() { # FILE HOURS OPTIONS...
+    check "$1" plan --model "${@:3}"
+    equals "$2" "$(printf '%.1f' "$(first time)")"
+    check "$1 says $2 hours" grep -qE "[^0-9.]$2 hours" "scripts/$1"
+}
+recipe longcrawl64.sh 2.1 fox-pro-125m --gpu H100 --micro-batch 2
+recipe multi_gpu.sh 56.5 fox-pro-760m --gpu H200
+recipe multi_gpu.sh 7.2 fox-pro-760m --gpu H200 --ranks 8
+for script in multi_node_mpirun.sh slurm.sbatch; do recipe $script 3.6 fox-pro-760m --gpu H200 --ranks 16; done
+
+# names of GPUs
+while IFS='|' read -r given name; do
+    check "$given" plan --model fox-pro-125m --gpu "$given"
+    said "$name GiB; recompute"
+done <<'END'
+NVIDIA H100 80GB HBM3|H100: 79.1
+NVIDIA A100-SXM4-40GB|A100 SXM4 40GB: 39.4
+a100-40gb|A100 40GB: 39.4
+NVIDIA GeForce RTX 4090|4090: 23.6
+RTX 6000 Ada Generation|6000 Ada: 47.4
+h200 nvl|H200 NVL: 139.8
+END
+for name in V100 "" A10G "RTX 4090 D" "RTX 4090 Laptop GPU" "RTX 5070 Ti" "H100 MIG 1g.10gb" 40; do
+    dies "--gpu $name: not one of GB200, B200," plan --model fox-pro-125m --gpu "$name"
+done
+
+# refused
+dies "--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run" \
+    "${TRAIN_FOX:-./train_fox}" --model fox-pro-nano --gpu H100
+dies "--mfu: of which GPU?" plan --model fox-pro-125m --mfu 40
+dies "--gpu-memory 0: not a number from 1" plan --model fox-pro-125m --gpu-memory 0
+dies "head sizes 64 and 128, not 32" plan --model fox-pro-nano --set num_heads=4 --gpu H100
+dies "DeltaNetForCausalLM" plan --model deltanet-125m --gpu H100
+
+# The CPU's own plan says of a model for GPUs that it is one
+check "on the CPU" plan --model fox-pro-125m
+said "This model is for a GPU: train it with ./train_foxcu"
+OMP_NUM_THREADS=2 check "on the CPU" plan --model fox-pro-nano
+said "GFLOP/s each"
+close "$(awk 'BEGIN { print 2097152 * (6 * 1152776 + 6 * 4 * 128 * 512) / 90e9 / 60 }')" "$(first time)"
+if grep -q "for a GPU" $scratch/stdout; then fail "nano is for a GPU"; else pass; fi
+report

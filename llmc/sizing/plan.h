@@ -1,0 +1,206 @@
+/*
+The plan of a training on a GPU, as --dry-run prints it, for the GPU of this machine or the one of --gpu and
+--gpu-memory: what each level of recomputation needs, the largest micro-batches, hours and GPU-hours. The GPU
+trainer fills a GpuPlan from its own tables, the CPU trainer calls plan_print_estimate. Without --gpu the CPU
+trainer prints its own memory and plan_print_cpu.
+*/
+#pragma once
+
+#include "../run/report.h"
+#include "memory.h"
+#include "rates.h"
+
+// A CPU needs weeks for a larger model: its plan says so.
+enum { PLAN_CPU_PARAMETERS = 50000000 };
+#define PLAN_CPU_FLOPS 45e9 // a second and core: fox-pro-nano runs at 28 to 67 (dev/SPEED.md)
+
+// The GPU that a plan is for.
+typedef struct {
+    const char* name;
+    const Gpu* known; // NULL: its speed is not known
+    int64_t memory;   // bytes; 0: not known
+} PlanGpu;
+
+// Is the plan for a GPU of another machine?
+static inline bool plan_for_gpu(const Options* o) {
+    return o->gpu || o->gpu_memory != OPTION_UNSET || o->mfu != OPTION_UNSET;
+}
+
+// The GPU of --gpu and --gpu-memory; of memory 0 where neither is given. Dies where its name is not known.
+static inline PlanGpu plan_gpu_given(const Options* o) {
+    PlanGpu gpu = {"a GPU", NULL, 0};
+    if (o->gpu) {
+        char names[1024];
+        gpu_names(names, sizeof names);
+        gpu.known = gpu_find(o->gpu);
+        if (!gpu.known) die("--gpu %s: not one of %s; of another GPU give --gpu-memory GIB", o->gpu, names);
+        gpu.name = gpu.known->name;
+        gpu.memory = (int64_t)(gpu.known->gib * (double)(1 << 30));
+    }
+    if (o->gpu_memory != OPTION_UNSET) gpu.memory = (int64_t)(o->gpu_memory * (double)(1 << 30));
+    return gpu;
+}
+
+typedef struct {
+    const Run* run;
+    PlanGpu gpu;
+    int64_t besides; // bytes that everything but activations needs
+    int64_t room;    // bytes for activations, where the GPU's memory is known
+    // Bytes of activations of a pass over [B,T] tokens
+    int64_t (*pass_bytes)(const void* model, int64_t B, int64_t T, Recompute recompute);
+    const void* model;
+} GpuPlan;
+
+static inline int64_t plan_pass_bytes(const GpuPlan* p, int64_t B, Recompute recompute) {
+    return p->pass_bytes(p->model, B, p->run->options.seq_len, recompute);
+}
+
+// The level that the run is planned for: --recompute, or the first that fits; -1: none fits.
+static inline int plan_recompute(const GpuPlan* p) {
+    const int64_t wanted = p->run->options.recompute;
+    if (p->gpu.memory == 0) return wanted == OPTION_UNSET ? RECOMPUTE_NONE : (int)wanted;
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++)
+        if ((wanted == OPTION_UNSET || wanted == level) &&
+            plan_pass_bytes(p, p->run->micro_batch, (Recompute)level) <= p->room)
+            return level;
+    return -1;
+}
+
+// Prints what each level of recomputation needs, or the largest micro-batch that fits with it. `planned` is the
+// run's level; does it fit?
+static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool fits) {
+    const Run* run = p->run;
+    const char* level_name = option_recompute_names[planned];
+    if (p->gpu.memory > 0)
+        printf("%s: %.1f GiB; recompute %s%s\n", p->gpu.name, (double)p->gpu.memory / (1 << 30), level_name,
+               fits ? "" : " is not enough: lower --micro-batch or --seq-len");
+    else
+        printf("no GPU or no driver was found here: what fits is not known; planned for recompute %s\n"
+               "(--gpu NAME or --gpu-memory GIB plans for another machine's)\n",
+               level_name);
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        int64_t B = 0;
+        if (p->gpu.memory == 0) {
+            const int64_t bytes = p->besides + plan_pass_bytes(p, run->micro_batch, (Recompute)level);
+            printf("  --recompute %-6s needs a GPU with %.1f GiB free\n", option_recompute_names[level],
+                   (double)bytes / (1 << 30));
+            continue;
+        }
+        while (B < run->batch_sequences && plan_pass_bytes(p, B + 1, (Recompute)level) <= p->room) B++;
+        printf("  --recompute %-6s largest micro-batch that fits: %lld sequences\n",
+               option_recompute_names[level], (long long)B);
+    }
+}
+
+// Prints where a rate comes from.
+static inline void plan_print_source(const PlannedRate* rate, const Run* run) {
+    const MeasuredRate* row = rate->measured;
+    if (row)
+        printf("  the MFU measured with %s at %lld tokens on an %s%s\n", row->model, (long long)row->seq_len,
+               row->gpu,
+               rate->tokens[RATE_SPREAD] > 0 ? ", its gates spread over all lengths: half is pruned" : "");
+    else if (run->options.mfu != OPTION_UNSET)
+        printf("  an MFU of %g%%, as --mfu says\n", run->options.mfu);
+    else
+        printf("  an MFU of %g%%, assumed, nothing pruned: no such model was measured on such a GPU; --mfu "
+               "sets another\n",
+               RATE_ASSUMED_MFU);
+}
+
+// Prints the hours of the training on run_ranks GPUs.
+static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute recompute) {
+    if (!gpu) {
+        printf("time                 not known without the GPU's speed%s\n",
+               run->options.gpu_memory != OPTION_UNSET ? ": --gpu names it" : "");
+        return;
+    }
+    const PlannedRate rate = rate_plan(run, gpu, recompute);
+    if (rate.tokens[RATE_UNPRUNED] == 0) {
+        printf("time                 not known: no model near this one was measured; --mfu plans without\n");
+        return;
+    }
+    const int ranks = run_ranks(run);
+    const double busiest = (double)run_rank_batches(run) / (double)run->micro_batches;
+    const double gpus_used = ranks == 1 ? 1 : RATE_OF_LINEAR / busiest;
+    double tokens[NUM_RATES], hours[NUM_RATES];
+    for (int kind = 0; kind < NUM_RATES; kind++) {
+        tokens[kind] = rate.tokens[kind] * gpus_used;
+        hours[kind] = (double)run->options.max_tokens / tokens[kind] / 3600;
+    }
+    const RateKind planned = rate.tokens[RATE_SPREAD] > 0 ? RATE_SPREAD : RATE_UNPRUNED;
+    printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[planned], ranks,
+           ranks > 1 ? "GPUs" : "GPU", hours[planned] * ranks, tokens[planned]);
+    plan_print_source(&rate, run);
+    if (ranks > 1)
+        printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
+    if (planned != RATE_SPREAD) return;
+    printf("  %.4g hours (%.0f tokens/s) where nothing is pruned", hours[RATE_UNPRUNED],
+           tokens[RATE_UNPRUNED]);
+    if (rate.tokens[RATE_INITIAL] > 0)
+        printf(", %.4g (%.0f) while gates are as they begin", hours[RATE_INITIAL], tokens[RATE_INITIAL]);
+    printf("\n");
+}
+
+// Prints the whole plan: `rows` of memory, of which `activations` gets its bytes here.
+static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows, int activations) {
+    const int64_t wanted = p->run->options.recompute;
+    const int fitting = plan_recompute(p);
+    const Recompute level = fitting >= 0             ? (Recompute)fitting
+                            : wanted == OPTION_UNSET ? RECOMPUTE_BLOCK
+                                                     : (Recompute)wanted;
+    rows[activations].bytes = plan_pass_bytes(p, p->run->micro_batch, level);
+    run_print_plan(p->run, rows, num_rows);
+    plan_print_levels(p, level, fitting >= 0);
+    plan_print_time(p->run, p->gpu.known, level);
+}
+
+// ----------------------------------------------------------------------------
+// by the CPU trainer
+
+static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
+    const Run* run = (const Run*)model;
+    return gpu_pass_bytes(&run->config, &run->table, B, T, recompute);
+}
+
+// Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.
+static inline void plan_print_estimate(const Run* run) {
+    GpuPlan p = {run, plan_gpu_given(&run->options), 0, 0, plan_estimated_bytes, run};
+    if (p.gpu.memory == 0) die("--mfu: of which GPU? give --gpu NAME");
+    if (run->config.mixer != MIXER_ATTENTION)
+        die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "
+            "no GPU",
+            config_class(&run->config)->architecture);
+    const int64_t dh = config_head_size(&run->config);
+    if (dh != 64 && dh != 128)
+        die("--gpu: attention on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)dh);
+    MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
+                        {"masters, moments", gpu_shard_bytes(&run->shard)},
+                        {"activations, about", 0},
+                        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
+                        {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
+    const int num_rows = sizeof rows / sizeof rows[0];
+    for (int i = 0; i < num_rows; i++) p.besides += rows[i].bytes;
+    p.besides += GPU_SPARE_BYTES;
+    p.room = p.gpu.memory - p.besides;
+    plan_print(&p, rows, num_rows, 2);
+    if (run->options.sample_every > 0)
+        printf("without the state of a sample (--sample-every), which ./train_foxcu --dry-run plans too\n");
+}
+
+// Prints the time of a training on this machine's CPU, and of a model for GPUs what to run instead.
+static inline void plan_print_cpu(const Run* run, int threads) {
+    const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
+    const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
+    printf("time               %15.4g %s on %d threads at %g GFLOP/s each\n",
+           hours > 48  ? hours / 24
+           : hours > 1 ? hours
+                       : hours * 60,
+           hours > 48  ? "days"
+           : hours > 1 ? "hours"
+                       : "minutes",
+           threads * run_ranks(run), PLAN_CPU_FLOPS * 1e-9);
+    if (run->table.non_embedding >= PLAN_CPU_PARAMETERS)
+        printf("This model is for a GPU: train it with ./train_foxcu (make train_foxcu). --dry-run --gpu "
+               "H100, or "
+               "another\nname, plans its memory and hours there.\n");
+}
