@@ -146,7 +146,7 @@ test: ## install packages, build, run all tests that need no GPU
 ##@ Tests and benchmarks
 
 # Tests that include the trainer are built in float and in double, the others once; all also with sanitizers.
-TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_model
+TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_maps test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
 SHELL_TESTS   := $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \

@@ -1029,6 +1029,25 @@ static void model_forward(Model* model, const int32_t* inputs) {
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm);
 }
 
+// Forward pass over one sequence, whose layers' heads are visited (llmc/run/trainer.h).
+static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
+    const Config* c = &model->config;
+    double* limits = (double*)xcalloc((size_t)c->num_heads, sizeof *limits);
+    embedding_forward(model->acts.x, tokens, model_param(model, model->params, P_EMBEDDINGS), model->T,
+                      c->hidden_size);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Layer layer = model_layer(model, &model->pass, l);
+        const AttentionActs a = attention_acts(&layer);
+        HeadPath paths[3];
+        attention_paths(&layer, NULL, paths);
+        for (int64_t h = 0; h < c->num_heads; h++) limits[h] = head_limit(&layer, paths, h);
+        block_forward(model, l);
+        const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
+        visit(context, l, &heads);
+    }
+    free(limits);
+}
+
 // The vocabulary projection of some rows.
 static Linear model_lm_head(const Model* model, int64_t rows) {
     const Config* c = &model->config;
@@ -1389,24 +1408,6 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     model_backward(model, model->inputs);
     model_freeze(model);
     memcpy(grads, model->grads, (size_t)model->table.count * sizeof(real));
-}
-
-static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
-    const Config* c = &model->config;
-    double* limits = (double*)xcalloc((size_t)c->num_heads, sizeof *limits);
-    embedding_forward(model->acts.x, tokens, model_param(model, model->params, P_EMBEDDINGS), model->T,
-                      c->hidden_size);
-    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
-        const Layer layer = model_layer(model, &model->pass, l);
-        const AttentionActs a = attention_acts(&layer);
-        HeadPath paths[3];
-        attention_paths(&layer, NULL, paths);
-        for (int64_t h = 0; h < c->num_heads; h++) limits[h] = head_limit(&layer, paths, h);
-        block_forward(model, l);
-        const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
-        visit(context, l, &heads);
-    }
-    free(limits);
 }
 
 // Times --bench optimizer steps on random tokens.

@@ -662,6 +662,36 @@ static void model_forward(Model* model) {
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
 }
 
+static std::vector<float> download_floats(const bf16* device, int64_t count) {
+    std::vector<bf16> host((size_t)count);
+    CUDA_CHECK(cudaMemcpy(host.data(), device, host.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+    return std::vector<float>(host.begin(), host.end());
+}
+
+// Forward pass over one sequence, whose layers' heads are visited on the host (llmc/run/trainer.h).
+static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
+    const int64_t NH = model->config.num_heads, T = model->T, d = model->config.hidden_size;
+    std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
+    auto download_doubles = [](std::vector<double>& to, const double* device) {
+        if (device)
+            CUDA_CHECK(cudaMemcpy(to.data(), device, to.size() * sizeof(double), cudaMemcpyDeviceToHost));
+    };
+    CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
+    model_need_all(model);
+    embedding_forward(model->acts.x, model->acts.inputs, model_param(model, model->weights, P_EMBEDDINGS), T,
+                      d, model->stream);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = model_layer(model, &model->pass, l);
+        AttentionActs a = attention_acts(&layer);
+        block_forward(model, l, false);
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        download_doubles(cum_logf, a.cum_logf), download_doubles(limits, a.score_limits);
+        std::vector<float> q = download_floats(a.q, T * d), k = download_floats(a.k, T * d);
+        LayerHeads heads = {q.data(), k.data(), a.cum_logf ? cum_logf.data() : NULL, limits.data()};
+        visit(context, l, &heads);
+    }
+}
+
 // The vocabulary projection of some rows.
 static Linear model_lm_head(const Model* model, int64_t rows) {
     int64_t d = model->config.hidden_size, Vs = model->Vs;
@@ -1285,35 +1315,6 @@ static bool pruning_counts(Model* model, double* counts) {
         counts[2 * l] = (double)host[l].all, counts[2 * l + 1] = (double)host[l].kept;
     free(host);
     return true;
-}
-
-static std::vector<float> download_floats(const bf16* device, int64_t count) {
-    std::vector<bf16> host((size_t)count);
-    CUDA_CHECK(cudaMemcpy(host.data(), device, host.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
-    return std::vector<float>(host.begin(), host.end());
-}
-
-static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
-    const int64_t NH = model->config.num_heads, T = model->T, d = model->config.hidden_size;
-    std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
-    auto download_doubles = [](std::vector<double>& to, const double* device) {
-        if (device)
-            CUDA_CHECK(cudaMemcpy(to.data(), device, to.size() * sizeof(double), cudaMemcpyDeviceToHost));
-    };
-    CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
-    model_need_all(model);
-    embedding_forward(model->acts.x, model->acts.inputs, model_param(model, model->weights, P_EMBEDDINGS), T,
-                      d, model->stream);
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        Layer layer = model_layer(model, &model->pass, l);
-        AttentionActs a = attention_acts(&layer);
-        block_forward(model, l, false);
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        download_doubles(cum_logf, a.cum_logf), download_doubles(limits, a.score_limits);
-        std::vector<float> q = download_floats(a.q, T * d), k = download_floats(a.k, T * d);
-        LayerHeads heads = {q.data(), k.data(), a.cum_logf ? cum_logf.data() : NULL, limits.data()};
-        visit(context, l, &heads);
-    }
 }
 
 static void evaluate(Model* model, void* losses, void* logits, void* grads) {

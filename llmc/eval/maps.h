@@ -236,7 +236,7 @@ static inline void maps_visit(void* context, int64_t l, const LayerHeads* layer)
         const int64_t at = l * m->NH + h;
         MapsHead head = {layer, h, m->cum_logf + at * m->T, at, NULL};
         for (int i = 0; i < 2; i++)
-            if (m->shown[i] == at) head.matrix = m->matrices[i];
+            if (m->shown[i] == at && m->matrices[i]) head.matrix = m->matrices[i];
         if (config_prunes(m->config))
             m->pruned_share[at] = maps_pruned_share(
                 m, head.cum_logf, isnan(layer->limits[h]) ? maps_score_limit(m, layer, h) : layer->limits[h]);
