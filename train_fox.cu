@@ -121,10 +121,18 @@ static void attention_pass_paths(const Layer* layer, const AttentionActs* a, Hea
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
     AttentionBounds bounds = {a->first_key_block, a->last_query_block, a->head_order};
     PruningCount* count = layer->recomputing ? NULL : a->pruning;
-    Pruning p = {
-        bounds,        a->score_limits, count,           a->cum_logf, a->q,
-        a->k,          paths[0].weight, paths[1].weight, a->lse,      layer->config->log_pruning_tolerance,
-        layer->scratch};
+    Pruning p = {bounds,
+                 a->score_limits,
+                 count,
+                 a->cum_logf,
+                 a->q,
+                 a->k,
+                 paths[0].weight,
+                 paths[1].weight,
+                 a->lse,
+                 layer->config->log_pruning_tolerance,
+                 layer->scratch,
+                 0};
     return p;
 }
 
