@@ -36,6 +36,9 @@ enum {
     MAPS_TILE = 16,   // queries that read a tile of keys together
     MAPS_KEYS = 256   // keys of a tile
 };
+
+static inline int64_t maps_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static const double MAPS_WINDOW_SHARE = 0.95;
 
 typedef struct {
@@ -135,7 +138,7 @@ static inline void maps_scores(double* scores, const Maps* m, const MapsHead* he
         maps_rows(q + i * m->dh, m, head->layer->q, head->h, m->queries[r + i], 1, sqrt((double)m->dh),
                   false);
     for (int64_t first = 0; first < keys; first += MAPS_KEYS) {
-        const int64_t n = keys - first < MAPS_KEYS ? keys - first : MAPS_KEYS;
+        const int64_t n = maps_min(keys - first, MAPS_KEYS);
         maps_rows(k, m, head->layer->k, head->h, first, n, 1, true);
         for (int64_t i = 0; i < count; i++) {
             double sums[MAPS_KEYS] = {0};
@@ -174,7 +177,7 @@ static inline void maps_attention(Maps* m, const MapsHead* head) {
         double* scores = (double*)xcalloc((size_t)(MAPS_TILE * m->T), sizeof *scores);
 #pragma omp for schedule(dynamic)
         for (int64_t r = 0; r < m->Q; r += MAPS_TILE) {
-            const int64_t count = m->Q - r < MAPS_TILE ? m->Q - r : MAPS_TILE;
+            const int64_t count = maps_min(m->Q - r, MAPS_TILE);
             maps_scores(scores, m, head, r, count);
             for (int64_t i = 0; i < count; i++) maps_query(scores + i * m->T, m, head, r + i);
         }
@@ -311,7 +314,7 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     const Config* c = m->config;
     m->trainer = trainer;
     m->L = c->num_hidden_layers, m->NH = c->num_heads, m->dh = config_head_size(c);
-    m->Q = m->T < MAPS_ROWS ? m->T : MAPS_ROWS;
+    m->Q = maps_min(m->T, MAPS_ROWS);
     const size_t heads = (size_t)(m->L * m->NH), rows = heads * (size_t)m->Q;
     m->queries = (int32_t*)xcalloc((size_t)m->Q, sizeof *m->queries);
     for (int64_t r = 0; r < m->Q; r++) m->queries[r] = (int32_t)((r + 1) * m->T / m->Q - 1);

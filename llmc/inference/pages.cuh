@@ -53,19 +53,18 @@ typedef struct {
 
 typedef struct {
     int64_t NH, dh, layers, slots, pages, table_width;
-    bf16 *k, *v;         // [pages, PAGE_TOKENS, dh]
-    double* cum_logf;    // [pages, PAGE_TOKENS]; NULL: no gate
-    double* page_logsum; // [pages] ln sum exp(-cum_logf_j) over the tokens up to the end of the page
-    int32_t* table;      // [slots, heads, table_width]
-    int32_t* forgotten;  // [slots, heads] pages at the beginning that are forgotten
-    double* sums;        // [slots, heads] cum_logf of the last token
-    double* logsums;     // [slots, heads] ln sum exp(-cum_logf_j) over all tokens
-    bf16* last;          // [layers, slots, 2, NH dh] the last token's k and v before the shift
-    double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
-    float* norms;        // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
-    unsigned*
-        page_norms;    // [pages] the largest |k|^2, float bits: of the page; once sealed of all up to its end
-    int32_t* sealed;   // [slots, heads] pages at the beginning that are sealed
+    bf16 *k, *v;          // [pages, PAGE_TOKENS, dh]
+    double* cum_logf;     // [pages, PAGE_TOKENS]; NULL: no gate
+    double* page_logsum;  // [pages] ln sum exp(-cum_logf_j) over the tokens up to the end of the page
+    int32_t* table;       // [slots, heads, table_width]
+    int32_t* forgotten;   // [slots, heads] pages at the beginning that are forgotten
+    double* sums;         // [slots, heads] cum_logf of the last token
+    double* logsums;      // [slots, heads] ln sum exp(-cum_logf_j) over all tokens
+    bf16* last;           // [layers, slots, 2, NH dh] the last token's k and v before the shift
+    double* limits;       // [heads] U from QK norm's weights; NULL: no QK norm
+    float* norms;         // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
+    unsigned* page_norms; // [pages] largest |k|^2, float bits: of the page; once sealed, of all up to its end
+    int32_t* sealed;      // [slots, heads] pages at the beginning that are sealed
     unsigned* squares; // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
     bool drops;
