@@ -241,6 +241,8 @@ GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter ben
 build/gpu/%: dev/test/gpu/%.cu $(wildcard dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
+build/gpu/test_decoding: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
+
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
