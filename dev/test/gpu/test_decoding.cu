@@ -13,8 +13,8 @@ another order.
 #include <vector>
 #include "../check.h"
 
-// Measured on an H200: see print_worst
-#define LOGITS_LIMIT 2e-2
+// 5.9e-3 were measured on an H200, of transformer-pro at 4,097 tokens.
+#define LOGITS_LIMIT 9e-3
 
 typedef std::vector<float> Floats;
 
