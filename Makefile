@@ -154,7 +154,7 @@ test: ## install packages, build, run all tests that need no GPU
 ##@ Tests and benchmarks
 
 # Tests that include the trainer are built in float and in double, the others once; all also with sanitizers.
-TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_model
+TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_maps test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
 SHELL_TESTS   := $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
@@ -248,6 +248,8 @@ GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter ben
 
 build/gpu/%: dev/test/gpu/%.cu $(wildcard dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
+
+build/gpu/test_decoding: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)
 
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)

@@ -570,14 +570,18 @@ static HeadPages head_pages(const Layer* layer, const AttentionState* a, int64_t
     return pages;
 }
 
-static Forgetting head_forgetting(const Layer* layer, const HeadPath paths[3], const HeadShape* s,
-                                  int64_t h) {
+// U of QK norm; NAN without.
+static double head_limit(const Layer* layer, const HeadPath paths[3], int64_t h) {
     const real *q = paths[0].weight, *k = paths[1].weight;
-    int64_t at = h * s->weight_stride;
+    const HeadShape s = attention_shape(layer);
+    int64_t at = h * s.weight_stride;
+    return q ? qk_norm_limit(q + at, k + at, s.dh, layer->config->use_rope) : NAN;
+}
+
+static Forgetting head_forgetting(const Layer* layer, const HeadPath paths[3], int64_t h) {
     bool skips = layer->sizes->drops && config_prunes(layer->config);
-    Forgetting f = {skips, skips && (q || layer->sizes->drops_unseen),
-                    q ? qk_norm_limit(q + at, k + at, s->dh, layer->config->use_rope) : NAN,
-                    layer->config->log_pruning_tolerance};
+    Forgetting f = {skips, skips && (paths[0].weight || layer->sizes->drops_unseen),
+                    head_limit(layer, paths, h), layer->config->log_pruning_tolerance};
     return f;
 }
 
@@ -586,7 +590,7 @@ static void head_append(const Layer* layer, const AttentionState* a, const HeadP
                         int64_t sequence, int64_t h) {
     const Extension* e = layer->extension;
     const HeadShape s = attention_shape(layer);
-    const Forgetting forgetting = head_forgetting(layer, paths, &s, h);
+    const Forgetting forgetting = head_forgetting(layer, paths, h);
     const real* bias = layer_param(layer, P_FGATE_BIAS);
     int64_t R = s.row_stride, fgate = layer->table->proj.fgate;
     int64_t slot = e->slots[sequence], begin = e->begins[sequence], length = e->lengths[sequence];
@@ -1023,6 +1027,25 @@ static void model_forward(Model* model, const int32_t* inputs) {
     embedding_forward(a->x, inputs, model_param(model, model->params, P_EMBEDDINGS), norm.rows, norm.d);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) block_forward(model, l);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm);
+}
+
+// Forward pass over one sequence, whose layers' heads are visited (llmc/run/trainer.h).
+static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
+    const Config* c = &model->config;
+    double* limits = (double*)xcalloc((size_t)c->num_heads, sizeof *limits);
+    embedding_forward(model->acts.x, tokens, model_param(model, model->params, P_EMBEDDINGS), model->T,
+                      c->hidden_size);
+    for (int64_t l = 0; l < c->num_hidden_layers; l++) {
+        const Layer layer = model_layer(model, &model->pass, l);
+        const AttentionActs a = attention_acts(&layer);
+        HeadPath paths[3];
+        attention_paths(&layer, NULL, paths);
+        for (int64_t h = 0; h < c->num_heads; h++) limits[h] = head_limit(&layer, paths, h);
+        block_forward(model, l);
+        const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
+        visit(context, l, &heads);
+    }
+    free(limits);
 }
 
 // The vocabulary projection of some rows.
@@ -1462,6 +1485,7 @@ static const Trainer trainer = {
     .queue_losses = queue_losses,
     .finish_losses = finish_losses,
     .evaluate = evaluate,
+    .visit_heads = visit_heads,
     .bench = bench,
     .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,

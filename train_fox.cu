@@ -29,6 +29,7 @@ changes nothing on the device itself.
 #include "llmc/train/train.h"
 
 #include <algorithm>
+#include <vector>
 
 // The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
 // `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block; `none`: only with
@@ -120,10 +121,18 @@ static void attention_pass_paths(const Layer* layer, const AttentionActs* a, Hea
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
     AttentionBounds bounds = {a->first_key_block, a->last_query_block, a->head_order};
     PruningCount* count = layer->recomputing ? NULL : a->pruning;
-    Pruning p = {
-        bounds,        a->score_limits, count,           a->cum_logf, a->q,
-        a->k,          paths[0].weight, paths[1].weight, a->lse,      layer->config->log_pruning_tolerance,
-        layer->scratch};
+    Pruning p = {bounds,
+                 a->score_limits,
+                 count,
+                 a->cum_logf,
+                 a->q,
+                 a->k,
+                 paths[0].weight,
+                 paths[1].weight,
+                 a->lse,
+                 layer->config->log_pruning_tolerance,
+                 layer->scratch,
+                 0};
     return p;
 }
 
@@ -644,6 +653,36 @@ static void model_forward(Model* model) {
     for (int64_t l = 0; l < L; l++) block_forward(model, l, false);
     model_need(model, 1 + L);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
+}
+
+static std::vector<float> download_floats(const bf16* device, int64_t count) {
+    std::vector<bf16> host((size_t)count);
+    CUDA_CHECK(cudaMemcpy(host.data(), device, host.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
+    return std::vector<float>(host.begin(), host.end());
+}
+
+// Forward pass over one sequence, whose layers' heads are visited on the host (llmc/run/trainer.h).
+static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
+    const int64_t NH = model->config.num_heads, T = model->T, d = model->config.hidden_size;
+    std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
+    auto download_doubles = [](std::vector<double>& to, const double* device) {
+        if (device)
+            CUDA_CHECK(cudaMemcpy(to.data(), device, to.size() * sizeof(double), cudaMemcpyDeviceToHost));
+    };
+    CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
+    model_need_all(model);
+    embedding_forward(model->acts.x, model->acts.inputs, model_param(model, model->weights, P_EMBEDDINGS), T,
+                      d, model->stream);
+    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
+        Layer layer = model_layer(model, &model->pass, l);
+        AttentionActs a = attention_acts(&layer);
+        block_forward(model, l, false);
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        download_doubles(cum_logf, a.cum_logf), download_doubles(limits, a.score_limits);
+        std::vector<float> q = download_floats(a.q, T * d), k = download_floats(a.k, T * d);
+        LayerHeads heads = {q.data(), k.data(), a.cum_logf ? cum_logf.data() : NULL, limits.data()};
+        visit(context, l, &heads);
+    }
 }
 
 // The vocabulary projection of some rows.
@@ -1442,6 +1481,7 @@ static const Trainer trainer = {
     .finish_losses = finish_losses,
     .pruning_counts = pruning_counts,
     .evaluate = evaluate,
+    .visit_heads = visit_heads,
     .bench = bench,
     .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,

@@ -22,6 +22,7 @@ runs='json 100000
 safetensors 50000
 config 40000
 shard 50000
+requests 20000
 zarr 100000
 trainer 50000
 vocab 1000

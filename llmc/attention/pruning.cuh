@@ -60,6 +60,7 @@ typedef struct {
     const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
     double log_tolerance;            // ln eps, <= 0
     void* scratch;                   // pruning_scratch_bytes
+    int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
 } Pruning;
 
 // Parts of the scratch
@@ -100,17 +101,18 @@ template <int DH> struct PruningRows {
 template <int DH>
 __global__ static void __launch_bounds__(PruningRows<DH>::THREADS)
     pruning_squares_kernel(unsigned* __restrict__ squares, const bf16* __restrict__ q,
-                           const bf16* __restrict__ k, int64_t T, int heads, int NH) {
+                           const bf16* __restrict__ k, int64_t T, int heads, int NH, int64_t first_query) {
     typedef PruningRows<DH> R;
     int head = (int)(blockIdx.x % (unsigned)heads);
     int64_t first = (int64_t)(blockIdx.x / (unsigned)heads) * R::TOKENS + threadIdx.x / R::LANES;
-    int64_t row_stride = (int64_t)NH * DH;
-    const bf16* x = (blockIdx.y ? k : q) + (head / NH * T + first) * row_stride + head % NH * DH;
+    int64_t row_stride = (int64_t)NH * DH, least = blockIdx.y ? 0 : first_query;
+    const bf16* x = (blockIdx.y ? k : q) + (head / NH * T + first - least) * row_stride + head % NH * DH;
     x += threadIdx.x % R::LANES * 8;
     Raw8 raw[PRUNING_LOADS] = {};
 #pragma unroll
     for (int i = 0; i < PRUNING_LOADS; i++)
-        if (first + i * R::STEP < T) raw[i] = load_raw8(x + i * R::STEP * row_stride);
+        if (first + i * R::STEP < T && first + i * R::STEP >= least)
+            raw[i] = load_raw8(x + i * R::STEP * row_stride);
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < PRUNING_LOADS; i++) {
@@ -131,7 +133,7 @@ static inline void pruning_squares(unsigned* squares, const Pruning* p, const He
     CUDA_CHECK(cudaMemsetAsync(squares, 0, (size_t)(2 * heads) * sizeof *squares, stream));
     dim3 grid((unsigned)(heads * ceil_div<int64_t>(s->T, PruningRows<DH>::TOKENS)), 2);
     CUDA_LAUNCH(pruning_squares_kernel<DH>, grid, PruningRows<DH>::THREADS, stream, squares, p->q, p->k, s->T,
-                (int)heads, (int)s->NH);
+                (int)heads, (int)s->NH, p->first_query);
 }
 
 // U of a head, in every thread

@@ -14,8 +14,10 @@ keys up to the end e of a page have at most
 
 which only falls with i. Pages for which it is below eps (config.json's log_pruning_tolerance is ln eps) are
 forgotten for good: what is left has all but eps of each row's weight. U follows from the weights of a QK
-norm. Without one, pages can only be skipped for the query at hand, by its own norm and the largest norms of
-the keys.
+norm. Without one, pages can only be skipped for the query at hand: with its own key alone in place of the sum
+over j <= i, of its weight the keys up to e have at most
+
+    exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_j exp(-c_j), j <= e
 
 Called by train_fox.c.
 */
@@ -80,10 +82,10 @@ static inline int64_t head_sums_add(HeadSums* sums, const Forgetting* f, const H
     int64_t n = sums->forgotten;
     for (; f->skips && n < position / PAGE_TOKENS; n++) {
         const HeadSums* end = &pages->page_end[pages->numbers[n]];
-        double reach = 2 * f->limit; // of the scores, from the least to the greatest
-        if (isnan(reach))
-            reach = scale * (f->drops ? 2 * sums->q_max * sums->k_max : q_norm * (end->k_max + sums->k_max));
-        if (!(reach + end->weight - sums->weight < f->log_tolerance)) break;
+        double reach = 2 * f->limit, weight = sums->weight; // reach: from the least score to the greatest
+        if (isnan(reach) && f->drops) reach = 2 * scale * sums->q_max * sums->k_max;
+        if (isnan(reach)) reach = scale * q_norm * (end->k_max + k_norm), weight = -sums->cum_logf;
+        if (!(reach + end->weight - weight < f->log_tolerance)) break;
     }
     if (f->drops) sums->forgotten = n;
     return n;

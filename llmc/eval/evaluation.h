@@ -22,6 +22,7 @@ Called by train.h. Errors end the program.
 #include "../run/ranks.h"
 #include "../tokens/fingerprint.h"
 #include "positions.h"
+#include "result_file.h"
 
 static const int64_t EVALUATION_FIRST_LENGTH =
     512; // shortest l of P(l) that is reported, if T is not shorter
@@ -34,42 +35,6 @@ typedef struct {
 
 // ----------------------------------------------------------------------------
 // the file
-
-static inline void evaluation_temporary(char path[PATH_LENGTH], const Run* run) {
-    if (snprintf(path, PATH_LENGTH, "%s.tmp", run->options.eval) >= PATH_LENGTH)
-        die("--eval: the file's name is too long");
-}
-
-// Dies where FILE could not be written, before hours are spent on what is to be in it.
-static inline void evaluation_check_file(const Run* run) {
-    char temporary[PATH_LENGTH];
-    struct stat st;
-    const char* path = run->options.eval;
-    evaluation_temporary(temporary, run);
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
-        die("--eval %s: exists and is not a regular file", path);
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) die("--eval %s: cannot create: %s", path, strerror(errno));
-    close(fd);
-    unlink(temporary);
-}
-
-// Replaces FILE, through to the disk.
-static inline void evaluation_save(const Run* run, const JsonWriter* w) {
-    Error err;
-    char temporary[PATH_LENGTH], folder[PATH_LENGTH];
-    const char *path = run->options.eval, *slash = strrchr(path, '/');
-    evaluation_temporary(temporary, run);
-    bool ok = json_writer_save(w, temporary, &err);
-    if (ok && rename(temporary, path) != 0)
-        ok = fail(&err, "%s: cannot rename to %s: %s", temporary, path, strerror(errno));
-    if (!ok) {
-        unlink(temporary);
-        die("%s", err.msg);
-    }
-    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
-    if (!flush_folder(folder, &err)) die("%s", err.msg);
-}
 
 // The length after l in the table of perplexities: powers of two, and T.
 static inline int64_t evaluation_next_length(int64_t l, int64_t T) { return 2 * l < T ? 2 * l : T; }
@@ -95,6 +60,8 @@ static inline void evaluation_put_losses(JsonWriter* w, const Positions* p) {
 static inline void evaluation_write(const Run* run, const Positions* p, double seconds, double rate,
                                     const double* pruned, int layers) {
     const int64_t T = p->seq_len;
+    Error err;
+    char temporary[PATH_LENGTH];
     int64_t trained;
     JsonWriter w = json_writer(1);
     json_begin_object(&w, NULL);
@@ -129,7 +96,8 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
     json_put_string(&w, "code_version", CODE_VERSION);
     evaluation_put_losses(&w, p);
     json_end(&w);
-    evaluation_save(run, &w);
+    result_temporary(temporary, "eval", run->options.eval);
+    result_publish("eval", run->options.eval, json_writer_save(&w, temporary, &err), &err);
     json_writer_free(&w);
 }
 
@@ -171,7 +139,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
     Error err;
     uint64_t fingerprint;
     Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
-    if (run->world->rank == 0) evaluation_check_file(run);
+    if (run->world->rank == 0) result_check("eval", run->options.eval);
     run_open_data(run, &e->data, run->options.val_data, run->world->size, false);
     if (!dataloader_fingerprint(&e->data, &fingerprint, &err)) die("%s", err.msg);
     const RankField fields[] = {{"shards in --val-data", fingerprint},

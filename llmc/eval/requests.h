@@ -375,8 +375,11 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
         request_free(q);
         return;
     }
-    if (q->count == 0) request_answer(q); // nothing to score
-    for (int64_t i = 0, count = q->count; ok && i < count; i++) {
+    if (q->count == 0) {
+        request_answer(q); // nothing to score
+        return;
+    }
+    for (int64_t i = 0; i < q->count; i++) {
         Sequence* s = &q->sequences[i];
         s->owner = q, s->greedy = true;
         if (r->queued == ENGINE_MEMBERS) requests_flush(r);

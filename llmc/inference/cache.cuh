@@ -76,6 +76,9 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&p->last, m->shifts * m->layers * s->slots * 2 * d, true);
     add(&p->limits, m->qk_norm * heads, true);
     add(&p->squares, (s->drops_unseen && gate && !m->qk_norm) * s->slots * heads * 2, true);
+    int64_t skips = s->drops && gate && !m->qk_norm && !isnan(m->log_tolerance) && !s->drops_unseen;
+    add(&p->norms, skips * s->rows * m->NH * 2, false), add(&p->page_norms, skips * s->pages, true);
+    add(&p->sealed, skips * s->slots * heads, true);
     add(&c->work.items, m->layers * c->work.max_items, true), add(&c->work.num_items, m->layers, true);
     add(&c->work.pairs, m->layers * c->work.max_pairs, true);
     add(&c->work.partial_o, c->work.max_items * m->dh, true);
@@ -216,7 +219,7 @@ static inline void device_cache_tiles(DeviceCache* c, const PassRows* sequence) 
     }
 }
 
-enum { DEVICE_CACHE_LONG_ROWS = 256 }; // from so many rows on a sequence goes through attention_forward
+enum { DEVICE_CACHE_LONG_ROWS = PAGES_UNSEALED + 1 }; // from so many rows on attention_forward computes them
 
 // Fills c->host, c->pass and c->scores for a pass, and brings the page table up to date. The pass before has ended.
 // Dies where the pass is larger than the cache's sizes.

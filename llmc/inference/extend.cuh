@@ -99,6 +99,9 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     for (int64_t i = threadIdx.x; i < pass.num_sequences * NH; i += blockDim.x) {
         PassRows sequence = pass.sequences[i / NH];
         pages_advance_head(p, sequence.slot, l * NH + i % NH, sequence.position);
+        if (p.norms)
+            pages_seal(p, sequence.slot, l * NH + i % NH, sequence.position,
+                       sequence.position + sequence.end - sequence.begin);
     }
     if (threadIdx.x == 0) total = 0;
     __syncthreads();
@@ -236,7 +239,9 @@ struct ExtendArgs {
 struct ExtendStep {
     ExtendItem item;
     PassRows tile;
-    int page; // lane i: page i of the item
+    int page;         // lane i: page i of the item
+    int skipped;      // pages of the item that are not read: all rows skip them
+    int row_first[2]; // the first page of the item that the lane's rows see
 };
 
 template <int DH, bool GATE> struct ExtendWarp {
@@ -260,6 +265,27 @@ template <int DH, bool GATE> struct ExtendWarp {
         int64_t at = pages_slot_head(a.pages, s.item.slot, a.layer, head(s));
         if (lane < count(s))
             s.page = a.pages.table[at * a.pages.table_width + (s.item.first_count >> 5) + lane];
+        s.skipped = s.row_first[0] = s.row_first[1] = 0;
+    }
+    // Finds the pages that the rows skip (pages.cuh). The item's last page is always read, though not seen.
+    __device__ void skip(ExtendStep& s) const {
+        if (!GATE || !a.pages.norms || count(s) == 0) return;
+        int first = s.item.first_count >> 5, rows = s.tile.end - s.tile.begin;
+        float norm = 0;
+        double logsum = 0;
+        if (lane < count(s))
+            norm = sqrtf(__uint_as_float(a.pages.page_norms[s.page])), logsum = a.pages.page_logsum[s.page];
+        s.skipped = count(s) - 1;
+        for (int row = 0; row < rows; row++) {
+            int64_t at = (s.tile.begin + row) * a.pages.NH + head(s);
+            float2 squares = ((const float2*)a.pages.norms)[at]; // of q and k
+            double reach = sqrtf(squares.x) * (norm + sqrtf(squares.y)) / ROOT;
+            bool sealed = (first + lane + 1) * PAGE_TOKENS + PAGES_UNSEALED <= s.tile.position + row;
+            bool skips = lane < count(s) && sealed && reach + logsum + a.cum_logf[at] < a.pages.log_tolerance;
+            int pages = __ffs(~__ballot_sync(~0u, skips)) - 1;
+            if (row % 8 == lane / 4) s.row_first[row / 8] = pages;
+            s.skipped = min(s.skipped, pages);
+        }
     }
     // Starts copying the tile's queries.
     __device__ void copy_queries(const ExtendStep& s, int q_stage) const {
@@ -285,11 +311,11 @@ template <int DH, bool GATE> struct ExtendWarp {
         int64_t page = __shfl_sync(~0u, s.page, i);
         copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
     }
-    // Starts copying page i of an item, with the tile's queries if it is the first one. Two groups: what the
+    // Starts copying page i of an item, with the tile's queries if it is the first one read. Two groups: what the
     // scores need, and the values.
     __device__ void copy(const ExtendStep& s, int i, int stage, int q_stage) const {
         bool exists = i < count(s);
-        if (exists && i == 0) copy_queries(s, q_stage);
+        if (exists && i == s.skipped) copy_queries(s, q_stage);
         if (exists) copy_keys(s, i, stage);
         cp_async_commit_group();
         if (exists) copy_values(s, i, stage);
@@ -315,8 +341,10 @@ template <int DH, bool GATE> struct ExtendWarp {
         return g;
     }
 
-    // Adds one page. `own`: the first row's token in the page, -1: all rows see all of it.
-    __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows) {
+    // Adds one page. `own`: the first row's token in the page, -1: the rows see all of it, but for the lane's
+    // rows that skip it.
+    __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows,
+                         const bool (&skips)[2]) {
         float s[1][NS][4], shift[1][2];
         bool diagonal = own >= 0;
         const double* cum_logf = shared.cum_logf[stage];
@@ -341,6 +369,8 @@ template <int DH, bool GATE> struct ExtendWarp {
                 if (GATE) x += (float)((gate.cum_logf[half] - cum_logf[column]) * ATTENTION_LOG2E);
                 if (column > own + row) x = -INFINITY;
             });
+        for (int r = 0; GATE && r < 2; r++)
+            for (int n = 0; skips[r] && n < NS; n++) s[0][n][2 * r] = s[0][n][2 * r + 1] = -INFINITY;
         float factor = diagonal ? 1 : SCALE;
         for (int r = 0; r < 2; r++)
             shift[0][r] = GATE && !diagonal ? (float)((gate.cum_logf[r] - anchor) * ATTENTION_LOG2E) : 0;
@@ -398,33 +428,37 @@ template <int DH, bool GATE> struct ExtendWarp {
         next.item = item(n, total);
         ExtendItem after = item(n + step, total);
         load(next);
-        bool early =
-            a.decodes && count(next) > 0 && next.item.first_count >> 5 < next.tile.position / PAGE_TOKENS;
+        bool early = a.decodes && !a.pages.norms && count(next) > 0 &&
+                     next.item.first_count >> 5 < next.tile.position / PAGE_TOKENS;
         if (early) copy_keys(next, 0, stage), copy_values(next, 0, stage);
         kernel_wait();
+        skip(next);
         if (early) {
             copy_queries(next, q_stage);
             cp_async_commit_group();
             cp_async_commit_group();
         } else {
-            copy(next, 0, stage, q_stage);
+            copy(next, next.skipped, stage, q_stage);
         }
         while (count(next) > 0) {
             ExtendStep now = next;
             next.item = after;
             load(next);
+            skip(next);
             n += step;
             after = item(n + step, total);
             RowGate gate = row_gate(now);
             Softmax softmax;
             int rows = now.tile.end - now.tile.begin, first = now.item.first_count >> 5;
-            for (int i = 0; i < count(now); i++, stage ^= 1) {
+            for (int i = now.skipped; i < count(now); i++, stage ^= 1) {
                 if (i + 1 < count(now))
                     copy(now, i + 1, stage ^ 1, 0);
                 else
-                    copy(next, 0, stage ^ 1, q_stage ^ 1);
+                    copy(next, next.skipped, stage ^ 1, q_stage ^ 1);
                 bool diagonal = first + i == now.tile.position / PAGE_TOKENS;
-                page(softmax, gate, stage, q_stage, diagonal ? now.tile.position % PAGE_TOKENS : -1, rows);
+                bool skips[2] = {i < now.row_first[0], i < now.row_first[1]};
+                page(softmax, gate, stage, q_stage, diagonal ? now.tile.position % PAGE_TOKENS : -1, rows,
+                     skips);
             }
             q_stage ^= 1;
             store(softmax, now);
@@ -519,11 +553,12 @@ static inline void extend_attention(const ExtendOutput* out, const bf16* q, cons
 // ----------------------------------------------------------------------------
 // long sequences
 
-// Scratch for one sequence in one layer, [T] tokens; and QK norm's weights, from which attention is pruned.
+// Scratch for one sequence in one layer, [T] tokens; and what prunes its attention: with a gate ln eps, NAN for
+// none, and QK norm's weights, NULL without.
 typedef struct {
     PagesGathered keys;
     float* lse;            // [NH, T]
-    Pruning pruning;       // bounds, score_limits and scratch; with cum_logf and QK norm also the rest
+    Pruning pruning;       // bounds, score_limits, scratch, log_tolerance and weights
     int64_t weight_stride; // of QK norm
 } ExtendLong;
 
@@ -538,8 +573,10 @@ static inline void extend_long(bf16* o, const bf16* q, const ExtendLong* space, 
     int64_t at = (rows->begin - (rows->position - first)) * p->NH * p->dh;
     HeadShape shape = {1, T, p->NH, p->dh, 0, 0, space->weight_stride};
     Pruning pruning = space->pruning;
-    bool prunes = p->cum_logf && pruning.q_weight;
+    bool prunes = p->cum_logf && !isnan(pruning.log_tolerance);
     pruning.cum_logf = space->keys.cum_logf;
+    pruning.q = q + rows->begin * p->NH * p->dh, pruning.first_query = rows->position;
+    pruning.k = space->keys.k;
     pages_gather(&space->keys, p, layer->index, rows->slot, T, stream);
     if (prunes) pruning_bounds(&pruning, &shape, stream);
     AttentionForward forward = {o + at,

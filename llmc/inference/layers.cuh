@@ -122,8 +122,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
     pages_append(&c->pages, &append, &c->pass, stream);
-    device_cache_long(c, &pass, config_prunes(layer->config) ? append.paths[0].weight : NULL,
-                      append.paths[1].weight, shape.weight_stride, stream);
+    device_cache_long(c, &pass, append.paths[0].weight, append.paths[1].weight, shape.weight_stride, stream);
     extend_attention(&output, c->q, c->cum_logf, &pass, stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }

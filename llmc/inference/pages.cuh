@@ -17,6 +17,13 @@ A cache that forgets. With |q k| / sqrt(dh) <= U for all pairs of a head, the ke
 have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j) of row i's weight, c being cum_logf. c
 only falls, and so does this. The logarithm of the sum is kept for the end of each page and for the last
 token.
+
+Without QK norm U is not known for queries to come, so pages are skipped for the rows of a pass alone: with
+the row's own key in place of the sum over j <= i, its weight is at least exp(-|q_i| |k_i| / sqrt(dh) - c_i). The
+keys up to e then have at most exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j) of row i's
+weight. The largest norm up to the end of a page is known from the pass after the one that ended it
+(pages_seal), so a row skips only pages that end PAGES_UNSEALED tokens before it: which ones does not depend on
+the passes.
 */
 #pragma once
 
@@ -35,10 +42,16 @@ typedef struct {
     double2* gates;      // [slots, heads] c, cum_logf of the last token, and sum exp(c - cum_logf_j) over all
     bf16* last;          // [layers, slots, 2, NH dh] the last token's k and v before the shift
     double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
-    unsigned* squares;   // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
+    float* norms;        // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
+    unsigned* page_norms; // [pages] largest |k|^2, float bits: of the page; once sealed, of all up to its end
+    int32_t* sealed;      // [slots, heads] pages at the beginning that are sealed
+    unsigned* squares; // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
     bool drops;
 } Pages;
+
+// Sequences with more rows in a pass are computed by attention_forward.
+enum { PAGES_UNSEALED = 255 };
 
 __host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.NH; }
 
@@ -184,20 +197,24 @@ __device__ static inline void pages_append_head(const Pages& p, const PagesAppen
     unpack8(x, now);
     qkv_token(x, path, before, logit, weight, a.angles + row * p.dh, me);
     Raw8 out = pack8(x);
-    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head);
+    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head), page = 0;
     if (kind == 0) {
         if (me.active) store16(path.out + row * d + in_heads, out);
     } else if (me.active) {
-        int64_t page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
+        page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
         store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8),
                 out);
     }
-    if (!p.squares || kind == 2) return;
+    if ((!p.squares && !p.norms) || kind == 2) return;
     float square = 0;
     unpack8(x, out);
     for (int i = 0; i < 8; i++) square += x[i] * x[i];
     square = head_sum(square, me);
-    if (me.active && me.channel == 0) atomicMax(&p.squares[2 * head + kind], __float_as_uint(square));
+    if (!me.active || me.channel > 0) return;
+    if (p.squares) atomicMax(&p.squares[2 * head + kind], __float_as_uint(square));
+    if (!p.norms) return;
+    p.norms[2 * (row * p.NH + me.head) + kind] = square;
+    if (kind == 1) atomicMax(&p.page_norms[page], __float_as_uint(square));
 }
 
 // The first blocks have 8 heads' gates each, the others a part of a row.
@@ -272,6 +289,20 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     auto kept = [&](int page) { return p.page_logsum[table[page]] >= least; };
     int first = p.forgotten[at], full = length / PAGE_TOKENS;
     if (first < full && !kept(first)) p.forgotten[at] = pruning_search(first + 1, full, kept);
+}
+
+// Before a pass that appends tokens `position` to `end` of a slot's head: seals the pages that are full, and
+// resets those that begin. Slots that share pages write the same.
+__device__ static inline void pages_seal(const Pages& p, int64_t slot, int64_t head, int position, int end) {
+    int64_t at = slot * pages_heads(p) + head;
+    const int32_t* table = p.table + at * p.table_width;
+    int sealed = position > 0 ? p.sealed[at] : 0;
+    for (; sealed < position / PAGE_TOKENS; sealed++)
+        if (sealed > 0)
+            p.page_norms[table[sealed]] = max(p.page_norms[table[sealed]], p.page_norms[table[sealed - 1]]);
+    p.sealed[at] = sealed;
+    for (int column = (position + PAGE_TOKENS - 1) / PAGE_TOKENS; column * PAGE_TOKENS < end; column++)
+        p.page_norms[table[column]] = 0;
 }
 
 __global__ static void __launch_bounds__(256)
@@ -353,6 +384,7 @@ static inline void pages_fork(const Pages* p, int64_t from, int64_t to, cudaStre
     copy(p->forgotten, heads * (int64_t)sizeof(int32_t));
     copy(p->gates, heads * (int64_t)sizeof(double2));
     copy(p->squares, 2 * heads * (int64_t)sizeof(unsigned));
+    copy(p->sealed, heads * (int64_t)sizeof(int32_t));
     size_t bytes = (size_t)(2 * d) * sizeof(bf16);
     if (p->last)
         CUDA_CHECK(cudaMemcpy2DAsync(p->last + to * 2 * d, (size_t)p->slots * bytes, p->last + from * 2 * d,
@@ -371,4 +403,5 @@ static inline void pages_copy(const Pages* p, int64_t from, int64_t to, cudaStre
     copy(p->v, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
     copy(p->cum_logf, PAGE_TOKENS * (int64_t)sizeof(double));
     copy(p->page_logsum, (int64_t)sizeof(double));
+    copy(p->page_norms, (int64_t)sizeof(unsigned));
 }

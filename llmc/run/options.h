@@ -91,7 +91,7 @@ ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
     "print up to N tokens, until end of text, from the model of --init, and exit; with --data the length " \
     "of samples [128]") \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
-    "text to continue [empty: the start of a document]; with --generate, -: each line of standard input") \
+    "text to continue [empty: the start of a document]; -: standard input, with --generate a line each") \
 ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
 ROW(LIST, stop, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
 ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
@@ -109,6 +109,9 @@ ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
 ROW(TEXT, requests, "requests", "FILE", 0, 0, 0, \
     "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or generate; " \
     "and exit") \
+ROW(TEXT, maps, "maps", "FILE", 0, 0, 0, \
+    "write what each head of the model of --init forgets and attends to, on --prompt or --val-data, for " \
+    "scripts/eval/maps.py, and exit") \
 GROUP("GPU (ignored by the CPU trainer)") \
 ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
     "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
@@ -169,7 +172,7 @@ static inline bool option_recorded(const CliRow* row) {
         offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
         offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval),
         offsetof(Options, requests),     offsetof(Options, gpu),     offsetof(Options, gpu_memory),
-        offsetof(Options, mfu)};
+        offsetof(Options, mfu),          offsetof(Options, maps)};
     for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
         if (row->offset == of_the_process[i]) return false;
     return row->type != CLI_GROUP;

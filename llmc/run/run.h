@@ -26,7 +26,16 @@ error.
 #include "options.h"
 
 // What a process does: train, or one thing and exit.
-typedef enum { RUN_TRAIN, RUN_GENERATE, RUN_REQUESTS, RUN_DUMP, RUN_BENCH, RUN_DRY, RUN_EVAL } RunMode;
+typedef enum {
+    RUN_TRAIN,
+    RUN_GENERATE,
+    RUN_REQUESTS,
+    RUN_DUMP,
+    RUN_BENCH,
+    RUN_DRY,
+    RUN_EVAL,
+    RUN_MAPS
+} RunMode;
 
 typedef struct {
     Options options; // numbers and choices that were not given are OPTION_UNSET
@@ -73,9 +82,10 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     // with --data, --generate is the length of samples while training
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
     bool requests = o->requests != NULL, generate = o->generate != OPTION_UNSET && !o->data && !requests;
-    if (dry + bench + dump + eval + generate + requests > 1)
-        die("--dry-run, --bench, --dump, --eval, --generate and --requests each do one thing and exit: give "
-            "one of them");
+    bool maps = o->maps != NULL;
+    if (dry + bench + dump + eval + generate + requests + maps > 1)
+        die("--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and "
+            "exit: give one of them");
     if (!dry && (o->gpu || o->gpu_memory != OPTION_UNSET || o->mfu != OPTION_UNSET))
         die("--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run");
     line.mode = dry        ? RUN_DRY
@@ -83,6 +93,7 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
                 : dump     ? RUN_DUMP
                 : eval     ? RUN_EVAL
                 : requests ? RUN_REQUESTS
+                : maps     ? RUN_MAPS
                 : generate ? RUN_GENERATE
                            : RUN_TRAIN;
     return line;
@@ -254,6 +265,9 @@ static inline bool run_infers(const Run* run) {
     return run->mode == RUN_GENERATE || run->mode == RUN_REQUESTS;
 }
 
+// Does it read one sequence at a time, of up to the trained length?
+static inline bool run_reads_sequences(const Run* run) { return run_infers(run) || run->mode == RUN_MAPS; }
+
 // The number of ranks that the run is planned for.
 static inline int run_ranks(const Run* run) {
     return run->mode == RUN_DRY && run->options.ranks != OPTION_UNSET ? (int)run->options.ranks
@@ -320,7 +334,7 @@ static inline void run_plan_batches(Run* run, int64_t suggested_tokens) {
 }
 
 // ----------------------------------------------------------------------------
-// --eval, --generate and --requests: what the trainer.json in --init tells
+// --eval, --generate, --requests and --maps: what the trainer.json in --init tells
 
 // An option in trainer.json; -1 where there is none.
 static inline int run_recorded(const Run* run, const char* name) {
@@ -335,7 +349,7 @@ static inline int64_t run_trained_length(const Run* run) {
     return known && length >= 1 && length <= 1 << 24 ? length : OPTION_UNSET;
 }
 
-// For generation and requests: a sequence has at most the trained length, unless --seq-len is given. A
+// For generation, requests and maps: a sequence has at most the trained length, unless --seq-len is given. A
 // trainer.json that cannot be read is that of a folder of another origin.
 static inline void run_complete_inference(Run* run) {
     Error ignored;
@@ -412,17 +426,18 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     if (o->gpu || o->gpu_memory != OPTION_UNSET) suggested_tokens = RUN_GPU_TOKENS;
     bool bench = run->mode == RUN_BENCH && o->batch_tokens == OPTION_UNSET, eval = run->mode == RUN_EVAL;
     if (eval) run_complete_eval(run);
-    if (run_infers(run)) run_complete_inference(run);
+    if (run_reads_sequences(run)) run_complete_inference(run);
     options_apply_recipe(&run->options, &recipe);
-    if (run_infers(run)) run->options.batch_tokens = o->seq_len;
+    if (run_reads_sequences(run)) run->options.batch_tokens = o->seq_len;
     if (bench) run->options.batch_tokens = run_bench_tokens(run, suggested_tokens);
     run->table = params_build_for(&run->config, run_ranks(run));
     run->shard = params_shard(&run->table, world->rank, run_ranks(run));
     if (world->size > 1 && run->mode != RUN_TRAIN && run->mode != RUN_BENCH && !eval)
         die("only training, --bench and --eval run on %d ranks: start one process alone", world->size);
-    if (run_infers(run) && !o->init)
-        die("--%s: with which model? give --init DIR, a checkpoint",
-            run->mode == RUN_GENERATE ? "generate" : "requests");
+    if (run_reads_sequences(run) && !o->init)
+        die("--%s: with which model? give --init DIR, a checkpoint", run->mode == RUN_GENERATE   ? "generate"
+                                                                     : run->mode == RUN_REQUESTS ? "requests"
+                                                                                                 : "maps");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
     if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
@@ -444,7 +459,9 @@ static inline void run_free(Run* run) {
 // what follows from a run
 
 // Does it compute gradients?
-static inline bool run_has_gradients(const Run* run) { return !run_infers(run) && run->mode != RUN_EVAL; }
+static inline bool run_has_gradients(const Run* run) {
+    return !run_reads_sequences(run) && run->mode != RUN_EVAL;
+}
 
 // Was it resumed from a checkpoint?
 static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }

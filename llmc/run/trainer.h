@@ -13,6 +13,7 @@ Order of the calls:
                 pruning_counts
     --dump      load_batch, evaluate
     --bench     bench
+    --maps      visit_heads
     --generate, --requests  cache_new, extend for every pass, cache_free (llmc/eval/engine.h)
 
 With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
@@ -42,6 +43,16 @@ typedef struct Cache Cache;
 static inline bool step_is_valid(double loss, double norm) {
     return isfinite(loss) && norm > 0 && norm < STEP_MAX_NORM;
 }
+
+// A layer's tensors on the host, of one sequence of T tokens.
+typedef struct {
+    const void *q, *k;      // [T, NH dh] of the host's numbers, as attention reads them
+    const double* cum_logf; // [NH, T]; NULL: no gate
+    const double* limits;   // [NH] U >= |q k| / sqrt(dh), by which it is pruned; NAN: not known
+} LayerHeads;
+
+// Gets layer l, whose tensors are valid during the call.
+typedef void (*HeadVisitor)(void* context, int64_t l, const LayerHeads* layer);
 
 typedef struct {
     const char* summary;      // of the program, for --help
@@ -92,6 +103,9 @@ typedef struct {
     // NULL, the backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's
     // numbers, float or double; logits may be NULL.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
+
+    // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer, in order.
+    void (*visit_heads)(Model* model, const int32_t* tokens, HeadVisitor visit, void* context);
 
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
 

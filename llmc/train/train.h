@@ -21,6 +21,7 @@ Called by main of the trainers, and only there.
 
 #include "../eval/bench.h"
 #include "../eval/evaluation.h"
+#include "../eval/maps.h"
 #include "../eval/requests.h"
 #include "../run/report.h"
 #include "../run/saver.h"
@@ -502,6 +503,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         return exit_code;
     }
     Evaluation* evaluation = run->mode == RUN_EVAL ? evaluation_open(run) : NULL;
+    Maps* maps = run->mode == RUN_MAPS ? maps_open(run) : NULL;
     ranks_compare_model(run);
     Model* model = trainer->open(run);
     CheckpointTensors host = host_tensors_new(trainer, run, run->mode == RUN_TRAIN);
@@ -520,6 +522,8 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         answer_requests(run, trainer, model);
     else if (run->mode == RUN_EVAL)
         evaluation_run(evaluation, trainer, model, run);
+    else if (run->mode == RUN_MAPS)
+        maps_run(maps, trainer, model, run);
     else {
         printf("%s", run->device);
         trainer->bench(model, run);

@@ -14,16 +14,18 @@ The file, in safetensors format, has floats of 32 or 64 bits:
     pruned_share      [L, NH]   skipped share of the blocks of keys at or below the diagonal, 0 to 1
     effective_window  [L, NH]   mean over the rows i of the smallest w for which the keys j > i - w have 0.95
                                 of the attention, tokens
+    queries           [Q]       int32 or int64, rising: the positions of the rows below, of all heads; without
+                                it Q = T
 
-and for each chosen head h of layer l
+and of each head H of layer L that can be drawn
 
     L.H.cum_logf      [T]       running sum of log f; the first entry is log f of token 0
+    L.H.largest       [Q]       the largest attention of each row, and
+    L.H.key           [Q]       its key: all that is over 0.5
     L.H.attention     [Q, T]    rows of softmax(q k^T / sqrt(dh) + log F), 0 above the diagonal
-    queries           [Q]       int32 or int64, rising: the positions of these rows, for all heads; without it
-                                Q = T
 
-where `L.H` is written as numbers, such as `3.11`. Its metadata may have `checkpoint` and `text`, the names of
-both.
+where `L.H` is written as numbers, such as `3.11`. A head has largest and key, or attention, or all.
+llmc/eval/maps.h writes it.
 """
 import argparse
 import re
@@ -54,8 +56,13 @@ def read(path):
     for layer, head in mapped_heads(tensors):
         c, a = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention"))
         queries = tensors.get("queries", numpy.arange(len(c)))
-        if a is None or a.shape != (len(queries), len(c)) or queries.max(initial=0) >= len(c):
+        largest, key = (tensors.get(f"{layer}.{head}.{name}") for name in ("largest", "key"))
+        if queries.max(initial=0) >= len(c) or (a is None and largest is None) or (
+                a is not None and a.shape != (len(queries), len(c))):
             raise Error(f"{path}: {layer}.{head}.attention does not fit cum_logf and queries")
+        if largest is not None and (key is None or not largest.shape == key.shape == queries.shape
+                                    or (key > queries).any() or key.min(initial=0) < 0):
+            raise Error(f"{path}: {layer}.{head}.largest and key do not fit queries")
         if layer >= len(tensors["half_life"]) or head >= len(tensors["half_life"][0]):
             raise Error(f"{path}: has no statistics of head {layer}.{head}")
     return tensors
@@ -83,17 +90,29 @@ def forget_map(cum_logf, queries):
     return numpy.ma.masked_where(j[None, :] > i[:, None], numpy.exp(numpy.minimum(log_f, 0)))
 
 
+def attention_map(attention, largest, key, T):
+    """The largest attention of each cell of a picture of at most DOTS x DOTS: of all places, or, without
+    attention, of the largest ones of their rows."""
+    import numpy
+    if attention is not None:
+        return pooled(attention, min(DOTS, len(attention)), min(DOTS, T))
+    rows, columns = min(DOTS, len(largest)), min(DOTS, T)
+    cells = numpy.zeros((rows, columns))
+    numpy.maximum.at(cells, (numpy.arange(len(largest)) * rows // len(largest), key.astype(numpy.int64) * columns // T), largest)
+    return cells
+
+
 def draw_maps(path, tensors, heads):
     import numpy
     import plots
     figure, axes = plots.panels(len(heads), rows=2, width=3.4, height=2.9)
     for column, (layer, head) in enumerate(heads):
-        c, attention = tensors[f"{layer}.{head}.cum_logf"], tensors[f"{layer}.{head}.attention"]
+        c, *maps = (tensors.get(f"{layer}.{head}.{name}") for name in ("cum_logf", "attention", "largest", "key"))
         queries = tensors.get("queries", numpy.arange(len(c)))
         extent = (0, len(c), int(queries[-1]) + 1, int(queries[0]))
         half_life = tensors["half_life"][layer][head]
         plots.heat_map(axes[0][column], forget_map(c, queries), extent=extent, vmin=0, vmax=1)
-        drawn = pooled(attention, min(DOTS, len(queries)), min(DOTS, len(c)))
+        drawn = attention_map(*maps, len(c))
         drawn = numpy.ma.masked_less_equal(drawn, SHOWN)
         plots.heat_map(axes[1][column], drawn, extent=extent, vmin=SHOWN, vmax=1, cmap="viridis_r")
         life = f"{half_life:,.0f}" if half_life >= 10 else f"{half_life:.2g}"

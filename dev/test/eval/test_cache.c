@@ -212,6 +212,65 @@ static void check_forgetting(const char* name, bool unseen, bool forgets) {
     model_free(&model);
 }
 
+// A long text in chunks that are multiples of nothing, then token by token beside a second sequence of the same
+// tokens, against the forward pass.
+static double check_long(const char* name, int64_t T, bool drops) {
+    enum { DECODED = 41, BESIDE = 63 };
+    static const int64_t chunks[] = {4001, 37, 300, 1};
+    Model model = variant_model(name, 1, T);
+    int64_t V = model.config.vocab_size, prompt = T > DECODED ? T - DECODED : 0, counts[2] = {0, 1};
+    int32_t *tokens = random_tokens(&model, T + 1, 0), *texts[] = {tokens, tokens}, slots[] = {0, 1};
+    RowScore* scores[2];
+    float* logits[2];
+    double worst = 0;
+    Cached c = cached_new(&model, 2, T, drops, false);
+    for (int s = 0; s < 2; s++) {
+        scores[s] = (RowScore*)xcalloc((size_t)T, sizeof(RowScore));
+        logits[s] = (float*)xcalloc((size_t)(T * V), sizeof(float));
+    }
+    for (int i = 0; c.lengths[0] < prompt; i++) { // the second sequence joins in the third pass
+        counts[0] = min64(chunks[i % 4], prompt - c.lengths[0]), counts[1] = BESIDE;
+        cached_pass(&c, i == 2 ? 2 : 1, slots, counts, texts, scores, logits);
+    }
+    for (counts[0] = counts[1] = 1; c.lengths[0] < T;)
+        cached_pass(&c, 2, slots, counts, texts, scores, logits);
+    CHECK(!drops || T < 1000 || c.pages.forgotten > 0, "%s: nothing is dropped of %lld tokens", name,
+          (long long)T);
+    model_forward(&model, tokens);
+    model_loss(&model, tokens + 1, 0, false, NULL);
+    for (int s = 0; s < 2; s++)
+        for (int64_t t = 0; t < c.lengths[s]; t++)
+            worst = fmax(worst, fabs(scores[s][t].logprob + (double)model.acts.losses[t]));
+    CHECK(worst <= (drops ? 1e-3 : PICK(3e-4, 1e-10)), "%s: %lld tokens: a log-probability is off by %.2e",
+          name, (long long)T, worst);
+    for (int s = 0; s < 2; s++) free(scores[s]), free(logits[s]);
+    free(tokens);
+    cached_free(&c);
+    model_free(&model);
+    return worst;
+}
+
+// Up to 65,536 tokens in float; in double and with sanitizers, which are slower, fewer. The longest one of the
+// family that forgets alone.
+static void check_lengths(void) {
+    static const int64_t lengths[] = {1, 63, 1000, 4097, 16385, 65536};
+    static const char* const families[] = {"fox-pro", "transformer-llama", "fox-llama", "transformer-pro"};
+#ifdef __SANITIZE_ADDRESS__
+    const int64_t most = 1000;
+#else
+    const int64_t most = PICK(65536, 4097);
+#endif
+    for (int i = 0; i < 6 && lengths[i] <= most; i++) {
+        const int64_t T = lengths[i], count = T > 20000 ? 1 : T > 5000 ? 2 : 4;
+        for (int64_t f = 0; f < count; f++) {
+            char name[128];
+            snprintf(name, sizeof name, "%s num_hidden_layers=1 num_heads=1 hidden_size=8", families[f]);
+            double error = check_long(name, T, f == 0);
+            printf("%s, %lld tokens: log-probabilities off by %.1e\n", families[f], (long long)T, error);
+        }
+    }
+}
+
 int main(void) {
     omp_set_num_threads(1); // the models are too small for threads to pay
     double worst = 0;
@@ -228,5 +287,7 @@ int main(void) {
     check_forgetting("fox-pro hidden_size=32 use_rope=true", false, true);
     check_forgetting("fox-pro hidden_size=32 qk_norm=false", false, false);
     check_forgetting("fox-pro hidden_size=32 qk_norm=false", true, true);
+    omp_set_num_threads(2);
+    check_lengths();
     return test_report();
 }

@@ -20,7 +20,7 @@ init=$scratch/out/step_00000020
 for case in score rolling generate errors stream many; do
     check "$case" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$trainer"
 done
-for case in errors generate stream; do
+for case in score rolling errors generate stream; do
     check "$case, sanitized" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$sanitized"
 done
 

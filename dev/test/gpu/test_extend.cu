@@ -9,6 +9,8 @@ implementation: probabilities and results rounded to bf16, everything else exact
     test_extend [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
 #include <algorithm>
+#include <memory>
+#include <numeric>
 #include "../../../llmc/inference/cache.cuh"
 #include "buffers.cuh"
 
@@ -59,12 +61,12 @@ struct Cache {
     Drawn<float> bias;
 
     Cache(const Model& model, int64_t slots, int64_t capacity, int64_t rows, bool drops,
-          uint64_t weights_seed)
+          uint64_t weights_seed, bool drops_unseen = true)
         : m(model), heads(model.NH), width(ceil_div<int64_t>(capacity, PAGE_TOKENS)),
           table((size_t)(slots * heads * width), -1), lengths((size_t)slots),
           q_weight(weights(model.d(), 0.1, 1, weights_seed)),
           k_weight(weights(model.d(), 0.1, 1, weights_seed + 1)), bias(biases(model)) {
-        sizes = {slots, capacity, slots * heads * width, rows, slots, drops, true};
+        sizes = {slots, capacity, slots * heads * width, rows, slots, drops, drops_unseen};
         CacheModel sizes_of = {1, m.NH, m.dh, m.gate != NO_GATE, m.pro, m.rope, m.pro, LOG_TOLERANCE};
         CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);
         if (m.pro) pages_limits(&c.pages, 0, q_weight, k_weight, m.dh, 0);
@@ -463,6 +465,74 @@ static void test_forgotten(const Model& m, int64_t length, int64_t t) {
     check_values("o without forgotten pages", doubles(got), doubles(want), 1e-3); // of 2e-3 where all round
 }
 
+// Pages that all of the t rows of slot 0 skip by the bound of pages.cuh, whatever the rounding.
+static int surely_skipped(Cache& cache, const Pools& pools, int64_t t, int64_t h) {
+    const Model& m = cache.m;
+    int64_t length = cache.lengths[0];
+    vector<double> k = cache.tokens_of(pools.k, 0, h), c, squares;
+    auto square = [](const double* x, int64_t n) { return std::inner_product(x, x + n, x, 0.0); };
+    for (int64_t j = 0; j < length; j++) {
+        c.push_back(
+            pools.cum_logf[(size_t)(cache.entry(0, h, j / PAGE_TOKENS) * PAGE_TOKENS + j % PAGE_TOKENS)]);
+        squares.push_back(square(&k[(size_t)(j * m.dh)], m.dh));
+    }
+    int all = INT32_MAX;
+    for (int64_t i = length - t; i < length; i++) {
+        vector<double> q;
+        for (int64_t x = 0; x < m.dh; x++)
+            q.push_back(value(pools.q[(size_t)((i - length + t) * m.d() + h * m.dh + x)]));
+        double sum = 0, largest = 0, own = sqrt(squares[(size_t)i]);
+        int pages = 0;
+        for (int64_t j = 0; j + PAGES_UNSEALED < i; j++) {
+            sum += exp(c[(size_t)i] - c[(size_t)j]), largest = fmax(largest, squares[(size_t)j]);
+            double reach = sqrt(square(q.data(), m.dh) / (double)m.dh) * (sqrt(largest) + own);
+            if ((j + 1) % PAGE_TOKENS == 0) pages += 1.001 * reach + log(sum) < LOG_TOLERANCE;
+        }
+        all = std::min(all, pages);
+    }
+    return all;
+}
+
+// Without QK norm rows skip pages: the result stays, the contents of these pages do not matter, and a row has the
+// same bits in a pass of its own.
+static void test_skipped(const Model& m, int64_t length, int64_t t) {
+    snprintf(test_case, sizeof test_case, "%s; skipped of %lld, %lld rows", m.name(), (long long)length,
+             (long long)t);
+    Sequences in(m, {length + t});
+    uint64_t weights_seed = seed;
+    Buffer<bf16> proj(in.part(0, length, t)), before(in.part(0, 0, length));
+    auto cache_of = [&](bool drops) {
+        auto cache =
+            std::make_unique<Cache>(m, 1, length + t, std::max(length, t), drops, weights_seed, false);
+        cache->pass({0}, {length}, before, false);
+        return cache;
+    };
+    auto whole = cache_of(false), cache = cache_of(true), garbled = cache_of(true), single = cache_of(true);
+    CHECK(!whole->c.pages.norms && cache->c.pages.norms, "%s: skips", test_case);
+    vector<bf16> want = whole->pass({0}, {t}, proj), got = cache->pass({0}, {t}, proj);
+    check_values("o without skipped pages", doubles(got), doubles(want), 1e-3); // of 2e-3 where all round
+    Pools pools(*cache, got);
+    int all = 0;
+    for (int64_t h = 0; h < m.NH; h++) {
+        int skipped = surely_skipped(*cache, pools, t, h);
+        all += skipped;
+        for (int column = 0; column < skipped; column++) {
+            int64_t at = garbled->entry(0, h, column) * PAGE_TOKENS * m.dh; // 0x47: finite and large
+            CUDA_CHECK(
+                cudaMemset(garbled->c.pages.k + at, 0x47, (size_t)(PAGE_TOKENS * m.dh) * sizeof(bf16)));
+            CUDA_CHECK(
+                cudaMemset(garbled->c.pages.v + at, 0x47, (size_t)(PAGE_TOKENS * m.dh) * sizeof(bf16)));
+        }
+    }
+    CHECK(all > 0, "%s: nothing is skipped", test_case);
+    CHECK(same_bits(garbled->pass({0}, {t}, proj), got), "%s: skipped pages are seen", test_case);
+    for (int64_t i = 0; i < t; i++) {
+        vector<bf16> own = single->pass({0}, {1}, Buffer<bf16>(in.part(0, length + i, 1)));
+        CHECK(memcmp(own.data(), &got[(size_t)(i * m.d())], own.size() * sizeof(bf16)) == 0,
+              "%s: row %lld differs in a pass of its own", test_case, (long long)i);
+    }
+}
+
 // attention_forward from a first query on has the bits of the whole.
 static void test_first_query(int64_t T, int64_t first, int64_t NH, int64_t dh, bool gate) {
     snprintf(test_case, sizeof test_case, "queries %lld to %lld, dh %lld", (long long)first, (long long)T,
@@ -510,6 +580,9 @@ int main(int argc, char** argv) {
         test_forgotten({2, dh, GATE, true, false, -1}, 700, 3);
         test_forgotten({2, dh, GATE, false, false, -1}, 700, 3);
         if (!quick) test_forgotten({2, dh, GATE, true, false, -1}, 3001, 300);
+        test_skipped({2, dh, GATE, false, false, -1}, 700, 3);
+        test_skipped({2, dh, GATE_BIAS_ONLY, false, true, -2}, 641, 20);
+        if (!quick) test_skipped({3, dh, GATE, false, false, -1}, 5000, 40);
         for (bool gate : {false, true}) test_first_query(quick ? 400 : 1500, 384, 3, dh, gate);
         if (!quick) test_first_query(1500, 1152, 2, dh, true);
     }

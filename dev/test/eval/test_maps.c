@@ -1,0 +1,131 @@
+/*
+Tests of llmc/eval/maps.h on the CPU trainer's model: every number of the file against attention computed here
+row by row, for a text whose rows are all computed, for one of which some are, and for pruned heads.
+
+Built in float and in double.
+*/
+#include "../trainer/trainer.h"
+#include "../reals.h"
+#include "../trainer/variants.h"
+
+static const Trainer maps_trainer = {.element_bytes = sizeof(real), .visit_heads = visit_heads};
+
+static double attention_of(double* a, const AttentionActs* acts, const HeadShape* s, int64_t h, int64_t i) {
+    double sum = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        double score = 0;
+        for (int64_t x = 0; x < s->dh; x++)
+            score +=
+                (double)acts->q[(i * s->NH + h) * s->dh + x] * (double)acts->k[(j * s->NH + h) * s->dh + x];
+        a[j] = exp(score / sqrt((double)s->dh) +
+                   gate_bias(acts->cum_logf ? acts->cum_logf + h * s->T : NULL, i, j));
+        sum += a[j];
+    }
+    return sum;
+}
+
+// The rows of head h of layer l. Returns the mean window.
+static double check_rows(const char* name, const Maps* m, const AttentionActs* acts, const HeadShape* s,
+                         int64_t l, int64_t h) {
+    const int64_t at = l * m->NH + h, T = m->T;
+    double *a = (double*)xcalloc((size_t)T, sizeof *a), windows = 0;
+    for (int64_t r = 0; r < m->Q; r++) {
+        const int64_t i = m->queries[r], key = m->key[at * m->Q + r];
+        double sum = attention_of(a, acts, s, h, i), near = 0, largest = 0;
+        int64_t w = 0;
+        while (near < MAPS_WINDOW_SHARE * sum - 1e-9) near += a[i - w++];
+        windows += (double)w;
+        for (int64_t j = 0; j <= i; j++) largest = fmax(largest, a[j]);
+        CHECK(key <= i && fabs(a[key] - largest) <= 1e-6 * sum &&
+                  fabs(largest / sum - (double)m->largest[at * m->Q + r]) <= 1e-6,
+              "%s: head %lld.%lld: key %lld with %g is the largest of row %lld, not %g", name, (long long)l,
+              (long long)h, (long long)key, (double)m->largest[at * m->Q + r], (long long)i, largest / sum);
+        for (int k = 0; k < 2; k++)
+            for (int64_t j = 0; m->matrices[k] && m->shown[k] == at && j < T; j++) {
+                double want = j <= i ? a[j] / sum : 0, got = (double)m->matrices[k][r * T + j];
+                CHECK(fabs(got - want) <= 1e-6, "%s: head %lld.%lld: attention %g, not %g", name,
+                      (long long)l, (long long)h, got, want);
+            }
+    }
+    free(a);
+    return windows / (double)m->Q;
+}
+
+// The pruned share by its definition: each block that holds less than eps of each query's weight, if scores
+// are as far apart as U allows.
+static double share_of(const double* c, int64_t T, double limit, double log_tolerance) {
+    int64_t blocks = (T + MAPS_BLOCK - 1) / MAPS_BLOCK, skipped = 0;
+    for (int64_t m = 0; m < blocks; m++)
+        for (int64_t n = 0; n < m; n++) {
+            double worst = 0;
+            for (int64_t i = m * MAPS_BLOCK; i < T && i < (m + 1) * MAPS_BLOCK; i++) {
+                double before = 0, all = 0;
+                for (int64_t j = 0; j <= i; j++)
+                    *(j < (n + 1) * MAPS_BLOCK ? &before : &all) += exp(c[i] - c[j]);
+                worst = fmax(worst, before / (before + all));
+            }
+            skipped += worst * exp(2 * limit) < exp(log_tolerance);
+        }
+    return (double)skipped / (double)(blocks * (blocks + 1) / 2);
+}
+
+// gate: bias of the first head's forget gate, of the others 8.
+static void check_maps(const char* name, int64_t T, real gate) {
+    Model model = variant_model(name, 1, T);
+    const Config* c = &model.config;
+    Maps* m = (Maps*)xcalloc(1, sizeof *m);
+    double shares = 0;
+    for (int64_t l = 0; l < c->num_hidden_layers && config_has_gate(c); l++)
+        for (int64_t h = 0; h < c->num_heads; h++)
+            model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset + h] = h ? 8 : gate;
+    m->config = c, m->T = T, m->tokens = random_tokens(&model, T, 0);
+    maps_measure(m, &maps_trainer, &model);
+    CHECK(m->Q == (T < MAPS_ROWS ? T : MAPS_ROWS) && m->queries[m->Q - 1] == T - 1, "%s: the rows", name);
+    CHECK(!m->matrices[0] == (T > MAPS_ROWS), "%s: %lld tokens, matrices of heads %lld and %lld", name,
+          (long long)T, (long long)m->shown[0], (long long)m->shown[1]);
+    for (int64_t l = 0; l < m->L; l++) {
+        const Layer layer = model_layer(&model, &model.pass, l);
+        const AttentionActs acts = attention_acts(&layer);
+        const HeadShape s = attention_shape(&layer);
+        HeadPath paths[3];
+        attention_paths(&layer, NULL, paths);
+        for (int64_t h = 0; h < m->NH; h++) {
+            const int64_t at = l * m->NH + h;
+            const double* cum_logf = m->cum_logf + at * T;
+            double limit = 0, window = check_rows(name, m, &acts, &s, l, h), life = INFINITY, share = 0;
+            for (int64_t t = 0; t < T; t++)
+                CHECK(cum_logf[t] == (acts.cum_logf ? acts.cum_logf[h * T + t] : 0), "%s: cum_logf", name);
+            if (acts.cum_logf) life = -log(2) / (cum_logf[T - 1] / (double)T);
+            for (int64_t i = 0; i < T * T && !paths[0].weight; i++) // T is small there
+                limit = fmax(limit, sqrt((double)dot(acts.q + (i / T * s.NH + h) * s.dh,
+                                                     acts.q + (i / T * s.NH + h) * s.dh, s.dh) *
+                                         (double)dot(acts.k + (i % T * s.NH + h) * s.dh,
+                                                     acts.k + (i % T * s.NH + h) * s.dh, s.dh) /
+                                         (double)s.dh));
+            if (paths[0].weight) limit = head_limit(&layer, paths, h);
+            if (config_prunes(c)) share = share_of(cum_logf, T, limit, c->log_pruning_tolerance);
+            shares += share;
+            CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-12,
+                  "%s: half-life %g, not %g", name, m->half_life[at], life);
+            CHECK(fabs(m->effective_window[at] - window) <= 1e-2, "%s: window %g, not %g", name,
+                  m->effective_window[at], window);
+            CHECK(m->pruned_share[at] == share, "%s: head %lld.%lld: pruned share %g, not %g", name,
+                  (long long)l, (long long)h, m->pruned_share[at], share);
+        }
+    }
+    CHECK(gate > 0 ? shares == 0 : shares > 0, "%s: pruned shares of %g in all", name, shares);
+    maps_free(m);
+    model_free(&model);
+}
+
+int main(void) {
+    omp_set_num_threads(2);
+    check_maps("fox-pro", 37, 4);
+    check_maps("fox-pro", 700, -1);
+    check_maps("fox-pro use_rope=true qk_norm_share_param_across_head=true", 300, -1);
+    check_maps("fox-llama fgate_type=bias_only num_heads=3", 500, -2);
+    check_maps("transformer-llama", 131, 4);
+    check_maps("fox-pro num_hidden_layers=1 num_heads=1", 1, 4);
+    check_maps("fox-pro num_hidden_layers=1", 2050, 8);
+    return test_report();
+}
