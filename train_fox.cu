@@ -1050,6 +1050,8 @@ static Model* model_plan(MemoryPlan* plan, const Run* run) {
             (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (cudnn && config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    if (cudnn && c->window_size > 0)
+        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
     shape.B = run->micro_batch, shape.T = o->seq_len, shape.NH = c->num_heads, shape.dh = config_head_size(c);
     if (!cudnn) attention_check(&shape);
 

@@ -16,7 +16,7 @@ on how a sequence is cut into passes.
 A cache that forgets. With |q k| / sqrt(dh) <= U for all pairs of a head, the keys up to the end e of a page
 have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j) of row i's weight, c being cum_logf. c
 only falls, and so does this. The logarithm of the sum is kept for the end of each page and for the last
-token.
+token. With a window, pages that have left it are forgotten too.
 */
 #pragma once
 
@@ -57,8 +57,17 @@ typedef struct {
     double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
     unsigned* squares;   // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
-    bool drops;
+    bool drops;           // what gates forget
+    int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
+    bool drops_window;    // what has left the window
 } Pages;
+
+// The first page of a window that ends at `position`, or as much as 15 tokens earlier, so that the rows of a tile
+// begin at the same page, whatever else is in their pass.
+__host__ __device__ static inline int pages_window_first(int64_t window, int64_t position) {
+    int64_t first = (position & ~(int64_t)15) - window + 1;
+    return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;
+}
 
 __host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.NH; }
 
@@ -218,6 +227,8 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
         p.forgotten[at] = 0;
         if (p.squares) p.squares[2 * at] = p.squares[2 * at + 1] = 0;
     }
+    if (p.drops_window && length > 0)
+        p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
     if (!p.drops || length == 0) return;
     const int32_t* table = p.table + at * p.table_width;
     double limit;
@@ -255,7 +266,7 @@ __global__ static void __launch_bounds__(32)
 // p->limits of a layer from its QK norm's weights.
 static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
                                 int64_t weight_stride, cudaStream_t stream) {
-    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride};
+    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride, 0};
     Pruning pruning = {};
     pruning.q_weight = q_weight, pruning.k_weight = k_weight;
     CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
@@ -265,11 +276,12 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
 // copies
 
 // A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten
-// pages are zeros with a cum_logf from which nothing is left.
+// pages are zeros with a cum_logf from which nothing is left. Keys and values before first_page are left out.
 #define PAGES_FORGOTTEN_CUM_LOGF 1e6
 typedef struct {
     bf16 *k, *v;      // [T, NH, dh]
     double* cum_logf; // [NH, T]
+    int first_page;
 } PagesGathered;
 
 // Block (page, head)
@@ -281,7 +293,7 @@ __global__ static void __launch_bounds__(128)
     bool forgotten = index < p.forgotten[head];
     int64_t page = forgotten ? 0 : p.table[head * p.table_width + index];
     int tokens = min(PAGE_TOKENS, T - index * PAGE_TOKENS);
-    for (int i = (int)threadIdx.x; i < tokens * chunks; i += 128) {
+    for (int i = (int)threadIdx.x; index >= to.first_page && i < tokens * chunks; i += 128) {
         int token = i / chunks, chunk = i % chunks;
         int64_t from = pages_chunk(p, page, token, chunk);
         int64_t at = ((index * PAGE_TOKENS + token) * p.NH + h) * p.dh + chunk * 8;
