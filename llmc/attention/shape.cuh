@@ -130,16 +130,16 @@ struct AttentionShape {
         int head = first + (int)(within % size);
         return {bounds.head_order ? bounds.head_order[head] : head, (int)(within / size)};
     }
-    __device__ int first_key_block(int64_t head, int query_block) const {
-        return bounds.first_key_block ? bounds.first_key_block[head * blocks + query_block] : 0;
+    template <bool WINDOW> __device__ int first_key_block(int64_t head, int query_block) const {
+        int first = bounds.first_key_block ? bounds.first_key_block[head * blocks + query_block] : 0;
+        return WINDOW ? max(first, (query_block * ATTENTION_BLOCK - window + 1) / ATTENTION_BLOCK) : first;
     }
-    // At least the last block: without pruning, blocks.
-    __device__ int last_query_block(int64_t head, int key_block) const {
-        return bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks;
+    // May be past the last block.
+    template <bool WINDOW> __device__ int last_query_block(int64_t head, int key_block) const {
+        int last = bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks;
+        int last_key = (key_block + 1) * ATTENTION_BLOCK - 1;
+        return WINDOW ? min(last, (last_key + window - 1) / ATTENTION_BLOCK) : last;
     }
-    // In a window: the first key that query i sees, and the last query that sees key j, which may be past T.
-    __device__ int window_first_key(int i) const { return max(i - window + 1, 0); }
-    __device__ int window_last_query(int j) const { return j + window - 1; }
 };
 
 // Does a window hide keys of the past? Kernels are compiled twice: those without a window have no code for it.

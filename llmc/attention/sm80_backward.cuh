@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
     int i0 = block.first, last_tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
-    int tile = shape.first_key_block(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
-    if (WINDOW) tile = max(tile, shape.window_first_key(i0) / KEYS);
+    int tile = shape.first_key_block<WINDOW>(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
     const bf16 *k = a.k + block.base, *v = a.v + block.base;
 
     auto copy_keys = [&](int stage, int n) {
@@ -199,8 +198,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     int j0 = block.first, tile = j0 / QUERIES;
     int last_tile =
         min((T - 1) / QUERIES,
-            (shape.last_query_block(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
-    if (WINDOW) last_tile = min(last_tile, shape.window_last_query(j0 + ATTENTION_BLOCK - 1) / QUERIES);
+            (shape.last_query_block<WINDOW>(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
     const bf16 *q = a.q + block.base, *dout = a.dout + block.base;
 
     auto copy_queries = [&](int stage, int n) {

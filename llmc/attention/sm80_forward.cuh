@@ -101,8 +101,7 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
     int i0 = block.first, tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
-    int last_tile = shape.first_key_block(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
-    if (WINDOW) last_tile = max(last_tile, shape.window_first_key(i0) / KEYS);
+    int last_tile = shape.first_key_block<WINDOW>(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
     const bf16 *k = a.k + block.base, *v = a.v + block.base;
 
     auto copy_keys = [&](int stage, int n) {

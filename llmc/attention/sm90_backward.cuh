@@ -4,8 +4,7 @@ Backward of forgetting attention on Hopper. With p = exp(score - lse) and ds = p
     dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p dout_i,
     dcum_logf_i = sum_j ds_ij - sum_j ds_ji
 
-One thread block per (head, block of 128 keys), which loops over the tiles of queries from the diagonal on, up to
-the end of the window where there is one.
+A thread block has 128 keys of a head, and loops over tiles of queries from the diagonal to the window's end.
 Warp roles:
 
     warp 0       tma_producer: K and V once, Q and dO tiles  ->  shared memory (ring of 3 stages); one thread
@@ -82,10 +81,9 @@ struct Sm90BackwardParameters {
     AttentionShape shape;
 };
 
-// A block of keys from j0 on, and its tiles of queries: from first to last, masked before `clear`, and with a
-// window from `border` on.
+// A block of keys from j0 on, and its tiles of queries: from first to last, masked before `clear`.
 struct Sm90BackwardBlock {
-    int head, b, h, j0, first, clear, last, border;
+    int head, b, h, j0, first, clear, last;
 
     // The n-th block to compute
     template <class F> __device__ static Sm90BackwardBlock of(unsigned n, const Sm90BackwardParameters& p) {
@@ -94,15 +92,12 @@ struct Sm90BackwardBlock {
         // The first keys have most queries. With the semaphore, each block waits for the one after it, which
         // must therefore come before it.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
-        int last_block = p.shape.last_query_block(at.head, block);
+        int last_block = p.shape.last_query_block<F::WINDOW>(at.head, block);
         Sm90BackwardBlock x;
         x.head = at.head, x.b = at.head / p.shape.NH, x.h = at.head % p.shape.NH;
         x.j0 = block * ATTENTION_BLOCK;
         x.first = block * TILES, x.clear = x.first + TILES;
-        int end = min((last_block + 1) * TILES, F::tiles(p.shape));
-        if (F::WINDOW) end = min(end, p.shape.window_last_query(x.j0 + ATTENTION_BLOCK - 1) / F::QUERIES + 1);
-        x.last = end - 1;
-        if (F::WINDOW) x.border = (p.shape.window_last_query(x.j0) + 1) / F::QUERIES;
+        x.last = min((last_block + 1) * TILES, F::tiles(p.shape)) - 1;
         return x;
     }
 };
@@ -229,8 +224,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
 
     uint32_t lane_offset = sm90_chunk_offset<F::KEYS>(warp_key + lane % 16, lane / 16); // see lane_address
 
-    // 4 more registers for 8 columns of ones: the row sums in dq, the column sums in dk. At dh 128 dk has no
-    // room for them.
+    // 4 more registers for 8 columns of ones: row sums in dq, column sums in dk, where there is room (dh 64).
     static constexpr bool WIDE_DK = GATE && DH == 64;
     float dk[DH / 2 + (WIDE_DK ? 4 : 0)] = {}, dv[DH / 2] = {};
     float s[32], dp[32], dq[32 + (GATE ? 4 : 0)];
@@ -261,14 +255,12 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
             d[4 * n + 1] = d[4 * n + 3] = y.y;
         }
     }
-    // d += A B^T: A is the group's 64 rows of k or v, in registers or in shared memory, and B a step of
-    // queries
+    // d += A B^T: A is the group's 64 rows of k or v, in registers or shared memory, B a step of queries
     __device__ void issue_abt(float (&d)[32], const uint32_t (&rows)[DH / 16][4], const bf16* rows_tile,
                               const bf16* tile, int step) {
         uint64_t b = sm90_make_smem_desc<F::QUERIES>(tile) + sm90_rows(step * F::STEP);
         uint64_t a = sm90_make_smem_desc<F::KEYS>(rows_tile) + sm90_rows(group * 64);
-        // Recomputed each time: kept across the loop, the 16 descriptors would take registers that the
-        // accumulators need.
+        // Recomputed each time: kept across the loop, 16 descriptors would take the accumulators' registers.
         asm volatile("" : "+l"(a));
         sm90_fence_operand(d);
         sm90_wgmma_fence();
@@ -309,8 +301,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
         sm90_commit_group();
     }
 
-    // On the diagonal: turns scores into exponents to base 2, with earlier queries masked. i and j count from
-    // j0.
+    // On the diagonal: makes scores exponents to base 2, with earlier queries masked. i, j count from j0.
     __device__ void finish_diagonal(int i0) {
 #pragma unroll
         for (int e = 0; e < 32; e++) {
@@ -319,13 +310,13 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
             s[e] = j <= i ? s[e] * AttentionScale<DH>::SCALE + gate : -INFINITY;
         }
     }
-    // Masks the queries past the window, in scores or exponents.
+    // Masks the queries past the window, in scores or exponents, where the step has any.
     __device__ void mask_window(int i0) {
-        // the last query that the first row sees, relative to the lane's first column
-        int last = p.shape.window_last_query(lane_key) - i0 - lane % 4 * 2;
+        int past = lane_key + p.shape.window - i0 - lane % 4 * 2; // relative to the lane's first column
+        if (i0 + F::STEP <= p.shape.window) return;
 #pragma unroll
         for (int e = 0; e < 32; e++)
-            if (e / 4 * 8 + e % 2 > last + e % 4 / 2 * 8) s[e] = -INFINITY;
+            if (e / 4 * 8 + e % 2 >= past + e % 4 / 2 * 8) s[e] = -INFINITY;
     }
     __device__ void exponentiate(bool diagonal) {
         float factor = diagonal ? 1 : AttentionScale<DH>::SCALE;
@@ -452,7 +443,7 @@ template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90Backwar
                 sm90_wait_group<2>(); // dk and dp remain in flight
                 sm90_fence_operand(s), sm90_fence_operand(probabilities);
                 if (tile < x.clear) finish_diagonal(tile * F::QUERIES + step * F::STEP - x.j0);
-                if (WINDOW && tile >= x.border) mask_window(tile * F::QUERIES + step * F::STEP - x.j0);
+                if (WINDOW) mask_window(tile * F::QUERIES + step * F::STEP - x.j0);
                 exponentiate(tile < x.clear);
                 if (F::EARLY_DV) {
                     sm90_wait_group<1>(); // dp remains in flight

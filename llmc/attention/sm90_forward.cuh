@@ -83,10 +83,9 @@ struct Sm90ForwardParameters {
     int last_tile; // of a head, of all its queries
 };
 
-// A tile of queries from i0 on, and its tiles of keys: from last down to first, masked from `diagonal` on, and
-// with a window up to `border`.
+// A tile of queries from i0 on, and its tiles of keys: from last down to first, masked from `diagonal` on.
 struct Sm90ForwardTile {
-    int head, b, h, i0, last, diagonal, first, border;
+    int head, b, h, i0, last, diagonal, first;
 
     template <class F> __device__ static Sm90ForwardTile of(unsigned index, const Sm90ForwardParameters& p) {
         AttentionTile at = p.shape.tile(index);
@@ -95,11 +94,7 @@ struct Sm90ForwardTile {
         tile.i0 = (p.last_tile - at.tile_index) * F::ROWS; // the last queries have most keys
         tile.last = (min(tile.i0 + F::ROWS, p.shape.T) - 1) / F::KEYS;
         tile.diagonal = tile.i0 / F::KEYS;
-        tile.first = p.shape.first_key_block(tile.head, tile.diagonal);
-        if (F::WINDOW) {
-            tile.first = max(tile.first, p.shape.window_first_key(tile.i0) / F::KEYS);
-            tile.border = ceil_div(p.shape.window_first_key(tile.i0 + F::ROWS - 1), F::KEYS) - 1;
-        }
+        tile.first = p.shape.first_key_block<F::WINDOW>(tile.head, tile.diagonal);
         return tile;
     }
 };
@@ -265,8 +260,9 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
             s[i] = column(i) > own + 8 * half(i) ? -INFINITY : x;
         }
     }
-    // Masks the keys before the window, in scores or exponents.
+    // Masks the keys before the window, in scores or exponents, where the tile has any.
     __device__ void mask_window(const Sm90ForwardTile& tile, int n) {
+        if (tile.i0 + F::ROWS - n * KEYS <= p.shape.window) return;
         int lane = this->lane();
         // the last such column, relative to the lane's first one
         int before = tile.i0 + row(lane) - n * KEYS - lane % 4 * 2 - p.shape.window;
@@ -353,7 +349,7 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         sm90_wait_group<0>();
         sm90_fence_operand(s);
         finish_diagonal(tile, tile.last);
-        if (WINDOW && tile.last <= tile.border) mask_window(tile, tile.last);
+        if (WINDOW) mask_window(tile, tile.last);
         sm90_arrive_warp(&shared.k_empty[F::stage(step_count)]);
         exponentiate<true>(rescale);
         sm90_wait(&shared.v_full[F::stage(step_count)], F::phase(step_count));
@@ -374,7 +370,7 @@ template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
         sm90_wait_group<1>();
         sm90_fence_operand(s);
         if (DIAGONAL) finish_diagonal(tile, n);
-        if (WINDOW && n <= tile.border) mask_window(tile, n);
+        if (WINDOW) mask_window(tile, n);
         sm90_arrive_warp(&shared.k_empty[F::stage(step_count)]);
         bool rescaled = exponentiate<DIAGONAL>(rescale);
         // The wait for the next values is here, and not where they are needed, because the compiler moves no
