@@ -22,6 +22,10 @@ check "--dry-run with a sample" "$trainer" --dry-run --model fox-pro-760m --data
 said "a sample's state            9115.8 MiB"
 check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --ranks 8 --recompute block
 said "planned for recompute block"
+check "--dry-run of a window" "$trainer" --dry-run --model transformer-swa-760m
+said '"window_size": 2048'
+dies "--attention cudnn: these kernels have no window: use --attention fox" \
+    "$trainer" --dry-run --model transformer-swa-760m --attention cudnn
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
 dies "which model?" "$trainer"
 dies "DeltaNetForCausalLM: this model's mixer has no GPU kernels yet" "$trainer" --dry-run --model deltanet-125m

@@ -106,7 +106,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
         int64_t pair = begin + threadIdx.x, mine = 0;
         PassRows tile = {};
         int window = 0, pages = 0, unit = 1, first = 0,
-            units = 0; // pages, first: from the window's first page on
+            units = 0; // window: its first page; the rest from there
         if (pair < pairs) {
             tile = pass.tiles[pair / NH];
             window = pages_window_first(p.window, tile.position);
