@@ -62,7 +62,7 @@ struct Case {
     char *scratch, *gate_scratch;
 
     Case(int64_t B, int64_t T, int64_t NH, int64_t dh)
-        : shape{B, T, NH, dh, 4 * NH * dh + 3 * NH, ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64, dh},
+        : shape{B, T, NH, dh, 4 * NH * dh + 3 * NH, ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64, dh, 0},
           n(B * T * NH * dh), tokens(B * T * NH) {
         for (bf16** p : {&q, &k, &v, &dout}) *p = random_array<bf16>(n, 1);
         for (bf16** p : {&o, &dq, &dk, &dv}) *p = device_array<bf16>(n);
