@@ -299,6 +299,8 @@ static void test_variants(void) {
     }
     check_variant("fox-pro hidden_size=256 intermediate_size=72", 2, 150); // heads of 128 channels
     check_variant("transformer-llama hidden_size=256 intermediate_size=72", 2, 150);
+    check_variant("fox-pro window_size=70 hidden_size=256 intermediate_size=72", 2, 150);
+    check_variant("transformer-swa hidden_size=256 intermediate_size=72", 1, 200);
     static const int64_t lengths[] = {1, 63, 64, 65, 100, 127, 128, 129};
     for (int64_t T : lengths) {
         check_variant("fox-pro num_heads=1 hidden_size=64 intermediate_size=8 vocab_size=65", 3, T);
@@ -314,6 +316,8 @@ static void test_extension(void) {
                                         "fox-pro use_rope=true hidden_size=256 intermediate_size=72",
                                         "fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72",
                                         "transformer-pro hidden_size=128 intermediate_size=72",
+                                        "transformer-swa window_size=17 hidden_size=128 intermediate_size=72",
+                                        "fox-pro window_size=6 hidden_size=256 intermediate_size=72",
                                         "fox-pro mlp=none hidden_size=128"};
     static const int64_t shapes[][2] = {{1, 5}, {3, 1}, {3, 4}};
     for (const char* spec : specs) {
@@ -334,6 +338,7 @@ static void test_quick(void) {
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);
     check_variant("transformer-llama hidden_size=128 intermediate_size=72", 1, 129);
+    check_variant("transformer-swa hidden_size=128 intermediate_size=72", 1, 129);
     test_extension();
 }
 

@@ -15,6 +15,7 @@ run computes the same bits on any number of threads.
 #include <omp.h>
 #include <sys/resource.h>
 
+#include "llmc/cpu/adamw.h"
 #include "llmc/cpu/attend.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
@@ -203,7 +204,8 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf,
 }
 
 // ----------------------------------------------------------------------------
-// attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i
+// attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i, with a window
+// of W keys over i - W < j <= i
 //
 // In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T.
 // The gate's bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and below,
@@ -226,6 +228,11 @@ typedef struct {
     const double* cum_logf;
 } AttentionBackward;
 
+// The first tile of keys that the tile of queries from i0 on sees.
+static inline int64_t first_key_tile(const HeadShape* s, int64_t i0) {
+    return head_first_key(s, i0) / TILE * TILE;
+}
+
 static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
     return cum_logf ? cum_logf[i] - cum_logf[j] : 0;
 }
@@ -234,25 +241,29 @@ static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
 static void attention_forward_tile(const AttentionForward* a, const HeadShape* s, int64_t head, int64_t i0) {
     static _Thread_local real scores[TILE * TILE];
     real row_max[TILE], row_sum[TILE], scale = (real)(1 / sqrt((double)s->dh));
-    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0);
+    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0), first = first_key_tile(s, i0);
     int64_t base = head / s->NH * T * d + head % s->NH * dh;
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
     real* o = a->o + base + i0 * d;
     for (int64_t i = 0; i < m; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
-    for (int64_t j0 = 0; j0 <= i0; j0 += TILE) {
+    for (int64_t j0 = first; j0 <= i0; j0 += TILE) {
         int64_t n = min64(TILE, T - j0);
         matmul_serial(scores, TILE, rows_of(a->q + base + i0 * d, d), transpose_of(a->k + base + j0 * d, d),
                       m, n, dh, false);
         for (int64_t i = 0; i < m; i++) {
             real *row = scores + i * TILE, highest = row_max[i], total = 0;
-            int64_t keys = min64(n, i0 + i - j0 + 1); // those not in the future
+            int64_t keys = min64(n, i0 + i - j0 + 1);       // those not in the future
+            int64_t begin = head_first_key(s, i0 + i) - j0; // of the window
+            for (int64_t j = 0; j < min64(begin, n); j++) row[j] = 0;
+            if (begin >= keys) continue; // the row sees none of them
+            begin = begin < 0 ? 0 : begin;
 #pragma omp simd reduction(max : highest)
-            for (int64_t j = 0; j < keys; j++) {
+            for (int64_t j = begin; j < keys; j++) {
                 row[j] = scale * row[j] + (real)gate_bias(cum_logf, i0 + i, j0 + j);
                 highest = row[j] > highest ? row[j] : highest;
             }
 #pragma omp simd reduction(+ : total)
-            for (int64_t j = 0; j < keys; j++) {
+            for (int64_t j = begin; j < keys; j++) {
                 row[j] = exp_real(row[j] - highest);
                 total += row[j];
             }
@@ -260,10 +271,10 @@ static void attention_forward_tile(const AttentionForward* a, const HeadShape* s
             real rescale = exp_real(row_max[i] - highest);
             row_sum[i] = row_sum[i] * rescale + total;
             row_max[i] = highest;
-            if (j0 > 0)
+            if (j0 > first)
                 for (int64_t x = 0; x < dh; x++) o[i * d + x] *= rescale;
         }
-        matmul_serial(o, d, rows_of(scores, TILE), rows_of(a->v + base + j0 * d, d), m, dh, n, j0 > 0);
+        matmul_serial(o, d, rows_of(scores, TILE), rows_of(a->v + base + j0 * d, d), m, dh, n, j0 > first);
     }
     for (int64_t i = 0; i < m; i++) {
         for (int64_t x = 0; x < dh; x++) o[i * d + x] /= row_sum[i];
@@ -294,9 +305,11 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
         real *p_row = p + i * TILE, *ds_row = ds + i * TILE, total = 0;
         real lse = a->lse[head * T + i0 + i];
         real delta = dot(a->dout + at_i + i * d, a->o + at_i + i * d, dh);
-        int64_t keys = min64(n, i0 + i - j0 + 1);
+        int64_t keys = min64(n, i0 + i - j0 + 1), begin = head_first_key(s, i0 + i) - j0;
+        begin = begin < 0 ? 0 : min64(begin, n);
+        for (int64_t j = 0; j < begin; j++) p_row[j] = ds_row[j] = 0;
 #pragma omp simd reduction(+ : total)
-        for (int64_t j = 0; j < keys; j++) {
+        for (int64_t j = begin; j < keys; j++) {
             real bias = (real)gate_bias(cum_logf, i0 + i, j0 + j);
             p_row[j] = exp_real(scale * p_row[j] + bias - lse);
             real gradient = p_row[j] * (ds_row[j] - delta);
@@ -309,7 +322,8 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
     }
     matmul_serial(a->dv + at_j, d, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, i0 > j0);
     matmul_serial(a->dk + at_j, d, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, i0 > j0);
-    matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, d), m, dh, n, j0 > 0);
+    matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, d), m, dh, n,
+                  j0 > first_key_tile(s, i0));
 }
 
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
@@ -321,7 +335,8 @@ static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
     for (int64_t head = 0; head < s->B * s->NH; head++) {
         if (a->dcum_logf) memset(a->dcum_logf + head * s->T, 0, (size_t)s->T * sizeof(double));
         for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
-            for (int64_t i0 = j0; i0 < s->T; i0 += TILE) attention_backward_tile(a, s, head, i0, j0);
+            for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, i0) <= j0; i0 += TILE)
+                attention_backward_tile(a, s, head, i0, j0);
     }
 }
 
@@ -466,8 +481,14 @@ static void attention_init(const Layer* layer) {
 
 static HeadShape attention_shape(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
-    HeadShape s = {
-        layer->B, layer->T, layer->config->num_heads, dh, R, R, layer->config->qk_norm_share ? 0 : dh};
+    HeadShape s = {layer->B,
+                   layer->T,
+                   layer->config->num_heads,
+                   dh,
+                   R,
+                   R,
+                   layer->config->qk_norm_share ? 0 : dh,
+                   layer->config->window_size};
     return s;
 }
 
@@ -603,12 +624,15 @@ static void head_append(const Layer* layer, const AttentionState* a, const HeadP
         for (int p = 0; p < 3; p++)
             head_forward(&paths[p], &s, i, h, row, position ? before : NULL, a->angles + i * s.dh);
         const real *q = paths[0].out + head * s.dh, *k = paths[1].out + head * s.dh;
-        a->first_page[head] = 0;
+        int64_t first_page = head_first_key(&s, position) / PAGE_TOKENS, kept = 0;
         if (a->cum_logf) {
             double logf = (double)log_sigmoid((fgate < 0 ? 0 : row[fgate + h]) + bias[h]);
-            a->first_page[head] = head_sums_add(sums, &forgetting, &pages, position, logf,
-                                                sqrt((double)dot(q, q, s.dh)), sqrt((double)dot(k, k, s.dh)));
+            kept = head_sums_add(sums, &forgetting, &pages, position, logf, sqrt((double)dot(q, q, s.dh)),
+                                 sqrt((double)dot(k, k, s.dh)));
         }
+        a->first_page[head] = first_page > kept ? first_page : kept;
+        int64_t next_page = head_first_key(&s, position + 1) / PAGE_TOKENS; // that later rows see
+        if (layer->sizes->drops && sums->forgotten < next_page) sums->forgotten = next_page;
         page_append(&pages, position, k, paths[2].out + head * s.dh, sums);
     }
 }
@@ -630,7 +654,8 @@ static void attention_append(const Layer* layer, const AttentionState* a, const 
 // Every row's queries over the keys of its sequence up to itself.
 static void attention_extend(const Layer* layer, const AttentionState* a) {
     const Extension* e = layer->extension;
-    int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config), keys = 0;
+    const HeadShape shape = attention_shape(layer);
+    int64_t NH = shape.NH, dh = shape.dh, keys = 0;
     for (int64_t s = 0; s < e->sequences; s++)
         keys += (e->begins[s + 1] - e->begins[s]) * (e->lengths[s] + e->begins[s + 1] - e->begins[s]);
 #pragma omp parallel if (keys * NH * dh > 65536)
@@ -646,6 +671,7 @@ static void attention_extend(const Layer* layer, const AttentionState* a) {
                     queries[i].o = a->o + at * dh, queries[i].q = a->heads + at * dh;
                     queries[i].position = e->lengths[s] + first + i - e->begins[s];
                     queries[i].first_page = a->first_page[at];
+                    queries[i].first_key = head_first_key(&shape, queries[i].position);
                 }
                 attend(queries, count, &pages);
             }
@@ -800,49 +826,6 @@ static void classifier(real* losses, real* logits, const int32_t* targets, int64
         if (!train) continue;
         for (int64_t i = 0; i < V; i++) row[i] *= dloss / sum;
         row[targets[t]] -= dloss;
-    }
-}
-
-// ----------------------------------------------------------------------------
-// global norm and AdamW
-
-// The sum of squares.
-static double global_squares(const real* grads, int64_t count) {
-    const int64_t block = 65536;
-    int64_t blocks = (count + block - 1) / block;
-    double total = 0, *sums = (double*)xcalloc((size_t)blocks, sizeof(double));
-#pragma omp parallel for schedule(static)
-    for (int64_t b = 0; b < blocks; b++) {
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = b * block; i < min64(count, (b + 1) * block); i++)
-            sum += (double)grads[i] * (double)grads[i];
-        sums[b] = sum;
-    }
-    for (int64_t b = 0; b < blocks; b++) total += sums[b];
-    free(sums);
-    return total;
-}
-
-// The factor that clips a gradient of this norm to grad_clip; 0: no clipping.
-static inline double clip_scale(double norm, double grad_clip) {
-    return grad_clip > 0 && norm > grad_clip ? grad_clip / norm : 1;
-}
-
-// w -= lr (mhat / (sqrt(vhat) + eps) + weight_decay w) for n elements; the gradient is first scaled by
-// grad_scale.
-static void adamw_update(real* w, real* m, real* v, const real* g, int64_t n, double grad_scale,
-                         const AdamWParams* p) {
-    real beta1 = (real)p->beta1, beta2 = (real)p->beta2, eps = (real)p->eps, scale = (real)grad_scale;
-    real rate = (real)(p->lr / (1 - pow(p->beta1, (double)p->step)));
-    real root = (real)(1 / sqrt(1 - pow(p->beta2, (double)p->step)));
-    real keep = (real)(1 - p->lr * p->weight_decay);
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < n; i++) {
-        real gradient = g[i] * scale;
-        m[i] = beta1 * m[i] + (1 - beta1) * gradient;
-        v[i] = beta2 * v[i] + (1 - beta2) * gradient * gradient;
-        w[i] = keep * w[i] - rate * m[i] / ((real)sqrt((double)v[i]) * root + eps);
     }
 }
 

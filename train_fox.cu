@@ -1087,6 +1087,8 @@ static Model* model_supported(const Run* run, bool planned_for_another) {
             (long long)c->hidden_size, (long long)config_mlp_size(c));
     if (cudnn && config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    if (cudnn && c->window_size > 0)
+        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
     shape.B = run->micro_batch, shape.T = o->seq_len, shape.NH = c->num_heads, shape.dh = config_head_size(c);
     if (!cudnn) attention_check(&shape);
 
@@ -1402,17 +1404,6 @@ static void bench_forward(Model* model, int64_t n, int ranks) {
     double seconds = (seconds_now() - start) / (double)n;
     printf("  %-28s %10.2f ms %10.0f tokens/s\n", "forward, without gradients", 1e3 * seconds,
            (double)(ranks * model->B * model->T) / seconds);
-}
-
-static void bench_print_rate(const Run* run, const char* what, double ms, double pruned) {
-    double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
-    double executed = flops - pruned * run_mixer_flops_per_token(run),
-           peak = run->peak_flops * run->world->size;
-    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
-           1e-12 * rate * flops);
-    if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
-    if (peak > 0 && config_prunes(&run->config)) printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
-    printf("\n");
 }
 
 static void bench(Model* model, const Run* run) {

@@ -1,12 +1,13 @@
 /*
 Benchmarks llmc/attention/attention.cuh: forward and backward with and without the gate, then with pruning,
-then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM in the same run
+then windows, then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM in the same run
 for comparison.
 
 TFLOP/s count the nominal FLOPs of causal attention, 2 B NH T^2 dh forward and 2.5 times as many backward,
 whatever the kernels execute.
 
     bench_attention [DH [T]]      only this head size and sequence length
+    bench_attention window        only windows
 */
 #include "../../llmc/model/config.h"
 #include "../../llmc/attention/forget_gate.cuh"
@@ -61,7 +62,7 @@ struct Case {
     char *scratch, *gate_scratch;
 
     Case(int64_t B, int64_t T, int64_t NH, int64_t dh)
-        : shape{B, T, NH, dh, 4 * NH * dh + 3 * NH, ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64, dh},
+        : shape{B, T, NH, dh, 4 * NH * dh + 3 * NH, ceil_div<int64_t>(4 * NH * dh + 3 * NH, 64) * 64, dh, 0},
           n(B * T * NH * dh), tokens(B * T * NH) {
         for (bf16** p : {&q, &k, &v, &dout}) *p = random_array<bf16>(n, 1);
         for (bf16** p : {&o, &dq, &dk, &dv}) *p = device_array<bf16>(n);
@@ -115,6 +116,33 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh, bool gate) {
     printf("%4lld %4lld %6lld  %-4s  %8.3f %6.0f  %8.3f %6.0f  %8.3f %6.0f\n", (long long)dh,
            (long long)(B * NH), (long long)T, gate ? "yes" : "no", forward, x.flops() / forward, backward,
            2.5 * x.flops() / backward, deterministic, 2.5 * x.flops() / deterministic);
+}
+
+// Forward and backward in windows: milliseconds, and as a share of the time without one, beside the share of blocks
+// that is left.
+static void bench_windows(int64_t T, int64_t NH, int64_t dh, bool gate) {
+    Case x(1, T, NH, dh);
+    double whole[3] = {};
+    int64_t blocks = ceil_div<int64_t>(T, ATTENTION_BLOCK), all = blocks * (blocks + 1) / 2;
+    for (int64_t window : {(int64_t)0, T / 2, T / 4, T / 8, T / 16}) {
+        x.shape.window = window;
+        int64_t span = pruning_span(x.shape, (int)blocks), kept = span * (2 * blocks - span + 1) / 2;
+        double ms[3] = {x.forward(gate, NULL), x.backward(gate, NULL, false), x.backward(gate, NULL, true)};
+        printf("%4lld %4lld %6lld  %-4s %6lld  %5.1f%%", (long long)dh, (long long)NH, (long long)T,
+               gate ? "yes" : "no", (long long)window, 100 * (double)kept / (double)all);
+        for (int i = 0; i < 3; i++) {
+            if (window == 0) whole[i] = ms[i];
+            printf("  %8.3f %5.1f%%", ms[i], 100 * ms[i] / whole[i]);
+        }
+        printf("\n");
+    }
+}
+
+static void bench_all_windows(void) {
+    printf("\nwindows: share of blocks; milliseconds and share of the time without one\n"
+           "  dh heads    T  gate window  blocks  forward          backward         deterministic\n");
+    for (int64_t dh : {64, 128})
+        for (int gate = 1; gate >= 0; gate--) bench_windows(16384, dh == 64 ? 24 : 12, dh, gate);
 }
 
 // Forward with all scores far below zero, as a multiple of the time with all far above: the softmax must not
@@ -191,6 +219,10 @@ int main(int argc, char** argv) {
                 if ((!only_dh || dh == only_dh) && (!only_T || T == only_T))
                     run(T, (dh == 64 ? 24 : 12) / (T == 65536 ? 4 : 1), dh);
     };
+    if (argc > 1 && strcmp(argv[1], "window") == 0) {
+        bench_all_windows();
+        return 0;
+    }
     cudaDeviceProp device;
     CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
     printf("%s; cuBLAS bf16 8192 x 8192 x 8192: %.0f TFLOP/s\n", device.name, cublas_rate(8192));
@@ -206,6 +238,7 @@ int main(int argc, char** argv) {
         "  dh heads    T         ms times of FLOPs           ms times of FLOPs times             QK norm   "
         "bounds backward\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_pruning(1, T, NH, dh); });
+    if (!only_dh) bench_all_windows();
     printf("\nforward, scores far below zero: times of far above\n");
     each_shape([](int64_t T, int64_t NH, int64_t dh) { bench_far_scores(1, T, NH, dh); });
     return 0;

@@ -77,7 +77,7 @@ static void bench_copy(void) {
 
 static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t dh, bool gate) {
     char name[96];
-    const CacheModel model = {CALLS, NH, dh, gate, true, false, true, -10};
+    const CacheModel model = {CALLS, NH, dh, gate, true, false, true, -10, 0};
     int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), d = NH * dh, S = 4 * d + 64;
     const CacheSizes sizes = {n, T, n * CALLS * NH * width, n * t, n, false, false};
     DeviceCache cache;

@@ -94,13 +94,17 @@ def rope(x, base):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
 
-def attention(q, k, v, cum_logf):
-    """q, k, v [B, h, T, dh]; cum_logf [B, h, T] in float64, the running sum of log gates, or None."""
+def attention(q, k, v, cum_logf, window):
+    """
+    q, k, v [B, h, T, dh]; cum_logf [B, h, T] in float64, the running sum of log gates, or None. A token attends to
+    itself and the window - 1 tokens before it; None: to all before it.
+    """
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if cum_logf is not None:
         s = s + (cum_logf[..., :, None] - cum_logf[..., None, :]).to(s)
-    future = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)
-    return s.masked_fill(future, -math.inf).softmax(-1) @ v
+    ones = torch.ones(s.shape[-2:], dtype=torch.bool)
+    hidden = ones.triu(1) | ones.tril(-window) if window else ones.triu(1)
+    return s.masked_fill(hidden, -math.inf).softmax(-1) @ v
 
 
 class Attention(nn.Module):
@@ -139,7 +143,7 @@ class Attention(nn.Module):
         if c.use_rope:
             q, k = rope(q, c.rope_base), rope(k, c.rope_base)
         cum_logf = None if c.fgate_type == "none" else self.log_gate(a).double().cumsum(1).mT
-        o = attention(*(x.transpose(1, 2) for x in (q, k, v)), cum_logf).transpose(1, 2)
+        o = attention(*(x.transpose(1, 2) for x in (q, k, v)), cum_logf, c.window_size).transpose(1, 2)
         if c.use_output_norm:
             o = self.output_norm(o)
         o = o.flatten(2)
@@ -177,7 +181,7 @@ class Fox(nn.Module):
     def __init__(self, config):
         super().__init__()
         c = SimpleNamespace(**config)
-        assert c.num_kv_heads is None and c.window_size is None and not c.tie_word_embeddings
+        assert c.num_kv_heads is None and not c.tie_word_embeddings
         assert c.hidden_act == "swish" and c.ogate_act == "sigmoid"
         assert c.fgate_type in ("full", "bias_only", "fixed", "none")
         self.config = config
@@ -285,5 +289,5 @@ if __name__ == "__main__":
     for family in FAMILIES:
         check_model(family, Fox(make_config(family, **tiny)))
     for change in (dict(fgate_type="bias_only", use_rope=True),
-                   dict(fgate_type="fixed", qk_norm_share_param_across_head=True)):
+                   dict(fgate_type="fixed", qk_norm_share_param_across_head=True), dict(window_size=3)):
         check_model(f"fox-pro with {change}", Fox(make_config("fox-pro", **tiny, **change)))

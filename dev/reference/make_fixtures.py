@@ -42,6 +42,8 @@ LLAMA_WITH = {
     "k-shift": dict(use_k_shift=True),
     "v-shift": dict(use_v_shift=True),
     "no-rope": dict(use_rope=False),
+    "window": dict(window_size=5),
+    "window-whole": dict(window_size=64),  # longer than the sequence
 }
 PRO_WITH = {
     "rope": dict(use_rope=True),
@@ -53,6 +55,8 @@ PRO_WITH = {
     "no-output-gate": dict(use_output_gate=False),
     "no-k-shift": dict(use_k_shift=False),
     "no-v-shift": dict(use_v_shift=False),
+    "window": dict(window_size=7),
+    "window-whole": dict(window_size=64),
 }
 
 

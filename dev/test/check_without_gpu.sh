@@ -46,6 +46,10 @@ done <<'END'
 --model transformer-pro-360m --seq-len 2048 --micro-batch 4 --recompute qkv
 --model fox-pro-nano --recompute block
 END
+check "--dry-run of a window" "$trainer" --dry-run --model transformer-swa-760m
+said '"window_size": 2048'
+dies "--attention cudnn: these kernels have no window: use --attention fox" \
+    "$trainer" --dry-run --model transformer-swa-760m --attention cudnn
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
 dies "which model?" "$trainer"
 dies "DeltaNetForCausalLM: this model's mixer has no GPU kernels yet" "$trainer" --dry-run --model deltanet-125m

@@ -161,7 +161,7 @@ def make_configs(folder):
         "eos_outside": {"eos_token_id": 40},
         "gate_unknown": {"fgate_type": "half"},
         "tied": {"tie_word_embeddings": True},
-        "windowed": {"window_size": 128},
+        "windowed": {"window_size": -1},
         "grouped": {"num_kv_heads": 1},
         "other_model": {"model_type": "llama"},
         "other_width": {"hidden_size": 32},

@@ -4,7 +4,8 @@ Forgetting attention, causal (arXiv 2503.02130):
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i
 
 where cum_logf is the running sum of the log forget gates. Without a gate (cum_logf NULL) it is plain
-attention.
+attention. With a window of W keys (HeadShape) j begins at i - W + 1: tiles that the window hides are not
+computed, and those at its border are masked.
 
     q, k, v, o, their gradients   bf16   [B, T, NH, dh], aligned to 16 bytes; dh 64 or 128; T from 1 to 2^30
     lse                           float  [B, NH, T], log of each row's sum of exponentials; small even where
@@ -46,7 +47,7 @@ static inline bool attention_runs_sm90(void) {
         int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
                          device_attribute(cudaDevAttrComputeCapabilityMinor);
         cudaFuncAttributes kernel;
-        CUDA_CHECK(cudaFuncGetAttributes(&kernel, sm90_forward_kernel<64, true>));
+        CUDA_CHECK(cudaFuncGetAttributes(&kernel, sm90_forward_kernel<64, true, false>));
         runs = attention_path_of(capability, kernel.ptxVersion) == ATTENTION_SM90;
     }
     return runs;
@@ -57,11 +58,15 @@ static inline const char* attention_path(void) {
     return attention_runs_sm90() ? "wgmma kernels (sm_90a)" : "mma.sync kernels (sm_80)";
 }
 
-// Calls FUNCTION<dh, with gate>(a, shape, stream).
+// Calls FUNCTION<dh, with gate, with window>(a, shape, stream).
+#define ATTENTION_GATED(FUNCTION, DH, WINDOW, a)                                                             \
+    ((a)->cum_logf ? FUNCTION<DH, true, WINDOW> : FUNCTION<DH, false, WINDOW>)
+#define ATTENTION_WINDOWED(FUNCTION, DH, a, shape)                                                           \
+    (attention_windowed(shape) ? ATTENTION_GATED(FUNCTION, DH, true, a)                                      \
+                               : ATTENTION_GATED(FUNCTION, DH, false, a))
 #define ATTENTION_DISPATCH(FUNCTION, a, shape, stream)                                                       \
-    ((shape)->dh == 64 ? (a)->cum_logf ? FUNCTION<64, true> : FUNCTION<64, false>                            \
-     : (a)->cum_logf ? FUNCTION<128, true>                                                                   \
-                       : FUNCTION<128, false>)(a, shape, stream)
+    ((shape)->dh == 64 ? ATTENTION_WINDOWED(FUNCTION, 64, a, shape)                                          \
+                       : ATTENTION_WINDOWED(FUNCTION, 128, a, shape))(a, shape, stream)
 
 // Bytes of scratch of the backward pass; the forward pass needs less.
 static inline size_t attention_scratch_bytes(const HeadShape* s) {

@@ -403,23 +403,23 @@ static inline size_t attention_cudnn_workspace(const HeadShape* s, bool determin
     return first > second ? first : second;
 }
 
-// As attention_forward with cum_logf and bounds NULL: writes o and lse.
+// As attention_forward with cum_logf and bounds NULL and without a window: writes o and lse.
 static inline void attention_cudnn_forward(const AttentionForward* a, const HeadShape* s,
                                            cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);
-    assert(!a->cum_logf && !a->bounds);
+    assert(!a->cum_logf && !a->bounds && !s->window);
     void* at[CUDNN_TENSORS] = {};
     at[CUDNN_Q] = (void*)a->q, at[CUDNN_K] = (void*)a->k, at[CUDNN_V] = (void*)a->v;
     at[CUDNN_O] = a->o, at[CUDNN_LSE] = a->lse;
     cudnn_run(cudnn_plan(CUDNN_FORWARD, s), at, a->scratch, stream);
 }
 
-// As attention_backward with cum_logf, dcum_logf and bounds NULL: writes dq, dk and dv. delta is always
-// computed here. Unless deterministic, the last bits of dq differ from run to run.
+// As attention_backward with cum_logf, dcum_logf and bounds NULL and without a window: writes dq, dk and dv.
+// delta is always computed here. Unless deterministic, the last bits of dq differ from run to run.
 static inline void attention_cudnn_backward(const AttentionBackward* a, const HeadShape* s,
                                             cudaStream_t stream) {
     Range range("attention", RANGE_BACKWARD, stream);
-    assert(!a->cum_logf && !a->dcum_logf && !a->bounds);
+    assert(!a->cum_logf && !a->dcum_logf && !a->bounds && !s->window);
     const CudnnPlan* p = cudnn_plan(attention_cudnn_backward_pass(a->deterministic), s);
     float one = 1;
     char* rest = (char*)a->scratch;

@@ -9,7 +9,14 @@ trainer's passes and those of inference (llmc/inference/layers.cuh).
 
 static inline HeadShape attention_shape_of(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
-    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), layer->config->qk_norm_share ? 0 : dh};
+    return {layer->B,
+            layer->T,
+            NH,
+            dh,
+            R,
+            matmul_padded(R),
+            layer->config->qk_norm_share ? 0 : dh,
+            layer->config->window_size};
 }
 
 // Describes how q, k and v get from proj to attention, but for the tensors of a pass.

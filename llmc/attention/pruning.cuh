@@ -25,6 +25,10 @@ of queries the first block of keys that it attends to, for each block of keys th
 attends to it. Both are found by binary search. A block always attends to itself. Packed documents, with a log
 gate of -1000 at each one's first token, are separated by the same rule.
 
+In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the same
+terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A block
+of queries skips the blocks that the window hides from all of it as well.
+
 U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
 sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
 
@@ -39,7 +43,8 @@ attention_backward.
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys: all that causal attention has, and those that are kept.
+// Pairs of a block of queries and a block of keys: all that causal attention in its window has, and those that
+// are kept.
 // The backward pass counts them double, as in the model's FLOPs.
 typedef struct {
     unsigned long long all, kept;
@@ -222,6 +227,12 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
         run(min(first + (int)threadIdx.x / 4, blocks - 1));
 }
 
+// The most blocks of keys that a window lets a block of queries see, of all that there are.
+__host__ __device__ static inline int pruning_span(const HeadShape& s, int blocks) {
+    int64_t seen = s.window ? (s.window + ATTENTION_BLOCK - 2) / ATTENTION_BLOCK + 1 : blocks;
+    return (int)(seen < blocks ? seen : blocks);
+}
+
 // Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which is added
 // to p.count, in the backward pass twice.
 template <bool BACKWARD>
@@ -234,6 +245,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     const double* cum_logf = p.cum_logf + blockIdx.x * s.T;
     auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; }; // tokens of block n
     auto last = [&](int n) { return min((int64_t)(n + 1) * ATTENTION_BLOCK, s.T) - 1; };
+    int span = pruning_span(s, blocks);
     double limit =
         BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
     if (BACKWARD) {
@@ -248,7 +260,9 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     } else {
         if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
         pruning_for_each_block(blocks, [&](int m) {
-            float sum = pruning_sum(cum_logf, last(m), max(m - PRUNING_BLOCKS, 0), m - 1, first);
+            int64_t hidden = s.window ? max(last(m) + 1 - s.window, (int64_t)0) : 0; // from the last query
+            int from = (int)ceil_div<int64_t>(hidden, ATTENTION_BLOCK); // all queries see all of its keys
+            float sum = pruning_sum(cum_logf, last(m), max(m - PRUNING_BLOCKS, from), m - 1, first);
             reach[m] = __ldg(&cum_logf[first(m)]) - (log1pf(ATTENTION_BLOCK * sum) - limit);
         });
     }
@@ -265,10 +279,10 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
-        int first_key = pruning_search(0, i, [&](int n) { return !pruned(i, n); });
+        int first_key = pruning_search(max(i - span + 1, 0), i, [&](int n) { return !pruned(i, n); });
         p.bounds.first_key_block[first_block + i] = first_key;
         p.bounds.last_query_block[first_block + i] =
-            pruning_search(i, blocks - 1, [&](int m) { return pruned(m + 1, i); });
+            pruning_search(i, min(i + span, blocks) - 1, [&](int m) { return pruned(m + 1, i); });
         work += i - first_key + 1;
     }
     work = block_sum(work);
@@ -276,7 +290,8 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     scratch.head_work[blockIdx.x] = work;
     if (p.count) {
         unsigned times = BACKWARD ? 2 : 1;
-        unsigned long long all = (unsigned long long)blocks * (unsigned)(blocks + 1) / 2;
+        unsigned long long all =
+            (unsigned long long)span * (unsigned)(2 * blocks - span + 1) / 2; // the first blocks see fewer
         atomicAdd(&p.count->all, all * times);
         atomicAdd(&p.count->kept, (unsigned long long)work * times);
     }

@@ -28,7 +28,8 @@ difference to the anchor is the sum of two floats, and tokens are subtracted hig
 // ----------------------------------------------------------------------------
 // tensors of attention
 
-// Where attention may start and end, and the order of heads that balances the work best (pruning.cuh).
+// Where attention may start and end, and the order of heads that balances the work best (pruning.cuh). Where
+// there is a window, they leave out what it hides.
 typedef struct {
     int* first_key_block;  // [B, NH, blocks], the first block of keys that a block of queries attends to
     int* last_query_block; // [B, NH, blocks], the last block of queries that attends to a block of keys
@@ -116,6 +117,7 @@ struct AttentionShape {
     int tiles_per_head;
     int64_t row_stride;     // elements from a token of a head to the next, NH dh
     AttentionBounds bounds; // all NULL: no pruning, heads in memory order
+    int window;             // keys that a query sees, its own the last; read where attention_windowed
 
     __host__ __device__ unsigned tiles() const { return (unsigned)heads * (unsigned)tiles_per_head; }
     // The n-th tile to compute. Within a group of heads the longest tiles come first, so that the GPU does
@@ -128,14 +130,20 @@ struct AttentionShape {
         int head = first + (int)(within % size);
         return {bounds.head_order ? bounds.head_order[head] : head, (int)(within / size)};
     }
-    __device__ int first_key_block(int64_t head, int query_block) const {
-        return bounds.first_key_block ? bounds.first_key_block[head * blocks + query_block] : 0;
+    template <bool WINDOW> __device__ int first_key_block(int64_t head, int query_block) const {
+        int first = bounds.first_key_block ? bounds.first_key_block[head * blocks + query_block] : 0;
+        return WINDOW ? max(first, (query_block * ATTENTION_BLOCK - window + 1) / ATTENTION_BLOCK) : first;
     }
-    // At least the last block: without pruning, blocks.
-    __device__ int last_query_block(int64_t head, int key_block) const {
-        return bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks;
+    // May be past the last block.
+    template <bool WINDOW> __device__ int last_query_block(int64_t head, int key_block) const {
+        int last = bounds.last_query_block ? bounds.last_query_block[head * blocks + key_block] : blocks;
+        int last_key = (key_block + 1) * ATTENTION_BLOCK - 1;
+        return WINDOW ? min(last, (last_key + window - 1) / ATTENTION_BLOCK) : last;
     }
 };
+
+// Does a window hide keys of the past? Kernels are compiled twice: those without a window have no code for it.
+static inline bool attention_windowed(const HeadShape* s) { return s->window > 0 && s->window < s->T; }
 
 // For tiles of `rows` queries or keys. The tiles of a head share tensors of bytes_per_channel bytes: 4 where
 // these are k and v, or q and dout. bounds may be NULL.
@@ -145,6 +153,7 @@ static inline AttentionShape attention_shape(const HeadShape* s, int rows, const
     shape.T = (int)s->T, shape.NH = (int)s->NH, shape.blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
     shape.heads = (int)(s->B * s->NH), shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
     shape.row_stride = s->NH * s->dh;
+    shape.window = (int)s->window;
     if (bounds) shape.bounds = *bounds;
     int64_t l2 = device_attribute(cudaDevAttrL2CacheSize), head_bytes = s->T * s->dh * bytes_per_channel;
     int64_t groups = ceil_div<int64_t>(shape.heads, l2 / 2 > head_bytes ? l2 / 2 / head_bytes : 1);

@@ -51,7 +51,7 @@ template <int DH> struct Sm80Dq {
 };
 
 // Writes dq, and the row sums of ds to dcum_logf.
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     sm80_dq_kernel(const __grid_constant__ AttentionBackward a,
                    const __grid_constant__ AttentionShape shape) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
     int i0 = block.first, last_tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
-    int tile = shape.first_key_block(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
+    int tile = shape.first_key_block<WINDOW>(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
     const bf16 *k = a.k + block.base, *v = a.v + block.base;
 
     auto copy_keys = [&](int stage, int n) {
@@ -126,6 +126,10 @@ __global__ void __launch_bounds__(Sm80Dq<DH>::THREADS, 2)
                 else
                     c[0] = c[1] = c[2] = c[3] = 0;
             });
+            if (WINDOW && j0 < ATTENTION_BLOCK - shape.window) // the window ends in these keys
+                sm80_for_each(s, [&](float& x, int, int, int row, int column) {
+                    if (j0 + column <= warp_row + row - shape.window) x = -INFINITY;
+                });
             if (j0 >= 0)
                 sm80_for_each(s, [&](float& x, int m, int half, int row, int column) {
                     int i = warp_row + row, j = j0 + column;
@@ -180,7 +184,7 @@ template <int DH> struct Sm80Dkv {
 
 // Writes dk and dv, and subtracts the column sums of ds from dcum_logf. Scores are transposed: a row is a
 // key, a column a query.
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_SM)
     sm80_dkv_kernel(const __grid_constant__ AttentionBackward a,
                     const __grid_constant__ AttentionShape shape) {
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
     int j0 = block.first, tile = j0 / QUERIES;
     int last_tile =
         min((T - 1) / QUERIES,
-            (shape.last_query_block(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
+            (shape.last_query_block<WINDOW>(block.head, block.index) + 1) * (ATTENTION_BLOCK / QUERIES) - 1);
     const bf16 *q = a.q + block.base, *dout = a.dout + block.base;
 
     auto copy_queries = [&](int stage, int n) {
@@ -254,6 +258,10 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
             const bf16 *part_q = shared.q[stage] + part * DH, *part_dout = shared.dout[stage] + part * DH;
             sm80_matmul_abt<DH>(s, lane_k, sm80_lane_b<DH>(part_q, lane),
                                 [&](float(&c)[4], int, int n) { sm80_init_columns(c, acc_init, n); });
+            if (WINDOW && i0 + PART > shape.window) // the window ends in these queries
+                sm80_for_each(s, [&](float& x, int, int, int row, int column) {
+                    if (i0 + column >= warp_row + row + shape.window) x = -INFINITY;
+                });
             if (i0 < ATTENTION_BLOCK)
                 sm80_for_each(s, [&](float& x, int, int, int row, int column) {
                     int i = i0 + column, j = warp_row + row;
@@ -293,12 +301,13 @@ __global__ void __launch_bounds__(Sm80Dkv<DH>::THREADS, Sm80Dkv<DH>::BLOCKS_PER_
 }
 
 // delta must not be NULL. Deterministic in any case.
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 static inline void attention_backward_sm80(const AttentionBackward* a, const HeadShape* s,
                                            cudaStream_t stream) {
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.bounds.head_order = NULL; // heads in memory order
     int64_t grid = (int64_t)shape.heads * shape.blocks;
-    attention_launch<Sm80Dq<DH>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE>, grid, stream, *a, shape);
-    attention_launch<Sm80Dkv<DH>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE>, grid, stream, *a, shape);
+    attention_launch<Sm80Dq<DH>, SM80_SHARED_KIB>(sm80_dq_kernel<DH, GATE, WINDOW>, grid, stream, *a, shape);
+    attention_launch<Sm80Dkv<DH>, SM80_SHARED_KIB>(sm80_dkv_kernel<DH, GATE, WINDOW>, grid, stream, *a,
+                                                   shape);
 }

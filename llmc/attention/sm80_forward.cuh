@@ -4,8 +4,8 @@ Forgetting attention forward with mma.sync:
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
 A thread block has 128 queries of one head, 4 warps of 32 each, and loops over tiles of 64 keys from the
-diagonal down to the first key: near keys tend to hold the maximum. Layouts are those of attention.cuh, which
-calls attention_forward_sm80.
+diagonal down to the first key, or the first of the window: near keys tend to hold the maximum. Layouts are those
+of attention.cuh, which calls attention_forward_sm80.
 
 row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: the accumulators are
 rescaled only when a score exceeds row_max by RESCALE_THRESHOLD, which is rare after a row's first tile.
@@ -89,7 +89,7 @@ template <int DH, int MS, int THRESHOLD> struct Sm80Softmax {
     }
 };
 
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     sm80_forward_kernel(const __grid_constant__ AttentionForward a,
                         const __grid_constant__ AttentionShape shape) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
     int tid = (int)threadIdx.x, lane = tid % 32, warp_row = tid / 32 * (MS * 16), T = shape.T;
     Sm80Block block = Sm80Block::of<DH>(shape, true); // the last queries have most keys
     int i0 = block.first, tile = (min(i0 + ATTENTION_BLOCK, T) - 1) / KEYS;
-    int last_tile = shape.first_key_block(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
+    int last_tile = shape.first_key_block<WINDOW>(block.head, block.index) * (ATTENTION_BLOCK / KEYS);
     const bf16 *k = a.k + block.base, *v = a.v + block.base;
 
     auto copy_keys = [&](int stage, int n) {
@@ -155,6 +155,10 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
                 x = x * SCALE + (GATE ? shared.gate.difference(i, j) : 0);
                 if (j > i) x = -INFINITY;
             });
+        if (WINDOW && j0 < ATTENTION_BLOCK - shape.window) // the window ends in the tile
+            sm80_for_each(s, [&](float& x, int, int, int row, int column) {
+                if (j0 + column <= warp_row + row - shape.window) x = -INFINITY;
+            });
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] = diagonal ? 0 : row_gate[r / 2][r % 2];
         softmax.rescale(s, factor, shift);
         for (int r = 0; r < 2 * MS; r++) shift[r / 2][r % 2] -= softmax.row_max[r / 2][r % 2];
@@ -182,13 +186,13 @@ __global__ void __launch_bounds__(Sm80Forward<DH>::THREADS, 2)
                    [&](int m, int half) { return softmax.row_sum[m][half]; });
 }
 
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 static inline void attention_forward_sm80(const AttentionForward* a, const HeadShape* s,
                                           cudaStream_t stream) {
     AttentionForward at = attention_from_first_query(a, s);
     AttentionShape shape = attention_shape(s, ATTENTION_BLOCK, a->bounds, 4);
     shape.tiles_per_head -= (int)(a->first_query / ATTENTION_BLOCK);
     shape.bounds.head_order = NULL; // heads in memory order
-    attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(sm80_forward_kernel<DH, GATE>, (int64_t)shape.tiles(),
-                                                       stream, at, shape);
+    attention_launch<Sm80Forward<DH>, SM80_SHARED_KIB>(sm80_forward_kernel<DH, GATE, WINDOW>,
+                                                       (int64_t)shape.tiles(), stream, at, shape);
 }

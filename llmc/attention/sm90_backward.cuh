@@ -4,7 +4,7 @@ Backward of forgetting attention on Hopper. With p = exp(score - lse) and ds = p
     dq_i = sum_j ds k_j / sqrt(dh),  dk_j = sum_i ds q_i / sqrt(dh),  dv_j = sum_i p dout_i,
     dcum_logf_i = sum_j ds_ij - sum_j ds_ji
 
-One thread block per (head, block of 128 keys), which loops over the tiles of queries from the diagonal on.
+A thread block has 128 keys of a head, and loops over tiles of queries from the diagonal to the window's end.
 Warp roles:
 
     warp 0       tma_producer: K and V once, Q and dO tiles  ->  shared memory (ring of 3 stages); one thread
@@ -36,8 +36,9 @@ dQ in any order, and its last bits differ from run to run.
 
 #include "sm90.cuh"
 
-template <int DH> struct Sm90Backward : Sm90BackwardTiles<DH> {
+template <int DH, bool WITH_WINDOW> struct Sm90Backward : Sm90BackwardTiles<DH> {
     typedef Sm90BackwardTiles<DH> Tiles;
+    static constexpr bool WINDOW = WITH_WINDOW;
     static constexpr int CHANNELS = DH, THREADS = 384, CONSUMER_WARPS = 8, KEYS = ATTENTION_BLOCK;
     static constexpr int STEP = 64; // queries whose scores a warpgroup holds in registers at a time
     static constexpr int QUERIES = Tiles::QUERIES, STEPS = QUERIES / STEP, STAGES = Tiles::STAGES;
@@ -91,7 +92,7 @@ struct Sm90BackwardBlock {
         // The first keys have most queries. With the semaphore, each block waits for the one after it, which
         // must therefore come before it.
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
-        int last_block = p.shape.last_query_block(at.head, block);
+        int last_block = p.shape.last_query_block<F::WINDOW>(at.head, block);
         Sm90BackwardBlock x;
         x.head = at.head, x.b = at.head / p.shape.NH, x.h = at.head % p.shape.NH;
         x.j0 = block * ATTENTION_BLOCK;
@@ -209,8 +210,8 @@ __device__ static inline void sm90_backward_release_dq(typename F::Shared& share
 // ----------------------------------------------------------------------------
 // mma_consumer: a warpgroup of 64 keys
 
-template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
-    typedef Sm90Backward<DH> F;
+template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC> struct Sm90BackwardConsumer {
+    typedef Sm90Backward<DH, WINDOW> F;
     static constexpr int K16 = F::STEP / 16; // wgmmas over the queries of a step
 
     typename F::Shared& shared;
@@ -223,8 +224,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
 
     uint32_t lane_offset = sm90_chunk_offset<F::KEYS>(warp_key + lane % 16, lane / 16); // see lane_address
 
-    // 4 more registers for 8 columns of ones: the row sums in dq, the column sums in dk. At dh 128 dk has no
-    // room for them.
+    // 4 more registers for 8 columns of ones: row sums in dq, column sums in dk, where there is room (dh 64).
     static constexpr bool WIDE_DK = GATE && DH == 64;
     float dk[DH / 2 + (WIDE_DK ? 4 : 0)] = {}, dv[DH / 2] = {};
     float s[32], dp[32], dq[32 + (GATE ? 4 : 0)];
@@ -255,14 +255,12 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
             d[4 * n + 1] = d[4 * n + 3] = y.y;
         }
     }
-    // d += A B^T: A is the group's 64 rows of k or v, in registers or in shared memory, and B a step of
-    // queries
+    // d += A B^T: A is the group's 64 rows of k or v, in registers or shared memory, B a step of queries
     __device__ void issue_abt(float (&d)[32], const uint32_t (&rows)[DH / 16][4], const bf16* rows_tile,
                               const bf16* tile, int step) {
         uint64_t b = sm90_make_smem_desc<F::QUERIES>(tile) + sm90_rows(step * F::STEP);
         uint64_t a = sm90_make_smem_desc<F::KEYS>(rows_tile) + sm90_rows(group * 64);
-        // Recomputed each time: kept across the loop, the 16 descriptors would take registers that the
-        // accumulators need.
+        // Recomputed each time: kept across the loop, 16 descriptors would take the accumulators' registers.
         asm volatile("" : "+l"(a));
         sm90_fence_operand(d);
         sm90_wgmma_fence();
@@ -303,8 +301,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
         sm90_commit_group();
     }
 
-    // On the diagonal: turns scores into exponents to base 2, with earlier queries masked. i and j count from
-    // j0.
+    // On the diagonal: makes scores exponents to base 2, with earlier queries masked. i, j count from j0.
     __device__ void finish_diagonal(int i0) {
 #pragma unroll
         for (int e = 0; e < 32; e++) {
@@ -312,6 +309,14 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
             float gate = GATE ? shared.gate.difference(i, j) : 0;
             s[e] = j <= i ? s[e] * AttentionScale<DH>::SCALE + gate : -INFINITY;
         }
+    }
+    // Masks the queries past the window, in scores or exponents, where the step has any.
+    __device__ void mask_window(int i0) {
+        int past = lane_key + p.shape.window - i0 - lane % 4 * 2; // relative to the lane's first column
+        if (i0 + F::STEP <= p.shape.window) return;
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+            if (e / 4 * 8 + e % 2 >= past + e % 4 / 2 * 8) s[e] = -INFINITY;
     }
     __device__ void exponentiate(bool diagonal) {
         float factor = diagonal ? 1 : AttentionScale<DH>::SCALE;
@@ -438,6 +443,7 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
                 sm90_wait_group<2>(); // dk and dp remain in flight
                 sm90_fence_operand(s), sm90_fence_operand(probabilities);
                 if (tile < x.clear) finish_diagonal(tile * F::QUERIES + step * F::STEP - x.j0);
+                if (WINDOW) mask_window(tile * F::QUERIES + step * F::STEP - x.j0);
                 exponentiate(tile < x.clear);
                 if (F::EARLY_DV) {
                     sm90_wait_group<1>(); // dp remains in flight
@@ -483,11 +489,11 @@ template <int DH, bool GATE, bool DETERMINISTIC> struct Sm90BackwardConsumer {
 // ----------------------------------------------------------------------------
 // kernels and launch
 
-template <int DH, bool GATE, bool DETERMINISTIC>
-__global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
+template <int DH, bool GATE, bool WINDOW, bool DETERMINISTIC>
+__global__ void __launch_bounds__(Sm90Backward<DH, WINDOW>::THREADS, 1)
     sm90_backward_kernel(const __grid_constant__ Sm90BackwardParameters p) {
 #if SM90_CODE
-    typedef Sm90Backward<DH> F;
+    typedef Sm90Backward<DH, WINDOW> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     unsigned index = blockIdx.x;
@@ -517,7 +523,7 @@ __global__ void __launch_bounds__(Sm90Backward<DH>::THREADS, 1)
         if (DETERMINISTIC && threadIdx.x == 96) sm90_backward_release_dq<F>(shared, p, x);
     } else {
         sm90_reg_alloc<F::CONSUMER_REGISTERS>();
-        Sm90BackwardConsumer<DH, GATE, DETERMINISTIC>(shared, p, x).run();
+        Sm90BackwardConsumer<DH, GATE, WINDOW, DETERMINISTIC>(shared, p, x).run();
     }
 #endif
 }
@@ -528,7 +534,7 @@ __global__ void __launch_bounds__(256)
     sm90_backward_finish_kernel(bf16* __restrict__ dq, float* __restrict__ dcum_logf,
                                 const float* __restrict__ dq_sum, const float* __restrict__ row_sum,
                                 AttentionShape shape) {
-    typedef Sm90Backward<DH> F;
+    typedef Sm90Backward<DH, false> F; // the same with a window
     int tiles = F::tiles(shape), group = (int)(blockIdx.x % 2u);
     int tile = (int)(blockIdx.x / 2u % (unsigned)tiles), head = (int)(blockIdx.x / 2u / (unsigned)tiles);
     int first_row = F::part_query(tile, group);
@@ -568,10 +574,10 @@ static inline size_t attention_backward_scratch_sm90(const HeadShape* s) {
 }
 
 // delta must not be NULL.
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 static inline void attention_backward_sm90(const AttentionBackward* a, const HeadShape* s,
                                            cudaStream_t stream) {
-    typedef Sm90Backward<DH> F;
+    typedef Sm90Backward<DH, WINDOW> F;
     int64_t tiles = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES), parts = 2 * tiles;
     Sm90BackwardParameters p;
     p.q = sm90_tensor_map(a->q, s, F::QUERIES), p.dout = sm90_tensor_map(a->dout, s, F::QUERIES);
@@ -586,8 +592,8 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
     CUDA_CHECK(cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(p.tickets + 1) - (char*)a->scratch), stream));
 
-    auto kernel =
-        a->deterministic ? sm90_backward_kernel<DH, GATE, true> : sm90_backward_kernel<DH, GATE, false>;
+    auto kernel = a->deterministic ? sm90_backward_kernel<DH, GATE, WINDOW, true>
+                                   : sm90_backward_kernel<DH, GATE, WINDOW, false>;
     attention_launch<F, SM90_SHARED_KIB>(kernel, (int64_t)p.shape.heads * p.shape.tiles_per_head, stream, p);
     CUDA_LAUNCH(sm90_backward_finish_kernel<DH>, parts, 256, stream, a->dq, p.dcum_logf, p.dq_sum, p.row_sum,
                 p.shape);

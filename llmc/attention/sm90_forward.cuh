@@ -10,7 +10,8 @@ left for them, or none. Warp roles:
     warp 0       tma_producer: Q, K, V tiles  ->  shared memory (K and V: ring of 2 or 4 stages); one thread
     warps 1-2    gate_producer: acc_init of each K tile, row_gate of the Q tile; only with a gate
     warp 3       idle
-    warps 4-     mma_consumer: 2 or 3 warpgroups of 64 queries, from the diagonal down to the first key;
+    warps 4-     mma_consumer: 2 or 3 warpgroups of 64 queries, from the diagonal down to the first key, or
+                 to the first of the window;
                  in each step S = Q K^T of tile n and O += P V of tile n + 1 are in flight together, and
                  the online softmax turns S into P while O += P V still runs
 
@@ -28,8 +29,9 @@ instructions: scores are only checked for an overflow, and rescaling is rare (ma
 // ----------------------------------------------------------------------------
 // shared memory, barriers and tiles
 
-template <int DH> struct Sm90Forward : Sm90ForwardTiles<DH> {
+template <int DH, bool WITH_WINDOW> struct Sm90Forward : Sm90ForwardTiles<DH> {
     typedef Sm90ForwardTiles<DH> Tiles;
+    static constexpr bool WINDOW = WITH_WINDOW;
     static constexpr int CHANNELS = DH, ROWS = Tiles::CONSUMERS * 64, KEYS = Tiles::KEYS,
                          STAGES = Tiles::STAGES;
     static constexpr int GATE_WARPS = 2; // of the producer warpgroup, after the tma_producer
@@ -92,7 +94,7 @@ struct Sm90ForwardTile {
         tile.i0 = (p.last_tile - at.tile_index) * F::ROWS; // the last queries have most keys
         tile.last = (min(tile.i0 + F::ROWS, p.shape.T) - 1) / F::KEYS;
         tile.diagonal = tile.i0 / F::KEYS;
-        tile.first = p.shape.first_key_block(tile.head, tile.diagonal);
+        tile.first = p.shape.first_key_block<F::WINDOW>(tile.head, tile.diagonal);
         return tile;
     }
 };
@@ -179,8 +181,8 @@ __device__ static inline void sm90_forward_gate_producer(typename F::Shared& sha
 // mma_consumer: a warpgroup of 64 queries. A thread holds parts of two rows of its warp's 16, lane / 4 and
 // lane / 4 + 8.
 
-template <int DH, bool GATE> struct Sm90ForwardConsumer {
-    typedef Sm90Forward<DH> F;
+template <int DH, bool GATE, bool WINDOW> struct Sm90ForwardConsumer {
+    typedef Sm90Forward<DH, WINDOW> F;
     static constexpr int KEYS = F::KEYS;
 
     typename F::Shared& shared;
@@ -257,6 +259,16 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
                 x += (row_gate_high[half(i)] + high[column(i)]) + (row_gate_low[half(i)] + low[column(i)]);
             s[i] = column(i) > own + 8 * half(i) ? -INFINITY : x;
         }
+    }
+    // Masks the keys before the window, in scores or exponents, where the tile has any.
+    __device__ void mask_window(const Sm90ForwardTile& tile, int n) {
+        if (tile.i0 + F::ROWS - n * KEYS <= p.shape.window) return;
+        int lane = this->lane();
+        // the last such column, relative to the lane's first one
+        int before = tile.i0 + row(lane) - n * KEYS - lane % 4 * 2 - p.shape.window;
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++)
+            if (column(i) <= before + 8 * half(i)) s[i] = -INFINITY;
     }
 
     // The exponent to base 2, relative to cum_logf_i, is s factor + shift.
@@ -337,6 +349,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         sm90_wait_group<0>();
         sm90_fence_operand(s);
         finish_diagonal(tile, tile.last);
+        if (WINDOW) mask_window(tile, tile.last);
         sm90_arrive_warp(&shared.k_empty[F::stage(step_count)]);
         exponentiate<true>(rescale);
         sm90_wait(&shared.v_full[F::stage(step_count)], F::phase(step_count));
@@ -357,6 +370,7 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
         sm90_wait_group<1>();
         sm90_fence_operand(s);
         if (DIAGONAL) finish_diagonal(tile, n);
+        if (WINDOW) mask_window(tile, n);
         sm90_arrive_warp(&shared.k_empty[F::stage(step_count)]);
         bool rescaled = exponentiate<DIAGONAL>(rescale);
         // The wait for the next values is here, and not where they are needed, because the compiler moves no
@@ -426,7 +440,10 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
             if (!read_tile(tile)) break;
             first_step(tile);
             for (int n = tile.last - 1; n >= tile.diagonal; n--) step<true>(tile, n);
-            for (int left = tile.diagonal - tile.first; left > 0; left--) step<false>(tile, 0);
+            if (WINDOW)
+                for (int n = tile.diagonal - 1; n >= tile.first; n--) step<false>(tile, n);
+            else
+                for (int left = tile.diagonal - tile.first; left > 0; left--) step<false>(tile, 0);
             sm90_arrive_warp(&shared.q_empty);
             issue_pv();
             finish_pv();
@@ -441,11 +458,11 @@ template <int DH, bool GATE> struct Sm90ForwardConsumer {
 // ----------------------------------------------------------------------------
 // kernel and launch
 
-template <int DH, bool GATE>
-__global__ void __launch_bounds__(Sm90Forward<DH>::THREADS, 1)
+template <int DH, bool GATE, bool WINDOW>
+__global__ void __launch_bounds__(Sm90Forward<DH, WINDOW>::THREADS, 1)
     sm90_forward_kernel(const __grid_constant__ Sm90ForwardParameters p) {
 #if SM90_CODE
-    typedef Sm90Forward<DH> F;
+    typedef Sm90Forward<DH, WINDOW> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     unsigned index = 0;
@@ -461,15 +478,15 @@ __global__ void __launch_bounds__(Sm90Forward<DH>::THREADS, 1)
             sm90_forward_gate_producer<F>(shared, p);
     } else {
         sm90_reg_alloc<F::CONSUMER_REGISTERS>();
-        Sm90ForwardConsumer<DH, GATE>(shared, p).run();
+        Sm90ForwardConsumer<DH, GATE, WINDOW>(shared, p).run();
     }
 #endif
 }
 
-template <int DH, bool GATE>
+template <int DH, bool GATE, bool WINDOW>
 static inline void attention_forward_sm90(const AttentionForward* a, const HeadShape* s,
                                           cudaStream_t stream) {
-    typedef Sm90Forward<DH> F;
+    typedef Sm90Forward<DH, WINDOW> F;
     static_assert(ATTENTION_FIRST_QUERY % F::ROWS == 0, "tiles begin at the first query");
     Sm90ForwardParameters p;
     AttentionForward at = attention_from_first_query(a, s);
@@ -483,6 +500,6 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     // One thread block per multiprocessor, or per tile where there are fewer
     int64_t tiles = (int64_t)p.shape.heads * p.shape.tiles_per_head;
     int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
-    attention_launch<F, SM90_SHARED_KIB>(sm90_forward_kernel<DH, GATE>,
+    attention_launch<F, SM90_SHARED_KIB>(sm90_forward_kernel<DH, GATE, WINDOW>,
                                          tiles < processors ? tiles : processors, stream, p);
 }

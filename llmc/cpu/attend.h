@@ -13,7 +13,8 @@ keys up to the end e of a page have at most
     exp(2 U) sum_j exp(-c_j), j <= e  /  sum_j exp(-c_j), j <= i
 
 which only falls with i. Pages for which it is below eps (config.json's log_pruning_tolerance is ln eps) are
-forgotten for good: what is left has all but eps of each row's weight. U follows from the weights of a QK
+forgotten for good: what is left has all but eps of each row's weight. That holds in a window too: both sums lose
+the same terms, and the quotient falls. Pages that have left the window are forgotten as well. U follows from the weights of a QK
 norm. Without one, pages can only be skipped for the query at hand: with its own key alone in place of the sum
 over j <= i, of its weight the keys up to e have at most
 
@@ -122,15 +123,18 @@ typedef struct {
     real* o;
     const real* q;
     int64_t position, first_page;
+    int64_t first_key; // of the window
     double cum_logf;
     real row_max, row_sum;
 } Query;
 
-// Adds the keys of page n that are not in the query's future.
+// Adds the keys of page n that are in the query's window and not in its future; there is at least one.
 static inline void attend_page(Query* query, const HeadPages* pages, int64_t n) {
     enum { VECTORS = PAGE_TOKENS / VECTOR_REALS };
     int64_t dh = pages->dh, page = pages->numbers[n];
     int64_t keys = min64(PAGE_TOKENS, query->position + 1 - n * PAGE_TOKENS);
+    int64_t begin = query->first_key - n * PAGE_TOKENS;
+    begin = begin < 0 ? 0 : begin;
     const real *k = pages->k + page * dh * PAGE_TOKENS, *v = pages->v + page * PAGE_TOKENS * dh;
     const double* cum_logf = pages->cum_logf ? pages->cum_logf + page * PAGE_TOKENS : NULL;
     real scores[PAGE_TOKENS], scale = (real)(1 / sqrt((double)dh)), highest = query->row_max, total = 0;
@@ -140,12 +144,12 @@ static inline void attend_page(Query* query, const HeadPages* pages, int64_t n) 
         for (int i = 0; i < VECTORS; i++) sum[i] += query->q[x] * ((const Vector*)(k + x * PAGE_TOKENS))[i];
     memcpy(scores, sum, sizeof scores);
 #pragma omp simd reduction(max : highest)
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = begin; j < keys; j++) {
         scores[j] = scale * scores[j] + (real)(cum_logf ? query->cum_logf - cum_logf[j] : 0);
         highest = scores[j] > highest ? scores[j] : highest;
     }
 #pragma omp simd reduction(+ : total)
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = begin; j < keys; j++) {
         scores[j] = exp_real(scores[j] - highest);
         total += scores[j];
     }
@@ -153,7 +157,7 @@ static inline void attend_page(Query* query, const HeadPages* pages, int64_t n) 
     query->row_sum = query->row_sum * rescale + total;
     query->row_max = highest;
     for (int64_t x = 0; x < dh; x++) query->o[x] *= rescale;
-    for (int64_t j = 0; j < keys; j++)
+    for (int64_t j = begin; j < keys; j++)
         for (int64_t x = 0; x < dh; x++) query->o[x] += scores[j] * v[j * dh + x];
 }
 

@@ -1,5 +1,5 @@
 /*
-The part of --bench that times inference: how fast the engine reads a prompt, and how fast it continues
+The parts of --bench that both trainers have: rates, and the times of inference: how fast the engine reads a prompt, and how fast it continues
 sequences. Tokens are random ones and nothing is forgotten, so the figures do not depend on what the weights
 have learnt.
 
@@ -10,6 +10,18 @@ Called by train.h.
 #include "engine.h"
 
 static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before they are continued, at most
+
+// Prints a step's time `ms`, tokens and FLOPs a second; pruned: share of attention that is not computed.
+static inline void bench_print_rate(const Run* run, const char* what, double ms, double pruned) {
+    double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
+    double executed = flops - pruned * run_mixer_flops_per_token(run),
+           peak = run->peak_flops * run->world->size;
+    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
+           1e-12 * rate * flops);
+    if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
+    if (peak > 0 && config_prunes(&run->config)) printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
+    printf("\n");
+}
 
 static inline bool bench_on_token(Sequence* sequence, int64_t token) {
     (void)sequence, (void)token;

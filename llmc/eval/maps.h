@@ -44,7 +44,7 @@ static const double MAPS_WINDOW_SHARE = 0.95;
 typedef struct {
     const Trainer* trainer;
     const Config* config;
-    int64_t L, NH, dh, T, Q;
+    int64_t L, NH, dh, T, Q, window;
     int32_t *tokens, *queries;                           // [T], [Q]
     double *half_life, *pruned_share, *effective_window; // [L, NH]
     double* cum_logf;                                    // [L, NH, T]
@@ -158,6 +158,7 @@ static inline void maps_query(double* row, Maps* m, const MapsHead* head, int64_
     int64_t best = 0, first = i + 1;
     for (int64_t j = 0; j <= i; j++) {
         row[j] += head->cum_logf[i] - head->cum_logf[j];
+        if (m->window && j + m->window <= i) row[j] = -INFINITY;
         if (row[j] > highest) highest = row[j], best = j;
     }
     for (int64_t j = 0; j <= i; j++) sum += row[j] = exp(row[j] - highest);
@@ -314,6 +315,7 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     const Config* c = m->config;
     m->trainer = trainer;
     m->L = c->num_hidden_layers, m->NH = c->num_heads, m->dh = config_head_size(c);
+    m->window = c->window_size;
     m->Q = maps_min(m->T, MAPS_ROWS);
     const size_t heads = (size_t)(m->L * m->NH), rows = heads * (size_t)m->Q;
     m->queries = (int32_t*)xcalloc((size_t)m->Q, sizeof *m->queries);

@@ -19,6 +19,7 @@ typedef struct {
     int64_t layers, NH, dh;
     bool gate, qk_norm, rope, shifts;
     double log_tolerance; // ln eps of what may be forgotten; NAN: nothing
+    int64_t window;       // tokens that a row sees, as in HeadShape
 } CacheModel;
 
 typedef struct {
@@ -53,7 +54,8 @@ typedef struct {
 
 // Rows of partial results that fit: enough to decode all slots, and 64 MiB for small chunks.
 static inline int64_t device_cache_partials(const CacheModel* m, const CacheSizes* s) {
-    int64_t units = extend_units((int)cache_table_width(s));
+    int64_t width = cache_table_width(s), window = (m->window + EXTEND_TILE + 61) / PAGE_TOKENS + 1; // pages
+    int64_t units = extend_units((int)(m->window && window < width ? window : width));
     units = units > 16 ? units : 16; // shorter sequences may have up to 16
     int64_t decoding = s->slots * m->NH * units, all = s->rows * m->NH * units;
     int64_t chunks = ((int64_t)64 << 20) / ((m->dh + 2) * (int64_t)sizeof(float));
@@ -67,7 +69,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     Pages* p = &c->pages;
     int64_t d = m->NH * m->dh, heads = m->layers * m->NH, width = cache_table_width(s), gate = m->gate;
     int64_t blocks = ceil_div<int64_t>(s->capacity, ATTENTION_BLOCK), slack = ATTENTION_FIRST_QUERY * d;
-    HeadShape shape = {1, s->capacity, m->NH, m->dh, 0, 0, 0};
+    HeadShape shape = {1, s->capacity, m->NH, m->dh, 0, 0, 0, 0};
     Pruning* pruning = &c->space.pruning;
     add(&p->k, s->pages * PAGE_TOKENS * m->dh, false), add(&p->v, s->pages * PAGE_TOKENS * m->dh, false);
     add(&p->cum_logf, gate * s->pages * PAGE_TOKENS, false), add(&p->page_logsum, gate * s->pages, false);
@@ -106,6 +108,7 @@ static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSize
     c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
     c.pages.drops = s->drops && m->gate && !isnan(m->log_tolerance) && (m->qk_norm || s->drops_unseen);
+    c.pages.window = m->window, c.pages.drops_window = s->drops && m->window;
     c.work.max_items = device_cache_partials(m, s), c.work.max_pairs = s->rows * m->NH;
     c.space.weight_stride = m->dh;
     c.max_bytes = s->slots * (int64_t)sizeof(PassRows) +
@@ -202,7 +205,7 @@ static inline int64_t device_cache_needs(const DeviceCache* c, const Extension* 
     for (int64_t i = 0; i < e->sequences; i++)
         for (int64_t row = e->begins[i];
              row < e->begins[i + 1] && e->begins[i + 1] - e->begins[i] < long_rows; row++)
-            partials += c->model.NH * extend_partials(e->lengths[i] + row - e->begins[i], 1);
+            partials += c->model.NH * extend_partials(c->model.window, e->lengths[i] + row - e->begins[i]);
     return partials;
 }
 

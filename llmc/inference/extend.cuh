@@ -1,7 +1,7 @@
 /*
 Attention of a pass over the cache: each row over the keys up to its own,
 
-    o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i
+    o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i, j in i's window
 
     extend_plan        lists the work of all layers: once a pass
     extend_attention   a layer's partial results, one a unit of pages, which are added up; output norm and gate
@@ -26,7 +26,7 @@ Called by the GPU trainer.
 
 enum { EXTEND_TILE = 16, EXTEND_UNIT = 16, EXTEND_PLAN_THREADS = 1024 };
 
-// Pages of a unit, for rows that see `pages` pages: enough units for few sequences, not too many for long
+// Pages of a unit, for rows whose window has `pages` pages: enough units for few sequences, not too many for long
 // ones.
 __host__ __device__ static inline int extend_unit_pages(int pages) {
     int unit = 2;
@@ -37,9 +37,9 @@ __host__ __device__ static inline int extend_units(int pages) {
     return (pages + extend_unit_pages(pages) - 1) / extend_unit_pages(pages);
 }
 
-// Partial results of `count` rows of a tile at `position`, for one head, at most.
-static inline int64_t extend_partials(int64_t position, int64_t count) {
-    return count * extend_units((int)(position / PAGE_TOKENS) + 1);
+// Partial results of a row at `position`, for one head, at most.
+static inline int64_t extend_partials(int64_t window, int64_t position) {
+    return extend_units((int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position));
 }
 
 // Pages first, first + 1, ... of a tile's head
@@ -108,11 +108,13 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     for (int64_t begin = 0; begin < pairs; begin += blockDim.x) {
         int64_t pair = begin + threadIdx.x, mine = 0;
         PassRows tile = {};
-        int pages = 0, unit = 1, first = 0, units = 0;
+        int window = 0, pages = 0, unit = 1, first = 0,
+            units = 0; // window: its first page; the rest from there
         if (pair < pairs) {
             tile = pass.tiles[pair / NH];
-            pages = tile.position / PAGE_TOKENS + 1, unit = extend_unit_pages(pages);
-            first = p.forgotten[pages_slot_head(p, tile.slot, l, pair % NH)];
+            window = pages_window_first(p.window, tile.position);
+            pages = tile.position / PAGE_TOKENS + 1 - window, unit = extend_unit_pages(pages);
+            first = max(p.forgotten[pages_slot_head(p, tile.slot, l, pair % NH)] - window, 0);
             units = (pages + unit - 1) / unit - first / unit;
             mine = (int64_t)units << 32 | (units * (tile.end - tile.begin));
         }
@@ -123,7 +125,8 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
         if (pair < pairs) work.pairs[l * work.max_pairs + pair] = {partial, units, 0};
         for (int u = first / unit; u < first / unit + units; u++) {
             int page = max(u * unit, first), count = min((u + 1) * unit, pages) - page;
-            work.items[l * work.max_items + item++] = {(int)pair, tile.slot, page << 5 | count, partial};
+            work.items[l * work.max_items + item++] = {(int)pair, tile.slot, (window + page) << 5 | count,
+                                                       partial};
             partial += tile.end - tile.begin;
         }
         __syncthreads();
@@ -341,10 +344,10 @@ template <int DH, bool GATE> struct ExtendWarp {
         return g;
     }
 
-    // Adds one page. `own`: the first row's token in the page, -1: the rows see all of it, but for the lane's
-    // rows that skip it.
+    // Adds one page. `own`: the first row's token in the page, -1: it is none of the rows'. `hidden`: the tokens
+    // before the first row's window; of the next row it is one more. skips: the lane's rows that skip the page.
     __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows,
-                         const bool (&skips)[2]) {
+                         int hidden, const bool (&skips)[2]) {
         float s[1][NS][4], shift[1][2];
         bool diagonal = own >= 0;
         const double* cum_logf = shared.cum_logf[stage];
@@ -368,6 +371,10 @@ template <int DH, bool GATE> struct ExtendWarp {
                 x *= SCALE;
                 if (GATE) x += (float)((gate.cum_logf[half] - cum_logf[column]) * ATTENTION_LOG2E);
                 if (column > own + row) x = -INFINITY;
+            });
+        if (hidden + rows > 1)
+            sm80_for_each(s, [&](float& x, int, int, int row, int column) {
+                if (column < hidden + row) x = -INFINITY;
             });
         for (int r = 0; GATE && r < 2; r++)
             for (int n = 0; skips[r] && n < NS; n++) s[0][n][2 * r] = s[0][n][2 * r + 1] = -INFINITY;
@@ -455,9 +462,11 @@ template <int DH, bool GATE> struct ExtendWarp {
                     copy(now, i + 1, stage ^ 1, 0);
                 else
                     copy(next, next.skipped, stage ^ 1, q_stage ^ 1);
-                bool diagonal = first + i == now.tile.position / PAGE_TOKENS;
+                int position = now.tile.position, begin = (first + i) * PAGE_TOKENS; // of the page
+                bool diagonal = first + i == position / PAGE_TOKENS;
+                int hidden = a.pages.window ? position - (int)a.pages.window + 1 - begin : -EXTEND_TILE;
                 bool skips[2] = {i < now.row_first[0], i < now.row_first[1]};
-                page(softmax, gate, stage, q_stage, diagonal ? now.tile.position % PAGE_TOKENS : -1, rows,
+                page(softmax, gate, stage, q_stage, diagonal ? position % PAGE_TOKENS : -1, rows, hidden,
                      skips);
             }
             q_stage ^= 1;
@@ -571,20 +580,25 @@ static inline void extend_long(bf16* o, const bf16* q, const ExtendLong* space, 
     int64_t T = rows->position + rows->end - rows->begin;
     int64_t first = rows->position / ATTENTION_FIRST_QUERY * ATTENTION_FIRST_QUERY;
     int64_t at = (rows->begin - (rows->position - first)) * p->NH * p->dh;
-    HeadShape shape = {1, T, p->NH, p->dh, 0, 0, space->weight_stride};
+    HeadShape shape = {1, T, p->NH, p->dh, 0, 0, space->weight_stride, p->window};
     Pruning pruning = space->pruning;
-    bool prunes = p->cum_logf && !isnan(pruning.log_tolerance);
-    pruning.cum_logf = space->keys.cum_logf;
+    // norms are those of all keys, of which a window's are gathered
+    bool prunes = p->cum_logf && !isnan(pruning.log_tolerance) && (pruning.q_weight || !p->window);
+    PagesGathered keys = space->keys;
+    // whole blocks, as attention reads them
+    keys.first_page =
+        (int)(head_first_key(&shape, first) / ATTENTION_BLOCK * (ATTENTION_BLOCK / PAGE_TOKENS));
+    pruning.cum_logf = keys.cum_logf;
     pruning.q = q + rows->begin * p->NH * p->dh, pruning.first_query = rows->position;
-    pruning.k = space->keys.k;
-    pages_gather(&space->keys, p, layer->index, rows->slot, T, stream);
+    pruning.k = keys.k;
+    pages_gather(&keys, p, layer->index, rows->slot, T, stream);
     if (prunes) pruning_bounds(&pruning, &shape, stream);
     AttentionForward forward = {o + at,
                                 space->lse,
                                 q + at,
-                                space->keys.k,
-                                space->keys.v,
-                                p->cum_logf ? space->keys.cum_logf : NULL,
+                                keys.k,
+                                keys.v,
+                                p->cum_logf ? keys.cum_logf : NULL,
                                 prunes ? &pruning.bounds : NULL,
                                 pruning.scratch,
                                 first};

@@ -81,7 +81,8 @@ static inline CacheModel attention_cache_model(const Config* c) {
             c->qk_norm,
             c->use_rope,
             c->use_k_shift || c->use_v_shift,
-            c->log_pruning_tolerance};
+            c->log_pruning_tolerance,
+            c->window_size};
 }
 
 // Called once after allocation of a cache.

@@ -24,6 +24,7 @@ keys up to e then have at most exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) s
 weight. The largest norm up to the end of a page is known from the pass after the one that ended it
 (pages_seal), so a row skips only pages that end PAGES_UNSEALED tokens before it: which ones does not depend on
 the passes.
+With a window, pages that have left it are forgotten too.
 */
 #pragma once
 
@@ -47,11 +48,20 @@ typedef struct {
     int32_t* sealed;      // [slots, heads] pages at the beginning that are sealed
     unsigned* squares; // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
-    bool drops;
+    bool drops;           // what gates forget
+    int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
+    bool drops_window;    // what has left the window
 } Pages;
 
 // Sequences with more rows in a pass are computed by attention_forward.
 enum { PAGES_UNSEALED = 255 };
+
+// The first page of a window that ends at `position`, or as much as 15 tokens earlier, so that the rows of a tile
+// begin at the same page, whatever else is in their pass.
+__host__ __device__ static inline int pages_window_first(int64_t window, int64_t position) {
+    int64_t first = (position & ~(int64_t)15) - window + 1;
+    return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;
+}
 
 __host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.NH; }
 
@@ -277,6 +287,8 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
         p.forgotten[at] = 0;
         if (p.squares) p.squares[2 * at] = p.squares[2 * at + 1] = 0;
     }
+    if (p.drops_window && length > 0)
+        p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
     if (!p.drops || length == 0) return;
     const int32_t* table = p.table + at * p.table_width;
     double limit;
@@ -328,7 +340,7 @@ __global__ static void __launch_bounds__(32)
 // p->limits of a layer from its QK norm's weights.
 static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
                                 int64_t weight_stride, cudaStream_t stream) {
-    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride};
+    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride, 0};
     Pruning pruning = {};
     pruning.q_weight = q_weight, pruning.k_weight = k_weight;
     CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
@@ -338,11 +350,12 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
 // copies
 
 // A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten
-// pages are zeros with a cum_logf from which nothing is left.
+// pages are zeros with a cum_logf from which nothing is left. Keys and values before first_page are left out.
 #define PAGES_FORGOTTEN_CUM_LOGF 1e6
 typedef struct {
     bf16 *k, *v;      // [T, NH, dh]
     double* cum_logf; // [NH, T]
+    int first_page;
 } PagesGathered;
 
 // Block (page, head)
@@ -354,7 +367,7 @@ __global__ static void __launch_bounds__(128)
     bool forgotten = index < p.forgotten[head];
     int64_t page = forgotten ? 0 : p.table[head * p.table_width + index];
     int tokens = min(PAGE_TOKENS, T - index * PAGE_TOKENS);
-    for (int i = (int)threadIdx.x; i < tokens * chunks; i += 128) {
+    for (int i = (int)threadIdx.x; index >= to.first_page && i < tokens * chunks; i += 128) {
         int token = i / chunks, chunk = i % chunks;
         int64_t from = pages_chunk(p, page, token, chunk);
         int64_t at = ((index * PAGE_TOKENS + token) * p.NH + h) * p.dh + chunk * 8;

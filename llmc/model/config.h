@@ -35,6 +35,7 @@ typedef struct {
     bool qk_norm_share; // one weight [dh] for all heads instead of [d]
     bool use_k_shift;
     bool use_v_shift;
+    int64_t window_size; // W: a token attends to itself and the W - 1 before; 0, null in the file: to all
     GateType fgate_type;
     bool fgate_bias_init;  // "long" initialisation of the gate's bias (always on for a fixed gate)
     double decay_time_min; // its T_min, in tokens
@@ -146,7 +147,7 @@ static const ConfigKey config_keys[] = {
     NUMBER(KEY_INT, num_heads, 1, 1024)
     FIXED(KEY_WORD, "num_kv_heads", "null")
     FIXED(KEY_TEXT, "hidden_act", "swish")
-    FIXED(KEY_WORD, "window_size", "null")
+    NULLABLE(KEY_INT, window_size, 0, 1 << 24, 0)
     FIXED(KEY_WORD, "max_position_embeddings", "null")
     NUMBER(KEY_REAL, initializer_range, 0, 10)
     NUMBER(KEY_REAL, norm_eps, 0, 1)

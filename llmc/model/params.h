@@ -270,9 +270,11 @@ static inline double mamba2_flops(const Config* c, int64_t T) {
     return 30.0 * (double)(c->hidden_size * c->state_size);
 }
 
-// FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 6 d T.
+// FLOPs per token and layer of causal attention, forward and backward, without the 6 per parameter: 12 d for
+// each key that a token attends to, of which it has T / 2 in the mean, or W - W^2 / 2T in a window of W < T.
 static inline double attention_flops(const Config* c, int64_t T) {
-    return 6.0 * (double)(c->hidden_size * T);
+    double window = c->window_size && c->window_size < T ? (double)c->window_size : (double)T;
+    return 6.0 * (double)c->hidden_size * (2 * window - window * window / (double)T);
 }
 
 // What the parameter table and the FLOPs need of a mixer, a row each; its functions are in the trainers'

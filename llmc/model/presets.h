@@ -22,16 +22,18 @@ typedef struct {
     GateType gate;
     bool rope, pro; // pro: QK norm, output norm, output gate, key and value shift
     double hidden_ratio;
+    int64_t windows; // a sequence has so many windows; 0: attention without a window
 } Family;
 
 static const Family config_families[] = {
-    {"fox-pro", MIXER_ATTENTION, SHAPE_FOX, GATE_FULL, false, true, 3.5},
-    {"fox-llama", MIXER_ATTENTION, SHAPE_FOX, GATE_FULL, false, false, 4},
-    {"transformer-pro", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, true, 3.5},
-    {"transformer-llama", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, false, 4},
-    {"deltanet", MIXER_DELTANET, SHAPE_MATRIX, GATE_NONE, false, false, 4},
-    {"hgrn2", MIXER_HGRN2, SHAPE_MATRIX, GATE_NONE, false, false, 4},
-    {"mamba2", MIXER_MAMBA2, SHAPE_MAMBA2, GATE_NONE, false, false, 0},
+    {"fox-pro", MIXER_ATTENTION, SHAPE_FOX, GATE_FULL, false, true, 3.5, 0},
+    {"fox-llama", MIXER_ATTENTION, SHAPE_FOX, GATE_FULL, false, false, 4, 0},
+    {"transformer-pro", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, true, 3.5, 0},
+    {"transformer-llama", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, false, 4, 0},
+    {"transformer-swa", MIXER_ATTENTION, SHAPE_TRANSFORMER, GATE_NONE, true, false, 4, 8},
+    {"deltanet", MIXER_DELTANET, SHAPE_MATRIX, GATE_NONE, false, false, 4, 0},
+    {"hgrn2", MIXER_HGRN2, SHAPE_MATRIX, GATE_NONE, false, false, 4, 0},
+    {"mamba2", MIXER_MAMBA2, SHAPE_MAMBA2, GATE_NONE, false, false, 0, 0},
 };
 
 typedef struct {
@@ -88,11 +90,13 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
         c->log_pruning_tolerance = gated ? -10 : NAN;
         c->bos_token_id = c->eos_token_id = size->V - 1;
         *recipe = size->recipe;
+        c->window_size = family->windows ? recipe->seq_len / family->windows : 0;
         return true;
     }
     return fail(err,
                 "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
-                "transformer-llama, deltanet, hgrn2, mamba2, then -nano, -micro, -125m, -360m or -760m",
+                "transformer-llama, transformer-swa, deltanet, hgrn2, mamba2, then -nano, -micro, -125m, "
+                "-360m or -760m",
                 name);
 }
 

@@ -15,7 +15,13 @@ typedef struct {
     int64_t row_stride; // elements from one row of proj to the next: columns, padded on the GPU
     int64_t
         weight_stride; // elements from one head's QK norm weights to the next: dh, 0 where heads share them
+    int64_t window;    // keys that a query sees, its own the last of them; 0: all that are not in its future
 } HeadShape;
+
+// The first key that query i sees.
+static inline int64_t head_first_key(const HeadShape* s, int64_t i) {
+    return s->window && i >= s->window ? i - s->window + 1 : 0;
+}
 
 // What ranks tell one another with every optimizer step: before the step this rank's, after it the sums over
 // all ranks. Doubles, because they travel with the loss.

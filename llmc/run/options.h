@@ -35,11 +35,13 @@ typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
 #define OPTIONS(GROUP, ROW) \
 GROUP("Model") \
 ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
-    "preset: fox-pro, fox-llama, transformer-pro or transformer-llama, then -nano, -micro, -125m, -360m " \
-    "or -760m") \
+    "preset: fox-pro, fox-llama, transformer-pro, transformer-llama or transformer-swa, then -nano, -micro, " \
+    "-125m, -360m or -760m") \
 ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
 ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint or Hugging Face folder") \
+ROW(COUNT, window_size, "window-size", "N", OPTION_UNSET, 0, 1 << 24, \
+    "a token attends to itself and the N - 1 tokens before it; 0: to all [the preset's, or that of --init]") \
 GROUP("Data") \
 ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
 ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \

@@ -197,8 +197,8 @@ static inline void resume_check_data_order(const Run* run) {
 // ----------------------------------------------------------------------------
 // config
 
-// The model that the options describe, --init or --model changed by --set, and the recipe that it trains
-// with.
+// The model that the options describe, --init or --model changed by --set and --window-size, and the recipe
+// that it trains with.
 static inline Config run_choose_config(const Options* o, Recipe* recipe) {
     Error err;
     Config c;
@@ -220,6 +220,10 @@ static inline Config run_choose_config(const Options* o, Recipe* recipe) {
         snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
         if (!config_set(&c, "--set", key, equals + 1, &err)) die("%s", err.msg);
     }
+    if (o->window_size != OPTION_UNSET) {
+        if (c.mixer != MIXER_ATTENTION) die("--window-size: this model has no attention");
+        c.window_size = o->window_size;
+    }
     if (!o->init && c.bos_token_id < 0) c.bos_token_id = c.vocab_size - 1;
     if (!o->init && c.eos_token_id < 0) c.eos_token_id = c.vocab_size - 1;
     if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
@@ -229,7 +233,8 @@ static inline Config run_choose_config(const Options* o, Recipe* recipe) {
 // The checkpoint has the config, so --init is not read again. But a model named on the command line must be
 // the same, or the user means another run. Compares texts, because padding bytes of the structs may differ.
 static inline void resume_check_model(const Run* run, const CommandLine* line) {
-    if (!line->options.model && !line->options.init && line->options.set.count == 0) return;
+    const Options* o = &line->options;
+    if (!o->model && !o->init && o->set.count == 0 && o->window_size == OPTION_UNSET) return;
     Recipe recipe;
     const Config c = run_choose_config(&run->options, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);

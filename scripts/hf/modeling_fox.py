@@ -51,7 +51,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         num_heads=12,
         num_kv_heads=None,
         hidden_act="swish",
-        window_size=None,
+        window_size=None,               # W: a token attends to itself and the W - 1 before it; None, 0: to all
         max_position_embeddings=None,
         initializer_range=0.02,
         norm_eps=1e-6,
@@ -101,11 +101,13 @@ class ForgettingTransformerConfig(PretrainedConfig):
         self.decay_time_max = decay_time_max
         self.log_pruning_tolerance = log_pruning_tolerance
         self.use_cache = use_cache
-        supported = dict(num_kv_heads=(None, num_heads), hidden_act=("swish",), window_size=(None,),
-                         ogate_act=("sigmoid",), fgate_type=("full", "bias_only", "fixed", "none"))
+        supported = dict(num_kv_heads=(None, num_heads), hidden_act=("swish",), ogate_act=("sigmoid",),
+                         fgate_type=("full", "bias_only", "fixed", "none"))
         for key, values in supported.items():
             if getattr(self, key) not in values:
                 raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {values}")
+        if window_size is not None and (type(window_size) is not int or window_size < 0):
+            raise ValueError(f"window_size={window_size!r} is no number of tokens")
         if hidden_size % num_heads != 0:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         if tie_word_embeddings:
@@ -142,17 +144,21 @@ class LayerCache:
     """What one layer keeps of the tokens before: None until there are any, or where it has no such module."""
 
     def __init__(self):
-        self.k = self.v = None                      # [B, h, T, dh], normalized and rotated
+        self.k = self.v = None                      # [B, h, T, dh], normalized and rotated; in a window W - 1 tokens
         self.cum_logf = None                        # [B, h, T] in fp64
         self.previous_k = self.previous_v = None    # [B, 1, h, dh], the last token's, not shifted yet
+        self.length = 0                             # tokens so far
 
-    def append(self, k, v, cum_logf):
-        """Adds new tokens. Returns k, v and cum_logf of all."""
+    def append(self, k, v, cum_logf, window):
+        """Adds new tokens. Returns k, v and cum_logf of those that were kept and of the new ones."""
+        self.length += k.shape[2]
         if self.k is not None:
             k, v = torch.cat((self.k, k), dim=2), torch.cat((self.v, v), dim=2)
             if cum_logf is not None:
                 cum_logf = torch.cat((self.cum_logf, cum_logf + self.cum_logf[..., -1:]), dim=2)
-        self.k, self.v, self.cum_logf = k, v, cum_logf
+        first = max(0, k.shape[2] - max(1, window - 1)) if window else 0
+        self.k, self.v = k[:, :, first:], v[:, :, first:]
+        self.cum_logf = None if cum_logf is None else cum_logf[:, :, first:]
         return k, v, cum_logf
 
 
@@ -166,19 +172,19 @@ class FoxCache:
 
     def get_seq_length(self, layer_idx=0):
         """The number of tokens it holds."""
-        k = self.layers[layer_idx].k
-        return 0 if k is None else k.shape[2]
+        return self.layers[layer_idx].length
 
     def reorder_cache(self, beam_idx):
         """Sequence i continues sequence beam_idx[i] from now on: beam search."""
         for layer in self.layers:
             for name, x in vars(layer).items():
-                if x is not None:
+                if torch.is_tensor(x):
                     setattr(layer, name, x.index_select(0, beam_idx.to(x.device)))
 
     def __getitem__(self, layer_idx):
-        """(k, v) of a layer, as the generation of older versions of transformers looks for the length."""
-        return self.layers[layer_idx].k, self.layers[layer_idx].v
+        """The shapes of a layer's k and v, where the generation of older versions of transformers finds the length."""
+        k, v, length = (getattr(self.layers[layer_idx], name) for name in ("k", "v", "length"))
+        return tuple(x if x is None else x[:, :, :1].expand(-1, -1, length, -1) for x in (k, v))
 
 
 # ----------------------------------------------------------------------------
@@ -200,11 +206,11 @@ def rotate(x, cos, sin):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
 
 
-def block_attention(q, k, v, cum_logf, key_mask):
+def block_attention(q, k, v, cum_logf, key_mask, window):
     """
     Attention of the last queries of a sequence, q [B, h, queries, dh], to all its keys, k and v
     [B, h, keys, dh]. cum_logf is [B, h, keys] in fp64 or None. key_mask [B, keys] is False for padding, or
-    None.
+    None. A query sees its own key and the window - 1 before; None or 0: all before.
 
     A difference of two cum_logf is exact to fp32 at any length, because it is taken in fp64: the sums reach
     -1e5, where fp32 has 0.008 between neighbours. Scores and softmax have the bias's precision, fp32.
@@ -212,6 +218,8 @@ def block_attention(q, k, v, cum_logf, key_mask):
     ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     own = k.shape[2] - q.shape[2]  # query i has key own + i
     visible = ones.tril(own)
+    if window:
+        visible = visible & ones.triu(own - window + 1)
     if key_mask is not None:  # padding sees itself: a softmax of nothing is NaN
         visible = visible & (key_mask[:, None, None, :] | ones.triu(own))
     if cum_logf is None:
@@ -222,20 +230,21 @@ def block_attention(q, k, v, cum_logf, key_mask):
         return F.scaled_dot_product_attention(widen(q), widen(k), widen(v), attn_mask=bias).to(v.dtype)
 
 
-def attention(q, k, v, cum_logf, key_mask):
+def attention(q, k, v, cum_logf, key_mask, window=None):
     """As block_attention, in blocks of queries, so that memory is not quadratic in T."""
     B, h, queries, _ = q.shape
     keys = k.shape[2]
-    if cum_logf is None and key_mask is None and queries == keys:
+    if cum_logf is None and key_mask is None and queries == keys and not (window and window < keys):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     rows = max(1, MAX_BIAS_ELEMENTS // (B * h * keys))
     blocks = []
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
-        seen = keys - queries + stop
-        inputs = (q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen],
-                  None if cum_logf is None else cum_logf[:, :, :seen],
-                  None if key_mask is None else key_mask[:, :seen])
+        first = max(0, keys - queries + start - window + 1) if window else 0
+        seen = slice(first, keys - queries + stop)
+        inputs = (q[:, :, start:stop], k[:, :, seen], v[:, :, seen],
+                  None if cum_logf is None else cum_logf[:, :, seen],
+                  None if key_mask is None else key_mask[:, seen], window)
         if torch.is_grad_enabled():  # the backward pass computes the bias again instead of keeping it
             blocks.append(checkpoint(block_attention, *inputs, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -330,8 +339,9 @@ class Attention(nn.Module):
         if c.use_rope:
             q, k = rotate(q, *rope), rotate(k, *rope)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        k, v, cum_logf = cache.append(k, v, self.cum_logf(a))
-        o = attention(q, k, v, cum_logf, mask).transpose(1, 2)
+        k, v, cum_logf = cache.append(k, v, self.cum_logf(a), c.window_size)
+        key_mask = None if mask is None else mask[:, -k.shape[2]:]
+        o = attention(q, k, v, cum_logf, key_mask, c.window_size).transpose(1, 2)
         if c.use_output_norm:
             o = self.output_norm(o)
         o = o.flatten(2)

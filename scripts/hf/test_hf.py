@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2TokenizerFast
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "dev/test/fixtures/model"
 SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
-            "use_k_shift", "use_v_shift", "fgate_type", "fgate_bias_init", "decay_time_min", "decay_time_max")
+            "use_k_shift", "use_v_shift", "window_size", "fgate_type", "fgate_bias_init", "decay_time_min",
+            "decay_time_max")
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -127,7 +128,9 @@ def check_cache(model, tokens, expected):
             output = model(piece, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             logits.append(output.logits)
-        assert cache.get_seq_length() == tokens.shape[1]
+        assert cache.get_seq_length() == tokens.shape[1] == cache[0][0].shape[2]
+        window = model.config.window_size or tokens.shape[1] + 1
+        assert cache.layers[0].k.shape[2] == min(tokens.shape[1], window - 1), "keys of the cache"
         assert error(torch.cat(logits, dim=1), expected["logits"]) < 1e-11, f"cache, pieces {pieces}"
 
 

@@ -271,6 +271,36 @@ static void check_lengths(void) {
     }
 }
 
+// With a window of W tokens, pages that have left it are given back, and no bit changes.
+static void check_window(const char* name, int64_t W) {
+    const int64_t T = 700;
+    Model model = variant_model(name, 1, 4);
+    int64_t heads = model.config.num_hidden_layers * model.config.num_heads, V = model.config.vocab_size;
+    int32_t *tokens = random_tokens(&model, T + 1, 0), slot = 0;
+    RowScore* scores[3];
+    float* logits[3];
+    CHECK(model.config.window_size == W, "%s: a window of %lld", name, (long long)model.config.window_size);
+    for (int run = 0; run < 3; run++) { // all kept, forgotten, forgotten in other chunks
+        Cached c = cached_new(&model, 1, T, run > 0, false);
+        scores[run] = (RowScore*)xcalloc((size_t)T, sizeof(RowScore));
+        logits[run] = (float*)xcalloc((size_t)(T * V), sizeof(float));
+        for (int64_t at = 0, n; at < T; at += n) {
+            n = min64(run == 2 ? 1 : 37, T - at);
+            cached_pass(&c, 1, &slot, &n, &tokens, &scores[run], &logits[run]);
+            int64_t end = at + n, held = c.pages.pages - c.pages.num_free;
+            int64_t first = run > 0 && end >= W ? (end - W + 1) / PAGE_TOKENS : 0; // the next row's
+            CHECK(held == heads * (pages_of(end) - first), "%s: %lld pages held after %lld tokens", name,
+                  (long long)held, (long long)end);
+        }
+        CHECK(memcmp(logits[run], logits[0], (size_t)(T * V) * sizeof(float)) == 0,
+              "%s: forgetting or the chunks change a bit, run %d", name, run);
+        cached_free(&c);
+    }
+    for (int run = 0; run < 3; run++) free(scores[run]), free(logits[run]);
+    free(tokens);
+    model_free(&model);
+}
+
 int main(void) {
     omp_set_num_threads(1); // the models are too small for threads to pay
     double worst = 0;
@@ -287,6 +317,10 @@ int main(void) {
     check_forgetting("fox-pro hidden_size=32 use_rope=true", false, true);
     check_forgetting("fox-pro hidden_size=32 qk_norm=false", false, false);
     check_forgetting("fox-pro hidden_size=32 qk_norm=false", true, true);
+    check_window("transformer-swa", 64);
+    check_window("transformer-swa window_size=1", 1);
+    check_window("transformer-llama window_size=129", 129);
+    check_window("fox-pro window_size=200 log_pruning_tolerance=null", 200);
     omp_set_num_threads(2);
     check_lengths();
     return test_report();

@@ -167,13 +167,14 @@ static void check_shared(void) {
 
 // Greedy generation: each token is the forward pass's most likely one, but for rounding. Samples of one
 // prompt read it once, and differ.
-static void check_greedy(const char* name) {
-    enum { PROMPT = 9, GENERATED = 60, T = PROMPT + GENERATED };
+static void check_greedy(const char* name, int64_t generated) {
+    enum { PROMPT = 9 };
+    const int64_t T = PROMPT + generated;
     Model model = variant_model(name, 1, T);
     int64_t V = model.config.vocab_size;
     int32_t* prompt = random_tokens(&model, T, 0);
     Sequence all[3], *order[3];
-    const CacheSizes sizes = {3, T, 6 * engine_heads(&model.config), 16, 3, true, false};
+    const CacheSizes sizes = {3, T, 3 * pages_of(T) * engine_heads(&model.config), 16, 3, true, false};
     Engine g = engine_of(&model, &sizes);
     g.end_of_text = -1; // never drawn
     memset(all, 0, sizeof all);
@@ -181,26 +182,26 @@ static void check_greedy(const char* name) {
         order[i] = &all[i];
         uint32_t* to = token_buffer_reserve(&all[i].tokens, PROMPT);
         for (int t = 0; t < PROMPT; t++) to[t] = (uint32_t)prompt[t];
-        all[i].tokens.count = PROMPT, all[i].most_tokens = GENERATED;
+        all[i].tokens.count = PROMPT, all[i].most_tokens = generated;
         SamplerSettings settings = {i ? 1.0 : 0.0, 0, 1, 0, (uint64_t)i};
         all[i].sampling = settings;
     }
     engine_add(&g, order, 3);
     run_engine(&g);
-    CHECK(g.tokens_read == PROMPT + 3 * (GENERATED - 1), "%s: %lld tokens read", name,
+    CHECK(g.tokens_read == PROMPT + 3 * (generated - 1), "%s: %lld tokens read", name,
           (long long)g.tokens_read);
     real* logits = new_reals(T * V);
-    for (int t = 0; t < T; t++) prompt[t] = (int32_t)all[0].tokens.data[t];
+    for (int64_t t = 0; t < T; t++) prompt[t] = (int32_t)all[0].tokens.data[t];
     model_forward(&model, prompt);
     model_loss(&model, prompt, 0, false, logits);
     int wrong = 0;
-    for (int t = PROMPT; t < T; t++) {
+    for (int64_t t = PROMPT; t < T; t++) {
         const real* row = logits + (t - 1) * V;
         for (int64_t v = 0; v < V; v++) wrong += row[v] - row[prompt[t]] > PICK((real)1e-4, (real)1e-11);
     }
     CHECK(wrong == 0 && all[0].tokens.count == T, "%s: %d tokens are not the most likely ones", name, wrong);
-    CHECK(memcmp(all[1].tokens.data, all[2].tokens.data, T * sizeof(uint32_t)) != 0, "%s: samples differ",
-          name);
+    CHECK(memcmp(all[1].tokens.data, all[2].tokens.data, (size_t)T * sizeof(uint32_t)) != 0,
+          "%s: samples differ", name);
     for (int i = 0; i < 3; i++) free(all[i].tokens.data);
     free(logits), free(prompt);
     engine_close(&g);
@@ -233,6 +234,36 @@ static void check_forgetting(void) {
         engine_close(&g);
     }
     CHECK(fabs(logprob[0] - logprob[1]) <= 1e-3, "%g and %g", logprob[0], logprob[1]);
+    model_free(&model);
+}
+
+// A window: a sequence many times as long runs in the pages that the window and a pass touch, with the same
+// bits.
+static void check_window(void) {
+    enum { T = 2000, ROWS = 100 };
+    Model model = variant_model("transformer-swa num_heads=1", 1, 4);
+    int64_t L = model.config.num_hidden_layers, window = model.config.window_size;
+    double logprob[2];
+    for (int drops = 0; drops < 2; drops++) {
+        const CacheSizes sizes = {2, T, 0, ROWS, 2, drops == 1, false};
+        Engine g = engine_of(&model, &sizes);
+        int32_t* tokens = random_tokens(&model, T, 0);
+        Sequence s, *order = &s;
+        memset(&s, 0, sizeof s);
+        for (int t = 0; t < T; t++)
+            *token_buffer_reserve(&s.tokens, 1) = (uint32_t)tokens[t], s.tokens.count++;
+        s.scored = 1;
+        engine_add(&g, &order, 1);
+        run_engine(&g);
+        logprob[drops] = s.logprob;
+        int64_t most = pages_of(window) + 2 * pages_of(ROWS) + 2; // it forgets every second page
+        CHECK(drops ? g.pages.most_held <= L * most && g.pages.forgotten >= L * (pages_of(T) - most)
+                    : g.pages.most_held == L * pages_of(T - 1) && g.pages.forgotten == 0,
+              "%lld pages held, %lld forgotten", (long long)g.pages.most_held, (long long)g.pages.forgotten);
+        free(tokens), free(s.tokens.data);
+        engine_close(&g);
+    }
+    CHECK(logprob[0] == logprob[1], "%.17g and %.17g", logprob[0], logprob[1]);
     model_free(&model);
 }
 
@@ -306,8 +337,11 @@ int main(void) {
     check_together("transformer-llama");
     check_together("fox-llama use_k_shift=true");
     check_shared();
-    for (int i = 0; i < NUM_VARIANTS; i++) check_greedy(variants[i].name);
+    for (int i = 0; i < NUM_VARIANTS; i++) check_greedy(variants[i].name, 60);
+    check_greedy("transformer-swa", 400);
+    check_greedy("fox-pro window_size=30", 200);
     check_forgetting();
+    check_window();
     check_not_finite();
     check_texts();
     return test_report();

@@ -41,10 +41,14 @@ static void fill_normal(const Buffer<bf16>& x) {
 
 struct Shape {
     int64_t B, T, NH, dh;
+    int64_t window = 0; // as in HeadShape
+    __device__ bool sees(int64_t i, int64_t j) const {
+        return j <= i && i < T && !(window && j <= i - window);
+    }
     __host__ __device__ int64_t heads() const { return B * NH; }
     __host__ __device__ int64_t tokens() const { return heads() * T; }
     int64_t size() const { return tokens() * dh; }
-    HeadShape head_shape() const { return {B, T, NH, dh, NH * dh, NH * dh, dh}; }
+    HeadShape head_shape() const { return {B, T, NH, dh, NH * dh, NH * dh, dh, window}; }
     __device__ int64_t at(int64_t head, int64_t t) const {
         return ((head / NH * T + t) * NH + head % NH) * dh;
     }
@@ -122,7 +126,7 @@ __global__ static void oracle_forward_kernel(double* o, double* lse, OracleTenso
     for (int64_t j = threadIdx.x; j < end; j += THREADS) {
         dots(x, own, in.k + s.at(head, j), (int)s.dh);
         for (int r = 0; r < OWN; r++) {
-            if (j > first + r || first + r >= s.T) continue;
+            if (!s.sees(first + r, j)) continue;
             double y = x[r] * scale + score_bias(cum_logf, first + r, j), higher = fmax(y, row_max[r]);
             row_sum[r] = row_sum[r] * exp(row_max[r] - higher) + exp(y - higher);
             row_max[r] = higher;
@@ -143,7 +147,7 @@ __global__ static void oracle_forward_kernel(double* o, double* lse, OracleTenso
         if (j < end) dots(x, own, in.k + s.at(head, j), (int)s.dh);
         __syncthreads();
         for (int r = 0; r < OWN; r++) {
-            bool seen = j <= first + r && first + r < s.T;
+            bool seen = s.sees(first + r, j);
             double y = seen ? exp(x[r] * scale + score_bias(cum_logf, first + r, j) - row_lse[r]) : 0;
             p[r * THREADS + threadIdx.x] = round_bf16(y, in.plain_bf16);
         }
@@ -180,7 +184,7 @@ __global__ static void oracle_dq_kernel(double* dq, double* dcum_logf, OracleTen
         for (int r = 0; r < OWN; r++) {
             int64_t i = first + r;
             double d = 0;
-            if (j <= i && i < s.T)
+            if (s.sees(i, j))
                 d = exp(x[r] * scale + score_bias(cum_logf, i, j) - in.lse[head * s.T + i]) *
                     (y[r] - in.delta[head * s.T + i]);
             d = round_bf16(d, in.plain_bf16);
@@ -218,7 +222,7 @@ __global__ static void oracle_dkv_kernel(double* dk, double* dv, double* dcum_lo
         for (int r = 0; r < OWN; r++) {
             int64_t j = first + r;
             double w = 0, d = 0;
-            if (j <= i && i < s.T) {
+            if (s.sees(i, j)) {
                 w = exp(x[r] * scale + score_bias(cum_logf, i, j) - in.lse[head * s.T + i]);
                 d = w * (y[r] - in.delta[head * s.T + i]);
             }

@@ -59,7 +59,7 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     char name[96];
     snprintf(name, sizeof name, "B %lld, T %lld, NH %lld, dh %lld", (long long)B, (long long)T, (long long)NH,
              (long long)dh);
-    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh};
+    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0};
     Results ours(n, rows);
     Buffer<char> scratch(attention_scratch_bytes(&shape));
     AttentionForward forward = ours.forward(q, k, v, scratch);
@@ -103,7 +103,7 @@ int main(int argc, char** argv) {
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
     printf("cuDNN %zu, seed %llu\n", cudnnGetVersion(), (unsigned long long)seed);
     // before this process initializes CUDA, which a forked process could not use then
-    HeadShape head_size_7 = {1, 128, 1, 7, 7, 7, 7};
+    HeadShape head_size_7 = {1, 128, 1, 7, 7, 7, 7, 0};
     CHECK_DIES("heads of 7 here", attention_cudnn_workspace(&head_size_7, false));
     for (int64_t dh : {64, 128}) {
         test_shape(2, 1, 3, dh);
@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
 #else // USE_CUDNN
 
 int main(void) {
-    HeadShape shape = {1, 128, 1, 64, 64, 64, 64};
+    HeadShape shape = {1, 128, 1, 64, 64, 64, 64, 0};
     CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(&shape, false));
     return test_report();
 }

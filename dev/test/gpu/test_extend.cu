@@ -26,16 +26,17 @@ static const double ROPE_BASE = 500000;
 struct Model {
     int64_t NH, dh;
     Gate gate;
-    bool pro, rope; // pro: shifts and QK norm
-    double bias;    // mean of the forget gate's; it grows by 4 from head to head
+    bool pro, rope;     // pro: shifts and QK norm
+    double bias;        // mean of the forget gate's; it grows by 4 from head to head
+    int64_t window = 0; // as in HeadShape
     int64_t d() const { return NH * dh; }
     int64_t gate_column() const { return 3 * d(); }
     int64_t columns() const { return 3 * d() + 3 * NH; }
     int64_t row_stride() const { return ceil_div<int64_t>(columns(), 8) * 8; }
     const char* name() const {
         static char text[120];
-        snprintf(text, sizeof text, "NH %lld, dh %lld, gate %d, bias %g%s%s", (long long)NH, (long long)dh,
-                 gate, bias, pro ? ", pro" : "", rope ? ", rope" : "");
+        snprintf(text, sizeof text, "NH %lld, dh %lld, gate %d, bias %g, W %lld%s%s", (long long)NH,
+                 (long long)dh, gate, bias, (long long)window, pro ? ", pro" : "", rope ? ", rope" : "");
         return text;
     }
 };
@@ -67,11 +68,14 @@ struct Cache {
           q_weight(weights(model.d(), 0.1, 1, weights_seed)),
           k_weight(weights(model.d(), 0.1, 1, weights_seed + 1)), bias(biases(model)) {
         sizes = {slots, capacity, slots * heads * width, rows, slots, drops, drops_unseen};
-        CacheModel sizes_of = {1, m.NH, m.dh, m.gate != NO_GATE, m.pro, m.rope, m.pro, LOG_TOLERANCE};
+        CacheModel sizes_of = {1,      m.NH,  m.dh,          m.gate != NO_GATE, m.pro,
+                               m.rope, m.pro, LOG_TOLERANCE, m.window};
         CHECK(device_cache_new(&c, &sizes_of, &sizes), "%s: no memory", test_case);
         if (m.pro) pages_limits(&c.pages, 0, q_weight, k_weight, m.dh, 0);
         CUDA_CHECK(cudaMemset(c.pages.k, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
         CUDA_CHECK(cudaMemset(c.pages.v, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS * m.dh) * sizeof(bf16)));
+        for (bf16* x : {c.space.keys.k, c.space.keys.v}) // what is not gathered is not read
+            CUDA_CHECK(cudaMemset(x, 0xFF, (size_t)(capacity * m.d()) * sizeof(bf16)));
         if (c.pages.cum_logf)
             CUDA_CHECK(
                 cudaMemset(c.pages.cum_logf, 0xFF, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
@@ -215,12 +219,13 @@ static vector<double> expected_head(const Cache& cache, const vector<double>& pr
     return x;
 }
 
-// What attention over keys 0..t gives, in o, and in plain the same by a plain bf16 implementation. q is [dh].
+// What attention over keys first..t gives, in o, and in plain the same by a plain bf16 implementation. q is [dh].
 static void expected_row(double* o, double* plain, const double* q, const vector<double>& k,
-                         const vector<double>& v, const double* cum_logf, int64_t t, int64_t dh) {
-    vector<double> p((size_t)(t + 1));
+                         const vector<double>& v, const double* cum_logf, int64_t t, const Model& m) {
+    int64_t dh = m.dh, first = m.window && t >= m.window ? t - m.window + 1 : 0;
+    vector<double> p((size_t)(t + 1), -INFINITY);
     double row_max = -INFINITY, row_sum = 0;
-    for (int64_t j = 0; j <= t; j++) {
+    for (int64_t j = first; j <= t; j++) {
         double x = 0;
         for (int64_t i = 0; i < dh; i++) x += q[i] * k[(size_t)(j * dh + i)];
         p[(size_t)j] = x / sqrt((double)dh) + (cum_logf ? cum_logf[t] - cum_logf[j] : 0);
@@ -304,7 +309,7 @@ static void collect(Checked* all, Cache& cache, const Pools& pools, const Sequen
 #pragma omp parallel for
         for (int64_t i = 0; i < t; i++)
             expected_row(&all->o[first + (size_t)(i * m.dh)], &all->plain[first + (size_t)(i * m.dh)],
-                         &q[(size_t)(i * m.dh)], k, v, c.empty() ? NULL : c.data(), length - t + i, m.dh);
+                         &q[(size_t)(i * m.dh)], k, v, c.empty() ? NULL : c.data(), length - t + i, m);
     }
 }
 
@@ -399,7 +404,7 @@ static void test_fork(const Model& m, int64_t length, int64_t t) {
           "%s: sequences that share pages differ from sequences apart", test_case);
 }
 
-// Forgotten pages are counted by the bound, and are not read: their contents become NaN.
+// Forgotten pages are counted by the bound and the window, and are not read: their contents become NaN.
 static void test_forgotten(const Model& m, int64_t length, int64_t t) {
     snprintf(test_case, sizeof test_case, "%s; forgotten of %lld, %lld rows", m.name(), (long long)length,
              (long long)t);
@@ -432,7 +437,7 @@ static void test_forgotten(const Model& m, int64_t length, int64_t t) {
             limit = sqrt(squares[0] * squares[1] / (double)m.dh);
         }
         vector<double> ends;
-        for (int64_t j = 0; j < length; j++) {
+        for (int64_t j = 0; j < length && m.gate != NO_GATE; j++) {
             int64_t at = cache.entry(0, h, j / PAGE_TOKENS) * PAGE_TOKENS + j % PAGE_TOKENS;
             sum = -pools.cum_logf[(size_t)at];
             logsum = sum + log1p(exp(logsum - sum));
@@ -444,6 +449,9 @@ static void test_forgotten(const Model& m, int64_t length, int64_t t) {
             least += 2 * (limit + slack) + end - logsum < LOG_TOLERANCE;
             most += 2 * (limit - slack) + end - logsum < LOG_TOLERANCE;
         }
+        // rows of one tile begin at the same page
+        int64_t hidden = m.window ? (length / EXTEND_TILE * EXTEND_TILE - m.window + 1) / PAGE_TOKENS : 0;
+        least = std::max(least, (int)hidden), most = std::max(most, (int)hidden);
         int got = forgotten[(size_t)h];
         CHECK(got >= least && got <= most, "%s: %d pages of head %lld are forgotten, not %d to %d", test_case,
               got, (long long)h, least, most);
@@ -453,8 +461,9 @@ static void test_forgotten(const Model& m, int64_t length, int64_t t) {
             size_t bytes = (size_t)(PAGE_TOKENS * m.dh) * sizeof(bf16);
             CUDA_CHECK(cudaMemset(cache.c.pages.k + page * PAGE_TOKENS * m.dh, 0xFF, bytes));
             CUDA_CHECK(cudaMemset(cache.c.pages.v + page * PAGE_TOKENS * m.dh, 0xFF, bytes));
-            CUDA_CHECK(
-                cudaMemset(cache.c.pages.cum_logf + page * PAGE_TOKENS, 0xFF, PAGE_TOKENS * sizeof(double)));
+            if (m.gate != NO_GATE)
+                CUDA_CHECK(cudaMemset(cache.c.pages.cum_logf + page * PAGE_TOKENS, 0xFF,
+                                      PAGE_TOKENS * sizeof(double)));
             cache.entry(0, h, column) = -1;
         }
     }
@@ -534,11 +543,12 @@ static void test_skipped(const Model& m, int64_t length, int64_t t) {
 }
 
 // attention_forward from a first query on has the bits of the whole.
-static void test_first_query(int64_t T, int64_t first, int64_t NH, int64_t dh, bool gate) {
-    snprintf(test_case, sizeof test_case, "queries %lld to %lld, dh %lld", (long long)first, (long long)T,
-             (long long)dh);
+static void test_first_query(int64_t T, int64_t first, int64_t dh, bool gate, int64_t window) {
+    snprintf(test_case, sizeof test_case, "queries %lld to %lld, dh %lld, W %lld", (long long)first,
+             (long long)T, (long long)dh, (long long)window);
+    const int64_t NH = 3;
     int64_t d = NH * dh;
-    HeadShape s = {1, T, NH, dh, d, d, dh};
+    HeadShape s = {1, T, NH, dh, d, d, dh, window};
     Drawn<bf16> q(T * d), k(T * d), v(T * d);
     vector<double> c((size_t)(NH * T));
     for (int64_t i = 0; i < NH * T; i++) c[(size_t)i] = i % T ? c[(size_t)i - 1] - 0.01 * (double)(i % 7) : 0;
@@ -556,11 +566,10 @@ static void test_first_query(int64_t T, int64_t first, int64_t NH, int64_t dh, b
 int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
     for (int64_t dh : {64, 128}) {
-        const Model models[] = {{3, dh, GATE, true, false, -2},
-                                {2, dh, GATE_BIAS_ONLY, false, true, 1},
-                                {2, dh, NO_GATE, true, true, 0},
-                                {2, dh, GATE, false, false, -30},
-                                {1, dh, NO_GATE, false, false, 0}};
+        const Model models[] = {{3, dh, GATE, true, false, -2},     {2, dh, GATE_BIAS_ONLY, false, true, 1},
+                                {2, dh, NO_GATE, true, true, 0},    {2, dh, GATE, false, false, -30},
+                                {1, dh, NO_GATE, false, false, 0},  {2, dh, NO_GATE, false, true, 0, 100},
+                                {2, dh, GATE, true, false, 2, 700}, {1, dh, NO_GATE, true, false, 0, 1}};
         for (const Model& m : models) {
             test_pass(m, {0}, {1}, false);
             test_pass(m, {5, 0, 63}, {1, 3, 2}, true);
@@ -579,12 +588,18 @@ int main(int argc, char** argv) {
         test_fork(models[1], 128, 2);
         test_forgotten({2, dh, GATE, true, false, -1}, 700, 3);
         test_forgotten({2, dh, GATE, false, false, -1}, 700, 3);
-        if (!quick) test_forgotten({2, dh, GATE, true, false, -1}, 3001, 300);
         test_skipped({2, dh, GATE, false, false, -1}, 700, 3);
         test_skipped({2, dh, GATE_BIAS_ONLY, false, true, -2}, 641, 20);
-        if (!quick) test_skipped({3, dh, GATE, false, false, -1}, 5000, 40);
-        for (bool gate : {false, true}) test_first_query(quick ? 400 : 1500, 384, 3, dh, gate);
-        if (!quick) test_first_query(1500, 1152, 2, dh, true);
+        test_forgotten({2, dh, NO_GATE, false, false, 0, 100}, 700, 3);
+        test_forgotten({2, dh, GATE, true, false, 8, 65}, 700, 17);
+        for (bool gate : {false, true}) test_first_query(quick ? 400 : 1500, 384, dh, gate, 0);
+        test_first_query(quick ? 400 : 1500, 384, dh, false, 300);
+        if (quick) continue;
+        test_skipped({3, dh, GATE, false, false, -1}, 5000, 40);
+        test_forgotten({2, dh, GATE, true, false, -1}, 3001, 300);
+        test_forgotten({2, dh, NO_GATE, true, true, 0, 500}, 3001, 300);
+        test_forgotten({2, dh, GATE, true, false, 4, 30}, 3001, 300);
+        test_first_query(1500, 1152, dh, true, 0);
     }
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();

@@ -23,12 +23,18 @@ static const char* const norm_names[] = {"norm per head", "norm shared", "no nor
 
 struct Shape {
     int64_t B, T, NH, dh;
+    int64_t window = 0; // as in HeadShape
     int64_t heads() const { return B * NH; }
     int64_t tokens() const { return B * NH * T; }
     int64_t blocks() const { return ceil_div<int64_t>(T, ATTENTION_BLOCK); }
     size_t size() const { return (size_t)(tokens() * dh); }
     HeadShape head_shape(int64_t weight_stride) const {
-        return {B, T, NH, dh, NH * dh, NH * dh, weight_stride};
+        return {B, T, NH, dh, NH * dh, NH * dh, weight_stride, window};
+    }
+    int64_t first_key(int64_t i) const { return window && i >= window ? i - window + 1 : 0; }
+    // Does the window let any query of block m see any key of block n <= m?
+    bool sees(int64_t m, int64_t n) const {
+        return !window || m * ATTENTION_BLOCK - (n + 1) * ATTENTION_BLOCK + 1 < window;
     }
 };
 
@@ -155,25 +161,27 @@ struct Bounds {
 // ----------------------------------------------------------------------------
 // the bounds
 
-// ln sum_j exp(c_i - c_j), j <= i, of a head, where c is cum_logf: a lower bound of lse + U.
-static vector<double> log_sums(const double* c, int64_t T) {
+// sum_j exp(c_i - c_j), j <= i, of a head, where c is cum_logf
+static vector<double> weight_sums(const double* c, int64_t T) {
     vector<double> sums;
-    double sum = 0;
-    for (int64_t i = 0; i < T; i++) {
-        sum = 1 + (i ? exp(c[i] - c[i - 1]) * sum : 0);
-        sums.push_back(log(sum));
-    }
+    for (int64_t i = 0; i < T; i++) sums.push_back(1 + (i ? exp(c[i] - c[i - 1]) * sums.back() : 0));
     return sums;
+}
+// The logarithm of its part from key `first` on
+static double log_sum(const vector<double>& sums, const double* c, int64_t first, int64_t i) {
+    double before = first > 0 ? exp(c[i] - c[first - 1]) * sums[(size_t)first - 1] : 0;
+    return log(fmax(sums[(size_t)i] - before, 1));
 }
 
 static int64_t last_of(int64_t block, int64_t T) { return std::min(T, (block + 1) * ATTENTION_BLOCK) - 1; }
 
 // The bounds of it in pruning.cuh: a lower one for the queries of block m, an upper one for the last key of
 // block n
-static double least_log_sum(const double* c, int64_t T, int64_t m) {
+static double least_log_sum(const double* c, const Shape& s, int64_t m) {
     double sum = 0;
     for (int64_t n = std::max<int64_t>(m - PRUNING_BLOCKS, 0); n < m; n++)
-        sum += exp(c[last_of(m, T)] - c[n * ATTENTION_BLOCK]);
+        if (!s.window || n * ATTENTION_BLOCK > last_of(m, s.T) - s.window) // all queries see all of its keys
+            sum += exp(c[last_of(m, s.T)] - c[n * ATTENTION_BLOCK]);
     return log(1 + ATTENTION_BLOCK * sum);
 }
 static double most_log_sum(const double* c, int64_t T, int64_t n) {
@@ -192,7 +200,7 @@ static void check_rule(const char* name, const Inputs& in, const vector<int>& fi
         double limit = in.score_limit(head), delta = LOG_TOLERANCE - limit, reach = -INFINITY;
         const double *c = in.cum_logf.data() + head * T, *row_lse = lse.data() + head * T;
         const int *first_key = first.data() + head * blocks, *last_query = last.data() + head * blocks;
-        vector<double> sums = log_sums(c, T), past;
+        vector<double> sums = weight_sums(c, T), past;
         for (int64_t n = 0; n < blocks; n++) past.push_back(c[last_of(n, T)] - most_log_sum(c, T, n));
         for (int64_t m = blocks - 1; m >= 0; m--) {
             reach = fmax(reach, c[m * ATTENTION_BLOCK] - least_lse[(size_t)(head * blocks + m)]);
@@ -202,11 +210,15 @@ static void check_rule(const char* name, const Inputs& in, const vector<int>& fi
                 double x = reach - past[(size_t)n];
                 // Norms of q and k, and sums over blocks, are in float.
                 bool near = fabs(x - delta) <= 1e-5 * fabs(delta);
-                wrong += kept != (m <= last_query[n]) || (!near && kept != (m == n || x >= delta));
+                bool wanted = in.s.sees(m, n) && (m == n || x >= delta);
+                wrong += kept != (m <= last_query[n]) || (!near && kept != wanted);
             }
             int64_t J = first_key[m] * ATTENTION_BLOCK - 1; // the last skipped key
-            for (int64_t i = m * ATTENTION_BLOCK; J >= 0 && i <= last_of(m, T); i++)
-                heavy += limit + c[i] - c[J] + sums[(size_t)J] - row_lse[i] >= LOG_TOLERANCE + 1e-3;
+            for (int64_t i = m * ATTENTION_BLOCK; i <= last_of(m, T); i++) {
+                int64_t seen = in.s.first_key(i);
+                if (J < seen) continue;
+                heavy += limit + c[i] - c[J] + log_sum(sums, c, seen, J) - row_lse[i] >= LOG_TOLERANCE + 1e-3;
+            }
         }
     }
     CHECK(wrong == 0, "%s: %lld pairs of blocks disagree with the rule", name, (long long)wrong);
@@ -223,7 +235,7 @@ static PruningCount check_work(const char* name, const Shape& s, const vector<in
         work.push_back(0), expected.push_back((int)head);
         for (int64_t m = 0; m < s.blocks(); m++) {
             work.back() += m - first[(size_t)(head * s.blocks() + m)] + 1;
-            count.all += (unsigned long long)m + 1;
+            for (int64_t n = 0; n <= m; n++) count.all += s.sees(m, n);
         }
         count.kept += (unsigned long long)work.back();
     }
@@ -233,19 +245,21 @@ static PruningCount check_work(const char* name, const Shape& s, const vector<in
     return count;
 }
 
-static void test_bounds(Gates gates, QKNorm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
+static void test_bounds(Gates gates, QKNorm norm, const Shape& s) {
     char name[128];
-    snprintf(name, sizeof name, "%s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates], norm_names[norm],
-             (long long)B, (long long)T, (long long)NH, (long long)dh);
-    Shape s = {B, T, NH, dh};
+    const int64_t T = s.T;
+    snprintf(name, sizeof name, "%s, %s, %lldx%lldx%lld, dh %lld, W %lld", gates_names[gates],
+             norm_names[norm], (long long)s.B, (long long)T, (long long)s.NH, (long long)s.dh,
+             (long long)s.window);
     Inputs in(s, norm, gates);
     Bounds bounds(in);
     vector<int> first = bounds.first_key_block.host();
     vector<double> least_lse, lse;
     for (int64_t head = 0; head < s.heads(); head++) {
         const double *c = in.cum_logf.data() + head * T, limit = in.score_limit(head);
-        for (double sum : log_sums(c, T)) lse.push_back(sum - limit);
-        for (int64_t m = 0; m < s.blocks(); m++) least_lse.push_back(least_log_sum(c, T, m) - limit);
+        vector<double> sums = weight_sums(c, T);
+        for (int64_t i = 0; i < T; i++) lse.push_back(log_sum(sums, c, s.first_key(i), i) - limit);
+        for (int64_t m = 0; m < s.blocks(); m++) least_lse.push_back(least_log_sum(c, s, m) - limit);
     }
     check_rule(name, in, first, bounds.last_query_block.host(), least_lse, lse);
     PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
@@ -340,11 +354,12 @@ static double compare_attention(const char* name, const Inputs& in, double least
     return most;
 }
 
-static void test_backward_bounds(Gates gates, QKNorm norm, int64_t B, int64_t T, int64_t NH, int64_t dh) {
+static void test_backward_bounds(Gates gates, QKNorm norm, const Shape& s) {
     char name[128];
-    snprintf(name, sizeof name, "backward, %s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates],
-             norm_names[norm], (long long)B, (long long)T, (long long)NH, (long long)dh);
-    Shape s = {B, T, NH, dh};
+    const int64_t T = s.T;
+    snprintf(name, sizeof name, "backward, %s, %s, %lldx%lldx%lld, dh %lld, W %lld", gates_names[gates],
+             norm_names[norm], (long long)s.B, (long long)T, (long long)s.NH, (long long)s.dh,
+             (long long)s.window);
     Inputs in(s, norm, gates);
     vector<bf16> v = draw<bf16>(s.size(), 1);
     Bounds bounds(in);
@@ -369,12 +384,11 @@ static void test_backward_bounds(Gates gates, QKNorm norm, int64_t B, int64_t T,
           "%s: does not count double", name);
 }
 
-static void test_attention(Gates gates, QKNorm norm, int64_t B, int64_t T, int64_t NH, int64_t dh,
-                           double least_pruned) {
+static void test_attention(Gates gates, QKNorm norm, const Shape& s, double least_pruned) {
     char name[128];
-    snprintf(name, sizeof name, "%s, %s, T %lld, dh %lld", gates_names[gates], norm_names[norm], (long long)T,
-             (long long)dh);
-    compare_attention(name, Inputs({B, T, NH, dh}, norm, gates), least_pruned);
+    snprintf(name, sizeof name, "%s, %s, T %lld, dh %lld, W %lld", gates_names[gates], norm_names[norm],
+             (long long)s.T, (long long)s.dh, (long long)s.window);
+    compare_attention(name, Inputs(s, norm, gates), least_pruned);
 }
 
 // Near the worst case: all keys of the past at the highest score, the query's own key at the lowest, and a
@@ -409,27 +423,33 @@ int main(int argc, char** argv) {
         for (int norm = NORM_PER_HEAD; norm <= NO_NORM; norm++)
             for (int64_t T : {1, 127, 128, 129, 1000, 4097})
                 if (T <= (quick ? 1000 : 4097))
-                    test_bounds((Gates)gates, (QKNorm)norm, 1 + T % 2, T, 3, T % 3 ? 64 : 128);
-    test_bounds(SPREAD, NORM_SHARED, 1, 70000, 1, 64); // more blocks than a thread block's threads
-    test_bounds(SPREAD, NORM_PER_HEAD, 200, 300, 24, 64);
-    test_bounds(SPREAD, NO_NORM, 2, 257, 40, 128);
+                    test_bounds((Gates)gates, (QKNorm)norm, {1 + T % 2, T, 3, T % 3 ? 64 : 128});
+    test_bounds(SPREAD, NORM_SHARED, {1, 70000, 1, 64}); // more blocks than a thread block's threads
+    test_bounds(SPREAD, NORM_PER_HEAD, {200, 300, 24, 64});
+    test_bounds(SPREAD, NO_NORM, {2, 257, 40, 128});
+    for (int64_t window : {1, 2, 129, 130, 300, 999, 1000, 5000})
+        for (Gates gates : {OPEN, SPREAD, DOCUMENTS})
+            test_bounds(gates, NORM_PER_HEAD, {2, 1000, 3, 64, window});
+    test_bounds(SPREAD, NO_NORM, {1, 70000, 1, 64, 4097});
     test_not_finite();
 
     for (int gates = OPEN; gates <= DOCUMENTS; gates++)
         for (int64_t T : {1, 129, 1000}) {
-            test_backward_bounds((Gates)gates, NORM_PER_HEAD, 2, T, 3, 64);
-            test_backward_bounds((Gates)gates, NO_NORM, 1, T, 3, 128);
+            test_backward_bounds((Gates)gates, NORM_PER_HEAD, {2, T, 3, 64});
+            test_backward_bounds((Gates)gates, NO_NORM, {1, T, 3, 128});
+            test_backward_bounds((Gates)gates, NORM_PER_HEAD, {2, T, 3, 64, 300});
         }
-    if (!quick) test_backward_bounds(SPREAD, NORM_SHARED, 1, 70000, 1, 64);
+    if (!quick) test_backward_bounds(SPREAD, NORM_SHARED, {1, 70000, 1, 64});
     for (int64_t dh : {64, 128}) {
         test_worst_row(2048, dh);
         if (quick) continue;
-        test_attention(SPREAD, NORM_PER_HEAD, 2, 4000, 6, dh, 0.2);
-        test_attention(SPREAD, NO_NORM, 1, 4000, 6, dh, 0.1);
-        test_attention(FAST, NORM_SHARED, 1, 4097, 4, dh, 0.3);
-        test_attention(DOCUMENTS, NORM_PER_HEAD, 1, 3000, 2, dh, 0.5);
-        test_attention(DEAD, NO_NORM, 1, 1000, 2, dh, 0.5);
-        test_attention(SPREAD, NORM_PER_HEAD, 1, 16384, 6, dh, 0.2);
+        test_attention(SPREAD, NORM_PER_HEAD, {2, 4000, 6, dh}, 0.2);
+        test_attention(SPREAD, NO_NORM, {1, 4000, 6, dh}, 0.1);
+        test_attention(FAST, NORM_SHARED, {1, 4097, 4, dh}, 0.3);
+        test_attention(DOCUMENTS, NORM_PER_HEAD, {1, 3000, 2, dh}, 0.5);
+        test_attention(DEAD, NO_NORM, {1, 1000, 2, dh}, 0.5);
+        test_attention(SPREAD, NORM_PER_HEAD, {1, 16384, 6, dh}, 0.2);
+        test_attention(SPREAD, NORM_PER_HEAD, {1, 4000, 6, dh, 1000}, 0.1);
     }
     print_noted();
     return test_report();

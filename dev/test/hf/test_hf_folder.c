@@ -208,7 +208,33 @@ static void test_bytes(void) {
     tokenizer_free(&bytes);
 }
 
+// auto_map names the classes of modeling_fox.py that architectures names.
+static void test_auto_map(void) {
+    static const char* const families[][2] = {{"fox-pro", "ForgettingTransformer"},
+                                              {"transformer-llama", "Transformer"},
+                                              {"transformer-swa", "Transformer"}};
+    for (int f = 0; f < 3; f++) {
+        Config c;
+        Recipe recipe;
+        Json j;
+        char name[64];
+        snprintf(name, sizeof name, "%s-nano", families[f][0]);
+        CHECK(config_preset(&c, &recipe, name, &err) && config_write(&c, in_out("config.json"), &err) &&
+                  json_parse_file(&j, in_out("config.json"), &err),
+              "%s", err.msg);
+        const int map = json_get(&j, 0, "auto_map");
+        snprintf(name, sizeof name, "modeling_fox.%sConfig", families[f][1]);
+        CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoConfig")), name) == 0, "not %s", name);
+        snprintf(name, sizeof name, "modeling_fox.%sForCausalLM", families[f][1]);
+        CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoModelForCausalLM")), name) == 0, "not %s", name);
+        CHECK(strcmp(json_string(&j, json_first(&j, json_get(&j, 0, "architectures"))), name + 13) == 0,
+              "architectures is not %s", name + 13);
+        json_free(&j);
+    }
+}
+
 int main(void) {
-    static void (*const tests[])(void) = {test_files, test_names, test_find, test_bad, test_bytes};
+    static void (*const tests[])(void) = {test_files, test_names, test_find,
+                                          test_bad,   test_bytes, test_auto_map};
     return run_checkpoint_tests(tests, sizeof tests / sizeof *tests, "hf_folder");
 }

@@ -46,17 +46,18 @@ static void check_counts(void) {
         const char* name;
         int64_t non_embedding; // in the paper's code
     } expected[] = {
-        {"fox-pro-125m", 123910800},   {"transformer-pro-125m", 123800064},
-        {"fox-llama-125m", 123661968}, {"transformer-llama-125m", 123551232},
-        {"fox-pro-360m", 367339904},   {"transformer-pro-360m", 366946304},
-        {"fox-llama-360m", 360188288}, {"transformer-llama-360m", 359794688},
-        {"fox-pro-760m", 759512640},   {"transformer-pro-760m", 757742592},
-        {"fox-llama-760m", 757632576}, {"transformer-llama-760m", 756747264},
-        {"deltanet-125m", 123718656},  {"deltanet-360m", 360289280},
-        {"deltanet-760m", 757635072},  {"hgrn2-125m", 123569664},
-        {"hgrn2-360m", 359843840},     {"hgrn2-760m", 756820992},
-        {"mamba2-125m", 128965824},    {"mamba2-360m", 368314880},
-        {"mamba2-760m", 780113664},
+        {"fox-pro-125m", 123910800},         {"transformer-pro-125m", 123800064},
+        {"fox-llama-125m", 123661968},       {"transformer-llama-125m", 123551232},
+        {"fox-pro-360m", 367339904},         {"transformer-pro-360m", 366946304},
+        {"fox-llama-360m", 360188288},       {"transformer-llama-360m", 359794688},
+        {"fox-pro-760m", 759512640},         {"transformer-pro-760m", 757742592},
+        {"fox-llama-760m", 757632576},       {"transformer-llama-760m", 756747264},
+        {"deltanet-125m", 123718656},        {"deltanet-360m", 360289280},
+        {"deltanet-760m", 757635072},        {"hgrn2-125m", 123569664},
+        {"hgrn2-360m", 359843840},           {"hgrn2-760m", 756820992},
+        {"mamba2-125m", 128965824},          {"mamba2-360m", 368314880},
+        {"mamba2-760m", 780113664},          {"transformer-swa-125m", 123551232},
+        {"transformer-swa-360m", 359794688}, {"transformer-swa-760m", 756747264},
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         Config c = preset(expected[i].name);
@@ -78,6 +79,28 @@ static void check_counts(void) {
             CHECK(count > 0.8 * about && count < 1.3 * about, "%s has %.0f parameters", name, count);
             params_free(&table);
         }
+}
+
+// The presets' windows, and the FLOPs that a window leaves: 12 d for each pair of a token and a key.
+static void check_window(void) {
+    static const int64_t windows[] = {0, 1, 7, 2048, 16383, 16384, 20000};
+    const int64_t T = 16384;
+    for (int s = 0; s < NUM_SIZES; s++) {
+        char name[64];
+        snprintf(name, sizeof name, "transformer-swa-%s", config_sizes[s].name);
+        Config c = preset(name);
+        CHECK(c.window_size == config_sizes[s].recipe.seq_len / 8 && config_is_plain_transformer(&c),
+              "%s: a window of %lld", name, (long long)c.window_size);
+    }
+    Config c = preset("transformer-swa-760m");
+    CHECK(c.window_size == 2048 && c.num_heads == 12 && c.rope_base == 500000, "not the paper's model");
+    for (int i = 0; i < 7; i++) {
+        double pairs = 0,
+               W = c.window_size = windows[i]; // of a token's own key half, unless others are hidden
+        for (int64_t t = 0; t < T; t++) pairs += W && W < T && (double)t >= W ? W : (double)t + 0.5;
+        double error = attention_flops(&c, T) / (12 * 1536 * pairs / (double)T) - 1;
+        CHECK(fabs(error) < 1e-12, "the FLOPs of a window of %g are off by %g", W, error);
+    }
 }
 
 // The names of all presets are accepted, similar names are not.
@@ -249,7 +272,7 @@ static const KeyTest keys[] = {
     {"num_heads", "4", "0 1025 -1 null"},
     {"num_kv_heads", "null", "1 x"},
     {"hidden_act", "swish", "gelu ~"},
-    {"window_size", "null", "512"},
+    {"window_size", "512", "-1 1.5 16777217 x ~ true"},
     {"max_position_embeddings", "null", "2048"},
     {"initializer_range", "0.01", "-0.1 11 nan null"},
     {"norm_eps", "1e-5", "-1e-6 2 null"},
@@ -395,30 +418,6 @@ static void check_initialization(void) {
     }
 }
 
-// auto_map names the classes of modeling_fox.py that architectures names.
-static void check_auto_map(void) {
-    static const char* const families[][2] = {{"fox-pro", "ForgettingTransformer"},
-                                              {"transformer-llama", "Transformer"}};
-    for (int f = 0; f < 2; f++) {
-        Config c;
-        Recipe recipe;
-        Json j;
-        char name[64];
-        snprintf(name, sizeof name, "%s-nano", families[f][0]);
-        CHECK(config_preset(&c, &recipe, name, &err) && config_write(&c, config_path, &err) &&
-                  json_parse_file(&j, config_path, &err),
-              "%s", err.msg);
-        const int map = json_get(&j, 0, "auto_map");
-        snprintf(name, sizeof name, "modeling_fox.%sConfig", families[f][1]);
-        CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoConfig")), name) == 0, "not %s", name);
-        snprintf(name, sizeof name, "modeling_fox.%sForCausalLM", families[f][1]);
-        CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoModelForCausalLM")), name) == 0, "not %s", name);
-        CHECK(strcmp(json_string(&j, json_first(&j, json_get(&j, 0, "architectures"))), name + 13) == 0,
-              "architectures is not %s", name + 13);
-        json_free(&j);
-    }
-}
-
 // Tests a key on `base`, and sets its value in `all`.
 static void check_key(const KeyTest* test, const ConfigKey* key, const Config* base, Config* all) {
     Config c = *base;
@@ -466,6 +465,7 @@ static void check_keys(void) {
     CHECK(config_set(&all, "--set", "num_kv_heads", "4", &err), "num_kv_heads equal to num_heads is refused");
     // the paper's configs have these nulls
     CHECK(config_set(&all, "config", "decay_time_min", "null", &err), "%s", err.msg);
+    CHECK(config_set(&all, "config", "window_size", "null", &err) && all.window_size == 0, "%s", err.msg);
     CHECK(config_set(&all, "config", "log_pruning_tolerance", "null", &err) &&
               isnan(all.log_pruning_tolerance),
           "log_pruning_tolerance=null is not NaN");
@@ -589,10 +589,10 @@ int main(void) {
     path_join(config_path, folder, "config.json");
     check_counts();
     check_presets();
+    check_window();
     check_params();
     check_keys();
     check_initialization();
-    check_auto_map();
     check_recurrent_keys();
     check_impossible();
     check_files();

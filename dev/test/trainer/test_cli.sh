@@ -91,7 +91,7 @@ vocab_huge config.json: vocab_size=1e+18 is not a whole number
 eos_outside config.json: bos_token_id or eos_token_id is not below vocab_size 40
 gate_unknown config.json: fgate_type=half is none of full, bias_only, fixed, none
 tied config.json: tie_word_embeddings=true is not supported
-windowed config.json: window_size=128 is not supported
+windowed config.json: window_size=-1 is not a whole number from 0
 grouped config.json: num_kv_heads=1 is not supported
 other_model config.json: model_type 'llama'
 other_width model.safetensors: tensor 'model.embeddings.weight' has shape [40, 16], but [40, 32] fits the config
@@ -194,6 +194,9 @@ train|train: not an option
 --model gpt2|--model gpt2: no such preset
 --model fox-pro|--model fox-pro: no such preset
 --model fox-pro-nano --init x|--model and --init both name a model
+$tiny --window-size -1|--window-size -1: not a whole number
+$tiny --window-size 17Mi|--window-size 17Mi: not a whole number
+--model mamba2-nano --window-size 9|--window-size: this model has no attention
 $tiny --set hidden_size|--set hidden_size: not of the form KEY=VALUE
 $tiny --set =1|--set =1: not of the form KEY=VALUE
 $tiny --set width=1|--set: no config key is called 'width'
@@ -230,6 +233,7 @@ refused_out() {
     dies "$out/.: another process is training here" flock "$out/lock" "$trainer" --out "$out/." --resume
     dies "--out $out: its checkpoints are of a model with another intermediate_size" \
         train_on text --resume --set intermediate_size=64
+    dies "--out $out: its checkpoints are of a model with another window_size" train_on text --resume --window-size 8
     dies "--seq-len 32: the run in $out has 16" run --resume --out "$out" --seq-len 32
     dies "--seed 2: the run in $out has 1" run --resume --out "$out" --seed 2
     dies "--shuffle: the run in $out" run --resume --out "$out" --shuffle
@@ -256,6 +260,9 @@ fox-llama-760m 757632576
 transformer-llama-125m 123551232
 transformer-llama-360m 359794688
 transformer-llama-760m 756747264
+transformer-swa-125m 123551232
+transformer-swa-360m 359794688
+transformer-swa-760m 756747264
 deltanet-125m 123718656
 deltanet-360m 360289280
 deltanet-760m 757635072
@@ -270,6 +277,13 @@ END
     check "--dry-run" run --model fox-pro-nano --set vocab_size=300 --set eos_token_id=256 --dry-run
     said '"bos_token_id": 299'
     said '"eos_token_id": 256'
+    check "--dry-run" run --model transformer-swa-760m --dry-run
+    said '"window_size": 2048'
+    said " 5.39e+09 per token"
+    check "--window-size" run --model fox-pro-nano --window-size 33 --dry-run
+    said '"window_size": 33'
+    check "--window-size 0" run --model transformer-swa-nano --window-size 0 --dry-run
+    said '"window_size": null'
     check "--dry-run" run --model fox-pro-760m --dry-run
     said "524288 tokens: "
     said "16106127360 tokens: 30720 steps, peak learning rate 0.001, 268435456 tokens of warm-up"

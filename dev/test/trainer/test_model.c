@@ -82,6 +82,32 @@ static void check_causality(const char* name) {
     model_free(&model);
 }
 
+// In one layer with a window of W, a token changes its own logits and those of the W - 1 tokens after it.
+static void check_window(const char* name, int64_t W) {
+    const int64_t T = 2 * TILE + 22;
+    Model model = variant_model(name, 1, T);
+    int64_t V = model.config.vocab_size;
+    int32_t* tokens = random_tokens(&model, T, 0);
+    real *before = new_reals(T * V), *after = new_reals(T * V);
+    CHECK(model.config.window_size == W, "%s: a window of %lld", name, (long long)model.config.window_size);
+    model_forward(&model, tokens);
+    model_loss(&model, tokens, 0, false, before);
+    for (int64_t changed = 0; changed < T; changed += 41) {
+        int32_t kept = tokens[changed];
+        tokens[changed] = (int32_t)((kept + 1) % V);
+        model_forward(&model, tokens);
+        model_loss(&model, tokens, 0, false, after);
+        tokens[changed] = kept;
+        int64_t wrong = 0;
+        for (int64_t t = 0; t < T; t++)
+            wrong += same_bits(before + t * V, after + t * V, V) == (t >= changed && t < changed + W);
+        CHECK(wrong == 0, "%s: token %lld changes others than its window's, or not all: %lld", name,
+              (long long)changed, (long long)wrong);
+    }
+    free(tokens), free(before), free(after);
+    model_free(&model);
+}
+
 // The gradients of two passes over one sequence each add up to those of one pass over both.
 static void check_accumulation(const char* name, int64_t T) {
     Model both = variant_model(name, 2, T), one = variant_model(name, 1, T);
@@ -221,6 +247,8 @@ int main(void) {
     omp_set_num_threads(1); // the models below are too small for threads to pay
     check_causality("fox-pro");
     check_causality("transformer-llama");
+    check_window("transformer-swa window_size=4 num_hidden_layers=1", 4);
+    check_window("transformer-llama window_size=140 num_hidden_layers=1", 140);
     check_causality("deltanet");
     check_causality("hgrn2");
     check_causality("mamba2 state_size=6");

@@ -55,6 +55,17 @@ static const Variant variants[] = {
     {"fox-llama use_rope=true", 1, 300},
     {"transformer-llama", 1, 300},
 
+    // windows within a tile, across tiles, and with whole tiles between their ends
+    {"transformer-swa window_size=4", 2, 9},
+    {"transformer-swa window_size=5 num_hidden_layers=1", 1, 300},
+    {"transformer-swa", 1, 300}, // 64
+    {"transformer-llama window_size=200", 1, 300},
+    {"fox-pro window_size=1", 2, 7},
+    {"fox-pro window_size=100 fgate_bias_init=true", 1, 300},
+    {"fox-llama window_size=129 use_rope=true", 1, 300},
+    {"fox-llama window_size=3 fgate_type=bias_only", 2, 9},
+    {"transformer-pro window_size=1000", 2, 9},
+
     // T = 150 is three segments of SEGMENT, a head of 70 channels two pieces of COLUMNS
     {"deltanet", 2, 9},
     {"deltanet", 3, 1},
