@@ -128,7 +128,7 @@ build/gpu/flags: FORCE
 train_foxcu: train_fox.cu $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## the GPU trainer; ARCHS="80 90 ..." selects the GPU architectures
 	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) $< -o $@ $(GPU_LIBS) $(GPU_RANK_LIBS)
 
-test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
+test_foxcu: test_fox.cu train_fox.cu train_fox.c $(wildcard dev/test/*.h dev/test/trainer/*.*h dev/test/inference/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags ## test of the GPU trainer against the CPU trainer
 	$(NVCC) $(NVCCFLAGS) $(CODE) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
 all: train_fox data/text_to_shards data/ids_to_shards data/longcrawl64 ## all programs that need no GPU
@@ -242,11 +242,13 @@ valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrin
 	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
 	    build/test/train_fox_valgrind" dev/test/run.sh dev/test/trainer/tiny_run.sh
 
-GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
+GPU_DIRS    := dev/test/gpu dev/test/inference dev/test/mixers
+GPU_NAMES   := $(basename $(notdir $(wildcard $(GPU_DIRS:=/test_*.cu) dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
 GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))
 
-build/gpu/%: dev/test/gpu/%.cu $(wildcard dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+vpath test_%.cu $(GPU_DIRS)
+build/gpu/test_%: test_%.cu $(wildcard $(GPU_DIRS:=/*.cuh)) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
 build/gpu/test_decoding: train_fox.cu train_fox.c $(wildcard dev/test/trainer/*.*h)

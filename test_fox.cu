@@ -172,7 +172,7 @@ static void compare_pass(const Model* model, const PassResult* pass, const Expec
     }
 }
 
-#include "dev/test/gpu/extended.cuh"
+#include "dev/test/inference/extended.cuh"
 
 // Runs the model at every level of recomputation, which must not change a bit, and compares the results.
 static void check_pass(const Config* c, const double* params, const Expected* e) {

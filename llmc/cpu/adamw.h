@@ -5,6 +5,7 @@ Called by train_fox.c.
 */
 #pragma once
 
+#include "../base/common.h"
 #include "../model/shapes.h"
 #include "matmul.h"
 

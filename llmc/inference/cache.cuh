@@ -12,7 +12,7 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 #pragma once
 
 #include "draw.cuh"
-#include "extend.cuh"
+#include "long.cuh"
 
 // What a cache needs of a model.
 typedef struct {

@@ -5,7 +5,6 @@ Attention of a pass over the cache: each row over the keys up to its own,
 
     extend_plan        lists the work of all layers: once a pass
     extend_attention   a layer's partial results, one a unit of pages, which are added up; output norm and gate
-    extend_long        the rows of one long sequence by attention_forward
 
 Memory bounds decoding: pages are read once. A tile is 1 to 16 rows of one sequence that see the same pages,
 for one head; an item is the pages of a tile that lie in one unit (extend_unit_pages). Each warp works alone:
@@ -557,50 +556,4 @@ static inline void extend_attention(const ExtendOutput* out, const bf16* q, cons
     int64_t blocks = ceil_div<int64_t>(pass->num_rows * p->NH, 4);
     launch_after(p->dh == 64 ? extend_combine_kernel<64> : extend_combine_kernel<128>, dim3((unsigned)blocks),
                  128, 0, stream, combine);
-}
-
-// ----------------------------------------------------------------------------
-// long sequences
-
-// Scratch for one sequence in one layer, [T] tokens; and what prunes its attention: with a gate ln eps, NAN for
-// none, and QK norm's weights, NULL without.
-typedef struct {
-    PagesGathered keys;
-    float* lse;            // [NH, T]
-    Pruning pruning;       // bounds, score_limits, scratch, log_tolerance and weights
-    int64_t weight_stride; // of QK norm
-} ExtendLong;
-
-// o of the rows of one sequence (`rows` on the host), by attention_forward over its gathered keys. Up to
-// ATTENTION_FIRST_QUERY - 1 rows before its first are read of q and overwritten in o: the sequences of a pass
-// are computed from the last one on, before extend_combine, and q and o have as many rows before their first.
-static inline void extend_long(bf16* o, const bf16* q, const ExtendLong* space, const PassRows* rows,
-                               const ExtendLayer* layer, cudaStream_t stream) {
-    const Pages* p = layer->pages;
-    int64_t T = rows->position + rows->end - rows->begin;
-    int64_t first = rows->position / ATTENTION_FIRST_QUERY * ATTENTION_FIRST_QUERY;
-    int64_t at = (rows->begin - (rows->position - first)) * p->NH * p->dh;
-    HeadShape shape = {1, T, p->NH, p->dh, 0, 0, space->weight_stride, p->window};
-    Pruning pruning = space->pruning;
-    // norms are those of all keys, of which a window's are gathered
-    bool prunes = p->cum_logf && !isnan(pruning.log_tolerance) && (pruning.q_weight || !p->window);
-    PagesGathered keys = space->keys;
-    // whole blocks, as attention reads them
-    keys.first_page =
-        (int)(head_first_key(&shape, first) / ATTENTION_BLOCK * (ATTENTION_BLOCK / PAGE_TOKENS));
-    pruning.cum_logf = keys.cum_logf;
-    pruning.q = q + rows->begin * p->NH * p->dh, pruning.first_query = rows->position;
-    pruning.k = keys.k;
-    pages_gather(&keys, p, layer->index, rows->slot, T, stream);
-    if (prunes) pruning_bounds(&pruning, &shape, stream);
-    AttentionForward forward = {o + at,
-                                space->lse,
-                                q + at,
-                                keys.k,
-                                keys.v,
-                                p->cum_logf ? keys.cum_logf : NULL,
-                                prunes ? &pruning.bounds : NULL,
-                                pruning.scratch,
-                                first};
-    attention_forward(&forward, &shape, stream);
 }

@@ -7,7 +7,7 @@ double on the host. A row's bits may not depend on the number of rows, nor on th
 #include <algorithm>
 #include "../../../llmc/inference/matvec.cuh"
 #include "../../../llmc/inference/draw.cuh"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 typedef enum { PLAIN, NORM, SWIGLU } Kind;
 
