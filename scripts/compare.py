@@ -4,20 +4,20 @@ Compares training runs: tables, and pictures of their curves.
 
     scripts/compare.py out/sweep/*/ --out out/sweep/compare --eval out/sweep/*/eval.json
 
-A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by what
-sets it apart from the others. The tables have the mean of a group and its standard deviation over seeds, the
-pictures means. It writes
+A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by
+what sets it apart from the others. The tables have the mean of a group and its standard deviation over seeds,
+the pictures means. It writes
 
     PREFIX_loss.svg       smoothed training loss, and held-out loss as dots, against tokens, FLOPs and hours
-    PREFIX_pruned.svg     share of attention's FLOPs that was pruned, by layer, over the last tenth of the steps
+    PREFIX_pruned.svg     pruned share of attention's FLOPs, by layer, over the last tenth of the steps
     PREFIX_position.svg   held-out loss by position at the end of training
-    PREFIX_half_life.svg  half-lives of the forget gates, a dot a head and seed: those that --maps measured, or
-                          what the biases of the newest checkpoint give where the input adds nothing
+    PREFIX_half_life.svg  half-lives of the forget gates, a dot a head and seed: measured by --maps, or those
+                          of the biases in the newest checkpoint, where the input adds nothing
     PREFIX_eval.svg       of --eval: L(i), smoothed, and P(l), as eval/positions.py draws them
 
-Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs are the
-model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks, and steps that
-were done twice because a run was killed. Pictures need matplotlib, half-lives also safetensors
+Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
+are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks,
+and steps that were done twice because a run was killed. Pictures need matplotlib, half-lives also safetensors
 (scripts/requirements.txt); --no-plots needs nothing.
 """
 import argparse
@@ -35,8 +35,8 @@ sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
 
 # Options that do not change what is learnt.
-SILENT = {"seed", "save-every", "keep", "log-every", "val-every", "sample-every", "vocab", "generate", "prompt",
-          "temperature", "top-k", "top-p", "recompute"}
+SILENT = set("""seed save-every keep log-every val-every sample-every vocab generate prompt temperature top-k
+    top-p recompute""".split())
 
 
 # ----------------------------------------------------------------------------
@@ -45,8 +45,9 @@ SILENT = {"seed", "save-every", "keep", "log-every", "val-every", "sample-every"
 
 class Log:
     """
-    A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours" since
-    the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives: [layer][head].
+    A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
+    since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
+    [layer][head].
     """
 
     def __init__(self, path):
@@ -55,7 +56,8 @@ class Log:
         self.steps, self.validations, self.gpu_hours = [], [], 0
         self.eval = self.half_lives = None
         try:
-            with open(os.path.join(path, "log.jsonl") if os.path.isdir(path) else path, encoding="utf-8") as f:
+            folder = os.path.isdir(path)
+            with open(os.path.join(path, "log.jsonl") if folder else path, encoding="utf-8") as f:
                 for text in f:
                     self.add(text)
         except OSError as e:
@@ -106,16 +108,17 @@ class Log:
 
     def read_gates(self):
         """
-        Half-lives by the gates' biases in the newest checkpoint: -ln 2 / log f, f = sigmoid(bias). False: it has no
-        gates, or there is no checkpoint.
+        Half-lives by the gates' biases in the newest checkpoint: -ln 2 / log f, f = sigmoid(bias). False: it
+        has no gates, or there is no checkpoint.
         """
         if self.start["config"].get("fgate_type", "none") == "none":
             return False
         for path in sorted(self.folder.glob("step_*/model.safetensors"))[-1:]:
             with package("safetensors").safe_open(path, "np") as f:
-                names = (f"model.layers.{i}.attn.fgate_" for i in range(self.start["config"]["num_hidden_layers"]))
-                biases = (next(f.get_tensor(n + k) for k in ("bias", "proj.bias") if n + k in f.keys()) for n in names)
-                self.half_lives = [[math.log(2) / math.log1p(math.exp(-b)) for b in layer] for layer in biases]
+                name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
+                biases = [f.get_tensor(f"model.layers.{i}.attn.{name}")
+                          for i in range(self.start["config"]["num_hidden_layers"])]
+            self.half_lives = [[math.log(2) / math.log1p(math.exp(-b)) for b in layer] for layer in biases]
         return self.half_lives is not None
 
 
@@ -138,7 +141,8 @@ def group(runs):
 
     def text(values, keys):
         shown = {key: values[key] for key in keys if values.get(key) is not None}
-        return ", ".join(str(v) if k == "model" else f"{k.removeprefix('config.')} {v}" for k, v in shown.items())
+        names = {key: "" if key == "model" else key.removeprefix("config.") + " " for key in shown}
+        return ", ".join(f"{names[key]}{value}" for key, value in shown.items())
 
     groups, others = {}, {}
     for run, values in zip(runs, options):
@@ -154,7 +158,7 @@ def owner(runs, path, checkpoint):
         for run in runs:
             if run.folder in Path(place).resolve().parents:
                 return run
-    raise Error(f"{path}: is of none of these runs: neither it nor its checkpoint, {checkpoint}, is in their folders")
+    raise Error(f"{path}: is of none of these runs: its checkpoint is {checkpoint}")
 
 
 def read_evals(runs, paths):
@@ -168,7 +172,8 @@ def read_half_lives(runs, paths):
     for path in paths:
         try:
             with package("safetensors").safe_open(path, "np") as f:
-                owner(runs, path, (f.metadata() or {}).get("checkpoint")).half_lives = f.get_tensor("half_life")
+                checkpoint = (f.metadata() or {}).get("checkpoint")
+                owner(runs, path, checkpoint).half_lives = f.get_tensor("half_life").tolist()
         except (OSError, package("safetensors").SafetensorError) as e:
             raise Error(f"{path}: not a file of --maps: {e}")
     try:
@@ -177,7 +182,7 @@ def read_half_lives(runs, paths):
         print(f"note: no half-lives of checkpoints: {e}")
         return
     if any(by_bias):
-        print("note: half-lives that no file of --maps has are of the gates' biases, where the input adds nothing")
+        print("note: half-lives without --maps are those of the gates' biases, where the input adds nothing")
 
 
 # ----------------------------------------------------------------------------
@@ -209,10 +214,11 @@ def training_table(groups):
     for name, runs in groups.items():
         losses = [run.validation_loss() for run in runs]
         known = [loss for loss in losses if loss is not None]
+        hours = [run.gpu_hours for run in runs]
+        speed, _ = spread([run.tokens_per_s() for run in runs], 0)
         rows.append((statistics.fmean(known) if known else math.inf, name, str(len(runs)),
-                     f"{runs[0].steps[-1]['tokens']:,}", *spread(losses, 4),
-                     spread([run.tokens_per_s() for run in runs], 0)[0],
-                     spread([run.gpu_hours for run in runs], 3)[0], f"{sum(run.gpu_hours for run in runs):,.3f}"))
+                     f"{runs[0].steps[-1]['tokens']:,}", *spread(losses, 4), speed,
+                     spread(hours, 3)[0], f"{sum(hours):,.3f}"))
     titles = ("run", "seeds", "tokens", "held-out loss", "deviation", "tokens/s", "GPU-hours", "of all seeds")
     return markdown(titles, [row[1:] for row in sorted(rows)])
 
@@ -259,19 +265,24 @@ def smooth(values, window):
 
 
 def mean_curve(runs, name, value):
-    """Means over runs of tokens, hours and value(line) of their lines `name`, where all have the step; the steps."""
+    """Means over runs of tokens, hours and value(line) of lines `name`, at the steps that all have; these."""
     lines = [{line["step"]: line for line in getattr(run, name) if value(line) is not None} for run in runs]
     steps = sorted(set.intersection(*map(set, lines)))
     mean = lambda of: [statistics.fmean(of(by_step[s]) for by_step in lines) for s in steps]
     return mean(lambda x: x.get("tokens", 0)), mean(lambda x: x["hours"]), mean(value), steps
 
 
+def means(lists):
+    """Elementwise."""
+    return [statistics.fmean(values) for values in zip(*lists)]
+
+
 def draw_loss(plots, axes, groups):
     for name, runs in groups.items():
         flops = runs[0].start["flops_per_token"]
         tokens, hours, loss, steps = mean_curve(runs, "steps", lambda line: line["loss"])
-        first = len(loss) // 50  # the fall from the initial loss would hide the rest
-        loss = smooth(loss, max(1, len(loss) // 50))
+        first = len(loss) // 20  # the fall from the initial loss would hide the rest
+        loss = smooth(loss, max(1, len(loss) // 20))
         _, val_hours, val_loss, val_steps = mean_curve(runs, "validations", lambda line: line["val_loss"])
         at = dict(zip(steps, tokens))
         val_tokens = [at.get(step, math.nan) for step in val_steps]
@@ -287,10 +298,10 @@ def draw_loss(plots, axes, groups):
 
 def draw_pruned(plots, axes, groups):
     for name, runs in groups.items():
-        shares = [line["pruned_by_layer"] for run in runs for line in run.steps[-math.ceil(len(run.steps) / 10):]
-                  if "pruned_by_layer" in line]
+        last = [line for run in runs for line in run.steps[-math.ceil(len(run.steps) / 10):]]
+        shares = means([line["pruned_by_layer"] for line in last if "pruned_by_layer" in line])
         if shares:
-            plots.curve(axes[0], range(len(shares[0])), [statistics.fmean(layer) for layer in zip(*shares)], name)
+            plots.curve(axes[0], range(len(shares)), shares, name)
     axes[0].set(xlabel="layer", ylabel="share pruned", ylim=(0, 1))
     axes[0].xaxis.get_major_locator().set_params(integer=True)
 
@@ -300,7 +311,7 @@ def draw_positions(plots, axes, groups):
         tables = [run.validations[-1]["by_position"] for run in runs if run.validations]
         if tables:
             x = [(row["from"] + row["to"]) / 2 for row in tables[0]]
-            plots.curve(axes[0], x, [statistics.fmean(row["loss"] for row in rows) for rows in zip(*tables)], name)
+            plots.curve(axes[0], x, means([[row["loss"] for row in table] for table in tables]), name)
     axes[0].set(xlabel="position in the context", ylabel="held-out loss, nats", xscale="log")
 
 
@@ -321,8 +332,7 @@ PICTURES = {"loss": (3, draw_loss), "pruned": (1, draw_pruned), "position": (1, 
 
 def draw_eval(path, groups):
     evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
-    losses = [(name, [statistics.fmean(at) for at in zip(*(e["loss"] for e in results))])
-              for name, results in evals.items() if results]
+    losses = [(name, means([e["loss"] for e in results])) for name, results in evals.items() if results]
     lengths = [e.get("trained_seq_len") for results in evals.values() for e in results]
     positions.draw(path, losses, lengths)
 

@@ -1,7 +1,7 @@
 """
 What the scripts of this folder share besides ../common.py: the trainer as a subprocess that answers requests
-(--requests -), a checkpoint's tokenizer and recorded options. Standard library only, except that a tokenizer.json
-is read by the `tokenizers` library.
+(--requests -), a checkpoint's tokenizer and recorded options. Standard library only, but for the `tokenizers`
+library, which reads a tokenizer.json.
 """
 import atexit
 import json

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/compare.py: its table for logs with known numbers, and its pictures. scripts/follow.py: what TensorBoard reads.
-# PYTHON: a python with scripts/requirements.txt.
+# scripts/compare.py: its tables for logs with known numbers, and its pictures. scripts/follow.py: what
+# TensorBoard's own reader finds. PYTHON: a python with matplotlib, safetensors and tensorboard.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/compare
 rm -rf $scratch
@@ -22,6 +22,12 @@ said "| lr 0.001 |"
 check "all different" compare --no-plots $r/*
 said "| fox, lr 0.002 "
 said "| transformer, lr 0.001 "
+# what tells no groups apart is a note
+sed 's/"set": \[\]/"set": ["decay_time_max=512"]/' $r/fox1/log.jsonl >$scratch/long.jsonl
+check "another difference" compare --no-plots $scratch/long.jsonl $r/transformer1
+said "| transformer | "
+said "| fox  "
+said "note: fox: decay_time_max 512"
 # by the config, where options do not tell
 sed 's/"hidden_size": 64/"hidden_size": 32/' $r/fox1/log.jsonl >$scratch/narrow.jsonl
 check "configs" compare --no-plots $r/fox1 $scratch/narrow.jsonl
@@ -31,20 +37,38 @@ logs cut $r/fox1/log.jsonl 9000 >$scratch/part.jsonl
 check "a part" compare --no-plots $scratch/part.jsonl
 said "note: $scratch/part.jsonl: at step "
 equals "-" "$(sed -n 3p $scratch/stdout | cut -d'|' -f5 | xargs)"
+# --eval: means and deviations over seeds, by the folder of the file or by the checkpoint that it names
+check "--eval" compare --no-plots $r/fox? $r/transformer? --eval $r/fox?/eval.json $r.eval/*
+said "| perplexity of the first tokens | seeds |           128 |           256 |"
+said "| fox                            |     3 | 7.100 ± 0.100 | 6.100 ± 0.100 |"
+said "| transformer                    |     3 | 7.600 ± 0.100 | 6.600 ± 0.100 |"
+dies "transformer1.json: is of none of these runs" compare --no-plots $r/fox? --eval $r.eval/transformer1.json
+dies "log.jsonl: not JSON" compare --no-plots $r/fox? --eval $r/fox1/log.jsonl
 dies "none/log.jsonl: cannot read: No such file" compare --no-plots none/log.jsonl
 mkdir $scratch/empty && : >$scratch/empty/log.jsonl
 dies "$scratch/empty: no run with a step in its log" compare --no-plots $r/fox1 $scratch/empty
 
-if $python -c 'import matplotlib' 2>$scratch/stderr; then
-    check "pictures" compare $r/fox? $r/transformer? --out $scratch/a
-    check "again" compare $r/fox? $r/transformer? --out $scratch/b
-    for picture in loss pruned position; do
-        check "$picture is XML" $python -c 'import sys, xml.dom.minidom as d; d.parse(sys.argv[1])' $scratch/a_$picture.svg
+if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
+    check "half-lives" logs gates $scratch/gates
+    said "note: half-lives without --maps are those of the gates' biases"
+    g=$scratch/gates
+    check "their picture" compare $g/{full,mapped} --maps $g/maps.safetensors --out $scratch/g
+    said "$scratch/g_half_life.svg"
+    # 8 heads, of which one never forgets, and the legend's
+    equals 8 "$(grep -c '<use .*fill-opacity: 0.6' $scratch/g_half_life.svg)"
+    dies "eval.json: not a file of --maps" compare $r/fox1 --maps $r/fox1/eval.json --out $scratch/g
+    evals="--eval $r/fox1/eval.json $r/fox2/eval.json $r.eval/transformer1.json"
+    check "pictures" compare $r/fox? $r/transformer? --out $scratch/a $evals
+    check "again" compare $r/fox? $r/transformer? --out $scratch/b $evals
+    for picture in loss pruned position eval; do
+        svg=$scratch/a_$picture.svg
+        check "$picture is XML" $python -c 'import sys, xml.dom.minidom as d; d.parse(sys.argv[1])' $svg
         same $scratch/a_$picture.svg $scratch/b_$picture.svg
         check "legend" grep -q '>fox<' $scratch/a_$picture.svg
         equals 1 "$(($(wc -c <$scratch/a_$picture.svg) < 200000))"
     done
     check "an axis" grep -q '>model FLOPs<' $scratch/a_loss.svg
+    equals 2 "$(grep -c stroke-dasharray $scratch/a_eval.svg)" # the training length in both panels
     equals "" "$(grep '>transformer<' $scratch/a_pruned.svg)"
     rm $scratch/a_*
     check "no shares" compare $r/transformer? --out $scratch/a
