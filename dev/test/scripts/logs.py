@@ -1,4 +1,4 @@
-"""Makes the logs of test_compare.sh, and reads what follow.py made of them.
+"""Makes the logs of test_compare.sh and test_follow.sh, and reads what follow.py made of them.
 
     logs.py runs FOLDER         two families x three seeds, and a run at another learning rate, whose numbers
                                 test_compare.sh knows; one was killed and resumed. Results of --eval: beside

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/compare.py: its tables for logs with known numbers, and its pictures. scripts/follow.py: what
-# TensorBoard's own reader finds. PYTHON: a python with matplotlib, safetensors and tensorboard.
+# scripts/compare.py: its tables for logs with known numbers, and its pictures. PYTHON: a python with
+# matplotlib and safetensors.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/compare
 rm -rf $scratch
@@ -12,12 +12,13 @@ compare() { $python scripts/compare.py "$@"; }
 logs runs $scratch/runs || fail "logs"
 r=$scratch/runs
 
-# 100 steps of 36 s and a validation of 72 s on 2 ranks: 2.04 GPU-hours; 10 steps more where they were done twice
+# 100 steps of 36 s and a validation of 72 s on 2 ranks: 2.04 GPU-hours; one has 10 steps more, done twice
+row() { sed -n "$1p" $scratch/stdout | tr -s ' '; }
 check "families" compare --no-plots $r/fox? $r/transformer?
-equals "| fox | 3 | 10,000 | 2.1000 | 0.1000 | 3 | 2.107 | 6.320 |" "$(sed -n 3p $scratch/stdout | tr -s ' ')"
-equals "| transformer | 3 | 10,000 | 2.6000 | 0.1000 | 3 | 2.040 | 6.120 |" "$(sed -n 4p $scratch/stdout | tr -s ' ')"
+equals "| fox | 3 | 10,000 | 2.1000 | 0.1000 | 3 | 2.107 | 6.320 |" "$(row 3)"
+equals "| transformer | 3 | 10,000 | 2.6000 | 0.1000 | 3 | 2.040 | 6.120 |" "$(row 4)"
 check "learning rates" compare --no-plots $r/fox1 $r/fox2 $r/other/log.jsonl
-equals "| lr 0.002 | 1 | 10,000 | 1.5000 | - | 3 | 2.040 | 2.040 |" "$(sed -n 3p $scratch/stdout | tr -s ' ')"
+equals "| lr 0.002 | 1 | 10,000 | 1.5000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
 said "| lr 0.001 |"
 check "all different" compare --no-plots $r/*
 said "| fox, lr 0.002 "
@@ -78,39 +79,4 @@ else
     echo "compare.py's pictures are not tested: $(tail -n 1 $scratch/stderr)"
 fi
 
-# Weights & Biases, as its library is called
-mkdir $scratch/fake
-cat >$scratch/fake/wandb.py <<'END'
-class Run:
-    config = type("", (), {"update": lambda self, run, allow_val_change: print("run", run["seed"])})()
-    def define_metric(self, name, step_metric): print("metric", name, step_metric)
-    def log(self, values): print("log", values["step"], values.get("train/loss"), values.get("validation/val_loss"))
-def init(project, name, resume, dir, id, reinit):
-    print("init", project, name, resume)
-    return Run()
-END
-check "wandb" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
-equals "init fox transformer1 allow;metric * step;run 1;log 1 12.5 None;" "$(head -n 4 $scratch/stdout | tr '\n' ';')"
-equals "log 100 None 2.5" "$(tail -n 1 $scratch/stdout)"
-check "nothing new" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
-equals 2 "$(wc -l <$scratch/stdout)"
-
-if ! $python -c 'import tensorboard' 2>$scratch/stderr; then
-    echo "follow.py is not tested: $(tail -n 1 $scratch/stderr)"
-    report
-fi
-follow() { $python scripts/follow.py "$@"; }
-log=$r/fox2/log.jsonl # the one that was resumed
-bytes=$(wc -c <$log)
-mkdir $scratch/live
-for part in 3 2 1; do # the file as it grows, in the midst of lines
-    logs cut $log $((bytes / part - 40 * (part > 1))) >$scratch/live/log.jsonl
-    check "a part of the log" follow --once $scratch/live
-done
-check "events" logs events $scratch/live/tensorboard $log
-check "nothing new" follow --once $scratch/live
-check "no more events" logs events $scratch/live/tensorboard $log
-check "until the end of two runs" timeout 300 $python scripts/follow.py $r/fox1 $r/fox3
-check "events" logs events $r/fox3/tensorboard $r/fox3/log.jsonl
-check "no log yet" follow --once $scratch/none
 report
