@@ -107,19 +107,21 @@ class Log:
         return tokens / seconds if seconds else half[-1]["tokens_per_s"]
 
     def read_gates(self):
-        """
-        Half-lives by the gates' biases in the newest checkpoint: -ln 2 / log f, f = sigmoid(bias). False: it
-        has no gates, or there is no checkpoint.
-        """
+        """Half-lives by the gates' biases in the newest checkpoint. False: it has none."""
         if self.start["config"].get("fgate_type", "none") == "none":
             return False
+        name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
+        names = [f"model.layers.{i}.attn.{name}" for i in range(self.start["config"]["num_hidden_layers"])]
         for path in sorted(self.folder.glob("step_*/model.safetensors"))[-1:]:
-            with package("safetensors").safe_open(path, "np") as f:
-                name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
-                biases = [f.get_tensor(f"model.layers.{i}.attn.{name}")
-                          for i in range(self.start["config"]["num_hidden_layers"])]
-            self.half_lives = [[math.log(2) / math.log1p(math.exp(-b)) for b in layer] for layer in biases]
+            biases, _ = read_tensors(path, names)
+            self.half_lives = [[half_life(bias) for bias in layer] for layer in biases]
         return self.half_lives is not None
+
+
+def half_life(bias):
+    """-ln 2 / log f of a gate f = sigmoid(bias), tokens."""
+    decay = max(-bias, 0) + math.log1p(math.exp(-abs(bias)))
+    return math.log(2) / decay if decay else math.inf
 
 
 def differing(dictionaries):
@@ -167,15 +169,21 @@ def read_evals(runs, paths):
         owner(runs, path, result.get("checkpoint")).eval = result
 
 
+def read_tensors(path, names):
+    """The tensors of a safetensors file as lists, and its metadata. An Error if one cannot be read."""
+    library = package("safetensors")
+    try:
+        with library.safe_open(path, "np") as f:
+            return [f.get_tensor(name).tolist() for name in names], f.metadata() or {}
+    except (OSError, library.SafetensorError) as e:
+        raise Error(f"{path}: cannot read: {e}")
+
+
 def read_half_lives(runs, paths):
     """Fills in half_lives from files of --maps, else from checkpoints."""
     for path in paths:
-        try:
-            with package("safetensors").safe_open(path, "np") as f:
-                checkpoint = (f.metadata() or {}).get("checkpoint")
-                owner(runs, path, checkpoint).half_lives = f.get_tensor("half_life").tolist()
-        except (OSError, package("safetensors").SafetensorError) as e:
-            raise Error(f"{path}: not a file of --maps: {e}")
+        [half_lives], metadata = read_tensors(path, ["half_life"])
+        owner(runs, path, metadata.get("checkpoint")).half_lives = half_lives
     try:
         by_bias = [run.read_gates() for run in runs if run.half_lives is None]
     except Error as e:
@@ -316,12 +324,12 @@ def draw_positions(plots, axes, groups):
 
 
 def draw_half_lives(plots, axes, groups):
-    gated = {name: [r.half_lives for r in runs if r.half_lives is not None] for name, runs in groups.items()}
-    gated = {name: lives for name, lives in gated.items() if lives}
-    for k, (name, lives) in enumerate(gated.items()):
+    dots = {name: [(i, life) for run in runs for i, layer in enumerate(run.half_lives or ()) for life in layer
+                   if math.isfinite(life)] for name, runs in groups.items()}
+    gated = {name: zip(*points) for name, points in dots.items() if points}
+    for k, (name, (layers, lives)) in enumerate(gated.items()):
         shift = (k + 1) / (len(gated) + 1) - 0.5  # groups stand side by side in a layer
-        dots = [(i + shift, life) for run in lives for i, layer in enumerate(run) for life in layer]
-        axes[0].plot(*zip(*dots), "o", markersize=3, alpha=0.6, label=name)
+        axes[0].plot([i + shift for i in layers], lives, "o", markersize=3, alpha=0.6, label=name)
     axes[0].set(xlabel="layer", ylabel="half-life, tokens", yscale="log")
     axes[0].xaxis.get_major_locator().set_params(integer=True)
 

@@ -55,9 +55,9 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     g=$scratch/gates
     check "their picture" compare $g/{full,mapped} --maps $g/maps.safetensors --out $scratch/g
     said "$scratch/g_half_life.svg"
-    # 8 heads, of which one never forgets, and the legend's
+    # 8 heads, of which one never forgets, and one dot of the legend
     equals 8 "$(grep -c '<use .*fill-opacity: 0.6' $scratch/g_half_life.svg)"
-    dies "eval.json: not a file of --maps" compare $r/fox1 --maps $r/fox1/eval.json --out $scratch/g
+    dies "eval.json: cannot read: " compare $r/fox1 --maps $r/fox1/eval.json --out $scratch/g
     evals="--eval $r/fox1/eval.json $r/fox2/eval.json $r.eval/transformer1.json"
     check "pictures" compare $r/fox? $r/transformer? --out $scratch/a $evals
     check "again" compare $r/fox? $r/transformer? --out $scratch/b $evals
