@@ -235,8 +235,8 @@ def eval_table(groups):
     """P(l) at powers of two."""
     evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
     lengths = sorted({int(n) for results in evals.values() for e in results for n in e["perplexity"]})
-    cell = lambda values: " ± ".join(spread(values, 3)).removesuffix(" ± -")
-    rows = [(name, str(len(results)), *(cell([e["perplexity"].get(str(n)) for e in results]) for n in lengths))
+    cell = lambda results, n: " ± ".join(spread([e["perplexity"].get(str(n)) for e in results], 3))
+    rows = [(name, str(len(results)), *(cell(results, n).removesuffix(" ± -") for n in lengths))
             for name, results in evals.items() if results]
     return markdown(("perplexity of the first tokens", "seeds", *map(str, lengths)), rows)
 

@@ -43,6 +43,8 @@ check "--eval" compare --no-plots $r/fox? $r/transformer? --eval $r/fox?/eval.js
 said "| perplexity of the first tokens | seeds |           128 |           256 |"
 said "| fox                            |     3 | 7.100 ± 0.100 | 6.100 ± 0.100 |"
 said "| transformer                    |     3 | 7.600 ± 0.100 | 6.600 ± 0.100 |"
+check "--eval of one seed" compare --no-plots $r/fox1 --eval $r/fox1/eval.json
+said "|     1 | 7.000 | 6.000 |"
 dies "transformer1.json: is of none of these runs" compare --no-plots $r/fox? --eval $r.eval/transformer1.json
 dies "log.jsonl: not JSON" compare --no-plots $r/fox? --eval $r/fox1/log.jsonl
 dies "none/log.jsonl: cannot read: No such file" compare --no-plots none/log.jsonl
