@@ -54,7 +54,7 @@ build/flags: FORCE
 	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(HF_MODELING): scripts/hf/modeling_fox.py
+$(HF_MODELING): llmc/hf/modeling_fox.py
 	@mkdir -p build
 	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$@.new && mv $@.new $@
 

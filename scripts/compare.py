@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """
-Compares training runs: a table, and pictures of their curves.
+Compares training runs: tables, and pictures of their curves.
 
-    scripts/compare.py out/sweep/* --out out/sweep/compare
+    scripts/compare.py out/sweep/*/ --out out/sweep/compare --eval out/sweep/*/eval.json
 
-A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by what
-sets it apart from the others; the table has the mean of a group and its standard deviation over seeds. It writes
+A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by
+what sets it apart from the others. The tables have the mean of a group and its standard deviation over seeds,
+the pictures means. It writes
 
-    PREFIX_loss.svg      smoothed training loss, and held-out loss as dots, against tokens, FLOPs and hours
-    PREFIX_pruned.svg    share of attention's FLOPs that was pruned, by layer, over the last tenth of the steps
-    PREFIX_position.svg  held-out loss by position at the end
+    PREFIX_loss.svg       smoothed training loss, and held-out loss as dots, against tokens, FLOPs and hours
+    PREFIX_pruned.svg     pruned share of attention's FLOPs, by layer, over the last tenth of the steps
+    PREFIX_position.svg   held-out loss by position at the end of training
+    PREFIX_half_life.svg  half-lives of the forget gates, a dot a head and seed: measured by --maps, or those
+                          of the biases in the newest checkpoint, where the input adds nothing
+    PREFIX_eval.svg       of --eval: L(i), smoothed, and P(l), as eval/positions.py draws them
 
-FLOPs are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks, and
-steps that were done twice because a run was killed. For L(i) and P(l) of --eval there is scripts/eval/positions.py.
-Needs matplotlib (scripts/requirements.txt); --no-plots needs nothing.
+Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
+are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks,
+and steps that were done twice because a run was killed. Pictures need matplotlib, half-lives also safetensors
+(scripts/requirements.txt); --no-plots needs nothing.
 """
 import argparse
 import bisect
@@ -22,14 +27,16 @@ import math
 import os
 import statistics
 import sys
+from pathlib import Path
+
+from common import Error, package, run
+
+sys.path.append(str(Path(__file__).parent / "eval"))
+import positions  # noqa: E402
 
 # Options that do not change what is learnt.
-SILENT = {"seed", "save-every", "keep", "log-every", "val-every", "sample-every", "vocab", "generate", "prompt",
-          "temperature", "top-k", "top-p", "recompute"}
-
-
-class Failed(Exception):
-    """An error that the user can act on; its text is the message."""
+SILENT = set("""seed save-every keep log-every val-every sample-every vocab generate prompt temperature top-k
+    top-p recompute""".split())
 
 
 # ----------------------------------------------------------------------------
@@ -38,22 +45,25 @@ class Failed(Exception):
 
 class Log:
     """
-    A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours" since the
-    start. gpu_hours: all that was spent.
+    A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
+    since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
+    [layer][head].
     """
 
     def __init__(self, path):
-        self.path = path
+        self.path, self.folder = path, Path(path if os.path.isdir(path) else os.path.dirname(path)).resolve()
         self.start = None  # the last "run" line
         self.steps, self.validations, self.gpu_hours = [], [], 0
+        self.eval = self.half_lives = None
         try:
-            with open(os.path.join(path, "log.jsonl") if os.path.isdir(path) else path, encoding="utf-8") as f:
+            folder = os.path.isdir(path)
+            with open(os.path.join(path, "log.jsonl") if folder else path, encoding="utf-8") as f:
                 for text in f:
                     self.add(text)
         except OSError as e:
-            raise Failed(f"{e.filename}: cannot read: {e.strerror}")
+            raise Error(f"{e.filename}: cannot read: {e.strerror}")
         if not self.start or not self.steps:
-            raise Failed(f"{path}: no run with a step in its log")
+            raise Error(f"{path}: no run with a step in its log")
 
     def add(self, text):
         try:
@@ -64,7 +74,7 @@ class Log:
         if event == "run":
             self.start = line
             for lines in self.steps, self.validations:
-                del lines[bisect.bisect_right(lines, line["step"], key=lambda x: x["step"]) :]
+                del lines[bisect.bisect_right(lines, line["step"], key=lambda x: x["step"]):]
         if event not in ("step", "validation") or not self.start:
             return
         self.gpu_hours += line["ms"] / 3.6e6 * self.start["ranks"]
@@ -78,11 +88,8 @@ class Log:
     def settings(self):
         """What decides the outcome, but for the seed: options, and the config where options do not tell."""
         options = {k: v for k, v in self.start["options"].items() if k not in SILENT}
-        for item in options.pop("set", []):
-            key, _, value = item.partition("=")
-            options[key] = value
-        config = {"config." + k: v for k, v in self.start["config"].items()}
-        return options, config
+        options.update(item.partition("=")[::2] for item in options.pop("set", []))
+        return options, {"config." + k: v for k, v in self.start["config"].items()}
 
     def finished(self):
         return self.steps[-1]["step"] >= self.start["num_steps"]
@@ -94,10 +101,27 @@ class Log:
 
     def tokens_per_s(self):
         """Over the second half of the steps, validations and pauses apart."""
-        half = self.steps[len(self.steps) // 2 :]
+        half = self.steps[len(self.steps) // 2:]
         tokens = half[-1]["tokens"] - half[0]["tokens"]
         seconds = sum(line["ms"] for line in half[1:]) / 1000
         return tokens / seconds if seconds else half[-1]["tokens_per_s"]
+
+    def read_gates(self):
+        """Half-lives by the gates' biases in the newest checkpoint. False: it has none."""
+        if self.start["config"].get("fgate_type", "none") == "none":
+            return False
+        name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
+        names = [f"model.layers.{i}.attn.{name}" for i in range(self.start["config"]["num_hidden_layers"])]
+        for path in sorted(self.folder.glob("step_*/model.safetensors"))[-1:]:
+            biases, _ = read_tensors(path, names)
+            self.half_lives = [[half_life(bias) for bias in layer] for layer in biases]
+        return self.half_lives is not None
+
+
+def half_life(bias):
+    """-ln 2 / log f of a gate f = sigmoid(bias), tokens."""
+    decay = max(-bias, 0) + math.log1p(math.exp(-abs(bias)))
+    return math.log(2) / decay if decay else math.inf
 
 
 def differing(dictionaries):
@@ -107,21 +131,70 @@ def differing(dictionaries):
 
 
 def group(runs):
-    """{name: runs} by what differs."""
+    """{name: runs} by what differs, and {name: what else differs}."""
     options, configs = zip(*(run.settings() for run in runs))
     keys = differing(options)
     if not keys:
         options, keys = configs, differing(configs)
-    groups = {}
-    for run, values in zip(runs, options):
+    kinds = lambda keys: len({json.dumps([values.get(key) for key in keys]) for values in options})
+    telling = []  # the first keys that tell the groups apart
+    for key in keys:
+        telling += [key] if kinds(telling + [key]) > kinds(telling) else []
+
+    def text(values, keys):
         shown = {key: values[key] for key in keys if values.get(key) is not None}
-        name = ", ".join(str(v) if k == "model" else f"{k.removeprefix('config.')} {v}" for k, v in shown.items())
-        groups.setdefault(name or ("all" if not keys else "default"), []).append(run)
-    return groups
+        names = {key: "" if key == "model" else key.removeprefix("config.") + " " for key in shown}
+        return ", ".join(f"{names[key]}{value}" for key, value in shown.items())
+
+    groups, others = {}, {}
+    for run, values in zip(runs, options):
+        name = text(values, telling) or ("default" if keys else "all")
+        groups.setdefault(name, []).append(run)
+        others[name] = text(values, [key for key in keys if key not in telling])
+    return groups, others
+
+
+def owner(runs, path, checkpoint):
+    """The run of a file: its checkpoint, or else the file itself, is in the run's folder."""
+    for place in filter(None, (checkpoint, path)):
+        for run in runs:
+            if run.folder in Path(place).resolve().parents:
+                return run
+    raise Error(f"{path}: is of none of these runs: its checkpoint is {checkpoint}")
+
+
+def read_evals(runs, paths):
+    for path in paths:
+        result = positions.read_eval(path)
+        owner(runs, path, result.get("checkpoint")).eval = result
+
+
+def read_tensors(path, names):
+    """The tensors of a safetensors file as lists, and its metadata. An Error if one cannot be read."""
+    library = package("safetensors")
+    try:
+        with library.safe_open(path, "np") as f:
+            return [f.get_tensor(name).tolist() for name in names], f.metadata() or {}
+    except (OSError, library.SafetensorError) as e:
+        raise Error(f"{path}: cannot read: {e}")
+
+
+def read_half_lives(runs, paths):
+    """Fills in half_lives from files of --maps, else from checkpoints."""
+    for path in paths:
+        [half_lives], metadata = read_tensors(path, ["half_life"])
+        owner(runs, path, metadata.get("checkpoint")).half_lives = half_lives
+    try:
+        by_bias = [run.read_gates() for run in runs if run.half_lives is None]
+    except Error as e:
+        print(f"note: no half-lives of checkpoints: {e}")
+        return
+    if any(by_bias):
+        print("note: half-lives without --maps are those of the gates' biases, where the input adds nothing")
 
 
 # ----------------------------------------------------------------------------
-# table
+# tables
 
 
 def spread(values, digits):
@@ -133,18 +206,9 @@ def spread(values, digits):
     return f"{statistics.fmean(values):,.{digits}f}", deviation
 
 
-def table(groups):
-    """Lines of a Markdown table, the lowest held-out loss first."""
-    rows = []
-    for name, runs in groups.items():
-        losses = [run.validation_loss() for run in runs]
-        known = [loss for loss in losses if loss is not None]
-        rows.append((statistics.fmean(known) if known else math.inf, name, str(len(runs)),
-                     f"{runs[0].steps[-1]['tokens']:,}", *spread(losses, 4),
-                     spread([run.tokens_per_s() for run in runs], 0)[0],
-                     spread([run.gpu_hours for run in runs], 3)[0], f"{sum(run.gpu_hours for run in runs):,.3f}"))
-    titles = ("run", "seeds", "tokens", "held-out loss", "deviation", "tokens/s", "GPU-hours", "of all seeds")
-    rows = [titles, *(row[1:] for row in sorted(rows))]
+def markdown(titles, rows):
+    """Lines of a Markdown table."""
+    rows = [titles, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
     lines = ["| " + " | ".join(cell.rjust(w) if i else cell.ljust(w)
                                for i, (cell, w) in enumerate(zip(row, widths))) + " |" for row in rows]
@@ -152,8 +216,36 @@ def table(groups):
     return lines
 
 
-def notes(runs):
-    """What a reader of the table must know."""
+def training_table(groups):
+    """The lowest held-out loss first."""
+    rows = []
+    for name, runs in groups.items():
+        losses = [run.validation_loss() for run in runs]
+        known = [loss for loss in losses if loss is not None]
+        hours = [run.gpu_hours for run in runs]
+        speed, _ = spread([run.tokens_per_s() for run in runs], 0)
+        rows.append((statistics.fmean(known) if known else math.inf, name, str(len(runs)),
+                     f"{runs[0].steps[-1]['tokens']:,}", *spread(losses, 4), speed,
+                     spread(hours, 3)[0], f"{sum(hours):,.3f}"))
+    titles = ("run", "seeds", "tokens", "held-out loss", "deviation", "tokens/s", "GPU-hours", "of all seeds")
+    return markdown(titles, [row[1:] for row in sorted(rows)])
+
+
+def eval_table(groups):
+    """P(l) at powers of two."""
+    evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
+    lengths = sorted({int(n) for results in evals.values() for e in results for n in e["perplexity"]})
+    cell = lambda results, n: " ± ".join(spread([e["perplexity"].get(str(n)) for e in results], 3))
+    rows = [(name, str(len(results)), *(cell(results, n).removesuffix(" ± -") for n in lengths))
+            for name, results in evals.items() if results]
+    return markdown(("perplexity of the first tokens", "seeds", *map(str, lengths)), rows)
+
+
+def notes(runs, others):
+    """What a reader of the tables must know."""
+    for name, differences in others.items():
+        if differences:
+            yield f"{name}: {differences}"
     for run in runs:
         if not run.finished():
             yield f"{run.path}: at step {run.steps[-1]['step']} of {run.start['num_steps']}"
@@ -168,7 +260,7 @@ def notes(runs):
 
 
 # ----------------------------------------------------------------------------
-# pictures
+# pictures. Each function draws groups on panels; a picture without a line is not written
 
 
 def smooth(values, window):
@@ -181,20 +273,24 @@ def smooth(values, window):
 
 
 def mean_curve(runs, name, value):
-    """{step: means over runs} of tokens, hours and value(line) of their lines `name`, where all have the step."""
+    """Means over runs of tokens, hours and value(line) of lines `name`, at the steps that all have; these."""
     lines = [{line["step"]: line for line in getattr(run, name) if value(line) is not None} for run in runs]
     steps = sorted(set.intersection(*map(set, lines)))
     mean = lambda of: [statistics.fmean(of(by_step[s]) for by_step in lines) for s in steps]
     return mean(lambda x: x.get("tokens", 0)), mean(lambda x: x["hours"]), mean(value), steps
 
 
-def draw_loss(plots, groups, path):
-    figure, [axes] = plots.panels(3)
+def means(lists):
+    """Elementwise."""
+    return [statistics.fmean(values) for values in zip(*lists)]
+
+
+def draw_loss(plots, axes, groups):
     for name, runs in groups.items():
         flops = runs[0].start["flops_per_token"]
         tokens, hours, loss, steps = mean_curve(runs, "steps", lambda line: line["loss"])
-        first = len(loss) // 50  # the fall from the initial loss would hide the rest
-        loss = smooth(loss, max(1, len(loss) // 50))
+        first = len(loss) // 20  # the fall from the initial loss would hide the rest
+        loss = smooth(loss, max(1, len(loss) // 20))
         _, val_hours, val_loss, val_steps = mean_curve(runs, "validations", lambda line: line["val_loss"])
         at = dict(zip(steps, tokens))
         val_tokens = [at.get(step, math.nan) for step in val_steps]
@@ -206,34 +302,47 @@ def draw_loss(plots, groups, path):
         panel.set(xlabel=title, ylabel="loss, nats")
         if title != "hours":
             panel.xaxis.set_major_formatter(plots.matplotlib.ticker.EngFormatter(sep=""))  # 5k, 2M
-    plots.save(figure, path)
 
 
-def draw_pruned(plots, groups, path):
-    figure, [[axes]] = plots.panels(1)
+def draw_pruned(plots, axes, groups):
     for name, runs in groups.items():
-        shares = [line["pruned_by_layer"] for run in runs for line in run.steps[-math.ceil(len(run.steps) / 10) :]
-                  if "pruned_by_layer" in line]
+        last = [line for run in runs for line in run.steps[-math.ceil(len(run.steps) / 10):]]
+        shares = means([line["pruned_by_layer"] for line in last if "pruned_by_layer" in line])
         if shares:
-            plots.curve(axes, range(len(shares[0])), [statistics.fmean(layer) for layer in zip(*shares)], name)
-    axes.set(xlabel="layer", ylabel="share pruned", ylim=(0, 1))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if axes.lines:
-        plots.save(figure, path)
-    return bool(axes.lines)
+            plots.curve(axes[0], range(len(shares)), shares, name)
+    axes[0].set(xlabel="layer", ylabel="share pruned", ylim=(0, 1))
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
 
 
-def draw_positions(plots, groups, path):
-    figure, [[axes]] = plots.panels(1)
+def draw_positions(plots, axes, groups):
     for name, runs in groups.items():
         tables = [run.validations[-1]["by_position"] for run in runs if run.validations]
         if tables:
             x = [(row["from"] + row["to"]) / 2 for row in tables[0]]
-            plots.curve(axes, x, [statistics.fmean(row["loss"] for row in rows) for rows in zip(*tables)], name)
-    axes.set(xlabel="position in the context", ylabel="held-out loss, nats", xscale="log")
-    if axes.lines:
-        plots.save(figure, path)
-    return bool(axes.lines)
+            plots.curve(axes[0], x, means([[row["loss"] for row in table] for table in tables]), name)
+    axes[0].set(xlabel="position in the context", ylabel="held-out loss, nats", xscale="log")
+
+
+def draw_half_lives(plots, axes, groups):
+    dots = {name: [(i, life) for run in runs for i, layer in enumerate(run.half_lives or ()) for life in layer
+                   if math.isfinite(life)] for name, runs in groups.items()}
+    gated = {name: zip(*points) for name, points in dots.items() if points}
+    for k, (name, (layers, lives)) in enumerate(gated.items()):
+        shift = (k + 1) / (len(gated) + 1) - 0.5  # groups stand side by side in a layer
+        axes[0].plot([i + shift for i in layers], lives, "o", markersize=3, alpha=0.6, label=name)
+    axes[0].set(xlabel="layer", ylabel="half-life, tokens", yscale="log")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+
+
+PICTURES = {"loss": (3, draw_loss), "pruned": (1, draw_pruned), "position": (1, draw_positions),
+            "half_life": (1, draw_half_lives)}  # panels
+
+
+def draw_eval(path, groups):
+    evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
+    losses = [(name, means([e["loss"] for e in results])) for name, results in evals.items() if results]
+    lengths = [e.get("trained_seq_len") for results in evals.values() for e in results]
+    positions.draw(path, losses, lengths)
 
 
 # ----------------------------------------------------------------------------
@@ -241,27 +350,35 @@ def draw_positions(plots, groups, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="compares training runs")
+    parser = argparse.ArgumentParser(description="compares training runs; see the top of this file")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl")
+    parser.add_argument("--eval", nargs="+", default=[], metavar="FILE.json", help="results of --eval")
+    parser.add_argument("--maps", nargs="+", default=[], metavar="FILE.safetensors", help="files of --maps")
     parser.add_argument("--out", default="compare", metavar="PREFIX", help="of the pictures [compare]")
-    parser.add_argument("--no-plots", action="store_true", help="only the table")
+    parser.add_argument("--no-plots", action="store_true", help="only the tables")
     options = parser.parse_args()
     runs = [Log(path) for path in options.runs]
-    groups = group(runs)
-    print(*table(groups), sep="\n")
-    for note in notes(runs):
+    read_evals(runs, options.eval)
+    groups, others = group(runs)
+    print(*training_table(groups), sep="\n")
+    if options.eval:
+        print("", *eval_table(groups), "", sep="\n")
+    for note in notes(runs, others):
         print(f"note: {note}")
     if options.no_plots:
         return
     import plots
-    for name, draw in (("loss", draw_loss), ("pruned", draw_pruned), ("position", draw_positions)):
-        path = f"{options.out}_{name}.svg"
-        if draw(plots, groups, path) is not False:
-            print(path)
+    read_half_lives(runs, options.maps)
+    for name, (panels, draw) in PICTURES.items():
+        figure, [axes] = plots.panels(panels)
+        draw(plots, axes, groups)
+        if any(panel.lines for panel in axes):
+            plots.save(figure, f"{options.out}_{name}.svg")
+            print(f"{options.out}_{name}.svg")
+    if options.eval:
+        draw_eval(f"{options.out}_eval.svg", groups)
+        print(f"{options.out}_eval.svg")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Failed as e:
-        sys.exit(f"error: {e}")
+    run(main)

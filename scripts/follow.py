@@ -1,58 +1,58 @@
 #!/usr/bin/env python3
 """
-Sends the logs of runs to TensorBoard while they grow, from their beginning, or with --wandb to Weights & Biases.
+Sends the logs of runs to TensorBoard while they grow, from their beginning, or with --wandb to Weights &
+Biases.
 
     scripts/follow.py out/fox-pro-nano &
     tensorboard --logdir out
 
 Events go to RUN/tensorboard, or with --wandb to a W&B run of the folder's name. It ends with each run's last
-checkpoint, with --once at the end of what is logged. RUN/tensorboard/position (RUN/wandb.position) says what was sent:
-the next call goes on there. In TensorBoard, what a resumed run does again replaces what it had done. Needs tensorboard
-(scripts/requirements.txt), or wandb.
+checkpoint, with --once at the end of what is logged. RUN/tensorboard/position (RUN/wandb.position) says what
+was sent: the next call goes on there. In TensorBoard, what a resumed run does again replaces what it had
+done. Needs tensorboard or wandb (pip install -c scripts/requirements.txt tensorboard).
 """
 import argparse
 import calendar
 import hashlib
 import json
 import os
-import sys
 import time
+
+from common import package, run, write_file
 
 NOT_SHOWN = {"event", "step", "eta_s", "ms", "waited_ms", "val_tokens", "ranks", "slowest_rank"}
 
 
 class TensorBoard:
     def __init__(self, folder, _):
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        self.event, self.summary = event_pb2, summary_pb2
+        self.event = package("tensorboard.compat.proto.event_pb2")
+        self.summary = package("tensorboard.compat.proto.summary_pb2").Summary
+        writer = package("tensorboard.summary.writer.event_file_writer")
+        self.writer = writer.EventFileWriter(os.path.join(folder, "tensorboard"))
         self.position = os.path.join(folder, "tensorboard", "position")
-        self.writer = EventFileWriter(os.path.join(folder, "tensorboard"))
+        self.flush = self.writer.flush
 
-    def start(self, run, when):
-        """A process starts after run["step"]: what an earlier one did after that step is void."""
-        text = self.event.SessionLog(status=self.event.SessionLog.START)
-        self.writer.add_event(self.event.Event(wall_time=when, step=run["step"] + 1, session_log=text))
+    def start(self, line, when):
+        """A process starts after line["step"]: what an earlier one did after that step is void."""
+        log = self.event.SessionLog(status=self.event.SessionLog.START)
+        self.writer.add_event(self.event.Event(wall_time=when, step=line["step"] + 1, session_log=log))
 
     def add(self, step, values, when):
-        rows = [self.summary.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self.writer.add_event(self.event.Event(wall_time=when, step=step, summary=self.summary.Summary(value=rows)))
-
-    def flush(self):
-        self.writer.flush()
+        rows = [self.summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self.writer.add_event(self.event.Event(wall_time=when, step=step, summary=self.summary(value=rows)))
 
 
 class WandB:
     def __init__(self, folder, project):
-        import wandb
-        self.wandb, self.position = wandb, os.path.join(folder, "wandb.position")
         path = os.path.realpath(folder)
-        self.run = wandb.init(project=project, name=os.path.basename(path), resume="allow", dir=folder,
-                              id=hashlib.sha256(path.encode()).hexdigest()[:16], reinit="create_new")
+        self.position = os.path.join(folder, "wandb.position")
+        self.run = package("wandb").init(
+            project=project, name=os.path.basename(path), resume="allow", dir=folder,
+            id=hashlib.sha256(path.encode()).hexdigest()[:16], reinit="create_new")
         self.run.define_metric("*", step_metric="step")
 
-    def start(self, run, _):
-        self.run.config.update(run, allow_val_change=True)
+    def start(self, line, _):
+        self.run.config.update(line, allow_val_change=True)
 
     def add(self, step, values, _):
         self.run.log({"step": step, **values})
@@ -74,16 +74,13 @@ def numbers(line):
 
 class Follower:
     def __init__(self, folder, sink, project):
-        self.path, self.sink = os.path.join(folder, "log.jsonl"), sink(folder, project)
-        self.file, self.run, self.when = None, None, time.time()
+        self.path, self.sink, self.file = os.path.join(folder, "log.jsonl"), sink(folder, project), None
+        self.offset, self.when, self.run = 0, time.time(), None
         try:
             with open(self.sink.position) as f:
                 self.offset, self.when, self.run = json.load(f)
         except (OSError, ValueError):
-            self.offset = 0
-
-    def done(self, line):
-        return line["event"] == "checkpoint" and self.run and line["step"] >= self.run["num_steps"]
+            pass  # nothing was sent yet
 
     def read(self):
         """Sends the complete lines that are new. True at the run's end."""
@@ -106,12 +103,11 @@ class Follower:
             end = self.send(line)
         if self.offset != before:
             self.sink.flush()
-            with open(self.sink.position + ".tmp", "w") as f:
-                json.dump([self.offset, self.when, self.run], f)
-            os.replace(self.sink.position + ".tmp", self.sink.position)
+            write_file(self.sink.position, json.dumps([self.offset, self.when, self.run]))
         return end
 
     def send(self, line):
+        """True: the line is the run's last."""
         if line["event"] == "run":
             self.run = line
             self.when = calendar.timegm(time.strptime(line["started"], "%Y-%m-%dT%H:%M:%SZ"))
@@ -119,19 +115,17 @@ class Follower:
         self.when += line.get("ms", 0) / 1000
         if line["event"] in ("step", "validation"):
             self.sink.add(line["step"], numbers(line), self.when)
-        return self.done(line)
+        return line["event"] == "checkpoint" and self.run and line["step"] >= self.run["num_steps"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description="sends the logs of runs to TensorBoard or W&B while they grow")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl, which may not exist yet")
+    parser = argparse.ArgumentParser(description="sends the logs of runs to TensorBoard or W&B as they grow")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders with log.jsonl, or that will have it")
     parser.add_argument("--wandb", metavar="PROJECT", help="to this project of Weights & Biases")
     parser.add_argument("--once", action="store_true", help="end where the logs end now")
     options = parser.parse_args()
-    try:
-        followers = [Follower(run, WandB if options.wandb else TensorBoard, options.wandb) for run in options.runs]
-    except ImportError as e:
-        sys.exit(f"error: {e}: pip install -r scripts/requirements.txt" + (" wandb" if options.wandb else ""))
+    sink = WandB if options.wandb else TensorBoard
+    followers = [Follower(folder, sink, options.wandb) for folder in options.runs]
     while followers:
         followers = [f for f in followers if not f.read() and not options.once]
         if followers:
@@ -139,9 +133,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError as e:
-        sys.exit(f"error: {e.filename}: {e.strerror}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run(main)

@@ -6,14 +6,18 @@ Encodes text with any Hugging Face tokenizer and writes the data shards that the
     scripts/make_shards.py --tokenizer tokenizer.json --val-fraction 0.001 --out data/web fineweb/*.parquet
     scripts/make_shards.py --tokenizer llama/ --out data/web hf://datasets/HuggingFaceFW/fineweb/sample/10BT
 
-A PATH is a file or a folder, local or hf://. Its name says what is in it: .jsonl, .json (an object a line) and .parquet
-have a document in the field --text-field of each row, other files are one document of UTF-8 text each; .gz and .zst are
-decompressed. Memory stays bounded: long text is encoded in pieces, cut where no token can cross.
+A PATH is a file or a folder, local or hf://. Its name says what is in it: .jsonl, .json (an object a line)
+and .parquet have a document in the field --text-field of each row, other files are one document of UTF-8 text
+each; .gz and .zst are decompressed. Memory stays bounded: long text is encoded in pieces, cut where no token
+can cross.
 
-The output depends only on the options, and on names and contents of the files: not on --jobs. Of the same files,
-data/text_to_shards --tokenizer gpt2 writes the same bytes, much faster. Needs scripts/requirements.txt.
+The output depends only on the options, and on names and contents of the files: not on --jobs. Of the same
+files, data/text_to_shards --tokenizer gpt2 writes the same bytes, much faster. Needs tokenizers,
+and what the input needs of huggingface_hub, pyarrow and zstandard (pip install -c scripts/requirements.txt
+NAME...).
 """
 import argparse
+import array
 import codecs
 import collections
 import concurrent.futures
@@ -31,22 +35,15 @@ import sys
 import time
 import zlib
 
+from common import ROOT, Error, package, run
+
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-try:
-    import numpy
-    import tokenizers
-except ImportError as missing:
-    sys.exit(f"error: {missing}: pip install -r scripts/requirements.txt")
 
 PIECE = 1 << 18  # characters of a document, or bytes of lines, that are encoded at a time
 LONGEST = 32 << 20  # without a place to cut
-CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=\S)")  # before a space between letters; after a line break
+# before a space between letters; after a line break
+CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=\S)")
 NOT_TEXT = re.compile(r".*_((train|val)_\d{6}\.bin|tokenizer\.json)(\.tmp)?")
-
-
-class Failed(Exception):
-    """An error that the user can act on; its text is the message."""
-    __module__ = "__main__"  # also of the processes', so that it can be sent
 
 
 # ----------------------------------------------------------------------------
@@ -54,14 +51,15 @@ class Failed(Exception):
 
 
 class Encoder:
-    """A tokenizer.json. Text like "<|endoftext|>" is encoded as ordinary text, and no token is added to a text."""
+    """A tokenizer.json. Text like "<|endoftext|>" is encoded as it is; no token is added to a text."""
 
     def __init__(self, path, text):
+        library = package("tokenizers")
         try:
             settings = json.loads(text)
-            self.tokenizer = tokenizers.Tokenizer.from_str(text)
+            self.tokenizer = library.Tokenizer.from_str(text)
         except Exception as e:  # the library raises plain Exceptions
-            raise Failed(f"{path}: is not a tokenizer: {e}")
+            raise Error(f"{path}: is not a tokenizer: {e}")
         self.tokenizer.encode_special_tokens = True
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -69,10 +67,10 @@ class Encoder:
             self.tokenizer.model.dropout = None
         normalizer, split = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
         self.cuttable = (normalizer is None or normalizer["type"] == "NFC") and split != "null" and \
-            not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get a space of its own
+            not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get its own space
 
     def find_cut(self, text):
-        """The last place where text can be cut: its parts have the tokens of the whole, whatever follows. 0: none."""
+        """The last place to cut a text, 0: none. Its parts have the tokens of the whole, whatever follows."""
         for start in (max(0, len(text) - 4096), 0) if self.cuttable else ():
             for at in reversed([match.start() for match in CUT.finditer(text, start)]):
                 first = max(0, at - 256)
@@ -87,15 +85,16 @@ class Encoder:
             yield text[:cut]
             text = text[cut:]
         if len(text) > LONGEST:
-            raise Failed(f"{LONGEST} characters must be encoded as a whole: is it text? divide it")
+            raise Error(f"{LONGEST} characters must be encoded as a whole: is it text? divide it")
         if last:
             yield text
         return text
 
     def encode(self, texts):
-        texts = [t if t.isascii() else t.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for t in texts]
+        whole = lambda t: t.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        texts = [t if t.isascii() else whole(t) for t in texts]
         encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [numpy.array(e.ids, "<u4") for e in encoded]
+        return [array.array("I", e.ids) for e in encoded]
 
 
 def find_end_of_text(path, vocab, given):
@@ -110,19 +109,19 @@ def find_end_of_text(path, vocab, given):
     for candidate in candidates:
         if candidate in vocab:
             return vocab[candidate]
-    raise Failed(f"--eot {given}: is no token of {path}" if given else
+    raise Error(f"--eot {given}: is no token of {path}" if given else
                  f"{path}: which token ends a document? give --eot")
 
 
 # ----------------------------------------------------------------------------
 # input: files as blocks of bytes
 
-Source = collections.namedtuple("Source", "path name bytes state")  # name: decides the split; state: to see changes
+# name: decides the split; state: to see changes
+Source = collections.namedtuple("Source", "path name bytes state")
 
 
 def remote():
-    import huggingface_hub
-    return huggingface_hub.HfFileSystem()
+    return package("huggingface_hub").HfFileSystem()
 
 
 def open_source(path):
@@ -135,7 +134,7 @@ def state_of(path):
 
 
 def walk(folder):
-    """Files below a folder in the order of data/text_to_shards: each folder's entries by name, without hidden ones."""
+    """Files below a folder in the order of data/text_to_shards: each folder's by name, but hidden ones."""
     for entry in sorted(os.listdir(folder), key=os.fsencode):
         path = os.path.join(folder, entry)
         mode = os.lstat(path).st_mode
@@ -158,12 +157,12 @@ def find_sources(paths):
         for path in walk(given) if folder else [given]:
             state = state_of(path)
             if not stat.S_ISREG(os.stat(path).st_mode):
-                raise Failed(f"{path}: neither a file nor a folder")
+                raise Error(f"{path}: neither a file nor a folder")
             if state[2]:
                 name = os.path.relpath(path, given) if folder else path
                 found.setdefault(state[:2], Source(path, name, state[2], state))
     if not found:
-        raise Failed("no input: the paths hold no file that is not empty")
+        raise Error("no input: the paths hold no file that is not empty")
     return list(found.values())
 
 
@@ -173,7 +172,7 @@ def blocks(file, path):
     if path.endswith(".gz"):
         new = lambda: zlib.decompressobj(31)
     elif path.endswith(".zst"):
-        zstandard = library("zstandard", path)
+        zstandard = package("zstandard")
         new = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
     for raw in iter(lambda: file.read(1 << 16), b""):
         if new is None:
@@ -183,35 +182,28 @@ def blocks(file, path):
             try:
                 yield stream.decompress(raw)
             except Exception as e:  # zlib.error, zstandard.ZstdError
-                raise Failed(f"{path}: damaged: {e}")
+                raise Error(f"{path}: damaged: {e}")
             if not stream.eof:
                 break
             raw, stream = stream.unused_data, None  # the next of several streams
     if stream:
-        raise Failed(f"{path}: is truncated: its compressed data does not end")
-
-
-def library(name, path):
-    try:
-        return __import__(name, fromlist=["*"])
-    except ImportError:
-        raise Failed(f"{path}: needs {name}: pip install -r scripts/requirements.txt")
+        raise Error(f"{path}: is truncated: its compressed data does not end")
 
 
 def open_parquet(file, path, field):
     try:
-        table = library("pyarrow.parquet", path).ParquetFile(file)
+        table = package("pyarrow.parquet").ParquetFile(file)
     except (ValueError, OSError) as e:
-        raise Failed(f"{path}: cannot read: {e}")
+        raise Error(f"{path}: cannot read: {e}")
     if field not in table.schema_arrow.names:
         names = ", ".join(table.schema_arrow.names)
-        raise Failed(f"{path}: has no column {field!r} but {names}: --text-field names it")
+        raise Error(f"{path}: has no column {field!r} but {names}: --text-field names it")
     return table
 
 
 # ----------------------------------------------------------------------------
-# tasks: what a process encodes at a time. Made in order by the main process, as (function, arguments), with the number
-# of bytes read of the file
+# tasks: what a process encodes at a time. Made in order by the main process, as (function, arguments), with
+# the number of bytes read of the file
 
 
 def text_tasks(settings, encoder, source, file):
@@ -219,7 +211,7 @@ def text_tasks(settings, encoder, source, file):
         decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
         for block in blocks(file, source.path):
             if b"\0" in block:
-                raise Failed(f"{source.path}: is not text: it has a zero byte")
+                raise Error(f"{source.path}: is not text: it has a zero byte")
             rest += decoder.decode(block)
             if len(rest) > 2 * PIECE:
                 rest = yield from encoder.pieces(rest, last=False)
@@ -230,7 +222,7 @@ def text_tasks(settings, encoder, source, file):
         for i, piece in enumerate(pieces()):
             yield encode_pieces, ([(split, i == 0, piece)],), file.tell()
     except UnicodeDecodeError as e:
-        raise Failed(f"{source.path}: is not UTF-8: {e.reason}")
+        raise Error(f"{source.path}: is not UTF-8: {e.reason}")
 
 
 def jsonl_tasks(_, __, source, file):
@@ -239,7 +231,7 @@ def jsonl_tasks(_, __, source, file):
         rest += block
         end = rest.rfind(b"\n") + 1 if len(rest) > PIECE else 0
         if not end and len(rest) > 4 * LONGEST:
-            raise Failed(f"{source.path}:{line}: a line of more than {4 * LONGEST} bytes")
+            raise Error(f"{source.path}:{line}: a line of more than {4 * LONGEST} bytes")
         if end:
             yield encode_lines, (source, line, rest[:end]), file.tell()
             line += rest.count(b"\n", 0, end)
@@ -264,7 +256,7 @@ def tasks(settings, encoder, sources):
             for function, arguments, read in make(settings, encoder, source, file):
                 yield function, arguments, before + read
         if source.state and state_of(source.path) != source.state:
-            raise Failed(f"{source.path}: changed while it was read; run again when nothing writes it")
+            raise Error(f"{source.path}: changed while it was read; run again when nothing writes it")
         before += source.bytes
 
 
@@ -283,8 +275,9 @@ def start_worker(settings, text):
 
 def in_validation(settings, name):
     """The split of a document: 1 or 0, by a hash of seed and name. Other documents do not matter."""
-    draw = hashlib.blake2b(f"{settings.seed} {name}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int(int.from_bytes(draw, "little") < settings.val_fraction * 2**64)
+    text = f"{settings.seed} {name}".encode("utf-8", "surrogateescape")
+    draw = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return int(draw < settings.val_fraction * 2**64)
 
 
 def encode_pieces(pieces):
@@ -307,10 +300,10 @@ def encode_lines(source, number, lines):
         try:
             row = json.loads(line) if line.strip() else {field: ""}
         except ValueError as e:
-            raise Failed(f"{source.path}:{number}: is not JSON: {e}")
+            raise Error(f"{source.path}:{number}: is not JSON: {e}")
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             keys = ", ".join(row) if isinstance(row, dict) else "no object"
-            raise Failed(f"{source.path}:{number}: has no text {field!r} but {keys}: --text-field names it")
+            raise Error(f"{source.path}:{number}: has no text {field!r} but {keys}: --text-field names it")
         if row[field]:
             documents.append((number, row[field]))
     return encode_documents(source, documents)
@@ -323,7 +316,7 @@ def encode_rows(source, group, row):
         for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[field]):
             texts = batch.column(0).to_pylist()
             if not all(text is None or isinstance(text, str) for text in texts):
-                raise Failed(f"{source.path}: column {field!r} is not text")
+                raise Error(f"{source.path}: column {field!r} is not text")
             result += encode_documents(source, [(row + i, text) for i, text in enumerate(texts) if text])
             row += len(texts)
     return result
@@ -337,9 +330,9 @@ class Writer:
     """data/ids_to_shards, which gets the token ids and replaces the shards of the prefix at the end."""
 
     def __init__(self, settings):
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/ids_to_shards")
-        if not os.path.exists(program):
-            raise Failed("data/ids_to_shards is not built: make data/ids_to_shards")
+        program = ROOT / "data/ids_to_shards"
+        if not program.exists():
+            raise Error("data/ids_to_shards is not built: make data/ids_to_shards")
         names = "out", "tokenizer", "vocab-size", "end-of-text", "doc-len", "shard-tokens"
         options = [f"--{name}={getattr(settings, name.replace('-', '_'))}" for name in names]
         self.program = subprocess.Popen([program, *options], stdin=subprocess.PIPE)
@@ -389,8 +382,8 @@ def convert(settings, sources, encoder, text):
     """Returns the numbers of characters read and of tokens."""
     characters, complete = 0, False
     progress, writer = Progress(sum(source.bytes for source in sources)), Writer(settings)
-    pool = concurrent.futures.ProcessPoolExecutor(settings.jobs, multiprocessing.get_context("spawn"), start_worker,
-                                                  (settings, text))
+    pool = concurrent.futures.ProcessPoolExecutor(
+        settings.jobs, multiprocessing.get_context("spawn"), start_worker, (settings, text))
 
     def results():
         """Those of all tasks, in order. So many at most are not taken yet: they take memory."""
@@ -414,7 +407,7 @@ def convert(settings, sources, encoder, text):
             break
         complete = True
     except concurrent.futures.process.BrokenProcessPool:
-        raise Failed("a process of --jobs ended: it was killed, or is there too little memory? lower --jobs")
+        raise Error("a process of --jobs ended: it was killed, or is there too little memory? lower --jobs")
     finally:
         pool.shutdown(cancel_futures=True)
         progress.end()
@@ -438,24 +431,25 @@ def count(text):
 def parse_arguments():
     p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     p.error = lambda message: sys.exit(f"error: {message}")
-    p.add_argument("paths", nargs="+", metavar="PATH", help="files or folders, local or hf://")
-    p.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a folder that has it")
-    p.add_argument("--out", required=True, metavar="PREFIX", help="PREFIX_train_000000.bin ..., PREFIX_val_000000.bin "
-                   "..., and PREFIX_tokenizer.json, which the trainers copy into checkpoints")
-    p.add_argument("--text-field", default="text", metavar="NAME", help="field or column of the text [text]")
-    p.add_argument("--doc-len", type=count, default=0, metavar="D", help="cut each document into documents of exactly "
-                   "D tokens and drop the rest; 0: a token stream, each document preceded by the end-of-text token")
-    p.add_argument("--val-fraction", type=float, default=0, metavar="F", help="fraction of held-out documents")
-    p.add_argument("--seed", type=count, default=0, metavar="N", help="of their choice")
-    p.add_argument("--tokens", type=count, default=0, metavar="N", help="end with the document that reaches N tokens")
-    p.add_argument("--shard-tokens", type=count, default=256 << 20, metavar="N", help="most tokens a shard [256Mi]")
-    p.add_argument("--eot", metavar="TOKEN", help="the end-of-text token [the tokenizer's]")
-    p.add_argument("--jobs", type=count, default=len(os.sched_getaffinity(0)), metavar="N", help="processes [cores]")
+    add = p.add_argument
+    add("paths", nargs="+", metavar="PATH", help="files or folders, local or hf://")
+    add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a folder that has it")
+    add("--out", required=True, metavar="PREFIX", help="PREFIX_train_000000.bin ..., PREFIX_val_000000.bin "
+        "..., and PREFIX_tokenizer.json, which the trainers copy into checkpoints")
+    add("--text-field", default="text", metavar="NAME", help="field or column of the text [text]")
+    add("--doc-len", type=count, default=0, metavar="D", help="cut each document into documents of exactly D "
+        "tokens and drop the rest; 0: a token stream, each document preceded by the end-of-text token")
+    add("--val-fraction", type=float, default=0, metavar="F", help="fraction of held-out documents")
+    add("--seed", type=count, default=0, metavar="N", help="of their choice")
+    add("--tokens", type=count, default=0, metavar="N", help="end with the document that reaches N tokens")
+    add("--shard-tokens", type=count, default=256 << 20, metavar="N", help="most tokens a shard [256Mi]")
+    add("--eot", metavar="TOKEN", help="the end-of-text token [the tokenizer's]")
+    add("--jobs", type=count, default=len(os.sched_getaffinity(0)), metavar="N", help="processes [cores]")
     settings = p.parse_args()
     if not 0 <= settings.val_fraction < 1:
-        raise Failed(f"--val-fraction {settings.val_fraction}: not from 0 to below 1")
+        raise Error(f"--val-fraction {settings.val_fraction}: not from 0 to below 1")
     if not 1 <= settings.jobs <= 1024:
-        raise Failed(f"--jobs {settings.jobs}: not from 1 to 1024")
+        raise Error(f"--jobs {settings.jobs}: not from 1 to 1024")
     if os.path.isdir(settings.tokenizer):
         settings.tokenizer = os.path.join(settings.tokenizer, "tokenizer.json")
     return settings
@@ -476,11 +470,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Failed as e:
-        sys.exit(f"error: {e}")
-    except OSError as e:
-        sys.exit(f"error: {e.filename or ''}: {e.strerror or e}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run(main)

@@ -1,16 +1,14 @@
 """
 The pictures of all scripts: curves and heat maps in one style, saved as small SVG files that have the same
-bytes for the same data. Needs matplotlib (scripts/eval/requirements.txt).
+bytes for the same data. Needs matplotlib.
 """
 import math
-import sys
 
-try:
-    import matplotlib
-except ImportError:
-    sys.exit("error: pictures need matplotlib: pip install -r scripts/eval/requirements.txt")
+from common import Error, package
+
+matplotlib = package("matplotlib")
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+pyplot = package("matplotlib.pyplot")
 
 matplotlib.rcParams.update({
     "svg.hashsalt": "train_fox", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Verdana"],
@@ -64,5 +62,5 @@ def save(figure, path):
     try:
         figure.savefig(path, dpi=150, **svg)
     except (OSError, ValueError) as e:
-        sys.exit(f"error: {path}: cannot write: {e.strerror if isinstance(e, OSError) else e}")
+        raise Error(f"{path}: cannot write: {e.strerror if isinstance(e, OSError) else e}")
     pyplot.close(figure)

@@ -2,7 +2,7 @@
 What makes a checkpoint folder one that Hugging Face transformers opens, beside config.json and
 model.safetensors:
 
-    modeling_fox.py           the model in PyTorch, which config.json's auto_map names: scripts/hf/modeling_fox.py
+    modeling_fox.py           the model in PyTorch, which config.json's auto_map names: llmc/hf/modeling_fox.py
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people
     tokenizer.json            where the tokenizer is known (tokenizer.h)
@@ -18,7 +18,7 @@ Called on rank 0, by checkpoint.h.
 #include "../model/params.h"
 #include "tokenizer.h"
 
-// The text of scripts/hf/modeling_fox.py, whose lines the Makefile makes into string literals.
+// The text of llmc/hf/modeling_fox.py, whose lines the Makefile makes into string literals.
 static const char hf_modeling[] =
 #include "../../build/modeling_fox.h"
     ;

@@ -1,7 +1,7 @@
 """
-What the scripts of this folder share: the trainer as a subprocess that answers requests (--requests -), a
-checkpoint's tokenizer and recorded options, and errors in one line. Standard library only, except that a
-tokenizer.json is read by the `tokenizers` library.
+What the scripts of this folder share besides ../common.py: the trainer as a subprocess that answers requests
+(--requests -), a checkpoint's tokenizer and recorded options. Standard library only, but for the `tokenizers`
+library, which reads a tokenizer.json.
 """
 import atexit
 import json
@@ -12,55 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import ROOT, Error, named_files, package, read_json, run, write_file  # noqa: E402,F401
+
 BYTE_VOCAB = 257  # 256 bytes and end-of-text
-
-
-class Error(Exception):
-    """Bad input, or a trainer that failed. The message is one line."""
-
-
-def run(main):
-    """Runs main(): an Error becomes the line `error: ...` and exit code 1; Ctrl-C exit code 130."""
-    try:
-        main()
-    except Error as e:
-        sys.exit(f"error: {e}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of stdout has gone; nothing is left to be flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-
-
-def read_json(path):
-    """The JSON object in a file. An Error if it cannot be read or is something else."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise Error(f"{path}: {e.strerror if isinstance(e, OSError) else f'not JSON: {e}'}")
-    if not isinstance(value, dict):
-        raise Error(f"{path}: not a JSON object")
-    return value
-
-
-def write_file(path, text):
-    """Replaces a file, or leaves it as it was."""
-    new = f"{path}.tmp"
-    try:
-        with open(new, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(new, path)
-    except OSError as e:
-        raise Error(f"{path}: cannot write: {e.strerror}")
-
-
-def named_files(arguments):
-    """[(name, path)] of arguments NAME=PATH, or PATH, which is its own name."""
-    pairs = [a.split("=", 1) if "=" in a else (a, a) for a in arguments]
-    return [(name, Path(path)) for name, path in pairs]
 
 
 # ----------------------------------------------------------------------------
@@ -97,11 +52,7 @@ class Tokenizer:
         path = Path(folder) / "tokenizer.json"
         if not path.exists():
             raise Error(f"{path}: missing; only models of bytes need none")
-        try:
-            import tokenizers
-        except ImportError:
-            raise Error("package tokenizers is missing: pip install -r scripts/eval/requirements.txt")
-        self.library = tokenizers.Tokenizer.from_file(str(path))
+        self.library = package("tokenizers").Tokenizer.from_file(str(path))
         self.library.encode_special_tokens = True  # "<|endoftext|>" is text, as in the trainer
 
     def encode(self, text):

@@ -3,7 +3,7 @@
 lm-evaluation-harness on a checkpoint, answered by the trainer. Options that are not listed by --help are the
 harness's own, and its tasks run unchanged:
 
-    pip install -r scripts/eval/requirements.txt
+    pip install -c scripts/requirements.txt lm_eval tokenizers
     scripts/eval/harness.py --init DIR --output_path out/results --tasks \\
         wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,copa,openbookqa,sciq,boolq
 
@@ -33,7 +33,7 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from tqdm import tqdm
 except ImportError as e:
-    sys.exit(f"error: Python package {e.name} is missing: pip install -r scripts/eval/requirements.txt")
+    sys.exit(f"error: Python package {e.name} is missing: pip install -c scripts/requirements.txt lm_eval")
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 

@@ -29,9 +29,8 @@ llmc/eval/maps.h writes it.
 """
 import argparse
 import re
-import sys
 
-from fox import Error, ROOT, run
+from fox import Error, package, run
 
 GRID = 400  # cells of a side of F, at most
 DOTS = 160  # the same of attention: few enough that one place is seen
@@ -41,12 +40,10 @@ LONGEST = 10**7  # half-life that colours tell apart, tokens
 
 def read(path):
     """{name: array} of a --maps file. An Error if the file, a name or a shape is wrong."""
-    import numpy
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    numpy, safetensors = package("numpy"), package("safetensors.numpy")
     try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as e:
+        tensors = safetensors.load_file(path)
+    except (OSError, package("safetensors").SafetensorError) as e:
         raise Error(f"{path}: cannot read: {e}")
     statistics = ("half_life", "pruned_share", "effective_window")
     for name in statistics:
@@ -147,11 +144,7 @@ def main():
     parser.add_argument("--head", action="append", metavar="LAYER.HEAD", help="a head to draw; several times")
     parser.add_argument("--heads", metavar="FILE.svg", help="statistics of all heads")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        tensors = read(options.file)
-    except ImportError as e:
-        raise Error(f"Python package {e.name} is missing: pip install -r scripts/eval/requirements.txt")
+    tensors = read(options.file)
     found = {f"{layer}.{head}": (layer, head) for layer, head in mapped_heads(tensors)}
     for name in options.head or []:
         if name not in found:

@@ -28,8 +28,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
-from fox import (Error, ROOT, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run,
-                 write_file)
+from fox import Error, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run, write_file
 
 RESERVED = 200  # tokens of a prompt for the question and the answer
 STRIDE = 65536  # tokens between the haystacks of two samples
@@ -197,7 +196,6 @@ def table(results, lengths, depths):
 
 
 def draw(path, scores, lengths, depths, train_length):
-    sys.path.insert(0, str(ROOT / "scripts"))
     import plots
     import numpy
     figure, [[axes]] = plots.panels(1, width=6)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# data/ids_to_shards and scripts/make_shards.py: the same shards as data/text_to_shards, from every kind of file; all or
-# nothing; what the trainer says of another tokenizer's data. PYTHON: a python with scripts/requirements.txt.
+# data/ids_to_shards and scripts/make_shards.py: the same shards as data/text_to_shards, from every kind of file; all
+# or nothing; what the trainer says of another tokenizer's data. PYTHON: a python with numpy, pyarrow, tokenizers and
+# zstandard.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/make_shards
 rm -rf $scratch

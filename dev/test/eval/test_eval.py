@@ -2,7 +2,7 @@
 Tests of scripts/eval and scripts/plots.py, with a model that copies in place of a trainer (fake_requests.py):
 
     python3 -m venv build/eval
-    build/eval/bin/pip install -r scripts/eval/requirements.txt
+    build/eval/bin/pip install -c scripts/requirements.txt lm_eval matplotlib safetensors tokenizers
     build/eval/bin/python dev/test/eval/test_eval.py
 
 test_scripts.sh runs the same with whatever is installed. Tests that need a package that is not there are

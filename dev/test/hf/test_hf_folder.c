@@ -1,6 +1,6 @@
 /*
 Tests of llmc/hf: the files that make a checkpoint a Hugging Face folder, and the tokenizers that are
-accepted for it. scripts/hf/test_hf.py opens such folders in transformers.
+accepted for it. dev/test/hf/test_hf.py opens such folders in transformers.
 */
 #include "../scratch.h"
 #include "../checkpoint_fixture.h"
@@ -52,8 +52,8 @@ static void test_files(void) {
         free(a), free(b);
     }
     char *python = read_text(IN_STEP(10, "modeling_fox.py")),
-         *source = read_text("scripts/hf/modeling_fox.py");
-    CHECK(strcmp(python, source) == 0, "modeling_fox.py is not scripts/hf/modeling_fox.py");
+         *source = read_text("llmc/hf/modeling_fox.py");
+    CHECK(strcmp(python, source) == 0, "modeling_fox.py is not llmc/hf/modeling_fox.py");
     size_t ascii = strspn(python, "\n");
     while (python[ascii] == '\n' || (python[ascii] >= ' ' && python[ascii] < 127)) ascii++;
     CHECK(!python[ascii], "modeling_fox.py: byte %d is not ASCII", (int)ascii);

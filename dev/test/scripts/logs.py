@@ -1,33 +1,41 @@
-"""Makes the logs of test_compare.sh, and reads what follow.py made of them.
+"""Makes the logs of test_compare.sh and test_follow.sh, and reads what follow.py made of them.
 
-    logs.py runs FOLDER            two families x three seeds and a run at another learning rate, with numbers that
-                                   test_compare.sh knows; one of them was killed and resumed
-    logs.py cut LOG BYTES          the first BYTES of LOG
-    logs.py events FOLDER LOG      checks TensorBoard's events in FOLDER: every step of LOG once, the later line of two
+    logs.py runs FOLDER         two families x three seeds, and a run at another learning rate, whose numbers
+                                test_compare.sh knows; one was killed and resumed. Results of --eval: beside
+                                the logs of the first family, in FOLDER.eval of the second
+    logs.py gates FOLDER        runs with gates, their checkpoints, maps.safetensors of one; checks what
+                                half-lives compare.py reads
+    logs.py cut LOG BYTES       the first BYTES of LOG
+    logs.py events FOLDER LOG   checks TensorBoard's events in FOLDER: each step of LOG once, the later of two
 """
 import json
+import math
 import os
+import struct
 import sys
 
 
 def run_line(model, seed, lr, step, **more):
-    options = {"model": model, "set": [], "lr": lr, "seed": seed, "data": "d", "save-every": seed, "max-tokens": 10000}
+    options = {"model": model, "set": [], "lr": lr, "seed": seed, "data": "d", "save-every": seed,
+               "max-tokens": 10000}
     config = {"hidden_size": 64, "use_rope": model != "fox"}
-    return {"event": "run", "step": step, "started": "2026-01-02T03:04:05Z", "host": "h", "device": "A GPU", "ranks": 2,
-            "version": "1a", "compiler": "c", "built_with": "b", "seed": seed, "num_steps": 100, "micro_batch": 1,
-            "parameters": 9, "non_embedding": 9, "flops_per_token": 1e6, "attention_flops_per_token": 2e5,
-            "peak_flops_per_s": 0, "config": config, "options": options, **more}
+    return {"event": "run", "step": step, "started": "2026-01-02T03:04:05Z", "host": "h", "device": "A GPU",
+            "ranks": 2, "version": "1a", "compiler": "c", "built_with": "b", "seed": seed, "num_steps": 100,
+            "micro_batch": 1, "parameters": 9, "non_embedding": 9, "flops_per_token": 1e6,
+            "attention_flops_per_token": 2e5, "peak_flops_per_s": 0, "options": options,
+            **{"config": config, **more}}
 
 
 def step_line(step, loss, model):
-    line = {"event": "step", "step": step, "tokens": 100 * step, "loss": loss, "grad_norm": None, "lr": 1e-3, "ms": 36000,
-            "tokens_per_s": 100 / 36, "eta_s": 1}
+    line = {"event": "step", "step": step, "tokens": 100 * step, "loss": loss, "grad_norm": None, "lr": 1e-3,
+            "ms": 36000, "tokens_per_s": 100 / 36, "eta_s": 1}
     return {**line, "pruned": 0.5, "pruned_by_layer": [0.25, 0.75]} if model == "fox" else line
 
 
 def validation_line(step, loss):
-    rows = [{"from": 0, "to": 1, "tokens": 1, "loss": loss + 1}, {"from": 1, "to": 2, "tokens": 1, "loss": loss - 1}]
-    return {"event": "validation", "step": step, "val_tokens": 2, "val_loss": loss, "ms": 72000, "by_position": rows}
+    rows = [{"from": i, "to": i + 1, "tokens": 1, "loss": loss + 1 - 2 * i} for i in range(2)]
+    return {"event": "validation", "step": step, "val_tokens": 2, "val_loss": loss, "ms": 72000,
+            "by_position": rows}
 
 
 def make(folder, name, model, seed, loss, lr=1e-3, killed=False):
@@ -46,11 +54,61 @@ def make(folder, name, model, seed, loss, lr=1e-3, killed=False):
                 f.write('{"event": "st\n')
 
 
+def make_eval(path, checkpoint, loss, length):
+    result = {"loss": [loss] * length, "perplexity": {"128": loss + 5, str(length): loss + 4},
+              "trained_seq_len": 128, "checkpoint": checkpoint}
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as f:
+        json.dump(result, f)
+
+
 def make_runs(folder):
     for seed, loss in (1, 2.0), (2, 2.1), (3, 2.2):
         make(folder, f"fox{seed}", "fox", seed, loss, killed=seed == 2)
         make(folder, f"transformer{seed}", "transformer", seed, loss + 0.5)
+        make_eval(f"{folder}/fox{seed}/eval.json", None, loss, 256)
+        path = f"{folder}.eval/transformer{seed}.json"
+        make_eval(path, f"{folder}/transformer{seed}/step_100", loss + 0.5, 256)
     make(folder, "other", "fox", 1, 1.5, lr=2e-3)
+
+
+def write_tensors(path, tensors, metadata=None):
+    """Rows of floats as a safetensors file: {name: [row]}"""
+    header, data = {"__metadata__": metadata or {}}, b""
+    for name, rows in tensors.items():
+        values = [x for row in rows for x in row]
+        new = data + struct.pack(f"<{len(values)}f", *values)
+        shape = [len(rows), len(rows[0])] if len(rows) > 1 else [len(rows[0])]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(new)]}
+        data = new
+    text = json.dumps(header).encode()
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def check_gates(folder):
+    sys.path.insert(0, "scripts")
+    import compare
+    gate = {"full": "fgate_proj.bias", "fixed": "fgate_bias"}
+    for name, kind in ("full", "full"), ("fixed", "fixed"), ("mapped", "full"):
+        config = {"fgate_type": kind, "num_hidden_layers": 2}
+        os.makedirs(f"{folder}/{name}")
+        with open(f"{folder}/{name}/log.jsonl", "w") as f:
+            f.write(json.dumps(run_line("fox", 1, 1e-3, 0, config=config)) + "\n")
+            f.write(json.dumps(step_line(1, 2, "fox")) + "\n")
+        for step, shift in (1, 9), (2, 0):  # the newest counts
+            biases = {f"model.layers.{i}.attn.{gate[kind]}": [[shift, shift + i + 1]] for i in range(2)}
+            write_tensors(f"{folder}/{name}/step_{step:08d}/model.safetensors", biases)
+    maps, checkpoint = f"{folder}/maps.safetensors", f"{folder}/mapped/step_00000002"
+    write_tensors(maps, {"half_life": [[1, 2], [3, math.inf]]}, {"checkpoint": checkpoint})
+    full, fixed, mapped = runs = [compare.Log(f"{folder}/{name}") for name in ("full", "fixed", "mapped")]
+    compare.read_half_lives(runs, [maps])
+    assert mapped.half_lives == [[1, 2], [3, math.inf]], mapped.half_lives
+    for run in full, fixed:  # sigmoid(bias)^half_life = 1/2
+        halves = [[(1 + math.exp(-b))**-life for b, life in zip((0, i + 1), layer)]
+                  for i, layer in enumerate(run.half_lives)]
+        assert len(halves) == 2 and all(abs(h - 0.5) < 1e-6 for layer in halves for h in layer), halves
 
 
 def cut(path, count):
@@ -72,7 +130,10 @@ def check_events(folder, log):
             steps[line["step"]] = line["loss"]
         if line["event"] == "validation":
             validations[line["step"]] = line["val_loss"]
-    near = lambda got, want: [e.step for e in got] == sorted(want) and all(abs(e.value - want[e.step]) < 1e-5 for e in got)
+
+    def near(got, want):
+        return [e.step for e in got] == sorted(want) and all(abs(e.value - want[e.step]) < 1e-5 for e in got)
+
     assert near(events.Scalars("train/loss"), steps), [e.step for e in events.Scalars("train/loss")]
     assert near(events.Scalars("validation/val_loss"), validations)
     assert [e.value for e in events.Scalars("pruned/layer_01")] == [0.75] * len(steps)
@@ -82,4 +143,5 @@ def check_events(folder, log):
 
 
 if __name__ == "__main__":
-    {"runs": make_runs, "cut": cut, "events": check_events}[sys.argv[1]](*sys.argv[2:])
+    commands = {"runs": make_runs, "gates": check_gates, "cut": cut, "events": check_events}
+    commands[sys.argv[1]](*sys.argv[2:])

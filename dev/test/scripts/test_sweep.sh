@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/sweep.sh: every run once, on the GPUs named; it skips what is done, goes on where it was interrupted, and passes
-# over what fails. With a program in the place of the trainer, and once with ./train_fox.
+# scripts/sweep.sh: every run once, on the GPUs named; skips what is done, goes on where it was interrupted,
+# and passes over what fails. With a program in the place of the trainer, and once with ./train_fox.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/sweep
 rm -rf $scratch
@@ -52,7 +52,8 @@ SEEDS="8 1" GPUS=0 LRS='' fails 1 sweep failing
 equals 26 "$(wc -l <$CALLS)" # those two that failed, again
 # interrupted: the run gets SIGUSR1, and no other begins
 mkfifo $READY
-SEEDS="9 1" GPUS=0 LRS=1 MODELS=a OUT=$scratch/stopped TRAINER=$scratch/trainer scripts/sweep.sh >$scratch/stdout &
+export SEEDS="9 1" LRS=1
+GPUS=0 MODELS=a OUT=$scratch/stopped TRAINER=$scratch/trainer scripts/sweep.sh >$scratch/stdout &
 sweeping=$!
 read -r line <$READY
 equals ready "$line"
@@ -61,7 +62,7 @@ wait $sweeping
 equals 75 $?
 equals "a_lr-1_seed-9" "$(ls $scratch/stopped)"
 rm $READY
-SEEDS="9 1" GPUS=0 LRS=1 MODELS=a check "goes on" sweep stopped
+GPUS=0 MODELS=a check "goes on" sweep stopped
 equals "2" "$(cat $scratch/stopped/*/done | wc -l)"
 
 dies "is not built" env TRAINER=$scratch/none scripts/sweep.sh
@@ -69,10 +70,10 @@ dies "MODELS is not set" env -u MODELS scripts/sweep.sh
 
 # the trainer
 check "data" data/text_to_shards --tokenizer byte --out $scratch/bytes llmc/base
-tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 64 --max-steps 3"
-real() { TRAINER=./train_fox GPUS='' LRS='' SEEDS="1 2" MODELS="fox-pro-nano transformer-llama-nano" OUT=$scratch/real \
-    scripts/sweep.sh $tiny --data "$scratch/bytes_train_*.bin" --val-data "$scratch/bytes_train_*.bin" --val-tokens 64; }
-check "train_fox" real
+export TRAINER=./train_fox GPUS='' LRS='' SEEDS="1 2" MODELS="fox-pro-nano transformer-llama-nano"
+tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 64"
+data="--data $scratch/bytes_train_*.bin --val-data $scratch/bytes_train_*.bin --val-tokens 64"
+check "train_fox" env OUT=$scratch/real scripts/sweep.sh $tiny $data --max-steps 3
 equals 12 "$(cat $scratch/real/*/log.jsonl | grep -c '"event":"step"')"
 check "compare them" python3 scripts/compare.py --no-plots $scratch/real/*
 said "| fox-pro-nano "

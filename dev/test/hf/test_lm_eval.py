@@ -3,8 +3,8 @@ Tests that lm-evaluation-harness runs on a checkpoint's folder as it is, offline
 each kind (multiple_choice, loglikelihood_rolling, generate_until). Its numbers must be the trainer's or the
 model's. Set-up as for test_hf.py, and
 
-    build/hf/bin/pip install lm-eval
-    build/hf/bin/python scripts/hf/test_lm_eval.py
+    build/hf/bin/pip install -c scripts/requirements.txt lm_eval
+    build/hf/bin/python dev/test/hf/test_lm_eval.py
 """
 import json
 import math

@@ -3,7 +3,7 @@ Tests fine-tuning in transformers and the way back: a checkpoint of the CPU trai
 there, is saved in fp32, bf16 and fp16 and in several files, and is taken up here with --init, where the loss
 of the same batch must agree. Set-up as for test_hf.py:
 
-    build/hf/bin/python scripts/hf/test_finetune.py [WORD]      # WORD: only the models whose name has it
+    build/hf/bin/python dev/test/hf/test_finetune.py [WORD]      # WORD: only the models whose name has it
 
 Also by transformers.Trainer, where accelerate is installed, and as a merged LoRA, where peft is. One line a
 model; exit code 1 if any fails.

@@ -2,9 +2,9 @@
 Tests modeling_fox.py against results in fp64 (dev/test/fixtures/model) and against the CPU trainer:
 
     python3 -m venv build/hf
-    build/hf/bin/pip install -r scripts/hf/requirements.txt
+    build/hf/bin/pip install -c scripts/requirements.txt torch transformers safetensors numpy
     make train_fox data/text_to_shards
-    build/hf/bin/python scripts/hf/test_hf.py [WORD]        # WORD: only the models whose name has it
+    build/hf/bin/python dev/test/hf/test_hf.py [WORD]        # WORD: only the models whose name has it
 
 Every model of the fixtures (each family, and each switch flipped) is opened by AutoModelForCausalLM, and then
 once more as the trainer saves it after two steps, in its folder as it is. The tokenizers byte and gpt2 are those
@@ -24,7 +24,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2TokenizerFast
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = ROOT / "dev/test/fixtures/model"
 SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
             "use_k_shift", "use_v_shift", "window_size", "fgate_type", "fgate_bias_init", "decay_time_min",
@@ -52,7 +52,7 @@ def check_below(limit, what, errors):
 def folder_of(checkpoint, out):
     """A copy of a checkpoint folder with modeling_fox.py and the auto_map that names it."""
     out.mkdir()
-    shutil.copy(ROOT / "scripts/hf/modeling_fox.py", out)
+    shutil.copy(ROOT / "llmc/hf/modeling_fox.py", out)
     shutil.copy(checkpoint / "model.safetensors", out)
     config = json.loads((checkpoint / "config.json").read_text())
     name = config["architectures"][0].replace("ForCausalLM", "")
