@@ -234,7 +234,8 @@ def numbers(text):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description="needle in a haystack; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     add = parser.add_argument
     add("--haystack", required=True, metavar="DIR", help="folder of text")
@@ -246,7 +247,7 @@ def parse():
     add("--seed", type=int, default=0)
     add("--out", required=True, metavar="FILE.json", help="results; what is missing there is computed")
     add("--picture", metavar="FILE.svg", help="heat map")
-    add("--train-length", type=int, metavar="T", help="length that means and the dashed line tell apart (default: as trained)")
+    add("--train-length", type=int, metavar="T", help="of means and dashed line (default: as trained)")
     options = parser.parse_args()
     if not options.lengths or not options.depths or options.samples < 1:
         raise Error("--lengths, --depths or --samples: no cell")

@@ -35,7 +35,8 @@ def make_document(text, rng, needles):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="training text with needles; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--haystack", required=True, metavar="DIR", help="folder of text")
     add("--out", required=True, metavar="DIR", help="new folder: a file a document")
