@@ -8,7 +8,8 @@ kinds `single` and `multi-key`:
 A document is a piece of the haystack, --length characters long, with a needle and a question for each --every
 characters. A needle and its question, which is answered, stand at two random places between sentences, so
 their distance takes every value up to the whole document. Keys and numbers are random: nothing but the text
-before says the answer.
+before says the answer. `data/text_to_shards --doc-len T` makes a training sequence of each document, so that
+a needle and its question are in the same one.
 """
 import argparse
 import random
