@@ -37,6 +37,7 @@ TASKS = {  # task: its definition
     "boolq": "super_glue/boolq/default.yaml", "lambada_openai": "lambada/lambada_openai.yaml",
     "triviaqa": "triviaqa/default.yaml", "wikitext": "wikitext/wikitext.yaml",
 }  # fmt: skip
+LOCAL = "local_"  # before a task's name: lm_eval 0.4.5 keeps its own tasks where names are equal
 FOUR_CHOICES = ["arc_challenge", "arc_easy", "hellaswag", "openbookqa", "sciq"]
 SEQ_LEN = 256  # of training, and so of rolling windows
 DOCUMENTS = 8  # a task
@@ -117,7 +118,7 @@ def write_tasks(folder, lm_eval, data):
         file.write_text("".join(json.dumps(d) + "\n" for d in data[task]))
         splits = dict.fromkeys(("train", "validation", "test"), str(file))
         (folder / f"{task}.yaml").write_text(json.dumps({  # JSON is YAML
-            "task": task, "include": f"{lm_eval}/tasks/{definition}", "dataset_path": "json",
+            "task": LOCAL + task, "include": f"{lm_eval}/tasks/{definition}", "dataset_path": "json",
             "dataset_name": None, "dataset_kwargs": {"data_files": splits}}))
 
 
@@ -159,15 +160,17 @@ class Harness:
     def evaluate(self, name, tasks, *command):
         """Runs `python command`. Returns (results by task, samples by task, stderr)."""
         out = self.out / name
-        _, stderr = run(self.python, *command, "--include_path", self.tasks, "--tasks", ",".join(tasks),
-                        "--log_samples", "--output_path", out, env={**os.environ, **self.OFFLINE})
+        _, stderr = run(self.python, *command, "--include_path", self.tasks, "--tasks",
+                        ",".join(LOCAL + task for task in tasks), "--log_samples", "--output_path", out,
+                        env={**os.environ, **self.OFFLINE})
         (path,) = out.rglob("results_*.json")
         samples = {}
         for task in tasks:
-            (file,) = out.rglob(f"samples_{task}_*.jsonl")
+            (file,) = out.rglob(f"samples_{LOCAL}{task}_*.jsonl")
             lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
             samples[task] = sorted(lines, key=lambda s: s["doc_id"])
-        return json.loads(path.read_text())["results"], samples, stderr
+        results = json.loads(path.read_text())["results"]
+        return {task: results[LOCAL + task] for task in tasks}, samples, stderr
 
     def fox(self, name, folder, vocab):
         """Returns results, samples, and how many tokens were read for the tasks with four choices."""
