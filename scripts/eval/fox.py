@@ -84,6 +84,7 @@ class Trainer:
         self.command += ["--json-escape"] if json_escape else []
         self.command += ["--seq-len", str(seq_len)] if seq_len else []
         self.workers, self.processes, self.lines = workers, [], queue.Queue()
+        self.waiting = set()  # requests that have no answer yet
 
     def _start(self):
         for k in range(self.workers):
@@ -94,8 +95,16 @@ class Trainer:
             except OSError as e:
                 raise Error(f"{self.command[0]}: cannot start: {e.strerror}")
             self.processes.append(process)
-            atexit.register(process.kill)
+            atexit.register(self._stop, process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _stop(self, process):
+        """Ends a program. One that has answered everything ends by itself, and says what it has read."""
+        if self.waiting:
+            process.kill()
+        else:
+            process.stdin.close()
+        process.wait()
 
     def _read(self, process):
         for line in process.stdout:
@@ -121,7 +130,7 @@ class Trainer:
             self._start()
         for worker in range(len(self.processes)):
             threading.Thread(target=self._write, args=(worker, requests), daemon=True).start()
-        waiting = set(range(len(requests)))
+        waiting = self.waiting = set(range(len(requests)))
         while waiting:
             process, line = self.lines.get()
             if line is None:

@@ -20,6 +20,17 @@ From Python: import this file, and pass model="fox" to lm_eval.simple_evaluate w
 The trainer does what decides a score: it puts end-of-text before every context, prompt and rolling text,
 moves white space that ends a context to the continuation, and takes the log-likelihood of
 tokens(context + continuation) beyond the first len(tokens(context)).
+
+The harness's own model gives the same numbers on the same folder (dev/test/eval/test_harness.py) if it, too,
+puts end-of-text first, and does not cut:
+
+    lm_eval --model hf --model_args pretrained=DIR,trust_remote_code=True,dtype=float32,\
+        add_bos_token=True,max_length=65536 --tasks ...
+
+without the second line for tasks with a rolling text, such as wikitext: the harness puts end-of-text before
+it by itself, so there would be two, and cuts it into windows of max_length. In transformers 4 add_bos_token
+does nothing, because the folder's tokenizer has no template to put it in; there, also give
+tokenizer=COPY, a folder with a tokenizer.json that has one (with_end_of_text of the same test).
 """
 import argparse
 import json
@@ -96,8 +107,9 @@ def cut_at(text, stops):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description="lm-evaluation-harness on a checkpoint; see the top of this file", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
     add_model_options(parser)
     parser.add_argument("--cut-prompt", type=int, metavar="N", help="keep a prompt's first and last N/2 ids")
     ours, theirs = parser.parse_known_args()

@@ -195,6 +195,20 @@ def table(results, lengths, depths):
     return [[mean(length, depth) for length in lengths] for depth in depths]
 
 
+def print_means(results, train_length):
+    """Mean scores and log-probabilities of all cells, and of those up to and beyond the training length."""
+    parts = {"": lambda length: True}
+    if train_length:
+        parts[f" up to {train_length} tokens"] = lambda length: length <= train_length
+        parts[" beyond"] = lambda length: length > train_length
+    for name in ("score", "logprob"):
+        for part, holds in parts.items():
+            values = [r[name] for cell, r in results.items() if holds(cell[0])]
+            if values:
+                mean, error = mean_and_error(values)
+                print(f"{name}{part}: {mean:.3f} +- {error:.3f}")
+
+
 def draw(path, scores, lengths, depths, train_length):
     import plots
     import numpy
@@ -218,7 +232,8 @@ def numbers(text):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description="needle in a haystack; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     add = parser.add_argument
     add("--haystack", required=True, metavar="DIR", help="folder of text")
@@ -230,7 +245,7 @@ def parse():
     add("--seed", type=int, default=0)
     add("--out", required=True, metavar="FILE.json", help="results; what is missing there is computed")
     add("--picture", metavar="FILE.svg", help="heat map")
-    add("--train-length", type=int, metavar="T", help="dashed line (default: what trainer.json says)")
+    add("--train-length", type=int, metavar="T", help="of means and dashed line (default: as trained)")
     options = parser.parse_args()
     if not options.lengths or not options.depths or options.samples < 1:
         raise Error("--lengths, --depths or --samples: no cell")
@@ -264,16 +279,15 @@ def main():
     if missing:
         measure(options, missing, save)
 
-    scores = table({c: results[c] for c in wanted}, options.lengths, options.depths)
+    results = {cell: results[cell] for cell in wanted}
+    scores = table(results, options.lengths, options.depths)
+    train_length = options.train_length or recorded_option(options.init, "seq-len")
     print("depth \\ length" + "".join(f"{length:8d}" for length in options.lengths))
     for depth, row in zip(options.depths, scores):
         print(f"{depth:13d}%" + "".join(f"{value:8.2f}" for value in row))
-    for name in ("score", "logprob"):
-        mean, error = mean_and_error([results[c][name] for c in wanted])
-        print(f"{name}: {mean:.3f} +- {error:.3f}")
+    print_means(results, train_length)
     if options.picture:
-        length = options.train_length or recorded_option(options.init, "seq-len")
-        draw(options.picture, scores, options.lengths, options.depths, length)
+        draw(options.picture, scores, options.lengths, options.depths, train_length)
 
 
 if __name__ == "__main__":

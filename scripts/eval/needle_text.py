@@ -8,7 +8,8 @@ kinds `single` and `multi-key`:
 A document is a piece of the haystack, --length characters long, with a needle and a question for each --every
 characters. A needle and its question, which is answered, stand at two random places between sentences, so
 their distance takes every value up to the whole document. Keys and numbers are random: nothing but the text
-before says the answer.
+before says the answer. `data/text_to_shards --doc-len T` makes a training sequence of each document, so that
+a needle and its question are in the same one.
 """
 import argparse
 import random
@@ -35,7 +36,8 @@ def make_document(text, rng, needles):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="training text with needles; see the top of this file")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--haystack", required=True, metavar="DIR", help="folder of text")
     add("--out", required=True, metavar="DIR", help="new folder: a file a document")

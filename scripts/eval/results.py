@@ -154,8 +154,9 @@ def print_needles(models):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="tables of results; see the top of this file")
-    parser.add_argument("files", nargs="+", metavar="[NAME=]PATH")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="[NAME=]PATH", help="a result or a folder of results")
     models = {}
     for name, path in named_files(parser.parse_args().files):
         models.setdefault(name, Model()).add(path)

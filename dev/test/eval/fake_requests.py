@@ -116,6 +116,7 @@ def main():
                 reply = {"error": str(e)}
             print(json.dumps({"id": request["id"], **reply}), flush=True)
             answered += 1
+    print(f"{answered} answers", file=sys.stderr)
 
 
 if __name__ == "__main__":

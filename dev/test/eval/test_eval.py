@@ -231,12 +231,17 @@ class TestNeedle(Case):
     def test_finds_inside_the_window_only(self):
         for kind in needle.KINDS:
             (self.tmp / "out.json").unlink(missing_ok=True)
-            out = self.run_script("needle.py", *self.arguments(self.model(window=900), kind=kind))
+            folder = self.model(window=900, options={"seq-len": 900, "json-escape": False})
+            done = self.start("needle.py", *self.arguments(folder, kind=kind))
+            self.assertEqual(done.stderr, "12 answers\n")  # said by a trainer that ends by itself
             scores = {cell: c["score"] for cell, c in self.cells().items()}
             self.assertEqual(len(scores), 6)
-            self.assertLess(scores.pop((1200, 0, 0)), 10)
+            missed = scores.pop((1200, 0, 0))
+            self.assertLess(missed, 10)
             self.assertEqual(set(scores.values()), {10})
-            self.assertIn("0%   10.00", out)
+            self.assertIn("0%   10.00", done.stdout)
+            self.assertIn("\nscore up to 900 tokens: 10.000 +- 0.000\n", done.stdout)
+            self.assertIn(f"\nscore beyond: {(missed + 20) / 3:.3f} +- ", done.stdout)
         logprob = self.cells()[600, 0, 0]["logprob"]
         self.assertAlmostEqual(logprob, 9 * math.log(fake_requests.COPIED))
 
