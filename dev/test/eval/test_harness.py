@@ -5,7 +5,7 @@ no more tokens read than needed. The task definitions are the harness's own, unc
 which is made here in the same format: the paper's short tasks, and one of generate_until. Prints both.
 
     python3 -m venv build/eval
-    build/eval/bin/pip install -r scripts/hf/requirements.txt -r scripts/eval/requirements.txt
+    build/eval/bin/pip install -r scripts/requirements.txt
     build/eval/bin/python dev/test/eval/test_harness.py [PYTHON]
 
 PYTHON runs `hf` in place of the same Python. It may have other versions: lm_eval 0.4.5, transformers 4.44.2.
