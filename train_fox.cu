@@ -30,16 +30,6 @@ changes nothing on the device itself.
 
 #include <algorithm>
 
-// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
-// `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block; `none`: only with
-// --recompute none; `never`: one buffer shared by all layers. What a backward kernel recomputes on the fly (norm
-// outputs, y, act) is never kept. What only the backward pass writes has `backward` times its elements.
-#define KEPT_BY(recompute)                                                                                   \
-    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
-               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
-    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
-const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
-
 // ----------------------------------------------------------------------------
 // the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
 
@@ -363,7 +353,6 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 }
 
 #undef MODEL_ACTS
-#undef KEPT_BY
 
 // What a pass over [B, T] tokens needs; nothing is allocated.
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T,

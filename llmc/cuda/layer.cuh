@@ -31,7 +31,7 @@ typedef struct {
     const ParamTable* table;
     int64_t l, B, T;
     const bf16* weights;       // flat buffer of the parameter table
-    const float* weights_fp32; // of the tensors that kernels read in fp32: the forget gate's bias
+    const float* weights_fp32; // of the tensors that kernels read in fp32: gates' and time steps'
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
@@ -46,6 +46,19 @@ typedef struct {
     bool recompute_qkv; // q, k and v are not kept for the backward pass
     bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
 } Layer;
+
+// ----------------------------------------------------------------------------
+// tables of activations
+
+// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
+// `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block; `none`: only with
+// --recompute none; `never`: one buffer shared by all layers. What a backward kernel recomputes on the fly (norm
+// outputs, y, act) is never kept. What only the backward pass writes has `backward` times its elements.
+#define KEPT_BY(recompute)                                                                                   \
+    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
+               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
+    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
+const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
 
 // ----------------------------------------------------------------------------
 // parameters of the layer
