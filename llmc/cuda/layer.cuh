@@ -88,6 +88,15 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
             K};
 }
 
+// The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the last S - R
+// are weights of the following tensors. Their outputs land in padding columns, which no kernel reads and whose gradient
+// is 0.
+static inline Linear layer_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
+    return linear;
+}
+
 static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
     const Param* p = params_find(layer->table, kind, layer->l);
     return {layer_param(layer, layer->weights, kind),

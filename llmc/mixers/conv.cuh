@@ -63,7 +63,7 @@ static inline HeadGrid conv_grid(int64_t n) {
 }
 
 static inline void conv_check(const Conv* s) {
-    assert(s->C % 8 == 0 && s->stride % 8 == 0 && s->normed % 8 == 0);
+    assert(s->C % 8 == 0 && s->stride % 8 == 0 && s->normed % 8 == 0 && s->dh > 0);
     if ((s->normed || s->steps.steps) && (s->dh < 8 || s->dh > 128 || (s->dh & (s->dh - 1))))
         die("convolved heads on the GPU have 8 to 128 channels, a power of two, not %lld", (long long)s->dh);
 }

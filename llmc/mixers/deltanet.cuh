@@ -48,8 +48,8 @@ typedef struct {
     DELTANET_STATES(ACTIVATION_FIELD)
 } DeltaNetStates;
 
-static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                        int64_t T, Recompute recompute) {
+static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                        int64_t B, int64_t T, Recompute recompute) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
     KEPT_BY(recompute)
     DELTANET_ACTS(ACTIVATION_ROW)
@@ -80,6 +80,13 @@ static inline void deltanet_states(Activations* rows, const Config* config, cons
 #undef DELTANET_ACTS
 #undef DELTANET_STATES
 
+static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
+    (void)B, (void)T;
+    if (config_head_size(c) != 128)
+        die("DeltaNet's kernels on the GPU have heads of 128 channels, not %lld: set num_heads=%lld",
+            (long long)config_head_size(c), (long long)ceil_div<int64_t>(c->hidden_size, 128));
+}
+
 static inline size_t deltanet_scratch_bytes(const Layer* layer) {
     ScanShape shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     return scan_scratch_bytes(&shape, true);
@@ -98,14 +105,14 @@ __global__ static void __launch_bounds__(256)
 static inline void beta_forward(float* beta, const bf16* logits, int64_t rows, int64_t NH, int64_t row_stride,
                                 cudaStream_t stream) {
     Range range("beta", RANGE_FORWARD, stream);
-    CUDA_LAUNCH(beta_forward_kernel, (unsigned)ceil_div<int64_t>(rows * NH, 256), 256, stream, beta, logits, rows * NH,
-                NH, row_stride);
+    CUDA_LAUNCH(beta_forward_kernel, (unsigned)ceil_div<int64_t>(rows * NH, 256), 256, stream, beta, logits,
+                rows * NH, NH, row_stride);
 }
 
 // A thread per row and column behind q, k and v
 __global__ static void __launch_bounds__(256)
-    beta_backward_kernel(bf16* dlogits, const float* dbeta, const float* beta, int64_t rows, int NH, int columns,
-                         int64_t row_stride) {
+    beta_backward_kernel(bf16* dlogits, const float* dbeta, const float* beta, int64_t rows, int NH,
+                         int columns, int64_t row_stride) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / columns, h = i % columns;
     if (row >= rows) return;
     float gradient = 0;
@@ -118,8 +125,8 @@ static inline void beta_backward(bf16* dlogits, const float* dbeta, const float*
                                  int64_t columns, cudaStream_t stream) {
     Range range("beta", RANGE_BACKWARD, stream);
     int64_t rows = s->B * s->T;
-    CUDA_LAUNCH(beta_backward_kernel, (unsigned)ceil_div<int64_t>(rows * columns, 256), 256, stream, dlogits, dbeta,
-                beta, rows, (int)s->NH, (int)columns, s->row_stride);
+    CUDA_LAUNCH(beta_backward_kernel, (unsigned)ceil_div<int64_t>(rows * columns, 256), 256, stream, dlogits,
+                dbeta, beta, rows, (int)s->NH, (int)columns, s->row_stride);
 }
 
 // ----------------------------------------------------------------------------
@@ -130,10 +137,17 @@ static inline HeadShape deltanet_shape(const Layer* layer) {
     return {layer->B, layer->T, NH, dh, R, matmul_padded(R), 0};
 }
 
+// The output norm, whose weight all heads share.
+static inline OutputGate deltanet_norm(const Layer* layer, float* rstd) {
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
+    return {norm.weight, norm.dweight, rstd, NULL, NULL, NULL, norm.eps, true};
+}
+
 static inline Conv deltanet_conv(const Layer* layer) {
     int64_t d = layer->config->hidden_size;
     Conv conv = {};
-    conv.B = layer->B, conv.T = layer->T, conv.C = 3 * d, conv.stride = matmul_padded(layer->table->proj.rows);
+    conv.B = layer->B, conv.T = layer->T, conv.C = 3 * d,
+    conv.stride = matmul_padded(layer->table->proj.rows);
     conv.weight = layer_param(layer, layer->weights, P_CONV);
     conv.dweight = layer_param(layer, layer->grads, P_CONV);
     conv.dh = config_head_size(layer->config), conv.normed = 2 * d;
@@ -151,7 +165,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
     int64_t d = layer->config->hidden_size, rows = layer->B * layer->T;
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, layer->scratch);
-    OutputGate norm = layer_head_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
@@ -171,7 +185,7 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, layer->scratch);
     ScanBackward gradients = {a.dqkv, a.dqkv + d, a.dqkv + 2 * d, NULL, a.dbeta, din, a.o};
-    OutputGate norm = layer_head_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
@@ -195,7 +209,7 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
     int64_t d = layer->config->hidden_size;
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, a.scratch);
-    OutputGate norm = layer_head_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
     y.x = e->y;

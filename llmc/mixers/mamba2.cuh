@@ -51,9 +51,10 @@ typedef struct {
     MAMBA2_STATES(ACTIVATION_FIELD)
 } Mamba2States;
 
-static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                      int64_t T, Recompute recompute) {
-    int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads, C = di + 2 * config->state_size;
+static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                      int64_t B, int64_t T, Recompute recompute) {
+    int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads,
+            C = di + 2 * config->state_size;
     int64_t S = matmul_padded(table->proj.rows);
     KEPT_BY(recompute)
     MAMBA2_ACTS(ACTIVATION_ROW)
@@ -83,6 +84,13 @@ static inline void mamba2_states(Activations* rows, const Config* config, const 
 #undef MAMBA2_ACTS
 #undef MAMBA2_STATES
 
+static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
+    (void)B, (void)T;
+    if (config_head_size(c) != 64 || c->state_size != 128)
+        die("Mamba-2's kernels on the GPU have heads of 64 channels and state_size 128, not %lld and %lld",
+            (long long)config_head_size(c), (long long)c->state_size);
+}
+
 static inline size_t mamba2_scratch_bytes(const Layer* layer) {
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     return scan_scratch_bytes(&shape, true);
@@ -98,11 +106,14 @@ static inline Conv mamba2_conv(const Layer* layer, bf16* proj, float* steps, flo
     Conv conv = {};
     HeadSteps* h = &conv.steps;
     conv.B = layer->B, conv.T = layer->T, conv.C = di + 2 * c->state_size, conv.stride = matmul_padded(R);
-    conv.weight = layer_param(layer, layer->weights, P_CONV), conv.bias = layer_param(layer, layer->weights, P_CONV_BIAS);
-    conv.dweight = layer_param(layer, layer->grads, P_CONV), conv.dbias = layer_param(layer, layer->grads, P_CONV_BIAS);
+    conv.weight = layer_param(layer, layer->weights, P_CONV),
+    conv.bias = layer_param(layer, layer->weights, P_CONV_BIAS);
+    conv.dweight = layer_param(layer, layer->grads, P_CONV),
+    conv.dbias = layer_param(layer, layer->grads, P_CONV_BIAS);
     conv.dh = config_head_size(c);
     h->NH = c->num_heads, h->steps = steps, h->log_decay = log_decay, h->dt = proj + R - c->num_heads;
-    h->dt_bias = layer_param_fp32(layer, P_DT_BIAS), h->ddt_bias = layer_param(layer, layer->grads, P_DT_BIAS);
+    h->dt_bias = layer_param_fp32(layer, P_DT_BIAS),
+    h->ddt_bias = layer_param(layer, layer->grads, P_DT_BIAS);
     h->A_log = layer_param_fp32(layer, P_A_LOG), h->dA_log = layer_param(layer, layer->grads, P_A_LOG);
     h->D = layer_param_fp32(layer, P_D), h->dD = layer_param(layer, layer->grads, P_D);
     return conv;

@@ -32,7 +32,7 @@ typedef struct {
 
 // What the backward pass recomputes to save memory: from nothing to a whole block but its input. Names as --recompute
 // has them.
-#define RECOMPUTE_CHOICES(X) X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
+#define RECOMPUTE_CHOICES(X)         X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
 #define RECOMPUTE_VALUE(value, name) value,
 typedef enum { RECOMPUTE_CHOICES(RECOMPUTE_VALUE) } Recompute;
 #undef RECOMPUTE_VALUE
