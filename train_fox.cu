@@ -421,10 +421,11 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     return layer;
 }
 
-static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
+static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     Pass pass = {};
     pass.B = B, pass.T = T;
     Layer layer = model_layer(model, &pass, 0);
+    layer.forward_only = recompute == FORWARD_ONLY;
     return std::max(mixers[model->config.mixer].scratch_bytes(&layer),
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
@@ -441,7 +442,7 @@ static int64_t model_shard_bytes(const Shard* shard) {
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
-    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
+    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute);
 }
 
 // Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s, and the inboxes for other
@@ -512,7 +513,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute);
     pass_allocate(&model->pass, L, device_bytes);
     model->acts = pass_acts(&model->pass, 0);
-    model->scratch = device_bytes(model_scratch_bytes(model, B, T));
+    model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
     if (mixers[model->config.mixer].init) mixers[model->config.mixer].init(&layer);

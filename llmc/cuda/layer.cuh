@@ -42,6 +42,7 @@ typedef struct {
     cudaStream_t stream;
 
     bool deterministic;
+    bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
     bool cudnn;         // attention by cuDNN's kernels
     bool recompute_qkv; // q, k and v are not kept for the backward pass
     bool recomputing;   // this forward pass repeats an earlier one: it counts nothing

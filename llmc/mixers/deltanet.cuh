@@ -89,7 +89,7 @@ static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
 
 static inline size_t deltanet_scratch_bytes(const Layer* layer) {
     ScanShape shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
-    return scan_scratch_bytes(&shape, true);
+    return scan_scratch_bytes(&shape, !layer->forward_only);
 }
 
 // ----------------------------------------------------------------------------

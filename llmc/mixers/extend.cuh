@@ -123,13 +123,12 @@ enum {
     STEP_MOST_ROWS = 128
 };
 
-// A step of one-row sequences: q, k, v, decays and beta are those of the rows of a pass, as in Scan.
+// A step of one-row sequences: q, k, v, log_decay and beta are those of the rows of a pass.
 typedef struct {
     bf16* o;         // [rows, NH, V]
     float* states;   // [slots, NH, K, V]
-    Scan rows;       // its log_decay is [rows, NH, decay_width]; state and scratch are not used
+    Scan rows;       // its state and scratch are not used
     ScanShape shape; // B and T are not used
-    int decay_width; // 1: one decay a head; K: one a channel
     const PassRows* sequences;
 } ScanStep;
 
@@ -163,6 +162,7 @@ __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
     int column = (int)blockIdx.x % pieces * STEP_COLUMNS + 4 * ((int)threadIdx.x % (STEP_COLUMNS / 4));
     int group = (int)threadIdx.x / (STEP_COLUMNS / 4);
     int64_t row = sequence.begin, head = row * s.NH + h, keys = row * s.key_row + h * s.key_head;
+    float decay = in.log_decay ? expf(in.log_decay[head]) : 1, beta = in.beta ? in.beta[head] : 1;
     float* state = a.states + ((int64_t)sequence.slot * s.NH + h) * K * V + column;
     bool active = column < V;
     Pack4 S[ROWS] = {};
@@ -173,8 +173,6 @@ __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
         if (c >= K) continue;
         if (active && sequence.position > 0) S[r] = load16(state + (int64_t)c * V);
         q[r] = __bfloat162float(in.q[keys + c]), k[r] = __bfloat162float(in.k[keys + c]);
-        if (!in.log_decay) continue;
-        float decay = expf(in.log_decay[head * a.decay_width + (a.decay_width > 1 ? c : 0)]);
         for (int j = 0; j < 4; j++) S[r][j] *= decay;
     }
     if (in.beta) {
@@ -182,7 +180,6 @@ __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
             for (int j = 0; j < 4; j++) u[j] -= k[r] * S[r][j];
         scan_step_sum(u, sums[0]);
     }
-    float beta = in.beta ? in.beta[head] : 1;
     for (int j = 0; active && j < 4; j++)
         u[j] = beta * (__bfloat162float(in.v[row * s.value_row + (int64_t)h * V + column + j]) + u[j]);
 #pragma unroll
@@ -230,6 +227,6 @@ static inline void scan_extend(bf16* o, float* states, const Scan* rows, const S
         part.state = slot_state(states, size, sequence, stream);
         scan_forward(o + begin * NH * shape->V, &part, &one, stream);
     });
-    ScanStep step = {o, states, *rows, *shape, 1, pass->sequences};
+    ScanStep step = {o, states, *rows, *shape, pass->sequences};
     if (steps > 0) scan_step(&step, pass, stream);
 }

@@ -93,7 +93,7 @@ static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
 
 static inline size_t mamba2_scratch_bytes(const Layer* layer) {
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
-    return scan_scratch_bytes(&shape, true);
+    return scan_scratch_bytes(&shape, !layer->forward_only);
 }
 
 // ----------------------------------------------------------------------------
