@@ -234,11 +234,14 @@ valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrin
 	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
 	    build/test/train_fox_valgrind" dev/test/run.sh dev/test/trainer/tiny_run.sh
 
-GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/cuda/bench_*.cu)))
+GPU_NAMES   := $(basename $(notdir $(wildcard dev/test/gpu/test_*.cu dev/test/mixers/test_*.cu dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
 GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))
 
 build/gpu/%: dev/test/gpu/%.cu $(wildcard dev/test/gpu/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
+	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
+
+build/gpu/%: dev/test/mixers/%.cu $(wildcard dev/test/gpu/*.cuh dev/test/mixers/*.cuh) $(CUDA_HEADERS) $(HEADERS) build/gpu/flags
 	$(NVCC) $(NVCCFLAGS) -Xcompiler $(ARCH) $< -o $@ $(GPU_LIBS)
 
 build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/gpu/flags

@@ -14,13 +14,12 @@ dev/reference.
     ./test_foxcu [PART...]     all parts where none is named; `quick`: small shapes, for compute-sanitizer
 
 Families whose mixer has no GPU kernels are left out. All device memory is filled with NaN when it is allocated, so a
-value that nothing wrote shows in the result. Errors and their limits: dev/test/trainer/errors.cuh.
+value that nothing wrote shows in the result. Errors and their limits: dev/test/trainer/trainers.cuh.
 */
 #include "dev/test/trainer/trainers.cuh"
 
 #include <vector>
 #include "dev/test/check.h"
-#include "dev/test/trainer/errors.cuh"
 
 // ----------------------------------------------------------------------------
 // the GPU's side

@@ -194,6 +194,13 @@ struct ConvSegments {
 struct ConvBackwardToken {
     Raw4 before, dy, dout;
     float step, dlog_decay;
+    int64_t bt;
+    bool own; // of the segment, not of the next one
+};
+
+// Four channels' weights
+struct ConvTaps {
+    float w[CONV_WIDTH][4], bias[4];
 };
 
 // A thread's sums over tokens.
@@ -205,8 +212,7 @@ struct ConvSums {
 // The gradient of s for Mamba-2's steps, of a channel of x: g holds dy. Writes the gradient of dt and adds to the
 // heads' sums where the token is the segment's own.
 __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, const float y[4],
-                                                  const ConvBackwardToken& token, const Conv& s, int64_t bt,
-                                                  int c, bool own) {
+                                                  const ConvBackwardToken& token, const Conv& s, int c) {
     const HeadSteps& h = s.steps;
     int head = c / (int)s.dh, lanes = (int)s.dh / 4;
     bool stepped = head < h.NH;
@@ -216,11 +222,11 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
     dstep = conv_head_sum(dstep, lanes), dD = conv_head_sum(dD, lanes);
     if (!stepped) return;
     for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + D * dout[j];
-    if (!own || c % (int)s.dh) return;
+    if (!token.own || c % (int)s.dh) return;
     float rate = expf(h.A_log[head]);
-    float dt = __bfloat162float(h.dt[bt * s.stride + head]) + h.dt_bias[head];
+    float dt = __bfloat162float(h.dt[token.bt * s.stride + head]) + h.dt_bias[head];
     float ddt = (dstep - token.dlog_decay * rate) * sigmoidf(dt);
-    h.ddt[bt * s.stride + head] = __float2bfloat16(ddt);
+    h.ddt[token.bt * s.stride + head] = __float2bfloat16(ddt);
     sums.dt_bias += ddt;
     sums.A_log -= token.dlog_decay * token.step * rate;
     sums.D += dD;
@@ -230,19 +236,18 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
 // three tokens before and of its own.
 template <bool STEPS>
 __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums, const Raw4 x[CONV_WIDTH],
-                                                  const ConvBackwardToken& token,
-                                                  const float w[CONV_WIDTH][4], const float bias[4],
-                                                  const Conv& s, int64_t bt, int c, bool own) {
+                                                  const ConvBackwardToken& token, const ConvTaps& taps,
+                                                  const Conv& s, int c) {
     float z[4], y[4], in[CONV_WIDTH][4];
-    for (int j = 0; j < 4; j++) z[j] = bias[j];
+    for (int j = 0; j < 4; j++) z[j] = taps.bias[j];
     for (int tap = 0; tap < CONV_WIDTH; tap++) {
         unpack4(in[tap], x[tap]);
-        for (int j = 0; j < 4; j++) z[j] += w[tap][j] * in[tap][j];
+        for (int j = 0; j < 4; j++) z[j] += taps.w[tap][j] * in[tap][j];
     }
     unpack4(dz, token.dy);
     for (int j = 0; j < 4; j++) y[j] = z[j] * sigmoidf(z[j]);
     if (STEPS) {
-        conv_steps_backward(dz, sums, y, token, s, bt, c, own);
+        conv_steps_backward(dz, sums, y, token, s, c);
     } else if (s.normed) {
         float squares = 0, along = 0;
         for (int j = 0; j < 4; j++) squares += y[j] * y[j], along += y[j] * dz[j];
@@ -254,7 +259,7 @@ __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums, c
     for (int j = 0; j < 4; j++) {
         float open = sigmoidf(z[j]);
         dz[j] *= open * (1 + z[j] * (1 - open));
-        if (!own) continue;
+        if (!token.own) continue;
         sums.bias[j] += dz[j];
         for (int tap = 0; tap < CONV_WIDTH; tap++) sums.weight[tap][j] += dz[j] * in[tap][j];
     }
@@ -284,9 +289,9 @@ __global__ static void __launch_bounds__(CONV_THREADS, 4)
     int c = 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x);
     int head = c / (int)s.dh;
     bool active = c < s.C, stepped = STEPS && head < s.steps.NH;
-    float w[CONV_WIDTH][4] = {}, bias[4] = {};
-    if (active) conv_weights<4>(w, s.weight + CONV_WIDTH * c);
-    if (active && s.bias) unpack4(bias, load_raw4(s.bias + c));
+    ConvTaps taps = {};
+    if (active) conv_weights<4>(taps.w, s.weight + CONV_WIDTH * c);
+    if (active && s.bias) unpack4(taps.bias, load_raw4(s.bias + c));
     ConvSums sums = {};
     for (int segment = group; segment < cut.segments; segment += cut.groups) {
         int first = segment % cut.of_T * cut.length, last = min(first + cut.length, (int)s.T);
@@ -314,15 +319,16 @@ __global__ static void __launch_bounds__(CONV_THREADS, 4)
         for (; t >= first; t--) {
             ConvBackwardToken token = ahead;
             ahead = load(t - 1);
+            token.bt = begin + t, token.own = t < last;
             in[0] = token.before;
             float dz[4], out[4];
-            conv_token_backward<STEPS>(dz, sums, in, token, w, bias, s, begin + t, c, t < last);
+            conv_token_backward<STEPS>(dz, sums, in, token, taps, s, c);
             for (int j = 0; j < 4; j++) {
-                out[j] =
-                    w[3][j] * dz[j] + w[2][j] * later[0][j] + w[1][j] * later[1][j] + w[0][j] * later[2][j];
+                out[j] = taps.w[3][j] * dz[j] + taps.w[2][j] * later[0][j] + taps.w[1][j] * later[1][j] +
+                         taps.w[0][j] * later[2][j];
                 later[2][j] = later[1][j], later[1][j] = later[0][j], later[0][j] = dz[j];
             }
-            if (active && t < last)
+            if (active && token.own)
                 store_bf16x4(dx + (begin + t) * s.stride + c, Pack4{{out[0], out[1], out[2], out[3]}});
             for (int i = CONV_HISTORY; i > 0; i--) in[i] = in[i - 1];
         }

@@ -8,7 +8,7 @@ Outputs in bf16 may differ by their rounding alone, and sums in fp32 by FP32_LIM
 */
 #include "../../../llmc/mixers/deltanet.cuh"
 #include "../../../llmc/mixers/mamba2.cuh"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 static double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 
