@@ -379,20 +379,6 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     return pass;
 }
 
-static void* device_bytes(size_t bytes) {
-    void* p;
-    CUDA_CHECK(cudaMalloc(&p, bytes ? bytes : 1));
-    return p;
-}
-
-static void* device_zeros(size_t bytes) {
-    void* p = device_bytes(bytes);
-    CUDA_CHECK(cudaMemset(p, 0, bytes));
-    return p;
-}
-
-static void device_free(void* p) { CUDA_CHECK(cudaFree(p)); }
-
 // The model's own tensors of layer l.
 static Acts pass_acts(const Pass* pass, int64_t l) {
     Acts a;
@@ -885,14 +871,6 @@ static int64_t cache_page_bytes(const Model* model) {
     int64_t gate = config_has_gate(&model->config), dh = config_head_size(&model->config);
     return PAGE_TOKENS * (2 * dh * (int64_t)sizeof(bf16) + gate * (int64_t)sizeof(double)) +
            gate * (int64_t)sizeof(double);
-}
-
-// Device memory, or NULL where there is none.
-static void* device_bytes_if_any(size_t bytes) {
-    void* p = NULL;
-    if (cudaMalloc(&p, bytes) != cudaSuccess)
-        (void)cudaGetLastError(); // the error is not one of a later launch
-    return p;
 }
 
 // Allocates a table of a cache; false where there is too little memory.
