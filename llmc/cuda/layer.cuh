@@ -51,10 +51,11 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // tables of activations
 
-// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
-// `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block; `none`: only with
-// --recompute none; `never`: one buffer shared by all layers. What a backward kernel recomputes on the fly (norm
-// outputs, y, act) is never kept. What only the backward pass writes has `backward` times its elements.
+// The column `kept` of the tables below says which tensors every layer keeps for the backward pass:
+// `always`; `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block;
+// `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
+// recomputes on the fly (norm outputs, y, act) is never kept. What only the backward pass writes has
+// `backward` times its elements.
 #define KEPT_BY(recompute)                                                                                   \
     const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
                none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
@@ -89,9 +90,9 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
             K};
 }
 
-// The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the last S - R
-// are weights of the following tensors. Their outputs land in padding columns, which no kernel reads and whose gradient
-// is 0.
+// The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
+// last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
+// reads and whose gradient is 0.
 static inline Linear layer_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, P_Q_PROJ);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);

@@ -1,24 +1,24 @@
 /*
-Causal depthwise convolution and SiLU before DeltaNet's and Mamba-2's recurrence, with what the recurrence reads of
-it fused:
+Causal depthwise convolution and SiLU before DeltaNet's and Mamba-2's recurrence, with what the recurrence
+reads of it fused:
 
     z_t = bias + w_0 x_{t-3} + w_1 x_{t-2} + w_2 x_{t-1} + w_3 x_t    each channel alone
     s_t = silu(z_t)
     y_t = s / sqrt(sum s^2 + 1e-6)    heads of the first `normed` channels: DeltaNet's q and k
-    y_t = step_t s                    heads of the first NH dh channels: Mamba-2's x, one step a head and token
+    y_t = step_t s                    heads of the first NH dh channels: Mamba-2's x, a step a head
     y_t = s                           all others
 
     x, dx           columns of the fused projection: bf16, `stride` elements from row to row
     y, dy           bf16 [B, T, C]
     weight, bias    bf16 [C, 4] and [C]; their gradients float
 
-Inputs before the first token are zeros, or in an extension those of the tokens before (extend.cuh). Nothing is kept
-but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C and stride are
-multiples of 8, dh is a power of two of 8 to 128.
+Inputs before the first token are zeros, or in an extension those of the tokens before (extend.cuh). Nothing
+is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
+and stride are multiples of 8, dh is a power of two of 8 to 128.
 
-A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight. In the
-backward pass it walks through a segment of a sequence from its end, with the gradients of the three later z in
-registers; at the end of a segment these are those of the next one, and are computed by both.
+A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight.
+In the backward pass it walks through a segment of a sequence from its end, with the gradients of the three
+later z in registers; at the end of a segment these are those of the next one, and are computed by both.
 */
 #pragma once
 
@@ -89,8 +89,8 @@ __device__ static inline float conv_head_sum(float x, int lanes) {
 // ----------------------------------------------------------------------------
 // forward
 
-// y of eight channels from c on, of row i of y: raw are the inputs of the three tokens before and of its own. Called
-// by all lanes of a warp.
+// y of eight channels from c on, of row i of y: raw are the inputs of the three tokens before and of its own.
+// Called by all lanes of a warp.
 __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WIDTH][8], const float bias[8],
                                          const Conv& s, int64_t i, int c) {
     float y[8], x[8];
@@ -152,7 +152,8 @@ static inline void conv_forward(bf16* y, const bf16* x, const Conv* s, cudaStrea
                 grid.blocks);
 }
 
-// history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward pass.
+// history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward
+// pass.
 __global__ static void __launch_bounds__(CONV_THREADS)
     conv_history_kernel(bf16* history, const bf16* x, int64_t T, int64_t C, int64_t stride) {
     int64_t c = 8 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
@@ -190,7 +191,8 @@ struct ConvSegments {
     int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
 };
 
-// What a thread reads of one token, with the input of three tokens before: its own was read with a later token.
+// What a thread reads of one token, with the input of three tokens before: its own was read with a later
+// token.
 struct ConvBackwardToken {
     Raw4 before, dy, dout;
     float step, dlog_decay;
@@ -209,8 +211,8 @@ struct ConvSums {
     float dt_bias, A_log, D; // of its head, the same in all its lanes
 };
 
-// The gradient of s for Mamba-2's steps, of a channel of x: g holds dy. Writes the gradient of dt and adds to the
-// heads' sums where the token is the segment's own.
+// The gradient of s for Mamba-2's steps, of a channel of x: g holds dy. Writes the gradient of dt and adds to
+// the heads' sums where the token is the segment's own.
 __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, const float y[4],
                                                   const ConvBackwardToken& token, const Conv& s, int c) {
     const HeadSteps& h = s.steps;
@@ -232,8 +234,8 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
     sums.D += dD;
 }
 
-// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the inputs of the
-// three tokens before and of its own.
+// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
+// inputs of the three tokens before and of its own.
 template <bool STEPS>
 __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums, const Raw4 x[CONV_WIDTH],
                                                   const ConvBackwardToken& token, const ConvTaps& taps,
@@ -265,8 +267,8 @@ __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums, c
     }
 }
 
-// A thread's sums become its part of a row of partial: [groups, C, 4] of weight, [groups, C] of bias, and three times
-// [groups, NH] of dt_bias, A_log and D.
+// A thread's sums become its part of a row of partial: [groups, C, 4] of weight, [groups, C] of bias, and
+// three times [groups, NH] of dt_bias, A_log and D.
 __device__ static inline void conv_store_sums(float* partial, const ConvSums& sums, const Conv& s, int groups,
                                               int group, int c, bool steps) {
     float *bias = partial + (int64_t)groups * s.C * CONV_WIDTH, *heads = bias + (int64_t)groups * s.C;
@@ -371,8 +373,8 @@ static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, con
     sum_rows(s->steps.dD, heads + 2 * groups * NH, groups, NH, true, stream);
 }
 
-// Writes dx, with the row stride of x, and with steps the gradient of dt, and adds to the gradients of weight and
-// bias, and with steps of dt_bias, A_log and D. partial is scratch of norm_partial_bytes.
+// Writes dx, with the row stride of x, and with steps the gradient of dt, and adds to the gradients of weight
+// and bias, and with steps of dt_bias, A_log and D. partial is scratch of norm_partial_bytes.
 static inline void conv_backward(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
                                  cudaStream_t stream) {
     Range range("convolution", RANGE_BACKWARD, stream);

@@ -1,13 +1,13 @@
 /*
-The DeltaNet mixer on the GPU (arXiv 2406.06484), as deltanet.h has it on the CPU:
-out = residual + Wo RMSNorm(o), the norm over each head's dh channels with one weight for all heads, and
+The DeltaNet mixer on the GPU (arXiv 2406.06484), as deltanet.h has it on the CPU: out = residual + Wo
+RMSNorm(o), the norm over each head's dh channels with one weight for all heads, and
 
     q~, k~, v = silu(conv4(W in)), q = q~ / |q~|, k = k~ / |k~|    one projection, one kernel (conv.cuh)
     beta = sigmoid(Wb in)                                          one number a head
     o = the recurrence with the delta rule, scale dh^-1/2          llmc/scan
 
-A row of the GPU trainer's mixers. Rows of proj have S elements, those of its GEMM, of which the first R are in use.
-Its padding has no gradient.
+A row of the GPU trainer's mixers. Rows of proj have S elements, those of its GEMM, of which the first R are
+in use. Its padding has no gradient.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ Its padding has no gradient.
 // clang-format off
 // type, name, kept, elements of a layer
 #define DELTANET_ACTS(X) \
-    X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] q, k, v before the convolution, and beta's logits */ \
+    X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] q, k, v before convolution, beta's logits */ \
     X(bf16, qkv, none, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
     X(float, beta, qkv, BT * NH)               /* [L,B,T,NH] */ \
     X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \

@@ -1,16 +1,17 @@
 /*
-Inference with the recurrent mixers on the GPU (llmc/model/extension.h), as extend.h has it on the CPU. A slot's state
-has a fixed size, and there are no pages: a mixer's table of states holds those of all slots for every layer, and
-scratch of a pass, which all layers share.
+Inference with the recurrent mixers on the GPU (llmc/model/extension.h), as extend.h has it on the CPU. A
+slot's state has a fixed size, and there are no pages: a mixer's table of states holds those of all slots for
+every layer, and scratch of a pass, which all layers share.
 
     states_of_slots       makes the states of one sequence, in such a table, those of all slots
     states_begin_extend   once a pass: its arrays
     conv_extend           the convolution of all rows
     scan_extend           the recurrence of all rows
 
-Of the sequences of a pass, those with one row each go through one kernel per step of work, which reads the states of
-each slot once and writes them; which slots these are it finds in the arrays of the pass, so that decoding can be a CUDA
-graph. Those with more rows go one after the other through the kernels of training, which start from the slot's states.
+Of the sequences of a pass, those with one row each go through one kernel per step of work, which reads the
+states of each slot once and writes them; which slots these are it finds in the arrays of the pass, so that
+decoding can be a CUDA graph. Those with more rows go one after the other through the kernels of training,
+which start from the slot's states.
 
 Called by the recurrent mixers and the GPU trainer.
 */
@@ -93,7 +94,8 @@ __global__ static void __launch_bounds__(CONV_THREADS)
     for (int i = 0; i < CONV_HISTORY; i++) store16(history + i * s.C, raw[i + 1]);
 }
 
-// y [rows, C] of the rows of a pass, of a layer whose slots have histories [slots, 3, C]. s->T is the number of rows.
+// y [rows, C] of the rows of a pass, of a layer whose slots have histories [slots, 3, C]. s->T is the number
+// of rows.
 static inline void conv_extend(bf16* y, const bf16* x, bf16* histories, const Conv* s, const Cache* cache,
                                cudaStream_t stream) {
     Range range("convolution", RANGE_FORWARD, stream);
@@ -132,7 +134,8 @@ typedef struct {
     const PassRows* sequences;
 } ScanStep;
 
-// Sums of four adjacent columns over all rows of the state: over the threads of the block that differ in `group`.
+// Sums of four adjacent columns over all rows of the state: over the threads of the block that differ in
+// `group`.
 __device__ static inline void scan_step_sum(float x[4], float sums[STEP_GROUPS / 4][STEP_COLUMNS]) {
     int column = 4 * ((int)threadIdx.x % (STEP_COLUMNS / 4)), warp = (int)threadIdx.x / 32;
     for (int j = 0; j < 4; j++) {
@@ -208,8 +211,8 @@ static inline void scan_step(const ScanStep* a, const PassArrays* pass, cudaStre
                  STEP_COLUMNS / 4 * STEP_GROUPS, 0, stream, *a);
 }
 
-// o [rows, NH, V] of the rows of a pass, of a layer whose slots have states [slots, NH, K, V]. shape->T is the number
-// of rows.
+// o [rows, NH, V] of the rows of a pass, of a layer whose slots have states [slots, NH, K, V]. shape->T is
+// the number of rows.
 static inline void scan_extend(bf16* o, float* states, const Scan* rows, const ScanShape* shape,
                                const Cache* cache, cudaStream_t stream) {
     Range range("scan", RANGE_FORWARD, stream);

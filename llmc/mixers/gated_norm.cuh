@@ -10,9 +10,9 @@ Mamba-2's way from the recurrence to its output projection, and what surrounds i
     o, y     bf16 [rows, di]; dout, the gradient of o + D x, too
     steps    float [rows, NH], as log_decay
 
-Called by mamba2.cuh. As in rmsnorm.cuh a thread block has a row, and a thread eight channels of it; the backward pass
-loops over rows and adds up the gradient of the norm's weight. P is a multiple of 8. The least step makes v / step
-exact: such a step adds nothing to a state, but D x still counts.
+Called by mamba2.cuh. As in rmsnorm.cuh a thread block has a row, and a thread eight channels of it; the
+backward pass loops over rows and adds up the gradient of the norm's weight. P is a multiple of 8. The least
+step makes v / step exact: such a step adds nothing to a state, but D x still counts.
 */
 #pragma once
 
@@ -148,8 +148,8 @@ __global__ static void __launch_bounds__(1024)
     if (active) store8(partial + (int64_t)blockIdx.x * d + c, dw);
 }
 
-// Writes dout, which may be dy, dz and the padding, and adds to the norm's weight gradient. y is recomputed, with the
-// bits of the forward pass, so that it need not be kept. partial is scratch of norm_partial_bytes.
+// Writes dout, which may be dy, dz and the padding, and adds to the norm's weight gradient. y is recomputed,
+// with the bits of the forward pass, so that it need not be kept. partial is scratch of norm_partial_bytes.
 static inline void gated_norm_backward(bf16* dout, bf16* y, const bf16* dy, const GatedNorm* p,
                                        float* partial, cudaStream_t stream) {
     Range range("gated RMSNorm", RANGE_BACKWARD, stream);

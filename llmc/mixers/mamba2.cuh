@@ -1,14 +1,14 @@
 /*
-The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, with one group of B and C:
-out = residual + Wo RMSNorm((o + D x) silu(z)), the norm over all di = 2 d channels, and
+The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, with one group of B and C: out
+= residual + Wo RMSNorm((o + D x) silu(z)), the norm over all di = 2 d channels, and
 
     z, x~, B~, C~, dt = W in                           one projection
     x, B, C = silu(conv4(x~, B~, C~) + bias)           conv.cuh, which multiplies x by the steps
     step = softplus(dt + dt_bias)                      gated_norm.cuh
     o = the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    llmc/scan
 
-x itself is nowhere in memory: v / step is as precise. A row of the GPU trainer's mixers. Rows of proj have S elements,
-those of its GEMM, of which the first R are in use. Its padding has no gradient.
+x itself is nowhere in memory: v / step is as precise. A row of the GPU trainer's mixers. Rows of proj have S
+elements, those of its GEMM, of which the first R are in use. Its padding has no gradient.
 */
 #pragma once
 

@@ -17,8 +17,8 @@ A number or choice that was not given is OPTION_UNSET until the preset's recipe,
 
 #define OPTION_UNSET CLI_UNSET
 
-// Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES is in
-// llmc/model/activations.h.
+// Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES
+// is in llmc/model/activations.h.
 #define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
 
 #define CHOICE_VALUE(value, name) value,

@@ -54,7 +54,8 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
     cache_free(cache);
 }
 
-// A recurrent mixer's slot is forked: one pass extends both by the same sequence, one by several tokens and one by one.
+// A recurrent mixer's slot is forked: one pass extends both by the same sequence, one by several tokens and
+// one by one.
 static void check_fork(Model* model, const Expected* e) {
     enum { SHARED = 7, MORE = 5 };
     if (engine_heads(&model->config) > 0 || e->T < SHARED + MORE) return;

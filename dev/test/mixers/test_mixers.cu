@@ -1,6 +1,6 @@
 /*
-The kernels around the recurrences of DeltaNet and Mamba-2 (convolution, l2 norm a head, time steps, gated RMSNorm, beta)
-and the step of a recurrence, against the same in double.
+The kernels around the recurrences of DeltaNet and Mamba-2 (convolution, l2 norm a head, time steps, gated
+RMSNorm, beta) and the step of a recurrence, against the same in double.
 
     test_mixers [quick] [SEED]     quick: fewer and smaller shapes
 
@@ -16,13 +16,15 @@ struct NormScratch : Buffer<float> {
     NormScratch() : Buffer<float>(norm_partial_bytes() / sizeof(float)) {}
 };
 
-// The least error that counts, beside the terms of sums: fp32 arithmetic of some operations, and the hardware's 2^x.
+// The least error that counts, beside the terms of sums: fp32 arithmetic of some operations, and the
+// hardware's 2^x.
 static const double STEP_LIMIT = 4e-6;
 
 // ----------------------------------------------------------------------------
 // convolution
 
-// A convolution over C channels of a row of `stride` elements, from `column` on, and all that its kernels read and write.
+// A convolution over C channels of a row of `stride` elements, from `column` on, and all that its kernels
+// read and write.
 struct ConvTest {
     int64_t B, T, C, stride, column, dh, normed, NH; // NH: heads with time steps
     Drawn<bf16> proj, weight, bias, dy, dout;
@@ -299,7 +301,8 @@ static void test_beta(int64_t rows, int64_t NH) {
 
 static const int SLOTS = 5;
 
-// Sequences of a pass with one row each in some slots, but for one with two rows, which the steps leave alone.
+// Sequences of a pass with one row each in some slots, but for one with two rows, which the steps leave
+// alone.
 static vector<PassRows> step_sequences(void) {
     return {{0, 1, 3, 9}, {1, 3, 0, 4}, {3, 4, 4, 0}, {4, 5, 1, 1}};
 }

@@ -2,8 +2,8 @@
 Both trainers in one program, for test_fox.cu: the GPU trainer at global scope, the CPU trainer, in double, in
 namespace cpu. All device memory is filled with NaN when it is allocated.
 
-The errors of the GPU's tensors and their limits: the error of a tensor is ||gpu - expected|| / ||expected||. The worst
-ones of all parts are printed beside their limits, so that the table can be measured anew.
+The errors of the GPU's tensors and their limits: the error of a tensor is ||gpu - expected|| / ||expected||.
+The worst ones of all parts are printed beside their limits, so that the table can be measured anew.
 */
 #pragma once
 
@@ -52,9 +52,9 @@ namespace cpu {
 
 enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_EXTENDED }; // a ParamKind: its gradient
 
-// The worst errors of all parts, of models with attention and of recurrent ones, measured with CUDA 13.0: those of
-// bf16's 8 bits, accumulated over the tensors between. Other GPUs add in another order, so an error may be LIMIT times as
-// large. 0: the models do not have the tensor.
+// The worst errors of all parts, of models with attention and of recurrent ones, measured with CUDA 13.0:
+// those of bf16's 8 bits, accumulated over the tensors between. Other GPUs add in another order, so an error
+// may be LIMIT times as large. 0: the models do not have the tensor.
 static struct {
     int quantity;
     const char* name;
