@@ -26,20 +26,12 @@ changes nothing on the device itself.
 #include "llmc/cuda/layer.cuh"
 #include "llmc/cuda/swiglu.cuh"
 #include "llmc/inference/layers.cuh"
+#include "llmc/mixers/deltanet.cuh"
+#include "llmc/mixers/mamba2.cuh"
 #include "llmc/train/train.h"
 
 #include <algorithm>
 #include <vector>
-
-// The column `kept` of the tables below says which tensors every layer keeps for the backward pass: `always`;
-// `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block; `none`: only with
-// --recompute none; `never`: one buffer shared by all layers. What a backward kernel recomputes on the fly (norm
-// outputs, y, act) is never kept. What only the backward pass writes has `backward` times its elements.
-#define KEPT_BY(recompute)                                                                                   \
-    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
-               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
-    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
-const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
 
 // ----------------------------------------------------------------------------
 // the attention mixer: out = residual + Wo output_gate(attention(qkv(in)))
@@ -102,6 +94,11 @@ static size_t attention_mixer_scratch_bytes(const Layer* layer) {
     return std::max({kernels, forget_gate_scratch_bytes(&shape), pruning_scratch_bytes(&shape)});
 }
 
+static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
+    HeadShape shape = {B, T, c->num_heads, config_head_size(c), 0, 0, 0, c->window_size};
+    attention_check(&shape);
+}
+
 // Called once after allocation: fills tensors that passes only read.
 static void attention_init(const Layer* layer) {
     if (layer->config->use_rope)
@@ -143,7 +140,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     attention_pass_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     AttentionForward attention = {
         a.o, a.lse, a.q, a.k, a.v, a.cum_logf, a.score_limits ? &pruning.bounds : NULL, layer->scratch, 0};
 
@@ -166,7 +163,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     attention_pass_paths(layer, &a, paths);
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     int64_t fgate = layer->table->proj.fgate;
     AttentionBackward attention = {a.dq,
                                    a.dk,
@@ -204,22 +201,29 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
 // llmc/mixers/ and a row here.
 
 typedef struct {
+    // dies where the kernels do not support passes over [B, T] tokens
+    void (*check)(const Config*, int64_t B, int64_t T);
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
     size_t (*scratch_bytes)(const Layer*);
-    void (*init)(const Layer*); // once after the allocation of activations
+    void (*init)(const Layer*); // once after the allocation of activations; NULL: nothing to do
     void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
     DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
     // out = in + mixer(norm(in)) of the rows of an extension, after begin_extend
     void (*begin_extend)(const Layer*, Cache*);
     void (*extend)(const Layer*, Cache*, bf16* out, const bf16* in);
+    void (*states)(Activations*, const Config*,
+                   const CacheSizes*); // of slots, without pages; NULL: it has pages
 } Mixer;
 
 static const Mixer mixers[] = {
-    {attention_activations, attention_mixer_scratch_bytes, attention_init, attention_mixer_forward,
-     attention_mixer_backward, attention_begin_extend, attention_mixer_extend}, // MIXER_ATTENTION
-    {}, // MIXER_DELTANET: no GPU kernels yet, model_plan refuses it
-    {}, // MIXER_HGRN2: the same
-    {}, // MIXER_MAMBA2: the same
+    {attention_mixer_check, attention_activations, attention_mixer_scratch_bytes, attention_init,
+     attention_mixer_forward, attention_mixer_backward, attention_begin_extend, attention_mixer_extend,
+     NULL}, // MIXER_ATTENTION
+    {deltanet_check, deltanet_activations, deltanet_scratch_bytes, NULL, deltanet_forward, deltanet_backward,
+     states_begin_extend, deltanet_extend, deltanet_states}, // MIXER_DELTANET
+    {}, // MIXER_HGRN2: no GPU kernels yet, model_plan refuses it
+    {mamba2_check, mamba2_activations, mamba2_scratch_bytes, NULL, mamba2_forward, mamba2_backward,
+     states_begin_extend, mamba2_extend, mamba2_states}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -374,7 +378,6 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 }
 
 #undef MODEL_ACTS
-#undef KEPT_BY
 
 // What a pass over [B, T] tokens needs; nothing is allocated.
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T,
@@ -386,20 +389,6 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     mlp_activations(&pass.tables[PASS_MLP], config, B * T, recompute);
     return pass;
 }
-
-static void* device_bytes(size_t bytes) {
-    void* p;
-    CUDA_CHECK(cudaMalloc(&p, bytes ? bytes : 1));
-    return p;
-}
-
-static void* device_zeros(size_t bytes) {
-    void* p = device_bytes(bytes);
-    CUDA_CHECK(cudaMemset(p, 0, bytes));
-    return p;
-}
-
-static void device_free(void* p) { CUDA_CHECK(cudaFree(p)); }
 
 // The model's own tensors of layer l.
 static Acts pass_acts(const Pass* pass, int64_t l) {
@@ -429,10 +418,11 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     return layer;
 }
 
-static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
+static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     Pass pass = {};
     pass.B = B, pass.T = T;
     Layer layer = model_layer(model, &pass, 0);
+    layer.forward_only = recompute == FORWARD_ONLY;
     return std::max(mixers[model->config.mixer].scratch_bytes(&layer),
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
@@ -441,7 +431,7 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T) {
 static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
-    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T);
+    return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute);
 }
 
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
@@ -503,10 +493,10 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute);
     pass_allocate(&model->pass, L, device_bytes);
     model->acts = pass_acts(&model->pass, 0);
-    model->scratch = device_bytes(model_scratch_bytes(model, B, T));
+    model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
-    mixers[model->config.mixer].init(&layer);
+    if (mixers[model->config.mixer].init) mixers[model->config.mixer].init(&layer);
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }
 
@@ -748,6 +738,8 @@ static void block_backward(Model* model, int64_t l) {
         weight_stream_join(weights); // down_proj's gradient reads dx, which is overwritten now
         rmsnorm_backward(a.dx, a.mlp_in, a.dbranch, a.x_mid, true, &norm, model->partial, model->stream);
         weight_gradient(weights, gate_proj.dout, a.mlp_in, &gate_proj.linear);
+    } else {
+        weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     DeferredWeight in_proj = mixers[model->config.mixer].backward(&layer, a.dbranch, a.dx);
@@ -873,15 +865,30 @@ static Layer extend_layer(const Model* model, Cache* cache, int64_t l, int64_t r
     Pass pass = {};
     pass.B = 1, pass.T = rows;
     Layer layer = model_layer((Model*)model, &pass, l);
+    layer.mixer = &cache->states, layer.mlp = NULL;
     layer.matmul = &cache->matmul;
     return layer;
 }
 
+// What of a cache is in pages: nothing of a recurrent mixer.
+static CacheModel cache_model(const Config* c) {
+    return mixers[c->mixer].states ? CacheModel() : attention_cache_model(c);
+}
+
+// The states of a cache's slots, and scratch.
+static Activations cache_states(const Config* c, const CacheSizes* sizes) {
+    Activations states = {};
+    if (mixers[c->mixer].states) mixers[c->mixer].states(&states, c, sizes);
+    return states;
+}
+
 // Bytes of a cache on the device.
 static int64_t cache_bytes(const Model* model, const CacheSizes* sizes) {
-    CacheModel of = attention_cache_model(&model->config);
+    CacheModel of = cache_model(&model->config);
     Activations table = extend_activations(&model->config, &model->table, sizes);
-    return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) + (int64_t)MATMUL_WORKSPACE;
+    Activations states = cache_states(&model->config, sizes);
+    return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) +
+           activations_bytes(&states, model->config.num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
 }
 
 static int64_t cache_page_bytes(const Model* model) {
@@ -890,16 +897,17 @@ static int64_t cache_page_bytes(const Model* model) {
            gate * (int64_t)sizeof(double);
 }
 
-// Device memory, or NULL where there is none.
-static void* device_bytes_if_any(size_t bytes) {
-    void* p = NULL;
-    if (cudaMalloc(&p, bytes) != cudaSuccess)
-        (void)cudaGetLastError(); // the error is not one of a later launch
-    return p;
+// Allocates a table of a cache; false where there is too little memory.
+static bool cache_allocate(Activations* table, int64_t layers) {
+    bool all = true;
+    activations_allocate(table, layers, device_bytes_if_any);
+    for (int i = 0; i < table->count; i++) all = all && (table->rows[i].data || !table->rows[i].bytes);
+    return all;
 }
 
 static void cache_free(Cache* cache) {
     for (int i = 0; i < cache->table.count; i++) device_free(cache->table.rows[i].data);
+    for (int i = 0; i < cache->states.count; i++) device_free(cache->states.rows[i].data);
     for (int64_t n = 0; cache->graphs && n < 2 * (cache->device.sizes.slots + 1); n++)
         if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
     if (cache->matmul.workspace) matmul_free(&cache->matmul);
@@ -913,15 +921,16 @@ static void cache_free(Cache* cache) {
 // An empty cache; NULL where the device has no memory for it. One that drops reads the weights' bounds, so
 // that it is made anew when they change.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
-    CacheModel of = attention_cache_model(&model->config);
-    if (of.dh != 64 && of.dh != 128)
+    const Config* c = &model->config;
+    CacheModel of = cache_model(c);
+    if (of.layers && of.dh != 64 && of.dh != 128)
         die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)of.dh);
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
     bool all = device_cache_new(&cache->device, &of, sizes);
-    if (all) cache->table = extend_activations(&model->config, &model->table, sizes);
-    activations_allocate(&cache->table, 1, device_bytes_if_any);
-    for (int i = 0; i < cache->table.count; i++)
-        all = all && (cache->table.rows[i].data || !cache->table.rows[i].bytes);
+    if (all) {
+        cache->table = extend_activations(c, &model->table, sizes), cache->states = cache_states(c, sizes);
+        all = cache_allocate(&cache->table, 1) && cache_allocate(&cache->states, c->num_hidden_layers);
+    }
     if (!all) {
         cache_free(cache);
         return NULL;
@@ -1027,9 +1036,11 @@ static void model_extend(Model* model, Cache* cache, const Extension* e, RowScor
     memcpy(scores, cache->scores, results);
 }
 
-// Slot `to` gets what slot `from` has besides pages.
+// Slot `to` gets what slot `from` has besides pages: of a recurrent mixer all.
 static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
     device_cache_fork(&cache->device, from, to, model->stream);
+    states_fork(&cache->states, &cache->device.sizes, model->config.num_hidden_layers, from, to,
+                model->stream);
 }
 
 static void cache_copy_page(Model* model, Cache* cache, int32_t from, int32_t to) {
@@ -1077,20 +1088,19 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
 static Model* model_supported(const Run* run, bool planned_for_another) {
     const Options* o = &run->options;
     const Config* c = &run->config;
-    bool cudnn = o->attention == ATTENTION_CUDNN;
-    HeadShape shape = {};
+    bool cudnn = o->attention == ATTENTION_CUDNN, attends = c->mixer == MIXER_ATTENTION;
     if (!mixers[c->mixer].forward)
         die("%s: this model's mixer has no GPU kernels yet; train_fox, the CPU trainer, has it",
             config_class(c)->architecture);
     if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)c->hidden_size, (long long)config_mlp_size(c));
+    if (cudnn && !attends) die("--attention cudnn: %s has no attention", config_class(c)->architecture);
     if (cudnn && config_has_gate(c))
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
     if (cudnn && c->window_size > 0)
         die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
-    shape.B = run->micro_batch, shape.T = o->seq_len, shape.NH = c->num_heads, shape.dh = config_head_size(c);
-    if (!cudnn) attention_check(&shape);
+    if (!cudnn) mixers[c->mixer].check(c, run->micro_batch, o->seq_len);
 
     Model* model = (Model*)xcalloc(1, sizeof *model);
     bool gpu = run->mode != RUN_DRY || cudnn || (!planned_for_another && device_exists());
@@ -1173,9 +1183,11 @@ static Model* trainer_open(Run* run) {
         snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
                  (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
                  (double)model_activation_bytes(model, B, T, FORWARD_ONLY) / (1 << 30));
-    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: attention by %s, %s\n",
-             device->name, device->compute_capability / 10, device->compute_capability % 10,
-             model->cudnn ? "cuDNN" : attention_path(), held);
+    char kernels[64] = "";
+    if (run->config.mixer == MIXER_ATTENTION)
+        snprintf(kernels, sizeof kernels, "attention by %s, ", model->cudnn ? "cuDNN" : attention_path());
+    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
+             device->compute_capability / 10, device->compute_capability % 10, kernels, held);
     run->peak_flops = device->peak_flops;
     model->B = B, model->T = T;
     if (!train) return model; // upload allocates activations when the masters are gone

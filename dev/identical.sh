@@ -4,10 +4,10 @@
 #     dev/identical.sh SHARD A B                                 two CPU trainers
 #     dev/identical.sh --gpu [--qkv NAME_A NAME_B] SHARD A B     two GPU trainers, on the first GPU
 #
-# Trains the nano model of all four families for 30 steps from one seed on SHARD (byte tokens, at least 60,000), and
-# compares weights and AdamW's moments byte for byte. On a GPU: --deterministic, with every level of recomputation and
-# with heads of 64 and 128 channels. --qkv: what each trainer calls the level between none and block, where the names
-# differ. Prints a line per case, `same` or `differ`; exit code 1 if any differs.
+# Trains the nano model of all families for 30 steps from one seed on SHARD (byte tokens, at least 60,000), and
+# compares weights and AdamW's moments byte for byte. On a GPU: --deterministic, with every level of recomputation, and
+# attention with heads of 64 and 128 channels. --qkv: what each trainer calls the level between none and block, where
+# the names differ. Prints a line per case, `same` or `differ`; exit code 1 if any differs.
 #
 # Recipe, with the state before the change in ../before (git worktree add ../before COMMIT):
 #
@@ -72,6 +72,16 @@ for family in fox-pro fox-llama transformer-pro transformer-llama; do
             train "$b" b $model $flags ${flags:+$level_b}
             compare "$family${flags:+, head size $head_size, recompute $level}"
         done
+    done
+done
+for family in deltanet hgrn2 mamba2; do
+    for level in none qkv block; do
+        level_a=$level level_b=$level flags=
+        if [ $level = qkv ]; then level_a=$qkv_a level_b=$qkv_b; fi
+        if $gpu; then flags="--deterministic --recompute"; elif [ $level != none ]; then continue; fi
+        train "$a" a --model $family-nano $flags ${flags:+$level_a}
+        train "$b" b --model $family-nano $flags ${flags:+$level_b}
+        compare "$family${flags:+, recompute $level}"
     done
 done
 exit $failed

@@ -103,7 +103,7 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     device_cache_fill(&cache, &e, stream);
     device_cache_copy(&cache, stream);
     extend_plan(&cache.work, p, &cache.pass, stream);
-    ExtendOutput output = {y, cache.o, {weight, NULL, NULL, proj + 3 * d, NULL, NULL, 1e-6}, S};
+    ExtendOutput output = {y, cache.o, {weight, NULL, NULL, proj + 3 * d, NULL, NULL, 1e-6, false}, S};
     double page_bytes = (double)(PAGE_TOKENS * dh * 4 + (gate ? PAGE_TOKENS * 8 : 0));
     snprintf(name, sizeof name, "attention n %lld, T %lld, t %lld, NH %lld, dh %lld%s", (long long)n,
              (long long)T, (long long)t, (long long)NH, (long long)dh, gate ? ", gate" : "");

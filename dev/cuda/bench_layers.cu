@@ -118,7 +118,7 @@ static void bench_output_gate(const HeadTensors& t) {
     int64_t column = 3 * t.shape.NH * t.shape.dh;
     auto gate = [&](int s) {
         return OutputGate{t.weight[s],         t.dweight[s], t.rstd0[s], t.proj[s] + column,
-                          t.dproj[s] + column, t.delta[s],   1e-6};
+                          t.dproj[s] + column, t.delta[s],   1e-6,       false};
     };
     bench("output_gate_forward, norm, gate", 3 * bytes + head_bytes, [&](int s) {
         OutputGate g = gate(s);

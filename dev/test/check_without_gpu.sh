@@ -52,5 +52,11 @@ dies "--attention cudnn: these kernels have no window: use --attention fox" \
     "$trainer" --dry-run --model transformer-swa-760m --attention cudnn
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
 dies "which model?" "$trainer"
-dies "DeltaNetForCausalLM: this model's mixer has no GPU kernels yet" "$trainer" --dry-run --model deltanet-125m
+# recurrent models: exact parameter counts, and a sample's state
+check "--dry-run deltanet" "$trainer" --dry-run --model deltanet-760m --data none --sample-every 1 --generate 100
+said "757635072"
+check "--dry-run mamba2" "$trainer" --dry-run --model mamba2-760m
+said "780113664"
+dies "heads of 128 channels, not 64" "$trainer" --dry-run --model deltanet-125m --set num_heads=12
+dies "--attention cudnn: Mamba2ForCausalLM has no attention" "$trainer" --dry-run --model mamba2-125m --attention cudnn
 report

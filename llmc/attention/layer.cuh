@@ -34,15 +34,6 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     q->rope = k->rope = layer->config->use_rope;
 }
 
-// The fused projection of q, k, v and all gates. Its GEMMs use S >= R rows of weights; the last S - R are
-// weights of the following tensors. Their outputs land in padding columns, which no kernel reads and whose
-// gradient is 0.
-static inline Linear attention_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, P_Q_PROJ);
-    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
-    return linear;
-}
-
 // A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
 static inline bf16* proj_column(bf16* proj, int64_t column) {
     return proj && column >= 0 ? proj + column : NULL;
@@ -54,5 +45,5 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
     float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
     bf16 *gate = proj_column(proj, layer->table->proj.ogate),
          *dgate = proj_column(dproj, layer->table->proj.ogate);
-    return {weight, dweight, rstd, gate, dgate, delta, layer->config->norm_eps};
+    return {weight, dweight, rstd, gate, dgate, delta, layer->config->norm_eps, false};
 }

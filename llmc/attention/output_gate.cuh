@@ -17,12 +17,13 @@ needs, as both are in registers. Pointers to bf16 are aligned to 16 bytes, row_s
 
 typedef struct {
     const bf16* weight; // [NH, dh] of the output norm; NULL: no norm
-    float* dweight;     // [NH, dh]
+    float* dweight;     // the same shape
     float* rstd;        // [B, T, NH] with a norm: written by the forward pass, read by the backward pass
     const bf16* gate;   // column of proj; NULL: no gate
     bf16* dgate;        // column of dproj
     float* delta;       // [B, NH, T], written by the backward pass unless NULL
     double eps;         // of the norm
+    bool shared;        // weight is [dh], the same for all heads
 } OutputGate;
 
 enum { OUTPUT_GATE_TOKENS = 2 }; // of a thread of the forward pass, all loads in flight at once
@@ -72,7 +73,7 @@ __global__ static void __launch_bounds__(256)
             in[i] = load_raw8_once(o + at + i * d);
             if (p.gate) logits[i] = load_raw8_once(p.gate + at_gate + i * a.row_stride);
         }
-    if (p.weight && me.active) w = load_raw8(p.weight + column);
+    if (p.weight && me.active) w = load_raw8(p.weight + (p.shared ? me.channel : column));
 #pragma unroll
     for (int i = 0; i < OUTPUT_GATE_TOKENS; i++) {
         if (i >= left) break;
@@ -103,7 +104,7 @@ __global__ static void __launch_bounds__(256, 3)
     HeadThread me = head_thread(a.NH, a.dh, (int)blockIdx.y);
     int column = me.head * a.dh + me.channel, d = a.NH * a.dh, T = a.T;
     Raw8 w = {};
-    if (p.weight && me.active) w = load_raw8(p.weight + column);
+    if (p.weight && me.active) w = load_raw8(p.weight + (p.shared ? me.channel : column));
     float dw[8] = {};
     auto load = [&](int bt, bool valid) {
         OutputGateToken token = {};
@@ -165,5 +166,6 @@ static inline void output_gate_backward(bf16* dout, bf16* y, const bf16* dy, con
     int64_t groups = resident_groups(output_gate_backward_kernel, heads.threads, heads.blocks, a.tokens);
     dim3 grid((unsigned)groups, (unsigned)heads.blocks);
     CUDA_LAUNCH(output_gate_backward_kernel, grid, heads.threads, stream, dout, y, dy, o, a, partial);
-    if (gate->weight) add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, false, stream);
+    if (gate->weight)
+        add_head_partials(gate->dweight, partial, groups, shape->NH, shape->dh, gate->shared, stream);
 }

@@ -41,13 +41,6 @@ __device__ static inline void adamw_element(const AdamWFactors& a, float keep, f
     w = keep * w - a.rate * m / (sqrtf(v) * a.root + a.eps);
 }
 
-__device__ static inline void store_bf16x4(bf16* p, const Pack4& x) {
-    __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
-    uint2 bits;
-    memcpy(&bits, pairs, sizeof bits);
-    *(uint2*)p = bits; // p is aligned to 8 bytes
-}
-
 // Writes the copies of element i of the flat buffer, and of the three behind it.
 __device__ static inline void store_weight(const AdamWTensors& t, const ParamChunk& chunk, int64_t i,
                                            float w) {

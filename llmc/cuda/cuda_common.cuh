@@ -156,6 +156,12 @@ __device__ static inline Raw8 pack8(const float x[8]) {
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
+__device__ static inline void store_bf16x4(bf16* p, const Pack4& x) {
+    __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
+    uint2 bits;
+    memcpy(&bits, pairs, sizeof bits);
+    *(uint2*)p = bits; // p is aligned to 8 bytes
+}
 __device__ static inline void store8(float* p, const float x[8]) {
     store16(p, Pack4{{x[0], x[1], x[2], x[3]}});
     store16(p + 4, Pack4{{x[4], x[5], x[6], x[7]}});

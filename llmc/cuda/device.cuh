@@ -1,5 +1,5 @@
 /*
-The GPU: opens it, checks that the trainer can run on it, and knows its peak speed.
+The GPU: opens it, checks that the trainer can run on it, knows its peak speed, and allocates its memory.
 */
 #pragma once
 
@@ -113,4 +113,29 @@ static inline Device device_open_ranked(World* world) {
                 d.name, world->host);
     free(all);
     return d;
+}
+
+// ----------------------------------------------------------------------------
+// memory
+
+static inline void* device_bytes(size_t bytes) {
+    void* p;
+    CUDA_CHECK(cudaMalloc(&p, bytes ? bytes : 1));
+    return p;
+}
+
+static inline void* device_zeros(size_t bytes) {
+    void* p = device_bytes(bytes);
+    CUDA_CHECK(cudaMemset(p, 0, bytes));
+    return p;
+}
+
+static inline void device_free(void* p) { CUDA_CHECK(cudaFree(p)); }
+
+// Device memory, or NULL where there is none.
+static inline void* device_bytes_if_any(size_t bytes) {
+    void* p = NULL;
+    if (cudaMalloc(&p, bytes) != cudaSuccess)
+        (void)cudaGetLastError(); // the error is not one of a later launch
+    return p;
 }

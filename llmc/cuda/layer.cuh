@@ -31,7 +31,7 @@ typedef struct {
     const ParamTable* table;
     int64_t l, B, T;
     const bf16* weights;       // flat buffer of the parameter table
-    const float* weights_fp32; // of the tensors that kernels read in fp32: the forget gate's bias
+    const float* weights_fp32; // of the tensors that kernels read in fp32: gates' and time steps'
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
@@ -42,10 +42,25 @@ typedef struct {
     cudaStream_t stream;
 
     bool deterministic;
+    bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
     bool cudnn;         // attention by cuDNN's kernels
     bool recompute_qkv; // q, k and v are not kept for the backward pass
     bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
 } Layer;
+
+// ----------------------------------------------------------------------------
+// tables of activations
+
+// The column `kept` of the tables below says which tensors every layer keeps for the backward pass:
+// `always`; `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block;
+// `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
+// recomputes on the fly (norm outputs, y, act) is never kept. What only the backward pass writes has
+// `backward` times its elements.
+#define KEPT_BY(recompute)                                                                                   \
+    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
+               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
+    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
+const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
 
 // ----------------------------------------------------------------------------
 // parameters of the layer
@@ -73,6 +88,15 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
             K,
             N,
             K};
+}
+
+// The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
+// last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
+// reads and whose gradient is 0.
+static inline Linear layer_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
+    return linear;
 }
 
 static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {

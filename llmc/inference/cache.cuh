@@ -14,7 +14,7 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 #include "draw.cuh"
 #include "long.cuh"
 
-// What a cache needs of a model.
+// What a cache needs of a model; all zero for a recurrent mixer, which has no pages.
 typedef struct {
     int64_t layers, NH, dh;
     bool gate, qk_norm, rope, shifts;
@@ -175,6 +175,7 @@ __global__ static void __launch_bounds__(256)
 // Copies what is new in the page table: the columns that this pass appends to, or all of a slot.
 static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaStream_t stream) {
     int64_t heads = pages_heads(c->pages), width = c->pages.table_width, n = 0;
+    if (heads == 0) return;
     for (int64_t i = 0; i < e->sequences; i++) {
         int64_t slot = e->slots[i], length = e->lengths[i],
                 end = length + e->begins[i + 1] - e->begins[i] + e->steps - 1;

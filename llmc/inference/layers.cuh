@@ -29,7 +29,7 @@ out; norms and SwiGLU are part of the projections.
     X(bf16, computed, never, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
     X(float, rstd, never, std::max(R, logit_rows)) /* [R] not read */ \
     X(bf16, proj, never, R * S)               /* [R,S] */ \
-    X(bf16, y, never, R * d)                  /* [R,d] attention's output after output norm and gate */ \
+    X(bf16, y, never, R * config_inner_size(c))    /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
     X(bf16, gate_up, never, R * 2 * I)        /* [R,2I] */ \
     X(float, logits, never, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
 // clang-format on
@@ -42,6 +42,7 @@ typedef struct Cache {
     DeviceCache device;
     Activations table;
     ExtendActs acts;
+    Activations states; // of a recurrent mixer's slots, and its scratch: llmc/mixers/extend.cuh
     Matmul matmul;
     RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
     cudaGraphExec_t* graphs; // [slots + 1, 2] of steps that extend n sequences by a token each; with draws
@@ -107,7 +108,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     HeadShape shape = attention_shape_of(layer);
     cudaStream_t stream = layer->stream;
     ExtendLayer pass = device_cache_layer(c, layer->l);
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     ExtendOutput output = {a->y, c->o, attention_output_gate(layer, NULL, a->proj, NULL, NULL),
                            shape.row_stride};
     MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {};

@@ -16,8 +16,6 @@ A row of the CPU trainer's mixers.
 
 #include "conv.h"
 
-#define L2_NORM_EPS 1e-6
-
 // clang-format off
 // type, name, kept for every layer, elements of a layer; train and extend are 1 or 0
 #define DELTANET_ACTS(X) \

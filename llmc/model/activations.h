@@ -30,6 +30,13 @@ typedef struct {
     } rows[ACTIVATIONS_MAX];
 } Activations;
 
+// What the backward pass recomputes to save memory: from nothing to a whole block but its input. Names as
+// --recompute has them.
+#define RECOMPUTE_CHOICES(X)         X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
+#define RECOMPUTE_VALUE(value, name) value,
+typedef enum { RECOMPUTE_CHOICES(RECOMPUTE_VALUE) } Recompute;
+#undef RECOMPUTE_VALUE
+
 // For a table X: typedef struct { X(ACTIVATION_FIELD) } Name; and X(ACTIVATION_ROW) where `Activations* rows`
 // is in scope.
 #define ACTIVATION_FIELD(type, name, per_layer, elements) type* name;

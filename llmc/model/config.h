@@ -52,6 +52,7 @@ typedef struct {
 } Config;
 
 #define QK_NORM_EPS 1e-5
+#define L2_NORM_EPS 1e-6 // DeltaNet's: |x| = sqrt(sum x^2 + eps)
 
 // T_min and T_max of a long gate where the file has null: those of ALiBi's slopes
 #define CONFIG_DECAY_TIME_MIN 2

@@ -148,6 +148,12 @@ static inline void params_add_norm(ParamTable* t, ParamKind kind, int64_t l, con
 // ----------------------------------------------------------------------------
 // mixers: attention, and what may take its place in a block
 
+// GPU kernels read the tensor in fp32.
+static inline void params_in_fp32(ParamTable* t, Param* p) {
+    p->fp32 = t->fp32_count;
+    t->fp32_count += p->count;
+}
+
 // Attention's rows of layer l.
 static inline void attention_add_params(ParamTable* t, const Config* c, int64_t l) {
     int64_t d = c->hidden_size, NH = c->num_heads, qk_norm = c->qk_norm_share ? config_head_size(c) : d;
@@ -166,8 +172,7 @@ static inline void attention_add_params(ParamTable* t, const Config* c, int64_t 
         Param* bias = params_add(t, P_FGATE_BIAS, l, full ? "attn.fgate_proj.bias" : "attn.fgate_bias",
                                  config_long_gate(c) ? INIT_LONG_GATE : INIT_ZERO, shape, false);
         bias->trainable = c->fgate_type != GATE_FIXED;
-        bias->fp32 = t->fp32_count;
-        t->fp32_count += NH;
+        params_in_fp32(t, bias);
     }
     if (c->qk_norm) params_add_norm(t, P_Q_NORM, l, "attn.q_norm.weight", qk_norm, QK_NORM_EPS);
     if (c->qk_norm) params_add_norm(t, P_K_NORM, l, "attn.k_norm.weight", qk_norm, QK_NORM_EPS);
@@ -221,9 +226,9 @@ static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) 
     params_add_conv(t, P_CONV, l, "mixer.conv1d.weight", C);
     params_add(t, P_CONV_BIAS, l, "mixer.conv1d.bias", INIT_UNIFORM, channels, false)->scale =
         1 / sqrt((double)CONV_WIDTH);
-    params_add(t, P_DT_BIAS, l, "mixer.dt_bias", INIT_TIME_STEP, heads, false);
-    params_add(t, P_A_LOG, l, "mixer.A_log", INIT_A_LOG, heads, false);
-    params_add(t, P_D, l, "mixer.D", INIT_ONE, heads, false);
+    params_in_fp32(t, params_add(t, P_DT_BIAS, l, "mixer.dt_bias", INIT_TIME_STEP, heads, false));
+    params_in_fp32(t, params_add(t, P_A_LOG, l, "mixer.A_log", INIT_A_LOG, heads, false));
+    params_in_fp32(t, params_add(t, P_D, l, "mixer.D", INIT_ONE, heads, false));
     params_add_norm(t, P_OUTPUT_NORM, l, "mixer.norm.weight", di, c->norm_eps);
     params_add_matrix(t, P_O_PROJ, l, "mixer.out_proj.weight", d, di);
 }

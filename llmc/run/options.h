@@ -11,21 +11,20 @@ A number or choice that was not given is OPTION_UNSET until the preset's recipe,
 #include "cli.h"
 #include "../base/common.h"
 #include "../formats/json.h"
+#include "../model/activations.h"
 #include "../model/presets.h"
 #include "../model/shapes.h"
 
 #define OPTION_UNSET CLI_UNSET
 
-// Choices: X(value, name). The values make an enum, the names what the command line takes.
-#define RECOMPUTE_CHOICES(X) X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
+// Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES
+// is in llmc/model/activations.h.
 #define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
 
 #define CHOICE_VALUE(value, name) value,
 #define CHOICE_NAME(value, name)  name,
 #define CHOICE_LIST(value, name)  "|" name
 
-// What the backward pass recomputes to save memory: from nothing to a whole block but its input.
-typedef enum { RECOMPUTE_CHOICES(CHOICE_VALUE) } Recompute;
 static const char* const option_recompute_names[] = {RECOMPUTE_CHOICES(CHOICE_NAME)};
 
 typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
@@ -154,7 +153,6 @@ static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
 // clang-format on
 #define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
 
-#undef RECOMPUTE_CHOICES
 #undef ATTENTION_CHOICES
 #undef CHOICE_VALUE
 #undef CHOICE_NAME

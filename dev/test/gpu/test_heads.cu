@@ -248,7 +248,8 @@ static void test_output_gate(int64_t B, int64_t T, int64_t NH, int64_t dh, bool 
                        gate ? want.proj + column : NULL,
                        gate ? dproj + column : NULL,
                        with_delta ? delta.p : NULL,
-                       EPS};
+                       EPS,
+                       false};
     output_gate_forward(y, want.o, &args, &want.s, 0);
     output_gate_backward(dout, y_again, want.dy, want.o, &args, partial, &want.s, 0);
     check_same_bits("recomputed y", y, y_again);
@@ -309,7 +310,7 @@ struct LargeTest {
     // y in out[0] and, recomputed, in out[1]; dout in out[2]
     void run_output_gate(const bf16* weight, float* partial) {
         dweight[0].zero();
-        OutputGate gate = {weight, dweight[0], rstd[0], proj + 3 * d(), dproj + 3 * d(), delta, EPS};
+        OutputGate gate = {weight, dweight[0], rstd[0], proj + 3 * d(), dproj + 3 * d(), delta, EPS, false};
         output_gate_forward(out[0], dout, &gate, &s, 0);
         output_gate_backward(out[2], out[1], dy, dout, &gate, partial, &s, 0);
     }

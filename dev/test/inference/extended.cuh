@@ -30,7 +30,7 @@ static std::vector<int32_t> continued(Model* model, Cache* cache, const std::vec
 // each, and compares the logits with those of the forward pass. Then sequence 0 as one prompt, and what it draws.
 static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
     int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
-    int64_t heads = model->config.num_hidden_layers * model->config.num_heads;
+    int64_t heads = engine_heads(&model->config);
     CacheSizes sizes = {n, (int64_t)1 << 40, 1, n * t, n, false, false};
     CHECK(!cache_new(model, &sizes), "%s: a cache without memory for it", e->name);
     sizes.capacity = std::max(steps * t, e->T) + 32, sizes.rows = std::max(n * t, e->T);
@@ -72,11 +72,39 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
         extend(std::max<int64_t>(0, step - steps + 1), std::min(step, n - 1), t,
                [&](int64_t b) { return (step - b) * t; });
     extend(0, 0, e->T, [](int64_t) { return 0; });
-    compare(e->name, Q_EXTENDED, "extended logits", got.data(), expected.data(), (int64_t)got.size(), 0);
+    compare(e->name, model->config.mixer != MIXER_ATTENTION, Q_EXTENDED, "extended logits", got.data(),
+            expected.data(), (int64_t)got.size(), 0);
     std::vector<int32_t> prompt(e->inputs, e->inputs + std::min<int64_t>(e->T, 9));
     for (double temperature : {0.0, 1.0})
         CHECK(continued(model, cache, pages, prompt, EXTEND_STEPS, temperature) ==
                   continued(model, cache, pages, prompt, 1, temperature),
               "%s, temperature %g: several steps at once draw other tokens", e->name, temperature);
+    cache_free(cache);
+}
+
+// A recurrent mixer's slot is forked: one pass extends both by the same sequence, one by several tokens and
+// one by one.
+static void check_fork(Model* model, const Expected* e) {
+    enum { SHARED = 7, MORE = 5 };
+    if (engine_heads(&model->config) > 0 || e->T < SHARED + MORE) return;
+    int64_t V = model->config.vocab_size;
+    CacheSizes sizes = {2, e->T, 0, e->T, 2, false, false};
+    Cache* cache = cache_new(model, &sizes);
+    Floats logits((size_t)(2 * V));
+    std::vector<double> expected;
+    RowScore scores[2];
+    const int32_t slots[] = {0, 1}, targets[] = {-1, -1}, *tokens = e->inputs;
+    const int64_t empty[] = {0}, first[] = {0, SHARED}, last_of_first[] = {SHARED - 1};
+    Extension prompt = {SHARED, 1, tokens, slots, first, empty, NULL, 1, last_of_first, targets, NULL, 1};
+    model_extend(model, cache, &prompt, scores, logits.data());
+    cache_fork(model, cache, 0, 1);
+    std::vector<int32_t> both(tokens + SHARED, tokens + SHARED + MORE);
+    both.push_back(tokens[SHARED]);
+    const int64_t begins[] = {0, MORE, MORE + 1}, lengths[] = {SHARED, SHARED}, outputs[] = {MORE - 1, MORE};
+    Extension pass = {MORE + 1, 2, both.data(), slots, begins, lengths, NULL, 2, outputs, targets, NULL, 1};
+    model_extend(model, cache, &pass, scores, logits.data());
+    for (int64_t t : {SHARED + MORE - 1, (int)SHARED})
+        expected.insert(expected.end(), e->logits.data() + t * V, e->logits.data() + (t + 1) * V);
+    compare(e->name, true, Q_EXTENDED, "logits after a fork", logits.data(), expected.data(), 2 * V, 0);
     cache_free(cache);
 }

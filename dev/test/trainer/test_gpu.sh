@@ -223,6 +223,36 @@ pruned() {
     near 0.001 pruned unpruned
 }
 
+# recurrent FAMILY KEY=VALUE: a small model of a recurrent family trains the same bits with every --recompute, resumes,
+# and generates on both trainers.
+recurrent() {
+    local one=$1-whole two=$1-stopped from level
+    local family="--model $1-nano --set num_hidden_layers=2 --set $2"
+    check "$1" gpu $family $batches $data --deterministic --shuffle --out "$scratch/$one"
+    equals $steps "$(checkpoints $one)"
+    for level in qkv block; do
+        check "$1, --recompute $level" gpu $family $batches $data --deterministic --shuffle --recompute $level \
+            --out "$scratch/$1-$level"
+        same "$scratch/$1-$level/step_00000020/model.safetensors" "$scratch/$one/step_00000020/model.safetensors"
+    done
+    check "$1, stop at step 7" gpu $family $batches $data --deterministic --shuffle --out "$scratch/$two" --max-steps 7
+    check "$1, resume" resume $two
+    same "$scratch/$two/step_00000020/model.safetensors" "$scratch/$one/step_00000020/model.safetensors"
+    same "$scratch/$two/step_00000020/optimizer.safetensors" "$scratch/$one/step_00000020/optimizer.safetensors"
+    check "$1 on the CPU" ./train_fox $family $batches $data --shuffle --out "$scratch/$1-cpu"
+    near 0.02 $1-cpu $one
+    from=$scratch/$one/step_00000020
+    for program in ./train_foxcu ./train_fox; do
+        check "$1, --generate on $program" $program --init "$from" --prompt "A" --generate 40 --temperature 0
+        cp "$scratch/stdout" "$scratch/$1-$(basename $program)"
+    done
+    equals "$(head -c 4 "$scratch/$1-train_fox" | base64)" "$(head -c 4 "$scratch/$1-train_foxcu" | base64)"
+    check "$1, several samples of a prompt" gpu --init "$from" --prompt "A B" --generate 20 --samples 3 --seed 1
+    check "$1, --eval" gpu --init "$from" --eval "$scratch/$1.json" --val-data "$shards/text.bin" --deterministic
+    check "$1, --bench" gpu $family $batches --bench 1
+    said "scan"
+}
+
 # The baseline with cuDNN's attention, if the trainer was built with it.
 cudnn() {
     local baseline="$tiny --set fgate_type=none --set use_rope=true --attention cudnn"
@@ -272,5 +302,8 @@ not_finite
 gates
 pruned
 cudnn
+recurrent deltanet intermediate_size=72
+recurrent hgrn2 intermediate_size=72
+recurrent mamba2 vocab_size=257
 plans
 report

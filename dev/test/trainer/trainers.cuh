@@ -1,6 +1,9 @@
 /*
 Both trainers in one program, for test_fox.cu: the GPU trainer at global scope, the CPU trainer, in double, in
 namespace cpu. All device memory is filled with NaN when it is allocated.
+
+The errors of the GPU's tensors and their limits: the error of a tensor is ||gpu - expected|| / ||expected||.
+The worst ones of all parts are printed beside their limits, so that the table can be measured anew.
 */
 #pragma once
 
@@ -41,3 +44,88 @@ namespace cpu {
 } // namespace cpu
 #undef model_new
 #undef pass_acts
+
+// ----------------------------------------------------------------------------
+// errors and their limits
+
+#include "../check.h"
+
+enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_EXTENDED }; // a ParamKind: its gradient
+
+// The worst errors of all parts, of models with attention and of recurrent ones, measured with CUDA 13.0:
+// those of bf16's 8 bits, accumulated over the tensors between. Other GPUs add in another order, so an error
+// may be LIMIT times as large. 0: the models do not have the tensor.
+static struct {
+    int quantity;
+    const char* name;
+    double measured[2], worst[2];
+    char where[2][160];
+} quantities[] = {
+    {P_EMBEDDINGS, "embeddings", {1.5e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_MIXER_NORM, "mixer_norm", {1.9e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_Q_PROJ, "q_proj", {2.0e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_K_PROJ, "k_proj", {2.0e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_V_PROJ, "v_proj", {1.2e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_OGATE_PROJ, "ogate_proj", {1.3e-2, 0}, {0, 0}, {"", ""}},
+    {P_FGATE_PROJ, "fgate_proj", {2.3e-2, 0}, {0, 0}, {"", ""}},
+    {P_K_SHIFT, "k_shift", {2.2e-2, 0}, {0, 0}, {"", ""}},
+    {P_V_SHIFT, "v_shift", {2.0e-2, 0}, {0, 0}, {"", ""}},
+    {P_FGATE_BIAS, "fgate_bias", {3.2e-2, 0}, {0, 0}, {"", ""}},
+    {P_Q_NORM, "q_norm", {2.2e-2, 0}, {0, 0}, {"", ""}},
+    {P_K_NORM, "k_norm", {2.1e-2, 0}, {0, 0}, {"", ""}},
+    {P_OUTPUT_NORM, "output_norm", {1.2e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_O_PROJ, "o_proj", {1.2e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_MLP_NORM, "mlp_norm", {1.4e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_GATE_PROJ, "gate_proj", {1.3e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_DOWN_PROJ, "down_proj", {1.3e-2, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_NORM, "norm", {7.6e-3, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_LM_HEAD, "lm_head", {8.2e-3, 2.5e-2}, {0, 0}, {"", ""}},
+    {Q_LOSS, "loss", {2.7e-3, 2.5e-2}, {0, 0}, {"", ""}},
+    {Q_LOGITS, "logits", {8.7e-3, 2.5e-2}, {0, 0}, {"", ""}},
+    {Q_EXTENDED, "extended", {9.5e-3, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_B_PROJ, "b_proj", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_CONV, "conv", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_K_CONV, "k_conv", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_V_CONV, "v_conv", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_CONV_BIAS, "conv_bias", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_DT_BIAS, "dt_bias", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_A_LOG, "A_log", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_D, "D", {0, 2.5e-2}, {0, 0}, {"", ""}},
+    {P_LOWER_BOUNDS, "lower_bounds", {0, 2.5e-2}, {0, 0}, {"", ""}},
+};
+enum { NUM_QUANTITIES = sizeof quantities / sizeof quantities[0] };
+#define LIMIT 1.5
+
+static double norm_of(const double* x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+// `least` replaces ||expected|| where that is smaller.
+static void compare(const char* model, bool recurrent, int quantity, const char* name, const float* got,
+                    const double* expected, int64_t n, double least) {
+    int row = 0;
+    while (row < NUM_QUANTITIES && quantities[row].quantity != quantity) row++;
+    assert(row < NUM_QUANTITIES);
+    double squares = 0, norm = norm_of(expected, n), limit = LIMIT * quantities[row].measured[recurrent];
+    for (int64_t i = 0; i < n; i++)
+        squares += ((double)got[i] - expected[i]) * ((double)got[i] - expected[i]);
+    double error = sqrt(squares) / (norm > least ? norm : least);
+    CHECK(error <= limit, "%s: %s is off by %.2e, more than %.2e", model, name, error, limit);
+    if (error <= quantities[row].worst[recurrent]) return;
+    quantities[row].worst[recurrent] = error;
+    snprintf(quantities[row].where[recurrent], sizeof quantities[row].where[recurrent], "%s of %s", name,
+             model);
+}
+
+static void print_errors(void) {
+    for (int recurrent = 0; recurrent < 2; recurrent++) {
+        printf("%-12s %8s %8s  where the worst is, of models with %s\n", "tensor", "error", "limit",
+               recurrent ? "a recurrence" : "attention");
+        for (int i = 0; i < NUM_QUANTITIES; i++)
+            if (quantities[i].worst[recurrent] > 0)
+                printf("%-12s %8.1e %8.1e  %s\n", quantities[i].name, quantities[i].worst[recurrent],
+                       LIMIT * quantities[i].measured[recurrent], quantities[i].where[recurrent]);
+    }
+}

@@ -117,6 +117,16 @@ static Config variant_config(const char* name) {
     return c;
 }
 
+// The variant with sizes that the GPU's kernels have: heads of 64 channels, or those of the recurrences.
+static inline void variant_for_gpu(char* out, size_t size, const char* name) {
+    const Config c = variant_config(name);
+    long long d = (long long)c.num_heads * (c.mixer == MIXER_ATTENTION ? 64
+                                            : c.mixer == MIXER_MAMBA2  ? 32
+                                                                       : 128);
+    snprintf(out, size, "%s hidden_size=%lld %s", name, d,
+             c.mixer == MIXER_MAMBA2 ? "state_size=128" : "intermediate_size=72");
+}
+
 // Random weights for which every tensor affects the loss: norm weights differ from 1, gates are neither
 // saturated at 0 nor at 1, scores differ. Head i's gate bias is near i: heads forget at different rates.
 static void variant_weights(Model* model) {

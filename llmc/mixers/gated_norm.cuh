@@ -1,0 +1,160 @@
+/*
+Mamba-2's way from the recurrence to its output projection, and what surrounds its time steps:
+
+    step = softplus(dt + dt_bias)    at least 1e-30; log decay = -step e^A_log
+    g = (o + D x) silu(z)            x = v / step
+    y = RMSNorm(g)                   over all di = NH P channels
+
+    v        bf16 columns of a row of C elements: step x, as the recurrence reads it; x itself is not stored
+    z, dz    columns of proj and dproj, bf16, row_stride elements from row to row
+    o, y     bf16 [rows, di]; dout, the gradient of o + D x, too
+    steps    float [rows, NH], as log_decay
+
+Called by mamba2.cuh. As in rmsnorm.cuh a thread block has a row, and a thread eight channels of it; the
+backward pass loops over rows and adds up the gradient of the norm's weight. P is a multiple of 8. The least
+step makes v / step exact: such a step adds nothing to a state, but D x still counts.
+*/
+#pragma once
+
+#include "conv.cuh"
+
+const float LEAST_STEP = 1e-30f;
+
+// A thread per row and head
+__global__ static void __launch_bounds__(256)
+    head_steps_kernel(const __grid_constant__ HeadSteps h, int64_t rows, int64_t row_stride) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, head = i % h.NH;
+    if (i >= rows * h.NH) return;
+    float dt = __bfloat162float(h.dt[i / h.NH * row_stride + head]) + h.dt_bias[head];
+    float step = fmaxf(dt, 0) + log1pf(expf(-fabsf(dt)));
+    if (step < LEAST_STEP) step = LEAST_STEP; // NaN stays
+    h.steps[i] = step;
+    h.log_decay[i] = -step * expf(h.A_log[head]);
+}
+
+// Writes steps and log_decay from dt.
+static inline void head_steps_forward(const HeadSteps* h, int64_t rows, int64_t row_stride,
+                                      cudaStream_t stream) {
+    Range range("time steps", RANGE_FORWARD, stream);
+    CUDA_LAUNCH(head_steps_kernel, (unsigned)ceil_div<int64_t>(rows * h->NH, 256), 256, stream, *h, rows,
+                row_stride);
+}
+
+typedef struct {
+    const bf16 *o, *v, *z;
+    const float* steps;
+    const float* D; // [NH]
+    bf16* dz;
+    int64_t NH, P, C, row_stride;
+    int64_t padding; // columns behind the R first ones of dproj, from `end` on, which become 0
+    bf16* end;
+    Norm norm; // over di channels
+} GatedNorm;
+
+// What a thread reads of one row.
+struct GatedRow {
+    Raw8 o, v, z;
+    float step;
+};
+
+__device__ static inline GatedRow gated_load(const GatedNorm& p, int64_t row, int c, int head) {
+    return {load_raw8_once(p.o + row * p.norm.d + c), load_raw8_once(p.v + row * p.C + c),
+            load_raw8_once(p.z + row * p.row_stride + c), p.steps[row * p.NH + head]};
+}
+
+// o + D x of eight channels
+__device__ static inline void gated_total(float total[8], const GatedRow& row, float D) {
+    float v[8], scale = D / row.step;
+    unpack8(total, row.o);
+    unpack8(v, row.v);
+    for (int i = 0; i < 8; i++) total[i] += scale * v[i];
+}
+
+__global__ static void __launch_bounds__(1024)
+    gated_norm_forward_kernel(bf16* y, const __grid_constant__ GatedNorm p) {
+    __shared__ float sums[32];
+    int d = (int)p.norm.d, c = 8 * (int)threadIdx.x, head = c / (int)p.P;
+    float g[8] = {}, w[8] = {}, sum = 0;
+    if (c < d) {
+        GatedRow row = gated_load(p, blockIdx.x, c, head);
+        float z[8];
+        gated_total(g, row, p.D[head]);
+        unpack8(z, row.z);
+        unpack8(w, load_raw8(p.norm.weight + c));
+        for (int i = 0; i < 8; i++) {
+            g[i] *= z[i] * sigmoidf(z[i]);
+            sum += g[i] * g[i];
+        }
+    }
+    float rstd = norm_rstd(__fdividef(block_sum_all(sum, sums), (float)d), (float)p.norm.eps);
+    if (threadIdx.x == 0) p.norm.rstd[blockIdx.x] = rstd;
+    if (c >= d) return;
+    for (int i = 0; i < 8; i++) g[i] *= rstd * w[i]; // as the backward pass
+    store16_once(y + (int64_t)blockIdx.x * d + c, pack8(g));
+}
+
+// Writes y and rstd.
+static inline void gated_norm_forward(bf16* y, const GatedNorm* p, cudaStream_t stream) {
+    Range range("gated RMSNorm", RANGE_FORWARD, stream);
+    CUDA_LAUNCH(gated_norm_forward_kernel, p->norm.rows, rmsnorm_threads(p->norm.d), stream, y, *p);
+}
+
+__global__ static void __launch_bounds__(1024)
+    gated_norm_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const __grid_constant__ GatedNorm p,
+                               float* partial) {
+    __shared__ float sums[2][32];
+    int d = (int)p.norm.d, c = 8 * (int)threadIdx.x, head = c / (int)p.P;
+    bool active = c < d;
+    float dw[8] = {}, D = active ? p.D[head] : 0;
+    Raw8 weight = {};
+    if (active) weight = load_raw8(p.norm.weight + c);
+    int buffer = 0;
+    for (int64_t at = blockIdx.x; at < p.norm.rows; at += gridDim.x, buffer ^= 1) {
+        float total[8] = {}, g[8], z[8], w[8], gx = 0, rstd = p.norm.rstd[at];
+        GatedRow row = {};
+        Raw8 gradient = {};
+        if (active) {
+            row = gated_load(p, at, c, head);
+            gradient = load_raw8_once(dy + at * d + c);
+            gated_total(total, row, D);
+        }
+        unpack8(g, gradient);
+        unpack8(z, row.z);
+        unpack8(w, weight);
+        for (int i = 0; i < 8; i++) {
+            float gated = total[i] * (z[i] * sigmoidf(z[i]));
+            dw[i] += g[i] * gated * rstd;
+            gx += g[i] * w[i] * gated;
+        }
+        float mean = __fdividef(block_sum_all(gx, sums[buffer]), (float)d) * rstd * rstd;
+        unpack8(g, gradient); // again: fewer registers are in use across the sum
+        unpack8(z, row.z);
+        unpack8(w, weight);
+        for (int i = 0; i < 8; i++) {
+            float open = sigmoidf(z[i]), gated = total[i] * (z[i] * open);
+            float dgated = rstd * (g[i] * w[i] - gated * mean);
+            w[i] = gated * (rstd * w[i]); // y
+            g[i] = dgated * (z[i] * open);
+            total[i] *= dgated * (open * (1 + z[i] * (1 - open))); // dz
+        }
+        if (active) {
+            store16_once(y + at * d + c, pack8(w));
+            store16_once(dout + at * d + c, pack8(g));
+            store16_once(p.dz + at * p.row_stride + c, pack8(total));
+        }
+        for (int i = (int)threadIdx.x; i < p.padding; i += (int)blockDim.x)
+            p.end[at * p.row_stride + i] = __float2bfloat16(0);
+    }
+    if (active) store8(partial + (int64_t)blockIdx.x * d + c, dw);
+}
+
+// Writes dout, which may be dy, dz and the padding, and adds to the norm's weight gradient. y is recomputed,
+// with the bits of the forward pass, so that it need not be kept. partial is scratch of norm_partial_bytes.
+static inline void gated_norm_backward(bf16* dout, bf16* y, const bf16* dy, const GatedNorm* p,
+                                       float* partial, cudaStream_t stream) {
+    Range range("gated RMSNorm", RANGE_BACKWARD, stream);
+    int threads = rmsnorm_threads(p->norm.d);
+    int64_t blocks = resident_groups(gated_norm_backward_kernel, threads, 1, p->norm.rows);
+    CUDA_LAUNCH(gated_norm_backward_kernel, blocks, threads, stream, dout, y, dy, *p, partial);
+    sum_rows(p->norm.dweight, partial, blocks, p->norm.d, true, stream);
+}
