@@ -1,0 +1,240 @@
+/*
+What the kernels of channel.cuh share: the tensors of a pass, gates in registers, products of decays.
+
+Chunks have 64 tokens, tiles 16. A warp computes 16 channels of K, over all tokens of a chunk, so that products
+of decays over tokens need registers and shuffles only. A lane holds element [n][e] of a tile,
+
+    token 8 n + 2 (lane % 4) + e % 2  of channel lane / 4 + 8 (e / 2),
+
+which is both the A operand [channels, tokens] of mma.sync and two of its accumulators.
+
+Within a chunk every pair of tokens i > j is computed by tensor cores, and no decay is ever divided by another:
+let `bit` be the highest bit in which i and j differ, m = i with the bits below it cleared. i lies in the upper
+half of a block of 2^(bit + 1) tokens, j in the lower, and the decay between them is
+
+    prod_{j < t <= i} f_t = prod_{j < t < m} f_t  prod_{m <= t <= i} f_t,    both <= 1.
+
+So level `bit` has one operand, X_t = q_t times the second product for t in an upper half, and k_t times the
+first for t in a lower half; scores of the pairs of the level are X X^T.
+*/
+#pragma once
+
+#include "../cuda/mma_sm80.cuh"
+#include "../cuda/rmsnorm.cuh"
+
+enum { CHANNEL_HEAD = 128, CHANNEL_CHUNK = 64, CHANNEL_TILE = 16, CHANNEL_TILES = 4, CHANNEL_THREADS = 256 };
+enum { CHANNEL_STATE = CHANNEL_HEAD * CHANNEL_HEAD }; // elements of a state
+
+// States at the borders of chunks, of one direction: S at the start of each chunk (forward), or the gradient
+// of the state at its end (backward). A segment is a run of chunks, whose thread block starts from zero:
+//
+//     state = local + decay * segment_state        decay per channel of K
+//
+// A state is stored as fragments: [K / 16, V / 16, 32 lanes, 8], a lane's A operand of 16 x 16 elements.
+typedef struct {
+    bf16* local;          // [B NH, chunks, K V]
+    float* decay;         // [B NH, chunks, K]
+    float* segment_sum;   // [B NH, segments, K V] what a segment adds
+    float* segment_decay; // [B NH, segments, K]
+    bf16* segment_state;  // [B NH, segments, K V]
+} ChannelStates;
+
+// What the kernels read and write; NULL where a pass has no such tensor.
+typedef struct {
+    int T, NH, chunks, segments, segment_chunks;
+    int64_t row_stride;
+    float scale;
+    const bf16 *q, *f, *v, *dout;
+    const float* bound;
+    float* state;
+    bf16 *o, *dq, *df, *dv;
+    float* dbound_partial; // [B chunks, NH K]
+    ChannelStates states[2]; // forward, backward
+} ChannelWork;
+
+// A chunk of a head
+struct ChannelBlock {
+    int chunk, first, count; // its first token, and the number of its tokens
+    int64_t head;            // b NH + h
+    int64_t row;             // b T + first
+    int column;              // of the head in a row
+
+    __device__ static ChannelBlock of(const ChannelWork& w, int64_t head, int chunk) {
+        int first = chunk * CHANNEL_CHUNK;
+        return {chunk, first, min(CHANNEL_CHUNK, w.T - first), head, head / w.NH * w.T + first,
+                (int)(head % w.NH) * CHANNEL_HEAD};
+    }
+};
+
+// Starts copying the chunk's rows of x to a swizzled tile [64, 128]; rows past T become zero.
+__device__ static inline void channel_copy(bf16* tile, const bf16* x, int64_t row_stride,
+                                           const ChannelBlock& b) {
+    sm80_copy_tile<CHANNEL_HEAD, CHANNEL_CHUNK, CHANNEL_THREADS>(tile, x + b.row * row_stride + b.column, 0,
+                                                                 b.count, row_stride);
+}
+
+// Stores a swizzled tile [64, 128] to the chunk's rows of x.
+__device__ static inline void channel_store_rows(bf16* x, int64_t row_stride, const bf16* tile,
+                                                 const ChannelBlock& b) {
+    for (int i = (int)threadIdx.x; i < b.count * (CHANNEL_HEAD / 8); i += CHANNEL_THREADS) {
+        int row = i / (CHANNEL_HEAD / 8), chunk = i % (CHANNEL_HEAD / 8);
+        *(uint4*)(x + (b.row + row) * row_stride + b.column + chunk * 8) =
+            *(const uint4*)((const char*)tile + sm80_chunk_offset<CHANNEL_HEAD>(row, chunk));
+    }
+}
+
+// ----------------------------------------------------------------------------
+// gates
+
+// The warp's raw values of a tile, bf16 pairs of tokens: register r holds element [r / 2][2 (r % 2)] and the
+// next.
+__device__ static inline void channel_load(uint32_t (&raw)[4], const bf16* tile, int tile_index) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    ldmatrix_trans(raw, sm80_advance<CHANNEL_HEAD>(sm80_lane_b<CHANNEL_HEAD>(tile, lane),
+                                                   tile_index * CHANNEL_TILE, warp * 16));
+}
+__device__ static inline float channel_raw(const uint32_t (&raw)[4], int n, int e) {
+    uint32_t pair = raw[2 * n + e / 2];
+    return __uint_as_float(e % 2 ? pair & 0xffff0000u : pair << 16);
+}
+__device__ static inline void channel_pack(uint32_t (&packed)[4], const float (&x)[2][4]) {
+    for (int r = 0; r < 4; r++) packed[r] = pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1]);
+}
+
+// f = bound + (1 - bound) sigmoid(raw) and k = 1 - f, each without cancellation. Tokens from `count` on, of
+// the tile, change nothing: f = 1, k = 0.
+__device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], const uint32_t (&raw)[4],
+                                            const float (&bound)[2], int count) {
+    int token = (int)threadIdx.x % 4 * 2;
+    for (int i = 0; i < 8; i++) {
+        int n = i / 4, e = i % 4;
+        float x = channel_raw(raw, n, e), low = bound[e / 2];
+        float t = exp2_approx(-1.44269504f * (x < -80 ? -80 : x)); // exp(-x), finite
+        float open = __fdividef(1 - low, 1 + t);
+        bool exists = n * 8 + token + e % 2 < count;
+        k[n][e] = exists ? t * open : 0;
+        f[n][e] = k[n][e] < 0.5f ? 1 - k[n][e] : low + open;
+    }
+}
+
+// scale SiLU(raw)
+__device__ static inline void channel_query(float (&q)[2][4], const uint32_t (&raw)[4], float scale) {
+    for (int i = 0; i < 8; i++) {
+        float x = channel_raw(raw, i / 4, i % 4);
+        q[i / 4][i % 4] = scale * x * sigmoidf(x);
+    }
+}
+
+__device__ static inline void channel_bounds(float (&bound)[2], const ChannelWork& w, const ChannelBlock& b) {
+    int channel = b.column + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    for (int i = 0; i < 2; i++) bound[i] = w.bound ? w.bound[channel + 8 * i] : 0;
+}
+
+// 8x8 matrix of a fragment, transposed: an A operand becomes a B operand.
+__device__ static inline uint32_t channel_transpose(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// ----------------------------------------------------------------------------
+// products of decays
+
+// Does the element's token lie in the upper half of its block of 2^(bit + 1) tokens?
+__device__ static inline bool channel_upper(int bit, int n, int e) {
+    return (bit == 0 ? e : bit == 3 ? n : (int)threadIdx.x >> (bit - 1)) & 1;
+}
+
+// Products within blocks of 2^bit tokens: pre from the block's first token to the element's, suf from the next
+// token to the block's last. Calls level(bit) for bit 0 to 3, and returns with those of the whole tile, whose
+// product is total of the lane's two channels.
+struct ChannelProducts {
+    float pre[2][4], suf[2][4], total[2];
+
+    template <class Level> __device__ void compute(const float (&f)[2][4], Level level) {
+        float block[2][4], sibling[2][4];
+        for (int i = 0; i < 8; i++) pre[i / 4][i % 4] = block[i / 4][i % 4] = f[i / 4][i % 4], suf[i / 4][i % 4] = 1;
+#pragma unroll
+        for (int bit = 0; bit < 4; bit++) {
+            level(bit);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                int n = i / 4, e = i % 4;
+                sibling[n][e] = bit == 0   ? block[n][e ^ 1]
+                                : bit == 3 ? block[n ^ 1][e]
+                                : e % 2    ? sibling[n][e - 1]
+                                           : __shfl_xor_sync(~0u, block[n][e], 1 << (bit - 1));
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                int n = i / 4, e = i % 4;
+                bool upper = channel_upper(bit, n, e);
+                pre[n][e] *= upper ? sibling[n][e] : 1;
+                suf[n][e] *= upper ? 1 : sibling[n][e];
+                block[n][e] = bit > 0 && e % 2 ? block[n][e - 1] : block[n][e] * sibling[n][e];
+            }
+        }
+        total[0] = block[0][0], total[1] = block[0][2];
+    }
+    // x = X of level `bit`; only within level(bit) of compute, where the products are those of the level
+    __device__ void operand(float (&x)[2][4], const float (&q)[2][4], const float (&k)[2][4], int bit) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int n = i / 4, e = i % 4;
+            bool upper = channel_upper(bit, n, e);
+            x[n][e] = (upper ? q[n][e] : k[n][e]) * (upper ? pre[n][e] : suf[n][e]);
+        }
+    }
+};
+
+__device__ static inline void channel_multiply(float (&x)[2][4], const float (&a)[2][4],
+                                               const float (&b)[2][4]) {
+    for (int i = 0; i < 8; i++) x[i / 4][i % 4] = a[i / 4][i % 4] * b[i / 4][i % 4];
+}
+
+__device__ static inline void channel_scale(float (&x)[2][4], const float (&a)[2][4],
+                                            const float (&factor)[2]) {
+    for (int i = 0; i < 8; i++) x[i / 4][i % 4] = a[i / 4][i % 4] * factor[i % 4 / 2];
+}
+
+// ----------------------------------------------------------------------------
+// states
+
+// Fragments of a state in flight: the two terms
+struct ChannelFragment {
+    uint4 local, segment;
+
+    __device__ void load(const ChannelWork& w, const ChannelStates& s, const ChannelBlock& b, int fragment) {
+        int64_t chunk = b.head * w.chunks + b.chunk,
+                segment_index = b.head * w.segments + b.chunk / w.segment_chunks;
+        int at = fragment * 32 + (int)threadIdx.x % 32;
+        local = ((const uint4*)s.local)[chunk * (CHANNEL_STATE / 8) + at];
+        segment = ((const uint4*)s.segment_state)[segment_index * (CHANNEL_STATE / 8) + at];
+    }
+    // The fragment; decay of the lane's two channels
+    __device__ void state(float (&x)[8], const float (&decay)[2]) const {
+        float y[8];
+        unpack8(x, local);
+        unpack8(y, segment);
+        for (int i = 0; i < 8; i++) x[i] += decay[i / 2 % 2] * y[i];
+    }
+};
+
+// The decay of a chunk's state since its segment's border, for the lane's channels of the 16 from `channel` on
+__device__ static inline void channel_state_decay(float (&decay)[2], const ChannelWork& w,
+                                                  const ChannelStates& s, const ChannelBlock& b,
+                                                  int channel) {
+    const float* from =
+        s.decay + (b.head * w.chunks + b.chunk) * CHANNEL_HEAD + channel + (int)threadIdx.x % 32 / 4;
+    decay[0] = from[0], decay[1] = from[8];
+}
+
+// Launches a kernel of CHANNEL_THREADS threads with a SHARED of dynamic shared memory.
+template <class SHARED, class... Parameters, class... Arguments>
+static inline void channel_launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream,
+                                  Arguments... arguments) {
+    static_assert(sizeof(SHARED) <= 99 << 10, "a thread block of sm_86 and sm_89 has 99 KiB");
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(SHARED)));
+    kernel<<<grid, CHANNEL_THREADS, sizeof(SHARED), stream>>>(arguments...);
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,314 @@
+/*
+The gradients of queries and gates of a chunk, for channel.cuh. dA_ij = dout_i v_j, P_t and R_t as in
+channel_output.cuh, decay(i, j) the product of f from j + 1 to i; q has its scale:
+
+    dq_i = P_i S dout_i + sum_{j <= i} dA_ij decay(i, j) k_j
+    dk_j = R_j dS v_j   + sum_{i >= j} dA_ij decay(i, j) q_i
+    dlogf_t = rowsum(S_end * dS) + sum_{s >= t} (q_s dq_s - k_s dk_s),    per channel, s within the chunk
+
+The row sums stand for all later chunks, so that nothing is summed over the whole sequence, where q dq and k dk
+would cancel badly. S_end = diag(P) S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) +
+sum_s k_s (R_s dS v_s): S_end is not computed.
+
+One thread block a chunk and head. W = dA + dA^T, and dA_tt on the diagonal, once by all warps; from there on a
+warp has 16 channels, and shares nothing with others. With X a level (channel_gates.cuh) and W restricted to
+the level's pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers
+is the A operand, and the result has the layout of the gates, whose products it is multiplied by.
+*/
+#pragma once
+
+#include "channel_gates.cuh"
+
+struct ChannelKeysShared {
+    bf16 q[CHANNEL_CHUNK * CHANNEL_HEAD], f[CHANNEL_CHUNK * CHANNEL_HEAD]; // their gradients at the end
+    bf16 v[CHANNEL_CHUNK * CHANNEL_HEAD], dout[CHANNEL_CHUNK * CHANNEL_HEAD];
+    bf16 w[CHANNEL_CHUNK * CHANNEL_CHUNK];
+};
+
+// d += a b: a 16x8, b 8x8
+__device__ static inline void channel_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+// W, two blocks of 16 x 16 a warp. Above the diagonal a block is v dout^T.
+__device__ static inline void channel_fill_w(ChannelKeysShared& shared) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i0 = warp / 2 * CHANNEL_TILE;
+#pragma unroll
+    for (int l = 0; l < 2; l++) {
+        int j0 = (warp % 2 * 2 + l) * CHANNEL_TILE;
+        float acc[1][2][4];
+        uint32_t a = sm80_lane_a<CHANNEL_HEAD>(i0 < j0 ? shared.v : shared.dout, lane),
+                 b = sm80_lane_b<CHANNEL_HEAD>(i0 < j0 ? shared.dout : shared.v, lane);
+        sm80_matmul_abt<CHANNEL_HEAD>(acc, sm80_advance<CHANNEL_HEAD>(a, i0, 0),
+                                      sm80_advance<CHANNEL_HEAD>(b, j0, 0),
+                                      [](float(&c)[4], int, int) { c[0] = c[1] = c[2] = c[3] = 0; });
+        for (int x = 0; x < 8; x++) {
+            int i = i0 + lane / 4 + x % 4 / 2 * 8, j = j0 + x / 4 * 8 + lane % 4 * 2 + x % 2;
+            auto at = [&](int row, int column) {
+                return (bf16*)((char*)shared.w + sm80_chunk_offset<CHANNEL_CHUNK>(row, column / 8) +
+                               column % 8 * 2);
+            };
+            bf16 value = (bf16)acc[0][x / 4][x % 4];
+            if (i0 != j0 || i >= j) *at(i, j) = value;
+            if (i0 == j0 && i > j) *at(j, i) = value;
+        }
+    }
+}
+
+// W's rows of tile `from` and columns of tile `to`, as B operands
+__device__ static inline void channel_load_w(uint32_t (&fb)[4], const bf16* w, int from, int to) {
+    int lane = (int)threadIdx.x % 32;
+    ldmatrix_trans(fb, sm80_advance<CHANNEL_CHUNK>(sm80_lane_a<CHANNEL_CHUNK>(w, lane), from * CHANNEL_TILE,
+                                                   to * CHANNEL_TILE));
+}
+
+// The bits of a B operand of 8 x 8 whose pair of tokens belongs to level `bit` < 3: a lane has row
+// 2 (lane % 4) and the next, of column lane / 4.
+__device__ static inline uint32_t channel_mask(int bit) {
+    int lane = (int)threadIdx.x % 32, differ = (lane % 4 * 2) ^ lane / 4;
+    return (differ >> bit == 1 ? 0xffffu : 0) | ((differ ^ 1) >> bit == 1 ? 0xffff0000u : 0);
+}
+
+// dq and dk += the level's gradient g times the decays of the two roles
+__device__ static inline void channel_add(float (&dq)[4], float (&dk)[4], const float (&g)[4], int n, int bit,
+                                          const ChannelProducts& products) {
+    for (int e = 0; e < 4; e++) {
+        bool upper = channel_upper(bit, n, e);
+        dq[e] += upper ? products.pre[n][e] * g[e] : 0;
+        dk[e] += upper ? 0 : products.suf[n][e] * g[e];
+    }
+}
+
+// What a warp keeps of the chunk: gates, and gradients of q and k
+struct ChannelKeys {
+    float f[CHANNEL_TILES][2][4], k[CHANNEL_TILES][2][4];
+    float dq[CHANNEL_TILES][2][4], dk[CHANNEL_TILES][2][4];
+    uint32_t level4[CHANNEL_TILES][4], level5[CHANNEL_TILES][4]; // X as A operands
+    float total[CHANNEL_TILES][2];                               // product of a tile's f
+    float later[2]; // sum over the tokens after the tile in progress, in dlogf
+
+    // dq = S dout, dk = dS v, later = rowsum(S * dS), the lane's part
+    __device__ void inter(const ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b) {
+        int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        float decay[2][2];
+        uint32_t lane_dout = sm80_lane_b<CHANNEL_HEAD>(shared.dout, lane),
+                 lane_v = sm80_lane_b<CHANNEL_HEAD>(shared.v, lane);
+        ChannelFragment fragments[2];
+        for (int i = 0; i < 2; i++) {
+            channel_state_decay(decay[i], w, w.states[i], b, warp * 16);
+            fragments[i].load(w, w.states[i], b, warp * 8);
+            later[i] = 0;
+        }
+        memset(dq, 0, sizeof dq), memset(dk, 0, sizeof dk);
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            float x[2][8];
+            uint32_t fa[2][4], fb[4];
+            for (int i = 0; i < 2; i++) fragments[i].state(x[i], decay[i]);
+            if (c + 1 < 8)
+                for (int i = 0; i < 2; i++) fragments[i].load(w, w.states[i], b, warp * 8 + c + 1);
+            for (int i = 0; i < 8; i++) later[i / 2 % 2] += x[0][i] * x[1][i];
+            for (int r = 0; r < 4; r++) {
+                fa[0][r] = pack_bf16x2(x[0][2 * r], x[0][2 * r + 1]);
+                fa[1][r] = pack_bf16x2(x[1][2 * r], x[1][2 * r + 1]);
+            }
+#pragma unroll
+            for (int t = 0; t < CHANNEL_TILES; t++) {
+                ldmatrix(fb, sm80_advance<CHANNEL_HEAD>(lane_dout, t * 16, c * 16));
+                for (int n = 0; n < 2; n++) sm80_mma(dq[t][n], fa[0], fb[2 * n], fb[2 * n + 1], dq[t][n]);
+                ldmatrix(fb, sm80_advance<CHANNEL_HEAD>(lane_v, t * 16, c * 16));
+                for (int n = 0; n < 2; n++) sm80_mma(dk[t][n], fa[1], fb[2 * n], fb[2 * n + 1], dk[t][n]);
+            }
+        }
+        later[0] = quad_sum(later[0]), later[1] = quad_sum(later[1]);
+    }
+
+    // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
+    __device__ void prepare(const ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b) {
+        float bound[2], before[2] = {1, 1}, after[2] = {1, 1}, sum[2] = {};
+        channel_bounds(bound, w, b);
+#pragma unroll
+        for (int t = 0; t < CHANNEL_TILES; t++) {
+            uint32_t raw[4];
+            channel_load(raw, shared.f, t);
+            channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE);
+            float product[2][2]; // over the lane's tokens, then over the tile
+            for (int c = 0; c < 2; c++) {
+                product[0][c] = f[t][0][2 * c] * f[t][0][2 * c + 1] * f[t][1][2 * c] * f[t][1][2 * c + 1];
+                product[0][c] *= __shfl_xor_sync(~0u, product[0][c], 1);
+                total[t][c] = product[0][c] * __shfl_xor_sync(~0u, product[0][c], 2);
+            }
+        }
+        for (int t = 1; t < CHANNEL_TILES; t++)
+            for (int c = 0; c < 2; c++) after[c] *= total[t][c];
+#pragma unroll
+        for (int t = 0; t < CHANNEL_TILES; t++) {
+            float q[2][4], x[2][4];
+            uint32_t raw[4];
+            ChannelProducts products;
+            channel_load(raw, shared.q, t);
+            channel_query(q, raw, w.scale);
+            products.compute(f[t], [](int) {});
+            channel_multiply(x, t % 2 ? q : k[t], t % 2 ? products.pre : products.suf);
+            channel_pack(level4[t], x);
+            channel_multiply(x, t / 2 ? q : k[t], t / 2 ? products.pre : products.suf);
+            if (t == 0 || t == 3) channel_scale(x, x, total[t == 0 ? 1 : 2]);
+            channel_pack(level5[t], x);
+            for (int i = 0; i < 8; i++) {
+                int n = i / 4, e = i % 4, c = e / 2;
+                dq[t][n][e] *= products.pre[n][e] * before[c];
+                dk[t][n][e] *= products.suf[n][e] * after[c];
+                sum[c] += k[t][n][e] * dk[t][n][e];
+            }
+            for (int c = 0; c < 2; c++) {
+                before[c] *= total[t][c];
+                if (t + 1 < CHANNEL_TILES) {
+                    after[c] = 1;
+                    for (int u = t + 2; u < CHANNEL_TILES; u++) after[c] *= total[u][c];
+                }
+            }
+        }
+        for (int c = 0; c < 2; c++) later[c] = before[c] * later[c] + quad_sum(sum[c]);
+    }
+
+    // Adds what the pairs within the chunk give to dq and dk of tile t.
+    __device__ void intra(const ChannelKeysShared& shared, const float (&q)[2][4], int t) {
+        int lane = (int)threadIdx.x % 32;
+        uint32_t near[4], fb[4];
+        channel_load_w(near, shared.w, t, t);
+        for (int i = 0; i < 4; i++) { // i = j
+            int n = i / 2, e = i % 2, token = t * CHANNEL_TILE + n * 8 + lane % 4 * 2 + e;
+            float g = (float)*(const bf16*)((const char*)shared.w +
+                                            sm80_chunk_offset<CHANNEL_CHUNK>(token, token / 8) + token % 8 * 2);
+            for (int j = e; j < 4; j += 2) dq[t][n][j] += g * k[t][n][j], dk[t][n][j] += g * q[n][j];
+        }
+        ChannelProducts products;
+        products.compute(f[t], [&](int bit) {
+            float x[2][4], g[2][4] = {};
+            uint32_t fa[4], mask = channel_mask(bit);
+            products.operand(x, q, k[t], bit);
+            channel_pack(fa, x);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                int from = bit == 3 ? 1 - n : n; // the eight tokens of the sum
+                uint32_t part = near[2 * n + from];
+                channel_mma_k8(g[n], fa[2 * from], fa[2 * from + 1], bit == 3 ? part : part & mask);
+                channel_add(dq[t][n], dk[t][n], g[n], n, bit, products);
+            }
+        });
+        float g[2][2][4] = {}; // of levels 4 and 5
+        channel_load_w(fb, shared.w, t ^ 1, t);
+        for (int n = 0; n < 2; n++) sm80_mma(g[0][n], level4[t ^ 1], fb[2 * n], fb[2 * n + 1], g[0][n]);
+        for (int i = 0; i < 2; i++) {
+            int from = (t / 2 * 2 ^ 2) + i;
+            channel_load_w(fb, shared.w, from, t);
+            for (int n = 0; n < 2; n++) sm80_mma(g[1][n], level5[from], fb[2 * n], fb[2 * n + 1], g[1][n]);
+        }
+        for (int i = 0; i < 8; i++) {
+            int n = i / 4, e = i % 4;
+            if (t % 2)
+                dq[t][n][e] += products.pre[n][e] * g[0][n][e];
+            else
+                dk[t][n][e] += products.suf[n][e] * g[0][n][e];
+            if (t / 2)
+                dq[t][n][e] += products.pre[n][e] * (t == 3 ? total[2][e / 2] : 1) * g[1][n][e];
+            else
+                dk[t][n][e] += products.suf[n][e] * (t == 0 ? total[1][e / 2] : 1) * g[1][n][e];
+        }
+    }
+
+    // Turns dq of tile t into the gradient of q before SiLU and scale, and dk into that of f before its sigmoid.
+    // Adds to dbound that of the bound.
+    __device__ void finish(const uint32_t (&raw_q)[4], const float (&q)[2][4], const float (&bound)[2],
+                           float (&dbound)[2], float scale, int t) {
+        int lane = (int)threadIdx.x % 32;
+        float sum[2][4]; // from each token to the tile's end
+        for (int i = 0; i < 8; i++) {
+            int n = i / 4, e = i % 4;
+            sum[n][e] = q[n][e] * dq[t][n][e] - k[t][n][e] * dk[t][n][e];
+            float x = channel_raw(raw_q, n, e), open = sigmoidf(x);
+            dq[t][n][e] *= scale * open * (1 + x * (1 - open));
+        }
+        for (int c = 0; c < 2; c++) {
+            float all[2]; // of the eight tokens
+            for (int n = 0; n < 2; n++) {
+                float pair = sum[n][2 * c] + sum[n][2 * c + 1], quad, other = __shfl_xor_sync(~0u, pair, 1);
+                float behind = lane & 1 ? 0 : other;
+                quad = pair + other;
+                other = __shfl_xor_sync(~0u, quad, 2);
+                behind += lane & 2 ? 0 : other;
+                all[n] = quad + other;
+                sum[n][2 * c + 1] += behind;
+                sum[n][2 * c] += sum[n][2 * c + 1];
+            }
+            for (int e = 2 * c; e < 2 * c + 2; e++) sum[0][e] += all[1] + later[c], sum[1][e] += later[c];
+            later[c] += all[0] + all[1];
+        }
+        for (int i = 0; i < 8; i++) {
+            int n = i / 4, e = i % 4, c = e / 2;
+            // of f = low + (1 - low) s: df = dlogf / f - dk
+            float low = bound[c], gate = f[t][n][e], key = k[t][n][e], inverse = low < 1 ? 1 / (1 - low) : 0;
+            float s = low > 0 ? (gate - low) * inverse : gate;
+            dbound[c] += (__fdividef(sum[n][e], gate) - dk[t][n][e]) * key * inverse;
+            dk[t][n][e] = key * (low > 0 ? sum[n][e] * __fdividef(s, gate) : sum[n][e]) - key * s * dk[t][n][e];
+        }
+    }
+};
+
+// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, 128].
+__device__ static inline void channel_store_transposed(bf16* to, const float (&x)[2][4], int tile) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    for (int r = 0; r < 4; r++) {
+        uint32_t pair =
+            channel_transpose(pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1])); // two channels
+        int row = tile * CHANNEL_TILE + r / 2 * 8 + lane / 4, chunk = warp * 2 + r % 2;
+        *(uint32_t*)((char*)to + sm80_chunk_offset<CHANNEL_HEAD>(row, chunk) + lane % 4 * 4) = pair;
+    }
+}
+
+// Grid: chunks, B NH.
+__global__ static void __launch_bounds__(CHANNEL_THREADS, 1)
+    channel_keys_kernel(const __grid_constant__ ChannelWork w) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    ChannelKeysShared& shared = *(ChannelKeysShared*)shared_bytes;
+    ChannelBlock b = ChannelBlock::of(w, blockIdx.y, (int)blockIdx.x);
+    int64_t d = w.NH * CHANNEL_HEAD;
+    channel_copy(shared.v, w.v, w.row_stride, b);
+    channel_copy(shared.dout, w.dout, d, b);
+    channel_copy(shared.q, w.q, w.row_stride, b);
+    channel_copy(shared.f, w.f, w.row_stride, b);
+    cp_async_wait_all();
+    __syncthreads();
+    channel_fill_w(shared);
+    ChannelKeys keys;
+    keys.inter(shared, w, b);
+    keys.prepare(shared, w, b);
+    float bound[2], dbound[2] = {};
+    channel_bounds(bound, w, b);
+    __syncthreads(); // W
+#pragma unroll
+    for (int t = CHANNEL_TILES - 1; t >= 0; t--) {
+        uint32_t raw[4];
+        float q[2][4];
+        channel_load(raw, shared.q, t);
+        channel_query(q, raw, w.scale);
+        keys.intra(shared, q, t);
+        keys.finish(raw, q, bound, dbound, w.scale, t);
+        __syncwarp(); // the warp's columns of the tile have been read
+        channel_store_transposed(shared.q, keys.dq[t], t);
+        channel_store_transposed(shared.f, keys.dk[t], t);
+    }
+    if (w.dbound_partial) {
+        int channel = b.column + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+        float* to = w.dbound_partial + ((int64_t)(b.head / w.NH) * w.chunks + b.chunk) * d + channel;
+        for (int c = 0; c < 2; c++) {
+            float sum = quad_sum(dbound[c]);
+            if (threadIdx.x % 4 == 0) to[8 * c] = sum;
+        }
+    }
+    __syncthreads();
+    channel_store_rows(w.dq, w.row_stride, shared.q, b);
+    channel_store_rows(w.df, w.row_stride, shared.f, b);
+}
