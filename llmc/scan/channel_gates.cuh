@@ -101,19 +101,22 @@ __device__ static inline void channel_pack(uint32_t (&packed)[4], const float (&
     for (int r = 0; r < 4; r++) packed[r] = pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1]);
 }
 
-// f = bound + (1 - bound) sigmoid(raw) and k = 1 - f, each without cancellation. Tokens from `count` on, of
-// the tile, change nothing: f = 1, k = 0.
+// f = bound + (1 - bound) sigmoid(x) and k = 1 - f, each without cancellation
+__device__ static inline void channel_gate(float& f, float& k, float x, float bound) {
+    float t = exp2_approx(-1.44269504f * (x < -80 ? -80 : x)); // exp(-x), finite
+    float open = __fdividef(1 - bound, 1 + t);
+    k = t * open;
+    f = k < 0.5f ? 1 - k : bound + open;
+}
+
+// Of a tile. Tokens from `count` on, of the tile, change nothing: f = 1, k = 0.
 __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], const uint32_t (&raw)[4],
                                             const float (&bound)[2], int count) {
     int token = (int)threadIdx.x % 4 * 2;
     for (int i = 0; i < 8; i++) {
         int n = i / 4, e = i % 4;
-        float x = channel_raw(raw, n, e), low = bound[e / 2];
-        float t = exp2_approx(-1.44269504f * (x < -80 ? -80 : x)); // exp(-x), finite
-        float open = __fdividef(1 - low, 1 + t);
-        bool exists = n * 8 + token + e % 2 < count;
-        k[n][e] = exists ? t * open : 0;
-        f[n][e] = k[n][e] < 0.5f ? 1 - k[n][e] : low + open;
+        channel_gate(f[n][e], k[n][e], channel_raw(raw, n, e), bound[e / 2]);
+        if (n * 8 + token + e % 2 >= count) f[n][e] = 1, k[n][e] = 0;
     }
 }
 

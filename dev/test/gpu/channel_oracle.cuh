@@ -111,7 +111,14 @@ static Results expected(const Shape& s, const Inputs& in, bool backward) {
 // ----------------------------------------------------------------------------
 // plain bf16
 
-static double to_bf16(double x) { return (double)(float)(bf16)(float)x; }
+static double to_bf16(double x) { // to nearest even; x is finite
+    float y = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &y, sizeof y);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+}
 
 // A chunk of a head; [64][K] each
 struct PlainChunk {
@@ -128,71 +135,69 @@ struct PlainChunk {
     void advance(double* S, bool backward) const {
         int last = count - 1;
 #pragma omp parallel for
-        for (int c = 0; c < K; c++)
-            for (int x = 0; x < K; x++) {
-                double sum = S[c * K + x] * decay(last, -1, c);
-                for (int t = 0; t < count; t++)
-                    sum += backward ? to_bf16(q[t][c] * decay(t, -1, c)) * dout[t][x]
-                                    : to_bf16(k[t][c] * decay(last, t, c)) * v[t][x];
-                S[c * K + x] = (float)sum;
+        for (int c = 0; c < K; c++) {
+            double weights[C], *row = S + c * K;
+            for (int t = 0; t < count; t++)
+                weights[t] =
+                    to_bf16(backward ? q[t][c] * decay(t, -1, c) : k[t][c] * (t < last ? decay(last, t, c) : 1));
+            for (int x = 0; x < K; x++) row[x] *= decay(last, -1, c);
+            for (int t = 0; t < count; t++)
+                for (int x = 0; x < K; x++) row[x] += weights[t] * (backward ? dout[t][x] : v[t][x]);
+            for (int x = 0; x < K; x++) row[x] = (float)row[x];
+        }
+    }
+
+    // Adds the pairs i >= j of the chunk to o and the gradients.
+    void pairs() {
+        for (int j = 0; j < count; j++)
+            for (int i = j; i < count; i++) {
+                int r = border(j);
+                bool near = i <= r;
+                double a = 0, g = 0, x[K], y[K], up[K], down[K]; // operands, and their decays
+                for (int c = 0; c < K; c++) {
+                    up[c] = i == j ? 1 : decay(i, near ? j : r, c);
+                    down[c] = near || r == j ? 1 : decay(r, j, c);
+                    x[c] = near ? q[i][c] * up[c] : to_bf16(q[i][c] * up[c]);
+                    y[c] = near ? k[j][c] : to_bf16(k[j][c] * down[c]);
+                    a += x[c] * y[c], g += dout[i][c] * v[j][c];
+                }
+                a = to_bf16(a), g = to_bf16(g);
+                for (int c = 0; c < K; c++) {
+                    o[i][c] += a * v[j][c], dv[j][c] += a * dout[i][c];
+                    dq[i][c] += g * y[c] * up[c], dk[j][c] += g * x[c] * down[c];
+                }
             }
     }
 
     // From the states at the chunk's start and the gradient at its end
     void compute(const double* S, const double* dS) {
-        static const int LAST = C - 1;
         int last = count - 1;
-        vector<double> A(C * C), dA(C * C);
-        auto operands = [&](int i, int j, int c, double* x, double* y) { // of pair i >= j: q and k
-            int r = border(j);
-            bool near = i <= r;
-            *x = near ? q[i][c] : to_bf16(q[i][c] * decay(i, r, c));
-            *y = near ? k[j][c] * (i == j ? 1 : decay(i, j, c)) : to_bf16(k[j][c] * decay(r, j, c));
-        };
-        (void)LAST;
-        for (int i = 0; i < count; i++)
-            for (int j = 0; j <= i; j++) {
-                double a = 0, g = 0, x, y;
-                for (int c = 0; c < K; c++) {
-                    operands(i, j, c, &x, &y);
-                    a += x * y;
-                    g += dout[i][c] * v[j][c];
-                }
-                A[i * C + j] = to_bf16(a), dA[i * C + j] = to_bf16(g);
-            }
-        for (int t = 0; t < count; t++)
+        vector<double> state(K * K), dstate(K * K);
+        for (int i = 0; i < K * K; i++) state[i] = to_bf16(S[i]), dstate[i] = to_bf16(dS[i]);
+        for (int t = 0; t < count; t++) {
+            double start[K], end[K];
             for (int c = 0; c < K; c++) {
-                double out = 0, gv = 0, gq = 0, gk = 0;
-                for (int x = 0; x < K; x++) {
-                    out += to_bf16(q[t][x] * decay(t, -1, x)) * to_bf16(S[x * K + c]);
-                    gv += to_bf16(k[t][x] * decay(last, t, x)) * to_bf16(dS[x * K + c]);
-                    gq += dout[t][x] * to_bf16(S[c * K + x]);
-                    gk += v[t][x] * to_bf16(dS[c * K + x]);
+                start[c] = decay(t, -1, c), end[c] = t < last ? decay(last, t, c) : 1;
+                double x = to_bf16(q[t][c] * start[c]), y = to_bf16(k[t][c] * end[c]), gq = 0, gk = 0;
+                for (int i = 0; i < K; i++) {
+                    o[t][i] = (c ? o[t][i] : 0) + x * state[c * K + i];
+                    dv[t][i] = (c ? dv[t][i] : 0) + y * dstate[c * K + i];
+                    gq += dout[t][i] * state[c * K + i], gk += v[t][i] * dstate[c * K + i];
                 }
-                gq *= decay(t, -1, c), gk *= decay(last, t, c);
-                inter[t][c] = (float)gk;
-                for (int j = 0; j <= t; j++) {
-                    double x, y;
-                    operands(t, j, c, &x, &y);
-                    out += A[t * C + j] * v[j][c];
-                    gq += dA[t * C + j] * y * (t > border(j) ? decay(t, border(j), c) : 1);
-                }
-                for (int i = t; i < count; i++) {
-                    double x, y;
-                    operands(i, t, c, &x, &y);
-                    gv += A[i * C + t] * dout[i][c];
-                    gk += dA[i * C + t] * (i > border(t) ? x * decay(border(t), t, c)
-                                                         : x * (i == t ? 1 : decay(i, t, c)));
-                }
-                o[t][c] = to_bf16(out), dv[t][c] = to_bf16(gv);
-                dq[t][c] = (float)gq, dk[t][c] = (float)gk;
+                dq[t][c] = gq * start[c], dk[t][c] = inter[t][c] = gk * end[c];
             }
+        }
         for (int c = 0; c < K; c++) {
             later[c] = 0;
-            for (int x = 0; x < K; x++)
-                later[c] += to_bf16(S[c * K + x]) * to_bf16(dS[c * K + x]) * decay(last, -1, c);
+            for (int x = 0; x < K; x++) later[c] += state[c * K + x] * dstate[c * K + x] * decay(last, -1, c);
             for (int t = 0; t < count; t++) later[c] += (double)((float)k[t][c] * (float)inter[t][c]);
         }
+        pairs();
+        for (int t = 0; t < count; t++)
+            for (int c = 0; c < K; c++) {
+                o[t][c] = to_bf16(o[t][c]), dv[t][c] = to_bf16(dv[t][c]);
+                dq[t][c] = (float)dq[t][c], dk[t][c] = (float)dk[t][c];
+            }
     }
 };
 

@@ -140,6 +140,10 @@ static void test_scan(const Shape& s, const Decays& x) {
     CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
+typedef struct {
+    int begin, end, slot, position;
+} Rows;
+
 // Sequences that begin with a state, which is updated; then one token of each by channel_step.
 static void test_state(const Shape& s, const Decays& x) {
     Case c(s, x, true);
@@ -149,30 +153,36 @@ static void test_state(const Shape& s, const Decays& x) {
     check_close("o from a state", want.o, doubles(c.o.host()), limit);
     check_close("state", want.state, c.state, limit);
 
-    // Slots in reverse order, with a gap between their states
-    int64_t size = s.NH * K * K, stride = size + 256;
-    vector<float> before = c.state.host(), states((size_t)(s.B * stride)), after = states;
-    vector<int32_t> slots;
-    for (int64_t b = 0; b < s.B; b++) {
-        slots.push_back((int32_t)(s.B - 1 - b));
-        std::copy_n(&before[(size_t)(b * size)], size, &states[(size_t)((s.B - 1 - b) * stride)]);
-    }
+    // Slots in reverse order; of the last sequence the state is not read, as it begins here; the sequence
+    // with two rows is left alone
+    int64_t size = s.NH * K * K;
     Shape one = {s.B, 1, s.NH, s.bound};
     Case next(one, x, false);
+    next.in.state = doubles(c.state.host());
+    std::fill_n(&next.in.state[(size_t)((s.B - 1) * size)], size, 0);
+    vector<Rows> sequences = {{0, 2, (int)s.B, 5}};
+    vector<float> states((size_t)((s.B + 1) * size), 0.25f);
+    for (int64_t b = 0; b < s.B; b++) {
+        sequences.push_back({(int)b, (int)b + 1, (int)(s.B - 1 - b), b + 1 < s.B});
+        for (int64_t i = 0; i < size; i++)
+            states[(size_t)((s.B - 1 - b) * size + i)] =
+                b + 1 < s.B ? (float)next.in.state[(size_t)(b * size + i)] : NAN;
+    }
     Buffer<float> device(states);
-    Buffer<int32_t> device_slots(slots);
+    Buffer<Rows> device_sequences(sequences);
     Channel in = next.channel();
-    ChannelStep step = {in.q, in.f, in.v, in.bound, device, device_slots, stride, 3 * s.d(), (int)s.NH,
-                        next.shape().scale};
-    channel_step(next.o, &step, s.B, 0);
-    next.in.state = doubles(before);
+    ChannelStep step = {in.q, in.f, in.v, in.bound, device, 3 * s.d(), (int)s.NH, next.shape().scale};
+    channel_step(next.o, &step, device_sequences.p, s.B + 1, 0);
     want = expected(one, next.in, false);
     check_bf16("o of a step", want.o, doubles(next.o.host()));
-    after = device.host();
+    states = device.host();
     vector<double> got;
     for (int64_t b = 0; b < s.B; b++)
-        for (int64_t i = 0; i < size; i++) got.push_back(after[(size_t)((s.B - 1 - b) * stride + i)]);
+        for (int64_t i = 0; i < size; i++) got.push_back(states[(size_t)((s.B - 1 - b) * size + i)]);
     check_close("state of a step", want.state, got, FP32_LIMIT);
+    bool untouched = true;
+    for (int64_t i = 0; i < size; i++) untouched &= states[(size_t)(s.B * size + i)] == 0.25f;
+    CHECK(untouched, "%s: a step of a sequence with two rows", test_case);
 }
 
 int main(int argc, char** argv) {
