@@ -120,12 +120,19 @@ __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], 
     }
 }
 
-// scale SiLU(raw)
-__device__ static inline void channel_query(float (&q)[2][4], const uint32_t (&raw)[4], float scale) {
+// q = scale SiLU(raw), and its slope
+__device__ static inline void channel_query(float (&q)[2][4], float (&slope)[2][4], const uint32_t (&raw)[4],
+                                            float scale) {
     for (int i = 0; i < 8; i++) {
-        float x = channel_raw(raw, i / 4, i % 4);
-        q[i / 4][i % 4] = scale * x * sigmoidf(x);
+        int n = i / 4, e = i % 4;
+        float x = channel_raw(raw, n, e), open = sigmoidf(x), scaled = scale * open;
+        q[n][e] = x * scaled;
+        slope[n][e] = scaled + q[n][e] * (1 - open);
     }
+}
+__device__ static inline void channel_query(float (&q)[2][4], const uint32_t (&raw)[4], float scale) {
+    float slope[2][4];
+    channel_query(q, slope, raw, scale);
 }
 
 __device__ static inline void channel_bounds(float (&bound)[2], const ChannelWork& w, const ChannelBlock& b) {
@@ -222,6 +229,36 @@ struct ChannelFragment {
         for (int i = 0; i < 8; i++) x[i] += decay[i / 2 % 2] * y[i];
     }
 };
+
+// The bits of an 8 x 8 matrix, a lane's columns 2 (lane % 4) and the next of row lane / 4, whose row and column
+// differ in `bit` < 3 and in none above
+__device__ static inline uint32_t channel_mask(int bit) {
+    int lane = (int)threadIdx.x % 32, differ = (lane % 4 * 2) ^ lane / 4;
+    return (differ >> bit == 1 ? 0xffffu : 0) | ((differ ^ 1) >> bit == 1 ? 0xffff0000u : 0);
+}
+// Those with row > column
+__device__ static inline uint32_t channel_below(void) {
+    int row = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4 * 2;
+    return (row > column ? 0xffffu : 0) | (row > column + 1 ? 0xffff0000u : 0);
+}
+// Those with row = column
+__device__ static inline uint32_t channel_diagonal(void) {
+    int row = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4 * 2;
+    return (row == column ? 0xffffu : 0) | (row == column + 1 ? 0xffff0000u : 0);
+}
+
+// Stores a block of 16 x 16 to [64, 64] tokens: packed[h][n] is rows 8 h, columns 8 n.
+__device__ static inline void channel_store_block(bf16* to, const uint32_t (&packed)[2][2], int i0, int j0) {
+    int lane = (int)threadIdx.x % 32;
+    for (int n = 0; n < 2; n++) {
+        char* at = (char*)to + sm80_chunk_offset<CHANNEL_CHUNK>(i0 + lane / 4, j0 / 8 + n) + lane % 4 * 4;
+        *(uint32_t*)at = packed[0][n];
+        *(uint32_t*)(at + 8 * CHANNEL_CHUNK * 2) = packed[1][n];
+    }
+}
+__device__ static inline void channel_pack_block(uint32_t (&packed)[2][2], const float (&acc)[2][4]) {
+    for (int i = 0; i < 4; i++) packed[i / 2][i % 2] = pack_bf16x2(acc[i % 2][i / 2 * 2], acc[i % 2][i / 2 * 2 + 1]);
+}
 
 // The decay of a chunk's state since its segment's border, for the lane's channels of the 16 from `channel` on
 __device__ static inline void channel_state_decay(float (&decay)[2], const ChannelWork& w,

@@ -40,20 +40,18 @@ __device__ static inline void channel_fill_w(ChannelKeysShared& shared) {
         int j0 = (warp % 2 * 2 + l) * CHANNEL_TILE;
         float acc[1][2][4];
         uint32_t a = sm80_lane_a<CHANNEL_HEAD>(i0 < j0 ? shared.v : shared.dout, lane),
-                 b = sm80_lane_b<CHANNEL_HEAD>(i0 < j0 ? shared.dout : shared.v, lane);
+                 b = sm80_lane_b<CHANNEL_HEAD>(i0 < j0 ? shared.dout : shared.v, lane), packed[2][2];
         sm80_matmul_abt<CHANNEL_HEAD>(acc, sm80_advance<CHANNEL_HEAD>(a, i0, 0),
                                       sm80_advance<CHANNEL_HEAD>(b, j0, 0),
                                       [](float(&c)[4], int, int) { c[0] = c[1] = c[2] = c[3] = 0; });
-        for (int x = 0; x < 8; x++) {
-            int i = i0 + lane / 4 + x % 4 / 2 * 8, j = j0 + x / 4 * 8 + lane % 4 * 2 + x % 2;
-            auto at = [&](int row, int column) {
-                return (bf16*)((char*)shared.w + sm80_chunk_offset<CHANNEL_CHUNK>(row, column / 8) +
-                               column % 8 * 2);
-            };
-            bf16 value = (bf16)acc[0][x / 4][x % 4];
-            if (i0 != j0 || i >= j) *at(i, j) = value;
-            if (i0 == j0 && i > j) *at(j, i) = value;
+        channel_pack_block(packed, acc[0]);
+        if (i0 == j0) { // its own transpose above the diagonal
+            uint32_t below = channel_below() | channel_diagonal();
+            for (int h = 0; h < 2; h++)
+                packed[h][h] = (packed[h][h] & below) | (channel_transpose(packed[h][h]) & ~below);
+            packed[0][1] = channel_transpose(packed[1][0]);
         }
+        channel_store_block(shared.w, packed, i0, j0);
     }
 }
 
@@ -62,23 +60,6 @@ __device__ static inline void channel_load_w(uint32_t (&fb)[4], const bf16* w, i
     int lane = (int)threadIdx.x % 32;
     ldmatrix_trans(fb, sm80_advance<CHANNEL_CHUNK>(sm80_lane_a<CHANNEL_CHUNK>(w, lane), from * CHANNEL_TILE,
                                                    to * CHANNEL_TILE));
-}
-
-// The bits of a B operand of 8 x 8 whose pair of tokens belongs to level `bit` < 3: a lane has row
-// 2 (lane % 4) and the next, of column lane / 4.
-__device__ static inline uint32_t channel_mask(int bit) {
-    int lane = (int)threadIdx.x % 32, differ = (lane % 4 * 2) ^ lane / 4;
-    return (differ >> bit == 1 ? 0xffffu : 0) | ((differ ^ 1) >> bit == 1 ? 0xffff0000u : 0);
-}
-
-// dq and dk += the level's gradient g times the decays of the two roles
-__device__ static inline void channel_add(float (&dq)[4], float (&dk)[4], const float (&g)[4], int n, int bit,
-                                          const ChannelProducts& products) {
-    for (int e = 0; e < 4; e++) {
-        bool upper = channel_upper(bit, n, e);
-        dq[e] += upper ? products.pre[n][e] * g[e] : 0;
-        dk[e] += upper ? 0 : products.suf[n][e] * g[e];
-    }
 }
 
 // What a warp keeps of the chunk: gates, and gradients of q and k
@@ -90,25 +71,19 @@ struct ChannelKeys {
     float later[2]; // sum over the tokens after the tile in progress, in dlogf
 
     // dq = S dout, dk = dS v, later = rowsum(S * dS), the lane's part
-    __device__ void inter(const ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b) {
+    __device__ void inter(const ChannelKeysShared& shared, const ChannelFragment (&fragments)[2][8],
+                          const ChannelWork& w, const ChannelBlock& b) {
         int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         float decay[2][2];
         uint32_t lane_dout = sm80_lane_b<CHANNEL_HEAD>(shared.dout, lane),
                  lane_v = sm80_lane_b<CHANNEL_HEAD>(shared.v, lane);
-        ChannelFragment fragments[2];
-        for (int i = 0; i < 2; i++) {
-            channel_state_decay(decay[i], w, w.states[i], b, warp * 16);
-            fragments[i].load(w, w.states[i], b, warp * 8);
-            later[i] = 0;
-        }
+        for (int i = 0; i < 2; i++) channel_state_decay(decay[i], w, w.states[i], b, warp * 16), later[i] = 0;
         memset(dq, 0, sizeof dq), memset(dk, 0, sizeof dk);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             float x[2][8];
             uint32_t fa[2][4], fb[4];
-            for (int i = 0; i < 2; i++) fragments[i].state(x[i], decay[i]);
-            if (c + 1 < 8)
-                for (int i = 0; i < 2; i++) fragments[i].load(w, w.states[i], b, warp * 8 + c + 1);
+            for (int i = 0; i < 2; i++) fragments[i][c].state(x[i], decay[i]);
             for (int i = 0; i < 8; i++) later[i / 2 % 2] += x[0][i] * x[1][i];
             for (int r = 0; r < 4; r++) {
                 fa[0][r] = pack_bf16x2(x[0][2 * r], x[0][2 * r + 1]);
@@ -173,30 +148,54 @@ struct ChannelKeys {
         for (int c = 0; c < 2; c++) later[c] = before[c] * later[c] + quad_sum(sum[c]);
     }
 
-    // Adds what the pairs within the chunk give to dq and dk of tile t.
-    __device__ void intra(const ChannelKeysShared& shared, const float (&q)[2][4], int t) {
+    // Adds to dq and dk of tile t, and to balance = q dq - k dk, what a level's pairs give: with g = X W the
+    // gradient of X, which has the tokens' decays in it. balance takes X as rounded: over all tokens of the level's
+    // pairs its sum is then 0 but for rounding to fp32.
+    __device__ void add(float (&balance)[2][4], const float (&decay)[2][4], const uint32_t (&x)[4],
+                        const float (&g)[2][4], int bit, int t) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int n = i / 4, e = i % 4;
+            bool known = bit != 1 && bit != 2;
+            bool upper = bit == 4 ? t % 2 : bit == 5 ? t / 2 : channel_upper(bit, n, e);
+            float gradient = decay[n][e] * g[n][e], signed_g = upper ? g[n][e] : -g[n][e];
+            if (!known || upper) dq[t][n][e] += known ? gradient : upper ? gradient : 0;
+            if (!known || !upper) dk[t][n][e] += known ? gradient : upper ? 0 : gradient;
+            balance[n][e] += channel_raw(x, n, e) * signed_g;
+        }
+    }
+
+    // Adds what the pairs within the chunk give to dq and dk of tile t, and to balance.
+    __device__ void intra(float (&balance)[2][4], const ChannelKeysShared& shared, const float (&q)[2][4], int t) {
         int lane = (int)threadIdx.x % 32;
         uint32_t near[4], fb[4];
         channel_load_w(near, shared.w, t, t);
         for (int i = 0; i < 4; i++) { // i = j
             int n = i / 2, e = i % 2, token = t * CHANNEL_TILE + n * 8 + lane % 4 * 2 + e;
-            float g = (float)*(const bf16*)((const char*)shared.w +
-                                            sm80_chunk_offset<CHANNEL_CHUNK>(token, token / 8) + token % 8 * 2);
+            float g = __bfloat162float(*(const bf16*)(
+                (const char*)shared.w + sm80_chunk_offset<CHANNEL_CHUNK>(token, token / 8) + token % 8 * 2));
             for (int j = e; j < 4; j += 2) dq[t][n][j] += g * k[t][n][j], dk[t][n][j] += g * q[n][j];
         }
         ChannelProducts products;
+        float decay[2][4];
         products.compute(f[t], [&](int bit) {
             float x[2][4], g[2][4] = {};
             uint32_t fa[4], mask = channel_mask(bit);
-            products.operand(x, q, k[t], bit);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                int n = i / 4, e = i % 4;
+                bool upper = channel_upper(bit, n, e);
+                decay[n][e] = upper ? products.pre[n][e] : products.suf[n][e];
+                x[n][e] = decay[n][e] * (upper ? q[n][e] : k[t][n][e]);
+            }
             channel_pack(fa, x);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 int from = bit == 3 ? 1 - n : n; // the eight tokens of the sum
                 uint32_t part = near[2 * n + from];
                 channel_mma_k8(g[n], fa[2 * from], fa[2 * from + 1], bit == 3 ? part : part & mask);
-                channel_add(dq[t][n], dk[t][n], g[n], n, bit, products);
             }
+            add(balance, decay, fa, g, bit, t);
         });
         float g[2][2][4] = {}; // of levels 4 and 5
         channel_load_w(fb, shared.w, t ^ 1, t);
@@ -206,53 +205,48 @@ struct ChannelKeys {
             channel_load_w(fb, shared.w, from, t);
             for (int n = 0; n < 2; n++) sm80_mma(g[1][n], level5[from], fb[2 * n], fb[2 * n + 1], g[1][n]);
         }
-        for (int i = 0; i < 8; i++) {
-            int n = i / 4, e = i % 4;
-            if (t % 2)
-                dq[t][n][e] += products.pre[n][e] * g[0][n][e];
-            else
-                dk[t][n][e] += products.suf[n][e] * g[0][n][e];
-            if (t / 2)
-                dq[t][n][e] += products.pre[n][e] * (t == 3 ? total[2][e / 2] : 1) * g[1][n][e];
-            else
-                dk[t][n][e] += products.suf[n][e] * (t == 0 ? total[1][e / 2] : 1) * g[1][n][e];
-        }
+        add(balance, t % 2 ? products.pre : products.suf, level4[t], g[0], 4, t);
+        float one[2] = {1, 1};
+        channel_scale(decay, t / 2 ? products.pre : products.suf, t == 0 ? total[1] : t == 3 ? total[2] : one);
+        add(balance, decay, level5[t], g[1], 5, t);
     }
 
-    // Turns dq of tile t into the gradient of q before SiLU and scale, and dk into that of f before its sigmoid.
-    // Adds to dbound that of the bound.
-    __device__ void finish(const uint32_t (&raw_q)[4], const float (&q)[2][4], const float (&bound)[2],
-                           float (&dbound)[2], float scale, int t) {
+    // balance of each token becomes its dlogf: the sum from the token on.
+    __device__ void sum_later(float (&balance)[2][4]) {
         int lane = (int)threadIdx.x % 32;
-        float sum[2][4]; // from each token to the tile's end
-        for (int i = 0; i < 8; i++) {
-            int n = i / 4, e = i % 4;
-            sum[n][e] = q[n][e] * dq[t][n][e] - k[t][n][e] * dk[t][n][e];
-            float x = channel_raw(raw_q, n, e), open = sigmoidf(x);
-            dq[t][n][e] *= scale * open * (1 + x * (1 - open));
-        }
         for (int c = 0; c < 2; c++) {
             float all[2]; // of the eight tokens
             for (int n = 0; n < 2; n++) {
-                float pair = sum[n][2 * c] + sum[n][2 * c + 1], quad, other = __shfl_xor_sync(~0u, pair, 1);
+                float pair = balance[n][2 * c] + balance[n][2 * c + 1], quad,
+                      other = __shfl_xor_sync(~0u, pair, 1);
                 float behind = lane & 1 ? 0 : other;
                 quad = pair + other;
                 other = __shfl_xor_sync(~0u, quad, 2);
                 behind += lane & 2 ? 0 : other;
                 all[n] = quad + other;
-                sum[n][2 * c + 1] += behind;
-                sum[n][2 * c] += sum[n][2 * c + 1];
+                balance[n][2 * c + 1] += behind + later[c];
+                balance[n][2 * c] += balance[n][2 * c + 1];
             }
-            for (int e = 2 * c; e < 2 * c + 2; e++) sum[0][e] += all[1] + later[c], sum[1][e] += later[c];
+            for (int e = 2 * c; e < 2 * c + 2; e++) balance[0][e] += all[1];
             later[c] += all[0] + all[1];
         }
-        for (int i = 0; i < 8; i++) {
+    }
+
+    // Turns dk of tile t into the gradient of f before its sigmoid; dlogf of the tile. With bounds adds to dbound.
+    __device__ void finish(const float (&dlogf)[2][4], const float (&bound)[2], bool bounded, float (&dbound)[2],
+                           int t) {
+        for (int i = 0; i < 8 && !bounded; i++) {
+            int n = i / 4, e = i % 4;
+            dk[t][n][e] = k[t][n][e] * (dlogf[n][e] - f[t][n][e] * dk[t][n][e]);
+        }
+        float inverse[2];
+        for (int c = 0; c < 2; c++) inverse[c] = bound[c] < 1 ? __fdividef(1, 1 - bound[c]) : 0;
+        for (int i = 0; i < 8 && bounded; i++) { // f = low + (1 - low) s, df = dlogf / f - dk
             int n = i / 4, e = i % 4, c = e / 2;
-            // of f = low + (1 - low) s: df = dlogf / f - dk
-            float low = bound[c], gate = f[t][n][e], key = k[t][n][e], inverse = low < 1 ? 1 / (1 - low) : 0;
-            float s = low > 0 ? (gate - low) * inverse : gate;
-            dbound[c] += (__fdividef(sum[n][e], gate) - dk[t][n][e]) * key * inverse;
-            dk[t][n][e] = key * (low > 0 ? sum[n][e] * __fdividef(s, gate) : sum[n][e]) - key * s * dk[t][n][e];
+            float low = bound[c], gate = f[t][n][e], key = k[t][n][e], s = (gate - low) * inverse[c];
+            float df = low > 0 ? __fdividef(dlogf[n][e], gate) - dk[t][n][e] : 0;
+            dbound[c] += df * key * inverse[c];
+            dk[t][n][e] = key * (low > 0 ? df * s : dlogf[n][e] - gate * dk[t][n][e]);
         }
     }
 };
@@ -279,11 +273,14 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 1)
     channel_copy(shared.dout, w.dout, d, b);
     channel_copy(shared.q, w.q, w.row_stride, b);
     channel_copy(shared.f, w.f, w.row_stride, b);
+    ChannelFragment fragments[2][8]; // in flight with the tiles
+    for (int i = 0; i < 16; i++)
+        fragments[i / 8][i % 8].load(w, w.states[i / 8], b, (int)threadIdx.x / 32 * 8 + i % 8);
     cp_async_wait_all();
     __syncthreads();
     channel_fill_w(shared);
     ChannelKeys keys;
-    keys.inter(shared, w, b);
+    keys.inter(shared, fragments, w, b);
     keys.prepare(shared, w, b);
     float bound[2], dbound[2] = {};
     channel_bounds(bound, w, b);
@@ -291,11 +288,17 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 1)
 #pragma unroll
     for (int t = CHANNEL_TILES - 1; t >= 0; t--) {
         uint32_t raw[4];
-        float q[2][4];
+        float q[2][4], slope[2][4], balance[2][4];
         channel_load(raw, shared.q, t);
-        channel_query(q, raw, w.scale);
-        keys.intra(shared, q, t);
-        keys.finish(raw, q, bound, dbound, w.scale, t);
+        channel_query(q, slope, raw, w.scale);
+        for (int i = 0; i < 8; i++) {
+            int n = i / 4, e = i % 4;
+            balance[n][e] = q[n][e] * keys.dq[t][n][e] - keys.k[t][n][e] * keys.dk[t][n][e];
+        }
+        keys.intra(balance, shared, q, t);
+        keys.sum_later(balance);
+        channel_multiply(keys.dq[t], keys.dq[t], slope);
+        keys.finish(balance, bound, w.bound != NULL, dbound, t);
         __syncwarp(); // the warp's columns of the tile have been read
         channel_store_transposed(shared.q, keys.dq[t], t);
         channel_store_transposed(shared.f, keys.dk[t], t);

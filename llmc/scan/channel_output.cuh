@@ -51,46 +51,49 @@ __device__ static inline void channel_scores_block(float (&acc)[2][4], const bf1
     }
 }
 
-__device__ static inline char* channel_score(bf16* scores, int i, int j) {
-    return (char*)scores + sm80_chunk_offset<CHANNEL_CHUNK>(i, j / 8) + j % 8 * 2;
-}
-
-// Levels 0 to 3: pairs of tokens in the same tile. A warp has two levels of one tile.
+// Pairs of tokens in the same tile: levels 0 to 2 and the diagonal by the even warps, level 3 by the odd ones.
 __device__ static inline void channel_near_scores(ChannelOutputShared& shared) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, first = warp / 2 * CHANNEL_TILE;
+    uint32_t packed[2][2], all[2][2] = {};
+    if (warp % 2) {
+        float acc[2][4] = {};
+        channel_scores_block(acc, shared.x[3], first, first);
+        channel_pack_block(packed, acc);
+        int at = sm80_chunk_offset<CHANNEL_CHUNK>(first + 8 + lane / 4, first / 8) + lane % 4 * 4;
+        *(uint32_t*)((char*)shared.scores + at) = packed[1][0];
+        return;
+    }
+    for (int h = 0; h < 2; h++) { // a lane's row
+        float sum = 0;
+        for (int i = 0; i < 8; i++) sum += shared.diagonal[i][first + 8 * h + lane / 4];
+        all[h][h] = pack_bf16x2(sum, sum) & channel_diagonal();
+    }
 #pragma unroll
-    for (int l = 0; l < 2; l++) {
-        int bit = warp % 2 * 2 + l;
+    for (int bit = 0; bit < 3; bit++) {
         float acc[2][4] = {};
         channel_scores_block(acc, shared.x[bit], first, first);
-        for (int x = 0; x < 8; x++) {
-            int i = lane / 4 + x % 4 / 2 * 8, j = x / 4 * 8 + lane % 4 * 2 + x % 2;
-            if (i > j && (i ^ j) >> bit == 1)
-                *(bf16*)channel_score(shared.scores, first + i, first + j) = (bf16)acc[x / 4][x % 4];
-        }
+        channel_pack_block(packed, acc);
+        for (int h = 0; h < 2; h++) all[h][h] |= packed[h][h] & channel_mask(bit) & channel_below();
+    }
+    for (int h = 0; h < 2; h++) { // the other warp has rows 8 to 15 of columns 0 to 7
+        int at = sm80_chunk_offset<CHANNEL_CHUNK>(first + lane / 4, first / 8 + h) + lane % 4 * 4;
+        *(uint32_t*)((char*)shared.scores + at) = h ? 0 : all[0][0];
+        if (h) *(uint32_t*)((char*)shared.scores + at + 8 * CHANNEL_CHUNK * 2) = all[1][1];
     }
 }
 
-// Level 4 in x[0], level 5 in x[1], and the diagonal
+// Level 4, in x[0], by warps 4 and 5, level 5, in x[1], by warps 0 to 3
 __device__ static inline void channel_far_scores(ChannelOutputShared& shared) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    if (warp >= 6) {
-        int t = (int)threadIdx.x - 6 * 32;
-        float sum = 0;
-        for (int i = 0; i < 8; i++) sum += shared.diagonal[i][t];
-        *(bf16*)channel_score(shared.scores, t, t) = (bf16)sum;
-        return;
-    }
+    int warp = (int)threadIdx.x / 32;
     bool level5 = warp < 4;
+    if (warp >= 6) return;
     int i0 = (level5 ? 2 + warp / 2 : warp * 2 - 7) * CHANNEL_TILE,
         j0 = (level5 ? warp % 2 : warp * 2 - 8) * CHANNEL_TILE;
     float acc[2][4] = {};
+    uint32_t packed[2][2];
     channel_scores_block(acc, shared.x[level5], i0, j0);
-    for (int x = 0; x < 4; x++) {
-        int i = i0 + lane / 4 + x % 2 * 8, j = j0 + x / 2 * 8 + lane % 4 * 2;
-        *(uint32_t*)channel_score(shared.scores, i, j) =
-            pack_bf16x2(acc[x / 2][x % 2 * 2], acc[x / 2][x % 2 * 2 + 1]);
-    }
+    channel_pack_block(packed, acc);
+    channel_store_block(shared.scores, packed, i0, j0);
 }
 
 // The gates of the warp's channels: fills shared.x with levels 0 to 3, and the diagonal's parts. Then
@@ -164,7 +167,7 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     extern __shared__ __align__(1024) char shared_bytes[];
     ChannelOutputShared& shared = *(ChannelOutputShared*)shared_bytes;
     const ChannelStates& states = w.states[BACKWARD];
-    int tid = (int)threadIdx.x, lane = tid % 32, warp = tid / 32;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int64_t d = w.NH * CHANNEL_HEAD;
     ChannelBlock b = ChannelBlock::of(w, blockIdx.y, (int)blockIdx.x);
     channel_copy(shared.raw[0], w.q, w.row_stride, b);
@@ -172,8 +175,6 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     cp_async_commit_group();
     channel_copy(shared.values, BACKWARD ? w.dout : w.v, BACKWARD ? d : w.row_stride, b);
     cp_async_commit_group();
-    for (int i = tid; i < CHANNEL_CHUNK * CHANNEL_CHUNK / 8; i += CHANNEL_THREADS)
-        ((uint4*)shared.scores)[i] = make_uint4(0, 0, 0, 0);
     cp_async_wait_group<1>();
     __syncthreads();
     {

@@ -54,7 +54,7 @@ struct Case {
             bf16* row = &rows[i / d * 3 * d + i % d];
             row[0] = q[i], row[d] = f[i], row[2 * d] = v[i];
         }
-        for (size_t i = 0; i < d; i++) low[i] = (float)(i % 7) / 8;
+        for (size_t i = 0; i < d; i++) low[i] = (float)(i % 7 + 1) / 8;
         in = {doubles(q), doubles(f), doubles(v), doubles(g), doubles(low), doubles(first)};
         proj = rows, dout = g, bound = low;
         if (state.n) state = first;
