@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
             if (i == 2) channel_states(&backward, heads, true, 0);
             if (i == 3)
                 channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
-            if (i == 4) channel_launch<ChannelKeysShared>(channel_keys_kernel, grid, 0, backward);
+            if (i == 4) channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), 0, backward);
             if (i == 5) channel_forward(o, &x, &shape, 0);
             if (i == 6) channel_backward(&g, &x, &shape, 0);
         });

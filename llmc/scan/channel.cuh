@@ -124,7 +124,7 @@ static inline void channel_backward(const ChannelBackward* g, const Channel* x, 
     dim3 grid((unsigned)w.chunks, (unsigned)heads);
     channel_states(&w, heads, true, stream);
     channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, stream, w);
-    channel_launch<ChannelKeysShared>(channel_keys_kernel, grid, stream, w);
+    channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), stream, w);
     if (g->dbound)
         sum_rows(g->dbound, w.dbound_partial, s->B * w.chunks, s->NH * CHANNEL_HEAD, false, stream);
 }

@@ -22,7 +22,8 @@ first for t in a lower half; scores of the pairs of the level are X X^T.
 #include "../cuda/mma_sm80.cuh"
 #include "../cuda/rmsnorm.cuh"
 
-enum { CHANNEL_HEAD = 128, CHANNEL_CHUNK = 64, CHANNEL_TILE = 16, CHANNEL_TILES = 4, CHANNEL_THREADS = 256 };
+enum { CHANNEL_HEAD = 128, CHANNEL_CHUNK = 64, CHANNEL_TILE = 16, CHANNEL_TILES = 4 };
+enum { CHANNEL_THREADS = 256 }; // a warp for every 16 channels of a head
 enum { CHANNEL_STATE = CHANNEL_HEAD * CHANNEL_HEAD }; // elements of a state
 
 // States at the borders of chunks, of one direction: S at the start of each chunk (forward), or the gradient
@@ -66,20 +67,22 @@ struct ChannelBlock {
     }
 };
 
-// Starts copying the chunk's rows of x to a swizzled tile [64, 128]; rows past T become zero.
-__device__ static inline void channel_copy(bf16* tile, const bf16* x, int64_t row_stride,
-                                           const ChannelBlock& b) {
-    sm80_copy_tile<CHANNEL_HEAD, CHANNEL_CHUNK, CHANNEL_THREADS>(tile, x + b.row * row_stride + b.column, 0,
-                                                                 b.count, row_stride);
+// Starts copying WIDTH columns of the chunk's rows of x, from `column` of the head on, to a swizzled tile; rows past
+// T become zero.
+template <int WIDTH = CHANNEL_HEAD, int THREADS = WIDTH * 2>
+__device__ static inline void channel_copy(bf16* tile, const bf16* x, int64_t row_stride, const ChannelBlock& b,
+                                           int column = 0) {
+    sm80_copy_tile<WIDTH, CHANNEL_CHUNK, THREADS>(tile, x + b.row * row_stride + b.column + column, 0, b.count,
+                                                    row_stride);
 }
-
-// Stores a swizzled tile [64, 128] to the chunk's rows of x.
+// Stores the tile to the chunk's rows of x.
+template <int WIDTH = CHANNEL_HEAD>
 __device__ static inline void channel_store_rows(bf16* x, int64_t row_stride, const bf16* tile,
-                                                 const ChannelBlock& b) {
-    for (int i = (int)threadIdx.x; i < b.count * (CHANNEL_HEAD / 8); i += CHANNEL_THREADS) {
-        int row = i / (CHANNEL_HEAD / 8), chunk = i % (CHANNEL_HEAD / 8);
-        *(uint4*)(x + (b.row + row) * row_stride + b.column + chunk * 8) =
-            *(const uint4*)((const char*)tile + sm80_chunk_offset<CHANNEL_HEAD>(row, chunk));
+                                                 const ChannelBlock& b, int column = 0) {
+    for (int i = (int)threadIdx.x; i < b.count * (WIDTH / 8); i += WIDTH * 2) {
+        int row = i / (WIDTH / 8), chunk = i % (WIDTH / 8);
+        *(uint4*)(x + (b.row + row) * row_stride + b.column + column + chunk * 8) =
+            *(const uint4*)((const char*)tile + sm80_chunk_offset<WIDTH>(row, chunk));
     }
 }
 
@@ -88,10 +91,11 @@ __device__ static inline void channel_store_rows(bf16* x, int64_t row_stride, co
 
 // The warp's raw values of a tile, bf16 pairs of tokens: register r holds element [r / 2][2 (r % 2)] and the
 // next.
-__device__ static inline void channel_load(uint32_t (&raw)[4], const bf16* tile, int tile_index) {
+template <int WIDTH = CHANNEL_HEAD>
+__device__ static inline void channel_load(uint32_t (&raw)[4], const bf16* rows, int tile) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    ldmatrix_trans(raw, sm80_advance<CHANNEL_HEAD>(sm80_lane_b<CHANNEL_HEAD>(tile, lane),
-                                                   tile_index * CHANNEL_TILE, warp * 16));
+    ldmatrix_trans(
+        raw, sm80_advance<WIDTH>(sm80_lane_b<WIDTH>(rows, lane), tile * CHANNEL_TILE, warp * 16));
 }
 __device__ static inline float channel_raw(const uint32_t (&raw)[4], int n, int e) {
     uint32_t pair = raw[2 * n + e / 2];
@@ -103,8 +107,9 @@ __device__ static inline void channel_pack(uint32_t (&packed)[4], const float (&
 
 // f = bound + (1 - bound) sigmoid(x) and k = 1 - f, each without cancellation
 __device__ static inline void channel_gate(float& f, float& k, float x, float bound) {
-    float t = exp2_approx(-1.44269504f * (x < -80 ? -80 : x)); // exp(-x), finite
-    float open = __fdividef(1 - bound, 1 + t);
+    float least = -80; // exp(-x) is finite, NaN stays NaN
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(least));
+    float t = exp2_approx(-1.44269504f * x), open = __fdividef(1 - bound, 1 + t);
     k = t * open;
     f = k < 0.5f ? 1 - k : bound + open;
 }
@@ -116,8 +121,9 @@ __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], 
     for (int i = 0; i < 8; i++) {
         int n = i / 4, e = i % 4;
         channel_gate(f[n][e], k[n][e], channel_raw(raw, n, e), bound[e / 2]);
-        if (n * 8 + token + e % 2 >= count) f[n][e] = 1, k[n][e] = 0;
     }
+    for (int i = 0; i < 8 && count < CHANNEL_TILE; i++)
+        if (i / 4 * 8 + token + i % 2 >= count) f[i / 4][i % 4] = 1, k[i / 4][i % 4] = 0;
 }
 
 // q = scale SiLU(raw), and its slope
@@ -135,8 +141,10 @@ __device__ static inline void channel_query(float (&q)[2][4], const uint32_t (&r
     channel_query(q, slope, raw, scale);
 }
 
-__device__ static inline void channel_bounds(float (&bound)[2], const ChannelWork& w, const ChannelBlock& b) {
-    int channel = b.column + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+// Of the lane's channels, of a warp of the 16 from `channel` of the head on
+__device__ static inline void channel_bounds(float (&bound)[2], const ChannelWork& w, const ChannelBlock& b,
+                                             int channel) {
+    channel += b.column + (int)threadIdx.x % 32 / 4;
     for (int i = 0; i < 2; i++) bound[i] = w.bound ? w.bound[channel + 8 * i] : 0;
 }
 
@@ -269,12 +277,12 @@ __device__ static inline void channel_state_decay(float (&decay)[2], const Chann
     decay[0] = from[0], decay[1] = from[8];
 }
 
-// Launches a kernel of CHANNEL_THREADS threads with a SHARED of dynamic shared memory.
+// Launches a kernel of SHARED::THREADS threads with a SHARED of dynamic shared memory.
 template <class SHARED, class... Parameters, class... Arguments>
 static inline void channel_launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream,
                                   Arguments... arguments) {
     static_assert(sizeof(SHARED) <= 99 << 10, "a thread block of sm_86 and sm_89 has 99 KiB");
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(SHARED)));
-    kernel<<<grid, CHANNEL_THREADS, sizeof(SHARED), stream>>>(arguments...);
+    kernel<<<grid, SHARED::THREADS, sizeof(SHARED), stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }

@@ -10,7 +10,7 @@ The row sums stand for all later chunks, so that nothing is summed over the whol
 would cancel badly. S_end = diag(P) S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) +
 sum_s k_s (R_s dS v_s): S_end is not computed.
 
-One thread block a chunk and head. W = dA + dA^T, and dA_tt on the diagonal, once by all warps; from there on a
+W = dA + dA^T, and dA_tt on the diagonal, once by all warps of a thread block; from there on a
 warp has 16 channels, and shares nothing with others. With X a level (channel_gates.cuh) and W restricted to
 the level's pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers
 is the A operand, and the result has the layout of the gates, whose products it is multiplied by.
@@ -19,10 +19,16 @@ is the A operand, and the result has the layout of the gates, whose products it 
 
 #include "channel_gates.cuh"
 
+// 64 channels: two thread blocks of a chunk and head, which both compute W. Of the two on a multiprocessor one copies
+// while the other computes.
+enum { CHANNEL_KEYS = 64 };
+
 struct ChannelKeysShared {
-    bf16 q[CHANNEL_CHUNK * CHANNEL_HEAD], f[CHANNEL_CHUNK * CHANNEL_HEAD]; // their gradients at the end
+    static constexpr int THREADS = 2 * CHANNEL_KEYS;
+    bf16 q[CHANNEL_CHUNK * CHANNEL_KEYS], f[CHANNEL_CHUNK * CHANNEL_KEYS]; // their gradients at the end
     bf16 v[CHANNEL_CHUNK * CHANNEL_HEAD], dout[CHANNEL_CHUNK * CHANNEL_HEAD];
     bf16 w[CHANNEL_CHUNK * CHANNEL_CHUNK];
+    uint4 level4[CHANNEL_TILES][THREADS], level5[CHANNEL_TILES][THREADS]; // X as A operands, of every thread
 };
 
 // d += a b: a 16x8, b 8x8
@@ -32,12 +38,11 @@ __device__ static inline void channel_mma_k8(float (&d)[4], uint32_t a0, uint32_
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-// W, two blocks of 16 x 16 a warp. Above the diagonal a block is v dout^T.
+// W, four blocks of 16 x 16 a warp. Above the diagonal a block is v dout^T.
 __device__ static inline void channel_fill_w(ChannelKeysShared& shared) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i0 = warp / 2 * CHANNEL_TILE;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i0 = warp * CHANNEL_TILE;
 #pragma unroll
-    for (int l = 0; l < 2; l++) {
-        int j0 = (warp % 2 * 2 + l) * CHANNEL_TILE;
+    for (int j0 = 0; j0 < CHANNEL_CHUNK; j0 += CHANNEL_TILE) {
         float acc[1][2][4];
         uint32_t a = sm80_lane_a<CHANNEL_HEAD>(i0 < j0 ? shared.v : shared.dout, lane),
                  b = sm80_lane_b<CHANNEL_HEAD>(i0 < j0 ? shared.dout : shared.v, lane), packed[2][2];
@@ -62,22 +67,26 @@ __device__ static inline void channel_load_w(uint32_t (&fb)[4], const bf16* w, i
                                                    to * CHANNEL_TILE));
 }
 
+__device__ static inline void channel_load_level(uint32_t (&x)[4], const uint4* level) {
+    uint4 packed = level[threadIdx.x];
+    x[0] = packed.x, x[1] = packed.y, x[2] = packed.z, x[3] = packed.w;
+}
+
 // What a warp keeps of the chunk: gates, and gradients of q and k
 struct ChannelKeys {
     float f[CHANNEL_TILES][2][4], k[CHANNEL_TILES][2][4];
     float dq[CHANNEL_TILES][2][4], dk[CHANNEL_TILES][2][4];
-    uint32_t level4[CHANNEL_TILES][4], level5[CHANNEL_TILES][4]; // X as A operands
-    float total[CHANNEL_TILES][2];                               // product of a tile's f
+    float total[CHANNEL_TILES][2]; // product of a tile's f
     float later[2]; // sum over the tokens after the tile in progress, in dlogf
 
     // dq = S dout, dk = dS v, later = rowsum(S * dS), the lane's part
     __device__ void inter(const ChannelKeysShared& shared, const ChannelFragment (&fragments)[2][8],
-                          const ChannelWork& w, const ChannelBlock& b) {
-        int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+                          const ChannelWork& w, const ChannelBlock& b, int channel) {
+        int lane = (int)threadIdx.x % 32;
         float decay[2][2];
         uint32_t lane_dout = sm80_lane_b<CHANNEL_HEAD>(shared.dout, lane),
                  lane_v = sm80_lane_b<CHANNEL_HEAD>(shared.v, lane);
-        for (int i = 0; i < 2; i++) channel_state_decay(decay[i], w, w.states[i], b, warp * 16), later[i] = 0;
+        for (int i = 0; i < 2; i++) channel_state_decay(decay[i], w, w.states[i], b, channel), later[i] = 0;
         memset(dq, 0, sizeof dq), memset(dk, 0, sizeof dk);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
@@ -101,13 +110,13 @@ struct ChannelKeys {
     }
 
     // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
-    __device__ void prepare(const ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b) {
-        float bound[2], before[2] = {1, 1}, after[2] = {1, 1}, sum[2] = {};
-        channel_bounds(bound, w, b);
+    __device__ void prepare(ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b,
+                            const float (&bound)[2]) {
+        float before[2] = {1, 1}, after[2] = {1, 1}, sum[2] = {};
 #pragma unroll
         for (int t = 0; t < CHANNEL_TILES; t++) {
             uint32_t raw[4];
-            channel_load(raw, shared.f, t);
+            channel_load<CHANNEL_KEYS>(raw, shared.f, t);
             channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE);
             float product[2][2]; // over the lane's tokens, then over the tile
             for (int c = 0; c < 2; c++) {
@@ -121,16 +130,18 @@ struct ChannelKeys {
 #pragma unroll
         for (int t = 0; t < CHANNEL_TILES; t++) {
             float q[2][4], x[2][4];
-            uint32_t raw[4];
+            uint32_t raw[4], packed[4];
             ChannelProducts products;
-            channel_load(raw, shared.q, t);
+            channel_load<CHANNEL_KEYS>(raw, shared.q, t);
             channel_query(q, raw, w.scale);
             products.compute(f[t], [](int) {});
             channel_multiply(x, t % 2 ? q : k[t], t % 2 ? products.pre : products.suf);
-            channel_pack(level4[t], x);
+            channel_pack(packed, x);
+            shared.level4[t][threadIdx.x] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
             channel_multiply(x, t / 2 ? q : k[t], t / 2 ? products.pre : products.suf);
             if (t == 0 || t == 3) channel_scale(x, x, total[t == 0 ? 1 : 2]);
-            channel_pack(level5[t], x);
+            channel_pack(packed, x);
+            shared.level5[t][threadIdx.x] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
             for (int i = 0; i < 8; i++) {
                 int n = i / 4, e = i % 4, c = e / 2;
                 dq[t][n][e] *= products.pre[n][e] * before[c];
@@ -198,17 +209,22 @@ struct ChannelKeys {
             add(balance, decay, fa, g, bit, t);
         });
         float g[2][2][4] = {}; // of levels 4 and 5
+        uint32_t x[4];
+        channel_load_level(x, shared.level4[t ^ 1]);
         channel_load_w(fb, shared.w, t ^ 1, t);
-        for (int n = 0; n < 2; n++) sm80_mma(g[0][n], level4[t ^ 1], fb[2 * n], fb[2 * n + 1], g[0][n]);
+        for (int n = 0; n < 2; n++) sm80_mma(g[0][n], x, fb[2 * n], fb[2 * n + 1], g[0][n]);
         for (int i = 0; i < 2; i++) {
             int from = (t / 2 * 2 ^ 2) + i;
+            channel_load_level(x, shared.level5[from]);
             channel_load_w(fb, shared.w, from, t);
-            for (int n = 0; n < 2; n++) sm80_mma(g[1][n], level5[from], fb[2 * n], fb[2 * n + 1], g[1][n]);
+            for (int n = 0; n < 2; n++) sm80_mma(g[1][n], x, fb[2 * n], fb[2 * n + 1], g[1][n]);
         }
-        add(balance, t % 2 ? products.pre : products.suf, level4[t], g[0], 4, t);
+        channel_load_level(x, shared.level4[t]);
+        add(balance, t % 2 ? products.pre : products.suf, x, g[0], 4, t);
         float one[2] = {1, 1};
         channel_scale(decay, t / 2 ? products.pre : products.suf, t == 0 ? total[1] : t == 3 ? total[2] : one);
-        add(balance, decay, level5[t], g[1], 5, t);
+        channel_load_level(x, shared.level5[t]);
+        add(balance, decay, x, g[1], 5, t);
     }
 
     // balance of each token becomes its dlogf: the sum from the token on.
@@ -251,45 +267,45 @@ struct ChannelKeys {
     }
 };
 
-// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, 128].
+// Stores a warp's tile [16 channels, 16 tokens] to the rows of `to` [64, CHANNEL_KEYS].
 __device__ static inline void channel_store_transposed(bf16* to, const float (&x)[2][4], int tile) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     for (int r = 0; r < 4; r++) {
         uint32_t pair =
             channel_transpose(pack_bf16x2(x[r / 2][r % 2 * 2], x[r / 2][r % 2 * 2 + 1])); // two channels
         int row = tile * CHANNEL_TILE + r / 2 * 8 + lane / 4, chunk = warp * 2 + r % 2;
-        *(uint32_t*)((char*)to + sm80_chunk_offset<CHANNEL_HEAD>(row, chunk) + lane % 4 * 4) = pair;
+        *(uint32_t*)((char*)to + sm80_chunk_offset<CHANNEL_KEYS>(row, chunk) + lane % 4 * 4) = pair;
     }
 }
 
-// Grid: chunks, B NH.
-__global__ static void __launch_bounds__(CHANNEL_THREADS, 1)
+// Grid: 2 chunks, B NH.
+__global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
     channel_keys_kernel(const __grid_constant__ ChannelWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
     ChannelKeysShared& shared = *(ChannelKeysShared*)shared_bytes;
-    ChannelBlock b = ChannelBlock::of(w, blockIdx.y, (int)blockIdx.x);
+    ChannelBlock b = ChannelBlock::of(w, blockIdx.y, (int)blockIdx.x / 2);
+    int first = (int)blockIdx.x % 2 * CHANNEL_KEYS, channel = first + (int)threadIdx.x / 32 * 16;
     int64_t d = w.NH * CHANNEL_HEAD;
-    channel_copy(shared.v, w.v, w.row_stride, b);
-    channel_copy(shared.dout, w.dout, d, b);
-    channel_copy(shared.q, w.q, w.row_stride, b);
-    channel_copy(shared.f, w.f, w.row_stride, b);
+    channel_copy<CHANNEL_HEAD, ChannelKeysShared::THREADS>(shared.v, w.v, w.row_stride, b);
+    channel_copy<CHANNEL_HEAD, ChannelKeysShared::THREADS>(shared.dout, w.dout, d, b);
+    channel_copy<CHANNEL_KEYS>(shared.q, w.q, w.row_stride, b, first);
+    channel_copy<CHANNEL_KEYS>(shared.f, w.f, w.row_stride, b, first);
     ChannelFragment fragments[2][8]; // in flight with the tiles
-    for (int i = 0; i < 16; i++)
-        fragments[i / 8][i % 8].load(w, w.states[i / 8], b, (int)threadIdx.x / 32 * 8 + i % 8);
+    for (int i = 0; i < 16; i++) fragments[i / 8][i % 8].load(w, w.states[i / 8], b, channel / 2 + i % 8);
+    float bound[2], dbound[2] = {};
+    channel_bounds(bound, w, b, channel);
     cp_async_wait_all();
     __syncthreads();
     channel_fill_w(shared);
     ChannelKeys keys;
-    keys.inter(shared, fragments, w, b);
-    keys.prepare(shared, w, b);
-    float bound[2], dbound[2] = {};
-    channel_bounds(bound, w, b);
+    keys.inter(shared, fragments, w, b, channel);
+    keys.prepare(shared, w, b, bound);
     __syncthreads(); // W
 #pragma unroll
     for (int t = CHANNEL_TILES - 1; t >= 0; t--) {
         uint32_t raw[4];
         float q[2][4], slope[2][4], balance[2][4];
-        channel_load(raw, shared.q, t);
+        channel_load<CHANNEL_KEYS>(raw, shared.q, t);
         channel_query(q, slope, raw, w.scale);
         for (int i = 0; i < 8; i++) {
             int n = i / 4, e = i % 4;
@@ -304,14 +320,14 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 1)
         channel_store_transposed(shared.f, keys.dk[t], t);
     }
     if (w.dbound_partial) {
-        int channel = b.column + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        float* to = w.dbound_partial + ((int64_t)(b.head / w.NH) * w.chunks + b.chunk) * d + channel;
+        float* to = w.dbound_partial + (b.head / w.NH * w.chunks + b.chunk) * d + b.column + channel +
+                    (int)threadIdx.x % 32 / 4;
         for (int c = 0; c < 2; c++) {
             float sum = quad_sum(dbound[c]);
             if (threadIdx.x % 4 == 0) to[8 * c] = sum;
         }
     }
     __syncthreads();
-    channel_store_rows(w.dq, w.row_stride, shared.q, b);
-    channel_store_rows(w.df, w.row_stride, shared.f, b);
+    channel_store_rows<CHANNEL_KEYS>(w.dq, w.row_stride, shared.q, b, first);
+    channel_store_rows<CHANNEL_KEYS>(w.df, w.row_stride, shared.f, b, first);
 }

@@ -18,6 +18,7 @@ One thread block a chunk and head:
 #include "channel_gates.cuh"
 
 struct ChannelOutputShared {
+    static constexpr int THREADS = CHANNEL_THREADS;
     union {
         bf16 x[4][CHANNEL_HEAD * CHANNEL_CHUNK];   // levels, [channels, tokens]
         bf16 raw[2][CHANNEL_CHUNK * CHANNEL_HEAD]; // q and f before their functions
@@ -105,7 +106,7 @@ struct ChannelOperands {
         int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         uint32_t raw_q[CHANNEL_TILES][4], raw_f[CHANNEL_TILES][4];
         float bound[2];
-        channel_bounds(bound, w, b);
+        channel_bounds(bound, w, b, warp * 16);
 #pragma unroll
         for (int t = 0; t < CHANNEL_TILES; t++) {
             channel_load(raw_q[t], shared.raw[0], t);
@@ -175,6 +176,10 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     cp_async_commit_group();
     channel_copy(shared.values, BACKWARD ? w.dout : w.v, BACKWARD ? d : w.row_stride, b);
     cp_async_commit_group();
+    { // the chunk's state, which is read late
+        const bf16* at = states.local + (b.head * w.chunks + b.chunk) * CHANNEL_STATE + (int)threadIdx.x * 64;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
     cp_async_wait_group<1>();
     __syncthreads();
     {

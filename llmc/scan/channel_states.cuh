@@ -19,6 +19,7 @@ borders. Chunks are copied one ahead.
 #include "channel_gates.cuh"
 
 struct ChannelStatesShared {
+    static constexpr int THREADS = CHANNEL_THREADS;
     bf16 f[2][CHANNEL_CHUNK * CHANNEL_HEAD], values[2][CHANNEL_CHUNK * CHANNEL_HEAD],
         q[2][CHANNEL_CHUNK * CHANNEL_HEAD];
 };
@@ -61,7 +62,7 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
                      BACKWARD ? w.NH * CHANNEL_HEAD : w.row_stride, b);
     };
     float acc[1][16][4] = {}, decay[2] = {1, 1}, bound[2];
-    channel_bounds(bound, w, ChannelBlock::of(w, head, begin));
+    channel_bounds(bound, w, ChannelBlock::of(w, head, begin), (int)threadIdx.x / 32 * 16);
     copy(0, 0);
     for (int i = 0; i < end - begin; i++) {
         ChannelBlock b = ChannelBlock::of(w, head, BACKWARD ? end - 1 - i : begin + i);
