@@ -229,12 +229,16 @@ struct ChannelFragment {
         local = ((const uint4*)s.local)[chunk * (CHANNEL_STATE / 8) + at];
         segment = ((const uint4*)s.segment_state)[segment_index * (CHANNEL_STATE / 8) + at];
     }
-    // The fragment; decay of the lane's two channels
-    __device__ void state(float (&x)[8], const float (&decay)[2]) const {
-        float y[8];
-        unpack8(x, local);
-        unpack8(y, segment);
-        for (int i = 0; i < 8; i++) x[i] += decay[i / 2 % 2] * y[i];
+    // The fragment, rounded once; decay of the lane's two channels
+    __device__ void state(uint32_t (&packed)[4], const __nv_bfloat162 (&decay)[2]) const {
+        const uint32_t terms[2][4] = {{local.x, local.y, local.z, local.w},
+                                      {segment.x, segment.y, segment.z, segment.w}};
+        for (int r = 0; r < 4; r++) {
+            __nv_bfloat162 x[2], sum;
+            memcpy(&x[0], &terms[0][r], sizeof sum), memcpy(&x[1], &terms[1][r], sizeof sum);
+            sum = __hfma2(decay[r % 2], x[1], x[0]);
+            memcpy(&packed[r], &sum, sizeof sum);
+        }
     }
 };
 
@@ -269,12 +273,12 @@ __device__ static inline void channel_pack_block(uint32_t (&packed)[2][2], const
 }
 
 // The decay of a chunk's state since its segment's border, for the lane's channels of the 16 from `channel` on
-__device__ static inline void channel_state_decay(float (&decay)[2], const ChannelWork& w,
+__device__ static inline void channel_state_decay(__nv_bfloat162 (&decay)[2], const ChannelWork& w,
                                                   const ChannelStates& s, const ChannelBlock& b,
                                                   int channel) {
     const float* from =
         s.decay + (b.head * w.chunks + b.chunk) * CHANNEL_HEAD + channel + (int)threadIdx.x % 32 / 4;
-    decay[0] = from[0], decay[1] = from[8];
+    decay[0] = __float2bfloat162_rn(from[0]), decay[1] = __float2bfloat162_rn(from[8]);
 }
 
 // Launches a kernel of SHARED::THREADS threads with a SHARED of dynamic shared memory.

@@ -83,20 +83,19 @@ struct ChannelKeys {
     __device__ void inter(const ChannelKeysShared& shared, const ChannelFragment (&fragments)[2][8],
                           const ChannelWork& w, const ChannelBlock& b, int channel) {
         int lane = (int)threadIdx.x % 32;
-        float decay[2][2];
+        __nv_bfloat162 decay[2][2];
         uint32_t lane_dout = sm80_lane_b<CHANNEL_HEAD>(shared.dout, lane),
                  lane_v = sm80_lane_b<CHANNEL_HEAD>(shared.v, lane);
         for (int i = 0; i < 2; i++) channel_state_decay(decay[i], w, w.states[i], b, channel), later[i] = 0;
         memset(dq, 0, sizeof dq), memset(dk, 0, sizeof dk);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
-            float x[2][8];
             uint32_t fa[2][4], fb[4];
-            for (int i = 0; i < 2; i++) fragments[i][c].state(x[i], decay[i]);
-            for (int i = 0; i < 8; i++) later[i / 2 % 2] += x[0][i] * x[1][i];
+            for (int i = 0; i < 2; i++) fragments[i][c].state(fa[i], decay[i]);
             for (int r = 0; r < 4; r++) {
-                fa[0][r] = pack_bf16x2(x[0][2 * r], x[0][2 * r + 1]);
-                fa[1][r] = pack_bf16x2(x[1][2 * r], x[1][2 * r + 1]);
+                later[r % 2] += __uint_as_float(fa[0][r] << 16) * __uint_as_float(fa[1][r] << 16);
+                later[r % 2] +=
+                    __uint_as_float(fa[0][r] & 0xffff0000u) * __uint_as_float(fa[1][r] & 0xffff0000u);
             }
 #pragma unroll
             for (int t = 0; t < CHANNEL_TILES; t++) {
@@ -164,15 +163,20 @@ struct ChannelKeys {
     // pairs its sum is then 0 but for rounding to fp32.
     __device__ void add(float (&balance)[2][4], const float (&decay)[2][4], const uint32_t (&x)[4],
                         const float (&g)[2][4], int bit, int t) {
+        float upper_lane = channel_upper(bit, 0, 0), lower_lane = 1 - upper_lane; // for bits that lanes differ in
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             int n = i / 4, e = i % 4;
-            bool known = bit != 1 && bit != 2;
-            bool upper = bit == 4 ? t % 2 : bit == 5 ? t / 2 : channel_upper(bit, n, e);
-            float gradient = decay[n][e] * g[n][e], signed_g = upper ? g[n][e] : -g[n][e];
-            if (!known || upper) dq[t][n][e] += known ? gradient : upper ? gradient : 0;
-            if (!known || !upper) dk[t][n][e] += known ? gradient : upper ? 0 : gradient;
-            balance[n][e] += channel_raw(x, n, e) * signed_g;
+            float to_q = g[n][e], to_k = g[n][e], rounded = channel_raw(x, n, e);
+            if (bit == 1 || bit == 2) {
+                to_q *= upper_lane, to_k *= lower_lane;
+                dq[t][n][e] += decay[n][e] * to_q, dk[t][n][e] += decay[n][e] * to_k;
+                balance[n][e] += rounded * (to_q - to_k);
+            } else if (bit == 4 ? t % 2 : bit == 5 ? t / 2 : channel_upper(bit, n, e)) {
+                dq[t][n][e] += decay[n][e] * to_q, balance[n][e] += rounded * to_q;
+            } else {
+                dk[t][n][e] += decay[n][e] * to_k, balance[n][e] -= rounded * to_k;
+            }
         }
     }
 
@@ -251,13 +255,16 @@ struct ChannelKeys {
     // Turns dk of tile t into the gradient of f before its sigmoid; dlogf of the tile. With bounds adds to dbound.
     __device__ void finish(const float (&dlogf)[2][4], const float (&bound)[2], bool bounded, float (&dbound)[2],
                            int t) {
-        for (int i = 0; i < 8 && !bounded; i++) {
-            int n = i / 4, e = i % 4;
-            dk[t][n][e] = k[t][n][e] * (dlogf[n][e] - f[t][n][e] * dk[t][n][e]);
+        if (!bounded) {
+            for (int i = 0; i < 8; i++) {
+                int n = i / 4, e = i % 4;
+                dk[t][n][e] = k[t][n][e] * (dlogf[n][e] - f[t][n][e] * dk[t][n][e]);
+            }
+            return;
         }
         float inverse[2];
         for (int c = 0; c < 2; c++) inverse[c] = bound[c] < 1 ? __fdividef(1, 1 - bound[c]) : 0;
-        for (int i = 0; i < 8 && bounded; i++) { // f = low + (1 - low) s, df = dlogf / f - dk
+        for (int i = 0; i < 8; i++) { // f = low + (1 - low) s, df = dlogf / f - dk
             int n = i / 4, e = i % 4, c = e / 2;
             float low = bound[c], gate = f[t][n][e], key = k[t][n][e], s = (gate - low) * inverse[c];
             float df = low > 0 ? __fdividef(dlogf[n][e], gate) - dk[t][n][e] : 0;

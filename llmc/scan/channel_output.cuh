@@ -202,11 +202,11 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     uint32_t x_lane = sm80_lane_b<CHANNEL_CHUNK>(shared.x[2], lane);
 #pragma unroll
     for (int c = 0; c < 8; c++) {
-        float decay[2], state[8];
+        __nv_bfloat162 decay[2];
         uint32_t fb[4];
         channel_state_decay(decay, w, states, b, c * 16);
-        fragments[c].state(state, decay);
-        for (int r = 0; r < 4; r++) fb[r] = channel_transpose(pack_bf16x2(state[2 * r], state[2 * r + 1]));
+        fragments[c].state(fb, decay);
+        for (int r = 0; r < 4; r++) fb[r] = channel_transpose(fb[r]);
         for (int m = 0; m < 4; m++) {
             uint32_t fa[4];
             ldmatrix_trans(fa, sm80_advance<CHANNEL_CHUNK>(x_lane, c * 16, m * 16));
