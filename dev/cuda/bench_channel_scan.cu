@@ -10,8 +10,8 @@ pass: milliseconds, and beside it the floor, the larger of its bytes at 4.0 TB/s
 // Bytes and FLOPs of a phase; bytes count tensors of [B,T,NH,128] bf16, and states of bf16.
 struct Phase {
     const char* name;
-    double tensors, states;  // read or written
-    double squares, scores;  // GEMMs a chunk of 64 x 128 x 128, and of 64 x 64 x 128
+    double tensors, states; // read or written
+    double squares, scores; // GEMMs a chunk of 64 x 128 x 128, and of 64 x 64 x 128
 };
 
 int main(int argc, char** argv) {
@@ -31,23 +31,19 @@ int main(int argc, char** argv) {
     backward.dout = dout, backward.dq = dproj, backward.df = dproj + d, backward.dv = dproj + 2 * d;
     backward.dbound_partial = NULL;
     dim3 grid((unsigned)forward.chunks, (unsigned)heads);
-    const Phase phases[] = {{"forward: states", 2, 1, 1, 0},
-                            {"forward: output", 4, 1, 1, 2},
-                            {"backward: states", 4, 2, 2, 0},
-                            {"backward: dv", 4, 1, 1, 2},
-                            {"backward: dq, df", 6, 2, 2, 3},
-                            {"forward", 4, 0, 2, 2},
+    const Phase phases[] = {{"forward: states", 2, 1, 1, 0},  {"forward: output", 4, 1, 1, 2},
+                            {"backward: states", 4, 2, 2, 0}, {"backward: dv", 4, 1, 1, 2},
+                            {"backward: dq, df", 6, 2, 2, 3}, {"forward", 4, 0, 2, 2},
                             {"backward", 7, 0, 5, 5}};
     std::vector<double> ms = milliseconds(
         7, 15, [] {},
         [&](int i) {
             if (i == 0) channel_states(&forward, heads, false, 0);
-            if (i == 1)
-                channel_launch<ChannelOutputShared>(channel_output_kernel<false>, grid, 0, forward);
+            if (i == 1) channel_launch<ChannelOutputShared>(channel_output_kernel<false>, grid, 0, forward);
             if (i == 2) channel_states(&backward, heads, true, 0);
-            if (i == 3)
-                channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
-            if (i == 4) channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), 0, backward);
+            if (i == 3) channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
+            if (i == 4)
+                channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), 0, backward);
             if (i == 5) channel_forward(o, &x, &shape, 0);
             if (i == 6) channel_backward(&g, &x, &shape, 0);
         });

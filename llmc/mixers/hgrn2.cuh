@@ -43,8 +43,8 @@ typedef struct {
     HGRN2_STATES(ACTIVATION_FIELD)
 } Hgrn2States;
 
-static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
-                                     int64_t T, Recompute recompute) {
+static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                     int64_t B, int64_t T, Recompute recompute) {
     (void)table;
     int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
     KEPT_BY(recompute)
@@ -77,8 +77,9 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const C
 static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
     (void)B, (void)T;
     if (config_head_size(c) != CHANNEL_HEAD)
-        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld", CHANNEL_HEAD,
-            (long long)config_head_size(c), (long long)ceil_div<int64_t>(c->hidden_size, CHANNEL_HEAD));
+        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld",
+            CHANNEL_HEAD, (long long)config_head_size(c),
+            (long long)ceil_div<int64_t>(c->hidden_size, CHANNEL_HEAD));
 }
 
 static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
@@ -92,7 +93,8 @@ static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
 // A thread per channel of lower_bounds [L, d]. dbounds NULL: writes bound. Else adds to dbounds [L, d]: with p the
 // softmax, dbounds_i += p_i dbound ([1 <= i <= l] - bound).
 __global__ static void __launch_bounds__(128)
-    hgrn2_bound_kernel(float* bound, float* dbounds, const float* dbound, const float* bounds, int d, int2 layers) {
+    hgrn2_bound_kernel(float* bound, float* dbounds, const float* dbound, const float* bounds, int d,
+                       int2 layers) {
     int c = (int)(blockIdx.x * blockDim.x + threadIdx.x), l = layers.x, L = layers.y;
     if (c >= d) return;
     float highest = -INFINITY, sum = 0, below = 0;
@@ -105,7 +107,8 @@ __global__ static void __launch_bounds__(128)
     below /= sum;
     if (!dbounds) bound[c] = below;
     for (int i = 0; dbounds && i < L; i++)
-        dbounds[i * d + c] += expf(bounds[i * d + c] - highest) / sum * dbound[c] * ((i >= 1 && i <= l) - below);
+        dbounds[i * d + c] +=
+            expf(bounds[i * d + c] - highest) / sum * dbound[c] * ((i >= 1 && i <= l) - below);
 }
 
 // bound [d] of the layer, unless that is NULL; with dbounds its gradient
@@ -155,7 +158,8 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     channel_backward(&gradients, &channel, &shape, layer->stream);
     if (a.bound)
-        hgrn2_bound(layer, a.bound, layer->grads + params_find(layer->table, P_LOWER_BOUNDS, 0)->offset, a.dbound);
+        hgrn2_bound(layer, a.bound, layer->grads + params_find(layer->table, P_LOWER_BOUNDS, 0)->offset,
+                    a.dbound);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
 }
@@ -183,7 +187,8 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
         channel.state = slot_state(a.state, d * dh, sequence, layer->stream);
         channel_forward(a.o + begin * d, &channel, &one, layer->stream);
     });
-    ChannelStep step = {e->proj, e->proj + d, e->proj + 2 * d, a.bound, a.state, 3 * d, (int)shape.NH, shape.scale};
+    ChannelStep step = {e->proj, e->proj + d, e->proj + 2 * d, a.bound,
+                        a.state, 3 * d,       (int)shape.NH,   shape.scale};
     channel_step(a.o, &step, pass->sequences, steps ? pass->num_sequences : 0, layer->stream);
     rmsnorm_forward(e->y, a.o, &norm, layer->stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);

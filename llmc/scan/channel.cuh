@@ -60,7 +60,8 @@ static inline void* channel_take(char* scratch, size_t* used, int64_t bytes) {
 // Sets sizes and scratch of w; returns the bytes of scratch. Segments: about two thread blocks of the states'
 // kernel on every multiprocessor.
 static inline size_t channel_plan(ChannelWork* w, const ChannelShape* s, void* scratch, bool backward) {
-    int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK), directions = backward ? 2 : 1;
+    int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK),
+            directions = backward ? 2 : 1;
     int64_t blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount);
     int64_t segments = ceil_div<int64_t>(blocks, heads * directions);
     size_t used = 0;
@@ -78,7 +79,8 @@ static inline size_t channel_plan(ChannelWork* w, const ChannelShape* s, void* s
         states->segment_decay = (float*)take(heads * w->segments * CHANNEL_HEAD * (int64_t)sizeof(float));
         states->segment_state = (bf16*)take(heads * w->segments * CHANNEL_STATE * (int64_t)sizeof(bf16));
     }
-    if (backward) w->dbound_partial = (float*)take(s->B * chunks * s->NH * CHANNEL_HEAD * (int64_t)sizeof(float));
+    if (backward)
+        w->dbound_partial = (float*)take(s->B * chunks * s->NH * CHANNEL_HEAD * (int64_t)sizeof(float));
     return used;
 }
 

@@ -23,7 +23,7 @@ first for t in a lower half; scores of the pairs of the level are X X^T.
 #include "../cuda/rmsnorm.cuh"
 
 enum { CHANNEL_HEAD = 128, CHANNEL_CHUNK = 64, CHANNEL_TILE = 16, CHANNEL_TILES = 4 };
-enum { CHANNEL_THREADS = 256 }; // a warp for every 16 channels of a head
+enum { CHANNEL_THREADS = 256 };                       // a warp for every 16 channels of a head
 enum { CHANNEL_STATE = CHANNEL_HEAD * CHANNEL_HEAD }; // elements of a state
 
 // States at the borders of chunks, of one direction: S at the start of each chunk (forward), or the gradient
@@ -49,7 +49,7 @@ typedef struct {
     const float* bound;
     float* state;
     bf16 *o, *dq, *df, *dv;
-    float* dbound_partial; // [B chunks, NH K]
+    float* dbound_partial;   // [B chunks, NH K]
     ChannelStates states[2]; // forward, backward
 } ChannelWork;
 
@@ -62,7 +62,11 @@ struct ChannelBlock {
 
     __device__ static ChannelBlock of(const ChannelWork& w, int64_t head, int chunk) {
         int first = chunk * CHANNEL_CHUNK;
-        return {chunk, first, min(CHANNEL_CHUNK, w.T - first), head, head / w.NH * w.T + first,
+        return {chunk,
+                first,
+                min(CHANNEL_CHUNK, w.T - first),
+                head,
+                head / w.NH * w.T + first,
                 (int)(head % w.NH) * CHANNEL_HEAD};
     }
 };
@@ -70,10 +74,10 @@ struct ChannelBlock {
 // Starts copying WIDTH columns of the chunk's rows of x, from `column` of the head on, to a swizzled tile; rows past
 // T become zero.
 template <int WIDTH = CHANNEL_HEAD, int THREADS = WIDTH * 2>
-__device__ static inline void channel_copy(bf16* tile, const bf16* x, int64_t row_stride, const ChannelBlock& b,
-                                           int column = 0) {
-    sm80_copy_tile<WIDTH, CHANNEL_CHUNK, THREADS>(tile, x + b.row * row_stride + b.column + column, 0, b.count,
-                                                    row_stride);
+__device__ static inline void channel_copy(bf16* tile, const bf16* x, int64_t row_stride,
+                                           const ChannelBlock& b, int column = 0) {
+    sm80_copy_tile<WIDTH, CHANNEL_CHUNK, THREADS>(tile, x + b.row * row_stride + b.column + column, 0,
+                                                  b.count, row_stride);
 }
 // Stores the tile to the chunk's rows of x.
 template <int WIDTH = CHANNEL_HEAD>
@@ -94,8 +98,7 @@ __device__ static inline void channel_store_rows(bf16* x, int64_t row_stride, co
 template <int WIDTH = CHANNEL_HEAD>
 __device__ static inline void channel_load(uint32_t (&raw)[4], const bf16* rows, int tile) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    ldmatrix_trans(
-        raw, sm80_advance<WIDTH>(sm80_lane_b<WIDTH>(rows, lane), tile * CHANNEL_TILE, warp * 16));
+    ldmatrix_trans(raw, sm80_advance<WIDTH>(sm80_lane_b<WIDTH>(rows, lane), tile * CHANNEL_TILE, warp * 16));
 }
 __device__ static inline float channel_raw(const uint32_t (&raw)[4], int n, int e) {
     uint32_t pair = raw[2 * n + e / 2];
@@ -171,7 +174,8 @@ struct ChannelProducts {
 
     template <class Level> __device__ void compute(const float (&f)[2][4], Level level) {
         float block[2][4], sibling[2][4];
-        for (int i = 0; i < 8; i++) pre[i / 4][i % 4] = block[i / 4][i % 4] = f[i / 4][i % 4], suf[i / 4][i % 4] = 1;
+        for (int i = 0; i < 8; i++)
+            pre[i / 4][i % 4] = block[i / 4][i % 4] = f[i / 4][i % 4], suf[i / 4][i % 4] = 1;
 #pragma unroll
         for (int bit = 0; bit < 4; bit++) {
             level(bit);
@@ -269,7 +273,8 @@ __device__ static inline void channel_store_block(bf16* to, const uint32_t (&pac
     }
 }
 __device__ static inline void channel_pack_block(uint32_t (&packed)[2][2], const float (&acc)[2][4]) {
-    for (int i = 0; i < 4; i++) packed[i / 2][i % 2] = pack_bf16x2(acc[i % 2][i / 2 * 2], acc[i % 2][i / 2 * 2 + 1]);
+    for (int i = 0; i < 4; i++)
+        packed[i / 2][i % 2] = pack_bf16x2(acc[i % 2][i / 2 * 2], acc[i % 2][i / 2 * 2 + 1]);
 }
 
 // The decay of a chunk's state since its segment's border, for the lane's channels of the 16 from `channel` on
@@ -286,7 +291,8 @@ template <class SHARED, class... Parameters, class... Arguments>
 static inline void channel_launch(void (*kernel)(Parameters...), dim3 grid, cudaStream_t stream,
                                   Arguments... arguments) {
     static_assert(sizeof(SHARED) <= 99 << 10, "a thread block of sm_86 and sm_89 has 99 KiB");
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(SHARED)));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(SHARED)));
     kernel<<<grid, SHARED::THREADS, sizeof(SHARED), stream>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }

@@ -77,7 +77,7 @@ struct ChannelKeys {
     float f[CHANNEL_TILES][2][4], k[CHANNEL_TILES][2][4];
     float dq[CHANNEL_TILES][2][4], dk[CHANNEL_TILES][2][4];
     float total[CHANNEL_TILES][2]; // product of a tile's f
-    float later[2]; // sum over the tokens after the tile in progress, in dlogf
+    float later[2];                // sum over the tokens after the tile in progress, in dlogf
 
     // dq = S dout, dk = dS v, later = rowsum(S * dS), the lane's part
     __device__ void inter(const ChannelKeysShared& shared, const ChannelFragment (&fragments)[2][8],
@@ -163,7 +163,8 @@ struct ChannelKeys {
     // pairs its sum is then 0 but for rounding to fp32.
     __device__ void add(float (&balance)[2][4], const float (&decay)[2][4], const uint32_t (&x)[4],
                         const float (&g)[2][4], int bit, int t) {
-        float upper_lane = channel_upper(bit, 0, 0), lower_lane = 1 - upper_lane; // for bits that lanes differ in
+        float upper_lane = channel_upper(bit, 0, 0),
+              lower_lane = 1 - upper_lane; // for bits that lanes differ in
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             int n = i / 4, e = i % 4;
@@ -181,14 +182,16 @@ struct ChannelKeys {
     }
 
     // Adds what the pairs within the chunk give to dq and dk of tile t, and to balance.
-    __device__ void intra(float (&balance)[2][4], const ChannelKeysShared& shared, const float (&q)[2][4], int t) {
+    __device__ void intra(float (&balance)[2][4], const ChannelKeysShared& shared, const float (&q)[2][4],
+                          int t) {
         int lane = (int)threadIdx.x % 32;
         uint32_t near[4], fb[4];
         channel_load_w(near, shared.w, t, t);
         for (int i = 0; i < 4; i++) { // i = j
             int n = i / 2, e = i % 2, token = t * CHANNEL_TILE + n * 8 + lane % 4 * 2 + e;
-            float g = __bfloat162float(*(const bf16*)(
-                (const char*)shared.w + sm80_chunk_offset<CHANNEL_CHUNK>(token, token / 8) + token % 8 * 2));
+            float g = __bfloat162float(*(const bf16*)((const char*)shared.w +
+                                                      sm80_chunk_offset<CHANNEL_CHUNK>(token, token / 8) +
+                                                      token % 8 * 2));
             for (int j = e; j < 4; j += 2) dq[t][n][j] += g * k[t][n][j], dk[t][n][j] += g * q[n][j];
         }
         ChannelProducts products;
@@ -226,7 +229,10 @@ struct ChannelKeys {
         channel_load_level(x, shared.level4[t]);
         add(balance, t % 2 ? products.pre : products.suf, x, g[0], 4, t);
         float one[2] = {1, 1};
-        channel_scale(decay, t / 2 ? products.pre : products.suf, t == 0 ? total[1] : t == 3 ? total[2] : one);
+        channel_scale(decay, t / 2 ? products.pre : products.suf,
+                      t == 0   ? total[1]
+                      : t == 3 ? total[2]
+                               : one);
         channel_load_level(x, shared.level5[t]);
         add(balance, decay, x, g[1], 5, t);
     }
@@ -253,8 +259,8 @@ struct ChannelKeys {
     }
 
     // Turns dk of tile t into the gradient of f before its sigmoid; dlogf of the tile. With bounds adds to dbound.
-    __device__ void finish(const float (&dlogf)[2][4], const float (&bound)[2], bool bounded, float (&dbound)[2],
-                           int t) {
+    __device__ void finish(const float (&dlogf)[2][4], const float (&bound)[2], bool bounded,
+                           float (&dbound)[2], int t) {
         if (!bounded) {
             for (int i = 0; i < 8; i++) {
                 int n = i / 4, e = i % 4;

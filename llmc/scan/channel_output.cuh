@@ -144,8 +144,7 @@ struct ChannelOperands {
 #pragma unroll
             for (int t = 1; t < CHANNEL_TILES; t++) {
                 before[t][c] = before[t - 1][c] * total[t - 1][c];
-                after[CHANNEL_TILES - 1 - t][c] =
-                    after[CHANNEL_TILES - t][c] * total[CHANNEL_TILES - t][c];
+                after[CHANNEL_TILES - 1 - t][c] = after[CHANNEL_TILES - t][c] * total[CHANNEL_TILES - t][c];
             }
         }
 #pragma unroll
@@ -233,8 +232,8 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     for (int i = 0; i < 16; i++) { // x[3] is free: rows of the output [64, 128]
         int row = i / 4 * 16 + i % 2 * 8 + lane / 4, n = i / 2 % 2;
         const float* x = &acc[i / 4][n][i % 2 * 2];
-        *(uint32_t*)((char*)shared.x[3] + sm80_chunk_offset<CHANNEL_HEAD>(row, warp * 2 + n) +
-                     lane % 4 * 4) = pack_bf16x2(x[0], x[1]);
+        *(uint32_t*)((char*)shared.x[3] + sm80_chunk_offset<CHANNEL_HEAD>(row, warp * 2 + n) + lane % 4 * 4) =
+            pack_bf16x2(x[0], x[1]);
     }
     __syncthreads();
     channel_store_rows(BACKWARD ? w.dv : w.o, BACKWARD ? w.row_stride : d, shared.x[3], b);

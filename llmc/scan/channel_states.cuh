@@ -39,7 +39,8 @@ __device__ static inline void channel_store_state(float* to, const float (&acc)[
 #pragma unroll
     for (int n = 0; n < 16; n++) {
         const float(&x)[4] = acc[0][n];
-        *(float4*)(to + ((warp * 8 + n / 2) * 32 + lane) * 8 + n % 2 * 4) = make_float4(x[0], x[1], x[2], x[3]);
+        *(float4*)(to + ((warp * 8 + n / 2) * 32 + lane) * 8 + n % 2 * 4) =
+            make_float4(x[0], x[1], x[2], x[3]);
     }
 }
 

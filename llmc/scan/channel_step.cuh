@@ -61,7 +61,7 @@ static inline void channel_step(bf16* o, const ChannelStep* s, const Rows* seque
                                 cudaStream_t stream) {
     Range range("scan", RANGE_FORWARD, stream);
     if (num_sequences == 0) return;
-    channel_step_kernel<Rows><<<dim3((unsigned)s->NH, (unsigned)num_sequences), CHANNEL_THREADS, 0, stream>>>(
-        o, *s, sequences);
+    channel_step_kernel<Rows>
+        <<<dim3((unsigned)s->NH, (unsigned)num_sequences), CHANNEL_THREADS, 0, stream>>>(o, *s, sequences);
     CUDA_CHECK_LAUNCH();
 }

@@ -74,25 +74,24 @@ static Results expected(const Shape& s, const Inputs& in, bool backward) {
     int64_t d = s.d();
     size_t n = in.q.size();
     cpu::RecurrenceShape shape = {s.B, s.T, s.NH, K, K, d, K, K, d, 1 / sqrt((double)K)};
-    vector<double> checkpoints(
-        backward ? (size_t)(s.B * s.NH * cpu::recurrence_segments(s.T) * K * K) : 0);
+    vector<double> checkpoints(backward ? (size_t)(s.B * s.NH * cpu::recurrence_segments(s.T) * K * K) : 0);
     Results r;
     r.o.resize(n), r.state = in.state;
-    cpu::Recurrence recurrence = {gates.q.data(), gates.k.data(),
-                                  in.v.data(),    gates.f.data(),
-                                  NULL,           backward ? checkpoints.data() : NULL,
+    cpu::Recurrence recurrence = {gates.q.data(),
+                                  gates.k.data(),
+                                  in.v.data(),
+                                  gates.f.data(),
+                                  NULL,
+                                  backward ? checkpoints.data() : NULL,
                                   r.state.empty() ? NULL : r.state.data()};
     cpu::recurrence_forward(r.o.data(), &recurrence, &shape);
     if (!backward) return r;
     int64_t pieces = cpu::recurrence_pieces(K);
     vector<double> parts(3 * n * (size_t)pieces), dq(n), df(n);
     r.dq.resize(n), r.df.resize(n), r.dv.resize(n), r.terms.resize(n);
-    cpu::RecurrenceBackward gradients = {parts.data(),
-                                         parts.data() + n * pieces,
-                                         parts.data() + 2 * n * pieces,
-                                         NULL,
-                                         r.dv.data(),
-                                         in.dout.data()};
+    cpu::RecurrenceBackward gradients = {
+        parts.data(),  parts.data() + n * pieces, parts.data() + 2 * n * pieces, NULL, r.dv.data(),
+        in.dout.data()};
     cpu::recurrence_backward(&gradients, &recurrence, &shape);
     for (size_t row = 0; row < n / K; row++)
         for (size_t c = 0; c < K; c++) {
@@ -138,8 +137,8 @@ struct PlainChunk {
         for (int c = 0; c < K; c++) {
             double weights[C], *row = S + c * K;
             for (int t = 0; t < count; t++)
-                weights[t] =
-                    to_bf16(backward ? q[t][c] * decay(t, -1, c) : k[t][c] * (t < last ? decay(last, t, c) : 1));
+                weights[t] = to_bf16(backward ? q[t][c] * decay(t, -1, c)
+                                              : k[t][c] * (t < last ? decay(last, t, c) : 1));
             for (int x = 0; x < K; x++) row[x] *= decay(last, -1, c);
             for (int t = 0; t < count; t++)
                 for (int x = 0; x < K; x++) row[x] += weights[t] * (backward ? dout[t][x] : v[t][x]);

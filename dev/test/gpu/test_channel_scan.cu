@@ -97,7 +97,8 @@ static void check_tensor(const char* name, const vector<double>& got, const vect
         floor = FP32_LIMIT * sqrt(a / b);
     }
     double limit = 2 * plain_error + floor;
-    CHECK(error <= limit, "%s, %s: relative error %.3g, plain bf16's %.3g", test_case, name, error, plain_error);
+    CHECK(error <= limit, "%s, %s: relative error %.3g, plain bf16's %.3g", test_case, name, error,
+          plain_error);
     char kind[64];
     static vector<char*> kinds; // noted() keeps the pointer
     snprintf(kind, sizeof kind, "%s over plain", name);
