@@ -1,6 +1,6 @@
 /*
-The HGRN2 mixer on the GPU (arXiv 2404.07904), as hgrn2.h has it on the CPU: out = residual + Wo RMSNorm(o), the norm
-over all d channels, and
+The HGRN2 mixer on the GPU (arXiv 2404.07904), as hgrn2.h has it on the CPU: out = residual + Wo RMSNorm(o),
+the norm over all d channels, and
 
     q~, f~, v = W in                                               one projection
     o = the scan with a decay per channel, scale dh^-1/2           llmc/scan/channel.cuh, from rows of proj
@@ -90,8 +90,8 @@ static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
 // ----------------------------------------------------------------------------
 // lower bounds
 
-// A thread per channel of lower_bounds [L, d]. dbounds NULL: writes bound. Else adds to dbounds [L, d]: with p the
-// softmax, dbounds_i += p_i dbound ([1 <= i <= l] - bound).
+// A thread per channel of lower_bounds [L, d]. dbounds NULL: writes bound. Else adds to dbounds [L, d]: with
+// p the softmax, dbounds_i += p_i dbound ([1 <= i <= l] - bound).
 __global__ static void __launch_bounds__(128)
     hgrn2_bound_kernel(float* bound, float* dbounds, const float* dbound, const float* bounds, int d,
                        int2 layers) {

@@ -1,5 +1,6 @@
 /*
-The chunked scan with a decay per channel (HGRN2; gated linear attention). With q~, f~, v rows of a projection:
+The chunked scan with a decay per channel (HGRN2; gated linear attention). With q~, f~, v rows of a
+projection:
 
     q = scale SiLU(q~)    f = bound + (1 - bound) sigmoid(f~)    k = 1 - f        channels of 128 a head
     S_t = diag(f_t) S_{t-1} + k_t v_t^T       o_t = S_t^T q_t                     S [128, 128]
@@ -10,11 +11,12 @@ Chunks of 64 tokens. Forward: two kernels and a small one.
     channel_output.cuh    o from the state at the chunk's start and the pairs within the chunk
 
 Backward: states are recomputed, together with their gradients, which run from the end; then dv by the kernel
-that computes o, and dq~, df~ by channel_keys.cuh. channel_step.cuh is the recurrence for one token a sequence.
+that computes o, and dq~, df~ by channel_keys.cuh. channel_step.cuh is the recurrence for one token a
+sequence.
 
 q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
-Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never divided
-(channel_gates.cuh). States are bf16 between kernels, and fp32 within.
+Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never
+divided (channel_gates.cuh). States are bf16 between kernels, and fp32 within.
 
 Nothing is added in an order that can change: every run on a GPU gives the same bits. The number of segments
 depends on the GPU.

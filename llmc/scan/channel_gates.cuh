@@ -1,16 +1,16 @@
 /*
 What the kernels of channel.cuh share: the tensors of a pass, gates in registers, products of decays.
 
-Chunks have 64 tokens, tiles 16. A warp computes 16 channels of K, over all tokens of a chunk, so that products
-of decays over tokens need registers and shuffles only. A lane holds element [n][e] of a tile,
+Chunks have 64 tokens, tiles 16. A warp computes 16 channels of K, over all tokens of a chunk, so that
+products of decays over tokens need registers and shuffles only. A lane holds element [n][e] of a tile,
 
     token 8 n + 2 (lane % 4) + e % 2  of channel lane / 4 + 8 (e / 2),
 
 which is both the A operand [channels, tokens] of mma.sync and two of its accumulators.
 
-Within a chunk every pair of tokens i > j is computed by tensor cores, and no decay is ever divided by another:
-let `bit` be the highest bit in which i and j differ, m = i with the bits below it cleared. i lies in the upper
-half of a block of 2^(bit + 1) tokens, j in the lower, and the decay between them is
+Within a chunk every pair of tokens i > j is computed by tensor cores, and no decay is ever divided by
+another: let `bit` be the highest bit in which i and j differ, m = i with the bits below it cleared. i lies in
+the upper half of a block of 2^(bit + 1) tokens, j in the lower, and the decay between them is
 
     prod_{j < t <= i} f_t = prod_{j < t < m} f_t  prod_{m <= t <= i} f_t,    both <= 1.
 
@@ -55,24 +55,21 @@ typedef struct {
 
 // A chunk of a head
 struct ChannelBlock {
-    int chunk, first, count; // its first token, and the number of its tokens
-    int64_t head;            // b NH + h
-    int64_t row;             // b T + first
-    int column;              // of the head in a row
+    int chunk, count; // of its tokens
+    int64_t head;     // b NH + h
+    int64_t row;      // of its first token in [B T]
+    int column;       // of the head in a row
 
-    __device__ static ChannelBlock of(const ChannelWork& w, int64_t head, int chunk) {
+    __device__ static ChannelBlock of(const ChannelWork& w, unsigned head, int chunk) {
+        unsigned b = head / (unsigned)w.NH, h = head - b * (unsigned)w.NH;
         int first = chunk * CHANNEL_CHUNK;
-        return {chunk,
-                first,
-                min(CHANNEL_CHUNK, w.T - first),
-                head,
-                head / w.NH * w.T + first,
-                (int)(head % w.NH) * CHANNEL_HEAD};
+        return {chunk, min(CHANNEL_CHUNK, w.T - first), head, (int64_t)b * w.T + first,
+                (int)h * CHANNEL_HEAD};
     }
 };
 
-// Starts copying WIDTH columns of the chunk's rows of x, from `column` of the head on, to a swizzled tile; rows past
-// T become zero.
+// Starts copying WIDTH columns of the chunk's rows of x, from `column` of the head on, to a swizzled tile;
+// rows past T become zero.
 template <int WIDTH = CHANNEL_HEAD, int THREADS = WIDTH * 2>
 __device__ static inline void channel_copy(bf16* tile, const bf16* x, int64_t row_stride,
                                            const ChannelBlock& b, int column = 0) {
@@ -125,7 +122,9 @@ __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], 
         int n = i / 4, e = i % 4;
         channel_gate(f[n][e], k[n][e], channel_raw(raw, n, e), bound[e / 2]);
     }
-    for (int i = 0; i < 8 && count < CHANNEL_TILE; i++)
+    if (count >= CHANNEL_TILE) return;
+    __syncwarp(); // a branch, which most tiles do not take, and not a select for every element
+    for (int i = 0; i < 8; i++)
         if (i / 4 * 8 + token + i % 2 >= count) f[i / 4][i % 4] = 1, k[i / 4][i % 4] = 0;
 }
 
@@ -166,9 +165,9 @@ __device__ static inline bool channel_upper(int bit, int n, int e) {
     return (bit == 0 ? e : bit == 3 ? n : (int)threadIdx.x >> (bit - 1)) & 1;
 }
 
-// Products within blocks of 2^bit tokens: pre from the block's first token to the element's, suf from the next
-// token to the block's last. Calls level(bit) for bit 0 to 3, and returns with those of the whole tile, whose
-// product is total of the lane's two channels.
+// Products within blocks of 2^bit tokens: pre from the block's first token to the element's, suf from the
+// next token to the block's last. Calls level(bit) for bit 0 to 3, and returns with those of the whole tile,
+// whose product is total of the lane's two channels.
 struct ChannelProducts {
     float pre[2][4], suf[2][4], total[2];
 
@@ -246,8 +245,8 @@ struct ChannelFragment {
     }
 };
 
-// The bits of an 8 x 8 matrix, a lane's columns 2 (lane % 4) and the next of row lane / 4, whose row and column
-// differ in `bit` < 3 and in none above
+// The bits of an 8 x 8 matrix, a lane's columns 2 (lane % 4) and the next of row lane / 4, whose row and
+// column differ in `bit` < 3 and in none above
 __device__ static inline uint32_t channel_mask(int bit) {
     int lane = (int)threadIdx.x % 32, differ = (lane % 4 * 2) ^ lane / 4;
     return (differ >> bit == 1 ? 0xffffu : 0) | ((differ ^ 1) >> bit == 1 ? 0xffff0000u : 0);
@@ -277,7 +276,8 @@ __device__ static inline void channel_pack_block(uint32_t (&packed)[2][2], const
         packed[i / 2][i % 2] = pack_bf16x2(acc[i % 2][i / 2 * 2], acc[i % 2][i / 2 * 2 + 1]);
 }
 
-// The decay of a chunk's state since its segment's border, for the lane's channels of the 16 from `channel` on
+// The decay of a chunk's state since its segment's border, for the lane's channels of the 16 from `channel`
+// on
 __device__ static inline void channel_state_decay(__nv_bfloat162 (&decay)[2], const ChannelWork& w,
                                                   const ChannelStates& s, const ChannelBlock& b,
                                                   int channel) {

@@ -6,21 +6,21 @@ channel_output.cuh, decay(i, j) the product of f from j + 1 to i; q has its scal
     dk_j = R_j dS v_j   + sum_{i >= j} dA_ij decay(i, j) q_i
     dlogf_t = rowsum(S_end * dS) + sum_{s >= t} (q_s dq_s - k_s dk_s),    per channel, s within the chunk
 
-The row sums stand for all later chunks, so that nothing is summed over the whole sequence, where q dq and k dk
-would cancel badly. S_end = diag(P) S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) +
+The row sums stand for all later chunks, so that nothing is summed over the whole sequence, where q dq and k
+dk would cancel badly. S_end = diag(P) S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) +
 sum_s k_s (R_s dS v_s): S_end is not computed.
 
-W = dA + dA^T, and dA_tt on the diagonal, once by all warps of a thread block; from there on a
-warp has 16 channels, and shares nothing with others. With X a level (channel_gates.cuh) and W restricted to
-the level's pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers
-is the A operand, and the result has the layout of the gates, whose products it is multiplied by.
+W = dA + dA^T, and dA_tt on the diagonal, once by all warps of a thread block; from there on a warp has 16
+channels, and shares nothing with others. With X a level (channel_gates.cuh) and W restricted to the level's
+pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers is the A
+operand, and the result has the layout of the gates, whose products it is multiplied by.
 */
 #pragma once
 
 #include "channel_gates.cuh"
 
-// 64 channels: two thread blocks of a chunk and head, which both compute W. Of the two on a multiprocessor one copies
-// while the other computes.
+// 64 channels: two thread blocks of a chunk and head, which both compute W. Of the two on a multiprocessor
+// one copies while the other computes.
 enum { CHANNEL_KEYS = 64 };
 
 struct ChannelKeysShared {
@@ -159,8 +159,8 @@ struct ChannelKeys {
     }
 
     // Adds to dq and dk of tile t, and to balance = q dq - k dk, what a level's pairs give: with g = X W the
-    // gradient of X, which has the tokens' decays in it. balance takes X as rounded: over all tokens of the level's
-    // pairs its sum is then 0 but for rounding to fp32.
+    // gradient of X, which has the tokens' decays in it. balance takes X as rounded: over all tokens of the
+    // level's pairs its sum is then 0 but for rounding to fp32.
     __device__ void add(float (&balance)[2][4], const float (&decay)[2][4], const uint32_t (&x)[4],
                         const float (&g)[2][4], int bit, int t) {
         float upper_lane = channel_upper(bit, 0, 0),
@@ -258,7 +258,8 @@ struct ChannelKeys {
         }
     }
 
-    // Turns dk of tile t into the gradient of f before its sigmoid; dlogf of the tile. With bounds adds to dbound.
+    // Turns dk of tile t into the gradient of f before its sigmoid; dlogf of the tile. With bounds adds to
+    // dbound.
     __device__ void finish(const float (&dlogf)[2][4], const float (&bound)[2], bool bounded,
                            float (&dbound)[2], int t) {
         if (!bounded) {
@@ -333,8 +334,8 @@ __global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
         channel_store_transposed(shared.f, keys.dk[t], t);
     }
     if (w.dbound_partial) {
-        float* to = w.dbound_partial + (b.head / w.NH * w.chunks + b.chunk) * d + b.column + channel +
-                    (int)threadIdx.x % 32 / 4;
+        float* to = w.dbound_partial + ((int64_t)(blockIdx.y / (unsigned)w.NH) * w.chunks + b.chunk) * d +
+                    b.column + channel + (int)threadIdx.x % 32 / 4;
         for (int c = 0; c < 2; c++) {
             float sum = quad_sum(dbound[c]);
             if (threadIdx.x % 4 == 0) to[8 * c] = sum;

@@ -1,6 +1,7 @@
 /*
 The output of a chunk, or the gradient of its values, for channel.cuh. With A [64, 64] the scores of the
-chunk's pairs (scale is in q), P_t the product of f from the chunk's start to t, R_t that from t + 1 to its end:
+chunk's pairs (scale is in q), P_t the product of f from the chunk's start to t, R_t that from t + 1 to its
+end:
 
     o_i  = sum_{j <= i} A_ij v_j + (q_i P_i) S                    forward
     dv_j = sum_{i >= j} A_ij dout_i + (k_j R_j) dS                backward
@@ -52,7 +53,8 @@ __device__ static inline void channel_scores_block(float (&acc)[2][4], const bf1
     }
 }
 
-// Pairs of tokens in the same tile: levels 0 to 2 and the diagonal by the even warps, level 3 by the odd ones.
+// Pairs of tokens in the same tile: levels 0 to 2 and the diagonal by the even warps, level 3 by the odd
+// ones.
 __device__ static inline void channel_near_scores(ChannelOutputShared& shared) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, first = warp / 2 * CHANNEL_TILE;
     uint32_t packed[2][2], all[2][2] = {};

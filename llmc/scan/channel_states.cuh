@@ -11,8 +11,8 @@ accumulators. It adds a tile of 16 tokens at a time; gates are A operands as the
     acc = diag(product of the tile's f) acc + X^T [16 channels, 16 tokens]  V [16 tokens, 128]
     X = k times the decay from its token to the tile's end, or q times the decay from the tile's start
 
-A segment starts from zero, so that segments run at once; channel_segments_kernel then finds the states at their
-borders. Chunks are copied one ahead.
+A segment starts from zero, so that segments run at once; channel_segments_kernel then finds the states at
+their borders. Chunks are copied one ahead.
 */
 #pragma once
 
@@ -53,7 +53,8 @@ template <bool BACKWARD>
 __device__ static inline void channel_states_segment(const ChannelWork& w, ChannelStatesShared& shared) {
     const ChannelStates& s = w.states[BACKWARD];
     int lane = (int)threadIdx.x % 32;
-    int64_t head = blockIdx.y, segment = head * w.segments + blockIdx.x;
+    unsigned head = blockIdx.y;
+    int64_t segment = (int64_t)head * w.segments + blockIdx.x;
     int begin = (int)blockIdx.x * w.segment_chunks, end = min(begin + w.segment_chunks, w.chunks);
     auto copy = [&](int stage, int i) {
         ChannelBlock b = ChannelBlock::of(w, head, BACKWARD ? end - 1 - i : begin + i);
@@ -71,7 +72,7 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
         cp_async_wait_all();
         __syncthreads();
         if (i + 1 < end - begin) copy(stage ^ 1, i + 1);
-        int64_t at = head * w.chunks + b.chunk;
+        int64_t at = b.head * w.chunks + b.chunk;
         channel_store_state(s.local + at * CHANNEL_STATE, acc);
         channel_store_decay(s.decay + at * CHANNEL_HEAD, decay);
 #pragma unroll 1
@@ -113,8 +114,8 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
         channel_states_segment<true>(w, shared);
 }
 
-// States at the borders of segments, one after the other; a thread has the eight elements of a fragment. Grid:
-// 8, B NH, directions. Reads and updates w.state, where there is one.
+// States at the borders of segments, one after the other; a thread has the eight elements of a fragment.
+// Grid: 8, B NH, directions. Reads and updates w.state, where there is one.
 __global__ static void __launch_bounds__(CHANNEL_THREADS)
     channel_segments_kernel(const __grid_constant__ ChannelWork w) {
     bool backward = blockIdx.z == 1;

@@ -7,8 +7,8 @@ error of a plain bf16 implementation (channel_oracle.cuh).
 #include "../../../llmc/scan/channel.cuh"
 #include "channel_oracle.cuh"
 
-// Decays: f~ = mean + spread normal; `steps`: the mean falls by channel from 12 to -30; `resets`: one token in
-// 50 has f~ = -70
+// Decays: f~ = mean + spread normal; `steps`: the mean falls by channel from 12 to -30; `resets`: one token
+// in 50 has f~ = -70
 struct Decays {
     const char* name;
     double mean, spread;
