@@ -128,15 +128,17 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS)
         return (channel + i / 2 % 2 * 8) * CHANNEL_HEAD + value + i / 4 * 8 + i % 2;
     };
     for (int i = 0; state && i < 8; i++) x[i] = state[element(i)];
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < w.segments; i++) {
         int64_t segment = head * w.segments + (backward ? w.segments - 1 - i : i);
-        const float *sum = s.segment_sum + segment * CHANNEL_STATE + at * 8,
-                    *decay = s.segment_decay + segment * CHANNEL_HEAD + channel;
-        Pack4 low = load16(sum), high = load16(sum + 4);
-        float decays[2] = {decay[0], decay[8]};
+        const float4* sum = (const float4*)(s.segment_sum + segment * CHANNEL_STATE + at * 8);
+        const float* decay = s.segment_decay + segment * CHANNEL_HEAD + channel;
+        // Not written here: __ldg lets the loads of later segments pass this one's store.
+        float4 low = __ldg(sum), high = __ldg(sum + 1);
+        float decays[2] = {__ldg(decay), __ldg(decay + 8)};
+        const float sums[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
         store16(s.segment_state + segment * CHANNEL_STATE + at * 8, pack8(x));
-        for (int j = 0; j < 8; j++) x[j] = decays[j / 2 % 2] * x[j] + (j < 4 ? low[j] : high[j - 4]);
+        for (int j = 0; j < 8; j++) x[j] = decays[j / 2 % 2] * x[j] + sums[j];
     }
     for (int i = 0; state && i < 8; i++) state[element(i)] = x[i];
 }
