@@ -118,6 +118,7 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
 // Grid: 8, B NH, directions. Reads and updates w.state, where there is one.
 __global__ static void __launch_bounds__(CHANNEL_THREADS)
     channel_segments_kernel(const __grid_constant__ ChannelWork w) {
+    enum { GROUP = 8 }; // segments whose loads are in flight at once
     bool backward = blockIdx.z == 1;
     const ChannelStates& s = w.states[blockIdx.z];
     int at = (int)(blockIdx.x * CHANNEL_THREADS + threadIdx.x), fragment = at / 32, lane = at % 32;
@@ -128,17 +129,28 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS)
         return (channel + i / 2 % 2 * 8) * CHANNEL_HEAD + value + i / 4 * 8 + i % 2;
     };
     for (int i = 0; state && i < 8; i++) x[i] = state[element(i)];
-#pragma unroll 8
-    for (int i = 0; i < w.segments; i++) {
-        int64_t segment = head * w.segments + (backward ? w.segments - 1 - i : i);
-        const float4* sum = (const float4*)(s.segment_sum + segment * CHANNEL_STATE + at * 8);
-        const float* decay = s.segment_decay + segment * CHANNEL_HEAD + channel;
-        // Not written here: __ldg lets the loads of later segments pass this one's store.
-        float4 low = __ldg(sum), high = __ldg(sum + 1);
-        float decays[2] = {__ldg(decay), __ldg(decay + 8)};
-        const float sums[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        store16(s.segment_state + segment * CHANNEL_STATE + at * 8, pack8(x));
-        for (int j = 0; j < 8; j++) x[j] = decays[j / 2 % 2] * x[j] + sums[j];
+    for (int first = 0; first < w.segments; first += GROUP) {
+        float4 sums[GROUP][2];
+        float decays[GROUP][2];
+        auto segment = [&](int i) {
+            return head * w.segments + (backward ? w.segments - 1 - first - i : first + i);
+        };
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            if (first + i >= w.segments) break;
+            const float4* sum = (const float4*)(s.segment_sum + segment(i) * CHANNEL_STATE + at * 8);
+            const float* decay = s.segment_decay + segment(i) * CHANNEL_HEAD + channel;
+            sums[i][0] = __ldg(sum), sums[i][1] = __ldg(sum + 1);
+            decays[i][0] = __ldg(decay), decays[i][1] = __ldg(decay + 8);
+        }
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            if (first + i >= w.segments) break;
+            float sum[8];
+            memcpy(sum, sums[i], sizeof sum);
+            store16(s.segment_state + segment(i) * CHANNEL_STATE + at * 8, pack8(x));
+            for (int j = 0; j < 8; j++) x[j] = decays[i][j / 2 % 2] * x[j] + sum[j];
+        }
     }
     for (int i = 0; state && i < 8; i++) state[element(i)] = x[i];
 }
