@@ -84,7 +84,7 @@ static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
 
 static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
-    return channel_scratch_bytes(&shape, layer->grads != NULL);
+    return channel_scratch_bytes(&shape, !layer->forward_only);
 }
 
 // ----------------------------------------------------------------------------
