@@ -232,7 +232,7 @@ struct ChannelFragment {
         local = ((const uint4*)s.local)[chunk * (CHANNEL_STATE / 8) + at];
         segment = ((const uint4*)s.segment_state)[segment_index * (CHANNEL_STATE / 8) + at];
     }
-    // The fragment, rounded once; decay of the lane's two channels
+    // The fragment, rounded once; decay of the lane's two channels, which is rounded too
     __device__ void state(uint32_t (&packed)[4], const __nv_bfloat162 (&decay)[2]) const {
         const uint32_t terms[2][4] = {{local.x, local.y, local.z, local.w},
                                       {segment.x, segment.y, segment.z, segment.w}};

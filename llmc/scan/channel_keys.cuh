@@ -111,21 +111,22 @@ struct ChannelKeys {
     // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
     __device__ void prepare(ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b,
                             const float (&bound)[2]) {
-        float before[2] = {1, 1}, after[2] = {1, 1}, sum[2] = {};
+        float before[2] = {1, 1}, sum[2] = {}, after[CHANNEL_TILES][2];
+        after[CHANNEL_TILES - 1][0] = after[CHANNEL_TILES - 1][1] = 1;
 #pragma unroll
         for (int t = 0; t < CHANNEL_TILES; t++) {
             uint32_t raw[4];
             channel_load<CHANNEL_KEYS>(raw, shared.f, t);
             channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE);
-            float product[2][2]; // over the lane's tokens, then over the tile
             for (int c = 0; c < 2; c++) {
-                product[0][c] = f[t][0][2 * c] * f[t][0][2 * c + 1] * f[t][1][2 * c] * f[t][1][2 * c + 1];
-                product[0][c] *= __shfl_xor_sync(~0u, product[0][c], 1);
-                total[t][c] = product[0][c] * __shfl_xor_sync(~0u, product[0][c], 2);
+                float product = f[t][0][2 * c] * f[t][0][2 * c + 1] * f[t][1][2 * c] * f[t][1][2 * c + 1];
+                product *= __shfl_xor_sync(~0u, product, 1);
+                total[t][c] = product * __shfl_xor_sync(~0u, product, 2);
             }
         }
-        for (int t = 1; t < CHANNEL_TILES; t++)
-            for (int c = 0; c < 2; c++) after[c] *= total[t][c];
+#pragma unroll
+        for (int t = CHANNEL_TILES - 2; t >= 0; t--)
+            for (int c = 0; c < 2; c++) after[t][c] = after[t + 1][c] * total[t + 1][c];
 #pragma unroll
         for (int t = 0; t < CHANNEL_TILES; t++) {
             float q[2][4], x[2][4];
@@ -144,16 +145,10 @@ struct ChannelKeys {
             for (int i = 0; i < 8; i++) {
                 int n = i / 4, e = i % 4, c = e / 2;
                 dq[t][n][e] *= products.pre[n][e] * before[c];
-                dk[t][n][e] *= products.suf[n][e] * after[c];
+                dk[t][n][e] *= products.suf[n][e] * after[t][c];
                 sum[c] += k[t][n][e] * dk[t][n][e];
             }
-            for (int c = 0; c < 2; c++) {
-                before[c] *= total[t][c];
-                if (t + 1 < CHANNEL_TILES) {
-                    after[c] = 1;
-                    for (int u = t + 2; u < CHANNEL_TILES; u++) after[c] *= total[u][c];
-                }
-            }
+            before[0] *= total[t][0], before[1] *= total[t][1];
         }
         for (int c = 0; c < 2; c++) later[c] = before[c] * later[c] + quad_sum(sum[c]);
     }
