@@ -215,6 +215,9 @@ static inline void hgrn2_add_lower_bounds(ParamTable* t, const Config* c) {
     Param* p = params_add(t, P_LOWER_BOUNDS, -1, "model.lower_bounds", INIT_ZERO, shape, false);
     p->decays = false;
     p->trainable = c->use_lower_bound;
+    if (!c->use_lower_bound) return;
+    p->fp32 = t->fp32_count;
+    t->fp32_count += p->count;
 }
 
 // Mamba-2's rows of layer l. in_proj's rows are z [di], then x [di], B [N] and C [N], which the convolution

@@ -1,0 +1,62 @@
+/*
+Benchmarks llmc/scan/channel.cuh at the shape of a layer of hgrn2-760m: T 16384, 12 heads. For each kernel and
+pass: milliseconds, and beside it the floor, the larger of its bytes at 4.0 TB/s and its FLOPs at 700 TFLOP/s.
+
+    bench_channel_scan [B [T [NH]]]
+*/
+#include "../../llmc/scan/channel.cuh"
+#include "bench.cuh"
+
+// Bytes and FLOPs of a phase; bytes count tensors of [B,T,NH,128] bf16, and states of bf16.
+struct Phase {
+    const char* name;
+    double tensors, states; // read or written
+    double squares, scores; // GEMMs a chunk of 64 x 128 x 128, and of 64 x 64 x 128
+};
+
+int main(int argc, char** argv) {
+    int64_t B = argc > 1 ? atoll(argv[1]) : 1, T = argc > 2 ? atoll(argv[2]) : 16384,
+            NH = argc > 3 ? atoll(argv[3]) : 12, d = NH * CHANNEL_HEAD, n = B * T * d, heads = B * NH;
+    ChannelShape shape = {B, T, NH, 3 * d, 0.088388f};
+    bf16 *proj = random_array<bf16>(3 * n, 1), *dproj = device_array<bf16>(3 * n), *o = device_array<bf16>(n),
+         *dout = random_array<bf16>(n, 1);
+    char* scratch = device_array<char>((int64_t)channel_scratch_bytes(&shape, true));
+    Channel x = {proj, proj + d, proj + 2 * d, NULL, NULL, scratch};
+    ChannelBackward g = {dproj, dproj + d, dproj + 2 * d, NULL, dout};
+    ChannelWork forward, backward;
+    channel_plan(&forward, &shape, scratch, false);
+    channel_plan(&backward, &shape, scratch, true);
+    for (ChannelWork* w : {&forward, &backward}) channel_inputs(w, &x);
+    forward.o = o;
+    backward.dout = dout, backward.dq = dproj, backward.df = dproj + d, backward.dv = dproj + 2 * d;
+    backward.dbound_partial = NULL;
+    dim3 grid((unsigned)forward.chunks, (unsigned)heads);
+    const Phase phases[] = {{"forward: states", 2, 1, 1, 0},  {"forward: output", 4, 1, 1, 2},
+                            {"backward: states", 4, 2, 2, 0}, {"backward: dv", 4, 1, 1, 2},
+                            {"backward: dq, df", 6, 2, 2, 3}, {"forward", 4, 0, 2, 2},
+                            {"backward", 7, 0, 5, 5}};
+    std::vector<double> ms = milliseconds(
+        7, 15, [] {},
+        [&](int i) {
+            if (i == 0) channel_states(&forward, heads, false, 0);
+            if (i == 1) channel_launch<ChannelOutputShared>(channel_output_kernel<false>, grid, 0, forward);
+            if (i == 2) channel_states(&backward, heads, true, 0);
+            if (i == 3) channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
+            if (i == 4)
+                channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), 0, backward);
+            if (i == 5) channel_forward(o, &x, &shape, 0);
+            if (i == 6) channel_backward(&g, &x, &shape, 0);
+        });
+    printf("B %lld, T %lld, %lld heads; segments of %d and %d chunks\n", (long long)B, (long long)T,
+           (long long)NH, forward.segment_chunks, backward.segment_chunks);
+    printf("%-20s %8s %8s %8s\n", "", "ms", "floor", "share");
+    for (int i = 0; i < 7; i++) {
+        const Phase& p = phases[i];
+        double chunks = (double)(forward.chunks * heads),
+               bytes = p.tensors * 2 * (double)n + p.states * chunks * 2 * CHANNEL_STATE,
+               flops = chunks * 2 * 64 * 128 * (128 * p.squares + 64 * p.scores);
+        double floor = 1e3 * std::max(bytes / 4.0e12, flops / 700e12);
+        printf("%-20s %8.3f %8.3f %7.0f%%\n", p.name, ms[(size_t)i], floor, 100 * floor / ms[(size_t)i]);
+    }
+    return 0;
+}
