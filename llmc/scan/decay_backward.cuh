@@ -1,0 +1,386 @@
+/*
+Gradients of the recurrence with one decay a head, from the states S0 and their gradients dS1 of each chunk
+(decay_states.cuh). With e_ij = e^(b_i - b_j) for j <= i, a head's p_ij = (q_i k_j) e_ij, and sums over heads
+where it says so:
+
+    w_ij = sum over heads of (do_i v_j) e_ij
+    dq_i = sum over heads of e^(b_i) S0 do_i + sum_j w_ij k_j                 decay_dq_kernel
+    dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i           the first sum in decay_dkv_kernel
+    dv_j = e^(b_C - b_j) dS1^T k_j + sum_i p_ij do_i                          decay_dkv_kernel
+
+    dlog_decay_t = sum over i >= t of (o_i do_i - the second sum of dv_i, times v_i)
+                 + sum over j < t of the first sum of dv_j, times v_j  + <e^(b_C) S0, dS1>
+
+b_i enters o_i, and -b_j enters dv_j. The equivalent sums over the whole sequence lose the small gradients of
+fast decays, and so would a dv rounded to bf16: here both sides have the same p in bf16 and are fp32 after it.
+
+Thread blocks are those of decay_forward.cuh. Each writes its heads' part of dq and dk, in fp32;
+decay_add_kernel adds them up in a fixed order.
+*/
+#pragma once
+
+#include "decay_forward.cuh"
+
+struct DecayBackward {
+    static constexpr int THREADS = 256, STAGES = 3;
+    struct Stage {
+        bf16 v[DECAY_CHUNK * DECAY_V], dout[DECAY_CHUNK * DECAY_V], state[DECAY_STATE]; // S0 or dS1
+    };
+    static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "a tile of q or w fits");
+};
+
+struct DecayDq : DecayBackward {
+    struct Shared {
+        bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K];
+        Stage stage[STAGES]; // w is in the first one after the last head
+        float cum[STAGES][DECAY_CHUNK];
+    };
+};
+
+struct DecayDkv : DecayBackward {
+    struct Shared {
+        bf16 k[DECAY_CHUNK * DECAY_K];
+        Stage stage[STAGES]; // q is in the last one before the first head
+        bf16 out[THREADS / 32][16 * DECAY_V];
+        float cum[STAGES][DECAY_CHUNK];
+    };
+};
+
+// Starts copying what a head needs, and commits the group; only commits past the last head.
+template <class Shared>
+__device__ static inline void decay_copy_head(Shared& shared, const DecayBlock& block, int h, const Scan& a,
+                                              const bf16* dout, const bf16* states,
+                                              const DecayScratch& scratch, const ScanShape& s) {
+    constexpr int THREADS = DecayBackward::THREADS;
+    int T = (int)s.T, i = (h - block.h) % DecayBackward::STAGES, tid = (int)threadIdx.x;
+    if (h < block.heads_end) {
+        auto& stage = shared.stage[i];
+        sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.v, a.v + block.b * T * s.value_row + h * DECAY_V,
+                                                      block.first, T, s.value_row);
+        sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.dout, dout + (block.b * T * s.NH + h) * DECAY_V,
+                                                      block.first, T, (int64_t)s.NH * DECAY_V);
+        sm80_copy_tile<DECAY_V, DECAY_K, THREADS>(stage.state, states + block.at(scratch, s, h, DECAY_STATE),
+                                                  0, DECAY_K, DECAY_V);
+        if (tid < DECAY_CHUNK / 4)
+            cp_async16(smem_address(shared.cum[i] + tid * 4),
+                       scratch.cum + block.at(scratch, s, h, DECAY_CHUNK) + tid * 4, true);
+    }
+    cp_async_commit_group();
+}
+
+// Starts copying q and k, and the first heads, and waits for q and k.
+template <class Shared>
+__device__ static inline void decay_copy_first(Shared& shared, bf16* q, const DecayBlock& block,
+                                               const Scan& a, const bf16* dout, const bf16* states,
+                                               const DecayScratch& scratch, const ScanShape& s) {
+    constexpr int THREADS = DecayBackward::THREADS;
+    int64_t keys = block.b * s.T * s.key_row;
+    sm80_copy_tile<DECAY_K, DECAY_CHUNK, THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
+    sm80_copy_tile<DECAY_K, DECAY_CHUNK, THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
+    cp_async_commit_group();
+    for (int i = 0; i < DecayBackward::STAGES - 1; i++)
+        decay_copy_head(shared, block, block.h + i, a, dout, states, scratch, s);
+    cp_async_wait_group<DecayBackward::STAGES - 1>();
+    __syncthreads();
+}
+
+// A strip of A B^T over K channels, as packed pairs
+template <class A, class B>
+__device__ static inline void decay_strip(uint32_t (&packed)[8][4], const A& a, const B& b) {
+    float s[1][16][4];
+    scan_clear(s);
+    scan_matmul<DECAY_K>(s, a, b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) scan_pack(packed[j], s, 2 * j);
+}
+
+// Writes the strip's rows of acc to a block's part of dq or dk.
+__device__ static inline void decay_store_part(float* parts, const float (&acc)[1][16][4],
+                                               const DecayBlock& block, const ScanShape& s) {
+    float* to = parts + ((int64_t)block.group * s.B + block.b) * s.T * DECAY_K;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        int64_t t = block.first + block.row() + i % 2 * 8;
+        if (t < s.T)
+            *(float2*)(to + t * DECAY_K + i / 2 * 8 + threadIdx.x % 4 * 2) =
+                make_float2(acc[0][i / 2][i % 2 * 2], acc[0][i / 2][i % 2 * 2 + 1]);
+    }
+}
+
+// Writes one number for each of the strip's tokens, from the lanes' parts of it.
+__device__ static inline void decay_store_rows(float* to, const float (&part)[2], const DecayBlock& block) {
+    for (int half = 0; half < 2; half++) {
+        float sum = quad_sum(part[half]);
+        if (threadIdx.x % 4 == 0) to[block.row() + half * 8] = sum;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// dq
+
+// A head's part of dq (through S0), of w, and of o . do.
+__device__ static inline void decay_dq_head(float (&dq)[1][16][4], float (&w)[1][16][4], float* do_o,
+                                            const uint32_t (&qk)[8][4], const TileA<DECAY_K, false>& tile_q,
+                                            DecayBackward::Stage& stage, const float* cum,
+                                            const DecayBlock& block) {
+    const int row = block.row();
+    const float row_cum[2] = {cum[row], cum[row + 8]};
+    const float decay[2] = {exp2_approx(row_cum[0]), exp2_approx(row_cum[1])};
+    float sum[2] = {};
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) { // o through S0, half of the columns at a time
+        float x[1][4][4];
+        scan_clear(x);
+        scan_matmul<DECAY_K>(x, tile_q, TileB<DECAY_V, true>(stage.state, n * 8));
+        for (int i = 0; i < 8; i++) {
+            float2 y = unpack_bf16x2(*scan_pair<DECAY_V>(stage.dout, row + i % 2 * 8, n + i / 2));
+            sum[i % 2] += x[0][i / 2][i % 2 * 2] * y.x + x[0][i / 2][i % 2 * 2 + 1] * y.y;
+        }
+    }
+    sum[0] *= decay[0], sum[1] *= decay[1];
+
+    uint32_t dout[4][4];
+    TileA<DECAY_V, false> tile_dout(stage.dout, block.strip * 16);
+    for (int k = 0; k < 4; k++) tile_dout.load(dout[k], k * 16);
+    TileB<DECAY_V, false> tile_state(stage.state), tile_v(stage.v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        if (j > block.strip) continue;
+        float d[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t f[4];
+            tile_v.load(f, j * 16, k * 16);
+            sm80_mma(d[0], dout[k], f[0], f[1], d[0]);
+            sm80_mma(d[1], dout[k], f[2], f[3], d[1]);
+        }
+        for (int r = 0; r < 4; r++) {
+            float2 e = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
+            float2 x = unpack_bf16x2(qk[j][r]);
+            const float* y = &d[r / 2][r % 2 * 2];
+            float2 p = unpack_bf16x2(pack_bf16x2(x.x * e.x, x.y * e.y));
+            sum[r % 2] += p.x * y[0] + p.y * y[1];
+            w[0][2 * j + r / 2][r % 2 * 2] += e.x * y[0];
+            w[0][2 * j + r / 2][r % 2 * 2 + 1] += e.y * y[1];
+        }
+    }
+    decay_store_rows(do_o, sum, block);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        for (int r = 0; r < 4; r++) dout[k][r] = scale_bf16x2(dout[k][r], decay[r % 2], decay[r % 2]);
+        scan_mma(dq, dout[k], tile_state, k * 16);
+    }
+}
+
+// Writes parts of dq, the part of dk that comes from the token's own chunk, and o . do.
+static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
+    decay_dq_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                    const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    typedef DecayDq F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DecayBlock block(scratch, s);
+    decay_copy_first(shared, shared.q, block, a, dout, scratch.states, scratch, s);
+    uint32_t qk[8][4];
+    TileA<DECAY_K, false> tile_q(shared.q, block.strip * 16);
+    decay_strip(qk, tile_q, TileB<DECAY_K, false>(shared.k));
+
+    float dq[1][16][4], w[1][16][4];
+    scan_clear(dq);
+    scan_clear(w);
+    for (int h = block.h; h < block.heads_end; h++) {
+        int i = (h - block.h) % F::STAGES;
+        cp_async_wait_group<F::STAGES - 2>();
+        __syncthreads();
+        decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch, s);
+        decay_dq_head(dq, w, scratch.do_o + block.at(scratch, s, h, DECAY_CHUNK), qk, tile_q, shared.stage[i],
+                      shared.cum[i], block);
+    }
+    __syncthreads();
+    bf16* tile_w = (bf16*)&shared.stage[0];
+    TileB<DECAY_K, true> tile_k(shared.k), queries(shared.q);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        uint32_t p[4];
+        scan_pack(p, w, 2 * j);
+        for (int r = 0; r < 4; r++)
+            *scan_pair<DECAY_CHUNK>(tile_w, block.row() + r % 2 * 8, 2 * j + r / 2) = p[r];
+        if (j <= block.strip) scan_mma(dq, p, tile_k, j * 16);
+    }
+    decay_store_part(scratch.dq, dq, block, s);
+    __syncthreads();
+    scan_clear(dq); // now dk
+    TileA<DECAY_CHUNK, true> transposed_w(tile_w, block.strip * 16);
+    for (int i = block.strip; i < 8; i++) {
+        uint32_t f[4];
+        transposed_w.load(f, i * 16);
+        scan_mma(dq, f, queries, i * 16);
+    }
+    decay_store_part(scratch.dk_own, dq, block, s);
+}
+
+// ----------------------------------------------------------------------------
+// dk and dv
+
+// A head's part of dk through dS1, and dv before the factor `scale`, with its dot products with v.
+__device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4],
+                                             const DecayScratch& scratch, int64_t at,
+                                             const uint32_t (&kq)[8][4], const TileA<DECAY_K, false>& tile_k,
+                                             DecayBackward::Stage& stage, const float* cum) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, strip = warp < 4 ? warp : 11 - warp;
+    const int row = strip * 16 + lane / 4;
+    const float row_cum[2] = {cum[row], cum[row + 8]}, last = cum[DECAY_CHUNK - 1];
+    const float decay[2] = {exp2_approx(last - row_cum[0]), exp2_approx(last - row_cum[1])};
+    float later[2] = {}, own[2] = {};
+    scan_clear(dv);
+    scan_matmul<DECAY_K>(dv, tile_k, TileB<DECAY_V, true>(stage.state));
+#pragma unroll
+    for (int e = 0; e < 32; e++) dv[0][e / 4][e % 4] *= decay[e % 4 / 2];
+    scan_row_dot(later, dv, stage.v, row);
+    TileB<DECAY_V, true> tile_dout(stage.dout);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (i < strip) continue;
+        uint32_t p[4];
+        for (int r = 0; r < 4; r++) {
+            float2 e = decay_factors<true>(row_cum, cum, r, i * 16, i == strip);
+            p[r] = scale_bf16x2(kq[i][r], e.x, e.y);
+        }
+        scan_mma(dv, p, tile_dout, i * 16);
+    }
+    scan_row_dot(own, dv, stage.v, row);
+    for (int half = 0; half < 2; half++) {
+        float x = quad_sum(later[half]), y = quad_sum(own[half]);
+        if (lane % 4 == 0) {
+            scratch.dv_v_later[at + row + half * 8] = x;
+            scratch.dv_v[at + row + half * 8] = y - x;
+        }
+    }
+    TileA<DECAY_V, false> tile_v(stage.v, strip * 16);
+    TileB<DECAY_V, false> tile_state(stage.state);
+#pragma unroll
+    for (int k = 0; k < DECAY_V; k += 16) {
+        uint32_t f[4];
+        tile_v.load(f, k);
+        for (int r = 0; r < 4; r++) f[r] = scale_bf16x2(f[r], decay[r % 2], decay[r % 2]);
+        scan_mma(dk, f, tile_state, k);
+    }
+}
+
+// Writes dv, parts of dk, and v . dv.
+static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
+    decay_dkv_kernel(bf16* dv, const __grid_constant__ Scan a, const bf16* dout,
+                     const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    typedef DecayDkv F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DecayBlock block(scratch, s);
+    int left = (int)s.T - block.first - block.strip * 16;
+    bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
+    decay_copy_first(shared, q, block, a, dout, scratch.dstates, scratch, s);
+    uint32_t kq[8][4];
+    TileA<DECAY_K, false> tile_k(shared.k, block.strip * 16);
+    decay_strip(kq, tile_k, TileB<DECAY_K, false>(q));
+
+    float dk[1][16][4];
+    scan_clear(dk);
+    for (int h = block.h; h < block.heads_end; h++) {
+        int i = (h - block.h) % F::STAGES;
+        cp_async_wait_group<F::STAGES - 2>();
+        __syncthreads();
+        decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
+        float acc[1][8][4];
+        decay_dkv_head(dk, acc, scratch, block.at(scratch, s, h, DECAY_CHUNK), kq, tile_k, shared.stage[i],
+                       shared.cum[i]);
+        bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;
+        sm80_store<DECAY_V>(to, s.value_row, left, shared.out[threadIdx.x / 32], acc,
+                            [&](int, int) { return s.scale; });
+    }
+    decay_store_part(scratch.dk, dk, block, s);
+}
+
+// ----------------------------------------------------------------------------
+// sums
+
+// dq and dk [B,T,..] from their parts. A thread has 8 channels of a token.
+static __global__ void __launch_bounds__(256)
+    decay_add_kernel(bf16* dq, bf16* dk, DecayScratch scratch, ScanShape s) {
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, rows = s.B * s.T;
+    int64_t row = i / (DECAY_K / 8), column = i % (DECAY_K / 8) * 8;
+    if (row >= rows) return;
+    float sums[2][8] = {};
+    auto add = [&](float(&sum)[8], const float* part) {
+        const Pack4 x = load16_once(part), y = load16_once(part + 4);
+        for (int c = 0; c < 8; c++) sum[c] += c < 4 ? x[c] : y[c - 4];
+    };
+    for (int group = 0; group < scratch.groups; group++) {
+        int64_t at = (group * rows + row) * DECAY_K + column;
+        add(sums[0], scratch.dq + at);
+        add(sums[1], scratch.dk + at);
+        add(sums[1], scratch.dk_own + at);
+    }
+    for (int c = 0; c < 16; c++) sums[c / 8][c % 8] *= s.scale;
+    store16(dq + row * s.key_row + column, pack8(sums[0]));
+    store16(dk + row * s.key_row + column, pack8(sums[1]));
+}
+
+// dlog_decay. Thread blocks as in decay_cum_kernel; a warp has a head.
+static __global__ void __launch_bounds__(256)
+    decay_gate_kernel(float* dlog_decay, DecayScratch scratch, ScanShape s) {
+    __shared__ float tile[DECAY_HEADS][DECAY_CHUNK + 1];
+    int first = (int)blockIdx.y * DECAY_HEADS, lane = (int)threadIdx.x % 32;
+    int b = (int)blockIdx.x / scratch.chunks, chunk = (int)blockIdx.x % scratch.chunks;
+    for (int h = (int)threadIdx.x / 32; h < DECAY_HEADS && first + h < s.NH; h += (int)blockDim.x / 32) {
+        int64_t at = ((int64_t)b * s.NH + first + h) * scratch.chunks + chunk;
+        float dots = warp_sum(lane < DECAY_DOTS ? scratch.dots[at * DECAY_DOTS + lane] : 0);
+        const int64_t token = at * DECAY_CHUNK + lane * 4;
+        const Pack4 x = load16(scratch.do_o + token), y = load16(scratch.dv_v + token),
+                    later = load16(scratch.dv_v_later + token);
+        float own[4], before[4], own_sum = 0, before_sum = 0; // own: from the token on; before: before it
+        for (int i = 0; i < 4; i++) own[3 - i] = own_sum += x[3 - i] - y[3 - i];
+        for (int i = 0; i < 4; i++) before[i] = before_sum, before_sum += later[i];
+        float lanes_before = warp_sum_before(before_sum);
+        float lanes_after = warp_sum(own_sum) - own_sum - warp_sum_before(own_sum);
+        for (int i = 0; i < 4; i++)
+            tile[h][lane * 4 + i] = s.scale * (own[i] + lanes_after + before[i] + lanes_before + dots);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < DECAY_HEADS * DECAY_CHUNK; i += (int)blockDim.x) {
+        int h = i % DECAY_HEADS;
+        int64_t t = (int64_t)chunk * DECAY_CHUNK + i / DECAY_HEADS;
+        if (first + h < s.NH && t < s.T)
+            dlog_decay[(b * s.T + t) * s.NH + first + h] = tile[h][i / DECAY_HEADS];
+    }
+}
+
+static inline void decay_dq(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
+                            const ScanShape* s, cudaStream_t stream) {
+    scan_launch<DecayDq>(decay_dq_kernel, s->B * scratch->chunks * scratch->groups, stream, *a, g->dout,
+                         *scratch, *s);
+}
+
+static inline void decay_dkv(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
+                             const ScanShape* s, cudaStream_t stream) {
+    scan_launch<DecayDkv>(decay_dkv_kernel, s->B * scratch->chunks * scratch->groups, stream, g->dv, *a,
+                          g->dout, *scratch, *s);
+}
+
+static inline void decay_sums(const DecayScratch* scratch, const ScanBackward* g, const ScanShape* s,
+                              cudaStream_t stream) {
+    int64_t packs = s->B * s->T * (DECAY_K / 8);
+    CUDA_LAUNCH(decay_add_kernel, (unsigned)ceil_div<int64_t>(packs, 256), 256, stream, g->dq, g->dk,
+                *scratch, *s);
+    CUDA_LAUNCH(decay_gate_kernel, decay_head_grid(scratch, s), 256, stream, g->dlog_decay, *scratch, *s);
+}
+
+static inline void decay_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
+                                  cudaStream_t stream) {
+    ScanArena arena = {(char*)a->scratch, 0};
+    DecayScratch scratch = decay_scratch(&arena, s, true);
+    decay_cum(&scratch, a, s, stream);
+    decay_states<false>(&scratch, a, NULL, s, stream);
+    decay_states<true>(&scratch, a, g->dout, s, stream);
+    decay_dq(&scratch, g, a, s, stream);
+    decay_dkv(&scratch, g, a, s, stream);
+    decay_sums(&scratch, g, s, stream);
+}

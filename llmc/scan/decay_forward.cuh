@@ -1,0 +1,141 @@
+/*
+Outputs of the recurrence with one decay a head, from the states that decay_states.cuh stored:
+
+    o_i = scale (e^(b_i) S0^T q_i + sum over j <= i of the chunk of (q_i k_j) e^(b_i - b_j) v_j)
+
+A thread block has one chunk of 128 tokens and walks over heads: Q K^T, which they share, is computed once and
+stays in registers, in fp32. A warp has 16 tokens. Warps w and w + 4 share a scheduler; together they have 9
+of the 16x16 blocks on and below the diagonal.
+*/
+#pragma once
+
+#include "decay_states.cuh"
+
+// The chunk and the heads of a thread block, and the 16 tokens of a warp
+struct DecayBlock {
+    int64_t b;
+    int chunk, group, h, heads_end, first,
+        strip; // first: the chunk's first token; strip: the warp's tokens / 16
+    __device__ DecayBlock(const DecayScratch& scratch, const ScanShape& s) {
+        int i = (int)blockIdx.x / scratch.groups, warp = (int)threadIdx.x / 32;
+        group = (int)blockIdx.x % scratch.groups;
+        b = i / scratch.chunks, chunk = i % scratch.chunks, first = chunk * DECAY_CHUNK;
+        h = group * scratch.group_heads, heads_end = min(h + scratch.group_heads, s.NH);
+        strip = warp < 4 ? warp : 11 - warp;
+    }
+    __device__ int row() const { return strip * 16 + (int)threadIdx.x % 32 / 4; } // the lane's first row
+    // The chunk of head i in buffers of `size` elements for each
+    __device__ int64_t at(const DecayScratch& scratch, const ScanShape& s, int i, int size) const {
+        return ((b * s.NH + i) * scratch.chunks + chunk) * size;
+    }
+};
+
+// x times the decay from the earlier token to the later one, 0 where that order is wrong: the pairs of columns
+// [j0 + 8 (r / 2), ..) of fragment register r. TRANSPOSED: rows are the earlier tokens. diagonal: the block
+// lies on the diagonal.
+template <bool TRANSPOSED>
+__device__ static inline float2 decay_factors(const float (&row_cum)[2], const float* cum, int r, int j0,
+                                              bool diagonal) {
+    int lane = (int)threadIdx.x % 32, column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
+    float2 c = *(const float2*)(cum + j0 + column);
+    float x = TRANSPOSED ? c.x - row_cum[r % 2] : row_cum[r % 2] - c.x;
+    float y = TRANSPOSED ? c.y - row_cum[r % 2] : row_cum[r % 2] - c.y;
+    if (diagonal && (TRANSPOSED ? column < row : column > row)) x = -INFINITY;
+    if (diagonal && (TRANSPOSED ? column + 1 < row : column + 1 > row)) y = -INFINITY;
+    return make_float2(exp2_approx(x), exp2_approx(y));
+}
+
+struct DecayOutput {
+    static constexpr int THREADS = 256, STAGES = 3;
+    struct Stage {
+        bf16 v[DECAY_CHUNK * DECAY_V], state[DECAY_STATE];
+    };
+    struct Shared {
+        bf16 q[DECAY_CHUNK * DECAY_K];
+        Stage stage[STAGES]; // k is in the last one before the first head
+        bf16 out[THREADS / 32][16 * DECAY_V];
+        float cum[STAGES][DECAY_CHUNK];
+    };
+    static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "k fits");
+};
+
+static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
+    decay_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DecayScratch scratch,
+                        const __grid_constant__ ScanShape s) {
+    typedef DecayOutput F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DecayBlock block(scratch, s);
+    int tid = (int)threadIdx.x, T = (int)s.T, left = T - block.first - block.strip * 16;
+    bf16* k = (bf16*)&shared.stage[F::STAGES - 1];
+    int64_t keys = block.b * T * s.key_row;
+    auto copy = [&](int h) {
+        if (h < block.heads_end) {
+            int i = (h - block.h) % F::STAGES;
+            const bf16* v = a.v + block.b * T * s.value_row + h * DECAY_V;
+            sm80_copy_tile<DECAY_V, DECAY_CHUNK, F::THREADS>(shared.stage[i].v, v, block.first, T,
+                                                             s.value_row);
+            sm80_copy_tile<DECAY_V, DECAY_K, F::THREADS>(
+                shared.stage[i].state, scratch.states + block.at(scratch, s, h, DECAY_STATE), 0, DECAY_K,
+                DECAY_V);
+            if (tid < DECAY_CHUNK / 4)
+                cp_async16(smem_address(shared.cum[i] + tid * 4),
+                           scratch.cum + block.at(scratch, s, h, DECAY_CHUNK) + tid * 4, true);
+        }
+        cp_async_commit_group();
+    };
+    sm80_copy_tile<DECAY_K, DECAY_CHUNK, F::THREADS>(shared.q, a.q + keys, block.first, T, s.key_row);
+    sm80_copy_tile<DECAY_K, DECAY_CHUNK, F::THREADS>(k, a.k + keys, block.first, T, s.key_row);
+    cp_async_commit_group();
+    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
+    cp_async_wait_group<F::STAGES - 1>();
+    __syncthreads();
+    float qk[1][16][4];
+    scan_clear(qk);
+    TileA<DECAY_K, false> tile_q(shared.q, block.strip * 16);
+    scan_matmul<DECAY_K>(qk, tile_q, TileB<DECAY_K, false>(k));
+
+    for (int h = block.h; h < block.heads_end; h++) {
+        int i = (h - block.h) % F::STAGES;
+        cp_async_wait_group<F::STAGES - 2>();
+        __syncthreads();
+        copy(h + F::STAGES - 1);
+        const float* cum = shared.cum[i];
+        float row_cum[2] = {cum[block.row()], cum[block.row() + 8]};
+        float acc[1][8][4];
+        scan_clear(acc);
+        scan_matmul<DECAY_K>(acc, tile_q, TileB<DECAY_V, true>(shared.stage[i].state));
+        float decay[2] = {exp2_approx(row_cum[0]), exp2_approx(row_cum[1])};
+#pragma unroll
+        for (int e = 0; e < 32; e++) acc[0][e / 4][e % 4] *= decay[e % 4 / 2];
+        TileB<DECAY_V, true> tile_v(shared.stage[i].v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (j > block.strip) continue;
+            uint32_t p[4];
+            for (int r = 0; r < 4; r++) {
+                float2 f = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
+                const float* x = &qk[0][2 * j + r / 2][r % 2 * 2];
+                p[r] = pack_bf16x2(x[0] * f.x, x[1] * f.y);
+            }
+            scan_mma(acc, p, tile_v, j * 16);
+        }
+        bf16* to = o + ((block.b * T + block.first + block.strip * 16) * s.NH + h) * DECAY_V;
+        sm80_store<DECAY_V>(to, (int64_t)s.NH * DECAY_V, left, shared.out[tid / 32], acc,
+                            [&](int, int) { return s.scale; });
+    }
+}
+
+static inline void decay_output(bf16* o, const DecayScratch* scratch, const Scan* a, const ScanShape* s,
+                                cudaStream_t stream) {
+    scan_launch<DecayOutput>(decay_output_kernel, s->B * scratch->chunks * scratch->groups, stream, o, *a,
+                             *scratch, *s);
+}
+
+static inline void decay_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
+    ScanArena arena = {(char*)a->scratch, 0};
+    DecayScratch scratch = decay_scratch(&arena, s, false);
+    decay_cum(&scratch, a, s, stream);
+    decay_states<false>(&scratch, a, NULL, s, stream);
+    decay_output(o, &scratch, a, s, stream);
+}

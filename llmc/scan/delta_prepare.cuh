@@ -1,0 +1,177 @@
+/*
+The delta rule in chunks of 64 tokens: what does not depend on the state. With the state S0 before a chunk,
+
+    A = strict_lower(diag(beta) K K^T),  T = (I + A)^-1,  W = T diag(beta) K,  U = T diag(beta) V
+    V' = U - W S0            u_t of the recurrence, which S0 and the chunk's earlier tokens correct
+    S1 = S0 + K^T V'         delta_states.cuh
+    O = scale (Q S0 + P V'),  P = lower(Q K^T)         delta_forward.cuh
+
+A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is rounded
+once, as an operand of W and U.
+
+Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk. Names
+that end in _t are transposed. Called by delta_forward.cuh and delta_backward.cuh.
+*/
+#pragma once
+
+#include "shape.cuh"
+
+enum { DELTA_CHUNK = 64, DELTA_D = 128, DELTA_ROWS = DELTA_CHUNK * DELTA_D, DELTA_STATE = DELTA_D * DELTA_D };
+
+// Buffers between the kernels; those from inverse on in a backward pass only
+struct DeltaScratch {
+    bf16 *w, *u;     // [tiles,CHUNK,D]
+    bf16* states_t;  // [tiles,V,K] S0^T
+    bf16* values_t;  // [tiles,V,CHUNK] V'^T
+    bf16* inverse;   // [tiles,CHUNK,CHUNK] T
+    bf16* y;         // [tiles,CHUNK,D] P^T dO
+    bf16* dstates_t; // [tiles,V,K] dS1^T
+    bf16* dvalues_t; // [tiles,V,CHUNK] dV'^T
+    int chunks;
+};
+
+static inline DeltaScratch delta_scratch(ScanArena* arena, const ScanShape* s, bool backward) {
+    DeltaScratch d = {};
+    d.chunks = scan_chunks<DELTA_CHUNK>(*s);
+    int64_t tiles = s->B * s->NH * d.chunks;
+    d.w = arena->take<bf16>(tiles * DELTA_ROWS);
+    d.u = arena->take<bf16>(tiles * DELTA_ROWS);
+    d.states_t = arena->take<bf16>(tiles * DELTA_STATE);
+    d.values_t = arena->take<bf16>(tiles * DELTA_ROWS);
+    if (!backward) return d;
+    d.inverse = arena->take<bf16>(tiles * DELTA_CHUNK * DELTA_CHUNK);
+    d.y = arena->take<bf16>(tiles * DELTA_ROWS);
+    d.dstates_t = arena->take<bf16>(tiles * DELTA_STATE);
+    d.dvalues_t = arena->take<bf16>(tiles * DELTA_ROWS);
+    return d;
+}
+
+// A thread block's tile
+struct DeltaBlock {
+    static constexpr int THREADS = 128; // 4 warps of 16 tokens
+    int64_t tile, keys, values;         // keys: offset of the sequence's first token in q and k; values: in v
+    int64_t out;                        // in o and dout
+    int first;                          // the chunk's first token
+    __device__ DeltaBlock(const DeltaScratch& scratch, const ScanShape& s) : tile(blockIdx.x) {
+        int64_t head = tile / scratch.chunks, b = head / s.NH, h = head % s.NH;
+        keys = b * s.T * s.key_row + h * s.key_head;
+        values = b * s.T * s.value_row + h * DELTA_D;
+        out = (b * s.T * s.NH + h) * DELTA_D;
+        first = (int)(tile % scratch.chunks) * DELTA_CHUNK;
+    }
+    // Starts copying the chunk's rows of a tensor of tokens, or a tile of W columns and ROWS rows.
+    __device__ void copy(bf16* to, const bf16* x, const ScanShape& s, int64_t row_stride) const {
+        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, first, (int)s.T, row_stride);
+    }
+    template <int W, int ROWS> __device__ void copy_tile(bf16* to, const bf16* tiles) const {
+        sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);
+    }
+};
+
+// beta of the chunk's tokens, 0 past the end
+__device__ static inline void delta_load_beta(float* to, const float* beta, const DeltaBlock& block,
+                                              const DeltaScratch& scratch, const ScanShape& s) {
+    int t = block.first + (int)threadIdx.x;
+    int64_t head = block.tile / scratch.chunks;
+    if (threadIdx.x < DELTA_CHUNK)
+        to[threadIdx.x] = t < s.T ? beta[(head / s.NH * s.T + t) * s.NH + head % s.NH] : 0;
+}
+
+// Zeroes what lies above the diagonal of a strip of a [CHUNK, CHUNK] matrix, or with TRANSPOSED below it;
+// with STRICT also the diagonal.
+template <bool TRANSPOSED, bool STRICT>
+__device__ static inline void delta_mask(float (&x)[1][8][4], int first_row) {
+    sm80_for_each(x, [&](float& y, int, int, int row, int column) {
+        int below = first_row + row - column;
+        if (TRANSPOSED) below = -below;
+        if (below < (STRICT ? 1 : 0)) y = 0;
+    });
+}
+
+// ----------------------------------------------------------------------------
+// W and U
+
+struct DeltaPrepare {
+    static constexpr int THREADS = DeltaBlock::THREADS, STRIDE = DELTA_CHUNK + 4;
+    struct Shared {
+        bf16 k[DELTA_ROWS], v[DELTA_ROWS];
+        bf16 inverse[DELTA_CHUNK * DELTA_CHUNK], inverse_beta[DELTA_CHUNK * DELTA_CHUNK]; // T, T diag(beta)
+        union {
+            float a[DELTA_CHUNK][STRIDE];
+            bf16 out[THREADS / 32][16 * DELTA_D];
+        };
+        float beta[DELTA_CHUNK];
+    };
+};
+
+// Column `column` of (I + A)^-1, by forward substitution
+__device__ static inline void delta_inverse(float (&x)[DELTA_CHUNK],
+                                            const float (&a)[DELTA_CHUNK][DeltaPrepare::STRIDE], int column) {
+#pragma unroll
+    for (int i = 0; i < DELTA_CHUNK; i++) {
+        float sum[4] = {};
+#pragma unroll
+        for (int k = 0; k < i; k += 4) {
+            const float4 y = *(const float4*)&a[i][k];
+            sum[0] += y.x * x[k];
+            if (k + 1 < i) sum[1] += y.y * x[k + 1];
+            if (k + 2 < i) sum[2] += y.z * x[k + 2];
+            if (k + 3 < i) sum[3] += y.w * x[k + 3];
+        }
+        x[i] = (i == column) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    }
+}
+
+static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
+    delta_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaScratch scratch,
+                         const __grid_constant__ ScanShape s) {
+    typedef DeltaPrepare F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DeltaBlock block(scratch, s);
+    int tid = (int)threadIdx.x, row = tid / 32 * 16;
+    block.copy(shared.k, a.k + block.keys, s, s.key_row);
+    cp_async_commit_group();
+    block.copy(shared.v, a.v + block.values, s, s.value_row);
+    cp_async_commit_group();
+    delta_load_beta(shared.beta, a.beta, block, scratch, s);
+    cp_async_wait_group<1>();
+    __syncthreads();
+
+    float kk[1][8][4];
+    scan_clear(kk);
+    scan_matmul<DELTA_D>(kk, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.k));
+    delta_mask<false, true>(kk, row);
+    sm80_for_each(kk,
+                  [&](float& y, int, int, int i, int j) { shared.a[row + i][j] = y * shared.beta[row + i]; });
+    __syncthreads();
+    if (tid < DELTA_CHUNK) {
+        float x[DELTA_CHUNK];
+        delta_inverse(x, shared.a, tid);
+#pragma unroll
+        for (int i = 0; i < DELTA_CHUNK; i++) {
+            int at = sm80_chunk_offset<DELTA_CHUNK>(i, tid / 8) / 2 + tid % 8;
+            shared.inverse[at] = __float2bfloat16_rn(x[i]);
+            shared.inverse_beta[at] = __float2bfloat16_rn(x[i] * shared.beta[tid]);
+        }
+    }
+    cp_async_wait_all();
+    __syncthreads();
+    TileA<DELTA_CHUNK, false> inverse(shared.inverse_beta, row);
+    for (int i = 0; i < 2; i++) {
+        float acc[1][16][4];
+        scan_clear(acc);
+        scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i ? shared.v : shared.k));
+        sm80_store<DELTA_D>((i ? scratch.u : scratch.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D,
+                            16, shared.out[tid / 32], acc, [](int, int) { return 1; });
+    }
+    if (!scratch.inverse) return;
+    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += F::THREADS)
+        *(uint4*)(scratch.inverse + (block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8)) =
+            *(uint4*)((char*)shared.inverse + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8));
+}
+
+static inline void delta_prepare(const DeltaScratch* scratch, const Scan* a, const ScanShape* s,
+                                 cudaStream_t stream) {
+    scan_launch<DeltaPrepare>(delta_prepare_kernel, s->B * s->NH * scratch->chunks, stream, *a, *scratch, *s);
+}

@@ -1,0 +1,233 @@
+/*
+The chain over the chunks of the delta rule (delta_prepare.cuh), 64 tokens a step, and its backward:
+
+    V'  = U - W S0                     S1  = S0 + K^T V'                        stores S0 and V'
+    dV' = P^T dO + K dS1               dS0 = dS1 + Q^T dO - W^T dV'             stores dS1 and dV'
+
+dS and dV' are without the factor `scale`. The steps depend on one another, so what counts is their latency. A
+thread block has 16 columns of V of one head; columns do not depend on one another. All is transposed:
+
+    S^T [16, 128]    a warp has 32 of the 128 rows of S, in fp32 accumulators
+    V'^T [16, 64]    a warp computes 16 tokens of it, from all of S^T
+
+Accumulators packed to bf16 have the layout of operand A, so the warps exchange them as such, in
+shared memory, twice a step:
+
+    S^T in shared memory  ->  V'^T = U^T - S^T W^T  ->  V'^T in shared memory  ->  S^T += V'^T K  ->  ..
+
+Fragments of W and K are loaded before the barriers that they do not depend on.
+*/
+#pragma once
+
+#include "delta_prepare.cuh"
+
+enum { DELTA_COLUMNS = 16, DELTA_SLICES = DELTA_D / DELTA_COLUMNS };
+
+template <bool BACKWARD> struct DeltaStage {
+    bf16 first[DELTA_ROWS], second[DELTA_ROWS]; // W and K, backward K and W
+    bf16 vector[DELTA_CHUNK * DELTA_COLUMNS];   // U, backward P^T dO
+};
+template <> struct DeltaStage<true> : DeltaStage<false> {
+    bf16 q[DELTA_ROWS];
+    bf16 dout[DELTA_CHUNK * DELTA_COLUMNS];
+};
+template <bool BACKWARD> struct DeltaStates {
+    static constexpr int THREADS = DeltaBlock::THREADS, STAGES = 3;
+    struct Shared {
+        DeltaStage<BACKWARD> stage[STAGES];
+        uint4 state[DELTA_D / 16][32], value[DELTA_CHUNK / 16][32]; // fragments of S^T and V'^T
+    };
+};
+
+// Offset in bytes of a 16-byte chunk of a tile [CHUNK, COLUMNS]; without bank conflicts
+__device__ static inline uint32_t delta_slice_offset(int row, int chunk) {
+    return (uint32_t)(row * DELTA_COLUMNS * 2 + ((chunk ^ (row >> 2 & 1)) << 4));
+}
+// Starts copying such a tile.
+__device__ static inline void delta_copy_slice(bf16* to, const bf16* x, int first, int rows,
+                                               int64_t row_stride) {
+    int row = (int)threadIdx.x / 2, chunk = (int)threadIdx.x % 2;
+    bool exists = first + row < rows;
+    cp_async16(smem_address(to) + delta_slice_offset(row, chunk),
+               x + (exists ? first + row : 0) * row_stride + chunk * 8, exists);
+}
+// Tokens [t, t + 16) of such a tile, transposed: an A fragment
+__device__ static inline void delta_load_slice(uint32_t (&f)[4], const bf16* tile, int t) {
+    int lane = (int)threadIdx.x % 32;
+    ldmatrix_trans(f,
+                   smem_address(tile) + delta_slice_offset(t + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1));
+}
+
+__device__ static inline uint4 delta_vector(const uint32_t (&f)[4]) {
+    return make_uint4(f[0], f[1], f[2], f[3]);
+}
+__device__ static inline void delta_fragment(uint32_t (&f)[4], const uint4& x) {
+    f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
+}
+
+// Stores a fragment to rows [V] of a transposed tile of W columns, from column `column` on.
+template <int W> __device__ static inline void delta_store(bf16* to, const uint32_t (&f)[4], int column) {
+    int lane = (int)threadIdx.x % 32;
+    for (int r = 0; r < 4; r++)
+        *(uint32_t*)(to + (r % 2 * 8 + lane / 4) * W + column + r / 2 * 8 + lane % 4 * 2) = f[r];
+}
+
+// The thread block's place
+struct DeltaSlice {
+    int64_t head, b, h;
+    int column; // first of V
+    __device__ explicit DeltaSlice(const ScanShape& s) {
+        head = blockIdx.x / DELTA_SLICES, b = head / s.NH, h = head % s.NH;
+        column = (int)(blockIdx.x % DELTA_SLICES) * DELTA_COLUMNS;
+    }
+};
+
+// Starts copying a step's tiles, and commits the group.
+template <bool BACKWARD>
+__device__ static inline void delta_copy_step(DeltaStage<BACKWARD>& stage, int chunk, const Scan& a,
+                                              const bf16* dout, const DeltaSlice& slice,
+                                              const DeltaScratch& scratch, const ScanShape& s) {
+    constexpr int THREADS = DeltaBlock::THREADS;
+    int T = (int)s.T, first = chunk * DELTA_CHUNK;
+    int64_t tile = slice.head * scratch.chunks + chunk;
+    int64_t keys = slice.b * T * s.key_row + slice.h * s.key_head;
+    sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(BACKWARD ? stage.second : stage.first,
+                                                  scratch.w + tile * DELTA_ROWS, 0, DELTA_CHUNK, DELTA_D);
+    sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(BACKWARD ? stage.first : stage.second, a.k + keys, first, T,
+                                                  s.key_row);
+    delta_copy_slice(stage.vector, (BACKWARD ? scratch.y : scratch.u) + tile * DELTA_ROWS + slice.column, 0,
+                     DELTA_CHUNK, DELTA_D);
+    if constexpr (BACKWARD) {
+        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(stage.q, a.q + keys, first, T, s.key_row);
+        delta_copy_slice(stage.dout, dout + (slice.b * T * s.NH + slice.h) * DELTA_D + slice.column, first, T,
+                         (int64_t)s.NH * DELTA_D);
+    }
+}
+
+// Loads (STORE: stores) the warp's part of the fp32 state [K, V].
+template <bool STORE> __device__ static inline void delta_move_state(float (&acc)[1][4][4], float* state) {
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    sm80_for_each(acc, [&](float& x, int, int half, int, int column) {
+        float* at = state + (warp * 32 + column) * DELTA_D + half * 8 + lane / 4;
+        if (STORE)
+            *at = x;
+        else
+            x = *at;
+    });
+}
+
+// Publishes the warp's part of S^T as fragments, and keeps them.
+__device__ static inline void delta_publish(uint32_t (&mine)[2][4], uint4 (*state)[32],
+                                            const float (&acc)[1][4][4]) {
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int i = 0; i < 2; i++) {
+        scan_pack(mine[i], acc, 2 * i);
+        state[warp * 2 + i][lane] = delta_vector(mine[i]);
+    }
+}
+
+// The step's V'^T (dV'^T) of the warp's tokens in r, and in `operand` what S^T changes by, times K (W)
+template <bool BACKWARD>
+__device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)[4], const uint4 (*state)[32],
+                                           const uint32_t (&first)[8][4], const uint32_t (&vector)[4]) {
+    float x[2][2][4] = {}; // two sums, for a shorter chain of mma
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        uint32_t f[4];
+        delta_fragment(f, state[k][threadIdx.x % 32]);
+        sm80_mma(x[k % 2][0], f, first[k][0], first[k][1], x[k % 2][0]);
+        sm80_mma(x[k % 2][1], f, first[k][2], first[k][3], x[k % 2][1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        float2 y = unpack_bf16x2(vector[i]);
+        const float *x0 = &x[0][i / 2][i % 2 * 2], *x1 = &x[1][i / 2][i % 2 * 2];
+        float low = x0[0] + x1[0], high = x0[1] + x1[1];
+        r[i] = BACKWARD ? pack_bf16x2(y.x + low, y.y + high) : pack_bf16x2(y.x - low, y.y - high);
+        operand[i] = BACKWARD ? r[i] ^ 0x80008000u : r[i];
+    }
+}
+
+// Grid: B NH SLICES.
+template <bool BACKWARD>
+__global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
+    delta_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                        const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
+    typedef DeltaStates<BACKWARD> F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, chunks = scratch.chunks;
+    DeltaSlice slice(s);
+    auto chunk_at = [&](int step) { return BACKWARD ? chunks - 1 - step : step; };
+    auto copy = [&](int step) {
+        if (step < chunks)
+            delta_copy_step<BACKWARD>(shared.stage[step % F::STAGES], chunk_at(step), a, dout, slice, scratch,
+                                      s);
+        cp_async_commit_group();
+    };
+    for (int i = 0; i < F::STAGES; i++) copy(i);
+
+    float acc[1][4][4];
+    scan_clear(acc);
+    float* state = BACKWARD || !a.state ? NULL : a.state + slice.head * DELTA_STATE + slice.column;
+    if (state) delta_move_state<false>(acc, state);
+    uint32_t mine[2][4], first[8][4], vector[4];
+    auto load_first = [&](const DeltaStage<BACKWARD>& stage) {
+        TileB<DELTA_D, false> tile(stage.first, warp * 16);
+#pragma unroll
+        for (int k = 0; k < 8; k++) tile.load(first[k], 0, k * 16);
+        delta_load_slice(vector, stage.vector, warp * 16);
+    };
+    delta_publish(mine, shared.state, acc);
+    cp_async_wait_group<F::STAGES - 1>();
+    __syncthreads();
+    load_first(shared.stage[0]);
+
+    for (int step = 0; step < chunks; step++) {
+        const DeltaStage<BACKWARD>& stage = shared.stage[step % F::STAGES];
+        int64_t tile = slice.head * chunks + chunk_at(step);
+        uint32_t values[4], operand[4], second[4][2][4];
+        __syncthreads(); // S^T is complete
+        delta_values<BACKWARD>(values, operand, shared.state, first, vector);
+        shared.value[warp][lane] = delta_vector(operand);
+        TileB<DELTA_D, true> tile_second(stage.second, warp * 32);
+#pragma unroll
+        for (int i = 0; i < 8; i++) tile_second.load(second[i / 2][i % 2], i % 2 * 16, i / 2 * 16);
+        if constexpr (BACKWARD) {
+            TileB<DELTA_D, true> tile_q(stage.q, warp * 32);
+#pragma unroll
+            for (int k = 0; k < DELTA_CHUNK; k += 16) {
+                uint32_t f[4];
+                delta_load_slice(f, stage.dout, k);
+                scan_mma(acc, f, tile_q, k);
+            }
+        }
+        delta_store<DELTA_CHUNK>((BACKWARD ? scratch.dvalues_t : scratch.values_t) + tile * DELTA_ROWS +
+                                     slice.column * DELTA_CHUNK,
+                                 values, warp * 16);
+        for (int i = 0; i < 2; i++)
+            delta_store<DELTA_D>((BACKWARD ? scratch.dstates_t : scratch.states_t) + tile * DELTA_STATE +
+                                     slice.column * DELTA_D,
+                                 mine[i], warp * 32 + i * 16);
+        cp_async_wait_group<F::STAGES - 2>();
+        __syncthreads(); // V'^T is complete, and the next step's tiles are there
+        copy(step + F::STAGES);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t f[4];
+            delta_fragment(f, shared.value[k][lane]);
+            for (int n = 0; n < 4; n++)
+                sm80_mma(acc[0][n], f, second[k][n / 2][n % 2 * 2], second[k][n / 2][n % 2 * 2 + 1],
+                         acc[0][n]);
+        }
+        delta_publish(mine, shared.state, acc);
+        load_first(shared.stage[(step + 1) % F::STAGES]);
+    }
+    if (state) delta_move_state<true>(acc, state);
+}
+
+template <bool BACKWARD>
+static inline void delta_states(const DeltaScratch* scratch, const Scan* a, const bf16* dout,
+                                const ScanShape* s, cudaStream_t stream) {
+    scan_launch<DeltaStates<BACKWARD>>(delta_states_kernel<BACKWARD>, s->B * s->NH * DELTA_SLICES, stream, *a,
+                                       dout, *scratch, *s);
+}
