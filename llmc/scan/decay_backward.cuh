@@ -8,11 +8,12 @@ where it says so:
     dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i           the first sum in decay_dkv_kernel
     dv_j = e^(b_C - b_j) dS1^T k_j + sum_i p_ij do_i                          decay_dkv_kernel
 
-    dlog_decay_t = sum over i >= t of (o_i do_i - the second sum of dv_i, times v_i)
-                 + sum over j < t of the first sum of dv_j, times v_j  + <e^(b_C) S0, dS1>
+    dlog_decay_t = sum over i >= t of (e^(b_i) (S0^T q_i) do_i + sum_j g_ij - sum_j g_ji)
+                 + sum over j < t of e^(b_C - b_j) (dS1^T k_j) v_j  + <e^(b_C) S0, dS1>,
+    g_ij = p_ij (do_i v_j) for j < i
 
-b_i enters o_i, and -b_j enters dv_j. The equivalent sums over the whole sequence lose the small gradients of
-fast decays, and so would a dv rounded to bf16: here both sides have the same p in bf16 and are fp32 after it.
+The shorter o_t do_t - v_t dv_t, summed over the sequence, loses the small gradients of fast decays: there g_ii and
+what lies after the chunk cancel only as far as both are computed alike.
 
 Thread blocks are those of decay_forward.cuh. Each writes its heads' part of dq and dk, in fp32;
 decay_add_kernel adds them up in a fixed order.
@@ -34,6 +35,7 @@ struct DecayDq : DecayBackward {
         bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K];
         Stage stage[STAGES]; // w is in the first one after the last head
         float cum[STAGES][DECAY_CHUNK];
+        float columns[2][THREADS / 32][DECAY_CHUNK]; // the warps' column sums of g, for two heads
     };
 };
 
@@ -75,12 +77,12 @@ __device__ static inline void decay_copy_first(Shared& shared, bf16* q, const De
                                                const DecayScratch& scratch, const ScanShape& s) {
     constexpr int THREADS = DecayBackward::THREADS;
     int64_t keys = block.b * s.T * s.key_row;
-    sm80_copy_tile<DECAY_K, DECAY_CHUNK, THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
-    sm80_copy_tile<DECAY_K, DECAY_CHUNK, THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
+    copy_panels<DECAY_CHUNK, THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
+    copy_panels<DECAY_CHUNK, THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
     cp_async_commit_group();
     for (int i = 0; i < DecayBackward::STAGES - 1; i++)
         decay_copy_head(shared, block, block.h + i, a, dout, states, scratch, s);
-    cp_async_wait_group<DecayBackward::STAGES - 1>();
+    wait_panels<DecayBackward::STAGES - 1>();
     __syncthreads();
 }
 
@@ -88,8 +90,7 @@ __device__ static inline void decay_copy_first(Shared& shared, bf16* q, const De
 template <class A, class B>
 __device__ static inline void decay_strip(uint32_t (&packed)[8][4], const A& a, const B& b) {
     float s[1][16][4];
-    scan_clear(s);
-    scan_matmul<DECAY_K>(s, a, b);
+    panels_matmul<DECAY_K, false>(s, a, b);
 #pragma unroll
     for (int j = 0; j < 8; j++) scan_pack(packed[j], s, 2 * j);
 }
@@ -118,58 +119,80 @@ __device__ static inline void decay_store_rows(float* to, const float (&part)[2]
 // ----------------------------------------------------------------------------
 // dq
 
-// A head's part of dq (through S0), of w, and of o . do.
-__device__ static inline void decay_dq_head(float (&dq)[1][16][4], float (&w)[1][16][4], float* do_o,
-                                            const uint32_t (&qk)[8][4], const TileA<DECAY_K, false>& tile_q,
-                                            DecayBackward::Stage& stage, const float* cum,
-                                            const DecayBlock& block) {
-    const int row = block.row();
-    const float row_cum[2] = {cum[row], cum[row + 8]};
-    const float decay[2] = {exp2_approx(row_cum[0]), exp2_approx(row_cum[1])};
-    float sum[2] = {};
-#pragma unroll
-    for (int n = 0; n < 8; n += 4) { // o through S0, half of the columns at a time
-        float x[1][4][4];
-        scan_clear(x);
-        scan_matmul<DECAY_K>(x, tile_q, TileB<DECAY_V, true>(stage.state, n * 8));
-        for (int i = 0; i < 8; i++) {
-            float2 y = unpack_bf16x2(*scan_pair<DECAY_V>(stage.dout, row + i % 2 * 8, n + i / 2));
-            sum[i % 2] += x[0][i / 2][i % 2 * 2] * y.x + x[0][i / 2][i % 2 * 2 + 1] * y.y;
-        }
-    }
-    sum[0] *= decay[0], sum[1] *= decay[1];
+// Column sums over the warp of a 16x16 block g, of which r is a fragment register: to [16]
+__device__ static inline void decay_column_sums(float* to, const float2 (&g)[4]) {
+    int lane = (int)threadIdx.x % 32;
+    bool second = lane & 16,
+         odd = lane & 8; // the column that the lane keeps: of the block's half, of the pair
+    float x[2][2];       // [half][pair]
+    for (int i = 0; i < 2; i++) x[i][0] = g[2 * i].x + g[2 * i + 1].x, x[i][1] = g[2 * i].y + g[2 * i + 1].y;
+    float kept[2];
+    for (int e = 0; e < 2; e++)
+        kept[e] = (second ? x[1][e] : x[0][e]) + __shfl_xor_sync(0xffffffffu, second ? x[0][e] : x[1][e], 16);
+    float sum = (odd ? kept[1] : kept[0]) + __shfl_xor_sync(0xffffffffu, odd ? kept[0] : kept[1], 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+    if (!(lane & 4)) to[second * 8 + lane % 4 * 2 + odd] = sum;
+}
 
+// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums
+__device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], float* columns,
+                                          const uint32_t (&qk)[8][4], const DecayBackward::Stage& stage,
+                                          const float* cum, const DecayBlock& block) {
+    const int lane = (int)threadIdx.x % 32;
+    const float row_cum[2] = {cum[block.row()], cum[block.row() + 8]};
+    Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
+#pragma unroll
+    for (int part = 0; part < 8; part += 4) { // 64 tokens j
+        if (part > block.strip) continue;
+        float d[1][8][4];
+        panels_matmul<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, part * 16));
+#pragma unroll
+        for (int j = part; j < part + 4; j++) {
+            if (j > block.strip) continue;
+            float2 g[4];
+            for (int r = 0; r < 4; r++) {
+                float2 e = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
+                const float* y = &d[0][2 * (j - part) + r / 2][r % 2 * 2];
+                float2 x = unpack_bf16x2(qk[j][r]), dw = make_float2(e.x * y[0], e.y * y[1]);
+                w[0][2 * j + r / 2][r % 2 * 2] += dw.x;
+                w[0][2 * j + r / 2][r % 2 * 2 + 1] += dw.y;
+                int column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
+                g[r].x = j == block.strip && column == row ? 0 : x.x * dw.x;
+                g[r].y = j == block.strip && column + 1 == row ? 0 : x.y * dw.y;
+                row_sums[r % 2] += g[r].x + g[r].y;
+            }
+            decay_column_sums(columns + j * 16, g);
+        }
+    }
+}
+
+// A head's part of dq through S0; o . do through S0 is added to row_sums.
+__device__ static inline void decay_dq_state(float (&dq)[1][16][4], float (&row_sums)[2],
+                                             const Panels<DECAY_CHUNK, false>& tile_q,
+                                             DecayBackward::Stage& stage, const float* cum,
+                                             const DecayBlock& block) {
+    const int row = block.row();
+    const float decay[2] = {exp2_approx(cum[row]), exp2_approx(cum[row + 8])};
+    float x[1][8][4], sums[2] = {};
+    panels_matmul<DECAY_K, false>(x, tile_q, Panels<DECAY_K, true>(stage.state));
+    scan_row_dot(sums, x, stage.dout, row);
+    for (int half = 0; half < 2; half++) row_sums[half] += decay[half] * sums[half];
     uint32_t dout[4][4];
-    TileA<DECAY_V, false> tile_dout(stage.dout, block.strip * 16);
-    for (int k = 0; k < 4; k++) tile_dout.load(dout[k], k * 16);
-    TileB<DECAY_V, false> tile_state(stage.state), tile_v(stage.v);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        if (j > block.strip) continue;
-        float d[2][4] = {};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t f[4];
-            tile_v.load(f, j * 16, k * 16);
-            sm80_mma(d[0], dout[k], f[0], f[1], d[0]);
-            sm80_mma(d[1], dout[k], f[2], f[3], d[1]);
-        }
-        for (int r = 0; r < 4; r++) {
-            float2 e = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
-            float2 x = unpack_bf16x2(qk[j][r]);
-            const float* y = &d[r / 2][r % 2 * 2];
-            float2 p = unpack_bf16x2(pack_bf16x2(x.x * e.x, x.y * e.y));
-            sum[r % 2] += p.x * y[0] + p.y * y[1];
-            w[0][2 * j + r / 2][r % 2 * 2] += e.x * y[0];
-            w[0][2 * j + r / 2][r % 2 * 2 + 1] += e.y * y[1];
-        }
-    }
-    decay_store_rows(do_o, sum, block);
-#pragma unroll
+    Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
     for (int k = 0; k < 4; k++) {
+        tile_dout.load_a(dout[k], k * 16);
         for (int r = 0; r < 4; r++) dout[k][r] = scale_bf16x2(dout[k][r], decay[r % 2], decay[r % 2]);
-        scan_mma(dq, dout[k], tile_state, k * 16);
     }
+    panels_matmul(dq, dout, Panels<DECAY_K, false>(stage.state), 0);
+}
+
+// Adds up the warps' column sums of g: only warps from the column's own on have any.
+__device__ static inline void decay_store_columns(float* to, const float (*columns)[DECAY_CHUNK]) {
+    int j = (int)threadIdx.x;
+    if (j >= DECAY_CHUNK) return;
+    float sum = 0;
+    for (int warp = j / 16; warp < DecayBackward::THREADS / 32; warp++) sum += columns[warp][j];
+    to[j] = sum;
 }
 
 // Writes parts of dq, the part of dk that comes from the token's own chunk, and o . do.
@@ -182,39 +205,47 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
     DecayBlock block(scratch, s);
     decay_copy_first(shared, shared.q, block, a, dout, scratch.states, scratch, s);
     uint32_t qk[8][4];
-    TileA<DECAY_K, false> tile_q(shared.q, block.strip * 16);
-    decay_strip(qk, tile_q, TileB<DECAY_K, false>(shared.k));
+    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
+    decay_strip(qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k));
 
     float dq[1][16][4], w[1][16][4];
     scan_clear(dq);
     scan_clear(w);
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        cp_async_wait_group<F::STAGES - 2>();
+        wait_panels<F::STAGES - 2>();
         __syncthreads();
+        if (h > block.h)
+            decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
+                                shared.columns[(h - 1) % 2]);
         decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch, s);
-        decay_dq_head(dq, w, scratch.do_o + block.at(scratch, s, h, DECAY_CHUNK), qk, tile_q, shared.stage[i],
-                      shared.cum[i], block);
+        float row_sums[2] = {};
+        decay_pairs(w, row_sums, shared.columns[h % 2][threadIdx.x / 32], qk, shared.stage[i], shared.cum[i],
+                    block);
+        decay_dq_state(dq, row_sums, tile_q, shared.stage[i], shared.cum[i], block);
+        decay_store_rows(scratch.g_rows + block.at(scratch, s, h, DECAY_CHUNK), row_sums, block);
     }
     __syncthreads();
+    decay_store_columns(scratch.g_columns + block.at(scratch, s, block.heads_end - 1, DECAY_CHUNK),
+                        shared.columns[(block.heads_end - 1) % 2]);
     bf16* tile_w = (bf16*)&shared.stage[0];
-    TileB<DECAY_K, true> tile_k(shared.k), queries(shared.q);
+    uint32_t p[8][4];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        uint32_t p[4];
-        scan_pack(p, w, 2 * j);
+        scan_pack(p[j], w, 2 * j);
         for (int r = 0; r < 4; r++)
-            *scan_pair<DECAY_CHUNK>(tile_w, block.row() + r % 2 * 8, 2 * j + r / 2) = p[r];
-        if (j <= block.strip) scan_mma(dq, p, tile_k, j * 16);
+            *scan_pair<64>(tile_w + j / 4 * DECAY_CHUNK * 64, block.row() + r % 2 * 8, 2 * (j % 4) + r / 2) =
+                p[j][r];
     }
+    panels_matmul(dq, p, Panels<DECAY_CHUNK, true>(shared.k), 0);
     decay_store_part(scratch.dq, dq, block, s);
     __syncthreads();
     scan_clear(dq); // now dk
-    TileA<DECAY_CHUNK, true> transposed_w(tile_w, block.strip * 16);
+    Panels<DECAY_CHUNK, true> transposed_w(tile_w, block.strip * 16);
     for (int i = block.strip; i < 8; i++) {
         uint32_t f[4];
-        transposed_w.load(f, i * 16);
-        scan_mma(dq, f, queries, i * 16);
+        transposed_w.load_a(f, i * 16);
+        panels_mma(dq, f, Panels<DECAY_CHUNK, true>(shared.q), i * 16);
     }
     decay_store_part(scratch.dk_own, dq, block, s);
 }
@@ -222,52 +253,43 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
 // ----------------------------------------------------------------------------
 // dk and dv
 
-// A head's part of dk through dS1, and dv before the factor `scale`, with its dot products with v.
-__device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4],
-                                             const DecayScratch& scratch, int64_t at,
-                                             const uint32_t (&kq)[8][4], const TileA<DECAY_K, false>& tile_k,
-                                             DecayBackward::Stage& stage, const float* cum) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, strip = warp < 4 ? warp : 11 - warp;
-    const int row = strip * 16 + lane / 4;
+// A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
+__device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2],
+                                             const uint32_t (&kq)[8][4],
+                                             const Panels<DECAY_CHUNK, false>& tile_k,
+                                             DecayBackward::Stage& stage, const float* cum,
+                                             const DecayBlock& block) {
+    const int row = block.row();
     const float row_cum[2] = {cum[row], cum[row + 8]}, last = cum[DECAY_CHUNK - 1];
     const float decay[2] = {exp2_approx(last - row_cum[0]), exp2_approx(last - row_cum[1])};
-    float later[2] = {}, own[2] = {};
-    scan_clear(dv);
-    scan_matmul<DECAY_K>(dv, tile_k, TileB<DECAY_V, true>(stage.state));
+    panels_matmul<DECAY_K, false>(dv, tile_k, Panels<DECAY_K, true>(stage.state));
 #pragma unroll
     for (int e = 0; e < 32; e++) dv[0][e / 4][e % 4] *= decay[e % 4 / 2];
     scan_row_dot(later, dv, stage.v, row);
-    TileB<DECAY_V, true> tile_dout(stage.dout);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i < strip) continue;
-        uint32_t p[4];
-        for (int r = 0; r < 4; r++) {
-            float2 e = decay_factors<true>(row_cum, cum, r, i * 16, i == strip);
-            p[r] = scale_bf16x2(kq[i][r], e.x, e.y);
-        }
-        scan_mma(dv, p, tile_dout, i * 16);
-    }
-    scan_row_dot(own, dv, stage.v, row);
-    for (int half = 0; half < 2; half++) {
-        float x = quad_sum(later[half]), y = quad_sum(own[half]);
-        if (lane % 4 == 0) {
-            scratch.dv_v_later[at + row + half * 8] = x;
-            scratch.dv_v[at + row + half * 8] = y - x;
-        }
-    }
-    TileA<DECAY_V, false> tile_v(stage.v, strip * 16);
-    TileB<DECAY_V, false> tile_state(stage.state);
+    for (int part = 0; part < 8; part += 4) { // 64 tokens i
+        if (part + 3 < block.strip) continue;
+        uint32_t p[4][4] = {};
 #pragma unroll
-    for (int k = 0; k < DECAY_V; k += 16) {
-        uint32_t f[4];
-        tile_v.load(f, k);
-        for (int r = 0; r < 4; r++) f[r] = scale_bf16x2(f[r], decay[r % 2], decay[r % 2]);
-        scan_mma(dk, f, tile_state, k);
+        for (int i = part; i < part + 4; i++) {
+            if (i < block.strip) continue;
+            for (int r = 0; r < 4; r++) {
+                float2 e = decay_factors<true>(row_cum, cum, r, i * 16, i == block.strip);
+                p[i - part][r] = scale_bf16x2(kq[i][r], e.x, e.y);
+            }
+        }
+        panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(stage.dout), part * 16);
     }
+    uint32_t v[4][4];
+    Panels<DECAY_CHUNK, false> tile_v(stage.v, block.strip * 16);
+    for (int k = 0; k < 4; k++) {
+        tile_v.load_a(v[k], k * 16);
+        for (int r = 0; r < 4; r++) v[k][r] = scale_bf16x2(v[k][r], decay[r % 2], decay[r % 2]);
+    }
+    panels_matmul(dk, v, Panels<DECAY_K, false>(stage.state), 0);
 }
 
-// Writes dv, parts of dk, and v . dv.
+// Writes dv, parts of dk, and v . dv through dS1.
 static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     decay_dkv_kernel(bf16* dv, const __grid_constant__ Scan a, const bf16* dout,
                      const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
@@ -279,19 +301,19 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
     decay_copy_first(shared, q, block, a, dout, scratch.dstates, scratch, s);
     uint32_t kq[8][4];
-    TileA<DECAY_K, false> tile_k(shared.k, block.strip * 16);
-    decay_strip(kq, tile_k, TileB<DECAY_K, false>(q));
+    Panels<DECAY_CHUNK, false> tile_k(shared.k, block.strip * 16);
+    decay_strip(kq, tile_k, Panels<DECAY_CHUNK, false>(q));
 
     float dk[1][16][4];
     scan_clear(dk);
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        cp_async_wait_group<F::STAGES - 2>();
+        wait_panels<F::STAGES - 2>();
         __syncthreads();
         decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
-        float acc[1][8][4];
-        decay_dkv_head(dk, acc, scratch, block.at(scratch, s, h, DECAY_CHUNK), kq, tile_k, shared.stage[i],
-                       shared.cum[i]);
+        float acc[1][8][4], later[2] = {};
+        decay_dkv_head(dk, acc, later, kq, tile_k, shared.stage[i], shared.cum[i], block);
+        decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
         bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;
         sm80_store<DECAY_V>(to, s.value_row, left, shared.out[threadIdx.x / 32], acc,
                             [&](int, int) { return s.scale; });
@@ -334,8 +356,8 @@ static __global__ void __launch_bounds__(256)
         int64_t at = ((int64_t)b * s.NH + first + h) * scratch.chunks + chunk;
         float dots = warp_sum(lane < DECAY_DOTS ? scratch.dots[at * DECAY_DOTS + lane] : 0);
         const int64_t token = at * DECAY_CHUNK + lane * 4;
-        const Pack4 x = load16(scratch.do_o + token), y = load16(scratch.dv_v + token),
-                    later = load16(scratch.dv_v_later + token);
+        const Pack4 x = load16(scratch.g_rows + token), y = load16(scratch.g_columns + token),
+                    later = load16(scratch.later + token);
         float own[4], before[4], own_sum = 0, before_sum = 0; // own: from the token on; before: before it
         for (int i = 0; i < 4; i++) own[3 - i] = own_sum += x[3 - i] - y[3 - i];
         for (int i = 0; i < 4; i++) before[i] = before_sum, before_sum += later[i];

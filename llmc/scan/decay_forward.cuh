@@ -4,8 +4,7 @@ Outputs of the recurrence with one decay a head, from the states that decay_stat
     o_i = scale (e^(b_i) S0^T q_i + sum over j <= i of the chunk of (q_i k_j) e^(b_i - b_j) v_j)
 
 A thread block has one chunk of 128 tokens and walks over heads: Q K^T, which they share, is computed once and
-stays in registers, in fp32. A warp has 16 tokens. Warps w and w + 4 share a scheduler; together they have 9
-of the 16x16 blocks on and below the diagonal.
+stays in registers, in fp32. A warp has 16 tokens.
 */
 #pragma once
 
@@ -21,7 +20,7 @@ struct DecayBlock {
         group = (int)blockIdx.x % scratch.groups;
         b = i / scratch.chunks, chunk = i % scratch.chunks, first = chunk * DECAY_CHUNK;
         h = group * scratch.group_heads, heads_end = min(h + scratch.group_heads, s.NH);
-        strip = warp < 4 ? warp : 11 - warp;
+        strip = warp;
     }
     __device__ int row() const { return strip * 16 + (int)threadIdx.x % 32 / 4; } // the lane's first row
     // The chunk of head i in buffers of `size` elements for each
@@ -84,41 +83,43 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
         }
         cp_async_commit_group();
     };
-    sm80_copy_tile<DECAY_K, DECAY_CHUNK, F::THREADS>(shared.q, a.q + keys, block.first, T, s.key_row);
-    sm80_copy_tile<DECAY_K, DECAY_CHUNK, F::THREADS>(k, a.k + keys, block.first, T, s.key_row);
+    copy_panels<DECAY_CHUNK, F::THREADS>(shared.q, a.q + keys, block.first, T, s.key_row);
+    copy_panels<DECAY_CHUNK, F::THREADS>(k, a.k + keys, block.first, T, s.key_row);
     cp_async_commit_group();
     for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
-    cp_async_wait_group<F::STAGES - 1>();
+    wait_panels<F::STAGES - 1>();
     __syncthreads();
     float qk[1][16][4];
-    scan_clear(qk);
-    TileA<DECAY_K, false> tile_q(shared.q, block.strip * 16);
-    scan_matmul<DECAY_K>(qk, tile_q, TileB<DECAY_K, false>(k));
+    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
+    panels_matmul<DECAY_K, false>(qk, tile_q, Panels<DECAY_CHUNK, false>(k));
 
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        cp_async_wait_group<F::STAGES - 2>();
+        wait_panels<F::STAGES - 2>();
         __syncthreads();
         copy(h + F::STAGES - 1);
         const float* cum = shared.cum[i];
         float row_cum[2] = {cum[block.row()], cum[block.row() + 8]};
         float acc[1][8][4];
-        scan_clear(acc);
-        scan_matmul<DECAY_K>(acc, tile_q, TileB<DECAY_V, true>(shared.stage[i].state));
+        panels_matmul<DECAY_K, false>(acc, tile_q, Panels<DECAY_K, true>(shared.stage[i].state));
         float decay[2] = {exp2_approx(row_cum[0]), exp2_approx(row_cum[1])};
 #pragma unroll
         for (int e = 0; e < 32; e++) acc[0][e / 4][e % 4] *= decay[e % 4 / 2];
-        TileB<DECAY_V, true> tile_v(shared.stage[i].v);
+        Panels<DECAY_CHUNK, true> tile_v(shared.stage[i].v);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if (j > block.strip) continue;
-            uint32_t p[4];
-            for (int r = 0; r < 4; r++) {
-                float2 f = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
-                const float* x = &qk[0][2 * j + r / 2][r % 2 * 2];
-                p[r] = pack_bf16x2(x[0] * f.x, x[1] * f.y);
+        for (int part = 0; part < 8; part += 4) { // 64 tokens j
+            if (part > block.strip) continue;
+            uint32_t p[4][4] = {};
+#pragma unroll
+            for (int j = part; j < part + 4; j++) {
+                if (j > block.strip) continue;
+                for (int r = 0; r < 4; r++) {
+                    float2 f = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
+                    const float* x = &qk[0][2 * j + r / 2][r % 2 * 2];
+                    p[j - part][r] = pack_bf16x2(x[0] * f.x, x[1] * f.y);
+                }
             }
-            scan_mma(acc, p, tile_v, j * 16);
+            panels_matmul(acc, p, tile_v, part * 16);
         }
         bf16* to = o + ((block.b * T + block.first + block.strip * 16) * s.NH + h) * DECAY_V;
         sm80_store<DECAY_V>(to, (int64_t)s.NH * DECAY_V, left, shared.out[tid / 32], acc,

@@ -11,7 +11,7 @@ exponents are at most 0. Called by scan.cuh. dS is the gradient without the fact
 */
 #pragma once
 
-#include "shape.cuh"
+#include "panels.cuh"
 
 enum { DECAY_CHUNK = 128, DECAY_K = 128, DECAY_V = 64, DECAY_STATE = DECAY_K * DECAY_V, DECAY_DOTS = 8 };
 
@@ -21,8 +21,9 @@ struct DecayScratch {
     bf16* states;  // [B,NH,chunks,K,V] S0
     bf16* dstates; // [B,NH,chunks,K,V] dS1
     float* dots;   // [B,NH,chunks,DECAY_DOTS] parts of <e^(b_C) S0, dS1>
-    // [B,NH,chunks,CHUNK] a token's o . do, v . dv from its own chunk, v . dv from later chunks
-    float *do_o, *dv_v, *dv_v_later;
+    // [B,NH,chunks,CHUNK] sums that dlog_decay is made of, as decay_backward.cuh names them: a row's of g and
+    // of what comes through S0, a column's of g, and a token's v . dv through dS1
+    float *g_rows, *g_columns, *later;
     float *dq, *dk, *dk_own; // [groups,B,T,K] parts of dq and dk; dk_own: of dk, from the token's own chunk
     int chunks, groups,
         group_heads; // a thread block of the other kernels has one chunk and group_heads heads
@@ -40,9 +41,9 @@ static inline DecayScratch decay_scratch(ScanArena* arena, const ScanShape* s, b
     if (!backward) return d;
     d.dstates = arena->take<bf16>(heads * d.chunks * DECAY_STATE);
     d.dots = arena->take<float>(heads * d.chunks * DECAY_DOTS);
-    d.do_o = arena->take<float>(rows);
-    d.dv_v = arena->take<float>(rows);
-    d.dv_v_later = arena->take<float>(rows);
+    d.g_rows = arena->take<float>(rows);
+    d.g_columns = arena->take<float>(rows);
+    d.later = arena->take<float>(rows);
     int64_t part = (int64_t)d.groups * s->B * s->T * DECAY_K;
     d.dq = arena->take<float>(part);
     d.dk = arena->take<float>(part);
@@ -110,20 +111,24 @@ __device__ static inline float* decay_state_pair(float* state, int n, int half) 
     return state + (half * 8 + lane / 4) * DECAY_V + n * 8 + lane % 4 * 2;
 }
 
-// <S0, e^(b_C) dS1> of the warp's rows: S0 as stored, dS1 in acc
-__device__ static inline void decay_state_dot(float* to, const bf16* state, const float (&acc)[1][8][4],
-                                              float decay) {
+// The warp's rows of a stored state, as the lane's accumulators have them
+__device__ static inline void decay_load_pairs(uint32_t (&pairs)[16], const bf16* state) {
     int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        pairs[i] = *(const uint32_t*)(state + (i % 2 * 8 + lane / 4) * DECAY_V + i / 2 * 8 + lane % 4 * 2);
+}
+// Their dot product with acc, times `decay`
+__device__ static inline void decay_state_dot(float* to, const uint32_t (&pairs)[16],
+                                              const float (&acc)[1][8][4], float decay) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        uint32_t pair =
-            *(const uint32_t*)(state + (i % 2 * 8 + lane / 4) * DECAY_V + i / 2 * 8 + lane % 4 * 2);
-        float2 x = unpack_bf16x2(pair);
+        float2 x = unpack_bf16x2(pairs[i]);
         sum += x.x * acc[0][i / 2][i % 2 * 2] + x.y * acc[0][i / 2][i % 2 * 2 + 1];
     }
     sum = warp_sum(sum);
-    if (lane == 0) *to = sum * decay;
+    if (threadIdx.x % 32 == 0) *to = sum * decay;
 }
 
 // BACKWARD: the gradients of the states, from q and dout, which then is v. Grid: B NH SLICES.
@@ -167,35 +172,40 @@ __global__ void __launch_bounds__(DecayStates::THREADS, 2)
         const float2 x = *(const float2*)decay_state_pair(state, i / 2, i % 2);
         acc[0][i / 2][i % 2 * 2] = x.x, acc[0][i / 2][i % 2 * 2 + 1] = x.y;
     }
+    uint32_t pairs[16]; // of S0 of the step, loaded a step ahead
+    auto state_at = [&](int step) {
+        return (head * chunks + chunk_at(min(step, chunks - 1))) * DECAY_STATE + rows;
+    };
+    if (BACKWARD) decay_load_pairs(pairs, scratch.states + state_at(0));
     for (int step = 0; step < chunks; step++) {
-        int64_t at = (head * chunks + chunk_at(step)) * DECAY_STATE + rows;
         float* weight = shared.weight[step % 2];
         float decay = exp2_approx(next_last);
         weight[tid] = exp2_approx(BACKWARD ? next_cum : next_last - next_cum);
-        cp_async_wait_group<F::STAGES - 2>();
+        wait_panels<F::STAGES - 2>();
         __syncthreads();
         copy(step + F::STAGES - 1);
         load_cum(step + 1);
-        sm80_store<DECAY_V>((BACKWARD ? scratch.dstates : scratch.states) + at, DECAY_V, 16, shared.out[warp],
-                            acc, [](int, int) { return 1; });
-        if (BACKWARD)
+        auto& stage = shared.stage[step % F::STAGES];
+        Panels<DECAY_CHUNK, true> keys_tile(stage.keys, warp * 16);
+        uint32_t f[8][4];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            keys_tile.load_a(f[k], k * 16);
+            for (int r = 0; r < 4; r++) { // the lane's tokens
+                const float2 w = *(const float2*)&weight[k * 16 + r / 2 * 8 + lane % 4 * 2];
+                f[k][r] = scale_bf16x2(f[k][r], w.x, w.y);
+            }
+        }
+        sm80_store<DECAY_V>((BACKWARD ? scratch.dstates : scratch.states) + state_at(step), DECAY_V, 16,
+                            shared.out[warp], acc, [](int, int) { return 1; });
+        if (BACKWARD) {
             decay_state_dot(scratch.dots + (head * chunks + chunk_at(step)) * DECAY_DOTS + slice * 4 + warp,
-                            scratch.states + at, acc, decay);
+                            pairs, acc, decay);
+            decay_load_pairs(pairs, scratch.states + state_at(step + 1));
+        }
 #pragma unroll
         for (int i = 0; i < 32; i++) acc[0][i / 4][i % 4] *= decay;
-        auto& stage = shared.stage[step % F::STAGES];
-        TileA<F::ROWS, true> tile_keys(stage.keys, warp * 16);
-        TileB<DECAY_V, true> tile_values(stage.values);
-#pragma unroll
-        for (int k = 0; k < DECAY_CHUNK; k += 16) {
-            uint32_t f[4];
-            tile_keys.load(f, k);
-            for (int r = 0; r < 4; r++) { // the lane's tokens
-                const float2 w = *(const float2*)&weight[k + r / 2 * 8 + lane % 4 * 2];
-                f[r] = scale_bf16x2(f[r], w.x, w.y);
-            }
-            scan_mma(acc, f, tile_values, k);
-        }
+        panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(stage.values), 0);
     }
     for (int i = 0; state && i < 16; i++)
         *(float2*)decay_state_pair(state, i / 2, i % 2) =

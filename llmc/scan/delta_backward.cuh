@@ -6,7 +6,7 @@ delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and what A
     dQ = scale (dO S0^T + dP K)
     dV = scale diag(beta) X
     dK = scale (diag(beta) E + (diag(beta) dA)^T K + dP^T Q + V' dS1^T)
-    dbeta_i = scale (X_i v_i + E_i k_i)
+    dbeta_i = scale X_i V'_i / beta_i         V'_i is beta_i times the error of the prediction; 0 for beta_i = 0
 
 A thread block has a tile of 64 tokens of one head, a warp 16 of them. dO and S0 give their shared memory to Q
 and dS1, so that two thread blocks fit a multiprocessor.
@@ -35,21 +35,6 @@ __device__ static inline void delta_store_strip(bf16* tile, const uint32_t (&f)[
             f[i / 4][i % 4];
 }
 
-// The lane's parts of the dot products of acc's rows with rows of x in global memory, of which `rows` exist
-__device__ static inline void delta_row_dot(float (&sum)[2], const float (&acc)[1][16][4], const bf16* x,
-                                            int64_t row_stride, int rows) {
-    int lane = (int)threadIdx.x % 32;
-    for (int half = 0; half < 2; half++) {
-        int row = half * 8 + lane / 4;
-        if (row >= rows) continue;
-#pragma unroll
-        for (int n = 0; n < 16; n++) {
-            float2 y = unpack_bf16x2(__ldg((const uint32_t*)(x + row * row_stride + n * 8 + lane % 4 * 2)));
-            sum[half] += acc[0][n][half * 2] * y.x + acc[0][n][half * 2 + 1] * y.y;
-        }
-    }
-}
-
 // dP, and dQ before the factor `scale`
 __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Shared& shared, int row) {
     float s[1][8][4];
@@ -69,10 +54,10 @@ __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Sha
     delta_store_strip(shared.dp, dp, row);
 }
 
-// E from the fragments of -X, and diag(beta) dA as fragments
-__device__ static inline void delta_e(float (&e)[1][16][4], uint32_t (&beta_da)[4][4],
+// From the fragments of -X: E, diag(beta) dA as fragments, and X_i V'_i, in one lane of the row's four, 0 in others
+__device__ static inline void delta_e(float (&e)[1][16][4], uint32_t (&beta_da)[4][4], float (&x_values)[2],
                                       const uint32_t (&minus_x)[8][4], const float (&beta)[2],
-                                      DeltaBackward::Shared& shared, int row) {
+                                      DeltaBackward::Shared& shared, int first_row) {
     float s[1][8][4];
     scan_clear(s);
     scan_clear(e);
@@ -83,7 +68,10 @@ __device__ static inline void delta_e(float (&e)[1][16][4], uint32_t (&beta_da)[
         scan_mma(s, minus_x[k], tile_values, k * 16);
         scan_mma(e, minus_x[k], tile_state, k * 16);
     }
-    delta_mask<false, true>(s, row);
+    sm80_for_each(s, [&](float& y, int, int half, int row, int column) {
+        if (first_row + row == column) x_values[half] = -y;
+        if (first_row + row <= column) y = 0;
+    });
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t f[4];
@@ -128,8 +116,6 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     scan_clear(acc); // X
     scan_matmul<DELTA_CHUNK>(acc, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
                              TileB<DELTA_CHUNK, false>(shared.dvalues_t));
-    float dbeta[2] = {};
-    delta_row_dot(dbeta, acc, a.v + block.values + t * s.value_row, s.value_row, left);
     sm80_store<DELTA_D>(g.dv + block.values + t * s.value_row, s.value_row, left, own_rows, acc,
                         [&](int, int half) { return beta[half] * s.scale; });
     uint32_t minus_x[8][4], beta_da[4][4];
@@ -138,16 +124,18 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
         if (i % 4 == 0) scan_pack(minus_x[i / 4], acc, i / 4 * 2);
         minus_x[i / 4][i % 4] ^= 0x80008000u;
     }
-    delta_e(acc, beta_da, minus_x, beta, shared, row);
+    float x_values[2] = {};
+    delta_e(acc, beta_da, x_values, minus_x, beta, shared, row);
     __syncthreads(); // dO, S0 and T have been read
     block.copy(shared.dout_q, a.q + block.keys, s, s.key_row);
     block.copy_tile<DELTA_D, DELTA_D>(shared.states_t, scratch.dstates_t);
     delta_store_strip(shared.inverse_da, beta_da, row);
-    scan_row_dot(dbeta, acc, shared.k, row + lane / 4);
     for (int half = 0; half < 2; half++) {
-        float sum = quad_sum(dbeta[half]);
+        float x = quad_sum(x_values[half]);
         int64_t i = t + half * 8 + lane / 4, head = block.tile / scratch.chunks;
-        if (i < s.T && lane % 4 == 0) g.dbeta[(head / s.NH * s.T + i) * s.NH + head % s.NH] = sum * s.scale;
+        if (i < s.T && lane % 4 == 0)
+            g.dbeta[(head / s.NH * s.T + i) * s.NH + head % s.NH] =
+                beta[half] > 0 ? x * s.scale / beta[half] : 0;
     }
 #pragma unroll
     for (int i = 0; i < 64; i++) acc[0][i / 4][i % 4] *= beta[i % 4 / 2];

@@ -67,11 +67,11 @@ static inline Matrix gemm(const Matrix& left, const Matrix& right) {
 struct PlainHead {
     int64_t T, K, V;
     float scale;
-    Matrix q, k, v, dout, o, dq, dk, dv;
+    Matrix q, k, v, dout, o, dq, dk, dv, state;
     vector<float> log_decay, beta, dlog_decay, dbeta; // log_decay or beta is empty
     PlainHead(int64_t t, int64_t K_, int64_t V_, float s)
         : T(t), K(K_), V(V_), scale(s), q(t, K_), k(t, K_), v(t, V_), dout(t, V_), o(t, V_), dq(t, K_),
-          dk(t, K_), dv(t, V_), dlog_decay((size_t)t), dbeta((size_t)t) {}
+          dk(t, K_), dv(t, V_), state(K_, V_), dlog_decay((size_t)t), dbeta((size_t)t) {}
 
     static constexpr int64_t CHUNK = 64;
     int64_t chunks() const { return (T + CHUNK - 1) / CHUNK; }
@@ -118,6 +118,7 @@ struct PlainHead {
             set(o, c, sum(gemm(Q.rows_times(d.from_start), S), gemm(P, V_)).times(scale).bf16s());
             S = sum(S.times(d.all), gemm(K_.rows_times(d.to_end).transposed(), V_));
         }
+        state = S;
         for (int64_t c = chunks() - 1; c >= 0; c--) {
             Matrix Q = part(q, c), K_ = part(k, c), V_ = part(v, c), dO = part(dout, c);
             Decays d = decays(c, Q.rows);
@@ -191,6 +192,7 @@ struct PlainHead {
             set(o, c, sum(gemm(x.Q, S), gemm(x.P, values)).times(scale).bf16s());
             S = sum(S, gemm(x.K.transposed(), values));
         }
+        state = S;
         for (int64_t c = chunks() - 1; c >= 0; c--) {
             DeltaChunk x = DeltaChunk::of(*this, c);
             const Matrix& S0 = states[(size_t)c];
