@@ -134,26 +134,30 @@ __device__ static inline void decay_column_sums(float* to, const float2 (&g)[4])
     if (!(lane & 4)) to[second * 8 + lane % 4 * 2 + odd] = sum;
 }
 
-// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums
+// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums. copy(): as
+// panels_matmul's meanwhile()
+template <class F>
 __device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], float* columns,
                                           const uint32_t (&qk)[8][4], const DecayBackward::Stage& stage,
-                                          const float* cum, const DecayBlock& block) {
+                                          const float* cum, const DecayBlock& block, F copy) {
     const int lane = (int)threadIdx.x % 32;
-    const float row_cum[2] = {cum[block.row()], cum[block.row() + 8]};
+    const DecayFactors<false> factors(cum, block);
     Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
 #pragma unroll
     for (int part = 0; part < 8; part += 4) { // 64 tokens j
         if (part > block.strip) continue;
         float d[1][8][4];
-        panels_matmul<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, part * 16));
+        panels_matmul<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, part * 16), [&] {
+            if (part == 0) copy();
+        });
 #pragma unroll
         for (int j = part; j < part + 4; j++) {
             if (j > block.strip) continue;
-            float2 g[4];
+            float2 g[4], e[4];
+            factors.load(e, j);
             for (int r = 0; r < 4; r++) {
-                float2 e = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
                 const float* y = &d[0][2 * (j - part) + r / 2][r % 2 * 2];
-                float2 x = unpack_bf16x2(qk[j][r]), dw = make_float2(e.x * y[0], e.y * y[1]);
+                float2 x = unpack_bf16x2(qk[j][r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
                 w[0][2 * j + r / 2][r % 2 * 2] += dw.x;
                 w[0][2 * j + r / 2][r % 2 * 2 + 1] += dw.y;
                 int column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
@@ -218,10 +222,10 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
         if (h > block.h)
             decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
                                 shared.columns[(h - 1) % 2]);
-        decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch, s);
         float row_sums[2] = {};
-        decay_pairs(w, row_sums, shared.columns[h % 2][threadIdx.x / 32], qk, shared.stage[i], shared.cum[i],
-                    block);
+        decay_pairs(
+            w, row_sums, shared.columns[h % 2][threadIdx.x / 32], qk, shared.stage[i], shared.cum[i], block,
+            [&] { decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch, s); });
         decay_dq_state(dq, row_sums, tile_q, shared.stage[i], shared.cum[i], block);
         decay_store_rows(scratch.g_rows + block.at(scratch, s, h, DECAY_CHUNK), row_sums, block);
     }
@@ -254,15 +258,16 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
 // dk and dv
 
 // A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
-__device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2],
-                                             const uint32_t (&kq)[8][4],
-                                             const Panels<DECAY_CHUNK, false>& tile_k,
-                                             DecayBackward::Stage& stage, const float* cum,
-                                             const DecayBlock& block) {
+template <class F>
+__device__ static inline void
+decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2], const uint32_t (&kq)[8][4],
+               const Panels<DECAY_CHUNK, false>& tile_k, DecayBackward::Stage& stage, const float* cum,
+               const DecayBlock& block, F copy) {
     const int row = block.row();
-    const float row_cum[2] = {cum[row], cum[row + 8]}, last = cum[DECAY_CHUNK - 1];
-    const float decay[2] = {exp2_approx(last - row_cum[0]), exp2_approx(last - row_cum[1])};
-    panels_matmul<DECAY_K, false>(dv, tile_k, Panels<DECAY_K, true>(stage.state));
+    const DecayFactors<true> factors(cum, block);
+    const float last = cum[DECAY_CHUNK - 1];
+    const float decay[2] = {exp2_approx(last - factors.row_cum[0]), exp2_approx(last - factors.row_cum[1])};
+    panels_matmul<DECAY_K, false>(dv, tile_k, Panels<DECAY_K, true>(stage.state), copy);
 #pragma unroll
     for (int e = 0; e < 32; e++) dv[0][e / 4][e % 4] *= decay[e % 4 / 2];
     scan_row_dot(later, dv, stage.v, row);
@@ -273,10 +278,9 @@ __device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[
 #pragma unroll
         for (int i = part; i < part + 4; i++) {
             if (i < block.strip) continue;
-            for (int r = 0; r < 4; r++) {
-                float2 e = decay_factors<true>(row_cum, cum, r, i * 16, i == block.strip);
-                p[i - part][r] = scale_bf16x2(kq[i][r], e.x, e.y);
-            }
+            float2 e[4];
+            factors.load(e, i);
+            for (int r = 0; r < 4; r++) p[i - part][r] = scale_bf16x2(kq[i][r], e[r].x, e[r].y);
         }
         panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(stage.dout), part * 16);
     }
@@ -310,9 +314,10 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
         int i = (h - block.h) % F::STAGES;
         wait_panels<F::STAGES - 2>();
         __syncthreads();
-        decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
         float acc[1][8][4], later[2] = {};
-        decay_dkv_head(dk, acc, later, kq, tile_k, shared.stage[i], shared.cum[i], block);
+        decay_dkv_head(dk, acc, later, kq, tile_k, shared.stage[i], shared.cum[i], block, [&] {
+            decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
+        });
         decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
         bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;
         sm80_store<DECAY_V>(to, s.value_row, left, shared.out[threadIdx.x / 32], acc,

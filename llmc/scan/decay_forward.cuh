@@ -29,20 +29,45 @@ struct DecayBlock {
     }
 };
 
-// x times the decay from the earlier token to the later one, 0 where that order is wrong: the pairs of columns
-// [j0 + 8 (r / 2), ..) of fragment register r. TRANSPOSED: rows are the earlier tokens. diagonal: the block
-// lies on the diagonal.
-template <bool TRANSPOSED>
-__device__ static inline float2 decay_factors(const float (&row_cum)[2], const float* cum, int r, int j0,
-                                              bool diagonal) {
-    int lane = (int)threadIdx.x % 32, column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
-    float2 c = *(const float2*)(cum + j0 + column);
-    float x = TRANSPOSED ? c.x - row_cum[r % 2] : row_cum[r % 2] - c.x;
-    float y = TRANSPOSED ? c.y - row_cum[r % 2] : row_cum[r % 2] - c.y;
-    if (diagonal && (TRANSPOSED ? column < row : column > row)) x = -INFINITY;
-    if (diagonal && (TRANSPOSED ? column + 1 < row : column + 1 > row)) y = -INFINITY;
-    return make_float2(exp2_approx(x), exp2_approx(y));
-}
+// Decay factors e^(b_i - b_j) of a strip's pairs. Rows are tokens i and columns j <= i, or TRANSPOSED rows j and
+// columns i >= j. Off the diagonal a factor is a row's times a column's, both at most 1: relative to the token
+// before the strip, TRANSPOSED the strip's last.
+template <bool TRANSPOSED> struct DecayFactors {
+    const float* cum;
+    int strip;
+    float row_cum[2], border, row[2];
+    __device__ DecayFactors(const float* c, const DecayBlock& block) : cum(c), strip(block.strip) {
+        border = cum[TRANSPOSED ? strip * 16 + 15 : max(strip * 16 - 1, 0)];
+        for (int half = 0; half < 2; half++) {
+            row_cum[half] = cum[block.row() + half * 8];
+            row[half] = between(row_cum[half], border);
+        }
+    }
+    __device__ static float between(float of_row, float of_column) {
+        return exp2_approx(TRANSPOSED ? of_column - of_row : of_row - of_column);
+    }
+    // Those of block j of the strip: e[r] of the pair in fragment register r; 0 above the diagonal (TRANSPOSED
+    // below it)
+    __device__ void load(float2 (&e)[4], int j) const {
+        int lane = (int)threadIdx.x % 32;
+#pragma unroll
+        for (int r = 0; r < 4; r += 2) {
+            int column = r / 2 * 8 + lane % 4 * 2;
+            float2 c = *(const float2*)(cum + j * 16 + column);
+            if (j == strip) {
+                for (int half = 0; half < 2; half++) {
+                    int after = (column - half * 8 - lane / 4) * (TRANSPOSED ? -1 : 1); // the row's token
+                    e[r + half].x = after > 0 ? 0 : between(row_cum[half], c.x);
+                    e[r + half].y = after + (TRANSPOSED ? -1 : 1) > 0 ? 0 : between(row_cum[half], c.y);
+                }
+            } else {
+                float2 f = make_float2(between(border, c.x), between(border, c.y));
+                for (int half = 0; half < 2; half++)
+                    e[r + half] = make_float2(row[half] * f.x, row[half] * f.y);
+            }
+        }
+    }
+};
 
 struct DecayOutput {
     static constexpr int THREADS = 256, STAGES = 3;
@@ -97,15 +122,13 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
         int i = (h - block.h) % F::STAGES;
         wait_panels<F::STAGES - 2>();
         __syncthreads();
-        copy(h + F::STAGES - 1);
-        const float* cum = shared.cum[i];
-        float row_cum[2] = {cum[block.row()], cum[block.row() + 8]};
+        DecayFactors<false> factors(shared.cum[i], block);
         float acc[1][8][4];
-        panels_matmul<DECAY_K, false>(acc, tile_q, Panels<DECAY_K, true>(shared.stage[i].state));
-        float decay[2] = {exp2_approx(row_cum[0]), exp2_approx(row_cum[1])};
+        panels_matmul<DECAY_K, false>(acc, tile_q, Panels<DECAY_K, true>(shared.stage[i].state),
+                                      [&] { copy(h + F::STAGES - 1); });
+        float decay[2] = {exp2_approx(factors.row_cum[0]), exp2_approx(factors.row_cum[1])};
 #pragma unroll
         for (int e = 0; e < 32; e++) acc[0][e / 4][e % 4] *= decay[e % 4 / 2];
-        Panels<DECAY_CHUNK, true> tile_v(shared.stage[i].v);
 #pragma unroll
         for (int part = 0; part < 8; part += 4) { // 64 tokens j
             if (part > block.strip) continue;
@@ -113,13 +136,14 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
 #pragma unroll
             for (int j = part; j < part + 4; j++) {
                 if (j > block.strip) continue;
+                float2 e[4];
+                factors.load(e, j);
                 for (int r = 0; r < 4; r++) {
-                    float2 f = decay_factors<false>(row_cum, cum, r, j * 16, j == block.strip);
                     const float* x = &qk[0][2 * j + r / 2][r % 2 * 2];
-                    p[j - part][r] = pack_bf16x2(x[0] * f.x, x[1] * f.y);
+                    p[j - part][r] = pack_bf16x2(x[0] * e[r].x, x[1] * e[r].y);
                 }
             }
-            panels_matmul(acc, p, tile_v, part * 16);
+            panels_matmul(acc, p, Panels<DECAY_CHUNK, true>(shared.stage[i].v), part * 16);
         }
         bf16* to = o + ((block.b * T + block.first + block.strip * 16) * s.NH + h) * DECAY_V;
         sm80_store<DECAY_V>(to, (int64_t)s.NH * DECAY_V, left, shared.out[tid / 32], acc,

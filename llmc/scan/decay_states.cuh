@@ -183,7 +183,6 @@ __global__ void __launch_bounds__(DecayStates::THREADS, 2)
         weight[tid] = exp2_approx(BACKWARD ? next_cum : next_last - next_cum);
         wait_panels<F::STAGES - 2>();
         __syncthreads();
-        copy(step + F::STAGES - 1);
         load_cum(step + 1);
         auto& stage = shared.stage[step % F::STAGES];
         Panels<DECAY_CHUNK, true> keys_tile(stage.keys, warp * 16);
@@ -205,7 +204,8 @@ __global__ void __launch_bounds__(DecayStates::THREADS, 2)
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) acc[0][i / 4][i % 4] *= decay;
-        panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(stage.values), 0);
+        panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(stage.values), 0,
+                      [&] { copy(step + F::STAGES - 1); });
     }
     for (int i = 0; state && i < 16; i++)
         *(float2*)decay_state_pair(state, i / 2, i % 2) =

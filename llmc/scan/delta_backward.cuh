@@ -41,9 +41,9 @@ __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Sha
     scan_clear(s);
     scan_clear(dq);
     TileA<DELTA_D, false> tile_dout(shared.dout_q, row);
-    scan_matmul<DELTA_D>(s, tile_dout, TileB<DELTA_CHUNK, true>(shared.values_t));
+    scan_matmul<DELTA_D>(s, tile_dout, BlockB<DELTA_CHUNK, true>(shared.values_t));
     delta_mask<false, false>(s, row);
-    scan_matmul<DELTA_D>(dq, tile_dout, TileB<DELTA_D, true>(shared.states_t));
+    scan_matmul<DELTA_D>(dq, tile_dout, BlockB<DELTA_D, true>(shared.states_t));
     uint32_t dp[4][4];
     TileB<DELTA_D, true> tile_k(shared.k);
 #pragma unroll
@@ -61,8 +61,9 @@ __device__ static inline void delta_e(float (&e)[1][16][4], uint32_t (&beta_da)[
     float s[1][8][4];
     scan_clear(s);
     scan_clear(e);
-    TileB<DELTA_D, true> tile_state(shared.states_t), tile_k(shared.k);
-    TileB<DELTA_CHUNK, true> tile_values(shared.values_t);
+    BlockB<DELTA_D, true> tile_state(shared.states_t);
+    TileB<DELTA_D, true> tile_k(shared.k);
+    BlockB<DELTA_CHUNK, true> tile_values(shared.values_t);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         scan_mma(s, minus_x[k], tile_values, k * 16);
@@ -95,12 +96,12 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     const int64_t t = block.first + row;
     auto factor = [&](int, int) { return s.scale; };
     block.copy(shared.dout_q, g.dout + block.out, s, (int64_t)s.NH * DELTA_D);
-    block.copy_tile<DELTA_CHUNK, DELTA_D>(shared.values_t, scratch.values_t);
-    block.copy_tile<DELTA_D, DELTA_D>(shared.states_t, scratch.states_t);
+    block.copy_blocks<DELTA_ROWS>(shared.values_t, scratch.values_t);
+    block.copy_blocks<DELTA_STATE>(shared.states_t, scratch.states_t);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     cp_async_commit_group();
     block.copy_tile<DELTA_CHUNK, DELTA_CHUNK>(shared.inverse_da, scratch.inverse);
-    block.copy_tile<DELTA_CHUNK, DELTA_D>(shared.dvalues_t, scratch.dvalues_t);
+    block.copy_blocks<DELTA_ROWS>(shared.dvalues_t, scratch.dvalues_t);
     cp_async_commit_group();
     delta_load_beta(shared.beta, a.beta, block, scratch, s);
     cp_async_wait_group<1>();
@@ -115,7 +116,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     __syncthreads();
     scan_clear(acc); // X
     scan_matmul<DELTA_CHUNK>(acc, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
-                             TileB<DELTA_CHUNK, false>(shared.dvalues_t));
+                             BlockB<DELTA_CHUNK, false>(shared.dvalues_t));
     sm80_store<DELTA_D>(g.dv + block.values + t * s.value_row, s.value_row, left, own_rows, acc,
                         [&](int, int half) { return beta[half] * s.scale; });
     uint32_t minus_x[8][4], beta_da[4][4];
@@ -128,7 +129,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     delta_e(acc, beta_da, x_values, minus_x, beta, shared, row);
     __syncthreads(); // dO, S0 and T have been read
     block.copy(shared.dout_q, a.q + block.keys, s, s.key_row);
-    block.copy_tile<DELTA_D, DELTA_D>(shared.states_t, scratch.dstates_t);
+    block.copy_blocks<DELTA_STATE>(shared.states_t, scratch.dstates_t);
     delta_store_strip(shared.inverse_da, beta_da, row);
     for (int half = 0; half < 2; half++) {
         float x = quad_sum(x_values[half]);
@@ -145,8 +146,8 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
                              TileB<DELTA_D, true>(shared.k));
     scan_matmul<DELTA_CHUNK>(acc, TileA<DELTA_CHUNK, true>(shared.dp, row),
                              TileB<DELTA_D, true>(shared.dout_q));
-    scan_matmul<DELTA_D>(acc, TileA<DELTA_CHUNK, true>(shared.values_t, row),
-                         TileB<DELTA_D, true>(shared.states_t));
+    scan_matmul<DELTA_D>(acc, BlockA<DELTA_CHUNK>(shared.values_t, row),
+                         BlockB<DELTA_D, true>(shared.states_t));
     sm80_store<DELTA_D>(g.dk + block.keys + t * s.key_row, s.key_row, left, shared.dvalues_t + row * DELTA_D,
                         acc, factor);
 }

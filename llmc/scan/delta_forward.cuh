@@ -24,8 +24,8 @@ static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
     block.copy(shared.q, a.q + block.keys, s, s.key_row);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     cp_async_commit_group();
-    block.copy_tile<DELTA_CHUNK, DELTA_D>(shared.values_t, scratch.values_t);
-    block.copy_tile<DELTA_D, DELTA_D>(shared.state_t, scratch.states_t);
+    block.copy_blocks<DELTA_ROWS>(shared.values_t, scratch.values_t);
+    block.copy_blocks<DELTA_STATE>(shared.state_t, scratch.states_t);
     cp_async_commit_group();
     cp_async_wait_group<1>();
     __syncthreads();
@@ -37,8 +37,8 @@ static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
     delta_mask<false, false>(p, row);
     cp_async_wait_all();
     __syncthreads();
-    scan_matmul<DELTA_D>(acc, tile_q, TileB<DELTA_D, false>(shared.state_t));
-    TileB<DELTA_CHUNK, false> tile_values(shared.values_t);
+    scan_matmul<DELTA_D>(acc, tile_q, BlockB<DELTA_D, false>(shared.state_t));
+    BlockB<DELTA_CHUNK, false> tile_values(shared.values_t);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t f[4];

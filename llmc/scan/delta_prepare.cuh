@@ -10,7 +10,7 @@ A and T are fp32: T is the inverse of a triangular matrix whose entries grow whe
 once, as an operand of W and U.
 
 Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk. Names
-that end in _t are transposed. Called by delta_forward.cuh and delta_backward.cuh.
+that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_forward.cuh and delta_backward.cuh.
 */
 #pragma once
 
@@ -46,6 +46,42 @@ static inline DeltaScratch delta_scratch(ScanArena* arena, const ScanShape* s, b
     return d;
 }
 
+// A tile of W columns in blocks of 16x16, row-major, and in each the 8x8 matrices of an A fragment: top left,
+// bottom left, top right, bottom right, 128 contiguous bytes each. A warp stores a register of a fragment in one
+// piece, and ldmatrix reads a matrix without bank conflicts. Otherwise as TileA and TileB.
+__device__ static inline int block_offset(int columns, int row, int column) { // in elements
+    return (row / 16 * (columns / 16) + column / 16) * 256;
+}
+template <int W> struct BlockA { // the reduction runs along the rows
+    uint32_t lane;
+    __device__ BlockA(const bf16* tile, int first) {
+        int l = (int)threadIdx.x % 32, matrix = (l >> 3 & 1) * 2 + (l >> 4);
+        lane = smem_address(tile + block_offset(W, 0, first) + matrix * 64 + l % 8 * 8);
+    }
+    __device__ void load(uint32_t (&f)[4], int k) const {
+        ldmatrix_trans(f, lane + (uint32_t)block_offset(W, k, 0) * 2);
+    }
+};
+template <int W, bool ACROSS> struct BlockB {
+    uint32_t lane;
+    __device__ explicit BlockB(const bf16* tile) {
+        int l = (int)threadIdx.x % 32, matrix = ACROSS ? l >> 3 : (l >> 3 & 1) * 2 + (l >> 4);
+        lane = smem_address(tile + matrix * 64 + l % 8 * 8);
+    }
+    __device__ void load(uint32_t (&f)[4], int n, int k) const {
+        if (ACROSS)
+            ldmatrix_trans(f, lane + (uint32_t)block_offset(W, k, n) * 2);
+        else
+            ldmatrix(f, lane + (uint32_t)block_offset(W, n, k) * 2);
+    }
+};
+// Stores a fragment as block (row / 16, column / 16).
+template <int W>
+__device__ static inline void block_store(bf16* tile, const uint32_t (&f)[4], int row, int column) {
+    for (int r = 0; r < 4; r++)
+        *(uint32_t*)(tile + block_offset(W, row, column) + r * 64 + threadIdx.x % 32 * 2) = f[r];
+}
+
 // A thread block's tile
 struct DeltaBlock {
     static constexpr int THREADS = 128; // 4 warps of 16 tokens
@@ -59,12 +95,17 @@ struct DeltaBlock {
         out = (b * s.T * s.NH + h) * DELTA_D;
         first = (int)(tile % scratch.chunks) * DELTA_CHUNK;
     }
-    // Starts copying the chunk's rows of a tensor of tokens, or a tile of W columns and ROWS rows.
+    // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in blocks.
     __device__ void copy(bf16* to, const bf16* x, const ScanShape& s, int64_t row_stride) const {
         sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, first, (int)s.T, row_stride);
     }
     template <int W, int ROWS> __device__ void copy_tile(bf16* to, const bf16* tiles) const {
         sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);
+    }
+    template <int N> __device__ void copy_blocks(bf16* to, const bf16* tiles) const {
+#pragma unroll
+        for (int i = (int)threadIdx.x * 8; i < N; i += THREADS * 8)
+            cp_async16(smem_address(to + i), tiles + tile * N + i, true);
     }
 };
 

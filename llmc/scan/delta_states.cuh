@@ -65,13 +65,6 @@ __device__ static inline void delta_fragment(uint32_t (&f)[4], const uint4& x) {
     f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
 }
 
-// Stores a fragment to rows [V] of a transposed tile of W columns, from column `column` on.
-template <int W> __device__ static inline void delta_store(bf16* to, const uint32_t (&f)[4], int column) {
-    int lane = (int)threadIdx.x % 32;
-    for (int r = 0; r < 4; r++)
-        *(uint32_t*)(to + (r % 2 * 8 + lane / 4) * W + column + r / 2 * 8 + lane % 4 * 2) = f[r];
-}
-
 // The thread block's place
 struct DeltaSlice {
     int64_t head, b, h;
@@ -201,16 +194,13 @@ __global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
                 scan_mma(acc, f, tile_q, k);
             }
         }
-        delta_store<DELTA_CHUNK>((BACKWARD ? scratch.dvalues_t : scratch.values_t) + tile * DELTA_ROWS +
-                                     slice.column * DELTA_CHUNK,
-                                 values, warp * 16);
+        block_store<DELTA_CHUNK>((BACKWARD ? scratch.dvalues_t : scratch.values_t) + tile * DELTA_ROWS,
+                                 values, slice.column, warp * 16);
         for (int i = 0; i < 2; i++)
-            delta_store<DELTA_D>((BACKWARD ? scratch.dstates_t : scratch.states_t) + tile * DELTA_STATE +
-                                     slice.column * DELTA_D,
-                                 mine[i], warp * 32 + i * 16);
+            block_store<DELTA_D>((BACKWARD ? scratch.dstates_t : scratch.states_t) + tile * DELTA_STATE,
+                                 mine[i], slice.column, warp * 32 + i * 16);
         cp_async_wait_group<F::STAGES - 2>();
         __syncthreads(); // V'^T is complete, and the next step's tiles are there
-        copy(step + F::STAGES);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint32_t f[4];
@@ -221,6 +211,7 @@ __global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
         }
         delta_publish(mine, shared.state, acc);
         load_first(shared.stage[(step + 1) % F::STAGES]);
+        copy(step + F::STAGES); // last, as its instructions hold up the others
     }
     if (state) delta_move_state<true>(acc, state);
 }

@@ -71,10 +71,10 @@ __device__ static inline void panels_mma(float (&acc)[1][NS][4], const uint32_t 
     }
 }
 
-// acc (+)= A B over K numbers of the reduction, both from shared memory. B has 8 NS columns,
-// from b.first on.
-template <int K, bool ACCUMULATE, int NS, class A, class B>
-__device__ static inline void panels_matmul(float (&acc)[1][NS][4], const A& a, const B& b) {
+// acc (+)= A B over K numbers of the reduction, both from shared memory. B has 8 NS columns, from b.first on.
+// meanwhile() is called while wgmma computes: for copies, whose instructions would hold up ldmatrix.
+template <int K, bool ACCUMULATE, int NS, class A, class B, class F>
+__device__ static inline void panels_matmul(float (&acc)[1][NS][4], const A& a, const B& b, F meanwhile) {
 #if SM90_CODE
     float(&d)[NS * 4] = (float(&)[NS * 4]) acc;
     if (ACCUMULATE) sm90_fence_operand(d);
@@ -83,6 +83,7 @@ __device__ static inline void panels_matmul(float (&acc)[1][NS][4], const A& a, 
     for (int k = 0; k < K; k += 16)
         sm90_wgmma<A::ACROSS, B::ACROSS>(d, a.desc(k), b.desc(k), ACCUMULATE || k > 0);
     sm90_commit_group();
+    meanwhile();
     sm90_wait_group<0>();
     sm90_fence_operand(d);
 #else
@@ -93,12 +94,18 @@ __device__ static inline void panels_matmul(float (&acc)[1][NS][4], const A& a, 
         a.load_a(f, k);
         panels_mma(acc, f, b, k);
     }
+    meanwhile();
 #endif
+}
+template <int K, bool ACCUMULATE, int NS, class A, class B>
+__device__ static inline void panels_matmul(float (&acc)[1][NS][4], const A& a, const B& b) {
+    panels_matmul<K, ACCUMULATE>(acc, a, b, [] {});
 }
 
 // acc += A B over 16 KS numbers of the reduction, those of B from k on; A's fragments in registers
-template <int KS, int NS, class B>
-__device__ static inline void panels_matmul(float (&acc)[1][NS][4], uint32_t (&a)[KS][4], const B& b, int k) {
+template <int KS, int NS, class B, class F>
+__device__ static inline void panels_matmul(float (&acc)[1][NS][4], uint32_t (&a)[KS][4], const B& b, int k,
+                                            F meanwhile) {
 #if SM90_CODE
     float(&d)[NS * 4] = (float(&)[NS * 4]) acc;
     sm90_fence_operand(d);
@@ -107,11 +114,17 @@ __device__ static inline void panels_matmul(float (&acc)[1][NS][4], uint32_t (&a
 #pragma unroll
     for (int i = 0; i < KS; i++) sm90_wgmma<B::ACROSS>(d, a[i], b.desc(k + i * 16), true);
     sm90_commit_group();
+    meanwhile();
     sm90_wait_group<0>();
     sm90_fence_operand(d);
     sm90_fence_operand(a);
 #else
 #pragma unroll
     for (int i = 0; i < KS; i++) panels_mma(acc, a[i], b, k + i * 16);
+    meanwhile();
 #endif
+}
+template <int KS, int NS, class B>
+__device__ static inline void panels_matmul(float (&acc)[1][NS][4], uint32_t (&a)[KS][4], const B& b, int k) {
+    panels_matmul(acc, a, b, k, [] {});
 }
