@@ -23,7 +23,7 @@ decay_add_kernel adds them up in a fixed order.
 #include "decay_forward.cuh"
 
 struct DecayBackward {
-    static constexpr int THREADS = 256, STAGES = 3;
+    static constexpr int THREADS = 256;
     struct Stage {
         bf16 v[DECAY_CHUNK * DECAY_V], dout[DECAY_CHUNK * DECAY_V], state[DECAY_STATE]; // S0 or dS1
     };
@@ -31,8 +31,9 @@ struct DecayBackward {
 };
 
 struct DecayDq : DecayBackward {
+    static constexpr int STAGES = 2;
     struct Shared {
-        bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K];
+        bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K], qk[DECAY_CHUNK * DECAY_CHUNK];
         Stage stage[STAGES]; // w is in the first one after the last head
         float cum[STAGES][DECAY_CHUNK];
         float columns[2][THREADS / 32][DECAY_CHUNK]; // the warps' column sums of g, for two heads
@@ -40,8 +41,9 @@ struct DecayDq : DecayBackward {
 };
 
 struct DecayDkv : DecayBackward {
+    static constexpr int STAGES = 3;
     struct Shared {
-        bf16 k[DECAY_CHUNK * DECAY_K];
+        bf16 k[DECAY_CHUNK * DECAY_K], kq[DECAY_CHUNK * DECAY_CHUNK];
         Stage stage[STAGES]; // q is in the last one before the first head
         bf16 out[THREADS / 32][16 * DECAY_V];
         float cum[STAGES][DECAY_CHUNK];
@@ -49,18 +51,18 @@ struct DecayDkv : DecayBackward {
 };
 
 // Starts copying what a head needs, and commits the group; only commits past the last head.
-template <class Shared>
-__device__ static inline void decay_copy_head(Shared& shared, const DecayBlock& block, int h, const Scan& a,
-                                              const bf16* dout, const bf16* states,
+template <class F>
+__device__ static inline void decay_copy_head(typename F::Shared& shared, const DecayBlock& block, int h,
+                                              const Scan& a, const bf16* dout, const bf16* states,
                                               const DecayScratch& scratch, const ScanShape& s) {
-    constexpr int THREADS = DecayBackward::THREADS;
-    int T = (int)s.T, i = (h - block.h) % DecayBackward::STAGES, tid = (int)threadIdx.x;
+    constexpr int THREADS = F::THREADS;
+    int T = (int)s.T, i = (h - block.h) % F::STAGES, tid = (int)threadIdx.x, first = scan_opaque(block.first);
     if (h < block.heads_end) {
         auto& stage = shared.stage[i];
         sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.v, a.v + block.b * T * s.value_row + h * DECAY_V,
-                                                      block.first, T, s.value_row);
+                                                      first, T, s.value_row);
         sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.dout, dout + (block.b * T * s.NH + h) * DECAY_V,
-                                                      block.first, T, (int64_t)s.NH * DECAY_V);
+                                                      first, T, (int64_t)s.NH * DECAY_V);
         sm80_copy_tile<DECAY_V, DECAY_K, THREADS>(stage.state, states + block.at(scratch, s, h, DECAY_STATE),
                                                   0, DECAY_K, DECAY_V);
         if (tid < DECAY_CHUNK / 4)
@@ -71,28 +73,36 @@ __device__ static inline void decay_copy_head(Shared& shared, const DecayBlock& 
 }
 
 // Starts copying q and k, and the first heads, and waits for q and k.
-template <class Shared>
-__device__ static inline void decay_copy_first(Shared& shared, bf16* q, const DecayBlock& block,
+template <class F>
+__device__ static inline void decay_copy_first(typename F::Shared& shared, bf16* q, const DecayBlock& block,
                                                const Scan& a, const bf16* dout, const bf16* states,
                                                const DecayScratch& scratch, const ScanShape& s) {
-    constexpr int THREADS = DecayBackward::THREADS;
+    constexpr int THREADS = F::THREADS;
     int64_t keys = block.b * s.T * s.key_row;
     copy_panels<DECAY_CHUNK, THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
     copy_panels<DECAY_CHUNK, THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
     cp_async_commit_group();
-    for (int i = 0; i < DecayBackward::STAGES - 1; i++)
-        decay_copy_head(shared, block, block.h + i, a, dout, states, scratch, s);
-    wait_panels<DecayBackward::STAGES - 1>();
+    for (int i = 0; i < F::STAGES - 1; i++)
+        decay_copy_head<F>(shared, block, block.h + i, a, dout, states, scratch, s);
+    wait_panels<F::STAGES - 1>();
     __syncthreads();
 }
 
-// A strip of A B^T over K channels, as packed pairs
+// Computes the warp's rows of A B^T over K channels, Q K^T or its transpose, and stores them in bf16. Only the
+// warp itself reads them.
 template <class A, class B>
-__device__ static inline void decay_strip(uint32_t (&packed)[8][4], const A& a, const B& b) {
+__device__ static inline void decay_keep_strip(bf16* tile, const A& a, const B& b, const DecayBlock& block) {
     float s[1][16][4];
     panels_matmul<DECAY_K, false>(s, a, b);
 #pragma unroll
-    for (int j = 0; j < 8; j++) scan_pack(packed[j], s, 2 * j);
+    for (int i = 0; i < 32; i++)
+        *scan_pair<DECAY_CHUNK>(tile, block.row() + i % 2 * 8, i / 2) =
+            pack_bf16x2(s[0][i / 2][i % 2 * 2], s[0][i / 2][i % 2 * 2 + 1]);
+    __syncwarp();
+}
+// Block j of the warp's rows as fragment registers
+__device__ static inline void decay_load_strip(uint32_t (&f)[4], bf16* tile, const DecayBlock& block, int j) {
+    for (int r = 0; r < 4; r++) f[r] = *scan_pair<DECAY_CHUNK>(tile, block.row() + r % 2 * 8, 2 * j + r / 2);
 }
 
 // Writes the strip's rows of acc to a block's part of dq or dk.
@@ -138,8 +148,8 @@ __device__ static inline void decay_column_sums(float* to, const float2 (&g)[4])
 // panels_matmul's meanwhile()
 template <class F>
 __device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], float* columns,
-                                          const uint32_t (&qk)[8][4], const DecayBackward::Stage& stage,
-                                          const float* cum, const DecayBlock& block, F copy) {
+                                          bf16* qk, const DecayBackward::Stage& stage, const float* cum,
+                                          const DecayBlock& block, F copy) {
     const int lane = (int)threadIdx.x % 32;
     const DecayFactors<false> factors(cum, block);
     Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
@@ -154,10 +164,12 @@ __device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums
         for (int j = part; j < part + 4; j++) {
             if (j > block.strip) continue;
             float2 g[4], e[4];
+            uint32_t products[4];
             factors.load(e, j);
+            decay_load_strip(products, qk, block, j);
             for (int r = 0; r < 4; r++) {
                 const float* y = &d[0][2 * (j - part) + r / 2][r % 2 * 2];
-                float2 x = unpack_bf16x2(qk[j][r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
+                float2 x = unpack_bf16x2(products[r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
                 w[0][2 * j + r / 2][r % 2 * 2] += dw.x;
                 w[0][2 * j + r / 2][r % 2 * 2 + 1] += dw.y;
                 int column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
@@ -207,10 +219,9 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
     DecayBlock block(scratch, s);
-    decay_copy_first(shared, shared.q, block, a, dout, scratch.states, scratch, s);
-    uint32_t qk[8][4];
+    decay_copy_first<F>(shared, shared.q, block, a, dout, scratch.states, scratch, s);
     Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
-    decay_strip(qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k));
+    decay_keep_strip(shared.qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k), block);
 
     float dq[1][16][4], w[1][16][4];
     scan_clear(dq);
@@ -223,9 +234,11 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
             decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
                                 shared.columns[(h - 1) % 2]);
         float row_sums[2] = {};
-        decay_pairs(
-            w, row_sums, shared.columns[h % 2][threadIdx.x / 32], qk, shared.stage[i], shared.cum[i], block,
-            [&] { decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch, s); });
+        decay_pairs(w, row_sums, shared.columns[h % 2][threadIdx.x / 32], shared.qk, shared.stage[i],
+                    shared.cum[i], block, [&] {
+                        decay_copy_head<F>(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch,
+                                           s);
+                    });
         decay_dq_state(dq, row_sums, tile_q, shared.stage[i], shared.cum[i], block);
         decay_store_rows(scratch.g_rows + block.at(scratch, s, h, DECAY_CHUNK), row_sums, block);
     }
@@ -259,10 +272,10 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
 
 // A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
 template <class F>
-__device__ static inline void
-decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2], const uint32_t (&kq)[8][4],
-               const Panels<DECAY_CHUNK, false>& tile_k, DecayBackward::Stage& stage, const float* cum,
-               const DecayBlock& block, F copy) {
+__device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2],
+                                             bf16* kq, const Panels<DECAY_CHUNK, false>& tile_k,
+                                             DecayBackward::Stage& stage, const float* cum,
+                                             const DecayBlock& block, F copy) {
     const int row = block.row();
     const DecayFactors<true> factors(cum, block);
     const float last = cum[DECAY_CHUNK - 1];
@@ -280,7 +293,8 @@ decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2], c
             if (i < block.strip) continue;
             float2 e[4];
             factors.load(e, i);
-            for (int r = 0; r < 4; r++) p[i - part][r] = scale_bf16x2(kq[i][r], e[r].x, e[r].y);
+            decay_load_strip(p[i - part], kq, block, i);
+            for (int r = 0; r < 4; r++) p[i - part][r] = scale_bf16x2(p[i - part][r], e[r].x, e[r].y);
         }
         panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(stage.dout), part * 16);
     }
@@ -303,10 +317,9 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     DecayBlock block(scratch, s);
     int left = (int)s.T - block.first - block.strip * 16;
     bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
-    decay_copy_first(shared, q, block, a, dout, scratch.dstates, scratch, s);
-    uint32_t kq[8][4];
+    decay_copy_first<F>(shared, q, block, a, dout, scratch.dstates, scratch, s);
     Panels<DECAY_CHUNK, false> tile_k(shared.k, block.strip * 16);
-    decay_strip(kq, tile_k, Panels<DECAY_CHUNK, false>(q));
+    decay_keep_strip(shared.kq, tile_k, Panels<DECAY_CHUNK, false>(q), block);
 
     float dk[1][16][4];
     scan_clear(dk);
@@ -315,8 +328,8 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
         wait_panels<F::STAGES - 2>();
         __syncthreads();
         float acc[1][8][4], later[2] = {};
-        decay_dkv_head(dk, acc, later, kq, tile_k, shared.stage[i], shared.cum[i], block, [&] {
-            decay_copy_head(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
+        decay_dkv_head(dk, acc, later, shared.kq, tile_k, shared.stage[i], shared.cum[i], block, [&] {
+            decay_copy_head<F>(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
         });
         decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
         bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;

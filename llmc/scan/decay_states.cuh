@@ -99,6 +99,7 @@ struct DecayStates {
     struct Shared {
         struct {
             bf16 keys[DECAY_CHUNK * ROWS], values[DECAY_CHUNK * DECAY_V];
+            bf16 state[ROWS * DECAY_V]; // S0, backward
         } stage[STAGES];
         bf16 out[THREADS / 32][16 * DECAY_V];
         float weight[2][DECAY_CHUNK];
@@ -111,24 +112,14 @@ __device__ static inline float* decay_state_pair(float* state, int n, int half) 
     return state + (half * 8 + lane / 4) * DECAY_V + n * 8 + lane % 4 * 2;
 }
 
-// The warp's rows of a stored state, as the lane's accumulators have them
-__device__ static inline void decay_load_pairs(uint32_t (&pairs)[16], const bf16* state) {
+// Writes <S0, e^(b_C) dS1> of the warp's rows of a tile of S0; dS1 in acc.
+__device__ static inline void decay_state_dot(float* to, bf16* state, const float (&acc)[1][8][4],
+                                              float decay) {
     int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        pairs[i] = *(const uint32_t*)(state + (i % 2 * 8 + lane / 4) * DECAY_V + i / 2 * 8 + lane % 4 * 2);
-}
-// Their dot product with acc, times `decay`
-__device__ static inline void decay_state_dot(float* to, const uint32_t (&pairs)[16],
-                                              const float (&acc)[1][8][4], float decay) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        float2 x = unpack_bf16x2(pairs[i]);
-        sum += x.x * acc[0][i / 2][i % 2 * 2] + x.y * acc[0][i / 2][i % 2 * 2 + 1];
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) *to = sum * decay;
+    float sums[2] = {};
+    scan_row_dot(sums, acc, state, (int)threadIdx.x / 32 * 16 + lane / 4);
+    float sum = warp_sum(sums[0] + sums[1]);
+    if (lane == 0) *to = sum * decay;
 }
 
 // BACKWARD: the gradients of the states, from q and dout, which then is v. Grid: B NH SLICES.
@@ -147,12 +138,18 @@ __global__ void __launch_bounds__(DecayStates::THREADS, 2)
     const bf16* values = (BACKWARD ? dout : a.v) + b * T * value_row + h * DECAY_V;
     const float* cum = scratch.cum + head * chunks * DECAY_CHUNK;
     auto chunk_at = [&](int step) { return BACKWARD ? chunks - 1 - step : step; };
+    auto state_at = [&](int step) { // offset of the block's rows of a state
+        return (head * chunks + chunk_at(step)) * DECAY_STATE + slice * F::ROWS * DECAY_V;
+    };
     auto copy = [&](int step) {
         if (step < chunks) {
             int first = chunk_at(step) * DECAY_CHUNK;
             auto& stage = shared.stage[step % F::STAGES];
             sm80_copy_tile<F::ROWS, DECAY_CHUNK, F::THREADS>(stage.keys, keys, first, T, s.key_row);
             sm80_copy_tile<DECAY_V, DECAY_CHUNK, F::THREADS>(stage.values, values, first, T, value_row);
+            if (BACKWARD)
+                sm80_copy_tile<DECAY_V, F::ROWS, F::THREADS>(stage.state, scratch.states + state_at(step), 0,
+                                                             F::ROWS, DECAY_V);
         }
         cp_async_commit_group();
     };
@@ -164,19 +161,14 @@ __global__ void __launch_bounds__(DecayStates::THREADS, 2)
     for (int i = 0; i < F::STAGES - 1; i++) copy(i);
     load_cum(0);
 
-    int64_t rows = (int64_t)slice * F::ROWS * DECAY_V + warp * 16 * DECAY_V; // the warp's rows of a state
     float acc[1][8][4];
     scan_clear(acc);
-    float* state = BACKWARD || !a.state ? NULL : a.state + head * DECAY_STATE + rows;
+    float* state =
+        BACKWARD || !a.state ? NULL : a.state + head * DECAY_STATE + (slice * F::ROWS + warp * 16) * DECAY_V;
     for (int i = 0; state && i < 16; i++) {
         const float2 x = *(const float2*)decay_state_pair(state, i / 2, i % 2);
         acc[0][i / 2][i % 2 * 2] = x.x, acc[0][i / 2][i % 2 * 2 + 1] = x.y;
     }
-    uint32_t pairs[16]; // of S0 of the step, loaded a step ahead
-    auto state_at = [&](int step) {
-        return (head * chunks + chunk_at(min(step, chunks - 1))) * DECAY_STATE + rows;
-    };
-    if (BACKWARD) decay_load_pairs(pairs, scratch.states + state_at(0));
     for (int step = 0; step < chunks; step++) {
         float* weight = shared.weight[step % 2];
         float decay = exp2_approx(next_last);
@@ -195,13 +187,12 @@ __global__ void __launch_bounds__(DecayStates::THREADS, 2)
                 f[k][r] = scale_bf16x2(f[k][r], w.x, w.y);
             }
         }
-        sm80_store<DECAY_V>((BACKWARD ? scratch.dstates : scratch.states) + state_at(step), DECAY_V, 16,
-                            shared.out[warp], acc, [](int, int) { return 1; });
-        if (BACKWARD) {
+        sm80_store<DECAY_V>((BACKWARD ? scratch.dstates : scratch.states) + state_at(step) +
+                                warp * 16 * DECAY_V,
+                            DECAY_V, 16, shared.out[warp], acc, [](int, int) { return 1; });
+        if (BACKWARD)
             decay_state_dot(scratch.dots + (head * chunks + chunk_at(step)) * DECAY_DOTS + slice * 4 + warp,
-                            pairs, acc, decay);
-            decay_load_pairs(pairs, scratch.states + state_at(step + 1));
-        }
+                            stage.state, acc, decay);
 #pragma unroll
         for (int i = 0; i < 32; i++) acc[0][i / 4][i % 4] *= decay;
         panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(stage.values), 0,

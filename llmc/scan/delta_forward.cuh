@@ -57,7 +57,7 @@ struct DeltaY {
 };
 
 // Writes scratch.y = P^T dO.
-static __global__ void __launch_bounds__(DeltaY::THREADS, 4)
+static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
     delta_y_kernel(const __grid_constant__ Scan a, const bf16* dout,
                    const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];

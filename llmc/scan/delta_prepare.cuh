@@ -97,7 +97,7 @@ struct DeltaBlock {
     }
     // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in blocks.
     __device__ void copy(bf16* to, const bf16* x, const ScanShape& s, int64_t row_stride) const {
-        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, first, (int)s.T, row_stride);
+        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, scan_opaque(first), (int)s.T, row_stride);
     }
     template <int W, int ROWS> __device__ void copy_tile(bf16* to, const bf16* tiles) const {
         sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);
@@ -135,32 +135,61 @@ __device__ static inline void delta_mask(float (&x)[1][8][4], int first_row) {
 struct DeltaPrepare {
     static constexpr int THREADS = DeltaBlock::THREADS, STRIDE = DELTA_CHUNK + 4;
     struct Shared {
-        bf16 k[DELTA_ROWS], v[DELTA_ROWS];
-        bf16 inverse[DELTA_CHUNK * DELTA_CHUNK], inverse_beta[DELTA_CHUNK * DELTA_CHUNK]; // T, T diag(beta)
+        bf16 k[DELTA_ROWS], v[DELTA_ROWS], inverse_beta[DELTA_CHUNK * DELTA_CHUNK]; // T diag(beta)
         union {
-            float a[DELTA_CHUNK][STRIDE];
+            struct {
+                float a[DELTA_CHUNK][STRIDE]; // A^T
+                float t[DELTA_CHUNK][STRIDE]; // T
+            };
             bf16 out[THREADS / 32][16 * DELTA_D];
         };
         float beta[DELTA_CHUNK];
     };
 };
 
-// Column `column` of (I + A)^-1, by forward substitution
-__device__ static inline void delta_inverse(float (&x)[DELTA_CHUNK],
-                                            const float (&a)[DELTA_CHUNK][DeltaPrepare::STRIDE], int column) {
+// T = (I + A)^-1 in fp32, in blocks of 16 rows: those on the diagonal by forward substitution, then from the top
+// T_r = -T_rr sum over c < r of A_rc T_c. Short loops: unrolled, the whole is bound by loading instructions.
+__device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
+                                            const float (*a)[DeltaPrepare::STRIDE]) {
+    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
+    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK; i += DeltaPrepare::THREADS)
+        t[i / DELTA_CHUNK][i % DELTA_CHUNK] = 0;
+    __syncthreads();
+    if (lane < 16) { // a column of the warp's block
+        float x[16];
 #pragma unroll
-    for (int i = 0; i < DELTA_CHUNK; i++) {
-        float sum[4] = {};
+        for (int i = 0; i < 16; i++) {
+            x[i] = i == lane;
 #pragma unroll
-        for (int k = 0; k < i; k += 4) {
-            const float4 y = *(const float4*)&a[i][k];
-            sum[0] += y.x * x[k];
-            if (k + 1 < i) sum[1] += y.y * x[k + 1];
-            if (k + 2 < i) sum[2] += y.z * x[k + 2];
-            if (k + 3 < i) sum[3] += y.w * x[k + 3];
+            for (int k = 0; k < i; k++) x[i] -= a[warp * 16 + k][warp * 16 + i] * x[k];
+            t[warp * 16 + i][warp * 16 + lane] = x[i];
         }
-        x[i] = (i == column) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
     }
+    const int column = tid % DELTA_CHUNK, half = tid / DELTA_CHUNK * 8; // 8 rows of a column
+    for (int r = 16; r < DELTA_CHUNK; r += 16) {
+        float sum[8] = {}, x[8] = {};
+        __syncthreads(); // T's rows before r are complete
+#pragma unroll 4
+        for (int k = 0; k < r; k++) {
+            const float4 low = *(const float4*)&a[k][r + half], high = *(const float4*)&a[k][r + half + 4];
+            float y = t[k][column];
+            sum[0] += low.x * y, sum[1] += low.y * y, sum[2] += low.z * y, sum[3] += low.w * y;
+            sum[4] += high.x * y, sum[5] += high.y * y, sum[6] += high.z * y, sum[7] += high.w * y;
+        }
+        if (column < r)
+            for (int i = 0; i < 8; i++) t[r + half + i][column] = sum[i];
+        __syncthreads();
+#pragma unroll 4
+        for (int k = 0; k < 16; k++) {
+            float y = t[r + k][column];
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] -= t[r + half + i][r + k] * y;
+        }
+        __syncthreads();
+        if (column < r)
+            for (int i = 0; i < 8; i++) t[r + half + i][column] = x[i];
+    }
+    __syncthreads();
 }
 
 static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
@@ -184,17 +213,17 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     scan_matmul<DELTA_D>(kk, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.k));
     delta_mask<false, true>(kk, row);
     sm80_for_each(kk,
-                  [&](float& y, int, int, int i, int j) { shared.a[row + i][j] = y * shared.beta[row + i]; });
-    __syncthreads();
-    if (tid < DELTA_CHUNK) {
-        float x[DELTA_CHUNK];
-        delta_inverse(x, shared.a, tid);
-#pragma unroll
-        for (int i = 0; i < DELTA_CHUNK; i++) {
-            int at = sm80_chunk_offset<DELTA_CHUNK>(i, tid / 8) / 2 + tid % 8;
-            shared.inverse[at] = __float2bfloat16_rn(x[i]);
-            shared.inverse_beta[at] = __float2bfloat16_rn(x[i] * shared.beta[tid]);
+                  [&](float& y, int, int, int i, int j) { shared.a[j][row + i] = y * shared.beta[row + i]; });
+    delta_inverse(shared.t, shared.a);
+    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += F::THREADS) {
+        float x[8], scaled[8];
+        for (int c = 0; c < 8; c++) {
+            x[c] = shared.t[i / 8][i % 8 * 8 + c];
+            scaled[c] = x[c] * shared.beta[i % 8 * 8 + c];
         }
+        *(Raw8*)((char*)shared.inverse_beta + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8)) = pack8(scaled);
+        if (scratch.inverse)
+            store16(scratch.inverse + block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8, pack8(x));
     }
     cp_async_wait_all();
     __syncthreads();
@@ -206,10 +235,6 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
         sm80_store<DELTA_D>((i ? scratch.u : scratch.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D,
                             16, shared.out[tid / 32], acc, [](int, int) { return 1; });
     }
-    if (!scratch.inverse) return;
-    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += F::THREADS)
-        *(uint4*)(scratch.inverse + (block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8)) =
-            *(uint4*)((char*)shared.inverse + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8));
 }
 
 static inline void delta_prepare(const DeltaScratch* scratch, const Scan* a, const ScanShape* s,

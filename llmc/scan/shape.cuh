@@ -45,6 +45,12 @@ struct ScanArena {
     }
 };
 
+// x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the next.
+__device__ static inline int scan_opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 template <int CHUNK> __host__ __device__ static inline int scan_chunks(const ScanShape& s) {
     return (int)((s.T + CHUNK - 1) / CHUNK);
 }
