@@ -15,7 +15,8 @@ shared memory, twice a step:
 
     S^T in shared memory  ->  V'^T = U^T - S^T W^T  ->  V'^T in shared memory  ->  S^T += V'^T K  ->  ..
 
-Fragments of W and K are loaded before the barriers that they do not depend on.
+Fragments of W and K are loaded before the barriers that they do not depend on, and four other warps copy the
+tiles, whose instructions would be half of the chain's.
 */
 #pragma once
 
@@ -32,7 +33,7 @@ template <> struct DeltaStage<true> : DeltaStage<false> {
     bf16 dout[DELTA_CHUNK * DELTA_COLUMNS];
 };
 template <bool BACKWARD> struct DeltaStates {
-    static constexpr int THREADS = DeltaBlock::THREADS, STAGES = 3;
+    static constexpr int THREADS = 2 * DeltaBlock::THREADS, STAGES = 3; // the first half copies
     struct Shared {
         DeltaStage<BACKWARD> stage[STAGES];
         uint4 state[DELTA_D / 16][32], value[DELTA_CHUNK / 16][32]; // fragments of S^T and V'^T
@@ -98,8 +99,9 @@ __device__ static inline void delta_copy_step(DeltaStage<BACKWARD>& stage, int c
 }
 
 // Loads (STORE: stores) the warp's part of the fp32 state [K, V].
-template <bool STORE> __device__ static inline void delta_move_state(float (&acc)[1][4][4], float* state) {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+template <bool STORE>
+__device__ static inline void delta_move_state(float (&acc)[1][4][4], float* state, int warp) {
+    int lane = (int)threadIdx.x % 32;
     sm80_for_each(acc, [&](float& x, int, int half, int, int column) {
         float* at = state + (warp * 32 + column) * DELTA_D + half * 8 + lane / 4;
         if (STORE)
@@ -111,8 +113,8 @@ template <bool STORE> __device__ static inline void delta_move_state(float (&acc
 
 // Publishes the warp's part of S^T as fragments, and keeps them.
 __device__ static inline void delta_publish(uint32_t (&mine)[2][4], uint4 (*state)[32],
-                                            const float (&acc)[1][4][4]) {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+                                            const float (&acc)[1][4][4], int warp) {
+    int lane = (int)threadIdx.x % 32;
     for (int i = 0; i < 2; i++) {
         scan_pack(mine[i], acc, 2 * i);
         state[warp * 2 + i][lane] = delta_vector(mine[i]);
@@ -140,29 +142,48 @@ __device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)
     }
 }
 
-// Grid: B NH SLICES.
-template <bool BACKWARD>
-__global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
-    delta_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
-                        const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
-    typedef DeltaStates<BACKWARD> F;
-    extern __shared__ __align__(1024) char shared_bytes[];
-    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, chunks = scratch.chunks;
-    DeltaSlice slice(s);
-    auto chunk_at = [&](int step) { return BACKWARD ? chunks - 1 - step : step; };
-    auto copy = [&](int step) {
-        if (step < chunks)
-            delta_copy_step<BACKWARD>(shared.stage[step % F::STAGES], chunk_at(step), a, dout, slice, scratch,
-                                      s);
+// What the chain of a thread block works on
+template <bool BACKWARD> struct DeltaChain {
+    const Scan& a;
+    const bf16* dout;
+    const DeltaScratch& scratch;
+    const ScanShape& s;
+    typename DeltaStates<BACKWARD>::Shared& shared;
+    DeltaSlice slice;
+    static constexpr int STAGES = DeltaStates<BACKWARD>::STAGES;
+    __device__ int chunk(int step) const { return BACKWARD ? scratch.chunks - 1 - step : step; }
+    __device__ void copy(int step) const { // also commits the group
+        if (step < scratch.chunks)
+            delta_copy_step<BACKWARD>(shared.stage[step % STAGES], chunk(step), a, dout, slice, scratch, s);
         cp_async_commit_group();
-    };
-    for (int i = 0; i < F::STAGES; i++) copy(i);
+    }
+};
 
+// The copying warps. Barriers as in delta_compute.
+template <bool BACKWARD> __device__ static inline void delta_copy(const DeltaChain<BACKWARD>& c) {
+    constexpr int STAGES = DeltaStates<BACKWARD>::STAGES;
+    for (int i = 0; i < STAGES; i++) c.copy(i);
+    cp_async_wait_group<STAGES - 1>();
+    __syncthreads();
+    for (int step = 0; step < c.scratch.chunks; step++) {
+        __syncthreads();
+        cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
+        c.copy(step + STAGES);
+    }
+}
+
+// The computing warps
+template <bool BACKWARD>
+__device__ static inline void delta_compute(const DeltaChain<BACKWARD>& c, int warp) {
+    typedef DeltaStates<BACKWARD> F;
+    typename F::Shared& shared = c.shared;
+    const DeltaScratch& scratch = c.scratch;
+    const int lane = (int)threadIdx.x % 32, chunks = scratch.chunks;
     float acc[1][4][4];
     scan_clear(acc);
-    float* state = BACKWARD || !a.state ? NULL : a.state + slice.head * DELTA_STATE + slice.column;
-    if (state) delta_move_state<false>(acc, state);
+    float* state = BACKWARD || !c.a.state ? NULL : c.a.state + c.slice.head * DELTA_STATE + c.slice.column;
+    if (state) delta_move_state<false>(acc, state, warp);
     uint32_t mine[2][4], first[8][4], vector[4];
     auto load_first = [&](const DeltaStage<BACKWARD>& stage) {
         TileB<DELTA_D, false> tile(stage.first, warp * 16);
@@ -170,14 +191,12 @@ __global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
         for (int k = 0; k < 8; k++) tile.load(first[k], 0, k * 16);
         delta_load_slice(vector, stage.vector, warp * 16);
     };
-    delta_publish(mine, shared.state, acc);
-    cp_async_wait_group<F::STAGES - 1>();
+    delta_publish(mine, shared.state, acc, warp);
     __syncthreads();
     load_first(shared.stage[0]);
-
     for (int step = 0; step < chunks; step++) {
         const DeltaStage<BACKWARD>& stage = shared.stage[step % F::STAGES];
-        int64_t tile = slice.head * chunks + chunk_at(step);
+        int64_t tile = c.slice.head * chunks + c.chunk(step);
         uint32_t values[4], operand[4], second[4][2][4];
         __syncthreads(); // S^T is complete
         delta_values<BACKWARD>(values, operand, shared.state, first, vector);
@@ -195,11 +214,10 @@ __global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
             }
         }
         block_store<DELTA_CHUNK>((BACKWARD ? scratch.dvalues_t : scratch.values_t) + tile * DELTA_ROWS,
-                                 values, slice.column, warp * 16);
+                                 values, c.slice.column, warp * 16);
         for (int i = 0; i < 2; i++)
             block_store<DELTA_D>((BACKWARD ? scratch.dstates_t : scratch.states_t) + tile * DELTA_STATE,
-                                 mine[i], slice.column, warp * 32 + i * 16);
-        cp_async_wait_group<F::STAGES - 2>();
+                                 mine[i], c.slice.column, warp * 32 + i * 16);
         __syncthreads(); // V'^T is complete, and the next step's tiles are there
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -209,11 +227,24 @@ __global__ void __launch_bounds__(DeltaBlock::THREADS, 1)
                 sm80_mma(acc[0][n], f, second[k][n / 2][n % 2 * 2], second[k][n / 2][n % 2 * 2 + 1],
                          acc[0][n]);
         }
-        delta_publish(mine, shared.state, acc);
+        delta_publish(mine, shared.state, acc, warp);
         load_first(shared.stage[(step + 1) % F::STAGES]);
-        copy(step + F::STAGES); // last, as its instructions hold up the others
     }
-    if (state) delta_move_state<true>(acc, state);
+    if (state) delta_move_state<true>(acc, state, warp);
+}
+
+// Grid: B NH SLICES.
+template <bool BACKWARD>
+__global__ void __launch_bounds__(DeltaStates<BACKWARD>::THREADS, 1)
+    delta_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                        const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    DeltaChain<BACKWARD> chain = {
+        a, dout, scratch, s, *(typename DeltaStates<BACKWARD>::Shared*)shared_bytes, DeltaSlice(s)};
+    if (threadIdx.x < DeltaBlock::THREADS)
+        delta_copy(chain);
+    else
+        delta_compute(chain, ((int)threadIdx.x - DeltaBlock::THREADS) / 32);
 }
 
 template <bool BACKWARD>

@@ -18,12 +18,16 @@ __device__ static inline void copy_panels(bf16* tile, const bf16* x, int first, 
     sm80_copy_tile<64, ROWS, THREADS>(tile, x, first, rows, row_stride);
     sm80_copy_tile<64, ROWS, THREADS>(tile + ROWS * 64, x + 64, first, rows, row_stride);
 }
-// Waits until at most N groups of the thread's copies are in flight; a barrier makes the others visible.
+// Before the barrier that makes the thread's writes of panels visible: wgmma reads through another proxy.
+__device__ static inline void fence_panels() {
+#if SM90_CODE
+    sm90_fence_async_proxy();
+#endif
+}
+// Waits until at most N groups of the thread's copies are in flight.
 template <int N> __device__ static inline void wait_panels() {
     cp_async_wait_group<N>();
-#if SM90_CODE
-    sm90_fence_async_proxy(); // wgmma reads what the copies wrote
-#endif
+    fence_panels();
 }
 
 // An operand of ROWS rows. The reduction runs along its columns, or with ACROSS along its rows. A: `first` is
