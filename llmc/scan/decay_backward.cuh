@@ -41,10 +41,11 @@ struct DecayDq : DecayBackward {
 };
 
 struct DecayDkv : DecayBackward {
-    static constexpr int STAGES = 3;
+    static constexpr int STAGES = 2;
     struct Shared {
         bf16 k[DECAY_CHUNK * DECAY_K], kq[DECAY_CHUNK * DECAY_CHUNK];
-        Stage stage[STAGES]; // q is in the last one before the first head
+        bf16 before[STAGES][DECAY_STATE]; // S0
+        Stage stage[STAGES];              // q is in the last one before the first head
         bf16 out[THREADS / 32][16 * DECAY_V];
         float cum[STAGES][DECAY_CHUNK];
     };
@@ -72,20 +73,14 @@ __device__ static inline void decay_copy_head(typename F::Shared& shared, const 
     cp_async_commit_group();
 }
 
-// Starts copying q and k, and the first heads, and waits for q and k.
+// Starts copying q and k.
 template <class F>
-__device__ static inline void decay_copy_first(typename F::Shared& shared, bf16* q, const DecayBlock& block,
-                                               const Scan& a, const bf16* dout, const bf16* states,
-                                               const DecayScratch& scratch, const ScanShape& s) {
-    constexpr int THREADS = F::THREADS;
+__device__ static inline void decay_copy_keys(typename F::Shared& shared, bf16* q, const DecayBlock& block,
+                                              const Scan& a, const ScanShape& s) {
     int64_t keys = block.b * s.T * s.key_row;
-    copy_panels<DECAY_CHUNK, THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
-    copy_panels<DECAY_CHUNK, THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
+    copy_panels<DECAY_CHUNK, F::THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
+    copy_panels<DECAY_CHUNK, F::THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
     cp_async_commit_group();
-    for (int i = 0; i < F::STAGES - 1; i++)
-        decay_copy_head<F>(shared, block, block.h + i, a, dout, states, scratch, s);
-    wait_panels<F::STAGES - 1>();
-    __syncthreads();
 }
 
 // Computes the warp's rows of A B^T over K channels, Q K^T or its transpose, and stores them in bf16. Only the
@@ -219,7 +214,11 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
     DecayBlock block(scratch, s);
-    decay_copy_first<F>(shared, shared.q, block, a, dout, scratch.states, scratch, s);
+    auto copy = [&](int h) { decay_copy_head<F>(shared, block, h, a, dout, scratch.states, scratch, s); };
+    decay_copy_keys<F>(shared, shared.q, block, a, s);
+    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
+    wait_panels<F::STAGES - 1>();
+    __syncthreads();
     Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
     decay_keep_strip(shared.qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k), block);
 
@@ -307,7 +306,22 @@ __device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[
     panels_matmul(dk, v, Panels<DECAY_K, false>(stage.state), 0);
 }
 
-// Writes dv, parts of dk, and v . dv through dS1.
+// Writes the warp's part of <e^(b_C) S0, dS1>.
+__device__ static inline void decay_state_dot(float* to, const bf16* before, const bf16* dstate,
+                                              float decay) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < DECAY_STATE; i += 8 * DecayDkv::THREADS) {
+        float x[8], y[8];
+        unpack8(x, load_raw8(before + i + threadIdx.x * 8));
+        unpack8(y, load_raw8(dstate + i + threadIdx.x * 8));
+        for (int c = 0; c < 8; c++) sum += x[c] * y[c];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) *to = sum * decay;
+}
+
+// Writes dv, parts of dk, v . dv through dS1, and <e^(b_C) S0, dS1>.
 static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     decay_dkv_kernel(bf16* dv, const __grid_constant__ Scan a, const bf16* dout,
                      const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
@@ -317,7 +331,17 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     DecayBlock block(scratch, s);
     int left = (int)s.T - block.first - block.strip * 16;
     bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
-    decay_copy_first<F>(shared, q, block, a, dout, scratch.dstates, scratch, s);
+    auto copy = [&](int h) {
+        if (h < block.heads_end)
+            sm80_copy_tile<DECAY_V, DECAY_K, F::THREADS>(
+                shared.before[(h - block.h) % F::STAGES],
+                scratch.states + block.at(scratch, s, h, DECAY_STATE), 0, DECAY_K, DECAY_V);
+        decay_copy_head<F>(shared, block, h, a, dout, scratch.dstates, scratch, s);
+    };
+    decay_copy_keys<F>(shared, q, block, a, s);
+    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
+    wait_panels<F::STAGES - 1>();
+    __syncthreads();
     Panels<DECAY_CHUNK, false> tile_k(shared.k, block.strip * 16);
     decay_keep_strip(shared.kq, tile_k, Panels<DECAY_CHUNK, false>(q), block);
 
@@ -328,9 +352,10 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
         wait_panels<F::STAGES - 2>();
         __syncthreads();
         float acc[1][8][4], later[2] = {};
-        decay_dkv_head(dk, acc, later, shared.kq, tile_k, shared.stage[i], shared.cum[i], block, [&] {
-            decay_copy_head<F>(shared, block, h + F::STAGES - 1, a, dout, scratch.dstates, scratch, s);
-        });
+        decay_dkv_head(dk, acc, later, shared.kq, tile_k, shared.stage[i], shared.cum[i], block,
+                       [&] { copy(h + F::STAGES - 1); });
+        decay_state_dot(scratch.dots + block.at(scratch, s, h, DECAY_DOTS) + threadIdx.x / 32,
+                        shared.before[i], shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
         decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
         bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;
         sm80_store<DECAY_V>(to, s.value_row, left, shared.out[threadIdx.x / 32], acc,
@@ -418,8 +443,7 @@ static inline void decay_backward(const ScanBackward* g, const Scan* a, const Sc
     ScanArena arena = {(char*)a->scratch, 0};
     DecayScratch scratch = decay_scratch(&arena, s, true);
     decay_cum(&scratch, a, s, stream);
-    decay_states<false>(&scratch, a, NULL, s, stream);
-    decay_states<true>(&scratch, a, g->dout, s, stream);
+    decay_states(&scratch, a, g->dout, s, stream);
     decay_dq(&scratch, g, a, s, stream);
     decay_dkv(&scratch, g, a, s, stream);
     decay_sums(&scratch, g, s, stream);

@@ -161,6 +161,6 @@ static inline void decay_forward(bf16* o, const Scan* a, const ScanShape* s, cud
     ScanArena arena = {(char*)a->scratch, 0};
     DecayScratch scratch = decay_scratch(&arena, s, false);
     decay_cum(&scratch, a, s, stream);
-    decay_states<false>(&scratch, a, NULL, s, stream);
+    decay_states(&scratch, a, NULL, s, stream);
     decay_output(o, &scratch, a, s, stream);
 }

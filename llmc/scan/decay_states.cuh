@@ -5,9 +5,9 @@ decays up to token i, and b_C that of the whole chunk:
     S1  = e^(b_C) S0 + sum_j e^(b_C - b_j) k_j v_j^T         forward: stores S0 of each chunk
     dS0 = e^(b_C) dS1 + sum_i e^(b_i) q_i do_i^T             backward, from the last chunk: stores dS1
 
-A thread block has 64 rows of one head's state in registers, in fp32, and walks over the chunks. What counts is
-the latency of a step, so half of the warps copy tiles and scale the keys, ahead of the other half; there a warp
-has 16 rows. The stored states are bf16, as operands of the kernels in decay_forward.cuh and decay_backward.cuh. All
+A thread block has 64 rows of one head's state in registers, in fp32, and walks over the chunks; a warp has 16
+rows. Both chains run side by side, two thread blocks on a multiprocessor: what counts is the latency of a step.
+The stored states are bf16, as operands of the kernels in decay_forward.cuh and decay_backward.cuh. All
 exponents are at most 0. Called by scan.cuh. dS is the gradient without the factor `scale`.
 */
 #pragma once
@@ -96,13 +96,13 @@ static __global__ void __launch_bounds__(256)
 // states
 
 struct DecayStates {
-    static constexpr int HALF = 128, THREADS = 2 * HALF, ROWS = 64, SLICES = DECAY_K / ROWS, STAGES = 4;
+    static constexpr int THREADS = 128, ROWS = 64, SLICES = DECAY_K / ROWS, STAGES = 3;
     struct Shared {
         struct {
             bf16 keys[DECAY_CHUNK * ROWS], values[DECAY_CHUNK * DECAY_V];
-            bf16 state[ROWS * DECAY_V]; // S0, backward
         } stage[STAGES];
-        bf16 out[HALF / 32][16 * DECAY_V];
+        bf16 out[THREADS / 32][16 * DECAY_V];
+        float weight[2][DECAY_CHUNK];
     };
 };
 
@@ -112,137 +112,92 @@ __device__ static inline float* decay_state_pair(float* state, int n, int half) 
     return state + (half * 8 + lane / 4) * DECAY_V + n * 8 + lane % 4 * 2;
 }
 
-// Writes <S0, e^(b_C) dS1> of the warp's rows of a tile of S0; dS1 in acc.
-__device__ static inline void decay_state_dot(float* to, bf16* state, const float (&acc)[1][8][4],
-                                              float decay, int warp) {
-    int lane = (int)threadIdx.x % 32;
-    float sums[2] = {};
-    scan_row_dot(sums, acc, state, warp * 16 + lane / 4);
-    float sum = warp_sum(sums[0] + sums[1]);
-    if (lane == 0) *to = sum * decay;
-}
-
-// What a thread block works on. BACKWARD: the gradients of the states, from q and dout, which then is v.
-template <bool BACKWARD> struct DecayChain {
+// A thread block's chain. BACKWARD: the gradients of the states, from q and dout.
+template <bool BACKWARD>
+__device__ static inline void decay_chain(const Scan& a, const bf16* dout, const DecayScratch& scratch,
+                                          const ScanShape& s, DecayStates::Shared& shared, int block) {
     typedef DecayStates F;
-    F::Shared& shared;
-    const DecayScratch& scratch;
-    int64_t head, key_row, value_row;
-    int T, slice, chunks;
-    const bf16 *keys, *values;
-    const float* cum;
-    __device__ DecayChain(const Scan& a, const bf16* dout, const DecayScratch& d, const ScanShape& s,
-                          F::Shared& sh)
-        : shared(sh), scratch(d), head(blockIdx.x / F::SLICES), key_row(s.key_row),
-          value_row(BACKWARD ? s.NH * DECAY_V : s.value_row), T((int)s.T), slice((int)blockIdx.x % F::SLICES),
-          chunks(d.chunks) {
-        int64_t b = head / s.NH, h = head % s.NH;
-        keys = (BACKWARD ? a.q : a.k) + b * T * s.key_row + h * s.key_head + slice * F::ROWS;
-        values = (BACKWARD ? dout : a.v) + b * T * value_row + h * DECAY_V;
-        cum = d.cum + head * chunks * DECAY_CHUNK;
-    }
-    __device__ int chunk(int step) const { return BACKWARD ? chunks - 1 - step : step; }
-    __device__ const float* cum_of(int step) const { // of the last step past the end
-        return cum + chunk(min(step, chunks - 1)) * DECAY_CHUNK;
-    }
-    __device__ int64_t state_at(int step) const { // offset of the block's rows of a state
-        return (head * chunks + chunk(step)) * DECAY_STATE + slice * F::ROWS * DECAY_V;
-    }
-
-    // Starts copying a step's tiles, and commits the group.
-    __device__ void copy(int step) const {
+    int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32, T = (int)s.T, chunks = scratch.chunks;
+    int slice = block % F::SLICES;
+    int64_t head = block / F::SLICES, b = head / s.NH, h = head % s.NH;
+    int64_t value_row = BACKWARD ? s.NH * DECAY_V : s.value_row;
+    const bf16* keys = (BACKWARD ? a.q : a.k) + b * T * s.key_row + h * s.key_head + slice * F::ROWS;
+    const bf16* values = (BACKWARD ? dout : a.v) + b * T * value_row + h * DECAY_V;
+    const float* cum = scratch.cum + head * chunks * DECAY_CHUNK;
+    auto chunk_at = [&](int step) { return BACKWARD ? chunks - 1 - step : step; };
+    auto state_at = [&](int step) { // offset of the block's rows of a state
+        return (head * chunks + chunk_at(step)) * DECAY_STATE + slice * F::ROWS * DECAY_V;
+    };
+    auto copy = [&](int step) {
         if (step < chunks) {
-            int first = chunk(step) * DECAY_CHUNK;
+            int first = chunk_at(step) * DECAY_CHUNK;
             auto& stage = shared.stage[step % F::STAGES];
-            sm80_copy_tile<F::ROWS, DECAY_CHUNK, F::HALF>(stage.keys, keys, first, T, key_row);
-            sm80_copy_tile<DECAY_V, DECAY_CHUNK, F::HALF>(stage.values, values, first, T, value_row);
-            if (BACKWARD)
-                sm80_copy_tile<DECAY_V, F::ROWS, F::HALF>(stage.state, scratch.states + state_at(step), 0,
-                                                          F::ROWS, DECAY_V);
+            sm80_copy_tile<F::ROWS, DECAY_CHUNK, F::THREADS>(stage.keys, keys, first, T, s.key_row);
+            sm80_copy_tile<DECAY_V, DECAY_CHUNK, F::THREADS>(stage.values, values, first, T, value_row);
         }
         cp_async_commit_group();
-    }
-    // Scales the keys that the thread itself has copied; x: cum of their tokens, and of the chunk
-    static constexpr int STEP = F::HALF / 8; // from a key of the thread to the next
-    __device__ void scale(int step, const float (&x)[DECAY_CHUNK / STEP], float last) const {
-        int row = (int)threadIdx.x / 8, column = (int)threadIdx.x % 8;
-        char* keys_tile = (char*)shared.stage[step % F::STAGES].keys;
-#pragma unroll
-        for (int i = 0; i < DECAY_CHUNK / STEP; i++) {
-            Raw8* at = (Raw8*)(keys_tile + sm80_chunk_offset<F::ROWS>(row + i * STEP, column));
-            float y[8], weight = exp2_approx(BACKWARD ? x[i] : last - x[i]);
-            unpack8(y, *at);
-            for (int c = 0; c < 8; c++) y[c] *= weight;
-            *at = pack8(y);
-        }
-    }
-    // The copying warps
-    __device__ void prepare() const {
-        float x[DECAY_CHUNK / STEP], last;
-        auto load = [&](int step) { // a step ahead
-            for (int i = 0; i < DECAY_CHUNK / STEP; i++) x[i] = cum_of(step)[threadIdx.x / 8 + i * STEP];
-            last = cum_of(step)[DECAY_CHUNK - 1];
-        };
-        load(0);
-        for (int i = 0; i < F::STAGES - 1; i++) copy(i);
-        for (int step = -1; step < chunks; step++) {
-            if (step >= 0) {
-                __syncthreads(); // the step's tiles are ready, and those of the step before are free
-                copy(step + F::STAGES - 1);
-            }
-            cp_async_wait_group<F::STAGES - 2>();
-            if (step + 1 < chunks) scale(step + 1, x, last);
-            load(step + 2);
-            fence_panels();
-        }
-    }
-    // The computing warps: acc is the warp's 16 rows of the state.
-    __device__ void compute(float (&acc)[1][8][4], int warp) const {
-        float next_last = cum_of(0)[DECAY_CHUNK - 1];
-        for (int step = 0; step < chunks; step++) {
-            float decay = exp2_approx(next_last);
-            next_last = cum_of(step + 1)[DECAY_CHUNK - 1];
-            __syncthreads();
-            auto& stage = shared.stage[step % F::STAGES];
-            bf16* to = (BACKWARD ? scratch.dstates : scratch.states) + state_at(step) + warp * 16 * DECAY_V;
-            sm80_store<DECAY_V>(to, DECAY_V, 16, shared.out[warp], acc, [](int, int) { return 1; });
-            if (BACKWARD)
-                decay_state_dot(scratch.dots + (head * chunks + chunk(step)) * DECAY_DOTS + slice * 4 + warp,
-                                stage.state, acc, decay, warp);
-#pragma unroll
-            for (int i = 0; i < 32; i++) acc[0][i / 4][i % 4] *= decay;
-            panels_matmul<DECAY_CHUNK, true>(acc, Panels<DECAY_CHUNK, true>(stage.keys, warp * 16),
-                                             Panels<DECAY_CHUNK, true>(stage.values));
-        }
-    }
-};
+    };
+    float next_cum = 0, next_last = 0; // of the thread's token, and of the chunk
+    auto load_cum = [&](int step) {
+        const float* x = cum + chunk_at(min(step, chunks - 1)) * DECAY_CHUNK;
+        next_cum = x[tid], next_last = x[DECAY_CHUNK - 1];
+    };
+    for (int i = 0; i < F::STAGES - 1; i++) copy(i);
+    load_cum(0);
 
-// Grid: B NH SLICES.
-template <bool BACKWARD>
-__global__ void __launch_bounds__(DecayStates::THREADS, 1)
-    decay_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
-                        const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
-    typedef DecayStates F;
-    extern __shared__ __align__(1024) char shared_bytes[];
-    DecayChain<BACKWARD> chain(a, dout, scratch, s, *(F::Shared*)shared_bytes);
-    if (threadIdx.x < F::HALF) {
-        chain.prepare();
-        return;
-    }
-    int warp = ((int)threadIdx.x - F::HALF) / 32;
     float acc[1][8][4];
     scan_clear(acc);
-    float* state = BACKWARD || !a.state
-                       ? NULL
-                       : a.state + chain.head * DECAY_STATE + (chain.slice * F::ROWS + warp * 16) * DECAY_V;
+    float* state =
+        BACKWARD || !a.state ? NULL : a.state + head * DECAY_STATE + (slice * F::ROWS + warp * 16) * DECAY_V;
     for (int i = 0; state && i < 16; i++) {
         const float2 x = *(const float2*)decay_state_pair(state, i / 2, i % 2);
         acc[0][i / 2][i % 2 * 2] = x.x, acc[0][i / 2][i % 2 * 2 + 1] = x.y;
     }
-    chain.compute(acc, warp);
+    for (int step = 0; step < chunks; step++) {
+        float* weight = shared.weight[step % 2];
+        float decay = exp2_approx(next_last);
+        weight[tid] = exp2_approx(BACKWARD ? next_cum : next_last - next_cum);
+        wait_panels<F::STAGES - 2>();
+        __syncthreads();
+        load_cum(step + 1);
+        auto& stage = shared.stage[step % F::STAGES];
+        Panels<DECAY_CHUNK, true> keys_tile(stage.keys, warp * 16);
+        uint32_t f[8][4];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            keys_tile.load_a(f[k], k * 16);
+            for (int r = 0; r < 4; r++) { // the lane's tokens
+                const float2 w = *(const float2*)&weight[k * 16 + r / 2 * 8 + lane % 4 * 2];
+                f[k][r] = scale_bf16x2(f[k][r], w.x, w.y);
+            }
+        }
+        sm80_store<DECAY_V>((BACKWARD ? scratch.dstates : scratch.states) + state_at(step) +
+                                warp * 16 * DECAY_V,
+                            DECAY_V, 16, shared.out[warp], acc, [](int, int) { return 1; });
+#pragma unroll
+        for (int i = 0; i < 32; i++) acc[0][i / 4][i % 4] *= decay;
+        panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(stage.values), 0,
+                      [&] { copy(step + F::STAGES - 1); });
+    }
     for (int i = 0; state && i < 16; i++)
         *(float2*)decay_state_pair(state, i / 2, i % 2) =
             make_float2(acc[0][i / 2][i % 2 * 2], acc[0][i / 2][i % 2 * 2 + 1]);
+}
+
+// Writes the states, and with BOTH their gradients. Grid: B NH SLICES, times 2 with BOTH.
+template <bool BOTH>
+__global__ void __launch_bounds__(DecayStates::THREADS, 2)
+    decay_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                        const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    DecayStates::Shared& shared = *(DecayStates::Shared*)shared_bytes;
+    int block = (int)blockIdx.x;
+    if (!BOTH)
+        decay_chain<false>(a, dout, scratch, s, shared, block);
+    else if (block % 2)
+        decay_chain<true>(a, dout, scratch, s, shared, block / 2);
+    else
+        decay_chain<false>(a, dout, scratch, s, shared, block / 2);
 }
 
 static inline dim3 decay_head_grid(const DecayScratch* scratch, const ScanShape* s) {
@@ -254,9 +209,12 @@ static inline void decay_cum(const DecayScratch* scratch, const Scan* a, const S
     CUDA_LAUNCH(decay_cum_kernel, decay_head_grid(scratch, s), 256, stream, *scratch, a->log_decay, *s);
 }
 
-template <bool BACKWARD>
+// dout: NULL in a forward pass, which needs the states alone.
 static inline void decay_states(const DecayScratch* scratch, const Scan* a, const bf16* dout,
                                 const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DecayStates>(decay_states_kernel<BACKWARD>, s->B * s->NH * DecayStates::SLICES, stream, *a,
-                             dout, *scratch, *s);
+    int64_t grid = s->B * s->NH * DecayStates::SLICES;
+    if (dout)
+        scan_launch<DecayStates>(decay_states_kernel<true>, 2 * grid, stream, *a, dout, *scratch, *s);
+    else
+        scan_launch<DecayStates>(decay_states_kernel<false>, grid, stream, *a, dout, *scratch, *s);
 }

@@ -163,8 +163,7 @@ static inline void delta_backward(const ScanBackward* g, const Scan* a, const Sc
     ScanArena arena = {(char*)a->scratch, 0};
     DeltaScratch scratch = delta_scratch(&arena, s, true);
     delta_prepare(&scratch, a, s, stream);
-    delta_states<false>(&scratch, a, NULL, s, stream);
     delta_y(&scratch, a, g->dout, s, stream);
-    delta_states<true>(&scratch, a, g->dout, s, stream);
+    delta_states(&scratch, a, g->dout, s, stream);
     delta_gradients(&scratch, g, a, s, stream);
 }

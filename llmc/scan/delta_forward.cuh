@@ -100,6 +100,6 @@ static inline void delta_forward(bf16* o, const Scan* a, const ScanShape* s, cud
     ScanArena arena = {(char*)a->scratch, 0};
     DeltaScratch scratch = delta_scratch(&arena, s, false);
     delta_prepare(&scratch, a, s, stream);
-    delta_states<false>(&scratch, a, NULL, s, stream);
+    delta_states(&scratch, a, NULL, s, stream);
     delta_output(o, &scratch, a, s, stream);
 }

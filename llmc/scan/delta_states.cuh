@@ -33,7 +33,8 @@ template <> struct DeltaStage<true> : DeltaStage<false> {
     bf16 dout[DELTA_CHUNK * DELTA_COLUMNS];
 };
 template <bool BACKWARD> struct DeltaStates {
-    static constexpr int THREADS = 2 * DeltaBlock::THREADS, STAGES = 3; // the first half copies
+    static constexpr int THREADS = 2 * DeltaBlock::THREADS; // the first half copies
+    static constexpr int STAGES = BACKWARD ? 2 : 3;         // so that two thread blocks fit a multiprocessor
     struct Shared {
         DeltaStage<BACKWARD> stage[STAGES];
         uint4 state[DELTA_D / 16][32], value[DELTA_CHUNK / 16][32]; // fragments of S^T and V'^T
@@ -70,9 +71,9 @@ __device__ static inline void delta_fragment(uint32_t (&f)[4], const uint4& x) {
 struct DeltaSlice {
     int64_t head, b, h;
     int column; // first of V
-    __device__ explicit DeltaSlice(const ScanShape& s) {
-        head = blockIdx.x / DELTA_SLICES, b = head / s.NH, h = head % s.NH;
-        column = (int)(blockIdx.x % DELTA_SLICES) * DELTA_COLUMNS;
+    __device__ DeltaSlice(const ScanShape& s, int block) {
+        head = block / DELTA_SLICES, b = head / s.NH, h = head % s.NH;
+        column = block % DELTA_SLICES * DELTA_COLUMNS;
     }
 };
 
@@ -233,23 +234,48 @@ __device__ static inline void delta_compute(const DeltaChain<BACKWARD>& c, int w
     if (state) delta_move_state<true>(acc, state, warp);
 }
 
-// Grid: B NH SLICES.
 template <bool BACKWARD>
-__global__ void __launch_bounds__(DeltaStates<BACKWARD>::THREADS, 1)
-    delta_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
-                        const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
-    extern __shared__ __align__(1024) char shared_bytes[];
+__device__ static inline void delta_chain(const Scan& a, const bf16* dout, const DeltaScratch& scratch,
+                                          const ScanShape& s, char* shared, int block) {
     DeltaChain<BACKWARD> chain = {
-        a, dout, scratch, s, *(typename DeltaStates<BACKWARD>::Shared*)shared_bytes, DeltaSlice(s)};
+        a, dout, scratch, s, *(typename DeltaStates<BACKWARD>::Shared*)shared, DeltaSlice(s, block)};
     if (threadIdx.x < DeltaBlock::THREADS)
         delta_copy(chain);
     else
         delta_compute(chain, ((int)threadIdx.x - DeltaBlock::THREADS) / 32);
 }
 
-template <bool BACKWARD>
+template <bool BOTH> struct DeltaChains {
+    static constexpr int THREADS = DeltaStates<false>::THREADS;
+    union Shared {
+        DeltaStates<false>::Shared forward;
+        typename DeltaStates<BOTH>::Shared backward;
+    };
+    static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit a multiprocessor");
+};
+
+// Runs the chain, and with BOTH also the backward one, which does not need its states, side by side with it.
+// Grid: B NH SLICES, times 2 with BOTH.
+template <bool BOTH>
+__global__ void __launch_bounds__(DeltaChains<BOTH>::THREADS, 2)
+    delta_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                        const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    int block = (int)blockIdx.x;
+    if (!BOTH)
+        delta_chain<false>(a, dout, scratch, s, shared_bytes, block);
+    else if (block % 2)
+        delta_chain<true>(a, dout, scratch, s, shared_bytes, block / 2);
+    else
+        delta_chain<false>(a, dout, scratch, s, shared_bytes, block / 2);
+}
+
+// dout: NULL in a forward pass.
 static inline void delta_states(const DeltaScratch* scratch, const Scan* a, const bf16* dout,
                                 const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DeltaStates<BACKWARD>>(delta_states_kernel<BACKWARD>, s->B * s->NH * DELTA_SLICES, stream, *a,
-                                       dout, *scratch, *s);
+    int64_t grid = s->B * s->NH * DELTA_SLICES;
+    if (dout)
+        scan_launch<DeltaChains<true>>(delta_states_kernel<true>, 2 * grid, stream, *a, dout, *scratch, *s);
+    else
+        scan_launch<DeltaChains<false>>(delta_states_kernel<false>, grid, stream, *a, dout, *scratch, *s);
 }

@@ -46,7 +46,7 @@ struct ScanArena {
 };
 
 // x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the next.
-template <class T> __device__ static inline T scan_opaque(T x) { // 32 bits
+__device__ static inline int scan_opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -81,8 +81,8 @@ template <int W, bool ACROSS> struct TileA {
     uint32_t lane;
     __device__ TileA(const bf16* tile, int first) {
         int l = (int)threadIdx.x % 32;
-        lane = scan_opaque(ACROSS ? sm80_advance<W>(sm80_lane_b<W>(tile, l), 0, first)
-                                  : sm80_advance<W>(sm80_lane_a<W>(tile, l), first, 0));
+        lane = ACROSS ? sm80_advance<W>(sm80_lane_b<W>(tile, l), 0, first)
+                      : sm80_advance<W>(sm80_lane_a<W>(tile, l), first, 0);
     }
     __device__ void load(uint32_t (&f)[4], int k) const {
         if (ACROSS)
@@ -95,8 +95,8 @@ template <int W, bool ACROSS> struct TileB {
     uint32_t lane;
     __device__ TileB(const bf16* tile, int first = 0) {
         int l = (int)threadIdx.x % 32;
-        lane = scan_opaque(ACROSS ? sm80_advance<W>(sm80_lane_a<W>(tile, l), 0, first)
-                                  : sm80_advance<W>(sm80_lane_b<W>(tile, l), first, 0));
+        lane = ACROSS ? sm80_advance<W>(sm80_lane_a<W>(tile, l), 0, first)
+                      : sm80_advance<W>(sm80_lane_b<W>(tile, l), first, 0);
     }
     __device__ void load(uint32_t (&f)[4], int n, int k) const {
         if (ACROSS)
