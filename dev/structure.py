@@ -46,7 +46,8 @@ INCLUDES = {
     "cuda": "model dist",
     "attention": "cuda",
     "inference": "attention",
-    "mixers": "cuda cpu",
+    "scan": "cuda",
+    "mixers": "scan cpu",
 }
 # Outside llmc/: what may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
 OUTSIDE_INCLUDES = {"data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}

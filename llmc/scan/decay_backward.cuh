@@ -272,14 +272,16 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
 // A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
 template <class F>
 __device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2],
-                                             bf16* kq, const Panels<DECAY_CHUNK, false>& tile_k,
-                                             DecayBackward::Stage& stage, const float* cum,
-                                             const DecayBlock& block, F copy) {
+                                             DecayDkv::Shared& shared, int i, const DecayBlock& block,
+                                             F copy) {
+    DecayBackward::Stage& stage = shared.stage[i];
+    const float* cum = shared.cum[i];
     const int row = block.row();
     const DecayFactors<true> factors(cum, block);
     const float last = cum[DECAY_CHUNK - 1];
     const float decay[2] = {exp2_approx(last - factors.row_cum[0]), exp2_approx(last - factors.row_cum[1])};
-    panels_matmul<DECAY_K, false>(dv, tile_k, Panels<DECAY_K, true>(stage.state), copy);
+    panels_matmul<DECAY_K, false>(dv, Panels<DECAY_CHUNK, false>(shared.k, block.strip * 16),
+                                  Panels<DECAY_K, true>(stage.state), copy);
 #pragma unroll
     for (int e = 0; e < 32; e++) dv[0][e / 4][e % 4] *= decay[e % 4 / 2];
     scan_row_dot(later, dv, stage.v, row);
@@ -288,12 +290,12 @@ __device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[
         if (part + 3 < block.strip) continue;
         uint32_t p[4][4] = {};
 #pragma unroll
-        for (int i = part; i < part + 4; i++) {
-            if (i < block.strip) continue;
+        for (int n = part; n < part + 4; n++) {
+            if (n < block.strip) continue;
             float2 e[4];
-            factors.load(e, i);
-            decay_load_strip(p[i - part], kq, block, i);
-            for (int r = 0; r < 4; r++) p[i - part][r] = scale_bf16x2(p[i - part][r], e[r].x, e[r].y);
+            factors.load(e, n);
+            decay_load_strip(p[n - part], shared.kq, block, n);
+            for (int r = 0; r < 4; r++) p[n - part][r] = scale_bf16x2(p[n - part][r], e[r].x, e[r].y);
         }
         panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(stage.dout), part * 16);
     }
@@ -342,8 +344,8 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
     wait_panels<F::STAGES - 1>();
     __syncthreads();
-    Panels<DECAY_CHUNK, false> tile_k(shared.k, block.strip * 16);
-    decay_keep_strip(shared.kq, tile_k, Panels<DECAY_CHUNK, false>(q), block);
+    decay_keep_strip(shared.kq, Panels<DECAY_CHUNK, false>(shared.k, block.strip * 16),
+                     Panels<DECAY_CHUNK, false>(q), block);
 
     float dk[1][16][4];
     scan_clear(dk);
@@ -352,8 +354,7 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
         wait_panels<F::STAGES - 2>();
         __syncthreads();
         float acc[1][8][4], later[2] = {};
-        decay_dkv_head(dk, acc, later, shared.kq, tile_k, shared.stage[i], shared.cum[i], block,
-                       [&] { copy(h + F::STAGES - 1); });
+        decay_dkv_head(dk, acc, later, shared, i, block, [&] { copy(h + F::STAGES - 1); });
         decay_state_dot(scratch.dots + block.at(scratch, s, h, DECAY_DOTS) + threadIdx.x / 32,
                         shared.before[i], shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
         decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
