@@ -27,6 +27,7 @@ changes nothing on the device itself.
 #include "llmc/cuda/swiglu.cuh"
 #include "llmc/inference/layers.cuh"
 #include "llmc/mixers/deltanet.cuh"
+#include "llmc/mixers/hgrn2.cuh"
 #include "llmc/mixers/mamba2.cuh"
 #include "llmc/train/train.h"
 
@@ -208,7 +209,7 @@ typedef struct {
     void (*init)(const Layer*); // once after the allocation of activations; NULL: nothing to do
     void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
     DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
-    // out = in + mixer(norm(in)) of the rows of an extension, after begin_extend
+    // out = in + mixer(norm(in)) of the rows of an extension, after begin_extend; NULL: nothing to do
     void (*begin_extend)(const Layer*, Cache*);
     void (*extend)(const Layer*, Cache*, bf16* out, const bf16* in);
     void (*states)(Activations*, const Config*,
@@ -220,10 +221,11 @@ static const Mixer mixers[] = {
      attention_mixer_forward, attention_mixer_backward, attention_begin_extend, attention_mixer_extend,
      NULL}, // MIXER_ATTENTION
     {deltanet_check, deltanet_activations, deltanet_scratch_bytes, NULL, deltanet_forward, deltanet_backward,
-     states_begin_extend, deltanet_extend, deltanet_states}, // MIXER_DELTANET
-    {}, // MIXER_HGRN2: no GPU kernels yet, model_plan refuses it
-    {mamba2_check, mamba2_activations, mamba2_scratch_bytes, NULL, mamba2_forward, mamba2_backward,
-     states_begin_extend, mamba2_extend, mamba2_states}, // MIXER_MAMBA2
+     NULL, deltanet_extend, deltanet_states}, // MIXER_DELTANET
+    {hgrn2_check, hgrn2_activations, hgrn2_scratch_bytes, NULL, hgrn2_forward, hgrn2_backward, NULL,
+     hgrn2_extend, hgrn2_states}, // MIXER_HGRN2
+    {mamba2_check, mamba2_activations, mamba2_scratch_bytes, NULL, mamba2_forward, mamba2_backward, NULL,
+     mamba2_extend, mamba2_states}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -970,7 +972,7 @@ static void extend_rows(Model* model, Cache* cache, int64_t outputs) {
     const Mixer* mixer = &mixers[model->config.mixer];
     bf16 *x = a->x, *other = a->x_mid;
     Layer layer = extend_layer(model, cache, 0, rows);
-    mixer->begin_extend(&layer, cache);
+    if (mixer->begin_extend) mixer->begin_extend(&layer, cache);
     embedding_forward(x, cache->device.pass.tokens, model_param(model, model->weights, P_EMBEDDINGS), rows, d,
                       model->stream);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
@@ -1089,9 +1091,6 @@ static Model* model_supported(const Run* run, bool planned_for_another) {
     const Options* o = &run->options;
     const Config* c = &run->config;
     bool cudnn = o->attention == ATTENTION_CUDNN, attends = c->mixer == MIXER_ATTENTION;
-    if (!mixers[c->mixer].forward)
-        die("%s: this model's mixer has no GPU kernels yet; train_fox, the CPU trainer, has it",
-            config_class(c)->architecture);
     if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
         die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
             (long long)c->hidden_size, (long long)config_mlp_size(c));

@@ -4,7 +4,6 @@ slot's state has a fixed size, and there are no pages: a mixer's table of states
 every layer, and scratch of a pass, which all layers share.
 
     states_of_slots       makes the states of one sequence, in such a table, those of all slots
-    states_begin_extend   once a pass: its arrays
     conv_extend           the convolution of all rows
     scan_extend           the recurrence of all rows
 
@@ -39,10 +38,6 @@ static inline void states_fork(const Activations* states, const CacheSizes* size
             CUDA_CHECK(cudaMemcpy2DAsync(data + (size_t)to * slot, all, data + (size_t)from * slot, all, slot,
                                          (size_t)layers, cudaMemcpyDeviceToDevice, stream));
     }
-}
-
-static inline void states_begin_extend(const Layer* layer, Cache* cache) {
-    device_cache_copy(&cache->device, layer->stream);
 }
 
 // The state of a slot, zero where the sequence is empty; `size` elements each

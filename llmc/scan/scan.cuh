@@ -1,33 +1,61 @@
 /*
-The recurrence of DeltaNet and Mamba-2 on the GPU: see llmc/mixers/recurrence.h. The kernels' interface.
+The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S [K, V]:
+
+    S' = f_t S_(t-1)
+    u_t = v_t, or with beta  beta_t (v_t - S'^T k_t)
+    S_t = S' + k_t u_t^T,    o_t = scale S_t^T q_t
+
+    log_decay (log f_t) without beta, V 64, heads share q and k       Mamba-2, decay_*.cuh
+    beta without log_decay (f_t is 1), V 128                          DeltaNet, delta_*.cuh
+
+Operands of the GEMMs are bf16, sums, cumulative log decays and the states within a pass fp32. Every run gives
+the same bits. All is queued on `stream`, without allocation, so that it can be part of a CUDA graph.
+llmc/mixers calls these functions; llmc/mixers/recurrence.h is the same on the CPU, token by token.
 */
 #pragma once
 
-#include "../cuda/cuda_common.cuh"
+#include "decay_backward.cuh"
+#include "delta_backward.cuh"
 
-typedef struct {
-    int64_t B, T;
-    int NH, K, V; // heads; K is 128; V is 64 (Mamba-2) or 128 (DeltaNet)
-    int64_t key_row,
-        key_head;      // elements of q, k, dq, dk from token to token, from head to head; key_head 0: heads
-                       // share q and k
-    int64_t value_row; // of v and dv from token to token; heads are adjacent
-    float scale;
-} ScanShape;
-typedef struct {
-    const bf16 *q, *k, *v;
-    const float* log_decay; // [B,T,NH] log f_t; NULL: none
-    const float* beta;      // [B,T,NH]; NULL: not the delta rule
-    float* state;           // [B,NH,K,V] fp32 state of the tokens before, updated; NULL: sequences begin here
-                            // (always NULL in a backward pass)
-    void* scratch;          // scan_scratch_bytes
-} Scan;
-typedef struct {
-    bf16 *dq, *dk, *dv;        // dq, dk summed over heads where they share q and k
-    float *dlog_decay, *dbeta; // [B,T,NH]
-    const bf16* dout;          // [B,T,NH,V] contiguous
-    const bf16* o;             // [B,T,NH,V] of the forward pass, if it helps (o.do)
-} ScanBackward;
-size_t scan_scratch_bytes(const ScanShape*, bool backward);
-void scan_forward(bf16* o /* [B,T,NH,V] */, const Scan*, const ScanShape*, cudaStream_t);
-void scan_backward(const ScanBackward*, const Scan*, const ScanShape*, cudaStream_t);
+static inline bool scan_is_delta(const ScanShape* s) { return s->V == DELTA_D; }
+
+// Bytes of scratch of a pass over s; `backward` also covers the forward pass.
+static inline size_t scan_scratch_bytes(const ScanShape* s, bool backward) {
+    ScanArena arena = {};
+    if (scan_is_delta(s))
+        delta_scratch(&arena, s, backward);
+    else
+        decay_scratch(&arena, s, backward);
+    return arena.used;
+}
+
+// Ends the program where there are no kernels for the case.
+static inline void scan_check(const Scan* a, const ScanShape* s) {
+    bool delta = scan_is_delta(s);
+    if (s->K != 128 || (s->V != 64 && !delta) || delta != (a->beta != NULL) ||
+        delta == (a->log_decay != NULL) || (!delta && s->key_head != 0))
+        die("no scan kernel for heads of %d x %d, %s, %s", s->K, s->V, a->log_decay ? "decay" : "no decay",
+            a->beta ? "delta rule" : "no delta rule");
+    assert(s->T > 0 && s->T < INT32_MAX - 128);
+    assert(s->key_row % 8 == 0 && s->key_head % 8 == 0 && s->value_row % 8 == 0); // rows aligned to 16 bytes
+}
+
+// o [B,T,NH,V]; updates a->state where there is one.
+static inline void scan_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
+    scan_check(a, s);
+    if (scan_is_delta(s))
+        delta_forward(o, a, s, stream);
+    else
+        decay_forward(o, a, s, stream);
+}
+
+// Writes the gradients in g; a->state is NULL.
+static inline void scan_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
+                                 cudaStream_t stream) {
+    scan_check(a, s);
+    assert(!a->state);
+    if (scan_is_delta(s))
+        delta_backward(g, a, s, stream);
+    else
+        decay_backward(g, a, s, stream);
+}

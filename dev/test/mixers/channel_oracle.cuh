@@ -13,7 +13,7 @@ The references of test_channel_scan, on the host.
 #include "../../../llmc/model/activations.h"
 #include "../../../llmc/model/extension.h"
 #include "../../../llmc/model/params.h"
-#include "buffers.cuh"
+#include "../gpu/buffers.cuh"
 
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local

@@ -1,0 +1,372 @@
+/*
+llmc/scan against the recurrence in double on the host (llmc/mixers/recurrence.h), token by token: outputs,
+gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
+(scan_oracle.cuh) on the same inputs. Inputs and gradients are parts of wider rows, of which nothing else may be
+written; scratch starts as NaN.
+
+    test_scan [quick] [SEED]     quick: without what is slow under compute-sanitizer
+*/
+#include <algorithm>
+#define REAL_IS_DOUBLE
+#define _Thread_local thread_local // of C11
+#include "../../../llmc/mixers/recurrence.h"
+#include "../../../llmc/scan/scan.cuh"
+#include "scan_oracle.cuh"
+
+// Inputs: log decays are -scale e^(spread x) for a normal x; keys of the delta rule are alike by `alike`.
+struct Kind {
+    const char* name;
+    int64_t V; // 64: decay; 128: delta rule
+    double scale, spread, alike;
+};
+static const Kind KINDS[] = {
+    {"decay 1", 64, 0, 0, 0},         {"decay near 1", 64, 1e-3, 1, 0},
+    {"decay 0.9", 64, 0.1, 1, 0},     {"decay e^-5", 64, 5, 1, 0},
+    {"decay to e^-50", 64, 50, 0, 0}, {"decays of all sizes", 64, 0.1, 4, 0},
+    {"delta rule", 128, 0, 0, 0},     {"delta rule, keys alike", 128, 0, 0, 3},
+};
+
+enum { PAD = 24 }; // columns of a row beside the tensor's own
+
+// A tensor of rows of `width` columns on the device, inside wider rows, and its values
+struct Rows {
+    int64_t rows, width;
+    Buffer<bf16> device;
+    Rows(int64_t r, int64_t w) : rows(r), width(w), device((size_t)(r * (w + PAD))) {}
+    bf16* p() const { return device.p + PAD / 3; }
+    int64_t stride() const { return width + PAD; }
+    void set(const vector<double>& x) {
+        vector<bf16> y((size_t)(rows * stride()), rounded<bf16>(NAN));
+        for (int64_t i = 0; i < rows * width; i++)
+            y[(size_t)(i / width * stride() + PAD / 3 + i % width)] = rounded<bf16>(x[(size_t)i]);
+        device = y;
+    }
+    vector<double> values(bool check = false) const {
+        vector<bf16> y = device.host();
+        vector<double> x;
+        for (int64_t i = 0; i < rows * stride(); i++) {
+            bool own = i % stride() >= PAD / 3 && i % stride() < PAD / 3 + width;
+            if (own)
+                x.push_back(value(y[(size_t)i]));
+            else if (check && !std::isnan(value(y[(size_t)i])))
+                CHECK(false, "%s: a write beside a row", test_case);
+        }
+        return x;
+    }
+};
+
+struct Problem {
+    ScanShape s;
+    bool shared_keys;
+    int64_t keys; // heads of q and k
+    Rows q, k, v, dq, dk, dv;
+    Drawn<bf16> dout;
+    Buffer<bf16> o;
+    Drawn<float> log_decay, beta;
+    Buffer<float> dlog_decay, dbeta;
+    vector<double> vq, vk, vv;
+
+    static vector<float> decays(const Kind& kind, int64_t n) {
+        vector<float> x = draw<float>((size_t)n, kind.spread);
+        for (float& y : x) y = std::max(-50.0f, (float)(-kind.scale * exp(y)));
+        return x;
+    }
+    static vector<float> betas(int64_t n) {
+        vector<float> x = draw<float>((size_t)n, 2);
+        for (float& y : x) y = 1 / (1 + expf(-y));
+        return x;
+    }
+    Problem(const Kind& kind, int64_t B, int64_t T, int NH)
+        : shared_keys(kind.V == 64), keys(shared_keys ? 1 : NH), q(B * T, keys * 128), k(B * T, keys * 128),
+          v(B * T, NH * kind.V), dq(B * T, keys * 128), dk(B * T, keys * 128), dv(B * T, NH * kind.V),
+          dout((size_t)(B * T * NH * kind.V)), o((size_t)(B * T * NH * kind.V)),
+          log_decay(decays(kind, B * T * NH)), beta(betas(B * T * NH)), dlog_decay((size_t)(B * T * NH)),
+          dbeta((size_t)(B * T * NH)) {
+        s = {B,
+             T,
+             NH,
+             128,
+             (int)kind.V,
+             q.stride(),
+             shared_keys ? 0 : 128,
+             v.stride(),
+             shared_keys ? 1.0f : (float)(1 / sqrt(128.0))};
+        q.set(queries(B * T * keys, 0)), k.set(queries(B * T * keys, kind.alike));
+        v.set(doubles(draw<float>((size_t)(B * T * NH * kind.V), 1)));
+        vq = q.values(), vk = k.values(), vv = v.values();
+    }
+    // Rows of 128; of length 1 with the delta rule
+    vector<double> queries(int64_t n, double alike) const {
+        vector<double> x = doubles(draw<float>((size_t)(n * 128), 1)), y = doubles(draw<float>(128, 1));
+        for (int64_t i = 0; i < n && !shared_keys; i++) {
+            double square = 0, *row = &x[(size_t)(i * 128)];
+            for (int c = 0; c < 128; c++) row[c] += alike * y[(size_t)c], square += row[c] * row[c];
+            for (int c = 0; c < 128; c++) row[c] /= sqrt(square);
+        }
+        return x;
+    }
+    Scan scan(void* scratch, float* state, int64_t first = 0) const {
+        return {q.p() + first * q.stride(),
+                k.p() + first * k.stride(),
+                v.p() + first * v.stride(),
+                shared_keys ? log_decay.p + first * s.NH : NULL,
+                shared_keys ? NULL : beta.p + first * s.NH,
+                state,
+                scratch};
+    }
+    ScanBackward gradients() const { return {dq.p(), dk.p(), dv.p(), dlog_decay, dbeta, dout, o}; }
+    void poison() {
+        for (Rows* x : {&dq, &dk, &dv}) x->device.poison();
+        o.poison(), dlog_decay.poison(), dbeta.poison();
+    }
+};
+
+// ----------------------------------------------------------------------------
+// expected values
+
+// Values of a pass on the host; those of the plain implementation in `plain`
+struct Expected {
+    vector<double> o, dq, dk, dv, dgate, state; // dgate: of log_decay or beta
+    vector<double> diagonal; // (q_t k_t) (v_t do_t), which cancel in the gradient of decays
+};
+
+static Expected exact(const Problem& x) {
+    const ScanShape& s = x.s;
+    int64_t n = s.B * s.T, NH = s.NH, pieces = recurrence_pieces(s.V), width = x.keys * 128;
+    vector<double> decay, beta(x.beta.values), state((size_t)(s.B * NH * s.K * s.V));
+    for (double y : x.log_decay.values) decay.push_back(exp(y));
+    RecurrenceShape r = {s.B, s.T, NH, s.K, s.V, width, s.key_head, x.shared_keys, NH * s.V, s.scale};
+    vector<double> checkpoints((size_t)(s.B * NH * recurrence_segments(s.T) * s.K * s.V));
+    vector<double> dq((size_t)(n * NH * pieces * 128)), dk(dq.size()), ddecay((size_t)(n * NH * pieces)),
+        dbeta(ddecay.size()), dout(x.dout.values);
+    Recurrence in = {
+        x.vq.data(),        x.vk.data(), x.vv.data(), decay.data(), x.shared_keys ? NULL : beta.data(),
+        checkpoints.data(), state.data()};
+    Expected e;
+    e.o.resize((size_t)(n * NH * s.V)), e.dv.resize(e.o.size());
+    recurrence_forward(e.o.data(), &in, &r);
+    RecurrenceBackward g = {
+        dq.data(),   dk.data(),  x.shared_keys ? ddecay.data() : NULL, x.shared_keys ? NULL : dbeta.data(),
+        e.dv.data(), dout.data()};
+    recurrence_backward(&g, &in, &r);
+    int64_t parts = x.shared_keys ? NH * pieces : pieces;
+    e.dq.resize((size_t)(n * width)), e.dk.resize(e.dq.size()), e.dgate.resize((size_t)(n * NH));
+    for (int64_t i = 0; i < n * x.keys; i++) {
+        recurrence_sum(&e.dq[(size_t)(i * 128)], &dq[(size_t)(i * parts * 128)], parts, 128);
+        recurrence_sum(&e.dk[(size_t)(i * 128)], &dk[(size_t)(i * parts * 128)], parts, 128);
+    }
+    for (int64_t i = 0; i < n * NH; i++) {
+        recurrence_sum(&e.dgate[(size_t)i], &(x.shared_keys ? ddecay : dbeta)[(size_t)(i * pieces)], pieces,
+                       1);
+        if (x.shared_keys) e.dgate[(size_t)i] *= decay[(size_t)i];
+        int64_t key = i / NH * width + i % NH * s.key_head;
+        e.diagonal.push_back(s.scale * dot(&x.vq[(size_t)key], &x.vk[(size_t)key], 128) *
+                             dot(&x.vv[(size_t)(i * s.V)], &x.dout.values[(size_t)(i * s.V)], s.V));
+    }
+    e.state = state;
+    return e;
+}
+
+static Expected plain(const Problem& x) {
+    const ScanShape& s = x.s;
+    int64_t n = s.B * s.T, NH = s.NH, width = x.keys * 128;
+    Expected e;
+    e.o.resize((size_t)(n * NH * s.V)), e.dv.resize(e.o.size());
+    e.dq.resize((size_t)(n * width)), e.dk.resize(e.dq.size()), e.dgate.resize((size_t)(n * NH));
+    e.state.resize((size_t)(s.B * NH * s.K * s.V));
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t head = 0; head < s.B * NH; head++) {
+        int64_t b = head / NH, h = head % NH;
+        PlainHead p(s.T, s.K, s.V, s.scale);
+        for (int64_t t = 0; t < s.T; t++) {
+            int64_t i = b * s.T + t;
+            for (int64_t c = 0; c < s.K; c++) {
+                p.q.at(t, c) = (float)x.vq[(size_t)(i * width + h * s.key_head + c)];
+                p.k.at(t, c) = (float)x.vk[(size_t)(i * width + h * s.key_head + c)];
+            }
+            for (int64_t c = 0; c < s.V; c++) {
+                p.v.at(t, c) = (float)x.vv[(size_t)((i * NH + h) * s.V + c)];
+                p.dout.at(t, c) = (float)x.dout[(i * NH + h) * s.V + c];
+            }
+            (x.shared_keys ? p.log_decay : p.beta)
+                .push_back((float)(x.shared_keys ? x.log_decay : x.beta)[i * NH + h]);
+        }
+        p.run();
+        std::copy(p.state.x.begin(), p.state.x.end(), e.state.begin() + head * s.K * s.V);
+#pragma omp critical
+        for (int64_t t = 0; t < s.T; t++) {
+            int64_t i = b * s.T + t;
+            for (int64_t c = 0; c < s.K; c++) {
+                e.dq[(size_t)(i * width + h * s.key_head + c)] += p.dq.at(t, c);
+                e.dk[(size_t)(i * width + h * s.key_head + c)] += p.dk.at(t, c);
+            }
+            for (int64_t c = 0; c < s.V; c++) {
+                e.o[(size_t)((i * NH + h) * s.V + c)] = p.o.at(t, c);
+                e.dv[(size_t)((i * NH + h) * s.V + c)] = p.dv.at(t, c);
+            }
+            e.dgate[(size_t)(i * NH + h)] = (x.shared_keys ? p.dlog_decay : p.dbeta)[(size_t)t];
+        }
+    }
+    for (vector<double>* y : {&e.dq, &e.dk})
+        for (double& z : *y) z = value(rounded<bf16>(z));
+    return e;
+}
+
+// ----------------------------------------------------------------------------
+// checks
+
+// Root mean square of column block h of x, or of its differences from `from`; a row has `heads` blocks.
+static double head_norm(const vector<double>& x, const vector<double>* from, int64_t rows, int64_t heads,
+                        int64_t h) {
+    double sum = 0;
+    int64_t width = (int64_t)x.size() / rows / heads;
+    for (int64_t i = 0; i < rows * width; i++) {
+        size_t at = (size_t)((i / width * heads + h) * width + i % width);
+        double y = x[at] - (from ? (*from)[at] : 0);
+        sum += y * y;
+    }
+    return sqrt(sum / (double)(rows * width));
+}
+
+// Squares of the errors of a kind's gates, relative to their values, added up: ours and the plain
+// implementation's
+static double gate_errors, gate_yards;
+
+// Each head's error against the plain implementation's: at most twice that. A gate has one number a token, whose
+// error is that of a few large terms: one head may be less lucky than the plain implementation, all of a kind may
+// not (check_gates). Where `cancels`, the values are what is left of larger ones, and fp32 sums leave FP32_LIMIT
+// of those.
+static void check_heads(const char* tensor, const vector<double>& want, const vector<double>& of_plain,
+                        const vector<double>& got, int64_t rows, int64_t heads,
+                        const vector<double>* cancels = NULL) {
+    bool gate = rows > 1 && (int64_t)want.size() == rows * heads;
+    bool few = (int64_t)want.size() / heads < 1000; // numbers: rounding leaves up to 3.9e-3 of one
+    for (int64_t h = 0; h < heads; h++) {
+        double norm = head_norm(want, NULL, rows, heads, h) + 1e-300;
+        double floor = cancels ? FP32_LIMIT * head_norm(*cancels, NULL, rows, heads, h) / norm : 0;
+        double error = head_norm(got, &want, rows, heads, h) / norm;
+        double yard = head_norm(of_plain, &want, rows, heads, h) / norm;
+        double limit = gate ? 6 * yard + floor + (rows < 64 ? 0.1 : 0) : 2 * yard + floor + (few ? 4e-3 : 0);
+        CHECK(error <= limit, "%s, %s of head %lld: error %.3g, plain %.3g, fp32 %.3g", test_case, tensor,
+              (long long)h, error, yard, floor);
+        if (floor >= yard || rows < 64) continue;
+        if (gate)
+            gate_errors += error * error, gate_yards += yard * yard;
+        else
+            noted(tensor, error / yard, 2);
+    }
+}
+
+static void check_gates(const char* kind) {
+    double error = sqrt(gate_errors / (gate_yards + 1e-300));
+    CHECK(error <= 2, "%s: gradients of gates have %.3g times the error of the plain implementation", kind,
+          error);
+    noted("gradient of gates", error, 2);
+    gate_errors = gate_yards = 0;
+}
+
+static void check_forward(const Problem& x, const Expected& want, const Expected& bf16s, const char* pass) {
+    check_heads(pass, want.o, bf16s.o, doubles(x.o.host()), x.s.B * x.s.T, x.s.NH);
+}
+
+static void check_backward(const Problem& x, const Expected& want, const Expected& bf16s) {
+    int64_t rows = x.s.B * x.s.T;
+    check_heads("dq", want.dq, bf16s.dq, x.dq.values(true), rows, x.keys);
+    check_heads("dk", want.dk, bf16s.dk, x.dk.values(true), rows, x.keys);
+    check_heads("dv", want.dv, bf16s.dv, x.dv.values(true), rows, x.s.NH);
+    const Buffer<float>& gate = x.shared_keys ? x.dlog_decay : x.dbeta;
+    check_heads(x.shared_keys ? "dlog_decay" : "dbeta", want.dgate, bf16s.dgate, doubles(gate.host()), rows,
+                x.s.NH, x.shared_keys ? &want.diagonal : NULL);
+}
+
+// The sequence in two parts, the second from the state after the first
+static void check_state(Problem& x, const Expected& want, const Expected& bf16s, int64_t first) {
+    const ScanShape& s = x.s;
+    Buffer<float> state((size_t)(s.NH * s.K * s.V));
+    state.zero();
+    x.poison();
+    for (int64_t part = 0; part < 2; part++) {
+        ScanShape of_part = s;
+        of_part.T = part ? s.T - first : first;
+        int64_t from = part ? first : 0;
+        if (of_part.T == 0) continue;
+        Buffer<char> scratch(scan_scratch_bytes(&of_part, false));
+        Scan scan = x.scan(scratch, state, from);
+        scan_forward(x.o + from * s.NH * s.V, &scan, &of_part, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    check_forward(x, want, bf16s, "o in two parts");
+    check_heads("state", want.state, bf16s.state, doubles(state.host()), 1, s.NH);
+}
+
+static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
+    snprintf(test_case, sizeof test_case, "%s, B %lld, T %lld, NH %d", kind.name, (long long)B, (long long)T,
+             NH);
+    Problem x(kind, B, T, NH);
+    Expected want = exact(x), bf16s = plain(x);
+    Buffer<char> scratch(scan_scratch_bytes(&x.s, true));
+    Scan scan = x.scan(scratch, NULL);
+    ScanBackward g = x.gradients();
+    auto run = [&](cudaStream_t stream) {
+        scan_forward(x.o, &scan, &x.s, stream);
+        scan_backward(&g, &scan, &x.s, stream);
+    };
+    run(0);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    check_forward(x, want, bf16s, "o");
+    check_backward(x, want, bf16s);
+
+    // a second time, as a graph: the same bits
+    vector<vector<bf16>> first;
+    for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device}) first.push_back(y->host());
+    vector<float> gate = (x.shared_keys ? x.dlog_decay : x.dbeta).host();
+    x.poison(), scratch.poison();
+    CUDA_CHECK(cudaDeviceSynchronize());
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    run(stream);
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_CHECK(cudaGraphLaunch(exec, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    size_t i = 0;
+    for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device})
+        CHECK(same_bits(first[i++], y->host()), "%s: tensor %zu differs in a second run", test_case, i);
+    CHECK(same_bits(gate, (x.shared_keys ? x.dlog_decay : x.dbeta).host()), "%s: the gate's gradient differs",
+          test_case);
+    CUDA_CHECK(cudaGraphExecDestroy(exec));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+
+    if (B == 1)
+        for (int64_t part : {(int64_t)1, T / 3}) check_state(x, want, bf16s, part);
+}
+
+int main(int argc, char** argv) {
+    bool quick = test_begin(argc, argv);
+    for (const Kind& kind : KINDS) {
+        test(kind, 1, 1, 1);
+        test(kind, 1, 130, 2);
+        test(kind, 2, 65, 3);
+        if (quick) continue; // too few heads for check_gates
+        for (int64_t T : {2, 63, 64, 127, 128, 129, 1000}) test(kind, 1, T, 2);
+        test(kind, 2, 300, 5);
+        test(kind, 1, 150, 16);
+        check_gates(kind.name);
+    }
+    if (!quick)
+        for (double scale : {0.1, 3e-3}) { // many heads, long sequences
+            Kind decay = {"decay", 64, scale, 1, 0}, delta = {"delta rule", 128, 0, 0, 1};
+            test(decay, 1, 200, 50);
+            test(decay, 3, 1500, 33);
+            test(decay, 1, 65536, 2);
+            check_gates(decay.name);
+            if (scale == 0.1) test(delta, 1, 65536, 1);
+        }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    print_noted();
+    return test_report();
+}

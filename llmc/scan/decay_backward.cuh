@@ -1,0 +1,451 @@
+/*
+Gradients of the recurrence with one decay a head, from the states S0 and their gradients dS1 of each chunk
+(decay_states.cuh). With e_ij = e^(b_i - b_j) for j <= i, a head's p_ij = (q_i k_j) e_ij, and sums over heads
+where it says so:
+
+    w_ij = sum over heads of (do_i v_j) e_ij
+    dq_i = sum over heads of e^(b_i) S0 do_i + sum_j w_ij k_j                 decay_dq_kernel
+    dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i           the first sum in decay_dkv_kernel
+    dv_j = e^(b_C - b_j) dS1^T k_j + sum_i p_ij do_i                          decay_dkv_kernel
+
+    dlog_decay_t = sum over i >= t of (e^(b_i) (S0^T q_i) do_i + sum_j g_ij - sum_j g_ji)
+                 + sum over j < t of e^(b_C - b_j) (dS1^T k_j) v_j  + <e^(b_C) S0, dS1>,
+    g_ij = p_ij (do_i v_j) for j < i
+
+The shorter o_t do_t - v_t dv_t, summed over the sequence, loses the small gradients of fast decays: there g_ii and
+what lies after the chunk cancel only as far as both are computed alike.
+
+Thread blocks are those of decay_forward.cuh. Each writes its heads' part of dq and dk, in fp32;
+decay_add_kernel adds them up in a fixed order.
+*/
+#pragma once
+
+#include "decay_forward.cuh"
+
+struct DecayBackward {
+    static constexpr int THREADS = 256;
+    struct Stage {
+        bf16 v[DECAY_CHUNK * DECAY_V], dout[DECAY_CHUNK * DECAY_V], state[DECAY_STATE]; // S0 or dS1
+    };
+    static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "a tile of q or w fits");
+};
+
+struct DecayDq : DecayBackward {
+    static constexpr int STAGES = 2;
+    struct Shared {
+        bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K], qk[DECAY_CHUNK * DECAY_CHUNK];
+        Stage stage[STAGES]; // w is in the first one after the last head
+        float cum[STAGES][DECAY_CHUNK];
+        float columns[2][THREADS / 32][DECAY_CHUNK]; // the warps' column sums of g, for two heads
+    };
+};
+
+struct DecayDkv : DecayBackward {
+    static constexpr int STAGES = 2;
+    struct Shared {
+        bf16 k[DECAY_CHUNK * DECAY_K], kq[DECAY_CHUNK * DECAY_CHUNK];
+        bf16 before[STAGES][DECAY_STATE]; // S0
+        Stage stage[STAGES];              // q is in the last one before the first head
+        bf16 out[THREADS / 32][16 * DECAY_V];
+        float cum[STAGES][DECAY_CHUNK];
+    };
+};
+
+// Starts copying what a head needs, and commits the group; only commits past the last head.
+template <class F>
+__device__ static inline void decay_copy_head(typename F::Shared& shared, const DecayBlock& block, int h,
+                                              const Scan& a, const bf16* dout, const bf16* states,
+                                              const DecayScratch& scratch, const ScanShape& s) {
+    constexpr int THREADS = F::THREADS;
+    int T = (int)s.T, i = (h - block.h) % F::STAGES, tid = (int)threadIdx.x, first = scan_opaque(block.first);
+    if (h < block.heads_end) {
+        auto& stage = shared.stage[i];
+        sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.v, a.v + block.b * T * s.value_row + h * DECAY_V,
+                                                      first, T, s.value_row);
+        sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.dout, dout + (block.b * T * s.NH + h) * DECAY_V,
+                                                      first, T, (int64_t)s.NH * DECAY_V);
+        sm80_copy_tile<DECAY_V, DECAY_K, THREADS>(stage.state, states + block.at(scratch, s, h, DECAY_STATE),
+                                                  0, DECAY_K, DECAY_V);
+        if (tid < DECAY_CHUNK / 4)
+            cp_async16(smem_address(shared.cum[i] + tid * 4),
+                       scratch.cum + block.at(scratch, s, h, DECAY_CHUNK) + tid * 4, true);
+    }
+    cp_async_commit_group();
+}
+
+// Starts copying q and k.
+template <class F>
+__device__ static inline void decay_copy_keys(typename F::Shared& shared, bf16* q, const DecayBlock& block,
+                                              const Scan& a, const ScanShape& s) {
+    int64_t keys = block.b * s.T * s.key_row;
+    copy_panels<DECAY_CHUNK, F::THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
+    copy_panels<DECAY_CHUNK, F::THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
+    cp_async_commit_group();
+}
+
+// Computes the warp's rows of A B^T over K channels, Q K^T or its transpose, and stores them in bf16. Only the
+// warp itself reads them.
+template <class A, class B>
+__device__ static inline void decay_keep_strip(bf16* tile, const A& a, const B& b, const DecayBlock& block) {
+    float s[1][16][4];
+    panels_matmul<DECAY_K, false>(s, a, b);
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        *scan_pair<DECAY_CHUNK>(tile, block.row() + i % 2 * 8, i / 2) =
+            pack_bf16x2(s[0][i / 2][i % 2 * 2], s[0][i / 2][i % 2 * 2 + 1]);
+    __syncwarp();
+}
+// Block j of the warp's rows as fragment registers
+__device__ static inline void decay_load_strip(uint32_t (&f)[4], bf16* tile, const DecayBlock& block, int j) {
+    for (int r = 0; r < 4; r++) f[r] = *scan_pair<DECAY_CHUNK>(tile, block.row() + r % 2 * 8, 2 * j + r / 2);
+}
+
+// Writes the strip's rows of acc to a block's part of dq or dk.
+__device__ static inline void decay_store_part(float* parts, const float (&acc)[1][16][4],
+                                               const DecayBlock& block, const ScanShape& s) {
+    float* to = parts + ((int64_t)block.group * s.B + block.b) * s.T * DECAY_K;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        int64_t t = block.first + block.row() + i % 2 * 8;
+        if (t < s.T)
+            *(float2*)(to + t * DECAY_K + i / 2 * 8 + threadIdx.x % 4 * 2) =
+                make_float2(acc[0][i / 2][i % 2 * 2], acc[0][i / 2][i % 2 * 2 + 1]);
+    }
+}
+
+// Writes one number for each of the strip's tokens, from the lanes' parts of it.
+__device__ static inline void decay_store_rows(float* to, const float (&part)[2], const DecayBlock& block) {
+    for (int half = 0; half < 2; half++) {
+        float sum = quad_sum(part[half]);
+        if (threadIdx.x % 4 == 0) to[block.row() + half * 8] = sum;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// dq
+
+// Column sums over the warp of a 16x16 block g, of which r is a fragment register: to [16]
+__device__ static inline void decay_column_sums(float* to, const float2 (&g)[4]) {
+    int lane = (int)threadIdx.x % 32;
+    bool second = lane & 16,
+         odd = lane & 8; // the column that the lane keeps: of the block's half, of the pair
+    float x[2][2];       // [half][pair]
+    for (int i = 0; i < 2; i++) x[i][0] = g[2 * i].x + g[2 * i + 1].x, x[i][1] = g[2 * i].y + g[2 * i + 1].y;
+    float kept[2];
+    for (int e = 0; e < 2; e++)
+        kept[e] = (second ? x[1][e] : x[0][e]) + __shfl_xor_sync(0xffffffffu, second ? x[0][e] : x[1][e], 16);
+    float sum = (odd ? kept[1] : kept[0]) + __shfl_xor_sync(0xffffffffu, odd ? kept[0] : kept[1], 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+    if (!(lane & 4)) to[second * 8 + lane % 4 * 2 + odd] = sum;
+}
+
+// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums. copy(): as
+// panels_matmul's meanwhile()
+template <class F>
+__device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], float* columns,
+                                          bf16* qk, const DecayBackward::Stage& stage, const float* cum,
+                                          const DecayBlock& block, F copy) {
+    const int lane = (int)threadIdx.x % 32;
+    const DecayFactors<false> factors(cum, block);
+    Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
+#pragma unroll
+    for (int part = 0; part < 8; part += 4) { // 64 tokens j
+        if (part > block.strip) continue;
+        float d[1][8][4];
+        panels_matmul<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, part * 16), [&] {
+            if (part == 0) copy();
+        });
+#pragma unroll
+        for (int j = part; j < part + 4; j++) {
+            if (j > block.strip) continue;
+            float2 g[4], e[4];
+            uint32_t products[4];
+            factors.load(e, j);
+            decay_load_strip(products, qk, block, j);
+            for (int r = 0; r < 4; r++) {
+                const float* y = &d[0][2 * (j - part) + r / 2][r % 2 * 2];
+                float2 x = unpack_bf16x2(products[r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
+                w[0][2 * j + r / 2][r % 2 * 2] += dw.x;
+                w[0][2 * j + r / 2][r % 2 * 2 + 1] += dw.y;
+                int column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
+                g[r].x = j == block.strip && column == row ? 0 : x.x * dw.x;
+                g[r].y = j == block.strip && column + 1 == row ? 0 : x.y * dw.y;
+                row_sums[r % 2] += g[r].x + g[r].y;
+            }
+            decay_column_sums(columns + j * 16, g);
+        }
+    }
+}
+
+// A head's part of dq through S0; o . do through S0 is added to row_sums.
+__device__ static inline void decay_dq_state(float (&dq)[1][16][4], float (&row_sums)[2],
+                                             const Panels<DECAY_CHUNK, false>& tile_q,
+                                             DecayBackward::Stage& stage, const float* cum,
+                                             const DecayBlock& block) {
+    const int row = block.row();
+    const float decay[2] = {exp2_approx(cum[row]), exp2_approx(cum[row + 8])};
+    float x[1][8][4], sums[2] = {};
+    panels_matmul<DECAY_K, false>(x, tile_q, Panels<DECAY_K, true>(stage.state));
+    scan_row_dot(sums, x, stage.dout, row);
+    for (int half = 0; half < 2; half++) row_sums[half] += decay[half] * sums[half];
+    uint32_t dout[4][4];
+    Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
+    for (int k = 0; k < 4; k++) {
+        tile_dout.load_a(dout[k], k * 16);
+        for (int r = 0; r < 4; r++) dout[k][r] = scale_bf16x2(dout[k][r], decay[r % 2], decay[r % 2]);
+    }
+    panels_matmul(dq, dout, Panels<DECAY_K, false>(stage.state), 0);
+}
+
+// Adds up the warps' column sums of g: only warps from the column's own on have any.
+__device__ static inline void decay_store_columns(float* to, const float (*columns)[DECAY_CHUNK]) {
+    int j = (int)threadIdx.x;
+    if (j >= DECAY_CHUNK) return;
+    float sum = 0;
+    for (int warp = j / 16; warp < DecayBackward::THREADS / 32; warp++) sum += columns[warp][j];
+    to[j] = sum;
+}
+
+// Writes parts of dq, the part of dk that comes from the token's own chunk, and o . do.
+static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
+    decay_dq_kernel(const __grid_constant__ Scan a, const bf16* dout,
+                    const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    typedef DecayDq F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DecayBlock block(scratch, s);
+    auto copy = [&](int h) { decay_copy_head<F>(shared, block, h, a, dout, scratch.states, scratch, s); };
+    decay_copy_keys<F>(shared, shared.q, block, a, s);
+    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
+    wait_panels<F::STAGES - 1>();
+    __syncthreads();
+    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
+    decay_keep_strip(shared.qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k), block);
+
+    float dq[1][16][4], w[1][16][4];
+    scan_clear(dq);
+    scan_clear(w);
+    for (int h = block.h; h < block.heads_end; h++) {
+        int i = (h - block.h) % F::STAGES;
+        wait_panels<F::STAGES - 2>();
+        __syncthreads();
+        if (h > block.h)
+            decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
+                                shared.columns[(h - 1) % 2]);
+        float row_sums[2] = {};
+        decay_pairs(w, row_sums, shared.columns[h % 2][threadIdx.x / 32], shared.qk, shared.stage[i],
+                    shared.cum[i], block, [&] {
+                        decay_copy_head<F>(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch,
+                                           s);
+                    });
+        decay_dq_state(dq, row_sums, tile_q, shared.stage[i], shared.cum[i], block);
+        decay_store_rows(scratch.g_rows + block.at(scratch, s, h, DECAY_CHUNK), row_sums, block);
+    }
+    __syncthreads();
+    decay_store_columns(scratch.g_columns + block.at(scratch, s, block.heads_end - 1, DECAY_CHUNK),
+                        shared.columns[(block.heads_end - 1) % 2]);
+    bf16* tile_w = (bf16*)&shared.stage[0];
+    uint32_t p[8][4];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        scan_pack(p[j], w, 2 * j);
+        for (int r = 0; r < 4; r++)
+            *scan_pair<64>(tile_w + j / 4 * DECAY_CHUNK * 64, block.row() + r % 2 * 8, 2 * (j % 4) + r / 2) =
+                p[j][r];
+    }
+    panels_matmul(dq, p, Panels<DECAY_CHUNK, true>(shared.k), 0);
+    decay_store_part(scratch.dq, dq, block, s);
+    __syncthreads();
+    scan_clear(dq); // now dk
+    Panels<DECAY_CHUNK, true> transposed_w(tile_w, block.strip * 16);
+    for (int i = block.strip; i < 8; i++) {
+        uint32_t f[4];
+        transposed_w.load_a(f, i * 16);
+        panels_mma(dq, f, Panels<DECAY_CHUNK, true>(shared.q), i * 16);
+    }
+    decay_store_part(scratch.dk_own, dq, block, s);
+}
+
+// ----------------------------------------------------------------------------
+// dk and dv
+
+// A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
+template <class F>
+__device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2],
+                                             DecayDkv::Shared& shared, int i, const DecayBlock& block,
+                                             F copy) {
+    DecayBackward::Stage& stage = shared.stage[i];
+    const float* cum = shared.cum[i];
+    const int row = block.row();
+    const DecayFactors<true> factors(cum, block);
+    const float last = cum[DECAY_CHUNK - 1];
+    const float decay[2] = {exp2_approx(last - factors.row_cum[0]), exp2_approx(last - factors.row_cum[1])};
+    panels_matmul<DECAY_K, false>(dv, Panels<DECAY_CHUNK, false>(shared.k, block.strip * 16),
+                                  Panels<DECAY_K, true>(stage.state), copy);
+#pragma unroll
+    for (int e = 0; e < 32; e++) dv[0][e / 4][e % 4] *= decay[e % 4 / 2];
+    scan_row_dot(later, dv, stage.v, row);
+#pragma unroll
+    for (int part = 0; part < 8; part += 4) { // 64 tokens i
+        if (part + 3 < block.strip) continue;
+        uint32_t p[4][4] = {};
+#pragma unroll
+        for (int n = part; n < part + 4; n++) {
+            if (n < block.strip) continue;
+            float2 e[4];
+            factors.load(e, n);
+            decay_load_strip(p[n - part], shared.kq, block, n);
+            for (int r = 0; r < 4; r++) p[n - part][r] = scale_bf16x2(p[n - part][r], e[r].x, e[r].y);
+        }
+        panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(stage.dout), part * 16);
+    }
+    uint32_t v[4][4];
+    Panels<DECAY_CHUNK, false> tile_v(stage.v, block.strip * 16);
+    for (int k = 0; k < 4; k++) {
+        tile_v.load_a(v[k], k * 16);
+        for (int r = 0; r < 4; r++) v[k][r] = scale_bf16x2(v[k][r], decay[r % 2], decay[r % 2]);
+    }
+    panels_matmul(dk, v, Panels<DECAY_K, false>(stage.state), 0);
+}
+
+// Writes the warp's part of <e^(b_C) S0, dS1>.
+__device__ static inline void decay_state_dot(float* to, const bf16* before, const bf16* dstate,
+                                              float decay) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < DECAY_STATE; i += 8 * DecayDkv::THREADS) {
+        float x[8], y[8];
+        unpack8(x, load_raw8(before + i + threadIdx.x * 8));
+        unpack8(y, load_raw8(dstate + i + threadIdx.x * 8));
+        for (int c = 0; c < 8; c++) sum += x[c] * y[c];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) *to = sum * decay;
+}
+
+// Writes dv, parts of dk, v . dv through dS1, and <e^(b_C) S0, dS1>.
+static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
+    decay_dkv_kernel(bf16* dv, const __grid_constant__ Scan a, const bf16* dout,
+                     const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    typedef DecayDkv F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DecayBlock block(scratch, s);
+    int left = (int)s.T - block.first - block.strip * 16;
+    bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
+    auto copy = [&](int h) {
+        if (h < block.heads_end)
+            sm80_copy_tile<DECAY_V, DECAY_K, F::THREADS>(
+                shared.before[(h - block.h) % F::STAGES],
+                scratch.states + block.at(scratch, s, h, DECAY_STATE), 0, DECAY_K, DECAY_V);
+        decay_copy_head<F>(shared, block, h, a, dout, scratch.dstates, scratch, s);
+    };
+    decay_copy_keys<F>(shared, q, block, a, s);
+    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
+    wait_panels<F::STAGES - 1>();
+    __syncthreads();
+    decay_keep_strip(shared.kq, Panels<DECAY_CHUNK, false>(shared.k, block.strip * 16),
+                     Panels<DECAY_CHUNK, false>(q), block);
+
+    float dk[1][16][4];
+    scan_clear(dk);
+    for (int h = block.h; h < block.heads_end; h++) {
+        int i = (h - block.h) % F::STAGES;
+        wait_panels<F::STAGES - 2>();
+        __syncthreads();
+        float acc[1][8][4], later[2] = {};
+        decay_dkv_head(dk, acc, later, shared, i, block, [&] { copy(h + F::STAGES - 1); });
+        decay_state_dot(scratch.dots + block.at(scratch, s, h, DECAY_DOTS) + threadIdx.x / 32,
+                        shared.before[i], shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
+        decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
+        bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;
+        sm80_store<DECAY_V>(to, s.value_row, left, shared.out[threadIdx.x / 32], acc,
+                            [&](int, int) { return s.scale; });
+    }
+    decay_store_part(scratch.dk, dk, block, s);
+}
+
+// ----------------------------------------------------------------------------
+// sums
+
+// dq and dk [B,T,..] from their parts. A thread has 8 channels of a token.
+static __global__ void __launch_bounds__(256)
+    decay_add_kernel(bf16* dq, bf16* dk, DecayScratch scratch, ScanShape s) {
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, rows = s.B * s.T;
+    int64_t row = i / (DECAY_K / 8), column = i % (DECAY_K / 8) * 8;
+    if (row >= rows) return;
+    float sums[2][8] = {};
+    auto add = [&](float(&sum)[8], const float* part) {
+        const Pack4 x = load16_once(part), y = load16_once(part + 4);
+        for (int c = 0; c < 8; c++) sum[c] += c < 4 ? x[c] : y[c - 4];
+    };
+    for (int group = 0; group < scratch.groups; group++) {
+        int64_t at = (group * rows + row) * DECAY_K + column;
+        add(sums[0], scratch.dq + at);
+        add(sums[1], scratch.dk + at);
+        add(sums[1], scratch.dk_own + at);
+    }
+    for (int c = 0; c < 16; c++) sums[c / 8][c % 8] *= s.scale;
+    store16(dq + row * s.key_row + column, pack8(sums[0]));
+    store16(dk + row * s.key_row + column, pack8(sums[1]));
+}
+
+// dlog_decay. Thread blocks as in decay_cum_kernel; a warp has a head.
+static __global__ void __launch_bounds__(256)
+    decay_gate_kernel(float* dlog_decay, DecayScratch scratch, ScanShape s) {
+    __shared__ float tile[DECAY_HEADS][DECAY_CHUNK + 1];
+    int first = (int)blockIdx.y * DECAY_HEADS, lane = (int)threadIdx.x % 32;
+    int b = (int)blockIdx.x / scratch.chunks, chunk = (int)blockIdx.x % scratch.chunks;
+    for (int h = (int)threadIdx.x / 32; h < DECAY_HEADS && first + h < s.NH; h += (int)blockDim.x / 32) {
+        int64_t at = ((int64_t)b * s.NH + first + h) * scratch.chunks + chunk;
+        float dots = warp_sum(lane < DECAY_DOTS ? scratch.dots[at * DECAY_DOTS + lane] : 0);
+        const int64_t token = at * DECAY_CHUNK + lane * 4;
+        const Pack4 x = load16(scratch.g_rows + token), y = load16(scratch.g_columns + token),
+                    later = load16(scratch.later + token);
+        float own[4], before[4], own_sum = 0, before_sum = 0; // own: from the token on; before: before it
+        for (int i = 0; i < 4; i++) own[3 - i] = own_sum += x[3 - i] - y[3 - i];
+        for (int i = 0; i < 4; i++) before[i] = before_sum, before_sum += later[i];
+        float lanes_before = warp_sum_before(before_sum);
+        float lanes_after = warp_sum(own_sum) - own_sum - warp_sum_before(own_sum);
+        for (int i = 0; i < 4; i++)
+            tile[h][lane * 4 + i] = s.scale * (own[i] + lanes_after + before[i] + lanes_before + dots);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < DECAY_HEADS * DECAY_CHUNK; i += (int)blockDim.x) {
+        int h = i % DECAY_HEADS;
+        int64_t t = (int64_t)chunk * DECAY_CHUNK + i / DECAY_HEADS;
+        if (first + h < s.NH && t < s.T)
+            dlog_decay[(b * s.T + t) * s.NH + first + h] = tile[h][i / DECAY_HEADS];
+    }
+}
+
+static inline void decay_dq(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
+                            const ScanShape* s, cudaStream_t stream) {
+    scan_launch<DecayDq>(decay_dq_kernel, s->B * scratch->chunks * scratch->groups, stream, *a, g->dout,
+                         *scratch, *s);
+}
+
+static inline void decay_dkv(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
+                             const ScanShape* s, cudaStream_t stream) {
+    scan_launch<DecayDkv>(decay_dkv_kernel, s->B * scratch->chunks * scratch->groups, stream, g->dv, *a,
+                          g->dout, *scratch, *s);
+}
+
+static inline void decay_sums(const DecayScratch* scratch, const ScanBackward* g, const ScanShape* s,
+                              cudaStream_t stream) {
+    int64_t packs = s->B * s->T * (DECAY_K / 8);
+    CUDA_LAUNCH(decay_add_kernel, (unsigned)ceil_div<int64_t>(packs, 256), 256, stream, g->dq, g->dk,
+                *scratch, *s);
+    CUDA_LAUNCH(decay_gate_kernel, decay_head_grid(scratch, s), 256, stream, g->dlog_decay, *scratch, *s);
+}
+
+static inline void decay_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
+                                  cudaStream_t stream) {
+    ScanArena arena = {(char*)a->scratch, 0};
+    DecayScratch scratch = decay_scratch(&arena, s, true);
+    decay_cum(&scratch, a, s, stream);
+    decay_states(&scratch, a, g->dout, s, stream);
+    decay_dq(&scratch, g, a, s, stream);
+    decay_dkv(&scratch, g, a, s, stream);
+    decay_sums(&scratch, g, s, stream);
+}
