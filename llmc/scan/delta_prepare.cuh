@@ -97,7 +97,8 @@ struct DeltaBlock {
     }
     // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in blocks.
     __device__ void copy(bf16* to, const bf16* x, const ScanShape& s, int64_t row_stride) const {
-        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, scan_opaque(first), (int)s.T, row_stride);
+        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, scan_opaque(first), (int)s.T,
+                                                      scan_opaque((int)row_stride));
     }
     template <int W, int ROWS> __device__ void copy_tile(bf16* to, const bf16* tiles) const {
         sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);

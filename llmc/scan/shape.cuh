@@ -80,7 +80,7 @@ static inline void scan_launch(void (*kernel)(Parameters...), int64_t grid, cuda
 template <int W, bool ACROSS> struct TileA {
     uint32_t lane;
     __device__ TileA(const bf16* tile, int first) {
-        int l = (int)threadIdx.x % 32;
+        int l = scan_opaque((int)threadIdx.x % 32);
         lane = ACROSS ? sm80_advance<W>(sm80_lane_b<W>(tile, l), 0, first)
                       : sm80_advance<W>(sm80_lane_a<W>(tile, l), first, 0);
     }
@@ -94,7 +94,7 @@ template <int W, bool ACROSS> struct TileA {
 template <int W, bool ACROSS> struct TileB {
     uint32_t lane;
     __device__ TileB(const bf16* tile, int first = 0) {
-        int l = (int)threadIdx.x % 32;
+        int l = scan_opaque((int)threadIdx.x % 32);
         lane = ACROSS ? sm80_advance<W>(sm80_lane_a<W>(tile, l), 0, first)
                       : sm80_advance<W>(sm80_lane_b<W>(tile, l), first, 0);
     }
