@@ -1,12 +1,13 @@
 /*
 Gradients of the delta rule, from S0, V', dS1 and dV' of each chunk (delta_states.cuh). With T of
-delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and what A and W give takes a short form:
+delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and what A and W give takes a short
+form:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
     dQ = scale (dO S0^T + dP K)
     dV = scale diag(beta) X
     dK = scale (diag(beta) E + (diag(beta) dA)^T K + dP^T Q + V' dS1^T)
-    dbeta_i = scale X_i V'_i / beta_i         V'_i is beta_i times the error of the prediction; 0 for beta_i = 0
+    dbeta_i = scale X_i V'_i / beta_i     as V'_i is beta_i times the prediction's error; 0 for beta_i = 0
 
 A thread block has a tile of 64 tokens of one head, a warp 16 of them. dO and S0 give their shared memory to Q
 and dS1, so that two thread blocks fit a multiprocessor.
@@ -54,8 +55,8 @@ __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Sha
     delta_store_strip(shared.dp, dp, row);
 }
 
-// From the fragments of -X: E, diag(beta) dA in shared memory, where T was, and X_i V'_i, in one lane of the row's
-// four, 0 in others
+// From the fragments of -X: E, diag(beta) dA in shared memory, where T was, and X_i V'_i, in one lane of the
+// row's four, 0 in others
 __device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2],
                                       const uint32_t (&minus_x)[8][4], const float (&beta)[2],
                                       DeltaBackward::Shared& shared, int first_row) {

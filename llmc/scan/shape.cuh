@@ -45,7 +45,8 @@ struct ScanArena {
     }
 };
 
-// x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the next.
+// x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the
+// next.
 __device__ static inline int scan_opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
