@@ -5,7 +5,7 @@ where it says so:
 
     w_ij = sum over heads of (do_i v_j) e_ij
     dq_i = sum over heads of e^(b_i) S0 do_i + sum_j w_ij k_j                 decay_dq_kernel
-    dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i           decay_dkv_kernel; decay_dq_kernel
+    dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i       decay_dkv_kernel; decay_dq_kernel
     dv_j = e^(b_C - b_j) dS1^T k_j + sum_i p_ij do_i                          decay_dkv_kernel
 
     dlog_decay_t = sum over i >= t of (e^(b_i) (S0^T q_i) do_i + sum_j g_ij - sum_j g_ji)
