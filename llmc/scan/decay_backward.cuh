@@ -5,15 +5,15 @@ where it says so:
 
     w_ij = sum over heads of (do_i v_j) e_ij
     dq_i = sum over heads of e^(b_i) S0 do_i + sum_j w_ij k_j                 decay_dq_kernel
-    dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i           the first sum in decay_dkv_kernel
+    dk_j = sum over heads of e^(b_C - b_j) dS1 v_j + sum_i w_ij q_i       decay_dkv_kernel; decay_dq_kernel
     dv_j = e^(b_C - b_j) dS1^T k_j + sum_i p_ij do_i                          decay_dkv_kernel
 
     dlog_decay_t = sum over i >= t of (e^(b_i) (S0^T q_i) do_i + sum_j g_ij - sum_j g_ji)
                  + sum over j < t of e^(b_C - b_j) (dS1^T k_j) v_j  + <e^(b_C) S0, dS1>,
     g_ij = p_ij (do_i v_j) for j < i
 
-The shorter o_t do_t - v_t dv_t, summed over the sequence, loses the small gradients of fast decays: there g_ii and
-what lies after the chunk cancel only as far as both are computed alike.
+The shorter o_t do_t - v_t dv_t, summed over the sequence, loses the small gradients of fast decays: there
+g_ii and what lies after the chunk cancel only as far as both are computed alike.
 
 Thread blocks are those of decay_forward.cuh. Each writes its heads' part of dq and dk, in fp32;
 decay_add_kernel adds them up in a fixed order.
@@ -83,8 +83,8 @@ __device__ static inline void decay_copy_keys(typename F::Shared& shared, bf16* 
     cp_async_commit_group();
 }
 
-// Computes the warp's rows of A B^T over K channels, Q K^T or its transpose, and stores them in bf16. Only the
-// warp itself reads them.
+// Computes the warp's rows of A B^T over K channels, Q K^T or its transpose, and stores them in bf16. Only
+// the warp itself reads them.
 template <class A, class B>
 __device__ static inline void decay_keep_strip(bf16* tile, const A& a, const B& b, const DecayBlock& block) {
     float s[1][16][4];
@@ -139,8 +139,8 @@ __device__ static inline void decay_column_sums(float* to, const float2 (&g)[4])
     if (!(lane & 4)) to[second * 8 + lane % 4 * 2 + odd] = sum;
 }
 
-// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums. copy(): as
-// panels_matmul's meanwhile()
+// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums. copy():
+// as panels_matmul's meanwhile()
 template <class F>
 __device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], float* columns,
                                           bf16* qk, const DecayBackward::Stage& stage, const float* cum,

@@ -29,9 +29,9 @@ struct DecayBlock {
     }
 };
 
-// Decay factors e^(b_i - b_j) of a strip's pairs. Rows are tokens i and columns j <= i, or TRANSPOSED rows j and
-// columns i >= j. Off the diagonal a factor is a row's times a column's, both at most 1: relative to the token
-// before the strip, TRANSPOSED the strip's last.
+// Decay factors e^(b_i - b_j) of a strip's pairs. Rows are tokens i and columns j <= i, or TRANSPOSED rows j
+// and columns i >= j. Off the diagonal a factor is a row's times a column's, both at most 1: relative to the
+// token before the strip, TRANSPOSED the strip's last.
 template <bool TRANSPOSED> struct DecayFactors {
     const float* cum;
     int strip;
@@ -46,8 +46,8 @@ template <bool TRANSPOSED> struct DecayFactors {
     __device__ static float between(float of_row, float of_column) {
         return exp2_approx(TRANSPOSED ? of_column - of_row : of_row - of_column);
     }
-    // Those of block j of the strip: e[r] of the pair in fragment register r; 0 above the diagonal (TRANSPOSED
-    // below it)
+    // Those of block j of the strip: e[r] of the pair in fragment register r; 0 above the diagonal
+    // (TRANSPOSED below it)
     __device__ void load(float2 (&e)[4], int j) const {
         int lane = (int)threadIdx.x % 32;
 #pragma unroll

@@ -6,8 +6,8 @@ decays up to token i, and b_C that of the whole chunk:
     dS0 = e^(b_C) dS1 + sum_i e^(b_i) q_i do_i^T             backward, from the last chunk: stores dS1
 
 A thread block has 64 rows of one head's state in registers, in fp32, and walks over the chunks; a warp has 16
-rows. Both chains run side by side, two thread blocks on a multiprocessor: what counts is the latency of a step.
-The stored states are bf16, as operands of the kernels in decay_forward.cuh and decay_backward.cuh. All
+rows. Both chains run side by side, two thread blocks on a multiprocessor: what counts is the latency of a
+step. The stored states are bf16, as operands of the kernels in decay_forward.cuh and decay_backward.cuh. All
 exponents are at most 0. Called by scan.cuh. dS is the gradient without the factor `scale`.
 */
 #pragma once

@@ -1,12 +1,13 @@
 /*
 Gradients of the delta rule, from S0, V', dS1 and dV' of each chunk (delta_states.cuh). With T of
-delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and what A and W give takes a short form:
+delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and what A and W give takes a short
+form:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
     dQ = scale (dO S0^T + dP K)
     dV = scale diag(beta) X
     dK = scale (diag(beta) E + (diag(beta) dA)^T K + dP^T Q + V' dS1^T)
-    dbeta_i = scale X_i V'_i / beta_i         V'_i is beta_i times the error of the prediction; 0 for beta_i = 0
+    dbeta_i = scale X_i V'_i / beta_i     as V'_i is beta_i times the prediction's error; 0 for beta_i = 0
 
 A thread block has a tile of 64 tokens of one head, a warp 16 of them. dO and S0 give their shared memory to Q
 and dS1, so that two thread blocks fit a multiprocessor.
@@ -54,8 +55,9 @@ __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Sha
     delta_store_strip(shared.dp, dp, row);
 }
 
-// From the fragments of -X: E, diag(beta) dA as fragments, and X_i V'_i, in one lane of the row's four, 0 in others
-__device__ static inline void delta_e(float (&e)[1][16][4], uint32_t (&beta_da)[4][4], float (&x_values)[2],
+// From the fragments of -X: E, diag(beta) dA in shared memory, where T was, and X_i V'_i, in one lane of the
+// row's four, 0 in others
+__device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2],
                                       const uint32_t (&minus_x)[8][4], const float (&beta)[2],
                                       DeltaBackward::Shared& shared, int first_row) {
     float s[1][8][4];
@@ -80,7 +82,8 @@ __device__ static inline void delta_e(float (&e)[1][16][4], uint32_t (&beta_da)[
         scan_mma(e, f, tile_k, j * 16);
         for (int r = 0; r < 4; r++) {
             const float* x = &s[0][2 * j + r / 2][r % 2 * 2];
-            beta_da[j][r] = pack_bf16x2(x[0] * beta[r % 2], x[1] * beta[r % 2]);
+            *scan_pair<DELTA_CHUNK>(shared.inverse_da, first_row + (int)threadIdx.x % 32 / 4 + r % 2 * 8,
+                                    2 * j + r / 2) = pack_bf16x2(x[0] * beta[r % 2], x[1] * beta[r % 2]);
         }
     }
 }
@@ -117,20 +120,20 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     scan_clear(acc); // X
     scan_matmul<DELTA_CHUNK>(acc, TileA<DELTA_CHUNK, true>(shared.inverse_da, row),
                              BlockB<DELTA_CHUNK, false>(shared.dvalues_t));
-    sm80_store<DELTA_D>(g.dv + block.values + t * s.value_row, s.value_row, left, own_rows, acc,
-                        [&](int, int half) { return beta[half] * s.scale; });
-    uint32_t minus_x[8][4], beta_da[4][4];
+    uint32_t minus_x[8][4];
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         if (i % 4 == 0) scan_pack(minus_x[i / 4], acc, i / 4 * 2);
         minus_x[i / 4][i % 4] ^= 0x80008000u;
     }
+    sm80_store<DELTA_D>(g.dv + block.values + t * s.value_row, s.value_row, left, own_rows, acc,
+                        [&](int, int half) { return beta[half] * s.scale; });
     float x_values[2] = {};
-    delta_e(acc, beta_da, x_values, minus_x, beta, shared, row);
-    __syncthreads(); // dO, S0 and T have been read
+    __syncthreads(); // T has been read
+    delta_e(acc, x_values, minus_x, beta, shared, row);
+    __syncthreads(); // dO and S0 have been read
     block.copy(shared.dout_q, a.q + block.keys, s, s.key_row);
     block.copy_blocks<DELTA_STATE>(shared.states_t, scratch.dstates_t);
-    delta_store_strip(shared.inverse_da, beta_da, row);
     for (int half = 0; half < 2; half++) {
         float x = quad_sum(x_values[half]);
         int64_t i = t + half * 8 + lane / 4, head = block.tile / scratch.chunks;

@@ -6,11 +6,12 @@ The delta rule in chunks of 64 tokens: what does not depend on the state. With t
     S1 = S0 + K^T V'         delta_states.cuh
     O = scale (Q S0 + P V'),  P = lower(Q K^T)         delta_forward.cuh
 
-A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is rounded
-once, as an operand of W and U.
+A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is
+rounded once, as an operand of W and U.
 
-Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk. Names
-that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_forward.cuh and delta_backward.cuh.
+Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk.
+Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_forward.cuh and
+delta_backward.cuh.
 */
 #pragma once
 
@@ -47,8 +48,8 @@ static inline DeltaScratch delta_scratch(ScanArena* arena, const ScanShape* s, b
 }
 
 // A tile of W columns in blocks of 16x16, row-major, and in each the 8x8 matrices of an A fragment: top left,
-// bottom left, top right, bottom right, 128 contiguous bytes each. A warp stores a register of a fragment in one
-// piece, and ldmatrix reads a matrix without bank conflicts. Otherwise as TileA and TileB.
+// bottom left, top right, bottom right, 128 contiguous bytes each. A warp stores a register of a fragment in
+// one piece, and ldmatrix reads a matrix without bank conflicts. Otherwise as TileA and TileB.
 __device__ static inline int block_offset(int columns, int row, int column) { // in elements
     return (row / 16 * (columns / 16) + column / 16) * 256;
 }
@@ -95,9 +96,11 @@ struct DeltaBlock {
         out = (b * s.T * s.NH + h) * DELTA_D;
         first = (int)(tile % scratch.chunks) * DELTA_CHUNK;
     }
-    // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in blocks.
+    // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in
+    // blocks.
     __device__ void copy(bf16* to, const bf16* x, const ScanShape& s, int64_t row_stride) const {
-        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, scan_opaque(first), (int)s.T, row_stride);
+        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, scan_opaque(first), (int)s.T,
+                                                      scan_opaque((int)row_stride));
     }
     template <int W, int ROWS> __device__ void copy_tile(bf16* to, const bf16* tiles) const {
         sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);
@@ -147,8 +150,8 @@ struct DeltaPrepare {
     };
 };
 
-// T = (I + A)^-1 in fp32, in blocks of 16 rows: those on the diagonal by forward substitution, then from the top
-// T_r = -T_rr sum over c < r of A_rc T_c. Short loops: unrolled, the whole is bound by loading instructions.
+// T = (I + A)^-1 in fp32, in blocks of 16 rows: those on the diagonal by forward substitution, then from the
+// top T_r = -T_rr sum over c < r of A_rc T_c.
 __device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
                                             const float (*a)[DeltaPrepare::STRIDE]) {
     const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;

@@ -1,8 +1,8 @@
 /*
 GEMMs of tiles in shared memory whose layout serves both mma.sync and wgmma: panels of 64 columns as in
 mma_sm90.cuh, which for one panel is also the layout of mma_sm80.cuh's tiles. A warp's accumulators [16, 8 NS]
-and its A fragments are laid out alike for both. With wgmma four warps, 64 rows, compute together: they call the
-same functions with the same arguments, but for the rows.
+and its A fragments are laid out alike for both. With wgmma four warps, 64 rows, compute together: they call
+the same functions with the same arguments, but for the rows.
 
 Callers: the decay kernels.
 */

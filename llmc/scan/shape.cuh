@@ -45,7 +45,8 @@ struct ScanArena {
     }
 };
 
-// x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the next.
+// x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the
+// next.
 __device__ static inline int scan_opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -80,7 +81,7 @@ static inline void scan_launch(void (*kernel)(Parameters...), int64_t grid, cuda
 template <int W, bool ACROSS> struct TileA {
     uint32_t lane;
     __device__ TileA(const bf16* tile, int first) {
-        int l = (int)threadIdx.x % 32;
+        int l = scan_opaque((int)threadIdx.x % 32);
         lane = ACROSS ? sm80_advance<W>(sm80_lane_b<W>(tile, l), 0, first)
                       : sm80_advance<W>(sm80_lane_a<W>(tile, l), first, 0);
     }
@@ -94,7 +95,7 @@ template <int W, bool ACROSS> struct TileA {
 template <int W, bool ACROSS> struct TileB {
     uint32_t lane;
     __device__ TileB(const bf16* tile, int first = 0) {
-        int l = (int)threadIdx.x % 32;
+        int l = scan_opaque((int)threadIdx.x % 32);
         lane = ACROSS ? sm80_advance<W>(sm80_lane_a<W>(tile, l), 0, first)
                       : sm80_advance<W>(sm80_lane_b<W>(tile, l), first, 0);
     }

@@ -1,8 +1,8 @@
 /*
 llmc/scan against the recurrence in double on the host (llmc/mixers/recurrence.h), token by token: outputs,
 gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
-(scan_oracle.cuh) on the same inputs. Inputs and gradients are parts of wider rows, of which nothing else may be
-written; scratch starts as NaN.
+(scan_oracle.cuh) on the same inputs. Inputs and gradients are parts of wider rows, of which nothing else may
+be written; scratch starts as NaN.
 
     test_scan [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
@@ -232,10 +232,10 @@ static double head_norm(const vector<double>& x, const vector<double>* from, int
 // implementation's
 static double gate_errors, gate_yards;
 
-// Each head's error against the plain implementation's: at most twice that. A gate has one number a token, whose
-// error is that of a few large terms: one head may be less lucky than the plain implementation, all of a kind may
-// not (check_gates). Where `cancels`, the values are what is left of larger ones, and fp32 sums leave FP32_LIMIT
-// of those.
+// Each head's error against the plain implementation's: at most twice that. A gate has one number a token,
+// whose error is that of a few large terms: one head may be less lucky than the plain implementation, all of
+// a kind may not (check_gates). Where `cancels`, the values are what is left of larger ones, and fp32 sums
+// leave FP32_LIMIT of those.
 static void check_heads(const char* tensor, const vector<double>& want, const vector<double>& of_plain,
                         const vector<double>& got, int64_t rows, int64_t heads,
                         const vector<double>* cancels = NULL) {
