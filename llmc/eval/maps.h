@@ -70,12 +70,16 @@ typedef struct {
 
 // The tokens of --prompt behind end of text.
 static inline TokenBuffer maps_prompt(const Run* run) {
-    Error err;
     const Options* o = &run->options;
-    const bool standard_input = strcmp(o->prompt, "-") == 0;
-    size_t bytes = strlen(o->prompt);
-    char* text = standard_input ? read_file("/dev/stdin", &bytes, &err) : xstrdup(o->prompt);
-    if (!text) die("--prompt -: %s", err.msg);
+    char* text = NULL;
+    size_t bytes = strlen(o->prompt), capacity = 0;
+    if (strcmp(o->prompt, "-") == 0) { // all of it, up to a zero byte
+        ssize_t got = getdelim(&text, &capacity, '\0', stdin);
+        if (ferror(stdin)) die("--prompt -: cannot read standard input: %s", strerror(errno));
+        bytes = got < 0 ? 0 : (size_t)got;
+    } else {
+        text = xstrdup(o->prompt);
+    }
     Tokenizer tokenizer = sample_tokenizer(run, true);
     TokenBuffer ids = {NULL, 0, 0};
     *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);

@@ -134,7 +134,7 @@ static inline void beta_backward(bf16* dlogits, const float* dbeta, const float*
 
 static inline HeadShape deltanet_shape(const Layer* layer) {
     int64_t R = layer->table->proj.rows, NH = layer->config->num_heads, dh = config_head_size(layer->config);
-    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), 0};
+    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), 0, 0};
 }
 
 // The output norm, whose weight all heads share.

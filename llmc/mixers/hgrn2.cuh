@@ -13,6 +13,7 @@ A row of the GPU trainer's mixers.
 #pragma once
 
 #include "../scan/channel.cuh"
+#include "channel_step.cuh"
 #include "extend.cuh"
 
 // clang-format off

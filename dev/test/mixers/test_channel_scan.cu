@@ -4,6 +4,7 @@ error of a plain bf16 implementation (channel_oracle.cuh).
 
     test_channel_scan [quick] [SEED]     quick: small shapes, for compute-sanitizer
 */
+#include "../../../llmc/mixers/channel_step.cuh"
 #include "../../../llmc/scan/channel.cuh"
 #include "channel_oracle.cuh"
 

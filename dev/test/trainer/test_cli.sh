@@ -186,7 +186,7 @@ train|train: not an option
 --recompute most|--recompute most: not one of none|qkv|block
 --recompute|--recompute: its none|qkv|block is missing
 --attention most|--attention most: not one of fox|cudnn
---dry-run --bench 1|--dry-run, --bench, --dump, --eval, --generate and --requests each do one thing and exit: give one of them
+--dry-run --bench 1|--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and exit: give one of them
 --seed 1 --seed 1|--seed: given twice
 --seed|--seed: its N is missing
 --data|--data: its GLOB is missing

@@ -1,5 +1,5 @@
 /*
-One token of many sequences, for channel.cuh: S = diag(f) S + k v^T, o = S^T q, for every head. A thread block
+One token of many sequences, as llmc/scan/channel.cuh computes it: S = diag(f) S + k v^T, o = S^T q, for every head. A thread block
 reads a state once and writes it: 128 KiB a sequence and head, which is what decoding costs.
 
 `Rows` describes a sequence's rows: a struct with int begin, end, slot, position. Sequences with other than
@@ -7,7 +7,7 @@ one row are left alone. Which slots there are is read on the device, so that dec
 */
 #pragma once
 
-#include "channel_gates.cuh"
+#include "../scan/channel_gates.cuh"
 
 typedef struct {
     const bf16 *q, *f, *v; // [rows, row_stride], as in Channel
