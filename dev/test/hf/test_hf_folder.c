@@ -51,8 +51,7 @@ static void test_files(void) {
         CHECK(strcmp(a, b) == 0, "%s differs in the next save", names[i]);
         free(a), free(b);
     }
-    char *python = read_text(IN_STEP(10, "modeling_fox.py")),
-         *source = read_text("llmc/hf/modeling_fox.py");
+    char *python = read_text(IN_STEP(10, "modeling_fox.py")), *source = read_text("llmc/hf/modeling_fox.py");
     CHECK(strcmp(python, source) == 0, "modeling_fox.py is not llmc/hf/modeling_fox.py");
     size_t ascii = strspn(python, "\n");
     while (python[ascii] == '\n' || (python[ascii] >= ' ' && python[ascii] < 127)) ascii++;
