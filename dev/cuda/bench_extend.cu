@@ -166,13 +166,20 @@ static void bench_scores(int64_t rows, int64_t V) {
     int64_t Vs = matmul_padded(V);
     float* logits = random_array<float>(rows * Vs, 3);
     int32_t* targets = device_array<int32_t>(rows);
-    RowScore* scores = device_array<RowScore>(rows);
+    Scores scores = {};
+    scores.outputs.scores = device_array<RowScore>(rows), scores.outputs.step = device_array<int>(rows);
+    scores.outputs.outputs = (int)rows, scores.targets = targets;
+    scores.parts = device_array<ScorePart>(rows * SCORE_PARTS), scores.ended = device_array<unsigned>(rows);
     CUDA_CHECK(cudaMemset(targets, 0, (size_t)rows * sizeof *targets));
+    CUDA_CHECK(cudaMemset(scores.outputs.step, 0, (size_t)rows * sizeof(int)));
+    CUDA_CHECK(cudaMemset(scores.ended, 0, (size_t)rows * sizeof(unsigned)));
     LogitShape shape = {rows, V, Vs};
     char name[96];
     snprintf(name, sizeof name, "scores of %lld rows", (long long)rows);
-    bench(name, (double)(rows * Vs * 4), [&](int) { row_scores(scores, logits, targets, &shape, stream); });
-    for (void* p : {(void*)logits, (void*)targets, (void*)scores}) CUDA_CHECK(cudaFree(p));
+    bench(name, (double)(rows * Vs * 4), [&](int) { row_scores(&scores, logits, 0, &shape, stream); });
+    for (void* p : {(void*)logits, (void*)targets, (void*)scores.outputs.scores, (void*)scores.outputs.step,
+                    (void*)scores.parts, (void*)scores.ended})
+        CUDA_CHECK(cudaFree(p));
 }
 
 static void bench_model(const char* name, int64_t d, int64_t NH, int64_t I) {

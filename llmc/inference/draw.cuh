@@ -126,6 +126,7 @@ __global__ static void __launch_bounds__(DRAW_THREADS)
         row.best = row.logits[token];
         token = row.draw(draw.counter);
     }
+    __syncthreads(); // all have read the step, the score and the draw
     if (threadIdx.x > 0) return;
     score->drawn = token;
     o.draws[output].counter++;

@@ -15,8 +15,9 @@ them.
 #define LAUNCH_OVERLAPS 1 // 0: each kernel starts when the one before has ended
 #endif
 
-// The kernels before have ended, and what they have written can be read. From here on the next kernel may
-// start, too, up to its kernel_wait.
+// The kernels before have ended, and what they have written can be read. The next kernel may start before
+// that, up to its kernel_wait: what it reads there is written by none of the kernels since the last one
+// without kernel_wait.
 __device__ static inline void kernel_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
