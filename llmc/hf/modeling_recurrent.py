@@ -378,3 +378,8 @@ class Mamba2Model(Recurrent, ForgettingTransformerModel):
 class Mamba2ForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
     config_class, model_class = Mamba2Config, Mamba2Model
     base_model_prefix = "backbone"
+
+    def _init_weights(self, module):
+        if module is self.lm_head:
+            uniform(module, module.in_features**-0.5)
+        super()._init_weights(module)
