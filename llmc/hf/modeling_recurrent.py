@@ -333,7 +333,7 @@ class Recurrent:
                 if not getattr(getattr(module, name), "_is_hf_initialized", False):  # not loaded
                     with torch.no_grad():
                         getattr(module, name).copy_(x)
-        elif isinstance(module, HGRN2Model):
+        elif hasattr(module, "lower_bounds"):
             nn.init.zeros_(module.lower_bounds)
 
     def shared_inputs(self, past, length, device):

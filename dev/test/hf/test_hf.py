@@ -381,9 +381,12 @@ def check_not_llama(checkpoint, work):
 
 @torch.no_grad()
 def check_mamba2(checkpoint, tokens, expected):
-    """transformers' own Mamba2ForCausalLM opens the folder as it is, with the trainer's logits."""
+    """
+    transformers' own Mamba2ForCausalLM opens the folder with the trainer's logits. With rescale_prenorm_residual
+    version 5.23 divides the out_proj that it has loaded; 4.44 has other bugs: it clamps the time steps.
+    """
     model, info = transformers.Mamba2ForCausalLM.from_pretrained(
-        checkpoint, torch_dtype=torch.float32, output_loading_info=True)
+        checkpoint, torch_dtype=torch.float32, output_loading_info=True, rescale_prenorm_residual=False)
     assert not info["missing_keys"] and not info["unexpected_keys"], f"Mamba2ForCausalLM: {info}"
     return check_below(1e-4, "Mamba2ForCausalLM", {"logits": error(model(tokens).logits, expected)})
 
@@ -418,7 +421,7 @@ def check_trained(name, work):
     if name == "transformer-llama":
         return f"trainer {worst:.1e}, as Llama {check_llama(checkpoint, work, tokens, dumped['logits']):.1e}"
     check_not_llama(checkpoint, work)
-    if name == "mamba2":
+    if name == "mamba2" and transformers.__version__ >= "5":
         return f"trainer {worst:.1e}, as Mamba2 {check_mamba2(checkpoint, tokens, dumped['logits']):.1e}"
     return f"trainer {worst:.1e}"
 
