@@ -52,8 +52,7 @@ class RecurrentConfig(PretrainedConfig):
                       initializer_range=0.02, use_cache=True)
         for key, value in {**common, **(defaults or {}), **(only or {})}.items():
             setattr(self, key, keys.pop(key, value))
-        for key, value in (only or {}).items():
-            if getattr(self, key) != value:
+            if key in (only or {}) and getattr(self, key) != value:
                 raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {value!r}")
         if tie_word_embeddings:
             raise ValueError("tie_word_embeddings=True is not supported")
