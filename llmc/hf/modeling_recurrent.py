@@ -23,13 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from .modeling_fox import (
-    Block,
-    FoxCache,
-    ForgettingTransformerForCausalLM,
-    ForgettingTransformerModel,
-    RMSNorm,
-    widen,
-)
+    Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel, RMSNorm, widen)
 
 L2_NORM_EPS = 1e-6   # a constant in the paper's code, not in config.json
 CONV_WIDTH = 4       # tokens that a convolution reads, its own included
