@@ -38,8 +38,8 @@ MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I%
 MPI_LIBS  := $(MPI_LINK)
 endif
 
-# The Python file that checkpoints get, as string literals for llmc/hf/folder.h.
-HF_MODELING := build/modeling_fox.h
+# The Python files that checkpoints get, as string literals for llmc/hf/folder.h.
+HF_MODELING := build/modeling_fox.h build/modeling_recurrent.h
 HEADERS := $(wildcard llmc/*/*.h) $(HF_MODELING)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
 TRAINER := $(CODE) $(BLAS_FLAGS) $(MPI_FLAGS)
@@ -54,7 +54,7 @@ build/flags: FORCE
 	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(HF_MODELING): llmc/hf/modeling_fox.py
+build/modeling_%.h: llmc/hf/modeling_%.py
 	@mkdir -p build
 	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$@.new && mv $@.new $@
 

@@ -3,6 +3,7 @@ What makes a checkpoint folder one that Hugging Face transformers opens, beside 
 model.safetensors:
 
     modeling_fox.py           the model in PyTorch, which config.json's auto_map names: llmc/hf/modeling_fox.py
+    modeling_recurrent.py     with DeltaNet, HGRN2 and Mamba-2, which then auto_map names
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people
     tokenizer.json            where the tokenizer is known (tokenizer.h)
@@ -18,9 +19,12 @@ Called on rank 0, by checkpoint.h.
 #include "../model/params.h"
 #include "tokenizer.h"
 
-// The text of llmc/hf/modeling_fox.py, whose lines the Makefile makes into string literals.
-static const char hf_modeling[] =
+// The text of the Python files beside this one, whose lines the Makefile makes into string literals.
+static const char hf_modeling_fox[] =
 #include "../../build/modeling_fox.h"
+    ;
+static const char hf_modeling_recurrent[] =
+#include "../../build/modeling_recurrent.h"
     ;
 
 // Writes a text file through to the disk.
@@ -75,7 +79,7 @@ static inline void hf_print_usage(FILE* f, const HfTokenizer* t) {
                 "inputs = tokenizer(%sTEXT, return_tensors=\"pt\")\n"
                 "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n",
                 strstr(t->config, "\"bos_token\"") ? "tokenizer.bos_token + " : "");
-    fprintf(f, "```\n\n`trust_remote_code=True` runs `modeling_fox.py` of this folder.");
+    fprintf(f, "```\n\n`trust_remote_code=True` runs the Python files of this folder.");
     fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.\n");
 }
 
@@ -107,10 +111,7 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
             (long long)r->seq_len);
     hf_print_names(f, "data", r->data);
     fprintf(f, "| seed | %lld |\n| code version | %s |\n\n", (long long)r->seed, r->code_version);
-    if (config_has_python(c))
-        hf_print_usage(f, t);
-    else
-        fprintf(f, "The paper's code and train_fox have this model; transformers does not.\n");
+    hf_print_usage(f, t);
     if (r->json_escape)
         fprintf(f,
                 "\nThe model's text is JSON-escaped: a line break is `\\n`, a non-ASCII character `\\uXXXX`. "
@@ -124,7 +125,9 @@ static inline bool hf_write_card(const char* folder, const Config* c, const Para
 static inline bool hf_folder_write(const char* folder, const Config* c, const ParamTable* table,
                                    const HfRun* r, const HfTokenizer* t, Error* err) {
     if (t && !t->json) t = NULL;
-    return (!config_has_python(c) || hf_write_text(folder, "modeling_fox.py", hf_modeling, err)) &&
+    return hf_write_text(folder, "modeling_fox.py", hf_modeling_fox, err) &&
+           (c->mixer == MIXER_ATTENTION ||
+            hf_write_text(folder, "modeling_recurrent.py", hf_modeling_recurrent, err)) &&
            hf_write_generation(folder, c, err) && hf_write_card(folder, c, table, r, t, err) &&
            (!t || (hf_write_text(folder, "tokenizer.json", t->json, err) &&
                    hf_write_text(folder, "tokenizer_config.json", t->config, err)));

@@ -167,8 +167,10 @@ class FoxCache:
 
     is_compileable = is_croppable = False  # generate() asks
 
+    layer_class = LayerCache
+
     def __init__(self, num_layers):
-        self.layers = [LayerCache() for _ in range(num_layers)]
+        self.layers = [self.layer_class() for _ in range(num_layers)]
 
     def get_seq_length(self, layer_idx=0):
         """The number of tokens it holds."""
@@ -362,14 +364,16 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    mixer_class, cache_class = Attention, LayerCache
+
     def __init__(self, config):
         super().__init__()
-        self.attn_norm, self.attn = RMSNorm(config.hidden_size, config.norm_eps), Attention(config)
+        self.attn_norm, self.attn = RMSNorm(config.hidden_size, config.norm_eps), self.mixer_class(config)
         self.mlp_norm, self.mlp = RMSNorm(config.hidden_size, config.norm_eps), MLP(config)
 
-    def forward(self, x, rope, mask, cache):
+    def forward(self, x, shared, mask, cache):
         # without a cache that outlives the call, a block that is computed again starts from an empty one too
-        x = x + self.attn(self.attn_norm(x), rope, mask, LayerCache() if cache is None else cache)
+        x = x + self.attn(self.attn_norm(x), shared, mask, self.cache_class() if cache is None else cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -382,6 +386,9 @@ class ForgettingTransformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _supports_sdpa = True
+    norm_name = "norm"      # of the last norm
+    block_class = Block
+    cache_class = FoxCache
     _is_stateful = True  # for generate(): the cache cannot be rewound, as the shifts keep one token only
 
     def _init_weights(self, module):
@@ -405,8 +412,8 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.layers = nn.ModuleList(self.block_class(config) for _ in range(config.num_hidden_layers))
+        setattr(self, self.norm_name, RMSNorm(config.hidden_size, config.norm_eps))
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -415,6 +422,12 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
 
     def set_input_embeddings(self, embeddings):
         self.embeddings = embeddings
+
+    def shared_inputs(self, past, length, device):
+        """What block l reads besides the tokens at positions past to past + length, a list of all layers'."""
+        config = self.config
+        rope = rope_tables(past, length, config, device) if config.use_rope else None
+        return [rope] * config.num_hidden_layers
 
     def forward(
         self,
@@ -432,14 +445,15 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
             raise ValueError("output_attentions: attention weights are computed in blocks and not kept")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("one of input_ids and inputs_embeds is needed")
-        if past_key_values is not None and not isinstance(past_key_values, FoxCache):
-            raise ValueError(f"past_key_values is a {type(past_key_values).__name__}, not a FoxCache")
+        if past_key_values is not None and not isinstance(past_key_values, self.cache_class):
+            raise ValueError(
+                f"past_key_values is a {type(past_key_values).__name__}, not a {self.cache_class.__name__}")
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         recompute = self.gradient_checkpointing and self.training
         if use_cache is None:
             use_cache = config.use_cache and not self.training
         if past_key_values is None and use_cache and not recompute:
-            past_key_values = FoxCache(config.num_hidden_layers)
+            past_key_values = self.cache_class(config.num_hidden_layers)
         if past_key_values is not None and recompute:
             raise ValueError("gradient checkpointing computes a block twice: it needs past_key_values=None")
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -449,16 +463,16 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
             if tuple(attention_mask.shape) != expected:
                 raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, not {expected}")
             mask = None if attention_mask.all() else attention_mask.bool()
-        rope = rope_tables(past, x.shape[1], config, x.device) if config.use_rope else None
+        shared = self.shared_inputs(past, x.shape[1], x.device)
 
         hidden_states = [x]
         for i, block in enumerate(self.layers):
             if recompute:
-                x = self._gradient_checkpointing_func(block.__call__, x, rope, mask, None)
+                x = self._gradient_checkpointing_func(block.__call__, x, shared[i], mask, None)
             else:
-                x = block(x, rope, mask, None if past_key_values is None else past_key_values.layers[i])
+                x = block(x, shared[i], mask, None if past_key_values is None else past_key_values.layers[i])
             hidden_states.append(x)
-        hidden_states[-1] = x = self.norm(x)
+        hidden_states[-1] = x = getattr(self, self.norm_name)(x)
         output = BaseModelOutputWithPast(
             last_hidden_state=x, past_key_values=past_key_values,
             hidden_states=tuple(hidden_states) if output_hidden_states else None)
@@ -466,17 +480,19 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
 
 
 class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, GenerationMixin):
+    model_class = ForgettingTransformerModel
+
     def __init__(self, config):
         super().__init__(config)
-        self.model = ForgettingTransformerModel(config)
+        setattr(self, self.base_model_prefix, self.model_class(config))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def get_input_embeddings(self):
-        return self.model.embeddings
+        return self.base_model.embeddings
 
     def set_input_embeddings(self, embeddings):
-        self.model.embeddings = embeddings
+        self.base_model.embeddings = embeddings
 
     def get_output_embeddings(self):
         return self.lm_head
@@ -501,7 +517,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, Gen
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         if inputs_embeds is not None and past == 0:
             if input_ids.shape[1] > 0:  # without a cache: what has been generated follows
-                inputs_embeds = torch.cat((inputs_embeds, self.model.embeddings(input_ids)), dim=1)
+                inputs_embeds = torch.cat((inputs_embeds, self.base_model.embeddings(input_ids)), dim=1)
             return dict(inputs, inputs_embeds=inputs_embeds)
         if past > 0:
             length = (input_ids if attention_mask is None else attention_mask).shape[1]
@@ -522,7 +538,7 @@ class ForgettingTransformerForCausalLM(ForgettingTransformerPreTrainedModel, Gen
         logits_to_keep=0,           # the number of last tokens whose logits are wanted; 0: all
     ):
         """Logits [B, T, V], and with labels the mean cross entropy in nats. Otherwise as the model's."""
-        output = self.model(
+        output = self.base_model(
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])

@@ -420,23 +420,21 @@ static inline const ModelClass* config_class(const Config* c) {
     return &config_classes[i];
 }
 
-// auto_map names the classes of modeling_fox.py beside the file, for Hugging Face transformers.
-static inline void config_put_auto_map(const char* architecture, JsonWriter* w) {
+// auto_map names the classes of a Python file beside config.json, for Hugging Face transformers.
+static inline void config_put_auto_map(const ModelClass* model_class, JsonWriter* w) {
     static const char* const classes[][2] = {{"AutoConfig", "Config"},
                                              {"AutoModel", "Model"}, // without lm_head
                                              {"AutoModelForCausalLM", "ForCausalLM"}};
-    const int family = (int)(strlen(architecture) - strlen("ForCausalLM"));
+    const char* file = model_class->mixer == MIXER_ATTENTION ? "modeling_fox" : "modeling_recurrent";
+    const int family = (int)(strlen(model_class->architecture) - strlen("ForCausalLM"));
     char name[64];
     json_begin_object(w, "auto_map");
     for (int i = 0; i < 3; i++) {
-        snprintf(name, sizeof name, "modeling_fox.%.*s%s", family, architecture, classes[i][1]);
+        snprintf(name, sizeof name, "%s.%.*s%s", file, family, model_class->architecture, classes[i][1]);
         json_put_string(w, classes[i][0], name);
     }
     json_end(w);
 }
-
-// Does modeling_fox.py compute this model? It has attention alone.
-static inline bool config_has_python(const Config* c) { return c->mixer == MIXER_ATTENTION; }
 
 // Writes c as the object config.json holds, all keys, in the names of the paper's released checkpoints.
 static inline void config_put_all(const Config* c, JsonWriter* w) {
@@ -445,7 +443,7 @@ static inline void config_put_all(const Config* c, JsonWriter* w) {
     json_begin_array(w, "architectures");
     json_put_string(w, NULL, model_class->architecture);
     json_end(w);
-    if (config_has_python(c)) config_put_auto_map(model_class->architecture, w);
+    config_put_auto_map(model_class, w);
     json_put_string(w, "model_type", model_class->model_type);
     for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(c, i, w);
     json_end(w);

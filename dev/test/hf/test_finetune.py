@@ -159,7 +159,7 @@ def main():
     passed = failed = 0
     print(f"transformers {transformers.__version__}, PyTorch {torch.__version__}")
     with tempfile.TemporaryDirectory() as work:
-        for preset in "fox-pro-nano", "transformer-llama-nano":
+        for preset in "fox-pro-nano", "transformer-llama-nano", "deltanet-nano":
             if word not in preset:
                 continue
             checkpoint = train(Path(work), preset, "--model", preset)

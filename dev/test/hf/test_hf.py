@@ -1,5 +1,6 @@
 """
-Tests modeling_fox.py against results in fp64 (dev/test/fixtures/model) and against the CPU trainer:
+Tests modeling_fox.py and modeling_recurrent.py against results in fp64 (dev/test/fixtures/model) and against the
+CPU trainer:
 
     python3 -m venv build/hf
     build/hf/bin/pip install -c scripts/requirements.txt torch transformers safetensors numpy
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = ROOT / "dev/test/fixtures/model"
 SWITCHES = ("use_rope", "use_output_gate", "use_output_norm", "qk_norm", "qk_norm_share_param_across_head",
             "use_k_shift", "use_v_shift", "window_size", "fgate_type", "fgate_bias_init", "decay_time_min",
-            "decay_time_max")
+            "decay_time_max", "use_lower_bound")
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -49,14 +50,20 @@ def check_below(limit, what, errors):
     return errors[worst]
 
 
+def is_recurrent(config):
+    return "transformer" not in config["model_type"]
+
+
 def folder_of(checkpoint, out):
-    """A copy of a checkpoint folder with modeling_fox.py and the auto_map that names it."""
+    """A copy of a checkpoint folder with the Python files and the auto_map that names them."""
     out.mkdir()
-    shutil.copy(ROOT / "llmc/hf/modeling_fox.py", out)
     shutil.copy(checkpoint / "model.safetensors", out)
     config = json.loads((checkpoint / "config.json").read_text())
+    files = ["modeling_fox", "modeling_recurrent"][:1 + is_recurrent(config)]
+    for file in files:
+        shutil.copy(ROOT / f"llmc/hf/{file}.py", out)
     name = config["architectures"][0].replace("ForCausalLM", "")
-    config["auto_map"] = {auto: "modeling_fox." + name + suffix for auto, suffix in dict(
+    config["auto_map"] = {auto: f"{files[-1]}.{name}{suffix}" for auto, suffix in dict(
         AutoConfig="Config", AutoModel="Model", AutoModelForCausalLM="ForCausalLM").items()}
     (out / "config.json").write_text(json.dumps(config))
     return out
@@ -79,9 +86,11 @@ def check_config(checkpoint, config):
     assert not changed, f"config.json: changed to {changed}"
 
 
-def set_block(model, elements):
-    """Elements of the gate's bias that attention holds at a time: few make many blocks of queries."""
-    sys.modules[type(model).__module__].MAX_BIAS_ELEMENTS = elements
+def set_blocks(model, tokens):
+    """About how many tokens attention and the recurrences take at a time: few make many blocks of two sequences."""
+    module = sys.modules[type(model).__module__]
+    module.MAX_BIAS_ELEMENTS = 2 * 3 * tokens
+    module.CHUNK = module.CHANNEL_CHUNK = tokens // 4
 
 
 def gradients(model):
@@ -113,7 +122,7 @@ def check_recomputation(model, tokens, targets, expected):
     for reentrant in False, True:
         model.train()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=reentrant))
-        assert model.model.gradient_checkpointing
+        assert model.base_model.gradient_checkpointing
         check_below(1e-11, "gradient checkpointing", compare(model, tokens, targets, expected))
         model.gradient_checkpointing_disable()
         model.eval()
@@ -129,8 +138,12 @@ def check_cache(model, tokens, expected):
             cache = output.past_key_values
             logits.append(output.logits)
         assert cache.get_seq_length() == tokens.shape[1] == cache[0][0].shape[2]
-        window = model.config.window_size or tokens.shape[1] + 1
-        assert cache.layers[0].k.shape[2] == min(tokens.shape[1], window - 1), "keys of the cache"
+        if is_recurrent(model.config.to_dict()):
+            assert cache.layers[0].state.shape[1] == model.config.num_heads
+            assert all(x.shape[1] <= 3 for x in [cache.layers[0].history] if x is not None), "constant size"
+        else:
+            window = model.config.window_size or tokens.shape[1] + 1
+            assert cache.layers[0].k.shape[2] == min(tokens.shape[1], window - 1), "keys of the cache"
         assert error(torch.cat(logits, dim=1), expected["logits"]) < 1e-11, f"cache, pieces {pieces}"
 
 
@@ -181,7 +194,7 @@ def check_saved(model, name, folder, tokens, expected):
     """What save_pretrained writes opens again, and has the config of the trainer."""
     check_config(FIXTURES / name, model.config.to_dict())
     model.save_pretrained(folder / "saved")
-    assert (folder / "saved/modeling_fox.py").exists()
+    assert {path.name for path in folder.glob("*.py")} == {path.name for path in (folder / "saved").glob("*.py")}
     check_config(FIXTURES / name, json.loads((folder / "saved/config.json").read_text()))
     again = open_model(folder / "saved", model.dtype)
     with torch.no_grad():
@@ -201,6 +214,54 @@ def check_precision(model):
     single = module.attention(q.float(), k.float(), v.float(), cum_logf, None)[0, :, -256:]
     for head in 0, 1:
         assert error(single[head], exact[head]) < 1e-6, "attention in fp32 with small gates"
+
+
+@torch.no_grad()
+def check_recurrence_precision(model):
+    """Recurrences in fp32 where the sums of log decays in a chunk reach -1e4, against fp64 token by token."""
+    module = sys.modules[type(model).__module__]
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, 200, 2, 16, generator=generator, dtype=torch.float64)
+    for channels in 1, 16:
+        log_decay = -torch.rand(1, 200, 2, channels, generator=generator, dtype=torch.float64)
+        log_decay[:, ::3] *= 500
+        log_decay[:, 1::3] *= 1e-3
+        exact, single = (module.recurrence(module.decay_chunk, module.RecurrentLayerCache(), chunk, *(
+            x.to(dtype) for x in (q, k, v, log_decay))) for dtype, chunk in ((torch.float64, 1), (torch.float32, 64)))
+        assert single.dtype == torch.float32 and error(single, exact) < 1e-6, "decays in fp32"
+    k = torch.nn.functional.normalize(k + 3, dim=-1)  # keys that are nearly the same one
+    beta = torch.rand(1, 200, 2, 1, generator=generator, dtype=torch.float64)
+    exact, single = (module.recurrence(module.delta_chunk, module.RecurrentLayerCache(), chunk, *(
+        x.to(dtype) for x in (q, k, v, beta))) for dtype, chunk in ((torch.float64, 1), (torch.float32, 64)))
+    assert error(single, exact) < 1e-5, "delta rule in fp32"
+
+
+def check_recurrent_initialization(model):
+    """A model made from the config begins as the trainer's: llmc/model/params.h."""
+    config = model.config
+    fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    L, mamba = config.num_hidden_layers, "mamba2" in config.model_type
+    for name, x in fresh.state_dict().items():
+        spread = config.initializer_range
+        if "conv1d" in name:
+            spread = 0.5 / 3**0.5
+        elif mamba and name.endswith("proj.weight") or mamba and "lm_head" in name:
+            spread = (3 * x.shape[1] * (L if "out_proj" in name else 1)) ** -0.5
+        elif "attn." in name and x.dim() == 2:
+            spread = 2**-2.5 * (2 / sum(x.shape)) ** 0.5
+        elif "down_proj" in name:
+            spread *= (2 * L) ** -0.5
+        if x.dim() >= 2 and "lower_bounds" not in name and x.numel() > 60:
+            assert abs(x.std() / spread - 1) < 0.3, f"{name}: {x.std()}, not {spread}"
+        elif "norm" in name or name.endswith(".D"):
+            assert (x == 1).all(), name
+        elif "A_log" in name:
+            assert error(x.exp(), torch.arange(1, config.num_heads + 1)) < 1e-6, name
+        elif "dt_bias" in name:
+            step = torch.nn.functional.softplus(x)
+            assert (step >= config.time_step_min * 0.999).all() and (step <= config.time_step_max * 1.001).all(), name
+        elif "lower_bounds" in name:
+            assert (x == 0).all(), name
 
 
 def check_initialization(model):
@@ -228,8 +289,9 @@ def check_fixture(name, work):
     # the trainer writes this metadata, without which older versions of transformers open no file
     save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt"})
     model = open_model(folder, torch.float64)
-    for elements in 1 << 26, 2 * 3 * tokens.shape[1]:
-        set_block(model, elements)
+    recurrent = is_recurrent(model.config.to_dict())
+    for block in 1 << 22, tokens.shape[1]:
+        set_blocks(model, block)
         check_below(1e-11, "fp64", compare(model, tokens, targets, expected))
         check_cache(model, tokens, expected)
         check_padding(model, tokens, expected)
@@ -237,8 +299,10 @@ def check_fixture(name, work):
     check_recomputation(model, tokens, targets, expected)
     check_generate(model, tokens)
     check_saved(model, name, folder, tokens, expected)
-    check_precision(model)
-    if "-dh" not in name:  # two heads
+    (check_recurrence_precision if recurrent else check_precision)(model)
+    if recurrent:
+        check_recurrent_initialization(model)
+    elif "-dh" not in name:  # two heads
         check_initialization(model)
     single = compare(open_model(folder, torch.float32), tokens, targets, expected)
     for key, value in single.items():
@@ -315,14 +379,29 @@ def check_not_llama(checkpoint, work):
     assert done.stderr.count("\n") == 1 and not out.exists(), done.stderr
 
 
+@torch.no_grad()
+def check_mamba2(checkpoint, tokens, expected):
+    """
+    transformers' own Mamba2ForCausalLM opens the folder with the trainer's logits. With rescale_prenorm_residual
+    version 5.23 divides the out_proj that it has loaded; 4.44 has other bugs: it clamps the time steps.
+    """
+    model, info = transformers.Mamba2ForCausalLM.from_pretrained(
+        checkpoint, torch_dtype=torch.float32, output_loading_info=True, rescale_prenorm_residual=False)
+    assert not info["missing_keys"] and not info["unexpected_keys"], f"Mamba2ForCausalLM: {info}"
+    return check_below(1e-4, "Mamba2ForCausalLM", {"logits": error(model(tokens).logits, expected)})
+
+
 def check_trained(name, work):
     """A small model with the switches of a fixture, trained for two steps: logits, gradients, greedy text."""
     config = json.loads((FIXTURES / name / "config.json").read_text())
-    chosen = {key: config[key] for key in SWITCHES if config[key] is not None}
+    chosen = {key: config[key] for key in SWITCHES if config.get(key) is not None}
     switches = [f"{key}={json.dumps(value)}".replace('"', "") for key, value in chosen.items()]
     sizes = ["hidden_size=64", "num_hidden_layers=2", "num_heads=4", "initializer_range=0.2"]
+    if is_recurrent(config):
+        sizes = ["num_hidden_layers=2", "initializer_range=0.2"]
     settings = [word for pair in switches + sizes for word in ("--set", pair)]
-    checkpoint = train(work, name, "--model", "fox-llama-nano", *settings)
+    preset = name.split("-")[0] if is_recurrent(config) else "fox-llama"
+    checkpoint = train(work, name, "--model", preset + "-nano", *settings)
     dumped, tokens, targets = dump(checkpoint, work)
     model = open_model(checkpoint, torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
@@ -342,6 +421,8 @@ def check_trained(name, work):
     if name == "transformer-llama":
         return f"trainer {worst:.1e}, as Llama {check_llama(checkpoint, work, tokens, dumped['logits']):.1e}"
     check_not_llama(checkpoint, work)
+    if name == "mamba2" and transformers.__version__ >= "5":
+        return f"trainer {worst:.1e}, as Mamba2 {check_mamba2(checkpoint, tokens, dumped['logits']):.1e}"
     return f"trainer {worst:.1e}"
 
 
@@ -409,8 +490,7 @@ def check_tokenizer(name, work):
 
 def main():
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    models = sorted(path.name for path in FIXTURES.iterdir() if "transformer" in  # not the recurrent baselines
-                    json.loads((path / "config.json").read_text())["model_type"])
+    models = sorted(path.name for path in FIXTURES.iterdir())
     names = [name for name in [*models, *TOKENIZERS] if word in name]
     assert names, f"no fixture's name has {word}"
     failed = 0
@@ -420,7 +500,7 @@ def main():
             try:
                 check = check_tokenizer if name in TOKENIZERS else check_fixture
                 checks = [check(name, Path(work))]
-                if check == check_fixture and "-dh" not in name:  # the same switches as the family's, in other sizes
+                if check == check_fixture and "-dh" not in name and "-head" not in name:  # the same switches as the family's, in other sizes
                     checks.append(check_trained(name, Path(work)))
                 print(f"{name}: {', '.join(checks)}", flush=True)
             except Exception as problem:

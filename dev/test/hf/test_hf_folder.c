@@ -36,6 +36,35 @@ static void check_contains(const char* path, const char* text, bool expected) {
     free(found);
 }
 
+// A Python file of the folder is that of llmc/hf, in ASCII.
+static void check_python(const char* folder, const char* name) {
+    char in_folder[64], in_source[64];
+    snprintf(in_folder, sizeof in_folder, "%s/%s", folder, name);
+    snprintf(in_source, sizeof in_source, "llmc/hf/%s", name);
+    char *python = read_text(in_out("%s", in_folder)), *source = read_text(in_source);
+    CHECK(strcmp(python, source) == 0, "%s is not %s", in_folder, in_source);
+    size_t ascii = strspn(python, "\n");
+    while (python[ascii] == '\n' || (python[ascii] >= ' ' && python[ascii] < 127)) ascii++;
+    CHECK(!python[ascii], "%s: byte %d is not ASCII", name, (int)ascii);
+    free(python), free(source);
+}
+
+// A recurrent model's folder has the Python files that its auto_map names and imports, and its card how to open it.
+static void test_recurrent(void) {
+    Config c;
+    Recipe recipe;
+    const HfRun run = checkpoint_hf_run(&options, 0);
+    CHECK(config_preset(&c, &recipe, "deltanet-nano", &err), "%s", err.msg);
+    ParamTable deltanet = params_build_for(&c, 1);
+    if (!make_folders(in_out("deltanet"), &err)) die("%s", err.msg);
+    CHECK_OK(hf_folder_write(in_out("deltanet"), &c, &deltanet, &run, NULL, &err));
+    check_python("deltanet", "modeling_fox.py");
+    check_python("deltanet", "modeling_recurrent.py");
+    check_contains(in_out("deltanet/README.md"), "# DeltaNetForCausalLM of", true);
+    check_contains(in_out("deltanet/README.md"), "AutoModelForCausalLM.from_pretrained(FOLDER", true);
+    params_free(&deltanet);
+}
+
 // Every file is there, the same in the next save, and what the run was.
 static void test_files(void) {
     static const char* const names[] = {"modeling_fox.py", "generation_config.json", "README.md",
@@ -51,12 +80,8 @@ static void test_files(void) {
         CHECK(strcmp(a, b) == 0, "%s differs in the next save", names[i]);
         free(a), free(b);
     }
-    char *python = read_text(IN_STEP(10, "modeling_fox.py")), *source = read_text("llmc/hf/modeling_fox.py");
-    CHECK(strcmp(python, source) == 0, "modeling_fox.py is not llmc/hf/modeling_fox.py");
-    size_t ascii = strspn(python, "\n");
-    while (python[ascii] == '\n' || (python[ascii] >= ' ' && python[ascii] < 127)) ascii++;
-    CHECK(!python[ascii], "modeling_fox.py: byte %d is not ASCII", (int)ascii);
-    free(python), free(source);
+    check_python("step_00000010", "modeling_fox.py");
+    CHECK(access(IN_STEP(10, "modeling_recurrent.py"), F_OK) != 0, "modeling_recurrent.py with attention");
 
     const char* card = IN_STEP(10, "README.md");
     check_contains(card, "---\nlibrary_name: transformers\npipeline_tag: text-generation\n", true);
@@ -207,12 +232,16 @@ static void test_bytes(void) {
     tokenizer_free(&bytes);
 }
 
-// auto_map names the classes of modeling_fox.py that architectures names.
+// auto_map names the classes of a Python file in the folder that architectures names.
 static void test_auto_map(void) {
-    static const char* const families[][2] = {{"fox-pro", "ForgettingTransformer"},
-                                              {"transformer-llama", "Transformer"},
-                                              {"transformer-swa", "Transformer"}};
-    for (int f = 0; f < 3; f++) {
+    static const char* const families[][3] = {{"fox-pro", "modeling_fox", "ForgettingTransformer"},
+                                              {"transformer-llama", "modeling_fox", "Transformer"},
+                                              {"transformer-swa", "modeling_fox", "Transformer"},
+                                              {"deltanet", "modeling_recurrent", "DeltaNet"},
+                                              {"hgrn2", "modeling_recurrent", "HGRN2"},
+                                              {"mamba2", "modeling_recurrent", "Mamba2"}};
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        const size_t file = strlen(families[f][1]) + 1;
         Config c;
         Recipe recipe;
         Json j;
@@ -222,18 +251,18 @@ static void test_auto_map(void) {
                   json_parse_file(&j, in_out("config.json"), &err),
               "%s", err.msg);
         const int map = json_get(&j, 0, "auto_map");
-        snprintf(name, sizeof name, "modeling_fox.%sConfig", families[f][1]);
+        snprintf(name, sizeof name, "%s.%sConfig", families[f][1], families[f][2]);
         CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoConfig")), name) == 0, "not %s", name);
-        snprintf(name, sizeof name, "modeling_fox.%sForCausalLM", families[f][1]);
+        snprintf(name, sizeof name, "%s.%sForCausalLM", families[f][1], families[f][2]);
         CHECK(strcmp(json_string(&j, json_get(&j, map, "AutoModelForCausalLM")), name) == 0, "not %s", name);
-        CHECK(strcmp(json_string(&j, json_first(&j, json_get(&j, 0, "architectures"))), name + 13) == 0,
-              "architectures is not %s", name + 13);
+        CHECK(strcmp(json_string(&j, json_first(&j, json_get(&j, 0, "architectures"))), name + file) == 0,
+              "architectures is not %s", name + file);
         json_free(&j);
     }
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_files, test_names, test_find,
-                                          test_bad,   test_bytes, test_auto_map};
+    static void (*const tests[])(void) = {test_files, test_names,    test_find,     test_bad,
+                                          test_bytes, test_auto_map, test_recurrent};
     return run_checkpoint_tests(tests, sizeof tests / sizeof *tests, "hf_folder");
 }

@@ -1,0 +1,378 @@
+"""
+The recurrent baselines of the Forgetting Transformer for Hugging Face transformers, 4.44 and later: DeltaNet,
+HGRN2 and Mamba-2. Model, cache and generation are those of modeling_fox.py, which belongs beside this file; here
+are the configurations, the mixers and their blocks. Opened in the same way:
+
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+A head keeps a state S [K, V] of its tokens so far, and token t reads o_t = S_t^T q_t:
+
+    DeltaNet    S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T
+    HGRN2       S_t = diag(f_t) S_{t-1} + (1 - f_t) v_t^T                f_t per channel
+    Mamba-2     S_t = a_t S_{t-1} + B_t (step_t x_t)^T                   a_t per head, q = C, k = B
+
+Computed in chunks of tokens, states in fp32. Shapes as in modeling_fox.py; K, V: channels of a head's keys and
+values.
+"""
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PretrainedConfig
+
+from .modeling_fox import (
+    Block, FoxCache, ForgettingTransformerForCausalLM, ForgettingTransformerModel, RMSNorm, widen)
+
+L2_NORM_EPS = 1e-6   # a constant in the paper's code, not in config.json
+CONV_WIDTH = 4       # tokens that a convolution reads, its own included
+CHUNK = 64           # tokens of a chunk whose scores are a GEMM
+CHANNEL_CHUNK = 16   # where every channel decays by itself: scores take [B, h, chunk, chunk, K] elements
+
+
+# ----------------------------------------------------------------------------
+# configuration
+
+class RecurrentConfig(PretrainedConfig):
+    """The keys of config.json, from a family's defaults. What this file does not compute is a ValueError."""
+
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_attention_heads": "num_heads"}
+
+    def __init__(self, defaults=None, only=None, tie_word_embeddings=False, **keys):
+        """defaults: {key: value} of what `keys` lack; only: {key: value} of those with one value."""
+        common = dict(vocab_size=50257, hidden_size=768, num_hidden_layers=12, num_heads=6,
+                      initializer_range=0.02, use_cache=True)
+        for key, value in {**common, **(defaults or {}), **(only or {})}.items():
+            setattr(self, key, keys.pop(key, value))
+            if key in (only or {}) and getattr(self, key) != value:
+                raise ValueError(f"{key}={getattr(self, key)!r} is not supported, only {value!r}")
+        if tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=True is not supported")
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **keys)
+
+    def check_heads(self, channels, head_size):
+        """ValueError unless heads of head_size channels, or if None of any, have that many together."""
+        if channels % self.num_heads or head_size not in (None, channels // self.num_heads):
+            raise ValueError(f"num_heads {self.num_heads} of {head_size or 'equal'} channels are not {channels}")
+
+
+SHELL = dict(hidden_ratio=4, intermediate_size=None, norm_eps=1e-6)
+
+
+class DeltaNetConfig(RecurrentConfig):
+    model_type = "delta_net-project_fox"
+
+    def __init__(self, **keys):
+        only = dict(attn_mode="chunk", expand_k=1, expand_v=1, use_gate=False, use_short_conv=True,
+                    conv_size=CONV_WIDTH, use_beta=True, use_output_norm=True, qk_norm="l2", qk_activation="silu",
+                    hidden_act="swish")
+        super().__init__(SHELL, only, **keys)
+        self.check_heads(self.hidden_size, None)
+
+
+class HGRN2Config(RecurrentConfig):
+    model_type = "hgrn2-project_fox"
+
+    def __init__(self, **keys):
+        only = dict(attn_mode="chunk", use_short_conv=False, elementwise_affine=True, hidden_act="swish")
+        super().__init__(dict(SHELL, expand_ratio=128, use_lower_bound=False), only, **keys)
+        self.check_heads(self.hidden_size, self.expand_ratio)
+
+
+class Mamba2Config(RecurrentConfig):
+    model_type = "mamba2-project_fox"
+    attribute_map = dict(RecurrentConfig.attribute_map, norm_eps="layer_norm_epsilon")
+
+    def __init__(self, **keys):
+        defaults = dict(num_hidden_layers=24, num_heads=24, head_dim=64, state_size=128, layer_norm_epsilon=1e-5,
+                        time_step_min=0.001, time_step_max=0.1, time_step_floor=1e-4,
+                        rescale_prenorm_residual=True,
+                        residual_in_fp32=True, chunk_size=256)  # of other programs; nothing depends on them here
+        only = dict(n_groups=1, expand=2, conv_kernel=CONV_WIDTH, use_bias=False, use_conv_bias=True,
+                    hidden_act="silu")
+        super().__init__(defaults, only, **keys)
+        self.check_heads(2 * self.hidden_size, self.head_dim)
+
+
+# ----------------------------------------------------------------------------
+# cache: of constant size
+
+class RecurrentLayerCache:
+    """What one layer keeps of the tokens before: None until there are any, or where it has no such module."""
+
+    def __init__(self):
+        self.state = None    # [B, h, K, V], fp32
+        self.history = None  # [B, 3, channels] the convolution's last inputs
+        self.length = 0      # tokens so far
+
+
+class RecurrentCache(FoxCache):
+    """The past_key_values of these models."""
+
+    layer_class = RecurrentLayerCache
+
+    def __getitem__(self, layer_idx):
+        """Shapes that have the length where the generation of older versions of transformers looks for it."""
+        layer = self.layers[layer_idx]
+        return (None if layer.state is None else layer.state[:, :, :1].expand(-1, -1, layer.length, -1),) * 2
+
+
+# ----------------------------------------------------------------------------
+# recurrences: q, k [B, h or 1, T, K], v [B, h, T, V], S [B, h, K, V]
+
+def delta_chunk(S, q, k, v, beta):
+    """
+    One chunk of the delta rule, beta [B, h, C, 1]: what tokens add to the state, after what those before them
+    in the chunk added, comes from a triangular system of equations. Returns o and the next S.
+    """
+    A = (beta * (k @ k.mT)).tril(-1)  # the unit diagonal is implied
+    W, U = torch.linalg.solve_triangular(
+        A, beta * torch.cat((k, v), -1), upper=False, unitriangular=True).split((k.shape[-1], v.shape[-1]), -1)
+    new = U - W @ S
+    return q @ S + (q @ k.mT).tril() @ new, S + k.mT @ new
+
+
+def decay_chunk(S, q, k, v, log_decay):
+    """
+    One chunk of S_t = decay_t S_{t-1} + k_t v_t^T, log_decay [B, h, C, 1 or K]. All exponents are <= 0; their
+    differences are taken in fp64, where those of long sums are exact to fp32. Returns o and the next S.
+    """
+    b = log_decay.double().cumsum(2)
+    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    weight = (b[:, :, :, None] - b[:, :, None]).to(q.dtype).masked_fill(future[..., None], -math.inf).exp()
+    if weight.shape[-1] == 1:
+        scores = (q @ k.mT) * weight[..., 0]
+    else:
+        scores = (q[:, :, :, None] * k[:, :, None] * weight).sum(-1)
+    end = b[:, :, -1:]
+    o = (q * b.to(q.dtype).exp()) @ S + scores @ v
+    return o, S * end.to(q.dtype).exp().mT + (k * (end - b).to(q.dtype).exp()).mT @ v
+
+
+def recurrence(step, cache, chunk, *inputs):
+    """
+    Runs step over chunks of the inputs q, k, v and the gate, each [B, T, h, channels]. Starts from the cache's
+    state and updates it. Returns o [B, T, h, V]. The backward pass computes a chunk again from its state.
+    """
+    inputs = [widen(x).transpose(1, 2) for x in inputs]
+    q, k, v = inputs[:3]
+    S, outputs = cache.state, []
+    if S is None:
+        S = v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])
+    with torch.autocast(v.device.type, enabled=False):
+        for parts in zip(*(x.split(chunk, dim=2) for x in inputs)):
+            if torch.is_grad_enabled():
+                o, S = checkpoint(step, S, *parts, use_reentrant=False, preserve_rng_state=False)
+            else:
+                o, S = step(S, *parts)
+            outputs.append(o)
+    cache.state, cache.length = S, cache.length + v.shape[2]
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+# ----------------------------------------------------------------------------
+# mixers: a [B, T, d] -> [B, T, d]. mask [B, past + T] is False for padding, which comes first, or None: padding
+# leaves the state at zero, as it has no v, and the convolutions read zeros in its place.
+
+def uniform(module, bound):
+    """module, whose weight and bias begin uniform in +-bound."""
+    module.init_bound = bound
+    return module
+
+
+def xavier_linear(rows, columns):
+    return uniform(nn.Linear(columns, rows, bias=False), 2**-2.5 * math.sqrt(6 / (rows + columns)))
+
+
+def conv1d(channels, bias):
+    return uniform(nn.Conv1d(channels, channels, CONV_WIDTH, groups=channels, bias=bias), CONV_WIDTH**-0.5)
+
+
+def hide_padding(x, mask):
+    """x [B, T, channels], zero where the mask of the past and these tokens is False."""
+    return x if mask is None else x * mask[:, -x.shape[1]:, None]
+
+
+def causal_conv(x, weight, bias, cache):
+    """silu(conv4(x)) of x [B, T, C], each channel alone, after the inputs in the cache, which it updates."""
+    before = x.new_zeros(x.shape[0], CONV_WIDTH - 1, x.shape[2]) if cache.history is None else cache.history
+    x = torch.cat((before, x), dim=1)
+    cache.history = x[:, 1 - CONV_WIDTH:].clone()  # not a view, which would keep all of x
+    return F.silu(F.conv1d(x.mT, weight, bias, groups=x.shape[2])).mT
+
+
+class DeltaNet(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d, self.h = config.hidden_size, config.num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (xavier_linear(d, d) for _ in range(4))
+        self.b_proj = xavier_linear(self.h, d)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (conv1d(d, bias=False) for _ in range(3))
+        self.o_norm = RMSNorm(d // self.h, config.norm_eps)
+
+    def forward(self, a, _, mask, cache):
+        x = torch.cat((self.q_proj(a), self.k_proj(a), self.v_proj(a)), dim=-1)
+        weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
+        x = causal_conv(hide_padding(x, mask), weight, None, cache)
+        q, k, v = (widen(part).unflatten(-1, (self.h, -1)) for part in x.chunk(3, dim=-1))  # [B, T, h, dh]
+        q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + L2_NORM_EPS) for part in (q, k))
+        beta = widen(self.b_proj(a)).sigmoid().unsqueeze(-1)
+        o = recurrence(delta_chunk, cache, CHUNK, q / math.sqrt(q.shape[-1]), k, v, beta)
+        return self.o_proj(self.o_norm(o).flatten(2).to(a.dtype))
+
+
+class HGRN2(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d, self.h = config.hidden_size, config.num_heads
+        self.q_proj, self.f_proj, self.i_proj, self.o_proj = (xavier_linear(d, d) for _ in range(4))
+        self.g_norm = RMSNorm(d, config.norm_eps)
+
+    def forward(self, a, bound, mask, cache):
+        """bound [d]: of the forget gates from below, or None for 0."""
+        z, open = widen(self.f_proj(a)), 1
+        log_f = F.logsigmoid(z)
+        if bound is not None:
+            open = 1 - bound
+            log_f = (bound + open * z.sigmoid()).log()
+        q, k, v = F.silu(self.q_proj(a)), open * (-z).sigmoid(), hide_padding(self.i_proj(a), mask)
+        q, k, v, log_f = (widen(x).unflatten(-1, (self.h, -1)) for x in (q, k, v, log_f))
+        o = recurrence(decay_chunk, cache, CHANNEL_CHUNK, q / math.sqrt(q.shape[-1]), k, v, log_f)
+        return self.o_proj(self.g_norm(o.flatten(2)).to(a.dtype))
+
+
+class Mamba2(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        d, di, self.h, self.N = config.hidden_size, 2 * config.hidden_size, config.num_heads, config.state_size
+        parts = math.sqrt(config.num_hidden_layers) if config.rescale_prenorm_residual else 1
+        self.in_proj = uniform(nn.Linear(d, 2 * di + 2 * self.N + self.h, bias=False), d**-0.5)
+        self.out_proj = uniform(nn.Linear(di, d, bias=False), di**-0.5 / parts)
+        self.conv1d = conv1d(di + 2 * self.N, bias=True)
+        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.ones(self.h)) for _ in range(3))
+        self.norm = RMSNorm(di, config.norm_eps)
+
+    def initial_heads(self, config):
+        """How dt_bias, A_log and D begin: softplus(dt_bias) log-uniform in time_step_min to time_step_max."""
+        low, high = math.log(config.time_step_min), math.log(config.time_step_max)
+        step = (low + (high - low) * torch.rand(self.h)).exp().clamp(min=config.time_step_floor)
+        return dict(dt_bias=step + torch.log(-torch.expm1(-step)), A_log=torch.arange(1.0, self.h + 1).log(),
+                    D=torch.ones(self.h))
+
+    def forward(self, a, _, mask, cache):
+        di, N = self.out_proj.in_features, self.N
+        z, xBC, dt = self.in_proj(a).split((di, di + 2 * N, self.h), dim=-1)
+        xBC = causal_conv(hide_padding(xBC, mask), self.conv1d.weight, self.conv1d.bias, cache)
+        x, k, q = (widen(part) for part in xBC.split((di, N, N), dim=-1))
+        step = F.softplus(widen(dt) + widen(self.dt_bias)).unsqueeze(-1)                  # [B, T, h, 1]
+        log_decay = -step * widen(self.A_log).exp()[:, None]
+        v = step * hide_padding(x, mask).unflatten(-1, (self.h, -1))
+        y = recurrence(decay_chunk, cache, CHUNK, q.unsqueeze(2), k.unsqueeze(2), v, log_decay)
+        y = y + widen(self.D)[:, None] * x.unflatten(-1, (self.h, -1))
+        return self.out_proj(self.norm(y.flatten(2) * F.silu(widen(z))).to(a.dtype))
+
+
+# ----------------------------------------------------------------------------
+# blocks
+
+class RecurrentBlock(Block):
+    cache_class = RecurrentLayerCache
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.mlp.down_proj.init_scale = (2 * config.num_hidden_layers) ** -0.5
+
+
+class DeltaNetBlock(RecurrentBlock):
+    mixer_class = DeltaNet
+
+
+class HGRN2Block(RecurrentBlock):
+    mixer_class = HGRN2
+
+
+class Mamba2Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm, self.mixer = RMSNorm(config.hidden_size, config.norm_eps), Mamba2(config)
+
+    def forward(self, x, shared, mask, cache):
+        return x + self.mixer(self.norm(x), shared, mask, RecurrentLayerCache() if cache is None else cache)
+
+
+# ----------------------------------------------------------------------------
+# the models: of each family one without lm_head and one with it
+
+class Recurrent:
+    """What the families share, before the classes of modeling_fox.py."""
+
+    cache_class = RecurrentCache
+    _no_split_modules = ["DeltaNetBlock", "HGRN2Block", "Mamba2Block"]
+
+    def _init_weights(self, module):
+        """The trainer's initialization, of what no checkpoint has."""
+        bound = getattr(module, "init_bound", None)
+        if bound is not None:
+            for p in module.parameters():
+                nn.init.uniform_(p, -bound, bound)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, 0, self.config.initializer_range * getattr(module, "init_scale", 1))
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, Mamba2):
+            for name, x in module.initial_heads(self.config).items():
+                if not getattr(getattr(module, name), "_is_hf_initialized", False):  # not loaded
+                    with torch.no_grad():
+                        getattr(module, name).copy_(x)
+        elif hasattr(module, "lower_bounds"):
+            nn.init.zeros_(module.lower_bounds)
+
+    def shared_inputs(self, past, length, device):
+        return [None] * self.config.num_hidden_layers
+
+
+class DeltaNetModel(Recurrent, ForgettingTransformerModel):
+    config_class, block_class = DeltaNetConfig, DeltaNetBlock
+
+
+class DeltaNetForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
+    config_class, model_class = DeltaNetConfig, DeltaNetModel
+
+
+class HGRN2Model(Recurrent, ForgettingTransformerModel):
+    config_class, block_class = HGRN2Config, HGRN2Block
+
+    def __init__(self, config):
+        super().__init__(config)
+        bounds = torch.zeros(config.num_hidden_layers, config.hidden_size)
+        if config.use_lower_bound:
+            self.lower_bounds = nn.Parameter(bounds)
+        else:  # a buffer: stored in the checkpoint but not trained
+            self.register_buffer("lower_bounds", bounds)
+
+    def shared_inputs(self, past, length, device):
+        """The bounds [d] of each layer's forget gates: None where there is none, as in the first layer."""
+        if not self.config.use_lower_bound:
+            return [None] * self.config.num_hidden_layers
+        return [None, *widen(self.lower_bounds).softmax(0)[1:].cumsum(0)]
+
+
+class HGRN2ForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
+    config_class, model_class = HGRN2Config, HGRN2Model
+
+
+class Mamba2Model(Recurrent, ForgettingTransformerModel):
+    config_class, block_class = Mamba2Config, Mamba2Block
+    base_model_prefix, norm_name = "backbone", "norm_f"
+
+
+class Mamba2ForCausalLM(Recurrent, ForgettingTransformerForCausalLM):
+    config_class, model_class = Mamba2Config, Mamba2Model
+    base_model_prefix = "backbone"
+
+    def _init_weights(self, module):
+        if module is self.lm_head:
+            uniform(module, module.in_features**-0.5)
+        super()._init_weights(module)
