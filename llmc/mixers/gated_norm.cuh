@@ -20,6 +20,8 @@ step makes v / step exact: such a step adds nothing to a state, but D x still co
 
 const float LEAST_STEP = 1e-30f;
 
+enum { GATED_NORM_MOST = 6144 }; // channels: more would leave the backward pass 64 registers a thread
+
 // A thread per row and head
 __global__ static void __launch_bounds__(256)
     head_steps_kernel(const __grid_constant__ HeadSteps h, int64_t rows, int64_t row_stride) {
@@ -99,7 +101,7 @@ static inline void gated_norm_forward(bf16* y, const GatedNorm* p, cudaStream_t 
     CUDA_LAUNCH(gated_norm_forward_kernel, p->norm.rows, rmsnorm_threads(p->norm.d), stream, y, *p);
 }
 
-__global__ static void __launch_bounds__(1024)
+__global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
     gated_norm_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const __grid_constant__ GatedNorm p,
                                float* partial) {
     __shared__ float sums[2][32];

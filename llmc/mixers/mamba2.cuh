@@ -89,6 +89,9 @@ static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
     if (config_head_size(c) != 64 || c->state_size != 128)
         die("Mamba-2's kernels on the GPU have heads of 64 channels and state_size 128, not %lld and %lld",
             (long long)config_head_size(c), (long long)c->state_size);
+    if (config_inner_size(c) > GATED_NORM_MOST)
+        die("Mamba-2's kernels on the GPU take a hidden_size of at most %d, not %lld", GATED_NORM_MOST / 2,
+            (long long)c->hidden_size);
 }
 
 static inline size_t mamba2_scratch_bytes(const Layer* layer) {
