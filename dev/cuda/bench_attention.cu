@@ -1,7 +1,7 @@
 /*
 Benchmarks llmc/attention/attention.cuh: forward and backward with and without the gate, then with pruning,
-then windows, then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM in the same run
-for comparison.
+then windows, then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM in
+the same run for comparison.
 
 TFLOP/s count the nominal FLOPs of causal attention, 2 B NH T^2 dh forward and 2.5 times as many backward,
 whatever the kernels execute.

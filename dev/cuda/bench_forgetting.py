@@ -7,8 +7,8 @@ What a cache that forgets saves in decoding: bytes held and tokens/s of --reques
 
 For each length the first so many tokens of --sequences documents or windows of the shards are prompts of
 `generate` requests to one process. Decoding is the time of --tokens tokens beyond that of one token, so that the
-prompt does not count. MiB forgotten are those of all requests. Without forgetting: log_pruning_tolerance=null, which prunes no prompt either. Prints one line a
-run. Only Python's standard library.
+prompt does not count. MiB forgotten are those of all requests. Without forgetting: log_pruning_tolerance=null,
+which prunes no prompt either. Prints one line a run. Only Python's standard library.
 """
 import argparse
 import glob
@@ -53,7 +53,8 @@ def answers(process, texts, tokens):
     """Seconds until all requests of so many tokens are answered, and the number of generated tokens."""
     start = time.monotonic()
     for i, text in enumerate(texts):
-        print(json.dumps({"id": i, "type": "generate", "prompt": text, "max_tokens": tokens, "seed": i}), file=process.stdin)
+        request = {"id": i, "type": "generate", "prompt": text, "max_tokens": tokens, "seed": i}
+        print(json.dumps(request), file=process.stdin)
     process.stdin.flush()
     generated = 0
     for _ in texts:

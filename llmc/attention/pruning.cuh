@@ -167,18 +167,6 @@ __device__ static inline double pruning_score_limit(const Pruning& p, const Head
 
 #define PRUNING_THREADS 512
 
-// The smallest x in low..high for which holds(x), which is monotonic; high if there is none.
-template <class Holds> __device__ static inline int pruning_search(int low, int high, const Holds& holds) {
-    while (low < high) {
-        int middle = low + (high - low) / 2;
-        if (holds(middle))
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
 // x [n]: each element becomes the maximum of itself and all later ones. Called by every thread.
 __device__ static inline void pruning_suffix_max(double* x, int n) {
     constexpr int WARPS = PRUNING_THREADS / 32;
@@ -279,10 +267,10 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
     int64_t work = 0;
     for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
-        int first_key = pruning_search(max(i - span + 1, 0), i, [&](int n) { return !pruned(i, n); });
+        int first_key = search_first(max(i - span + 1, 0), i, [&](int n) { return !pruned(i, n); });
         p.bounds.first_key_block[first_block + i] = first_key;
         p.bounds.last_query_block[first_block + i] =
-            pruning_search(i, min(i + span, blocks) - 1, [&](int m) { return pruned(m + 1, i); });
+            search_first(i, min(i + span, blocks) - 1, [&](int m) { return pruned(m + 1, i); });
         work += i - first_key + 1;
     }
     work = block_sum(work);

@@ -13,10 +13,10 @@ keys up to the end e of a page have at most
     exp(2 U) sum_j exp(-c_j), j <= e  /  sum_j exp(-c_j), j <= i
 
 which only falls with i. Pages for which it is below eps (config.json's log_pruning_tolerance is ln eps) are
-forgotten for good: what is left has all but eps of each row's weight. That holds in a window too: both sums lose
-the same terms, and the quotient falls. Pages that have left the window are forgotten as well. U follows from the weights of a QK
-norm. Without one, pages can only be skipped for the query at hand: with its own key alone in place of the sum
-over j <= i, of its weight the keys up to e have at most
+forgotten for good: what is left has all but eps of each row's weight. That holds in a window too: both sums
+lose the same terms, and the quotient falls. Pages that have left the window are forgotten as well. U follows
+from the weights of a QK norm. Without one, pages can only be skipped for the query at hand: with its own key
+alone in place of the sum over j <= i, of its weight the keys up to e have at most
 
     exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_j exp(-c_j), j <= e
 

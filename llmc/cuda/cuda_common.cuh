@@ -101,6 +101,18 @@ static inline void pinned_pair_close(PinnedPair* p) {
     }
 }
 
+// The smallest x in low..high for which holds(x), which is monotonic; high if there is none.
+template <class T, class Holds> __device__ static inline T search_first(T low, T high, const Holds& holds) {
+    while (low < high) {
+        T middle = low + (high - low) / 2;
+        if (holds(middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 // ----------------------------------------------------------------------------
 // 16 bytes at a time: the widest load and store of a thread
 

@@ -1,9 +1,9 @@
 /*
-The parts of --bench that both trainers have: rates, and the times of inference: how fast the engine reads a prompt, and how fast it continues
-sequences. Tokens are random ones and nothing is forgotten, so the figures do not depend on what the weights
-have learnt.
+What both trainers print with --bench: how fast the engine reads a prompt, and how fast it continues sequences;
+the line of a step's rate is the GPU trainer's. Tokens are random and nothing is forgotten, so the figures of
+inference do not depend on what the weights have learnt.
 
-Called by train.h.
+Called by train.h and the GPU trainer.
 */
 #pragma once
 

@@ -4,7 +4,7 @@ scratch of a layer's attention (extend.cuh).
 
     device_cache_new       allocates
     device_cache_fill      the arrays of a pass in pinned memory, and new entries of the page table
-    device_cache_copy      ... to the device. Can be part of a CUDA graph: one for each number of rows
+    device_cache_copy      ... to the device: once, however many steps follow
     device_cache_layer     what extend.cuh needs of a layer
 
 A pass may be filled when the one before has ended. Called by the GPU trainer.

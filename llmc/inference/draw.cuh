@@ -44,27 +44,14 @@ struct DrawRow {
         return draw_sum(mine);
     }
 
-    // The smallest 32 bits x of which enough(x): a lower one is not, a higher one is.
-    template <class Enough> __device__ static uint32_t first(uint32_t high, const Enough& enough) {
-        uint32_t low = 0;
-        while (low < high) {
-            uint32_t middle = low + (high - low) / 2;
-            if (enough(middle))
-                high = middle;
-            else
-                low = middle + 1;
-        }
-        return low;
-    }
-
     // The smallest key up to which the sum is enough. That of all tokens is.
     template <class Measure, class Enough>
     __device__ uint64_t select(const Measure& measure, const Enough& enough) const {
-        uint64_t logit = first(
-            UINT32_MAX, [&](uint32_t x) { return enough(sum((uint64_t)x << 32 | UINT32_MAX, measure)); });
+        uint64_t logit = search_first(
+            0u, UINT32_MAX, [&](uint32_t x) { return enough(sum((uint64_t)x << 32 | UINT32_MAX, measure)); });
         uint64_t end = logit << 32 | UINT32_MAX;
         if (sum(end, [&](int i) { return (uint64_t)(key(i) >> 32 == logit); }) == 1) return end;
-        return logit << 32 | first(UINT32_MAX >> __clz(V), [&](uint32_t x) { // of equal logits
+        return logit << 32 | search_first(0u, UINT32_MAX >> __clz(V), [&](uint32_t x) { // of equal logits
                    return enough(sum(logit << 32 | x, measure));
                });
     }

@@ -2,7 +2,7 @@
 The layers of a pass of the inference engine (llmc/model/extension.h): attention and the MLP as the trainer's
 model has them, over the rows of sequences in a cache.
 
-    attention_begin_extend    once a pass: its arrays and the work of all layers
+    attention_begin_extend    once a step: the work of all layers, and the angles of RoPE
     attention_mixer_extend    out = in + Wo output_gate(attention(qkv(norm(in))))
     mlp_extend                out = in + Wd swiglu(Wgu norm(in))
 

@@ -300,7 +300,7 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     double least = log(p.gates[at].y) - p.gates[at].x - 2 * limit + p.log_tolerance;
     auto kept = [&](int page) { return p.page_logsum[table[page]] >= least; };
     int first = p.forgotten[at], full = length / PAGE_TOKENS;
-    if (first < full && !kept(first)) p.forgotten[at] = pruning_search(first + 1, full, kept);
+    if (first < full && !kept(first)) p.forgotten[at] = search_first(first + 1, full, kept);
 }
 
 // Before a pass that appends tokens `position` to `end` of a slot's head: seals the pages that are full, and

@@ -1,6 +1,7 @@
 /*
-One token of many sequences, as llmc/scan/channel.cuh computes it: S = diag(f) S + k v^T, o = S^T q, for every head. A thread block
-reads a state once and writes it: 128 KiB a sequence and head, which is what decoding costs.
+One token of many sequences, as llmc/scan/channel.cuh computes it: S = diag(f) S + k v^T, o = S^T q, for every
+head. A thread block reads a state once and writes it: 64 KiB each way a sequence and head, which is what
+decoding costs.
 
 `Rows` describes a sequence's rows: a struct with int begin, end, slot, position. Sequences with other than
 one row are left alone. Which slots there are is read on the device, so that decoding can be a CUDA graph.

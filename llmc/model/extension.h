@@ -13,8 +13,8 @@ the last token's projections for the shifts, running sums of the gate, and the s
 
 A cache that forgets. Keys that have left the window of a model that has one are seen by no row to come. And
 gates only make cum_logf fall, so keys that once have less than eps of a row's weight never regain it, where
-their scores are bounded for all queries to come (with QK norm). The model counts how
-many pages at the beginning of each head are forgotten, skips them, and the engine frees them.
+their scores are bounded for all queries to come (with QK norm). The model counts how many pages at the
+beginning of each head are forgotten and skips them; the engine frees them.
 
 The engine owns the page table, allocates before a pass what the pass appends to, and frees. Called by
 llmc/run/trainer.h, llmc/eval and the trainers.

@@ -111,9 +111,9 @@ typedef struct {
 
     // Inference: a cache of sequences and passes over it, as llmc/model/extension.h says. cache_new returns
     // NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless that is
-    // NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to another slot, which then has the
-    // same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning of each head that
-    // no later row needs. A recurrent mixer has no pages: cache_fork copies all of a slot.
+    // NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to another slot,
+    // which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning
+    // of each head that no later row needs. A recurrent mixer has no pages: cache_fork copies all of a slot.
     int64_t (*cache_page_bytes)(const Model* model);
     Cache* (*cache_new)(Model* model, const CacheSizes* sizes);
     void (*extend)(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits);

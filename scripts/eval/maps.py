@@ -95,7 +95,8 @@ def attention_map(attention, largest, key, T):
         return pooled(attention, min(DOTS, len(attention)), min(DOTS, T))
     rows, columns = min(DOTS, len(largest)), min(DOTS, T)
     cells = numpy.zeros((rows, columns))
-    numpy.maximum.at(cells, (numpy.arange(len(largest)) * rows // len(largest), key.astype(numpy.int64) * columns // T), largest)
+    row, column = numpy.arange(len(largest)) * rows // len(largest), key.astype(numpy.int64) * columns // T
+    numpy.maximum.at(cells, (row, column), largest)
     return cells
 
 

@@ -500,7 +500,8 @@ def main():
             try:
                 check = check_tokenizer if name in TOKENIZERS else check_fixture
                 checks = [check(name, Path(work))]
-                if check == check_fixture and "-dh" not in name and "-head" not in name:  # the same switches as the family's, in other sizes
+                # -dh, -head: the switches of another fixture, in other sizes
+                if check == check_fixture and "-dh" not in name and "-head" not in name:
                     checks.append(check_trained(name, Path(work)))
                 print(f"{name}: {', '.join(checks)}", flush=True)
             except Exception as problem:

@@ -96,7 +96,7 @@ struct Decoder {
         Extension e = {(int64_t)rows.size(), (int64_t)slots.size(), rows.data(), slots.data(),
                        begins.data(),        held.data(),           pages.table, (int64_t)outputs.size(),
                        outputs.data(),       targets.data(),        NULL,        1};
-        // A pass whose logits are wanted is no graph; they are still there.
+        // Read afterwards: a pass that downloads its logits is no graph.
         model_extend(model, cache, &e, scores.data(), NULL);
         download_extend_logits(model, cache, logits.data(), e.outputs);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
