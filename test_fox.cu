@@ -385,9 +385,9 @@ static void check_training(const char* preset, double most_lr) {
 
 static void test_training(void) {
     check_training("fox-pro-micro", 3e-4);
-    check_training("deltanet-nano", 1e-3);
-    check_training("hgrn2-nano", 1e-3);
-    check_training("mamba2-nano", 1e-3);
+    check_training("deltanet-micro", 3e-4);
+    check_training("hgrn2-micro", 3e-4); // nano has one head: bf16 weights alone change its norm by 30%
+    check_training("mamba2-micro", 3e-4);
 }
 
 // All that an optimizer step changes.

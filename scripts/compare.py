@@ -300,6 +300,7 @@ def draw_loss(plots, axes, groups):
             panel.plot(val_x, val_loss, "o", markersize=3, color=panel.lines[-1].get_color())
     for panel, title in zip(axes, ("tokens", "model FLOPs", "hours")):
         panel.set(xlabel=title, ylabel="loss, nats")
+        panel.locator_params(axis="x", nbins=6)
         if title != "hours":
             panel.xaxis.set_major_formatter(plots.matplotlib.ticker.EngFormatter(sep=""))  # 5k, 2M
 
