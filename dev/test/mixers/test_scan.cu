@@ -1,8 +1,8 @@
 /*
 llmc/scan against the recurrence in double on the host (llmc/mixers/recurrence.h), token by token: outputs,
 gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
-(scan_oracle.cuh) on the same inputs. Inputs and gradients are parts of wider rows, of which nothing else may
-be written; scratch starts as NaN.
+(scan_oracle.cuh) on the same inputs; for gates, over many heads. Inputs and gradients are parts of wider
+rows, of which nothing else may be written; scratch starts as NaN.
 
     test_scan [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
@@ -289,7 +289,7 @@ static void check_heads(const char* tensor, const vector<double>& want, const ve
 // count.
 static void check_gates(const char* kind, bool many) {
     Errors all = {};
-    double n = 1e-300;
+    double n = 1e-300; // not 0
     for (const GateHead& head : gate_heads) {
         const Errors& e = head.errors;
         if (e.fp32 < e.plain) all.ours += e.ours * e.ours, all.plain += e.plain * e.plain, n++;
