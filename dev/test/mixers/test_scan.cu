@@ -1,8 +1,8 @@
 /*
 llmc/scan against the recurrence in double on the host (llmc/mixers/recurrence.h), token by token: outputs,
 gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
-(scan_oracle.cuh) on the same inputs. Inputs and gradients are parts of wider rows, of which nothing else may
-be written; scratch starts as NaN.
+(scan_oracle.cuh) on the same inputs; for gates, over many heads. Inputs and gradients are parts of wider
+rows, of which nothing else may be written; scratch starts as NaN.
 
     test_scan [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
@@ -228,41 +228,79 @@ static double head_norm(const vector<double>& x, const vector<double>* from, int
     return sqrt(sum / (double)(rows * width));
 }
 
-// Squares of the errors of a kind's gates, relative to their values, added up: ours and the plain
-// implementation's
-static double gate_errors, gate_yards;
+// Relative to the expected values: our error, the plain implementation's, and what sums in fp32 may leave
+// where the values are what is left of larger ones, `cancels`.
+struct Errors {
+    double ours, plain, fp32;
+};
+static Errors head_errors(const vector<double>& want, const vector<double>& of_plain,
+                          const vector<double>& got, const vector<double>* cancels, int64_t rows,
+                          int64_t heads, int64_t h) {
+    double norm = head_norm(want, NULL, rows, heads, h) + 1e-300;
+    return {head_norm(got, &want, rows, heads, h) / norm, head_norm(of_plain, &want, rows, heads, h) / norm,
+            cancels ? FP32_LIMIT * head_norm(*cancels, NULL, rows, heads, h) / norm : 0};
+}
 
-// Each head's error against the plain implementation's: at most twice that. A gate has one number a token,
-// whose error is that of a few large terms: one head may be less lucky than the plain implementation, all of
-// a kind may not (check_gates). Where `cancels`, the values are what is left of larger ones, and fp32 sums
-// leave FP32_LIMIT of those.
+// Gradients of gates: one number a token and head, for slow decays a sum over all later tokens. The error of a
+// head is therefore that of a few independent numbers, and the plain implementation's is, too. With emulated
+// kernels, 50 to 80 heads of each kind at 63 to 129 tokens, the quotient of the two is up to 4.8 in one head
+// (65 tokens, decays near 1), where plain was lucky; over the heads together it is 0.65 to 1.14 for decays and
+// 0.96 to 1.6 for the delta rule. No head has more than 3.3 times the plain error over the heads of its kind
+// and length. So the limit is 2 over 16 heads and more of one case and over all cases of a kind, and 5 times
+// the plain error of the kind for one head.
+struct GateHead {
+    char name[300];
+    Errors errors;
+};
+static vector<GateHead> gate_heads; // of one kind
+
+static void check_limit(const char* what, const char* tensor, const Errors& e, double limit) {
+    CHECK(e.ours <= limit, "%s, %s: error %.3g, plain %.3g, fp32 %.3g", what, tensor, e.ours, e.plain,
+          e.fp32);
+}
+
+// Errors of a tensor: at most twice the plain implementation's in each head; those of gates are kept for
+// check_gates. One or two tokens are single dot products, which may cancel; the same lengths in 64 sequences
+// are held to the limit.
 static void check_heads(const char* tensor, const vector<double>& want, const vector<double>& of_plain,
                         const vector<double>& got, int64_t rows, int64_t heads,
                         const vector<double>* cancels = NULL) {
-    bool gate = rows > 1 && (int64_t)want.size() == rows * heads;
-    bool few = (int64_t)want.size() / heads < 1000; // numbers: rounding leaves up to 3.9e-3 of one
-    for (int64_t h = 0; h < heads; h++) {
-        double norm = head_norm(want, NULL, rows, heads, h) + 1e-300;
-        double floor = cancels ? FP32_LIMIT * head_norm(*cancels, NULL, rows, heads, h) / norm : 0;
-        double error = head_norm(got, &want, rows, heads, h) / norm;
-        double yard = head_norm(of_plain, &want, rows, heads, h) / norm;
-        double limit = gate ? 6 * yard + floor + (rows < 64 ? 0.1 : 0) : 2 * yard + floor + (few ? 4e-3 : 0);
-        CHECK(error <= limit, "%s, %s of head %lld: error %.3g, plain %.3g, fp32 %.3g", test_case, tensor,
-              (long long)h, error, yard, floor);
-        if (floor >= yard || rows < 64) continue;
-        if (gate)
-            gate_errors += error * error, gate_yards += yard * yard;
-        else
-            noted(tensor, error / yard, 2);
+    bool gate = (int64_t)want.size() == rows * heads;
+    bool few = (int64_t)want.size() / heads < (gate ? 16 : 1000);
+    bool whole = gate && heads >= 16;
+    for (int64_t h = 0; h < heads + whole; h++) {
+        Errors e = h < heads ? head_errors(want, of_plain, got, cancels, rows, heads, h)
+                             : head_errors(want, of_plain, got, cancels, rows, 1, 0);
+        GateHead head = {"", e};
+        snprintf(head.name, sizeof head.name, "%s, head %lld of %lld", test_case, (long long)h,
+                 (long long)heads);
+        if (few) {
+            check_limit(head.name, tensor, e, 6 * e.plain + e.fp32 + 0.1);
+        } else if (gate && h < heads) {
+            gate_heads.push_back(head);
+        } else {
+            check_limit(head.name, tensor, e, 2 * e.plain + e.fp32);
+            if (e.fp32 < e.plain) noted(gate ? "gates of a case" : tensor, e.ours / e.plain, 2);
+        }
     }
 }
 
-static void check_gates(const char* kind) {
-    double error = sqrt(gate_errors / (gate_yards + 1e-300));
-    CHECK(error <= 2, "%s: gradients of gates have %.3g times the error of the plain implementation", kind,
-          error);
-    noted("gradient of gates", error, 2);
-    gate_errors = gate_yards = 0;
+// `many`: there are enough heads for the limit of 2. Heads whose values are below what fp32 sums leave do not
+// count.
+static void check_gates(const char* kind, bool many) {
+    Errors all = {};
+    double n = 1e-300; // not 0
+    for (const GateHead& head : gate_heads) {
+        const Errors& e = head.errors;
+        if (e.fp32 < e.plain) all.ours += e.ours * e.ours, all.plain += e.plain * e.plain, n++;
+    }
+    all.ours = sqrt(all.ours / n), all.plain = sqrt(all.plain / n);
+    for (const GateHead& head : gate_heads)
+        check_limit(head.name, "gates", head.errors, 5 * all.plain + head.errors.fp32);
+    gate_heads.clear();
+    if (!many) return;
+    check_limit(kind, "gates of all cases", all, 2 * all.plain);
+    noted("gates of a kind", all.ours / (all.plain + 1e-300), 2);
 }
 
 static void check_forward(const Problem& x, const Expected& want, const Expected& bf16s, const char* pass) {
@@ -296,7 +334,7 @@ static void check_state(Problem& x, const Expected& want, const Expected& bf16s,
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     check_forward(x, want, bf16s, "o in two parts");
-    check_heads("state", want.state, bf16s.state, doubles(state.host()), 1, s.NH);
+    check_heads("state", want.state, bf16s.state, doubles(state.host()), 1, s.NH, &want.state); // in fp32
 }
 
 static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
@@ -351,11 +389,13 @@ int main(int argc, char** argv) {
         test(kind, 1, 1, 1);
         test(kind, 1, 130, 2);
         test(kind, 2, 65, 3);
-        if (quick) continue; // too few heads for check_gates
-        for (int64_t T : {2, 63, 64, 127, 128, 129, 1000}) test(kind, 1, T, 2);
-        test(kind, 2, 300, 5);
-        test(kind, 1, 150, 16);
-        check_gates(kind.name);
+        if (!quick) {
+            for (int64_t T : {2, 63, 64, 127, 128, 129, 1000}) test(kind, 1, T, 2);
+            for (int64_t T : {1, 2}) test(kind, 64, T, 2);
+            test(kind, 2, 300, 5);
+            test(kind, 1, 150, 16);
+        }
+        check_gates(kind.name, !quick);
     }
     if (!quick)
         for (double scale : {0.1, 3e-3}) { // many heads, long sequences
@@ -363,8 +403,10 @@ int main(int argc, char** argv) {
             test(decay, 1, 200, 50);
             test(decay, 3, 1500, 33);
             test(decay, 1, 65536, 2);
-            check_gates(decay.name);
-            if (scale == 0.1) test(delta, 1, 65536, 1);
+            check_gates(decay.name, true);
+            if (scale != 0.1) continue;
+            test(delta, 1, 65536, 1);
+            check_gates(delta.name, true);
         }
     CUDA_CHECK(cudaDeviceSynchronize());
     print_noted();
