@@ -334,7 +334,11 @@ static void check_state(Problem& x, const Expected& want, const Expected& bf16s,
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     check_forward(x, want, bf16s, "o in two parts");
-    check_heads("state", want.state, bf16s.state, doubles(state.host()), 1, s.NH, &want.state); // in fp32
+    // Chunks of the parts end elsewhere than plain's, so that a decayed term may be rounded to bf16 here alone:
+    // with decays of e^-5 that is e^-5 2^-9 of the state, 1.3e-5, of which 3.4e-6 were measured.
+    vector<double> rounded_terms = want.state;
+    for (double& x : rounded_terms) x *= 1.3e-5 / FP32_LIMIT;
+    check_heads("state", want.state, bf16s.state, doubles(state.host()), 1, s.NH, &rounded_terms);
 }
 
 static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
