@@ -24,6 +24,7 @@ typedef struct {
     Matmul matmul; // its stream is `own`, or main in sequential mode
     cudaStream_t own, main;
     cudaEvent_t event;
+    bool used; // since the last join: a captured stream may wait only for what was captured with it
 } WeightStream;
 
 typedef struct {
@@ -138,10 +139,13 @@ static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16
     CUDA_CHECK(cudaEventRecord(w->event, w->main));
     CUDA_CHECK(cudaStreamWaitEvent(w->matmul.stream, w->event, 0));
     linear_backward_weight(dout, x, linear, &w->matmul);
+    w->used = true;
 }
 
 // What is queued on the main stream from now on waits for the weight gradients in flight.
 static inline void weight_stream_join(WeightStream* w) {
+    if (!w->used) return;
+    w->used = false;
     CUDA_CHECK(cudaEventRecord(w->event, w->own));
     CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
 }

@@ -14,6 +14,7 @@ llmc/mixers calls these functions; llmc/mixers/recurrence.h is the same on the C
 */
 #pragma once
 
+#include "../cuda/range.cuh"
 #include "decay_backward.cuh"
 #include "delta_backward.cuh"
 
@@ -42,6 +43,7 @@ static inline void scan_check(const Scan* a, const ScanShape* s) {
 
 // o [B,T,NH,V]; updates a->state where there is one.
 static inline void scan_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
+    Range range("scan", RANGE_FORWARD, stream);
     scan_check(a, s);
     if (scan_is_delta(s))
         delta_forward(o, a, s, stream);
@@ -52,6 +54,7 @@ static inline void scan_forward(bf16* o, const Scan* a, const ScanShape* s, cuda
 // Writes the gradients in g; a->state is NULL.
 static inline void scan_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                  cudaStream_t stream) {
+    Range range("scan", RANGE_BACKWARD, stream);
     scan_check(a, s);
     assert(!a->state);
     if (scan_is_delta(s))
