@@ -18,7 +18,7 @@ and stride are multiples of 8, dh is a power of two of 8 to 128.
 
 A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight.
 In the backward pass it walks through a segment of a sequence from its end, with the gradients of the three
-later z in registers; at the end of a segment these are those of the next one, and are computed by both.
+later z in registers and the next tokens in flight; at the end of a segment these are those of the next one, and are computed by both.
 */
 #pragma once
 
@@ -196,13 +196,20 @@ struct ConvSegments {
 struct ConvBackwardToken {
     Raw4 before, dy, dout;
     float step, dlog_decay;
-    int64_t bt;
-    bool own; // of the segment, not of the next one
 };
 
-// Four channels' weights
-struct ConvTaps {
+// A token's row, and whether it is of the segment, not of the next one.
+struct ConvPlace {
+    int64_t bt;
+    bool own;
+};
+
+// A thread's four channels.
+struct ConvChannels {
     float w[CONV_WIDTH][4], bias[4];
+    int c, head, lanes; // lanes: of a head
+    bool active, stepped, normed, warp_normed;
+    float D, dt_bias, rate; // of the head
 };
 
 // A thread's sums over tokens.
@@ -214,128 +221,144 @@ struct ConvSums {
 // The gradient of s for Mamba-2's steps, of a channel of x: g holds dy. Writes the gradient of dt and adds to
 // the heads' sums where the token is the segment's own.
 __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, const float y[4],
-                                                  const ConvBackwardToken& token, const Conv& s, int c) {
+                                                  const ConvBackwardToken& token, const ConvPlace& at,
+                                                  const ConvChannels& k, const Conv& s) {
     const HeadSteps& h = s.steps;
-    int head = c / (int)s.dh, lanes = (int)s.dh / 4;
-    bool stepped = head < h.NH;
-    float dout[4], dstep = 0, dD = 0, D = stepped ? h.D[head] : 0;
+    float dout[4], dstep = 0, dD = 0;
     unpack4(dout, token.dout);
     for (int j = 0; j < 4; j++) dstep += y[j] * g[j], dD += y[j] * dout[j];
-    dstep = conv_head_sum(dstep, lanes), dD = conv_head_sum(dD, lanes);
-    if (!stepped) return;
-    for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + D * dout[j];
-    if (!token.own || c % (int)s.dh) return;
-    float rate = expf(h.A_log[head]);
-    float dt = __bfloat162float(h.dt[token.bt * s.stride + head]) + h.dt_bias[head];
-    float ddt = (dstep - token.dlog_decay * rate) * sigmoidf(dt);
-    h.ddt[token.bt * s.stride + head] = __float2bfloat16(ddt);
+    dstep = conv_head_sum(dstep, k.lanes), dD = conv_head_sum(dD, k.lanes);
+    if (!k.stepped) return;
+    for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + k.D * dout[j];
+    if (!at.own || (int)threadIdx.x % k.lanes) return;
+    float dt = __bfloat162float(h.dt[at.bt * s.stride + k.head]) + k.dt_bias;
+    float ddt = (dstep - token.dlog_decay * k.rate) * sigmoidf(dt);
+    h.ddt[at.bt * s.stride + k.head] = __float2bfloat16(ddt);
     sums.dt_bias += ddt;
-    sums.A_log -= token.dlog_decay * token.step * rate;
+    sums.A_log -= token.dlog_decay * token.step * k.rate;
     sums.D += dD;
 }
 
-// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
-// inputs of the three tokens before and of its own.
+// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the inputs
+// of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
 template <bool STEPS>
-__device__ static inline void conv_token_backward(float dz[4], ConvSums& sums, const Raw4 x[CONV_WIDTH],
-                                                  const ConvBackwardToken& token, const ConvTaps& taps,
-                                                  const Conv& s, int c) {
-    float z[4], y[4], in[CONV_WIDTH][4];
-    for (int j = 0; j < 4; j++) z[j] = taps.bias[j];
-    for (int tap = 0; tap < CONV_WIDTH; tap++) {
-        unpack4(in[tap], x[tap]);
-        for (int j = 0; j < 4; j++) z[j] += taps.w[tap][j] * in[tap][j];
-    }
+__device__ static inline void conv_token_backward(float dz[4], ConvSums& sums,
+                                                  const float (&x)[CONV_WIDTH][4], int slot,
+                                                  const ConvBackwardToken& token, const ConvPlace& at,
+                                                  const ConvChannels& k, const Conv& s) {
+    float z[4], y[4];
+    for (int j = 0; j < 4; j++) z[j] = k.bias[j];
+    for (int tap = 0; tap < CONV_WIDTH; tap++)
+        for (int j = 0; j < 4; j++) z[j] += k.w[tap][j] * x[(slot + CONV_HISTORY - tap) % CONV_WIDTH][j];
     unpack4(dz, token.dy);
     for (int j = 0; j < 4; j++) y[j] = z[j] * sigmoidf(z[j]);
     if (STEPS) {
-        conv_steps_backward(dz, sums, y, token, s, c);
-    } else if (s.normed) {
+        conv_steps_backward(dz, sums, y, token, at, k, s);
+    } else if (k.warp_normed) {
         float squares = 0, along = 0;
         for (int j = 0; j < 4; j++) squares += y[j] * y[j], along += y[j] * dz[j];
-        squares = conv_head_sum(squares, (int)s.dh / 4), along = conv_head_sum(along, (int)s.dh / 4);
+        squares = conv_head_sum(squares, k.lanes), along = conv_head_sum(along, k.lanes);
         float scale = norm_rstd(squares, (float)L2_NORM_EPS);
-        if (c < s.normed)
+        if (k.normed)
             for (int j = 0; j < 4; j++) dz[j] = scale * (dz[j] - y[j] * (along * scale * scale));
     }
     for (int j = 0; j < 4; j++) {
         float open = sigmoidf(z[j]);
         dz[j] *= open * (1 + z[j] * (1 - open));
-        if (!token.own) continue;
+        if (!at.own) continue;
         sums.bias[j] += dz[j];
-        for (int tap = 0; tap < CONV_WIDTH; tap++) sums.weight[tap][j] += dz[j] * in[tap][j];
+        for (int tap = 0; tap < CONV_WIDTH; tap++)
+            sums.weight[tap][j] += dz[j] * x[(slot + CONV_HISTORY - tap) % CONV_WIDTH][j];
     }
 }
 
 // A thread's sums become its part of a row of partial: [groups, C, 4] of weight, [groups, C] of bias, and
 // three times [groups, NH] of dt_bias, A_log and D.
-__device__ static inline void conv_store_sums(float* partial, const ConvSums& sums, const Conv& s, int groups,
-                                              int group, int c, bool steps) {
+__device__ static inline void conv_store_sums(float* partial, const ConvSums& sums, const Conv& s,
+                                              const ConvChannels& k, int groups, int group) {
+    int c = k.c, NH = (int)s.steps.NH;
     float *bias = partial + (int64_t)groups * s.C * CONV_WIDTH, *heads = bias + (int64_t)groups * s.C;
     float* weight = partial + ((int64_t)group * s.C + c) * CONV_WIDTH;
     for (int j = 0; j < 4; j++)
         store16(weight + CONV_WIDTH * j,
                 Pack4{{sums.weight[0][j], sums.weight[1][j], sums.weight[2][j], sums.weight[3][j]}});
     store16(bias + (int64_t)group * s.C + c, Pack4{{sums.bias[0], sums.bias[1], sums.bias[2], sums.bias[3]}});
-    int NH = (int)s.steps.NH, head = c / (int)s.dh;
-    if (!steps || head >= NH || c % (int)s.dh) return;
+    if (!k.stepped || (int)threadIdx.x % k.lanes) return;
     const float of_head[3] = {sums.dt_bias, sums.A_log, sums.D};
-    for (int i = 0; i < 3; i++) heads[((int64_t)i * groups + group) * NH + head] = of_head[i];
+    for (int i = 0; i < 3; i++) heads[((int64_t)i * groups + group) * NH + k.head] = of_head[i];
 }
 
-template <bool STEPS>
+__device__ static inline ConvChannels conv_channels(const Conv& s, int c, int lanes, bool steps) {
+    ConvChannels k = {};
+    k.c = c, k.head = c / (4 * lanes), k.lanes = lanes;
+    k.active = c < s.C, k.stepped = steps && k.head < s.steps.NH;
+    k.normed = c < s.normed, k.warp_normed = __any_sync(~0u, k.normed);
+    if (k.active) conv_weights<4>(k.w, s.weight + CONV_WIDTH * c);
+    if (k.active && s.bias) unpack4(k.bias, load_raw4(s.bias + c));
+    if (!k.stepped) return k;
+    k.D = s.steps.D[k.head], k.dt_bias = s.steps.dt_bias[k.head], k.rate = expf(s.steps.A_log[k.head]);
+    return k;
+}
+
+// Tokens of one thread: `ahead` of them are in flight. Inputs, in[i], and gradients dz, later[i], are in rings of
+// four, so that no register moves. LANES: of a head, 0 where the compiler does not know.
+template <bool STEPS, int LANES>
 __global__ static void __launch_bounds__(CONV_THREADS, 4)
     conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
                          const __grid_constant__ ConvSegments cut, float* partial) {
-    int group = (int)blockIdx.x / cut.parts;
-    int c = 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x);
-    int head = c / (int)s.dh;
-    bool active = c < s.C, stepped = STEPS && head < s.steps.NH;
-    ConvTaps taps = {};
-    if (active) conv_weights<4>(taps.w, s.weight + CONV_WIDTH * c);
-    if (active && s.bias) unpack4(taps.bias, load_raw4(s.bias + c));
+    constexpr int AHEAD = STEPS ? 2 : 4;
+    const int group = (int)blockIdx.x / cut.parts, stride = (int)s.stride, C = (int)s.C, NH = (int)s.steps.NH;
+    const ConvChannels k =
+        conv_channels(s, 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x),
+                      LANES ? LANES : (int)s.dh / 4, STEPS);
     ConvSums sums = {};
     for (int segment = group; segment < cut.segments; segment += cut.groups) {
         int first = segment % cut.of_T * cut.length, last = min(first + cut.length, (int)s.T);
         int64_t begin = (int64_t)(segment / cut.of_T) * s.T; // row of the sequence's first token
+        const bf16 *x_rows = x + begin * stride + k.c, *dy_rows = dy + begin * C + k.c;
+        bf16* dx_rows = dx + begin * stride + k.c;
         auto load_x = [&](int t) {
-            return active && t >= 0 ? load_raw4(x + (begin + t) * s.stride + c) : Raw4{};
+            return k.active && t >= 0 ? load_raw4(x_rows + (int64_t)t * stride) : Raw4{};
         };
         auto load = [&](int t) {
             ConvBackwardToken token = {};
-            int64_t bt = begin + t;
+            if (t < first) return token;
             token.before = load_x(t - CONV_HISTORY);
-            if (active && t >= 0) token.dy = load_raw4(dy + bt * s.C + c);
-            if (stepped && t >= 0) {
-                token.dout = load_raw4(s.steps.dout + bt * (s.steps.NH * s.dh) + c);
-                token.step = s.steps.steps[bt * s.steps.NH + head];
-                token.dlog_decay = s.steps.dlog_decay[bt * s.steps.NH + head];
+            if (k.active) token.dy = load_raw4(dy_rows + (int64_t)t * C);
+            if (k.stepped) {
+                token.dout = load_raw4(s.steps.dout + (begin + t) * (NH * 4 * k.lanes) + k.c);
+                token.step = s.steps.steps[(begin + t) * NH + k.head];
+                token.dlog_decay = s.steps.dlog_decay[(begin + t) * NH + k.head];
             }
             return token;
         };
-        int t = min(last + CONV_HISTORY, (int)s.T) - 1;
-        Raw4 in[CONV_WIDTH] = {{}, load_x(t - 2), load_x(t - 1), load_x(t)};
-        float later[CONV_HISTORY][4] = {}; // dz of the tokens t + 1, t + 2, t + 3
-        ConvBackwardToken ahead = load(t);
+        int top = min(last + CONV_HISTORY, (int)s.T) - 1;
+        float in[CONV_WIDTH][4], later[CONV_WIDTH][4] = {};
+        for (int i = 0; i < CONV_HISTORY; i++) unpack4(in[i], load_x(top - i));
+        ConvBackwardToken ahead[AHEAD];
+        for (int i = 0; i < AHEAD; i++) ahead[i] = load(top - i);
 #pragma unroll 1
-        for (; t >= first; t--) {
-            ConvBackwardToken token = ahead;
-            ahead = load(t - 1);
-            token.bt = begin + t, token.own = t < last;
-            in[0] = token.before;
-            float dz[4], out[4];
-            conv_token_backward<STEPS>(dz, sums, in, token, taps, s, c);
-            for (int j = 0; j < 4; j++) {
-                out[j] = taps.w[3][j] * dz[j] + taps.w[2][j] * later[0][j] + taps.w[1][j] * later[1][j] +
-                         taps.w[0][j] * later[2][j];
-                later[2][j] = later[1][j], later[1][j] = later[0][j], later[0][j] = dz[j];
+        for (; top >= first; top -= CONV_WIDTH) {
+#pragma unroll
+            for (int u = 0; u < CONV_WIDTH; u++) {
+                int t = top - u;
+                if (t < first) break;
+                ConvBackwardToken token = ahead[u % AHEAD];
+                ahead[u % AHEAD] = load(t - AHEAD);
+                unpack4(in[(u + CONV_HISTORY) % CONV_WIDTH], token.before);
+                ConvPlace at = {begin + t, t < last};
+                float *dz = later[u], out[4];
+                conv_token_backward<STEPS>(dz, sums, in, u, token, at, k, s);
+                for (int j = 0; j < 4; j++)
+                    out[j] = k.w[3][j] * dz[j] + k.w[2][j] * later[(u + 3) % CONV_WIDTH][j] +
+                             k.w[1][j] * later[(u + 2) % CONV_WIDTH][j] +
+                             k.w[0][j] * later[(u + 1) % CONV_WIDTH][j];
+                if (k.active && at.own)
+                    store_bf16x4(dx_rows + (int64_t)t * stride, Pack4{{out[0], out[1], out[2], out[3]}});
             }
-            if (active && token.own)
-                store_bf16x4(dx + (begin + t) * s.stride + c, Pack4{{out[0], out[1], out[2], out[3]}});
-            for (int i = CONV_HISTORY; i > 0; i--) in[i] = in[i - 1];
         }
     }
-    if (active) conv_store_sums(partial, sums, s, cut.groups, group, c, STEPS);
+    if (k.active) conv_store_sums(partial, sums, s, k, cut.groups, group);
 }
 
 // One segment a group, unless there are more sequences than groups.
@@ -356,14 +379,14 @@ static inline ConvSegments conv_segments(Kernel kernel, const Conv* s, HeadGrid 
     return cut;
 }
 
-template <bool STEPS>
+template <bool STEPS, int LANES>
 static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
                                     cudaStream_t stream) {
+    auto kernel = conv_backward_kernel<STEPS, LANES>;
     HeadGrid grid = conv_grid(s->C / 4);
-    ConvSegments cut = conv_segments(conv_backward_kernel<STEPS>, s, grid);
+    ConvSegments cut = conv_segments(kernel, s, grid);
     int64_t groups = cut.groups, NH = s->steps.NH;
-    CUDA_LAUNCH(conv_backward_kernel<STEPS>, (unsigned)(groups * cut.parts), grid.threads, stream, dx, dy, x,
-                *s, cut, partial);
+    CUDA_LAUNCH(kernel, (unsigned)(groups * cut.parts), grid.threads, stream, dx, dy, x, *s, cut, partial);
     float *bias = partial + groups * s->C * CONV_WIDTH, *heads = bias + groups * s->C;
     sum_rows(s->dweight, partial, groups, s->C * CONV_WIDTH, true, stream);
     if (s->bias) sum_rows(s->dbias, bias, groups, s->C, true, stream);
@@ -379,5 +402,8 @@ static inline void conv_backward(bf16* dx, const bf16* dy, const bf16* x, const 
                                  cudaStream_t stream) {
     Range range("convolution", RANGE_BACKWARD, stream);
     conv_check(s);
-    (s->steps.steps ? conv_backward_of<true> : conv_backward_of<false>)(dx, dy, x, s, partial, stream);
+    auto of = s->steps.steps ? s->dh == 64 ? conv_backward_of<true, 16> : conv_backward_of<true, 0>
+              : s->dh == 128 ? conv_backward_of<false, 32>
+                             : conv_backward_of<false, 0>;
+    of(dx, dy, x, s, partial, stream);
 }
