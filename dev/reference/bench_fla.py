@@ -134,21 +134,17 @@ def time_fla(args, family):
     with torch.device("cuda"):
         model = fla_model(config)
         tokens = torch.randint(config["vocab_size"], (1, args.seq_len))
-    one_pass(model, tokens)
-    if args.part:
-        return
-    one_pass(model, tokens)
-    torch.cuda.reset_peak_memory_stats()
-    report(f"{family}-{args.size}, flash-linear-attention", milliseconds(model, tokens, args.passes), tokens.numel())
-    if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # layers differ in their index
-        for layer in (model.backbone if family == "mamba2" else model.model).layers:
-            layer.compile()
+    for compiled in range(1 + args.compile):
+        if compiled:
+            torch._dynamo.config.recompile_limit = 64  # layers differ in their index
+            for layer in (model.backbone if family == "mamba2" else model.model).layers:
+                layer.compile()
         for _ in range(3):
             one_pass(model, tokens)
         torch.cuda.reset_peak_memory_stats()
-        report(f"{family}-{args.size}, the same by torch.compile", milliseconds(model, tokens, args.passes),
-               tokens.numel())
+        if not args.part:
+            report(f"{family}-{args.size}, flash-linear-attention" + ", compiled" * compiled,
+                   milliseconds(model, tokens, args.passes), tokens.numel())
 
 
 def time_program(args, family):
@@ -180,7 +176,8 @@ def main():
         return time_fla(args, *args.family)
     commands = {family: [sys.executable, __file__, "--worker", "--family", family, "--size", args.size, "--seq-len",
                          str(args.seq_len), "--passes", str(args.passes)] for family in args.family}
-    parts = [subprocess.Popen(["timeout", str(args.tune), *command, "--part", f"{i}/{args.workers}"],
+    parts = [subprocess.Popen(["timeout", str(args.tune), *command, "--part", f"{i}/{args.workers}",
+                               *["--compile"] * (args.compile and i == 0)],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
              for command in commands.values() for i in range(args.workers)]
     for part in parts:
