@@ -1,17 +1,17 @@
 """
-Forward and backward passes of the recurrent baselines by flash-linear-attention, with Triton kernels, beside the
-trainer's: the comparison in dev/SPEED.md. compare_fla.py compares their results.
+Forward and backward passes of the recurrent baselines by flash-linear-attention, with Triton kernels, beside
+the trainer's: the comparison in dev/SPEED.md. compare_fla.py compares their results.
 
     pip install flash-linear-attention mamba-ssm causal-conv1d      # the last two for Mamba-2 alone
     python dev/reference/bench_fla.py --family mamba2 hgrn2 deltanet [--compile] [--program ./train_foxcu]
 
-Weights and tokens are random; matrices and activations are bf16, nothing is recomputed but what flash-linear-attention
-always recomputes, and no optimizer runs. Its vocabulary has 50304 entries, for an aligned lm_head; the trainer pads
-its own. Each figure is the median of several passes. A model runs in a process of its own, so that one that fails
-does not stop the others.
+Weights and tokens are random; matrices and activations are bf16, nothing is recomputed but what
+flash-linear-attention always recomputes, and no optimizer runs. Its vocabulary has 50304 entries, for an
+aligned lm_head; the trainer pads its own. Each figure is the median of several passes. A model runs in a
+process of its own, so that one that fails does not stop the others.
 
-Triton compiles the configurations of its autotuning one after another, which takes minutes. Here several processes
-compile a part each before (--workers); the timed process finds them in Triton's cache.
+Triton compiles the configurations of its autotuning one after another, which takes minutes. Here several
+processes compile a part each before (--workers); the timed process finds them in Triton's cache.
 """
 import argparse
 import importlib.util
@@ -32,7 +32,7 @@ import recurrent
 
 
 def find_mamba_kernels():
-    """Lets mamba_ssm's Triton kernels be imported where its compiled extension, which they do not use, is missing."""
+    """Lets mamba_ssm's Triton kernels be imported without its compiled extension, which they do not use."""
     spec = "mamba_ssm" not in sys.modules and importlib.util.find_spec("mamba_ssm")
     if spec and not importlib.util.find_spec("selective_scan_cuda"):
         sys.modules["mamba_ssm"] = package = types.ModuleType("mamba_ssm")
@@ -40,7 +40,7 @@ def find_mamba_kernels():
 
 
 def fla_model(config):
-    """flash-linear-attention's model of a config of recurrent.py: matrices and convolutions bf16, vectors fp32."""
+    """The model of a config of recurrent.py: matrices and convolutions bf16, vectors fp32."""
     find_mamba_kernels()
     import fla.models as models
     keys = {key: x for key, x in config.items() if key not in ("architectures", "model_type")}
@@ -48,7 +48,7 @@ def fla_model(config):
         # Its residual stream is bf16 as ours: an fp32 stream needs autocast.
         keys.update(norm_eps=keys["layer_norm_epsilon"], residual_in_fp32=False)
         model = models.Mamba2ForCausalLM(models.Mamba2Config(**keys))
-        # Training needs causal-conv1d. Without it: the path of evaluation, convolution by flash-linear-attention.
+        # Training needs causal-conv1d. Without it: the path of evaluation, with a Triton convolution.
         model.train(importlib.util.find_spec("causal_conv1d_cuda") is not None)
     elif "expand_ratio" in keys:
         model = models.HGRN2ForCausalLM(models.HGRN2Config(**keys))
@@ -72,7 +72,7 @@ def size_config(family, size):
 
 
 def autotune_part(part, parts):
-    """This process tries every parts-th configuration of a kernel only; all, if none of these fits the GPU."""
+    """This process tries every parts-th configuration of a kernel; all, if none of these fits the GPU."""
     prune, run = Autotuner.prune_configs, Autotuner.run
 
     def prune_part(self, kwargs):
@@ -120,8 +120,9 @@ def milliseconds(model, tokens, passes):
 
 
 def report(name, ms, tokens):
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    print(f"{name:44} {ms:9.2f} ms {1e3 * tokens / ms:10.0f} tokens/s" + f" {peak:8.1f} GiB" * (peak > 0), flush=True)
+    peak = torch.cuda.max_memory_allocated() / 2**30  # 0 of the trainer
+    memory = f" {peak:8.1f} GiB" if peak else ""
+    print(f"{name:44} {ms:9.2f} ms {1e3 * tokens / ms:10.0f} tokens/s{memory}", flush=True)
 
 
 def time_fla(args, family):
@@ -174,8 +175,9 @@ def main():
     args = p.parse_args()
     if args.worker:
         return time_fla(args, *args.family)
-    commands = {family: [sys.executable, __file__, "--worker", "--family", family, "--size", args.size, "--seq-len",
-                         str(args.seq_len), "--passes", str(args.passes)] for family in args.family}
+    sizes = ["--size", args.size, "--seq-len", str(args.seq_len), "--passes", str(args.passes)]
+    commands = {family: [sys.executable, __file__, "--worker", *sizes, "--family", family]
+                for family in args.family}
     parts = [subprocess.Popen(["timeout", str(args.tune), *command, "--part", f"{i}/{args.workers}",
                                *["--compile"] * (args.compile and i == 0)],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -3,10 +3,10 @@ Compares the errors of the GPU trainer with those of flash-linear-attention's mo
 
     python dev/reference/compare_fla.py --family mamba2 hgrn2 hgrn2-lower-bound deltanet
 
-The trainer (with --dump), flash-linear-attention in bf16 and recurrent.py in float64 run one forward and backward
-pass on the same weights, which bf16 holds exactly, and tokens. The error of a tensor is ||x - exact|| / ||exact||; of
-the tensors of all layers and draws that have one name, the rms. A tensor passes if the trainer's error is at most
-twice flash-linear-attention's.
+The trainer (with --dump), flash-linear-attention in bf16 and recurrent.py in float64 run one forward and
+backward pass on the same weights, which bf16 holds exactly, and tokens. The error of a tensor is
+||x - exact|| / ||exact||; of the tensors of all layers and draws that have one name, the rms. A tensor passes
+if the trainer's error is at most twice flash-linear-attention's.
 
 Both run with an epsilon of 1e-5 in every norm: flash-linear-attention ignores the config's in HGRN2's g_norm.
 """
@@ -68,7 +68,10 @@ def fla_names(weights, has_bound):
 def our_names(grads):
     """The reverse of fla_names."""
     up = {name: x for name, x in grads.items() if "mlp.up_proj" in name}
-    joined = {name.replace("up", "gate"): torch.cat((grads[name.replace("up", "gate")], x)) for name, x in up.items()}
+    joined = {}
+    for name, x in up.items():
+        name = name.replace("up", "gate")
+        joined[name] = torch.cat((grads[name], x))
     return {name: x for name, x in {**grads, **joined}.items() if name not in up}
 
 
@@ -123,8 +126,8 @@ def report(family, squares):
     for name, (ours, theirs, draws) in squares.items():
         bad = not ours <= LIMIT ** 2 * theirs
         failed += bad
-        print(f"{name:42} {(ours / draws) ** 0.5:9.1e} {(theirs / draws) ** 0.5:9.1e} {(ours / theirs) ** 0.5:7.2f}"
-              + "  FAILED" * bad)
+        print(f"{name:42} {(ours / draws) ** 0.5:9.1e} {(theirs / draws) ** 0.5:9.1e} "
+              f"{(ours / theirs) ** 0.5:7.2f}" + "  FAILED" * bad)
     print(f"{len(squares) - failed} passed, {failed} failed", flush=True)
     return failed
 

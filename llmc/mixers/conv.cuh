@@ -16,8 +16,9 @@ Inputs before the first token are zeros, or in an extension those of the tokens 
 is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
 and stride are multiples of 8, dh is a power of two of 8 to 128.
 
-A thread has a few adjacent channels, and walks through a segment of a sequence, with the next tokens in flight:
-in the backward pass from its end, with the gradients of the three later z in registers; at the end of a segment these are those of the next one, and are computed by both.
+A thread has a few adjacent channels, and walks through a segment of a sequence, with the next tokens in
+flight: in the backward pass from its end, with the gradients of the three later z in registers. At the end of
+a segment these are those of the next one, and are computed by both.
 */
 #pragma once
 
@@ -108,8 +109,8 @@ static inline ConvSegments conv_cut(const Conv* s, int parts, int64_t groups, in
 // ----------------------------------------------------------------------------
 // forward
 
-// y of eight channels from c on of a token: raw are the inputs of the three tokens before and of its own, step
-// that of its head, 1 without. Called by all lanes of a warp.
+// y of eight channels from c on of a token: raw are the inputs of the three tokens before and of its own,
+// step that of its head, 1 without. Called by all lanes of a warp.
 __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WIDTH][8], const float bias[8],
                                          const Conv& s, float step, int c) {
     float y[8], x[8];
@@ -242,8 +243,8 @@ struct ConvBackwardToken {
     float step, dlog_decay, dt;
 };
 
-// Copies of the next tokens' operands in flight: each thread reads but what it copied itself. In registers the
-// loads would wait for one another: a warp has 6 scoreboards.
+// Operands of the next tokens, in flight: each thread reads but what it copied itself. In registers the loads
+// would wait for one another: a warp has 6 scoreboards.
 enum { CONV_AHEAD = 4, CONV_SLOTS = 2 * CONV_AHEAD };
 template <bool STEPS> struct ConvRing {
     Raw4 before[CONV_SLOTS][CONV_THREADS], dy[CONV_SLOTS][CONV_THREADS];
@@ -302,8 +303,8 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
     sums.D += dD;
 }
 
-// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the inputs
-// of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
+// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
+// inputs of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
 template <bool STEPS>
 __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums,
                                                   const float (&x)[CONV_WIDTH][4], int slot,
@@ -411,8 +412,8 @@ template <bool STEPS> struct ConvReader {
     }
 };
 
-// The tokens of a thread, four an iteration. Inputs in[i] and gradients later[i] of z are rings of four tokens, so
-// that no register moves. LANES: of a head, 0 where the compiler does not know.
+// The tokens of a thread, four an iteration. Inputs in[i] and gradients later[i] of z are rings of four
+// tokens, so that no register moves. LANES: of a head, 0 where the compiler does not know.
 template <bool STEPS, int LANES>
 __global__ static void __launch_bounds__(CONV_THREADS, 4)
     conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
