@@ -16,14 +16,15 @@ Inputs before the first token are zeros, or in an extension those of the tokens 
 is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
 and stride are multiples of 8, dh is a power of two of 8 to 128.
 
-A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight.
-In the backward pass it walks through a segment of a sequence from its end, with the gradients of the three
-later z in registers; at the end of a segment these are those of the next one, and are computed by both.
+A thread has a few adjacent channels, and walks through a segment of a sequence, with the next tokens in
+flight: in the backward pass from its end, with the gradients of the three later z in registers. At the end of
+a segment these are those of the next one, and are computed by both.
 */
 #pragma once
 
 #include <algorithm>
 #include "../cuda/layer.cuh"
+#include "../cuda/mma_sm80.cuh"
 
 // Mamba-2's time steps; see mamba2.cuh. The part behind `log_decay` is the backward pass's alone.
 typedef struct {
@@ -52,7 +53,7 @@ typedef struct {
 
 enum {
     CONV_HISTORY = CONV_WIDTH - 1, // inputs of earlier tokens that a token reads
-    CONV_TOKENS = 8,               // of a thread of the forward pass
+    CONV_TOKENS = 8,               // of a thread of the forward pass, in flight
     CONV_THREADS = 128
 };
 
@@ -86,13 +87,32 @@ __device__ static inline float conv_head_sum(float x, int lanes) {
     return x;
 }
 
+// How a pass cuts the tokens: group g has the segments g, g + groups, ..
+struct ConvSegments {
+    int parts, groups; // thread blocks of a token; of them; in the backward pass rows of partial sums
+    int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
+};
+
+// One segment a group, unless there are more sequences than groups. groups: at most; least: tokens of a
+// segment, where the sequence has them.
+static inline ConvSegments conv_cut(const Conv* s, int parts, int64_t groups, int64_t least) {
+    int64_t of_T = std::clamp<int64_t>(groups / s->B, 1, ceil_div<int64_t>(s->T, least));
+    ConvSegments cut;
+    cut.parts = parts;
+    cut.length = (int)ceil_div<int64_t>(s->T, of_T);
+    cut.of_T = (int)ceil_div<int64_t>(s->T, cut.length);
+    cut.segments = (int)s->B * cut.of_T;
+    cut.groups = (int)std::min<int64_t>(groups, cut.segments);
+    return cut;
+}
+
 // ----------------------------------------------------------------------------
 // forward
 
-// y of eight channels from c on, of row i of y: raw are the inputs of the three tokens before and of its own.
-// Called by all lanes of a warp.
+// y of eight channels from c on of a token: raw are the inputs of the three tokens before and of its own,
+// step that of its head, 1 without. Called by all lanes of a warp.
 __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WIDTH][8], const float bias[8],
-                                         const Conv& s, int64_t i, int c) {
+                                         const Conv& s, float step, int c) {
     float y[8], x[8];
     for (int j = 0; j < 8; j++) y[j] = bias[j];
     for (int tap = 0; tap < CONV_WIDTH; tap++) {
@@ -100,56 +120,87 @@ __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WID
         for (int j = 0; j < 8; j++) y[j] += w[tap][j] * x[j];
     }
     for (int j = 0; j < 8; j++) y[j] *= sigmoidf(y[j]);
-    float scale = 1;
+    float scale = step;
     if (s.normed) {
         float sum = 0;
         for (int j = 0; j < 8; j++) sum += y[j] * y[j];
         sum = conv_head_sum(sum, (int)s.dh / 8);
         if (c < s.normed) scale = norm_rstd(sum, (float)L2_NORM_EPS);
     }
-    int head = c / (int)s.dh;
-    if (s.steps.steps && head < s.steps.NH) scale = s.steps.steps[i * s.steps.NH + head];
     for (int j = 0; j < 8; j++) y[j] *= scale;
     return pack8(y);
 }
 
-__global__ static void __launch_bounds__(CONV_THREADS)
-    conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s, int parts) {
-    int segments = ceil_div<int>((int)s.T, CONV_TOKENS), segment = (int)blockIdx.x / parts;
-    int c = 8 * ((int)blockIdx.x % parts * (int)blockDim.x + (int)threadIdx.x);
-    int b = segment / segments, t = segment % segments * CONV_TOKENS;
-    int left = min(CONV_TOKENS, (int)s.T - t);
-    int64_t row = (int64_t)b * s.T + t;
-    const bf16* in = x + row * s.stride + c;
-    bool active = c < s.C;
-    Raw8 raw[CONV_HISTORY + CONV_TOKENS] = {};
-#pragma unroll
-    for (int i = 0; i < CONV_HISTORY + CONV_TOKENS; i++) {
-        int ahead = i - CONV_HISTORY;
-        if (active && ahead < left && t + ahead >= 0)
-            raw[i] = load_raw8(in + ahead * s.stride);
-        else if (active && ahead < left && s.history)
-            raw[i] = load_raw8(s.history + ((int64_t)b * CONV_HISTORY + CONV_HISTORY + t + ahead) * s.C + c);
-    }
+// Inputs and steps of the next CONV_TOKENS tokens are in flight while those before are convolved.
+template <bool STEPS>
+__global__ static void __launch_bounds__(CONV_THREADS, 3)
+    conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s,
+                        const __grid_constant__ ConvSegments cut) {
+    int group = (int)blockIdx.x / cut.parts;
+    int c = 8 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x), head = c / (int)s.dh;
+    bool active = c < s.C, stepped = STEPS && head < s.steps.NH;
     float w[CONV_WIDTH][8] = {}, bias[8] = {};
     if (active) conv_weights<8>(w, s.weight + CONV_WIDTH * c);
     if (active && s.bias) unpack8(bias, load_raw8(s.bias + c));
+    for (int segment = group; segment < cut.segments; segment += cut.groups) {
+        int b = segment / cut.of_T, first = segment % cut.of_T * cut.length,
+            last = min(first + cut.length, (int)s.T);
+        int64_t begin = (int64_t)b * s.T; // row of the sequence's first token
+        const bf16* in = x + begin * s.stride + c;
+        bf16* out = y + begin * s.C + c;
+        Raw8 raw[CONV_HISTORY + CONV_TOKENS], next[CONV_TOKENS];
+        float steps[CONV_TOKENS], next_steps[CONV_TOKENS];
+        auto load_next = [&](int from) {
 #pragma unroll
-    for (int i = 0; i < CONV_TOKENS; i++) {
-        if (i >= left) break;
-        Raw8 out = conv_token(raw + i, w, bias, s, row + i, c);
-        if (active) store16(y + (row + i) * s.C + c, out);
+            for (int i = 0; i < CONV_TOKENS; i++) {
+                int t = from + i;
+                next[i] = active && t < last ? load_raw8(in + (int64_t)t * (int)s.stride) : Raw8{};
+                if (STEPS)
+                    next_steps[i] =
+                        stepped && t < last ? s.steps.steps[(begin + t) * (int)s.steps.NH + head] : 1;
+            }
+        };
+        load_next(first);
+        for (int i = 0; i < CONV_HISTORY; i++) {
+            int t = first - CONV_HISTORY + i;
+            raw[i] = {};
+            if (active && t >= 0)
+                raw[i] = load_raw8(in + (int64_t)t * (int)s.stride);
+            else if (active && s.history)
+                raw[i] = load_raw8(s.history + ((int64_t)b * CONV_HISTORY + CONV_HISTORY + t) * s.C + c);
+        }
+#pragma unroll 1
+        for (int from = first; from < last; from += CONV_TOKENS) {
+#pragma unroll
+            for (int i = 0; i < CONV_TOKENS; i++) raw[CONV_HISTORY + i] = next[i], steps[i] = next_steps[i];
+            load_next(from + CONV_TOKENS);
+#pragma unroll
+            for (int i = 0; i < CONV_TOKENS; i++) {
+                int t = from + i;
+                if (t >= last) break;
+                Raw8 token = conv_token(raw + i, w, bias, s, STEPS ? steps[i] : 1, c);
+                if (active) store16(out + (int64_t)t * (int)s.C, token);
+            }
+#pragma unroll
+            for (int i = 0; i < CONV_HISTORY; i++) raw[i] = raw[CONV_TOKENS + i];
+        }
     }
+}
+
+template <bool STEPS>
+static inline void conv_forward_of(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
+    auto kernel = conv_forward_kernel<STEPS>;
+    HeadGrid grid = conv_grid(s->C / 8);
+    int64_t groups = resident_groups(kernel, grid.threads, grid.blocks, s->B * s->T);
+    ConvSegments cut = conv_cut(s, grid.blocks, groups, CONV_TOKENS);
+    CUDA_LAUNCH(kernel, (unsigned)(cut.groups * cut.parts), grid.threads, stream, y, x, *s, cut);
 }
 
 // Writes y.
 static inline void conv_forward(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
     Range range("convolution", RANGE_FORWARD, stream);
     conv_check(s);
-    HeadGrid grid = conv_grid(s->C / 8);
-    int64_t segments = s->B * ceil_div<int64_t>(s->T, CONV_TOKENS);
-    CUDA_LAUNCH(conv_forward_kernel, (unsigned)(segments * grid.blocks), grid.threads, stream, y, x, *s,
-                grid.blocks);
+    (s->steps.steps ? conv_forward_of<true> : conv_forward_of<false>)(y, x, s, stream);
 }
 
 // history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward
@@ -185,24 +236,44 @@ __device__ static inline void unpack4(float x[4], const Raw4& raw) {
     }
 }
 
-// How the backward pass cuts the tokens: group g has the segments g, g + groups, ..
-struct ConvSegments {
-    int parts, groups;          // thread blocks of a token; of them, rows of partial sums
-    int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
-};
-
 // What a thread reads of one token, with the input of three tokens before: its own was read with a later
 // token.
 struct ConvBackwardToken {
     Raw4 before, dy, dout;
-    float step, dlog_decay;
-    int64_t bt;
-    bool own; // of the segment, not of the next one
+    float step, dlog_decay, dt;
 };
 
-// Four channels' weights
-struct ConvTaps {
+// Operands of the next tokens, in flight: each thread reads but what it copied itself. In registers the loads
+// would wait for one another: a warp has 6 scoreboards.
+enum { CONV_AHEAD = 4, CONV_SLOTS = 2 * CONV_AHEAD };
+template <bool STEPS> struct ConvRing {
+    Raw4 before[CONV_SLOTS][CONV_THREADS], dy[CONV_SLOTS][CONV_THREADS];
+};
+template <> struct ConvRing<true> : ConvRing<false> {
+    Raw4 dout[CONV_SLOTS][CONV_THREADS];
+    float step[CONV_SLOTS][CONV_THREADS], dlog_decay[CONV_SLOTS][CONV_THREADS];
+    bf16 dt[CONV_SLOTS][CONV_THREADS][2]; // with its neighbour: 4 bytes are the least
+};
+
+// Starts copying 4 or 8 bytes; zeros unless `exists`.
+template <class T> __device__ static inline void conv_copy(T& to, const void* from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(smem_address(&to)), "l"(from),
+                 "n"(sizeof(T)), "r"(exists ? (int)sizeof(T) : 0)
+                 : "memory");
+}
+
+// A token's row, and whether it is of the segment, not of the next one.
+struct ConvPlace {
+    int64_t bt;
+    bool own;
+};
+
+// A thread's four channels.
+struct ConvChannels {
     float w[CONV_WIDTH][4], bias[4];
+    int c, head, lanes; // lanes: of a head
+    bool active, stepped, normed, warp_normed;
+    float D, dt_bias, rate; // of the head
 };
 
 // A thread's sums over tokens.
@@ -214,156 +285,192 @@ struct ConvSums {
 // The gradient of s for Mamba-2's steps, of a channel of x: g holds dy. Writes the gradient of dt and adds to
 // the heads' sums where the token is the segment's own.
 __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, const float y[4],
-                                                  const ConvBackwardToken& token, const Conv& s, int c) {
+                                                  const ConvBackwardToken& token, const ConvPlace& at,
+                                                  const ConvChannels& k, const Conv& s) {
     const HeadSteps& h = s.steps;
-    int head = c / (int)s.dh, lanes = (int)s.dh / 4;
-    bool stepped = head < h.NH;
-    float dout[4], dstep = 0, dD = 0, D = stepped ? h.D[head] : 0;
+    float dout[4], dstep = 0, dD = 0;
     unpack4(dout, token.dout);
     for (int j = 0; j < 4; j++) dstep += y[j] * g[j], dD += y[j] * dout[j];
-    dstep = conv_head_sum(dstep, lanes), dD = conv_head_sum(dD, lanes);
-    if (!stepped) return;
-    for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + D * dout[j];
-    if (!token.own || c % (int)s.dh) return;
-    float rate = expf(h.A_log[head]);
-    float dt = __bfloat162float(h.dt[token.bt * s.stride + head]) + h.dt_bias[head];
-    float ddt = (dstep - token.dlog_decay * rate) * sigmoidf(dt);
-    h.ddt[token.bt * s.stride + head] = __float2bfloat16(ddt);
+    dstep = conv_head_sum(dstep, k.lanes), dD = conv_head_sum(dD, k.lanes);
+    if (!k.stepped) return;
+    for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + k.D * dout[j];
+    if (!at.own || (int)threadIdx.x % k.lanes) return;
+    float dt = token.dt + k.dt_bias;
+    float ddt = (dstep - token.dlog_decay * k.rate) * sigmoidf(dt);
+    h.ddt[at.bt * s.stride + k.head] = __float2bfloat16(ddt);
     sums.dt_bias += ddt;
-    sums.A_log -= token.dlog_decay * token.step * rate;
+    sums.A_log -= token.dlog_decay * token.step * k.rate;
     sums.D += dD;
 }
 
 // dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
-// inputs of the three tokens before and of its own.
+// inputs of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
 template <bool STEPS>
-__device__ static inline void conv_token_backward(float dz[4], ConvSums& sums, const Raw4 x[CONV_WIDTH],
-                                                  const ConvBackwardToken& token, const ConvTaps& taps,
-                                                  const Conv& s, int c) {
-    float z[4], y[4], in[CONV_WIDTH][4];
-    for (int j = 0; j < 4; j++) z[j] = taps.bias[j];
-    for (int tap = 0; tap < CONV_WIDTH; tap++) {
-        unpack4(in[tap], x[tap]);
-        for (int j = 0; j < 4; j++) z[j] += taps.w[tap][j] * in[tap][j];
-    }
+__device__ static inline void conv_token_backward(float dz[4], ConvSums& sums,
+                                                  const float (&x)[CONV_WIDTH][4], int slot,
+                                                  const ConvBackwardToken& token, const ConvPlace& at,
+                                                  const ConvChannels& k, const Conv& s) {
+    float z[4], y[4];
+    for (int j = 0; j < 4; j++) z[j] = k.bias[j];
+    for (int tap = 0; tap < CONV_WIDTH; tap++)
+        for (int j = 0; j < 4; j++) z[j] += k.w[tap][j] * x[(slot + CONV_HISTORY - tap) % CONV_WIDTH][j];
     unpack4(dz, token.dy);
     for (int j = 0; j < 4; j++) y[j] = z[j] * sigmoidf(z[j]);
     if (STEPS) {
-        conv_steps_backward(dz, sums, y, token, s, c);
-    } else if (s.normed) {
+        conv_steps_backward(dz, sums, y, token, at, k, s);
+    } else if (k.warp_normed) {
         float squares = 0, along = 0;
         for (int j = 0; j < 4; j++) squares += y[j] * y[j], along += y[j] * dz[j];
-        squares = conv_head_sum(squares, (int)s.dh / 4), along = conv_head_sum(along, (int)s.dh / 4);
+        squares = conv_head_sum(squares, k.lanes), along = conv_head_sum(along, k.lanes);
         float scale = norm_rstd(squares, (float)L2_NORM_EPS);
-        if (c < s.normed)
+        if (k.normed)
             for (int j = 0; j < 4; j++) dz[j] = scale * (dz[j] - y[j] * (along * scale * scale));
     }
     for (int j = 0; j < 4; j++) {
         float open = sigmoidf(z[j]);
         dz[j] *= open * (1 + z[j] * (1 - open));
-        if (!token.own) continue;
+        if (!at.own) continue;
         sums.bias[j] += dz[j];
-        for (int tap = 0; tap < CONV_WIDTH; tap++) sums.weight[tap][j] += dz[j] * in[tap][j];
+        for (int tap = 0; tap < CONV_WIDTH; tap++)
+            sums.weight[tap][j] += dz[j] * x[(slot + CONV_HISTORY - tap) % CONV_WIDTH][j];
     }
 }
 
 // A thread's sums become its part of a row of partial: [groups, C, 4] of weight, [groups, C] of bias, and
 // three times [groups, NH] of dt_bias, A_log and D.
-__device__ static inline void conv_store_sums(float* partial, const ConvSums& sums, const Conv& s, int groups,
-                                              int group, int c, bool steps) {
+__device__ static inline void conv_store_sums(float* partial, const ConvSums& sums, const Conv& s,
+                                              const ConvChannels& k, int groups, int group) {
+    int c = k.c, NH = (int)s.steps.NH;
     float *bias = partial + (int64_t)groups * s.C * CONV_WIDTH, *heads = bias + (int64_t)groups * s.C;
     float* weight = partial + ((int64_t)group * s.C + c) * CONV_WIDTH;
     for (int j = 0; j < 4; j++)
         store16(weight + CONV_WIDTH * j,
                 Pack4{{sums.weight[0][j], sums.weight[1][j], sums.weight[2][j], sums.weight[3][j]}});
     store16(bias + (int64_t)group * s.C + c, Pack4{{sums.bias[0], sums.bias[1], sums.bias[2], sums.bias[3]}});
-    int NH = (int)s.steps.NH, head = c / (int)s.dh;
-    if (!steps || head >= NH || c % (int)s.dh) return;
+    if (!k.stepped || (int)threadIdx.x % k.lanes) return;
     const float of_head[3] = {sums.dt_bias, sums.A_log, sums.D};
-    for (int i = 0; i < 3; i++) heads[((int64_t)i * groups + group) * NH + head] = of_head[i];
+    for (int i = 0; i < 3; i++) heads[((int64_t)i * groups + group) * NH + k.head] = of_head[i];
 }
 
-template <bool STEPS>
+__device__ static inline ConvChannels conv_channels(const Conv& s, int c, int lanes, bool steps) {
+    ConvChannels k = {};
+    k.c = c, k.head = c / (4 * lanes), k.lanes = lanes;
+    k.active = c < s.C, k.stepped = steps && k.head < s.steps.NH;
+    k.normed = c < s.normed, k.warp_normed = __any_sync(~0u, k.normed);
+    if (k.active) conv_weights<4>(k.w, s.weight + CONV_WIDTH * c);
+    if (k.active && s.bias) unpack4(k.bias, load_raw4(s.bias + c));
+    if (!k.stepped) return k;
+    k.D = s.steps.D[k.head], k.dt_bias = s.steps.dt_bias[k.head], k.rate = expf(s.steps.A_log[k.head]);
+    return k;
+}
+
+// What a thread reads of a segment: `begin` is the row of its sequence's first token.
+template <bool STEPS> struct ConvReader {
+    ConvRing<STEPS>& ring;
+    const bf16 *x, *dy; // of the first token's four channels
+    int64_t begin;
+    int first; // token of the segment
+
+    // Starts copying token t, and commits the group.
+    __device__ void start(int slot, int t, const ConvChannels& k, const Conv& s) const {
+        const int i = (int)threadIdx.x;
+        if (t >= first) {
+            bool before = k.active && t >= CONV_HISTORY;
+            conv_copy(ring.before[slot][i], x + (int64_t)(before ? t - CONV_HISTORY : 0) * (int)s.stride,
+                      before);
+            conv_copy(ring.dy[slot][i], dy + (int64_t)t * (int)s.C, k.active);
+        }
+        if constexpr (STEPS) {
+            const HeadSteps& h = s.steps;
+            if (t >= first && k.stepped) {
+                int64_t at = (begin + t) * (int)h.NH;
+                const bf16* dt = h.dt + (begin + t) * (int)s.stride + k.head;
+                conv_copy(ring.dout[slot][i], h.dout + at * (4 * k.lanes) + k.c, true);
+                conv_copy(ring.step[slot][i], h.steps + at + k.head, true);
+                conv_copy(ring.dlog_decay[slot][i], h.dlog_decay + at + k.head, true);
+                conv_copy(ring.dt[slot][i], (const void*)((uintptr_t)dt & ~(uintptr_t)3), true);
+            }
+        }
+        cp_async_commit_group();
+    }
+
+    // Token t, of CONV_AHEAD in flight and itself.
+    __device__ ConvBackwardToken finish(int slot, int t, const ConvChannels& k, const Conv& s) const {
+        const int i = (int)threadIdx.x;
+        ConvBackwardToken token = {};
+        cp_async_wait_group<CONV_AHEAD>();
+        token.before = ring.before[slot][i], token.dy = ring.dy[slot][i];
+        if constexpr (STEPS) {
+            if (k.stepped) {
+                const bf16* dt = s.steps.dt + (begin + t) * (int)s.stride + k.head;
+                token.dout = ring.dout[slot][i], token.step = ring.step[slot][i];
+                token.dlog_decay = ring.dlog_decay[slot][i];
+                token.dt = __bfloat162float(ring.dt[slot][i][(uintptr_t)dt >> 1 & 1]);
+            }
+        }
+        return token;
+    }
+};
+
+// The tokens of a thread, four an iteration. Inputs in[i] and gradients later[i] of z are rings of four
+// tokens, so that no register moves. LANES: of a head, 0 where the compiler does not know.
+template <bool STEPS, int LANES>
 __global__ static void __launch_bounds__(CONV_THREADS, 4)
     conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
                          const __grid_constant__ ConvSegments cut, float* partial) {
-    int group = (int)blockIdx.x / cut.parts;
-    int c = 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x);
-    int head = c / (int)s.dh;
-    bool active = c < s.C, stepped = STEPS && head < s.steps.NH;
-    ConvTaps taps = {};
-    if (active) conv_weights<4>(taps.w, s.weight + CONV_WIDTH * c);
-    if (active && s.bias) unpack4(taps.bias, load_raw4(s.bias + c));
+    __shared__ ConvRing<STEPS> ring;
+    const int group = (int)blockIdx.x / cut.parts, stride = (int)s.stride;
+    const ConvChannels k =
+        conv_channels(s, 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x),
+                      LANES ? LANES : (int)s.dh / 4, STEPS);
     ConvSums sums = {};
     for (int segment = group; segment < cut.segments; segment += cut.groups) {
         int first = segment % cut.of_T * cut.length, last = min(first + cut.length, (int)s.T);
-        int64_t begin = (int64_t)(segment / cut.of_T) * s.T; // row of the sequence's first token
-        auto load_x = [&](int t) {
-            return active && t >= 0 ? load_raw4(x + (begin + t) * s.stride + c) : Raw4{};
-        };
-        auto load = [&](int t) {
-            ConvBackwardToken token = {};
-            int64_t bt = begin + t;
-            token.before = load_x(t - CONV_HISTORY);
-            if (active && t >= 0) token.dy = load_raw4(dy + bt * s.C + c);
-            if (stepped && t >= 0) {
-                token.dout = load_raw4(s.steps.dout + bt * (s.steps.NH * s.dh) + c);
-                token.step = s.steps.steps[bt * s.steps.NH + head];
-                token.dlog_decay = s.steps.dlog_decay[bt * s.steps.NH + head];
-            }
-            return token;
-        };
-        int t = min(last + CONV_HISTORY, (int)s.T) - 1;
-        Raw4 in[CONV_WIDTH] = {{}, load_x(t - 2), load_x(t - 1), load_x(t)};
-        float later[CONV_HISTORY][4] = {}; // dz of the tokens t + 1, t + 2, t + 3
-        ConvBackwardToken ahead = load(t);
+        int64_t begin = (int64_t)(segment / cut.of_T) * s.T;
+        int top = min(last + CONV_HISTORY, (int)s.T) - 1, base = 0;
+        bf16* dx_rows = dx + begin * stride + k.c;
+        const ConvReader<STEPS> reader = {ring, x + begin * stride + k.c, dy + begin * s.C + k.c, begin,
+                                          first};
+        for (int i = 0; i < CONV_AHEAD; i++) reader.start(i, top - i, k, s);
+        float in[CONV_WIDTH][4], later[CONV_WIDTH][4] = {};
+        for (int i = 0; i < CONV_HISTORY; i++)
+            unpack4(in[i], k.active && top >= i ? load_raw4(reader.x + (int64_t)(top - i) * stride) : Raw4{});
 #pragma unroll 1
-        for (; t >= first; t--) {
-            ConvBackwardToken token = ahead;
-            ahead = load(t - 1);
-            token.bt = begin + t, token.own = t < last;
-            in[0] = token.before;
-            float dz[4], out[4];
-            conv_token_backward<STEPS>(dz, sums, in, token, taps, s, c);
-            for (int j = 0; j < 4; j++) {
-                out[j] = taps.w[3][j] * dz[j] + taps.w[2][j] * later[0][j] + taps.w[1][j] * later[1][j] +
-                         taps.w[0][j] * later[2][j];
-                later[2][j] = later[1][j], later[1][j] = later[0][j], later[0][j] = dz[j];
+        for (; top >= first; top -= CONV_WIDTH, base ^= CONV_AHEAD) {
+#pragma unroll
+            for (int u = 0; u < CONV_WIDTH; u++) {
+                int t = top - u;
+                if (t < first) break;
+                reader.start((base ^ CONV_AHEAD) + u, t - CONV_AHEAD, k, s);
+                ConvBackwardToken token = reader.finish(base + u, t, k, s);
+                unpack4(in[(u + CONV_HISTORY) % CONV_WIDTH], token.before);
+                ConvPlace at = {begin + t, t < last};
+                float *dz = later[u], out[4];
+                conv_token_backward<STEPS>(dz, sums, in, u, token, at, k, s);
+                for (int j = 0; j < 4; j++)
+                    out[j] = k.w[3][j] * dz[j] + k.w[2][j] * later[(u + 3) % CONV_WIDTH][j] +
+                             k.w[1][j] * later[(u + 2) % CONV_WIDTH][j] +
+                             k.w[0][j] * later[(u + 1) % CONV_WIDTH][j];
+                if (k.active && at.own)
+                    store_bf16x4(dx_rows + (int64_t)t * stride, Pack4{{out[0], out[1], out[2], out[3]}});
             }
-            if (active && token.own)
-                store_bf16x4(dx + (begin + t) * s.stride + c, Pack4{{out[0], out[1], out[2], out[3]}});
-            for (int i = CONV_HISTORY; i > 0; i--) in[i] = in[i - 1];
         }
     }
-    if (active) conv_store_sums(partial, sums, s, cut.groups, group, c, STEPS);
+    if (k.active) conv_store_sums(partial, sums, s, k, cut.groups, group);
 }
 
-// One segment a group, unless there are more sequences than groups.
-template <class Kernel>
-static inline ConvSegments conv_segments(Kernel kernel, const Conv* s, HeadGrid grid) {
-    int64_t floats = (CONV_WIDTH + 1) * s->C + 3 * s->steps.NH,
-            most = (int64_t)(norm_partial_bytes() / sizeof(float)) / floats;
-    if (most < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);
-    int64_t tokens = s->B * s->T,
-            groups = resident_groups(kernel, grid.threads, grid.blocks, std::min(most, tokens));
-    int64_t of_T = std::clamp<int64_t>(groups / s->B, 1, ceil_div<int64_t>(s->T, 16));
-    ConvSegments cut;
-    cut.parts = grid.blocks;
-    cut.length = (int)ceil_div<int64_t>(s->T, of_T);
-    cut.of_T = (int)ceil_div<int64_t>(s->T, cut.length);
-    cut.segments = (int)s->B * cut.of_T;
-    cut.groups = (int)std::min<int64_t>(groups, cut.segments);
-    return cut;
-}
-
-template <bool STEPS>
+template <bool STEPS, int LANES>
 static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
                                     cudaStream_t stream) {
+    auto kernel = conv_backward_kernel<STEPS, LANES>;
     HeadGrid grid = conv_grid(s->C / 4);
-    ConvSegments cut = conv_segments(conv_backward_kernel<STEPS>, s, grid);
-    int64_t groups = cut.groups, NH = s->steps.NH;
-    CUDA_LAUNCH(conv_backward_kernel<STEPS>, (unsigned)(groups * cut.parts), grid.threads, stream, dx, dy, x,
-                *s, cut, partial);
+    int64_t NH = s->steps.NH, floats = (CONV_WIDTH + 1) * s->C + 3 * NH,
+            most = (int64_t)(norm_partial_bytes() / sizeof(float)) / floats;
+    if (most < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);
+    ConvSegments cut = conv_cut(
+        s, grid.blocks, resident_groups(kernel, grid.threads, grid.blocks, std::min(most, s->B * s->T)), 16);
+    int64_t groups = cut.groups;
+    CUDA_LAUNCH(kernel, (unsigned)(groups * cut.parts), grid.threads, stream, dx, dy, x, *s, cut, partial);
     float *bias = partial + groups * s->C * CONV_WIDTH, *heads = bias + groups * s->C;
     sum_rows(s->dweight, partial, groups, s->C * CONV_WIDTH, true, stream);
     if (s->bias) sum_rows(s->dbias, bias, groups, s->C, true, stream);
@@ -379,5 +486,8 @@ static inline void conv_backward(bf16* dx, const bf16* dy, const bf16* x, const 
                                  cudaStream_t stream) {
     Range range("convolution", RANGE_BACKWARD, stream);
     conv_check(s);
-    (s->steps.steps ? conv_backward_of<true> : conv_backward_of<false>)(dx, dy, x, s, partial, stream);
+    auto of = s->steps.steps ? s->dh == 64 ? conv_backward_of<true, 16> : conv_backward_of<true, 0>
+              : s->dh == 128 ? conv_backward_of<false, 32>
+                             : conv_backward_of<false, 0>;
+    of(dx, dy, x, s, partial, stream);
 }

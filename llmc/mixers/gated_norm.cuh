@@ -101,25 +101,46 @@ static inline void gated_norm_forward(bf16* y, const GatedNorm* p, cudaStream_t 
     CUDA_LAUNCH(gated_norm_forward_kernel, p->norm.rows, rmsnorm_threads(p->norm.d), stream, y, *p);
 }
 
+// What a thread reads of the next row, in flight; of shared memory it reads but what it copied itself.
+typedef struct {
+    Raw8 o[GATED_NORM_MOST / 8], v[GATED_NORM_MOST / 8], z[GATED_NORM_MOST / 8];
+} GatedCopies;
+typedef struct {
+    Raw8 dy;
+    float step, rstd;
+} GatedAhead;
+
+// Starts reading a row; zeros where there is none. c: 0 and `active` false behind the last channel.
+__device__ static inline GatedAhead gated_start(GatedCopies& copies, const bf16* dy, const GatedNorm& p,
+                                                int64_t row, int c, bool active) {
+    bool exists = active && row < p.norm.rows;
+    if (!exists) row = 0;
+    cp_async16(smem_address(copies.o + threadIdx.x), p.o + row * p.norm.d + c, exists);
+    cp_async16(smem_address(copies.v + threadIdx.x), p.v + row * p.C + c, exists);
+    cp_async16(smem_address(copies.z + threadIdx.x), p.z + row * p.row_stride + c, exists);
+    if (!exists) return {};
+    return {load_raw8_once(dy + row * p.norm.d + c), p.steps[row * p.NH + c / (int)p.P], p.norm.rstd[row]};
+}
+
 __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
     gated_norm_backward_kernel(bf16* dout, bf16* y, const bf16* dy, const __grid_constant__ GatedNorm p,
                                float* partial) {
     __shared__ float sums[2][32];
-    int d = (int)p.norm.d, c = 8 * (int)threadIdx.x, head = c / (int)p.P;
+    __shared__ GatedCopies copies;
+    int d = (int)p.norm.d, c = 8 * (int)threadIdx.x;
     bool active = c < d;
-    float dw[8] = {}, D = active ? p.D[head] : 0;
+    if (!active) c = 0;
+    float dw[8] = {}, D = active ? p.D[c / (int)p.P] : 0;
     Raw8 weight = {};
     if (active) weight = load_raw8(p.norm.weight + c);
     int buffer = 0;
+    GatedAhead ahead = gated_start(copies, dy, p, blockIdx.x, c, active);
     for (int64_t at = blockIdx.x; at < p.norm.rows; at += gridDim.x, buffer ^= 1) {
-        float total[8] = {}, g[8], z[8], w[8], gx = 0, rstd = p.norm.rstd[at];
-        GatedRow row = {};
-        Raw8 gradient = {};
-        if (active) {
-            row = gated_load(p, at, c, head);
-            gradient = load_raw8_once(dy + at * d + c);
-            gated_total(total, row, D);
-        }
+        cp_async_wait_all();
+        GatedRow row = {copies.o[threadIdx.x], copies.v[threadIdx.x], copies.z[threadIdx.x], ahead.step};
+        Raw8 gradient = ahead.dy;
+        float total[8] = {}, g[8], z[8], w[8], gx = 0, rstd = ahead.rstd;
+        if (active) gated_total(total, row, D);
         unpack8(g, gradient);
         unpack8(z, row.z);
         unpack8(w, weight);
@@ -128,6 +149,7 @@ __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
             dw[i] += g[i] * gated * rstd;
             gx += g[i] * w[i] * gated;
         }
+        ahead = gated_start(copies, dy, p, at + gridDim.x, c, active); // this row's have been used
         float mean = __fdividef(block_sum_all(gx, sums[buffer]), (float)d) * rstd * rstd;
         unpack8(g, gradient); // again: fewer registers are in use across the sum
         unpack8(z, row.z);

@@ -261,13 +261,11 @@ __global__ void __launch_bounds__(DeltaChains<BOTH>::THREADS, 2)
     delta_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
                         const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
-    int block = (int)blockIdx.x;
-    if (!BOTH)
-        delta_chain<false>(a, dout, scratch, s, shared_bytes, block);
-    else if (block % 2)
-        delta_chain<true>(a, dout, scratch, s, shared_bytes, block / 2);
+    int block = (int)blockIdx.x, backward = BOTH ? (int)gridDim.x / 2 : 0;
+    if (BOTH && block < backward) // the longer chain first: one a multiprocessor, where there are enough
+        delta_chain<true>(a, dout, scratch, s, shared_bytes, block);
     else
-        delta_chain<false>(a, dout, scratch, s, shared_bytes, block / 2);
+        delta_chain<false>(a, dout, scratch, s, shared_bytes, block - backward);
 }
 
 // dout: NULL in a forward pass.
