@@ -308,7 +308,7 @@ def main():
         found = ours.fox(name, folder, vocab)
         wanted = theirs.hf(name, folder)
         compare(report, f"fox-pro-nano, {name}; transformers {theirs.version}", found, wanted)
-        if name == "bytes":  # gpt2's log-probabilities, of a model that learns by heart, differ by 4e-4 in fp32
+        if name == "bytes":  # by heart, gpt2's log-probabilities differ by 4e-4 in fp32
             check_texts(report, found[1])
         compare_tokens(report, Tokenizer(folder), *found[1:])
     print(f"{report.passed} passed, {report.failed} failed")
