@@ -48,9 +48,8 @@ typedef struct __align__(16) {
     int partial;     // of the tile's first row; the next row's follows
 }
 ExtendItem;
-typedef struct __align__(16) {
+typedef struct __align__(8) {
     int partial, units; // of the first unit; a unit's rows follow the unit before
-    unsigned ended;     // units that have ended, where the tile has one row
 }
 ExtendPair;
 
@@ -121,7 +120,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
         int item = (int)((end - mine) >> 32), partial = (int)(end - mine);
         __syncthreads(); // all have read total
         if (threadIdx.x == blockDim.x - 1) total = end;
-        if (pair < pairs) work.pairs[l * work.max_pairs + pair] = {partial, units, 0};
+        if (pair < pairs) work.pairs[l * work.max_pairs + pair] = {partial, units};
         for (int u = first / unit; u < first / unit + units; u++) {
             int page = max(u * unit, first), count = min((u + 1) * unit, pages) - page;
             work.items[l * work.max_items + item++] = {(int)pair, tile.slot, (window + page) << 5 | count,
@@ -151,7 +150,7 @@ struct ExtendCombine {
     OutputGate gate; // rstd is not written
     const float* partial_o;
     const float2* partial_sum;
-    ExtendPair* pairs; // of the layer
+    const ExtendPair* pairs; // of the layer
     PassArrays pass;
     int64_t row_stride; // of the gate's logits
     int NH;
@@ -232,9 +231,7 @@ struct ExtendArgs {
     float* partial_o;
     float2* partial_sum;
     int64_t layer;
-    ExtendCombine combine;
-    bool decodes;  // all tiles have one row, which is its sequence's only one
-    bool combines; // the results of tiles with one row are added up here
+    bool decodes; // all tiles have one row, which is its sequence's only one
 };
 
 // An item and what is loaded ahead of it
@@ -408,22 +405,6 @@ template <int DH, bool GATE> struct ExtendWarp {
             for (int n = 0; n < DH / 8; n++)
                 o[4 * n] = make_float2(softmax.acc[0][n][2 * r], softmax.acc[0][n][2 * r + 1]);
         }
-        if (a.combines) combine(s);
-    }
-
-    // Adds up the results of a tile, of one row, if all its units have ended.
-    __device__ void combine(const ExtendStep& s) const {
-        ExtendPair* pair = &a.combine.pairs[s.item.pair];
-        unsigned ended = 0;
-        __syncwarp();
-        if (lane == 0) {
-            __threadfence();
-            ended = atomicAdd(&pair->ended, 1) + 1;
-        }
-        if ((int)__shfl_sync(~0u, ended, 0) < pair->units) return;
-        __threadfence();
-        if (lane == 0) pair->ended = 0;
-        extend_combine_head<DH>(a.combine, s.item.pair / (int)a.pages.NH, s.tile.begin, head(s));
     }
 
     // Items n, n + step, ... What the kernel before this one does not write is loaded while that one runs: the
@@ -530,9 +511,6 @@ static inline void extend_attention(const ExtendOutput* out, const bf16* q, cons
                              (int)p->NH,
                              (float)out->gate.eps};
     bool decodes = pass->num_tiles == pass->num_rows && pass->num_sequences == pass->num_rows;
-    // A warp that goes on after a fence has waited for its copies: only where each has one item.
-    bool combines = decodes && pass->num_rows * p->NH * EXTEND_UNIT <=
-                                   4 * device_attribute(cudaDevAttrMultiProcessorCount);
     ExtendArgs a = {q,
                     cum_logf,
                     *p,
@@ -542,16 +520,13 @@ static inline void extend_attention(const ExtendOutput* out, const bf16* q, cons
                     work->partial_o,
                     work->partial_sum,
                     layer->index,
-                    combine,
-                    decodes,
-                    combines};
+                    decodes};
     if (pass->num_tiles > 0) {
         Range range("attention", RANGE_FORWARD, stream);
         (p->dh == 64 ? cum_logf ? extend_launch<64, true> : extend_launch<64, false>
          : cum_logf ? extend_launch<128, true>
                      : extend_launch<128, false>)(&a, stream);
     }
-    if (combines) return;
     Range range("output norm and gate", RANGE_FORWARD, stream);
     int64_t blocks = ceil_div<int64_t>(pass->num_rows * p->NH, 4);
     launch_after(p->dh == 64 ? extend_combine_kernel<64> : extend_combine_kernel<128>, dim3((unsigned)blocks),

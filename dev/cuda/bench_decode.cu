@@ -1,0 +1,173 @@
+/*
+Benchmarks a step of decoding (llmc/inference/layers.cuh) with random weights: n sequences behind T cached tokens,
+nothing forgotten, and what reading the weights and the pages would take at the bandwidth of a device-to-device copy
+in the same run. Times are medians of CUDA graphs of one step.
+
+    bench_decode [MODEL [n]]
+*/
+#include "../../llmc/cuda/device.cuh"
+#include "../../llmc/cuda/embedding.cuh"
+#include "../../llmc/inference/layers.cuh"
+#include "../../llmc/model/presets.h"
+#include "bench.cuh"
+
+static cudaStream_t stream;
+static double copy_rate; // bytes per second, read and written
+
+struct DecodeBench {
+    Config config;
+    ParamTable table;
+    Matmul matmul;
+    Cache cache;
+    bf16* weights;
+    float* weights_fp32;
+    int64_t n, T;
+
+    DecodeBench(const char* preset, int64_t sequences, int64_t tokens)
+        : matmul(), cache(), n(sequences), T(tokens) {
+        Error err;
+        Recipe recipe;
+        config = config_defaults();
+        if (!config_preset(&config, &recipe, preset, &err)) die("%s", err.msg);
+        table = params_build(&config); // the padding of lm_head lies behind it
+        weights = random_array<bf16>(table.count + 64 * config.hidden_size, 0.02f),
+        weights_fp32 = random_array<float>(table.count, 1);
+        matmul_init(&matmul, true, stream);
+        CacheModel of = attention_cache_model(&config);
+        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * of.NH;
+        CacheSizes sizes = {n, T, n * heads * width, n, n, false, false};
+        if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
+        cache.table = extend_activations(&config, &table, &sizes);
+        activations_allocate(&cache.table, 1, device_bytes);
+        activations_layer(&cache.table, 0, &cache.acts, sizeof cache.acts);
+        const Pages* p = &cache.device.pages;
+        fill(p->k, sizes.pages * PAGE_TOKENS * of.dh, 1.0f),
+            fill(p->v, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
+        if (of.gate)
+            CUDA_CHECK(cudaMemset(p->cum_logf, 0, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
+        for (int64_t l = 0; l < of.layers; l++) {
+            Layer layer = layer_of(l);
+            attention_cache_init(&layer, &cache.device);
+        }
+        std::vector<int32_t> pages((size_t)sizes.pages), row((size_t)n), slots;
+        std::vector<int64_t> begins = {0}, lengths((size_t)n, T - 1), outputs;
+        for (int64_t i = 0; i < sizes.pages; i++) pages[(size_t)i] = (int32_t)(i * 7919 % sizes.pages);
+        if (sizes.pages % 7919 == 0) die("pages of the benchmark collide");
+        for (int64_t i = 0; i < n; i++)
+            slots.push_back((int32_t)i), outputs.push_back(i), begins.push_back(i + 1),
+                cache.device.stale[i] = true;
+        std::vector<int32_t> targets((size_t)n, -1);
+        Extension e = {n,
+                       n,
+                       row.data(),
+                       slots.data(),
+                       begins.data(),
+                       lengths.data(),
+                       pages.data(),
+                       n,
+                       outputs.data(),
+                       targets.data(),
+                       NULL,
+                       1};
+        device_cache_fill(&cache.device, &e, stream);
+        device_cache_copy(&cache.device, stream);
+    }
+    ~DecodeBench() {
+        for (int i = 0; i < cache.table.count; i++) device_free(cache.table.rows[i].data);
+        device_cache_free(&cache.device);
+        matmul_free(&matmul);
+        CUDA_CHECK(cudaFree(weights));
+        CUDA_CHECK(cudaFree(weights_fp32));
+        params_free(&table);
+    }
+
+    Layer layer_of(int64_t l) {
+        Layer layer = {};
+        layer.config = &config, layer.table = &table, layer.l = l, layer.B = 1, layer.T = n;
+        layer.weights = weights, layer.weights_fp32 = weights_fp32;
+        layer.matmul = &matmul, layer.stream = stream;
+        return layer;
+    }
+    Linear lm_head() const {
+        int64_t Vs = matmul_padded(config.vocab_size), d = config.hidden_size;
+        return {weights + params_find(&table, P_LM_HEAD, 0)->offset, NULL, n, Vs, d, Vs, d};
+    }
+
+    void scores() {
+        Scores of = cache.device.scores; // the step is repeated: rows do not move on
+        of.outputs.advances = false;
+        LogitShape shape = {n, config.vocab_size, matmul_padded(config.vocab_size)};
+        row_scores(&of, cache.acts.logits, 0, &shape, stream);
+    }
+    // As in the trainer
+    void step() {
+        const ExtendActs* a = &cache.acts;
+        Layer layer = layer_of(0);
+        Linear head = lm_head();
+        MatvecInput normed = extend_normed(&layer, a, a->x_last, P_NORM);
+        attention_begin_extend(&layer, &cache);
+        embedding_forward(a->x, cache.device.pass.tokens, layer_param(&layer, layer.weights, P_EMBEDDINGS), n,
+                          config.hidden_size, stream);
+        for (int64_t l = 0; l < config.num_hidden_layers; l++) {
+            layer = layer_of(l);
+            attention_mixer_extend(&layer, &cache, a->x_mid, a->x);
+            mlp_extend(&layer, &cache, a->x, a->x_mid);
+        }
+        embedding_forward(a->x_last, cache.device.output_rows, a->x, n, config.hidden_size, stream);
+        linear_rows(a->logits, &normed, NULL, &head, &matmul);
+        scores();
+    }
+
+    // Microseconds of a graph of the step
+    double time() {
+        cudaGraph_t calls;
+        cudaGraphExec_t graph;
+        step();
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        step();
+        CUDA_CHECK(cudaStreamEndCapture(stream, &calls));
+        CUDA_CHECK(cudaGraphInstantiate(&graph, calls, 0));
+        double us = 1e3 / 8 *
+                    milliseconds(
+                        1, 30, [] {},
+                        [&](int) {
+                            for (int i = 0; i < 8; i++) CUDA_CHECK(cudaGraphLaunch(graph, stream));
+                        })[0];
+        CUDA_CHECK(cudaGraphExecDestroy(graph));
+        CUDA_CHECK(cudaGraphDestroy(calls));
+        return us;
+    }
+
+    void run(const char* preset) {
+        const CacheModel& m = cache.device.model;
+        double tokens = (double)(n * m.layers * m.NH * ceil_div<int64_t>(T, PAGE_TOKENS) * PAGE_TOKENS);
+        double read = 2.0 * (double)(table.count - config.vocab_size * config.hidden_size) +
+                      tokens * (double)(4 * m.dh + (m.gate ? 8 : 0));
+        double least = read / copy_rate * 1e6, us = time();
+        printf("%s, %2lld x 1 token behind %5lld: %7.1f us, %.0f%% of the bandwidth\n", preset, (long long)n,
+               (long long)T, us, 100 * least / us);
+    }
+};
+
+int main(int argc, char** argv) {
+    Device device = device_open(0);
+    printf("%s, %d SMs\n", device.name, device.multiprocessors);
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    const int64_t bytes = (int64_t)1 << 30;
+    char *from = random_array<char>(bytes, 30), *to = device_array<char>(bytes);
+    std::vector<double> ms = milliseconds(
+        1, 20, [] {},
+        [&](int) { CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, 0)); });
+    copy_rate = 2 * (double)bytes / ms[0] * 1e3;
+    printf("copy of 1024 MiB: %.0f GB/s read and written\n", copy_rate / 1e9);
+    CUDA_CHECK(cudaFree(from));
+    CUDA_CHECK(cudaFree(to));
+    const int64_t cases[][2] = {{1, 1024},  {2, 1024},  {4, 1024},  {8, 1024},
+                                {1, 16384}, {1, 65536}, {4, 16384}, {64, 1024}};
+    for (const char* preset : {"fox-pro-125m", "fox-pro-760m"})
+        for (const auto& size : cases)
+            if ((argc < 2 || strcmp(argv[1], preset) == 0) && (argc < 3 || atoll(argv[2]) == size[0]))
+                DecodeBench(preset, size[0], size[1]).run(preset);
+    return EXIT_SUCCESS;
+}
