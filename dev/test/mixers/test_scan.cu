@@ -249,7 +249,7 @@ static Errors head_errors(const vector<double>& want, const vector<double>& of_p
 // and length. So the limit is 2 over 16 heads and more of one case and over all cases of a kind, and 5 times
 // the plain error of the kind for one head.
 struct GateHead {
-    char name[300];
+    char name[400];
     Errors errors;
 };
 static vector<GateHead> gate_heads; // of one kind
@@ -338,7 +338,7 @@ static void check_state(Problem& x, const Expected& want, const Expected& bf16s,
     // with decays of e^-5 that is e^-5 2^-9 of the state, 1.3e-5, of which 3.4e-6 were measured. Without decay
     // tensor cores, which truncate sums, leave 1e-6 after 1,000 tokens.
     vector<double> rounded_terms = want.state;
-    for (double& x : rounded_terms) x *= 1.3e-5 / FP32_LIMIT;
+    for (double& term : rounded_terms) term *= 1.3e-5 / FP32_LIMIT;
     check_heads("state", want.state, bf16s.state, doubles(state.host()), 1, s.NH, &rounded_terms);
 }
 
