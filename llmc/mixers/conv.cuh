@@ -16,15 +16,14 @@ Inputs before the first token are zeros, or in an extension those of the tokens 
 is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
 and stride are multiples of 8, dh is a power of two of 8 to 128.
 
-A thread has a few adjacent channels, and walks through a segment of a sequence, with the next tokens in
-flight: in the backward pass from its end, with the gradients of the three later z in registers. At the end of
-a segment these are those of the next one, and are computed by both.
+A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight.
+In the backward pass it walks through a segment of a sequence from its end, with the gradients of the three
+later z in registers and the next tokens in flight; at the end of a segment these are those of the next one, and are computed by both.
 */
 #pragma once
 
 #include <algorithm>
 #include "../cuda/layer.cuh"
-#include "../cuda/mma_sm80.cuh"
 
 // Mamba-2's time steps; see mamba2.cuh. The part behind `log_decay` is the backward pass's alone.
 typedef struct {
@@ -53,7 +52,7 @@ typedef struct {
 
 enum {
     CONV_HISTORY = CONV_WIDTH - 1, // inputs of earlier tokens that a token reads
-    CONV_TOKENS = 8,               // of a thread of the forward pass, in flight
+    CONV_TOKENS = 8,               // of a thread of the forward pass
     CONV_THREADS = 128
 };
 
@@ -87,32 +86,13 @@ __device__ static inline float conv_head_sum(float x, int lanes) {
     return x;
 }
 
-// How a pass cuts the tokens: group g has the segments g, g + groups, ..
-struct ConvSegments {
-    int parts, groups; // thread blocks of a token; of them; in the backward pass rows of partial sums
-    int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
-};
-
-// One segment a group, unless there are more sequences than groups. groups: at most; least: tokens of a
-// segment, where the sequence has them.
-static inline ConvSegments conv_cut(const Conv* s, int parts, int64_t groups, int64_t least) {
-    int64_t of_T = std::clamp<int64_t>(groups / s->B, 1, ceil_div<int64_t>(s->T, least));
-    ConvSegments cut;
-    cut.parts = parts;
-    cut.length = (int)ceil_div<int64_t>(s->T, of_T);
-    cut.of_T = (int)ceil_div<int64_t>(s->T, cut.length);
-    cut.segments = (int)s->B * cut.of_T;
-    cut.groups = (int)std::min<int64_t>(groups, cut.segments);
-    return cut;
-}
-
 // ----------------------------------------------------------------------------
 // forward
 
-// y of eight channels from c on of a token: raw are the inputs of the three tokens before and of its own,
-// step that of its head, 1 without. Called by all lanes of a warp.
+// y of eight channels from c on, of row i of y: raw are the inputs of the three tokens before and of its own.
+// Called by all lanes of a warp.
 __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WIDTH][8], const float bias[8],
-                                         const Conv& s, float step, int c) {
+                                         const Conv& s, int64_t i, int c) {
     float y[8], x[8];
     for (int j = 0; j < 8; j++) y[j] = bias[j];
     for (int tap = 0; tap < CONV_WIDTH; tap++) {
@@ -120,87 +100,56 @@ __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WID
         for (int j = 0; j < 8; j++) y[j] += w[tap][j] * x[j];
     }
     for (int j = 0; j < 8; j++) y[j] *= sigmoidf(y[j]);
-    float scale = step;
+    float scale = 1;
     if (s.normed) {
         float sum = 0;
         for (int j = 0; j < 8; j++) sum += y[j] * y[j];
         sum = conv_head_sum(sum, (int)s.dh / 8);
         if (c < s.normed) scale = norm_rstd(sum, (float)L2_NORM_EPS);
     }
+    int head = c / (int)s.dh;
+    if (s.steps.steps && head < s.steps.NH) scale = s.steps.steps[i * s.steps.NH + head];
     for (int j = 0; j < 8; j++) y[j] *= scale;
     return pack8(y);
 }
 
-// Inputs and steps of the next CONV_TOKENS tokens are in flight while those before are convolved.
-template <bool STEPS>
-__global__ static void __launch_bounds__(CONV_THREADS, 3)
-    conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s,
-                        const __grid_constant__ ConvSegments cut) {
-    int group = (int)blockIdx.x / cut.parts;
-    int c = 8 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x), head = c / (int)s.dh;
-    bool active = c < s.C, stepped = STEPS && head < s.steps.NH;
+__global__ static void __launch_bounds__(CONV_THREADS)
+    conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s, int parts) {
+    int segments = ceil_div<int>((int)s.T, CONV_TOKENS), segment = (int)blockIdx.x / parts;
+    int c = 8 * ((int)blockIdx.x % parts * (int)blockDim.x + (int)threadIdx.x);
+    int b = segment / segments, t = segment % segments * CONV_TOKENS;
+    int left = min(CONV_TOKENS, (int)s.T - t);
+    int64_t row = (int64_t)b * s.T + t;
+    const bf16* in = x + row * s.stride + c;
+    bool active = c < s.C;
+    Raw8 raw[CONV_HISTORY + CONV_TOKENS] = {};
+#pragma unroll
+    for (int i = 0; i < CONV_HISTORY + CONV_TOKENS; i++) {
+        int ahead = i - CONV_HISTORY;
+        if (active && ahead < left && t + ahead >= 0)
+            raw[i] = load_raw8(in + ahead * s.stride);
+        else if (active && ahead < left && s.history)
+            raw[i] = load_raw8(s.history + ((int64_t)b * CONV_HISTORY + CONV_HISTORY + t + ahead) * s.C + c);
+    }
     float w[CONV_WIDTH][8] = {}, bias[8] = {};
     if (active) conv_weights<8>(w, s.weight + CONV_WIDTH * c);
     if (active && s.bias) unpack8(bias, load_raw8(s.bias + c));
-    for (int segment = group; segment < cut.segments; segment += cut.groups) {
-        int b = segment / cut.of_T, first = segment % cut.of_T * cut.length,
-            last = min(first + cut.length, (int)s.T);
-        int64_t begin = (int64_t)b * s.T; // row of the sequence's first token
-        const bf16* in = x + begin * s.stride + c;
-        bf16* out = y + begin * s.C + c;
-        Raw8 raw[CONV_HISTORY + CONV_TOKENS], next[CONV_TOKENS];
-        float steps[CONV_TOKENS], next_steps[CONV_TOKENS];
-        auto load_next = [&](int from) {
 #pragma unroll
-            for (int i = 0; i < CONV_TOKENS; i++) {
-                int t = from + i;
-                next[i] = active && t < last ? load_raw8(in + (int64_t)t * (int)s.stride) : Raw8{};
-                if (STEPS)
-                    next_steps[i] =
-                        stepped && t < last ? s.steps.steps[(begin + t) * (int)s.steps.NH + head] : 1;
-            }
-        };
-        load_next(first);
-        for (int i = 0; i < CONV_HISTORY; i++) {
-            int t = first - CONV_HISTORY + i;
-            raw[i] = {};
-            if (active && t >= 0)
-                raw[i] = load_raw8(in + (int64_t)t * (int)s.stride);
-            else if (active && s.history)
-                raw[i] = load_raw8(s.history + ((int64_t)b * CONV_HISTORY + CONV_HISTORY + t) * s.C + c);
-        }
-#pragma unroll 1
-        for (int from = first; from < last; from += CONV_TOKENS) {
-#pragma unroll
-            for (int i = 0; i < CONV_TOKENS; i++) raw[CONV_HISTORY + i] = next[i], steps[i] = next_steps[i];
-            load_next(from + CONV_TOKENS);
-#pragma unroll
-            for (int i = 0; i < CONV_TOKENS; i++) {
-                int t = from + i;
-                if (t >= last) break;
-                Raw8 token = conv_token(raw + i, w, bias, s, STEPS ? steps[i] : 1, c);
-                if (active) store16(out + (int64_t)t * (int)s.C, token);
-            }
-#pragma unroll
-            for (int i = 0; i < CONV_HISTORY; i++) raw[i] = raw[CONV_TOKENS + i];
-        }
+    for (int i = 0; i < CONV_TOKENS; i++) {
+        if (i >= left) break;
+        Raw8 out = conv_token(raw + i, w, bias, s, row + i, c);
+        if (active) store16(y + (row + i) * s.C + c, out);
     }
-}
-
-template <bool STEPS>
-static inline void conv_forward_of(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
-    auto kernel = conv_forward_kernel<STEPS>;
-    HeadGrid grid = conv_grid(s->C / 8);
-    int64_t groups = resident_groups(kernel, grid.threads, grid.blocks, s->B * s->T);
-    ConvSegments cut = conv_cut(s, grid.blocks, groups, CONV_TOKENS);
-    CUDA_LAUNCH(kernel, (unsigned)(cut.groups * cut.parts), grid.threads, stream, y, x, *s, cut);
 }
 
 // Writes y.
 static inline void conv_forward(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
     Range range("convolution", RANGE_FORWARD, stream);
     conv_check(s);
-    (s->steps.steps ? conv_forward_of<true> : conv_forward_of<false>)(y, x, s, stream);
+    HeadGrid grid = conv_grid(s->C / 8);
+    int64_t segments = s->B * ceil_div<int64_t>(s->T, CONV_TOKENS);
+    CUDA_LAUNCH(conv_forward_kernel, (unsigned)(segments * grid.blocks), grid.threads, stream, y, x, *s,
+                grid.blocks);
 }
 
 // history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward
@@ -236,31 +185,18 @@ __device__ static inline void unpack4(float x[4], const Raw4& raw) {
     }
 }
 
+// How the backward pass cuts the tokens: group g has the segments g, g + groups, ..
+struct ConvSegments {
+    int parts, groups;          // thread blocks of a token; of them, rows of partial sums
+    int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
+};
+
 // What a thread reads of one token, with the input of three tokens before: its own was read with a later
 // token.
 struct ConvBackwardToken {
     Raw4 before, dy, dout;
-    float step, dlog_decay, dt;
+    float step, dlog_decay;
 };
-
-// Operands of the next tokens, in flight: each thread reads but what it copied itself. In registers the loads
-// would wait for one another: a warp has 6 scoreboards.
-enum { CONV_AHEAD = 4, CONV_SLOTS = 2 * CONV_AHEAD };
-template <bool STEPS> struct ConvRing {
-    Raw4 before[CONV_SLOTS][CONV_THREADS], dy[CONV_SLOTS][CONV_THREADS];
-};
-template <> struct ConvRing<true> : ConvRing<false> {
-    Raw4 dout[CONV_SLOTS][CONV_THREADS];
-    float step[CONV_SLOTS][CONV_THREADS], dlog_decay[CONV_SLOTS][CONV_THREADS];
-    bf16 dt[CONV_SLOTS][CONV_THREADS][2]; // with its neighbour: 4 bytes are the least
-};
-
-// Starts copying 4 or 8 bytes; zeros unless `exists`.
-template <class T> __device__ static inline void conv_copy(T& to, const void* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(smem_address(&to)), "l"(from),
-                 "n"(sizeof(T)), "r"(exists ? (int)sizeof(T) : 0)
-                 : "memory");
-}
 
 // A token's row, and whether it is of the segment, not of the next one.
 struct ConvPlace {
@@ -295,7 +231,7 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
     if (!k.stepped) return;
     for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + k.D * dout[j];
     if (!at.own || (int)threadIdx.x % k.lanes) return;
-    float dt = token.dt + k.dt_bias;
+    float dt = __bfloat162float(h.dt[at.bt * s.stride + k.head]) + k.dt_bias;
     float ddt = (dstep - token.dlog_decay * k.rate) * sigmoidf(dt);
     h.ddt[at.bt * s.stride + k.head] = __float2bfloat16(ddt);
     sums.dt_bias += ddt;
@@ -303,8 +239,8 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
     sums.D += dD;
 }
 
-// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
-// inputs of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
+// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the inputs
+// of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
 template <bool STEPS>
 __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums,
                                                   const float (&x)[CONV_WIDTH][4], int slot,
@@ -364,85 +300,51 @@ __device__ static inline ConvChannels conv_channels(const Conv& s, int c, int la
     return k;
 }
 
-// What a thread reads of a segment: `begin` is the row of its sequence's first token.
-template <bool STEPS> struct ConvReader {
-    ConvRing<STEPS>& ring;
-    const bf16 *x, *dy; // of the first token's four channels
-    int64_t begin;
-    int first; // token of the segment
-
-    // Starts copying token t, and commits the group.
-    __device__ void start(int slot, int t, const ConvChannels& k, const Conv& s) const {
-        const int i = (int)threadIdx.x;
-        if (t >= first) {
-            bool before = k.active && t >= CONV_HISTORY;
-            conv_copy(ring.before[slot][i], x + (int64_t)(before ? t - CONV_HISTORY : 0) * (int)s.stride,
-                      before);
-            conv_copy(ring.dy[slot][i], dy + (int64_t)t * (int)s.C, k.active);
-        }
-        if constexpr (STEPS) {
-            const HeadSteps& h = s.steps;
-            if (t >= first && k.stepped) {
-                int64_t at = (begin + t) * (int)h.NH;
-                const bf16* dt = h.dt + (begin + t) * (int)s.stride + k.head;
-                conv_copy(ring.dout[slot][i], h.dout + at * (4 * k.lanes) + k.c, true);
-                conv_copy(ring.step[slot][i], h.steps + at + k.head, true);
-                conv_copy(ring.dlog_decay[slot][i], h.dlog_decay + at + k.head, true);
-                conv_copy(ring.dt[slot][i], (const void*)((uintptr_t)dt & ~(uintptr_t)3), true);
-            }
-        }
-        cp_async_commit_group();
-    }
-
-    // Token t, of CONV_AHEAD in flight and itself.
-    __device__ ConvBackwardToken finish(int slot, int t, const ConvChannels& k, const Conv& s) const {
-        const int i = (int)threadIdx.x;
-        ConvBackwardToken token = {};
-        cp_async_wait_group<CONV_AHEAD>();
-        token.before = ring.before[slot][i], token.dy = ring.dy[slot][i];
-        if constexpr (STEPS) {
-            if (k.stepped) {
-                const bf16* dt = s.steps.dt + (begin + t) * (int)s.stride + k.head;
-                token.dout = ring.dout[slot][i], token.step = ring.step[slot][i];
-                token.dlog_decay = ring.dlog_decay[slot][i];
-                token.dt = __bfloat162float(ring.dt[slot][i][(uintptr_t)dt >> 1 & 1]);
-            }
-        }
-        return token;
-    }
-};
-
-// The tokens of a thread, four an iteration. Inputs in[i] and gradients later[i] of z are rings of four
-// tokens, so that no register moves. LANES: of a head, 0 where the compiler does not know.
+// Tokens of one thread: `ahead` of them are in flight. Inputs, in[i], and gradients dz, later[i], are in rings of
+// four, so that no register moves. LANES: of a head, 0 where the compiler does not know.
 template <bool STEPS, int LANES>
 __global__ static void __launch_bounds__(CONV_THREADS, 4)
     conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
                          const __grid_constant__ ConvSegments cut, float* partial) {
-    __shared__ ConvRing<STEPS> ring;
-    const int group = (int)blockIdx.x / cut.parts, stride = (int)s.stride;
+    constexpr int AHEAD = STEPS ? 2 : 4;
+    const int group = (int)blockIdx.x / cut.parts, stride = (int)s.stride, C = (int)s.C, NH = (int)s.steps.NH;
     const ConvChannels k =
         conv_channels(s, 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x),
                       LANES ? LANES : (int)s.dh / 4, STEPS);
     ConvSums sums = {};
     for (int segment = group; segment < cut.segments; segment += cut.groups) {
         int first = segment % cut.of_T * cut.length, last = min(first + cut.length, (int)s.T);
-        int64_t begin = (int64_t)(segment / cut.of_T) * s.T;
-        int top = min(last + CONV_HISTORY, (int)s.T) - 1, base = 0;
+        int64_t begin = (int64_t)(segment / cut.of_T) * s.T; // row of the sequence's first token
+        const bf16 *x_rows = x + begin * stride + k.c, *dy_rows = dy + begin * C + k.c;
         bf16* dx_rows = dx + begin * stride + k.c;
-        const ConvReader<STEPS> reader = {ring, x + begin * stride + k.c, dy + begin * s.C + k.c, begin,
-                                          first};
-        for (int i = 0; i < CONV_AHEAD; i++) reader.start(i, top - i, k, s);
+        auto load_x = [&](int t) {
+            return k.active && t >= 0 ? load_raw4(x_rows + (int64_t)t * stride) : Raw4{};
+        };
+        auto load = [&](int t) {
+            ConvBackwardToken token = {};
+            if (t < first) return token;
+            token.before = load_x(t - CONV_HISTORY);
+            if (k.active) token.dy = load_raw4(dy_rows + (int64_t)t * C);
+            if (k.stepped) {
+                token.dout = load_raw4(s.steps.dout + (begin + t) * (NH * 4 * k.lanes) + k.c);
+                token.step = s.steps.steps[(begin + t) * NH + k.head];
+                token.dlog_decay = s.steps.dlog_decay[(begin + t) * NH + k.head];
+            }
+            return token;
+        };
+        int top = min(last + CONV_HISTORY, (int)s.T) - 1;
         float in[CONV_WIDTH][4], later[CONV_WIDTH][4] = {};
-        for (int i = 0; i < CONV_HISTORY; i++)
-            unpack4(in[i], k.active && top >= i ? load_raw4(reader.x + (int64_t)(top - i) * stride) : Raw4{});
+        for (int i = 0; i < CONV_HISTORY; i++) unpack4(in[i], load_x(top - i));
+        ConvBackwardToken ahead[AHEAD];
+        for (int i = 0; i < AHEAD; i++) ahead[i] = load(top - i);
 #pragma unroll 1
-        for (; top >= first; top -= CONV_WIDTH, base ^= CONV_AHEAD) {
+        for (; top >= first; top -= CONV_WIDTH) {
 #pragma unroll
             for (int u = 0; u < CONV_WIDTH; u++) {
                 int t = top - u;
                 if (t < first) break;
-                reader.start((base ^ CONV_AHEAD) + u, t - CONV_AHEAD, k, s);
-                ConvBackwardToken token = reader.finish(base + u, t, k, s);
+                ConvBackwardToken token = ahead[u % AHEAD];
+                ahead[u % AHEAD] = load(t - AHEAD);
                 unpack4(in[(u + CONV_HISTORY) % CONV_WIDTH], token.before);
                 ConvPlace at = {begin + t, t < last};
                 float *dz = later[u], out[4];
@@ -459,17 +361,31 @@ __global__ static void __launch_bounds__(CONV_THREADS, 4)
     if (k.active) conv_store_sums(partial, sums, s, k, cut.groups, group);
 }
 
+// One segment a group, unless there are more sequences than groups.
+template <class Kernel>
+static inline ConvSegments conv_segments(Kernel kernel, const Conv* s, HeadGrid grid) {
+    int64_t floats = (CONV_WIDTH + 1) * s->C + 3 * s->steps.NH,
+            most = (int64_t)(norm_partial_bytes() / sizeof(float)) / floats;
+    if (most < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);
+    int64_t tokens = s->B * s->T,
+            groups = resident_groups(kernel, grid.threads, grid.blocks, std::min(most, tokens));
+    int64_t of_T = std::clamp<int64_t>(groups / s->B, 1, ceil_div<int64_t>(s->T, 16));
+    ConvSegments cut;
+    cut.parts = grid.blocks;
+    cut.length = (int)ceil_div<int64_t>(s->T, of_T);
+    cut.of_T = (int)ceil_div<int64_t>(s->T, cut.length);
+    cut.segments = (int)s->B * cut.of_T;
+    cut.groups = (int)std::min<int64_t>(groups, cut.segments);
+    return cut;
+}
+
 template <bool STEPS, int LANES>
 static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
                                     cudaStream_t stream) {
     auto kernel = conv_backward_kernel<STEPS, LANES>;
     HeadGrid grid = conv_grid(s->C / 4);
-    int64_t NH = s->steps.NH, floats = (CONV_WIDTH + 1) * s->C + 3 * NH,
-            most = (int64_t)(norm_partial_bytes() / sizeof(float)) / floats;
-    if (most < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);
-    ConvSegments cut = conv_cut(
-        s, grid.blocks, resident_groups(kernel, grid.threads, grid.blocks, std::min(most, s->B * s->T)), 16);
-    int64_t groups = cut.groups;
+    ConvSegments cut = conv_segments(kernel, s, grid);
+    int64_t groups = cut.groups, NH = s->steps.NH;
     CUDA_LAUNCH(kernel, (unsigned)(groups * cut.parts), grid.threads, stream, dx, dy, x, *s, cut, partial);
     float *bias = partial + groups * s->C * CONV_WIDTH, *heads = bias + groups * s->C;
     sum_rows(s->dweight, partial, groups, s->C * CONV_WIDTH, true, stream);

@@ -83,9 +83,7 @@ __global__ static void __launch_bounds__(CONV_THREADS)
     float w[CONV_WIDTH][8] = {}, bias[8] = {};
     if (active) conv_weights<8>(w, s.weight + CONV_WIDTH * c);
     if (active && s.bias) unpack8(bias, load_raw8(s.bias + c));
-    int head = c / (int)s.dh;
-    float step = s.steps.steps && head < s.steps.NH ? s.steps.steps[row * s.steps.NH + head] : 1;
-    Raw8 out = conv_token(raw, w, bias, s, step, c);
+    Raw8 out = conv_token(raw, w, bias, s, row, c);
     if (!active) return;
     store16(y + row * s.C + c, out);
     for (int i = 0; i < CONV_HISTORY; i++) store16(history + i * s.C, raw[i + 1]);
