@@ -57,6 +57,8 @@ check "--dry-run deltanet" "$trainer" --dry-run --model deltanet-760m --data non
 said "757635072"
 check "--dry-run mamba2" "$trainer" --dry-run --model mamba2-760m
 said "780113664"
+check "--dry-run hgrn2" "$trainer" --dry-run --model hgrn2-760m --gpu H100
+said "756820992"
 dies "heads of 128 channels, not 64" "$trainer" --dry-run --model deltanet-125m --set num_heads=12
 dies "--attention cudnn: Mamba2ForCausalLM has no attention" "$trainer" --dry-run --model mamba2-125m --attention cudnn
 report

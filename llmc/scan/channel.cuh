@@ -58,12 +58,15 @@ static inline void* channel_take(char* scratch, size_t* used, int64_t bytes) {
     return at;
 }
 
+enum { CHANNEL_PLANNED = 132 }; // multiprocessors of an H100, for a plan where there is no GPU
+
 // Sets sizes and scratch of w; returns the bytes of scratch. Segments: about two thread blocks of the states'
 // kernel on every multiprocessor.
 static inline size_t channel_plan(ChannelWork* w, const ChannelShape* s, void* scratch, bool backward) {
     int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK),
             directions = backward ? 2 : 1;
-    int64_t blocks = 2 * device_attribute(cudaDevAttrMultiProcessorCount);
+    static const int64_t blocks =
+        2 * (device_exists() ? device_attribute(cudaDevAttrMultiProcessorCount) : CHANNEL_PLANNED);
     int64_t segments = ceil_div<int64_t>(blocks, heads * directions);
     size_t used = 0;
     memset(w, 0, sizeof *w);
