@@ -386,7 +386,8 @@ static void check_training(const char* preset, double most_lr) {
 static void test_training(void) {
     check_training("fox-pro-micro", 3e-4);
     check_training("deltanet-micro", 3e-4);
-    check_training("hgrn2-micro", 3e-4); // nano has one head: bf16 weights alone change its norm by 30%
+    // not hgrn2-nano: it has one head, and errors of 2^-9 in its weights move its gradient's norm by 30%
+    check_training("hgrn2-micro", 3e-4);
     check_training("mamba2-micro", 3e-4);
 }
 
