@@ -67,3 +67,17 @@ static inline std::vector<double> milliseconds(int variants, int rounds, const P
     }
     return medians;
 }
+
+// Bytes per second that a device-to-device copy of 1 GiB reads and writes; also printed.
+static inline double bench_copy(void) {
+    const int64_t bytes = (int64_t)1 << 30;
+    char *from = random_array<char>(bytes, 30), *to = device_array<char>(bytes);
+    std::vector<double> ms = milliseconds(
+        1, 20, [] {},
+        [&](int) { CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, 0)); });
+    double rate = 2 * (double)bytes / ms[0] * 1e3;
+    printf("copy of 1024 MiB: %.0f GB/s read and written\n", rate / 1e9);
+    CUDA_CHECK(cudaFree(from));
+    CUDA_CHECK(cudaFree(to));
+    return rate;
+}

@@ -1,7 +1,7 @@
 /*
-Benchmarks a step of decoding (llmc/inference/layers.cuh) with random weights: n sequences behind T cached tokens,
-nothing forgotten, and what reading the weights and the pages would take at the bandwidth of a device-to-device copy
-in the same run. Times are medians of CUDA graphs of one step.
+Benchmarks a step of decoding (llmc/inference/layers.cuh) with random weights: n sequences behind T cached
+tokens, nothing forgotten. Beside it stands what reading the weights and the pages would take at the bandwidth
+of a device-to-device copy in the same run. Times are medians of CUDA graphs of one step.
 
     bench_decode [MODEL [n]]
 */
@@ -29,8 +29,9 @@ struct DecodeBench {
         Recipe recipe;
         config = config_defaults();
         if (!config_preset(&config, &recipe, preset, &err)) die("%s", err.msg);
-        table = params_build(&config); // the padding of lm_head lies behind it
-        weights = random_array<bf16>(table.count + 64 * config.hidden_size, 0.02f),
+        table = params_build(&config);
+        int64_t padding = 64 * config.hidden_size; // rows that lm_head's GEMM reads behind it
+        weights = random_array<bf16>(table.count + padding, 0.02f);
         weights_fp32 = random_array<float>(table.count, 1);
         matmul_init(&matmul, true, stream);
         CacheModel of = attention_cache_model(&config);
@@ -154,15 +155,7 @@ int main(int argc, char** argv) {
     Device device = device_open(0);
     printf("%s, %d SMs\n", device.name, device.multiprocessors);
     CUDA_CHECK(cudaStreamCreate(&stream));
-    const int64_t bytes = (int64_t)1 << 30;
-    char *from = random_array<char>(bytes, 30), *to = device_array<char>(bytes);
-    std::vector<double> ms = milliseconds(
-        1, 20, [] {},
-        [&](int) { CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, 0)); });
-    copy_rate = 2 * (double)bytes / ms[0] * 1e3;
-    printf("copy of 1024 MiB: %.0f GB/s read and written\n", copy_rate / 1e9);
-    CUDA_CHECK(cudaFree(from));
-    CUDA_CHECK(cudaFree(to));
+    copy_rate = bench_copy();
     const int64_t cases[][2] = {{1, 1024},  {2, 1024},  {4, 1024},  {8, 1024},
                                 {1, 16384}, {1, 65536}, {4, 16384}, {64, 1024}};
     for (const char* preset : {"fox-pro-125m", "fox-pro-760m"})

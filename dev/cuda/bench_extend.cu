@@ -60,18 +60,6 @@ template <class Call> static void bench(const char* name, double bytes, const Ca
            100 * rate / copy_rate);
 }
 
-static void bench_copy(void) {
-    const int64_t bytes = (int64_t)1 << 30;
-    char *from = random_array<char>(bytes, 30), *to = device_array<char>(bytes);
-    std::vector<double> ms = milliseconds(
-        1, 20, [] {},
-        [&](int) { CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, 0)); });
-    copy_rate = 2 * (double)bytes / ms[0] * 1e3;
-    printf("copy of 1024 MiB: %.0f GB/s read and written\n", copy_rate / 1e9);
-    CUDA_CHECK(cudaFree(from));
-    CUDA_CHECK(cudaFree(to));
-}
-
 // ----------------------------------------------------------------------------
 // attention: n sequences of T tokens, each extended by t rows
 
@@ -196,7 +184,7 @@ int main(int argc, char** argv) {
     Device device = device_open(0);
     printf("%s, %d SMs\n", device.name, device.multiprocessors);
     CUDA_CHECK(cudaStreamCreate(&stream));
-    bench_copy();
+    copy_rate = bench_copy();
     const int64_t shapes[][2] = {{12, 64}, {24, 64}, {12, 128}};
     for (auto& shape : shapes) {
         printf("NH %lld, dh %lld\n", (long long)shape[0], (long long)shape[1]);

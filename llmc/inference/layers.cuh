@@ -6,8 +6,8 @@ model has them, over the rows of sequences in a cache.
     attention_mixer_extend    out = in + Wo output_gate(attention(qkv(norm(in))))
     mlp_extend                out = in + Wd swiglu(Wgu norm(in))
 
-For few rows a layer is seven kernels: the two projections in, the append, attention and what adds up its parts, and the
-two projections out; norms and SwiGLU are part of the projections.
+For few rows a layer is seven kernels: the two projections in, the append, attention, the sum of its partial
+results, and the two projections out; norms and SwiGLU are part of the projections.
 */
 #pragma once
 

@@ -17,8 +17,9 @@ is kept but x: the backward pass computes z, s and the heads' norms again. Point
 and stride are multiples of 8, dh is a power of two of 8 to 128.
 
 A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight.
-In the backward pass it walks through a segment of a sequence from its end, with the gradients of the three
-later z in registers and the next tokens in flight; at the end of a segment these are those of the next one, and are computed by both.
+In the backward pass it walks through a segment of a sequence from its end, with the next tokens in flight and
+the gradients of the three later z in registers. For the last tokens of a segment these belong to the next
+segment: both compute them.
 */
 #pragma once
 
@@ -239,8 +240,8 @@ __device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, co
     sums.D += dD;
 }
 
-// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the inputs
-// of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
+// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
+// inputs of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
 template <bool STEPS>
 __device__ static inline void conv_token_backward(float dz[4], ConvSums& sums,
                                                   const float (&x)[CONV_WIDTH][4], int slot,
@@ -288,6 +289,7 @@ __device__ static inline void conv_store_sums(float* partial, const ConvSums& su
     for (int i = 0; i < 3; i++) heads[((int64_t)i * groups + group) * NH + k.head] = of_head[i];
 }
 
+// Four channels from c on. Called by all lanes of a warp.
 __device__ static inline ConvChannels conv_channels(const Conv& s, int c, int lanes, bool steps) {
     ConvChannels k = {};
     k.c = c, k.head = c / (4 * lanes), k.lanes = lanes;
@@ -300,8 +302,8 @@ __device__ static inline ConvChannels conv_channels(const Conv& s, int c, int la
     return k;
 }
 
-// Tokens of one thread: `ahead` of them are in flight. Inputs, in[i], and gradients dz, later[i], are in rings of
-// four, so that no register moves. LANES: of a head, 0 where the compiler does not know.
+// The tokens of a thread, AHEAD of them in flight. Inputs, in[i], and gradients dz, later[i], are in rings of
+// four tokens, so that no register moves. LANES: of a head, 0 where the compiler does not know.
 template <bool STEPS, int LANES>
 __global__ static void __launch_bounds__(CONV_THREADS, 4)
     conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
