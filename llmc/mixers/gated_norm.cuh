@@ -16,6 +16,7 @@ step makes v / step exact: such a step adds nothing to a state, but D x still co
 */
 #pragma once
 
+#include "../cuda/mma_sm80.cuh"
 #include "conv.cuh"
 
 const float LEAST_STEP = 1e-30f;
