@@ -148,7 +148,7 @@ test: ## install packages, build, run all tests that need no GPU
 	scripts/setup.sh test
 	$(MAKE) --no-print-directory tests
 
-.PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+.PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -267,9 +267,16 @@ sanitize-gpu: $(GPU_TESTS) test_foxcu ## run the GPU tests under compute-sanitiz
 bench-gpu: $(GPU_BENCHES) ## benchmark the kernels
 	for b in $(GPU_BENCHES); do $$b || exit 1; done
 
+# The kernels' tests and benchmarks as far as PTX, to see that they compile
+GPU_SOURCES = $(foreach n,$(notdir $(GPU_TESTS) $(GPU_BENCHES)),$(wildcard $(GPU_DIRS:=/$n.cu) dev/cuda/$n.cu))
+cuda-check-tests: $(HF_MODELING)
+	$(NEED_NVCC)
+	printf '%s\n' $(GPU_SOURCES) | xargs -P 2 -I{} $(NVCC) -std=c++17 -D_GNU_SOURCE -ptx -arch=compute_80 \
+	    -Xcompiler -Wall,-Wextra,-Werror,-fopenmp -Werror all-warnings {} -o /dev/null
+
 cuda-check: ARCHS = 80 90
 cuda-check: EXTRA_NVCCFLAGS = -Werror all-warnings -Xcompiler -Werror
-cuda-check: $(HF_MODELING) ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
+cuda-check: cuda-check-tests $(HF_MODELING) ## compile the CUDA programs for sm_80 and sm_90a, warnings as errors; needs no GPU
 	$(NEED_NVCC)
 	mkdir -p build/gpu
 	$(NVCC) $(NVCCFLAGS) $(CODE) $(GPU_CODE) $(GPU_RANK_FLAGS) -Xptxas -v train_fox.cu -o build/gpu/train_foxcu \

@@ -66,7 +66,7 @@ template <class Call> static void bench(const char* name, double bytes, const Ca
 
 // ----------------------------------------------------------------------------
 
-static void bench_copy(void) {
+static void bench_copies(void) {
     for (int64_t bytes : {(int64_t)50 << 20, (int64_t)100 << 20, (int64_t)1 << 30}) {
         Tensor<float> from(bytes / 4), to(bytes / 4);
         double us = time_call(
@@ -218,7 +218,7 @@ int main(int argc, char** argv) {
     if (argc > 1) part = argv[1];
     Device device = device_open(0);
     printf("%s, %d SMs\n", device.name, device.multiprocessors);
-    bench_copy();
+    bench_copies();
     bench_model("fox-pro-760m", 1, 16384, 24, 64, 3584, 50257);
     bench_model("fox-pro-125m", 2, 16384, 12, 64, 1792, 50257);
     bench_model("transformer-pro-760m", 1, 16384, 12, 128, 3584, 50257);
