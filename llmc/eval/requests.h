@@ -426,17 +426,22 @@ static inline void requests_fill(Requests* r, bool waits) {
     requests_flush(r);
 }
 
-// Opens the engine for sequences of at least T tokens, and of more where there is memory.
+// Opens the engine for sequences of at least T tokens, and of more where there is memory; with fewer slots where
+// there is too little for those.
 static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
     const Config* config = &r->run->config;
-    const int64_t T = r->run->options.seq_len, slots = trainer->suggested_tokens / 64;
-    CacheSizes sizes = engine_sizes(trainer, slots, T);
+    const int64_t T = r->run->options.seq_len;
+    CacheSizes sizes = engine_sizes(trainer, trainer->suggested_tokens / 64, T);
     sizes.drops = true, sizes.drops_unseen = r->run->options.forget_by_seen;
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
-    for (;; sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2) {
-        sizes.pages = slots * engine_heads(config) * cache_table_width(&sizes);
+    for (;;) {
+        sizes.pages = sizes.slots * engine_heads(config) * cache_table_width(&sizes);
         if (engine_open(&r->engine, trainer, model, config, &sizes)) break;
-        if (sizes.capacity == T)
+        if (sizes.capacity > T)
+            sizes.capacity = sizes.capacity / 2 < T ? T : sizes.capacity / 2;
+        else if (sizes.slots > 1)
+            sizes.slots /= 2;
+        else
             die("too little memory is left on the device for a sequence of %lld tokens; lower --seq-len",
                 (long long)T);
     }

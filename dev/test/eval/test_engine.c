@@ -331,6 +331,31 @@ static void check_texts(void) {
 #undef LIST
 }
 
+// A device whose memory is enough for caches of `most_slots` slots of 100 tokens
+static int64_t most_slots;
+static Cache* small_cache_new(Model* model, const CacheSizes* sizes) {
+    return sizes->slots > most_slots || sizes->capacity > 100 ? NULL : cache_new(model, sizes);
+}
+
+// Too little memory for what is wanted: shorter sequences, then fewer slots.
+static void check_memory(const char* name) {
+    Model model = variant_model(name, 1, 4);
+    Trainer trainer = cached_trainer;
+    Run run;
+    Requests r;
+    memset(&run, 0, sizeof run), memset(&r, 0, sizeof r);
+    trainer.cache_new = small_cache_new, trainer.pass_tokens = 64, trainer.suggested_tokens = 64 * 40;
+    run.config = model.config, run.options.seq_len = 100, r.run = &run;
+    for (most_slots = 1; most_slots <= 40; most_slots = 2 * most_slots + 1) {
+        requests_open(&r, &trainer, &model);
+        int64_t slots = r.engine.sizes.slots;
+        CHECK(r.engine.sizes.capacity == 100 && slots <= most_slots && 2 * slots > most_slots / 2,
+              "%s: %lld slots of at most %lld", name, (long long)slots, (long long)most_slots);
+        engine_close(&r.engine);
+    }
+    model_free(&model);
+}
+
 int main(void) {
     omp_set_num_threads(1); // the models are too small for threads to pay
     check_together("fox-pro");
@@ -343,6 +368,8 @@ int main(void) {
     check_forgetting();
     check_window();
     check_not_finite();
+    check_memory("fox-pro");
+    check_memory("mamba2 state_size=6");
     check_texts();
     return test_report();
 }
