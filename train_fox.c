@@ -204,8 +204,8 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf,
 }
 
 // ----------------------------------------------------------------------------
-// attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i, with a window
-// of W keys over i - W < j <= i
+// attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i, with a
+// window of W keys over i - W < j <= i
 //
 // In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T.
 // The gate's bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and below,
@@ -1238,8 +1238,8 @@ static void model_outputs(Model* model, const Cache* cache, const Extension* e, 
     }
 }
 
-// One pass: extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that is
-// NULL, logits [outputs, V]. A row's logits are what model_forward computes for the same tokens, but for
+// One pass: extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that
+// is NULL, logits [outputs, V]. A row's logits are what model_forward computes for the same tokens, but for
 // rounding and what is forgotten.
 static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     cache->pass.T = e->rows;

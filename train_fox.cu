@@ -1003,10 +1003,10 @@ static void extend_step(Model* model, Cache* cache, int64_t outputs, float* logi
     }
 }
 
-// Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps, outputs],
-// and unless that is NULL logits [outputs, V] of one step. The results are those of model_forward for the same
-// tokens, but for rounding. A step that extends n sequences by one token each is one CUDA graph from its second
-// time on.
+// Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps,
+// outputs], and unless that is NULL logits [outputs, V] of one step. The results are those of model_forward
+// for the same tokens, but for rounding. A step that extends n sequences by one token each is one CUDA graph
+// from its second time on.
 static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     DeviceCache* c = &cache->device;
     bool decodes = extension_decodes(e) && e->outputs <= extend_logit_rows(c->sizes.outputs) &&
@@ -1086,7 +1086,8 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
 }
 
 // Makes a model without memory on the device. Dies where the kernels do not support the model. With --dry-run
-// the device is not opened where a plan for another GPU is wanted, or there is none: model->device is all zero.
+// the device is not opened where a plan for another GPU is wanted, or there is none: model->device is all
+// zero.
 static Model* model_supported(const Run* run, bool planned_for_another) {
     const Options* o = &run->options;
     const Config* c = &run->config;

@@ -1,7 +1,7 @@
 /*
 Benchmarks llmc/attention/attention.cuh: forward and backward with and without the gate, then with pruning,
-then windows, then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM in
-the same run for comparison.
+then windows, then the gate and bounds kernels, then scores far below zero. Prints the rate of a cuBLAS GEMM
+in the same run for comparison.
 
 TFLOP/s count the nominal FLOPs of causal attention, 2 B NH T^2 dh forward and 2.5 times as many backward,
 whatever the kernels execute.
@@ -118,8 +118,8 @@ static void bench(int64_t B, int64_t T, int64_t NH, int64_t dh, bool gate) {
            2.5 * x.flops() / backward, deterministic, 2.5 * x.flops() / deterministic);
 }
 
-// Forward and backward in windows: milliseconds, and as a share of the time without one, beside the share of blocks
-// that is left.
+// Forward and backward in windows: milliseconds, and as a share of the time without one, beside the share of
+// blocks that is left.
 static void bench_windows(int64_t T, int64_t NH, int64_t dh, bool gate) {
     Case x(1, T, NH, dh);
     double whole[3] = {};

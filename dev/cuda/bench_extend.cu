@@ -6,8 +6,8 @@ to a device-to-device copy in the same run.
     append      q, k, v and gates of the same rows
     matvec      the linear layers of a decoding step, beside cuBLAS
 
-Times are medians of CUDA graphs of 16 calls, of which each has a layer or a weight of its own, larger than the
-caches together: launches count as they do in a decoding step.
+Times are medians of CUDA graphs of 16 calls, of which each has a layer or a weight of its own, larger than
+the caches together: launches count as they do in a decoding step.
 
     bench_extend [PART]     only benchmarks whose name contains PART
 */

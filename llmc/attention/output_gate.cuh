@@ -46,8 +46,8 @@ struct OutputGateToken {
     float rstd;
 };
 
-// One token's eight channels of a head, in place: o becomes y. Returns the norm's rstd. Called by all lanes of
-// a warp.
+// One token's eight channels of a head, in place: o becomes y. Returns the norm's rstd. Called by all lanes
+// of a warp.
 __device__ static __forceinline__ float output_gate_token(float x[8], const OutputGate& p, float eps,
                                                           const Raw8& logits, const Raw8& weight,
                                                           const HeadThread& me) {

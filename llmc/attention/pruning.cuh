@@ -25,9 +25,9 @@ of queries the first block of keys that it attends to, for each block of keys th
 attends to it. Both are found by binary search. A block always attends to itself. Packed documents, with a log
 gate of -1000 at each one's first token, are separated by the same rule.
 
-In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the same
-terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A block
-of queries skips the blocks that the window hides from all of it as well.
+In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the
+same terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A
+block of queries skips the blocks that the window hides from all of it as well.
 
 U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
 sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
@@ -43,9 +43,8 @@ attention_backward.
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys: all that causal attention in its window has, and those that
-// are kept.
-// The backward pass counts them double, as in the model's FLOPs.
+// Pairs of a block of queries and a block of keys: all that causal attention in its window has, and those
+// that are kept. The backward pass counts them double, as in the model's FLOPs.
 typedef struct {
     unsigned long long all, kept;
 } PruningCount;

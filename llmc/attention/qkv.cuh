@@ -13,10 +13,10 @@ optional.
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
 The trainer calls it between the projection and attention; for new tokens of a sequence see
-llmc/inference/pages.cuh. q, k and v are three paths through the same code, each with its own switches. A thread block has one path, so that its
-threads take the same branches. A thread has eight channels of one head for several neighbouring tokens, so
-that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are aligned to 16 bytes; row_stride and
-the columns of q, k and v are multiples of 8.
+llmc/inference/pages.cuh. q, k and v are three paths through the same code, each with its own switches. A
+thread block has one path, so that its threads take the same branches. A thread has eight channels of one head
+for several neighbouring tokens, so that the shift finds x_{t-1} in registers. Pointers to bf16 and angles are
+aligned to 16 bytes; row_stride and the columns of q, k and v are multiples of 8.
 */
 #pragma once
 

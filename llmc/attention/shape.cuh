@@ -142,7 +142,8 @@ struct AttentionShape {
     }
 };
 
-// Does a window hide keys of the past? Kernels are compiled twice: those without a window have no code for it.
+// Does a window hide keys of the past? Kernels are compiled twice: those without a window have no code for
+// it.
 static inline bool attention_windowed(const HeadShape* s) { return s->window > 0 && s->window < s->T; }
 
 // For tiles of `rows` queries or keys. The tiles of a head share tensors of bytes_per_channel bytes: 4 where

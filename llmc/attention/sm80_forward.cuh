@@ -4,8 +4,8 @@ Forgetting attention forward with mma.sync:
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i,    dh 64 or 128
 
 A thread block has 128 queries of one head, 4 warps of 32 each, and loops over tiles of 64 keys from the
-diagonal down to the first key, or the first of the window: near keys tend to hold the maximum. Layouts are those
-of attention.cuh, which calls attention_forward_sm80.
+diagonal down to the first key, or the first of the window: near keys tend to hold the maximum. Layouts are
+those of attention.cuh, which calls attention_forward_sm80.
 
 row_max need not be the maximum, only close enough for 2^(x - row_max) to stay in range: the accumulators are
 rescaled only when a score exceeds row_max by RESCALE_THRESHOLD, which is rare after a row's first tile.

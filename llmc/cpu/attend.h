@@ -1,6 +1,6 @@
 /*
-Inference on the CPU: attention over a paged cache, which of its pages a head has forgotten, and the score of a
-row of logits.
+Inference on the CPU: attention over a paged cache, which of its pages a head has forgotten, and the score of
+a row of logits.
 
 A page (llmc/model/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so that
 a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys page by

@@ -1,7 +1,7 @@
 /*
-What both trainers print with --bench: how fast the engine reads a prompt, and how fast it continues sequences;
-the line of a step's rate is the GPU trainer's. Tokens are random and nothing is forgotten, so the figures of
-inference do not depend on what the weights have learnt.
+What both trainers print with --bench: how fast the engine reads a prompt, and how fast it continues
+sequences; the line of a step's rate is the GPU trainer's. Tokens are random and nothing is forgotten, so the
+figures of inference do not depend on what the weights have learnt.
 
 Called by train.h and the GPU trainer.
 */
@@ -42,8 +42,8 @@ static inline int64_t bench_tokens(const Trainer* trainer, int64_t count, int64_
     return 16 * trainer->pass_steps + count * length / trainer->pass_tokens;
 }
 
-// Reads `count` prompts of `length` tokens, which differ from the first token on, and continues them. seconds:
-// of the passes that read, and of a pass that continues all.
+// Reads `count` prompts of `length` tokens, which differ from the first token on, and continues them.
+// seconds: of the passes that read, and of a pass that continues all.
 static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, int64_t length) {
     const int64_t steps = g->trainer->pass_steps;
     Sequence* sequences = (Sequence*)xcalloc((size_t)count, sizeof *sequences);
@@ -70,8 +70,8 @@ static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, 
     free(list);
 }
 
-// Bytes that a pass reads at least which continues `count` sequences of `length` tokens: weights once, but for
-// the embedding, and keys and values.
+// Bytes that a pass reads at least which continues `count` sequences of `length` tokens: weights once, but
+// for the embedding, and keys and values.
 static inline double bench_pass_bytes(const Run* run, const Trainer* trainer, const Model* model,
                                       int64_t count, double length) {
     const Config* c = &run->config;

@@ -149,8 +149,8 @@ static inline int64_t sample_capacity(const Run* run) {
     return 1 + (o->prompt ? (int64_t)strlen(o->prompt) : 0) * (o->json_escape ? 6 : 1) + sample_tokens(run);
 }
 
-// The cache for `count` samples, each of which continues `prompt` tokens by n, in passes of up to `rows` tokens.
-// heads: rows of the page table that a slot has.
+// The cache for `count` samples, each of which continues `prompt` tokens by n, in passes of up to `rows`
+// tokens. heads: rows of the page table that a slot has.
 static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prompt, int64_t n, int64_t rows) {
     const int64_t most = count > rows ? count : rows;
     CacheSizes s = {count, prompt + n, 0, prompt > count ? prompt : count, count, true, false};

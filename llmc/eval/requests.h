@@ -426,8 +426,8 @@ static inline void requests_fill(Requests* r, bool waits) {
     requests_flush(r);
 }
 
-// Opens the engine for sequences of at least T tokens, and of more where there is memory; with fewer slots where
-// there is too little for those.
+// Opens the engine for sequences of at least T tokens, and of more where there is memory; with fewer slots
+// where there is too little for those.
 static inline void requests_open(Requests* r, const Trainer* trainer, Model* model) {
     const Config* config = &r->run->config;
     const int64_t T = r->run->options.seq_len;

@@ -51,8 +51,8 @@ static inline bool hf_write_generation(const char* folder, const Config* c, Erro
     return ok;
 }
 
-// Prints a row of the card's table: a comma-separated list of paths, without their folders. A character with a
-// meaning in Markdown's tables becomes '?'.
+// Prints a row of the card's table: a comma-separated list of paths, without their folders. A character with
+// a meaning in Markdown's tables becomes '?'.
 static inline void hf_print_names(FILE* f, const char* what, const char* paths) {
     if (!paths) return;
     fprintf(f, "| %s | `", what);

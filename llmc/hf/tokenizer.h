@@ -33,7 +33,8 @@ static inline void hf_tokenizer_free(HfTokenizer* t) {
     memset(t, 0, sizeof *t);
 }
 
-// Reads a text; NULL without an error if the file does not exist. False if it cannot be one of the tokenizer's.
+// Reads a text; NULL without an error if the file does not exist. False if it cannot be one of the
+// tokenizer's.
 static inline bool hf_read(char** text, const char* path, Error* err) {
     struct stat st;
     size_t bytes;
@@ -51,8 +52,8 @@ static inline bool hf_read(char** text, const char* path, Error* err) {
     return fail(err, "%s: is not JSON: it has a zero byte", path);
 }
 
-// Checks the text of a tokenizer.json: its ids fit into the model's vocabulary. Sets *end_of_text to the name of
-// the model's end-of-text token, to be freed; NULL if the tokenizer has none with its id.
+// Checks the text of a tokenizer.json: its ids fit into the model's vocabulary. Sets *end_of_text to the name
+// of the model's end-of-text token, to be freed; NULL if the tokenizer has none with its id.
 static inline bool hf_check_tokenizer(const char* path, const char* text, const Config* c, char** end_of_text,
                                       Error* err) {
     Json j;
@@ -120,8 +121,9 @@ static inline bool hf_tokenizer_set(HfTokenizer* t, const char* path, char* json
 }
 
 // Finds the tokenizer of a run: PREFIX_tokenizer.json beside `shard`, the first of the training data, or else
-// the files in `folder` (NULL: none), a checkpoint or Hugging Face folder. *t is empty if there is neither. Free
-// with hf_tokenizer_free. Fails, with nothing to free, if a file is there but is not a tokenizer of the model.
+// the files in `folder` (NULL: none), a checkpoint or Hugging Face folder. *t is empty if there is neither.
+// Free with hf_tokenizer_free. Fails, with nothing to free, if a file is there but is not a tokenizer of the
+// model.
 static inline bool hf_tokenizer_find(HfTokenizer* t, const char* shard, const char* folder, const Config* c,
                                      const HfRun* r, Error* err) {
     char path[PATH_LENGTH], config_path[PATH_LENGTH];

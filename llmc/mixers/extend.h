@@ -1,8 +1,8 @@
 /*
-Inference with the recurrent mixers on the CPU (llmc/model/extension.h). A slot's state has a fixed size, and there
-are no pages: the tensors that a mixer's table keeps for every layer hold the states of all slots, the others are
-scratch of a pass. A pass extends one sequence after the other by the mixer's forward function, which starts from
-the states that it finds and updates them.
+Inference with the recurrent mixers on the CPU (llmc/model/extension.h). A slot's state has a fixed size, and
+there are no pages: the tensors that a mixer's table keeps for every layer hold the states of all slots, the
+others are scratch of a pass. A pass extends one sequence after the other by the mixer's forward function,
+which starts from the states that it finds and updates them.
 
 Called by the recurrent mixers and by train_fox.c.
 */

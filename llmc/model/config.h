@@ -449,8 +449,8 @@ static inline void config_put_all(const Config* c, JsonWriter* w) {
     json_end(w);
 }
 
-// The keys of the object "initialization" in trainer.json: how a full gate's bias was initialized. The paper's
-// code opens a full gate only where config.json has none of them.
+// The keys of the object "initialization" in trainer.json: how a full gate's bias was initialized. The
+// paper's code opens a full gate only where config.json has none of them.
 static const char* const config_initialization[] = {"fgate_bias_init", "decay_time_min", "decay_time_max"};
 
 static inline bool config_is_initialization(const char* key) {

@@ -56,7 +56,8 @@ typedef struct {
     const int32_t* targets;     // [outputs], the token that follows the row; -1: none
     const Draw* draws;          // [outputs], how the next token is drawn; NULL: each is the most likely one
     // Passes to do one after another, of which each but the first extends every sequence by the token that it
-    // has drawn in the one before. More than one only where each sequence has one row, and each row an output.
+    // has drawn in the one before. More than one only where each sequence has one row, and each row an
+    // output.
     int64_t steps;
 } Extension;
 

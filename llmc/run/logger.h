@@ -3,8 +3,8 @@ The log of a run: one line per step on the terminal, for people, and more detail
 programs.
 
 log.jsonl has one JSON object per line, with a key "event": "run", "step", "validation", or the name of
-another event. Numbers that are not finite are null there and nan on the terminal. A "run" line comes first, and
-again wherever a process resumes the run: what is trained, by which program, on what, since when.
+another event. Numbers that are not finite are null there and nan on the terminal. A "run" line comes first,
+and again wherever a process resumes the run: what is trained, by which program, on what, since when.
 
 Called by train.h. Each line is written with a single call to a file opened for appending, so that a crash can
 truncate only the last line; opening the file again terminates such a line. A log that cannot be written, as

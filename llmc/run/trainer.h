@@ -20,8 +20,8 @@ With several ranks open, upload and update are collective: every rank calls them
 differ in grad_accum_steps, and a step ends with the sums over all of them.
 
 B is run->micro_batch and T is --seq-len. With steps_in_flight N > 0 the work of a step, or of a batch of
---eval, is queued, and finish_step or finish_losses waits for it when N more are queued: the device never waits
-for the host.
+--eval, is queued, and finish_step or finish_losses waits for it when N more are queued: the device never
+waits for the host.
 */
 #pragma once
 

@@ -49,8 +49,9 @@ static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, i
     const int64_t L = c->num_hidden_layers, S = gpu_padded(table->proj.rows), Vs = gpu_padded(c->vocab_size);
     const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
     const int64_t gates_output = c->use_output_norm || c->use_output_gate;
-    // Of one layer, bytes a token: what enters a block; q, k and v; what else the backward pass reads (proj, o,
-    // x_mid, gate_up; norms' statistics, lse and gates); what it writes, and outputs of norms, gates and SwiGLU
+    // Of one layer, bytes a token: what enters a block; q, k and v; what else the backward pass reads (proj,
+    // o, x_mid, gate_up; norms' statistics, lse and gates); what it writes, and outputs of norms, gates and
+    // SwiGLU
     const int64_t x = 2 * d, qkv = 6 * d, inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
     const int64_t shared =
         2 * S + 10 * d + 8 * I + 4 * learns * NH + gates_output * (2 * d + 4 * NH) + 8 * d + 16;

@@ -66,8 +66,8 @@ static inline int plan_recompute(const GpuPlan* p) {
     return -1;
 }
 
-// Prints what each level of recomputation needs, or the largest micro-batch that fits with it. `planned` is the
-// run's level; does it fit?
+// Prints what each level of recomputation needs, or the largest micro-batch that fits with it. `planned` is
+// the run's level; does it fit?
 static inline void plan_print_levels(const GpuPlan* p, Recompute planned, bool fits) {
     const Run* run = p->run;
     const char* level_name = option_recompute_names[planned];

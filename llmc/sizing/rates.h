@@ -1,7 +1,7 @@
 /*
-How fast a model trains on a GPU that is not here: its model FLOPs over the GPU's peak speed times an MFU. That
-is --mfu, or what was measured of the model that is nearest (dev/SPEED.md, "Rates that --dry-run plans with"),
-or, of GPUs without any measurement, RATE_ASSUMED_MFU. Called by plan.h.
+How fast a model trains on a GPU that is not here: its model FLOPs over the GPU's peak speed times an MFU.
+That is --mfu, or what was measured of the model that is nearest (dev/SPEED.md, "Rates that --dry-run plans
+with"), or, of GPUs without any measurement, RATE_ASSUMED_MFU. Called by plan.h.
 */
 #pragma once
 

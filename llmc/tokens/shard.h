@@ -108,7 +108,8 @@ static inline const char* shard_other_magic(int32_t magic) {
     }
 }
 
-// Takes the fields of the set, of the checksums and of the vocabulary from a header whose other fields are in *h.
+// Takes the fields of the set, of the checksums and of the vocabulary from a header whose other fields are in
+// *h.
 static inline bool shard_unpack_checks(ShardHeader* h, const int32_t* header, const char* path, Error* err) {
     h->set_shards = header[5];
     h->set_index = header[6];

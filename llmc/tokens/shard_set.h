@@ -84,8 +84,8 @@ static inline void shard_tokenizer_temporary(char* out, const char* prefix, cons
     snprintf(out, PATH_LENGTH, "%s_%s_tokenizer.json.tmp", prefix, split);
 }
 
-// Writes the path of the tokenizer that belongs to the shard `path` to out[PATH_LENGTH]. False if `path` is not
-// a name that shard_path makes.
+// Writes the path of the tokenizer that belongs to the shard `path` to out[PATH_LENGTH]. False if `path` is
+// not a name that shard_path makes.
 static inline bool shard_tokenizer_beside(char* out, const char* path) {
     static const char* const ends[2] = {"_train_000000.bin", "_val_000000.bin"};
     if (!shard_sibling(out, path, 0)) return false;

@@ -1,5 +1,6 @@
 /*
-A tokenizer as Hugging Face's tokenizer.json (the `tokenizers` library, version 1.0), which AutoTokenizer opens.
+A tokenizer as Hugging Face's tokenizer.json (the `tokenizers` library, version 1.0), which AutoTokenizer
+opens.
 
 Both tokenizers are byte-level BPE there. A token's name has one character for each of its bytes, as vocab.bpe
 has them (tokenizer.h); its id is the same here and there. Bytes: 256 such characters, no merges. GPT-2: the
@@ -51,7 +52,8 @@ static inline void tokenizer_json_put_merges(ByteBuffer* out, const Tokenizer* t
     free(pairs);
 }
 
-// Appends the text of tokenizer.json, in ASCII. Cannot fail. A terminating zero follows, which is not counted.
+// Appends the text of tokenizer.json, in ASCII. Cannot fail. A terminating zero follows, which is not
+// counted.
 static inline void tokenizer_json(const Tokenizer* t, ByteBuffer* out) {
     uint32_t symbol_of[256];
     char number[32], head[1024];

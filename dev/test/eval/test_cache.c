@@ -212,8 +212,8 @@ static void check_forgetting(const char* name, bool unseen, bool forgets) {
     model_free(&model);
 }
 
-// A long text in chunks that are multiples of nothing, then token by token beside a second sequence of the same
-// tokens, against the forward pass.
+// A long text in chunks that are multiples of nothing, then token by token beside a second sequence of the
+// same tokens, against the forward pass.
 static double check_long(const char* name, int64_t T, bool drops) {
     enum { DECODED = 41, BESIDE = 63 };
     static const int64_t chunks[] = {4001, 37, 300, 1};
@@ -250,8 +250,8 @@ static double check_long(const char* name, int64_t T, bool drops) {
     return worst;
 }
 
-// Up to 65,536 tokens in float; in double and with sanitizers, which are slower, fewer. The longest one of the
-// family that forgets alone.
+// Up to 65,536 tokens in float; in double and with sanitizers, which are slower, fewer. The longest one of
+// the family that forgets alone.
 static void check_lengths(void) {
     static const int64_t lengths[] = {1, 63, 1000, 4097, 16385, 65536};
     static const char* const families[] = {"fox-pro", "transformer-llama", "fox-llama", "transformer-pro"};

@@ -1,6 +1,6 @@
 /*
-A case of attention on the GPU: random inputs, the kernels' results, and their comparison with the oracle's. For
-test_attention.
+A case of attention on the GPU: random inputs, the kernels' results, and their comparison with the oracle's.
+For test_attention.
 */
 #pragma once
 

@@ -122,8 +122,8 @@ static void test_pruning(int64_t T, int64_t dh, int64_t window) {
           (long long)T, (long long)dh);
 }
 
-// Windows shorter than a block, at the borders of tiles, and of several blocks; then one that is as long as the
-// sequence, which is none: the same bits.
+// Windows shorter than a block, at the borders of tiles, and of several blocks; then one that is as long as
+// the sequence, which is none: the same bits.
 static void test_windows(int64_t longest, int64_t dh) {
     static const int64_t shapes[][2] = {{2, 1},      {130, 1},    {300, 2},     {300, 63},   {300, 64},
                                         {300, 65},   {450, 127},  {450, 128},   {450, 129},  {450, 130},

@@ -49,7 +49,8 @@ static void check_python(const char* folder, const char* name) {
     free(python), free(source);
 }
 
-// A recurrent model's folder has the Python files that its auto_map names and imports, and its card how to open it.
+// A recurrent model's folder has the Python files that its auto_map names and imports, and its card how to
+// open it.
 static void test_recurrent(void) {
     Config c;
     Recipe recipe;

@@ -387,7 +387,7 @@ static void check_round_trip(const Config* c, const char* what) {
     json_writer_free(&w);
 }
 
-// What config.json has of a gate's initialization: nothing of a full gate, which the paper's code would refuse.
+// A gate's initialization in config.json: nothing of a full gate, which the paper's code would refuse.
 static void check_initialization(void) {
     for (GateType gate = GATE_FULL; gate <= GATE_FIXED; gate = (GateType)(gate + 1)) {
         Config c = base_config(), back;

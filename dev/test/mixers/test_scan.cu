@@ -241,13 +241,13 @@ static Errors head_errors(const vector<double>& want, const vector<double>& of_p
             cancels ? FP32_LIMIT * head_norm(*cancels, NULL, rows, heads, h) / norm : 0};
 }
 
-// Gradients of gates: one number a token and head, for slow decays a sum over all later tokens. The error of a
-// head is therefore that of a few independent numbers, ours and the plain implementation's. With emulated
-// kernels, 22 to 80 heads of each kind at 63 to 129 tokens, the quotient of the two is up to 4.8 in one head (65
-// tokens, decays near 1), where the plain error is small by chance; over the heads together it is 0.65 to 1.14
-// for decays and 0.96 to 1.6 for the delta rule. No head has more than 3.3 times the plain error over the heads
-// of its kind and length. So the limit is 2 over 16 heads and more of one case and over all cases of a kind, and
-// 5 times the plain error of the kind for one head.
+// Gradients of gates: one number a token and head, for slow decays a sum over all later tokens. The error of
+// a head is therefore that of a few independent numbers, ours and the plain implementation's. With emulated
+// kernels, 22 to 80 heads of each kind at 63 to 129 tokens, the quotient of the two is up to 4.8 in one head
+// (65 tokens, decays near 1), where the plain error is small by chance; over the heads together it is 0.65 to
+// 1.14 for decays and 0.96 to 1.6 for the delta rule. No head has more than 3.3 times the plain error over
+// the heads of its kind and length. So the limit is 2 over 16 heads and more of one case and over all cases
+// of a kind, and 5 times the plain error of the kind for one head.
 struct GateHead {
     char name[400];
     Errors errors;
@@ -335,9 +335,9 @@ static void check_state(Problem& x, const Expected& want, const Expected& bf16s,
     }
     check_forward(x, want, bf16s, "o in two parts");
     // Chunks of the parts end elsewhere than plain's, so that a term that the last token's decay e^a has made
-    // smaller may be rounded to bf16 here alone: 2^-9 e^a of the state (4.2e-5 was measured, decays about e^-5).
-    // Where decays are slow plain rounds such terms too: its error is above 1e-4. Without decay tensor cores, which
-    // truncate sums, leave 1e-6 after 1,000 tokens.
+    // smaller may be rounded to bf16 here alone: 2^-9 e^a of the state (4.2e-5 was measured, decays about
+    // e^-5). Where decays are slow plain rounds such terms too: its error is above 1e-4. Without decay tensor
+    // cores, which truncate sums, leave 1e-6 after 1,000 tokens.
     vector<double> rounded_terms = want.state;
     for (size_t i = 0; i < rounded_terms.size(); i++) {
         size_t last = (size_t)((s.T - 1) * s.NH) + i / (size_t)(s.K * s.V);
