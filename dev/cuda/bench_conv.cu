@@ -1,23 +1,27 @@
 /*
 Times of the convolution and the gated RMSNorm of the recurrent mixers, at the shapes of the 760m models, each
 beside its floor: the bytes of each input read once and each output written once, at the rate of a copy in the
-same run.
+same run. As in training the GPU is busy while the host launches.
 
     bench_conv [T]     16384
 */
 #include "../../llmc/cuda/device.cuh"
+#include "../../llmc/mixers/conv_backward.cuh"
 #include "../../llmc/mixers/gated_norm.cuh"
 #include "bench.cuh"
 
 enum { D = 1536, STATE = 128, SETS = 2 }; // hidden_size; Mamba-2's state_size; sets larger than the caches
 
 static double copy_rate; // bytes per second
+static char* busy;       // written before a run: 60 us in which the host launches it
+enum { BUSY_BYTES = 1 << 28 };
 
 // Prints the median time of run(set), which moves `bytes`.
 template <class Run> static void bench(const char* name, double bytes, const Run& run) {
     int set = 0;
     double ms = milliseconds(
-               1, 20, [] {}, [&](int) { run(set ^= 1); })[0],
+               1, 20, [] { CUDA_CHECK(cudaMemsetAsync(busy, 0, BUSY_BYTES, 0)); },
+               [&](int) { run(set ^= 1); })[0],
            floor = bytes / copy_rate * 1e3;
     printf("  %-28s %7.1f us   floor %6.1f, ratio %.2f\n", name, 1e3 * ms, 1e3 * floor, ms / floor);
 }
@@ -46,7 +50,8 @@ static Set random_set(int64_t T, int64_t S, int64_t C, int64_t NH) {
 static void bench_mixer(const char* name, int64_t T, int64_t C, int64_t NH) {
     int64_t di = 2 * D, S = NH ? matmul_padded(di + C + NH) : C;
     Set sets[SETS] = {random_set(T, S, C, NH), random_set(T, S, C, NH)};
-    Conv conv = {1, T, C, S};
+    Conv conv = {};
+    conv.B = 1, conv.T = T, conv.C = C, conv.stride = S;
     conv.weight = random_array<bf16>(C * CONV_WIDTH, 0.5f), conv.dweight = random_floats(C * CONV_WIDTH, 1);
     float* partial = device_array<float>((int64_t)(norm_partial_bytes() / sizeof(float)));
     conv.dh = 128, conv.normed = NH ? 0 : 2 * D;
@@ -101,6 +106,7 @@ int main(int argc, char** argv) {
     Device device = device_open(0);
     printf("%s, %d SMs\n", device.name, device.multiprocessors);
     copy_rate = bench_copy();
+    busy = device_array<char>(BUSY_BYTES);
     bench_mixer("Mamba-2", T, 2 * D + 2 * STATE, 2 * D / 64);
     bench_mixer("DeltaNet", T, 3 * D, 0);
 }

@@ -16,15 +16,15 @@ Inputs before the first token are zeros, or in an extension those of the tokens 
 is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
 and stride are multiples of 8, dh is a power of two of 8 to 128.
 
-A thread has a few adjacent channels. In the forward pass it computes CONV_TOKENS tokens, all loads in flight.
-In the backward pass it walks through a segment of a sequence from its end, with the next tokens in flight and
-the gradients of the three later z in registers. For the last tokens of a segment these belong to the next
-segment: both compute them.
+A thread block is one warp, which has 256 (forward) or 128 (backward, conv_backward.cuh) adjacent channels of
+a segment of a sequence. It walks through the segment a tile of a few tokens at a time, with the next tile in
+flight to shared memory. A tile whose tokens and channels all exist is computed without any test.
 */
 #pragma once
 
 #include <algorithm>
 #include "../cuda/layer.cuh"
+#include "../cuda/mma_sm80.cuh"
 
 // Mamba-2's time steps; see mamba2.cuh. The part behind `log_decay` is the backward pass's alone.
 typedef struct {
@@ -44,17 +44,18 @@ typedef struct {
     const bf16* weight; // [C, 4]
     const bf16* bias;   // [C], NULL without
     float *dweight, *dbias;
-    const bf16*
-        history; // [B, 3, C] inputs of the tokens before, oldest first; NULL: the sequences begin here
-    int64_t dh;  // channels of a head
-    int64_t normed;
+    const bf16* history; // [B, 3, C] inputs of the tokens before, oldest first; NULL: none
+    int64_t dh;          // channels of a head
+    int64_t normed;      // channels; 0 with steps
     HeadSteps steps;
 } Conv;
 
 enum {
     CONV_HISTORY = CONV_WIDTH - 1, // inputs of earlier tokens that a token reads
-    CONV_TOKENS = 8,               // of a thread of the forward pass
-    CONV_THREADS = 128
+    CONV_TILE = 8,                 // tokens of a tile of the forward pass
+    CONV_AT_ONCE = 4,              // tokens whose heads' norms are summed at once
+    CONV_FORWARD_WARPS = 16,       // resident on a multiprocessor
+    CONV_THREADS = 128             // of a block of the other kernels
 };
 
 // Thread blocks that cover n threads of a token, and the threads of a block.
@@ -65,8 +66,31 @@ static inline HeadGrid conv_grid(int64_t n) {
 
 static inline void conv_check(const Conv* s) {
     assert(s->C % 8 == 0 && s->stride % 8 == 0 && s->normed % 8 == 0 && s->dh > 0);
+    assert(!s->normed || !s->steps.steps);
     if ((s->normed || s->steps.steps) && (s->dh < 8 || s->dh > 128 || (s->dh & (s->dh - 1))))
         die("convolved heads on the GPU have 8 to 128 channels, a power of two, not %lld", (long long)s->dh);
+}
+
+// How a pass cuts the tokens. In the backward pass group g has the segments g, g + groups, ..
+struct ConvSegments {
+    int parts, groups;          // warps of a token; of them
+    int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
+};
+
+// A warp has `channels`, a segment a multiple of `tile` tokens. `resident` warps run on a multiprocessor at
+// once; groups: at most. One segment a group, unless there are more sequences than groups.
+static inline ConvSegments conv_segments(const Conv* s, int64_t channels, int64_t tile, int64_t resident,
+                                         int64_t groups) {
+    ConvSegments cut;
+    cut.parts = (int)ceil_div<int64_t>(s->C, channels);
+    int64_t fit = resident * device_attribute(cudaDevAttrMultiProcessorCount) / cut.parts;
+    groups = std::clamp<int64_t>(fit, 1, std::min(groups, s->B * s->T));
+    int64_t of_T = std::clamp<int64_t>(groups / s->B, 1, ceil_div<int64_t>(s->T, 16));
+    cut.length = (int)(ceil_div<int64_t>(ceil_div<int64_t>(s->T, of_T), tile) * tile);
+    cut.of_T = (int)ceil_div<int64_t>(s->T, cut.length);
+    cut.segments = (int)s->B * cut.of_T;
+    cut.groups = (int)std::min<int64_t>(groups, cut.segments);
+    return cut;
 }
 
 // w[tap][i] of N channels, 2 or 4 times two
@@ -87,70 +111,213 @@ __device__ static inline float conv_head_sum(float x, int lanes) {
     return x;
 }
 
+// Sums of N numbers over a head's LANES lanes, each with the bits of conv_head_sum. The first LANES / N
+// lanes of the head return that of x[0], the next ones that of x[1], ..: while a lane has several, a step
+// exchanges half of them, so that N sums take N - 1 + log2(LANES / N) shuffles.
+template <int LANES, int N> __device__ static inline float conv_head_sums(float (&x)[N]) {
+    int lane = (int)threadIdx.x, left = N / 2;
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2, left /= 2) {
+        if (left == 0) x[0] += __shfl_xor_sync(~0u, x[0], step);
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            bool upper = lane & step;
+            float given = __shfl_xor_sync(~0u, upper ? x[i] : x[i + left], step);
+            x[i] = (upper ? x[i + left] : x[i]) + given;
+        }
+    }
+    return x[0];
+}
+
+// What the lanes of the i-th sum of conv_head_sums have, in each lane of the head
+template <int LANES, int N> __device__ static inline float conv_head_share(float x, int i) {
+    return __shfl_sync(~0u, x, ((int)threadIdx.x & ~(LANES - 1)) + i * (LANES / N));
+}
+
 // ----------------------------------------------------------------------------
 // forward
+
+// s of eight channels, from their inputs at the three tokens before and at their own.
+__device__ static inline void conv_silu(float y[8], const float (*x)[8], const float w[CONV_WIDTH][8],
+                                        const float bias[8]) {
+    for (int j = 0; j < 8; j++) y[j] = bias[j];
+    for (int tap = 0; tap < CONV_WIDTH; tap++)
+        for (int j = 0; j < 8; j++) y[j] += w[tap][j] * x[tap][j];
+    for (int j = 0; j < 8; j++) y[j] *= sigmoidf(y[j]);
+}
+
+__device__ static inline float conv_squares(const float y[8]) {
+    float sum = 0;
+    for (int j = 0; j < 8; j++) sum += y[j] * y[j];
+    return sum;
+}
+
+__device__ static inline Raw8 conv_scaled(float y[8], float scale) {
+    for (int j = 0; j < 8; j++) y[j] *= scale;
+    return pack8(y);
+}
 
 // y of eight channels from c on, of row i of y: raw are the inputs of the three tokens before and of its own.
 // Called by all lanes of a warp.
 __device__ static inline Raw8 conv_token(const Raw8* raw, const float w[CONV_WIDTH][8], const float bias[8],
                                          const Conv& s, int64_t i, int c) {
-    float y[8], x[8];
-    for (int j = 0; j < 8; j++) y[j] = bias[j];
-    for (int tap = 0; tap < CONV_WIDTH; tap++) {
-        unpack8(x, raw[tap]);
-        for (int j = 0; j < 8; j++) y[j] += w[tap][j] * x[j];
-    }
-    for (int j = 0; j < 8; j++) y[j] *= sigmoidf(y[j]);
-    float scale = 1;
+    float y[8], x[CONV_WIDTH][8], scale = 1;
+    for (int tap = 0; tap < CONV_WIDTH; tap++) unpack8(x[tap], raw[tap]);
+    conv_silu(y, x, w, bias);
     if (s.normed) {
-        float sum = 0;
-        for (int j = 0; j < 8; j++) sum += y[j] * y[j];
-        sum = conv_head_sum(sum, (int)s.dh / 8);
+        float sum = conv_head_sum(conv_squares(y), (int)s.dh / 8);
         if (c < s.normed) scale = norm_rstd(sum, (float)L2_NORM_EPS);
     }
     int head = c / (int)s.dh;
     if (s.steps.steps && head < s.steps.NH) scale = s.steps.steps[i * s.steps.NH + head];
-    for (int j = 0; j < 8; j++) y[j] *= scale;
-    return pack8(y);
+    return conv_scaled(y, scale);
 }
 
-__global__ static void __launch_bounds__(CONV_THREADS)
-    conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s, int parts) {
-    int segments = ceil_div<int>((int)s.T, CONV_TOKENS), segment = (int)blockIdx.x / parts;
-    int c = 8 * ((int)blockIdx.x % parts * (int)blockDim.x + (int)threadIdx.x);
-    int b = segment / segments, t = segment % segments * CONV_TOKENS;
-    int left = min(CONV_TOKENS, (int)s.T - t);
-    int64_t row = (int64_t)b * s.T + t;
-    const bf16* in = x + row * s.stride + c;
-    bool active = c < s.C;
-    Raw8 raw[CONV_HISTORY + CONV_TOKENS] = {};
-#pragma unroll
-    for (int i = 0; i < CONV_HISTORY + CONV_TOKENS; i++) {
-        int ahead = i - CONV_HISTORY;
-        if (active && ahead < left && t + ahead >= 0)
-            raw[i] = load_raw8(in + ahead * s.stride);
-        else if (active && ahead < left && s.history)
-            raw[i] = load_raw8(s.history + ((int64_t)b * CONV_HISTORY + CONV_HISTORY + t + ahead) * s.C + c);
+// The factors of N tokens of a normed head, from the lane's sums of squares. LANES: of a head, 0 where the
+// compiler does not know.
+template <int LANES, int N>
+__device__ static inline void conv_norm_scales(float (&scale)[N], float (&squares)[N], int lanes) {
+    if constexpr (LANES > 0) {
+        float mine = norm_rstd(conv_head_sums<LANES>(squares), (float)L2_NORM_EPS);
+        for (int i = 0; i < N; i++) scale[i] = conv_head_share<LANES, N>(mine, i);
+    } else {
+        for (int i = 0; i < N; i++)
+            scale[i] = norm_rstd(conv_head_sum(squares[i], lanes), (float)L2_NORM_EPS);
     }
-    float w[CONV_WIDTH][8] = {}, bias[8] = {};
-    if (active) conv_weights<8>(w, s.weight + CONV_WIDTH * c);
-    if (active && s.bias) unpack8(bias, load_raw8(s.bias + c));
+}
+
+// A thread's eight channels in the forward pass, and where it goes on.
+struct ConvForward {
+    const bf16* x;      // the tile that is copied next
+    const float* steps; // of the channels' head, of the tile whose steps are read next
+    bf16* y;            // the tile that is computed next
+    float w[CONV_WIDTH][8], bias[8];
+    bool active, stepped, normed, warp_normed; // active: the channels exist
+};
+
+// Eight channels from c on, from row on. Called by all lanes of a warp.
+__device__ static inline ConvForward conv_forward_at(bf16* y, const bf16* x, const Conv& s, int64_t row,
+                                                     int c) {
+    ConvForward k = {};
+    int head = c >> (__ffs((int)s.dh) - 1);
+    k.x = x + row * s.stride + c, k.y = y + row * s.C + c;
+    k.steps = s.steps.steps + row * s.steps.NH + head;
+    k.active = c < s.C, k.stepped = head < s.steps.NH;
+    k.normed = c < s.normed, k.warp_normed = __any_sync(~0u, k.normed);
+    return k;
+}
+
+// Starts copying a tile of which `left` tokens exist. A lane copies what it reads itself.
+__device__ static inline void conv_copy(Raw8 (&to)[CONV_TILE][32], ConvForward& k, const Conv& s, int left) {
+    int stride = (int)s.stride;
 #pragma unroll
-    for (int i = 0; i < CONV_TOKENS; i++) {
-        if (i >= left) break;
-        Raw8 out = conv_token(raw + i, w, bias, s, row + i, c);
-        if (active) store16(y + (row + i) * s.C + c, out);
+    for (int i = 0; i < CONV_TILE; i++)
+        cp_async16(smem_address(&to[i][threadIdx.x]), k.x + i * stride, k.active && i < left);
+    k.x += CONV_TILE * stride;
+}
+
+__device__ static inline void conv_load_steps(float (&steps)[CONV_TILE], ConvForward& k, const Conv& s,
+                                              int left) {
+    int NH = (int)s.steps.NH;
+    for (int i = 0; i < CONV_TILE; i++) steps[i] = k.stepped && i < left ? k.steps[i * NH] : 1;
+    k.steps += CONV_TILE * NH;
+}
+
+// Inputs of the three tokens before a segment. begins: it is the first one of its sequence, whose history, if
+// there is one, has these channels from `history` on.
+__device__ static inline void conv_inputs_before(float (&in)[CONV_HISTORY][8], const ConvForward& k,
+                                                 const Conv& s, bool begins, const bf16* history) {
+    for (int i = 0; i < CONV_HISTORY; i++) {
+        Raw8 raw = {};
+        if (k.active && !begins) raw = load_raw8(k.x + (i - CONV_HISTORY) * s.stride);
+        if (k.active && begins && s.history) raw = load_raw8(history + i * s.C);
+        unpack8(in[i], raw);
     }
+}
+
+// y of a tile of which `left` tokens exist; in: the inputs of the three tokens before, which become those
+// before the next tile. FULL: all tokens and channels exist.
+template <bool STEPS, int LANES, bool FULL>
+__device__ static inline void
+conv_tile_forward(float (&in)[CONV_HISTORY][8], const Raw8 (&copies)[CONV_TILE][32],
+                  const float (&steps)[CONV_TILE], ConvForward& k, const Conv& s, int left) {
+    constexpr int N = !STEPS && LANES > 0 ? CONV_AT_ONCE : 1;
+    float x[CONV_HISTORY + CONV_TILE][8];
+    int C = (int)s.C;
+    for (int i = 0; i < CONV_HISTORY; i++)
+        for (int j = 0; j < 8; j++) x[i][j] = in[i][j];
+#pragma unroll
+    for (int i = 0; i < CONV_TILE; i += N) {
+        float y[N][8], squares[N], scale[N];
+        for (int u = 0; u < N; u++) {
+            unpack8(x[CONV_HISTORY + i + u], copies[i + u][threadIdx.x]);
+            conv_silu(y[u], x + i + u, k.w, k.bias);
+            scale[u] = STEPS ? steps[i + u] : 1;
+        }
+        if (!STEPS && k.warp_normed) {
+            for (int u = 0; u < N; u++) squares[u] = conv_squares(y[u]);
+            conv_norm_scales<LANES>(scale, squares, (int)s.dh / 8);
+            for (int u = 0; u < N; u++) scale[u] = k.normed ? scale[u] : 1;
+        }
+        for (int u = 0; u < N; u++) {
+            Raw8 packed = conv_scaled(y[u], scale[u]);
+            if (FULL || (k.active && i + u < left)) store16(k.y + (i + u) * C, packed);
+        }
+    }
+    for (int i = 0; i < CONV_HISTORY; i++)
+        for (int j = 0; j < 8; j++) in[i][j] = x[CONV_TILE + i][j];
+    k.y += CONV_TILE * C;
+}
+
+// STEPS: Mamba-2's; none is normed. LANES: of a normed head, 0 where the compiler does not know.
+template <bool STEPS, int LANES>
+__global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
+    conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s,
+                        const __grid_constant__ ConvSegments cut) {
+    __shared__ Raw8 copies[2][CONV_TILE][32];
+    int segment = (int)blockIdx.x / cut.parts, part = (int)blockIdx.x % cut.parts;
+    int c = 256 * part + 8 * (int)threadIdx.x, b = segment / cut.of_T;
+    int first = segment % cut.of_T * cut.length, left = min(cut.length, (int)s.T - first), stage = 0;
+    ConvForward k = conv_forward_at(y, x, s, (int64_t)b * s.T + first, c);
+    float steps[CONV_TILE], in[CONV_HISTORY][8];
+    conv_inputs_before(in, k, s, first == 0, s.history + (int64_t)b * CONV_HISTORY * s.C + c);
+    conv_copy(copies[0], k, s, left);
+    if (STEPS) conv_load_steps(steps, k, s, left);
+    if (k.active) conv_weights<8>(k.w, s.weight + CONV_WIDTH * c);
+    if (k.active && s.bias) unpack8(k.bias, load_raw8(s.bias + c));
+    auto tile = [&](auto full) {
+        float steps_now[CONV_TILE];
+        for (int i = 0; STEPS && i < CONV_TILE; i++) steps_now[i] = steps[i];
+        cp_async_wait_all();
+        if (left > CONV_TILE) {
+            conv_copy(copies[stage ^ 1], k, s, left - CONV_TILE);
+            if (STEPS) conv_load_steps(steps, k, s, left - CONV_TILE);
+        }
+        conv_tile_forward<STEPS, LANES, decltype(full)::value>(in, copies[stage], steps_now, k, s, left);
+        left -= CONV_TILE, stage ^= 1;
+    };
+    bool whole = 256 * part + 256 <= s.C;
+#pragma unroll 1
+    while (whole && left >= CONV_TILE) tile(std::true_type());
+#pragma unroll 1
+    while (left > 0) tile(std::false_type());
+}
+
+template <bool STEPS, int LANES>
+static inline void conv_forward_of(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
+    auto kernel = conv_forward_kernel<STEPS, LANES>;
+    ConvSegments cut = conv_segments(s, 256, CONV_TILE, CONV_FORWARD_WARPS, INT_MAX);
+    CUDA_LAUNCH(kernel, (unsigned)(cut.segments * cut.parts), 32, stream, y, x, *s, cut);
 }
 
 // Writes y.
 static inline void conv_forward(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
     Range range("convolution", RANGE_FORWARD, stream);
     conv_check(s);
-    HeadGrid grid = conv_grid(s->C / 8);
-    int64_t segments = s->B * ceil_div<int64_t>(s->T, CONV_TOKENS);
-    CUDA_LAUNCH(conv_forward_kernel, (unsigned)(segments * grid.blocks), grid.threads, stream, y, x, *s,
-                grid.blocks);
+    auto of = s->steps.steps ? conv_forward_of<true, 0>
+              : s->dh == 128 ? conv_forward_of<false, 16>
+                             : conv_forward_of<false, 0>;
+    of(y, x, s, stream);
 }
 
 // history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward
@@ -170,242 +337,4 @@ __global__ static void __launch_bounds__(CONV_THREADS)
 static inline void conv_history(bf16* history, const bf16* x, const Conv* s, cudaStream_t stream) {
     HeadGrid grid = conv_grid(s->C / 8);
     CUDA_LAUNCH(conv_history_kernel, grid.blocks, grid.threads, stream, history, x, s->T, s->C, s->stride);
-}
-
-// ----------------------------------------------------------------------------
-// backward
-
-// Four bf16 as raw bits
-typedef uint2 Raw4;
-__device__ static inline Raw4 load_raw4(const bf16* p) { return *(const uint2*)p; }
-__device__ static inline void unpack4(float x[4], const Raw4& raw) {
-    const uint32_t words[2] = {raw.x, raw.y};
-    for (int i = 0; i < 2; i++) {
-        x[2 * i] = __uint_as_float(words[i] << 16);
-        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
-}
-
-// How the backward pass cuts the tokens: group g has the segments g, g + groups, ..
-struct ConvSegments {
-    int parts, groups;          // thread blocks of a token; of them, rows of partial sums
-    int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
-};
-
-// What a thread reads of one token, with the input of three tokens before: its own was read with a later
-// token.
-struct ConvBackwardToken {
-    Raw4 before, dy, dout;
-    float step, dlog_decay;
-};
-
-// A token's row, and whether it is of the segment, not of the next one.
-struct ConvPlace {
-    int64_t bt;
-    bool own;
-};
-
-// A thread's four channels.
-struct ConvChannels {
-    float w[CONV_WIDTH][4], bias[4];
-    int c, head, lanes; // lanes: of a head
-    bool active, stepped, normed, warp_normed;
-    float D, dt_bias, rate; // of the head
-};
-
-// A thread's sums over tokens.
-struct ConvSums {
-    float weight[CONV_WIDTH][4], bias[4];
-    float dt_bias, A_log, D; // of its head, the same in all its lanes
-};
-
-// The gradient of s for Mamba-2's steps, of a channel of x: g holds dy. Writes the gradient of dt and adds to
-// the heads' sums where the token is the segment's own.
-__device__ static inline void conv_steps_backward(float g[4], ConvSums& sums, const float y[4],
-                                                  const ConvBackwardToken& token, const ConvPlace& at,
-                                                  const ConvChannels& k, const Conv& s) {
-    const HeadSteps& h = s.steps;
-    float dout[4], dstep = 0, dD = 0;
-    unpack4(dout, token.dout);
-    for (int j = 0; j < 4; j++) dstep += y[j] * g[j], dD += y[j] * dout[j];
-    dstep = conv_head_sum(dstep, k.lanes), dD = conv_head_sum(dD, k.lanes);
-    if (!k.stepped) return;
-    for (int j = 0; j < 4; j++) g[j] = token.step * g[j] + k.D * dout[j];
-    if (!at.own || (int)threadIdx.x % k.lanes) return;
-    float dt = __bfloat162float(h.dt[at.bt * s.stride + k.head]) + k.dt_bias;
-    float ddt = (dstep - token.dlog_decay * k.rate) * sigmoidf(dt);
-    h.ddt[at.bt * s.stride + k.head] = __float2bfloat16(ddt);
-    sums.dt_bias += ddt;
-    sums.A_log -= token.dlog_decay * token.step * k.rate;
-    sums.D += dD;
-}
-
-// dz of four channels from the gradient of y, and the sums where the token is the segment's own. x: the
-// inputs of the token and of the three before, that of i tokens before in x[(slot + i) % 4].
-template <bool STEPS>
-__device__ static inline void conv_token_backward(float dz[4], ConvSums& sums,
-                                                  const float (&x)[CONV_WIDTH][4], int slot,
-                                                  const ConvBackwardToken& token, const ConvPlace& at,
-                                                  const ConvChannels& k, const Conv& s) {
-    float z[4], y[4];
-    for (int j = 0; j < 4; j++) z[j] = k.bias[j];
-    for (int tap = 0; tap < CONV_WIDTH; tap++)
-        for (int j = 0; j < 4; j++) z[j] += k.w[tap][j] * x[(slot + CONV_HISTORY - tap) % CONV_WIDTH][j];
-    unpack4(dz, token.dy);
-    for (int j = 0; j < 4; j++) y[j] = z[j] * sigmoidf(z[j]);
-    if (STEPS) {
-        conv_steps_backward(dz, sums, y, token, at, k, s);
-    } else if (k.warp_normed) {
-        float squares = 0, along = 0;
-        for (int j = 0; j < 4; j++) squares += y[j] * y[j], along += y[j] * dz[j];
-        squares = conv_head_sum(squares, k.lanes), along = conv_head_sum(along, k.lanes);
-        float scale = norm_rstd(squares, (float)L2_NORM_EPS);
-        if (k.normed)
-            for (int j = 0; j < 4; j++) dz[j] = scale * (dz[j] - y[j] * (along * scale * scale));
-    }
-    for (int j = 0; j < 4; j++) {
-        float open = sigmoidf(z[j]);
-        dz[j] *= open * (1 + z[j] * (1 - open));
-        if (!at.own) continue;
-        sums.bias[j] += dz[j];
-        for (int tap = 0; tap < CONV_WIDTH; tap++)
-            sums.weight[tap][j] += dz[j] * x[(slot + CONV_HISTORY - tap) % CONV_WIDTH][j];
-    }
-}
-
-// A thread's sums become its part of a row of partial: [groups, C, 4] of weight, [groups, C] of bias, and
-// three times [groups, NH] of dt_bias, A_log and D.
-__device__ static inline void conv_store_sums(float* partial, const ConvSums& sums, const Conv& s,
-                                              const ConvChannels& k, int groups, int group) {
-    int c = k.c, NH = (int)s.steps.NH;
-    float *bias = partial + (int64_t)groups * s.C * CONV_WIDTH, *heads = bias + (int64_t)groups * s.C;
-    float* weight = partial + ((int64_t)group * s.C + c) * CONV_WIDTH;
-    for (int j = 0; j < 4; j++)
-        store16(weight + CONV_WIDTH * j,
-                Pack4{{sums.weight[0][j], sums.weight[1][j], sums.weight[2][j], sums.weight[3][j]}});
-    store16(bias + (int64_t)group * s.C + c, Pack4{{sums.bias[0], sums.bias[1], sums.bias[2], sums.bias[3]}});
-    if (!k.stepped || (int)threadIdx.x % k.lanes) return;
-    const float of_head[3] = {sums.dt_bias, sums.A_log, sums.D};
-    for (int i = 0; i < 3; i++) heads[((int64_t)i * groups + group) * NH + k.head] = of_head[i];
-}
-
-// Four channels from c on. Called by all lanes of a warp.
-__device__ static inline ConvChannels conv_channels(const Conv& s, int c, int lanes, bool steps) {
-    ConvChannels k = {};
-    k.c = c, k.head = c / (4 * lanes), k.lanes = lanes;
-    k.active = c < s.C, k.stepped = steps && k.head < s.steps.NH;
-    k.normed = c < s.normed, k.warp_normed = __any_sync(~0u, k.normed);
-    if (k.active) conv_weights<4>(k.w, s.weight + CONV_WIDTH * c);
-    if (k.active && s.bias) unpack4(k.bias, load_raw4(s.bias + c));
-    if (!k.stepped) return k;
-    k.D = s.steps.D[k.head], k.dt_bias = s.steps.dt_bias[k.head], k.rate = expf(s.steps.A_log[k.head]);
-    return k;
-}
-
-// The tokens of a thread, AHEAD of them in flight. Inputs, in[i], and gradients dz, later[i], are in rings of
-// four tokens, so that no register moves. LANES: of a head, 0 where the compiler does not know.
-template <bool STEPS, int LANES>
-__global__ static void __launch_bounds__(CONV_THREADS, 4)
-    conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
-                         const __grid_constant__ ConvSegments cut, float* partial) {
-    constexpr int AHEAD = STEPS ? 2 : 4;
-    const int group = (int)blockIdx.x / cut.parts, stride = (int)s.stride, C = (int)s.C, NH = (int)s.steps.NH;
-    const ConvChannels k =
-        conv_channels(s, 4 * ((int)blockIdx.x % cut.parts * (int)blockDim.x + (int)threadIdx.x),
-                      LANES ? LANES : (int)s.dh / 4, STEPS);
-    ConvSums sums = {};
-    for (int segment = group; segment < cut.segments; segment += cut.groups) {
-        int first = segment % cut.of_T * cut.length, last = min(first + cut.length, (int)s.T);
-        int64_t begin = (int64_t)(segment / cut.of_T) * s.T; // row of the sequence's first token
-        const bf16 *x_rows = x + begin * stride + k.c, *dy_rows = dy + begin * C + k.c;
-        bf16* dx_rows = dx + begin * stride + k.c;
-        auto load_x = [&](int t) {
-            return k.active && t >= 0 ? load_raw4(x_rows + (int64_t)t * stride) : Raw4{};
-        };
-        auto load = [&](int t) {
-            ConvBackwardToken token = {};
-            if (t < first) return token;
-            token.before = load_x(t - CONV_HISTORY);
-            if (k.active) token.dy = load_raw4(dy_rows + (int64_t)t * C);
-            if (k.stepped) {
-                token.dout = load_raw4(s.steps.dout + (begin + t) * (NH * 4 * k.lanes) + k.c);
-                token.step = s.steps.steps[(begin + t) * NH + k.head];
-                token.dlog_decay = s.steps.dlog_decay[(begin + t) * NH + k.head];
-            }
-            return token;
-        };
-        int top = min(last + CONV_HISTORY, (int)s.T) - 1;
-        float in[CONV_WIDTH][4], later[CONV_WIDTH][4] = {};
-        for (int i = 0; i < CONV_HISTORY; i++) unpack4(in[i], load_x(top - i));
-        ConvBackwardToken ahead[AHEAD];
-        for (int i = 0; i < AHEAD; i++) ahead[i] = load(top - i);
-#pragma unroll 1
-        for (; top >= first; top -= CONV_WIDTH) {
-#pragma unroll
-            for (int u = 0; u < CONV_WIDTH; u++) {
-                int t = top - u;
-                if (t < first) break;
-                ConvBackwardToken token = ahead[u % AHEAD];
-                ahead[u % AHEAD] = load(t - AHEAD);
-                unpack4(in[(u + CONV_HISTORY) % CONV_WIDTH], token.before);
-                ConvPlace at = {begin + t, t < last};
-                float *dz = later[u], out[4];
-                conv_token_backward<STEPS>(dz, sums, in, u, token, at, k, s);
-                for (int j = 0; j < 4; j++)
-                    out[j] = k.w[3][j] * dz[j] + k.w[2][j] * later[(u + 3) % CONV_WIDTH][j] +
-                             k.w[1][j] * later[(u + 2) % CONV_WIDTH][j] +
-                             k.w[0][j] * later[(u + 1) % CONV_WIDTH][j];
-                if (k.active && at.own)
-                    store_bf16x4(dx_rows + (int64_t)t * stride, Pack4{{out[0], out[1], out[2], out[3]}});
-            }
-        }
-    }
-    if (k.active) conv_store_sums(partial, sums, s, k, cut.groups, group);
-}
-
-// One segment a group, unless there are more sequences than groups.
-template <class Kernel>
-static inline ConvSegments conv_segments(Kernel kernel, const Conv* s, HeadGrid grid) {
-    int64_t floats = (CONV_WIDTH + 1) * s->C + 3 * s->steps.NH,
-            most = (int64_t)(norm_partial_bytes() / sizeof(float)) / floats;
-    if (most < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);
-    int64_t tokens = s->B * s->T,
-            groups = resident_groups(kernel, grid.threads, grid.blocks, std::min(most, tokens));
-    int64_t of_T = std::clamp<int64_t>(groups / s->B, 1, ceil_div<int64_t>(s->T, 16));
-    ConvSegments cut;
-    cut.parts = grid.blocks;
-    cut.length = (int)ceil_div<int64_t>(s->T, of_T);
-    cut.of_T = (int)ceil_div<int64_t>(s->T, cut.length);
-    cut.segments = (int)s->B * cut.of_T;
-    cut.groups = (int)std::min<int64_t>(groups, cut.segments);
-    return cut;
-}
-
-template <bool STEPS, int LANES>
-static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
-                                    cudaStream_t stream) {
-    auto kernel = conv_backward_kernel<STEPS, LANES>;
-    HeadGrid grid = conv_grid(s->C / 4);
-    ConvSegments cut = conv_segments(kernel, s, grid);
-    int64_t groups = cut.groups, NH = s->steps.NH;
-    CUDA_LAUNCH(kernel, (unsigned)(groups * cut.parts), grid.threads, stream, dx, dy, x, *s, cut, partial);
-    float *bias = partial + groups * s->C * CONV_WIDTH, *heads = bias + groups * s->C;
-    sum_rows(s->dweight, partial, groups, s->C * CONV_WIDTH, true, stream);
-    if (s->bias) sum_rows(s->dbias, bias, groups, s->C, true, stream);
-    if (!STEPS) return;
-    sum_rows(s->steps.ddt_bias, heads, groups, NH, true, stream);
-    sum_rows(s->steps.dA_log, heads + groups * NH, groups, NH, true, stream);
-    sum_rows(s->steps.dD, heads + 2 * groups * NH, groups, NH, true, stream);
-}
-
-// Writes dx, with the row stride of x, and with steps the gradient of dt, and adds to the gradients of weight
-// and bias, and with steps of dt_bias, A_log and D. partial is scratch of norm_partial_bytes.
-static inline void conv_backward(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
-                                 cudaStream_t stream) {
-    Range range("convolution", RANGE_BACKWARD, stream);
-    conv_check(s);
-    auto of = s->steps.steps ? s->dh == 64 ? conv_backward_of<true, 16> : conv_backward_of<true, 0>
-              : s->dh == 128 ? conv_backward_of<false, 32>
-                             : conv_backward_of<false, 0>;
-    of(dx, dy, x, s, partial, stream);
 }

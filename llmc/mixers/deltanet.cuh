@@ -13,7 +13,7 @@ in use. Its padding has no gradient.
 
 #include "../attention/output_gate.cuh"
 #include "../scan/scan.cuh"
-#include "conv.cuh"
+#include "conv_backward.cuh"
 #include "extend.cuh"
 
 // clang-format off

@@ -13,6 +13,7 @@ elements, those of its GEMM, of which the first R are in use. Its padding has no
 #pragma once
 
 #include "../scan/scan.cuh"
+#include "conv_backward.cuh"
 #include "extend.cuh"
 #include "gated_norm.cuh"
 

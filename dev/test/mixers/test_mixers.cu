@@ -27,6 +27,7 @@ static const double STEP_LIMIT = 4e-6;
 // read and write.
 struct ConvTest {
     int64_t B, T, C, stride, column, dh, normed, NH; // NH: heads with time steps
+    bool biased;
     Drawn<bf16> proj, weight, bias, dy, dout;
     Drawn<float> log_steps, dt_bias, A_log, D, dlog_decay;
     vector<double> steps; // [B, T, NH]
@@ -34,16 +35,17 @@ struct ConvTest {
     Conv conv;
     vector<double> y, dx, dweight, dbias, ddt, dheads[3], weight_terms, bias_terms, head_terms[3];
 
-    ConvTest(int64_t B_, int64_t T_, int64_t C_, int64_t dh_, int64_t normed_, int64_t NH_)
+    ConvTest(int64_t B_, int64_t T_, int64_t C_, int64_t dh_, int64_t normed_, int64_t NH_,
+             bool biased_ = true)
         : B(B_), T(T_), C(C_), stride(C_ + 24 + (NH_ + 7) / 8 * 8), column(16), dh(dh_), normed(normed_),
-          NH(NH_), proj((size_t)(B_ * T_ * stride)), weight((size_t)(4 * C_), 0.5), bias((size_t)C_, 0.5),
-          dy((size_t)(B_ * T_ * C_)), dout((size_t)(B_ * T_ * (NH_ * dh_ + 8))),
+          NH(NH_), biased(biased_), proj((size_t)(B_ * T_ * stride)), weight((size_t)(4 * C_), 0.5),
+          bias((size_t)C_, 0.5), dy((size_t)(B_ * T_ * C_)), dout((size_t)(B_ * T_ * (NH_ * dh_ + 8))),
           log_steps((size_t)(B_ * T_ * NH_ + 1)), dt_bias((size_t)NH_ + 1), A_log((size_t)NH_ + 1, 0.5),
           D((size_t)NH_ + 1), dlog_decay((size_t)(B_ * T_ * NH_ + 1)), steps((size_t)(B_ * T_ * NH_)),
           steps_on_device((size_t)(B_ * T_ * NH_ + 1)), log_decay((size_t)(B_ * T_ * NH_ + 1)) {
         memset(&conv, 0, sizeof conv);
         conv.B = B, conv.T = T, conv.C = C, conv.stride = stride, conv.dh = dh, conv.normed = normed;
-        conv.weight = weight, conv.bias = bias;
+        conv.weight = weight, conv.bias = biased ? (const bf16*)bias : NULL;
         HeadSteps* h = &conv.steps;
         h->NH = NH;
         if (NH == 0) return;
@@ -56,7 +58,7 @@ struct ConvTest {
     }
     double dt(int64_t bt, int64_t h) const { return proj[bt * stride + column + C + h] + dt_bias[h]; }
     double z(int64_t b, int64_t t, int64_t c) const {
-        double sum = bias[c];
+        double sum = biased ? bias[c] : 0;
         for (int64_t tap = 0; tap < CONV_WIDTH; tap++)
             sum += weight[c * CONV_WIDTH + tap] * x(b, t - 3 + tap, c);
         return sum;
@@ -136,10 +138,12 @@ static vector<T> columns_of(const vector<T>& x, int64_t stride, int64_t first, i
     return out;
 }
 
-static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t normed, int64_t NH) {
-    snprintf(test_case, sizeof test_case, "conv B %lld T %lld C %lld dh %lld normed %lld NH %lld",
-             (long long)B, (long long)T, (long long)C, (long long)dh, (long long)normed, (long long)NH);
-    ConvTest want(B, T, C, dh, normed, NH);
+static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t normed, int64_t NH,
+                      bool biased = true) {
+    snprintf(test_case, sizeof test_case, "conv B %lld T %lld C %lld dh %lld normed %lld NH %lld%s",
+             (long long)B, (long long)T, (long long)C, (long long)dh, (long long)normed, (long long)NH,
+             biased ? " bias" : "");
+    ConvTest want(B, T, C, dh, normed, NH, biased);
     want.compute();
     Conv conv = want.conv;
     Buffer<bf16> y((size_t)(B * T * C)), dproj(want.proj.n), dproj_again(want.proj.n);
@@ -183,7 +187,8 @@ static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t norme
     vector<double> terms = with_one(want.weight_terms);
     check_close("conv dweight", want.dweight, part(0, 4 * C), STEP_LIMIT, &terms);
     terms = with_one(want.bias_terms);
-    check_close("conv dbias", want.dbias, part(4 * C, C), STEP_LIMIT, &terms);
+    if (biased) check_close("conv dbias", want.dbias, part(4 * C, C), STEP_LIMIT, &terms);
+    for (double sum : part(4 * C, biased ? 0 : C)) CHECK(sum == 0, "%s: a gradient without bias", test_case);
     for (int i = 0; i < 3 && NH; i++) {
         terms = with_one(want.head_terms[i]);
         check_close("dt_bias, A_log, D", want.dheads[i], part(5 * C + i * NH, NH), STEP_LIMIT, &terms);
@@ -399,13 +404,17 @@ int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
     static const int64_t lengths[] = {1, 2, 3, 4, 7, 8, 9, 33};
     for (int64_t T : lengths) {
-        test_conv(2, T, 3 * 128, 128, 2 * 128, 0); // DeltaNet
-        test_conv(2, T, 2 * 64 + 256, 64, 0, 2);   // Mamba-2
+        test_conv(2, T, 3 * 128, 128, 2 * 128, 0, false); // DeltaNet
+        test_conv(2, T, 3 * 128, 128, 2 * 128, 0);
+        test_conv(2, T, 2 * 64 + 256, 64, 0, 2); // Mamba-2
     }
     test_conv(1, 5, 40, 8, 16, 0); // lanes of a warp that are idle
+    test_conv(1, 5, 200, 128, 128, 0, false);
+    test_conv(2, 21, 64 + 136, 64, 0, 1);
+    test_conv(3, quick ? 70 : 700, 3 * 384, 128, 2 * 384, 0, false);
     test_conv(3, quick ? 70 : 700, 3 * 384, 128, 2 * 384, 0);
     test_conv(1, quick ? 70 : 1300, 10 * 64 + 256, 64, 0, 10);
-    test_conv(quick ? 20 : 1200, 2, 128, 64, 0, 1); // more sequences than the GPU runs at once
+    test_conv(quick ? 20 : 2500, 2, 128, 64, 0, 1); // more sequences than the GPU runs at once
     for (int64_t first : {1, 2, 3, 4, 8, 20}) test_conv_history(192, first, 21);
     test_gated_norm(3, 1, 8, 8);
     test_gated_norm(17, 4, 64, 256);
