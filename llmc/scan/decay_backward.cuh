@@ -30,74 +30,114 @@ struct DecayBackward {
     static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "a tile of q or w fits");
 };
 
+// The warps' rows of Q K^T or its transpose, in bf16, as fragments [strip][block][lane]
+typedef uint4 DecayStrips[8][8][32];
+
 struct DecayDq : DecayBackward {
     static constexpr int STAGES = 2;
+    static constexpr bool ROWS_ARE_QUERIES = true; // a warp's rows are tokens i, with q and do
+    static constexpr int COPIER = 0;               // a thread of the warp with the least pairs
+    static constexpr size_t HEAD_BYTES = sizeof(Stage) + DECAY_CHUNK * sizeof(float);
     struct Shared {
-        bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K], qk[DECAY_CHUNK * DECAY_CHUNK];
+        bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K];
+        DecayStrips qk;
         Stage stage[STAGES]; // w is in the first one after the last head
         float cum[STAGES][DECAY_CHUNK];
-        float columns[2][THREADS / 32][DECAY_CHUNK]; // the warps' column sums of g, for two heads
+        uint64_t full[STAGES + 1];                   // mbarriers: of the stages, and of q and k
+        float columns[2][THREADS / 32][DECAY_CHUNK]; // the strips' column sums of g, for two heads
     };
 };
 
 struct DecayDkv : DecayBackward {
     static constexpr int STAGES = 2;
+    static constexpr bool ROWS_ARE_QUERIES = false; // but tokens j, with k and v
+    static constexpr int COPIER = 128;
+    static constexpr size_t HEAD_BYTES = DecayDq::HEAD_BYTES + DECAY_STATE * sizeof(bf16);
     struct Shared {
-        bf16 k[DECAY_CHUNK * DECAY_K], kq[DECAY_CHUNK * DECAY_CHUNK];
+        bf16 k[DECAY_CHUNK * DECAY_K];
+        DecayStrips kq;
         bf16 before[STAGES][DECAY_STATE]; // S0
         Stage stage[STAGES];              // q is in the last one before the first head
         bf16 out[THREADS / 32][16 * DECAY_V];
         float cum[STAGES][DECAY_CHUNK];
+        uint64_t full[STAGES + 1];
     };
 };
 
-// Starts copying what a head needs, and commits the group; only commits past the last head.
+// state: S0 or dS1; before: S0, for DecayDkv
+struct DecayBackwardTensors {
+    PanelTensor q, k, v, dout, state, before;
+};
+static_assert(DECAY_K == DECAY_CHUNK, "boxes of states");
+
+// Starts copying what a head needs; only commits past the last head.
 template <class F>
 __device__ static inline void decay_copy_head(typename F::Shared& shared, const DecayBlock& block, int h,
-                                              const Scan& a, const bf16* dout, const bf16* states,
-                                              const DecayScratch& scratch, const ScanShape& s) {
+                                              const DecayBackwardTensors& t, const DecayScratch& scratch,
+                                              const ScanShape& s) {
     constexpr int THREADS = F::THREADS;
-    int T = (int)s.T, i = (h - block.h) % F::STAGES, tid = (int)threadIdx.x, first = scan_opaque(block.first);
-    if (h < block.heads_end) {
+    constexpr bool QUERIES = F::ROWS_ARE_QUERIES;
+    int i = (h - block.h) % F::STAGES;
+    uint64_t* full = &shared.full[i];
+    if (h < block.heads_end && panel_copier(F::COPIER)) {
         auto& stage = shared.stage[i];
-        sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.v, a.v + block.b * T * s.value_row + h * DECAY_V,
-                                                      first, T, s.value_row);
-        sm80_copy_tile<DECAY_V, DECAY_CHUNK, THREADS>(stage.dout, dout + (block.b * T * s.NH + h) * DECAY_V,
-                                                      first, T, (int64_t)s.NH * DECAY_V);
-        sm80_copy_tile<DECAY_V, DECAY_K, THREADS>(stage.state, states + block.at(scratch, s, h, DECAY_STATE),
-                                                  0, DECAY_K, DECAY_V);
-        if (tid < DECAY_CHUNK / 4)
-            cp_async16(smem_address(shared.cum[i] + tid * 4),
-                       scratch.cum + block.at(scratch, s, h, DECAY_CHUNK) + tid * 4, true);
+        int state = (int)block.at(scratch, s, h, DECAY_K);
+        panel_expect(full, F::HEAD_BYTES);
+        decay_copy_tile<!QUERIES, THREADS>(stage.v, t.v, block, h, full);
+        decay_copy_tile<QUERIES, THREADS>(stage.dout, t.dout, block, h, full);
+        panel_copy<DECAY_K, THREADS>(stage.state, t.state, 0, 0, state, full);
+        if constexpr (!QUERIES) panel_copy<DECAY_K, THREADS>(shared.before[i], t.before, 0, 0, state, full);
+        panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], scratch.cum + block.at(scratch, s, h, DECAY_CHUNK),
+                                        full);
     }
-    cp_async_commit_group();
+    panel_commit();
 }
-
-// Starts copying q and k.
+// Waits until what a head needs is there.
 template <class F>
-__device__ static inline void decay_copy_keys(typename F::Shared& shared, bf16* q, const DecayBlock& block,
-                                              const Scan& a, const ScanShape& s) {
-    int64_t keys = block.b * s.T * s.key_row;
-    copy_panels<DECAY_CHUNK, F::THREADS>(q, a.q + keys, block.first, (int)s.T, s.key_row);
-    copy_panels<DECAY_CHUNK, F::THREADS>(shared.k, a.k + keys, block.first, (int)s.T, s.key_row);
-    cp_async_commit_group();
+__device__ static inline void decay_wait_head(typename F::Shared& shared, const DecayBlock& block, int h) {
+    int i = h - block.h;
+    panel_wait<F::STAGES - 2>(&shared.full[i % F::STAGES], i / F::STAGES % 2);
+#if !SM90_CODE
+    __syncthreads();
+#endif
 }
 
-// Computes the warp's rows of A B^T over K channels, Q K^T or its transpose, and stores them in bf16. Only
-// the warp itself reads them.
+// Copies q, k and the first heads.
+template <class F>
+__device__ static inline void decay_copy_first(typename F::Shared& shared, bf16* q, const DecayBlock& block,
+                                               const DecayBackwardTensors& t, const DecayScratch& scratch,
+                                               const ScanShape& s) {
+    uint64_t* full = &shared.full[F::STAGES];
+    panel_init(shared.full);
+    if (panel_copier(F::COPIER)) {
+        panel_expect(full, 2 * sizeof shared.k);
+        decay_copy_keys<F::ROWS_ARE_QUERIES, F::THREADS>(q, t.q, block, full);
+        decay_copy_keys<!F::ROWS_ARE_QUERIES, F::THREADS>(shared.k, t.k, block, full);
+    }
+    panel_commit();
+    for (int i = 0; i < F::STAGES - 1; i++) decay_copy_head<F>(shared, block, block.h + i, t, scratch, s);
+    panel_wait<F::STAGES - 1>(full, 0);
+    __syncthreads();
+}
+
+// Computes the warp's rows of A B^T over K channels, and stores them. Only the warp itself reads them.
 template <class A, class B>
-__device__ static inline void decay_keep_strip(bf16* tile, const A& a, const B& b, const DecayBlock& block) {
+__device__ static inline void decay_keep_strip(DecayStrips& strips, const A& a, const B& b,
+                                               const DecayBlock& block) {
     float s[1][16][4];
     panels_matmul<DECAY_K, false>(s, a, b);
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-        *scan_pair<DECAY_CHUNK>(tile, block.row() + i % 2 * 8, i / 2) =
-            pack_bf16x2(s[0][i / 2][i % 2 * 2], s[0][i / 2][i % 2 * 2 + 1]);
-    __syncwarp();
+    for (int j = 0; j < 8; j++) {
+        uint32_t f[4];
+        scan_pack(f, s, 2 * j);
+        strips[block.strip][j][threadIdx.x % 32] = make_uint4(f[0], f[1], f[2], f[3]);
+    }
 }
 // Block j of the warp's rows as fragment registers
-__device__ static inline void decay_load_strip(uint32_t (&f)[4], bf16* tile, const DecayBlock& block, int j) {
-    for (int r = 0; r < 4; r++) f[r] = *scan_pair<DECAY_CHUNK>(tile, block.row() + r % 2 * 8, 2 * j + r / 2);
+__device__ static inline void decay_load_strip(uint32_t (&f)[4], const DecayStrips& strips,
+                                               const DecayBlock& block, int j) {
+    const uint4 x = strips[block.strip][j][threadIdx.x % 32];
+    f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
 }
 
 // Writes the strip's rows of acc to a block's part of dq or dk.
@@ -139,119 +179,133 @@ __device__ static inline void decay_column_sums(float* to, const float2 (&g)[4])
     if (!(lane & 4)) to[second * 8 + lane % 4 * 2 + odd] = sum;
 }
 
-// A head's part of w, and the sums of g: of its columns in `columns`, of its rows added to row_sums. copy():
-// as panels_matmul's meanwhile()
-template <class F>
-__device__ static inline void decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], float* columns,
-                                          bf16* qk, const DecayBackward::Stage& stage, const float* cum,
-                                          const DecayBlock& block, F copy) {
-    const int lane = (int)threadIdx.x % 32;
-    const DecayFactors<false> factors(cum, block);
-    Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
+// Pairs of the strip with the 64 tokens j from block `first` on: adds w to registers 2 N.. of it, and the row
+// sums of g; writes its column sums. d: do_i v_j. BELOW: no block is on the diagonal.
+template <bool BELOW, int N>
+__device__ static inline void
+decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], const float (&d)[1][8][4], const DecayStrips& qk,
+            float* columns, const DecayFactors<false>& factors, int first, const DecayBlock& block) {
+    auto add = [&](int n, const float2(&e)[4], const uint32_t(&products)[4]) {
+        float2 g[4];
+        for (int r = 0; r < 4; r++) {
+            const float* y = &d[0][2 * n + r / 2][r % 2 * 2];
+            float* sum = &w[0][2 * (N + n) + r / 2][r % 2 * 2];
+            float2 x = unpack_bf16x2(products[r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
+            sum[0] += dw.x, sum[1] += dw.y;
+            g[r] = make_float2(__fmul_rn(x.x, dw.x), __fmul_rn(x.y, dw.y)); // alike for rows and columns
+            row_sums[r % 2] += g[r].x + g[r].y;
+        }
+        decay_column_sums(columns + (first + n) * 16, g);
+    };
 #pragma unroll
-    for (int part = 0; part < 8; part += 4) { // 64 tokens j
-        if (part > block.strip) continue;
-        float d[1][8][4];
-        panels_matmul<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, part * 16), [&] {
-            if (part == 0) copy();
-        });
-#pragma unroll
-        for (int j = part; j < part + 4; j++) {
-            if (j > block.strip) continue;
-            float2 g[4], e[4];
-            uint32_t products[4];
-            factors.load(e, j);
-            decay_load_strip(products, qk, block, j);
-            for (int r = 0; r < 4; r++) {
-                const float* y = &d[0][2 * (j - part) + r / 2][r % 2 * 2];
-                float2 x = unpack_bf16x2(products[r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
-                w[0][2 * j + r / 2][r % 2 * 2] += dw.x;
-                w[0][2 * j + r / 2][r % 2 * 2 + 1] += dw.y;
-                int column = r / 2 * 8 + lane % 4 * 2, row = r % 2 * 8 + lane / 4;
-                g[r].x = j == block.strip && column == row ? 0 : x.x * dw.x;
-                g[r].y = j == block.strip && column + 1 == row ? 0 : x.y * dw.y;
-                row_sums[r % 2] += g[r].x + g[r].y;
+    for (int n = 0; n < 4; n++) {
+        float2 e[4];
+        uint32_t products[4];
+        if (BELOW || first + n < block.strip) {
+            factors.load(e, first + n);
+            decay_load_strip(products, qk, block, first + n);
+            add(n, e, products);
+        } else if (first + n == block.strip) {
+            factors.load_diagonal(e);
+            decay_load_strip(products, qk, block, first + n);
+            for (int r = 0; r < 4; r++) { // g without the diagonal
+                int after = factors.column_after_row(r);
+                products[r] &= after == 0 ? 0xffff0000u : after == -1 ? 0x0000ffffu : 0xffffffffu;
             }
-            decay_column_sums(columns + j * 16, g);
+            add(n, e, products);
         }
     }
 }
 
-// A head's part of dq through S0; o . do through S0 is added to row_sums.
-__device__ static inline void decay_dq_state(float (&dq)[1][16][4], float (&row_sums)[2],
-                                             const Panels<DECAY_CHUNK, false>& tile_q,
-                                             DecayBackward::Stage& stage, const float* cum,
-                                             const DecayBlock& block) {
-    const int row = block.row();
-    const float decay[2] = {exp2_approx(cum[row]), exp2_approx(cum[row + 8])};
-    float x[1][8][4], sums[2] = {};
-    panels_matmul<DECAY_K, false>(x, tile_q, Panels<DECAY_K, true>(stage.state));
-    scan_row_dot(sums, x, stage.dout, row);
-    for (int half = 0; half < 2; half++) row_sums[half] += decay[half] * sums[half];
-    uint32_t dout[4][4];
-    Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.strip * 16);
+// The rows of do times e^(b_i), as fragments
+__device__ static inline void decay_scaled_dout(uint32_t (&f)[4][4], const bf16* dout,
+                                                const float (&decay)[2], const DecayBlock& block) {
+    Panels<DECAY_CHUNK, false> tile_dout(dout, scan_opaque(block.slot * 16));
     for (int k = 0; k < 4; k++) {
-        tile_dout.load_a(dout[k], k * 16);
-        for (int r = 0; r < 4; r++) dout[k][r] = scale_bf16x2(dout[k][r], decay[r % 2], decay[r % 2]);
+        tile_dout.load_a(f[k], k * 16);
+        for (int r = 0; r < 4; r++) f[k][r] = scale_bf16x2(f[k][r], decay[r % 2], decay[r % 2]);
     }
-    panels_matmul(dq, dout, Panels<DECAY_K, false>(stage.state), 0);
 }
 
-// Adds up the warps' column sums of g: only warps from the column's own on have any.
+// Adds up the strips' column sums of g: only strips from the column's own on have any.
 __device__ static inline void decay_store_columns(float* to, const float (*columns)[DECAY_CHUNK]) {
     int j = (int)threadIdx.x;
     if (j >= DECAY_CHUNK) return;
     float sum = 0;
-    for (int warp = j / 16; warp < DecayBackward::THREADS / 32; warp++) sum += columns[warp][j];
+    for (int strip = j / 16; strip < DecayBackward::THREADS / 32; strip++) sum += columns[strip][j];
     to[j] = sum;
 }
 
 // Writes parts of dq, the part of dk that comes from the token's own chunk, and o . do.
 static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
-    decay_dq_kernel(const __grid_constant__ Scan a, const bf16* dout,
+    decay_dq_kernel(const __grid_constant__ DecayBackwardTensors tensors,
                     const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
     typedef DecayDq F;
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
     DecayBlock block(scratch, s);
-    auto copy = [&](int h) { decay_copy_head<F>(shared, block, h, a, dout, scratch.states, scratch, s); };
-    decay_copy_keys<F>(shared, shared.q, block, a, s);
-    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
-    wait_panels<F::STAGES - 1>();
-    __syncthreads();
-    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
+    decay_copy_first<F>(shared, shared.q, block, tensors, scratch, s);
+    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.slot * 16);
     decay_keep_strip(shared.qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k), block);
 
-    float dq[1][16][4], w[1][16][4];
+    float dq[1][16][4], w[1][16][4]; // w: first the four blocks of which one is on the diagonal
+    uint32_t dout[4][4] = {};        // do of the head before, of which dq is in flight
     scan_clear(dq);
     scan_clear(w);
     for (int h = block.h; h < block.heads_end; h++) {
-        int i = (h - block.h) % F::STAGES;
-        wait_panels<F::STAGES - 2>();
-        __syncthreads();
+        F::Stage& stage = shared.stage[(h - block.h) % F::STAGES];
+        float* columns = shared.columns[h % 2][block.strip];
+        const float* cum = shared.cum[(h - block.h) % F::STAGES];
+        Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.slot * 16);
+        float d[1][8][4], x[1][8][4], row_sums[2] = {}, sums[2] = {};
+        decay_wait_head<F>(shared, block, h);
+        panels_start<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v));
+        panels_finish<0>(dq, dout);
+        panels_finish<0>(d);
+        __syncthreads(); // all have done with the head before
+        decay_copy_head<F>(shared, block, h + F::STAGES - 1, tensors, scratch, s);
         if (h > block.h)
             decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
                                 shared.columns[(h - 1) % 2]);
-        float row_sums[2] = {};
-        decay_pairs(w, row_sums, shared.columns[h % 2][threadIdx.x / 32], shared.qk, shared.stage[i],
-                    shared.cum[i], block, [&] {
-                        decay_copy_head<F>(shared, block, h + F::STAGES - 1, a, dout, scratch.states, scratch,
-                                           s);
-                    });
-        decay_dq_state(dq, row_sums, tile_q, shared.stage[i], shared.cum[i], block);
+        const DecayFactors<false> factors(cum, block);
+        if (block.strip >= 4) {
+            decay_pairs<true, 4>(w, row_sums, d, shared.qk, columns, factors, 0, block);
+            panels_start<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, 64));
+            panels_finish<0>(d);
+        }
+        // By mma.sync it is not computed meanwhile, and would only take registers.
+        auto start_state = [&] {
+            panels_start<DECAY_K, false>(x, tile_q, Panels<DECAY_K, true>(stage.state));
+        };
+        if (SM90_CODE) start_state();
+        decay_pairs<false, 0>(w, row_sums, d, shared.qk, columns, factors, block.strip / 4 * 4, block);
+        if (!SM90_CODE) start_state();
+        const float decay[2] = {exp2_approx(factors.row_cum[0]), exp2_approx(factors.row_cum[1])};
+        decay_scaled_dout(dout, stage.dout, decay, block);
+        panels_finish<0>(x);
+        panels_start(dq, dout, Panels<DECAY_K, false>(stage.state), 0);
+        scan_row_dot(sums, x, stage.dout, scan_opaque(block.tile_row()));
+        for (int half = 0; half < 2; half++) row_sums[half] += decay[half] * sums[half];
         decay_store_rows(scratch.g_rows + block.at(scratch, s, h, DECAY_CHUNK), row_sums, block);
     }
+    panels_finish<0>(dq, dout);
     __syncthreads();
     decay_store_columns(scratch.g_columns + block.at(scratch, s, block.heads_end - 1, DECAY_CHUNK),
                         shared.columns[(block.heads_end - 1) % 2]);
     bf16* tile_w = (bf16*)&shared.stage[0];
     uint32_t p[8][4];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        scan_pack(p[j], w, 2 * j);
-        for (int r = 0; r < 4; r++)
-            *scan_pair<64>(tile_w + j / 4 * DECAY_CHUNK * 64, block.row() + r % 2 * 8, 2 * (j % 4) + r / 2) =
-                p[j][r];
+    for (int j = 0; j < 8; j++) scan_pack(p[j], w, 2 * j);
+    if (block.strip >= 4) // whose registers begin with block 4
+        for (int i = 0; i < 16; i++) {
+            uint32_t x = p[i / 4][i % 4];
+            p[i / 4][i % 4] = p[i / 4 + 4][i % 4], p[i / 4 + 4][i % 4] = x;
+        }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        int j = i / 4, r = i % 4;
+        *scan_pair<64>(tile_w + j / 4 * DECAY_CHUNK * 64, block.tile_row() + r % 2 * 8, 2 * (j % 4) + r / 2) =
+            p[j][r];
     }
     panels_matmul(dq, p, Panels<DECAY_CHUNK, true>(shared.k), 0);
     decay_store_part(scratch.dq, dq, block, s);
@@ -260,14 +314,38 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
     Panels<DECAY_CHUNK, true> transposed_w(tile_w, block.strip * 16);
     for (int i = block.strip; i < 8; i++) {
         uint32_t f[4];
-        transposed_w.load_a(f, i * 16);
-        panels_mma(dq, f, Panels<DECAY_CHUNK, true>(shared.q), i * 16);
+        transposed_w.load_a(f, decay_slot(i) * 16);
+        panels_mma(dq, f, Panels<DECAY_CHUNK, true>(shared.q), decay_slot(i) * 16);
     }
     decay_store_part(scratch.dk_own, dq, block, s);
 }
 
 // ----------------------------------------------------------------------------
 // dk and dv
+
+// dv += pairs of the strip with the 64 tokens i from block `first` on. BELOW: as in decay_pairs
+template <bool BELOW>
+__device__ static inline void decay_dv_pairs(float (&dv)[1][8][4], const bf16* dout, const DecayStrips& kq,
+                                             const DecayFactors<true>& factors, int first,
+                                             const DecayBlock& block) {
+    uint32_t p[4][4] = {};
+    auto load = [&](int n, const float2(&e)[4]) {
+        decay_load_strip(p[n], kq, block, first + n);
+        for (int r = 0; r < 4; r++) p[n][r] = scale_bf16x2(p[n][r], e[r].x, e[r].y);
+    };
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        float2 e[4];
+        if (BELOW || first + n > block.strip) {
+            factors.load(e, first + n);
+            load(n, e);
+        } else if (first + n == block.strip) {
+            factors.load_diagonal(e);
+            load(n, e);
+        }
+    }
+    panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(dout), first * 16);
+}
 
 // A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
 template <class F>
@@ -276,31 +354,18 @@ __device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[
                                              F copy) {
     DecayBackward::Stage& stage = shared.stage[i];
     const float* cum = shared.cum[i];
-    const int row = block.row();
     const DecayFactors<true> factors(cum, block);
     const float last = cum[DECAY_CHUNK - 1];
     const float decay[2] = {exp2_approx(last - factors.row_cum[0]), exp2_approx(last - factors.row_cum[1])};
-    panels_matmul<DECAY_K, false>(dv, Panels<DECAY_CHUNK, false>(shared.k, block.strip * 16),
+    panels_matmul<DECAY_K, false>(dv, Panels<DECAY_CHUNK, false>(shared.k, block.slot * 16),
                                   Panels<DECAY_K, true>(stage.state), copy);
 #pragma unroll
     for (int e = 0; e < 32; e++) dv[0][e / 4][e % 4] *= decay[e % 4 / 2];
-    scan_row_dot(later, dv, stage.v, row);
-#pragma unroll
-    for (int part = 0; part < 8; part += 4) { // 64 tokens i
-        if (part + 3 < block.strip) continue;
-        uint32_t p[4][4] = {};
-#pragma unroll
-        for (int n = part; n < part + 4; n++) {
-            if (n < block.strip) continue;
-            float2 e[4];
-            factors.load(e, n);
-            decay_load_strip(p[n - part], shared.kq, block, n);
-            for (int r = 0; r < 4; r++) p[n - part][r] = scale_bf16x2(p[n - part][r], e[r].x, e[r].y);
-        }
-        panels_matmul(dv, p, Panels<DECAY_CHUNK, true>(stage.dout), part * 16);
-    }
+    scan_row_dot(later, dv, stage.v, block.tile_row());
+    decay_dv_pairs<false>(dv, stage.dout, shared.kq, factors, block.strip / 4 * 4, block);
+    if (block.strip < 4) decay_dv_pairs<true>(dv, stage.dout, shared.kq, factors, 4, block);
     uint32_t v[4][4];
-    Panels<DECAY_CHUNK, false> tile_v(stage.v, block.strip * 16);
+    Panels<DECAY_CHUNK, false> tile_v(stage.v, block.slot * 16);
     for (int k = 0; k < 4; k++) {
         tile_v.load_a(v[k], k * 16);
         for (int r = 0; r < 4; r++) v[k][r] = scale_bf16x2(v[k][r], decay[r % 2], decay[r % 2]);
@@ -325,7 +390,7 @@ __device__ static inline void decay_state_dot(float* to, const bf16* before, con
 
 // Writes dv, parts of dk, v . dv through dS1, and <e^(b_C) S0, dS1>.
 static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
-    decay_dkv_kernel(bf16* dv, const __grid_constant__ Scan a, const bf16* dout,
+    decay_dkv_kernel(bf16* dv, const __grid_constant__ DecayBackwardTensors tensors,
                      const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
     typedef DecayDkv F;
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -333,28 +398,19 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     DecayBlock block(scratch, s);
     int left = (int)s.T - block.first - block.strip * 16;
     bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
-    auto copy = [&](int h) {
-        if (h < block.heads_end)
-            sm80_copy_tile<DECAY_V, DECAY_K, F::THREADS>(
-                shared.before[(h - block.h) % F::STAGES],
-                scratch.states + block.at(scratch, s, h, DECAY_STATE), 0, DECAY_K, DECAY_V);
-        decay_copy_head<F>(shared, block, h, a, dout, scratch.dstates, scratch, s);
-    };
-    decay_copy_keys<F>(shared, q, block, a, s);
-    for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
-    wait_panels<F::STAGES - 1>();
-    __syncthreads();
-    decay_keep_strip(shared.kq, Panels<DECAY_CHUNK, false>(shared.k, block.strip * 16),
+    decay_copy_first<F>(shared, q, block, tensors, scratch, s);
+    decay_keep_strip(shared.kq, Panels<DECAY_CHUNK, false>(shared.k, block.slot * 16),
                      Panels<DECAY_CHUNK, false>(q), block);
 
     float dk[1][16][4];
     scan_clear(dk);
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        wait_panels<F::STAGES - 2>();
-        __syncthreads();
+        decay_wait_head<F>(shared, block, h);
+        __syncthreads(); // all have done with the head before
         float acc[1][8][4], later[2] = {};
-        decay_dkv_head(dk, acc, later, shared, i, block, [&] { copy(h + F::STAGES - 1); });
+        decay_dkv_head(dk, acc, later, shared, i, block,
+                       [&] { decay_copy_head<F>(shared, block, h + F::STAGES - 1, tensors, scratch, s); });
         decay_state_dot(scratch.dots + block.at(scratch, s, h, DECAY_DOTS) + threadIdx.x / 32,
                         shared.before[i], shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
         decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
@@ -419,16 +475,31 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
+// F: DecayDq or DecayDkv
+template <class F>
+static inline DecayBackwardTensors decay_backward_tensors(const DecayScratch* scratch, const ScanBackward* g,
+                                                          const Scan* a, const ScanShape* s) {
+    int of_rows = 16, of_columns = DECAY_CHUNK; // rows of a box
+    int queries = F::ROWS_ARE_QUERIES ? of_rows : of_columns,
+        keys = F::ROWS_ARE_QUERIES ? of_columns : of_rows;
+    return {decay_keys(a->q, s, queries),
+            decay_keys(a->k, s, keys),
+            decay_values(a->v, s, s->value_row, keys),
+            decay_values(g->dout, s, s->NH * DECAY_V, queries),
+            decay_stored(F::ROWS_ARE_QUERIES ? scratch->states : scratch->dstates, scratch, s, DECAY_K),
+            decay_stored(scratch->states, scratch, s, DECAY_K)};
+}
+
 static inline void decay_dq(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
                             const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DecayDq>(decay_dq_kernel, s->B * scratch->chunks * scratch->groups, stream, *a, g->dout,
-                         *scratch, *s);
+    scan_launch<DecayDq>(decay_dq_kernel, s->B * scratch->chunks * scratch->groups, stream,
+                         decay_backward_tensors<DecayDq>(scratch, g, a, s), *scratch, *s);
 }
 
 static inline void decay_dkv(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
                              const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DecayDkv>(decay_dkv_kernel, s->B * scratch->chunks * scratch->groups, stream, g->dv, *a,
-                          g->dout, *scratch, *s);
+    scan_launch<DecayDkv>(decay_dkv_kernel, s->B * scratch->chunks * scratch->groups, stream, g->dv,
+                          decay_backward_tensors<DecayDkv>(scratch, g, a, s), *scratch, *s);
 }
 
 static inline void decay_sums(const DecayScratch* scratch, const ScanBackward* g, const ScanShape* s,

@@ -10,24 +10,70 @@ stays in registers, in fp32. A warp has 16 tokens.
 
 #include "decay_states.cuh"
 
+// Order of a chunk's strips of 16 tokens in tiles whose rows the warps share, and so among the warps: the
+// last four backwards. A strip has as many blocks of pairs as strips before it, and warps w and w + 4 share a
+// scheduler: so each scheduler has 9 of them. The map is its own inverse.
+__device__ static inline int decay_slot(int strip) { return strip < 4 ? strip : 11 - strip; }
+
 // The chunk and the heads of a thread block, and the 16 tokens of a warp
 struct DecayBlock {
     int64_t b;
-    int chunk, group, h, heads_end, first,
-        strip; // first: the chunk's first token; strip: the warp's tokens / 16
+    int chunk, group, h, heads_end, first; // first: the chunk's first token
+    int slot, strip;                       // the warp's rows in a tile / 16, and its tokens / 16
     __device__ DecayBlock(const DecayScratch& scratch, const ScanShape& s) {
-        int i = (int)blockIdx.x / scratch.groups, warp = (int)threadIdx.x / 32;
+        int i = (int)blockIdx.x / scratch.groups;
         group = (int)blockIdx.x % scratch.groups;
         b = i / scratch.chunks, chunk = i % scratch.chunks, first = chunk * DECAY_CHUNK;
         h = group * scratch.group_heads, heads_end = min(h + scratch.group_heads, s.NH);
-        strip = warp;
+        slot = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); // the compiler sees one value a warp
+        strip = decay_slot(slot);
     }
-    __device__ int row() const { return strip * 16 + (int)threadIdx.x % 32 / 4; } // the lane's first row
+    // The lane's first row, in the chunk and in a tile
+    __device__ int row() const { return strip * 16 + (int)threadIdx.x % 32 / 4; }
+    __device__ int tile_row() const { return slot * 16 + (int)threadIdx.x % 32 / 4; }
     // The chunk of head i in buffers of `size` elements for each
     __device__ int64_t at(const DecayScratch& scratch, const ScanShape& s, int i, int size) const {
         return ((b * s.NH + i) * scratch.chunks + chunk) * size;
     }
 };
+
+// As panel_copy a chunk's tokens, with the strips in the order of the warps. Boxes of p have 16 rows.
+template <int THREADS>
+__device__ static inline void decay_copy_strips(bf16* to, const PanelTensor& p, int64_t b, int head, int t,
+                                                uint64_t* barrier) {
+#if SM90_CODE
+    for (int strip = 0; strip < 8; strip++)
+        panel_copy<16, THREADS>(to + decay_slot(strip) * 16 * 64, p, b, head, t + strip * 16, barrier);
+#else
+    constexpr int STEP = THREADS / 8;
+    static_assert(STEP == 32, "two strips a step");
+    int row = (int)threadIdx.x / 8, chunk = (int)threadIdx.x % 8, left = p.T - t;
+    const bf16* x = p.x + (b * p.T + t) * p.row_stride + head * 64 + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < DECAY_CHUNK; i += STEP) {
+        bool exists = row + i < left;
+        int slot_row = decay_slot(i / 16) * 16 + row % 16 + (i < 64 ? row / 16 * 16 : -(row / 16 * 16));
+        cp_async16(smem_address(to) + (uint32_t)sm80_chunk_offset<64>(slot_row, chunk),
+                   x + (exists ? row + i : 0) * p.row_stride, exists);
+    }
+#endif
+}
+// STRIPS: so; else in their order, in boxes of CHUNK rows
+template <bool STRIPS, int THREADS>
+__device__ static inline void decay_copy_tile(bf16* to, const PanelTensor& p, const DecayBlock& block,
+                                              int head, uint64_t* barrier) {
+    if (STRIPS)
+        decay_copy_strips<THREADS>(to, p, block.b, head, block.first, barrier);
+    else
+        panel_copy<DECAY_CHUNK, THREADS>(to, p, block.b, head, block.first, barrier);
+}
+// Both panels of q or k
+template <bool STRIPS, int THREADS>
+__device__ static inline void decay_copy_keys(bf16* to, const PanelTensor& p, const DecayBlock& block,
+                                              uint64_t* barrier) {
+    for (int i = 0; i < 2; i++)
+        decay_copy_tile<STRIPS, THREADS>(to + i * DECAY_CHUNK * 64, p, block, i, barrier);
+}
 
 // Decay factors e^(b_i - b_j) of a strip's pairs. Rows are tokens i and columns j <= i, or TRANSPOSED rows j
 // and columns i >= j. Off the diagonal a factor is a row's times a column's, both at most 1: relative to the
@@ -46,26 +92,29 @@ template <bool TRANSPOSED> struct DecayFactors {
     __device__ static float between(float of_row, float of_column) {
         return exp2_approx(TRANSPOSED ? of_column - of_row : of_row - of_column);
     }
-    // Those of block j of the strip: e[r] of the pair in fragment register r; 0 above the diagonal
-    // (TRANSPOSED below it)
+    // Those of block j of the strip, not the one on the diagonal: e[r] of the pair in fragment register r
     __device__ void load(float2 (&e)[4], int j) const {
-        int lane = (int)threadIdx.x % 32;
 #pragma unroll
         for (int r = 0; r < 4; r += 2) {
-            int column = r / 2 * 8 + lane % 4 * 2;
-            float2 c = *(const float2*)(cum + j * 16 + column);
-            if (j == strip) {
-                for (int half = 0; half < 2; half++) {
-                    int after = (column - half * 8 - lane / 4) * (TRANSPOSED ? -1 : 1); // the row's token
-                    e[r + half].x = after > 0 ? 0 : between(row_cum[half], c.x);
-                    e[r + half].y = after + (TRANSPOSED ? -1 : 1) > 0 ? 0 : between(row_cum[half], c.y);
-                }
-            } else {
-                float2 f = make_float2(between(border, c.x), between(border, c.y));
-                for (int half = 0; half < 2; half++)
-                    e[r + half] = make_float2(row[half] * f.x, row[half] * f.y);
-            }
+            float2 c = *(const float2*)(cum + j * 16 + r / 2 * 8 + threadIdx.x % 4 * 2);
+            float2 f = make_float2(between(border, c.x), between(border, c.y));
+            for (int half = 0; half < 2; half++) e[r + half] = make_float2(row[half] * f.x, row[half] * f.y);
         }
+    }
+    // Of the block on the diagonal; 0 above the diagonal (TRANSPOSED below it)
+    __device__ void load_diagonal(float2 (&e)[4]) const {
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float2 c = *(const float2*)(cum + strip * 16 + r / 2 * 8 + threadIdx.x % 4 * 2);
+            int after = column_after_row(r) * (TRANSPOSED ? -1 : 1);
+            e[r].x = after > 0 ? 0 : between(row_cum[r % 2], c.x);
+            e[r].y = after + (TRANSPOSED ? -1 : 1) > 0 ? 0 : between(row_cum[r % 2], c.y);
+        }
+    }
+    // Column of the first number in fragment register r of a 16x16 block, less its row
+    __device__ static int column_after_row(int r) {
+        int lane = (int)threadIdx.x % 32;
+        return r / 2 * 8 + lane % 4 * 2 - r % 2 * 8 - lane / 4;
     }
 };
 
@@ -79,49 +128,82 @@ struct DecayOutput {
         Stage stage[STAGES]; // k is in the last one before the first head
         bf16 out[THREADS / 32][16 * DECAY_V];
         float cum[STAGES][DECAY_CHUNK];
+        uint64_t full[STAGES + 1]; // mbarriers: of the stages, and of q and k
     };
     static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "k fits");
 };
+struct DecayOutputTensors {
+    PanelTensor q, k, v, states;
+};
+
+// acc += pairs of the strip with the 64 tokens j from block `first` on, whose products are in qk. BELOW: no
+// block is on the diagonal.
+template <bool BELOW>
+__device__ static inline void decay_output_pairs(float (&acc)[1][8][4], const float (&qk)[1][8][4],
+                                                 const bf16* v, const DecayFactors<false>& factors, int first,
+                                                 const DecayBlock& block) {
+    uint32_t p[4][4] = {};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        if (!BELOW && first + n > block.strip) continue;
+        float2 e[4];
+        if (BELOW || first + n < block.strip)
+            factors.load(e, first + n);
+        else
+            factors.load_diagonal(e);
+        for (int r = 0; r < 4; r++) {
+            const float* x = &qk[0][2 * n + r / 2][r % 2 * 2];
+            p[n][r] = pack_bf16x2(x[0] * e[r].x, x[1] * e[r].y);
+        }
+    }
+    panels_matmul(acc, p, Panels<DECAY_CHUNK, true>(v), first * 16);
+}
 
 static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
-    decay_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DecayScratch scratch,
-                        const __grid_constant__ ScanShape s) {
+    decay_output_kernel(bf16* o, const __grid_constant__ DecayOutputTensors tensors,
+                        const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
     typedef DecayOutput F;
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
     DecayBlock block(scratch, s);
     int tid = (int)threadIdx.x, T = (int)s.T, left = T - block.first - block.strip * 16;
     bf16* k = (bf16*)&shared.stage[F::STAGES - 1];
-    int64_t keys = block.b * T * s.key_row;
     auto copy = [&](int h) {
-        if (h < block.heads_end) {
-            int i = (h - block.h) % F::STAGES;
-            const bf16* v = a.v + block.b * T * s.value_row + h * DECAY_V;
-            sm80_copy_tile<DECAY_V, DECAY_CHUNK, F::THREADS>(shared.stage[i].v, v, block.first, T,
-                                                             s.value_row);
-            sm80_copy_tile<DECAY_V, DECAY_K, F::THREADS>(
-                shared.stage[i].state, scratch.states + block.at(scratch, s, h, DECAY_STATE), 0, DECAY_K,
-                DECAY_V);
-            if (tid < DECAY_CHUNK / 4)
-                cp_async16(smem_address(shared.cum[i] + tid * 4),
-                           scratch.cum + block.at(scratch, s, h, DECAY_CHUNK) + tid * 4, true);
+        int i = (h - block.h) % F::STAGES;
+        F::Stage& stage = shared.stage[i];
+        uint64_t* full = &shared.full[i];
+        if (h < block.heads_end && panel_copier(0)) {
+            panel_expect(full, sizeof stage + sizeof shared.cum[i]);
+            decay_copy_tile<false, F::THREADS>(stage.v, tensors.v, block, h, full);
+            panel_copy<DECAY_K, F::THREADS>(stage.state, tensors.states, 0, 0,
+                                            (int)block.at(scratch, s, h, DECAY_K), full);
+            panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], scratch.cum + block.at(scratch, s, h, DECAY_CHUNK),
+                                            full);
         }
-        cp_async_commit_group();
+        panel_commit();
     };
-    copy_panels<DECAY_CHUNK, F::THREADS>(shared.q, a.q + keys, block.first, T, s.key_row);
-    copy_panels<DECAY_CHUNK, F::THREADS>(k, a.k + keys, block.first, T, s.key_row);
-    cp_async_commit_group();
+    panel_init(shared.full);
+    if (panel_copier(0)) {
+        uint64_t* full = &shared.full[F::STAGES];
+        panel_expect(full, 2 * sizeof shared.q);
+        decay_copy_keys<true, F::THREADS>(shared.q, tensors.q, block, full);
+        decay_copy_keys<false, F::THREADS>(k, tensors.k, block, full);
+    }
+    panel_commit();
     for (int i = 0; i < F::STAGES - 1; i++) copy(block.h + i);
-    wait_panels<F::STAGES - 1>();
+    panel_wait<F::STAGES - 1>(&shared.full[F::STAGES], 0);
     __syncthreads();
-    float qk[1][16][4];
-    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.strip * 16);
-    panels_matmul<DECAY_K, false>(qk, tile_q, Panels<DECAY_CHUNK, false>(k));
+    // Q K^T with the 64 tokens of which some are the strip's own, and with those before them, where there are
+    float own[1][8][4], before[1][8][4];
+    int first = block.strip / 4 * 4;
+    Panels<DECAY_CHUNK, false> tile_q(shared.q, block.slot * 16);
+    panels_matmul<DECAY_K, false>(own, tile_q, Panels<DECAY_CHUNK, false>(k, first * 16));
+    panels_matmul<DECAY_K, false>(before, tile_q, Panels<DECAY_CHUNK, false>(k));
 
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        wait_panels<F::STAGES - 2>();
-        __syncthreads();
+        panel_wait<F::STAGES - 2>(&shared.full[i], (h - block.h) / F::STAGES % 2);
+        __syncthreads(); // all have done with the head before
         DecayFactors<false> factors(shared.cum[i], block);
         float acc[1][8][4];
         panels_matmul<DECAY_K, false>(acc, tile_q, Panels<DECAY_K, true>(shared.stage[i].state),
@@ -129,22 +211,8 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
         float decay[2] = {exp2_approx(factors.row_cum[0]), exp2_approx(factors.row_cum[1])};
 #pragma unroll
         for (int e = 0; e < 32; e++) acc[0][e / 4][e % 4] *= decay[e % 4 / 2];
-#pragma unroll
-        for (int part = 0; part < 8; part += 4) { // 64 tokens j
-            if (part > block.strip) continue;
-            uint32_t p[4][4] = {};
-#pragma unroll
-            for (int j = part; j < part + 4; j++) {
-                if (j > block.strip) continue;
-                float2 e[4];
-                factors.load(e, j);
-                for (int r = 0; r < 4; r++) {
-                    const float* x = &qk[0][2 * j + r / 2][r % 2 * 2];
-                    p[j - part][r] = pack_bf16x2(x[0] * e[r].x, x[1] * e[r].y);
-                }
-            }
-            panels_matmul(acc, p, Panels<DECAY_CHUNK, true>(shared.stage[i].v), part * 16);
-        }
+        if (first > 0) decay_output_pairs<true>(acc, before, shared.stage[i].v, factors, 0, block);
+        decay_output_pairs<false>(acc, own, shared.stage[i].v, factors, first, block);
         bf16* to = o + ((block.b * T + block.first + block.strip * 16) * s.NH + h) * DECAY_V;
         sm80_store<DECAY_V>(to, (int64_t)s.NH * DECAY_V, left, shared.out[tid / 32], acc,
                             [&](int, int) { return s.scale; });
@@ -153,7 +221,10 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
 
 static inline void decay_output(bf16* o, const DecayScratch* scratch, const Scan* a, const ScanShape* s,
                                 cudaStream_t stream) {
-    scan_launch<DecayOutput>(decay_output_kernel, s->B * scratch->chunks * scratch->groups, stream, o, *a,
+    DecayOutputTensors t = {decay_keys(a->q, s, 16), decay_keys(a->k, s, DECAY_CHUNK),
+                            decay_values(a->v, s, s->value_row, DECAY_CHUNK),
+                            decay_stored(scratch->states, scratch, s, DECAY_K)};
+    scan_launch<DecayOutput>(decay_output_kernel, s->B * scratch->chunks * scratch->groups, stream, o, t,
                              *scratch, *s);
 }
 

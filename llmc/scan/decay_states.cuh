@@ -5,10 +5,11 @@ decays up to token i, and b_C that of the whole chunk:
     S1  = e^(b_C) S0 + sum_j e^(b_C - b_j) k_j v_j^T         forward: stores S0 of each chunk
     dS0 = e^(b_C) dS1 + sum_i e^(b_i) q_i do_i^T             backward, from the last chunk: stores dS1
 
-A thread block has 64 rows of one head's state in registers, in fp32, and walks over the chunks; a warp has 16
-rows. Both chains run side by side, two thread blocks on a multiprocessor: what counts is the latency of a
-step. The stored states are bf16, as operands of the kernels in decay_forward.cuh and decay_backward.cuh. All
-exponents are at most 0. Called by scan.cuh. dS is the gradient without the factor `scale`.
+A thread block has one head's state, or 64 of its 128 rows, in registers, in fp32, and walks over the chunks;
+a warp has 16 rows. One more warp copies the chunks by TMA. What counts is the latency of a step: while wgmma
+computes, a warp loads and scales the fragments of the next step. The stored states are bf16, as operands of
+the kernels in decay_forward.cuh and decay_backward.cuh. All exponents are at most 0. Called by scan.cuh. dS
+is the gradient without the factor `scale`.
 */
 #pragma once
 
@@ -95,15 +96,26 @@ static __global__ void __launch_bounds__(256)
 // ----------------------------------------------------------------------------
 // states
 
-struct DecayStates {
-    static constexpr int THREADS = 128, ROWS = 64, SLICES = DECAY_K / ROWS, STAGES = 3;
+// SLICES thread blocks share a head: 2 for one chain, to fill the multiprocessors; 1 for both, whose thread
+// blocks would otherwise copy v and do twice.
+template <int SLICES_> struct DecayStates {
+    static constexpr int SLICES = SLICES_, ROWS = DECAY_K / SLICES, WARPS = ROWS / 16;
+    static constexpr int COMPUTING = WARPS * 32, THREADS = COMPUTING + 32; // and a warp that copies by TMA
+    static constexpr int STAGES = SLICES == 1 ? 4 : 6;
     struct Shared {
         struct {
             bf16 keys[DECAY_CHUNK * ROWS], values[DECAY_CHUNK * DECAY_V];
         } stage[STAGES];
-        bf16 out[THREADS / 32][16 * DECAY_V];
-        float weight[2][DECAY_CHUNK];
+        bf16 out[WARPS][16 * DECAY_V];
+        float cum[STAGES][DECAY_CHUNK];
+        float weight[WARPS][DECAY_CHUNK];
+        uint64_t full[STAGES], empty[STAGES]; // mbarriers
     };
+};
+
+struct DecayChainTensors {
+    PanelTensor keys, values;
+    bf16* states; // written
 };
 
 // The kernel's place in the state, as element [row][column] of the lane's accumulators
@@ -112,92 +124,178 @@ __device__ static inline float* decay_state_pair(float* state, int n, int half) 
     return state + (half * 8 + lane / 4) * DECAY_V + n * 8 + lane % 4 * 2;
 }
 
-// A thread block's chain. BACKWARD: the gradients of the states, from q and dout.
-template <bool BACKWARD>
-__device__ static inline void decay_chain(const Scan& a, const bf16* dout, const DecayScratch& scratch,
-                                          const ScanShape& s, DecayStates::Shared& shared, int block) {
-    typedef DecayStates F;
-    int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32, T = (int)s.T, chunks = scratch.chunks;
-    int slice = block % F::SLICES;
-    int64_t head = block / F::SLICES, b = head / s.NH, h = head % s.NH;
-    int64_t value_row = BACKWARD ? s.NH * DECAY_V : s.value_row;
-    const bf16* keys = (BACKWARD ? a.q : a.k) + b * T * s.key_row + h * s.key_head + slice * F::ROWS;
-    const bf16* values = (BACKWARD ? dout : a.v) + b * T * value_row + h * DECAY_V;
-    const float* cum = scratch.cum + head * chunks * DECAY_CHUNK;
-    auto chunk_at = [&](int step) { return BACKWARD ? chunks - 1 - step : step; };
-    auto state_at = [&](int step) { // offset of the block's rows of a state
-        return (head * chunks + chunk_at(step)) * DECAY_STATE + slice * F::ROWS * DECAY_V;
-    };
-    auto copy = [&](int step) {
-        if (step < chunks) {
-            int first = chunk_at(step) * DECAY_CHUNK;
-            auto& stage = shared.stage[step % F::STAGES];
-            sm80_copy_tile<F::ROWS, DECAY_CHUNK, F::THREADS>(stage.keys, keys, first, T, s.key_row);
-            sm80_copy_tile<DECAY_V, DECAY_CHUNK, F::THREADS>(stage.values, values, first, T, value_row);
-        }
-        cp_async_commit_group();
-    };
-    float next_cum = 0, next_last = 0; // of the thread's token, and of the chunk
-    auto load_cum = [&](int step) {
-        const float* x = cum + chunk_at(min(step, chunks - 1)) * DECAY_CHUNK;
-        next_cum = x[tid], next_last = x[DECAY_CHUNK - 1];
-    };
-    for (int i = 0; i < F::STAGES - 1; i++) copy(i);
-    load_cum(0);
+// The chain of a thread block. BACKWARD: the gradients of the states, from q and dout.
+template <class F, bool BACKWARD> struct DecayChain {
+    const DecayChainTensors& tensors;
+    const DecayScratch& scratch;
+    typename F::Shared& shared;
+    int64_t head, b;
+    int h, slice;
 
-    float acc[1][8][4];
-    scan_clear(acc);
-    float* state =
-        BACKWARD || !a.state ? NULL : a.state + head * DECAY_STATE + (slice * F::ROWS + warp * 16) * DECAY_V;
-    for (int i = 0; state && i < 16; i++) {
-        const float2 x = *(const float2*)decay_state_pair(state, i / 2, i % 2);
-        acc[0][i / 2][i % 2 * 2] = x.x, acc[0][i / 2][i % 2 * 2 + 1] = x.y;
+    __device__ int chunk(int step) const { return BACKWARD ? scratch.chunks - 1 - step : step; }
+
+    // Starts copying the tiles of a step. Called by one thread, or with cp.async by all that compute.
+    __device__ void copy(int step) const {
+        constexpr int THREADS = F::COMPUTING;
+        int i = step % F::STAGES, first = chunk(step) * DECAY_CHUNK;
+        auto& stage = shared.stage[i];
+        uint64_t* full = &shared.full[i];
+        if (step < scratch.chunks) {
+            panel_expect(full, sizeof stage + sizeof shared.cum[i]);
+            for (int n = 0; n < F::ROWS / 64; n++)
+                panel_copy<DECAY_CHUNK, THREADS>(stage.keys + n * DECAY_CHUNK * 64, tensors.keys, b,
+                                                 slice * (F::ROWS / 64) + n, first, full);
+            panel_copy<DECAY_CHUNK, THREADS>(stage.values, tensors.values, b, h, first, full);
+            panel_copy_numbers<DECAY_CHUNK>(
+                shared.cum[i], scratch.cum + (head * scratch.chunks + chunk(step)) * DECAY_CHUNK, full);
+        }
+        panel_commit();
     }
-    for (int step = 0; step < chunks; step++) {
-        float* weight = shared.weight[step % 2];
-        float decay = exp2_approx(next_last);
-        weight[tid] = exp2_approx(BACKWARD ? next_cum : next_last - next_cum);
-        wait_panels<F::STAGES - 2>();
-        __syncthreads();
-        load_cum(step + 1);
-        auto& stage = shared.stage[step % F::STAGES];
-        Panels<DECAY_CHUNK, true> keys_tile(stage.keys, warp * 16);
-        uint32_t f[8][4];
+    // The copying thread
+    __device__ void produce() const {
+#if SM90_CODE
+        for (int step = 0; step < scratch.chunks; step++) {
+            sm90_wait(&shared.empty[step % F::STAGES], (uint32_t)(step / F::STAGES % 2 ^ 1));
+            copy(step);
+        }
+#endif
+    }
+    // Waits for the tiles of a step.
+    __device__ void wait(int step) const {
+#if SM90_CODE
+        sm90_wait(&shared.full[step % F::STAGES], (uint32_t)(step / F::STAGES % 2));
+#else
+        if (step == 0)
+            for (int i = 0; i < F::STAGES - 1; i++) copy(i);
+        cp_async_wait_group<F::STAGES - 3>();
+        __syncthreads(); // all have also done with step - 2
+        if (step > 0) copy(step + F::STAGES - 2);
+#endif
+    }
+    // Gives back the tiles of a step.
+    __device__ void done(int step) const {
+#if SM90_CODE
+        sm90_arrive_warp(&shared.empty[step % F::STAGES]);
+#endif
+    }
+    // The warp's keys of a step as fragments, times their tokens' weights; returns the decay of the chunk.
+    __device__ float load(uint32_t (&f)[8][4], int step) const {
+        int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        const float* cum = shared.cum[step % F::STAGES];
+        float* weight = shared.weight[warp];
+        const float last = cum[DECAY_CHUNK - 1];
+        const float4 x = *(const float4*)(cum + lane * 4);
+        auto of = [&](float y) { return exp2_approx(BACKWARD ? y : last - y); };
+        __syncwarp();
+        *(float4*)(weight + lane * 4) = make_float4(of(x.x), of(x.y), of(x.z), of(x.w));
+        __syncwarp();
+        Panels<DECAY_CHUNK, true> keys(shared.stage[step % F::STAGES].keys, warp * 16);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            keys_tile.load_a(f[k], k * 16);
+            keys.load_a(f[k], k * 16);
             for (int r = 0; r < 4; r++) { // the lane's tokens
                 const float2 w = *(const float2*)&weight[k * 16 + r / 2 * 8 + lane % 4 * 2];
                 f[k][r] = scale_bf16x2(f[k][r], w.x, w.y);
             }
         }
-        sm80_store<DECAY_V>((BACKWARD ? scratch.dstates : scratch.states) + state_at(step) +
-                                warp * 16 * DECAY_V,
-                            DECAY_V, 16, shared.out[warp], acc, [](int, int) { return 1; });
-#pragma unroll
-        for (int i = 0; i < 32; i++) acc[0][i / 4][i % 4] *= decay;
-        panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(stage.values), 0,
-                      [&] { copy(step + F::STAGES - 1); });
+        return exp2_approx(last);
     }
-    for (int i = 0; state && i < 16; i++)
-        *(float2*)decay_state_pair(state, i / 2, i % 2) =
-            make_float2(acc[0][i / 2][i % 2 * 2], acc[0][i / 2][i % 2 * 2 + 1]);
-}
+    // Stores the warp's rows of a state: first to shared memory, then from there.
+    __device__ void stage_state(const float (&acc)[1][8][4]) const {
+        int lane = (int)threadIdx.x % 32;
+        bf16* tile = shared.out[threadIdx.x / 32];
+        uint32_t x[4][4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) scan_pack(x[n], acc, 2 * n);
+        __syncwarp();
+#if SM90_CODE
+        uint32_t at = sm80_lane_a<DECAY_V>(tile, lane);
+#pragma unroll
+        for (int n = 0; n < 4; n++) sm90_stmatrix(sm80_advance<DECAY_V>(at, 0, n * 16), x[n]);
+#else
+#pragma unroll
+        for (int i = 0; i < 16; i++) *scan_pair<DECAY_V>(tile, lane / 4 + i % 2 * 8, i / 2) = x[i / 4][i % 4];
+#endif
+        __syncwarp();
+    }
+    __device__ void store_state(int step) const {
+        int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+        const char* tile = (const char*)shared.out[warp];
+        bf16* to = tensors.states + (head * scratch.chunks + chunk(step)) * DECAY_STATE +
+                   (slice * F::ROWS + warp * 16) * DECAY_V + lane * 8;
+        int4 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[i] = *(const int4*)(tile + sm80_chunk_offset<DECAY_V>(i * 4 + lane / 8, lane % 8));
+#pragma unroll
+        for (int i = 0; i < 4; i++) *(int4*)(to + i * 4 * DECAY_V) = x[i];
+    }
+    // A step: the state S0 in acc, with its fragments f in tiles of the step, becomes S1; next: the fragments
+    // of the next step, loaded while wgmma computes.
+    __device__ void step(float (&acc)[1][8][4], uint32_t (&f)[8][4], uint32_t (&next)[8][4], float& decay,
+                         int i) const {
+        stage_state(acc);
+#pragma unroll
+        for (int e = 0; e < 32; e++) acc[0][e / 4][e % 4] *= decay;
+        panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(shared.stage[i % F::STAGES].values), 0, [&] {
+            if (i + 1 < scratch.chunks) {
+                wait(i + 1);
+                decay = load(next, i + 1);
+            }
+            store_state(i);
+        });
+        done(i);
+    }
+    // initial: the block's rows of the fp32 state before the sequence, updated; NULL: none
+    __device__ void compute(float* initial) const {
+        int chunks = scratch.chunks, warp = (int)threadIdx.x / 32;
+        float acc[1][8][4];
+        scan_clear(acc);
+        float* state = initial ? initial + warp * 16 * DECAY_V : NULL;
+        for (int i = 0; state && i < 16; i++) {
+            const float2 x = *(const float2*)decay_state_pair(state, i / 2, i % 2);
+            acc[0][i / 2][i % 2 * 2] = x.x, acc[0][i / 2][i % 2 * 2 + 1] = x.y;
+        }
+        uint32_t even[8][4], odd[8][4]; // fragments of even and odd steps
+        wait(0);
+        float decay = load(even, 0);
+        for (int i = 0; i < chunks; i += 2) {
+            step(acc, even, odd, decay, i);
+            if (i + 1 < chunks) step(acc, odd, even, decay, i + 1);
+        }
+        for (int i = 0; state && i < 16; i++)
+            *(float2*)decay_state_pair(state, i / 2, i % 2) =
+                make_float2(acc[0][i / 2][i % 2 * 2], acc[0][i / 2][i % 2 * 2 + 1]);
+    }
+    __device__ void run(float* initial) const {
+        panel_init(shared.full);
+        panel_init(shared.empty, F::WARPS);
+        if (threadIdx.x < F::COMPUTING)
+            compute(initial);
+        else if (threadIdx.x == F::COMPUTING)
+            produce();
+    }
+};
 
-// Writes the states, and with BOTH their gradients. Grid: B NH SLICES, times 2 with BOTH.
-template <bool BOTH>
-__global__ void __launch_bounds__(DecayStates::THREADS, 2)
-    decay_states_kernel(const __grid_constant__ Scan a, const bf16* dout,
-                        const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+struct DecayStatesTensors {
+    DecayChainTensors forward, backward;
+};
+
+// Writes the states, and with BOTH their gradients. Grid: B NH SLICES, times 2 with BOTH. state: as in Scan
+template <class F, bool BOTH>
+__global__ void __launch_bounds__(F::THREADS, 1)
+    decay_states_kernel(const __grid_constant__ DecayStatesTensors tensors, float* state,
+                        const __grid_constant__ DecayScratch scratch, int NH) {
     extern __shared__ __align__(1024) char shared_bytes[];
-    DecayStates::Shared& shared = *(DecayStates::Shared*)shared_bytes;
-    int block = (int)blockIdx.x;
-    if (!BOTH)
-        decay_chain<false>(a, dout, scratch, s, shared, block);
-    else if (block % 2)
-        decay_chain<true>(a, dout, scratch, s, shared, block / 2);
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    int block = (int)blockIdx.x / (1 + BOTH), slice = block % F::SLICES;
+    int64_t head = block / F::SLICES;
+    if (BOTH && blockIdx.x % 2)
+        DecayChain<F, true>{tensors.backward, scratch, shared, head, head / NH, (int)(head % NH), slice}.run(
+            NULL);
     else
-        decay_chain<false>(a, dout, scratch, s, shared, block / 2);
+        DecayChain<F, false>{tensors.forward, scratch, shared, head, head / NH, (int)(head % NH), slice}.run(
+            state ? state + head * DECAY_STATE + slice * F::ROWS * DECAY_V : NULL);
 }
 
 static inline dim3 decay_head_grid(const DecayScratch* scratch, const ScanShape* s) {
@@ -209,12 +307,34 @@ static inline void decay_cum(const DecayScratch* scratch, const Scan* a, const S
     CUDA_LAUNCH(decay_cum_kernel, decay_head_grid(scratch, s), 256, stream, *scratch, a->log_decay, *s);
 }
 
+// q or k, whose heads are the same; as many rows in a box
+static inline PanelTensor decay_keys(const bf16* x, const ScanShape* s, int rows) {
+    return panel_tensor(x, s->B, s->T, DECAY_K / 64, s->key_row, rows);
+}
+static inline PanelTensor decay_values(const bf16* x, const ScanShape* s, int64_t row_stride, int rows) {
+    return panel_tensor(x, s->B, s->T, s->NH, row_stride, rows);
+}
+// Stored states, one after another
+static inline PanelTensor decay_stored(const bf16* x, const DecayScratch* scratch, const ScanShape* s,
+                                       int rows) {
+    return panel_tensor(x, 1, s->B * s->NH * scratch->chunks * DECAY_K, 1, DECAY_V, rows);
+}
+
 // dout: NULL in a forward pass, which needs the states alone.
 static inline void decay_states(const DecayScratch* scratch, const Scan* a, const bf16* dout,
                                 const ScanShape* s, cudaStream_t stream) {
-    int64_t grid = s->B * s->NH * DecayStates::SLICES;
-    if (dout)
-        scan_launch<DecayStates>(decay_states_kernel<true>, 2 * grid, stream, *a, dout, *scratch, *s);
-    else
-        scan_launch<DecayStates>(decay_states_kernel<false>, grid, stream, *a, dout, *scratch, *s);
+    typedef DecayStates<2> Forward;
+    typedef DecayStates<1> Both;
+    DecayStatesTensors t = {};
+    t.forward = {decay_keys(a->k, s, DECAY_CHUNK), decay_values(a->v, s, s->value_row, DECAY_CHUNK),
+                 scratch->states};
+    if (!dout) {
+        scan_launch<Forward>(decay_states_kernel<Forward, false>, s->B * s->NH * Forward::SLICES, stream, t,
+                             a->state, *scratch, s->NH);
+        return;
+    }
+    t.backward = {decay_keys(a->q, s, DECAY_CHUNK), decay_values(dout, s, s->NH * DECAY_V, DECAY_CHUNK),
+                  scratch->dstates};
+    scan_launch<Both>(decay_states_kernel<Both, true>, 2 * s->B * s->NH * Both::SLICES, stream, t, a->state,
+                      *scratch, s->NH);
 }
