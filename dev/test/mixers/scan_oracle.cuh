@@ -63,25 +63,31 @@ static inline Matrix gemm(const Matrix& left, const Matrix& right) {
     return c;
 }
 
-// One head of a sequence: inputs and outputs of the plain implementation, [T, ..] each
+// One head of a sequence: inputs and outputs of the plain implementation, [T, ..] each. split > 0: it is run in
+// two parts, of which the first has `split` tokens, and without the backward pass.
 struct PlainHead {
-    int64_t T, K, V;
+    int64_t T, K, V, split;
     float scale;
+    vector<int64_t> begins; // of the chunks, and T
     Matrix q, k, v, dout, o, dq, dk, dv, state;
     vector<float> log_decay, beta, dlog_decay, dbeta; // log_decay or beta is empty
-    PlainHead(int64_t t, int64_t K_, int64_t V_, float s)
-        : T(t), K(K_), V(V_), scale(s), q(t, K_), k(t, K_), v(t, V_), dout(t, V_), o(t, V_), dq(t, K_),
-          dk(t, K_), dv(t, V_), state(K_, V_), dlog_decay((size_t)t), dbeta((size_t)t) {}
+    PlainHead(int64_t t, int64_t K_, int64_t V_, float s, int64_t split_)
+        : T(t), K(K_), V(V_), split(split_), scale(s), q(t, K_), k(t, K_), v(t, V_), dout(t, V_), o(t, V_),
+          dq(t, K_), dk(t, K_), dv(t, V_), state(K_, V_), dlog_decay((size_t)t), dbeta((size_t)t) {
+        for (int64_t at = 0; at < T; at = std::min(at + CHUNK, at < split ? split : T)) begins.push_back(at);
+        begins.push_back(T);
+    }
 
     static constexpr int64_t CHUNK = 64;
-    int64_t chunks() const { return (T + CHUNK - 1) / CHUNK; }
+    int64_t chunks() const { return (int64_t)begins.size() - 1; }
+    int64_t begin(int64_t c) const { return begins[(size_t)c]; }
     Matrix part(const Matrix& x, int64_t c) const {
-        Matrix m(std::min(CHUNK, T - c * CHUNK), x.columns);
-        std::copy_n(x.x.begin() + c * CHUNK * x.columns, m.x.size(), m.x.begin());
+        Matrix m(begin(c + 1) - begin(c), x.columns);
+        std::copy_n(x.x.begin() + begin(c) * x.columns, m.x.size(), m.x.begin());
         return m;
     }
-    static void set(Matrix& x, int64_t c, const Matrix& part) {
-        std::copy(part.x.begin(), part.x.end(), x.x.begin() + c * CHUNK * x.columns);
+    void set(Matrix& x, int64_t c, const Matrix& part) const {
+        std::copy(part.x.begin(), part.x.end(), x.x.begin() + begin(c) * x.columns);
     }
     void run() {
         if (beta.empty())
@@ -99,7 +105,7 @@ struct PlainHead {
     Decays decays(int64_t c, int64_t n) const {
         vector<float> b((size_t)n);
         float total = 0;
-        for (int64_t i = 0; i < n; i++) b[(size_t)i] = total += log_decay[(size_t)(c * CHUNK + i)];
+        for (int64_t i = 0; i < n; i++) b[(size_t)i] = total += log_decay[(size_t)(begin(c) + i)];
         Decays d = {b, b, expf(total), Matrix(n, n)};
         for (float& x : d.from_start) x = expf(x);
         for (float& x : d.to_end) x = expf(total - x);
@@ -119,6 +125,7 @@ struct PlainHead {
             S = sum(S.times(d.all), gemm(K_.rows_times(d.to_end).transposed(), V_));
         }
         state = S;
+        if (split) return;
         for (int64_t c = chunks() - 1; c >= 0; c--) {
             Matrix Q = part(q, c), K_ = part(k, c), V_ = part(v, c), dO = part(dout, c);
             Decays d = decays(c, Q.rows);
@@ -143,11 +150,11 @@ struct PlainHead {
         for (float x : states.x) both += x;
         for (int64_t t = pairs.rows - 1; t >= 0; t--) {
             sum += rows[(size_t)t] - columns[(size_t)t] + inter[(size_t)t];
-            dlog_decay[(size_t)(c * CHUNK + t)] = sum + both * all;
+            dlog_decay[(size_t)(begin(c) + t)] = sum + both * all;
         }
         sum = 0;
         for (int64_t t = 0; t < pairs.rows; t++) {
-            float& x = dlog_decay[(size_t)(c * CHUNK + t)];
+            float& x = dlog_decay[(size_t)(begin(c) + t)];
             x = scale * (x + sum);
             sum += later[(size_t)t];
         }
@@ -169,7 +176,7 @@ struct PlainHead {
         vector<float> beta;
         static DeltaChunk of(const PlainHead& h, int64_t c) {
             Matrix Q = h.part(h.q, c), K = h.part(h.k, c), V = h.part(h.v, c);
-            vector<float> beta(h.beta.begin() + c * CHUNK, h.beta.begin() + c * CHUNK + Q.rows);
+            vector<float> beta(h.beta.begin() + h.begin(c), h.beta.begin() + h.begin(c + 1));
             Matrix KK = gemm(K, K.transposed()), T = inverse(KK.rows_times(beta).lower(false));
             return {Q,
                     K,
@@ -193,6 +200,7 @@ struct PlainHead {
             S = sum(S, gemm(x.K.transposed(), values));
         }
         state = S;
+        if (split) return;
         for (int64_t c = chunks() - 1; c >= 0; c--) {
             DeltaChunk x = DeltaChunk::of(*this, c);
             const Matrix& S0 = states[(size_t)c];
@@ -212,8 +220,7 @@ struct PlainHead {
             set(dk, c, sum(sum(own, through_a), dbeta_k.rows_times(x.beta)).times(scale).bf16s());
             vector<float> a = row_sums(elementwise(dbeta_v, x.V)), b = row_sums(elementwise(dbeta_k, x.K)),
                           e = row_sums(elementwise(dA, x.KK));
-            for (size_t i = 0; i < a.size(); i++)
-                dbeta[(size_t)(c * CHUNK) + i] = scale * (a[i] + b[i] + e[i]);
+            for (size_t i = 0; i < a.size(); i++) dbeta[(size_t)begin(c) + i] = scale * (a[i] + b[i] + e[i]);
             dS = difference(sum(dS, gemm(x.Q.transposed(), dO)), gemm(x.W.transposed(), dvalues));
         }
     }
