@@ -28,16 +28,16 @@ struct DecayBackward {
         bf16 v[DECAY_CHUNK * DECAY_V], dout[DECAY_CHUNK * DECAY_V], state[DECAY_STATE]; // S0 or dS1
     };
     static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "a tile of q or w fits");
+    static constexpr size_t HEAD_BYTES = sizeof(Stage) + DECAY_CHUNK * sizeof(float);
 };
 
 // The warps' rows of Q K^T or its transpose, in bf16, as fragments [strip][block][lane]
 typedef uint4 DecayStrips[8][8][32];
 
-struct DecayDq : DecayBackward {
-    static constexpr int STAGES = 2;
+template <int STAGES_> struct DecayDq : DecayBackward {
+    static constexpr int STAGES = STAGES_;
     static constexpr bool ROWS_ARE_QUERIES = true; // a warp's rows are tokens i, with q and do
     static constexpr int COPIER = 0;               // a thread of the warp with the least pairs
-    static constexpr size_t HEAD_BYTES = sizeof(Stage) + DECAY_CHUNK * sizeof(float);
     struct Shared {
         bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K];
         DecayStrips qk;
@@ -48,11 +48,11 @@ struct DecayDq : DecayBackward {
     };
 };
 
-struct DecayDkv : DecayBackward {
-    static constexpr int STAGES = 2;
+template <int STAGES_> struct DecayDkv : DecayBackward {
+    static constexpr int STAGES = STAGES_;
     static constexpr bool ROWS_ARE_QUERIES = false; // but tokens j, with k and v
     static constexpr int COPIER = 128;
-    static constexpr size_t HEAD_BYTES = DecayDq::HEAD_BYTES + DECAY_STATE * sizeof(bf16);
+    static constexpr size_t HEAD_BYTES = DecayBackward::HEAD_BYTES + DECAY_STATE * sizeof(bf16);
     struct Shared {
         bf16 k[DECAY_CHUNK * DECAY_K];
         DecayStrips kq;
@@ -92,11 +92,18 @@ __device__ static inline void decay_copy_head(typename F::Shared& shared, const 
     }
     panel_commit();
 }
-// Waits until what a head needs is there.
+// Waits until what a head needs is there. With a single stage its copies only start now, when all have done with
+// the head before.
 template <class F>
-__device__ static inline void decay_wait_head(typename F::Shared& shared, const DecayBlock& block, int h) {
+__device__ static inline void decay_wait_head(typename F::Shared& shared, const DecayBlock& block, int h,
+                                              const DecayBackwardTensors& t, const DecayScratch& scratch,
+                                              const ScanShape& s) {
     int i = h - block.h;
-    panel_wait<F::STAGES - 2>(&shared.full[i % F::STAGES], i / F::STAGES % 2);
+    if (F::STAGES == 1) {
+        __syncthreads();
+        decay_copy_head<F>(shared, block, h, t, scratch, s);
+    }
+    panel_wait<F::STAGES == 1 ? 0 : F::STAGES - 2>(&shared.full[i % F::STAGES], i / F::STAGES % 2);
 #if !SM90_CODE
     __syncthreads();
 #endif
@@ -237,12 +244,13 @@ __device__ static inline void decay_store_columns(float* to, const float (*colum
 }
 
 // Writes parts of dq, the part of dk that comes from the token's own chunk, and o . do.
-static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
+template <int STAGES>
+__global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
     decay_dq_kernel(const __grid_constant__ DecayBackwardTensors tensors,
                     const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
-    typedef DecayDq F;
+    typedef DecayDq<STAGES> F;
     extern __shared__ __align__(1024) char shared_bytes[];
-    F::Shared& shared = *(F::Shared*)shared_bytes;
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     DecayBlock block(scratch, s);
     decay_copy_first<F>(shared, shared.q, block, tensors, scratch, s);
     Panels<DECAY_CHUNK, false> tile_q(shared.q, block.slot * 16);
@@ -253,17 +261,18 @@ static __global__ void __launch_bounds__(DecayDq::THREADS, 1)
     scan_clear(dq);
     scan_clear(w);
     for (int h = block.h; h < block.heads_end; h++) {
-        F::Stage& stage = shared.stage[(h - block.h) % F::STAGES];
+        typename F::Stage& stage = shared.stage[(h - block.h) % F::STAGES];
         float* columns = shared.columns[h % 2][block.strip];
         const float* cum = shared.cum[(h - block.h) % F::STAGES];
         Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.slot * 16);
         float d[1][8][4], x[1][8][4], row_sums[2] = {}, sums[2] = {};
-        decay_wait_head<F>(shared, block, h);
+        if (STAGES == 1) panels_finish<0>(dq, dout);
+        decay_wait_head<F>(shared, block, h, tensors, scratch, s);
         panels_start<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v));
         panels_finish<0>(dq, dout);
         panels_finish<0>(d);
         __syncthreads(); // all have done with the head before
-        decay_copy_head<F>(shared, block, h + F::STAGES - 1, tensors, scratch, s);
+        if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, scratch, s);
         if (h > block.h)
             decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
                                 shared.columns[(h - 1) % 2]);
@@ -348,10 +357,9 @@ __device__ static inline void decay_dv_pairs(float (&dv)[1][8][4], const bf16* d
 }
 
 // A head's part of dk through dS1, and dv before the factor `scale`; in `later` its part through dS1, times v
-template <class F>
+template <class S, class F>
 __device__ static inline void decay_dkv_head(float (&dk)[1][16][4], float (&dv)[1][8][4], float (&later)[2],
-                                             DecayDkv::Shared& shared, int i, const DecayBlock& block,
-                                             F copy) {
+                                             S& shared, int i, const DecayBlock& block, F copy) {
     DecayBackward::Stage& stage = shared.stage[i];
     const float* cum = shared.cum[i];
     const DecayFactors<true> factors(cum, block);
@@ -378,7 +386,7 @@ __device__ static inline void decay_state_dot(float* to, const bf16* before, con
                                               float decay) {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < DECAY_STATE; i += 8 * DecayDkv::THREADS) {
+    for (int i = 0; i < DECAY_STATE; i += 8 * DecayBackward::THREADS) {
         float x[8], y[8];
         unpack8(x, load_raw8(before + i + threadIdx.x * 8));
         unpack8(y, load_raw8(dstate + i + threadIdx.x * 8));
@@ -389,12 +397,13 @@ __device__ static inline void decay_state_dot(float* to, const bf16* before, con
 }
 
 // Writes dv, parts of dk, v . dv through dS1, and <e^(b_C) S0, dS1>.
-static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
+template <int STAGES>
+__global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
     decay_dkv_kernel(bf16* dv, const __grid_constant__ DecayBackwardTensors tensors,
                      const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
-    typedef DecayDkv F;
+    typedef DecayDkv<STAGES> F;
     extern __shared__ __align__(1024) char shared_bytes[];
-    F::Shared& shared = *(F::Shared*)shared_bytes;
+    typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     DecayBlock block(scratch, s);
     int left = (int)s.T - block.first - block.strip * 16;
     bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
@@ -406,11 +415,12 @@ static __global__ void __launch_bounds__(DecayDkv::THREADS, 1)
     scan_clear(dk);
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        decay_wait_head<F>(shared, block, h);
+        decay_wait_head<F>(shared, block, h, tensors, scratch, s);
         __syncthreads(); // all have done with the head before
         float acc[1][8][4], later[2] = {};
-        decay_dkv_head(dk, acc, later, shared, i, block,
-                       [&] { decay_copy_head<F>(shared, block, h + F::STAGES - 1, tensors, scratch, s); });
+        decay_dkv_head(dk, acc, later, shared, i, block, [&] {
+            if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, scratch, s);
+        });
         decay_state_dot(scratch.dots + block.at(scratch, s, h, DECAY_DOTS) + threadIdx.x / 32,
                         shared.before[i], shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
         decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
@@ -492,14 +502,22 @@ static inline DecayBackwardTensors decay_backward_tensors(const DecayScratch* sc
 
 static inline void decay_dq(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
                             const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DecayDq>(decay_dq_kernel, s->B * scratch->chunks * scratch->groups, stream,
-                         decay_backward_tensors<DecayDq>(scratch, g, a, s), *scratch, *s);
+    int64_t grid = s->B * scratch->chunks * scratch->groups;
+    DecayBackwardTensors t = decay_backward_tensors<DecayDq<2>>(scratch, g, a, s);
+    if (scan_is_large())
+        scan_launch<DecayDq<2>>(decay_dq_kernel<2>, grid, stream, t, *scratch, *s);
+    else
+        scan_launch<DecayDq<1>>(decay_dq_kernel<1>, grid, stream, t, *scratch, *s);
 }
 
 static inline void decay_dkv(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
                              const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DecayDkv>(decay_dkv_kernel, s->B * scratch->chunks * scratch->groups, stream, g->dv,
-                          decay_backward_tensors<DecayDkv>(scratch, g, a, s), *scratch, *s);
+    int64_t grid = s->B * scratch->chunks * scratch->groups;
+    DecayBackwardTensors t = decay_backward_tensors<DecayDkv<2>>(scratch, g, a, s);
+    if (scan_is_large())
+        scan_launch<DecayDkv<2>>(decay_dkv_kernel<2>, grid, stream, g->dv, t, *scratch, *s);
+    else
+        scan_launch<DecayDkv<1>>(decay_dkv_kernel<1>, grid, stream, g->dv, t, *scratch, *s);
 }
 
 static inline void decay_sums(const DecayScratch* scratch, const ScanBackward* g, const ScanShape* s,

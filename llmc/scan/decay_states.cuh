@@ -98,10 +98,9 @@ static __global__ void __launch_bounds__(256)
 
 // SLICES thread blocks share a head: 2 for one chain, to fill the multiprocessors; 1 for both, whose thread
 // blocks would otherwise copy v and do twice.
-template <int SLICES_> struct DecayStates {
-    static constexpr int SLICES = SLICES_, ROWS = DECAY_K / SLICES, WARPS = ROWS / 16;
+template <int SLICES_, int STAGES_> struct DecayStates {
+    static constexpr int SLICES = SLICES_, STAGES = STAGES_, ROWS = DECAY_K / SLICES, WARPS = ROWS / 16;
     static constexpr int COMPUTING = WARPS * 32, THREADS = COMPUTING + 32; // and a warp that copies by TMA
-    static constexpr int STAGES = SLICES == 1 ? 4 : 6;
     struct Shared {
         struct {
             bf16 keys[DECAY_CHUNK * ROWS], values[DECAY_CHUNK * DECAY_V];
@@ -320,21 +319,26 @@ static inline PanelTensor decay_stored(const bf16* x, const DecayScratch* scratc
     return panel_tensor(x, 1, s->B * s->NH * scratch->chunks * DECAY_K, 1, DECAY_V, rows);
 }
 
+template <class F, bool BOTH>
+static inline void decay_launch_states(const DecayStatesTensors& t, const DecayScratch* scratch,
+                                       const Scan* a, const ScanShape* s, cudaStream_t stream) {
+    scan_launch<F>(decay_states_kernel<F, BOTH>, (1 + BOTH) * s->B * s->NH * F::SLICES, stream, t, a->state,
+                   *scratch, s->NH);
+}
+
 // dout: NULL in a forward pass, which needs the states alone.
 static inline void decay_states(const DecayScratch* scratch, const Scan* a, const bf16* dout,
                                 const ScanShape* s, cudaStream_t stream) {
-    typedef DecayStates<2> Forward;
-    typedef DecayStates<1> Both;
+    typedef DecayStates<2, 3> Small;
     DecayStatesTensors t = {};
     t.forward = {decay_keys(a->k, s, DECAY_CHUNK), decay_values(a->v, s, s->value_row, DECAY_CHUNK),
                  scratch->states};
-    if (!dout) {
-        scan_launch<Forward>(decay_states_kernel<Forward, false>, s->B * s->NH * Forward::SLICES, stream, t,
-                             a->state, *scratch, s->NH);
-        return;
-    }
-    t.backward = {decay_keys(a->q, s, DECAY_CHUNK), decay_values(dout, s, s->NH * DECAY_V, DECAY_CHUNK),
-                  scratch->dstates};
-    scan_launch<Both>(decay_states_kernel<Both, true>, 2 * s->B * s->NH * Both::SLICES, stream, t, a->state,
-                      *scratch, s->NH);
+    if (dout)
+        t.backward = {decay_keys(a->q, s, DECAY_CHUNK), decay_values(dout, s, s->NH * DECAY_V, DECAY_CHUNK),
+                      scratch->dstates};
+    auto launch = dout              ? scan_is_large() ? decay_launch_states<DecayStates<1, 4>, true>
+                                                      : decay_launch_states<Small, true>
+                               : scan_is_large() ? decay_launch_states<DecayStates<2, 6>, false>
+                                    : decay_launch_states<Small, false>;
+    launch(t, scratch, a, s, stream);
 }

@@ -306,17 +306,17 @@ template <class F, bool BACKWARD> struct DeltaChain {
 
 // Columns and stages of the chains. A forward pass alone fills 96 multiprocessors at 12 heads with 16
 // columns; with the backward chain beside it, 32 do.
-template <bool BOTH> struct DeltaChains {
-    typedef DeltaStates<false, 1, 6> Forward;
+template <bool BOTH, bool LARGE> struct DeltaChains {
+    typedef DeltaStates<false, 1, LARGE ? 6 : 4> Forward;
     typedef Forward Backward; // none
 };
-template <> struct DeltaChains<true> {
-    typedef DeltaStates<false, 2, 5> Forward;
-    typedef DeltaStates<true, 2, 3> Backward;
+template <bool LARGE> struct DeltaChains<true, LARGE> {
+    typedef DeltaStates<false, 2, LARGE ? 5 : 4> Forward;
+    typedef DeltaStates<true, 2, LARGE ? 3 : 2> Backward;
 };
-template <bool BOTH> struct DeltaKernel {
-    typedef typename DeltaChains<BOTH>::Forward Forward;
-    typedef typename DeltaChains<BOTH>::Backward Backward;
+template <bool BOTH, bool LARGE> struct DeltaKernel {
+    typedef typename DeltaChains<BOTH, LARGE>::Forward Forward;
+    typedef typename DeltaChains<BOTH, LARGE>::Backward Backward;
     static constexpr int THREADS = Forward::THREADS, SLICES = Forward::SLICES;
     union Shared {
         typename Forward::Shared forward;
@@ -330,10 +330,10 @@ struct DeltaStatesTensors {
 
 // Runs the chain, and with BOTH also the backward one, which does not need its states, side by side with it.
 // Grid: B NH SLICES, times 2 with BOTH.
-template <bool BOTH>
-__global__ void __launch_bounds__(DeltaKernel<BOTH>::THREADS, 1)
+template <bool BOTH, bool LARGE>
+__global__ void __launch_bounds__(DeltaKernel<BOTH, LARGE>::THREADS, 1)
     delta_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH) {
-    typedef DeltaKernel<BOTH> F;
+    typedef DeltaKernel<BOTH, LARGE> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
     // the longer chain first: one a multiprocessor, where there are enough
@@ -351,6 +351,14 @@ __global__ void __launch_bounds__(DeltaKernel<BOTH>::THREADS, 1)
     DeltaChain<typename F::Forward, false>{tensors.forward, shared.forward, chunks, slice, head, b, h}.run();
 }
 
+template <bool BOTH, bool LARGE>
+static inline void delta_launch_states(const DeltaStatesTensors& t, int chunks, const ScanShape* s,
+                                       cudaStream_t stream) {
+    typedef DeltaKernel<BOTH, LARGE> F;
+    scan_launch<F>(delta_states_kernel<BOTH, LARGE>, (1 + BOTH) * s->B * s->NH * F::SLICES, stream, t, chunks,
+                   s->NH);
+}
+
 // dout: NULL in a forward pass.
 static inline void delta_states(const DeltaScratch* scratch, const Scan* a, const bf16* dout,
                                 const ScanShape* s, cudaStream_t stream) {
@@ -366,21 +374,19 @@ static inline void delta_states(const DeltaScratch* scratch, const Scan* a, cons
     PanelTensor w = tiles(scratch->w), k = keys(a->k);
     int key_head = (int)(s->key_head / 64);
     t.forward = {w, k, slices(scratch->u), {}, {}, scratch->states_t, scratch->values_t, a->state, key_head};
-    if (!dout) {
-        scan_launch<DeltaKernel<false>>(delta_states_kernel<false>, s->B * s->NH * DeltaKernel<false>::SLICES,
-                                        stream, t, scratch->chunks, s->NH);
-        return;
-    }
     int64_t heads = s->NH * (DELTA_D / DELTA_COLUMNS);
-    t.backward = {k,
-                  w,
-                  slices(scratch->y),
-                  keys(a->q),
-                  panel_tensor(dout, s->B, s->T, heads, s->NH * DELTA_D, DELTA_CHUNK, DELTA_COLUMNS),
-                  scratch->dstates_t,
-                  scratch->dvalues_t,
-                  NULL,
-                  key_head};
-    scan_launch<DeltaKernel<true>>(delta_states_kernel<true>, 2 * s->B * s->NH * DeltaKernel<true>::SLICES,
-                                   stream, t, scratch->chunks, s->NH);
+    if (dout)
+        t.backward = {k,
+                      w,
+                      slices(scratch->y),
+                      keys(a->q),
+                      panel_tensor(dout, s->B, s->T, heads, s->NH * DELTA_D, DELTA_CHUNK, DELTA_COLUMNS),
+                      scratch->dstates_t,
+                      scratch->dvalues_t,
+                      NULL,
+                      key_head};
+    auto launch = dout ? scan_is_large() ? delta_launch_states<true, true> : delta_launch_states<true, false>
+                  : scan_is_large() ? delta_launch_states<false, true>
+                                    : delta_launch_states<false, false>;
+    launch(t, scratch->chunks, s, stream);
 }

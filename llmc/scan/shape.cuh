@@ -56,6 +56,14 @@ template <int CHUNK> __host__ __device__ static inline int scan_chunks(const Sca
     return (int)((s.T + CHUNK - 1) / CHUNK);
 }
 
+// Kernels with more stages than fit into the 163 KiB of shared memory of an A100's thread block have a variant with
+// fewer. A test can ask for these.
+static bool scan_is_small = false;
+static inline bool scan_is_large(void) {
+    static const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    return most >= 227 << 10 && !scan_is_small;
+}
+
 // Queues a kernel whose shared memory is F::Shared, with F::THREADS threads a block.
 template <class F, class... Parameters, class... Arguments>
 static inline void scan_launch(void (*kernel)(Parameters...), int64_t grid, cudaStream_t stream,

@@ -357,30 +357,35 @@ static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
     check_forward(x, want, bf16s, "o");
     check_backward(x, want, bf16s);
 
-    // a second time, as a graph: the same bits
+    // again as a graph, and by the kernels for GPUs with less shared memory: the same bits
     vector<vector<bf16>> first;
     for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device}) first.push_back(y->host());
     vector<float> gate = (x.shared_keys ? x.dlog_decay : x.dbeta).host();
-    x.poison(), scratch.poison();
-    CUDA_CHECK(cudaDeviceSynchronize());
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    run(stream);
-    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-    CUDA_CHECK(cudaGraphLaunch(exec, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    size_t i = 0;
-    for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device})
-        CHECK(same_bits(first[i++], y->host()), "%s: tensor %zu differs in a second run", test_case, i);
-    CHECK(same_bits(gate, (x.shared_keys ? x.dlog_decay : x.dbeta).host()), "%s: the gate's gradient differs",
-          test_case);
-    CUDA_CHECK(cudaGraphExecDestroy(exec));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-    CUDA_CHECK(cudaStreamDestroy(stream));
+    for (bool small : {false, true}) {
+        scan_is_small = small;
+        x.poison(), scratch.poison();
+        CUDA_CHECK(cudaDeviceSynchronize());
+        cudaStream_t stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        run(stream);
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+        CUDA_CHECK(cudaGraphLaunch(exec, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        size_t i = 0;
+        for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device})
+            CHECK(same_bits(first[i++], y->host()), "%s: tensor %zu differs in a second run%s", test_case, i,
+                  small ? ", with less shared memory" : "");
+        CHECK(same_bits(gate, (x.shared_keys ? x.dlog_decay : x.dbeta).host()),
+              "%s: the gate's gradient differs%s", test_case, small ? ", with less shared memory" : "");
+        CUDA_CHECK(cudaGraphExecDestroy(exec));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+        CUDA_CHECK(cudaStreamDestroy(stream));
+    }
+    scan_is_small = false;
 
     if (B == 1)
         for (int64_t part : {(int64_t)1, T / 3}) check_state(x, want, part);
