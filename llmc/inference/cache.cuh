@@ -11,6 +11,7 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 */
 #pragma once
 
+#include "decode.cuh"
 #include "draw.cuh"
 #include "long.cuh"
 
@@ -200,12 +201,21 @@ static inline void device_cache_table(DeviceCache* c, const Extension* e, cudaSt
                 c->device_entries, n);
 }
 
+static inline bool device_cache_decodes(const DeviceCache* c, const Extension* e, int64_t sequence) {
+    return e->begins[sequence + 1] - e->begins[sequence] == 1 && decode_runs(&c->pages);
+}
+// Are a sequence's rows computed in tiles, if those with long_rows rows or more are not?
+static inline bool device_cache_tiled(const DeviceCache* c, const Extension* e, int64_t sequence,
+                                      int64_t long_rows) {
+    return e->begins[sequence + 1] - e->begins[sequence] < long_rows && !device_cache_decodes(c, e, sequence);
+}
+
 // Partial results of the sequences with fewer than long_rows rows.
 static inline int64_t device_cache_needs(const DeviceCache* c, const Extension* e, int64_t long_rows) {
     int64_t partials = 0;
     for (int64_t i = 0; i < e->sequences; i++)
-        for (int64_t row = e->begins[i];
-             row < e->begins[i + 1] && e->begins[i + 1] - e->begins[i] < long_rows; row++)
+        for (int64_t row = e->begins[i]; row < e->begins[i + 1] && device_cache_tiled(c, e, i, long_rows);
+             row++)
             partials += c->model.NH * extend_partials(c->model.window, e->lengths[i] + row - e->begins[i]);
     return partials;
 }
@@ -266,23 +276,25 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
         outputs->draws = NULL;
     c->bytes = at;
     memcpy((void*)c->host.tokens, e->tokens, (size_t)R * sizeof *e->tokens);
-    c->host.num_tiles = 0;
+    c->host.num_tiles = c->host.num_decoded = 0;
     for (int64_t i = 0; i < S; i++) {
         PassRows sequence = {(int)e->begins[i], (int)e->begins[i + 1], e->slots[i], (int)e->lengths[i]};
+        bool decodes = device_cache_decodes(c, e, i);
         ((PassRows*)c->host.sequences)[i] = sequence;
         for (int row = sequence.begin; row < sequence.end; row++) {
             PassRows own = sequence;
             own.position += row - sequence.begin;
             ((PassRows*)c->host.rows)[row] = own;
-            ((int*)c->host.row_tiles)[row] = -1;
+            ((int*)c->host.row_tiles)[row] = decodes ? PASS_DECODED : PASS_LONG;
         }
-        if (sequence.end - sequence.begin < long_rows) device_cache_tiles(c, &sequence);
+        c->host.num_decoded += decodes;
+        if (device_cache_tiled(c, e, i, long_rows)) device_cache_tiles(c, &sequence);
     }
     for (int64_t i = 0; i < e->outputs; i++)
         host_outputs[i] = (int32_t)e->output_rows[i], host_targets[i] = e->targets[i], host_steps[i] = 0;
     c->host.num_rows = c->pass.num_rows = (int)R;
     c->host.num_sequences = c->pass.num_sequences = (int)S;
-    c->pass.num_tiles = c->host.num_tiles;
+    c->pass.num_tiles = c->host.num_tiles, c->pass.num_decoded = c->host.num_decoded;
     outputs->pass = c->pass, outputs->outputs = (int)e->outputs, outputs->advances = extension_decodes(e);
 }
 
@@ -304,7 +316,7 @@ static inline void device_cache_long(const DeviceCache* c, const ExtendLayer* la
     space.pruning.q_weight = q_weight, space.pruning.k_weight = k_weight, space.weight_stride = weight_stride;
     space.pruning.log_tolerance = c->model.log_tolerance;
     for (int i = c->host.num_sequences - 1; i >= 0; i--)
-        if (c->host.row_tiles[c->host.sequences[i].begin] < 0)
+        if (c->host.row_tiles[c->host.sequences[i].begin] == PASS_LONG)
             extend_long(c->o, c->q, &space, &c->host.sequences[i], layer, stream);
 }
 

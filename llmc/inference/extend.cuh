@@ -1,10 +1,13 @@
 /*
-Attention of a pass over the cache: each row over the keys up to its own,
+Attention of a pass over the cache, of sequences with several rows in it: each row over the keys up to its
+own,
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i, j in i's window
 
     extend_plan        lists the work of all layers: once a pass
     extend_attention   a layer's partial results, one a unit of pages, which are added up; output norm and gate
+
+A sequence's only row in a pass is computed by decode.cuh on Hopper, elsewhere or where rows skip pages here.
 
 Memory bounds decoding: pages are read once. A tile is 1 to 16 rows of one sequence that see the same pages,
 for one head; an item is the pages of a tile that lie in one unit (extend_unit_pages). Each warp works alone:
@@ -12,8 +15,8 @@ it takes items from the list, one page after another through its own two stages 
 and mma.sync as sm80_forward.cuh. While it computes a page, the next one is in flight, be it of another item.
 The grid does not depend on lengths, so that a CUDA graph can be replayed while sequences grow.
 
-A row's bits depend on its own sequence alone, not on how many rows a pass has: a tile's and a unit's borders
-are positions, row_max is the maximum, and units are added up in one order.
+A row's bits depend on its own sequence alone, not on how many rows these kernels have of a pass: a tile's and
+a unit's borders are positions, row_max is the maximum, and units are added up in one order.
 
 Called by the GPU trainer.
 */
@@ -143,18 +146,43 @@ static inline void extend_plan(const ExtendWork* work, const Pages* p, const Pas
 // ----------------------------------------------------------------------------
 // results
 
+// What a layer's attention computes. y = output gate(output norm(o)), where the model has them.
+typedef struct {
+    bf16* y;          // [rows, NH, dh]
+    const bf16* o;    // [rows, NH, dh] of the rows that extend_long has computed
+    OutputGate gate;  // rstd is not written
+    int64_t gate_row; // elements of gate.gate from row to row
+} ExtendOutput;
+
+// What a thread reads for its eight channels of y.
+struct ExtendOutputAhead {
+    Raw8 logits, weight;
+};
+__device__ static inline ExtendOutputAhead extend_output_ahead(const ExtendOutput& out, int64_t row,
+                                                               const HeadThread& me) {
+    ExtendOutputAhead ahead = {};
+    int column = me.head * me.dh + me.channel;
+    if (out.gate.gate) ahead.logits = load_raw8(out.gate.gate + row * out.gate_row + column);
+    if (out.gate.weight) ahead.weight = load_raw8(out.gate.weight + column);
+    return ahead;
+}
+
+// Writes eight channels of y at `at`, from o. Called by all lanes of a warp, which have a head as in
+// head_sum; the first ones store.
+__device__ static inline void extend_output(const ExtendOutput& out, float o[8], int64_t at,
+                                            const ExtendOutputAhead& ahead, const HeadThread& me) {
+    output_gate_token(o, out.gate, (float)out.gate.eps, ahead.logits, ahead.weight, me);
+    if ((int)threadIdx.x % 32 < me.lanes) store16(out.y + at, pack8(o));
+}
+
 // What becomes of a layer's partial results.
 struct ExtendCombine {
-    bf16* y;         // [rows, NH, dh]
-    const bf16* o;   // [rows, NH, dh] of rows without a tile
-    OutputGate gate; // rstd is not written
+    ExtendOutput out;
     const float* partial_o;
     const float2* partial_sum;
     const ExtendPair* pairs; // of the layer
     PassArrays pass;
-    int64_t row_stride; // of the gate's logits
     int NH;
-    float eps;
 };
 
 // o of a row and head from its partial results, eight channels of it. One warp, whose lanes are DH / 8 times
@@ -194,19 +222,16 @@ template <int DH>
 __device__ static inline void extend_combine_head(const ExtendCombine& a, int tile, int row, int h) {
     constexpr int LANES = DH / 8;
     HeadThread me = {h, (int)threadIdx.x % LANES * 8, LANES, DH, 1.0f / DH, true};
-    int64_t column = (int64_t)h * DH + me.channel, at = (int64_t)row * a.NH * DH + column;
-    Raw8 logits = {}, weight = {};
-    if (a.gate.gate) logits = load_raw8(a.gate.gate + row * a.row_stride + column);
-    if (a.gate.weight) weight = load_raw8(a.gate.weight + column);
+    int64_t at = ((int64_t)row * a.NH + h) * DH + me.channel;
+    ExtendOutputAhead ahead = extend_output_ahead(a.out, row, me);
     float x[8];
     if (tile >= 0) {
         extend_combine_row<DH>(x, a, tile, row, h);
         unpack8(x, pack8(x)); // as attention_forward rounds it
     } else {
-        unpack8(x, load_raw8(a.o + at));
+        unpack8(x, load_raw8(a.out.o + at));
     }
-    output_gate_token(x, a.gate, a.eps, logits, weight, me);
-    if (threadIdx.x % 32 < LANES) store16(a.y + at, pack8(x));
+    extend_output(a.out, x, at, ahead, me);
 }
 
 // ----------------------------------------------------------------------------
@@ -231,7 +256,6 @@ struct ExtendArgs {
     float* partial_o;
     float2* partial_sum;
     int64_t layer;
-    bool decodes; // all tiles have one row, which is its sequence's only one
 };
 
 // An item and what is loaded ahead of it
@@ -407,26 +431,16 @@ template <int DH, bool GATE> struct ExtendWarp {
         }
     }
 
-    // Items n, n + step, ... What the kernel before this one does not write is loaded while that one runs: the
-    // work, and in a pass that decodes the pages behind which nothing is appended.
+    // Items n, n + step, ... The first ones, which the kernel ahead does not write, are loaded while it runs.
     __device__ void run(int64_t n, int64_t step) {
         int total = *a.num_items, stage = 0, q_stage = 0;
         ExtendStep next = {};
         next.item = item(n, total);
         ExtendItem after = item(n + step, total);
         load(next);
-        bool early = a.decodes && !a.pages.norms && count(next) > 0 &&
-                     next.item.first_count >> 5 < next.tile.position / PAGE_TOKENS;
-        if (early) copy_keys(next, 0, stage), copy_values(next, 0, stage);
         kernel_wait();
         skip(next);
-        if (early) {
-            copy_queries(next, q_stage);
-            cp_async_commit_group();
-            cp_async_commit_group();
-        } else {
-            copy(next, next.skipped, stage, q_stage);
-        }
+        copy(next, next.skipped, stage, q_stage);
         while (count(next) > 0) {
             ExtendStep now = next;
             next.item = after;
@@ -480,37 +494,21 @@ template <int DH>
 __global__ static void __launch_bounds__(128) extend_combine_kernel(const __grid_constant__ ExtendCombine a) {
     kernel_wait();
     int i = (int)blockIdx.x * 4 + (int)threadIdx.x / 32, row = i / a.NH;
-    if (row >= a.pass.num_rows) return;
+    if (row >= a.pass.num_rows || a.pass.row_tiles[row] == PASS_DECODED) return;
     extend_combine_head<DH>(a, a.pass.row_tiles[row], row, i % a.NH);
 }
 
-// What a layer's attention computes. y = output gate(output norm(o)), where the model has them.
-typedef struct {
-    bf16* y;          // [rows, NH, dh]
-    const bf16* o;    // [rows, NH, dh] of the rows that extend_long has computed
-    OutputGate gate;  // rstd is not written
-    int64_t gate_row; // elements of gate.gate from row to row
-} ExtendOutput;
-
-// Attention of all rows of a layer. q [rows, NH, dh] and cum_logf [rows, NH] are pages_append's; cum_logf is NULL
-// without gate.
+// Attention of all rows of a layer, but for those of decode_attention. q [rows, NH, dh] and cum_logf [rows,
+// NH] are pages_append's; cum_logf is NULL without gate.
 static inline void extend_attention(const ExtendOutput* out, const bf16* q, const double* cum_logf,
                                     const ExtendLayer* layer, cudaStream_t stream) {
     const Pages* p = layer->pages;
     const ExtendWork* work = layer->work;
     const PassArrays* pass = layer->pass;
     assert(!cum_logf == !p->cum_logf);
-    ExtendCombine combine = {out->y,
-                             out->o,
-                             out->gate,
-                             work->partial_o,
-                             work->partial_sum,
-                             work->pairs + layer->index * work->max_pairs,
-                             *pass,
-                             out->gate_row,
-                             (int)p->NH,
-                             (float)out->gate.eps};
-    bool decodes = pass->num_tiles == pass->num_rows && pass->num_sequences == pass->num_rows;
+    ExtendCombine combine = {
+        *out,  work->partial_o, work->partial_sum, work->pairs + layer->index * work->max_pairs,
+        *pass, (int)p->NH};
     ExtendArgs a = {q,
                     cum_logf,
                     *p,
@@ -519,14 +517,14 @@ static inline void extend_attention(const ExtendOutput* out, const bf16* q, cons
                     work->num_items + layer->index,
                     work->partial_o,
                     work->partial_sum,
-                    layer->index,
-                    decodes};
+                    layer->index};
     if (pass->num_tiles > 0) {
         Range range("attention", RANGE_FORWARD, stream);
         (p->dh == 64 ? cum_logf ? extend_launch<64, true> : extend_launch<64, false>
          : cum_logf ? extend_launch<128, true>
                      : extend_launch<128, false>)(&a, stream);
     }
+    if (pass->num_decoded == pass->num_rows) return;
     Range range("output norm and gate", RANGE_FORWARD, stream);
     int64_t blocks = ceil_div<int64_t>(pass->num_rows * p->NH, 4);
     launch_after(p->dh == 64 ? extend_combine_kernel<64> : extend_combine_kernel<128>, dim3((unsigned)blocks),

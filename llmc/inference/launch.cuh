@@ -33,27 +33,29 @@ static inline void launch_allow_shared(const void* kernel) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
 }
 
-// The same division of L1 cache and shared memory for all kernels: a multiprocessor changes it only when it is
-// empty, and no kernel could start before the one ahead of it has ended.
-static inline void launch_prefer_shared(const void* kernel) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    cudaSharedmemCarveoutMaxShared));
-}
-
-// Queues a kernel with `shared` bytes of dynamic shared memory. An empty grid is not launched.
+// Queues a kernel with `shared` bytes of dynamic shared memory, `cluster` neighbouring blocks of the grid a
+// cluster; more than one on Hopper and later only. An empty grid is not launched.
 template <class... Parameters, class... Arguments>
-static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
-                                cudaStream_t stream, Arguments&&... arguments) {
+static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, int64_t threads,
+                                   int64_t shared, cudaStream_t stream, Arguments&&... arguments) {
     static const bool overlaps = LAUNCH_OVERLAPS && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
     if (grid.x == 0) return;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {(unsigned)cluster, 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = grid, config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = (size_t)shared, config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = overlaps;
+    config.attrs = attributes + (overlaps ? 0 : 1), config.numAttrs = (unsigned)overlaps + (cluster > 1);
     if (shared > 16 << 10) launch_allow_shared((const void*)kernel);
-    launch_prefer_shared((const void*)kernel);
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...));
+}
+
+// The same without clusters
+template <class... Parameters, class... Arguments>
+static inline void launch_after(void (*kernel)(Parameters...), dim3 grid, int64_t threads, int64_t shared,
+                                cudaStream_t stream, Arguments&&... arguments) {
+    launch_clusters(kernel, 1, grid, threads, shared, stream, std::forward<Arguments>(arguments)...);
 }

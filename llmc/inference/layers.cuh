@@ -6,8 +6,9 @@ model has them, over the rows of sequences in a cache.
     attention_mixer_extend    out = in + Wo output_gate(attention(qkv(norm(in))))
     mlp_extend                out = in + Wd swiglu(Wgu norm(in))
 
-For few rows a layer is seven kernels: the two projections in, the append, attention, the sum of its partial
-results, and the two projections out; norms and SwiGLU are part of the projections.
+A step of decoding up to 16 rows is five kernels a layer: the two projections in, decode.cuh, and the two
+projections out; norms and SwiGLU are part of the projections. Other rows have three kernels in place of
+decode.cuh: the append, attention, and the sum of its partial results.
 */
 #pragma once
 
@@ -124,6 +125,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
     pages_append(&c->pages, &append, &c->pass, stream);
+    decode_attention(&output, &append, &pass, stream);
     device_cache_long(c, &pass, append.paths[0].weight, append.paths[1].weight, shape.weight_stride, stream);
     extend_attention(&output, c->q, c->cum_logf, &pass, stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);

@@ -58,9 +58,9 @@ __device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
 }
 
 // RMSNorm of x into shared memory, with weight [K] there too: a warp a row. What a lane has in registers is read
-// once.
+// once: HELD times 256 channels.
+template <int HELD>
 __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, const MatvecArgs& a) {
-    constexpr int HELD = 6;
     int chunks = a.K / 8, lane = (int)threadIdx.x % 32;
     for (int row = (int)threadIdx.x / 32; row < a.rows; row += MATVEC_WARPS) {
         const bf16* x = a.in.x + (int64_t)row * a.x_stride;
@@ -90,61 +90,13 @@ __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, co
     }
 }
 
-template <class T, int TILES>
-__global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 1   ? 4
-                                                            : TILES == 2 ? 3
-                                                                         : 2)
-    matvec_kernel(const __grid_constant__ MatvecArgs a) {
-    constexpr int AHEAD = TILES == 1 ? 4 : 2, COLUMNS = 8 * TILES; // steps in flight; rows of w
-    extern __shared__ __align__(128) bf16 x[];
-    __shared__ float sums[MATVEC_WARPS][MATVEC_MAX_ROWS][COLUMNS];
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, first = (int)blockIdx.x * COLUMNS;
-    int steps = ceil_div<int>(a.K, MATVEC_STEP), column = lane / 4, in_step = lane % 4 * 8;
-    Raw8 ahead[AHEAD][TILES];
-    auto load = [&](int step) {
-#pragma unroll
-        for (int i = 0; i < AHEAD * TILES; i++) {
-            int n = first + i % TILES * 8 + column;
-            int k = (step + i / TILES * MATVEC_WARPS) * MATVEC_STEP + in_step;
-            ahead[i / TILES][i % TILES] =
-                n < a.N && k < a.K ? load_raw8_once(a.w + (int64_t)n * a.K + k) : Raw8{};
-        }
-    };
-    load(warp);
-    bf16* weight = x + a.rows * a.shared_stride;
-    for (int c = (int)threadIdx.x; a.in.norm && c < a.K / 8; c += 32 * MATVEC_WARPS)
-        store16(weight + 8 * c, load_raw8(a.in.norm + 8 * c));
-    __syncthreads();
-    kernel_wait();
-    if (a.in.norm)
-        matvec_norm_x(x, weight, a);
-    else
-        matvec_load_x(x, a);
-    __syncthreads();
-    float acc[TILES][4] = {};
-    for (int step = warp; step < steps; step += AHEAD * MATVEC_WARPS) {
-        Raw8 w[AHEAD][TILES];
-        memcpy(w, ahead, sizeof w);
-        load(step + AHEAD * MATVEC_WARPS);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int k = (step + i * MATVEC_WARPS) * MATVEC_STEP + in_step;
-            const bf16* from = x + lane / 4 * a.shared_stride + k;
-            Raw8 low = {}, high = {};
-            if (k < a.K && lane / 4 < a.rows) low = load_raw8(from);
-            if (k < a.K && lane / 4 + 8 < a.rows) high = load_raw8(from + 8 * a.shared_stride);
-            uint32_t even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                sm80_mma(acc[t], even, w[i][t].x, w[i][t].y, acc[t]);
-                sm80_mma(acc[t], odd, w[i][t].z, w[i][t].w, acc[t]);
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < TILES * 4; i++)
-        sums[warp][lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = acc[i / 4][i % 4];
-    __syncthreads();
+// Thread blocks with so many tiles that a multiprocessor has at once
+constexpr int matvec_blocks(int tiles) { return tiles == 4 ? 2 : 3; }
+
+// By all threads: the block's columns of out from its warps' sums
+template <class T, int COLUMNS>
+__device__ static inline void matvec_store(const float (*sums)[MATVEC_MAX_ROWS][COLUMNS], int first,
+                                           const MatvecArgs& a) {
     for (int i = (int)threadIdx.x; i < a.rows * COLUMNS; i += 32 * MATVEC_WARPS) {
         int row = i / COLUMNS, n = first + i % COLUMNS;
         if (n >= a.N) continue;
@@ -154,6 +106,68 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, TILES == 1   ? 4
         if (a.residual) sum += __bfloat162float(a.residual[at]);
         ((T*)a.out)[at] = (T)sum;
     }
+}
+
+// LOOPS: a block has every gridDim.x-th group of columns, and the next ones' weights are in flight while it
+// adds up its own.
+template <class T, int TILES, bool LOOPS>
+__global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES))
+    matvec_kernel(const __grid_constant__ MatvecArgs a) {
+    constexpr int AHEAD = TILES == 1 ? 7 : 3, COLUMNS = 8 * TILES; // steps in flight; rows of w
+    extern __shared__ __align__(128) bf16 x[];
+    __shared__ float sums[MATVEC_WARPS][MATVEC_MAX_ROWS][COLUMNS];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int steps = ceil_div<int>(a.K, MATVEC_STEP), column = lane / 4, in_step = lane % 4 * 8;
+    int first = (int)blockIdx.x * COLUMNS, stride = (int)gridDim.x * COLUMNS;
+    Raw8 ahead[AHEAD][TILES];
+    auto load = [&](Raw8(&w)[TILES], int columns, int step) {
+        int k = step * MATVEC_STEP + in_step;
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            int n = columns + t * 8 + column;
+            w[t] = n < a.N && k < a.K ? load_raw8_once(a.w + (int64_t)n * a.K + k) : Raw8{};
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) load(ahead[i], first, warp + i * MATVEC_WARPS);
+    bf16* weight = x + a.rows * a.shared_stride;
+    for (int c = (int)threadIdx.x; a.in.norm && c < a.K / 8; c += 32 * MATVEC_WARPS)
+        store16(weight + 8 * c, load_raw8(a.in.norm + 8 * c));
+    __syncthreads();
+    kernel_wait();
+    if (a.in.norm)
+        matvec_norm_x<TILES == 1 ? 3 : 6>(x, weight, a);
+    else
+        matvec_load_x(x, a);
+    do {
+        __syncthreads(); // x is whole, the sums before have been read
+        float acc[TILES][4] = {};
+        for (int step = warp; step < steps; step += AHEAD * MATVEC_WARPS) {
+            bool last = LOOPS && step + AHEAD * MATVEC_WARPS >= steps;
+            int next = last ? warp : step + AHEAD * MATVEC_WARPS;
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                int k = (step + i * MATVEC_WARPS) * MATVEC_STEP + in_step;
+                const bf16* from = x + lane / 4 * a.shared_stride + k;
+                Raw8 low = {}, high = {};
+                if (k < a.K && lane / 4 < a.rows) low = load_raw8(from);
+                if (k < a.K && lane / 4 + 8 < a.rows) high = load_raw8(from + 8 * a.shared_stride);
+                uint32_t even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    sm80_mma(acc[t], even, ahead[i][t].x, ahead[i][t].y, acc[t]);
+                    sm80_mma(acc[t], odd, ahead[i][t].z, ahead[i][t].w, acc[t]);
+                }
+                load(ahead[i], last ? first + stride : first, next + i * MATVEC_WARPS);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < TILES * 4; i++)
+            sums[warp][lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = acc[i / 4][i % 4];
+        __syncthreads();
+        matvec_store<T>(sums, first, a);
+        first += stride;
+    } while (LOOPS && first < a.N);
 }
 
 // Dynamic shared memory: the rows of x, and the norm's weight
@@ -186,8 +200,12 @@ static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, c
                     (int)l->out_stride,
                     (int)(in->swiglu ? 2 * l->K : l->K),
                     matvec_shared_stride(l->K)};
-    auto kernel = tiles == 4 ? matvec_kernel<T, 4> : tiles == 2 ? matvec_kernel<T, 2> : matvec_kernel<T, 1>;
-    launch_after(kernel, dim3((unsigned)ceil_div<int64_t>(l->N, 8 * tiles)), 32 * MATVEC_WARPS,
+    int64_t blocks = ceil_div<int64_t>(l->N, 8 * tiles), resident = processors * matvec_blocks(tiles);
+    bool loops = tiles > 1 && blocks > resident;
+    auto kernel = tiles == 4   ? loops ? matvec_kernel<T, 4, true> : matvec_kernel<T, 4, false>
+                    : tiles == 2 ? loops ? matvec_kernel<T, 2, true> : matvec_kernel<T, 2, false>
+                                 : matvec_kernel<T, 1, false>;
+    launch_after(kernel, dim3((unsigned)(loops ? resident : blocks)), 32 * MATVEC_WARPS,
                  matvec_shared_bytes(l), stream, a);
 }
 

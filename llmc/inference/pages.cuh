@@ -183,47 +183,78 @@ __global__ static void __launch_bounds__(1024)
     if (threadIdx.x == 0) p.gates[head] = state;
 }
 
-// One row of q, k or v; a thread has eight channels.
-__device__ static inline void pages_append_head(const Pages& p, const PagesAppend& a, const PassArrays& pass,
-                                                int kind, int64_t row, const HeadThread& me) {
-    const HeadPath& path = a.paths[kind];
-    PassRows own = pass.rows[row];
-    int in_heads = me.head * me.dh + me.channel, d = (int)(p.NH * p.dh);
-    const bf16* in = a.proj + row * a.row_stride + path.column + in_heads;
-    Raw8 now = {}, before = {}, weight = {};
+// A row of q, k or v (kind 0, 1, 2) in one head
+typedef struct {
+    int kind, row;
+    PassRows own; // of PassArrays.rows
+} PagesRow;
+
+// What a thread reads of it that the pass's kernels do not write before
+struct PagesAhead {
+    Raw8 weight, last; // of QK norm; k or v of the last token of the pass before, where the shift needs it
+};
+
+// The thread's eight channels of the last token's k or v
+__device__ static inline bf16* pages_last(const Pages& p, const PagesAppend& a, const PagesRow& r,
+                                          const HeadThread& me) {
+    int64_t token = (a.layer * p.slots + r.own.slot) * 2 + r.kind - 1;
+    return p.last + (token * p.NH + me.head) * p.dh + me.channel;
+}
+
+__device__ static inline PagesAhead pages_append_ahead(const Pages& p, const PagesAppend& a,
+                                                       const PagesRow& r, const HeadThread& me) {
+    const HeadPath& path = a.paths[r.kind];
+    PagesAhead ahead = {};
+    if (path.weight && me.active)
+        ahead.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
+    if (path.shift >= 0 && me.active && r.row == r.own.begin && r.own.position > 0)
+        ahead.last = load_raw8(pages_last(p, a, r, me));
+    return ahead;
+}
+
+// The row's q, k or v; a thread has eight channels. The thread that has read the last token writes that of
+// this pass.
+__device__ static inline Raw8 pages_append_value(const Pages& p, const PagesAppend& a, const PagesRow& r,
+                                                 const PagesAhead& ahead, const HeadThread& me) {
+    const HeadPath& path = a.paths[r.kind];
+    const bf16* in = a.proj + (int64_t)r.row * a.row_stride + path.column + (me.head * me.dh + me.channel);
+    Raw8 now = {}, before = ahead.last;
     float logit = 0, x[8];
     if (me.active) now = load_raw8(in);
-    if (path.weight && me.active) weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
     if (path.shift >= 0 && me.active) {
-        logit = __bfloat162float(a.proj[row * a.row_stride + path.shift + me.head]);
-        if (row > own.begin) {
+        logit = __bfloat162float(a.proj[(int64_t)r.row * a.row_stride + path.shift + me.head]);
+        if (r.row > r.own.begin)
             before = load_raw8(in - a.row_stride);
-        } else { // the same thread reads the last token of the pass before and writes that of this one
-            bf16* last = p.last + ((a.layer * p.slots + own.slot) * 2 + kind - 1) * d + in_heads;
-            if (own.position > 0) before = load_raw8(last);
-            store16(last, load_raw8(in + (own.end - 1 - row) * a.row_stride));
-        }
+        else
+            store16(pages_last(p, a, r, me), load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
     }
     unpack8(x, now);
-    qkv_token(x, path, before, logit, weight, a.angles + row * p.dh, me);
-    Raw8 out = pack8(x);
+    qkv_token(x, path, before, logit, ahead.weight, a.angles + r.row * p.dh, me);
+    return pack8(x);
+}
+
+// Stores it, and its norm where that is kept.
+__device__ static inline void pages_append_store(const Pages& p, const PagesAppend& a, const PagesRow& r,
+                                                 const Raw8& out, const HeadThread& me) {
+    PassRows own = r.own;
+    int kind = r.kind;
     int64_t head = pages_slot_head(p, own.slot, a.layer, me.head), page = 0;
     if (kind == 0) {
-        if (me.active) store16(path.out + row * d + in_heads, out);
+        if (me.active) store16(a.paths[0].out + (r.row * p.NH + me.head) * p.dh + me.channel, out);
     } else if (me.active) {
         page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
         store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8),
                 out);
     }
     if ((!p.squares && !p.norms) || kind == 2) return;
-    float square = 0;
+    float square = 0, x[8];
     unpack8(x, out);
     for (int i = 0; i < 8; i++) square += x[i] * x[i];
     square = head_sum(square, me);
     if (!me.active || me.channel > 0) return;
     if (p.squares) atomicMax(&p.squares[2 * head + kind], __float_as_uint(square));
     if (!p.norms) return;
-    p.norms[2 * (row * p.NH + me.head) + kind] = square;
+    p.norms[2 * (r.row * p.NH + me.head) + kind] = square;
     if (kind == 1) atomicMax(&p.page_norms[page], __float_as_uint(square));
 }
 
@@ -238,17 +269,23 @@ __global__ static void __launch_bounds__(256)
         int i = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
         if (i >= pass.num_sequences * NH) return;
         PassRows sequence = pass.sequences[i / NH];
-        if (sequence.end - sequence.begin < PAGES_LONG_ROWS) pages_append_gate(p, a, sequence, i % NH);
+        if (sequence.end - sequence.begin < PAGES_LONG_ROWS && pass.row_tiles[sequence.begin] != PASS_DECODED)
+            pages_append_gate(p, a, sequence, i % NH);
         return;
     }
     HeadThread me = head_thread((int)p.NH, (int)p.dh, block % units / 3);
-    pages_append_head(p, a, pass, block % units % 3, block / units, me);
+    int row = block / units;
+    PagesRow r = {block % units % 3, row, pass.rows[row]};
+    if (pass.row_tiles[row] == PASS_DECODED) return;
+    Raw8 out = pages_append_value(p, a, r, pages_append_ahead(p, a, r, me), me);
+    pages_append_store(p, a, r, out, me);
 }
 
-// Appends a layer's rows: writes q, the rows' places in the pages, and the state of their slots. The page
-// table holds the pages.
+// Appends a layer's rows, but for those that decode_attention appends: writes q, the rows' places in the
+// pages, and the state of their slots. The page table holds the pages.
 static inline void pages_append(const Pages* p, const PagesAppend* a, const PassArrays* pass,
                                 cudaStream_t stream) {
+    if (pass->num_decoded == pass->num_rows) return;
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid grid = head_grid(p->NH, p->dh);
     int units = 3 * grid.blocks, warps = grid.threads / 32;

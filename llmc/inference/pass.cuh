@@ -19,6 +19,9 @@ typedef struct __align__(16) {
 }
 PassRows;
 
+// Rows without a tile: of a sequence that attention_forward computes; a sequence's only row, by decode.cuh
+enum { PASS_LONG = -1, PASS_DECODED = -2 };
+
 // One pass, on the device. Tiles are rows of one sequence whose positions differ in their last 4 bits only:
 // how rows are cut into tiles does not depend on the pass.
 typedef struct {
@@ -26,11 +29,12 @@ typedef struct {
     const PassRows* sequences; // [num_sequences]
     const PassRows* rows;      // [num_rows], the rows of the row's sequence, but its own position
     const PassRows* tiles;     // [num_tiles], for the kernel of extend.cuh
-    const int* row_tiles;      // [num_rows]; -1: of a sequence that attention_forward computes
-    int num_rows, num_sequences, num_tiles;
+    const int* row_tiles;      // [num_rows], or PASS_LONG, PASS_DECODED
+    int num_rows, num_sequences, num_tiles, num_decoded;
 } PassArrays;
 
-// The outputs of a pass. With several steps output i is that of row i, sequence i and tile i.
+// The outputs of a pass. With several steps output i is that of row i, sequence i and, where rows are not
+// decoded, tile i.
 typedef struct {
     RowScore* scores; // [steps, outputs]
     int* step;        // [outputs] the one that is next, 0 at first
@@ -51,5 +55,5 @@ __device__ static inline void pass_advance(const PassOutputs& o, int output, int
     ((int32_t*)o.pass.tokens)[output] = max(token, 0); // -1: nothing that follows is used
     ((PassRows*)o.pass.rows)[output].position++;
     ((PassRows*)o.pass.sequences)[output].position++;
-    ((PassRows*)o.pass.tiles)[output].position++;
+    if (o.pass.num_tiles > 0) ((PassRows*)o.pass.tiles)[output].position++;
 }

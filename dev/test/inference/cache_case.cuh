@@ -127,9 +127,10 @@ struct Cache {
         pages_append(&c.pages, &a, &c.pass, 0);
         ExtendLayer layer = device_cache_layer(&c, 0);
         Buffer<bf16> y((size_t)(begins.back() * m.d()));
+        ExtendOutput out = {y, c.o, {}, 0};
+        decode_attention(&out, &a, &layer, 0);
         if (attention) {
             device_cache_long(&c, &layer, a.paths[0].weight, a.paths[1].weight, m.dh, 0);
-            ExtendOutput out = {y, c.o, {}, 0};
             extend_attention(&out, c.q, m.gate == NO_GATE ? NULL : c.cum_logf, &layer, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
