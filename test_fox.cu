@@ -6,7 +6,7 @@ dev/reference.
                 algorithms chosen by timing
     variants    the same for every switch, for odd sizes, and for a vocabulary with several chunks of logits
     extension   several sequences by several tokens at a time against the forward pass
-    training    50 AdamW steps of a small model against the CPU trainer's
+    training    AdamW steps of small models against the CPU trainer's
     bits        two runs compute the same bits; so do a run that was saved and resumed, and every --recompute
     streams     concurrent streams and the CUDA graph compute the bits of one kernel after another
     nan         a step with an infinite loss or gradient changes nothing
@@ -334,9 +334,11 @@ static StepStats read_stats(const Model* model) {
 
 #define TRAINING_LIMIT 5e-3 // of a step's loss, relative; 1.2e-3 was measured
 
-// A step of two passes over the text of the CPU trainer, the learning rate rising to lr as in a warm-up.
-static void check_training(const char* preset, double most_lr) {
-    enum { STEPS = 50, MICRO_STEPS = 2, T = 256 };
+// A step of two passes over the text of the CPU trainer, the learning rate rising to lr as in a warm-up. In
+// `steps` steps the loss falls to `fraction`, or less, of the first one's.
+static void check_training(const char* preset, int steps, double fraction) {
+    enum { MICRO_STEPS = 2, T = 256 };
+    const double most_lr = 3e-4;
     Error err;
     Config c;
     Recipe recipe;
@@ -344,13 +346,13 @@ static void check_training(const char* preset, double most_lr) {
     options_defaults(&o);
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
     if (!mixers[c.mixer].forward) return;
-    std::vector<int32_t> text = text_tokens("train_fox.c", STEPS * MICRO_STEPS * T + 1);
+    std::vector<int32_t> text = text_tokens("train_fox.c", steps * MICRO_STEPS * T + 1);
     cpu::Model reference = cpu::cpu_model_new(&c, true, 0, 1);
     draw_weights(reference.params, sizeof(double), &reference.table, &reference.shard, &c, 1);
     cpu::model_allocate_activations(&reference, 1, T);
     Model model = new_model(&c, reference.params, 1, T, RECOMPUTE_QKV, false);
     double worst = 0, first = 0, last = 0, norm_worst = 0;
-    for (int step = 1; step <= STEPS; step++) {
+    for (int step = 1; step <= steps; step++) {
         double loss = 0, lr = most_lr * (step < 10 ? step / 10.0 : 1);
         const double dloss = 1.0 / (MICRO_STEPS * T);
         memset(reference.grads, 0, (size_t)reference.table.count * sizeof(double));
@@ -376,19 +378,21 @@ static void check_training(const char* preset, double most_lr) {
         first = step == 1 ? loss : first;
         last = loss;
     }
-    CHECK(last < 0.7 * first, "%s: the loss fell only from %g to %g", preset, first, last);
+    CHECK(last < fraction * first, "%s: the loss fell only from %g to %g", preset, first, last);
     printf("%s: loss from %.3f to %.3f, off by %.1e at most, limit %.1e; norm by %.1e\n", preset, first, last,
            worst, TRAINING_LIMIT, norm_worst);
     model_free(&model);
     cpu::model_free(&reference);
 }
 
+// Recurrent models part sooner: rounding the weights to bf16 alone, all else in double, moves hgrn2-micro's
+// loss by at most 2.3e-3 in 8 steps, and by 1.1e-2 in 14, as it is moved here.
 static void test_training(void) {
-    check_training("fox-pro-micro", 3e-4);
-    check_training("deltanet-micro", 3e-4);
+    check_training("deltanet-micro", 8, 0.9);
     // not hgrn2-nano: it has one head, and errors of 2^-9 in its weights move its gradient's norm by 30%
-    check_training("hgrn2-micro", 3e-4);
-    check_training("mamba2-micro", 3e-4);
+    check_training("hgrn2-micro", 8, 0.9);
+    check_training("mamba2-micro", 8, 0.9);
+    check_training("fox-pro-micro", 50, 0.7);
 }
 
 // All that an optimizer step changes.

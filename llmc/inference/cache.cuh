@@ -235,8 +235,8 @@ static inline void device_cache_tiles(DeviceCache* c, const PassRows* sequence) 
 
 enum { DEVICE_CACHE_LONG_ROWS = PAGES_UNSEALED + 1 }; // from so many rows on attention_forward computes them
 
-// Fills c->host, c->pass and c->scores for a pass, and brings the page table up to date. The pass before has ended.
-// Dies where the pass is larger than the cache's sizes.
+// Fills c->host, c->pass and c->scores for a pass, and brings the page table up to date. The pass before has
+// ended. Dies where the pass is larger than the cache's sizes.
 static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStream_t stream) {
     const CacheSizes* s = &c->sizes;
     if (e->rows < 1 || e->rows > s->rows || e->sequences > s->slots || e->outputs > s->outputs ||

@@ -2,8 +2,8 @@
 Draws the next tokens on the device, by the same rules and random numbers as the CPU's sampler
 (llmc/model/sampler.h).
 
-A thread block has a row of logits. The cuts are found by bisection over the tokens' keys: each step adds up what
-all tokens up to a key have in all. Sums are those of integers, so that they do not depend on an order.
+A thread block has a row of logits. The cuts are found by bisection over the tokens' keys: each step adds up
+what all tokens up to a key have in all. Sums are those of integers, so that they do not depend on an order.
 
 Called by scores.cuh's caller, after row_scores.
 */

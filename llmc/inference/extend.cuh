@@ -28,8 +28,8 @@ Called by the GPU trainer.
 
 enum { EXTEND_TILE = 16, EXTEND_UNIT = 16, EXTEND_PLAN_THREADS = 1024 };
 
-// Pages of a unit, for rows whose window has `pages` pages: enough units for few sequences, not too many for long
-// ones.
+// Pages of a unit, for rows whose window has `pages` pages: enough units for few sequences, not too many for
+// long ones.
 __host__ __device__ static inline int extend_unit_pages(int pages) {
     int unit = 2;
     while (unit < EXTEND_UNIT && 16 * unit < pages) unit *= 2;
@@ -334,8 +334,8 @@ template <int DH, bool GATE> struct ExtendWarp {
         int64_t page = __shfl_sync(~0u, s.page, i);
         copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
     }
-    // Starts copying page i of an item, with the tile's queries if it is the first one read. Two groups: what the
-    // scores need, and the values.
+    // Starts copying page i of an item, with the tile's queries if it is the first one read. Two groups: what
+    // the scores need, and the values.
     __device__ void copy(const ExtendStep& s, int i, int stage, int q_stage) const {
         bool exists = i < count(s);
         if (exists && i == s.skipped) copy_queries(s, q_stage);
@@ -364,8 +364,9 @@ template <int DH, bool GATE> struct ExtendWarp {
         return g;
     }
 
-    // Adds one page. `own`: the first row's token in the page, -1: it is none of the rows'. `hidden`: the tokens
-    // before the first row's window; of the next row it is one more. skips: the lane's rows that skip the page.
+    // Adds one page. `own`: the first row's token in the page, -1: it is none of the rows'. `hidden`: the
+    // tokens before the first row's window; of the next row it is one more. skips: the lane's rows that skip
+    // the page.
     __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows,
                          int hidden, const bool (&skips)[2]) {
         float s[1][NS][4], shift[1][2];

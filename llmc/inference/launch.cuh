@@ -1,6 +1,6 @@
 /*
-Launches of small kernels one after another. On Hopper and later a kernel starts while the one before it in the
-stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
+Launches of small kernels one after another. On Hopper and later a kernel starts while the one before it in
+the stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
 weights, comes before kernel_wait, all else behind it.
 
 Every kernel launched by launch_after calls kernel_wait in every thread. Kernels without it may stand between

@@ -7,8 +7,8 @@ Called by the GPU trainer before extend_attention, which applies the output norm
 
 #include "extend.cuh"
 
-// Scratch for one sequence in one layer, [T] tokens; and what prunes its attention: with a gate ln eps, NAN for
-// none, and QK norm's weights, NULL without.
+// Scratch for one sequence in one layer, [T] tokens; and what prunes its attention: with a gate ln eps, NAN
+// for none, and QK norm's weights, NULL without.
 typedef struct {
     PagesGathered keys;
     float* lse;            // [NH, T]

@@ -41,7 +41,8 @@ struct MatvecArgs {
     int shared_stride; // elements from a row of x in shared memory to the next
 };
 
-// Rows are 64 bytes apart modulo 128: the 16-byte loads of eight lanes, from two rows, have no bank conflicts.
+// Rows are 64 bytes apart modulo 128: the 16-byte loads of eight lanes, from two rows, have no bank
+// conflicts.
 static inline int matvec_shared_stride(int64_t K) { return (int)ceil_div<int64_t>(K, 64) * 64 + 32; }
 
 // x, or SwiGLU of it, into shared memory, by all threads
@@ -57,8 +58,8 @@ __device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
     }
 }
 
-// RMSNorm of x into shared memory, with weight [K] there too: a warp a row. What a lane has in registers is read
-// once: HELD times 256 channels.
+// RMSNorm of x into shared memory, with weight [K] there too: a warp a row. What a lane has in registers is
+// read once: HELD times 256 channels.
 template <int HELD>
 __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, const MatvecArgs& a) {
     int chunks = a.K / 8, lane = (int)threadIdx.x % 32;
@@ -181,8 +182,8 @@ static inline bool matvec_fits(const Linear* l) {
            matvec_shared_bytes(l) + (17 << 10) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
-// out [rows, N] = f(x) w^T, plus residual [rows, N] with the strides of out, unless that is NULL; residual may
-// be out. T is bf16 or float. tiles is 1, 2, 4, or 0: chosen by N.
+// out [rows, N] = f(x) w^T, plus residual [rows, N] with the strides of out, unless that is NULL; residual
+// may be out. T is bf16 or float. tiles is 1, 2, 4, or 0: chosen by N.
 template <class T>
 static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, const Linear* l, int tiles,
                           cudaStream_t stream) {

@@ -19,12 +19,11 @@ only falls, and so does this. The logarithm of the sum is kept for the end of ea
 token.
 
 Without QK norm U is not known for queries to come, so pages are skipped for the rows of a pass alone: with
-the row's own key in place of the sum over j <= i, its weight is at least exp(-|q_i| |k_i| / sqrt(dh) - c_i). The
-keys up to e then have at most exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j) of row i's
-weight. The largest norm up to the end of a page is known from the pass after the one that ended it
-(pages_seal), so a row skips only pages that end PAGES_UNSEALED tokens before it: which ones does not depend on
-the passes.
-With a window, pages that have left it are forgotten too.
+the row's own key in place of the sum over j <= i, its weight is at least exp(-|q_i| |k_i| / sqrt(dh) - c_i).
+The keys up to e then have at most exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j) of
+row i's weight. The largest norm up to the end of a page is known from the pass after the one that ended it
+(pages_seal), so a row skips only pages that end PAGES_UNSEALED tokens before it: which ones does not depend
+on the passes. With a window, pages that have left it are forgotten too.
 */
 #pragma once
 
@@ -56,8 +55,8 @@ typedef struct {
 // Sequences with more rows in a pass are computed by attention_forward.
 enum { PAGES_UNSEALED = 255 };
 
-// The first page of a window that ends at `position`, or as much as 15 tokens earlier, so that the rows of a tile
-// begin at the same page, whatever else is in their pass.
+// The first page of a window that ends at `position`, or as much as 15 tokens earlier, so that the rows of a
+// tile begin at the same page, whatever else is in their pass.
 __host__ __device__ static inline int pages_window_first(int64_t window, int64_t position) {
     int64_t first = (position & ~(int64_t)15) - window + 1;
     return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;

@@ -2,8 +2,8 @@
 The arrays of a pass on the device (llmc/model/extension.h): which rows belong to which sequences, and what is
 wanted of them.
 
-A pass of several steps changes them itself: when a row's next token is drawn, that token becomes the row's, and
-the row's position moves on by one (pass_advance).
+A pass of several steps changes them itself: when a row's next token is drawn, that token becomes the row's,
+and the row's position moves on by one (pass_advance).
 */
 #pragma once
 

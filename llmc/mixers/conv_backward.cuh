@@ -195,8 +195,8 @@ __device__ static inline void conv_steps_backward(ConvSums& sums, float (&of_lan
     if (of_dt && lane % 2 == 0) s.steps.ddt[(at.row + token) * s.stride + k.head] = __float2bfloat16(ddt);
 }
 
-// dx of a tile, whose first row and channels dx points to, and its part of the sums. Template parameters as of the kernel;
-// FULL: all tokens are the segment's own, and all channels exist.
+// dx of a tile, whose first row and channels dx points to, and its part of the sums. Template parameters as
+// of the kernel; FULL: all tokens are the segment's own, and all channels exist.
 template <bool STEPS, int LANES, bool BIAS, bool FULL>
 __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvWindow& in,
                                                  const ConvCopies<STEPS ? 3 : 2>& copies, const ConvStep& own,

@@ -11,8 +11,8 @@ Chunks of 64 tokens. Forward: two kernels and a small one.
     channel_output.cuh    o from the state at the chunk's start and the pairs within the chunk
 
 Backward: states are recomputed, together with their gradients, which run from the end; then dv by the kernel
-that computes o, and dq~, df~ by channel_keys.cuh. llmc/mixers/channel_step.cuh is the recurrence for one token
-a sequence.
+that computes o, and dq~, df~ by channel_keys.cuh. llmc/mixers/channel_step.cuh is the recurrence for one
+token a sequence.
 
 q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
 Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never

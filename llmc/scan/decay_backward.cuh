@@ -92,8 +92,8 @@ __device__ static inline void decay_copy_head(typename F::Shared& shared, const 
     }
     panel_commit();
 }
-// Waits until what a head needs is there. With a single stage its copies only start now, when all have done with
-// the head before.
+// Waits until what a head needs is there. With a single stage its copies only start now, when all have done
+// with the head before.
 template <class F>
 __device__ static inline void decay_wait_head(typename F::Shared& shared, const DecayBlock& block, int h,
                                               const DecayBackwardTensors& t, const DecayScratch& scratch,

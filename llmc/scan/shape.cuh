@@ -56,8 +56,8 @@ template <int CHUNK> __host__ __device__ static inline int scan_chunks(const Sca
     return (int)((s.T + CHUNK - 1) / CHUNK);
 }
 
-// Kernels with more stages than fit into the 163 KiB of shared memory of an A100's thread block have a variant with
-// fewer. A test can ask for these.
+// Kernels with more stages than fit into the 163 KiB of shared memory of an A100's thread block have a
+// variant with fewer. A test can ask for these.
 static bool scan_is_small = false;
 static inline bool scan_is_large(void) {
     static const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);

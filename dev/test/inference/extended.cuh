@@ -3,8 +3,8 @@ The part of test_fox.cu that compares passes of inference over a cache with the 
 */
 #pragma once
 
-// The tokens that a sequence of a cache draws behind `prompt`, up to `at_once` of them in one extension. Slot 0
-// has the pages of `pages`.
+// The tokens that a sequence of a cache draws behind `prompt`, up to `at_once` of them in one extension. Slot
+// 0 has the pages of `pages`.
 static std::vector<int32_t> continued(Model* model, Cache* cache, const std::vector<int32_t>& pages,
                                       std::vector<int32_t> prompt, int64_t at_once, double temperature) {
     enum { DRAWN = 19 };
@@ -27,7 +27,8 @@ static std::vector<int32_t> continued(Model* model, Cache* cache, const std::vec
 }
 
 // Extends n of the batch's sequences by t tokens at a time, the later ones with a delay of one extension
-// each, and compares the logits with those of the forward pass. Then sequence 0 as one prompt, and what it draws.
+// each, and compares the logits with those of the forward pass. Then sequence 0 as one prompt, and what it
+// draws.
 static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t t) {
     int64_t V = model->config.vocab_size, steps = std::min<int64_t>(e->T, 40) / t;
     int64_t heads = engine_heads(&model->config);

@@ -1,7 +1,7 @@
 /*
-The GPU trainer's passes over a cache against its forward pass, from 1 to 65,536 tokens: a prompt in chunks that
-are multiples of nothing, then decoding token by token beside a second sequence, as a CUDA graph, with what the
-gates forget dropped or skipped.
+The GPU trainer's passes over a cache against its forward pass, from 1 to 65,536 tokens: a prompt in chunks
+that are multiples of nothing, then decoding token by token beside a second sequence, as a CUDA graph, with
+what the gates forget dropped or skipped.
 
 The error of logits is ||extended - forward|| / ||forward||: both are the same function in bf16, rounded in
 another order.
@@ -74,8 +74,8 @@ struct Decoder {
         pages_free(&pages);
     }
 
-    // Extends sequence s by counts[s] tokens, 0: not at all. The last up to 8 rows of each have logits, which are
-    // kept beside those of `expected`.
+    // Extends sequence s by counts[s] tokens, 0: not at all. The last up to 8 rows of each have logits, which
+    // are kept beside those of `expected`.
     void pass(const int64_t (&counts)[2], const Floats& expected) {
         int64_t V = model->config.vocab_size;
         std::vector<int32_t> rows, slots, copies((size_t)(2 * pages.heads)), targets;

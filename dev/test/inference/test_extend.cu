@@ -42,7 +42,8 @@ static vector<double> expected_head(const Cache& cache, const vector<double>& pr
     return x;
 }
 
-// What attention over keys first..t gives, in o, and in plain the same by a plain bf16 implementation. q is [dh].
+// What attention over keys first..t gives, in o, and in plain the same by a plain bf16 implementation. q is
+// [dh].
 static void expected_row(double* o, double* plain, const double* q, const vector<double>& k,
                          const vector<double>& v, const double* cum_logf, int64_t t, const Model& m) {
     int64_t dh = m.dh, first = m.window && t >= m.window ? t - m.window + 1 : 0;
@@ -348,8 +349,8 @@ static int surely_skipped(Cache& cache, const Pools& pools, int64_t t, int64_t h
     return all;
 }
 
-// Without QK norm rows skip pages: the result stays, the contents of these pages do not matter, and a row has the
-// same bits in a pass of its own.
+// Without QK norm rows skip pages: the result stays, the contents of these pages do not matter, and a row has
+// the same bits in a pass of its own.
 static void test_skipped(const Model& m, int64_t length, int64_t t) {
     snprintf(test_case, sizeof test_case, "%s; skipped of %lld, %lld rows", m.name(), (long long)length,
              (long long)t);

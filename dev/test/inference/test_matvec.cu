@@ -1,6 +1,6 @@
 /*
-Linear layers for few rows (llmc/inference/matvec.cuh) and what is made of logits (scores.cuh, draw.cuh) against
-double on the host. A row's bits may not depend on the number of rows, nor on the tiles.
+Linear layers for few rows (llmc/inference/matvec.cuh) and what is made of logits (scores.cuh, draw.cuh)
+against double on the host. A row's bits may not depend on the number of rows, nor on the tiles.
 
     test_matvec [quick] [SEED]
 */

@@ -63,8 +63,8 @@ static inline Matrix gemm(const Matrix& left, const Matrix& right) {
     return c;
 }
 
-// One head of a sequence: inputs and outputs of the plain implementation, [T, ..] each. split > 0: it is run in
-// two parts, of which the first has `split` tokens, and without the backward pass.
+// One head of a sequence: inputs and outputs of the plain implementation, [T, ..] each. split > 0: it is run
+// in two parts, of which the first has `split` tokens, and without the backward pass.
 struct PlainHead {
     int64_t T, K, V, split;
     float scale;
