@@ -6,7 +6,7 @@ A tile in shared memory consists of panels: 64 columns of bf16, row-major, 128 b
 chunks permuted within every 8 rows (the 128-byte swizzle of TMA and wgmma). A tile of 128 columns is two
 panels, ROWS * 128 bytes apart. Tiles are aligned to 1024 bytes.
 
-Callers: sm90_forward.cuh and sm90_backward.cuh.
+Callers: sm90_forward.cuh, sm90_backward.cuh, panels.cuh of llmc/scan, hopper.cuh of llmc/inference.
 */
 #pragma once
 
@@ -128,6 +128,14 @@ __device__ static inline void sm90_load_tile(bf16* to, const CUtensorMap* map, i
                      "{%2, %3, %4, %5}], [%6];" ::"r"(smem_address(to + column * ROWS)),
                      "l"(map), "r"(column), "r"(head), "r"(t), "r"(b), "r"(smem_address(barrier))
                      : "memory");
+}
+// Loads contiguous bytes, a multiple of 16, and counts them on the barrier.
+__device__ static inline void sm90_load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            smem_address(to)),
+        "l"(from), "r"(bytes), "r"(smem_address(barrier))
+        : "memory");
 }
 // Stores a tile without the rows past the end; then sm90_commit_stores and sm90_wait_stores_read.
 template <int DH, int ROWS>
@@ -295,21 +303,30 @@ __device__ static inline void sm90_matmul_ab(float (&d)[R], const uint32_t (&a)[
 // ----------------------------------------------------------------------------
 // tensor maps, on the host
 
-// Tensor map of x [B, T, NH, dh], bf16, aligned to 16 bytes. A box is one panel of `rows` tokens of one head.
-static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int rows) {
+// Tensor map of x [lengths 3, 2, 1, 0], bf16, aligned to 16 bytes; strides: bytes from element to
+// element of dimensions 1, 2 and 3. A box has `columns` of dimension 0, SM90_PANEL or 16, and `rows` of
+// dimension 2. Dies where the driver cannot make the map.
+static inline CUtensorMap sm90_encode(const bf16* x, const cuuint64_t lengths[4], const cuuint64_t strides[3],
+                                      int rows, int columns) {
     static const PFN_cuTensorMapEncodeTiled_v12000 encode =
         (PFN_cuTensorMapEncodeTiled_v12000)driver_function("cuTensorMapEncodeTiled", 12000);
     CUtensorMap map;
-    cuuint64_t lengths[4] = {(cuuint64_t)s->dh, (cuuint64_t)s->NH, (cuuint64_t)s->T, (cuuint64_t)s->B},
-               strides[3];
-    for (int i = 0; i < 3; i++) strides[i] = (i ? strides[i - 1] : sizeof(bf16)) * lengths[i];
-    cuuint32_t box[4] = {SM90_PANEL, 1, (cuuint32_t)rows, 1}, element_strides[4] = {1, 1, 1, 1};
+    cuuint32_t box[4] = {(cuuint32_t)columns, 1, (cuuint32_t)rows, 1}, element_strides[4] = {1, 1, 1, 1};
     CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)x, lengths, strides, box,
-                             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                             columns == 16 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         die("cuTensorMapEncodeTiled failed with error %d for a tensor [%lld, %lld, %lld, %lld] at %p",
-            (int)result, (long long)s->B, (long long)s->T, (long long)s->NH, (long long)s->dh,
-            (const void*)x);
+            (int)result, (long long)lengths[3], (long long)lengths[2], (long long)lengths[1],
+            (long long)lengths[0], (const void*)x);
     return map;
+}
+
+// Tensor map of x [B, T, NH, dh]. A box is one panel of `rows` tokens of one head.
+static inline CUtensorMap sm90_tensor_map(const bf16* x, const HeadShape* s, int rows) {
+    cuuint64_t lengths[4] = {(cuuint64_t)s->dh, (cuuint64_t)s->NH, (cuuint64_t)s->T, (cuuint64_t)s->B},
+               strides[3];
+    for (int i = 0; i < 3; i++) strides[i] = (i ? strides[i - 1] : sizeof(bf16)) * lengths[i];
+    return sm90_encode(x, lengths, strides, rows, SM90_PANEL);
 }

@@ -6,21 +6,15 @@ for GPUs before Hopper has clusters of one block and copies at once.
 
 #include "../cuda/mma_sm90.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define HOPPER_CODE 1
-#else
-#define HOPPER_CODE 0
-#endif
-
 // A barrier of all threads of the cluster, in two halves: what was written before one's arrival is read after
 // another's wait.
 __device__ static inline void cluster_arrive() {
-#if HOPPER_CODE
+#if SM90_CODE
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 __device__ static inline void cluster_wait() {
-#if HOPPER_CODE
+#if SM90_CODE
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
     __syncthreads();
@@ -29,7 +23,7 @@ __device__ static inline void cluster_wait() {
 
 // Stores to a variable in the shared memory of the cluster's first block, `to` being that of this block.
 __device__ static inline void cluster_store(float* to, float x) {
-#if HOPPER_CODE
+#if SM90_CODE
     uint32_t first;
     asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first) : "r"(smem_address(to)));
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(first), "f"(x) : "memory");
@@ -40,7 +34,7 @@ __device__ static inline void cluster_store(float* to, float x) {
 
 // The barriers of a warp's copies, by one of its lanes
 __device__ static inline void bulk_init(uint64_t* barriers, int n) {
-#if HOPPER_CODE
+#if SM90_CODE
     for (int i = 0; i < n; i++) sm90_barrier_init(barriers + i, 1, 0);
     sm90_barrier_init_fence();
 #endif
@@ -49,17 +43,13 @@ __device__ static inline void bulk_init(uint64_t* barriers, int n) {
 // By one lane: bulk_expect says how many bytes its copies that follow have together, `bytes` each. Addresses
 // and bytes are multiples of 16.
 __device__ static inline void bulk_expect(uint64_t* barrier, int bytes) {
-#if HOPPER_CODE
+#if SM90_CODE
     sm90_arrive_expect_tx(barrier, (uint32_t)bytes);
 #endif
 }
 __device__ static inline void bulk_copy(void* to, const void* from, int bytes, uint64_t* barrier) {
-#if HOPPER_CODE
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            smem_address(to)),
-        "l"(from), "r"(bytes), "r"(smem_address(barrier))
-        : "memory");
+#if SM90_CODE
+    sm90_load_bytes(to, from, (uint32_t)bytes, barrier);
 #else
     memcpy(to, from, (size_t)bytes);
 #endif
@@ -67,14 +57,14 @@ __device__ static inline void bulk_copy(void* to, const void* from, int bytes, u
 
 // Orders the lane's own stores to shared memory before copies to the same place.
 __device__ static inline void bulk_fence() {
-#if HOPPER_CODE
+#if SM90_CODE
     sm90_fence_async_proxy();
 #endif
 }
 
 // By all lanes of the warp: the copies of the barrier's phase, 0 and 1 in turn, have arrived.
 __device__ static inline void bulk_wait(uint64_t* barrier, uint32_t phase) {
-#if HOPPER_CODE
+#if SM90_CODE
     sm90_wait(barrier, phase);
 #else
     __syncwarp();

@@ -31,19 +31,10 @@ static inline PanelTensor panel_tensor(const bf16* x, int64_t B, int64_t T, int6
     assert(T <= INT32_MAX);
     static const bool has_tma = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
     if (!has_tma) return p;
-    static const PFN_cuTensorMapEncodeTiled_v12000 encode =
-        (PFN_cuTensorMapEncodeTiled_v12000)driver_function("cuTensorMapEncodeTiled", 12000);
     cuuint64_t row = (cuuint64_t)row_stride * sizeof(bf16);
-    cuuint64_t lengths[4] = {(cuuint64_t)columns, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B},
-               strides[3] = {(cuuint64_t)columns * sizeof(bf16), row, row * (cuuint64_t)T};
-    cuuint32_t box[4] = {(cuuint32_t)columns, 1, (cuuint32_t)rows, 1}, element_strides[4] = {1, 1, 1, 1};
-    CUresult result = encode(&p.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void*)x, lengths, strides, box,
-                             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                             columns == 16 ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS)
-        die("cuTensorMapEncodeTiled failed with error %d for a tensor [%lld, %lld, %lld, %d] at %p",
-            (int)result, (long long)B, (long long)T, (long long)heads, columns, (const void*)x);
+    cuuint64_t lengths[4] = {(cuuint64_t)columns, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
+    cuuint64_t strides[3] = {(cuuint64_t)columns * sizeof(bf16), row, row * (cuuint64_t)T};
+    p.map = sm90_encode(x, lengths, strides, rows, columns);
     return p;
 }
 
@@ -62,11 +53,7 @@ __device__ static inline void panel_copy(bf16* to, const PanelTensor& p, int64_t
 template <int N>
 __device__ static inline void panel_copy_numbers(float* to, const float* from, uint64_t* barrier) {
 #if SM90_CODE
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            smem_address(to)),
-        "l"(from), "r"(N * (int)sizeof(float)), "r"(smem_address(barrier))
-        : "memory");
+    sm90_load_bytes(to, from, N * sizeof(float), barrier);
 #else
     if (threadIdx.x < N / 4) cp_async16(smem_address(to + threadIdx.x * 4), from + threadIdx.x * 4, true);
 #endif
