@@ -386,9 +386,9 @@ static void check_training(const char* preset, int steps, double fraction) {
 }
 
 // Recurrent models part sooner: rounding the weights to bf16 alone, all else in double, moves hgrn2-micro's
-// loss by at most 2.3e-3 in 8 steps, and by 1.1e-2 in 14, as it is moved here.
+// loss by at most 2.3e-3 in 8 steps, and by 1.1e-2 in 14, as on an H200. DeltaNet follows for 28 steps.
 static void test_training(void) {
-    check_training("deltanet-micro", 8, 0.9);
+    check_training("deltanet-micro", 12, 0.9);
     // not hgrn2-nano: it has one head, and errors of 2^-9 in its weights move its gradient's norm by 30%
     check_training("hgrn2-micro", 8, 0.9);
     check_training("mamba2-micro", 8, 0.9);
