@@ -8,9 +8,9 @@ as one kernel between the projections: append (pages.cuh), attention, output nor
 
     every warp    q, and cum_logf of the new token
     warps         the tokens before, 16 a turn: keys and values come through the warp's own stages in shared
-                  memory by bulk copies, the first ones before the kernel ahead has ended. Scores are K q, o is
-                  V^T p, by mma.sync m16n8k16 whose columns are q eight times, and p as the sum of two bf16
-                  numbers
+                  memory by bulk copies, the first ones before the kernel ahead has ended. By mma.sync: scores
+                  = K q, with q in all eight columns; o = V^T p, with p rounded to bf16 in one column and what
+                  rounding left of it in the next
     part 0        its first warp: k and v of the new token, which it appends
     block         joins its warps in shared memory and writes the result into the first block's
     first block   appends the gate; joins the parts, norms, gates, writes y

@@ -5,7 +5,7 @@ own,
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i, j in i's window
 
     extend_plan        lists the work of all layers: once a pass
-    extend_attention   a layer's partial results, one a unit of pages, which are added up; output norm and gate
+    extend_attention   a layer's partial results, one a unit of pages; their sum; output norm and gate
 
 A sequence's only row in a pass is computed by decode.cuh on Hopper, elsewhere or where rows skip pages here.
 
