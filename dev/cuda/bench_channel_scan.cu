@@ -20,37 +20,39 @@ int main(int argc, char** argv) {
     ChannelShape shape = {B, T, NH, 3 * d, 0.088388f};
     bf16 *proj = random_array<bf16>(3 * n, 1), *dproj = device_array<bf16>(3 * n), *o = device_array<bf16>(n),
          *dout = random_array<bf16>(n, 1);
-    char* scratch = device_array<char>((int64_t)channel_scratch_bytes(&shape, true));
-    Channel x = {proj, proj + d, proj + 2 * d, NULL, NULL, scratch};
-    ChannelBackward g = {dproj, dproj + d, dproj + 2 * d, NULL, dout};
+    char *saved = device_array<char>((int64_t)channel_saved_bytes(&shape)),
+         *scratch = device_array<char>((int64_t)channel_scratch_bytes(&shape, true));
+    Channel x = {proj, proj + d, proj + 2 * d, NULL, NULL, saved, scratch};
+    ChannelBackward g = {dproj, dproj + d, dproj + 2 * d, NULL, dout, false};
     ChannelWork forward, backward;
-    channel_plan(&forward, &shape, scratch, false);
-    channel_plan(&backward, &shape, scratch, true);
-    for (ChannelWork* w : {&forward, &backward}) channel_inputs(w, &x);
+    channel_plan(&forward, &shape, &x, false);
+    channel_plan(&backward, &shape, &x, true);
     forward.o = o;
     backward.dout = dout, backward.dq = dproj, backward.df = dproj + d, backward.dv = dproj + 2 * d;
     backward.dbound_partial = NULL;
     dim3 grid((unsigned)forward.chunks, (unsigned)heads);
-    const Phase phases[] = {{"forward: states", 2, 1, 1, 0},  {"forward: output", 4, 1, 1, 2},
-                            {"backward: states", 4, 2, 2, 0}, {"backward: dv", 4, 1, 1, 2},
-                            {"backward: dq, df", 6, 2, 2, 3}, {"forward", 4, 0, 2, 2},
-                            {"backward", 7, 0, 5, 5}};
+    const Phase phases[] = {
+        {"forward: states", 2, 1, 1, 0}, {"forward: output", 4, 1, 1, 2}, {"backward: states", 3, 1, 1, 0},
+        {"  recomputed", 4, 2, 2, 0},    {"backward: dv", 4, 1, 1, 2},    {"backward: dq, df", 6, 2, 2, 3},
+        {"forward", 4, 0, 2, 2},         {"backward", 7, 0, 4, 5},        {"  recomputed", 7, 0, 5, 5}};
     std::vector<double> ms = milliseconds(
-        7, 15, [] {},
+        9, 15, [] {},
         [&](int i) {
-            if (i == 0) channel_states(&forward, heads, false, 0);
+            g.recomputes = i == 8;
+            if (i == 0) channel_states(&forward, heads, SCAN_FORWARD, 0);
             if (i == 1) channel_launch<ChannelOutputShared>(channel_output_kernel<false>, grid, 0, forward);
-            if (i == 2) channel_states(&backward, heads, true, 0);
-            if (i == 3) channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
-            if (i == 4)
+            if (i == 2) channel_states(&backward, heads, SCAN_BACKWARD, 0);
+            if (i == 3) channel_states(&backward, heads, SCAN_BOTH, 0);
+            if (i == 4) channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
+            if (i == 5)
                 channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), 0, backward);
-            if (i == 5) channel_forward(o, &x, &shape, 0);
-            if (i == 6) channel_backward(&g, &x, &shape, 0);
+            if (i == 6) channel_forward(o, &x, &shape, 0);
+            if (i >= 7) channel_backward(&g, &x, &shape, 0);
         });
-    printf("B %lld, T %lld, %lld heads; segments of %d and %d chunks\n", (long long)B, (long long)T,
-           (long long)NH, forward.segment_chunks, backward.segment_chunks);
+    printf("B %lld, T %lld, %lld heads; segments of %d chunks\n", (long long)B, (long long)T, (long long)NH,
+           forward.segment_chunks);
     printf("%-20s %8s %8s %8s\n", "", "ms", "floor", "share");
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 9; i++) {
         const Phase& p = phases[i];
         double chunks = (double)(forward.chunks * heads),
                bytes = p.tensors * 2 * (double)n + p.states * chunks * 2 * CHANNEL_STATE,

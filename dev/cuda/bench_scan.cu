@@ -19,8 +19,8 @@ typedef struct {
 static Scan scan;
 static ScanBackward gradients;
 static ScanShape shape;
-static DecayScratch decay;
-static DeltaScratch delta;
+static DecayWork decay;
+static DeltaWork delta;
 static bf16* out;
 
 static void print_phases(const char* title, const std::vector<Phase>& phases) {
@@ -49,7 +49,7 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     int64_t d = (int64_t)NH * V, row = is_delta ? d : d + 256, n = B * T;
     shape = {B, T, NH, 128, V, row, is_delta ? 128 : 0, is_delta ? 3 * d : d, is_delta ? 0.0884f : 1.0f};
     bf16* keys = random_array<bf16>(2 * n * row, 0.0884f);
-    scan = {keys, keys + n * row, random_array<bf16>(n * shape.value_row, 1), NULL, NULL, NULL, NULL};
+    scan = {keys, keys + n * row, random_array<bf16>(n * shape.value_row, 1), NULL, NULL, NULL, NULL, NULL};
     float* gate = random_array<float>(n * NH, 1);
     fill_kernel<<<2048, 256>>>(gate, n * NH, 7, is_delta ? 0.5f : 0.05f);
     std::vector<float> host((size_t)(n * NH));
@@ -57,6 +57,7 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     for (float& x : host) x = is_delta ? fabsf(x) : -fabsf(x);
     CUDA_CHECK(cudaMemcpy(gate, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
     (is_delta ? scan.beta : scan.log_decay) = gate;
+    scan.saved = device_array<char>((int64_t)scan_saved_bytes(&shape));
     scan.scratch = device_array<char>((int64_t)scan_scratch_bytes(&shape, true));
     gradients = {device_array<bf16>(n * row),
                  device_array<bf16>(n * row),
@@ -64,20 +65,27 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
                  device_array<float>(n * NH),
                  device_array<float>(n * NH),
                  random_array<bf16>(n * d, 1),
-                 NULL};
+                 NULL,
+                 false};
     out = device_array<bf16>(n * d);
-    ScanArena arena = {(char*)scan.scratch, 0};
+    ScanMemory memory = scan_memory(&scan);
     if (is_delta)
-        delta = delta_scratch(&arena, &shape, true);
+        delta = delta_work(&memory, &shape, true);
     else
-        decay = decay_scratch(&arena, &shape, true);
+        decay = decay_work(&memory, &shape, true);
 }
 
 static void free_inputs(void) {
-    void* all[] = {(void*)scan.q,         (void*)scan.v, scan.scratch,          gradients.dq,
-                   gradients.dk,          gradients.dv,  gradients.dlog_decay,  gradients.dbeta,
-                   (void*)gradients.dout, out,           (void*)scan.log_decay, (void*)scan.beta};
+    void* all[] = {(void*)scan.q,   (void*)scan.v,         scan.saved,   scan.scratch,
+                   gradients.dq,    gradients.dk,          gradients.dv, gradients.dlog_decay,
+                   gradients.dbeta, (void*)gradients.dout, out,          (void*)scan.log_decay,
+                   (void*)scan.beta};
     for (void* p : all) CUDA_CHECK(cudaFree(p));
+}
+
+static void backward(bool recomputes) {
+    gradients.recomputes = recomputes;
+    scan_backward(&gradients, &scan, &shape, 0);
 }
 
 static void bench_decay(int64_t B, int64_t T, int NH) {
@@ -89,18 +97,19 @@ static void bench_decay(int64_t B, int64_t T, int NH) {
                  {
                      {"cum", 2 * gate, 0, [] { decay_cum(&decay, &scan, &shape, 0); }},
                      {"states", k + v + gate + states, state_gemm,
-                      [] { decay_states(&decay, &scan, NULL, &shape, 0); }},
+                      [] { decay_states(&decay, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
                      {"output", 2 * k + 2 * v + gate + states, state_gemm + pair_gemm,
                       [] { decay_output(out, &decay, &scan, &shape, 0); }},
-                     {"states, dstates", 2 * k + 2 * v + gate + 2 * states, 2 * state_gemm,
-                      [] { decay_states(&decay, &scan, gradients.dout, &shape, 0); }},
+                     {"dstates", k + v + gate + states, state_gemm,
+                      [] { decay_states(&decay, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
                      {"dq", 2 * k + 2 * v + 2 * gate + states + 4 * k, 2 * state_gemm + pair_gemm,
                       [] { decay_dq(&decay, &gradients, &scan, &shape, 0); }},
                      {"dk, dv", 2 * k + 3 * v + 3 * gate + 2 * states + 2 * k, 2 * state_gemm + pair_gemm,
                       [] { decay_dkv(&decay, &gradients, &scan, &shape, 0); }},
                      {"sums", 8 * k + 4 * gate, 0, [] { decay_sums(&decay, &gradients, &shape, 0); }},
                      {"forward", 0, 0, [] { scan_forward(out, &scan, &shape, 0); }},
-                     {"backward", 0, 0, [] { scan_backward(&gradients, &scan, &shape, 0); }},
+                     {"backward", 0, 0, [] { backward(false); }},
+                     {"backward, recomputed", 0, 0, [] { backward(true); }},
                  });
     free_inputs();
 }
@@ -113,16 +122,18 @@ static void bench_delta(int64_t B, int64_t T, int NH) {
         "DeltaNet",
         {
             {"prepare", 4 * x + t, 3 * pair_gemm, [] { delta_prepare(&delta, &scan, &shape, 0); }},
-            {"states", 4 * x + states, 2 * state_gemm, [] { delta_states(&delta, &scan, NULL, &shape, 0); }},
+            {"states", 4 * x + states, 2 * state_gemm,
+             [] { delta_states(&delta, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
             {"output", 4 * x + states, state_gemm + 2 * pair_gemm,
              [] { delta_output(out, &delta, &scan, &shape, 0); }},
             {"P^T dO", 4 * x, 2 * pair_gemm, [] { delta_y(&delta, &scan, gradients.dout, &shape, 0); }},
-            {"states, dstates", 10 * x + 2 * states, 5 * state_gemm,
-             [] { delta_states(&delta, &scan, gradients.dout, &shape, 0); }},
+            {"dstates", 6 * x + states, 3 * state_gemm,
+             [] { delta_states(&delta, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},
             {"gradients", 9 * x + t + 2 * states, 3 * state_gemm + 7 * pair_gemm,
              [] { delta_gradients(&delta, &gradients, &scan, &shape, 0); }},
             {"forward", 0, 0, [] { scan_forward(out, &scan, &shape, 0); }},
-            {"backward", 0, 0, [] { scan_backward(&gradients, &scan, &shape, 0); }},
+            {"backward", 0, 0, [] { backward(false); }},
+            {"backward, recomputed", 0, 0, [] { backward(true); }},
         });
     free_inputs();
 }

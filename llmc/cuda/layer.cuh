@@ -45,7 +45,7 @@ typedef struct {
     bool deterministic;
     bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
     bool cudnn;         // attention by cuDNN's kernels
-    bool recompute_qkv; // q, k and v are not kept for the backward pass
+    bool recompute_qkv; // tensors of the column `none` are not kept for the backward pass
     bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
 } Layer;
 
@@ -55,8 +55,8 @@ typedef struct {
 // The column `kept` of the tables below says which tensors every layer keeps for the backward pass:
 // `always`; `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block;
 // `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
-// recomputes on the fly (norm outputs, y, act) is never kept. What only the backward pass writes has
-// `backward` times its elements.
+// recomputes on the fly (norm outputs, act, y but for Mamba-2's) is never kept. What only the backward pass
+// writes has `backward` times its elements.
 #define KEPT_BY(recompute)                                                                                   \
     const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
                none = (recompute) == RECOMPUTE_NONE, never = false;                                          \

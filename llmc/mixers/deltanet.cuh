@@ -22,6 +22,7 @@ in use. Its padding has no gradient.
     X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] q, k, v before convolution, beta's logits */ \
     X(bf16, qkv, none, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
     X(float, beta, qkv, BT * NH)               /* [L,B,T,NH] */ \
+    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \
     X(float, o_rstd, qkv, BT * NH)             /* [L,B,T,NH] */ \
     X(bf16, y, never, BT * d)                  /* [B,T,d] normed o */ \
@@ -37,6 +38,7 @@ in use. Its padding has no gradient.
     X(float, beta, never, R * NH)              /* [R,NH] */ \
     X(bf16, o, never, R * d)                   /* [R,d] */ \
     X(float, o_rstd, never, R * NH)            /* [R,NH] not read */ \
+    X(char, saved, never, saved_bytes)         /* of a scan */ \
     X(char, scratch, never, scratch_bytes)     /* of a scan */
 // clang-format on
 
@@ -48,9 +50,17 @@ typedef struct {
     DELTANET_STATES(ACTIVATION_FIELD)
 } DeltaNetStates;
 
+// Rows of q, k and v together.
+static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t T) {
+    int64_t d = c->hidden_size, dh = config_head_size(c);
+    return {B, T, (int)c->num_heads, (int)dh, (int)dh, 3 * d, dh, 3 * d, (float)(1 / sqrt((double)dh))};
+}
+
 static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
                                         int64_t B, int64_t T, Recompute recompute) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
+    ScanShape shape = deltanet_scan_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)scan_saved_bytes(&shape);
     KEPT_BY(recompute)
     DELTANET_ACTS(ACTIVATION_ROW)
 }
@@ -61,17 +71,12 @@ static inline DeltaNetActs deltanet_acts(const Layer* layer) {
     return a;
 }
 
-// Rows of q, k and v together.
-static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t T) {
-    int64_t d = c->hidden_size, dh = config_head_size(c);
-    return {B, T, (int)c->num_heads, (int)dh, (int)dh, 3 * d, dh, 3 * d, (float)(1 / sqrt((double)dh))};
-}
-
 static inline void deltanet_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
     int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, NH = config->num_heads;
     int64_t dh = config_head_size(config);
     ScanShape shape = deltanet_scan_shape(config, 1, sizes->rows);
-    int64_t scratch_bytes = (int64_t)scan_scratch_bytes(&shape, false);
+    int64_t saved_bytes = (int64_t)scan_saved_bytes(&shape),
+            scratch_bytes = (int64_t)scan_scratch_bytes(&shape, false);
     const bool slots = true, never = false;
     DELTANET_STATES(ACTIVATION_ROW)
     states_of_slots(rows, sizes);
@@ -154,8 +159,8 @@ static inline Conv deltanet_conv(const Layer* layer) {
     return conv;
 }
 
-static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, void* scratch) {
-    return {qkv, qkv + d, qkv + 2 * d, NULL, beta, NULL, scratch};
+static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, void* saved, void* scratch) {
+    return {qkv, qkv + d, qkv + 2 * d, NULL, beta, NULL, saved, scratch};
 }
 
 static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
@@ -164,7 +169,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size, rows = layer->B * layer->T;
     Conv conv = deltanet_conv(layer);
-    Scan scan = deltanet_scan(a.qkv, a.beta, d, layer->scratch);
+    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
 
@@ -183,8 +188,9 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
     Conv conv = deltanet_conv(layer);
-    Scan scan = deltanet_scan(a.qkv, a.beta, d, layer->scratch);
-    ScanBackward gradients = {a.dqkv, a.dqkv + d, a.dqkv + 2 * d, NULL, a.dbeta, din, a.o};
+    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
+    ScanBackward gradients = {a.dqkv, a.dqkv + d, a.dqkv + 2 * d,      NULL, a.dbeta,
+                              din,    a.o,        layer->recompute_qkv};
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
 
@@ -208,7 +214,7 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
     Conv conv = deltanet_conv(layer);
-    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.scratch);
+    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, a.scratch);
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};

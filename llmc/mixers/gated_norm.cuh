@@ -23,24 +23,24 @@ const float LEAST_STEP = 1e-30f;
 
 enum { GATED_NORM_MOST = 6144 }; // channels: more would leave the backward pass 64 registers a thread
 
-// A thread per row and head
+// A warp per row
 __global__ static void __launch_bounds__(256)
     head_steps_kernel(const __grid_constant__ HeadSteps h, int64_t rows, int64_t row_stride) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, head = i % h.NH;
-    if (i >= rows * h.NH) return;
-    float dt = __bfloat162float(h.dt[i / h.NH * row_stride + head]) + h.dt_bias[head];
-    float step = fmaxf(dt, 0) + log1pf(expf(-fabsf(dt)));
-    if (step < LEAST_STEP) step = LEAST_STEP; // NaN stays
-    h.steps[i] = step;
-    h.log_decay[i] = -step * expf(h.A_log[head]);
+    int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    for (int head = (int)threadIdx.x % 32; row < rows && head < h.NH; head += 32) {
+        float dt = __bfloat162float(h.dt[row * row_stride + head]) + h.dt_bias[head];
+        float step = fmaxf(dt, 0) + log1pf(expf(-fabsf(dt)));
+        if (step < LEAST_STEP) step = LEAST_STEP; // NaN stays
+        h.steps[row * h.NH + head] = step;
+        h.log_decay[row * h.NH + head] = -step * expf(h.A_log[head]);
+    }
 }
 
 // Writes steps and log_decay from dt.
 static inline void head_steps_forward(const HeadSteps* h, int64_t rows, int64_t row_stride,
                                       cudaStream_t stream) {
     Range range("time steps", RANGE_FORWARD, stream);
-    CUDA_LAUNCH(head_steps_kernel, (unsigned)ceil_div<int64_t>(rows * h->NH, 256), 256, stream, *h, rows,
-                row_stride);
+    CUDA_LAUNCH(head_steps_kernel, (unsigned)ceil_div<int64_t>(rows, 8), 256, stream, *h, rows, row_stride);
 }
 
 typedef struct {
@@ -163,7 +163,7 @@ __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
             total[i] *= dgated * (open * (1 + z[i] * (1 - open))); // dz
         }
         if (active) {
-            store16_once(y + at * d + c, pack8(w));
+            if (y) store16_once(y + at * d + c, pack8(w));
             store16_once(dout + at * d + c, pack8(g));
             store16_once(p.dz + at * p.row_stride + c, pack8(total));
         }
@@ -174,7 +174,7 @@ __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
 }
 
 // Writes dout, which may be dy, dz and the padding, and adds to the norm's weight gradient. y is recomputed,
-// with the bits of the forward pass, so that it need not be kept. partial is scratch of norm_partial_bytes.
+// with the bits of the forward pass; NULL where that was kept. partial is scratch of norm_partial_bytes.
 static inline void gated_norm_backward(bf16* dout, bf16* y, const bf16* dy, const GatedNorm* p,
                                        float* partial, cudaStream_t stream) {
     Range range("gated RMSNorm", RANGE_BACKWARD, stream);

@@ -20,6 +20,7 @@ A row of the GPU trainer's mixers.
 // type, name, kept, elements of a layer
 #define HGRN2_ACTS(X) \
     X(bf16, proj, qkv, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
+    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \
     X(float, o_rstd, qkv, BT)                  /* [L,B,T] */ \
     X(bf16, y, never, BT * d)                  /* [B,T,d] normed o */ \
@@ -33,6 +34,7 @@ A row of the GPU trainer's mixers.
     X(bf16, o, never, R * d)                   /* [R,d] */ \
     X(float, o_rstd, never, R)                 /* [R] not read */ \
     X(float, bound, never, bounded * d)        /* [d] */ \
+    X(char, saved, never, saved_bytes)         /* of a scan */ \
     X(char, scratch, never, scratch_bytes)     /* of a scan */
 // clang-format on
 
@@ -44,10 +46,16 @@ typedef struct {
     HGRN2_STATES(ACTIVATION_FIELD)
 } Hgrn2States;
 
+static inline ChannelShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
+    return {B, T, c->num_heads, 3 * c->hidden_size, (float)(1 / sqrt((double)config_head_size(c)))};
+}
+
 static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
                                      int64_t B, int64_t T, Recompute recompute) {
     (void)table;
     int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
+    ChannelShape shape = hgrn2_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape);
     KEPT_BY(recompute)
     HGRN2_ACTS(ACTIVATION_ROW)
 }
@@ -58,15 +66,12 @@ static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
     return a;
 }
 
-static inline ChannelShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
-    return {B, T, c->num_heads, 3 * c->hidden_size, (float)(1 / sqrt((double)config_head_size(c)))};
-}
-
 static inline void hgrn2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
     int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, dh = config_head_size(config);
     int64_t bounded = config->use_lower_bound;
     ChannelShape shape = hgrn2_shape(config, 1, sizes->rows);
-    int64_t scratch_bytes = (int64_t)channel_scratch_bytes(&shape, false);
+    int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape),
+            scratch_bytes = (int64_t)channel_scratch_bytes(&shape, false);
     const bool slots = true, never = false;
     HGRN2_STATES(ACTIVATION_ROW)
     states_of_slots(rows, sizes);
@@ -125,14 +130,15 @@ static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds,
 // ----------------------------------------------------------------------------
 // the mixer
 
-static inline Channel hgrn2_channel(const bf16* proj, const float* bound, int64_t d, void* scratch) {
-    return {proj, proj + d, proj + 2 * d, bound, NULL, scratch};
+static inline Channel hgrn2_channel(const bf16* proj, const float* bound, int64_t d, void* saved,
+                                    void* scratch) {
+    return {proj, proj + d, proj + 2 * d, bound, NULL, saved, scratch};
 }
 
 static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     Hgrn2Acts a = hgrn2_acts(layer);
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
-    Channel channel = hgrn2_channel(a.proj, a.bound, layer->config->hidden_size, layer->scratch);
+    Channel channel = hgrn2_channel(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
 
@@ -148,8 +154,8 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     Hgrn2Acts a = hgrn2_acts(layer);
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
-    Channel channel = hgrn2_channel(a.proj, a.bound, d, layer->scratch);
-    ChannelBackward gradients = {a.dproj, a.dproj + d, a.dproj + 2 * d, a.dbound, din};
+    Channel channel = hgrn2_channel(a.proj, a.bound, d, a.saved, layer->scratch);
+    ChannelBackward gradients = {a.dproj, a.dproj + d, a.dproj + 2 * d, a.dbound, din, layer->recompute_qkv};
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
 
@@ -182,7 +188,7 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
     int steps = for_long_sequences(cache, [&](const PassRows* sequence) {
         int64_t begin = sequence->begin;
-        Channel channel = hgrn2_channel(e->proj + begin * 3 * d, a.bound, d, a.scratch);
+        Channel channel = hgrn2_channel(e->proj + begin * 3 * d, a.bound, d, a.saved, a.scratch);
         ChannelShape one = shape;
         one.T = sequence->end - begin;
         channel.state = slot_state(a.state, d * dh, sequence, layer->stream);

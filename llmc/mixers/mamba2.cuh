@@ -24,9 +24,10 @@ elements, those of its GEMM, of which the first R are in use. Its padding has no
     X(bf16, vbc, none, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
     X(float, steps, qkv, BT * NH)              /* [L,B,T,NH] */ \
     X(float, log_decay, qkv, BT * NH)          /* [L,B,T,NH] */ \
+    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
     X(bf16, o, qkv, BT * di)                   /* [L,B,T,NH,P] without D x */ \
     X(float, rstd, qkv, BT)                    /* [L,B,T] */ \
-    X(bf16, y, never, BT * di)                 /* [B,T,di] */ \
+    X(bf16, y, none, BT * di)                  /* [L,B,T,di] */ \
     X(bf16, dproj, never, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dvbc, never, backward * BT * C)    /* [B,T,C] */ \
     X(bf16, dy, never, backward * BT * di)     /* [B,T,di] gradient of y, then of o + D x */ \
@@ -41,6 +42,7 @@ elements, those of its GEMM, of which the first R are in use. Its padding has no
     X(float, log_decay, never, R * NH)         /* [R,NH] */ \
     X(bf16, o, never, R * di)                  /* [R,di] */ \
     X(float, rstd, never, R)                   /* [R] not read */ \
+    X(char, saved, never, saved_bytes)         /* of a scan */ \
     X(char, scratch, never, scratch_bytes)     /* of a scan */
 // clang-format on
 
@@ -52,11 +54,18 @@ typedef struct {
     MAMBA2_STATES(ACTIVATION_FIELD)
 } Mamba2States;
 
+static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T) {
+    int64_t C = config_inner_size(c) + 2 * c->state_size;
+    return {B, T, (int)c->num_heads, (int)c->state_size, (int)config_head_size(c), C, 0, C, 1};
+}
+
 static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
                                       int64_t B, int64_t T, Recompute recompute) {
     int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads,
             C = di + 2 * config->state_size;
     int64_t S = matmul_padded(table->proj.rows);
+    ScanShape shape = mamba2_scan_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)scan_saved_bytes(&shape);
     KEPT_BY(recompute)
     MAMBA2_ACTS(ACTIVATION_ROW)
 }
@@ -67,16 +76,12 @@ static inline Mamba2Acts mamba2_acts(const Layer* layer) {
     return a;
 }
 
-static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T) {
-    int64_t C = config_inner_size(c) + 2 * c->state_size;
-    return {B, T, (int)c->num_heads, (int)c->state_size, (int)config_head_size(c), C, 0, C, 1};
-}
-
 static inline void mamba2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
     int64_t R = linear_padded_rows(sizes->rows), di = config_inner_size(config), NH = config->num_heads;
     int64_t N = config->state_size, C = di + 2 * N;
     ScanShape shape = mamba2_scan_shape(config, 1, sizes->rows);
-    int64_t scratch_bytes = (int64_t)scan_scratch_bytes(&shape, false);
+    int64_t saved_bytes = (int64_t)scan_saved_bytes(&shape),
+            scratch_bytes = (int64_t)scan_scratch_bytes(&shape, false);
     const bool slots = true, never = false;
     MAMBA2_STATES(ACTIVATION_ROW)
     states_of_slots(rows, sizes);
@@ -123,9 +128,10 @@ static inline Conv mamba2_conv(const Layer* layer, bf16* proj, float* steps, flo
     return conv;
 }
 
-static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShape* s, void* scratch) {
+static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShape* s, void* saved,
+                               void* scratch) {
     const bf16* B = vbc + s->NH * s->V;
-    return {B + s->K, B, vbc, conv->steps.log_decay, NULL, NULL, scratch};
+    return {B + s->K, B, vbc, conv->steps.log_decay, NULL, NULL, saved, scratch};
 }
 
 // The gate and norm over what a pass computed by `conv`.
@@ -143,7 +149,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
     Mamba2Acts a = mamba2_acts(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, a.proj, a.steps, a.log_decay);
-    Scan scan = mamba2_scan(a.vbc, &conv, &shape, layer->scratch);
+    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.vbc, a.proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
 
@@ -160,18 +166,18 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
     Mamba2Acts a = mamba2_acts(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, a.proj, a.steps, a.log_decay);
-    Scan scan = mamba2_scan(a.vbc, &conv, &shape, layer->scratch);
+    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.vbc, a.proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
     int64_t di = gate.norm.d, R = layer->table->proj.rows;
     bf16* dB = a.dvbc + di;
-    ScanBackward gradients = {dB + shape.K, dB, a.dvbc, a.dlog_decay, NULL, a.dy, a.o};
+    ScanBackward gradients = {dB + shape.K, dB, a.dvbc, a.dlog_decay, NULL, a.dy, a.o, layer->recompute_qkv};
     gate.dz = a.dproj, gate.end = a.dproj + R, gate.padding = conv.stride - R;
     conv.steps.ddt = a.dproj + R - shape.NH, conv.steps.dlog_decay = a.dlog_decay, conv.steps.dout = a.dy;
 
     linear_backward_input(a.dy, dout, &out_proj, layer->matmul);
     if (layer->recompute_qkv) conv_forward(a.vbc, a.proj + di, &conv, layer->stream);
-    gated_norm_backward(a.dy, a.y, a.dy, &gate, layer->partial, layer->stream);
+    gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y, &out_proj);
     scan_backward(&gradients, &scan, &shape, layer->stream);
     conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial, layer->stream);
@@ -186,7 +192,7 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
     Conv conv = mamba2_conv(layer, e->proj, a.steps, a.log_decay);
-    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.scratch);
+    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.vbc, e->proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};

@@ -10,9 +10,9 @@ Chunks of 64 tokens. Forward: two kernels and a small one.
     channel_states.cuh    states at the borders of chunks; segments of chunks in parallel, then their borders
     channel_output.cuh    o from the state at the chunk's start and the pairs within the chunk
 
-Backward: states are recomputed, together with their gradients, which run from the end; then dv by the kernel
-that computes o, and dq~, df~ by channel_keys.cuh. llmc/mixers/channel_step.cuh is the recurrence for one
-token a sequence.
+Backward: the gradients of states, which run from the end, and the states again where they are not saved; then
+dv by the kernel that computes o, and dq~, df~ by channel_keys.cuh. llmc/mixers/channel_step.cuh is the
+recurrence for one token a sequence.
 
 q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
 Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never
@@ -28,6 +28,7 @@ Called by the HGRN2 mixer.
 #include "channel_keys.cuh"
 #include "channel_output.cuh"
 #include "channel_states.cuh"
+#include "shape.cuh"
 
 typedef struct {
     int64_t B, T, NH;   // heads of CHANNEL_HEAD channels
@@ -39,6 +40,7 @@ typedef struct {
     const bf16 *q, *f, *v; // q and f before SiLU and sigmoid; aligned to 16 bytes
     const float* bound;    // [NH 128] least f; NULL: 0
     float* state;          // [B,NH,K,V] of the tokens before, updated; NULL: the sequences begin here
+    void* saved;           // channel_saved_bytes: what the forward pass leaves to the backward pass
     void* scratch;         // channel_scratch_bytes
 } Channel;
 
@@ -46,60 +48,57 @@ typedef struct {
     bf16 *dq, *df, *dv; // of q, f, v, in rows like theirs
     float* dbound;      // [NH 128] gradient of bound, overwritten, 0 where bound is 0; NULL: not needed
     const bf16* dout;   // [B,T,NH,128], contiguous
+    bool recomputes;    // what is saved, which is not there
 } ChannelBackward;
 
 // ----------------------------------------------------------------------------
 // scratch
 
-// The next `bytes` of scratch, aligned to 256 bytes; only counts where scratch is NULL.
-static inline void* channel_take(char* scratch, size_t* used, int64_t bytes) {
-    void* at = scratch ? scratch + *used : NULL;
-    *used += (size_t)ceil_div<int64_t>(bytes, 256) * 256;
-    return at;
-}
-
 enum { CHANNEL_PLANNED = 132 }; // multiprocessors of an H100, for a plan where there is no GPU
 
-// Sets sizes and scratch of w; returns the bytes of scratch. Segments: about two thread blocks of the states'
-// kernel on every multiprocessor.
-static inline size_t channel_plan(ChannelWork* w, const ChannelShape* s, void* scratch, bool backward) {
-    int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK),
-            directions = backward ? 2 : 1;
+// Sets sizes and buffers of w. Segments: about two thread blocks of the states' kernel on every
+// multiprocessor. Fewer or shorter sequences may have more segments, but never need more memory.
+static inline ScanMemory channel_plan(ChannelWork* w, const ChannelShape* s, const Channel* x,
+                                      bool backward) {
+    int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK);
     static const int64_t blocks =
         2 * (device_exists() ? device_attribute(cudaDevAttrMultiProcessorCount) : CHANNEL_PLANNED);
-    int64_t segments = ceil_div<int64_t>(blocks, heads * directions);
-    size_t used = 0;
+    int64_t segments = ceil_div<int64_t>(blocks, heads), most = std::min(heads * chunks, heads + blocks);
+    ScanMemory memory = {{(char*)x->saved, 0}, {(char*)x->scratch, 0}};
     memset(w, 0, sizeof *w);
     w->T = (int)s->T, w->NH = (int)s->NH, w->row_stride = s->row_stride, w->scale = s->scale;
     w->chunks = (int)chunks;
     w->segment_chunks = (int)ceil_div<int64_t>(chunks, segments < chunks ? segments : chunks);
     w->segments = (int)ceil_div<int64_t>(chunks, w->segment_chunks);
-    auto take = [&](int64_t bytes) { return channel_take((char*)scratch, &used, bytes); };
-    for (int i = 0; i < directions; i++) {
+    assert(heads * w->segments <= most);
+    w->q = x->q, w->f = x->f, w->v = x->v, w->bound = x->bound, w->state = x->state;
+    for (int i = 0; i <= backward; i++) {
         ChannelStates* states = &w->states[i];
-        states->local = (bf16*)take(heads * chunks * CHANNEL_STATE * (int64_t)sizeof(bf16));
-        states->decay = (float*)take(heads * chunks * CHANNEL_HEAD * (int64_t)sizeof(float));
-        states->segment_sum = (float*)take(heads * w->segments * CHANNEL_STATE * (int64_t)sizeof(float));
-        states->segment_decay = (float*)take(heads * w->segments * CHANNEL_HEAD * (int64_t)sizeof(float));
-        states->segment_state = (bf16*)take(heads * w->segments * CHANNEL_STATE * (int64_t)sizeof(bf16));
+        ScanArena* kept = i ? &memory.scratch : &memory.saved;
+        states->local = kept->take<bf16>(heads * chunks * CHANNEL_STATE);
+        states->decay = kept->take<float>(heads * chunks * CHANNEL_HEAD);
+        states->segment_state = kept->take<bf16>(most * CHANNEL_STATE);
+        states->segment_sum = memory.scratch.take<float>(most * CHANNEL_STATE);
+        states->segment_decay = memory.scratch.take<float>(most * CHANNEL_HEAD);
     }
-    if (backward)
-        w->dbound_partial = (float*)take(s->B * chunks * s->NH * CHANNEL_HEAD * (int64_t)sizeof(float));
-    return used;
+    if (backward) w->dbound_partial = memory.scratch.take<float>(s->B * chunks * s->NH * CHANNEL_HEAD);
+    return memory;
 }
 
-// Bytes of scratch of a pass, aligned to 256 bytes
+// Bytes of Channel.saved, and of Channel.scratch; `backward` also covers the forward pass.
+static inline size_t channel_saved_bytes(const ChannelShape* s) {
+    ChannelWork w;
+    Channel none = {};
+    return channel_plan(&w, s, &none, false).saved.used;
+}
 static inline size_t channel_scratch_bytes(const ChannelShape* s, bool backward) {
     ChannelWork w;
-    return channel_plan(&w, s, NULL, backward);
+    Channel none = {};
+    return channel_plan(&w, s, &none, backward).scratch.used;
 }
 
 // ----------------------------------------------------------------------------
 // passes
-
-static inline void channel_inputs(ChannelWork* w, const Channel* x) {
-    w->q = x->q, w->f = x->f, w->v = x->v, w->bound = x->bound, w->state = x->state;
-}
 
 // o [B,T,NH,128], contiguous
 static inline void channel_forward(bf16* o, const Channel* x, const ChannelShape* s, cudaStream_t stream) {
@@ -107,15 +106,15 @@ static inline void channel_forward(bf16* o, const Channel* x, const ChannelShape
     ChannelWork w;
     int64_t heads = s->B * s->NH;
     if (heads * s->T == 0) return;
-    channel_plan(&w, s, x->scratch, false);
-    channel_inputs(&w, x);
+    channel_plan(&w, s, x, false);
     w.o = o;
-    channel_states(&w, heads, false, stream);
+    channel_states(&w, heads, SCAN_FORWARD, stream);
     channel_launch<ChannelOutputShared>(channel_output_kernel<false>,
                                         dim3((unsigned)w.chunks, (unsigned)heads), stream, w);
 }
 
-// Writes the gradients in g. x->state must be NULL.
+// Writes the gradients in g; x->state is NULL. x->saved is that of channel_forward over the same inputs,
+// unless g->recomputes.
 static inline void channel_backward(const ChannelBackward* g, const Channel* x, const ChannelShape* s,
                                     cudaStream_t stream) {
     Range range("scan", RANGE_BACKWARD, stream);
@@ -123,12 +122,11 @@ static inline void channel_backward(const ChannelBackward* g, const Channel* x, 
     int64_t heads = s->B * s->NH;
     assert(!x->state);
     if (heads * s->T == 0) return;
-    channel_plan(&w, s, x->scratch, true);
-    channel_inputs(&w, x);
+    channel_plan(&w, s, x, true);
     w.dout = g->dout, w.dq = g->dq, w.df = g->df, w.dv = g->dv;
     if (!g->dbound) w.dbound_partial = NULL;
     dim3 grid((unsigned)w.chunks, (unsigned)heads);
-    channel_states(&w, heads, true, stream);
+    channel_states(&w, heads, scan_chains(g->recomputes), stream);
     channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, stream, w);
     channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), stream, w);
     if (g->dbound)

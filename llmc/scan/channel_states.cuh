@@ -17,6 +17,7 @@ their borders. Chunks are copied one ahead.
 #pragma once
 
 #include "channel_gates.cuh"
+#include "shape.cuh"
 
 struct ChannelStatesShared {
     static constexpr int THREADS = CHANNEL_THREADS;
@@ -103,24 +104,25 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
     channel_store_decay(s.segment_decay + segment * CHANNEL_HEAD, decay);
 }
 
-// Grid: segments, B NH, directions.
+// Grid: segments, B NH, and 2 for both chains, the backward one first.
+template <ScanChains CHAINS>
 __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     channel_states_kernel(const __grid_constant__ ChannelWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
     ChannelStatesShared& shared = *(ChannelStatesShared*)shared_bytes;
-    if (blockIdx.z == 0)
-        channel_states_segment<false>(w, shared);
-    else
+    if (CHAINS == SCAN_BACKWARD || (CHAINS == SCAN_BOTH && blockIdx.z == 0))
         channel_states_segment<true>(w, shared);
+    else
+        channel_states_segment<false>(w, shared);
 }
 
 // States at the borders of segments, one after the other; a thread has the eight elements of a fragment.
-// Grid: 8, B NH, directions. Reads and updates w.state, where there is one.
+// Grid: as above, but 8 for the segments. Reads and updates w.state, where there is one.
 __global__ static void __launch_bounds__(CHANNEL_THREADS)
-    channel_segments_kernel(const __grid_constant__ ChannelWork w) {
+    channel_segments_kernel(const __grid_constant__ ChannelWork w, ScanChains chains) {
     enum { GROUP = 8 }; // segments whose loads are in flight at once
-    bool backward = blockIdx.z == 1;
-    const ChannelStates& s = w.states[blockIdx.z];
+    bool backward = chains == SCAN_BACKWARD || (chains == SCAN_BOTH && blockIdx.z == 0);
+    const ChannelStates& s = w.states[backward];
     int at = (int)(blockIdx.x * CHANNEL_THREADS + threadIdx.x), fragment = at / 32, lane = at % 32;
     int channel = fragment / 8 * 16 + lane / 4, value = fragment % 8 * 16 + lane % 4 * 2;
     int64_t head = blockIdx.y;
@@ -155,12 +157,16 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS)
     for (int i = 0; state && i < 8; i++) state[element(i)] = x[i];
 }
 
-// Computes w->states: the forward direction, and with `backward` both.
-static inline void channel_states(const ChannelWork* w, int64_t heads, bool backward, cudaStream_t stream) {
-    unsigned directions = backward ? 2 : 1;
-    channel_launch<ChannelStatesShared>(channel_states_kernel,
-                                        dim3((unsigned)w->segments, (unsigned)heads, directions), stream, *w);
-    channel_segments_kernel<<<dim3(CHANNEL_STATE / 8 / CHANNEL_THREADS, (unsigned)heads, directions),
-                              CHANNEL_THREADS, 0, stream>>>(*w);
+// Computes the chains of w->states.
+static inline void channel_states(const ChannelWork* w, int64_t heads, ScanChains chains,
+                                  cudaStream_t stream) {
+    unsigned count = chains == SCAN_BOTH ? 2 : 1;
+    auto kernel = chains == SCAN_FORWARD    ? channel_states_kernel<SCAN_FORWARD>
+                  : chains == SCAN_BACKWARD ? channel_states_kernel<SCAN_BACKWARD>
+                                            : channel_states_kernel<SCAN_BOTH>;
+    channel_launch<ChannelStatesShared>(kernel, dim3((unsigned)w->segments, (unsigned)heads, count), stream,
+                                        *w);
+    channel_segments_kernel<<<dim3(CHANNEL_STATE / 8 / CHANNEL_THREADS, (unsigned)heads, count),
+                              CHANNEL_THREADS, 0, stream>>>(*w, chains);
     CUDA_CHECK_LAUNCH();
 }

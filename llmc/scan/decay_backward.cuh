@@ -15,8 +15,8 @@ where it says so:
 The shorter o_t do_t - v_t dv_t, summed over the sequence, loses the small gradients of fast decays: there
 g_ii and what lies after the chunk cancel only as far as both are computed alike.
 
-Thread blocks are those of decay_forward.cuh. Each writes its heads' part of dq and dk, in fp32;
-decay_add_kernel adds them up in a fixed order.
+Thread blocks are those of decay_forward.cuh. Where several share a chunk, each writes its heads' part of dq
+and dk, in fp32, and decay_add_kernel adds them up in a fixed order.
 */
 #pragma once
 
@@ -73,7 +73,7 @@ static_assert(DECAY_K == DECAY_CHUNK, "boxes of states");
 // Starts copying what a head needs; only commits past the last head.
 template <class F>
 __device__ static inline void decay_copy_head(typename F::Shared& shared, const DecayBlock& block, int h,
-                                              const DecayBackwardTensors& t, const DecayScratch& scratch,
+                                              const DecayBackwardTensors& t, const DecayWork& work,
                                               const ScanShape& s) {
     constexpr int THREADS = F::THREADS;
     constexpr bool QUERIES = F::ROWS_ARE_QUERIES;
@@ -81,14 +81,13 @@ __device__ static inline void decay_copy_head(typename F::Shared& shared, const 
     uint64_t* full = &shared.full[i];
     if (h < block.heads_end && panel_copier(F::COPIER)) {
         auto& stage = shared.stage[i];
-        int state = (int)block.at(scratch, s, h, DECAY_K);
+        int state = (int)block.at(work, s, h, DECAY_K);
         panel_expect(full, F::HEAD_BYTES);
         decay_copy_tile<!QUERIES, THREADS>(stage.v, t.v, block, h, full);
         decay_copy_tile<QUERIES, THREADS>(stage.dout, t.dout, block, h, full);
         panel_copy<DECAY_K, THREADS>(stage.state, t.state, 0, 0, state, full);
         if constexpr (!QUERIES) panel_copy<DECAY_K, THREADS>(shared.before[i], t.before, 0, 0, state, full);
-        panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], scratch.cum + block.at(scratch, s, h, DECAY_CHUNK),
-                                        full);
+        panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], work.cum + block.at(work, s, h, DECAY_CHUNK), full);
     }
     panel_commit();
 }
@@ -96,12 +95,12 @@ __device__ static inline void decay_copy_head(typename F::Shared& shared, const 
 // with the head before.
 template <class F>
 __device__ static inline void decay_wait_head(typename F::Shared& shared, const DecayBlock& block, int h,
-                                              const DecayBackwardTensors& t, const DecayScratch& scratch,
+                                              const DecayBackwardTensors& t, const DecayWork& work,
                                               const ScanShape& s) {
     int i = h - block.h;
     if (F::STAGES == 1) {
         __syncthreads();
-        decay_copy_head<F>(shared, block, h, t, scratch, s);
+        decay_copy_head<F>(shared, block, h, t, work, s);
     }
     panel_wait<F::STAGES == 1 ? 0 : F::STAGES - 2>(&shared.full[i % F::STAGES], i / F::STAGES % 2);
 #if !SM90_CODE
@@ -112,7 +111,7 @@ __device__ static inline void decay_wait_head(typename F::Shared& shared, const 
 // Copies q, k and the first heads.
 template <class F>
 __device__ static inline void decay_copy_first(typename F::Shared& shared, bf16* q, const DecayBlock& block,
-                                               const DecayBackwardTensors& t, const DecayScratch& scratch,
+                                               const DecayBackwardTensors& t, const DecayWork& work,
                                                const ScanShape& s) {
     uint64_t* full = &shared.full[F::STAGES];
     panel_init(shared.full);
@@ -122,7 +121,7 @@ __device__ static inline void decay_copy_first(typename F::Shared& shared, bf16*
         decay_copy_keys<!F::ROWS_ARE_QUERIES, F::THREADS>(shared.k, t.k, block, full);
     }
     panel_commit();
-    for (int i = 0; i < F::STAGES - 1; i++) decay_copy_head<F>(shared, block, block.h + i, t, scratch, s);
+    for (int i = 0; i < F::STAGES - 1; i++) decay_copy_head<F>(shared, block, block.h + i, t, work, s);
     panel_wait<F::STAGES - 1>(full, 0);
     __syncthreads();
 }
@@ -147,17 +146,30 @@ __device__ static inline void decay_load_strip(uint32_t (&f)[4], const DecayStri
     f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
 }
 
-// Writes the strip's rows of acc to a block's part of dq or dk.
-__device__ static inline void decay_store_part(float* parts, const float (&acc)[1][16][4],
-                                               const DecayBlock& block, const ScanShape& s) {
-    float* to = parts + ((int64_t)block.group * s.B + block.b) * s.T * DECAY_K;
+// The lane's pairs of the strip's rows of dq or dk: f(x, i, j) gets a pair x, its offset i among the parts of
+// dq or dk, and its offset j in dq or dk.
+template <class F>
+__device__ static inline void decay_for_pairs(float (&acc)[1][16][4], const DecayBlock& block,
+                                              const ScanShape& s, F f) {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        int64_t t = block.first + block.row() + i % 2 * 8;
+        int64_t t = block.first + block.row() + i % 2 * 8, row = block.b * s.T + t;
+        int column = i / 2 * 8 + (int)threadIdx.x % 4 * 2;
         if (t < s.T)
-            *(float2*)(to + t * DECAY_K + i / 2 * 8 + threadIdx.x % 4 * 2) =
-                make_float2(acc[0][i / 2][i % 2 * 2], acc[0][i / 2][i % 2 * 2 + 1]);
+            f(*(float2*)&acc[0][i / 2][i % 2 * 2], (block.group * s.B * s.T + row) * DECAY_K + column,
+              row * s.key_row + column);
     }
+}
+// Writes the strip's rows of dq or dk: a part, or where there is one part only, the result.
+__device__ static inline void decay_store_part(bf16* whole, float* parts, float (&acc)[1][16][4],
+                                               const DecayBlock& block, const DecayWork& work,
+                                               const ScanShape& s) {
+    if (work.groups > 1)
+        decay_for_pairs(acc, block, s, [&](float2 x, int64_t i, int64_t) { *(float2*)(parts + i) = x; });
+    else
+        decay_for_pairs(acc, block, s, [&](float2 x, int64_t, int64_t j) {
+            *(uint32_t*)(whole + j) = pack_bf16x2(x.x * s.scale, x.y * s.scale);
+        });
 }
 
 // Writes one number for each of the strip's tokens, from the lanes' parts of it.
@@ -243,16 +255,16 @@ __device__ static inline void decay_store_columns(float* to, const float (*colum
     to[j] = sum;
 }
 
-// Writes parts of dq, the part of dk that comes from the token's own chunk, and o . do.
+// Writes dq or its parts, and in the parts of dk what comes from the token's own chunk.
 template <int STAGES>
 __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
-    decay_dq_kernel(const __grid_constant__ DecayBackwardTensors tensors,
-                    const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    decay_dq_kernel(bf16* whole, const __grid_constant__ DecayBackwardTensors tensors,
+                    const __grid_constant__ DecayWork work, const __grid_constant__ ScanShape s) {
     typedef DecayDq<STAGES> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
-    DecayBlock block(scratch, s);
-    decay_copy_first<F>(shared, shared.q, block, tensors, scratch, s);
+    DecayBlock block(work, s);
+    decay_copy_first<F>(shared, shared.q, block, tensors, work, s);
     Panels<DECAY_CHUNK, false> tile_q(shared.q, block.slot * 16);
     decay_keep_strip(shared.qk, tile_q, Panels<DECAY_CHUNK, false>(shared.k), block);
 
@@ -267,14 +279,14 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
         Panels<DECAY_CHUNK, false> tile_dout(stage.dout, block.slot * 16);
         float d[1][8][4], x[1][8][4], row_sums[2] = {}, sums[2] = {};
         if (STAGES == 1) panels_finish<0>(dq, dout);
-        decay_wait_head<F>(shared, block, h, tensors, scratch, s);
+        decay_wait_head<F>(shared, block, h, tensors, work, s);
         panels_start<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v));
         panels_finish<0>(dq, dout);
         panels_finish<0>(d);
         __syncthreads(); // all have done with the head before
-        if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, scratch, s);
+        if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, work, s);
         if (h > block.h)
-            decay_store_columns(scratch.g_columns + block.at(scratch, s, h - 1, DECAY_CHUNK),
+            decay_store_columns(work.g_columns + block.at(work, s, h - 1, DECAY_CHUNK),
                                 shared.columns[(h - 1) % 2]);
         const DecayFactors<false> factors(cum, block);
         if (block.strip >= 4) {
@@ -295,11 +307,11 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
         panels_start(dq, dout, Panels<DECAY_K, false>(stage.state), 0);
         scan_row_dot(sums, x, stage.dout, scan_opaque(block.tile_row()));
         for (int half = 0; half < 2; half++) row_sums[half] += decay[half] * sums[half];
-        decay_store_rows(scratch.g_rows + block.at(scratch, s, h, DECAY_CHUNK), row_sums, block);
+        decay_store_rows(work.g_rows + block.at(work, s, h, DECAY_CHUNK), row_sums, block);
     }
     panels_finish<0>(dq, dout);
     __syncthreads();
-    decay_store_columns(scratch.g_columns + block.at(scratch, s, block.heads_end - 1, DECAY_CHUNK),
+    decay_store_columns(work.g_columns + block.at(work, s, block.heads_end - 1, DECAY_CHUNK),
                         shared.columns[(block.heads_end - 1) % 2]);
     bf16* tile_w = (bf16*)&shared.stage[0];
     uint32_t p[8][4];
@@ -317,7 +329,7 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
             p[j][r];
     }
     panels_matmul(dq, p, Panels<DECAY_CHUNK, true>(shared.k), 0);
-    decay_store_part(scratch.dq, dq, block, s);
+    decay_store_part(whole, work.dq, dq, block, work, s);
     __syncthreads();
     scan_clear(dq); // now dk
     Panels<DECAY_CHUNK, true> transposed_w(tile_w, block.strip * 16);
@@ -326,7 +338,7 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
         transposed_w.load_a(f, decay_slot(i) * 16);
         panels_mma(dq, f, Panels<DECAY_CHUNK, true>(shared.q), decay_slot(i) * 16);
     }
-    decay_store_part(scratch.dk_own, dq, block, s);
+    decay_for_pairs(dq, block, s, [&](float2 x, int64_t i, int64_t) { *(float2*)(work.dk + i) = x; });
 }
 
 // ----------------------------------------------------------------------------
@@ -396,39 +408,41 @@ __device__ static inline void decay_state_dot(float* to, const bf16* before, con
     if (threadIdx.x % 32 == 0) *to = sum * decay;
 }
 
-// Writes dv, parts of dk, v . dv through dS1, and <e^(b_C) S0, dS1>.
+// Writes dv, dk or its parts, which begin with what decay_dq_kernel left there, v . dv through dS1, and
+// <e^(b_C) S0, dS1>.
 template <int STAGES>
 __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
-    decay_dkv_kernel(bf16* dv, const __grid_constant__ DecayBackwardTensors tensors,
-                     const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+    decay_dkv_kernel(bf16* whole, bf16* dv, const __grid_constant__ DecayBackwardTensors tensors,
+                     const __grid_constant__ DecayWork work, const __grid_constant__ ScanShape s) {
     typedef DecayDkv<STAGES> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
-    DecayBlock block(scratch, s);
+    DecayBlock block(work, s);
     int left = (int)s.T - block.first - block.strip * 16;
     bf16* q = (bf16*)&shared.stage[F::STAGES - 1];
-    decay_copy_first<F>(shared, q, block, tensors, scratch, s);
+    decay_copy_first<F>(shared, q, block, tensors, work, s);
     decay_keep_strip(shared.kq, Panels<DECAY_CHUNK, false>(shared.k, block.slot * 16),
                      Panels<DECAY_CHUNK, false>(q), block);
 
     float dk[1][16][4];
     scan_clear(dk);
+    decay_for_pairs(dk, block, s, [&](float2& x, int64_t i, int64_t) { x = *(const float2*)(work.dk + i); });
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
-        decay_wait_head<F>(shared, block, h, tensors, scratch, s);
+        decay_wait_head<F>(shared, block, h, tensors, work, s);
         __syncthreads(); // all have done with the head before
         float acc[1][8][4], later[2] = {};
         decay_dkv_head(dk, acc, later, shared, i, block, [&] {
-            if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, scratch, s);
+            if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, work, s);
         });
-        decay_state_dot(scratch.dots + block.at(scratch, s, h, DECAY_DOTS) + threadIdx.x / 32,
-                        shared.before[i], shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
-        decay_store_rows(scratch.later + block.at(scratch, s, h, DECAY_CHUNK), later, block);
+        decay_state_dot(work.dots + block.at(work, s, h, DECAY_DOTS) + threadIdx.x / 32, shared.before[i],
+                        shared.stage[i].state, exp2_approx(shared.cum[i][DECAY_CHUNK - 1]));
+        decay_store_rows(work.later + block.at(work, s, h, DECAY_CHUNK), later, block);
         bf16* to = dv + (block.b * s.T + block.first + block.strip * 16) * s.value_row + h * DECAY_V;
         sm80_store<DECAY_V>(to, s.value_row, left, shared.out[threadIdx.x / 32], acc,
                             [&](int, int) { return s.scale; });
     }
-    decay_store_part(scratch.dk, dk, block, s);
+    decay_store_part(whole, work.dk, dk, block, work, s);
 }
 
 // ----------------------------------------------------------------------------
@@ -436,7 +450,7 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
 
 // dq and dk [B,T,..] from their parts. A thread has 8 channels of a token.
 static __global__ void __launch_bounds__(256)
-    decay_add_kernel(bf16* dq, bf16* dk, DecayScratch scratch, ScanShape s) {
+    decay_add_kernel(bf16* dq, bf16* dk, DecayWork work, ScanShape s) {
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, rows = s.B * s.T;
     int64_t row = i / (DECAY_K / 8), column = i % (DECAY_K / 8) * 8;
     if (row >= rows) return;
@@ -445,11 +459,10 @@ static __global__ void __launch_bounds__(256)
         const Pack4 x = load16_once(part), y = load16_once(part + 4);
         for (int c = 0; c < 8; c++) sum[c] += c < 4 ? x[c] : y[c - 4];
     };
-    for (int group = 0; group < scratch.groups; group++) {
+    for (int group = 0; group < work.groups; group++) {
         int64_t at = (group * rows + row) * DECAY_K + column;
-        add(sums[0], scratch.dq + at);
-        add(sums[1], scratch.dk + at);
-        add(sums[1], scratch.dk_own + at);
+        add(sums[0], work.dq + at);
+        add(sums[1], work.dk + at);
     }
     for (int c = 0; c < 16; c++) sums[c / 8][c % 8] *= s.scale;
     store16(dq + row * s.key_row + column, pack8(sums[0]));
@@ -457,27 +470,35 @@ static __global__ void __launch_bounds__(256)
 }
 
 // dlog_decay. Thread blocks as in decay_cum_kernel; a warp has a head.
-static __global__ void __launch_bounds__(256)
-    decay_gate_kernel(float* dlog_decay, DecayScratch scratch, ScanShape s) {
+static __global__ void __launch_bounds__(DECAY_THREADS)
+    decay_gate_kernel(float* dlog_decay, DecayWork work, ScanShape s) {
+    constexpr int OF_WARP = DECAY_HEADS / DECAY_WARPS;
     __shared__ float tile[DECAY_HEADS][DECAY_CHUNK + 1];
-    int first = (int)blockIdx.y * DECAY_HEADS, lane = (int)threadIdx.x % 32;
-    int b = (int)blockIdx.x / scratch.chunks, chunk = (int)blockIdx.x % scratch.chunks;
-    for (int h = (int)threadIdx.x / 32; h < DECAY_HEADS && first + h < s.NH; h += (int)blockDim.x / 32) {
-        int64_t at = ((int64_t)b * s.NH + first + h) * scratch.chunks + chunk;
-        float dots = warp_sum(lane < DECAY_DOTS ? scratch.dots[at * DECAY_DOTS + lane] : 0);
-        const int64_t token = at * DECAY_CHUNK + lane * 4;
-        const Pack4 x = load16(scratch.g_rows + token), y = load16(scratch.g_columns + token),
-                    later = load16(scratch.later + token);
+    int first = (int)blockIdx.y * DECAY_HEADS, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    int b = (int)blockIdx.x / work.chunks, chunk = (int)blockIdx.x % work.chunks;
+    float dots[OF_WARP];
+    Pack4 rows[OF_WARP], columns[OF_WARP], later[OF_WARP];
+#pragma unroll
+    for (int i = 0; i < OF_WARP; i++) { // all loads in flight; of the last head where there is none
+        int h = min(first + i * DECAY_WARPS + warp, s.NH - 1);
+        int64_t at = ((int64_t)b * s.NH + h) * work.chunks + chunk, token = at * DECAY_CHUNK + lane * 4;
+        dots[i] = lane < DECAY_DOTS ? work.dots[at * DECAY_DOTS + lane] : 0;
+        rows[i] = load16(work.g_rows + token), columns[i] = load16(work.g_columns + token);
+        later[i] = load16(work.later + token);
+    }
+#pragma unroll
+    for (int i = 0; i < OF_WARP; i++) {
         float own[4], before[4], own_sum = 0, before_sum = 0; // own: from the token on; before: before it
-        for (int i = 0; i < 4; i++) own[3 - i] = own_sum += x[3 - i] - y[3 - i];
-        for (int i = 0; i < 4; i++) before[i] = before_sum, before_sum += later[i];
-        float lanes_before = warp_sum_before(before_sum);
+        for (int t = 0; t < 4; t++) own[3 - t] = own_sum += rows[i][3 - t] - columns[i][3 - t];
+        for (int t = 0; t < 4; t++) before[t] = before_sum, before_sum += later[i][t];
+        float lanes_before = warp_sum_before(before_sum), of_chunk = warp_sum(dots[i]);
         float lanes_after = warp_sum(own_sum) - own_sum - warp_sum_before(own_sum);
-        for (int i = 0; i < 4; i++)
-            tile[h][lane * 4 + i] = s.scale * (own[i] + lanes_after + before[i] + lanes_before + dots);
+        for (int t = 0; t < 4; t++)
+            tile[i * DECAY_WARPS + warp][lane * 4 + t] =
+                s.scale * (own[t] + lanes_after + before[t] + lanes_before + of_chunk);
     }
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < DECAY_HEADS * DECAY_CHUNK; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < DECAY_HEADS * DECAY_CHUNK; i += DECAY_THREADS) {
         int h = i % DECAY_HEADS;
         int64_t t = (int64_t)chunk * DECAY_CHUNK + i / DECAY_HEADS;
         if (first + h < s.NH && t < s.T)
@@ -487,7 +508,7 @@ static __global__ void __launch_bounds__(256)
 
 // F: DecayDq or DecayDkv
 template <class F>
-static inline DecayBackwardTensors decay_backward_tensors(const DecayScratch* scratch, const ScanBackward* g,
+static inline DecayBackwardTensors decay_backward_tensors(const DecayWork* work, const ScanBackward* g,
                                                           const Scan* a, const ScanShape* s) {
     int of_rows = 16, of_columns = DECAY_CHUNK; // rows of a box
     int queries = F::ROWS_ARE_QUERIES ? of_rows : of_columns,
@@ -496,45 +517,46 @@ static inline DecayBackwardTensors decay_backward_tensors(const DecayScratch* sc
             decay_keys(a->k, s, keys),
             decay_values(a->v, s, s->value_row, keys),
             decay_values(g->dout, s, s->NH * DECAY_V, queries),
-            decay_stored(F::ROWS_ARE_QUERIES ? scratch->states : scratch->dstates, scratch, s, DECAY_K),
-            decay_stored(scratch->states, scratch, s, DECAY_K)};
+            decay_stored(F::ROWS_ARE_QUERIES ? work->states : work->dstates, work, s, DECAY_K),
+            decay_stored(work->states, work, s, DECAY_K)};
 }
 
-static inline void decay_dq(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
-                            const ScanShape* s, cudaStream_t stream) {
-    int64_t grid = s->B * scratch->chunks * scratch->groups;
-    DecayBackwardTensors t = decay_backward_tensors<DecayDq<2>>(scratch, g, a, s);
+static inline void decay_dq(const DecayWork* work, const ScanBackward* g, const Scan* a, const ScanShape* s,
+                            cudaStream_t stream) {
+    int64_t grid = s->B * work->chunks * work->groups;
+    DecayBackwardTensors t = decay_backward_tensors<DecayDq<2>>(work, g, a, s);
     if (scan_is_large())
-        scan_launch<DecayDq<2>>(decay_dq_kernel<2>, grid, stream, t, *scratch, *s);
+        scan_launch<DecayDq<2>>(decay_dq_kernel<2>, grid, stream, g->dq, t, *work, *s);
     else
-        scan_launch<DecayDq<1>>(decay_dq_kernel<1>, grid, stream, t, *scratch, *s);
+        scan_launch<DecayDq<1>>(decay_dq_kernel<1>, grid, stream, g->dq, t, *work, *s);
 }
 
-static inline void decay_dkv(const DecayScratch* scratch, const ScanBackward* g, const Scan* a,
-                             const ScanShape* s, cudaStream_t stream) {
-    int64_t grid = s->B * scratch->chunks * scratch->groups;
-    DecayBackwardTensors t = decay_backward_tensors<DecayDkv<2>>(scratch, g, a, s);
+static inline void decay_dkv(const DecayWork* work, const ScanBackward* g, const Scan* a, const ScanShape* s,
+                             cudaStream_t stream) {
+    int64_t grid = s->B * work->chunks * work->groups;
+    DecayBackwardTensors t = decay_backward_tensors<DecayDkv<2>>(work, g, a, s);
     if (scan_is_large())
-        scan_launch<DecayDkv<2>>(decay_dkv_kernel<2>, grid, stream, g->dv, t, *scratch, *s);
+        scan_launch<DecayDkv<2>>(decay_dkv_kernel<2>, grid, stream, g->dk, g->dv, t, *work, *s);
     else
-        scan_launch<DecayDkv<1>>(decay_dkv_kernel<1>, grid, stream, g->dv, t, *scratch, *s);
+        scan_launch<DecayDkv<1>>(decay_dkv_kernel<1>, grid, stream, g->dk, g->dv, t, *work, *s);
 }
 
-static inline void decay_sums(const DecayScratch* scratch, const ScanBackward* g, const ScanShape* s,
+static inline void decay_sums(const DecayWork* work, const ScanBackward* g, const ScanShape* s,
                               cudaStream_t stream) {
     int64_t packs = s->B * s->T * (DECAY_K / 8);
-    CUDA_LAUNCH(decay_add_kernel, (unsigned)ceil_div<int64_t>(packs, 256), 256, stream, g->dq, g->dk,
-                *scratch, *s);
-    CUDA_LAUNCH(decay_gate_kernel, decay_head_grid(scratch, s), 256, stream, g->dlog_decay, *scratch, *s);
+    if (work->groups > 1)
+        CUDA_LAUNCH(decay_add_kernel, (unsigned)ceil_div<int64_t>(packs, 256), 256, stream, g->dq, g->dk,
+                    *work, *s);
+    CUDA_LAUNCH(decay_gate_kernel, decay_head_grid(work, s), DECAY_THREADS, stream, g->dlog_decay, *work, *s);
 }
 
 static inline void decay_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                   cudaStream_t stream) {
-    ScanArena arena = {(char*)a->scratch, 0};
-    DecayScratch scratch = decay_scratch(&arena, s, true);
-    decay_cum(&scratch, a, s, stream);
-    decay_states(&scratch, a, g->dout, s, stream);
-    decay_dq(&scratch, g, a, s, stream);
-    decay_dkv(&scratch, g, a, s, stream);
-    decay_sums(&scratch, g, s, stream);
+    ScanMemory memory = scan_memory(a);
+    DecayWork work = decay_work(&memory, s, true);
+    if (g->recomputes) decay_cum(&work, a, s, stream);
+    decay_states(&work, a, g->dout, scan_chains(g->recomputes), s, stream);
+    decay_dq(&work, g, a, s, stream);
+    decay_dkv(&work, g, a, s, stream);
+    decay_sums(&work, g, s, stream);
 }

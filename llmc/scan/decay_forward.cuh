@@ -20,11 +20,11 @@ struct DecayBlock {
     int64_t b;
     int chunk, group, h, heads_end, first; // first: the chunk's first token
     int slot, strip;                       // the warp's rows in a tile / 16, and its tokens / 16
-    __device__ DecayBlock(const DecayScratch& scratch, const ScanShape& s) {
-        int i = (int)blockIdx.x / scratch.groups;
-        group = (int)blockIdx.x % scratch.groups;
-        b = i / scratch.chunks, chunk = i % scratch.chunks, first = chunk * DECAY_CHUNK;
-        h = group * scratch.group_heads, heads_end = min(h + scratch.group_heads, s.NH);
+    __device__ DecayBlock(const DecayWork& work, const ScanShape& s) {
+        int i = (int)blockIdx.x / work.groups;
+        group = (int)blockIdx.x % work.groups;
+        b = i / work.chunks, chunk = i % work.chunks, first = chunk * DECAY_CHUNK;
+        h = group * work.group_heads, heads_end = min(h + work.group_heads, s.NH);
         slot = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); // the compiler sees one value a warp
         strip = decay_slot(slot);
     }
@@ -32,8 +32,8 @@ struct DecayBlock {
     __device__ int row() const { return strip * 16 + (int)threadIdx.x % 32 / 4; }
     __device__ int tile_row() const { return slot * 16 + (int)threadIdx.x % 32 / 4; }
     // The chunk of head i in buffers of `size` elements for each
-    __device__ int64_t at(const DecayScratch& scratch, const ScanShape& s, int i, int size) const {
-        return ((b * s.NH + i) * scratch.chunks + chunk) * size;
+    __device__ int64_t at(const DecayWork& work, const ScanShape& s, int i, int size) const {
+        return ((b * s.NH + i) * work.chunks + chunk) * size;
     }
 };
 
@@ -161,11 +161,11 @@ __device__ static inline void decay_output_pairs(float (&acc)[1][8][4], const fl
 
 static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
     decay_output_kernel(bf16* o, const __grid_constant__ DecayOutputTensors tensors,
-                        const __grid_constant__ DecayScratch scratch, const __grid_constant__ ScanShape s) {
+                        const __grid_constant__ DecayWork work, const __grid_constant__ ScanShape s) {
     typedef DecayOutput F;
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
-    DecayBlock block(scratch, s);
+    DecayBlock block(work, s);
     int tid = (int)threadIdx.x, T = (int)s.T, left = T - block.first - block.strip * 16;
     bf16* k = (bf16*)&shared.stage[F::STAGES - 1];
     auto copy = [&](int h) {
@@ -176,8 +176,8 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
             panel_expect(full, sizeof stage + sizeof shared.cum[i]);
             decay_copy_tile<false, F::THREADS>(stage.v, tensors.v, block, h, full);
             panel_copy<DECAY_K, F::THREADS>(stage.state, tensors.states, 0, 0,
-                                            (int)block.at(scratch, s, h, DECAY_K), full);
-            panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], scratch.cum + block.at(scratch, s, h, DECAY_CHUNK),
+                                            (int)block.at(work, s, h, DECAY_K), full);
+            panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], work.cum + block.at(work, s, h, DECAY_CHUNK),
                                             full);
         }
         panel_commit();
@@ -219,19 +219,19 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
     }
 }
 
-static inline void decay_output(bf16* o, const DecayScratch* scratch, const Scan* a, const ScanShape* s,
+static inline void decay_output(bf16* o, const DecayWork* work, const Scan* a, const ScanShape* s,
                                 cudaStream_t stream) {
     DecayOutputTensors t = {decay_keys(a->q, s, 16), decay_keys(a->k, s, DECAY_CHUNK),
                             decay_values(a->v, s, s->value_row, DECAY_CHUNK),
-                            decay_stored(scratch->states, scratch, s, DECAY_K)};
-    scan_launch<DecayOutput>(decay_output_kernel, s->B * scratch->chunks * scratch->groups, stream, o, t,
-                             *scratch, *s);
+                            decay_stored(work->states, work, s, DECAY_K)};
+    scan_launch<DecayOutput>(decay_output_kernel, s->B * work->chunks * work->groups, stream, o, t, *work,
+                             *s);
 }
 
 static inline void decay_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
-    ScanArena arena = {(char*)a->scratch, 0};
-    DecayScratch scratch = decay_scratch(&arena, s, false);
-    decay_cum(&scratch, a, s, stream);
-    decay_states(&scratch, a, NULL, s, stream);
-    decay_output(o, &scratch, a, s, stream);
+    ScanMemory memory = scan_memory(a);
+    DecayWork work = decay_work(&memory, s, false);
+    decay_cum(&work, a, s, stream);
+    decay_states(&work, a, NULL, SCAN_FORWARD, s, stream);
+    decay_output(o, &work, a, s, stream);
 }

@@ -17,8 +17,8 @@ is the gradient without the factor `scale`.
 
 enum { DECAY_CHUNK = 128, DECAY_K = 128, DECAY_V = 64, DECAY_STATE = DECAY_K * DECAY_V, DECAY_DOTS = 8 };
 
-// Buffers between the kernels; those from dstates on in a backward pass only
-struct DecayScratch {
+// Buffers between the kernels. cum and states are saved; those from dstates on are a backward pass's.
+struct DecayWork {
     float* cum;    // [B,NH,chunks,CHUNK] log2(e) b
     bf16* states;  // [B,NH,chunks,K,V] S0
     bf16* dstates; // [B,NH,chunks,K,V] dS1
@@ -26,20 +26,21 @@ struct DecayScratch {
     // [B,NH,chunks,CHUNK] sums that dlog_decay is made of, as decay_backward.cuh names them: a row's of g and
     // of what comes through S0, a column's of g, and a token's v . dv through dS1
     float *g_rows, *g_columns, *later;
-    float *dq, *dk, *dk_own; // [groups,B,T,K] parts of dq and dk; dk_own: of dk, from the token's own chunk
+    float *dq, *dk; // [groups,B,T,K] parts of dq and dk
     int chunks, groups,
         group_heads; // a thread block of the other kernels has one chunk and group_heads heads
 };
 
 // groups: enough thread blocks for a large GPU. A function of the shape alone, as sums depend on it.
-static inline DecayScratch decay_scratch(ScanArena* arena, const ScanShape* s, bool backward) {
-    DecayScratch d = {};
+static inline DecayWork decay_work(ScanMemory* memory, const ScanShape* s, bool backward) {
+    DecayWork d = {};
+    ScanArena* arena = &memory->scratch;
     d.chunks = scan_chunks<DECAY_CHUNK>(*s);
     int64_t blocks = s->B * d.chunks, heads = s->B * s->NH, rows = heads * d.chunks * DECAY_CHUNK;
     d.group_heads = (int)ceil_div<int64_t>(s->NH, ceil_div<int64_t>(128, blocks));
     d.groups = (int)ceil_div<int64_t>(s->NH, d.group_heads);
-    d.cum = arena->take<float>(rows);
-    d.states = arena->take<bf16>(heads * d.chunks * DECAY_STATE);
+    d.cum = memory->saved.take<float>(rows);
+    d.states = memory->saved.take<bf16>(heads * d.chunks * DECAY_STATE);
     if (!backward) return d;
     d.dstates = arena->take<bf16>(heads * d.chunks * DECAY_STATE);
     d.dots = arena->take<float>(heads * d.chunks * DECAY_DOTS);
@@ -49,14 +50,15 @@ static inline DecayScratch decay_scratch(ScanArena* arena, const ScanShape* s, b
     int64_t part = (int64_t)d.groups * s->B * s->T * DECAY_K;
     d.dq = arena->take<float>(part);
     d.dk = arena->take<float>(part);
-    d.dk_own = arena->take<float>(part);
     return d;
 }
 
 // ----------------------------------------------------------------------------
 // cumulative log decays
 
-enum { DECAY_HEADS = 32 }; // heads of a thread block of the kernels that change between [T,NH] and [NH,T]
+// Heads and threads of a thread block of the kernels that change between [T,NH] and [NH,T]. A warp has every
+// eighth head.
+enum { DECAY_HEADS = 32, DECAY_THREADS = 256, DECAY_WARPS = DECAY_THREADS / 32 };
 
 // The sum of x over the warp's lanes before this one
 __device__ static inline float warp_sum_before(float x) {
@@ -69,26 +71,28 @@ __device__ static inline float warp_sum_before(float x) {
     return sum - x;
 }
 
-// Writes scratch.cum. A thread block has one chunk (blockIdx.x, over all sequences) of DECAY_HEADS heads.
-static __global__ void __launch_bounds__(256)
-    decay_cum_kernel(DecayScratch scratch, const float* log_decay, ScanShape s) {
+// Writes work.cum. A thread block has one chunk (blockIdx.x, over all sequences) of DECAY_HEADS heads.
+static __global__ void __launch_bounds__(DECAY_THREADS)
+    decay_cum_kernel(DecayWork work, const float* log_decay, ScanShape s) {
     __shared__ float tile[DECAY_HEADS][DECAY_CHUNK + 1];
     int first = (int)blockIdx.y * DECAY_HEADS, lane = (int)threadIdx.x % 32,
-        b = (int)blockIdx.x / scratch.chunks;
-    int chunk = (int)blockIdx.x % scratch.chunks;
-    for (int i = (int)threadIdx.x; i < DECAY_HEADS * DECAY_CHUNK; i += (int)blockDim.x) {
-        int h = i % DECAY_HEADS, t = i / DECAY_HEADS;
+        b = (int)blockIdx.x / work.chunks;
+    int chunk = (int)blockIdx.x % work.chunks;
+#pragma unroll
+    for (int i = 0; i < DECAY_HEADS * DECAY_CHUNK / DECAY_THREADS; i++) {
+        int h = (int)threadIdx.x % DECAY_HEADS,
+            t = i * (DECAY_THREADS / DECAY_HEADS) + (int)threadIdx.x / DECAY_HEADS;
         int64_t at = (int64_t)chunk * DECAY_CHUNK + t;
         bool exists = first + h < s.NH && at < s.T;
         tile[h][t] = exists ? log_decay[(b * s.T + at) * s.NH + first + h] * 1.44269504f : 0;
     }
     __syncthreads();
-    for (int h = (int)threadIdx.x / 32; h < DECAY_HEADS && first + h < s.NH; h += (int)blockDim.x / 32) {
+    for (int h = (int)threadIdx.x / 32; h < DECAY_HEADS && first + h < s.NH; h += DECAY_WARPS) {
         float x[4], sum = 0;
         for (int i = 0; i < 4; i++) x[i] = sum += tile[h][lane * 4 + i];
         float before = warp_sum_before(sum);
         int64_t head = (int64_t)b * s.NH + first + h;
-        store16(scratch.cum + (head * scratch.chunks + chunk) * DECAY_CHUNK + lane * 4,
+        store16(work.cum + (head * work.chunks + chunk) * DECAY_CHUNK + lane * 4,
                 Pack4{{x[0] + before, x[1] + before, x[2] + before, x[3] + before}});
     }
 }
@@ -126,12 +130,12 @@ __device__ static inline float* decay_state_pair(float* state, int n, int half) 
 // The chain of a thread block. BACKWARD: the gradients of the states, from q and dout.
 template <class F, bool BACKWARD> struct DecayChain {
     const DecayChainTensors& tensors;
-    const DecayScratch& scratch;
+    const DecayWork& work;
     typename F::Shared& shared;
     int64_t head, b;
     int h, slice;
 
-    __device__ int chunk(int step) const { return BACKWARD ? scratch.chunks - 1 - step : step; }
+    __device__ int chunk(int step) const { return BACKWARD ? work.chunks - 1 - step : step; }
 
     // Starts copying the tiles of a step. Called by one thread, or with cp.async by all that compute.
     __device__ void copy(int step) const {
@@ -139,21 +143,21 @@ template <class F, bool BACKWARD> struct DecayChain {
         int i = step % F::STAGES, first = chunk(step) * DECAY_CHUNK;
         auto& stage = shared.stage[i];
         uint64_t* full = &shared.full[i];
-        if (step < scratch.chunks) {
+        if (step < work.chunks) {
             panel_expect(full, sizeof stage + sizeof shared.cum[i]);
             for (int n = 0; n < F::ROWS / 64; n++)
                 panel_copy<DECAY_CHUNK, THREADS>(stage.keys + n * DECAY_CHUNK * 64, tensors.keys, b,
                                                  slice * (F::ROWS / 64) + n, first, full);
             panel_copy<DECAY_CHUNK, THREADS>(stage.values, tensors.values, b, h, first, full);
             panel_copy_numbers<DECAY_CHUNK>(
-                shared.cum[i], scratch.cum + (head * scratch.chunks + chunk(step)) * DECAY_CHUNK, full);
+                shared.cum[i], work.cum + (head * work.chunks + chunk(step)) * DECAY_CHUNK, full);
         }
         panel_commit();
     }
     // The copying thread
     __device__ void produce() const {
 #if SM90_CODE
-        for (int step = 0; step < scratch.chunks; step++) {
+        for (int step = 0; step < work.chunks; step++) {
             sm90_wait(&shared.empty[step % F::STAGES], (uint32_t)(step / F::STAGES % 2 ^ 1));
             copy(step);
         }
@@ -220,7 +224,7 @@ template <class F, bool BACKWARD> struct DecayChain {
     __device__ void store_state(int step) const {
         int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         const char* tile = (const char*)shared.out[warp];
-        bf16* to = tensors.states + (head * scratch.chunks + chunk(step)) * DECAY_STATE +
+        bf16* to = tensors.states + (head * work.chunks + chunk(step)) * DECAY_STATE +
                    (slice * F::ROWS + warp * 16) * DECAY_V + lane * 8;
         int4 x[4];
 #pragma unroll
@@ -237,7 +241,7 @@ template <class F, bool BACKWARD> struct DecayChain {
 #pragma unroll
         for (int e = 0; e < 32; e++) acc[0][e / 4][e % 4] *= decay;
         panels_matmul(acc, f, Panels<DECAY_CHUNK, true>(shared.stage[i % F::STAGES].values), 0, [&] {
-            if (i + 1 < scratch.chunks) {
+            if (i + 1 < work.chunks) {
                 wait(i + 1);
                 decay = load(next, i + 1);
             }
@@ -247,7 +251,7 @@ template <class F, bool BACKWARD> struct DecayChain {
     }
     // initial: the block's rows of the fp32 state before the sequence, updated; NULL: none
     __device__ void compute(float* initial) const {
-        int chunks = scratch.chunks, warp = (int)threadIdx.x / 32;
+        int chunks = work.chunks, warp = (int)threadIdx.x / 32;
         float acc[1][8][4];
         scan_clear(acc);
         float* state = initial ? initial + warp * 16 * DECAY_V : NULL;
@@ -280,30 +284,30 @@ struct DecayStatesTensors {
     DecayChainTensors forward, backward;
 };
 
-// Writes the states, and with BOTH their gradients. Grid: B NH SLICES, times 2 with BOTH. state: as in Scan
-template <class F, bool BOTH>
+// Writes the states, their gradients, or both. Grid: B NH SLICES, times 2 for both. state: as in Scan
+template <class F, ScanChains CHAINS>
 __global__ void __launch_bounds__(F::THREADS, 1)
     decay_states_kernel(const __grid_constant__ DecayStatesTensors tensors, float* state,
-                        const __grid_constant__ DecayScratch scratch, int NH) {
+                        const __grid_constant__ DecayWork work, int NH) {
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
+    constexpr bool BOTH = CHAINS == SCAN_BOTH;
     int block = (int)blockIdx.x / (1 + BOTH), slice = block % F::SLICES;
     int64_t head = block / F::SLICES;
-    if (BOTH && blockIdx.x % 2)
-        DecayChain<F, true>{tensors.backward, scratch, shared, head, head / NH, (int)(head % NH), slice}.run(
+    if (BOTH ? blockIdx.x % 2 : CHAINS == SCAN_BACKWARD)
+        DecayChain<F, true>{tensors.backward, work, shared, head, head / NH, (int)(head % NH), slice}.run(
             NULL);
     else
-        DecayChain<F, false>{tensors.forward, scratch, shared, head, head / NH, (int)(head % NH), slice}.run(
+        DecayChain<F, false>{tensors.forward, work, shared, head, head / NH, (int)(head % NH), slice}.run(
             state ? state + head * DECAY_STATE + slice * F::ROWS * DECAY_V : NULL);
 }
 
-static inline dim3 decay_head_grid(const DecayScratch* scratch, const ScanShape* s) {
-    return dim3((unsigned)(s->B * scratch->chunks), (unsigned)ceil_div(s->NH, (int)DECAY_HEADS));
+static inline dim3 decay_head_grid(const DecayWork* work, const ScanShape* s) {
+    return dim3((unsigned)(s->B * work->chunks), (unsigned)ceil_div(s->NH, (int)DECAY_HEADS));
 }
 
-static inline void decay_cum(const DecayScratch* scratch, const Scan* a, const ScanShape* s,
-                             cudaStream_t stream) {
-    CUDA_LAUNCH(decay_cum_kernel, decay_head_grid(scratch, s), 256, stream, *scratch, a->log_decay, *s);
+static inline void decay_cum(const DecayWork* work, const Scan* a, const ScanShape* s, cudaStream_t stream) {
+    CUDA_LAUNCH(decay_cum_kernel, decay_head_grid(work, s), DECAY_THREADS, stream, *work, a->log_decay, *s);
 }
 
 // q or k, whose heads are the same; as many rows in a box
@@ -314,31 +318,38 @@ static inline PanelTensor decay_values(const bf16* x, const ScanShape* s, int64_
     return panel_tensor(x, s->B, s->T, s->NH, row_stride, rows);
 }
 // Stored states, one after another
-static inline PanelTensor decay_stored(const bf16* x, const DecayScratch* scratch, const ScanShape* s,
-                                       int rows) {
-    return panel_tensor(x, 1, s->B * s->NH * scratch->chunks * DECAY_K, 1, DECAY_V, rows);
+static inline PanelTensor decay_stored(const bf16* x, const DecayWork* work, const ScanShape* s, int rows) {
+    return panel_tensor(x, 1, s->B * s->NH * work->chunks * DECAY_K, 1, DECAY_V, rows);
 }
 
-template <class F, bool BOTH>
-static inline void decay_launch_states(const DecayStatesTensors& t, const DecayScratch* scratch,
-                                       const Scan* a, const ScanShape* s, cudaStream_t stream) {
-    scan_launch<F>(decay_states_kernel<F, BOTH>, (1 + BOTH) * s->B * s->NH * F::SLICES, stream, t, a->state,
-                   *scratch, s->NH);
-}
-
-// dout: NULL in a forward pass, which needs the states alone.
-static inline void decay_states(const DecayScratch* scratch, const Scan* a, const bf16* dout,
-                                const ScanShape* s, cudaStream_t stream) {
+template <ScanChains CHAINS>
+static inline void decay_launch_states(const DecayStatesTensors& t, const DecayWork* work, const Scan* a,
+                                       const ScanShape* s, cudaStream_t stream) {
+    constexpr bool BOTH = CHAINS == SCAN_BOTH;
     typedef DecayStates<2, 3> Small;
+    typedef std::conditional_t<BOTH, DecayStates<1, 4>, DecayStates<2, 6>> Large;
+    auto launch = [&](auto f) {
+        typedef decltype(f) F;
+        scan_launch<F>(decay_states_kernel<F, CHAINS>, (1 + BOTH) * s->B * s->NH * F::SLICES, stream, t,
+                       a->state, *work, s->NH);
+    };
+    if (scan_is_large())
+        launch(Large());
+    else
+        launch(Small());
+}
+
+// dout: NULL in a forward pass
+static inline void decay_states(const DecayWork* work, const Scan* a, const bf16* dout, ScanChains chains,
+                                const ScanShape* s, cudaStream_t stream) {
     DecayStatesTensors t = {};
     t.forward = {decay_keys(a->k, s, DECAY_CHUNK), decay_values(a->v, s, s->value_row, DECAY_CHUNK),
-                 scratch->states};
+                 work->states};
     if (dout)
         t.backward = {decay_keys(a->q, s, DECAY_CHUNK), decay_values(dout, s, s->NH * DECAY_V, DECAY_CHUNK),
-                      scratch->dstates};
-    auto launch = dout              ? scan_is_large() ? decay_launch_states<DecayStates<1, 4>, true>
-                                                      : decay_launch_states<Small, true>
-                               : scan_is_large() ? decay_launch_states<DecayStates<2, 6>, false>
-                                    : decay_launch_states<Small, false>;
-    launch(t, scratch, a, s, stream);
+                      work->dstates};
+    auto launch = chains == SCAN_FORWARD    ? decay_launch_states<SCAN_FORWARD>
+                  : chains == SCAN_BACKWARD ? decay_launch_states<SCAN_BACKWARD>
+                                            : decay_launch_states<SCAN_BOTH>;
+    launch(t, work, a, s, stream);
 }

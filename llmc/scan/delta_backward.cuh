@@ -90,23 +90,23 @@ __device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2]
 
 static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     delta_backward_kernel(const __grid_constant__ ScanBackward g, const __grid_constant__ Scan a,
-                          const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
+                          const __grid_constant__ DeltaWork work, const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
     DeltaBackward::Shared& shared = *(DeltaBackward::Shared*)shared_bytes;
-    DeltaBlock block(scratch, s);
+    DeltaBlock block(work, s);
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16,
               left = (int)s.T - block.first - row;
     const int64_t t = block.first + row;
     auto factor = [&](int, int) { return s.scale; };
     block.copy(shared.dout_q, g.dout + block.out, s, (int64_t)s.NH * DELTA_D);
-    block.copy_blocks<DELTA_ROWS>(shared.values_t, scratch.values_t);
-    block.copy_blocks<DELTA_STATE>(shared.states_t, scratch.states_t);
+    block.copy_blocks<DELTA_ROWS>(shared.values_t, work.values_t);
+    block.copy_blocks<DELTA_STATE>(shared.states_t, work.states_t);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     cp_async_commit_group();
-    block.copy_tile<DELTA_CHUNK, DELTA_CHUNK>(shared.inverse_da, scratch.inverse);
-    block.copy_blocks<DELTA_ROWS>(shared.dvalues_t, scratch.dvalues_t);
+    block.copy_tile<DELTA_CHUNK, DELTA_CHUNK>(shared.inverse_da, work.inverse);
+    block.copy_blocks<DELTA_ROWS>(shared.dvalues_t, work.dvalues_t);
     cp_async_commit_group();
-    delta_load_beta(shared.beta, a.beta, block, scratch, s);
+    delta_load_beta(shared.beta, a.beta, block, work, s);
     cp_async_wait_group<1>();
     __syncthreads();
     const float beta[2] = {shared.beta[row + lane / 4], shared.beta[row + lane / 4 + 8]};
@@ -133,10 +133,10 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     delta_e(acc, x_values, minus_x, beta, shared, row);
     __syncthreads(); // dO and S0 have been read
     block.copy(shared.dout_q, a.q + block.keys, s, s.key_row);
-    block.copy_blocks<DELTA_STATE>(shared.states_t, scratch.dstates_t);
+    block.copy_blocks<DELTA_STATE>(shared.states_t, work.dstates_t);
     for (int half = 0; half < 2; half++) {
         float x = quad_sum(x_values[half]);
-        int64_t i = t + half * 8 + lane / 4, head = block.tile / scratch.chunks;
+        int64_t i = t + half * 8 + lane / 4, head = block.tile / work.chunks;
         if (i < s.T && lane % 4 == 0)
             g.dbeta[(head / s.NH * s.T + i) * s.NH + head % s.NH] =
                 beta[half] > 0 ? x * s.scale / beta[half] : 0;
@@ -155,18 +155,17 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
                         acc, factor);
 }
 
-static inline void delta_gradients(const DeltaScratch* scratch, const ScanBackward* g, const Scan* a,
+static inline void delta_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
                                    const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DeltaBackward>(delta_backward_kernel, s->B * s->NH * scratch->chunks, stream, *g, *a,
-                               *scratch, *s);
+    scan_launch<DeltaBackward>(delta_backward_kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
 }
 
 static inline void delta_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                   cudaStream_t stream) {
-    ScanArena arena = {(char*)a->scratch, 0};
-    DeltaScratch scratch = delta_scratch(&arena, s, true);
-    delta_prepare(&scratch, a, s, stream);
-    delta_y(&scratch, a, g->dout, s, stream);
-    delta_states(&scratch, a, g->dout, s, stream);
-    delta_gradients(&scratch, g, a, s, stream);
+    ScanMemory memory = scan_memory(a);
+    DeltaWork work = delta_work(&memory, s, true);
+    if (g->recomputes) delta_prepare(&work, a, s, stream);
+    delta_y(&work, a, g->dout, s, stream);
+    delta_states(&work, a, g->dout, scan_chains(g->recomputes), s, stream);
+    delta_gradients(&work, g, a, s, stream);
 }

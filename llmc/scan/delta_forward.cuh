@@ -15,17 +15,17 @@ struct DeltaOutput {
 };
 
 static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
-    delta_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DeltaScratch scratch,
+    delta_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
                         const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
     DeltaOutput::Shared& shared = *(DeltaOutput::Shared*)shared_bytes;
-    DeltaBlock block(scratch, s);
+    DeltaBlock block(work, s);
     int row = (int)threadIdx.x / 32 * 16, t = block.first + row;
     block.copy(shared.q, a.q + block.keys, s, s.key_row);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     cp_async_commit_group();
-    block.copy_blocks<DELTA_ROWS>(shared.values_t, scratch.values_t);
-    block.copy_blocks<DELTA_STATE>(shared.state_t, scratch.states_t);
+    block.copy_blocks<DELTA_ROWS>(shared.values_t, work.values_t);
+    block.copy_blocks<DELTA_STATE>(shared.state_t, work.states_t);
     cp_async_commit_group();
     cp_async_wait_group<1>();
     __syncthreads();
@@ -56,13 +56,13 @@ struct DeltaY {
     };
 };
 
-// Writes scratch.y = P^T dO.
+// Writes work.y = P^T dO.
 static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
-    delta_y_kernel(const __grid_constant__ Scan a, const bf16* dout,
-                   const __grid_constant__ DeltaScratch scratch, const __grid_constant__ ScanShape s) {
+    delta_y_kernel(const __grid_constant__ Scan a, const bf16* dout, const __grid_constant__ DeltaWork work,
+                   const __grid_constant__ ScanShape s) {
     extern __shared__ __align__(1024) char shared_bytes[];
     DeltaY::Shared& shared = *(DeltaY::Shared*)shared_bytes;
-    DeltaBlock block(scratch, s);
+    DeltaBlock block(work, s);
     int row = (int)threadIdx.x / 32 * 16;
     block.copy(shared.q, a.q + block.keys, s, s.key_row);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
@@ -81,25 +81,24 @@ static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
         scan_pack(f, p, 2 * i);
         scan_mma(acc, f, tile_dout, i * 16);
     }
-    sm80_store<DELTA_D>(scratch.y + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
+    sm80_store<DELTA_D>(work.y + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
                         shared.k + row * DELTA_D, acc, [](int, int) { return 1; });
 }
 
-static inline void delta_output(bf16* o, const DeltaScratch* scratch, const Scan* a, const ScanShape* s,
+static inline void delta_output(bf16* o, const DeltaWork* work, const Scan* a, const ScanShape* s,
                                 cudaStream_t stream) {
-    scan_launch<DeltaOutput>(delta_output_kernel, s->B * s->NH * scratch->chunks, stream, o, *a, *scratch,
-                             *s);
+    scan_launch<DeltaOutput>(delta_output_kernel, s->B * s->NH * work->chunks, stream, o, *a, *work, *s);
 }
 
-static inline void delta_y(const DeltaScratch* scratch, const Scan* a, const bf16* dout, const ScanShape* s,
+static inline void delta_y(const DeltaWork* work, const Scan* a, const bf16* dout, const ScanShape* s,
                            cudaStream_t stream) {
-    scan_launch<DeltaY>(delta_y_kernel, s->B * s->NH * scratch->chunks, stream, *a, dout, *scratch, *s);
+    scan_launch<DeltaY>(delta_y_kernel, s->B * s->NH * work->chunks, stream, *a, dout, *work, *s);
 }
 
 static inline void delta_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
-    ScanArena arena = {(char*)a->scratch, 0};
-    DeltaScratch scratch = delta_scratch(&arena, s, false);
-    delta_prepare(&scratch, a, s, stream);
-    delta_states(&scratch, a, NULL, s, stream);
-    delta_output(o, &scratch, a, s, stream);
+    ScanMemory memory = scan_memory(a);
+    DeltaWork work = delta_work(&memory, s, false);
+    delta_prepare(&work, a, s, stream);
+    delta_states(&work, a, NULL, SCAN_FORWARD, s, stream);
+    delta_output(o, &work, a, s, stream);
 }

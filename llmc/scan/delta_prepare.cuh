@@ -19,28 +19,30 @@ delta_backward.cuh.
 
 enum { DELTA_CHUNK = 64, DELTA_D = 128, DELTA_ROWS = DELTA_CHUNK * DELTA_D, DELTA_STATE = DELTA_D * DELTA_D };
 
-// Buffers between the kernels; those from inverse on in a backward pass only
-struct DeltaScratch {
-    bf16 *w, *u;     // [tiles,CHUNK,D]
+// Buffers between the kernels. Those before u are saved; those from y on are a backward pass's.
+struct DeltaWork {
+    bf16* w;         // [tiles,CHUNK,D]
     bf16* states_t;  // [tiles,V,K] S0^T
     bf16* values_t;  // [tiles,V,CHUNK] V'^T
     bf16* inverse;   // [tiles,CHUNK,CHUNK] T
+    bf16* u;         // [tiles,CHUNK,D]
     bf16* y;         // [tiles,CHUNK,D] P^T dO
     bf16* dstates_t; // [tiles,V,K] dS1^T
     bf16* dvalues_t; // [tiles,V,CHUNK] dV'^T
     int chunks;
 };
 
-static inline DeltaScratch delta_scratch(ScanArena* arena, const ScanShape* s, bool backward) {
-    DeltaScratch d = {};
+static inline DeltaWork delta_work(ScanMemory* memory, const ScanShape* s, bool backward) {
+    DeltaWork d = {};
+    ScanArena *saved = &memory->saved, *arena = &memory->scratch;
     d.chunks = scan_chunks<DELTA_CHUNK>(*s);
     int64_t tiles = s->B * s->NH * d.chunks;
-    d.w = arena->take<bf16>(tiles * DELTA_ROWS);
+    d.w = saved->take<bf16>(tiles * DELTA_ROWS);
+    d.states_t = saved->take<bf16>(tiles * DELTA_STATE);
+    d.values_t = saved->take<bf16>(tiles * DELTA_ROWS);
+    d.inverse = saved->take<bf16>(tiles * DELTA_CHUNK * DELTA_CHUNK);
     d.u = arena->take<bf16>(tiles * DELTA_ROWS);
-    d.states_t = arena->take<bf16>(tiles * DELTA_STATE);
-    d.values_t = arena->take<bf16>(tiles * DELTA_ROWS);
     if (!backward) return d;
-    d.inverse = arena->take<bf16>(tiles * DELTA_CHUNK * DELTA_CHUNK);
     d.y = arena->take<bf16>(tiles * DELTA_ROWS);
     d.dstates_t = arena->take<bf16>(tiles * DELTA_STATE);
     d.dvalues_t = arena->take<bf16>(tiles * DELTA_ROWS);
@@ -89,12 +91,12 @@ struct DeltaBlock {
     int64_t tile, keys, values;         // keys: offset of the sequence's first token in q and k; values: in v
     int64_t out;                        // in o and dout
     int first;                          // the chunk's first token
-    __device__ DeltaBlock(const DeltaScratch& scratch, const ScanShape& s) : tile(blockIdx.x) {
-        int64_t head = tile / scratch.chunks, b = head / s.NH, h = head % s.NH;
+    __device__ DeltaBlock(const DeltaWork& work, const ScanShape& s) : tile(blockIdx.x) {
+        int64_t head = tile / work.chunks, b = head / s.NH, h = head % s.NH;
         keys = b * s.T * s.key_row + h * s.key_head;
         values = b * s.T * s.value_row + h * DELTA_D;
         out = (b * s.T * s.NH + h) * DELTA_D;
-        first = (int)(tile % scratch.chunks) * DELTA_CHUNK;
+        first = (int)(tile % work.chunks) * DELTA_CHUNK;
     }
     // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in
     // blocks.
@@ -114,9 +116,9 @@ struct DeltaBlock {
 
 // beta of the chunk's tokens, 0 past the end
 __device__ static inline void delta_load_beta(float* to, const float* beta, const DeltaBlock& block,
-                                              const DeltaScratch& scratch, const ScanShape& s) {
+                                              const DeltaWork& work, const ScanShape& s) {
     int t = block.first + (int)threadIdx.x;
-    int64_t head = block.tile / scratch.chunks;
+    int64_t head = block.tile / work.chunks;
     if (threadIdx.x < DELTA_CHUNK)
         to[threadIdx.x] = t < s.T ? beta[(head / s.NH * s.T + t) * s.NH + head % s.NH] : 0;
 }
@@ -196,18 +198,18 @@ __device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
 }
 
 static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
-    delta_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaScratch scratch,
+    delta_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
                          const __grid_constant__ ScanShape s) {
     typedef DeltaPrepare F;
     extern __shared__ __align__(1024) char shared_bytes[];
     F::Shared& shared = *(F::Shared*)shared_bytes;
-    DeltaBlock block(scratch, s);
+    DeltaBlock block(work, s);
     int tid = (int)threadIdx.x, row = tid / 32 * 16;
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     cp_async_commit_group();
     block.copy(shared.v, a.v + block.values, s, s.value_row);
     cp_async_commit_group();
-    delta_load_beta(shared.beta, a.beta, block, scratch, s);
+    delta_load_beta(shared.beta, a.beta, block, work, s);
     cp_async_wait_group<1>();
     __syncthreads();
 
@@ -225,8 +227,7 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
             scaled[c] = x[c] * shared.beta[i % 8 * 8 + c];
         }
         *(Raw8*)((char*)shared.inverse_beta + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8)) = pack8(scaled);
-        if (scratch.inverse)
-            store16(scratch.inverse + block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8, pack8(x));
+        store16(work.inverse + block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8, pack8(x));
     }
     cp_async_wait_all();
     __syncthreads();
@@ -235,12 +236,12 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
         float acc[1][16][4];
         scan_clear(acc);
         scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i ? shared.v : shared.k));
-        sm80_store<DELTA_D>((i ? scratch.u : scratch.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D,
-                            16, shared.out[tid / 32], acc, [](int, int) { return 1; });
+        sm80_store<DELTA_D>((i ? work.u : work.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
+                            shared.out[tid / 32], acc, [](int, int) { return 1; });
     }
 }
 
-static inline void delta_prepare(const DeltaScratch* scratch, const Scan* a, const ScanShape* s,
+static inline void delta_prepare(const DeltaWork* work, const Scan* a, const ScanShape* s,
                                  cudaStream_t stream) {
-    scan_launch<DeltaPrepare>(delta_prepare_kernel, s->B * s->NH * scratch->chunks, stream, *a, *scratch, *s);
+    scan_launch<DeltaPrepare>(delta_prepare_kernel, s->B * s->NH * work->chunks, stream, *a, *work, *s);
 }

@@ -304,19 +304,19 @@ template <class F, bool BACKWARD> struct DeltaChain {
     }
 };
 
-// Columns and stages of the chains. A forward pass alone fills 96 multiprocessors at 12 heads with 16
-// columns; with the backward chain beside it, 32 do.
-template <bool BOTH, bool LARGE> struct DeltaChains {
-    typedef DeltaStates<false, 1, LARGE ? 6 : 4> Forward;
-    typedef Forward Backward; // none
-};
-template <bool LARGE> struct DeltaChains<true, LARGE> {
-    typedef DeltaStates<false, 2, LARGE ? 5 : 4> Forward;
-    typedef DeltaStates<true, 2, LARGE ? 3 : 2> Backward;
-};
-template <bool BOTH, bool LARGE> struct DeltaKernel {
-    typedef typename DeltaChains<BOTH, LARGE>::Forward Forward;
-    typedef typename DeltaChains<BOTH, LARGE>::Backward Backward;
+// Columns and stages of the chains. One alone fills 96 multiprocessors at 12 heads with 16 columns; two side
+// by side do with 32.
+template <ScanChains CHAINS, bool LARGE> struct DeltaKernel {
+    static constexpr bool BOTH = CHAINS == SCAN_BOTH;
+    static constexpr int FORWARD = CHAINS == SCAN_BACKWARD ? 1
+                                   : !LARGE                ? 4
+                                   : BOTH                  ? 5
+                                                           : 6,
+                         BACKWARD = CHAINS == SCAN_FORWARD ? 1
+                                    : BOTH                 ? 2 + LARGE
+                                                           : 3 + LARGE;
+    typedef DeltaStates<false, 1 + BOTH, FORWARD> Forward;
+    typedef DeltaStates<true, 1 + BOTH, BACKWARD> Backward;
     static constexpr int THREADS = Forward::THREADS, SLICES = Forward::SLICES;
     union Shared {
         typename Forward::Shared forward;
@@ -328,41 +328,42 @@ struct DeltaStatesTensors {
     DeltaChainTensors forward, backward;
 };
 
-// Runs the chain, and with BOTH also the backward one, which does not need its states, side by side with it.
-// Grid: B NH SLICES, times 2 with BOTH.
-template <bool BOTH, bool LARGE>
-__global__ void __launch_bounds__(DeltaKernel<BOTH, LARGE>::THREADS, 1)
+// Runs chains. Both run side by side: the backward one does not need the other's states. Grid: B NH SLICES,
+// times 2 for both.
+template <ScanChains CHAINS, bool LARGE>
+__global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
     delta_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH) {
-    typedef DeltaKernel<BOTH, LARGE> F;
+    typedef DeltaKernel<CHAINS, LARGE> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
-    // the longer chain first: one a multiprocessor, where there are enough
-    int backward = BOTH ? (int)gridDim.x / 2 : 0, block = (int)blockIdx.x;
+    // of both the longer chain first: one a multiprocessor, where there are enough
+    int block = (int)blockIdx.x, backward = CHAINS == SCAN_FORWARD ? 0 : (int)gridDim.x / (1 + F::BOTH);
     int own = block < backward ? block : block - backward, slice = own % F::SLICES;
     int64_t head = own / F::SLICES, b = head / NH;
     int h = (int)(head % NH);
-    if constexpr (BOTH)
-        if (block < backward) {
+    if constexpr (CHAINS != SCAN_FORWARD)
+        if (block < backward)
             DeltaChain<typename F::Backward, true>{
                 tensors.backward, shared.backward, chunks, slice, head, b, h}
                 .run();
-            return;
-        }
-    DeltaChain<typename F::Forward, false>{tensors.forward, shared.forward, chunks, slice, head, b, h}.run();
+    if constexpr (CHAINS != SCAN_BACKWARD)
+        if (block >= backward)
+            DeltaChain<typename F::Forward, false>{tensors.forward, shared.forward, chunks, slice, head, b, h}
+                .run();
 }
 
-template <bool BOTH, bool LARGE>
+template <ScanChains CHAINS, bool LARGE>
 static inline void delta_launch_states(const DeltaStatesTensors& t, int chunks, const ScanShape* s,
                                        cudaStream_t stream) {
-    typedef DeltaKernel<BOTH, LARGE> F;
-    scan_launch<F>(delta_states_kernel<BOTH, LARGE>, (1 + BOTH) * s->B * s->NH * F::SLICES, stream, t, chunks,
-                   s->NH);
+    typedef DeltaKernel<CHAINS, LARGE> F;
+    scan_launch<F>(delta_states_kernel<CHAINS, LARGE>, (1 + F::BOTH) * s->B * s->NH * F::SLICES, stream, t,
+                   chunks, s->NH);
 }
 
-// dout: NULL in a forward pass.
-static inline void delta_states(const DeltaScratch* scratch, const Scan* a, const bf16* dout,
+// dout: NULL in a forward pass
+static inline void delta_states(const DeltaWork* work, const Scan* a, const bf16* dout, ScanChains chains,
                                 const ScanShape* s, cudaStream_t stream) {
-    int64_t rows = s->B * s->NH * scratch->chunks * DELTA_CHUNK;
+    int64_t rows = s->B * s->NH * work->chunks * DELTA_CHUNK;
     int64_t panels = (s->NH - 1) * s->key_head / 64 + 2;
     assert(s->key_head % 64 == 0);
     auto tiles = [&](const bf16* x) { return panel_tensor(x, 1, rows, 2, DELTA_D, DELTA_CHUNK); };
@@ -371,22 +372,27 @@ static inline void delta_states(const DeltaScratch* scratch, const Scan* a, cons
     };
     auto keys = [&](const bf16* x) { return panel_tensor(x, s->B, s->T, panels, s->key_row, DELTA_CHUNK); };
     DeltaStatesTensors t = {};
-    PanelTensor w = tiles(scratch->w), k = keys(a->k);
+    PanelTensor w = tiles(work->w), k = keys(a->k);
     int key_head = (int)(s->key_head / 64);
-    t.forward = {w, k, slices(scratch->u), {}, {}, scratch->states_t, scratch->values_t, a->state, key_head};
+    t.forward = {w, k, slices(work->u), {}, {}, work->states_t, work->values_t, a->state, key_head};
     int64_t heads = s->NH * (DELTA_D / DELTA_COLUMNS);
     if (dout)
         t.backward = {k,
                       w,
-                      slices(scratch->y),
+                      slices(work->y),
                       keys(a->q),
                       panel_tensor(dout, s->B, s->T, heads, s->NH * DELTA_D, DELTA_CHUNK, DELTA_COLUMNS),
-                      scratch->dstates_t,
-                      scratch->dvalues_t,
+                      work->dstates_t,
+                      work->dvalues_t,
                       NULL,
                       key_head};
-    auto launch = dout ? scan_is_large() ? delta_launch_states<true, true> : delta_launch_states<true, false>
-                  : scan_is_large() ? delta_launch_states<false, true>
-                                    : delta_launch_states<false, false>;
-    launch(t, scratch->chunks, s, stream);
+    bool large = scan_is_large();
+    auto launch =
+        chains == SCAN_FORWARD
+            ? large ? delta_launch_states<SCAN_FORWARD, true> : delta_launch_states<SCAN_FORWARD, false>
+        : chains == SCAN_BACKWARD
+            ? large ? delta_launch_states<SCAN_BACKWARD, true> : delta_launch_states<SCAN_BACKWARD, false>
+        : large ? delta_launch_states<SCAN_BOTH, true>
+                : delta_launch_states<SCAN_BOTH, false>;
+    launch(t, work->chunks, s, stream);
 }

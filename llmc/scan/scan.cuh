@@ -20,14 +20,19 @@ llmc/mixers calls these functions; llmc/mixers/recurrence.h is the same on the C
 
 static inline bool scan_is_delta(const ScanShape* s) { return s->V == DELTA_D; }
 
-// Bytes of scratch of a pass over s; `backward` also covers the forward pass.
-static inline size_t scan_scratch_bytes(const ScanShape* s, bool backward) {
-    ScanArena arena = {};
+// Counts the memory of a pass over s.
+static inline ScanMemory scan_count(const ScanShape* s, bool backward) {
+    ScanMemory memory = {};
     if (scan_is_delta(s))
-        delta_scratch(&arena, s, backward);
+        delta_work(&memory, s, backward);
     else
-        decay_scratch(&arena, s, backward);
-    return arena.used;
+        decay_work(&memory, s, backward);
+    return memory;
+}
+// Bytes of Scan.saved, and of Scan.scratch; `backward` also covers the forward pass.
+static inline size_t scan_saved_bytes(const ScanShape* s) { return scan_count(s, false).saved.used; }
+static inline size_t scan_scratch_bytes(const ScanShape* s, bool backward) {
+    return scan_count(s, backward).scratch.used;
 }
 
 // Ends the program where there are no kernels for the case.
@@ -51,7 +56,8 @@ static inline void scan_forward(bf16* o, const Scan* a, const ScanShape* s, cuda
         decay_forward(o, a, s, stream);
 }
 
-// Writes the gradients in g; a->state is NULL.
+// Writes the gradients in g; a->state is NULL. a->saved is that of scan_forward over the same inputs, unless
+// g->recomputes.
 static inline void scan_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                  cudaStream_t stream) {
     Range range("scan", RANGE_BACKWARD, stream);

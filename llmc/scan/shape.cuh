@@ -24,6 +24,7 @@ typedef struct {
     const float* beta;      // [B,T,NH]; NULL: not the delta rule
     float* state;           // [B,NH,K,V] fp32 state of the tokens before, updated; NULL: sequences begin here
                             // (always NULL in a backward pass)
+    void* saved;            // scan_saved_bytes: what the forward pass leaves to the backward pass
     void* scratch;          // scan_scratch_bytes
 } Scan;
 
@@ -32,7 +33,12 @@ typedef struct {
     float *dlog_decay, *dbeta; // [B,T,NH]
     const bf16* dout;          // [B,T,NH,V] contiguous
     const bf16* o;             // [B,T,NH,V] of the forward pass; not read
+    bool recomputes;           // what is saved, which is not there
 } ScanBackward;
+
+// Chains of states that a kernel computes: S from the first chunk on, dS from the last
+enum ScanChains { SCAN_FORWARD, SCAN_BACKWARD, SCAN_BOTH };
+static inline ScanChains scan_chains(bool recomputes) { return recomputes ? SCAN_BOTH : SCAN_BACKWARD; }
 
 // Gives out parts of a buffer; with a NULL buffer, only counts their bytes.
 struct ScanArena {
@@ -44,6 +50,11 @@ struct ScanArena {
         return p;
     }
 };
+// Of Scan.saved and Scan.scratch
+struct ScanMemory {
+    ScanArena saved, scratch;
+};
+static inline ScanMemory scan_memory(const Scan* a) { return {{(char*)a->saved, 0}, {(char*)a->scratch, 0}}; }
 
 // x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the
 // next.

@@ -27,7 +27,7 @@ struct Case {
     Inputs in;
     Buffer<bf16> proj, dproj, o, dout;
     Buffer<float> bound, dbound, state;
-    Buffer<char> scratch;
+    Buffer<char> saved, scratch;
 
     static vector<bf16> draw_gates(const Shape& s, const Decays& x) {
         vector<bf16> f = draw<bf16>((size_t)(s.rows() * s.d()), x.spread, x.mean);
@@ -37,16 +37,23 @@ struct Case {
         }
         return f;
     }
-    ChannelShape shape() const { return {s.B, s.T, s.NH, 3 * s.d(), (float)(1 / sqrt((double)K))}; }
+    ChannelShape shape() const { return shape_of(s); }
+    static ChannelShape shape_of(const Shape& s) {
+        return {s.B, s.T, s.NH, 3 * s.d(), (float)(1 / sqrt((double)K))};
+    }
+    static size_t saved_bytes(const Shape& s) {
+        ChannelShape shape = shape_of(s);
+        return channel_saved_bytes(&shape);
+    }
     static size_t scratch_bytes(const Shape& s) {
-        ChannelShape shape = {s.B, s.T, s.NH, 3 * s.d(), 1};
-        return std::max(channel_scratch_bytes(&shape, true), channel_scratch_bytes(&shape, false));
+        ChannelShape shape = shape_of(s);
+        return channel_scratch_bytes(&shape, true);
     }
 
     Case(const Shape& shape, const Decays& x, bool with_state)
         : s(shape), proj((size_t)(s.rows() * 3 * s.d())), dproj(proj.n), o(proj.n / 3), dout(o.n),
           bound((size_t)s.d()), dbound(bound.n), state(with_state ? (size_t)(s.B * s.NH * K * K) : 0),
-          scratch(scratch_bytes(s)) {
+          saved(saved_bytes(s)), scratch(scratch_bytes(s)) {
         size_t n = o.n, d = (size_t)s.d();
         vector<bf16> q = draw<bf16>(n, 1), f = draw_gates(s, x), v = draw<bf16>(n, 1), g = draw<bf16>(n, 1),
                      rows(3 * n);
@@ -65,17 +72,19 @@ struct Case {
 
     Channel channel() const {
         const bf16* q = proj;
-        return {q, q + s.d(), q + 2 * s.d(), s.bound ? bound.p : NULL, state.n ? state.p : NULL, scratch};
+        return {q,     q + s.d(), q + 2 * s.d(), s.bound ? bound.p : NULL, state.n ? state.p : NULL,
+                saved, scratch};
     }
     void forward(cudaStream_t stream = 0) {
         Channel x = channel();
         ChannelShape shape_ = shape();
         channel_forward(o, &x, &shape_, stream);
     }
-    void backward(cudaStream_t stream = 0) {
+    void backward(cudaStream_t stream = 0, bool recomputes = false) {
         Channel x = channel();
         ChannelShape shape_ = shape();
-        ChannelBackward g = {dproj, dproj + s.d(), dproj + 2 * s.d(), s.bound ? dbound.p : NULL, dout};
+        ChannelBackward g = {dproj, dproj + s.d(), dproj + 2 * s.d(), s.bound ? dbound.p : NULL,
+                             dout,  recomputes};
         channel_backward(&g, &x, &shape_, stream);
     }
     // Columns of dproj: 0 of q, 1 of f, 2 of v
@@ -123,7 +132,7 @@ static void test_scan(const Shape& s, const Decays& x) {
 
     // The same bits in a second run, from a CUDA graph
     vector<bf16> o = c.o.host(), dproj = c.dproj.host();
-    c.o.poison(), c.dproj.poison(), c.scratch.poison();
+    c.o.poison(), c.dproj.poison(), c.saved.poison(), c.scratch.poison();
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
@@ -137,9 +146,29 @@ static void test_scan(const Shape& s, const Decays& x) {
     CUDA_CHECK(cudaStreamSynchronize(stream));
     CHECK(same_bits(o, c.o.host()), "%s: o differs in a second run", test_case);
     CHECK(same_bits(dproj, c.dproj.host()), "%s: gradients differ in a second run", test_case);
+    c.dproj.poison(), c.saved.poison(), c.scratch.poison();
+    CUDA_CHECK(cudaDeviceSynchronize());
+    c.backward(stream, true);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CHECK(same_bits(dproj, c.dproj.host()), "%s: gradients differ without what was saved", test_case);
     CUDA_CHECK(cudaGraphExecDestroy(executable));
     CUDA_CHECK(cudaGraphDestroy(graph));
     CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+// Passes over fewer or shorter sequences fit into the memory of larger ones.
+static void test_memory(void) {
+    for (bool backward : {false, true})
+        for (int64_t B = 2; B < 48; B++)
+            for (int64_t T = 128; T < 4096; T += 64) {
+                ChannelShape shape = {B, T, 12, 3 * 12 * K, 1}, fewer = shape, shorter = shape;
+                fewer.B--, shorter.T -= 64;
+                for (const ChannelShape* s : {&fewer, &shorter})
+                    CHECK(channel_saved_bytes(s) <= channel_saved_bytes(&shape) &&
+                              channel_scratch_bytes(s, backward) <= channel_scratch_bytes(&shape, backward),
+                          "%lld sequences of %lld tokens need more memory than %lld of %lld", (long long)s->B,
+                          (long long)s->T, (long long)B, (long long)T);
+            }
 }
 
 typedef struct {
@@ -189,6 +218,7 @@ static void test_state(const Shape& s, const Decays& x) {
 
 int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
+    test_memory();
     for (int64_t T : {1, 2, 15, 16, 17, 64, 65, 130})
         for (const Decays& x : decays) {
             if (quick && T != 17 && T != 130) continue;

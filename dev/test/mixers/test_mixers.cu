@@ -240,7 +240,7 @@ static void test_gated_norm(int64_t rows, int64_t NH, int64_t P, int64_t extra) 
     gated_norm_backward(dout, y_again, dy, &p, partial, 0);
     check_same_bits("recomputed y", y, y_again);
     p.norm.dweight = dweight_again;
-    gated_norm_backward(in_place, y_again, in_place, &p, partial, 0);
+    gated_norm_backward(in_place, NULL, in_place, &p, partial, 0);
     check_same_bits("dout in place of dy", dout, in_place);
     check_same_bits("dweight of a second run", dweight, dweight_again);
 
@@ -328,7 +328,7 @@ static void test_scan_step(int NH, int V, bool delta) {
     int64_t k_column = delta ? (int64_t)NH * K : (int64_t)NH * V, q_column = delta ? 0 : k_column + K;
     int64_t v_column = delta ? 2 * (int64_t)NH * K : 0;
     Scan scan = {in + q_column,           in + k_column, in + v_column, delta ? NULL : number.p,
-                 delta ? number.p : NULL, NULL,          NULL};
+                 delta ? number.p : NULL, NULL,          NULL,          NULL};
     Buffer<PassRows> on_device(sequences);
     PassArrays pass = {};
     pass.sequences = on_device, pass.num_sequences = (int)sequences.size();

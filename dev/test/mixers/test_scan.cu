@@ -105,16 +105,17 @@ struct Problem {
         }
         return x;
     }
-    Scan scan(void* scratch, float* state, int64_t first = 0) const {
+    Scan scan(void* saved, void* scratch, float* state, int64_t first = 0) const {
         return {q.p() + first * q.stride(),
                 k.p() + first * k.stride(),
                 v.p() + first * v.stride(),
                 shared_keys ? log_decay.p + first * s.NH : NULL,
                 shared_keys ? NULL : beta.p + first * s.NH,
                 state,
+                saved,
                 scratch};
     }
-    ScanBackward gradients() const { return {dq.p(), dk.p(), dv.p(), dlog_decay, dbeta, dout, o}; }
+    ScanBackward gradients() const { return {dq.p(), dk.p(), dv.p(), dlog_decay, dbeta, dout, o, false}; }
     void poison() {
         for (Rows* x : {&dq, &dk, &dv}) x->device.poison();
         o.poison(), dlog_decay.poison(), dbeta.poison();
@@ -328,8 +329,8 @@ static void check_state(Problem& x, const Expected& want, int64_t first) {
         of_part.T = part ? s.T - first : first;
         int64_t from = part ? first : 0;
         if (of_part.T == 0) continue;
-        Buffer<char> scratch(scan_scratch_bytes(&of_part, false));
-        Scan scan = x.scan(scratch, state, from);
+        Buffer<char> saved(scan_saved_bytes(&of_part)), scratch(scan_scratch_bytes(&of_part, false));
+        Scan scan = x.scan(saved, scratch, state, from);
         scan_forward(x.o + from * s.NH * s.V, &scan, &of_part, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
     }
@@ -345,11 +346,12 @@ static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
              NH);
     Problem x(kind, B, T, NH);
     Expected want = exact(x), bf16s = plain(x, 0);
-    Buffer<char> scratch(scan_scratch_bytes(&x.s, true));
-    Scan scan = x.scan(scratch, NULL);
+    Buffer<char> saved(scan_saved_bytes(&x.s)), scratch(scan_scratch_bytes(&x.s, true));
+    Scan scan = x.scan(saved, scratch, NULL);
     ScanBackward g = x.gradients();
     auto run = [&](cudaStream_t stream) {
         scan_forward(x.o, &scan, &x.s, stream);
+        if (g.recomputes) CUDA_CHECK(cudaMemsetAsync(saved, 0xff, saved.n, stream));
         scan_backward(&g, &scan, &x.s, stream);
     };
     run(0);
@@ -357,13 +359,17 @@ static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
     check_forward(x, want, bf16s, "o");
     check_backward(x, want, bf16s);
 
-    // again as a graph, and by the kernels for GPUs with less shared memory: the same bits
+    // again as a graph, without what the forward pass saved, and by the kernels for GPUs with less shared
+    // memory: the same bits
     vector<vector<bf16>> first;
     for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device}) first.push_back(y->host());
     vector<float> gate = (x.shared_keys ? x.dlog_decay : x.dbeta).host();
-    for (bool small : {false, true}) {
-        scan_is_small = small;
-        x.poison(), scratch.poison();
+    for (int variant = 0; variant < 4; variant++) {
+        scan_is_small = variant % 2, g.recomputes = variant / 2;
+        char how[64];
+        snprintf(how, sizeof how, "in a second run%s%s", scan_is_small ? ", with less shared memory" : "",
+                 g.recomputes ? ", recomputed" : "");
+        x.poison(), saved.poison(), scratch.poison();
         CUDA_CHECK(cudaDeviceSynchronize());
         cudaStream_t stream;
         cudaGraph_t graph;
@@ -377,10 +383,9 @@ static void test(const Kind& kind, int64_t B, int64_t T, int NH) {
         CUDA_CHECK(cudaStreamSynchronize(stream));
         size_t i = 0;
         for (const Buffer<bf16>* y : {&x.o, &x.dq.device, &x.dk.device, &x.dv.device})
-            CHECK(same_bits(first[i++], y->host()), "%s: tensor %zu differs in a second run%s", test_case, i,
-                  small ? ", with less shared memory" : "");
+            CHECK(same_bits(first[i++], y->host()), "%s: tensor %zu differs %s", test_case, i, how);
         CHECK(same_bits(gate, (x.shared_keys ? x.dlog_decay : x.dbeta).host()),
-              "%s: the gate's gradient differs%s", test_case, small ? ", with less shared memory" : "");
+              "%s: the gate's gradient differs %s", test_case, how);
         CUDA_CHECK(cudaGraphExecDestroy(exec));
         CUDA_CHECK(cudaGraphDestroy(graph));
         CUDA_CHECK(cudaStreamDestroy(stream));
