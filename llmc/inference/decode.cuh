@@ -15,6 +15,10 @@ as one kernel between the projections: append (pages.cuh), attention, output nor
     block         joins its warps in shared memory and writes the result into the first block's
     first block   appends the gate; joins the parts, norms, gates, writes y
 
+More heads than fit at once are computed by blocks that have all 8 parts and go on from head to head. While a
+warp adds the last turns of one head it has begun to copy the first ones of the next, whose pages have been
+looked up a head before, so that bytes are in flight while the block joins its warps.
+
 Tokens are dealt out to 8 parts of 8 warps, and a part is joined apart, however many blocks the 8 parts are
 cut into: a row's bits depend on its own sequence alone. They differ from extend.cuh's.
 
@@ -22,10 +26,16 @@ Called by the GPU trainer on Hopper.
 */
 #pragma once
 
+#include <algorithm>
 #include "extend.cuh"
 #include "hopper.cuh"
 
-enum { DECODE_PARTS = 8, DECODE_WARPS = 8, DECODE_KEYS = 16, DECODE_STAGES = 3 };
+enum { DECODE_PARTS = 8, DECODE_WARPS = 8, DECODE_KEYS = 16, DECODE_STAGES = 2 };
+
+// A cluster has DECODE_HEADS heads at most, one a lane. Lane n of cluster i has head n clusters + (i + n
+// DECODE_DEAL) % clusters: without the shift a cluster would often have the same head of many sequences, and
+// heads differ in how much they forget.
+enum { DECODE_HEADS = 32, DECODE_DEAL = 101 };
 
 // Whether decode_attention computes the sequences of a pass that have one row. Rows that skip pages
 // (Pages.norms) are left to extend.cuh, which finds these before it reads any.
@@ -36,7 +46,7 @@ struct DecodeArgs {
     PagesAppend append;
     PassArrays pass;
     ExtendOutput out;
-    int blocks, stages; // of a cluster; of a warp
+    int blocks; // of a cluster
 };
 
 // Softmax over some tokens: exponents are relative to max. The channels of sum 2^(x - max) v are beside it.
@@ -51,7 +61,7 @@ template <int DH> struct alignas(2 * DH) DecodeStage {
 };
 
 // Shared memory, behind which are warp_o [parts of the block, DECODE_WARPS, DH] and the stages [DECODE_WARPS,
-// stages]. The last part is the new token.
+// DECODE_STAGES]. The last part is the new token.
 template <int DH> struct alignas(2 * DH) DecodeShared {
     float part_o[DECODE_PARTS + 1][DH]; // the first block's is used, as part_sum
     DecodeSum part_sum[DECODE_PARTS + 1], warp_sum[DECODE_PARTS][DECODE_WARPS];
@@ -61,12 +71,26 @@ template <int DH> struct alignas(2 * DH) DecodeShared {
     __device__ float* warp_o(int part, int warp) {
         return (float*)(this + 1) + (part * DECODE_WARPS + warp) * DH;
     }
-    __device__ DecodeStage<DH>* stages(int parts, int stage) {
-        return (DecodeStage<DH>*)warp_o(parts, 0) + stage;
+    __device__ DecodeStage<DH>* stages(int parts, int warp) {
+        return (DecodeStage<DH>*)warp_o(parts, 0) + warp * DECODE_STAGES;
     }
-    static int64_t bytes(int parts, int stages) {
+    static int64_t bytes(int parts) {
         return (int64_t)(sizeof(DecodeShared) + (size_t)(parts * DECODE_WARPS * DH) * sizeof(float) +
-                         (size_t)(DECODE_WARPS * stages) * sizeof(DecodeStage<DH>));
+                         DECODE_WARPS * DECODE_STAGES * sizeof(DecodeStage<DH>));
+    }
+};
+
+// A head of a sequence, of which the new token sees visible, visible + 1, .. and itself. Turns begin at
+// multiples of DECODE_KEYS.
+struct DecodeHead {
+    PassRows own;
+    int h, visible;
+
+    __device__ int begin() const { return visible & -DECODE_KEYS; }
+    // Of a warp in each part
+    __device__ int turns() const {
+        constexpr int IN_TURN = DECODE_PARTS * DECODE_WARPS * DECODE_KEYS;
+        return max((own.position - begin() + IN_TURN - 1) / IN_TURN, 1);
     }
 };
 
@@ -75,71 +99,97 @@ template <int DH, bool GATE> struct DecodeWarp {
 
     const DecodeArgs& a;
     DecodeShared<DH>& shared;
-    const int lane, warp;
-    const PassRows own;  // the sequence
-    const HeadThread me; // its head
-    int64_t head;        // in arrays [slots, heads]
-    int visible, begin;  // the first token that the row sees; the same rounded down to the turns' grid
-    int turns, part, end_part, turn, page; // of the next copy
-    DecodeStage<DH>* stages;               // of the warp
+    const int lane, warp, first_part, parts;
+    DecodeHead mine; // a lane has one of the heads that the cluster computes
+    unsigned heads;  // which lanes have one
+    // Pages are looked up 32 turns at a time, one a lane, while the 32 before are copied.
+    unsigned lookups;            // heads of which turns are left to be looked up
+    int looked_up;               // turns of the first of them that have been
+    int found_token, found_page; // of the last 32: first token or -1, and page
+    int source;                  // of the 32 before: first token in the pool
+    unsigned copies;             // and which of these are left to be copied
+    DecodeStage<DH>* stages;     // of the warp
     uint64_t* barriers;
     int stage, phase;       // of the next turn
+    DecodeHead now;         // the head that is computed
     double cum_logf;        // of the new token
     uint32_t q[DH / 16][2]; // B fragments
     DecodeSum sum;          // sum: of the lane's tokens
     float acc[DH / 16][4];
 
     // Token at which a turn of the warp begins
-    __device__ int first_token(int of_part, int of_turn) const {
-        return begin + ((of_turn * DECODE_PARTS + of_part) * DECODE_WARPS + warp) * DECODE_KEYS;
+    __device__ int first_token(const DecodeHead& of, int part, int turn) const {
+        return of.begin() + ((turn * DECODE_PARTS + part) * DECODE_WARPS + warp) * DECODE_KEYS;
     }
-    // Passes over turns without tokens, and starts loading the page of the next copy.
-    __device__ void find_page() {
-        while (part < end_part && first_token(part, turn) >= own.position) next_turn();
-        if (part < end_part)
-            page = a.pages.table[head * a.pages.table_width + first_token(part, turn) / PAGE_TOKENS];
+    // A lane's head
+    __device__ DecodeHead head_of(int from) const {
+        auto get = [&](int x) { return __shfl_sync(~0u, x, from); };
+        int row = get(mine.own.begin);
+        return {{row, row + 1, get(mine.own.slot), get(mine.own.position)}, get(mine.h), get(mine.visible)};
     }
-    __device__ void next_turn() {
-        if (++turn == turns) turn = 0, part++;
+    // Starts loading the pages of the next 32 turns.
+    __device__ void look_up() {
+        found_token = -1, found_page = 0;
+        if (lookups == 0) return;
+        DecodeHead of = head_of(__ffs((int)lookups) - 1);
+        int turns = of.turns(), i = looked_up + lane, part = i / turns;
+        int token = first_token(of, first_part + part, i - part * turns);
+        if (part < parts && token < of.own.position) {
+            const Pages& p = a.pages;
+            found_token = token;
+            found_page = p.table[head_index(of) * p.table_width + token / PAGE_TOKENS];
+        }
+        looked_up += 32;
+        if (looked_up >= parts * turns) looked_up = 0, lookups &= lookups - 1;
     }
-    // Begins at the first token that the row sees.
-    __device__ void see(int first, int first_part) {
-        constexpr int IN_TURN = DECODE_PARTS * DECODE_WARPS * DECODE_KEYS;
-        visible = first, begin = first & -DECODE_KEYS;
-        turns = max((own.position - begin + IN_TURN - 1) / IN_TURN, 1);
-        part = first_part, turn = 0;
-        find_page();
+    __device__ int64_t head_index(const DecodeHead& of) const {
+        return pages_slot_head(a.pages, of.own.slot, a.append.layer, of.h);
     }
-    // Before the kernel ahead has ended. The page of a row from which nothing is forgotten is loaded beside
+    // Before the kernel ahead has ended. Pages of a row from which nothing is forgotten are looked up beside
     // the count of forgotten pages.
-    __device__ void start(int first_part, int parts) {
+    __device__ void start() {
         const Pages& p = a.pages;
-        head = pages_slot_head(p, own.slot, a.append.layer, me.head);
-        end_part = first_part + parts, page = 0, stage = 0, phase = 0;
-        int forgotten = p.forgotten[head] * PAGE_TOKENS;
-        see(p.window && own.position >= p.window ? own.position - (int)p.window + 1 : 0, first_part);
-        if (forgotten > visible) see(forgotten, first_part);
-        stages = shared.stages(parts, warp * a.stages), barriers = shared.barriers[warp];
-        clear();
-        if (lane == 0) bulk_init(barriers, a.stages);
+        int NH = (int)p.NH, clusters = (int)gridDim.x / a.blocks, cluster = (int)blockIdx.x / a.blocks;
+        int pair = lane * clusters + (cluster + lane * DECODE_DEAL) % clusters, forgotten = 0;
+        mine = {};
+        if (pair < a.pass.num_sequences * NH) mine = {a.pass.sequences[pair / NH], pair % NH, 0};
+        bool active = mine.own.end - mine.own.begin == 1;
+        heads = lookups = __ballot_sync(~0u, active);
+        looked_up = stage = phase = 0, copies = 0;
+        if (heads == 0) return;
+        if (active) forgotten = p.forgotten[head_index(mine)] * PAGE_TOKENS;
+        if (p.window && mine.own.position >= p.window) mine.visible = mine.own.position - (int)p.window + 1;
+        look_up();
+        bool fewer = forgotten > mine.visible;
+        if (fewer) mine.visible = forgotten;
+        if (__shfl_sync(~0u, (int)fewer, __ffs((int)heads) - 1)) {
+            lookups = heads, looked_up = 0;
+            look_up();
+        }
+        stages = shared.stages(parts, warp), barriers = shared.barriers[warp];
+        if (lane == 0) bulk_init(barriers, DECODE_STAGES);
         __syncwarp();
-        for (int i = 0; i < a.stages; i++) copy(i);
+        for (int i = 0; i < DECODE_STAGES; i++) copy(i);
     }
-    // Starts copying the next turn, and loading its successor's page.
+    // Starts copying the next turn, of this head or of the next one.
     __device__ void copy(int to) {
         const Pages& p = a.pages;
-        if (part == end_part) return;
+        for (bool more = true; copies == 0 && more;) {
+            more = lookups != 0;
+            copies = __ballot_sync(~0u, found_token >= 0);
+            source = found_page * PAGE_TOKENS + found_token % PAGE_TOKENS;
+            look_up();
+        }
+        if (copies == 0) return;
+        int64_t in_pool = __shfl_sync(~0u, source, __ffs((int)copies) - 1);
+        copies &= copies - 1;
         if (lane == 0) {
-            int first = first_token(part, turn);
             DecodeStage<DH>& s = stages[to];
-            int64_t in_pool = (int64_t)page * PAGE_TOKENS + first % PAGE_TOKENS;
             bulk_expect(barriers + to, (int)(sizeof s.k + sizeof s.v + (GATE ? sizeof s.cum_logf : 0)));
             bulk_copy(s.k, p.k + in_pool * DH, sizeof s.k, barriers + to);
             if (GATE) bulk_copy(s.cum_logf, p.cum_logf + in_pool, sizeof s.cum_logf, barriers + to);
             bulk_copy(s.v, p.v + in_pool * DH, sizeof s.v, barriers + to);
         }
-        next_turn();
-        find_page();
     }
 
     __device__ void clear() {
@@ -147,16 +197,17 @@ template <int DH, bool GATE> struct DecodeWarp {
         memset(acc, 0, sizeof acc);
     }
     // q of the head, eight channels a lane
-    __device__ void set_q(const Raw8& mine) {
+    __device__ void set_q(const Raw8& channels) {
         bf16* all = shared.q[warp];
-        if (lane < me.lanes) store16(all + me.channel, mine);
+        __syncwarp(); // that of the head before has been read
+        if (lane < DH / 8) store16(all + lane * 8, channels);
         __syncwarp();
         for (int i = 0; i < DH / 16 * 2; i++) q[i / 2][i % 2] = *(uint32_t*)(all + 8 * i + lane % 4 * 2);
     }
-    __device__ bool sees(int token) const { return token >= visible && token < own.position; }
+    __device__ bool sees(int token) const { return token >= now.visible && token < now.own.position; }
     // Values that the row does not see become zeros: they may be anything.
     __device__ void hide_values(DecodeStage<DH>& s, int first) const {
-        if (first >= visible && first + DECODE_KEYS <= own.position) return;
+        if (first >= now.visible && first + DECODE_KEYS <= now.own.position) return;
         for (int i = lane; i < DECODE_KEYS * DH / 8; i += 32)
             if (!sees(first + i / (DH / 8))) store16(s.v + i * 8, Raw8{});
         bulk_fence(); // the stage will be copied to
@@ -202,7 +253,7 @@ template <int DH, bool GATE> struct DecodeWarp {
         }
     }
     // The new token as the last part, in the first block
-    __device__ void add_new(const Raw8& q, const Raw8& k, const Raw8& v) {
+    __device__ void add_new(const Raw8& q, const Raw8& k, const Raw8& v, const HeadThread& me) {
         float a[8], b[8], x = 0;
         unpack8(a, q);
         unpack8(b, k);
@@ -222,17 +273,18 @@ template <int DH, bool GATE> struct DecodeWarp {
         clear();
     }
     // Tokens of all the block's parts
-    __device__ void run(int parts) {
-        int first_part = end_part - parts;
+    __device__ void run() {
+        int turns = now.turns();
+        clear();
         for (int to = 0; to < parts; to++) {
             for (int i = 0; i < turns; i++) {
-                int first = first_token(first_part + to, i);
-                if (first < own.position) {
+                int first = first_token(now, first_part + to, i);
+                if (first < now.own.position) {
                     bulk_wait(barriers + stage, (uint32_t)phase);
                     add(stages[stage], first);
                     __syncwarp(); // the stage may be overwritten
                     copy(stage);
-                    if (++stage == a.stages) stage = 0, phase ^= 1;
+                    if (++stage == DECODE_STAGES) stage = 0, phase ^= 1;
                 }
             }
             store(to);
@@ -269,29 +321,21 @@ __device__ static inline void decode_output(const DecodeArgs& a, const DecodeSha
     extend_output(a.out, o, (row * a.pages.NH + me.head) * DH + me.channel, ahead, me);
 }
 
+// One head of the cluster
 template <int DH, bool GATE>
-__global__ static void __launch_bounds__(32 * DECODE_WARPS, 2)
-    decode_kernel(const __grid_constant__ DecodeArgs a) {
-    extern __shared__ __align__(1024) char shared_bytes[];
-    DecodeShared<DH>& shared = *(DecodeShared<DH>*)shared_bytes;
-    int NH = (int)a.pages.NH, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int parts = DECODE_PARTS / a.blocks, block = (int)blockIdx.x % a.blocks,
-        pair = (int)blockIdx.x / a.blocks;
-    PassRows own = a.pass.sequences[pair / NH];
-    if (own.end - own.begin > 1) {
-        kernel_wait();
-        return;
-    }
-    const HeadThread me = {pair % NH, lane % (DH / 8) * 8, DH / 8, DH, 1.0f / DH, true};
-    DecodeWarp<DH, GATE> w = {a, shared, lane, warp, own, me};
-    w.start(block * parts, parts);
-    bool appends = block == 0 && warp == 0;
+__device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThread& me, bool first) {
+    const DecodeArgs& a = w.a;
+    DecodeShared<DH>& shared = w.shared;
+    PassRows own = w.now.own;
+    int lane = w.lane, block = w.first_part / w.parts;
+    bool appends = block == 0 && w.warp == 0;
     PagesRow rows[3] = {{0, own.begin, own}, {1, own.begin, own}, {2, own.begin, own}};
     PagesAhead ahead[3] = {pages_append_ahead(a.pages, a.append, rows[0], me)};
     for (int kind = 1; appends && kind < 3; kind++)
         ahead[kind] = pages_append_ahead(a.pages, a.append, rows[kind], me);
-    double cum_logf = GATE && own.position > 0 ? a.pages.gates[w.head].x : 0;
-    kernel_wait();
+    double2* state = a.pages.gates + w.head_index(w.now);
+    double cum_logf = GATE && own.position > 0 ? state->x : 0;
+    if (first) kernel_wait();
 
     Raw8 q = pages_append_value(a.pages, a.append, rows[0], ahead[0], me);
     w.cum_logf = cum_logf;
@@ -301,33 +345,31 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, 2)
     w.set_q(q);
     cluster_arrive(); // the gate's state has been read
     if (appends) {
-        HeadThread first = me;
-        first.active = lane < DH / 8;
+        HeadThread once = me;
+        once.active = lane < DH / 8;
         Raw8 k = pages_append_value(a.pages, a.append, rows[1], ahead[1], me);
         Raw8 v = pages_append_value(a.pages, a.append, rows[2], ahead[2], me);
-        pages_append_store(a.pages, a.append, rows[0], q, first);
-        pages_append_store(a.pages, a.append, rows[1], k, first);
-        pages_append_store(a.pages, a.append, rows[2], v, first);
-        w.add_new(q, k, v);
+        pages_append_store(a.pages, a.append, rows[0], q, once);
+        pages_append_store(a.pages, a.append, rows[1], k, once);
+        pages_append_store(a.pages, a.append, rows[2], v, once);
+        w.add_new(q, k, v, me);
     }
-    w.run(parts);
+    w.run();
 
     ExtendOutputAhead output = {};
     if (appends) output = extend_output_ahead(a.out, own.begin, me);
     __syncthreads();
     cluster_wait(); // all blocks have begun
-    for (int i = (int)threadIdx.x; i < parts * DH; i += 32 * DECODE_WARPS) {
+    for (int i = (int)threadIdx.x; i < w.parts * DH; i += 32 * DECODE_WARPS) {
         float o;
-        int at = i / DH, part = block * parts + at;
+        int at = i / DH, part = w.first_part + at;
         DecodeSum sum = decode_join<DECODE_WARPS>(&o, shared.warp_sum[at], shared.warp_o(at, 0) + i % DH, DH);
         cluster_store(&shared.part_o[part][i % DH], o);
         if (i % DH == 0) cluster_store(&shared.part_sum[part].max, sum.max);
         if (i % DH == 0) cluster_store(&shared.part_sum[part].sum, sum.sum);
     }
     cluster_arrive();
-    if (block > 0) return;
-    if (GATE && warp == 1 && lane == 0) {
-        double2* state = a.pages.gates + w.head;
+    if (GATE && block == 0 && w.warp == 1 && lane == 0) {
         double2 before = own.position > 0 ? *state : double2{};
         double weights = 1 + exp(w.cum_logf - before.x) * before.y; // the difference is exact
         pages_gate_store(a.pages, a.append, own, me.head, own.position, w.cum_logf, weights);
@@ -335,7 +377,23 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, 2)
     }
     __syncwarp();
     cluster_wait();
-    if (warp == 0) decode_output(a, shared, own.begin, output, me);
+    if (appends) decode_output(a, shared, own.begin, output, me);
+}
+
+template <int DH, bool GATE>
+__global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
+    decode_kernel(const __grid_constant__ DecodeArgs a) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, parts = DECODE_PARTS / a.blocks;
+    DecodeWarp<DH, GATE> w = {a,    *(DecodeShared<DH>*)shared_bytes,   lane,
+                              warp, (int)blockIdx.x % a.blocks * parts, parts};
+    w.start();
+    if (w.heads == 0) kernel_wait();
+    for (unsigned left = w.heads; left; left &= left - 1) {
+        w.now = w.head_of(__ffs((int)left) - 1);
+        const HeadThread me = {w.now.h, lane % (DH / 8) * 8, DH / 8, DH, 1.0f / DH, true};
+        decode_head(w, me, left == w.heads);
+    }
 }
 
 template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cudaStream_t stream) {
@@ -343,9 +401,11 @@ template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cud
     int64_t resident = (DH == 64 ? 2 : 1) * device_attribute(cudaDevAttrMultiProcessorCount);
     int blocks = DECODE_PARTS; // few heads are cut, so that all multiprocessors have work
     while (blocks > 1 && heads * blocks > resident) blocks /= 2;
-    a->blocks = blocks, a->stages = DH == 64 && blocks >= 4 ? DECODE_STAGES : 2;
-    launch_clusters(decode_kernel<DH, GATE>, blocks, dim3((unsigned)(heads * blocks)), 32 * DECODE_WARPS,
-                    DecodeShared<DH>::bytes(DECODE_PARTS / blocks, a->stages), stream, *a);
+    int64_t clusters = std::min(heads, std::max(resident, ceil_div<int64_t>(heads, DECODE_HEADS)));
+    if (blocks > 1) clusters = heads;
+    a->blocks = blocks;
+    launch_clusters(decode_kernel<DH, GATE>, blocks, dim3((unsigned)(clusters * blocks)), 32 * DECODE_WARPS,
+                    DecodeShared<DH>::bytes(DECODE_PARTS / blocks), stream, *a);
 }
 
 // Appends a layer's rows that are their sequence's only ones in the pass, and computes their attention; where
@@ -355,7 +415,7 @@ static inline void decode_attention(const ExtendOutput* out, const PagesAppend* 
     const Pages* p = layer->pages;
     if (layer->pass->num_decoded == 0) return;
     Range range("attention", RANGE_FORWARD, stream);
-    DecodeArgs a = {*p, *append, *layer->pass, *out, 0, 0};
+    DecodeArgs a = {*p, *append, *layer->pass, *out, 0};
     (p->dh == 64   ? p->cum_logf ? decode_launch<64, true> : decode_launch<64, false>
        : p->cum_logf ? decode_launch<128, true>
                    : decode_launch<128, false>)(&a, stream);
