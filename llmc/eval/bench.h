@@ -37,9 +37,9 @@ static inline double bench_passes(Engine* g, const Sequence* sequences, int64_t 
     return seconds_now() - start;
 }
 
-// Tokens that each of `count` sequences draws: 8 extensions of them are timed, when all have their prompts.
+// Tokens that each of `count` sequences draws: 4 extensions of them are timed, when all have their prompts.
 static inline int64_t bench_tokens(const Trainer* trainer, int64_t count, int64_t length) {
-    return 16 * trainer->pass_steps + count * length / trainer->pass_tokens;
+    return 8 * trainer->pass_steps + count * length / trainer->pass_tokens;
 }
 
 // Reads `count` prompts of `length` tokens, which differ from the first token on, and continues them.
@@ -60,9 +60,9 @@ static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, 
     }
     engine_add(g, list, count);
     seconds[0] = bench_passes(g, sequences, count, 1);
-    bench_passes(g, sequences, count, 4 * steps); // kernels are loaded, graphs are captured
+    bench_passes(g, sequences, count, 2 * steps); // kernels are loaded, graphs are captured
     const int64_t passes = g->passes;
-    seconds[1] = bench_passes(g, sequences, count, 12 * steps);
+    seconds[1] = bench_passes(g, sequences, count, 6 * steps);
     seconds[1] /= (double)(g->passes - passes);
     bench_passes(g, sequences, count, sequences[0].most_tokens);
     for (int64_t i = 0; i < count; i++) free(sequences[i].tokens.data);
@@ -103,7 +103,7 @@ static inline void bench_inference(const Run* run, const Trainer* trainer, Model
     snprintf(name, sizeof name, "prompt of %lld tokens", (long long)T);
     printf("  %-28s %10.2f ms %10.0f tokens/s\n", name, 1e3 * seconds[0], (double)T / seconds[0]);
     for (int i = 0; i < 2; i++) {
-        double length = (double)(context + 8 * trainer->pass_steps);
+        double length = (double)(context + 4 * trainer->pass_steps);
         bench_sequences(seconds, &engine, counts[i], context);
         snprintf(name, sizeof name, "%lld x 1 token behind %lld", (long long)counts[i], (long long)context);
         printf("  %-28s %10.2f ms %10.0f tokens/s, reading %.0f GB/s\n", name, 1e3 * seconds[1],

@@ -10,7 +10,7 @@ and the row's position moves on by one (pass_advance).
 #include "../model/extension.h"
 #include "launch.cuh"
 
-enum { EXTEND_STEPS = 8 }; // of an extension, at most
+enum { EXTEND_STEPS = 16 }; // of an extension, at most
 
 // Some rows of one sequence; `position` is the first one's, the tokens before it.
 typedef struct __align__(16) {
