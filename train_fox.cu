@@ -933,10 +933,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
         cache->table = extend_activations(c, &model->table, sizes), cache->states = cache_states(c, sizes);
         all = cache_allocate(&cache->table, 1) && cache_allocate(&cache->states, c->num_hidden_layers);
     }
-    if (!all) {
-        cache_free(cache);
-        return NULL;
-    }
+    if (!all) return cache_free(cache), (Cache*)NULL;
     activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
     matmul_init(&cache->matmul, !model->deterministic, model->stream);
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
@@ -954,12 +951,11 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 // Queues lm_head, scores and draws of outputs first .. first + count.
 static void extend_outputs(Model* model, Cache* cache, int64_t first, int64_t count) {
     const ExtendActs* a = &cache->acts;
-    int64_t d = model->config.hidden_size;
     Layer layer = extend_layer(model, cache, 0, count);
-    MatvecInput normed = extend_normed(&layer, a, a->x_last + first * d, P_NORM);
+    MatvecInput normed = extend_normed(&layer, a, a->x_last + first * model->config.hidden_size, P_NORM);
     Linear lm_head = model_lm_head(model, count);
     LogitShape shape = {count, model->config.vocab_size, model->Vs};
-    linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
+    if (!cache->is_single) linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
     row_scores(&cache->device.scores, a->logits, first, &shape, model->stream);
     if (cache->device.scores.outputs.draws)
         row_draws(&cache->device.scores.outputs, a->logits, first, &shape, model->stream);
@@ -972,6 +968,7 @@ static void extend_rows(Model* model, Cache* cache, int64_t outputs) {
     const Mixer* mixer = &mixers[model->config.mixer];
     bf16 *x = a->x, *other = a->x_mid;
     Layer layer = extend_layer(model, cache, 0, rows);
+    if (cache->is_single) return single_step(&layer, cache);
     if (mixer->begin_extend) mixer->begin_extend(&layer, cache);
     embedding_forward(x, cache->device.pass.tokens, model_param(model, model->weights, P_EMBEDDINGS), rows, d,
                       model->stream);
@@ -1004,18 +1001,19 @@ static void extend_step(Model* model, Cache* cache, int64_t outputs, float* logi
 }
 
 // Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps,
-// outputs], and unless that is NULL logits [outputs, V] of one step. The results are those of model_forward
-// for the same tokens, but for rounding. A step that extends n sequences by one token each is one CUDA graph
-// from its second time on.
+// outputs], and unless that is NULL logits [outputs, V] of one step. Results are model_forward's, but for
+// rounding. A step that extends n sequences by one token each is one CUDA graph from its second time on.
 static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     DeviceCache* c = &cache->device;
     bool decodes = extension_decodes(e) && e->outputs <= extend_logit_rows(c->sizes.outputs) &&
                    !model->sequential && !logits;
-    int64_t graph = 2 * e->sequences + (e->draws != NULL);
     size_t results = (size_t)(e->steps * e->outputs) * sizeof(RowScore);
+    Layer layer = extend_layer(model, cache, 0, 1);
     model_need_all(model);
     device_cache_fill(c, e, model->stream);
     device_cache_copy(c, model->stream);
+    cache->is_single = e->outputs == 1 && single_args(cache, &layer, model_lm_head(model, 1).w);
+    int64_t graph = 2 * (cache->is_single ? 0 : e->sequences) + (e->draws != NULL);
     for (int64_t step = 0; step < e->steps; step++) {
         if (!decodes || !cache->warm[graph]) {
             extend_step(model, cache, e->outputs, logits);

@@ -101,6 +101,7 @@ template <int DH, bool GATE> struct DecodeWarp {
     DecodeShared<DH>& shared;
     const int lane, warp, first_part, parts;
     DecodeHead mine; // a lane has one of the heads that the cluster computes
+    int forgotten;   // of its tokens
     unsigned heads;  // which lanes have one
     // Pages are looked up 32 turns at a time, one a lane, while the 32 before are copied.
     unsigned lookups;            // heads of which turns are left to be looked up
@@ -145,31 +146,35 @@ template <int DH, bool GATE> struct DecodeWarp {
     __device__ int64_t head_index(const DecodeHead& of) const {
         return pages_slot_head(a.pages, of.own.slot, a.append.layer, of.h);
     }
-    // Before the kernel ahead has ended. Pages of a row from which nothing is forgotten are looked up beside
-    // the count of forgotten pages.
-    __device__ void start() {
+    // Once, before start
+    __device__ void init() {
+        stages = shared.stages(parts, warp), barriers = shared.barriers[warp];
+        stage = phase = 0;
+        if (lane == 0) bulk_init(barriers, DECODE_STAGES);
+        __syncwarp();
+    }
+    // Starts loading what `start` needs of each lane's head, if its sequence has one row: the count of
+    // forgotten pages, and beside it the first pages of a row from which nothing is forgotten. It may come
+    // before the kernel ahead has ended.
+    __device__ void load(const DecodeHead& of_lane) {
         const Pages& p = a.pages;
-        int NH = (int)p.NH, clusters = (int)gridDim.x / a.blocks, cluster = (int)blockIdx.x / a.blocks;
-        int pair = lane * clusters + (cluster + lane * DECODE_DEAL) % clusters, forgotten = 0;
-        mine = {};
-        if (pair < a.pass.num_sequences * NH) mine = {a.pass.sequences[pair / NH], pair % NH, 0};
+        mine = of_lane, forgotten = 0;
         bool active = mine.own.end - mine.own.begin == 1;
         heads = lookups = __ballot_sync(~0u, active);
-        looked_up = stage = phase = 0, copies = 0;
-        if (heads == 0) return;
+        looked_up = 0, copies = 0;
         if (active) forgotten = p.forgotten[head_index(mine)] * PAGE_TOKENS;
         if (p.window && mine.own.position >= p.window) mine.visible = mine.own.position - (int)p.window + 1;
         look_up();
+    }
+    // Starts the first copies.
+    __device__ void start() {
         bool fewer = forgotten > mine.visible;
         if (fewer) mine.visible = forgotten;
         if (__shfl_sync(~0u, (int)fewer, __ffs((int)heads) - 1)) {
             lookups = heads, looked_up = 0;
             look_up();
         }
-        stages = shared.stages(parts, warp), barriers = shared.barriers[warp];
-        if (lane == 0) bulk_init(barriers, DECODE_STAGES);
-        __syncwarp();
-        for (int i = 0; i < DECODE_STAGES; i++) copy(i);
+        for (int i = 0; i < DECODE_STAGES; i++) copy((stage + i) % DECODE_STAGES);
     }
     // Starts copying the next turn, of this head or of the next one.
     __device__ void copy(int to) {
@@ -252,16 +257,19 @@ template <int DH, bool GATE> struct DecodeWarp {
             sm80_mma(acc[i], f, b[0], b[1], acc[i]);
         }
     }
-    // The new token as the last part, in the first block
-    __device__ void add_new(const Raw8& q, const Raw8& k, const Raw8& v, const HeadThread& me) {
+    // The new token as the last part, in the first block: its score, and its values
+    __device__ void add_new_key(const Raw8& q, const Raw8& k, const HeadThread& me) {
         float a[8], b[8], x = 0;
         unpack8(a, q);
         unpack8(b, k);
         for (int i = 0; i < 8; i++) x += a[i] * b[i];
         x = head_sum(x, me) * SCALE;
-        unpack8(a, v);
-        if (lane < me.lanes) store8(&shared.part_o[DECODE_PARTS][me.channel], a);
         if (lane == 0) shared.part_sum[DECODE_PARTS] = {x, 1};
+    }
+    __device__ void add_new_value(const Raw8& v, const HeadThread& me) {
+        float x[8];
+        unpack8(x, v);
+        if (lane < me.lanes) store8(&shared.part_o[DECODE_PARTS][me.channel], x);
     }
     // Joins the warp's lanes into shared memory, as the block's part `to`, and begins another part.
     __device__ void store(int to) {
@@ -307,17 +315,23 @@ __device__ static inline DecodeSum decode_join(float* channel, const DecodeSum* 
     return all;
 }
 
-// By one warp of the first block: y from all parts.
+// By one warp: eight channels of o from all parts, as attention_forward rounds it
 template <int DH>
-__device__ static inline void decode_output(const DecodeArgs& a, const DecodeShared<DH>& shared, int64_t row,
-                                            const ExtendOutputAhead& ahead, const HeadThread& me) {
-    float o[8];
+__device__ static inline void decode_value(float o[8], const DecodeShared<DH>& shared, const HeadThread& me) {
     for (int i = 0; i < 8; i++) {
         DecodeSum all =
             decode_join<DECODE_PARTS + 1>(&o[i], shared.part_sum, shared.part_o[0] + me.channel + i, DH);
         o[i] /= all.sum;
     }
-    unpack8(o, pack8(o)); // as attention_forward rounds it
+    unpack8(o, pack8(o));
+}
+
+// By one warp of the first block: y from all parts.
+template <int DH>
+__device__ static inline void decode_output(const DecodeArgs& a, const DecodeShared<DH>& shared, int64_t row,
+                                            const ExtendOutputAhead& ahead, const HeadThread& me) {
+    float o[8];
+    decode_value<DH>(o, shared, me);
     extend_output(a.out, o, (row * a.pages.NH + me.head) * DH + me.channel, ahead, me);
 }
 
@@ -352,7 +366,8 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
         pages_append_store(a.pages, a.append, rows[0], q, once);
         pages_append_store(a.pages, a.append, rows[1], k, once);
         pages_append_store(a.pages, a.append, rows[2], v, once);
-        w.add_new(q, k, v, me);
+        w.add_new_key(q, k, me);
+        w.add_new_value(v, me);
     }
     w.run();
 
@@ -380,6 +395,14 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     if (appends) decode_output(a, shared, own.begin, output, me);
 }
 
+// The lane's head of those that the cluster computes; of no sequence where there is none
+__device__ static inline DecodeHead decode_deal(const DecodeArgs& a, int lane) {
+    int NH = (int)a.pages.NH, clusters = (int)gridDim.x / a.blocks, cluster = (int)blockIdx.x / a.blocks;
+    int pair = lane * clusters + (cluster + lane * DECODE_DEAL) % clusters;
+    if (pair >= a.pass.num_sequences * NH) return {};
+    return {a.pass.sequences[pair / NH], pair % NH, 0};
+}
+
 template <int DH, bool GATE>
 __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs a) {
@@ -387,6 +410,8 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, parts = DECODE_PARTS / a.blocks;
     DecodeWarp<DH, GATE> w = {a,    *(DecodeShared<DH>*)shared_bytes,   lane,
                               warp, (int)blockIdx.x % a.blocks * parts, parts};
+    w.load(decode_deal(a, lane));
+    w.init();
     w.start();
     if (w.heads == 0) kernel_wait();
     for (unsigned left = w.heads; left; left &= left - 1) {

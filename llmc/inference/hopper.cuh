@@ -1,6 +1,6 @@
 /*
-What decode.cuh uses of Hopper: clusters of thread blocks, and bulk copies into a warp's shared memory. Code
-for GPUs before Hopper has clusters of one block and copies at once.
+What decode.cuh and single.cuh use of Hopper: clusters of thread blocks, and bulk copies into a warp's shared
+memory. Code for GPUs before Hopper has clusters of one block and copies at once.
 */
 #pragma once
 

@@ -105,6 +105,14 @@ struct Decoder {
             want.insert(want.end(), expected.begin() + position * V, expected.begin() + (position + 1) * V);
         forget();
     }
+    // The first sequence's prompt in chunks; the second one joins in the third pass.
+    void read(int64_t prompt, const Floats& expected) {
+        static const int64_t chunks[] = {4001, 37, 300, 1};
+        for (int i = 0; lengths[0] < prompt; i++)
+            pass({std::min(chunks[i % 4], prompt - lengths[0]),
+                  i == 2 ? std::min<int64_t>(prompt, BESIDE) : 0},
+                 expected);
+    }
     // As the engine does between passes
     void forget() {
         std::vector<int32_t> first((size_t)(2 * pages.heads));
@@ -121,21 +129,38 @@ struct Decoder {
     }
 };
 
+// The first sequence's tokens behind the prompt again, in steps of its own, which one kernel computes: the bits
+// of `both`, which has decoded them beside the second sequence.
+static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Floats& expected,
+                        const char* where) {
+    size_t V = (size_t)both->model->config.vocab_size, steps = (size_t)(T - prompt), different = 0;
+    Decoder alone(both->model, both->tokens, T, both->sizes.drops, both->sizes.drops_unseen);
+    alone.read(prompt, expected);
+    while (alone.lengths[0] < T) alone.pass({1, 0}, expected);
+    for (size_t i = 1; i <= steps; i++) {
+        const float *a = &alone.got[alone.got.size() - i * V], *b = &both->got[both->got.size() - 2 * i * V];
+        different += memcmp(a, b, V * sizeof *a) != 0;
+    }
+    bool kernel = decode_runs(&alone.cache->device.pages);
+    CHECK(different == 0, "%s: %zu of %zu tokens decoded alone have other logits", where, different, steps);
+    CHECK(T <= 4 || both->model->sequential || (alone.cache->graphs[0] != NULL) == kernel,
+          "%s: decoding alone is %sone kernel", where, kernel ? "not " : "");
+}
+
 // dropped: the least share of pages that are given back.
 static void check_decoding(const char* spec, int64_t T, bool drops, bool unseen, double dropped) {
-    static const int64_t chunks[] = {4001, 37, 300, 1};
     cpu::Model start = cpu::variant_model(spec, 1, 1);
     int32_t* tokens = cpu::random_tokens(&start, T, 0);
     Model model = model_of(start, T);
     Floats expected = forward_logits(&model, tokens);
     Decoder d(&model, tokens, T, drops, unseen);
-    int64_t prompt = T > DECODED ? T - DECODED : 0, beside = std::min<int64_t>(prompt, BESIDE);
-    for (int i = 0; d.lengths[0] < prompt; i++) // the second sequence joins in the third pass
-        d.pass({std::min(chunks[i % 4], prompt - d.lengths[0]), i == 2 ? beside : 0}, expected);
+    int64_t prompt = T > DECODED ? T - DECODED : 0;
+    d.read(prompt, expected);
     while (d.lengths[0] < T) d.pass({1, 1}, expected);
     char where[160];
     snprintf(where, sizeof where, "%s, %lld tokens%s%s", spec, (long long)T, drops ? ", dropping" : "",
              unseen ? " by seen" : "");
+    check_alone(&d, T, prompt, expected, where);
     double error = d.error(), share = (double)d.pages.forgotten / (double)d.pages.most_held;
     CHECK(error <= LOGITS_LIMIT, "%s: logits are off by %.2e", where, error);
     cudaGraphExec_t graph = d.cache->graphs[2 * 2]; // of two sequences, without draws
@@ -210,6 +235,8 @@ int main(int argc, char** argv) {
         check_decoding("transformer-llama hidden_size=128 intermediate_size=72", T, true, false, 0);
         check_decoding("transformer-pro hidden_size=256 intermediate_size=72", T, true, false, 0);
     }
+    if (argc < 2 || atoll(argv[1]) == 1000) // two parts of a head a block
+        check_decoding("fox-pro hidden_size=1152 num_heads=18 intermediate_size=72", 1000, true, false, 0.1);
     check_visit("fox-pro hidden_size=128 intermediate_size=72", 300);
     check_visit("transformer-llama hidden_size=256 intermediate_size=72", 129);
     printf("worst error of logits: %.2e, limit %.2e: %s\n", worst, LOGITS_LIMIT, worst_where);
