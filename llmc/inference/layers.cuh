@@ -194,7 +194,8 @@ static inline bool single_args(Cache* cache, const Layer* layer, const bf16* lm_
     const ProjLayout* proj = &layer->table->proj;
     SingleArgs* a = &cache->single;
     int64_t d = c->hidden_size, I = config_mlp_size(c), rows = proj->rows, S = matmul_padded(rows);
-    if (!device->model.layers || device->pass.num_rows != 1 || device->pass.num_decoded != 1) return false;
+    if (!device->model.layers || I == 0 || device->pass.num_rows != 1 || device->pass.num_decoded != 1)
+        return false;
     if (!a->counters) single_reset(cache, layer->stream);
     *a = {};
     a->counters = cache->acts.counters, a->logits = cache->acts.logits;
