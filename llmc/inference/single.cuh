@@ -15,8 +15,12 @@ layers:
     down             x = mid + Wd act
 
 What one of them hands to the next are words with tags, which the blocks poll. A tag belongs to a layer of a
-step and is never used again. A word is written again only when all that it was read for has been read, as
-each part needs all of the part before it, and blocks without a share of a part do not read its input.
+step and is used again 2^32 layers later. A word is written again only when all that it was read for has been
+read, as each part needs all of the part before it, and blocks without a share of a part do not read its
+input.
+
+All blocks have to run at once. They do, as each takes a multiprocessor's shared memory and there are as many
+blocks as multiprocessors; kernels of other streams delay them.
 
 Called by the GPU trainer on Hopper.
 */
