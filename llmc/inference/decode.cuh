@@ -271,6 +271,14 @@ template <int DH, bool GATE> struct DecodeWarp {
         unpack8(x, v);
         if (lane < me.lanes) store8(&shared.part_o[DECODE_PARTS][me.channel], x);
     }
+    // By one thread, when all parts have read the gate's state: appends the new token's, and updates it.
+    __device__ void store_gate() const {
+        double2* state = a.pages.gates + head_index(now);
+        double2 before = now.own.position > 0 ? *state : double2{};
+        double weights = 1 + exp(cum_logf - before.x) * before.y; // the difference is exact
+        pages_gate_store(a.pages, a.append, now.own, now.h, now.own.position, cum_logf, weights);
+        *state = {cum_logf, weights};
+    }
     // Joins the warp's lanes into shared memory, as the block's part `to`, and begins another part.
     __device__ void store(int to) {
         float total = sum.sum, *o = shared.warp_o(to, warp);
@@ -347,8 +355,7 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     PagesAhead ahead[3] = {pages_append_ahead(a.pages, a.append, rows[0], me)};
     for (int kind = 1; appends && kind < 3; kind++)
         ahead[kind] = pages_append_ahead(a.pages, a.append, rows[kind], me);
-    double2* state = a.pages.gates + w.head_index(w.now);
-    double cum_logf = GATE && own.position > 0 ? state->x : 0;
+    double cum_logf = GATE && own.position > 0 ? a.pages.gates[w.head_index(w.now)].x : 0;
     if (first) kernel_wait();
 
     Raw8 q = pages_append_value(a.pages, a.append, rows[0], ahead[0], me);
@@ -384,12 +391,7 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
         if (i % DH == 0) cluster_store(&shared.part_sum[part].sum, sum.sum);
     }
     cluster_arrive();
-    if (GATE && block == 0 && w.warp == 1 && lane == 0) {
-        double2 before = own.position > 0 ? *state : double2{};
-        double weights = 1 + exp(w.cum_logf - before.x) * before.y; // the difference is exact
-        pages_gate_store(a.pages, a.append, own, me.head, own.position, w.cum_logf, weights);
-        *state = {w.cum_logf, weights};
-    }
+    if (GATE && block == 0 && w.warp == 1 && lane == 0) w.store_gate();
     __syncwarp();
     cluster_wait();
     if (appends) decode_output(a, shared, own.begin, output, me);

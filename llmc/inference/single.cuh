@@ -167,12 +167,7 @@ template <int DH, bool GATE> struct SingleAttention {
         once.active = w.lane < DH / 8;
         if (w.warp < 3)
             pages_append_store(args.pages, args.append, row(w.warp), load_raw8(own + me.channel), once);
-        if (!GATE || w.warp != 3 || w.lane > 0) return;
-        double2* state = args.pages.gates + w.head_index(head());
-        double2 before = sequence.position > 0 ? *state : double2{};
-        double weights = 1 + exp(w.cum_logf - before.x) * before.y; // the difference is exact
-        pages_gate_store(args.pages, args.append, sequence, me.head, sequence.position, w.cum_logf, weights);
-        *state = {w.cum_logf, weights};
+        if (GATE && w.warp == 3 && w.lane == 0) w.store_gate();
     }
     // The block's parts of the layer that has been loaded
     __device__ void run(uint32_t tag) {
