@@ -265,6 +265,7 @@ __device__ static inline void single_layers(const SingleArgs& a, char* shared,
 template <int DH, bool GATE>
 __global__ static void __launch_bounds__(SINGLE_THREADS, 1)
     single_kernel(const __grid_constant__ SingleArgs a) {
+#if SM90_CODE
     extern __shared__ __align__(1024) char bytes[];
     int tid = (int)threadIdx.x, lane = tid % 32;
     if (tid == 0) single_init(bytes, a.ring);
@@ -292,6 +293,7 @@ __global__ static void __launch_bounds__(SINGLE_THREADS, 1)
     single_layers<DH, GATE>(a, bytes, attention, tag);
     if (tid > 0 || atomicAdd(&a.counters[1], 1) < gridDim.x - 1) return;
     a.counters[1] = 0, a.counters[0] += (uint32_t)a.layers + 1;
+#endif
 }
 
 // ----------------------------------------------------------------------------
