@@ -49,7 +49,8 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     int64_t d = (int64_t)NH * V, row = is_delta ? d : d + 256, n = B * T;
     shape = {B, T, NH, 128, V, row, is_delta ? 128 : 0, is_delta ? 3 * d : d, is_delta ? 0.0884f : 1.0f};
     bf16* keys = random_array<bf16>(2 * n * row, 0.0884f);
-    scan = {keys, keys + n * row, random_array<bf16>(n * shape.value_row, 1), NULL, NULL, NULL, NULL, NULL};
+    scan = {keys, keys + n * row, random_array<bf16>(n * shape.value_row, 1), NULL, NULL, NULL, NULL, NULL,
+            NULL};
     float* gate = random_array<float>(n * NH, 1);
     fill_kernel<<<2048, 256>>>(gate, n * NH, 7, is_delta ? 0.5f : 0.05f);
     std::vector<float> host((size_t)(n * NH));
@@ -57,6 +58,7 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     for (float& x : host) x = is_delta ? fabsf(x) : -fabsf(x);
     CUDA_CHECK(cudaMemcpy(gate, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice));
     (is_delta ? scan.beta : scan.log_decay) = gate;
+    if (!is_delta) scan.skip = random_array<float>(n * NH, 100);
     scan.saved = device_array<char>((int64_t)scan_saved_bytes(&shape));
     scan.scratch = device_array<char>((int64_t)scan_scratch_bytes(&shape, true));
     gradients = {device_array<bf16>(n * row),
@@ -76,10 +78,10 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
 }
 
 static void free_inputs(void) {
-    void* all[] = {(void*)scan.q,   (void*)scan.v,         scan.saved,   scan.scratch,
-                   gradients.dq,    gradients.dk,          gradients.dv, gradients.dlog_decay,
-                   gradients.dbeta, (void*)gradients.dout, out,          (void*)scan.log_decay,
-                   (void*)scan.beta};
+    void* all[] = {(void*)scan.q,    (void*)scan.v,         scan.saved,   scan.scratch,
+                   gradients.dq,     gradients.dk,          gradients.dv, gradients.dlog_decay,
+                   gradients.dbeta,  (void*)gradients.dout, out,          (void*)scan.log_decay,
+                   (void*)scan.beta, (void*)scan.skip};
     for (void* p : all) CUDA_CHECK(cudaFree(p));
 }
 
@@ -95,10 +97,10 @@ static void bench_decay(int64_t B, int64_t T, int NH) {
     double state_gemm = 2 * n * NH * DECAY_STATE, pair_gemm = n * NH * DECAY_CHUNK * DECAY_V;
     print_phases("Mamba-2",
                  {
-                     {"cum", 2 * gate, 0, [] { decay_cum(&decay, &scan, &shape, 0); }},
+                     {"cum", 4 * gate, 0, [] { decay_cum(&decay, &scan, &shape, 0); }},
                      {"states", k + v + gate + states, state_gemm,
                       [] { decay_states(&decay, &scan, NULL, SCAN_FORWARD, &shape, 0); }},
-                     {"output", 2 * k + 2 * v + gate + states, state_gemm + pair_gemm,
+                     {"output", 2 * k + 2 * v + 2 * gate + states, state_gemm + pair_gemm,
                       [] { decay_output(out, &decay, &scan, &shape, 0); }},
                      {"dstates", k + v + gate + states, state_gemm,
                       [] { decay_states(&decay, &scan, gradients.dout, SCAN_BACKWARD, &shape, 0); }},

@@ -30,12 +30,13 @@ flight to shared memory. A tile whose tokens and channels all exist is computed 
 typedef struct {
     int64_t NH;
     float *steps, *log_decay;         // [B, T, NH] step, and -step e^A_log; steps NULL: none
+    float* skip;                      // [B, T, NH] D / step
     const bf16* dt;                   // column of proj
     bf16* ddt;                        // column of dproj
     const float *dt_bias, *A_log, *D; // [NH]
     float *ddt_bias, *dA_log, *dD;    // [NH]
     const float* dlog_decay;          // [B, T, NH]
-    const bf16* dout;                 // [B, T, NH, dh] gradient of o + D s
+    const bf16* dout;                 // [B, T, NH, dh] gradient of o, to which D s was added
 } HeadSteps;
 
 typedef struct {

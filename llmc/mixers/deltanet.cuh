@@ -160,7 +160,7 @@ static inline Conv deltanet_conv(const Layer* layer) {
 }
 
 static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, void* saved, void* scratch) {
-    return {qkv, qkv + d, qkv + 2 * d, NULL, beta, NULL, saved, scratch};
+    return {qkv, qkv + d, qkv + 2 * d, NULL, beta, NULL, NULL, saved, scratch};
 }
 
 static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {

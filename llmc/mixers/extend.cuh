@@ -161,6 +161,7 @@ __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
     int group = (int)threadIdx.x / (STEP_COLUMNS / 4);
     int64_t row = sequence.begin, head = row * s.NH + h, keys = row * s.key_row + h * s.key_head;
     float decay = in.log_decay ? expf(in.log_decay[head]) : 1, beta = in.beta ? in.beta[head] : 1;
+    float skip = in.skip ? in.skip[head] : 0; // only without beta: u is v
     float* state = a.states + ((int64_t)sequence.slot * s.NH + h) * K * V + column;
     bool active = column < V;
     Pack4 S[ROWS] = {};
@@ -191,7 +192,7 @@ __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
     }
     scan_step_sum(out, sums[1]);
     if (!active || group > 0) return;
-    for (int j = 0; j < 4; j++) out[j] *= s.scale;
+    for (int j = 0; j < 4; j++) out[j] = out[j] * s.scale + skip * u[j];
     store_bf16x4(a.o + head * V + column, Pack4{{out[0], out[1], out[2], out[3]}});
 }
 
@@ -222,6 +223,7 @@ static inline void scan_extend(bf16* o, float* states, const Scan* rows, const S
             part.v += begin * shape->value_row;
         if (part.log_decay) part.log_decay += begin * NH;
         if (part.beta) part.beta += begin * NH;
+        if (part.skip) part.skip += begin * NH;
         part.state = slot_state(states, size, sequence, stream);
         scan_forward(o + begin * NH * shape->V, &part, &one, stream);
     });

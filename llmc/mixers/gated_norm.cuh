@@ -1,18 +1,16 @@
 /*
 Mamba-2's way from the recurrence to its output projection, and what surrounds its time steps:
 
-    step = softplus(dt + dt_bias)    at least 1e-30; log decay = -step e^A_log
-    g = (o + D x) silu(z)            x = v / step
-    y = RMSNorm(g)                   over all di = NH P channels
+    step = softplus(dt + dt_bias)    at least 1e-30; log decay = -step e^A_log; skip = D / step
+    y = RMSNorm(o silu(z))           over all di channels
 
-    v        bf16 columns of a row of C elements: step x, as the recurrence reads it; x itself is not stored
     z, dz    columns of proj and dproj, bf16, row_stride elements from row to row
-    o, y     bf16 [rows, di]; dout, the gradient of o + D x, too
-    steps    float [rows, NH], as log_decay
+    o, y     bf16 [rows, di]; dout, the gradient of o, too
+    steps    float [rows, NH], as log_decay and skip
 
 Called by mamba2.cuh. As in rmsnorm.cuh a thread block has a row, and a thread eight channels of it; the
-backward pass loops over rows and adds up the gradient of the norm's weight. P is a multiple of 8. The least
-step makes v / step exact: such a step adds nothing to a state, but D x still counts.
+backward pass loops over rows and adds up the gradient of the norm's weight. The least step makes skip times
+step x exact: such a step adds nothing to a state, but D x still counts.
 */
 #pragma once
 
@@ -33,10 +31,11 @@ __global__ static void __launch_bounds__(256)
         if (step < LEAST_STEP) step = LEAST_STEP; // NaN stays
         h.steps[row * h.NH + head] = step;
         h.log_decay[row * h.NH + head] = -step * expf(h.A_log[head]);
+        h.skip[row * h.NH + head] = h.D[head] / step;
     }
 }
 
-// Writes steps and log_decay from dt.
+// Writes steps, log_decay and skip from dt.
 static inline void head_steps_forward(const HeadSteps* h, int64_t rows, int64_t row_stride,
                                       cudaStream_t stream) {
     Range range("time steps", RANGE_FORWARD, stream);
@@ -44,45 +43,24 @@ static inline void head_steps_forward(const HeadSteps* h, int64_t rows, int64_t 
 }
 
 typedef struct {
-    const bf16 *o, *v, *z;
-    const float* steps;
-    const float* D; // [NH]
+    const bf16 *o, *z;
     bf16* dz;
-    int64_t NH, P, C, row_stride;
+    int64_t row_stride;
     int64_t padding; // columns behind the R first ones of dproj, from `end` on, which become 0
     bf16* end;
     Norm norm; // over di channels
 } GatedNorm;
 
-// What a thread reads of one row.
-struct GatedRow {
-    Raw8 o, v, z;
-    float step;
-};
-
-__device__ static inline GatedRow gated_load(const GatedNorm& p, int64_t row, int c, int head) {
-    return {load_raw8_once(p.o + row * p.norm.d + c), load_raw8_once(p.v + row * p.C + c),
-            load_raw8_once(p.z + row * p.row_stride + c), p.steps[row * p.NH + head]};
-}
-
-// o + D x of eight channels
-__device__ static inline void gated_total(float total[8], const GatedRow& row, float D) {
-    float v[8], scale = D / row.step;
-    unpack8(total, row.o);
-    unpack8(v, row.v);
-    for (int i = 0; i < 8; i++) total[i] += scale * v[i];
-}
-
 __global__ static void __launch_bounds__(1024)
     gated_norm_forward_kernel(bf16* y, const __grid_constant__ GatedNorm p) {
     __shared__ float sums[32];
-    int d = (int)p.norm.d, c = 8 * (int)threadIdx.x, head = c / (int)p.P;
+    int d = (int)p.norm.d, c = 8 * (int)threadIdx.x;
+    int64_t row = blockIdx.x;
     float g[8] = {}, w[8] = {}, sum = 0;
     if (c < d) {
-        GatedRow row = gated_load(p, blockIdx.x, c, head);
         float z[8];
-        gated_total(g, row, p.D[head]);
-        unpack8(z, row.z);
+        unpack8(g, load_raw8_once(p.o + row * d + c));
+        unpack8(z, load_raw8_once(p.z + row * p.row_stride + c));
         unpack8(w, load_raw8(p.norm.weight + c));
         for (int i = 0; i < 8; i++) {
             g[i] *= z[i] * sigmoidf(z[i]);
@@ -90,10 +68,10 @@ __global__ static void __launch_bounds__(1024)
         }
     }
     float rstd = norm_rstd(__fdividef(block_sum_all(sum, sums), (float)d), (float)p.norm.eps);
-    if (threadIdx.x == 0) p.norm.rstd[blockIdx.x] = rstd;
+    if (threadIdx.x == 0) p.norm.rstd[row] = rstd;
     if (c >= d) return;
     for (int i = 0; i < 8; i++) g[i] *= rstd * w[i]; // as the backward pass
-    store16_once(y + (int64_t)blockIdx.x * d + c, pack8(g));
+    store16_once(y + row * d + c, pack8(g));
 }
 
 // Writes y and rstd.
@@ -104,11 +82,11 @@ static inline void gated_norm_forward(bf16* y, const GatedNorm* p, cudaStream_t 
 
 // What a thread reads of the next row, in flight; of shared memory it reads but what it copied itself.
 typedef struct {
-    Raw8 o[GATED_NORM_MOST / 8], v[GATED_NORM_MOST / 8], z[GATED_NORM_MOST / 8];
+    Raw8 o[GATED_NORM_MOST / 8], z[GATED_NORM_MOST / 8];
 } GatedCopies;
 typedef struct {
     Raw8 dy;
-    float step, rstd;
+    float rstd;
 } GatedAhead;
 
 // Starts reading a row; zeros where there is none. c: 0 and `active` false behind the last channel.
@@ -117,10 +95,9 @@ __device__ static inline GatedAhead gated_start(GatedCopies& copies, const bf16*
     bool exists = active && row < p.norm.rows;
     if (!exists) row = 0;
     cp_async16(smem_address(copies.o + threadIdx.x), p.o + row * p.norm.d + c, exists);
-    cp_async16(smem_address(copies.v + threadIdx.x), p.v + row * p.C + c, exists);
     cp_async16(smem_address(copies.z + threadIdx.x), p.z + row * p.row_stride + c, exists);
     if (!exists) return {};
-    return {load_raw8_once(dy + row * p.norm.d + c), p.steps[row * p.NH + c / (int)p.P], p.norm.rstd[row]};
+    return {load_raw8_once(dy + row * p.norm.d + c), p.norm.rstd[row]};
 }
 
 __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
@@ -131,41 +108,40 @@ __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
     int d = (int)p.norm.d, c = 8 * (int)threadIdx.x;
     bool active = c < d;
     if (!active) c = 0;
-    float dw[8] = {}, D = active ? p.D[c / (int)p.P] : 0;
+    float dw[8] = {};
     Raw8 weight = {};
     if (active) weight = load_raw8(p.norm.weight + c);
     int buffer = 0;
     GatedAhead ahead = gated_start(copies, dy, p, blockIdx.x, c, active);
     for (int64_t at = blockIdx.x; at < p.norm.rows; at += gridDim.x, buffer ^= 1) {
         cp_async_wait_all();
-        GatedRow row = {copies.o[threadIdx.x], copies.v[threadIdx.x], copies.z[threadIdx.x], ahead.step};
-        Raw8 gradient = ahead.dy;
-        float total[8] = {}, g[8], z[8], w[8], gx = 0, rstd = ahead.rstd;
-        if (active) gated_total(total, row, D);
+        Raw8 raw_z = copies.z[threadIdx.x], gradient = ahead.dy;
+        float o[8], g[8], z[8], w[8], gx = 0, rstd = ahead.rstd;
+        unpack8(o, copies.o[threadIdx.x]);
         unpack8(g, gradient);
-        unpack8(z, row.z);
+        unpack8(z, raw_z);
         unpack8(w, weight);
         for (int i = 0; i < 8; i++) {
-            float gated = total[i] * (z[i] * sigmoidf(z[i]));
+            float gated = o[i] * (z[i] * sigmoidf(z[i]));
             dw[i] += g[i] * gated * rstd;
             gx += g[i] * w[i] * gated;
         }
         ahead = gated_start(copies, dy, p, at + gridDim.x, c, active); // this row's have been used
         float mean = __fdividef(block_sum_all(gx, sums[buffer]), (float)d) * rstd * rstd;
         unpack8(g, gradient); // again: fewer registers are in use across the sum
-        unpack8(z, row.z);
+        unpack8(z, raw_z);
         unpack8(w, weight);
         for (int i = 0; i < 8; i++) {
-            float open = sigmoidf(z[i]), gated = total[i] * (z[i] * open);
+            float open = sigmoidf(z[i]), gated = o[i] * (z[i] * open);
             float dgated = rstd * (g[i] * w[i] - gated * mean);
             w[i] = gated * (rstd * w[i]); // y
             g[i] = dgated * (z[i] * open);
-            total[i] *= dgated * (open * (1 + z[i] * (1 - open))); // dz
+            o[i] *= dgated * (open * (1 + z[i] * (1 - open))); // dz
         }
         if (active) {
             if (y) store16_once(y + at * d + c, pack8(w));
             store16_once(dout + at * d + c, pack8(g));
-            store16_once(p.dz + at * p.row_stride + c, pack8(total));
+            store16_once(p.dz + at * p.row_stride + c, pack8(o));
         }
         for (int i = (int)threadIdx.x; i < p.padding; i += (int)blockDim.x)
             p.end[at * p.row_stride + i] = __float2bfloat16(0);

@@ -1,13 +1,13 @@
 /*
 The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, with one group of B and C: out
-= residual + Wo RMSNorm((o + D x) silu(z)), the norm over all di = 2 d channels, and
+= residual + Wo RMSNorm(o silu(z)), the norm over all di = 2 d channels, and
 
     z, x~, B~, C~, dt = W in                           one projection
     x, B, C = silu(conv4(x~, B~, C~) + bias)           conv.cuh, which multiplies x by the steps
     step = softplus(dt + dt_bias)                      gated_norm.cuh
-    o = the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    llmc/scan
+    o = D x + the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    llmc/scan
 
-x itself is nowhere in memory: v / step is as precise. A row of the GPU trainer's mixers. Rows of proj have S
+x itself is nowhere in memory: v / step is as precise, and D x is (D / step) v. A row of the GPU trainer's mixers. Rows of proj have S
 elements, those of its GEMM, of which the first R are in use. Its padding has no gradient.
 */
 #pragma once
@@ -24,13 +24,14 @@ elements, those of its GEMM, of which the first R are in use. Its padding has no
     X(bf16, vbc, none, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
     X(float, steps, qkv, BT * NH)              /* [L,B,T,NH] */ \
     X(float, log_decay, qkv, BT * NH)          /* [L,B,T,NH] */ \
+    X(float, skip, never, BT * NH)             /* [B,T,NH] D / step */ \
     X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, qkv, BT * di)                   /* [L,B,T,NH,P] without D x */ \
+    X(bf16, o, qkv, BT * di)                   /* [L,B,T,NH,P] */ \
     X(float, rstd, qkv, BT)                    /* [L,B,T] */ \
     X(bf16, y, none, BT * di)                  /* [L,B,T,di] */ \
     X(bf16, dproj, never, backward * BT * S)   /* [B,T,S] */ \
     X(bf16, dvbc, never, backward * BT * C)    /* [B,T,C] */ \
-    X(bf16, dy, never, backward * BT * di)     /* [B,T,di] gradient of y, then of o + D x */ \
+    X(bf16, dy, never, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
     X(float, dlog_decay, never, backward * BT * NH) /* [B,T,NH] */
 
 // type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
@@ -40,6 +41,7 @@ elements, those of its GEMM, of which the first R are in use. Its padding has no
     X(bf16, vbc, never, R * C)                 /* [R,C] */ \
     X(float, steps, never, R * NH)             /* [R,NH] */ \
     X(float, log_decay, never, R * NH)         /* [R,NH] */ \
+    X(float, skip, never, R * NH)              /* [R,NH] */ \
     X(bf16, o, never, R * di)                  /* [R,di] */ \
     X(float, rstd, never, R)                   /* [R] not read */ \
     X(char, saved, never, saved_bytes)         /* of a scan */ \
@@ -108,8 +110,8 @@ static inline size_t mamba2_scratch_bytes(const Layer* layer) {
 // ----------------------------------------------------------------------------
 // the mixer
 
-// The convolution, with the steps of a pass.
-static inline Conv mamba2_conv(const Layer* layer, bf16* proj, float* steps, float* log_decay) {
+// The convolution, with the steps of a pass, whose activations are Mamba2Acts or Mamba2States.
+template <class Acts> static inline Conv mamba2_conv(const Layer* layer, bf16* proj, const Acts& a) {
     const Config* c = layer->config;
     int64_t di = config_inner_size(c), R = layer->table->proj.rows;
     Conv conv = {};
@@ -120,7 +122,8 @@ static inline Conv mamba2_conv(const Layer* layer, bf16* proj, float* steps, flo
     conv.dweight = layer_param(layer, layer->grads, P_CONV),
     conv.dbias = layer_param(layer, layer->grads, P_CONV_BIAS);
     conv.dh = config_head_size(c);
-    h->NH = c->num_heads, h->steps = steps, h->log_decay = log_decay, h->dt = proj + R - c->num_heads;
+    h->NH = c->num_heads, h->dt = proj + R - c->num_heads;
+    h->steps = a.steps, h->log_decay = a.log_decay, h->skip = a.skip;
     h->dt_bias = layer_param_fp32(layer, P_DT_BIAS),
     h->ddt_bias = layer_param(layer, layer->grads, P_DT_BIAS);
     h->A_log = layer_param_fp32(layer, P_A_LOG), h->dA_log = layer_param(layer, layer->grads, P_A_LOG);
@@ -131,16 +134,14 @@ static inline Conv mamba2_conv(const Layer* layer, bf16* proj, float* steps, flo
 static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShape* s, void* saved,
                                void* scratch) {
     const bf16* B = vbc + s->NH * s->V;
-    return {B + s->K, B, vbc, conv->steps.log_decay, NULL, NULL, saved, scratch};
+    return {B + s->K, B, vbc, conv->steps.log_decay, NULL, conv->steps.skip, NULL, saved, scratch};
 }
 
 // The gate and norm over what a pass computed by `conv`.
-static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf16* vbc, const bf16* proj,
-                                    const Conv* conv, float* rstd) {
+static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf16* proj, const Conv* conv,
+                                    float* rstd) {
     GatedNorm p = {};
-    p.o = o, p.v = vbc, p.z = proj;
-    p.steps = conv->steps.steps, p.D = conv->steps.D;
-    p.NH = conv->steps.NH, p.P = conv->dh, p.C = conv->C, p.row_stride = conv->stride;
+    p.o = o, p.z = proj, p.row_stride = conv->stride;
     p.norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
     return p;
 }
@@ -148,9 +149,9 @@ static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf1
 static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
     Mamba2Acts a = mamba2_acts(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
-    Conv conv = mamba2_conv(layer, a.proj, a.steps, a.log_decay);
+    Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
-    GatedNorm gate = mamba2_gate(layer, a.o, a.vbc, a.proj, &conv, a.rstd);
+    GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
@@ -165,9 +166,9 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
 static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, const bf16* dout) {
     Mamba2Acts a = mamba2_acts(layer);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
-    Conv conv = mamba2_conv(layer, a.proj, a.steps, a.log_decay);
+    Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
-    GatedNorm gate = mamba2_gate(layer, a.o, a.vbc, a.proj, &conv, a.rstd);
+    GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
     int64_t di = gate.norm.d, R = layer->table->proj.rows;
     bf16* dB = a.dvbc + di;
@@ -191,9 +192,9 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     Mamba2States a;
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
-    Conv conv = mamba2_conv(layer, e->proj, a.steps, a.log_decay);
+    Conv conv = mamba2_conv(layer, e->proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
-    GatedNorm gate = mamba2_gate(layer, a.o, a.vbc, e->proj, &conv, a.rstd);
+    GatedNorm gate = mamba2_gate(layer, a.o, e->proj, &conv, a.rstd);
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
     y.x = e->y;

@@ -1,7 +1,7 @@
 /*
 Outputs of the recurrence with one decay a head, from the states that decay_states.cuh stored:
 
-    o_i = scale (e^(b_i) S0^T q_i + sum over j <= i of the chunk of (q_i k_j) e^(b_i - b_j) v_j)
+    o_i = scale (e^(b_i) S0^T q_i + sum over j <= i of the chunk of (q_i k_j) e^(b_i - b_j) v_j) + skip_i v_i
 
 A thread block has one chunk of 128 tokens and walks over heads: Q K^T, which they share, is computed once and
 stays in registers, in fp32. A warp has 16 tokens.
@@ -127,7 +127,7 @@ struct DecayOutput {
         bf16 q[DECAY_CHUNK * DECAY_K];
         Stage stage[STAGES]; // k is in the last one before the first head
         bf16 out[THREADS / 32][16 * DECAY_V];
-        float cum[STAGES][DECAY_CHUNK];
+        float cum[STAGES][DECAY_CHUNK], skip[STAGES][DECAY_CHUNK];
         uint64_t full[STAGES + 1]; // mbarriers: of the stages, and of q and k
     };
     static_assert(sizeof(Stage) >= DECAY_CHUNK * DECAY_K * sizeof(bf16), "k fits");
@@ -159,6 +159,23 @@ __device__ static inline void decay_output_pairs(float (&acc)[1][8][4], const fl
     panels_matmul(acc, p, Panels<DECAY_CHUNK, true>(v), first * 16);
 }
 
+// The strip's rows of o from those without `scale` and skip v
+__device__ static inline void decay_output_end(float (&acc)[1][8][4], float scale, const float* skip,
+                                               const bf16* v, const DecayBlock& block) {
+    float of_row[2] = {};
+    if (skip) of_row[0] = skip[block.row()], of_row[1] = skip[block.row() + 8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t x[4] = {};
+        if (skip) Panels<DECAY_CHUNK, false>(v, block.strip * 16).load_a(x, k * 16);
+        for (int r = 0; r < 4; r++) {
+            float* o = &acc[0][2 * k + r / 2][r % 2 * 2];
+            const float2 y = unpack_bf16x2(x[r]);
+            o[0] = o[0] * scale + of_row[r % 2] * y.x, o[1] = o[1] * scale + of_row[r % 2] * y.y;
+        }
+    }
+}
+
 static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
     decay_output_kernel(bf16* o, const __grid_constant__ DecayOutputTensors tensors,
                         const __grid_constant__ DecayWork work, const __grid_constant__ ScanShape s) {
@@ -173,12 +190,13 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
         F::Stage& stage = shared.stage[i];
         uint64_t* full = &shared.full[i];
         if (h < block.heads_end && panel_copier(0)) {
-            panel_expect(full, sizeof stage + sizeof shared.cum[i]);
+            panel_expect(full, sizeof stage + (work.skip ? 2 : 1) * sizeof shared.cum[i]);
             decay_copy_tile<false, F::THREADS>(stage.v, tensors.v, block, h, full);
             panel_copy<DECAY_K, F::THREADS>(stage.state, tensors.states, 0, 0,
                                             (int)block.at(work, s, h, DECAY_K), full);
-            panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], work.cum + block.at(work, s, h, DECAY_CHUNK),
-                                            full);
+            int64_t numbers = block.at(work, s, h, DECAY_CHUNK);
+            panel_copy_numbers<DECAY_CHUNK>(shared.cum[i], work.cum + numbers, full);
+            if (work.skip) panel_copy_numbers<DECAY_CHUNK>(shared.skip[i], work.skip + numbers, full);
         }
         panel_commit();
     };
@@ -214,8 +232,9 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
         if (first > 0) decay_output_pairs<true>(acc, before, shared.stage[i].v, factors, 0, block);
         decay_output_pairs<false>(acc, own, shared.stage[i].v, factors, first, block);
         bf16* to = o + ((block.b * T + block.first + block.strip * 16) * s.NH + h) * DECAY_V;
+        decay_output_end(acc, s.scale, work.skip ? shared.skip[i] : NULL, shared.stage[i].v, block);
         sm80_store<DECAY_V>(to, (int64_t)s.NH * DECAY_V, left, shared.out[tid / 32], acc,
-                            [&](int, int) { return s.scale; });
+                            [](int, int) { return 1.0f; });
     }
 }
 
@@ -231,6 +250,7 @@ static inline void decay_output(bf16* o, const DecayWork* work, const Scan* a, c
 static inline void decay_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
     ScanMemory memory = scan_memory(a);
     DecayWork work = decay_work(&memory, s, false);
+    if (!a->skip) work.skip = NULL;
     decay_cum(&work, a, s, stream);
     decay_states(&work, a, NULL, SCAN_FORWARD, s, stream);
     decay_output(o, &work, a, s, stream);

@@ -21,6 +21,7 @@ enum { DECAY_CHUNK = 128, DECAY_K = 128, DECAY_V = 64, DECAY_STATE = DECAY_K * D
 struct DecayWork {
     float* cum;    // [B,NH,chunks,CHUNK] log2(e) b
     bf16* states;  // [B,NH,chunks,K,V] S0
+    float* skip;   // [B,NH,chunks,CHUNK], of a forward pass; NULL without
     bf16* dstates; // [B,NH,chunks,K,V] dS1
     float* dots;   // [B,NH,chunks,DECAY_DOTS] parts of <e^(b_C) S0, dS1>
     // [B,NH,chunks,CHUNK] sums that dlog_decay is made of, as decay_backward.cuh names them: a row's of g and
@@ -41,7 +42,10 @@ static inline DecayWork decay_work(ScanMemory* memory, const ScanShape* s, bool 
     d.groups = (int)ceil_div<int64_t>(s->NH, d.group_heads);
     d.cum = memory->saved.take<float>(rows);
     d.states = memory->saved.take<bf16>(heads * d.chunks * DECAY_STATE);
-    if (!backward) return d;
+    if (!backward) {
+        d.skip = arena->take<float>(rows);
+        return d;
+    }
     d.dstates = arena->take<bf16>(heads * d.chunks * DECAY_STATE);
     d.dots = arena->take<float>(heads * d.chunks * DECAY_DOTS);
     d.g_rows = arena->take<float>(rows);
@@ -71,10 +75,11 @@ __device__ static inline float warp_sum_before(float x) {
     return sum - x;
 }
 
-// Writes work.cum. A thread block has one chunk (blockIdx.x, over all sequences) of DECAY_HEADS heads.
+// Writes work.cum, and where there is one work.skip. A thread block has one chunk (blockIdx.x, over all
+// sequences) of DECAY_HEADS heads.
 static __global__ void __launch_bounds__(DECAY_THREADS)
-    decay_cum_kernel(DecayWork work, const float* log_decay, ScanShape s) {
-    __shared__ float tile[DECAY_HEADS][DECAY_CHUNK + 1];
+    decay_cum_kernel(DecayWork work, const float* log_decay, const float* skip, ScanShape s) {
+    __shared__ float tile[2][DECAY_HEADS][DECAY_CHUNK + 1];
     int first = (int)blockIdx.y * DECAY_HEADS, lane = (int)threadIdx.x % 32,
         b = (int)blockIdx.x / work.chunks;
     int chunk = (int)blockIdx.x % work.chunks;
@@ -82,18 +87,21 @@ static __global__ void __launch_bounds__(DECAY_THREADS)
     for (int i = 0; i < DECAY_HEADS * DECAY_CHUNK / DECAY_THREADS; i++) {
         int h = (int)threadIdx.x % DECAY_HEADS,
             t = i * (DECAY_THREADS / DECAY_HEADS) + (int)threadIdx.x / DECAY_HEADS;
-        int64_t at = (int64_t)chunk * DECAY_CHUNK + t;
+        int64_t at = (int64_t)chunk * DECAY_CHUNK + t, from = (b * s.T + at) * s.NH + first + h;
         bool exists = first + h < s.NH && at < s.T;
-        tile[h][t] = exists ? log_decay[(b * s.T + at) * s.NH + first + h] * 1.44269504f : 0;
+        tile[0][h][t] = exists ? log_decay[from] * 1.44269504f : 0;
+        if (work.skip) tile[1][h][t] = exists ? skip[from] : 0;
     }
     __syncthreads();
     for (int h = (int)threadIdx.x / 32; h < DECAY_HEADS && first + h < s.NH; h += DECAY_WARPS) {
         float x[4], sum = 0;
-        for (int i = 0; i < 4; i++) x[i] = sum += tile[h][lane * 4 + i];
+        for (int i = 0; i < 4; i++) x[i] = sum += tile[0][h][lane * 4 + i];
         float before = warp_sum_before(sum);
-        int64_t head = (int64_t)b * s.NH + first + h;
-        store16(work.cum + (head * work.chunks + chunk) * DECAY_CHUNK + lane * 4,
-                Pack4{{x[0] + before, x[1] + before, x[2] + before, x[3] + before}});
+        int64_t to = (((int64_t)b * s.NH + first + h) * work.chunks + chunk) * DECAY_CHUNK + lane * 4;
+        store16(work.cum + to, Pack4{{x[0] + before, x[1] + before, x[2] + before, x[3] + before}});
+        if (!work.skip) continue;
+        const float* y = &tile[1][h][lane * 4];
+        store16(work.skip + to, Pack4{{y[0], y[1], y[2], y[3]}});
     }
 }
 
@@ -307,7 +315,8 @@ static inline dim3 decay_head_grid(const DecayWork* work, const ScanShape* s) {
 }
 
 static inline void decay_cum(const DecayWork* work, const Scan* a, const ScanShape* s, cudaStream_t stream) {
-    CUDA_LAUNCH(decay_cum_kernel, decay_head_grid(work, s), DECAY_THREADS, stream, *work, a->log_decay, *s);
+    CUDA_LAUNCH(decay_cum_kernel, decay_head_grid(work, s), DECAY_THREADS, stream, *work, a->log_decay,
+                a->skip, *s);
 }
 
 // q or k, whose heads are the same; as many rows in a box

@@ -3,10 +3,10 @@ The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S 
 
     S' = f_t S_(t-1)
     u_t = v_t, or with beta  beta_t (v_t - S'^T k_t)
-    S_t = S' + k_t u_t^T,    o_t = scale S_t^T q_t
+    S_t = S' + k_t u_t^T,    o_t = scale S_t^T q_t + skip_t v_t
 
     log_decay (log f_t) without beta, V 64, heads share q and k       Mamba-2, decay_*.cuh
-    beta without log_decay (f_t is 1), V 128                          DeltaNet, delta_*.cuh
+    beta without log_decay (f_t is 1) or skip, V 128                  DeltaNet, delta_*.cuh
 
 Operands of the GEMMs are bf16, sums, cumulative log decays and the states within a pass fp32. Every run gives
 the same bits. All is queued on `stream`, without allocation, so that it can be part of a CUDA graph.
@@ -39,7 +39,7 @@ static inline size_t scan_scratch_bytes(const ScanShape* s, bool backward) {
 static inline void scan_check(const Scan* a, const ScanShape* s) {
     bool delta = scan_is_delta(s);
     if (s->K != 128 || (s->V != 64 && !delta) || delta != (a->beta != NULL) ||
-        delta == (a->log_decay != NULL) || (!delta && s->key_head != 0))
+        delta == (a->log_decay != NULL) || (delta && a->skip) || (!delta && s->key_head != 0))
         die("no scan kernel for heads of %d x %d, %s, %s", s->K, s->V, a->log_decay ? "decay" : "no decay",
             a->beta ? "delta rule" : "no delta rule");
     assert(s->T > 0 && s->T < INT32_MAX - 128);
@@ -56,8 +56,9 @@ static inline void scan_forward(bf16* o, const Scan* a, const ScanShape* s, cuda
         decay_forward(o, a, s, stream);
 }
 
-// Writes the gradients in g; a->state is NULL. a->saved is that of scan_forward over the same inputs, unless
-// g->recomputes.
+// Writes the gradients in g, of dv the part through the states: the caller adds skip_t do_t, whose sum with it
+// in bf16 would lose what step sizes need. a->state is NULL. a->saved is that of scan_forward over the same
+// inputs, unless g->recomputes.
 static inline void scan_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                  cudaStream_t stream) {
     Range range("scan", RANGE_BACKWARD, stream);

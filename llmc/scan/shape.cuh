@@ -22,6 +22,7 @@ typedef struct {
     const bf16 *q, *k, *v;
     const float* log_decay; // [B,T,NH] log f_t; NULL: none
     const float* beta;      // [B,T,NH]; NULL: not the delta rule
+    const float* skip;      // [B,T,NH]; NULL: 0
     float* state;           // [B,NH,K,V] fp32 state of the tokens before, updated; NULL: sequences begin here
                             // (always NULL in a backward pass)
     void* saved;            // scan_saved_bytes: what the forward pass leaves to the backward pass

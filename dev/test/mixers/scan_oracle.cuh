@@ -70,7 +70,7 @@ struct PlainHead {
     float scale;
     vector<int64_t> begins; // of the chunks, and T
     Matrix q, k, v, dout, o, dq, dk, dv, state;
-    vector<float> log_decay, beta, dlog_decay, dbeta; // log_decay or beta is empty
+    vector<float> log_decay, beta, skip, dlog_decay, dbeta; // log_decay or beta is empty
     PlainHead(int64_t t, int64_t K_, int64_t V_, float s, int64_t split_)
         : T(t), K(K_), V(V_), split(split_), scale(s), q(t, K_), k(t, K_), v(t, V_), dout(t, V_), o(t, V_),
           dq(t, K_), dk(t, K_), dv(t, V_), state(K_, V_), dlog_decay((size_t)t), dbeta((size_t)t) {
@@ -85,6 +85,9 @@ struct PlainHead {
         Matrix m(begin(c + 1) - begin(c), x.columns);
         std::copy_n(x.x.begin() + begin(c) * x.columns, m.x.size(), m.x.begin());
         return m;
+    }
+    vector<float> part(const vector<float>& x, int64_t c) const {
+        return {x.begin() + begin(c), x.begin() + begin(c + 1)};
     }
     void set(Matrix& x, int64_t c, const Matrix& part) const {
         std::copy(part.x.begin(), part.x.end(), x.x.begin() + begin(c) * x.columns);
@@ -121,7 +124,8 @@ struct PlainHead {
             Decays d = decays(c, Q.rows);
             states.push_back(S);
             Matrix P = elementwise(gemm(Q, K_.transposed()), d.between);
-            set(o, c, sum(gemm(Q.rows_times(d.from_start), S), gemm(P, V_)).times(scale).bf16s());
+            Matrix through = sum(gemm(Q.rows_times(d.from_start), S), gemm(P, V_)).times(scale);
+            set(o, c, sum(through, V_.rows_times(part(skip, c))).bf16s());
             S = sum(S.times(d.all), gemm(K_.rows_times(d.to_end).transposed(), V_));
         }
         state = S;

@@ -31,7 +31,7 @@ struct ConvTest {
     Drawn<bf16> proj, weight, bias, dy, dout;
     Drawn<float> log_steps, dt_bias, A_log, D, dlog_decay;
     vector<double> steps; // [B, T, NH]
-    Buffer<float> steps_on_device, log_decay;
+    Buffer<float> steps_on_device, log_decay, skip;
     Conv conv;
     vector<double> y, dx, dweight, dbias, ddt, dheads[3], weight_terms, bias_terms, head_terms[3];
 
@@ -42,14 +42,15 @@ struct ConvTest {
           bias((size_t)C_, 0.5), dy((size_t)(B_ * T_ * C_)), dout((size_t)(B_ * T_ * (NH_ * dh_ + 8))),
           log_steps((size_t)(B_ * T_ * NH_ + 1)), dt_bias((size_t)NH_ + 1), A_log((size_t)NH_ + 1, 0.5),
           D((size_t)NH_ + 1), dlog_decay((size_t)(B_ * T_ * NH_ + 1)), steps((size_t)(B_ * T_ * NH_)),
-          steps_on_device((size_t)(B_ * T_ * NH_ + 1)), log_decay((size_t)(B_ * T_ * NH_ + 1)) {
+          steps_on_device((size_t)(B_ * T_ * NH_ + 1)), log_decay((size_t)(B_ * T_ * NH_ + 1)),
+          skip(log_decay.n) {
         memset(&conv, 0, sizeof conv);
         conv.B = B, conv.T = T, conv.C = C, conv.stride = stride, conv.dh = dh, conv.normed = normed;
         conv.weight = weight, conv.bias = biased ? (const bf16*)bias : NULL;
         HeadSteps* h = &conv.steps;
         h->NH = NH;
         if (NH == 0) return;
-        h->dt = proj + column + C, h->steps = steps_on_device, h->log_decay = log_decay,
+        h->dt = proj + column + C, h->steps = steps_on_device, h->log_decay = log_decay, h->skip = skip,
         h->dlog_decay = dlog_decay;
         h->dt_bias = dt_bias, h->A_log = A_log, h->D = D, h->dout = dout;
     }
@@ -152,7 +153,17 @@ static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t norme
     NormScratch partial;
     const bf16* x = want.proj + want.column;
     if (NH) head_steps_forward(&conv.steps, B * T, conv.stride, 0);
-    if (NH) check_close("steps", want.steps, want.steps_on_device, STEP_LIMIT);
+    if (NH) {
+        vector<double> want_decay, want_skip;
+        for (size_t i = 0; i < want.steps.size(); i++) {
+            int64_t h = (int64_t)i % NH;
+            want_decay.push_back(-want.steps[i] * exp(want.A_log[h])),
+                want_skip.push_back(want.D[h] / want.steps[i]);
+        }
+        check_close("steps", want.steps, want.steps_on_device, STEP_LIMIT);
+        check_close("log decay", want_decay, want.log_decay, STEP_LIMIT);
+        check_close("skip", want_skip, want.skip, STEP_LIMIT);
+    }
     conv_forward(y, x, &conv, 0);
     check_bf16("conv y", want.y, y);
 
@@ -216,25 +227,20 @@ static void test_conv_history(int64_t C, int64_t first, int64_t T) {
 // ----------------------------------------------------------------------------
 // gated RMSNorm
 
-static void test_gated_norm(int64_t rows, int64_t NH, int64_t P, int64_t extra) {
-    snprintf(test_case, sizeof test_case, "gated norm rows %lld NH %lld P %lld", (long long)rows,
-             (long long)NH, (long long)P);
+static void test_gated_norm(int64_t rows, int64_t di) {
+    snprintf(test_case, sizeof test_case, "gated norm rows %lld di %lld", (long long)rows, (long long)di);
     const double EPS = 1e-5;
-    int64_t di = NH * P, C = di + extra, stride = di + 40, padding = 24;
-    Drawn<bf16> o((size_t)(rows * di)), v((size_t)(rows * C)), proj((size_t)(rows * stride), 2),
-        weight((size_t)di, 0.3, 1), dy((size_t)(rows * di));
-    Drawn<float> D((size_t)NH), log_steps((size_t)(rows * NH));
-    vector<float> of_rows(log_steps.n);
-    for (size_t i = 0; i < of_rows.size(); i++) of_rows[i] = (float)exp(log_steps.values[i] - 3);
-    Drawn<float> steps(of_rows);
+    int64_t stride = di + 40, padding = 24;
+    Drawn<bf16> o((size_t)(rows * di)), proj((size_t)(rows * stride), 2), weight((size_t)di, 0.3, 1),
+        dy((size_t)(rows * di));
     Buffer<float> rstd((size_t)rows), dweight(vector<float>((size_t)di, 1.0f)),
         dweight_again(vector<float>((size_t)di, 1.0f));
     Buffer<bf16> y((size_t)(rows * di)), y_again((size_t)(rows * di)), dout((size_t)(rows * di)),
         dproj(proj.n), in_place(dy.host());
     NormScratch partial;
     GatedNorm p = {};
-    p.o = o, p.v = v, p.z = proj, p.steps = steps, p.D = D, p.dz = dproj;
-    p.NH = NH, p.P = P, p.C = C, p.row_stride = stride, p.padding = padding, p.end = dproj + di;
+    p.o = o, p.z = proj, p.dz = dproj;
+    p.row_stride = stride, p.padding = padding, p.end = dproj + di;
     p.norm = {weight, dweight, rstd, rows, di, EPS};
     gated_norm_forward(y, &p, 0);
     gated_norm_backward(dout, y_again, dy, &p, partial, 0);
@@ -247,11 +253,11 @@ static void test_gated_norm(int64_t rows, int64_t NH, int64_t P, int64_t extra) 
     vector<double> want_y(y.n), want_dout(y.n), want_dz(y.n), want_dweight((size_t)di),
         terms((size_t)di, 1.0);
     for (int64_t r = 0; r < rows; r++) {
-        vector<double> total((size_t)di), g((size_t)di);
+        vector<double> g((size_t)di);
         double squares = 0, along = 0;
         for (int64_t c = 0; c < di; c++) {
-            double z = proj[r * stride + c], scale = D[c / P] / steps[r * NH + c / P];
-            total[c] = o[r * di + c] + scale * v[r * C + c], g[c] = total[c] * z * sigmoid_of(z);
+            double z = proj[r * stride + c];
+            g[c] = o[r * di + c] * z * sigmoid_of(z);
             squares += g[c] * g[c];
         }
         double factor = 1 / sqrt(squares / (double)di + EPS);
@@ -261,7 +267,7 @@ static void test_gated_norm(int64_t rows, int64_t NH, int64_t P, int64_t extra) 
             double dg = factor * (d * weight[c] - g[c] * along * factor * factor / (double)di);
             want_y[r * di + c] = g[c] * factor * weight[c];
             want_dout[r * di + c] = dg * z * open,
-                               want_dz[r * di + c] = dg * total[c] * open * (1 + z * (1 - open));
+                               want_dz[r * di + c] = dg * o[r * di + c] * open * (1 + z * (1 - open));
             want_dweight[c] += d * g[c] * factor, terms[c] += fabs(d * g[c] * factor);
         }
     }
@@ -319,7 +325,7 @@ static void test_scan_step(int NH, int V, bool delta) {
     ScanShape s = {1, rows, NH, K, V, delta ? 3 * NH * K : 2 * K + NH * V, delta ? K : 0, 0, 0.3f};
     s.value_row = s.key_row;
     Drawn<bf16> in((size_t)(rows * s.key_row), 0.3);
-    Drawn<float> states((size_t)(SLOTS * NH * K * V)), numbers((size_t)(rows * NH));
+    Drawn<float> states((size_t)(SLOTS * NH * K * V)), numbers((size_t)(rows * NH)), skip(numbers.n);
     vector<float> of_rows(numbers.n);
     for (size_t i = 0; i < of_rows.size(); i++)
         of_rows[i] = (float)(delta ? sigmoid_of(numbers.values[i]) : -exp(numbers.values[i]));
@@ -327,8 +333,15 @@ static void test_scan_step(int NH, int V, bool delta) {
     Buffer<bf16> o((size_t)(rows * NH * V));
     int64_t k_column = delta ? (int64_t)NH * K : (int64_t)NH * V, q_column = delta ? 0 : k_column + K;
     int64_t v_column = delta ? 2 * (int64_t)NH * K : 0;
-    Scan scan = {in + q_column,           in + k_column, in + v_column, delta ? NULL : number.p,
-                 delta ? number.p : NULL, NULL,          NULL,          NULL};
+    Scan scan = {in + q_column,
+                 in + k_column,
+                 in + v_column,
+                 delta ? NULL : number.p,
+                 delta ? number.p : NULL,
+                 delta ? NULL : skip.p,
+                 NULL,
+                 NULL,
+                 NULL};
     Buffer<PassRows> on_device(sequences);
     PassArrays pass = {};
     pass.sequences = on_device, pass.num_sequences = (int)sequences.size();
@@ -342,7 +355,7 @@ static void test_scan_step(int NH, int V, bool delta) {
             double* S = &want_states[(size_t)((sequence.slot * NH + h) * K * V)];
             double decay = delta ? 1 : exp(number[row * NH + h]), beta = delta ? number[row * NH + h] : 1;
             for (int j = 0; j < V; j++) {
-                double u = in[row * s.value_row + v_column + h * V + j], out = 0;
+                double v = in[row * s.value_row + v_column + h * V + j], u = v, out = 0;
                 for (int c = 0; c < K; c++) {
                     S[c * V + j] = sequence.position ? decay * S[c * V + j] : 0;
                     if (delta) u -= in[at + k_column + c] * S[c * V + j];
@@ -351,7 +364,7 @@ static void test_scan_step(int NH, int V, bool delta) {
                     S[c * V + j] += in[at + k_column + c] * beta * u;
                     out += in[at + q_column + c] * S[c * V + j];
                 }
-                want_o.push_back((double)s.scale * out),
+                want_o.push_back((double)s.scale * out + (delta ? 0 : skip[row * NH + h] * v)),
                     got_o.push_back(all_o[(size_t)((row * NH + h) * V + j)]);
             }
         }
@@ -416,10 +429,10 @@ int main(int argc, char** argv) {
     test_conv(1, quick ? 70 : 1300, 10 * 64 + 256, 64, 0, 10);
     test_conv(quick ? 20 : 2500, 2, 128, 64, 0, 1); // more sequences than the GPU runs at once
     for (int64_t first : {1, 2, 3, 4, 8, 20}) test_conv_history(192, first, 21);
-    test_gated_norm(3, 1, 8, 8);
-    test_gated_norm(17, 4, 64, 256);
-    test_gated_norm(quick ? 20 : 900, 10, 64, 256);
-    test_gated_norm(quick ? 3 : 300, 48, 64, 256);
+    test_gated_norm(3, 8);
+    test_gated_norm(17, 256);
+    test_gated_norm(quick ? 20 : 900, 640);
+    test_gated_norm(quick ? 3 : 300, 3072);
     test_beta(3, 1);
     test_beta(101, 12);
     test_scan_step(4, 64, false);
