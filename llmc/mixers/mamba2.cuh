@@ -7,8 +7,9 @@ The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, 
     step = softplus(dt + dt_bias)                      gated_norm.cuh
     o = D x + the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    llmc/scan
 
-x itself is nowhere in memory: v / step is as precise, and D x is (D / step) v. A row of the GPU trainer's mixers. Rows of proj have S
-elements, those of its GEMM, of which the first R are in use. Its padding has no gradient.
+x itself is nowhere in memory: v / step is as precise, and D x is (D / step) v. A row of the GPU trainer's
+mixers. Rows of proj have S elements, those of its GEMM, of which the first R are in use. Its padding has no
+gradient.
 */
 #pragma once
 
