@@ -77,11 +77,10 @@ static inline void activations_allocate(Activations* a, int64_t L, void* (*alloc
 // those that the model does not have.
 static inline void activations_layer(const Activations* a, int64_t l, void* pointers, size_t size) {
     assert(size == (size_t)a->count * sizeof(void*));
-    memset(pointers, 0, size);
-    for (int i = 0; i < a->count; i++) {
+    for (size_t i = 0; i < size / sizeof(void*); i++) {
         char* data = (char*)a->rows[i].data;
         if (data && a->rows[i].per_layer) data += l * a->rows[i].bytes;
-        memcpy((char*)pointers + (size_t)i * sizeof data, &data, sizeof data);
+        memcpy((char*)pointers + i * sizeof data, &data, sizeof data);
     }
 }
 
