@@ -49,8 +49,8 @@ static void set_inputs(int64_t B, int64_t T, int NH, int V) {
     int64_t d = (int64_t)NH * V, row = is_delta ? d : d + 256, n = B * T;
     shape = {B, T, NH, 128, V, row, is_delta ? 128 : 0, is_delta ? 3 * d : d, is_delta ? 0.0884f : 1.0f};
     bf16* keys = random_array<bf16>(2 * n * row, 0.0884f);
-    scan = {keys, keys + n * row, random_array<bf16>(n * shape.value_row, 1), NULL, NULL, NULL, NULL, NULL,
-            NULL};
+    scan = {};
+    scan.q = keys, scan.k = keys + n * row, scan.v = random_array<bf16>(n * shape.value_row, 1);
     float* gate = random_array<float>(n * NH, 1);
     fill_kernel<<<2048, 256>>>(gate, n * NH, 7, is_delta ? 0.5f : 0.05f);
     std::vector<float> host((size_t)(n * NH));

@@ -9,8 +9,8 @@ Mamba-2's way from the recurrence to its output projection, and what surrounds i
     steps    float [rows, NH], as log_decay and skip
 
 Called by mamba2.cuh. As in rmsnorm.cuh a thread block has a row, and a thread eight channels of it; the
-backward pass loops over rows and adds up the gradient of the norm's weight. The least step makes skip times
-step x exact: such a step adds nothing to a state, but D x still counts.
+backward pass loops over rows and adds up the gradient of the norm's weight. The least step keeps skip finite:
+such a step adds nothing to a state, but D x still counts.
 */
 #pragma once
 

@@ -159,9 +159,9 @@ __device__ static inline void decay_output_pairs(float (&acc)[1][8][4], const fl
     panels_matmul(acc, p, Panels<DECAY_CHUNK, true>(v), first * 16);
 }
 
-// The strip's rows of o from those without `scale` and skip v
-__device__ static inline void decay_output_end(float (&acc)[1][8][4], float scale, const float* skip,
-                                               const bf16* v, const DecayBlock& block) {
+// acc, the strip's rows, becomes o = scale acc + skip v. skip NULL: 0
+__device__ static inline void decay_add_skip(float (&acc)[1][8][4], float scale, const float* skip,
+                                             const bf16* v, const DecayBlock& block) {
     float of_row[2] = {};
     if (skip) of_row[0] = skip[block.row()], of_row[1] = skip[block.row() + 8];
 #pragma unroll
@@ -232,7 +232,7 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
         if (first > 0) decay_output_pairs<true>(acc, before, shared.stage[i].v, factors, 0, block);
         decay_output_pairs<false>(acc, own, shared.stage[i].v, factors, first, block);
         bf16* to = o + ((block.b * T + block.first + block.strip * 16) * s.NH + h) * DECAY_V;
-        decay_output_end(acc, s.scale, work.skip ? shared.skip[i] : NULL, shared.stage[i].v, block);
+        decay_add_skip(acc, s.scale, work.skip ? shared.skip[i] : NULL, shared.stage[i].v, block);
         sm80_store<DECAY_V>(to, (int64_t)s.NH * DECAY_V, left, shared.out[tid / 32], acc,
                             [](int, int) { return 1.0f; });
     }

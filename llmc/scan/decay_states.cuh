@@ -21,7 +21,7 @@ enum { DECAY_CHUNK = 128, DECAY_K = 128, DECAY_V = 64, DECAY_STATE = DECAY_K * D
 struct DecayWork {
     float* cum;    // [B,NH,chunks,CHUNK] log2(e) b
     bf16* states;  // [B,NH,chunks,K,V] S0
-    float* skip;   // [B,NH,chunks,CHUNK], of a forward pass; NULL without
+    float* skip;   // [B,NH,chunks,CHUNK]; NULL without, and in a backward pass
     bf16* dstates; // [B,NH,chunks,K,V] dS1
     float* dots;   // [B,NH,chunks,DECAY_DOTS] parts of <e^(b_C) S0, dS1>
     // [B,NH,chunks,CHUNK] sums that dlog_decay is made of, as decay_backward.cuh names them: a row's of g and

@@ -56,9 +56,9 @@ static inline void scan_forward(bf16* o, const Scan* a, const ScanShape* s, cuda
         decay_forward(o, a, s, stream);
 }
 
-// Writes the gradients in g, of dv the part through the states: the caller adds skip_t do_t, whose sum with it
-// in bf16 would lose what step sizes need. a->state is NULL. a->saved is that of scan_forward over the same
-// inputs, unless g->recomputes.
+// Writes the gradients in g. dv is without skip_t do_t, which the caller adds: where skip is large, the sum
+// rounded to bf16 would lose the part through the states, of which gradients of step sizes are made. a->state
+// is NULL. a->saved is that of scan_forward over the same inputs, unless g->recomputes.
 static inline void scan_backward(const ScanBackward* g, const Scan* a, const ScanShape* s,
                                  cudaStream_t stream) {
     Range range("scan", RANGE_BACKWARD, stream);
