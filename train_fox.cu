@@ -910,7 +910,7 @@ static bool cache_allocate(Activations* table, int64_t layers) {
 static void cache_free(Cache* cache) {
     for (int i = 0; i < cache->table.count; i++) device_free(cache->table.rows[i].data);
     for (int i = 0; i < cache->states.count; i++) device_free(cache->states.rows[i].data);
-    for (int64_t n = 0; cache->graphs && n < 2 * (cache->device.sizes.slots + 1); n++)
+    for (int64_t n = 0; cache->graphs && n < cache_graphs(&cache->device.sizes); n++)
         if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
     if (cache->matmul.workspace) matmul_free(&cache->matmul);
     CUDA_CHECK(cudaFreeHost(cache->scores));
@@ -937,7 +937,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
     matmul_init(&cache->matmul, !model->deterministic, model->stream);
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
-           graphs = 2 * (size_t)(sizes->slots + 1);
+           graphs = (size_t)cache_graphs(sizes);
     CUDA_CHECK(cudaMallocHost(&cache->scores, scores * sizeof(RowScore)));
     cache->graphs = (cudaGraphExec_t*)xcalloc(graphs, sizeof(cudaGraphExec_t));
     cache->warm = (bool*)xcalloc(graphs, sizeof(bool));
@@ -1013,7 +1013,7 @@ static void model_extend(Model* model, Cache* cache, const Extension* e, RowScor
     device_cache_fill(c, e, model->stream);
     device_cache_copy(c, model->stream);
     cache->is_single = e->outputs == 1 && single_args(cache, &layer, model_lm_head(model, 1).w);
-    int64_t graph = 2 * (cache->is_single ? 0 : e->sequences) + (e->draws != NULL);
+    int64_t graph = cache_graph(cache);
     for (int64_t step = 0; step < e->steps; step++) {
         if (!decodes || !cache->warm[graph]) {
             extend_step(model, cache, e->outputs, logits);

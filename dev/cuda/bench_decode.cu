@@ -1,9 +1,10 @@
 /*
 Benchmarks a step of decoding (llmc/inference/layers.cuh) with random weights: n sequences behind T cached
-tokens, nothing forgotten. Beside it stands what reading the weights and the pages would take at the bandwidth
-of a device-to-device copy in the same run. Times are medians of CUDA graphs of one step.
+tokens. One head of 1 or of 4 remembers all of them, the others the last 1,024. Beside it stands what reading
+the weights and the remembered tokens would take at the bandwidth of a device-to-device copy in the same run.
+Times are medians of CUDA graphs of one step.
 
-    bench_decode [MODEL [n]]
+    bench_decode [MODEL [n T HEADS]]     all cases, or one: one head of HEADS remembers all
 */
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/cuda/embedding.cuh"
@@ -14,6 +15,8 @@ of a device-to-device copy in the same run. Times are medians of CUDA graphs of 
 static cudaStream_t stream;
 static double copy_rate; // bytes per second, read and written
 
+enum { REMEMBERED = 1024 }; // tokens of heads that forget
+
 struct DecodeBench {
     Config config;
     ParamTable table;
@@ -21,10 +24,10 @@ struct DecodeBench {
     Cache cache;
     bf16* weights;
     float* weights_fp32;
-    int64_t n, T;
+    int64_t n, T, heads, held; // one head of so many remembers all; tokens that heads remember
 
-    DecodeBench(const char* preset, int64_t sequences, int64_t tokens)
-        : matmul(), cache(), n(sequences), T(tokens) {
+    DecodeBench(const char* preset, int64_t sequences, int64_t tokens, int64_t one_of)
+        : matmul(), cache(), n(sequences), T(tokens), heads(one_of), held(0) {
         Error err;
         Recipe recipe;
         config = config_defaults();
@@ -35,8 +38,8 @@ struct DecodeBench {
         weights_fp32 = random_array<float>(table.count, 1);
         matmul_init(&matmul, true, stream);
         CacheModel of = attention_cache_model(&config);
-        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * of.NH;
-        CacheSizes sizes = {n, T, n * heads * width, n, n, false, false};
+        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), all = of.layers * of.NH;
+        CacheSizes sizes = {n, T, n * all * width, n, n, false, false};
         if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
         cache.table = extend_activations(&config, &table, &sizes);
         activations_allocate(&cache.table, 1, device_bytes);
@@ -70,8 +73,18 @@ struct DecodeBench {
                        targets.data(),
                        NULL,
                        1};
+        std::vector<int32_t> forgotten;
+        int64_t most = std::max<int64_t>(0, width - REMEMBERED / PAGE_TOKENS);
+        for (int64_t i = 0; i < n * all; i++) {
+            bool remembers = i * 7919 % 64 * heads < 64; // scattered over layers and sequences
+            forgotten.push_back(remembers ? 0 : (int32_t)most);
+            held += (width - forgotten.back()) * PAGE_TOKENS;
+        }
+        CUDA_CHECK(cudaMemcpy(p->forgotten, forgotten.data(), forgotten.size() * sizeof(int32_t),
+                              cudaMemcpyHostToDevice));
         device_cache_fill(&cache.device, &e, stream);
         device_cache_copy(&cache.device, stream);
+        cache.device.pass.is_uneven = heads > 1 && T > DECODE_LONG; // as if the cache dropped pages
         Layer layer = layer_of(0);
         cache.is_single = single_args(&cache, &layer, lm_head().w);
     }
@@ -145,13 +158,13 @@ struct DecodeBench {
 
     void run(const char* preset) {
         const CacheModel& m = cache.device.model;
-        double tokens = (double)(n * m.layers * m.NH * ceil_div<int64_t>(T, PAGE_TOKENS) * PAGE_TOKENS);
         double read = 2.0 * (double)(table.count - config.vocab_size * config.hidden_size) +
-                      tokens * (double)(4 * m.dh + (m.gate ? 8 : 0));
+                      (double)held * (double)(4 * m.dh + (m.gate ? 8 : 0));
         double least = read / copy_rate * 1e6, us = time(), kernels = us;
         if (cache.is_single) cache.is_single = false, kernels = time();
-        printf("%s, %2lld x 1 token behind %5lld: %7.1f us, %.0f%% of the bandwidth; %7.1f us as kernels\n",
-               preset, (long long)n, (long long)T, us, 100 * least / us, kernels);
+        printf("%s, %2lld x 1 token behind %5lld, 1 of %lld heads: %7.1f us, %.0f%% of the bandwidth; "
+               "%7.1f us as kernels\n",
+               preset, (long long)n, (long long)T, (long long)heads, us, 100 * least / us, kernels);
     }
 };
 
@@ -160,11 +173,16 @@ int main(int argc, char** argv) {
     printf("%s, %d SMs\n", device.name, device.multiprocessors);
     CUDA_CHECK(cudaStreamCreate(&stream));
     copy_rate = bench_copy();
-    const int64_t cases[][2] = {{1, 1024},  {2, 1024},  {4, 1024},  {8, 1024},
-                                {1, 16384}, {1, 65536}, {4, 16384}, {64, 1024}};
+    const int64_t cases[][3] = {{1, 1024, 1},  {2, 1024, 1},  {4, 1024, 1},  {8, 1024, 1},
+                                {1, 16384, 1}, {1, 65536, 1}, {4, 16384, 1}, {64, 1024, 1},
+                                {1, 16384, 4}, {1, 65536, 4}, {8, 16384, 4}, {8, 65536, 4}};
+    if (argc == 5) {
+        DecodeBench(argv[1], atoll(argv[2]), atoll(argv[3]), atoll(argv[4])).run(argv[1]);
+        return EXIT_SUCCESS;
+    }
     for (const char* preset : {"fox-pro-125m", "fox-pro-760m"})
         for (const auto& size : cases)
-            if ((argc < 2 || strcmp(argv[1], preset) == 0) && (argc < 3 || atoll(argv[2]) == size[0]))
-                DecodeBench(preset, size[0], size[1]).run(preset);
+            if (argc < 2 || strcmp(argv[1], preset) == 0)
+                DecodeBench(preset, size[0], size[1], size[2]).run(preset);
     return EXIT_SUCCESS;
 }

@@ -86,6 +86,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&c->work.pairs, m->layers * c->work.max_pairs, true);
     add(&c->work.partial_o, c->work.max_items * m->dh, true);
     add(&c->work.partial_sum, c->work.max_items, true);
+    add(&c->work.order.heads, s->slots * heads, false), add(&c->work.order.counts, m->layers, false);
     add(&c->space.keys.k, s->capacity * d, false), add(&c->space.keys.v, s->capacity * d, false);
     add(&c->space.keys.cum_logf, gate * s->capacity * m->NH, false);
     add(&c->space.lse, s->capacity * m->NH, false);
@@ -277,6 +278,7 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     c->bytes = at;
     memcpy((void*)c->host.tokens, e->tokens, (size_t)R * sizeof *e->tokens);
     c->host.num_tiles = c->host.num_decoded = 0;
+    int64_t longest = 0, decoded = 0; // tokens of decoded sequences: the most, and of all
     for (int64_t i = 0; i < S; i++) {
         PassRows sequence = {(int)e->begins[i], (int)e->begins[i + 1], e->slots[i], (int)e->lengths[i]};
         bool decodes = device_cache_decodes(c, e, i);
@@ -287,7 +289,8 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
             ((PassRows*)c->host.rows)[row] = own;
             ((int*)c->host.row_tiles)[row] = decodes ? PASS_DECODED : PASS_LONG;
         }
-        c->host.num_decoded += decodes;
+        if (decodes)
+            c->host.num_decoded++, decoded += e->lengths[i], longest = std::max(longest, e->lengths[i]);
         if (device_cache_tiled(c, e, i, long_rows)) device_cache_tiles(c, &sequence);
     }
     for (int64_t i = 0; i < e->outputs; i++)
@@ -295,6 +298,8 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     c->host.num_rows = c->pass.num_rows = (int)R;
     c->host.num_sequences = c->pass.num_sequences = (int)S;
     c->pass.num_tiles = c->host.num_tiles, c->pass.num_decoded = c->host.num_decoded;
+    c->pass.is_uneven =
+        longest >= DECODE_LONG && (c->pages.drops || longest * c->host.num_decoded > 2 * decoded);
     outputs->pass = c->pass, outputs->outputs = (int)e->outputs, outputs->advances = extension_decodes(e);
 }
 

@@ -7,17 +7,20 @@ as one kernel between the projections: append (pages.cuh), attention, output nor
 8 thread blocks has one head of one sequence:
 
     every warp    q, and cum_logf of the new token
-    warps         the tokens before, 16 a turn: keys and values come through the warp's own stages in shared
-                  memory by bulk copies, the first ones before the kernel ahead has ended. By mma.sync: scores
-                  = K q, with q in all eight columns; o = V^T p, with p rounded to bf16 in one column and what
-                  rounding left of it in the next
+    warps         the tokens before, 32 a turn, 16 where dh is 128: keys and values come through the warp's
+                  own stages in shared memory by bulk copies, the first ones before the kernel ahead has
+                  ended. By mma.sync: scores = K q, with q in all eight columns; o = V^T p, with p rounded to
+                  bf16 in one column and what rounding left of it in the next
     part 0        its first warp: k and v of the new token, which it appends
     block         joins its warps in shared memory and writes the result into the first block's
     first block   appends the gate; joins the parts, norms, gates, writes y
 
-More heads than fit at once are computed by blocks that have all 8 parts and go on from head to head. While a
-warp adds the last turns of one head it has begun to copy the first ones of the next, whose pages have been
-looked up a head before, so that bytes are in flight while the block joins its warps.
+Uneven heads (PassArrays) are sorted by extend_plan: a cluster has one long head, or each of its blocks has a
+short one, all 8 parts of it. Long ones begin first.
+
+Even heads, where they are more than fit at once, are computed by blocks that have all 8 parts and go on from
+head to head. While a warp adds the last turns of one head it has begun to copy the first ones of the next,
+whose pages have been looked up a head before, so that bytes are in flight while the block joins its warps.
 
 Tokens are dealt out to 8 parts of 8 warps, and a part is joined apart, however many blocks the 8 parts are
 cut into: a row's bits depend on its own sequence alone. They differ from extend.cuh's.
@@ -30,7 +33,7 @@ Called by the GPU trainer on Hopper.
 #include "extend.cuh"
 #include "hopper.cuh"
 
-enum { DECODE_PARTS = 8, DECODE_WARPS = 8, DECODE_KEYS = 16, DECODE_STAGES = 2 };
+enum { DECODE_PARTS = 8, DECODE_WARPS = 8, DECODE_MAX_STAGES = 2 };
 
 // A cluster has DECODE_HEADS heads at most, one a lane. Lane n of cluster i has head n clusters + (i + n
 // DECODE_DEAL) % clusters: without the shift a cluster would often have the same head of many sequences, and
@@ -46,8 +49,19 @@ struct DecodeArgs {
     PagesAppend append;
     PassArrays pass;
     ExtendOutput out;
-    int blocks; // of a cluster
+    int blocks;        // of a cluster
+    int stages;        // of a warp: decode_stages
+    DecodeOrder order; // of the layer; NULL: the heads are even
 };
+
+// Passes are uneven from so many tokens of the longest sequence on.
+enum { DECODE_LONG = 8192 };
+
+// Stages of a warp. A second one takes shared memory from other blocks, or from the weights of single.cuh. It
+// pays where a few blocks have the long heads, and where a turn has 16 tokens only.
+template <int DH> static inline int decode_stages(bool uneven) {
+    return DH > 64 || uneven ? DECODE_MAX_STAGES : 1;
+}
 
 // Softmax over some tokens: exponents are relative to max. The channels of sum 2^(x - max) v are beside it.
 typedef struct {
@@ -56,45 +70,37 @@ typedef struct {
 
 // Tokens of a warp in one turn: tiles as in mma_sm80.cuh
 template <int DH> struct alignas(2 * DH) DecodeStage {
-    bf16 k[DECODE_KEYS * DH], v[DECODE_KEYS * DH];
-    double cum_logf[DECODE_KEYS];
+    static constexpr int KEYS = 2048 / DH;
+    bf16 k[KEYS * DH], v[KEYS * DH];
+    double cum_logf[KEYS];
 };
 
-// Shared memory, behind which are warp_o [parts of the block, DECODE_WARPS, DH] and the stages [DECODE_WARPS,
-// DECODE_STAGES]. The last part is the new token.
+// Shared memory, behind which are warp_o [parts of the block, DECODE_WARPS, DH] and the stages
+// [DECODE_WARPS, stages]. The last part is the new token.
 template <int DH> struct alignas(2 * DH) DecodeShared {
     float part_o[DECODE_PARTS + 1][DH]; // the first block's is used, as part_sum
     DecodeSum part_sum[DECODE_PARTS + 1], warp_sum[DECODE_PARTS][DECODE_WARPS];
-    uint64_t barriers[DECODE_WARPS][DECODE_STAGES];
+    uint64_t barriers[DECODE_WARPS][DECODE_MAX_STAGES];
     alignas(16) bf16 q[DECODE_WARPS][DH];
 
     __device__ float* warp_o(int part, int warp) {
         return (float*)(this + 1) + (part * DECODE_WARPS + warp) * DH;
     }
-    __device__ DecodeStage<DH>* stages(int parts, int warp) {
-        return (DecodeStage<DH>*)warp_o(parts, 0) + warp * DECODE_STAGES;
-    }
-    static int64_t bytes(int parts) {
+    __device__ DecodeStage<DH>* stages(int parts) { return (DecodeStage<DH>*)warp_o(parts, 0); }
+    static int64_t bytes(int64_t parts, int64_t stages) {
         return (int64_t)(sizeof(DecodeShared) + (size_t)(parts * DECODE_WARPS * DH) * sizeof(float) +
-                         DECODE_WARPS * DECODE_STAGES * sizeof(DecodeStage<DH>));
+                         (size_t)(DECODE_WARPS * stages) * sizeof(DecodeStage<DH>));
     }
 };
 
-// A head of a sequence, of which the new token sees visible, visible + 1, .. and itself. Turns begin at
-// multiples of DECODE_KEYS.
+// A head of a sequence, of which the new token sees visible, visible + 1, .. and itself
 struct DecodeHead {
     PassRows own;
     int h, visible;
-
-    __device__ int begin() const { return visible & -DECODE_KEYS; }
-    // Of a warp in each part
-    __device__ int turns() const {
-        constexpr int IN_TURN = DECODE_PARTS * DECODE_WARPS * DECODE_KEYS;
-        return max((own.position - begin() + IN_TURN - 1) / IN_TURN, 1);
-    }
 };
 
 template <int DH, bool GATE> struct DecodeWarp {
+    static constexpr int KEYS = DecodeStage<DH>::KEYS;
     static constexpr float SCALE = AttentionScale<DH>::SCALE, LEAST = -3e38f; // max of no tokens
 
     const DecodeArgs& a;
@@ -118,9 +124,30 @@ template <int DH, bool GATE> struct DecodeWarp {
     DecodeSum sum;          // sum: of the lane's tokens
     float acc[DH / 16][4];
 
-    // Token at which a turn of the warp begins
+    // A barrier, in two halves, of the blocks that have parts of the head; a store to the first one's memory
+    __device__ bool is_whole() const { return parts == DECODE_PARTS; }
+    __device__ void arrive() const {
+        if (!is_whole()) cluster_arrive();
+    }
+    __device__ void wait() const {
+        if (is_whole())
+            __syncthreads();
+        else
+            cluster_wait();
+    }
+    __device__ void put(float* to, float x) const {
+        if (is_whole())
+            *to = x;
+        else
+            cluster_store(to, x);
+    }
+    // Turns of a warp in each part, which begin at multiples of KEYS, and the token at which one begins
+    __device__ static int turns_of(const DecodeHead& of) {
+        constexpr int IN_TURN = DECODE_PARTS * DECODE_WARPS * KEYS;
+        return max((of.own.position - (of.visible & -KEYS) + IN_TURN - 1) / IN_TURN, 1);
+    }
     __device__ int first_token(const DecodeHead& of, int part, int turn) const {
-        return of.begin() + ((turn * DECODE_PARTS + part) * DECODE_WARPS + warp) * DECODE_KEYS;
+        return (of.visible & -KEYS) + ((turn * DECODE_PARTS + part) * DECODE_WARPS + warp) * KEYS;
     }
     // A lane's head
     __device__ DecodeHead head_of(int from) const {
@@ -133,7 +160,7 @@ template <int DH, bool GATE> struct DecodeWarp {
         found_token = -1, found_page = 0;
         if (lookups == 0) return;
         DecodeHead of = head_of(__ffs((int)lookups) - 1);
-        int turns = of.turns(), i = looked_up + lane, part = i / turns;
+        int turns = turns_of(of), i = looked_up + lane, part = i / turns;
         int token = first_token(of, first_part + part, i - part * turns);
         if (part < parts && token < of.own.position) {
             const Pages& p = a.pages;
@@ -146,11 +173,13 @@ template <int DH, bool GATE> struct DecodeWarp {
     __device__ int64_t head_index(const DecodeHead& of) const {
         return pages_slot_head(a.pages, of.own.slot, a.append.layer, of.h);
     }
+    // The constant spares registers.
+    __device__ int num_stages() const { return DH > 64 ? (int)DECODE_MAX_STAGES : a.stages; }
     // Once, before start
     __device__ void init() {
-        stages = shared.stages(parts, warp), barriers = shared.barriers[warp];
+        stages = shared.stages(parts) + warp * num_stages(), barriers = shared.barriers[warp];
         stage = phase = 0;
-        if (lane == 0) bulk_init(barriers, DECODE_STAGES);
+        if (lane == 0) bulk_init(barriers, num_stages());
         __syncwarp();
     }
     // Starts loading what `start` needs of each lane's head, if its sequence has one row: the count of
@@ -174,7 +203,7 @@ template <int DH, bool GATE> struct DecodeWarp {
             lookups = heads, looked_up = 0;
             look_up();
         }
-        for (int i = 0; i < DECODE_STAGES; i++) copy((stage + i) % DECODE_STAGES);
+        for (int i = 0; i < num_stages(); i++) copy((stage + i) & (num_stages() - 1));
     }
     // Starts copying the next turn, of this head or of the next one.
     __device__ void copy(int to) {
@@ -212,25 +241,28 @@ template <int DH, bool GATE> struct DecodeWarp {
     __device__ bool sees(int token) const { return token >= now.visible && token < now.own.position; }
     // Values that the row does not see become zeros: they may be anything.
     __device__ void hide_values(DecodeStage<DH>& s, int first) const {
-        if (first >= now.visible && first + DECODE_KEYS <= now.own.position) return;
-        for (int i = lane; i < DECODE_KEYS * DH / 8; i += 32)
+        if (first >= now.visible && first + KEYS <= now.own.position) return;
+        for (int i = lane; i < KEYS * DH / 8; i += 32)
             if (!sees(first + i / (DH / 8))) store16(s.v + i * 8, Raw8{});
         bulk_fence(); // the stage will be copied to
         __syncwarp();
     }
-    // Adds the tokens first, first + 1, .. of a stage. A lane has the scores of tokens lane / 4 and 8 more.
+    // Adds the tokens first, first + 1, .. of a stage. A lane has the scores of tokens lane / 4, 8 more, ..
     __device__ void add(DecodeStage<DH>& s, int first) {
-        float c[4] = {}, p[2], most = sum.max;
+        constexpr int TILES = KEYS / 16, EIGHTS = KEYS / 8;
+        float c[TILES][4] = {}, p[EIGHTS], most = sum.max;
         uint32_t f[4], k = sm80_lane_a<DH>(s.k, lane), v = sm80_lane_b<DH>(s.v, lane);
         hide_values(s, first);
 #pragma unroll
-        for (int i = 0; i < DH / 16; i++) {
-            ldmatrix(f, sm80_advance<DH>(k, 0, 16 * i));
-            sm80_mma(c, f, q[i][0], q[i][1], c);
-        }
-        for (int r = 0; r < 2; r++) {
-            int token = lane / 4 + 8 * r;
-            p[r] = c[2 * r] * SCALE;
+        for (int i = 0; i < DH / 16; i++)
+            for (int n = 0; n < TILES; n++) {
+                ldmatrix(f, sm80_advance<DH>(k, 16 * n, 16 * i));
+                sm80_mma(c[n], f, q[i][0], q[i][1], c[n]);
+            }
+#pragma unroll
+        for (int r = 0; r < EIGHTS; r++) {
+            int token = 8 * r + lane / 4;
+            p[r] = c[r / 2][r % 2 * 2] * SCALE;
             if (GATE) p[r] += (float)((cum_logf - s.cum_logf[token]) * ATTENTION_LOG2E);
             if (!sees(first + token)) p[r] = -INFINITY;
             most = fmaxf(most, p[r]);
@@ -242,20 +274,22 @@ template <int DH, bool GATE> struct DecodeWarp {
             for (auto& tile : acc)
                 for (float& x : tile) x *= factor;
         }
-        for (int r = 0; r < 2; r++) p[r] = exp2_approx(p[r] - most), sum.sum += p[r];
-        // Fragments of p: the lane's tokens are lane % 4 * 2, the next one, and 8 more. Column 0 has p
+        // Fragments of p: the lane's tokens are lane % 4 * 2, the next one, 8 more, .. Column 0 has p
         // rounded, column 1 the rest.
-        uint32_t b[2];
-        for (int r = 0; r < 2; r++) {
+        uint32_t b[EIGHTS];
+#pragma unroll
+        for (int r = 0; r < EIGHTS; r++) {
+            p[r] = exp2_approx(p[r] - most), sum.sum += p[r];
             float low = __shfl_sync(~0u, p[r], lane % 4 * 8), high = __shfl_sync(~0u, p[r], lane % 4 * 8 + 4);
             if (lane & 4) low -= __bfloat162float((bf16)low), high -= __bfloat162float((bf16)high);
             b[r] = pack_bf16x2(low, high);
         }
 #pragma unroll
-        for (int i = 0; i < DH / 16; i++) {
-            ldmatrix_trans(f, sm80_advance<DH>(v, 0, 16 * i));
-            sm80_mma(acc[i], f, b[0], b[1], acc[i]);
-        }
+        for (int n = 0; n < TILES; n++)
+            for (int i = 0; i < DH / 16; i++) {
+                ldmatrix_trans(f, sm80_advance<DH>(v, 16 * n, 16 * i));
+                sm80_mma(acc[i], f, b[2 * n], b[2 * n + 1], acc[i]);
+            }
     }
     // The new token as the last part, in the first block: its score, and its values
     __device__ void add_new_key(const Raw8& q, const Raw8& k, const HeadThread& me) {
@@ -290,7 +324,7 @@ template <int DH, bool GATE> struct DecodeWarp {
     }
     // Tokens of all the block's parts
     __device__ void run() {
-        int turns = now.turns();
+        int turns = turns_of(now);
         clear();
         for (int to = 0; to < parts; to++) {
             for (int i = 0; i < turns; i++) {
@@ -300,7 +334,7 @@ template <int DH, bool GATE> struct DecodeWarp {
                     add(stages[stage], first);
                     __syncwarp(); // the stage may be overwritten
                     copy(stage);
-                    if (++stage == DECODE_STAGES) stage = 0, phase ^= 1;
+                    if (++stage == num_stages()) stage = 0, phase ^= 1;
                 }
             }
             store(to);
@@ -364,7 +398,7 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
         w.cum_logf += pages_gate(forget_gate_logf(forget_gate_logit(
             a.append.gate, (int64_t)own.begin * a.append.row_stride + me.head, a.append.bias[me.head])));
     w.set_q(q);
-    cluster_arrive(); // the gate's state has been read
+    w.arrive(); // the gate's state has been read
     if (appends) {
         HeadThread once = me;
         once.active = lane < DH / 8;
@@ -381,38 +415,50 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     ExtendOutputAhead output = {};
     if (appends) output = extend_output_ahead(a.out, own.begin, me);
     __syncthreads();
-    cluster_wait(); // all blocks have begun
+    w.wait(); // all blocks have begun
     for (int i = (int)threadIdx.x; i < w.parts * DH; i += 32 * DECODE_WARPS) {
         float o;
         int at = i / DH, part = w.first_part + at;
         DecodeSum sum = decode_join<DECODE_WARPS>(&o, shared.warp_sum[at], shared.warp_o(at, 0) + i % DH, DH);
-        cluster_store(&shared.part_o[part][i % DH], o);
-        if (i % DH == 0) cluster_store(&shared.part_sum[part].max, sum.max);
-        if (i % DH == 0) cluster_store(&shared.part_sum[part].sum, sum.sum);
+        w.put(&shared.part_o[part][i % DH], o);
+        if (i % DH == 0) w.put(&shared.part_sum[part].max, sum.max);
+        if (i % DH == 0) w.put(&shared.part_sum[part].sum, sum.sum);
     }
-    cluster_arrive();
+    w.arrive();
     if (GATE && block == 0 && w.warp == 1 && lane == 0) w.store_gate();
     __syncwarp();
-    cluster_wait();
+    w.wait();
     if (appends) decode_output(a, shared, own.begin, output, me);
 }
 
-// The lane's head of those that the cluster computes; of no sequence where there is none
-__device__ static inline DecodeHead decode_deal(const DecodeArgs& a, int lane) {
-    int NH = (int)a.pages.NH, clusters = (int)gridDim.x / a.blocks, cluster = (int)blockIdx.x / a.blocks;
-    int pair = lane * clusters + (cluster + lane * DECODE_DEAL) % clusters;
-    if (pair >= a.pass.num_sequences * NH) return {};
-    return {a.pass.sequences[pair / NH], pair % NH, 0};
+// What a block computes: `parts` parts, from first_part on, of the heads that its lanes have
+struct DecodeShare {
+    int first_part, parts, head; // head: sequence NH + head, -1: none
+};
+
+__device__ static inline DecodeShare decode_share(const DecodeArgs& a, int lane) {
+    int clusters = (int)gridDim.x / a.blocks, cluster = (int)blockIdx.x / a.blocks;
+    int block = (int)blockIdx.x % a.blocks, parts = DECODE_PARTS / a.blocks;
+    int heads = a.pass.num_sequences * (int)a.pages.NH;
+    const int* order = a.order.heads;
+    if (!order) {
+        int head = lane * clusters + (cluster + lane * DECODE_DEAL) % clusters;
+        return {block * parts, parts, head < heads ? head : -1};
+    }
+    int2 counts = *a.order.counts;
+    if (cluster < counts.x) return {block * parts, parts, lane == 0 ? order[cluster] : -1};
+    int i = (cluster - counts.x) * a.blocks + block;
+    return {0, DECODE_PARTS, lane == 0 && i < counts.y ? order[heads - 1 - i] : -1};
 }
 
 template <int DH, bool GATE>
 __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs a) {
     extern __shared__ __align__(1024) char shared_bytes[];
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, parts = DECODE_PARTS / a.blocks;
-    DecodeWarp<DH, GATE> w = {a,    *(DecodeShared<DH>*)shared_bytes,   lane,
-                              warp, (int)blockIdx.x % a.blocks * parts, parts};
-    w.load(decode_deal(a, lane));
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, NH = (int)a.pages.NH;
+    DecodeShare share = decode_share(a, lane);
+    DecodeWarp<DH, GATE> w = {a, *(DecodeShared<DH>*)shared_bytes, lane, warp, share.first_part, share.parts};
+    w.load(share.head < 0 ? DecodeHead{} : DecodeHead{a.pass.sequences[share.head / NH], share.head % NH, 0});
     w.init();
     w.start();
     if (w.heads == 0) kernel_wait();
@@ -424,15 +470,21 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
 }
 
 template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cudaStream_t stream) {
-    int64_t heads = a->pass.num_sequences * a->pages.NH;
-    int64_t resident = (DH == 64 ? 2 : 1) * device_attribute(cudaDevAttrMultiProcessorCount);
-    int blocks = DECODE_PARTS; // few heads are cut, so that all multiprocessors have work
-    while (blocks > 1 && heads * blocks > resident) blocks /= 2;
+    int64_t heads = a->pass.num_sequences * a->pages.NH, blocks = DECODE_PARTS;
+    int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+    int64_t resident = (DH == 64 ? 2 : 1) * multiprocessors;
+    bool uneven = a->order.heads;
+    // Few heads are cut, so that all multiprocessors have work. Of uneven ones the long ones always are, and
+    // the grid has a cluster for each head, as all may be long.
+    int64_t least = uneven ? 2 : 1, most = (uneven ? 8 : 1) * resident;
+    while (blocks > least && heads * blocks > most) blocks /= 2;
     int64_t clusters = std::min(heads, std::max(resident, ceil_div<int64_t>(heads, DECODE_HEADS)));
     if (blocks > 1) clusters = heads;
-    a->blocks = blocks;
-    launch_clusters(decode_kernel<DH, GATE>, blocks, dim3((unsigned)(clusters * blocks)), 32 * DECODE_WARPS,
-                    DecodeShared<DH>::bytes(DECODE_PARTS / blocks), stream, *a);
+    int64_t parts = DECODE_PARTS / (uneven ? 1 : blocks), grid = clusters * blocks;
+    a->blocks = (int)blocks;
+    a->stages = decode_stages<DH>(uneven && grid <= multiprocessors);
+    launch_clusters(decode_kernel<DH, GATE>, a->blocks, dim3((unsigned)grid), 32 * DECODE_WARPS,
+                    DecodeShared<DH>::bytes(parts, a->stages), stream, *a);
 }
 
 // Appends a layer's rows that are their sequence's only ones in the pass, and computes their attention; where
@@ -442,7 +494,8 @@ static inline void decode_attention(const ExtendOutput* out, const PagesAppend* 
     const Pages* p = layer->pages;
     if (layer->pass->num_decoded == 0) return;
     Range range("attention", RANGE_FORWARD, stream);
-    DecodeArgs a = {*p, *append, *layer->pass, *out, 0};
+    DecodeArgs a = {*p, *append, *layer->pass, *out, 0, 0, {}};
+    if (layer->pass->is_uneven) a.order = extend_layer_order(&layer->work->order, p, layer->index);
     (p->dh == 64   ? p->cum_logf ? decode_launch<64, true> : decode_launch<64, false>
        : p->cum_logf ? decode_launch<128, true>
                    : decode_launch<128, false>)(&a, stream);

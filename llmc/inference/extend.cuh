@@ -4,7 +4,7 @@ own,
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i, j in i's window
 
-    extend_plan        lists the work of all layers: once a pass
+    extend_plan        lists the work of all layers, and sorts the heads of decode.cuh: once a pass
     extend_attention   a layer's partial results, one a unit of pages; their sum; output norm and gate
 
 A sequence's only row in a pass is computed by decode.cuh on Hopper, elsewhere or where rows skip pages here.
@@ -56,6 +56,21 @@ typedef struct __align__(8) {
 }
 ExtendPair;
 
+// A decoded head is long if its row looks at so many tokens.
+enum { DECODE_LONG_HEAD = 2048 };
+
+// Decoded heads, sequence NH + head, of an uneven pass: long ones from element 0 on, short ones from element
+// sequences NH - 1 back
+typedef struct {
+    int* heads;   // [layers, slots NH]
+    int2* counts; // [layers] long ones, short ones
+} DecodeOrder;
+
+__host__ __device__ static inline DecodeOrder extend_layer_order(const DecodeOrder* order, const Pages* p,
+                                                                 int64_t layer) {
+    return {order->heads + layer * p->slots * p->NH, order->counts + layer};
+}
+
 // The work of a pass: arrays for all layers.
 typedef struct {
     int64_t max_items, max_pairs;
@@ -64,6 +79,7 @@ typedef struct {
     ExtendPair* pairs;   // [layers, max_pairs]
     float* partial_o;    // [max_items, dh] sum of 2^(x - max) v, of one layer at a time
     float2* partial_sum; // [max_items] max and sum of 2^(x - max)
+    DecodeOrder order;   // of decode.cuh
 } ExtendWork;
 
 // A layer of a pass
@@ -91,7 +107,35 @@ __device__ static inline int64_t extend_scan(int64_t x, int64_t* sums) {
     return x;
 }
 
-// Block l: layer l's forgotten pages, then its items and pairs.
+// Layer l's order. sums [32] and total are shared memory; total is 0 before and after.
+__device__ static inline void extend_plan_order(const DecodeOrder& order, const Pages& p,
+                                                const PassArrays& pass, int64_t l, int64_t* sums,
+                                                int64_t* total) {
+    int NH = (int)p.NH, pairs = pass.num_sequences * NH;
+    for (int begin = 0; begin < pairs; begin += (int)blockDim.x) {
+        int pair = begin + (int)threadIdx.x;
+        int64_t mine = 0; // a long head in the upper half, a short one in the lower
+        if (pair < pairs) {
+            PassRows sequence = pass.sequences[pair / NH];
+            int forgotten = p.forgotten[pages_slot_head(p, sequence.slot, l, pair % NH)];
+            int first = max(forgotten, pages_window_first(p.window, sequence.position));
+            bool is_long = sequence.position - first * PAGE_TOKENS >= DECODE_LONG_HEAD;
+            if (sequence.end - sequence.begin == 1) mine = is_long ? (int64_t)1 << 32 : 1;
+        }
+        int64_t end = extend_scan(mine, sums) + *total;
+        if (mine == 1)
+            order.heads[pairs - (int)end] = pair;
+        else if (mine)
+            order.heads[(end >> 32) - 1] = pair;
+        __syncthreads(); // all have read total
+        if (threadIdx.x == blockDim.x - 1) *total = end;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *order.counts = make_int2((int)(*total >> 32), (int)*total), *total = 0;
+    __syncthreads();
+}
+
+// Block l: layer l's forgotten pages, then its order, items and pairs.
 __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     extend_plan_kernel(const __grid_constant__ ExtendWork work, const __grid_constant__ Pages p,
                        const __grid_constant__ PassArrays pass) {
@@ -106,6 +150,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     }
     if (threadIdx.x == 0) total = 0;
     __syncthreads();
+    if (pass.is_uneven) extend_plan_order(extend_layer_order(&work.order, &p, l), p, pass, l, sums, &total);
     for (int64_t begin = 0; begin < pairs; begin += blockDim.x) {
         int64_t pair = begin + threadIdx.x, mine = 0;
         PassRows tile = {};
@@ -135,7 +180,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
     if (threadIdx.x == 0) work.num_items[l] = (int)(total >> 32);
 }
 
-// Writes the items and pairs of all layers, and p->forgotten of the pass's slots.
+// Writes the items, pairs and order of all layers, and p->forgotten of the pass's slots.
 static inline void extend_plan(const ExtendWork* work, const Pages* p, const PassArrays* pass,
                                cudaStream_t stream) {
     Range range("attention", RANGE_FORWARD, stream);

@@ -50,13 +50,21 @@ typedef struct Cache {
     ExtendActs acts;
     Activations states; // of a recurrent mixer's slots, and its scratch: llmc/mixers/extend.cuh
     Matmul matmul;
-    SingleArgs single; // of the filled pass, where one kernel computes it
-    bool is_single;    // it does: then its outputs too, but for scores
-    RowScore* scores;  // [outputs + slots EXTEND_STEPS], pinned
-    // [slots + 1, 2] of steps that extend n sequences by a token each, 0: one, as one kernel; with draws
-    cudaGraphExec_t* graphs;
-    bool* warm; // the same: such a step has run, kernels are loaded, GEMM algorithms chosen
+    SingleArgs single;       // of the filled pass, where one kernel computes it
+    bool is_single;          // it does: then its outputs too, but for scores
+    RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
+    cudaGraphExec_t* graphs; // [cache_graphs] of steps that extend sequences by a token each
+    bool* warm;              // the same: such a step has run, kernels are loaded, GEMM algorithms chosen
 } Cache;
+
+// The graph of the filled pass: [slots + 1, 2, 2] by its sequences, 0: one, as one kernel; by whether it is
+// uneven; by whether it has draws
+static inline int64_t cache_graph(const Cache* cache) {
+    const PassArrays* pass = &cache->device.pass;
+    int64_t sequences = cache->is_single ? 0 : pass->num_sequences;
+    return (2 * sequences + pass->is_uneven) * 2 + (cache->device.scores.outputs.draws != NULL);
+}
+static inline int64_t cache_graphs(const CacheSizes* sizes) { return 4 * (sizes->slots + 1); }
 
 // Rows of logits at a time
 static inline int64_t extend_logit_rows(int64_t outputs) { return std::min<int64_t>(outputs, 512); }

@@ -327,7 +327,8 @@ template <int DH> static inline bool single_layout(SingleArgs* a, uint2* words, 
     DecodeArgs* attention = &a->attention;
     attention->blocks = DECODE_PARTS;
     while (attention->blocks > 1 && NH * attention->blocks > grid) attention->blocks /= 2;
-    at = DecodeShared<DH>::bytes(DECODE_PARTS / attention->blocks);
+    attention->stages = decode_stages<DH>(attention->pass.is_uneven);
+    at = DecodeShared<DH>::bytes(DECODE_PARTS / attention->blocks, attention->stages);
     auto reserve = [&](int* offset, int64_t bytes) {
         *offset = (int)at, at = ceil_div<int64_t>(at + bytes, 128) * 128;
     };

@@ -121,6 +121,7 @@ struct Decoder {
         for (int s = 0; s < 2; s++)
             if (lengths[(size_t)s] > 0) pages_forget(&pages, s, &first[(size_t)(s * pages.heads)]);
     }
+    bool is_graph() const { return cache->graphs[cache_graph(cache)] != NULL; } // the last pass
     double error() const {
         double squares = 0, norm = 0;
         for (size_t i = 0; i < got.size(); i++)
@@ -129,8 +130,8 @@ struct Decoder {
     }
 };
 
-// The first sequence's tokens behind the prompt again, in steps of its own, which one kernel computes: the bits
-// of `both`, which has decoded them beside the second sequence.
+// The first sequence's tokens behind the prompt again, in steps of its own, which one kernel computes: the
+// bits of `both`, which has decoded them beside the second sequence.
 static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Floats& expected,
                         const char* where) {
     size_t V = (size_t)both->model->config.vocab_size, steps = (size_t)(T - prompt), different = 0;
@@ -143,7 +144,7 @@ static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Fl
     }
     bool kernel = decode_runs(&alone.cache->device.pages);
     CHECK(different == 0, "%s: %zu of %zu tokens decoded alone have other logits", where, different, steps);
-    CHECK(T <= 4 || both->model->sequential || (alone.cache->graphs[0] != NULL) == kernel,
+    CHECK(T <= 4 || both->model->sequential || (alone.cache->is_single && alone.is_graph()) == kernel,
           "%s: decoding alone is %sone kernel", where, kernel ? "not " : "");
 }
 
@@ -163,8 +164,7 @@ static void check_decoding(const char* spec, int64_t T, bool drops, bool unseen,
     check_alone(&d, T, prompt, expected, where);
     double error = d.error(), share = (double)d.pages.forgotten / (double)d.pages.most_held;
     CHECK(error <= LOGITS_LIMIT, "%s: logits are off by %.2e", where, error);
-    cudaGraphExec_t graph = d.cache->graphs[2 * 2]; // of two sequences, without draws
-    CHECK(T <= 4 || model.sequential || graph, "%s: decoding is not a graph", where);
+    CHECK(T <= 4 || model.sequential || d.is_graph(), "%s: decoding is not a graph", where);
     CHECK((T < 1000 || share >= dropped) && (dropped > 0 || share == 0), "%s: %.2f of the pages dropped",
           where, share);
     if (error > worst) {
@@ -222,7 +222,7 @@ static void check_visit(const char* spec, int64_t T) {
 }
 
 int main(int argc, char** argv) {
-    static const int64_t lengths[] = {1, 63, 1000, 4097, 16385, 65536};
+    static const int64_t lengths[] = {1, 63, 1000, 4097, DECODE_LONG + 13, 16385, 65536};
     bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     device_open(0);
     for (int64_t T : lengths) {

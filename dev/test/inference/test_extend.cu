@@ -421,6 +421,9 @@ int main(int argc, char** argv) {
             test_pass(m, {0}, {1}, false);
             test_pass(m, {5, 0, 63}, {1, 3, 2}, true);
             test_pass(m, {64, 127, 15}, {1, 17, 1}, true);
+            // Uneven lengths: heads are computed in another order, by other blocks than those of each alone.
+            if (!quick || m.NH == 3)
+                test_pass(m, {9000, 100, 8192, 31, 2050, 8191, 12000, 64}, {1, 1, 1, 1, 1, 1, 2, 1}, true);
             if (quick) continue;
             test_pass(m, {3000}, {1}, true);
             test_pass(m, {1000, 0, 2111, 640, 1}, {1, 40, 3, 64, 1}, true);
@@ -431,6 +434,9 @@ int main(int argc, char** argv) {
                 vector<int64_t> many, ones;
                 for (int64_t i = 0; i < n; i++)
                     many.push_back(i * i % 211 * 3), ones.push_back(1 + (i % 9 == 0));
+                test_pass(m, many, ones, true);
+                if (n > 70 && dh > 64) continue;
+                many[1] = 9000; // uneven
                 test_pass(m, many, ones, true);
             }
         }
@@ -447,6 +453,7 @@ int main(int argc, char** argv) {
         if (quick) continue;
         test_skipped({3, dh, GATE, false, false, -1}, 5000, 40);
         test_forgotten({2, dh, GATE, true, false, -1}, 3001, 300);
+        test_forgotten({2, dh, GATE, true, false, -1}, 9000, 1);
         test_forgotten({2, dh, NO_GATE, true, true, 0, 500}, 3001, 300);
         test_forgotten({2, dh, GATE, true, false, 4, 30}, 3001, 300);
         test_first_query(1500, 1152, dh, true, 0);
