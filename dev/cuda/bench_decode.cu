@@ -1,10 +1,10 @@
 /*
 Benchmarks a step of decoding (llmc/inference/layers.cuh) with random weights: n sequences behind T cached
-tokens. One head of 1 or of 4 remembers all of them, the others the last 1,024. Beside it stands what reading
-the weights and the remembered tokens would take at the bandwidth of a device-to-device copy in the same run.
-Times are medians of CUDA graphs of one step.
+tokens. Every head remembers all of them, or one head in four does and the others remember the last 1,024.
+Beside it stands what reading the weights and the remembered tokens would take at the bandwidth of a
+device-to-device copy in the same run. Times are medians of CUDA graphs of one step.
 
-    bench_decode [MODEL [n T HEADS]]     all cases, or one: one head of HEADS remembers all
+    bench_decode [MODEL [n T ONE_IN]]     all cases, or one, in which one head in ONE_IN remembers all
 */
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/cuda/embedding.cuh"
@@ -24,10 +24,10 @@ struct DecodeBench {
     Cache cache;
     bf16* weights;
     float* weights_fp32;
-    int64_t n, T, heads, held; // one head of so many remembers all; tokens that heads remember
+    int64_t n, T, one_in, held; // one head in so many remembers all; tokens that all heads remember
 
-    DecodeBench(const char* preset, int64_t sequences, int64_t tokens, int64_t one_of)
-        : matmul(), cache(), n(sequences), T(tokens), heads(one_of), held(0) {
+    DecodeBench(const char* preset, int64_t sequences, int64_t tokens, int64_t heads_to_one)
+        : matmul(), cache(), n(sequences), T(tokens), one_in(heads_to_one), held(0) {
         Error err;
         Recipe recipe;
         config = config_defaults();
@@ -38,8 +38,8 @@ struct DecodeBench {
         weights_fp32 = random_array<float>(table.count, 1);
         matmul_init(&matmul, true, stream);
         CacheModel of = attention_cache_model(&config);
-        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), all = of.layers * of.NH;
-        CacheSizes sizes = {n, T, n * all * width, n, n, false, false};
+        int64_t width = ceil_div<int64_t>(T, PAGE_TOKENS), heads = of.layers * of.NH;
+        CacheSizes sizes = {n, T, n * heads * width, n, n, false, false};
         if (!device_cache_new(&cache.device, &of, &sizes)) die("no memory for the cache");
         cache.table = extend_activations(&config, &table, &sizes);
         activations_allocate(&cache.table, 1, device_bytes);
@@ -75,8 +75,8 @@ struct DecodeBench {
                        1};
         std::vector<int32_t> forgotten;
         int64_t most = std::max<int64_t>(0, width - REMEMBERED / PAGE_TOKENS);
-        for (int64_t i = 0; i < n * all; i++) {
-            bool remembers = i * 7919 % 64 * heads < 64; // scattered over layers and sequences
+        for (int64_t i = 0; i < n * heads; i++) {
+            bool remembers = i * 7919 % 64 * one_in < 64; // scattered over layers and sequences
             forgotten.push_back(remembers ? 0 : (int32_t)most);
             held += (width - forgotten.back()) * PAGE_TOKENS;
         }
@@ -84,7 +84,7 @@ struct DecodeBench {
                               cudaMemcpyHostToDevice));
         device_cache_fill(&cache.device, &e, stream);
         device_cache_copy(&cache.device, stream);
-        cache.device.pass.is_uneven = heads > 1 && T > DECODE_LONG; // as if the cache dropped pages
+        cache.device.pass.is_uneven = one_in > 1 && T > DECODE_LONG; // as if the cache dropped pages
         Layer layer = layer_of(0);
         cache.is_single = single_args(&cache, &layer, lm_head().w);
     }
@@ -162,9 +162,9 @@ struct DecodeBench {
                       (double)held * (double)(4 * m.dh + (m.gate ? 8 : 0));
         double least = read / copy_rate * 1e6, us = time(), kernels = us;
         if (cache.is_single) cache.is_single = false, kernels = time();
-        printf("%s, %2lld x 1 token behind %5lld, 1 of %lld heads: %7.1f us, %.0f%% of the bandwidth; "
+        printf("%s, %2lld x 1 token behind %5lld in 1 of %lld heads: %7.1f us, %.0f%% of the bandwidth; "
                "%7.1f us as kernels\n",
-               preset, (long long)n, (long long)T, (long long)heads, us, 100 * least / us, kernels);
+               preset, (long long)n, (long long)T, (long long)one_in, us, 100 * least / us, kernels);
     }
 };
 

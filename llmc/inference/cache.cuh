@@ -298,6 +298,7 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     c->host.num_rows = c->pass.num_rows = (int)R;
     c->host.num_sequences = c->pass.num_sequences = (int)S;
     c->pass.num_tiles = c->host.num_tiles, c->pass.num_decoded = c->host.num_decoded;
+    // Heads of one sequence differ if they forget; otherwise only those of different sequences do.
     c->pass.is_uneven =
         longest >= DECODE_LONG && (c->pages.drops || longest * c->host.num_decoded > 2 * decoded);
     outputs->pass = c->pass, outputs->outputs = (int)e->outputs, outputs->advances = extension_decodes(e);

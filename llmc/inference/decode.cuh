@@ -15,12 +15,12 @@ as one kernel between the projections: append (pages.cuh), attention, output nor
     block         joins its warps in shared memory and writes the result into the first block's
     first block   appends the gate; joins the parts, norms, gates, writes y
 
-Uneven heads (PassArrays) are sorted by extend_plan: a cluster has one long head, or each of its blocks has a
-short one, all 8 parts of it. Long ones begin first.
+In an uneven pass (PassArrays) extend_plan has listed the long heads and the short ones. The first clusters
+have a long head each; in the others each block has all 8 parts of a short head.
 
-Even heads, where they are more than fit at once, are computed by blocks that have all 8 parts and go on from
-head to head. While a warp adds the last turns of one head it has begun to copy the first ones of the next,
-whose pages have been looked up a head before, so that bytes are in flight while the block joins its warps.
+In other passes, if the heads do not all fit at once, blocks have all 8 parts and go on from head to head.
+While a warp adds the last turns of one head it has begun to copy the first ones of the next, whose pages have
+been looked up a head before, so that bytes are in flight while the block joins its warps.
 
 Tokens are dealt out to 8 parts of 8 warps, and a part is joined apart, however many blocks the 8 parts are
 cut into: a row's bits depend on its own sequence alone. They differ from extend.cuh's.
@@ -35,9 +35,9 @@ Called by the GPU trainer on Hopper.
 
 enum { DECODE_PARTS = 8, DECODE_WARPS = 8, DECODE_MAX_STAGES = 2 };
 
-// A cluster has DECODE_HEADS heads at most, one a lane. Lane n of cluster i has head n clusters + (i + n
-// DECODE_DEAL) % clusters: without the shift a cluster would often have the same head of many sequences, and
-// heads differ in how much they forget.
+// A cluster has DECODE_HEADS heads at most, one a lane. Unless the pass is uneven, lane n of cluster i has
+// head n clusters + (i + n DECODE_DEAL) % clusters: without the shift a cluster would often have the same
+// head of many sequences, and heads differ in how much they forget.
 enum { DECODE_HEADS = 32, DECODE_DEAL = 101 };
 
 // Whether decode_attention computes the sequences of a pass that have one row. Rows that skip pages
@@ -51,16 +51,17 @@ struct DecodeArgs {
     ExtendOutput out;
     int blocks;        // of a cluster
     int stages;        // of a warp: decode_stages
-    DecodeOrder order; // of the layer; NULL: the heads are even
+    DecodeOrder order; // of the layer; NULL unless the pass is uneven
 };
 
-// Passes are uneven from so many tokens of the longest sequence on.
+// A pass is uneven only if a decoded sequence has so many tokens.
 enum { DECODE_LONG = 8192 };
 
-// Stages of a warp. A second one takes shared memory from other blocks, or from the weights of single.cuh. It
-// pays where a few blocks have the long heads, and where a turn has 16 tokens only.
-template <int DH> static inline int decode_stages(bool uneven) {
-    return DH > 64 || uneven ? DECODE_MAX_STAGES : 1;
+// Stages of a warp. The second one takes shared memory from other blocks, or from the weights of single.cuh.
+// It pays in uneven passes where each block has a multiprocessor to itself, and where a turn has only 16
+// tokens.
+template <int DH> static inline int decode_stages(bool second) {
+    return DH > 64 || second ? DECODE_MAX_STAGES : 1;
 }
 
 // Softmax over some tokens: exponents are relative to max. The channels of sum 2^(x - max) v are beside it.
@@ -68,7 +69,7 @@ typedef struct {
     float max, sum;
 } DecodeSum;
 
-// Tokens of a warp in one turn: tiles as in mma_sm80.cuh
+// Tokens of a warp in one turn, 4 KiB of keys: tiles as in mma_sm80.cuh
 template <int DH> struct alignas(2 * DH) DecodeStage {
     static constexpr int KEYS = 2048 / DH;
     bf16 k[KEYS * DH], v[KEYS * DH];
@@ -173,7 +174,7 @@ template <int DH, bool GATE> struct DecodeWarp {
     __device__ int64_t head_index(const DecodeHead& of) const {
         return pages_slot_head(a.pages, of.own.slot, a.append.layer, of.h);
     }
-    // The constant spares registers.
+    // A constant for 128 channels, as single_kernel would spill
     __device__ int num_stages() const { return DH > 64 ? (int)DECODE_MAX_STAGES : a.stages; }
     // Once, before start
     __device__ void init() {
@@ -474,8 +475,9 @@ template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cud
     int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     int64_t resident = (DH == 64 ? 2 : 1) * multiprocessors;
     bool uneven = a->order.heads;
-    // Few heads are cut, so that all multiprocessors have work. Of uneven ones the long ones always are, and
-    // the grid has a cluster for each head, as all may be long.
+    // Few heads are cut, so that all multiprocessors have work. In uneven passes long heads always are. The
+    // grid has a cluster for each head, as all may be long; 8 times the resident blocks bound how many of its
+    // blocks are launched without work.
     int64_t least = uneven ? 2 : 1, most = (uneven ? 8 : 1) * resident;
     while (blocks > least && heads * blocks > most) blocks /= 2;
     int64_t clusters = std::min(heads, std::max(resident, ceil_div<int64_t>(heads, DECODE_HEADS)));

@@ -4,7 +4,7 @@ own,
 
     o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i, j in i's window
 
-    extend_plan        lists the work of all layers, and sorts the heads of decode.cuh: once a pass
+    extend_plan        lists the work of all layers, and the long and short heads of decode.cuh: once a pass
     extend_attention   a layer's partial results, one a unit of pages; their sum; output norm and gate
 
 A sequence's only row in a pass is computed by decode.cuh on Hopper, elsewhere or where rows skip pages here.
@@ -59,8 +59,8 @@ ExtendPair;
 // A decoded head is long if its row looks at so many tokens.
 enum { DECODE_LONG_HEAD = 2048 };
 
-// Decoded heads, sequence NH + head, of an uneven pass: long ones from element 0 on, short ones from element
-// sequences NH - 1 back
+// Decoded heads, sequence NH + head, of an uneven pass: the long ones from the first element on, the short
+// ones from element sequences NH - 1 backwards
 typedef struct {
     int* heads;   // [layers, slots NH]
     int2* counts; // [layers] long ones, short ones

@@ -57,8 +57,8 @@ typedef struct Cache {
     bool* warm;              // the same: such a step has run, kernels are loaded, GEMM algorithms chosen
 } Cache;
 
-// The graph of the filled pass: [slots + 1, 2, 2] by its sequences, 0: one, as one kernel; by whether it is
-// uneven; by whether it has draws
+// Index of the filled pass's graph in [slots + 1, 2, 2]: its sequences (0: one, by single.cuh), whether it is
+// uneven, whether it draws
 static inline int64_t cache_graph(const Cache* cache) {
     const PassArrays* pass = &cache->device.pass;
     int64_t sequences = cache->is_single ? 0 : pass->num_sequences;

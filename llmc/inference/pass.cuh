@@ -31,7 +31,7 @@ typedef struct {
     const PassRows* tiles;     // [num_tiles], for the kernel of extend.cuh
     const int* row_tiles;      // [num_rows], or PASS_LONG, PASS_DECODED
     int num_rows, num_sequences, num_tiles, num_decoded;
-    bool is_uneven; // some heads of decoded rows may hold thousands of tokens more than others
+    bool is_uneven; // some decoded heads may hold thousands of tokens more than others
 } PassArrays;
 
 // The outputs of a pass. With several steps output i is that of row i, sequence i and, where rows are not

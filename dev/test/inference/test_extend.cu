@@ -421,7 +421,7 @@ int main(int argc, char** argv) {
             test_pass(m, {0}, {1}, false);
             test_pass(m, {5, 0, 63}, {1, 3, 2}, true);
             test_pass(m, {64, 127, 15}, {1, 17, 1}, true);
-            // Uneven lengths: heads are computed in another order, by other blocks than those of each alone.
+            // An uneven pass: a head gets another number of blocks than in a pass of its own.
             if (!quick || m.NH == 3)
                 test_pass(m, {9000, 100, 8192, 31, 2050, 8191, 12000, 64}, {1, 1, 1, 1, 1, 1, 2, 1}, true);
             if (quick) continue;
