@@ -933,7 +933,10 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
         cache->table = extend_activations(c, &model->table, sizes), cache->states = cache_states(c, sizes);
         all = cache_allocate(&cache->table, 1) && cache_allocate(&cache->states, c->num_hidden_layers);
     }
-    if (!all) return cache_free(cache), (Cache*)NULL;
+    if (!all) {
+        cache_free(cache);
+        return NULL;
+    }
     activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
     matmul_init(&cache->matmul, !model->deterministic, model->stream);
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
@@ -955,7 +958,7 @@ static void extend_outputs(Model* model, Cache* cache, int64_t first, int64_t co
     MatvecInput normed = extend_normed(&layer, a, a->x_last + first * model->config.hidden_size, P_NORM);
     Linear lm_head = model_lm_head(model, count);
     LogitShape shape = {count, model->config.vocab_size, model->Vs};
-    if (!cache->is_single) linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
+    linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
     row_scores(&cache->device.scores, a->logits, first, &shape, model->stream);
     if (cache->device.scores.outputs.draws)
         row_draws(&cache->device.scores.outputs, a->logits, first, &shape, model->stream);
@@ -968,7 +971,6 @@ static void extend_rows(Model* model, Cache* cache, int64_t outputs) {
     const Mixer* mixer = &mixers[model->config.mixer];
     bf16 *x = a->x, *other = a->x_mid;
     Layer layer = extend_layer(model, cache, 0, rows);
-    if (cache->is_single) return single_step(&layer, cache);
     if (mixer->begin_extend) mixer->begin_extend(&layer, cache);
     embedding_forward(x, cache->device.pass.tokens, model_param(model, model->weights, P_EMBEDDINGS), rows, d,
                       model->stream);
@@ -1008,11 +1010,9 @@ static void model_extend(Model* model, Cache* cache, const Extension* e, RowScor
     bool decodes = extension_decodes(e) && e->outputs <= extend_logit_rows(c->sizes.outputs) &&
                    !model->sequential && !logits;
     size_t results = (size_t)(e->steps * e->outputs) * sizeof(RowScore);
-    Layer layer = extend_layer(model, cache, 0, 1);
     model_need_all(model);
     device_cache_fill(c, e, model->stream);
     device_cache_copy(c, model->stream);
-    cache->is_single = e->outputs == 1 && single_args(cache, &layer, model_lm_head(model, 1).w);
     int64_t graph = cache_graph(cache);
     for (int64_t step = 0; step < e->steps; step++) {
         if (!decodes || !cache->warm[graph]) {

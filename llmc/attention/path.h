@@ -1,14 +1,21 @@
 /*
-Which attention kernels a GPU runs: the Hopper kernels exist in sm_90a code only; every other GPU, older or
-newer, runs the sm_80 kernels, compiled for it or compiled from their PTX by the driver. attention.cuh calls
-it.
+What follows from the architecture that the loaded code was compiled for: it is not always the GPU's own, as
+the driver compiles the program's PTX of sm_80 for any GPU that has no code of its own.
+
+attention.cuh and launch.cuh pass ptx_version, from cudaFuncAttributes of one of their kernels.
 */
 #pragma once
 
+#include <stdbool.h>
+
+// The Hopper kernels exist in sm_90a code only; every other GPU, older or newer, runs the sm_80 kernels.
 typedef enum { ATTENTION_SM80, ATTENTION_SM90 } AttentionPath;
 
-// capability: the GPU's compute capability, 90 for 9.0. ptx_version: the architecture that the loaded Hopper
-// kernel was compiled for, from cudaFuncAttributes; 80 if the program has no sm_90a code.
+// capability: the GPU's compute capability, 90 for 9.0. ptx_version: of a Hopper kernel.
 static inline AttentionPath attention_path_of(int capability, int ptx_version) {
     return capability == 90 && ptx_version == 90 ? ATTENTION_SM90 : ATTENTION_SM80;
 }
+
+// Whether a kernel may start before the one ahead of it has ended: only where kernel_wait (launch.cuh) waits for
+// that one, which it does in code for sm_90 and later.
+static inline bool launch_overlaps_of(int ptx_version) { return ptx_version >= 90; }

@@ -57,9 +57,8 @@ struct DecodeArgs {
 // A pass is uneven only if a decoded sequence has so many tokens.
 enum { DECODE_LONG = 8192 };
 
-// Stages of a warp. The second one takes shared memory from other blocks, or from the weights of single.cuh.
-// It pays in uneven passes where each block has a multiprocessor to itself, and where a turn has only 16
-// tokens.
+// Stages of a warp. The second one takes shared memory from other blocks. It pays in uneven passes where each
+// block has an SM to itself, and where an iteration has only 16 tokens.
 template <int DH> static inline int decode_stages(bool second) {
     return DH > 64 || second ? DECODE_MAX_STAGES : 1;
 }
@@ -125,16 +124,14 @@ template <int DH, bool GATE> struct DecodeWarp {
     DecodeSum sum;          // sum: of the lane's tokens
     float acc[DH / 16][4];
 
-    // A barrier, in two halves, of the blocks that have parts of the head; a store to the first one's memory
+    // A barrier, in two halves, of the blocks that have parts of the head, if these are several; a store to the
+    // first one's memory
     __device__ bool is_whole() const { return parts == DECODE_PARTS; }
     __device__ void arrive() const {
         if (!is_whole()) cluster_arrive();
     }
     __device__ void wait() const {
-        if (is_whole())
-            __syncthreads();
-        else
-            cluster_wait();
+        if (!is_whole()) cluster_wait();
     }
     __device__ void put(float* to, float x) const {
         if (is_whole())
@@ -174,7 +171,6 @@ template <int DH, bool GATE> struct DecodeWarp {
     __device__ int64_t head_index(const DecodeHead& of) const {
         return pages_slot_head(a.pages, of.own.slot, a.append.layer, of.h);
     }
-    // A constant for 128 channels, as single_kernel would spill
     __device__ int num_stages() const { return DH > 64 ? (int)DECODE_MAX_STAGES : a.stages; }
     // Once, before start
     __device__ void init() {
@@ -358,23 +354,17 @@ __device__ static inline DecodeSum decode_join(float* channel, const DecodeSum* 
     return all;
 }
 
-// By one warp: eight channels of o from all parts, as attention_forward rounds it
-template <int DH>
-__device__ static inline void decode_value(float o[8], const DecodeShared<DH>& shared, const HeadThread& me) {
-    for (int i = 0; i < 8; i++) {
-        DecodeSum all =
-            decode_join<DECODE_PARTS + 1>(&o[i], shared.part_sum, shared.part_o[0] + me.channel + i, DH);
-        o[i] /= all.sum;
-    }
-    unpack8(o, pack8(o));
-}
-
 // By one warp of the first block: y from all parts.
 template <int DH>
 __device__ static inline void decode_output(const DecodeArgs& a, const DecodeShared<DH>& shared, int64_t row,
                                             const ExtendOutputAhead& ahead, const HeadThread& me) {
     float o[8];
-    decode_value<DH>(o, shared, me);
+    for (int i = 0; i < 8; i++) {
+        DecodeSum all =
+            decode_join<DECODE_PARTS + 1>(&o[i], shared.part_sum, shared.part_o[0] + me.channel + i, DH);
+        o[i] /= all.sum;
+    }
+    unpack8(o, pack8(o)); // as attention_forward rounds it
     extend_output(a.out, o, (row * a.pages.NH + me.head) * DH + me.channel, ahead, me);
 }
 
@@ -427,7 +417,7 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     }
     w.arrive();
     if (GATE && block == 0 && w.warp == 1 && lane == 0) w.store_gate();
-    __syncwarp();
+    if (w.is_whole()) __syncthreads();
     w.wait();
     if (appends) decode_output(a, shared, own.begin, output, me);
 }

@@ -1,20 +1,22 @@
 /*
-What decode.cuh and single.cuh use of Hopper: clusters of thread blocks, and bulk copies into a warp's shared
-memory. Code for GPUs before Hopper has clusters of one block and copies at once.
+What decode.cuh uses of Hopper: clusters of thread blocks, and bulk copies into a warp's shared memory. Code
+for GPUs before Hopper has clusters of one block and copies at once.
 */
 #pragma once
 
 #include "../cuda/mma_sm90.cuh"
 
 // A barrier of all threads of the cluster, in two halves: what was written before one's arrival is read after
-// another's wait.
+// another's wait. `.aligned` needs a converged warp, and code ahead may have diverged.
 __device__ static inline void cluster_arrive() {
 #if SM90_CODE
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 __device__ static inline void cluster_wait() {
 #if SM90_CODE
+    __syncwarp();
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
     __syncthreads();

@@ -1,6 +1,6 @@
 /*
-Launches of small kernels one after another. On Hopper and later a kernel starts while the one before it in
-the stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
+Launches of small kernels one after another. Code compiled for Hopper and later starts while the kernel before it
+in the stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
 weights, comes before kernel_wait, all else behind it.
 
 Every kernel launched by launch_after calls kernel_wait in every thread. Kernels without it may stand between
@@ -9,6 +9,7 @@ them.
 #pragma once
 
 #include <utility>
+#include "../attention/path.h"
 #include "../cuda/range.cuh"
 
 #ifndef LAUNCH_OVERLAPS
@@ -22,6 +23,13 @@ __device__ static inline void kernel_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// All kernels are compiled for the same architectures, so that one of them answers for all.
+static inline bool launch_overlaps(const void* kernel) {
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    return LAUNCH_OVERLAPS && launch_overlaps_of(attributes.ptxVersion);
 }
 
 // Allows a kernel all shared memory that a thread block may have: always the same limit, since captured
@@ -38,7 +46,7 @@ static inline void launch_allow_shared(const void* kernel) {
 template <class... Parameters, class... Arguments>
 static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, int64_t threads,
                                    int64_t shared, cudaStream_t stream, Arguments&&... arguments) {
-    static const bool overlaps = LAUNCH_OVERLAPS && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    static const bool overlaps = launch_overlaps((const void*)kernel);
     if (grid.x == 0) return;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -22,6 +22,7 @@ static double worst;
 static char worst_where[160];
 
 enum { DECODED = 41, BESIDE = 63 }; // tokens at the end that are decoded; prompt of the second sequence
+enum { REUSED = 70 }; // tokens of a sequence that is decoded in a used slot, from its first one on
 
 // ----------------------------------------------------------------------------
 // the forward pass
@@ -121,6 +122,11 @@ struct Decoder {
         for (int s = 0; s < 2; s++)
             if (lengths[(size_t)s] > 0) pages_forget(&pages, s, &first[(size_t)(s * pages.heads)]);
     }
+    // Ends both sequences: their slots may be used again.
+    void end() {
+        for (int s = 0; s < 2; s++) pages_release(&pages, s, lengths[(size_t)s]);
+        lengths = {0, 0}, got.clear(), want.clear();
+    }
     bool is_graph() const { return cache->graphs[cache_graph(cache)] != NULL; } // the last pass
     double error() const {
         double squares = 0, norm = 0;
@@ -130,8 +136,8 @@ struct Decoder {
     }
 };
 
-// The first sequence's tokens behind the prompt again, in steps of its own, which one kernel computes: the
-// bits of `both`, which has decoded them beside the second sequence.
+// The first sequence's tokens behind the prompt again, in steps of its own: the bits of `both`, which has decoded
+// them beside the second sequence.
 static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Floats& expected,
                         const char* where) {
     size_t V = (size_t)both->model->config.vocab_size, steps = (size_t)(T - prompt), different = 0;
@@ -142,10 +148,19 @@ static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Fl
         const float *a = &alone.got[alone.got.size() - i * V], *b = &both->got[both->got.size() - 2 * i * V];
         different += memcmp(a, b, V * sizeof *a) != 0;
     }
-    bool kernel = decode_runs(&alone.cache->device.pages);
     CHECK(different == 0, "%s: %zu of %zu tokens decoded alone have other logits", where, different, steps);
-    CHECK(T <= 4 || both->model->sequential || (alone.cache->is_single && alone.is_graph()) == kernel,
-          "%s: decoding alone is %sone kernel", where, kernel ? "not " : "");
+    CHECK(T <= 4 || both->model->sequential || alone.is_graph(), "%s: decoding alone is not a graph", where);
+}
+
+// Sequences without a prompt in the slots of longer ones, which have ended: alone, and then two together. The bits
+// of slots that were never used.
+static void check_reused(Decoder* used, int64_t T, const Floats& expected, const char* where) {
+    Decoder fresh(used->model, used->tokens, T, used->sizes.drops, used->sizes.drops_unseen);
+    used->end();
+    for (int64_t n = 0; n < std::min<int64_t>(T, REUSED); n++)
+        for (Decoder* d : {used, &fresh}) d->pass({1, n >= REUSED / 2}, expected);
+    CHECK(memcmp(used->got.data(), fresh.got.data(), fresh.got.size() * sizeof(float)) == 0,
+          "%s: other logits in a slot that was used before", where);
 }
 
 // dropped: the least share of pages that are given back.
@@ -173,6 +188,7 @@ static void check_decoding(const char* spec, int64_t T, bool drops, bool unseen,
     }
     printf("%s: error %.2e, %lld pages dropped, at most %lld held\n", where, error,
            (long long)d.pages.forgotten, (long long)d.pages.most_held);
+    check_reused(&d, T, expected, where);
     free(tokens);
     model_free(&model);
     cpu::model_free(&start);

@@ -1,4 +1,5 @@
-// The Hopper kernels run on compute capability 9.0 with sm_90a code; everything else runs the sm_80 kernels.
+// The Hopper kernels run on compute capability 9.0 with sm_90a code; everything else runs the sm_80 kernels. Kernels
+// overlap where they were compiled with a kernel_wait that waits, whichever GPU runs them.
 #include "../check.h"
 #include "../../../llmc/attention/path.h"
 
@@ -12,5 +13,8 @@ int main(void) {
                       (hopper ? ATTENTION_SM90 : ATTENTION_SM80),
                   "compute capability %d, kernel compiled for %d", capabilities[i], ptx_versions[k]);
         }
+    for (size_t k = 0; k < sizeof ptx_versions / sizeof *ptx_versions; k++)
+        CHECK(launch_overlaps_of(ptx_versions[k]) == (ptx_versions[k] != 80),
+              "kernels compiled for %d overlap", ptx_versions[k]);
     return test_report();
 }
