@@ -11,6 +11,7 @@ in every run unless a seed is given.
 */
 #include "../../../llmc/attention/forget_gate.cuh"
 #include "attention_case.cuh"
+#include "attention_million.cuh"
 // ----------------------------------------------------------------------------
 // invariants
 
@@ -293,6 +294,8 @@ static void test_attention(int64_t longest) {
         check_case("no gate", NO_GATE, 0, {1, 65536, 1, 64});
         test_large(8200, 257, 16, 64);
     }
+    for (int64_t dh : {64, 128})
+        if (longest >= 1 << 20) test_million(dh, 6e-3);
 }
 
 // The same bits in a hundred runs, with all kinds of gates: looks for races.
