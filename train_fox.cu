@@ -933,10 +933,8 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
         cache->table = extend_activations(c, &model->table, sizes), cache->states = cache_states(c, sizes);
         all = cache_allocate(&cache->table, 1) && cache_allocate(&cache->states, c->num_hidden_layers);
     }
-    if (!all) {
-        cache_free(cache);
-        return NULL;
-    }
+    if (!all) cache_free(cache);
+    if (!all) return NULL;
     activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
     matmul_init(&cache->matmul, !model->deterministic, model->stream);
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
@@ -1350,55 +1348,53 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // --bench
 
-// Queues an optimizer step of this rank's `passes` on random tokens; events: where it begins, after its
-// passes, and after its update.
-static void bench_step(Model* model, const Run* run, int64_t step, int64_t passes,
-                       const cudaEvent_t events[3]) {
+// Queues an optimizer step of this rank's `passes` on random tokens; events, unless NULL: where it begins, after
+// its passes, and after its update.
+static void bench_step(Model* model, const Run* run, int64_t step, int64_t passes, cudaEvent_t events[3]) {
     const StepVotes no_votes = {0, 0, 0};
     AdamWParams adamw = options_adamw(&run->options, 1e-4, step);
-    CUDA_CHECK(cudaEventRecord(events[0], model->stream));
+    if (events) CUDA_CHECK(cudaEventRecord(events[0], model->stream));
     model_begin_step(model);
     for (int64_t i = 0; i < passes; i++) {
         load_batch(model, NULL);
         add_gradients(model, run->options.batch_tokens, i + 1 == passes);
     }
-    CUDA_CHECK(cudaEventRecord(events[1], model->stream));
+    if (events) CUDA_CHECK(cudaEventRecord(events[1], model->stream));
     update(model, &adamw, run->options.grad_clip, &no_votes);
-    CUDA_CHECK(cudaEventRecord(events[2], model->stream));
+    if (events) CUDA_CHECK(cudaEventRecord(events[2], model->stream));
 }
 
-// Runs n steps of one pass in sequence whose ranges are logged, two to warm up, and n as in training that are
-// timed. ms: mean milliseconds of a step, and of the last one's forward and backward passes. events: of the
-// last step.
-static void bench_measure(double ms[2], Model* model, const Run* run, RangeLog* log, cudaEvent_t events[3]) {
-    int64_t n = run->options.bench, step = 0;
-    int64_t passes = run_share(run, run->micro_batches).count / run->micro_batch;
+// Times n steps as in training, one of them in flight, after three to warm up. ms: means over the n steps of a
+// whole step, and of its forward and backward passes. events: of steps of even and of odd number.
+static void bench_measure(double ms[2], Model* model, const Run* run, cudaEvent_t events[2][3]) {
+    int64_t n = run->options.bench, passes = run_share(run, run->micro_batches).count / run->micro_batch;
     float elapsed;
     cudaEvent_t first;
     CUDA_CHECK(cudaEventCreate(&first));
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaEventCreate(&events[i]));
-    bench_step(model, run, ++step, 1, events);
+    ms[1] = 0;
+    for (int64_t i = -3; i < n + 2; i++) { // queues step i when step i - 2 has ended
+        cudaEvent_t* of = events[i & 1];
+        if (i > -2) CUDA_CHECK(cudaEventSynchronize(of[2]));
+        if (i > 1) CUDA_CHECK(cudaEventElapsedTime(&elapsed, of[0], of[1]));
+        if (i > 1) ms[1] += elapsed / (double)n;
+        if (i == 0) CUDA_CHECK(cudaEventRecord(first, model->stream));
+        if (i < n) bench_step(model, run, i + 4, passes, of);
+    }
+    CUDA_CHECK(cudaEventElapsedTime(&elapsed, first, events[(n - 1) & 1][2]));
+    ms[0] = elapsed / (double)n;
+    CUDA_CHECK(cudaEventDestroy(first));
+}
+
+// Logs the ranges of n further steps, of one pass each, whose kernels run in sequence.
+static void bench_ranges(RangeLog* log, Model* model, const Run* run) {
     model_set_sequential(model, true);
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < run->options.bench; i++) {
         range_log_start(log);
-        bench_step(model, run, ++step, 1, events);
+        bench_step(model, run, i + 1, 1, NULL);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         range_log_stop();
     }
     model_set_sequential(model, false);
-    for (int64_t i = 0; i < 2; i++) bench_step(model, run, ++step, passes, events);
-    CUDA_CHECK(cudaEventRecord(first, model->stream));
-    for (int64_t i = 0; i < n; i++) {
-        if (i > 0)
-            CUDA_CHECK(cudaEventSynchronize(model->steps[model->num_queued % 2].done)); // one in flight
-        bench_step(model, run, ++step, passes, events);
-    }
-    CUDA_CHECK(cudaEventSynchronize(events[2]));
-    CUDA_CHECK(cudaEventElapsedTime(&elapsed, first, events[2]));
-    ms[0] = elapsed / (double)n;
-    CUDA_CHECK(cudaEventElapsedTime(&elapsed, events[0], events[1]));
-    ms[1] = elapsed;
-    CUDA_CHECK(cudaEventDestroy(first));
 }
 
 // Prints the rate of n forward passes without gradients, as --eval runs them.
@@ -1421,14 +1417,22 @@ static void bench(Model* model, const Run* run) {
     LogStep last = {};
     double ms[2], total = 0, pruned = 0, steps = (double)run->options.bench;
     size_t free_bytes, all_bytes;
-    cudaEvent_t events[3];
+    cudaEvent_t events[2][3];
+    for (cudaEvent_t& event : events[0]) CUDA_CHECK(cudaEventCreate(&event));
+    for (cudaEvent_t& event : events[1]) CUDA_CHECK(cudaEventCreate(&event));
     if (model->exchange) model->exchange->timeline = true;
-    bench_measure(ms, model, run, log, events);
+    bench_measure(ms, model, run, events);
     model->num_finished = model->num_queued - 1; // only the last step's results are read
     last.step_tokens = run->options.batch_tokens;
     finish_step(model, &last);
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (model->exchange) {
+        model_forward(model); // waits for the last update's weights
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        model->exchange->timeline = false;
+    }
+    bench_ranges(log, model, run);
     for (int i = 0; i < log->num_names; i++) total += (log->sums[i].ms[0] + log->sums[i].ms[1]) / steps;
     printf("%lld steps of %lld x %lld x %lld tokens on %d GPUs\n", (long long)run->options.bench,
            (long long)run->micro_batches, (long long)model->B, (long long)model->T, run->world->size);
@@ -1447,13 +1451,12 @@ static void bench(Model* model, const Run* run) {
     if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
     if (model->exchange) {
-        model_forward(model); // waits for the last update's weights
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
         printf("  %-28s %10.2f ms\n", "waiting for other GPUs", 1e3 * last.times[run->world->rank].waiting);
-        exchange_print(model->exchange, events[0]);
+        exchange_print(model->exchange, events[(run->options.bench - 1) & 1][0]);
     }
     bench_forward(model, run->options.bench, run->world->size);
-    for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
+    for (cudaEvent_t event : events[0]) CUDA_CHECK(cudaEventDestroy(event));
+    for (cudaEvent_t event : events[1]) CUDA_CHECK(cudaEventDestroy(event));
 }
 
 static const Trainer trainer = {
