@@ -523,11 +523,12 @@ static inline bool checkpoint_parse_state(const char* path, const char* text, si
     const char* bad = NULL; // the first key whose value is not valid
     checkpoint_read_count(record, 0, "step", &state->step, &bad);
     checkpoint_read_count(record, 0, "tokens", &state->tokens, &bad);
-    checkpoint_read_count(record, 0, "seed", &state->seed, &bad);
     checkpoint_read_count(record, schedule, "warmup_tokens", &state->warmup_tokens, &bad);
     checkpoint_read_count(record, schedule, "max_tokens", &state->max_tokens, &bad);
     checkpoint_read_count(record, data, "position", &state->position, &bad);
     checkpoint_read_new_count(record, data, "sequences", &state->sequences, &bad);
+    if (!bad && (!json_int64(record, json_get(record, 0, "seed"), &state->seed) || state->seed < 0))
+        bad = "seed";
     state->fingerprint = 0;
     if (!bad && fingerprint >= 0 && !hex64_parse(json_string(record, fingerprint), &state->fingerprint))
         bad = "fingerprint";
