@@ -17,6 +17,7 @@ error.
 */
 #pragma once
 
+#include <sys/resource.h>
 #include "../dist/shard.h"
 #include "../dist/world.h"
 #include "../model/params.h"
@@ -501,4 +502,31 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
                                  shuffle,
                                  (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
+}
+
+// Dies where the process may not open all files that it will need at once: the shards that its loaders keep
+// open (val_data may be NULL), and some for a save. Raises its limit as far as it may itself.
+static inline void run_reserve_files(const DataLoader* data, const DataLoader* val_data) {
+    enum { OTHERS = 16, MOST = 2 * DATALOADER_OPEN_FILES + OTHERS };
+    const DataLoader* const loaders[] = {data, val_data};
+    int fds[MOST], files = OTHERS, opened = 0;
+    for (int i = 0; i < 2; i++) {
+        const int64_t shards = loaders[i] ? loaders[i]->num_shards : 0;
+        files += (int)(shards < DATALOADER_OPEN_FILES ? shards : DATALOADER_OPEN_FILES);
+    }
+    for (bool raised = false;; raised = true) {
+        while (opened < files && (fds[opened] = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0) opened++;
+        const int why = errno, missing = files - opened;
+        while (opened > 0) close(fds[--opened]);
+        if (missing == 0) return;
+        struct rlimit limit = {0, 0};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        const rlim_t wanted = limit.rlim_cur + (rlim_t)missing;
+        if (raised)
+            die("the shards and a save need %d open files at once, %d more than this process may have: %s; "
+                "raise its limit with ulimit -n %lld",
+                files, missing, strerror(why), (long long)wanted);
+        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit); // the next attempt tells whether it was enough
+    }
 }

@@ -158,6 +158,7 @@ static inline void training_open(Training* t) {
         run_open_data(run, &t->val_data, o->val_data, t->world->size, false);
         t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
+    run_reserve_files(&t->data, o->val_data ? &t->val_data : NULL);
     training_check_data(t);
     training_check_tokenizer(t);
     training_find_tokenizer(t);

@@ -254,6 +254,20 @@ refused_at_the_start() {
     dies ": too long: names of checkpoints in it would exceed 4095 bytes" run $short "$long"
     check "no folder is made" test ! -e "$scratch/long"
 
+    # more shards than the process may open, the soft limit of which it raises
+    local many=$scratch/many i
+    mkdir -p "$many"
+    for i in $(seq 40); do cp "$shards/text.bin" "$many/$i.bin"; done
+    few() { (ulimit "$1" 40 && "$trainer" $other --data "$many/*.bin" --max-tokens 640 --out "$many/$1"); }
+    dies "open files at once" few -n
+    said "raise its limit with ulimit -n" stderr
+    check "no step" test ! -e "$many/-n/log.jsonl"
+    check "raises its own limit" few -Sn
+
+    mkdir -p "$scratch/pipe_log"
+    mkfifo "$scratch/pipe_log/log.jsonl"
+    dies "log.jsonl: is not a regular file" run $short "$scratch/pipe_log"
+
     # the shortest decay time: 1/T = 1000 overflows as exp(1/T)
     check "the fastest gate" run $short "$scratch/gate" --set fgate_bias_init=true --set decay_time_min=0.001 --max-steps 2
 }
