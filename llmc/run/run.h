@@ -45,7 +45,7 @@ typedef struct {
 } CommandLine;
 
 typedef struct {
-    int lock;       // descriptor of OUT/lock; -1: nothing is written to --out
+    int lock;       // descriptor of OUT/lock, on rank 0; -1: nothing is written to --out
     int64_t* steps; // of the checkpoints, newest first
     int count;
 } RunFolder;
@@ -64,6 +64,7 @@ typedef struct {
     int64_t last_step;            // after which this process ends
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
+    int lock;                     // of the RunFolder
     Json record;                  // its trainer.json; texts in options may point into it. With --eval that of
                                   // --init, if there is one
     char device[512];             // printed before training and --bench: a line on device and implementation
@@ -417,6 +418,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     memset(run, 0, sizeof *run);
     run->mode = line->mode;
     run->world = world;
+    run->lock = folder->lock;
     if (candidate < folder->count) {
         checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
         if (!run_read_checkpoint(run, line, err)) return false;

@@ -298,6 +298,44 @@ full_disk() {
     unmount
 }
 
+# displaced OUT COMMAND...: a run of OUT ends with one line after the command, which runs at its step 5. Until then its
+# stdout, a pipe, keeps it from reaching the end
+displaced() {
+    local out=$1 line pid code=0
+    shift
+    rm -f "$scratch/pipe"
+    mkfifo "$scratch/pipe"
+    run 5000 "$out" --save-every 2500 >"$scratch/pipe" 2>"$scratch/stderr" &
+    pid=$!
+    exec 8<"$scratch/pipe"
+    while read -r line <&8; do case $line in "step "*" 5/5000 "*) break ;; esac; done
+    "$@"
+    cat <&8 >/dev/null
+    exec 8<&-
+    wait $pid || code=$?
+    equals "1 1" "$code $(wc -l <"$scratch/stderr")"
+    said "error: --out $out: is no longer the folder of this run" stderr
+}
+
+# Folders that are moved or removed under a run, or lose their lock: the run changes nothing of what is there then.
+moved_away() {
+    local out=$scratch/place
+    another() { "$@" && run $short "$out" --save-every 5 --max-steps 10 >/dev/null 2>&1 && cp -r "$out" "$scratch/another"; }
+    for action in "mv $out $scratch/moved" "rm -r $out"; do
+        rm -rf "$out" "$scratch/moved" "$scratch/another"
+        displaced "$out" another $action
+        check "another run's folder after: $action" diff -r "$scratch/another" "$out"
+        check "which goes on" resume "$out"
+        ends_same $short "$out"
+        rm -rf "$out"
+        displaced "$out" $action
+        check "no folder after: $action" test ! -e "$out"
+    done
+    displaced "$out" rm "$out/lock"
+    equals "log.jsonl" "$(ls -A "$out")"
+    check "the folder is free again" run $short "$out"
+}
+
 # kept WANT OPTION...: the checkpoints that a run of 20 steps leaves
 kept() {
     rm -rf "$scratch/kept"
@@ -396,6 +434,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     not_learning
     refused_at_the_start
     full_disk
+    moved_away
     old_names
     initialization
     tokenizers
