@@ -241,6 +241,18 @@ static inline int lock_file(const char* path) {
     return -1;
 }
 
+// Is the open file fd still the one at `path`? Also true where that cannot be found out, as after an error of
+// the disk. Opens the file, because an NFS client answers stat from its cache.
+static inline bool file_is_at(int fd, const char* path) {
+    struct stat ours, there;
+    int at = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (at < 0) return errno != ENOENT && errno != ENOTDIR && errno != ESTALE;
+    bool known = fstat(at, &there) == 0;
+    close(at);
+    if (fstat(fd, &ours) != 0) return errno != ESTALE;
+    return !known || (ours.st_dev == there.st_dev && ours.st_ino == there.st_ino);
+}
+
 // Protects the files of a run from closed standard streams; called once at the start of a program. If
 // descriptor 0, 1 or 2 is closed, the next opened file would get its number and receive printed text, so
 // /dev/null is opened there instead. SIGPIPE is ignored: writing to a pipe without a reader is an error, and

@@ -39,3 +39,18 @@ static inline bool parse_count(const char* text, double* value) {
     for (const char* p = letters; p <= letter; p++) *value *= binary ? 1024 : 1000;
     return end[1 + binary] == '\0' && isfinite(*value);
 }
+
+// Parses all of text as a whole number below 2^63, with an optional suffix. Digits alone are exact; with a
+// fraction, an exponent or a suffix it is the nearest double. If it is none, returns false and *value is
+// undefined.
+static inline bool parse_whole(const char* text, int64_t* value) {
+    double number;
+    if (text[0] != '\0' && text[strspn(text, "0123456789")] == '\0') {
+        errno = 0;
+        *value = strtoll(text, NULL, 10);
+        return errno == 0;
+    }
+    if (!parse_count(text, &number) || number != floor(number) || fabs(number) >= 0x1p63) return false;
+    *value = (int64_t)number;
+    return true;
+}

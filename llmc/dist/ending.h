@@ -109,7 +109,7 @@ static inline void watch_answer_claims(Watch* w) {
 // In die(): may this rank print its message? Asks rank 0, and prints if rank 0 does not answer within 5 s.
 static inline bool watch_claim(Watch* w) {
     struct timespec limit;
-    clock_gettime(CLOCK_REALTIME, &limit);
+    clock_gettime(CLOCK_MONOTONIC, &limit); // the clock of w->answered
     limit.tv_sec += 5;
     pthread_mutex_lock(&w->lock);
     bool mine = !w->dying;
@@ -139,6 +139,16 @@ __attribute__((noreturn)) static inline void watch_said(Watch* w, bool printed) 
     pthread_mutex_unlock(&w->lock);
     (void)poll(NULL, 0, printed ? 5000 : 10000);
     _exit(EXIT_FAILURE);
+}
+
+// Makes lock and condition. The condition's clock is the monotonic one: the wall clock may be set.
+static inline void watch_init_lock(Watch* w) {
+    pthread_condattr_t clock;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->answered, &clock);
+    pthread_condattr_destroy(&clock);
 }
 
 // Sets a flag of the watch (ready, closing) and restarts the timers of all ranks.

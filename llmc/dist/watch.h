@@ -140,8 +140,7 @@ static inline void watch_start(Watch* w, Link* link, double timeout) {
     w->fds = (struct pollfd*)xcalloc(2 * (size_t)link->size, sizeof *w->fds);
     for (int r = 0; r < link->size; r++) w->fds[r].fd = -1;
     watch_update_fds(w);
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->answered, NULL);
+    watch_init_lock(w);
     sigfillset(&all); // signals are for the main thread
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int rc = pthread_create(&w->thread, NULL, watch_run, w);

@@ -141,6 +141,7 @@ static inline Evaluation* evaluation_open(const Run* run) {
     Evaluation* e = (Evaluation*)xcalloc(1, sizeof *e);
     if (run->world->rank == 0) result_check("eval", run->options.eval);
     run_open_data(run, &e->data, run->options.val_data, run->world->size, false);
+    run_reserve_files(&e->data, NULL);
     if (!dataloader_fingerprint(&e->data, &fingerprint, &err)) die("%s", err.msg);
     const RankField fields[] = {{"shards in --val-data", fingerprint},
                                 {"length of sequences (--seq-len)", (uint64_t)run->options.seq_len}};

@@ -251,13 +251,16 @@ static inline bool request_number(const Json* j, const char* name, double least,
 static inline bool request_sampling(const Request* q, const Json* j, Sequence* s, Error* err) {
     const Options* o = &q->of->run->options;
     double tokens = (double)sample_tokens(q->of->run), temperature = o->temperature, top_k = (double)o->top_k,
-           top_p = o->top_p, min_p = o->min_p, seed = (double)o->seed;
+           top_p = o->top_p, min_p = o->min_p;
+    int64_t seed = o->seed;
+    const int given = json_get(j, 0, "seed");
     bool ok = request_number(j, "max_tokens", 1, 1 << 24, true, &tokens, err) &&
               request_number(j, "temperature", 0, 100, false, &temperature, err) &&
               request_number(j, "top_k", 0, 1 << 24, true, &top_k, err) &&
               request_number(j, "top_p", 0, 1, false, &top_p, err) &&
-              request_number(j, "min_p", 0, 1, false, &min_p, err) &&
-              request_number(j, "seed", 0, 0x1p53, true, &seed, err);
+              request_number(j, "min_p", 0, 1, false, &min_p, err);
+    if (ok && given >= 0 && !json_is_null(j, given) && (!json_int64(j, given, &seed) || seed < 0))
+        ok = fail(err, "\"seed\": not a whole number from 0 to 2^63 - 1");
     SamplerSettings sampling = {temperature, (int64_t)top_k, top_p, min_p, (uint64_t)seed};
     s->sampling = sampling, s->most_tokens = (int64_t)tokens;
     return ok;

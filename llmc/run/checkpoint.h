@@ -6,7 +6,7 @@ Checkpoints: the state of a run on disk, in folders that are Hugging Face model 
                       optimizer.safetensors    AdamW's exp_avg.NAME and exp_avg_sq.NAME of trainable tensors
                       trainer.json             step, tokens, schedule, data position, options, checksums
                       ...                      what transformers needs besides (llmc/hf/folder.h)
-    OUT/lock                                   keeps a second process out
+    OUT/lock                                   keeps a second process out (out_lock)
 
 Several ranks write one checkpoint: rank 0 creates the folder and the files at their full size, every rank
 writes its own ranges of the files (checkpoint_tensors.h), and rank 0 adds trainer.json and the final name.
@@ -141,8 +141,8 @@ static inline int checkpoint_list(const char* out, int64_t** steps, Error* err) 
 }
 
 // Locks OUT against other processes and creates the folder if it does not exist. The lock lasts while *fd is
-// open, at most until the process ends. Fails also where OUT is too long a name for the files of a save, so
-// that this is known before training.
+// open, at most until the process ends; out_lock_held says whether it still protects OUT. Fails also where
+// OUT is too long a name for the files of a save, so that this is known before training.
 static inline bool out_lock(const char* out, int* fd, Error* err) {
     char path[PATH_LENGTH], longest[96];
     const int n = snprintf(longest, sizeof longest, "/" CHECKPOINT_TEMPORARY "step_%lld/%s",
@@ -153,11 +153,29 @@ static inline bool out_lock(const char* out, int* fd, Error* err) {
     if (!make_folders(out, err)) return false;
     path_join(path, out, "lock");
     *fd = lock_file(path);
-    if (*fd >= 0) return true;
+    if (*fd >= 0 && file_is_at(*fd, path)) return true;
+    if (*fd >= 0) {
+        close(*fd);
+        return fail(err, "%s: was removed or replaced while this run locked it; start the run again", path);
+    }
     if (errno == EWOULDBLOCK)
         return fail(err, "%s: another process is training here; wait for it to end, or choose another --out",
                     out);
     return fail(err, "%s: cannot lock: %s", path, strerror(errno));
+}
+
+// Is OUT still the folder that was locked? fd: of OUT/lock, opened then; -1: not known, which counts as yes.
+// A folder that is moved takes its lock along, and another run may make a new one in its place. So each rank
+// asks before it writes, renames or deletes anything by a name in OUT.
+static inline bool out_lock_held(const char* out, int fd, Error* err) {
+    char path[PATH_LENGTH];
+    path_join(path, out, "lock");
+    if (fd < 0 || file_is_at(fd, path)) return true;
+    return fail(err,
+                "--out %s: is no longer the folder of this run, which was moved or removed, or lost its lock "
+                "file; nothing more is written there; continue with --resume and the --out that has its "
+                "checkpoints now",
+                out);
 }
 
 // ----------------------------------------------------------------------------
@@ -219,6 +237,7 @@ static inline void checkpoint_prune(const char* out, int64_t step, int keep) {
 // A checkpoint that is being written under its temporary name.
 typedef struct {
     char out[PATH_LENGTH], folder[PATH_LENGTH]; // OUT, and the temporary folder in it
+    int lock;                                   // for out_lock_held; -1 unless the caller sets it
     int64_t step;
     const ParamTable* table;
     struct {
@@ -247,6 +266,12 @@ static inline void checkpoint_writer_close(CheckpointWriter* w) {
     memset(w, 0, sizeof *w);
 }
 
+// Removes everything with a temporary name in OUT, if that is still the run's.
+static inline void checkpoint_writer_sweep(const CheckpointWriter* w) {
+    Error ignored;
+    if (out_lock_held(w->out, w->lock, &ignored)) checkpoint_sweep(w->out);
+}
+
 // Computes the layout of the files of a step's checkpoint in OUT, on every rank. Touches no file. On error
 // there is nothing to close.
 static inline bool checkpoint_writer_open(CheckpointWriter* w, const char* out, int64_t step,
@@ -255,6 +280,7 @@ static inline bool checkpoint_writer_open(CheckpointWriter* w, const char* out, 
     memset(w, 0, sizeof *w);
     snprintf(w->out, sizeof w->out, "%s", out);
     checkpoint_join(w->folder, out, CHECKPOINT_TEMPORARY, step, "");
+    w->lock = -1;
     w->step = step;
     w->table = table;
     w->trainer = json_writer(2);
@@ -347,14 +373,14 @@ static inline bool checkpoint_create_file(CheckpointWriter* w, int file, Error* 
 static inline bool checkpoint_create(CheckpointWriter* w, const CheckpointRecord* r, Error* err) {
     char config_path[PATH_LENGTH];
     const HfRun run = checkpoint_hf_run(r->options, r->state->tokens);
-    if (!make_folders(w->out, err)) return false;
+    if (!out_lock_held(w->out, w->lock, err) || !make_folders(w->out, err)) return false;
     checkpoint_sweep(w->out); // frees the space of leftovers first
     path_join(config_path, w->folder, "config.json");
     bool ok = make_folders(w->folder, err) && config_write(r->config, config_path, err) &&
               hf_folder_write(w->folder, r->config, r->table, &run, r->tokenizer, err);
     for (int f = 0; ok && f < CHECKPOINT_FILES; f++) ok = checkpoint_create_file(w, f, err);
     if (ok) checkpoint_put_trainer(&w->trainer, r, w->files[0].tensors.element_bytes);
-    if (!ok) checkpoint_sweep(w->out);
+    if (!ok) checkpoint_writer_sweep(w);
     return ok;
 }
 
@@ -395,6 +421,7 @@ typedef struct {
 static inline bool checkpoint_open_files(CheckpointOutput* o, CheckpointWriter* w, Error* err) {
     o->writer = w;
     o->unflushed = 0;
+    if (!out_lock_held(w->out, w->lock, err)) return false;
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
         o->fds[f] = open(w->files[f].path, O_WRONLY | O_CLOEXEC);
         if (o->fds[f] >= 0) continue;
@@ -486,11 +513,14 @@ static inline bool checkpoint_publish(CheckpointWriter* w, Error* err) {
 // from an older one because it was damaged. The caller holds out_lock.
 //
 // On error the older checkpoints are unchanged. Unless w->published the new one is missing and the temporary
-// folder removed; with w->published it is there, but may be lost in a power failure, and nothing is removed.
+// folder removed, if OUT is still the run's; with w->published it is there, but may be lost in a power
+// failure, and nothing is removed.
 static inline bool checkpoint_finish(CheckpointWriter* w, int keep, Error* err) {
-    bool ok = checkpoint_write_trainer(w, err) && flush_folder(w->folder, err) && checkpoint_publish(w, err);
+    bool ok = out_lock_held(w->out, w->lock, err) && checkpoint_write_trainer(w, err) &&
+              flush_folder(w->folder, err) && out_lock_held(w->out, w->lock, err) &&
+              checkpoint_publish(w, err) && out_lock_held(w->out, w->lock, err);
     if (ok && keep > 0) checkpoint_prune(w->out, w->step, keep);
-    if (ok || !w->published) checkpoint_sweep(w->out);
+    if (ok || !w->published) checkpoint_writer_sweep(w);
     return ok;
 }
 
@@ -523,11 +553,12 @@ static inline bool checkpoint_parse_state(const char* path, const char* text, si
     const char* bad = NULL; // the first key whose value is not valid
     checkpoint_read_count(record, 0, "step", &state->step, &bad);
     checkpoint_read_count(record, 0, "tokens", &state->tokens, &bad);
-    checkpoint_read_count(record, 0, "seed", &state->seed, &bad);
     checkpoint_read_count(record, schedule, "warmup_tokens", &state->warmup_tokens, &bad);
     checkpoint_read_count(record, schedule, "max_tokens", &state->max_tokens, &bad);
     checkpoint_read_count(record, data, "position", &state->position, &bad);
     checkpoint_read_new_count(record, data, "sequences", &state->sequences, &bad);
+    if (!bad && (!json_int64(record, json_get(record, 0, "seed"), &state->seed) || state->seed < 0))
+        bad = "seed";
     state->fingerprint = 0;
     if (!bad && fingerprint >= 0 && !hex64_parse(json_string(record, fingerprint), &state->fingerprint))
         bad = "fingerprint";

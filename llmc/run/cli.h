@@ -41,7 +41,7 @@ typedef struct {
     const char* name;       // without the dashes; the title of a group
     const char* value_name; // as --help prints it: of a choice all its names, as in "none|all"; "" of a flag
     size_t offset;          // of the field in the program's struct
-    double preset, least, most; // default, and range of a number; default of a choice
+    double preset, least, most; // default, and range of a number, |count| <= 2^62; default of a choice
     const char* help;           // a default that is not a plain number is named in [brackets]
 } CliRow;
 
@@ -86,6 +86,7 @@ static inline bool cli_set(const CliRow* row, void* options, const char* text, E
     CliList* list = (CliList*)field;
     char name[32];
     double number;
+    int64_t whole;
     switch (row->type) {
     case CLI_GROUP: break;
     case CLI_TEXT: *(const char**)field = text; break;
@@ -97,11 +98,10 @@ static inline bool cli_set(const CliRow* row, void* options, const char* text, E
         }
         return fail(err, "--%s %s: not one of %s", row->name, text, row->value_name);
     case CLI_COUNT:
-        if (!parse_count(text, &number) || number != floor(number) || number < row->least ||
-            number > row->most)
+        if (!parse_whole(text, &whole) || whole < (int64_t)row->least || whole > (int64_t)row->most)
             return fail(err, "--%s %s: not a whole number from %.0f to %.0f (suffixes: k M G Ki Mi Gi)",
                         row->name, text, row->least, row->most);
-        *(int64_t*)field = (int64_t)number;
+        *(int64_t*)field = whole;
         break;
     case CLI_REAL:
         if (!parse_number(text, &number) || number < row->least || number > row->most)

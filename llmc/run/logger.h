@@ -158,8 +158,11 @@ static inline bool logger_open(Logger* l, const char* out, Error* err) {
     if (!out) return true;
     if (!make_folders(out, err)) return false;
     path_join(l->path, out, "log.jsonl");
-    l->fd = open(l->path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    struct stat st;
+    l->fd = open(l->path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     if (l->fd < 0) return fail(err, "%s: cannot open: %s", l->path, strerror(errno));
+    if (fstat(l->fd, &st) != 0 || !S_ISREG(st.st_mode)) // a full pipe would block training
+        return fail(err, "%s: is not a regular file; move it away", l->path);
     char last = '\n';
     off_t bytes = lseek(l->fd, 0, SEEK_END);
     if (bytes > 0 && pread(l->fd, &last, 1, bytes - 1) != 1)

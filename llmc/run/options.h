@@ -70,7 +70,7 @@ ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the firs
 ROW(REAL, beta2, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of the second moment") \
 ROW(REAL, adam_eps, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
 ROW(REAL, grad_clip, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
-ROW(COUNT, seed, "seed", "N", 1, 0, 1LL << 53, "seed of initial weights, shuffling and samples") \
+ROW(COUNT, seed, "seed", "N", 1, 0, 1LL << 62, "seed of initial weights, shuffling and samples") \
 GROUP("Output") \
 ROW(TEXT, out, "out", "DIR", 0, 0, 0, "folder of the run: checkpoints and log.jsonl") \
 ROW(FLAG, resume, "resume", "", 0, 0, 0, \
@@ -247,6 +247,7 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
     const char* text = json_string(j, node);
     char digits[32];
     double number;
+    int64_t whole;
     bool ok = json_is(j, node, JSON_ARRAY);
     Error ignored; // the caller names the file and the option
     if (row->type == CLI_FLAG) return json_bool(j, node, (bool*)cli_field(row, o));
@@ -255,7 +256,11 @@ static inline bool options_restore_one(Options* o, const CliRow* row, const Json
             ok = json_string(j, item) && cli_set(row, o, json_string(j, item), &ignored);
         return ok;
     }
-    if (row->type == CLI_COUNT || row->type == CLI_REAL) {
+    if (row->type == CLI_COUNT) {
+        if (!json_int64(j, node, &whole)) return false;
+        snprintf(digits, sizeof digits, "%lld", (long long)whole);
+        text = digits;
+    } else if (row->type == CLI_REAL) {
         if (!json_double(j, node, &number)) return false;
         snprintf(digits, sizeof digits, "%.17g", number);
         text = digits;

@@ -17,6 +17,7 @@ error.
 */
 #pragma once
 
+#include <sys/resource.h>
 #include "../dist/shard.h"
 #include "../dist/world.h"
 #include "../model/params.h"
@@ -44,7 +45,7 @@ typedef struct {
 } CommandLine;
 
 typedef struct {
-    int lock;       // descriptor of OUT/lock; -1: nothing is written to --out
+    int lock;       // descriptor of OUT/lock, on rank 0; -1: nothing is written to --out
     int64_t* steps; // of the checkpoints, newest first
     int count;
 } RunFolder;
@@ -63,6 +64,7 @@ typedef struct {
     int64_t last_step;            // after which this process ends
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
+    int lock;                     // of the RunFolder
     Json record;                  // its trainer.json; texts in options may point into it. With --eval that of
                                   // --init, if there is one
     char device[512];             // printed before training and --bench: a line on device and implementation
@@ -416,6 +418,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     memset(run, 0, sizeof *run);
     run->mode = line->mode;
     run->world = world;
+    run->lock = folder->lock;
     if (candidate < folder->count) {
         checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
         if (!run_read_checkpoint(run, line, err)) return false;
@@ -501,4 +504,31 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
                                  shuffle,
                                  (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
+}
+
+// Dies where the process may not open all files that it will need at once: the shards that its loaders keep
+// open (val_data may be NULL), and some for a save. Raises its limit as far as it may itself.
+static inline void run_reserve_files(const DataLoader* data, const DataLoader* val_data) {
+    enum { OTHERS = 16, MOST = 2 * DATALOADER_OPEN_FILES + OTHERS };
+    const DataLoader* const loaders[] = {data, val_data};
+    int fds[MOST], files = OTHERS, opened = 0;
+    for (int i = 0; i < 2; i++) {
+        const int64_t shards = loaders[i] ? loaders[i]->num_shards : 0;
+        files += (int)(shards < DATALOADER_OPEN_FILES ? shards : DATALOADER_OPEN_FILES);
+    }
+    for (bool raised = false;; raised = true) {
+        while (opened < files && (fds[opened] = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0) opened++;
+        const int why = errno, missing = files - opened;
+        while (opened > 0) close(fds[--opened]);
+        if (missing == 0) return;
+        struct rlimit limit = {0, 0};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        const rlim_t wanted = limit.rlim_cur + (rlim_t)missing;
+        if (raised)
+            die("the shards and a save need %d open files at once, %d more than this process may have: %s; "
+                "raise its limit with ulimit -n %lld",
+                files, missing, strerror(why), (long long)wanted);
+        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit); // the next attempt tells whether it was enough
+    }
 }

@@ -23,6 +23,7 @@ typedef struct {
     const ParamTable* table; // belongs to the caller
     Shard shard;
     char out[PATH_LENGTH];
+    int lock;   // of OUT/lock, for out_lock_held; -1: not known. Rank 0's belongs to the caller
     int keep;   // newest checkpoints that stay; 0: all
     bool* sees; // [world->size]: ranks that write into OUT themselves
     // of the save in progress
@@ -40,11 +41,12 @@ static inline SaverState saver_state(const Saver* s) {
     return (SaverState)__atomic_load_n(&s->state, __ATOMIC_ACQUIRE);
 }
 
-// Collective: prepares saving to OUT, which it creates, and finds out which ranks see it. `table` was built
-// for world->size ranks and outlives the saver. On error, which is the same on all ranks, there is nothing to
-// close.
-static inline bool saver_open(Saver* s, World* world, const ParamTable* table, const char* out, int keep,
-                              Error* err) {
+// Collective: prepares saving to OUT, which it creates, and finds out which ranks see it. lock: rank 0's of
+// out_lock, or -1; the other ranks that see it open OUT/lock to compare. `table` was built for world->size
+// ranks and outlives the saver. On error, which is the same on all ranks, there is nothing to close.
+static inline bool saver_open(Saver* s, World* world, const ParamTable* table, const char* out, int lock,
+                              int keep, Error* err) {
+    char path[PATH_LENGTH];
     memset(s, 0, sizeof *s);
     s->world = world;
     s->table = table;
@@ -53,14 +55,19 @@ static inline bool saver_open(Saver* s, World* world, const ParamTable* table, c
     s->state = SAVER_IDLE;
     snprintf(s->out, sizeof s->out, "%s", out);
     s->sees = (bool*)xcalloc((size_t)world->size, sizeof *s->sees);
-    if (checkpoint_find_writers(world, out, s->sees, err)) return true;
-    free(s->sees);
-    return false;
+    if (!checkpoint_find_writers(world, out, s->sees, err)) {
+        free(s->sees);
+        return false;
+    }
+    path_join(path, out, "lock");
+    s->lock = world->rank == 0 ? lock : s->sees[world->rank] ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    return true;
 }
 
 // Frees a saver without a save in progress.
 static inline void saver_close(Saver* s) {
     assert(s->state == SAVER_IDLE);
+    if (s->world->rank != 0 && s->lock >= 0) close(s->lock);
     free(s->sees);
     memset(s, 0, sizeof *s);
 }
@@ -90,6 +97,7 @@ static inline bool saver_start(Saver* s, const CheckpointRecord* r, const Checkp
     assert(s->state == SAVER_IDLE);
     bool ok = checkpoint_writer_open(&s->writer, s->out, r->state->step, s->table, t->element_bytes, err);
     const bool is_open = ok; // the same on all ranks
+    s->writer.lock = s->lock;
     if (ok && s->world->rank == 0) ok = checkpoint_create(&s->writer, r, err);
     ok = checkpoint_told(s->world, ok, err);
     if (!ok) {
@@ -134,7 +142,7 @@ static inline bool saver_finish(Saver* s, bool* mine, Error* err) {
         ok = checkpoint_told(s->world, ok, err);
         if (mine) *mine = !ok && s->world->rank == 0;
     } else {
-        if (s->world->rank == 0) checkpoint_sweep(s->out);
+        if (s->world->rank == 0) checkpoint_writer_sweep(&s->writer);
         checkpoint_told(s->world, true, err); // rank 0 has swept before the rank that failed ends all
     }
     checkpoint_writer_close(&s->writer);

@@ -149,6 +149,14 @@ static inline void training_check_tokenizer(const Training* t) {
             o->data, path);
 }
 
+// Dies where --out is no longer the folder that this rank has locked. Rank 0 asks after every step, as a run
+// whose folder is gone should not go on until the next save.
+static inline void training_check_folder(const Training* t) {
+    Error err;
+    const Run* run = t->run;
+    if (run->options.out && !out_lock_held(run->options.out, run->lock, &err)) die("%s", err.msg);
+}
+
 static inline void training_open(Training* t) {
     Error err;
     const Run* run = t->run;
@@ -158,11 +166,13 @@ static inline void training_open(Training* t) {
         run_open_data(run, &t->val_data, o->val_data, t->world->size, false);
         t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
+    run_reserve_files(&t->data, o->val_data ? &t->val_data : NULL);
     training_check_data(t);
     training_check_tokenizer(t);
     training_find_tokenizer(t);
+    training_check_folder(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
-    if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, (int)o->keep, &err))
+    if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, run->lock, (int)o->keep, &err))
         die("%s", err.msg);
     t->logger.num_steps = run->num_steps;
     t->logger.log_every = o->log_every;
@@ -181,7 +191,9 @@ static inline void training_open(Training* t) {
 
 // Collective: ends a run whose checkpoint could not be written, with one message of the rank that failed.
 __attribute__((noreturn)) static inline void training_die_unsaved(Training* t, bool mine, const Error* err) {
+    Error gone;                         // the cause of any other error
     if (!mine) world_barrier(t->world); // until the message of the other rank ends this one
+    if (!out_lock_held(t->run->options.out, t->saver.lock, &gone)) die("%s", gone.msg);
     if (t->saver.published)
         die("%s; the checkpoint of step %lld is complete, but a power failure may still lose it; older ones "
             "are unchanged",
@@ -280,6 +292,7 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
         line->seconds = now - t->last_time;
         t->last_time = now;
         logger_step(&t->logger, line);
+        training_check_folder(t);
     }
 }
 
@@ -390,6 +403,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     bool saved = training_loop(t);
     if (!saved) training_save(t); // after a signal, or with --max-steps 0
     training_finish_save(t);
+    training_check_folder(t);
     if (o->out) saver_close(&t->saver);
     logger_close(&t->logger);
     dataloader_close(&t->data);

@@ -3,8 +3,17 @@ Test of the ranks of a run (llmc/dist): processes with torchrun's variables on 1
 of 2 to 5 ranks compute, are killed, stopped, or fail, and the messages and exit codes of all of them are
 checked.
 */
-#include "../../../llmc/dist/world.h"
 #include "../check.h"
+
+// The wall clock is set an hour forward after each look at it: no wait depends on it.
+static int late_clock(clockid_t clock, struct timespec* ts) {
+    int rc = clock_gettime(clock, ts);
+    if (clock == CLOCK_REALTIME) ts->tv_sec -= 3600;
+    return rc;
+}
+#define clock_gettime late_clock
+
+#include "../../../llmc/dist/world.h"
 #include "variables.h"
 
 enum { MAX_RANKS = 5 };

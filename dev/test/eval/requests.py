@@ -112,6 +112,8 @@ def generate():
     differ = [(together[i], alone[i]) for i in alone if together.get(i) != alone[i]]
     assert not differ and together.keys() == alone.keys(), differ
     assert len({together[str(i)]["text"] for i in range(20)}) > 10
+    exact = answers([{**long, "id": seed, "temperature": 1, "seed": seed} for seed in (2**53, 2**53 + 1)])
+    assert len({answer["text"] for answer in exact.values()}) == 2, "two seeds are one"
     for name in "stop", "one":
         answer = together[f'"{name}"']
         assert answer["text"] == full["text"][:cut] and answer["finish"] == "stop", (answer, full)

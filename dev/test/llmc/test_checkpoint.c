@@ -419,6 +419,37 @@ static void test_lock(void) {
     close(fd);
 }
 
+// A folder that was moved or removed, or lost its lock file, is no longer the run's, and one that was made in
+// its place is another's; under another name it still is.
+static void test_lock_held(void) {
+    char run[PATH_LENGTH], lock[PATH_LENGTH], moved[PATH_LENGTH];
+    const char* const lost = "runs/held: is no longer the folder of this run";
+    strcpy(run, in_out("runs/held"));
+    strcpy(moved, in_out("moved"));
+    path_join(lock, run, "lock");
+    int fd = -1, second = -1;
+    CHECK_OK(out_lock(run, &fd, &err));
+    CHECK_OK(out_lock_held(run, fd, &err));
+    CHECK_OK(out_lock_held(in_out("nowhere"), -1, &err)); // no lock is held
+    CHECK(rename(run, moved) == 0, "rename");
+    CHECK_FAILS(lost, out_lock_held(run, fd, &err));
+    CHECK_FAILS("another process is training here", out_lock(moved, &second, &err));
+    CHECK(symlink("../moved", run) == 0, "symlink");
+    CHECK_OK(out_lock_held(run, fd, &err));
+    CHECK(remove(run) == 0, "remove");
+    CHECK_OK(out_lock(run, &second, &err));
+    CHECK_FAILS(lost, out_lock_held(run, fd, &err));
+    CHECK_OK(out_lock_held(run, second, &err) && out_lock_held(moved, fd, &err));
+    close(fd);
+    CHECK(remove(lock) == 0, "remove");
+    CHECK_FAILS(lost, out_lock_held(run, second, &err));
+    CHECK_OK(out_lock(run, &fd, &err));
+    CHECK_FAILS(lost, out_lock_held(run, second, &err));
+    CHECK_OK(out_lock_held(run, fd, &err));
+    close(fd);
+    close(second);
+}
+
 // The longest name of OUT that can be locked has room for every name of a save; one byte more is refused,
 // before any folder is made.
 static void test_long_out(void) {
@@ -473,9 +504,9 @@ static void test_bad_options(void) {
 
 int main(void) {
     static void (*const tests[])(void) = {
-        test_round_trips, test_shards_write, test_shards_read,     test_finite,
-        test_list,        test_keep,         test_same_step_again, test_crash,
-        test_killed,      test_full_disk,    test_write_fails,     test_flush_fails,
-        test_unwritable,  test_lock,         test_long_out,        test_bad_options};
+        test_round_trips, test_shards_write,    test_shards_read, test_finite, test_list,
+        test_keep,        test_same_step_again, test_crash,       test_killed, test_full_disk,
+        test_write_fails, test_flush_fails,     test_unwritable,  test_lock,   test_lock_held,
+        test_long_out,    test_bad_options};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "checkpoint");
 }

@@ -419,6 +419,11 @@ static void test_cannot_open(void) {
     CHECK(!logger_open(&l, path, &err) && strstr(err.msg, "cannot open"), "a folder in place of the file: %s",
           err.msg);
     logger_close(&l);
+    path_join(path, folder, "log.jsonl"); // its reader may stop reading, or never come
+    if (remove(path) != 0 || mkfifo(path, 0666) != 0) die("%s", path);
+    CHECK(!logger_open(&l, folder, &err) && strstr(err.msg, "log.jsonl: is not a regular file"), "a pipe: %s",
+          err.msg);
+    logger_close(&l);
 }
 
 int main(void) {

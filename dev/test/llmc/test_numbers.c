@@ -9,6 +9,25 @@ static void test_good(const char* text, double want, bool plain) {
           "'%s' as a number without a suffix", text);
 }
 
+static void test_whole(void) {
+    static const struct {
+        const char* text;
+        int64_t value;
+    } good[] = {{"0", 0},          {"007", 7},
+                {"-3", -3},        {"9007199254740993", 9007199254740993},
+                {"16Ki", 16384},   {"9223372036854775807", INT64_MAX},
+                {"2.5e3", 2500},   {"1e18", 1000000000000000000},
+                {"1.5Mi", 1572864}};
+    static const char* const bad[] = {"",   "-",  "1.5", "9223372036854775808", "1e19", "8388608Ti",
+                                      "1x", "1 ", "0x1"};
+    int64_t value = 0;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        CHECK(parse_whole(good[i].text, &value) && value == good[i].value, "'%s' is %lld", good[i].text,
+              (long long)value);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(!parse_whole(bad[i], &value), "'%s' is accepted as a whole number", bad[i]);
+}
+
 int main(void) {
     static const char* const bad[] = {"",      " ",      " 1",   "1 ",   "k",     "1kk",   "1KB",  "1ki",
                                       "1m",    "1i",     "1kiB", "0x10", "inf",   "nan",   "-inf", "1e",
@@ -37,5 +56,6 @@ int main(void) {
         CHECK(!parse_count(bad[i], &value), "'%s' is accepted as a count", bad[i]);
         CHECK(!parse_number(bad[i], &value), "'%s' is accepted as a number", bad[i]);
     }
+    test_whole();
     return test_report();
 }

@@ -245,6 +245,13 @@ static void check_restore(void) {
     CHECK(to.recompute == RECOMPUTE_QKV && to.attention == ATTENTION_CUDNN, "choices survive");
     json_free(&again);
 
+    // A seed is exact to the last digit.
+    CHECK(parse("--seed 9007199254740993") && options.seed == 9007199254740993, "the seed given");
+    again = record_of(&options);
+    CHECK(options_restore(&to, none, "record", &again, json_get(&again, 0, "options"), &err), "%s", err.msg);
+    CHECK(to.seed == 9007199254740993, "the seed restored is %lld", (long long)to.seed);
+    json_free(&again);
+
     // The command line wins.
     parse("--lr 0.25 --set x=y");
     CHECK(options_restore(&options, given, "record", &j, node, &err), "%s", err.msg);

@@ -89,7 +89,7 @@ static void save_twice(World* world) {
     Rank r = rank_open(world, 1);
     Saver s;
     bool mine = true;
-    CHECK_OK(saver_open(&s, world, &r.table, r.out, 1, &err));
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, -1, 1, &err));
     for (int rank = 0; rank < world->size; rank++)
         CHECK(s.sees[rank] == !(blind >> rank & 1), "rank %d", rank);
     if (world->rank == 0) CHECK(access(in_out(".ranks"), F_OK) != 0, "the token is left");
@@ -155,7 +155,7 @@ static void save_nan(World* world) {
     Rank r = rank_open(world, 1);
     Saver s;
     bool mine;
-    CHECK_OK(saver_open(&s, world, &r.table, r.out, 1, &err));
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, -1, 1, &err));
     CHECK_OK(start(&s, &r, 10));
     CHECK_OK(saver_finish(&s, NULL, &err));
     if (world->rank == failing) {
@@ -203,7 +203,7 @@ static void save_full(World* world) {
     struct rlimit old, small;
     CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0, "getrlimit");
     signal(SIGXFSZ, SIG_IGN);
-    CHECK_OK(saver_open(&s, world, &r.table, r.out, 1, &err));
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, -1, 1, &err));
     CHECK_OK(start(&s, &r, 10));
     CHECK_OK(saver_finish(&s, NULL, &err));
     small = old, small.rlim_cur = 300000;
@@ -291,11 +291,89 @@ static void test_remote_failures(void) {
     ranks_run(3, save_lost);
 }
 
+// Where a save is when OUT is moved away and another run begins in its place.
+enum { BEFORE_START, BEFORE_WRITING, BEFORE_FINISH, MOMENTS };
+static int moment;
+
+// The files of the other run: a checkpoint, one in the making, one that it removes. Each has a file.
+static const char* const others[] = {"step_00000005", ".tmp-step_00000020", ".tmp-step_00000001.old"};
+
+// Rank 0 moves OUT away, with the run's lock, and makes another run's folder of its name.
+static void displace(World* world) {
+    bool ok = true;
+    char path[PATH_LENGTH], moved[PATH_LENGTH + 8];
+    if (world->rank == 0) {
+        int fd;
+        snprintf(moved, sizeof moved, "%s.moved", out);
+        ok = rename(out, moved) == 0 && out_lock(out, &fd, &err);
+        for (size_t i = 0; ok && i < sizeof others / sizeof *others; i++) {
+            strcpy(path, in_out("%s/model.safetensors", others[i]));
+            FILE* f = make_folders(in_out("%s", others[i]), &err) ? fopen(path, "wb") : NULL;
+            ok = f && fputs("of the other run", f) >= 0 && fclose(f) == 0;
+        }
+    }
+    world_broadcast(world, &ok, sizeof ok);
+    CHECK(ok, "cannot make another folder: %s", err.msg);
+}
+
+// All ranks fail with the reason, and nothing of the other run changes.
+static void save_displaced(World* world) {
+    const char* const lost = "is no longer the folder of this run";
+    Rank r = rank_open(world, 1);
+    Saver s;
+    int lock = -1;
+    if (world->rank == 0) CHECK_OK(out_lock(r.out, &lock, &err));
+    CHECK_OK(saver_open(&s, world, &r.table, r.out, lock, 1, &err));
+    CHECK_OK(start(&s, &r, 10));
+    CHECK_OK(saver_finish(&s, NULL, &err));
+    if (moment == BEFORE_START) {
+        displace(world);
+        CHECK_FAILS(lost, start(&s, &r, 20)); // on all ranks
+    } else if (moment == BEFORE_FINISH) {
+        CHECK_OK(start(&s, &r, 20));
+        CHECK(wait_for(&s) == SAVER_WRITTEN, "%s", s.err.msg);
+        displace(world);
+        CHECK_FAILS(lost, saver_finish(&s, NULL, &err));
+        CHECK(!s.published, "published");
+    } else { // as a rank's thread does, which may be late
+        CheckpointWriter w;
+        CHECK_OK(checkpoint_writer_open(&w, r.out, 20, &r.table, 4, &err));
+        w.lock = s.lock;
+        CHECK((w.lock >= 0) == s.sees[world->rank], "the lock of rank %d", world->rank);
+        displace(world);
+        if (s.sees[world->rank])
+            CHECK_FAILS(lost, checkpoint_write_shard(&w, &r.shard, &r.tensors, world, &err));
+        checkpoint_writer_close(&w);
+    }
+    saver_close(&s);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        size_t bytes;
+        char* text = read_file(in_out("%s/model.safetensors", others[i]), &bytes, &err);
+        CHECK(text && strcmp(text, "of the other run") == 0, "%s: %s", others[i], text ? text : err.msg);
+        free(text);
+    }
+    CHECK_LISTED("5");
+    rank_close(&r);
+}
+
+static void test_displaced(void) {
+    for (moment = 0; moment < MOMENTS; moment++) {
+        for (unsigned i = 0; i < 3; i++) {
+            blind = i == 2 ? 4 : 0; // rank 2 of three
+            strcpy(out, in_out("%d.%u", moment, i));
+            CHECK_OK(make_folders(in_out("elsewhere"), &err));
+            ranks_run(i == 0 ? 1 : 3, save_displaced);
+            strcpy(out, test_scratch("saver"));
+        }
+    }
+    blind = 0;
+}
+
 // Rank 0 cannot make OUT: all ranks are told.
 static void open_nowhere(World* world) {
     Rank r = rank_open(world, 1);
     Saver s;
-    CHECK_FAILS("exists and is not a folder", saver_open(&s, world, &r.table, in_out("file"), 1, &err));
+    CHECK_FAILS("exists and is not a folder", saver_open(&s, world, &r.table, in_out("file"), -1, 1, &err));
     rank_close(&r);
 }
 
@@ -318,7 +396,7 @@ static void test_killed(void) {
             memset(&world, 0, sizeof world);
             world.size = 1;
             Rank r = rank_open(&world, 1);
-            if (!saver_open(&s, &world, &r.table, out, 1, &err)) _exit(1);
+            if (!saver_open(&s, &world, &r.table, out, -1, 1, &err)) _exit(1);
             for (int64_t step = 2;; step++) {
                 bool ok = start(&s, &r, step) && write(STDERR_FILENO, "x", 1) == 1;
                 if (!ok || !saver_finish(&s, NULL, &err)) _exit(1);
@@ -406,7 +484,8 @@ static void test_load_init(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_save,    test_nan,    test_full_disk,    test_remote_failures,
-                                          test_nowhere, test_killed, test_load_damaged, test_load_init};
+    static void (*const tests[])(void) = {test_save,      test_nan,     test_full_disk, test_remote_failures,
+                                          test_displaced, test_nowhere, test_killed,    test_load_damaged,
+                                          test_load_init};
     return run_checkpoint_tests(tests, sizeof tests / sizeof tests[0], "saver");
 }

@@ -180,7 +180,7 @@ train|train: not an option
 --batch-tokens 1e30|--batch-tokens 1e30: not a whole number
 --max-steps -1|--max-steps -1: not a whole number
 --keep -1|--keep -1: not a whole number
---seed 1e17|--seed 1e17: not a whole number
+--seed 1e19|--seed 1e19: not a whole number
 --top-p 1.1|--top-p 1.1: not a number from 0 to 1
 --recompute cheap|--recompute cheap: not one of none|qkv|block
 --recompute most|--recompute most: not one of none|qkv|block

@@ -206,6 +206,22 @@ folders() {
     )
     if [ $? = $failed ]; then pass; else fail "two runs in one folder"; fi
 
+    # moved away under a run, whose stdout, a pipe, keeps it from reaching the end before
+    local line pid code=0
+    out=$scratch/place
+    mkfifo "$scratch/pipe"
+    run 3 5000 "$out" --save-every 3 >"$scratch/pipe" 2>"$scratch/stderr" &
+    pid=$!
+    exec 8<"$scratch/pipe"
+    while read -r line <&8; do case $line in "step "*" 5/5000 "*) break ;; esac; done
+    mv "$out" "$scratch/moved"
+    cat <&8 >/dev/null
+    exec 8<&-
+    wait $pid || code=$?
+    equals 1 $code
+    one_line "--out $out: is no longer the folder of this run"
+    check "no other folder" test ! -e "$out"
+
     check "a run" run 2 $short "$scratch/changed" --max-steps 5
     dies "not the data that the run in $scratch/changed was trained on" \
         resume 3 "$scratch/changed" --data "$shards/part_1.bin"

@@ -254,6 +254,20 @@ refused_at_the_start() {
     dies ": too long: names of checkpoints in it would exceed 4095 bytes" run $short "$long"
     check "no folder is made" test ! -e "$scratch/long"
 
+    # more shards than the process may open, the soft limit of which it raises
+    local many=$scratch/many i
+    mkdir -p "$many"
+    for i in $(seq 40); do cp "$shards/text.bin" "$many/$i.bin"; done
+    few() { (ulimit "$1" 40 && "$trainer" $other --data "$many/*.bin" --max-tokens 640 --out "$many/$1"); }
+    dies "open files at once" few -n
+    said "raise its limit with ulimit -n" stderr
+    check "no step" test ! -e "$many/-n/log.jsonl"
+    check "raises its own limit" few -Sn
+
+    mkdir -p "$scratch/pipe_log"
+    mkfifo "$scratch/pipe_log/log.jsonl"
+    dies "log.jsonl: is not a regular file" run $short "$scratch/pipe_log"
+
     # the shortest decay time: 1/T = 1000 overflows as exp(1/T)
     check "the fastest gate" run $short "$scratch/gate" --set fgate_bias_init=true --set decay_time_min=0.001 --max-steps 2
 }
@@ -282,6 +296,44 @@ full_disk() {
     check "resume with enough space" resume "$disk/run"
     ends_same $short "$disk/run"
     unmount
+}
+
+# displaced OUT COMMAND...: a run of OUT ends with one line after the command, which runs at its step 5. Until then its
+# stdout, a pipe, keeps it from reaching the end
+displaced() {
+    local out=$1 line pid code=0
+    shift
+    rm -f "$scratch/pipe"
+    mkfifo "$scratch/pipe"
+    run 5000 "$out" --save-every 2500 >"$scratch/pipe" 2>"$scratch/stderr" &
+    pid=$!
+    exec 8<"$scratch/pipe"
+    while read -r line <&8; do case $line in "step "*" 5/5000 "*) break ;; esac; done
+    "$@"
+    cat <&8 >/dev/null
+    exec 8<&-
+    wait $pid || code=$?
+    equals "1 1" "$code $(wc -l <"$scratch/stderr")"
+    said "error: --out $out: is no longer the folder of this run" stderr
+}
+
+# Folders that are moved or removed under a run, or lose their lock: the run changes nothing of what is there then.
+moved_away() {
+    local out=$scratch/place
+    another() { "$@" && run $short "$out" --save-every 5 --max-steps 10 >/dev/null 2>&1 && cp -r "$out" "$scratch/another"; }
+    for action in "mv $out $scratch/moved" "rm -r $out"; do
+        rm -rf "$out" "$scratch/moved" "$scratch/another"
+        displaced "$out" another $action
+        check "another run's folder after: $action" diff -r "$scratch/another" "$out"
+        check "which goes on" resume "$out"
+        ends_same $short "$out"
+        rm -rf "$out"
+        displaced "$out" $action
+        check "no folder after: $action" test ! -e "$out"
+    done
+    displaced "$out" rm "$out/lock"
+    equals "log.jsonl" "$(ls -A "$out")"
+    check "the folder is free again" run $short "$out"
 }
 
 # kept WANT OPTION...: the checkpoints that a run of 20 steps leaves
@@ -382,6 +434,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     not_learning
     refused_at_the_start
     full_disk
+    moved_away
     old_names
     initialization
     tokenizers
