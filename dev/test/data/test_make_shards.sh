@@ -84,6 +84,24 @@ dies "was encoded with another tokenizer than the model's" \
     ./train_fox --out $scratch/run --resume --max-steps 2 --data $renamed --data-changed
 dies "was encoded with another tokenizer than --data" fox --data $byte --val-data $renamed
 dies "were encoded with different tokenizers" fox --data $byte,$renamed
+# the file beside the shards is not theirs, or is missing
+cp $scratch/renamed.json $scratch/ids/own_tokenizer.json
+dies "ids/own_tokenizer.json: is not the tokenizer of the shards beside it" fox --data $own --out $scratch/swapped
+equals "" "$(ls -d $scratch/swapped/step_* 2>&1 | grep -v 'No such')"
+rm $scratch/ids/own_tokenizer.json
+mv $scratch/ids/renamed_tokenizer.json $scratch/kept.json
+check "without a tokenizer" fox --data $renamed --out $scratch/without
+check "has not that of bytes" [ ! -e $scratch/without/step_00000001/tokenizer.json ]
+check "resume" ./train_fox --out $scratch/without --resume --max-steps 2 --data $renamed
+mv $scratch/kept.json $scratch/ids/renamed_tokenizer.json
+# validation data that is training data
+check "other validation data" fox --data $own --val-data $byte --val-tokens 16 --out $scratch/other
+equals "" "$(cat $scratch/stderr)"
+cp $own $scratch/ids/copy.bin
+check "the same validation data" fox --data $own --val-data $scratch/ids/copy.bin --val-tokens 16 --out $scratch/same
+said "warning: --val-data: $scratch/ids/copy.bin is also in --data" stderr
+equals "run warning" "$(sed -n 's/^{"event":"\([a-z]*\)".*/\1/p' $scratch/same/log.jsonl | head -n 2 | xargs)"
+dies "matches the same tokens twice, as $scratch/ids/copy.bin and as $own" fox --data "$own,$scratch/ids/copy.bin"
 echo "not a tokenizer" >$start/tokenizer.json
 check "a tokenizer that is not known" ./train_fox --init $start $tiny --data $renamed
 

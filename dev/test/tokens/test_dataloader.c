@@ -443,49 +443,45 @@ static void test_written_in_place(void) {
     }
 }
 
-// The same tokens twice, by a link or as a copy, with checksums or without; and in two datasets.
+// The same tokens twice, by a link or as a copy, with checksums or without.
 static void test_repeated(void) {
+    const char *second = "twice_train_000001.bin", *third = "twice_train_000002.bin";
     for (int checksums = 0; checksums < 2; checksums++) {
-        DataLoader l, other;
-        Error err = {""};
-        int64_t shared;
-        const char* example = "";
+        remove(in_folder(third));
         write_set("twice", V, 0, 8000 * T, 16000 * T);
-        for (int i = 0; i < 2 && !checksums; i++)
-            strip_checks(i ? "twice_train_000001.bin" : "twice_train_000000.bin");
-        open_set(&l, "twice_train_*.bin", 1, 0, 1, false);
-        open_set(&other, "twice_train_000001.bin", 1, 0, 1, false);
-        CHECK(dataloader_shared(&other, &l, &shared, &example, &err) && shared == 1 &&
-                  strstr(example, "twice_train_000001.bin"),
-              "%lld, %s", (long long)shared, example);
-        dataloader_close(&other);
-        open_set(&other, "docs_train_000001.bin", 1, 0, 1, false);
-        CHECK(dataloader_shared(&other, &l, &shared, &example, &err) && shared == 0, "%lld",
-              (long long)shared);
-        dataloader_close(&other);
-
-        const char* second = "twice_train_000002.bin";
+        if (!checksums) strip_checks("twice_train_000000.bin");
+        if (!checksums) strip_checks(second);
         for (int kind = 0; kind < 3; kind++) {
-            remove(in_folder(second));
-            if (kind == 0 && symlink("twice_train_000001.bin", in_folder(second)) != 0) die("symlink");
-            if (kind == 1 && link(in_folder("twice_train_000001.bin"), in_folder(second)) != 0) die("link");
+            remove(in_folder(third));
+            if (kind == 0 && symlink(second, in_folder(third)) != 0) die("symlink");
+            if (kind == 1 && link(in_folder(second), in_folder(third)) != 0) die("link");
             if (kind == 2) {
-                write_file(second, SHARD_MAGIC, 1, 1, 0, V, 1);
-                copy_over(second, "twice_train_000001.bin");
-                open_set(&other, second, 1, 0, 1, false);
-                CHECK(dataloader_shared(&other, &l, &shared, &example, &err) && shared == 1, "a copy");
-                dataloader_close(&other);
+                write_bytes(in_folder(third), "", 0);
+                copy_over(third, second);
             }
             check_open_fails(in_folder("twice_train_*.bin"), V, "twice_train_000001.bin and as build/",
-                             second);
+                             third);
         }
-        if (!checksums) { // the copy's last token differs
-            corrupt(second, 8000 * T - 1, 3);
-            corrupt("twice_train_000001.bin", 8000 * T - 1, 4);
-            open_set(&other, "twice_train_*.bin", 1, 0, 1, false);
-            dataloader_close(&other);
-        }
-        remove(in_folder(second));
+    }
+}
+
+// Shards of a dataset in another one: a copy in place of one, until its last token differs.
+static void test_shared(void) {
+    DataLoader l, other;
+    Error err = {""};
+    int64_t shared;
+    write_set("train", V, 0, 8000 * T, 16000 * T);
+    write_set("val", V, 0, 100 * T, 200 * T);
+    for (int i = 0; i < 3; i++) {
+        if (i == 1) copy_over("val_train_000001.bin", "train_train_000001.bin");
+        if (i == 2) corrupt("val_train_000001.bin", 8000 * T - 1, 300);
+        const char* example = "";
+        open_set(&l, "train_train_*.bin", 1, 0, 1, false);
+        open_set(&other, "val_train_*.bin", 1, 0, 1, false);
+        CHECK(dataloader_shared(&other, &l, &shared, &example, &err) && shared == (i == 1), "%lld, %s, %s",
+              (long long)shared, example, err.msg);
+        CHECK(strstr(example, i == 1 ? "val_train_000001.bin" : ""), "%s", example);
+        dataloader_close(&other);
         dataloader_close(&l);
     }
 }
@@ -596,6 +592,7 @@ int main(void) {
     test_errors_while_reading();
     test_written_in_place();
     test_repeated();
+    test_shared();
     test_damage();
     test_sets();
     return test_report();
