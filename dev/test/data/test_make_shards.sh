@@ -95,7 +95,7 @@ check "has not that of bytes" [ ! -e $scratch/without/step_00000001/tokenizer.js
 check "resume" ./train_fox --out $scratch/without --resume --max-steps 2 --data $renamed
 mv $scratch/kept.json $scratch/ids/renamed_tokenizer.json
 # validation data that is training data
-check "other validation data" fox --data $own --val-data $byte --val-tokens 16 --out $scratch/other
+check "other validation data" fox --data $own --val-data $byte --val-tokens 16 --out $scratch/apart
 equals "" "$(cat $scratch/stderr)"
 cp $own $scratch/ids/copy.bin
 check "the same validation data" fox --data $own --val-data $scratch/ids/copy.bin --val-tokens 16 --out $scratch/same
