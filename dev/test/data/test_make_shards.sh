@@ -70,6 +70,13 @@ for name in byte unigram renamed; do
     check $name encoded $name --vocab-size 257 --end-of-text 256 <$scratch/narrow
     same $scratch/$name.json $scratch/ids/${name}_tokenizer.json
 done
+# the tokenizer's file is replaced when ids are read already, which are more than a pipe holds
+ids records $scratch/many 2:$(yes 1 | head -n 30000 | paste -sd,) 0:$(yes 2 | head -n 30000 | paste -sd,)
+cp $scratch/byte.json $scratch/other.json
+replaced() { cat $scratch/many && cp $scratch/renamed.json $scratch/other.json && cat $scratch/none; }
+replaced | encoded other --vocab-size 257 --end-of-text 256 >$scratch/stdout
+same $scratch/byte.json $scratch/ids/other_tokenizer.json
+same <(ids hash $scratch/ids/byte_train_000000.bin) <(ids hash $scratch/ids/other_train_000000.bin)
 byte=$scratch/ids/byte_train_000000.bin renamed=$scratch/ids/renamed_train_000000.bin own=$scratch/ids/own_train_000000.bin
 same <(ids hash $own) <(ids hash $byte)
 same <(ids hash $own) <(ids hash $scratch/ids/unigram_train_000000.bin)
