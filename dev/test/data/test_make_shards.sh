@@ -161,13 +161,17 @@ said "train: 10 documents, 310 tokens"
 mkdir -p $scratch/hub/datasets
 cp $in/all.jsonl $in/all.parquet $scratch/hub/datasets/
 cat >$scratch/hub/huggingface_hub.py <<'END'
-import os
+import hashlib, os
 HERE = os.path.dirname(__file__)
 class HfFileSystem:
     def find(self, path, detail):
         folder = path.removeprefix("hf://")
         names = sorted(os.listdir(os.path.join(HERE, folder)))
-        return {f"{folder}/{n}": {"size": os.path.getsize(os.path.join(HERE, folder, n))} for n in names}
+        return {f"{folder}/{n}": self.info(f"{folder}/{n}") for n in names}
+    def info(self, path, refresh=False):
+        with open(os.path.join(HERE, path.removeprefix("hf://")), "rb") as f:
+            text = f.read()
+        return {"size": len(text), "blob_id": hashlib.sha1(text).hexdigest()}
     def open(self, path, mode):
         return open(os.path.join(HERE, path.removeprefix("hf://")), mode)
 END
@@ -189,7 +193,11 @@ broken "$b/half.jsonl:2: is not JSON" $b/half.jsonl
 broken "$b/other.jsonl:2: has no text 'text' but body: --text-field names it" $b/other.jsonl
 broken "$b/number.jsonl:1: has no text 'text' but text" $b/number.jsonl
 broken "$b/list.jsonl:1: has no text 'text' but no object" $b/list.jsonl
+broken "$b/deep.jsonl:2: is not JSON" $b/deep.jsonl
+broken "$b/keys.jsonl:1: has no text 'text' but a b" $b/keys.jsonl
 broken "$b/fake.parquet: cannot read" $b/fake.parquet
+broken "$b/page.parquet: row group 1 is damaged" $in/words.jsonl $b/page.parquet
+broken "$b/snappy.parquet: row group 1 is damaged" $b/snappy.parquet
 broken "$in/all.parquet: has no column 'text' but content, id" $in/all.parquet
 broken "no/such/file: No such file" no/such/file
 broken "no input" $in/text/empty
@@ -200,6 +208,47 @@ broken "--eot <x>: is no token of" --eot '<x>' $in/text
 broken "the train split has no document of 100000000 tokens" --doc-len 100M $in/words.jsonl
 dies "which token ends a document? give --eot" shards $scratch/no_end $scratch/p/byte $in/text
 dies "no_tokenizer.json: is not a tokenizer" shards $scratch/no_tokenizer $scratch/p/byte $in/text
+for name in list number nothing binary cut deep no_tokens panic; do
+    dies "$b/$name.json: is not a tokenizer" shards $b/$name $scratch/p/byte $in/text
+done
+dies "$b/no_unknown.json: cannot encode" shards $b/no_unknown $scratch/p/byte $in/text
+mkdir $scratch/config
+cp $scratch/byte.json $scratch/config/tokenizer.json
+for config in '[]' 5 '{' "$(cat $b/deep.json)" '{"eos_token":["a"]}' '{"eos_token":{"content":{}}}'; do
+    echo "$config" >$scratch/config/tokenizer_config.json
+    dies "$scratch/config/tokenizer_config.json: " shards $scratch/config/tokenizer $scratch/p/byte $in/text
+done
+echo '{"eos_token":{}}' >$scratch/config/tokenizer_config.json
+check "a usual name" shards $scratch/config/tokenizer $scratch/p/config $in/text
+
+# a file is replaced by another one when a process begins to read: SWAP=NEW:OLD
+mkdir $scratch/hook
+cat >$scratch/hook/sitecustomize.py <<'END'
+import builtins, multiprocessing, os
+def swap(*arguments, **named):
+    new, old = os.environ["SWAP"].split(":")
+    if multiprocessing.parent_process() and os.path.exists(new):
+        os.replace(new, old)
+    return original(*arguments, **named)
+original = builtins.open
+if "SWAP" in os.environ:
+    builtins.open = swap
+END
+swapped() { # FILE REPORTED ARGUMENT...
+    [ -e $scratch/new ] || ids reverse $in/all.parquet $scratch/new || fail "new"
+    PYTHONPATH=$scratch/hub:$scratch/hook SWAP=$scratch/new:$1 \
+        broken "$2: changed while it was read" --text-field content "${@:3}"
+}
+old=$scratch/old.parquet
+cp $in/all.parquet $old
+swapped $old $old $old $in/all.parquet
+swapped $old $old $in/all.parquet $old
+swapped $old $old --tokens 10 $old
+cp $scratch/renamed.json $scratch/new
+swapped $scratch/byte.json $scratch/byte.json $in/all.parquet
+mkdir $scratch/hub/swap
+cp $in/all.parquet $scratch/hub/swap/
+swapped $scratch/hub/swap/all.parquet hf://swap/all.parquet hf://swap
 same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
 equals 0 "$(ls $scratch/p | grep -c tmp)"
 
