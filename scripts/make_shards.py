@@ -155,13 +155,17 @@ def remote():
 
 
 def open_source(path):
-    return remote().open(path, "rb") if path.startswith("hf://") else open(path, "rb")
+    if not path.startswith("hf://"):
+        return open(path, "rb")
+    with errors_of(path):
+        return remote().open(path, "rb")
 
 
 def state_of(path):
     """What changes with a file: by this it is seen that one was written or replaced while it was read."""
     if path.startswith("hf://"):
-        return state_on_hub(remote().info(path, refresh=True))
+        with errors_of(path):
+            return state_on_hub(remote().info(path, refresh=True))
     st = os.stat(path)
     return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns
 
@@ -191,7 +195,9 @@ def find_sources(paths):
     found = {}
     for given in paths:
         if given.startswith("hf://"):
-            for path, info in sorted(remote().find(given, detail=True).items()):
+            with errors_of(given):
+                listed = sorted(remote().find(given, detail=True).items())
+            for path, info in listed:
                 if info["size"] and not os.path.basename(path).startswith("."):
                     found[path] = Source("hf://" + path, path, info["size"], state_on_hub(info))
             continue
@@ -216,7 +222,12 @@ def blocks(file, path):
     elif path.endswith(".zst"):
         zstandard = package("zstandard")
         new = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-    for raw in iter(lambda: file.read(1 << 16), b""):
+
+    def read():
+        with errors_of(f"{path}: cannot read"):
+            return file.read(1 << 16)
+
+    for raw in iter(read, b""):
         if new is None:
             yield raw
         while new and raw:

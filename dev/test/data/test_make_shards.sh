@@ -249,6 +249,17 @@ swapped $scratch/byte.json $scratch/byte.json $in/all.parquet
 mkdir $scratch/hub/swap
 cp $in/all.parquet $scratch/hub/swap/
 swapped $scratch/hub/swap/all.parquet hf://swap/all.parquet hf://swap
+
+# no connection
+cat >$scratch/hub/huggingface_hub.py <<'END'
+class HfFileSystem:
+    def find(self, path, detail):
+        return {"a/b.txt": {"size": 1}} if path == "hf://a" else self.open(path, "rb")
+    def open(self, path, mode):
+        raise RuntimeError("no connection\nat all")
+END
+PYTHONPATH=$scratch/hub broken "hf://b: no connection" hf://b
+PYTHONPATH=$scratch/hub broken "hf://a/b.txt: no connection" hf://a
 same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
 equals 0 "$(ls $scratch/p | grep -c tmp)"
 
