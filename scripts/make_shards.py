@@ -469,7 +469,7 @@ def convert(settings, sources, encoder, text):
         check_unchanged(settings.tokenizer, settings.tokenizer_state)
         complete = True
     except concurrent.futures.process.BrokenProcessPool:
-        raise Error(f"{reading.path}, or a file behind it: a process of --jobs ended: it was killed, or is there "
+        raise Error(f"{reading.path}, or a file behind it: a process of --jobs ended; was it killed, is there "
                     "too little memory? lower --jobs")
     finally:
         pool.shutdown(cancel_futures=True)
