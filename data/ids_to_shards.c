@@ -46,7 +46,8 @@ typedef struct {
     uint32_t* ids; // of the document in progress, not written yet
     size_t capacity;
     int64_t count;
-    bool abandoned; // by kind 5
+    bool abandoned;  // by kind 5
+    char* tokenizer; // the text of its file, read once: the shards have a hash of it; NULL: none
 } Job;
 
 // Writes what is complete of the document in progress.
@@ -84,15 +85,6 @@ static bool read_records(Job* job, Error* err) {
     }
 }
 
-// Writes the copy of the tokenizer for shard_set_publish.
-static bool copy_tokenizer(const Options* o, Error* err) {
-    size_t bytes;
-    char* text = read_file(o->tokenizer, &bytes, err);
-    const bool ok = text && shard_tokenizer_write(o->out, shard_splits[SHARD_TRAIN], text, err);
-    free(text);
-    return ok;
-}
-
 static bool convert(Job* job, Error* err) {
     const Options* o = job->options;
     if (!read_records(job, err)) return false;
@@ -104,7 +96,8 @@ static bool convert(Job* job, Error* err) {
                         shard_splits[split], (long long)o->doc_len);
     }
     if (job->writers[SHARD_TRAIN].total == 0) return fail(err, "the training split has no document");
-    if (o->tokenizer && !copy_tokenizer(o, err)) return false;
+    if (job->tokenizer && !shard_tokenizer_write(o->out, shard_splits[SHARD_TRAIN], job->tokenizer, err))
+        return false;
     return shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
 }
 
@@ -126,13 +119,16 @@ int main(int argc, char** argv) {
     }
     if (!o.out || !o.vocab_size) die("--out and --vocab-size are needed");
     Job job = {.options = &o};
+    size_t bytes = 0;
+    if (o.tokenizer && !(job.tokenizer = read_file(o.tokenizer, &bytes, &err))) die("%s", err.msg);
+    const uint64_t hash = job.tokenizer ? vocab_hash_of_text(job.tokenizer, bytes) : 0;
     for (int split = 0; split < 2; split++) {
         if (!shard_writer_open(&job.writers[split], o.out, shard_splits[split], o.vocab_size, o.doc_len,
                                o.shard_tokens, &err) ||
             !shard_set_lock(o.out, shard_splits[split], &err))
             die("--out %s", err.msg);
         job.writers[split].hold = true;
-        job.writers[split].header.vocab_hash = o.tokenizer ? vocab_hash_of_file(o.tokenizer) : 0;
+        job.writers[split].header.vocab_hash = hash;
     }
     shard_set_sweep(o.out);
     if (!convert(&job, &err)) {
@@ -148,5 +144,6 @@ int main(int argc, char** argv) {
                    (long long)job.writers[split].index);
     if (job.dropped) printf("dropped %lld tokens at the ends of documents\n", (long long)job.dropped);
     free(job.ids);
+    free(job.tokenizer);
     return EXIT_SUCCESS;
 }

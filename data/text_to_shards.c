@@ -53,7 +53,8 @@ static const CliRow option_rows[] = {
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
     {CLI_TEXT, "list", "FILE", offsetof(Options, list), 0, 0, 0,
-     "read further paths from FILE, one per line; -: standard input"},
+     "read further paths from FILE, one per line or, as find -print0 writes them, each ended by a zero byte; "
+     "-: standard input"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
      "path prefix of the shards: PREFIX_train_000000.bin ..., PREFIX_val_000000.bin ..., and of "
      "PREFIX_tokenizer.json; when all are written they replace existing ones with this prefix"},
@@ -199,14 +200,17 @@ static void add_list(InputFiles* files, const char* list) {
     bool standard_input = strcmp(list, "-") == 0;
     FILE* f = standard_input ? stdin : fopen(list, "r");
     if (!f) die("--list %s: cannot open: %s", list, strerror(errno));
-    char* line = NULL;
+    char* text = NULL;
     size_t capacity = 0;
-    while (getline(&line, &capacity, f) > 0) {
-        line[strcspn(line, "\n")] = '\0';
-        if (*line) add_path(files, line);
+    bool zeros = false; // paths end with zero bytes, not with lines
+    for (ssize_t n; (n = getdelim(&text, &capacity, '\0', f)) > 0;) {
+        zeros = zeros || text[n - 1] == '\0';
+        if (zeros && *text) add_path(files, text);
+        for (char *rest = text, *path; !zeros && (path = strsep(&rest, "\n")) != NULL;)
+            if (*path) add_path(files, path);
     }
     if (ferror(f)) die("--list %s: cannot read: %s", list, strerror(errno));
-    free(line);
+    free(text);
     if (!standard_input) fclose(f);
 }
 

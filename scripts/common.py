@@ -42,7 +42,7 @@ def read_json(path):
     """The JSON object in a file. An Error if it cannot be read or is something else."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise Error(f"{path}: {e.strerror if isinstance(e, OSError) else f'not JSON: {e}'}")
     if not isinstance(value, dict):
         raise Error(f"{path}: not a JSON object")

@@ -21,6 +21,7 @@ import array
 import codecs
 import collections
 import concurrent.futures
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -35,7 +36,7 @@ import sys
 import time
 import zlib
 
-from common import ROOT, Error, package, run
+from common import ROOT, Error, package, read_json, run
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
 
@@ -50,23 +51,49 @@ NOT_TEXT = re.compile(r".*_((train|val)_\d{6}\.bin|tokenizer\.json)(\.tmp)?")
 # the tokenizer
 
 
+@contextlib.contextmanager
+def errors_of(what):
+    """What a library raises within becomes an Error: Exceptions, and panics of Rust."""
+    try:
+        yield
+    except Error:
+        raise
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+            raise
+        raise Error(f"{what}: {(str(e).strip() or type(e).__name__).splitlines()[0]}")
+
+
+@contextlib.contextmanager
+def no_stderr():
+    """Without what libraries print by themselves."""
+    sys.stderr.flush()
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
+
+
 class Encoder:
     """A tokenizer.json. Text like "<|endoftext|>" is encoded as it is; no token is added to a text."""
 
     def __init__(self, path, text):
         library = package("tokenizers")
-        try:
+        with errors_of(f"{path}: is not a tokenizer"), no_stderr():
             settings = json.loads(text)
             self.tokenizer = library.Tokenizer.from_str(text)
-        except Exception as e:  # the library raises plain Exceptions
-            raise Error(f"{path}: is not a tokenizer: {e}")
+        self.path = path
         self.tokenizer.encode_special_tokens = True
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         if settings["model"].get("dropout"):
             self.tokenizer.model.dropout = None
         normalizer, split = settings.get("normalizer"), json.dumps(settings.get("pre_tokenizer"))
-        self.cuttable = (normalizer is None or normalizer["type"] == "NFC") and split != "null" and \
+        self.cuttable = (normalizer is None or normalizer.get("type") == "NFC") and split != "null" and \
             not re.search('"add_prefix_space": true|"Metaspace"', split)  # a piece would get its own space
 
     def find_cut(self, text):
@@ -93,7 +120,8 @@ class Encoder:
     def encode(self, texts):
         whole = lambda t: t.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         texts = [t if t.isascii() else whole(t) for t in texts]
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with errors_of(f"{self.path}: cannot encode"):
+            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [array.array("I", e.ids) for e in encoded]
 
 
@@ -102,9 +130,11 @@ def find_end_of_text(path, vocab, given):
     candidates, config = [given], os.path.join(os.path.dirname(path), "tokenizer_config.json")
     if given is None:
         if os.path.exists(config):
-            with open(config, encoding="utf-8") as f:
-                eos = json.load(f).get("eos_token")
-            candidates = [eos["content"] if isinstance(eos, dict) else eos]
+            eos = read_json(config).get("eos_token")
+            eos = eos.get("content") if isinstance(eos, dict) else eos
+            if not isinstance(eos, (str, type(None))):
+                raise Error(f"{config}: eos_token is not the text of a token")
+            candidates = [eos]
         candidates += ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]
     for candidate in candidates:
         if candidate in vocab:
@@ -116,7 +146,7 @@ def find_end_of_text(path, vocab, given):
 # ----------------------------------------------------------------------------
 # input: files as blocks of bytes
 
-# name: decides the split; state: to see changes
+# name: decides the split; state: state_of(path)
 Source = collections.namedtuple("Source", "path name bytes state")
 
 
@@ -125,12 +155,28 @@ def remote():
 
 
 def open_source(path):
-    return remote().open(path, "rb") if path.startswith("hf://") else open(path, "rb")
+    if not path.startswith("hf://"):
+        return open(path, "rb")
+    with errors_of(path):
+        return remote().open(path, "rb")
 
 
 def state_of(path):
+    """What changes with a file: by this it is seen that one was written or replaced while it was read."""
+    if path.startswith("hf://"):
+        with errors_of(path):
+            return state_on_hub(remote().info(path, refresh=True))
     st = os.stat(path)
     return st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns
+
+
+def state_on_hub(info):
+    return info["size"], info.get("blob_id") or info.get("xet_hash")  # the latter of a bucket's file
+
+
+def check_unchanged(path, state):
+    if state_of(path) != state:
+        raise Error(f"{path}: changed while it was read; run again when nothing writes it")
 
 
 def walk(folder):
@@ -149,9 +195,11 @@ def find_sources(paths):
     found = {}
     for given in paths:
         if given.startswith("hf://"):
-            for path, info in sorted(remote().find(given, detail=True).items()):
+            with errors_of(given):
+                listed = sorted(remote().find(given, detail=True).items())
+            for path, info in listed:
                 if info["size"] and not os.path.basename(path).startswith("."):
-                    found[path] = Source("hf://" + path, path, info["size"], None)
+                    found[path] = Source("hf://" + path, path, info["size"], state_on_hub(info))
             continue
         folder = os.path.isdir(given)
         for path in walk(given) if folder else [given]:
@@ -174,7 +222,12 @@ def blocks(file, path):
     elif path.endswith(".zst"):
         zstandard = package("zstandard")
         new = lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-    for raw in iter(lambda: file.read(1 << 16), b""):
+
+    def read():
+        with errors_of(f"{path}: cannot read"):
+            return file.read(1 << 16)
+
+    for raw in iter(read, b""):
         if new is None:
             yield raw
         while new and raw:
@@ -191,10 +244,9 @@ def blocks(file, path):
 
 
 def open_parquet(file, path, field):
-    try:
-        table = package("pyarrow.parquet").ParquetFile(file)
-    except (ValueError, OSError) as e:
-        raise Error(f"{path}: cannot read: {e}")
+    library = package("pyarrow.parquet")
+    with errors_of(f"{path}: cannot read"):
+        table = library.ParquetFile(file, page_checksum_verification=True)
     if field not in table.schema_arrow.names:
         names = ", ".join(table.schema_arrow.names)
         raise Error(f"{path}: has no column {field!r} but {names}: --text-field names it")
@@ -247,16 +299,14 @@ def parquet_tasks(settings, _, source, file):
 
 
 def tasks(settings, encoder, sources):
-    """All tasks in order, each with the number of bytes read of all files."""
+    """All tasks in order, each with its source and the number of bytes read of all files."""
     before = 0
     for source in sources:
         kind = re.sub(r"\.(gz|zst)$", "", source.path).rpartition(".")[2]
         make = {"jsonl": jsonl_tasks, "json": jsonl_tasks, "parquet": parquet_tasks}.get(kind, text_tasks)
         with open_source(source.path) as file:
             for function, arguments, read in make(settings, encoder, source, file):
-                yield function, arguments, before + read
-        if source.state and state_of(source.path) != source.state:
-            raise Error(f"{source.path}: changed while it was read; run again when nothing writes it")
+                yield source, function, arguments, before + read
         before += source.bytes
 
 
@@ -299,22 +349,28 @@ def encode_lines(source, number, lines):
     for number, line in enumerate(lines.split(b"\n"), number):
         try:
             row = json.loads(line) if line.strip() else {field: ""}
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise Error(f"{source.path}:{number}: is not JSON: {e}")
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            keys = ", ".join(row) if isinstance(row, dict) else "no object"
+            keys = " ".join(", ".join(row).split())[:500] if isinstance(row, dict) else "no object"
             raise Error(f"{source.path}:{number}: has no text {field!r} but {keys}: --text-field names it")
         if row[field]:
             documents.append((number, row[field]))
     return encode_documents(source, documents)
 
 
+def column_of(table, path, group, field):
+    """Yields the texts of a row group, in lists."""
+    with errors_of(f"{path}: row group {group} is damaged"):
+        for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[field]):
+            yield batch.column(0).to_pylist()
+
+
 def encode_rows(source, group, row):
     result, field = [], worker[0].text_field
     with open_source(source.path) as file:
         table = open_parquet(file, source.path, field)
-        for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[field]):
-            texts = batch.column(0).to_pylist()
+        for texts in column_of(table, source.path, group, field):
             if not all(text is None or isinstance(text, str) for text in texts):
                 raise Error(f"{source.path}: column {field!r} is not text")
             result += encode_documents(source, [(row + i, text) for i, text in enumerate(texts) if text])
@@ -388,14 +444,18 @@ def convert(settings, sources, encoder, text):
     def results():
         """Those of all tasks, in order. So many at most are not taken yet: they take memory."""
         pending = collections.deque()
-        for function, arguments, read in tasks(settings, encoder, sources):
-            pending.append((pool.submit(function, *arguments), read))
+        for source, function, arguments, read in tasks(settings, encoder, sources):
+            pending.append((source, pool.submit(function, *arguments), read))
             if len(pending) > 2 * settings.jobs + 1:
                 yield pending.popleft()
         yield from pending
 
+    reading = sources[0]
     try:
-        for future, read in results():
+        for source, future, read in results():
+            if source is not reading:  # all of its results are here
+                check_unchanged(reading.path, reading.state)
+            reading = source
             for split, first, length, ids in future.result():
                 if first and settings.tokens and writer.tokens >= settings.tokens:
                     break
@@ -405,9 +465,12 @@ def convert(settings, sources, encoder, text):
                 progress.update(read)
                 continue
             break
+        check_unchanged(reading.path, reading.state)
+        check_unchanged(settings.tokenizer, settings.tokenizer_state)
         complete = True
     except concurrent.futures.process.BrokenProcessPool:
-        raise Error("a process of --jobs ended: it was killed, or is there too little memory? lower --jobs")
+        raise Error(f"{reading.path}, or a file behind it: a process of --jobs ended; was it killed, is there "
+                    "too little memory? lower --jobs")
     finally:
         pool.shutdown(cancel_futures=True)
         progress.end()
@@ -458,10 +521,13 @@ def parse_arguments():
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # temporary files are removed
     settings = parse_arguments()
-    with open(settings.tokenizer, encoding="utf-8") as f:
-        text = f.read()
+    settings.tokenizer_state = state_of(settings.tokenizer)
+    with open(settings.tokenizer, "rb") as f, errors_of(f"{settings.tokenizer}: is not a tokenizer"):
+        text = f.read().decode()
     encoder = Encoder(settings.tokenizer, text)
     vocab = encoder.tokenizer.get_vocab(with_added_tokens=True)
+    if not vocab:
+        raise Error(f"{settings.tokenizer}: is not a tokenizer: it has no tokens")
     settings.vocab_size = max(vocab.values()) + 1
     settings.end_of_text = end = find_end_of_text(settings.tokenizer, vocab, settings.eot)
     characters, tokens = convert(settings, find_sources(settings.paths), encoder, text)

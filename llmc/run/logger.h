@@ -359,6 +359,13 @@ static inline void logger_event(Logger* l, int64_t step, const char* name, const
     logger_print_event(l, step, name, text);
 }
 
+// Warns on stderr, and logs it.
+static inline void logger_warning(Logger* l, int64_t step, const char* text) {
+    json_put_string(logger_begin_line(l, "warning", step), "text", text);
+    logger_end_line(l);
+    warn("%s", text);
+}
+
 // Logs a checkpoint, and for how many seconds training waited for it.
 static inline void logger_checkpoint(Logger* l, int64_t step, const char* folder, double waited) {
     JsonWriter* w = logger_begin_line(l, "checkpoint", step);

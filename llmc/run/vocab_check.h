@@ -18,12 +18,12 @@ static inline void vocab_check_add(uint64_t* sum, bool* seen, int64_t id, const 
     *sum = vocab_hash_add(*sum, id, name, strlen(name));
 }
 
-// The hash of the vocabulary of a tokenizer.json; 0 if there is no such file, or it cannot be parsed. Its
-// model's tokens are an object of names with ids (BPE, WordPiece) or a list of names with scores (Unigram).
-static inline uint64_t vocab_hash_of_file(const char* path) {
+// The hash of the vocabulary in the text of a tokenizer.json; 0 if it cannot be parsed. Its model's tokens are an
+// object of names with ids (BPE, WordPiece) or a list of names with scores (Unigram).
+static inline uint64_t vocab_hash_of_text(const char* text, size_t bytes) {
     Error ignored;
     Json j;
-    if (access(path, R_OK) != 0 || !json_parse_file(&j, path, &ignored)) return 0;
+    if (!json_parse(&j, "", text, bytes, &ignored)) return 0;
     const int vocab = json_get(&j, json_get(&j, 0, "model"), "vocab");
     bool* seen = (bool*)xcalloc(VOCAB_CHECK_IDS, sizeof *seen);
     uint64_t sum = 0;
@@ -42,6 +42,16 @@ static inline uint64_t vocab_hash_of_file(const char* path) {
     free(seen);
     json_free(&j);
     return empty ? 0 : vocab_hash_end(sum);
+}
+
+// The same of a file; 0 if it cannot be read.
+static inline uint64_t vocab_hash_of_file(const char* path) {
+    Error ignored;
+    size_t bytes;
+    char* text = read_file(path, &bytes, &ignored);
+    const uint64_t hash = text ? vocab_hash_of_text(text, bytes) : 0;
+    free(text);
+    return hash;
 }
 
 // Whether two vocabularies are known and differ.

@@ -19,9 +19,11 @@ sequences consumed by all ranks. A resumed run therefore continues exactly, even
     first 4, count 4: rank 1              ^   ^ its batches
 
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
-would be SIGBUS. Opening a dataset checks the headers of its shards, and that their sets are complete. Reading
-checks every token id, and the checksum of a block of tokens before the first use of it. Errors are reported
-with the batch that they affect, after all batches before it.
+would be SIGBUS. Opening a dataset checks the headers of its shards, that their sets are complete, and that no
+shard is there twice. Reading checks every token id, and the checksum of a block of tokens before the first use
+of it. If a shard's file has changed since, as its times, size and inode tell, all of its blocks are verified
+again; without checksums this is an error. Errors are reported with the batch that they affect, after all
+batches before it.
 */
 #pragma once
 
@@ -32,8 +34,9 @@ with the batch that they affect, after all batches before it.
 #include "shard.h"
 
 enum {
-    DATALOADER_RING = 4,       // batches read ahead
-    DATALOADER_OPEN_FILES = 64 // a dataset may have more shards than a process may have open files
+    DATALOADER_RING = 4,        // batches read ahead
+    DATALOADER_OPEN_FILES = 64, // a dataset may have more shards than a process may have open files
+    DATALOADER_START = 4096     // bytes of a shard's tokens by which copies of it are found
 };
 
 // Sequences, as above: first and count are multiples of B.
@@ -54,6 +57,8 @@ typedef struct {
     const char* path;
     ShardHeader header;
     int64_t first_item;              // items (documents, or windows of a stream) in the shards before it
+    uint64_t start;                  // hash of its first tokens
+    struct stat file;                // when it was verified; owned by the reading thread, as is
     bool verified[SHARD_MAX_BLOCKS]; // blocks whose checksum is right; owned by the reading thread
 } DataShard;
 
@@ -182,6 +187,65 @@ static inline bool dataloader_check_sets(const DataLoader* loader, Error* err) {
     return true;
 }
 
+// Reads the header and the first tokens of a shard. The file's state is taken first, so that a later change of
+// the file shows.
+static inline bool dataloader_read_start(DataShard* shard, Error* err) {
+    char start[DATALOADER_START];
+    int fd = -1;
+    ShardHeader* h = &shard->header;
+    if (!shard_open(shard->path, &fd, err)) return false;
+    bool ok = fstat(fd, &shard->file) == 0 || fail(err, "%s: cannot stat: %s", shard->path, strerror(errno));
+    ok = ok && shard_read_header_fd(fd, shard->path, h, err);
+    if (ok) {
+        const int64_t bytes = h->tokens * h->bytes_per_token;
+        const size_t n = bytes < (int64_t)sizeof start ? (size_t)bytes : sizeof start;
+        ok = shard_pread(fd, shard->path, start, n, SHARD_HEADER_BYTES, err);
+        if (ok) shard->start = hash64(0, start, n);
+    }
+    close(fd);
+    return ok;
+}
+
+// Sets *same to whether two shards are one file, or copies. Two shards of one conversion are none: its text may
+// repeat itself.
+static inline bool dataloader_same_shard(const DataShard* a, const DataShard* b, bool* same, Error* err) {
+    const ShardHeader *h = &a->header, *other = &b->header;
+    *same = a->file.st_dev == b->file.st_dev && a->file.st_ino == b->file.st_ino;
+    if (*same || a->start != b->start || !shard_same_tokens(h, other) ||
+        (shard_same_set(h, other) && h->set_index != other->set_index))
+        return true;
+    return shard_same_content(a->path, b->path, h, same, err);
+}
+
+// Refuses a dataset with a shard that is there twice, by a link or as a copy: it would count twice.
+static inline bool dataloader_check_repeated(const DataLoader* loader, const char* patterns, Error* err) {
+    for (int64_t i = 1; i < loader->num_shards; i++)
+        for (int64_t k = 0; k < i; k++) {
+            const DataShard *a = &loader->shards[k], *b = &loader->shards[i];
+            bool same;
+            if (!dataloader_same_shard(a, b, &same, err)) return false;
+            if (same)
+                return fail(err,
+                            "'%s': matches the same tokens twice, as %s and as %s; leave one of them out",
+                            patterns, a->path, b->path);
+        }
+    return true;
+}
+
+// Sets *shared to the number of shards of a dataset that are also in another one, and *example to the first
+// one's path. Not while the reading threads exist.
+static inline bool dataloader_shared(const DataLoader* loader, const DataLoader* other, int64_t* shared,
+                                     const char** example, Error* err) {
+    *shared = 0;
+    for (int64_t i = 0; i < loader->num_shards; i++) {
+        bool same = false;
+        for (int64_t k = 0; k < other->num_shards && !same; k++)
+            if (!dataloader_same_shard(&loader->shards[i], &other->shards[k], &same, err)) return false;
+        if (same && (*shared)++ == 0) *example = loader->shards[i].path;
+    }
+    return true;
+}
+
 // Reads and checks all headers and counts the items.
 static inline bool dataloader_index(DataLoader* loader, const char* patterns, Error* err) {
     const char* too_short = NULL;
@@ -189,14 +253,15 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
     for (int64_t i = 0; i < loader->num_shards; i++) {
         DataShard* shard = &loader->shards[i];
         const ShardHeader* h = &shard->header;
-        if (!shard_read_header(shard->path, &shard->header, err)) return false;
+        if (!dataloader_read_start(shard, err)) return false;
         if (!dataloader_check(loader, shard, err)) return false;
         shard->first_item = loader->items;
         int64_t items = h->doc_len > 0 ? h->tokens / h->doc_len : (h->tokens - 1) / T;
         if (items == 0 && num_too_short++ == 0) too_short = shard->path;
         loader->items += items;
     }
-    if (!dataloader_check_sets(loader, err)) return false;
+    if (!dataloader_check_sets(loader, err) || !dataloader_check_repeated(loader, patterns, err))
+        return false;
     if (loader->items == 0)
         return fail(err, "'%s': no shard has the %lld tokens of a sequence and its last target", patterns,
                     (long long)T + 1);
@@ -223,15 +288,36 @@ static inline bool dataloader_file(DataLoader* loader, int64_t shard_index, int*
     if (loader->open_files[slot].shard >= 0) close(*fd);
     loader->open_files[slot].shard = -1;
 
-    const DataShard* shard = &loader->shards[shard_index];
-    ShardHeader now;
-    if (!shard_open(shard->path, fd, err)) return false;
-    bool ok = shard_read_header_fd(*fd, shard->path, &now, err);
-    if (ok && !shard_same_tokens(&now, &shard->header))
-        ok = fail(err, "%s: was replaced by another shard while in use", shard->path);
-    if (!ok) close(*fd);
-    if (ok) loader->open_files[slot].shard = shard_index, loader->open_files[slot].fd = *fd;
-    return ok;
+    if (!shard_open(loader->shards[shard_index].path, fd, err)) return false;
+    loader->open_files[slot].shard = shard_index;
+    loader->open_files[slot].fd = *fd;
+    return true;
+}
+
+// Sets *changed to whether the file of an open shard is not as it was when it was verified. It then must have
+// the same header, and its blocks are verified again: a file is also touched, or replaced by a copy of it.
+// Fails if nothing can tell whether it has the same tokens. Of a shard without checksums only the time of its
+// content counts, in seconds: some network file systems forget the rest.
+static inline bool dataloader_recheck(DataShard* shard, int fd, bool* changed, Error* err) {
+    struct stat now;
+    ShardHeader h;
+    const struct stat* then = &shard->file;
+    if (fstat(fd, &now) != 0) return fail(err, "%s: cannot stat: %s", shard->path, strerror(errno));
+    *changed = now.st_dev != then->st_dev || now.st_ino != then->st_ino || now.st_size != then->st_size ||
+               memcmp(&now.st_mtim, &then->st_mtim, sizeof now.st_mtim) != 0 ||
+               memcmp(&now.st_ctim, &then->st_ctim, sizeof now.st_ctim) != 0;
+    if (!*changed) return true;
+    if (!shard_read_header_fd(fd, shard->path, &h, err)) return false;
+    if (!shard_same_tokens(&h, &shard->header))
+        return fail(err, "%s: was replaced by another shard while in use", shard->path);
+    if (!h.block_tokens && now.st_mtim.tv_sec != then->st_mtim.tv_sec)
+        return fail(err,
+                    "%s: was written while in use, and has no checksums to tell whether its tokens are the "
+                    "same; restore it, and resume from the last checkpoint",
+                    shard->path);
+    memset(shard->verified, 0, sizeof shard->verified);
+    shard->file = now;
+    return true;
 }
 
 // The shard that contains `item`: the last one with first_item <= item. Shards without items are skipped,
@@ -270,9 +356,14 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     int32_t* tokens = row + (T + 1 - count);
     row[0] = (int32_t)o->end_of_text;
     int fd = -1;
-    if (!dataloader_file(loader, shard_index, &fd, err) || !dataloader_verify(shard, fd, first, count, err) ||
-        !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err))
-        return false;
+    bool changed = true; // the file, while the tokens were read
+    if (!dataloader_file(loader, shard_index, &fd, err)) return false;
+    while (changed)
+        if (!dataloader_recheck(shard, fd, &changed, err) ||
+            !dataloader_verify(shard, fd, first, count, err) ||
+            !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err) ||
+            !dataloader_recheck(shard, fd, &changed, err))
+            return false;
     for (int64_t t = 0; t < count; t++)
         if ((uint32_t)tokens[t] >= (uint64_t)o->vocab_size)
             return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", shard->path,

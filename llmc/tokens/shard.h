@@ -221,6 +221,25 @@ static inline bool shard_verify_block(int fd, const char* path, const ShardHeade
                 path, (long long)(block * h->block_tokens));
 }
 
+// Sets *same to whether two shards with the header *h have the same tokens, from the files.
+static inline bool shard_same_content(const char* path, const char* other, const ShardHeader* h, bool* same,
+                                      Error* err) {
+    char piece[2][65536];
+    int fd = -1, other_fd = -1;
+    const int64_t end = SHARD_HEADER_BYTES + h->tokens * h->bytes_per_token;
+    *same = true;
+    bool ok = shard_open(path, &fd, err) && shard_open(other, &other_fd, err);
+    for (int64_t at = SHARD_HEADER_BYTES; ok && *same && at < end; at += (int64_t)sizeof piece[0]) {
+        const size_t n = end - at < (int64_t)sizeof piece[0] ? (size_t)(end - at) : sizeof piece[0];
+        ok =
+            shard_pread(fd, path, piece[0], n, at, err) && shard_pread(other_fd, other, piece[1], n, at, err);
+        *same = ok && memcmp(piece[0], piece[1], n) == 0;
+    }
+    if (fd >= 0) close(fd);
+    if (other_fd >= 0) close(other_fd);
+    return ok;
+}
+
 // ----------------------------------------------------------------------------
 // names
 

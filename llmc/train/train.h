@@ -27,8 +27,8 @@ Called by main of the trainers, and only there.
 #include "../run/saver.h"
 #include "../run/schedule.h"
 #include "../run/trainer.h"
-#include "../run/vocab_check.h"
 #include "../sizing/plan.h"
+#include "data.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
@@ -90,65 +90,6 @@ typedef struct {
 // Is something due after `step` that happens every `every` steps? 0: never.
 static inline bool run_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-// Dies where the data is not the one that the checkpoint was trained on. Ranks must agree on the data, too.
-static inline void training_check_data(Training* t) {
-    Error err;
-    TrainerState* state = &t->run->state;
-    const Options* o = &t->run->options;
-    uint64_t data = 0, val_data = 0;
-    int64_t sequences = dataloader_sequences(&t->data);
-    bool ok = dataloader_fingerprint(&t->data, &data, &err) &&
-              (!o->val_data || dataloader_fingerprint(&t->val_data, &val_data, &err));
-    if (!ok) die("%s", err.msg);
-    const RankField fields[] = {{"shards in --data", data}, {"shards in --val-data", val_data}};
-    ranks_compare(t->world, fields, 2);
-    if (state->fingerprint && state->fingerprint != data && !o->data_changed)
-        die("--data %s: not the data that the run in %s was trained on (%lld sequences now, %lld then); give "
-            "--data-changed to go on with it",
-            o->data, o->out, (long long)sequences, (long long)state->sequences);
-    state->fingerprint = data;
-    state->sequences = sequences;
-}
-
-// Rank 0 reads the tokenizer that checkpoints get: beside the data, in the checkpoint that is resumed or in
-// --init, or else the run's own.
-static inline void training_find_tokenizer(Training* t) {
-    Error err;
-    const Run* run = t->run;
-    const HfRun facts = checkpoint_hf_run(&run->options, 0);
-    const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
-    if (!run->options.out || t->world->rank != 0) return;
-    bool ok = hf_tokenizer_find(&t->tokenizer, t->data.shards[0].path, folder, &run->config, &facts, &err);
-    if (ok && !t->tokenizer.json) {
-        Tokenizer own = sample_tokenizer(run, false);
-        ByteBuffer json = {NULL, 0, 0};
-        if (own.vocab_size > 0) {
-            tokenizer_json(&own, &json);
-            ok = hf_tokenizer_set(&t->tokenizer, "tokenizer.json", json.data, NULL, &run->config, &facts,
-                                  &err);
-        }
-        tokenizer_free(&own);
-    }
-    if (!ok) die("%s", err.msg);
-}
-
-// Dies where the data was encoded with another tokenizer than the model's or the held-out data's, as far as
-// both are known. Rank 0 alone looks for the model's, in the folder whose weights the run starts from.
-static inline void training_check_tokenizer(const Training* t) {
-    const Options* o = &t->run->options;
-    const char* folder = run_resumed(t->run) ? t->run->checkpoint : o->init;
-    const uint64_t data = t->data.shards[0].header.vocab_hash;
-    char path[PATH_LENGTH];
-    if (o->val_data && vocab_differs(data, t->val_data.shards[0].header.vocab_hash))
-        die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
-    if (t->world->rank != 0 || !folder) return;
-    path_join(path, folder, "tokenizer.json");
-    if (vocab_differs(data, vocab_hash_of_file(path)))
-        die("--data %s: was encoded with another tokenizer than the model's, %s; encode the text with that "
-            "one",
-            o->data, path);
-}
-
 // Dies where --out is no longer the folder that this rank has locked. Rank 0 asks after every step, as a run
 // whose folder is gone should not go on until the next save.
 static inline void training_check_folder(const Training* t) {
@@ -166,10 +107,11 @@ static inline void training_open(Training* t) {
         run_open_data(run, &t->val_data, o->val_data, t->world->size, false);
         t->val_sequences = positions_share(run, &t->val_data, dataloader_sequences(&t->val_data));
     }
-    run_reserve_files(&t->data, o->val_data ? &t->val_data : NULL);
-    training_check_data(t);
-    training_check_tokenizer(t);
-    training_find_tokenizer(t);
+    const DataLoader* val_data = o->val_data ? &t->val_data : NULL;
+    run_reserve_files(&t->data, val_data);
+    data_check(t->run, &t->data, val_data);
+    data_check_tokenizer(run, &t->data, val_data);
+    data_find_tokenizer(&t->tokenizer, run, &t->data);
     training_check_folder(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
     if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, run->lock, (int)o->keep, &err))
@@ -372,10 +314,12 @@ static inline bool training_loop(Training* t) {
 // Logs the run, and where it resumes.
 static inline void training_log_start(Training* t) {
     const Run* run = t->run;
-    char text[64];
+    char text[64], shared[DATA_WARNING_BYTES];
     const LogRun line = {run->state.step,        &run->config, &run->options,  &run->table,     CODE_VERSION,
                          t->trainer->built_with, run->device,  t->world->size, run->micro_batch};
     logger_run(&t->logger, &line);
+    if (t->world->rank == 0 && run->options.val_data && data_is_shared(&t->data, &t->val_data, shared))
+        logger_warning(&t->logger, run->state.step, shared);
     if (!run_resumed(run)) return;
     snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
     logger_event(&t->logger, run->state.step, "resume", text);

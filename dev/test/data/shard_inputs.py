@@ -6,7 +6,8 @@
     shard_inputs.py inputs FOLDER          the same documents as text files, .jsonl, .gz, .zst and .parquet
     shard_inputs.py corpora FOLDER         documents of such words, laid out as FineWeb and as SlimPajama
     shard_inputs.py documents FOLDER D     prints how many documents of D words SlimPajama's are cut into
-    shard_inputs.py broken FOLDER          files that cannot be read
+    shard_inputs.py broken FOLDER          files that cannot be read, and tokenizers that are none
+    shard_inputs.py reverse PARQUET NEW    a file of the same rows in reverse
 """
 import glob
 import gzip
@@ -101,6 +102,12 @@ def make_inputs(folder):
             f.write(json.dumps({"text": " ".join(f"w{2 + (i * 7919 + j * 104729) % 69998}" for j in range(30))}) + "\n")
 
 
+def reverse_rows(path, new):
+    import pyarrow.parquet
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(table.take(list(reversed(range(len(table))))), new, row_group_size=3)
+
+
 def make_corpora(folder):
     import pyarrow.parquet
     import zstandard
@@ -131,19 +138,39 @@ def print_documents(folder, length):
 
 
 def make_broken(folder):
+    import pyarrow.parquet
     import zstandard
     os.makedirs(folder)
     text = os.urandom(100000).hex().encode()
     files = {"cut.gz": gzip.compress(text)[:-100], "cut.txt.zst": zstandard.compress(text)[:-100],
              "flipped.gz": b"\x1f\x8b" + b"\xff" * 50, "latin1.txt": b"abc \xe9t\xe9", "zero.txt": b"a\0b",
              "half.jsonl": b'{"text": "a"}\n{"text": "b', "other.jsonl": b'\n{"body": "a"}\n',
-             "number.jsonl": b'{"text": 5}\n', "list.jsonl": b"[1]\n", "fake.parquet": b"PAR1 no"}
+             "number.jsonl": b'{"text": 5}\n', "list.jsonl": b"[1]\n", "fake.parquet": b"PAR1 no",
+             "deep.jsonl": b'{"text": "a"}\n{"text": ' + b"[" * 100000, "keys.jsonl": b'{"a\\nb": 5}\n',
+             # tokenizers
+             "list.json": b"[]", "number.json": b"5", "nothing.json": b"", "binary.json": bytes(range(256)),
+             "cut.json": b'{"model": ', "deep.json": b"[" * 100000}
     for name, content in files.items():
         with open(os.path.join(folder, name), "wb") as f:
             f.write(content)
+    for name, checksum in ("page.parquet", True), ("snappy.parquet", False):
+        path = os.path.join(folder, name)
+        table = pyarrow.table({"text": [os.urandom(500).hex() for _ in range(60)]})
+        pyarrow.parquet.write_table(table, path, use_dictionary=False, write_page_checksum=checksum, row_group_size=20,
+                                    compression="NONE" if checksum else "SNAPPY")
+        with open(path, "r+b") as f:
+            f.seek(os.path.getsize(path) // 2)
+            f.write(b"\xff" * (1 if checksum else 5000))
+    parts = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}}
+    words = {"type": "WordLevel", "vocab": {"</s>": 0}, "unk_token": "x"}
+    save(folder, "no_tokens.json", {**parts, "model": {**words, "vocab": {}}})
+    save(folder, "no_unknown.json", {**parts, "model": words})
+    save(folder, "panic.json", {**parts, "model": words,
+                                "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
 
 
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
     {"records": records, "hash": print_hash, "tokenizers": make_tokenizers, "inputs": make_inputs,
-     "corpora": make_corpora, "documents": print_documents, "broken": make_broken}[command](*args)
+     "corpora": make_corpora, "documents": print_documents, "broken": make_broken,
+     "reverse": reverse_rows}[command](*args)

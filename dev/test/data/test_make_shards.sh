@@ -70,6 +70,13 @@ for name in byte unigram renamed; do
     check $name encoded $name --vocab-size 257 --end-of-text 256 <$scratch/narrow
     same $scratch/$name.json $scratch/ids/${name}_tokenizer.json
 done
+# the tokenizer's file is replaced when ids are read already, which are more than a pipe holds
+ids records $scratch/many 2:$(yes 1 | head -n 30000 | paste -sd,) 0:$(yes 2 | head -n 30000 | paste -sd,)
+cp $scratch/byte.json $scratch/other.json
+replaced() { cat $scratch/many && cp $scratch/renamed.json $scratch/other.json && cat $scratch/none; }
+replaced | encoded other --vocab-size 257 --end-of-text 256 >$scratch/stdout
+same $scratch/byte.json $scratch/ids/other_tokenizer.json
+same <(ids hash $scratch/ids/byte_train_000000.bin) <(ids hash $scratch/ids/other_train_000000.bin)
 byte=$scratch/ids/byte_train_000000.bin renamed=$scratch/ids/renamed_train_000000.bin own=$scratch/ids/own_train_000000.bin
 same <(ids hash $own) <(ids hash $byte)
 same <(ids hash $own) <(ids hash $scratch/ids/unigram_train_000000.bin)
@@ -84,6 +91,24 @@ dies "was encoded with another tokenizer than the model's" \
     ./train_fox --out $scratch/run --resume --max-steps 2 --data $renamed --data-changed
 dies "was encoded with another tokenizer than --data" fox --data $byte --val-data $renamed
 dies "were encoded with different tokenizers" fox --data $byte,$renamed
+# the file beside the shards is not theirs, or is missing
+cp $scratch/renamed.json $scratch/ids/own_tokenizer.json
+dies "ids/own_tokenizer.json: is not the tokenizer of the shards beside it" fox --data $own --out $scratch/swapped
+equals "" "$(ls -d $scratch/swapped/step_* 2>&1 | grep -v 'No such')"
+rm $scratch/ids/own_tokenizer.json
+mv $scratch/ids/renamed_tokenizer.json $scratch/kept.json
+check "without a tokenizer" fox --data $renamed --out $scratch/without
+check "has not that of bytes" [ ! -e $scratch/without/step_00000001/tokenizer.json ]
+check "resume" ./train_fox --out $scratch/without --resume --max-steps 2 --data $renamed
+mv $scratch/kept.json $scratch/ids/renamed_tokenizer.json
+# validation data that is training data
+check "other validation data" fox --data $own --val-data $byte --val-tokens 16 --out $scratch/apart
+equals "" "$(cat $scratch/stderr)"
+cp $own $scratch/ids/copy.bin
+check "the same validation data" fox --data $own --val-data $scratch/ids/copy.bin --val-tokens 16 --out $scratch/same
+said "warning: --val-data: $scratch/ids/copy.bin is also in --data" stderr
+equals "run warning" "$(sed -n 's/^{"event":"\([a-z]*\)".*/\1/p' $scratch/same/log.jsonl | head -n 2 | xargs)"
+dies "matches the same tokens twice, as $scratch/ids/copy.bin and as $own" fox --data "$own,$scratch/ids/copy.bin"
 echo "not a tokenizer" >$start/tokenizer.json
 check "a tokenizer that is not known" ./train_fox --init $start $tiny --data $renamed
 
@@ -136,13 +161,17 @@ said "train: 10 documents, 310 tokens"
 mkdir -p $scratch/hub/datasets
 cp $in/all.jsonl $in/all.parquet $scratch/hub/datasets/
 cat >$scratch/hub/huggingface_hub.py <<'END'
-import os
+import hashlib, os
 HERE = os.path.dirname(__file__)
 class HfFileSystem:
     def find(self, path, detail):
         folder = path.removeprefix("hf://")
         names = sorted(os.listdir(os.path.join(HERE, folder)))
-        return {f"{folder}/{n}": {"size": os.path.getsize(os.path.join(HERE, folder, n))} for n in names}
+        return {f"{folder}/{n}": self.info(f"{folder}/{n}") for n in names}
+    def info(self, path, refresh=False):
+        with open(os.path.join(HERE, path.removeprefix("hf://")), "rb") as f:
+            text = f.read()
+        return {"size": len(text), "blob_id": hashlib.sha1(text).hexdigest()}
     def open(self, path, mode):
         return open(os.path.join(HERE, path.removeprefix("hf://")), mode)
 END
@@ -164,7 +193,11 @@ broken "$b/half.jsonl:2: is not JSON" $b/half.jsonl
 broken "$b/other.jsonl:2: has no text 'text' but body: --text-field names it" $b/other.jsonl
 broken "$b/number.jsonl:1: has no text 'text' but text" $b/number.jsonl
 broken "$b/list.jsonl:1: has no text 'text' but no object" $b/list.jsonl
+broken "$b/deep.jsonl:2: is not JSON" $b/deep.jsonl
+broken "$b/keys.jsonl:1: has no text 'text' but a b" $b/keys.jsonl
 broken "$b/fake.parquet: cannot read" $b/fake.parquet
+broken "$b/page.parquet: row group 1 is damaged" $in/words.jsonl $b/page.parquet
+broken "$b/snappy.parquet: row group 1 is damaged" $b/snappy.parquet
 broken "$in/all.parquet: has no column 'text' but content, id" $in/all.parquet
 broken "no/such/file: No such file" no/such/file
 broken "no input" $in/text/empty
@@ -175,6 +208,58 @@ broken "--eot <x>: is no token of" --eot '<x>' $in/text
 broken "the train split has no document of 100000000 tokens" --doc-len 100M $in/words.jsonl
 dies "which token ends a document? give --eot" shards $scratch/no_end $scratch/p/byte $in/text
 dies "no_tokenizer.json: is not a tokenizer" shards $scratch/no_tokenizer $scratch/p/byte $in/text
+for name in list number nothing binary cut deep no_tokens panic; do
+    dies "$b/$name.json: is not a tokenizer" shards $b/$name $scratch/p/byte $in/text
+done
+dies "$b/no_unknown.json: cannot encode" shards $b/no_unknown $scratch/p/byte $in/text
+mkdir $scratch/config
+cp $scratch/byte.json $scratch/config/tokenizer.json
+for config in '[]' 5 '{' "$(cat $b/deep.json)" '{"eos_token":["a"]}' '{"eos_token":{"content":{}}}'; do
+    echo "$config" >$scratch/config/tokenizer_config.json
+    dies "$scratch/config/tokenizer_config.json: " shards $scratch/config/tokenizer $scratch/p/byte $in/text
+done
+echo '{"eos_token":{}}' >$scratch/config/tokenizer_config.json
+check "a usual name" shards $scratch/config/tokenizer $scratch/p/config $in/text
+
+# a file is replaced by another one when a process begins to read: SWAP=NEW:OLD
+mkdir $scratch/hook
+cat >$scratch/hook/sitecustomize.py <<'END'
+import builtins, multiprocessing, os
+def swap(*arguments, **named):
+    new, old = os.environ["SWAP"].split(":")
+    if multiprocessing.parent_process() and os.path.exists(new):
+        os.replace(new, old)
+    return original(*arguments, **named)
+original = builtins.open
+if "SWAP" in os.environ:
+    builtins.open = swap
+END
+swapped() { # FILE REPORTED ARGUMENT...
+    [ -e $scratch/new ] || ids reverse $in/all.parquet $scratch/new || fail "new"
+    PYTHONPATH=$scratch/hub:$scratch/hook SWAP=$scratch/new:$1 \
+        broken "$2: changed while it was read" --text-field content "${@:3}"
+}
+old=$scratch/old.parquet
+cp $in/all.parquet $old
+swapped $old $old $old $in/all.parquet
+swapped $old $old $in/all.parquet $old
+swapped $old $old --tokens 10 $old
+cp $scratch/renamed.json $scratch/new
+swapped $scratch/byte.json $scratch/byte.json $in/all.parquet
+mkdir $scratch/hub/swap
+cp $in/all.parquet $scratch/hub/swap/
+swapped $scratch/hub/swap/all.parquet hf://swap/all.parquet hf://swap
+
+# no connection
+cat >$scratch/hub/huggingface_hub.py <<'END'
+class HfFileSystem:
+    def find(self, path, detail):
+        return {"a/b.txt": {"size": 1}} if path == "hf://a" else self.open(path, "rb")
+    def open(self, path, mode):
+        raise RuntimeError("no connection\nat all")
+END
+PYTHONPATH=$scratch/hub broken "hf://b: no connection" hf://b
+PYTHONPATH=$scratch/hub broken "hf://a/b.txt: no connection" hf://a
 same $scratch/c/byte_train_000000.bin $scratch/p/byte_train_000000.bin
 equals 0 "$(ls $scratch/p | grep -c tmp)"
 

@@ -151,6 +151,14 @@ static void test_stream(void) {
     if (!freopen(DIR_ "list", "r", stdin)) die("stdin");
     run_ok("--tokenizer byte --out " DIR_ "s --list -", "2 documents");
     check_text(DIR_ "s", "train", "\1third\n\1first");
+    // as find -print0 writes them, the last with and without its zero byte
+    static const char zeros[] = DIR_ "in/c\0\0" DIR_ "two\nlines\0" DIR_ "in/a";
+    write_text(DIR_ "two\nlines", "two");
+    for (size_t n = sizeof zeros - 1; n <= sizeof zeros; n++) {
+        write_bytes(DIR_ "list", zeros, n);
+        run_ok("--tokenizer byte --out " DIR_ "s --list " DIR_ "list", "3 documents");
+        check_text(DIR_ "s", "train", "\1third\n\1two\1first");
+    }
 }
 
 static void test_shards(void) {

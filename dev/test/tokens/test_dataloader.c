@@ -14,6 +14,16 @@ static void corrupt(const char* name, int64_t index, uint16_t id) {
     if (!ok || close(fd) != 0) die("%s: cannot write", name);
 }
 
+// Copies a shard over another one in place: onto its inode.
+static void copy_over(const char* name, const char* from) {
+    char bytes[8192];
+    ssize_t n;
+    int in = open(in_folder(from), O_RDONLY), out = open(in_folder(name), O_WRONLY | O_TRUNC);
+    bool ok = in >= 0 && out >= 0;
+    while (ok && (n = read(in, bytes, sizeof bytes)) > 0) ok = write(out, bytes, (size_t)n) == n;
+    if (!ok || close(in) != 0 || close(out) != 0) die("%s: cannot write", name);
+}
+
 enum { T = 16, EOT = 256, V = 257, MAX_ROWS = 4096 };
 
 // The sequences of a dataset in order.
@@ -355,30 +365,125 @@ static void test_errors_while_reading(void) {
         corrupt("broken_train_000001.bin", places[i], (uint16_t)token(30 * T + 1 + places[i], V));
     }
 
-    // truncated to 20 T tokens while in use: after and before the loader opens the shard
-    const char* second = in_folder("broken_train_000001.bin");
+    // truncated to 20 T tokens while in use: after and before the loader opens the shard; then removed
+    const char* second = "broken_train_000001.bin";
     open_set(&l, "broken_train_*.bin", 1, 0, 1, false);
     CHECK(wrong_rows(&l, &e, 31) == 0, "other sequences");
-    if (truncate(second, SHARD_HEADER_BYTES + 2 * 20 * T) != 0) die("truncate");
-    check_fails_at(&l, &e, 19 - 1, "broken_train_000001.bin: ends at byte 1664");
+    if (truncate(in_folder(second), SHARD_HEADER_BYTES + 2 * 20 * T) != 0) die("truncate");
+    dataloader_seek(&l, 31); // without the batches that were read before
+    check_fails_at(&l, &e, 0, "broken_train_000001.bin: is truncated");
     dataloader_close(&l);
 
     write_set("broken", V, 0, 30 * T + 1, 60 * T + 2);
     open_set(&l, "broken_train_*.bin", 1, 0, 1, false);
     CHECK(wrong_rows(&l, &e, 20) == 0, "other sequences");
-    if (truncate(second, SHARD_HEADER_BYTES + 2 * 20 * T) != 0) die("truncate");
+    if (truncate(in_folder(second), SHARD_HEADER_BYTES + 2 * 20 * T) != 0) die("truncate");
     check_fails_at(&l, &e, 10, "broken_train_000001.bin: is truncated");
-    if (remove(second) != 0) die("remove");
+    dataloader_close(&l);
+
+    write_set("broken", V, 0, 30 * T + 1, 60 * T + 2);
+    open_set(&l, "broken_train_*.bin", 1, 0, 1, false);
+    if (remove(in_folder(second)) != 0) die("remove");
     dataloader_seek(&l, 20);
     check_fails_at(&l, &e, 10, "broken_train_000001.bin: cannot open");
     dataloader_close(&l);
 
     write_set("broken", V, 0, 30 * T + 1, 60 * T + 2);
     open_set(&l, "broken_train_*.bin", 1, 0, 1, false);
-    if (rename(in_folder("docs_train_000000.bin"), second) != 0) die("rename"); // other documents
+    if (rename(in_folder("docs_train_000000.bin"), in_folder(second)) != 0) die("rename"); // other documents
     dataloader_seek(&l, 20);
     check_fails_at(&l, &e, 10, "broken_train_000001.bin: was replaced");
     dataloader_close(&l);
+}
+
+// Sets a shard's times to `seconds` after 1970.
+static void set_time(const char* name, int seconds) {
+    const struct timespec times[2] = {{seconds, 0}, {seconds, 0}};
+    if (utimensat(AT_FDCWD, in_folder(name), times, 0) != 0) die("utimensat");
+}
+
+// A shard that was read and verified is written in place: with its checksums, one without a change is read on.
+static void test_written_in_place(void) {
+    static Expected e;
+    enum { n = 30 }; // sequences, in one block
+    const char* name = "place_train_000000.bin";
+    for (int checksums = 0; checksums < 2; checksums++) {
+        DataLoader l;
+        write_set("place", V, 0, n * T + 1, n * T + 1);
+        if (!checksums) strip_checks(name);
+        set_time(name, 1000); // the clock of a file system has ticks
+        enumerate(&e, 0, n * T + 1, n * T + 1);
+        open_set(&l, name, 1, 0, 1, false);
+        CHECK(wrong_rows(&l, &e, n + 2) == 0, "other sequences");
+        corrupt(name, 7, (uint16_t)token(7, V)); // as it was
+        dataloader_seek(&l, n);
+        Error err = {""};
+        int32_t inputs[T], targets[T];
+        if (checksums) {
+            CHECK(wrong_rows(&l, &e, n + 2) == 0, "not read on");
+            set_time(name, 2000);
+            dataloader_seek(&l, 2 * n);
+            CHECK(wrong_rows(&l, &e, n + 2) == 0, "not read on");
+            set_time(name, 3000);
+            corrupt(name, 7, (uint16_t)(token(7, V) ^ 1));
+            dataloader_seek(&l, 3 * n + 9); // another sequence of the block
+            CHECK_FAILS("place_train_000000.bin: damaged", dataloader_next(&l, inputs, targets, &err));
+        } else {
+            CHECK_FAILS("place_train_000000.bin: was written while in use",
+                        dataloader_next(&l, inputs, targets, &err));
+        }
+        // another shard of the same length is copied over it
+        write_set("over", V, n * T + 1, n * T + 1, n * T + 1);
+        if (!checksums) strip_checks("over_train_000000.bin");
+        copy_over(name, "over_train_000000.bin");
+        dataloader_seek(&l, 4 * n);
+        CHECK_FAILS("place_train_000000.bin: was replaced by another shard while in use",
+                    dataloader_next(&l, inputs, targets, &err));
+        dataloader_close(&l);
+    }
+}
+
+// The same tokens twice, by a link or as a copy, with checksums or without.
+static void test_repeated(void) {
+    const char *second = "twice_train_000001.bin", *third = "twice_train_000002.bin";
+    for (int checksums = 0; checksums < 2; checksums++) {
+        remove(in_folder(third));
+        write_set("twice", V, 0, 8000 * T, 16000 * T);
+        if (!checksums) strip_checks("twice_train_000000.bin");
+        if (!checksums) strip_checks(second);
+        for (int kind = 0; kind < 3; kind++) {
+            remove(in_folder(third));
+            if (kind == 0 && symlink(second, in_folder(third)) != 0) die("symlink");
+            if (kind == 1 && link(in_folder(second), in_folder(third)) != 0) die("link");
+            if (kind == 2) {
+                write_bytes(in_folder(third), "", 0);
+                copy_over(third, second);
+            }
+            check_open_fails(in_folder("twice_train_*.bin"), V, "twice_train_000001.bin and as build/",
+                             third);
+        }
+    }
+}
+
+// Shards of a dataset in another one: a copy in place of one, until its last token differs.
+static void test_shared(void) {
+    DataLoader l, other;
+    Error err = {""};
+    int64_t shared;
+    write_set("train", V, 0, 8000 * T, 16000 * T);
+    write_set("val", V, 0, 100 * T, 200 * T);
+    for (int i = 0; i < 3; i++) {
+        if (i == 1) copy_over("val_train_000001.bin", "train_train_000001.bin");
+        if (i == 2) corrupt("val_train_000001.bin", 8000 * T - 1, 300);
+        const char* example = "";
+        open_set(&l, "train_train_*.bin", 1, 0, 1, false);
+        open_set(&other, "val_train_*.bin", 1, 0, 1, false);
+        CHECK(dataloader_shared(&other, &l, &shared, &example, &err) && shared == (i == 1), "%lld, %s, %s",
+              (long long)shared, example, err.msg);
+        CHECK(strstr(example, i == 1 ? "val_train_000001.bin" : ""), "%s", example);
+        dataloader_close(&other);
+        dataloader_close(&l);
+    }
 }
 
 // A changed bit in a block of tokens is an error with the first batch that has a token of it.
@@ -485,6 +590,9 @@ int main(void) {
     test_open();
     test_warnings();
     test_errors_while_reading();
+    test_written_in_place();
+    test_repeated();
+    test_shared();
     test_damage();
     test_sets();
     return test_report();

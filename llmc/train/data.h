@@ -1,0 +1,98 @@
+/*
+What a run asks of its data at the start: that it is the data which the checkpoint was trained on, that it was
+encoded with the model's tokenizer, and which tokenizer checkpoints get. Data that cannot be used ends the
+program.
+
+Called by train.h, in all ranks.
+*/
+#pragma once
+
+#include "../eval/generate.h"
+#include "../hf/tokenizer.h"
+#include "../run/checkpoint.h"
+#include "../run/ranks.h"
+#include "../run/run.h"
+#include "../run/vocab_check.h"
+#include "../tokens/fingerprint.h"
+
+enum { DATA_WARNING_BYTES = PATH_LENGTH + 160 };
+
+// Dies where the data is not the one that the checkpoint was trained on. Ranks must agree on the data, too.
+static inline void data_check(Run* run, const DataLoader* data, const DataLoader* val_data) {
+    Error err;
+    TrainerState* state = &run->state;
+    const Options* o = &run->options;
+    uint64_t print = 0, val_print = 0;
+    int64_t sequences = dataloader_sequences(data);
+    bool ok = dataloader_fingerprint(data, &print, &err) &&
+              (!val_data || dataloader_fingerprint(val_data, &val_print, &err));
+    if (!ok) die("%s", err.msg);
+    const RankField fields[] = {{"shards in --data", print}, {"shards in --val-data", val_print}};
+    ranks_compare(run->world, fields, 2);
+    if (state->fingerprint && state->fingerprint != print && !o->data_changed)
+        die("--data %s: not the data that the run in %s was trained on (%lld sequences now, %lld then); give "
+            "--data-changed to go on with it",
+            o->data, o->out, (long long)sequences, (long long)state->sequences);
+    state->fingerprint = print;
+    state->sequences = sequences;
+}
+
+// Rank 0 reads the tokenizer that checkpoints get: beside the data, in the checkpoint that is resumed or in
+// --init, or else the run's own, unless the data says that it has another.
+static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const DataLoader* data) {
+    Error err;
+    const HfRun facts = checkpoint_hf_run(&run->options, 0);
+    const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
+    if (!run->options.out || run->world->rank != 0) return;
+    bool ok = hf_tokenizer_find(t, data->shards[0].path, folder, &run->config, &facts, &err);
+    if (ok && !t->json) {
+        Tokenizer own = sample_tokenizer(run, false);
+        ByteBuffer json = {NULL, 0, 0};
+        if (own.vocab_size > 0 && !vocab_differs(data->shards[0].header.vocab_hash, vocab_hash(&own))) {
+            tokenizer_json(&own, &json);
+            ok = hf_tokenizer_set(t, "tokenizer.json", json.data, NULL, &run->config, &facts, &err);
+        }
+        tokenizer_free(&own);
+    }
+    if (!ok) die("%s", err.msg);
+}
+
+// Dies where the data was encoded with another tokenizer than the model's, the held-out data's or the one beside
+// its shards, which checkpoints get, as far as both are known. Rank 0 alone reads files: the model's is in the
+// folder whose weights the run starts from.
+static inline void data_check_tokenizer(const Run* run, const DataLoader* data, const DataLoader* val_data) {
+    const Options* o = &run->options;
+    const char* folder = run_resumed(run) ? run->checkpoint : o->init;
+    const uint64_t hash = data->shards[0].header.vocab_hash;
+    char path[PATH_LENGTH];
+    if (val_data && vocab_differs(hash, val_data->shards[0].header.vocab_hash))
+        die("--val-data %s: was encoded with another tokenizer than --data %s", o->val_data, o->data);
+    if (run->world->rank != 0) return;
+    if (shard_tokenizer_beside(path, data->shards[0].path) && vocab_differs(hash, vocab_hash_of_file(path)))
+        die("%s: is not the tokenizer of the shards beside it, which their headers know by a hash; restore "
+            "it, "
+            "or move it away to train without one",
+            path);
+    if (!folder) return;
+    path_join(path, folder, "tokenizer.json");
+    if (vocab_differs(hash, vocab_hash_of_file(path)))
+        die("--data %s: was encoded with another tokenizer than the model's, %s; encode the text with that "
+            "one",
+            o->data, path);
+}
+
+// Whether shards of the validation data, or copies of them, are in the training data, too. Writes the warning
+// to text[DATA_WARNING_BYTES].
+static inline bool data_is_shared(const DataLoader* data, const DataLoader* val_data, char* text) {
+    Error err;
+    int64_t shared;
+    const char* example;
+    if (!dataloader_shared(val_data, data, &shared, &example, &err)) die("%s", err.msg);
+    if (!shared) return false;
+    snprintf(
+        text, DATA_WARNING_BYTES,
+        "--val-data: %s is also in --data (shards that are in both: %lld); the validation loss is that of "
+        "text which is trained on",
+        example, (long long)shared);
+    return true;
+}
