@@ -352,17 +352,19 @@ static inline bool member_wants(const Sequence* s, int64_t row) {
 }
 
 // Adds the outputs that the members of a node want of a row. False, with none added, if there is no room for
-// them. All want the same score, except at the node's last row, where they part; each draws for itself.
+// them. All want the same score, except at the node's last row, where they part; each draws for itself, and
+// those that want the most likely token share an output that none draws from.
 static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, int64_t pass_row) {
     Extension* p = &g->pass;
     const int64_t first = p->outputs;
+    bool drawn = false; // from the last output
     if (row < node->delivered) return true;
     for (int64_t i = 0; i < node->count; i++) {
         const Sequence* s = node->members[i];
         if (!member_wants(s, row)) continue;
         int32_t target = s->most_tokens ? -1 : (int32_t)s->tokens.data[row + 1];
         bool draws = s->most_tokens && s->sampling.temperature != 0;
-        if (p->outputs > first && g->targets[p->outputs - 1] == target && !draws) {
+        if (p->outputs > first && g->targets[p->outputs - 1] == target && !draws && !drawn) {
             g->outputs[p->outputs - 1].last = i + 1;
             continue;
         }
@@ -374,6 +376,7 @@ static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, 
         Draw draw = {s->sampling, (uint64_t)s->generated};
         if (!s->most_tokens) memset(&draw, 0, sizeof draw);
         if (draws) p->draws = g->draws;
+        drawn = draws;
         g->draws[p->outputs] = draw;
         g->outputs[p->outputs] = output;
         g->targets[p->outputs] = target;

@@ -17,10 +17,10 @@ check "make a text" python3 dev/test/eval/requests.py text "$scratch" - -
 check "train" "$trainer" $tiny $batches --data "$scratch/text.bin" --out "$scratch/out"
 init=$scratch/out/step_00000020
 
-for case in score rolling generate errors stream many; do
+for case in score rolling generate mixed reused errors stream many; do
     check "$case" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$trainer"
 done
-for case in score rolling errors generate stream; do
+for case in score rolling errors generate mixed stream; do
     check "$case, sanitized" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$sanitized"
 done
 
