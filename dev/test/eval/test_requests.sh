@@ -34,6 +34,19 @@ check "no requests" "$trainer" --init "$init" --requests /dev/null
 equals "" "$(cat "$scratch/stdout")"
 said "0 answers, 0 of them errors" stderr
 
+# Under a limit of memory: where one is enough, all larger ones are. A cache that takes the last of it leaves nothing for
+# threads and texts.
+if [ -z "${TRAIN_FOX:-}" ]; then
+    printf '{"type":"rolling","text":"%0300d"}\n{"type":"generate","prompt":"%0300d","temperature":1}\n' 1 2 >"$scratch/two"
+    enough=""
+    for limit in $(seq 24 12 204) $(seq 260 61 1300); do
+        OMP_NUM_THREADS=2 prlimit --as=$((limit << 20)) "$trainer" --init "$init" --requests "$scratch/two" \
+            >"$scratch/stdout" 2>"$scratch/stderr" && enough=$limit
+        [ -n "$enough" ] && equals "$limit 2" "$enough $(wc -l <"$scratch/stdout")"
+    done
+    check "enough memory" test -n "$enough"
+fi
+
 # --generate
 text() {
     check "--generate ${*:2}" "$trainer" --init "$init" --generate 12 "${@:2}"
