@@ -19,6 +19,7 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/attend.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
+#include "llmc/cpu/memory.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
@@ -1158,13 +1159,8 @@ static void cache_free(Cache* cache) {
     free(cache);
 }
 
-// Memory that is touched when it is used. NULL where there is none.
-static void* allocate_if_any(size_t bytes) {
-    void* p = NULL;
-    return posix_memalign(&p, 64, bytes) == 0 ? p : NULL;
-}
-
-// NULL where the cache would have more than half of the machine's memory.
+// NULL where the cache would have more than half of the memory that is left, or leave less than a quarter of
+// its size and 8 MiB for what is allocated later.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Config* config = &model->config;
     const int64_t L = config->num_hidden_layers;
@@ -1175,13 +1171,16 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     model_activations(&tables[PASS_MODEL], config, 1, sizes->rows);
     mlp_activations(&tables[PASS_MLP], config, sizes->rows);
     mixers[config->mixer].state(&tables[PASS_MIXER], config, &model->table, sizes);
-    bool all =
-        activations_bytes(&tables[PASS_MIXER], L) / sysconf(_SC_PAGESIZE) <= sysconf(_SC_PHYS_PAGES) / 2;
+    threads_create();
+    const int64_t bytes = activations_bytes(&tables[PASS_MIXER], L);
+    void* margin = allocate_if_any((size_t)bytes / 4 + (8 << 20));
+    bool all = margin && (double)bytes <= memory_left("") / 2;
     for (int t = 0; t < NUM_PASS_TABLES && all; t++) {
         activations_allocate(&tables[t], t == PASS_MIXER ? L : 1, allocate_if_any);
         for (int i = 0; i < tables[t].count; i++)
             all = all && (tables[t].rows[i].data || !tables[t].rows[i].bytes);
     }
+    free(margin);
     if (all) return cache;
     cache_free(cache);
     return NULL;

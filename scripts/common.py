@@ -3,6 +3,7 @@ What all scripts share: errors in one line, files, optional packages. Standard l
 """
 import importlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -47,6 +48,61 @@ def read_json(path):
     if not isinstance(value, dict):
         raise Error(f"{path}: not a JSON object")
     return value
+
+
+class BadLine(Error):
+    """A line of a log that no run writes."""
+
+
+NUMBER, MAYBE = (int, float), (int, float, type(None))  # null: not finite
+LOG_MEMBERS = {  # of the events that the scripts read
+    "run": {"step": int, "num_steps": int, "ranks": int, "started": str, "version": str, "device": str,
+            "flops_per_token": NUMBER, "options": dict, "config": dict},
+    "step": {"step": int, "tokens": int, "loss": MAYBE, "ms": NUMBER, "tokens_per_s": MAYBE},
+    "validation": {"step": int, "val_loss": MAYBE, "ms": NUMBER, "by_position": list},
+    "checkpoint": {"step": int},
+}
+LOG_ITEMS = {"by_position": dict, "pruned_by_layer": MAYBE, "set": str}  # of lists
+POSITION_MEMBERS = {"from": NUMBER, "to": NUMBER, "loss": MAYBE}
+
+
+def bad_member(values, members):
+    """The first of the members that is missing or of another type; None: all are as they should be."""
+    for name, kind in members.items():
+        if name not in values or not isinstance(values[name], kind) or isinstance(values[name], bool):
+            return name
+    for name, kind in LOG_ITEMS.items():
+        if name in values and not (isinstance(values[name], list)
+                                   and all(isinstance(item, kind) for item in values[name])):
+            return name
+    return None
+
+
+def log_line(path, number, text):
+    """The object of a line of log.jsonl, bytes. None: a process was killed while it wrote it. Else a BadLine."""
+    try:
+        line = json.loads(text.decode("utf-8"), parse_int=lambda digits: int(digits) if len(digits) < 20 else math.inf)
+    except UnicodeDecodeError as e:
+        if e.reason == "unexpected end of data":
+            return None
+        raise BadLine(f"{path}: line {number}: not UTF-8")
+    except ValueError:
+        return None
+    except RecursionError:
+        raise BadLine(f"{path}: line {number}: nested too deeply")
+    if not isinstance(line, dict):
+        raise BadLine(f"{path}: line {number}: not a JSON object")
+    event = line.get("event")
+    if not isinstance(event, str):
+        raise BadLine(f"{path}: line {number}: 'event' is missing or not of the kind that a run writes")
+    bad = bad_member(line, LOG_MEMBERS.get(event, {}))
+    if event == "run":
+        bad = bad or bad_member(line["options"], {})
+    for row in line.get("by_position", []) if not bad else []:
+        bad = bad or bad_member(row, POSITION_MEMBERS)
+    if bad:
+        raise BadLine(f"{path}: line {number}: '{bad}' is missing or not of the kind that a run writes")
+    return line
 
 
 def write_file(path, text):

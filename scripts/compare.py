@@ -18,7 +18,8 @@ the pictures means. It writes
 Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
 are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks,
 and steps that were done twice because a run was killed. Pictures need matplotlib, half-lives also safetensors
-(scripts/requirements.txt); --no-plots needs nothing.
+(scripts/requirements.txt); --no-plots needs nothing. A run whose log is damaged is left out, and the exit code
+is then 1.
 """
 import argparse
 import bisect
@@ -29,7 +30,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from common import Error, package, run
+from common import BadLine, Error, log_line, package, run
 
 sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
@@ -47,30 +48,31 @@ class Log:
     """
     A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
     since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
-    [layer][head].
+    [layer][head]. damaged: the BadLine where reading stopped, or None.
     """
 
     def __init__(self, path):
         self.path, self.folder = path, Path(path if os.path.isdir(path) else os.path.dirname(path)).resolve()
         self.start = None  # the last "run" line
         self.steps, self.validations, self.gpu_hours = [], [], 0
-        self.eval = self.half_lives = None
+        self.eval = self.half_lives = self.damaged = None
+        file = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
         try:
-            folder = os.path.isdir(path)
-            with open(os.path.join(path, "log.jsonl") if folder else path, encoding="utf-8") as f:
-                for text in f:
-                    self.add(text)
+            with open(file, "rb") as f:
+                for number, text in enumerate(f, 1):
+                    line = log_line(file, number, text)
+                    if line:
+                        self.add(line)
         except OSError as e:
             raise Error(f"{e.filename}: cannot read: {e.strerror}")
+        except BadLine as e:
+            self.damaged = e
+            return
         if not self.start or not self.steps:
             raise Error(f"{path}: no run with a step in its log")
 
-    def add(self, text):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            return  # of a process that was killed while it wrote
-        event = line.get("event")
+    def add(self, line):
+        event = line["event"]
         if event == "run":
             self.start = line
             for lines in self.steps, self.validations:
@@ -111,7 +113,8 @@ class Log:
         if self.start["config"].get("fgate_type", "none") == "none":
             return False
         name = f"fgate_{'proj.' if self.start['config']['fgate_type'] == 'full' else ''}bias"
-        names = [f"model.layers.{i}.attn.{name}" for i in range(self.start["config"]["num_hidden_layers"])]
+        layers = self.start["config"].get("num_hidden_layers")
+        names = [f"model.layers.{i}.attn.{name}" for i in range(layers if isinstance(layers, int) else 0)]
         for path in sorted(self.folder.glob("step_*/model.safetensors"))[-1:]:
             biases, _ = read_tensors(path, names)
             self.half_lives = [[half_life(bias) for bias in layer] for layer in biases]
@@ -185,7 +188,7 @@ def read_half_lives(runs, paths):
         [half_lives], metadata = read_tensors(path, ["half_life"])
         owner(runs, path, metadata.get("checkpoint")).half_lives = half_lives
     try:
-        by_bias = [run.read_gates() for run in runs if run.half_lives is None]
+        by_bias = [run.read_gates() for run in runs if run.half_lives is None and not run.damaged]
     except Error as e:
         print(f"note: no half-lives of checkpoints: {e}")
         return
@@ -320,7 +323,8 @@ def draw_positions(plots, axes, groups):
         tables = [run.validations[-1]["by_position"] for run in runs if run.validations]
         if tables:
             x = [(row["from"] + row["to"]) / 2 for row in tables[0]]
-            plots.curve(axes[0], x, means([[row["loss"] for row in table] for table in tables]), name)
+            plots.curve(axes[0], x, means([[math.nan if row["loss"] is None else row["loss"] for row in table]
+                                                for table in tables]), name)
     axes[0].set(xlabel="position in the context", ylabel="held-out loss, nats", xscale="log")
 
 
@@ -358,8 +362,21 @@ def main():
     parser.add_argument("--out", default="compare", metavar="PREFIX", help="of the pictures [compare]")
     parser.add_argument("--no-plots", action="store_true", help="only the tables")
     options = parser.parse_args()
-    runs = [Log(path) for path in options.runs]
-    read_evals(runs, options.eval)
+    logs = [Log(path) for path in options.runs]
+    runs = [log for log in logs if not log.damaged]
+    read_evals(logs, options.eval)
+    report(runs, logs, options)
+    if len(runs) < len(logs):
+        sys.exit(1)
+
+
+def report(runs, logs, options):
+    """Prints tables of the runs, and which of the logs are damaged, and draws the pictures."""
+    for log in logs:
+        if log.damaged:
+            print(f"error: {log.damaged}{'; goes on without this run' if runs else ''}", file=sys.stderr)
+    if not runs:
+        return
     groups, others = group(runs)
     print(*training_table(groups), sep="\n")
     if options.eval:
@@ -369,7 +386,7 @@ def main():
     if options.no_plots:
         return
     import plots
-    read_half_lives(runs, options.maps)
+    read_half_lives(logs, options.maps)
     for name, (panels, draw) in PICTURES.items():
         figure, [axes] = plots.panels(panels)
         draw(plots, axes, groups)

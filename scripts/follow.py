@@ -9,16 +9,18 @@ Biases.
 Events go to RUN/tensorboard, or with --wandb to a W&B run of the folder's name. It ends with each run's last
 checkpoint, with --once at the end of what is logged. RUN/tensorboard/position (RUN/wandb.position) says what
 was sent: the next call goes on there. In TensorBoard, what a resumed run does again replaces what it had
-done. Needs tensorboard or wandb (pip install -c scripts/requirements.txt tensorboard).
+done. A damaged line is reported and passed over. Needs tensorboard or wandb (pip install -c
+scripts/requirements.txt tensorboard).
 """
 import argparse
 import calendar
 import hashlib
 import json
 import os
+import sys
 import time
 
-from common import package, run, write_file
+from common import BadLine, log_line, package, run, write_file
 
 NOT_SHOWN = {"event", "step", "eta_s", "ms", "waited_ms", "val_tokens", "ranks", "slowest_rank"}
 
@@ -66,7 +68,8 @@ def numbers(line):
     kind = "validation/" if line["event"] == "validation" else "train/"
     values = {kind + k: float(v) for k, v in line.items()
               if k not in NOT_SHOWN and isinstance(v, (int, float)) and not isinstance(v, bool)}
-    values.update({f"pruned/layer_{i:02d}": v for i, v in enumerate(line.get("pruned_by_layer", []))})
+    values.update({f"pruned/layer_{i:02d}": v for i, v in enumerate(line.get("pruned_by_layer", []))
+                   if v is not None})
     values.update({f"position/below_{row['to']}": row["loss"] for row in line.get("by_position", [])
                    if row["loss"] is not None})
     return values
@@ -75,11 +78,11 @@ def numbers(line):
 class Follower:
     def __init__(self, folder, sink, project):
         self.path, self.sink, self.file = os.path.join(folder, "log.jsonl"), sink(folder, project), None
-        self.offset, self.when, self.run = 0, time.time(), None
+        self.offset, self.lines, self.when, self.run = 0, 0, time.time(), None
         try:
             with open(self.sink.position) as f:
                 self.offset, self.when, self.run = json.load(f)
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             pass  # nothing was sent yet
 
     def read(self):
@@ -90,17 +93,18 @@ class Follower:
             self.file = open(self.path, "rb")
             if os.fstat(self.file.fileno()).st_size < self.offset:
                 self.offset = 0  # another log
+            self.lines = self.file.read(self.offset).count(b"\n")
         end, before = False, self.offset
         self.file.seek(self.offset)
         for text in self.file:
             if not text.endswith(b"\n"):
                 break  # not complete yet
-            self.offset += len(text)
+            self.offset, self.lines = self.offset + len(text), self.lines + 1
             try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # of a process that was killed while it wrote
-            end = self.send(line)
+                line = log_line(self.path, self.lines, text)
+                end = self.send(line) if line else end
+            except BadLine as e:
+                print(f"warning: {e}; it is passed over", file=sys.stderr, flush=True)
         if self.offset != before:
             self.sink.flush()
             write_file(self.sink.position, json.dumps([self.offset, self.when, self.run]))
@@ -109,8 +113,11 @@ class Follower:
     def send(self, line):
         """True: the line is the run's last."""
         if line["event"] == "run":
+            try:
+                self.when = calendar.timegm(time.strptime(line["started"], "%Y-%m-%dT%H:%M:%SZ"))
+            except ValueError:
+                raise BadLine(f"{self.path}: line {self.lines}: 'started' is not a time")
             self.run = line
-            self.when = calendar.timegm(time.strptime(line["started"], "%Y-%m-%dT%H:%M:%SZ"))
             self.sink.start(line, self.when)
         self.when += line.get("ms", 0) / 1000
         if line["event"] in ("step", "validation"):

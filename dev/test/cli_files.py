@@ -5,6 +5,7 @@ independent of the C code; needs only Python's standard library.
     cli_files.py nan FILE TENSOR          writes a NaN into a float32 tensor of a safetensors file, and drops a
                                           checkpoint's checksums
     cli_files.py fill FILE TENSOR VALUE   the same, with the value in all of the tensor
+    cli_files.py drop FILE TENSOR         takes a tensor out of a safetensors file
     cli_files.py flip FILE POSITION       flips a bit; POSITION from 0 to 1 says where in the file
     cli_files.py unseal FILE              drops the checksums of a trainer.json, as if an older version had written it
     cli_files.py names FOLDER FAMILY      checks tensor names, shapes and config.json of a checkpoint of the family
@@ -59,6 +60,19 @@ def put(path, name, value, everywhere):
     for at in range(begin, end, 4) if everywhere else [begin + 4]:
         struct.pack_into("<f", data, at, value)
     write(path, header, data)
+    drop_checksums(path)
+
+
+def drop(path, name):
+    header, data = read(path)
+    first, last = header.pop(name)["data_offsets"]
+    for tensor in header.values():
+        tensor["data_offsets"] = [at - (last - first if at >= last else 0) for at in tensor["data_offsets"]]
+    write(path, header, data[:first] + data[last:])
+    drop_checksums(path)
+
+
+def drop_checksums(path):
     record = os.path.join(os.path.dirname(path), "trainer.json")
     if os.path.exists(record):  # the checksums would tell
         unseal(record)
@@ -434,6 +448,8 @@ if __name__ == "__main__":
         put(*args, math.nan, False)
     elif command == "fill":
         put(*args[:2], float(args[2]), True)
+    elif command == "drop":
+        drop(*args)
     elif command == "flip":
         flip(args[0], float(args[1]))
     elif command == "unseal":

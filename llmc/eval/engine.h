@@ -112,47 +112,56 @@ static inline CacheSizes engine_sizes(const Trainer* trainer, int64_t slots, int
     return sizes;
 }
 
-// Opens an engine for sequences of up to sizes->capacity tokens, with at most sizes->pages pages: fewer where
-// the device has less memory, but enough for one sequence. False where there is too little memory for it.
-static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, const Config* config,
-                               const CacheSizes* sizes) {
-    int64_t heads = engine_heads(config), least;
-    memset(g, 0, sizeof *g);
-    g->trainer = trainer, g->model = model;
-    g->V = config->vocab_size, g->end_of_text = config_end_of_text(config);
-    g->sizes = *sizes;
-    least = heads * cache_table_width(sizes);
-    if (g->sizes.pages < least) g->sizes.pages = least;
-    while (!(g->cache = trainer->cache_new(model, &g->sizes))) {
-        if (g->sizes.pages == least) return false;
-        g->sizes.pages = g->sizes.pages / 2 < least ? least : g->sizes.pages / 2;
-    }
-    g->pages = pages_new(&g->sizes, heads);
-    size_t slots = (size_t)sizes->slots, rows = (size_t)sizes->rows, outputs = (size_t)sizes->outputs;
-    g->slot_used = (bool*)xcalloc(slots, sizeof *g->slot_used);
-    g->tokens = (int32_t*)xcalloc(rows, sizeof *g->tokens);
-    g->slots = (int32_t*)xcalloc(slots, sizeof *g->slots);
-    g->targets = (int32_t*)xcalloc(outputs, sizeof *g->targets);
-    g->copies = (int32_t*)xcalloc(2 * (size_t)heads, sizeof *g->copies);
-    g->first_pages = (int32_t*)xcalloc(slots * (size_t)heads, sizeof *g->first_pages);
-    g->begins = (int64_t*)xcalloc(slots + 1, sizeof *g->begins);
-    g->lengths = (int64_t*)xcalloc(slots, sizeof *g->lengths);
-    g->output_rows = (int64_t*)xcalloc(outputs, sizeof *g->output_rows);
-    g->nodes = (EngineNode**)xcalloc(slots, sizeof(EngineNode*));
-    g->outputs = (EngineOutput*)xcalloc(outputs, sizeof *g->outputs);
-    g->scores = (RowScore*)xcalloc(outputs + slots * (size_t)trainer->pass_steps, sizeof *g->scores);
-    g->draws = (Draw*)xcalloc(outputs, sizeof *g->draws);
-    return true;
-}
-
+// Frees all that the engine holds. May be called on one that lacks some.
 static inline void engine_close(Engine* g) {
-    g->trainer->cache_free(g->cache);
+    if (g->cache) g->trainer->cache_free(g->cache);
     pages_free(&g->pages);
     void* memory[] = {g->slot_used,   g->tokens, g->slots,   g->targets,     g->copies,
                       g->first_pages, g->begins, g->lengths, g->output_rows, g->nodes,
                       g->outputs,     g->scores, g->draws};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) free(memory[i]);
     memset(g, 0, sizeof *g);
+}
+
+// Allocates the arrays of a pass. False where there is no memory for one.
+static inline bool engine_allocate(Engine* g, int64_t heads) {
+    const CacheSizes* s = &g->sizes;
+    size_t slots = (size_t)s->slots, rows = (size_t)s->rows, outputs = (size_t)s->outputs;
+    g->slot_used = (bool*)calloc(slots, sizeof *g->slot_used);
+    g->tokens = (int32_t*)calloc(rows, sizeof *g->tokens);
+    g->slots = (int32_t*)calloc(slots, sizeof *g->slots);
+    g->targets = (int32_t*)calloc(outputs, sizeof *g->targets);
+    g->copies = (int32_t*)calloc(2 * (size_t)heads + 1, sizeof *g->copies); // a recurrent mixer has no heads
+    g->first_pages = (int32_t*)calloc(slots * (size_t)heads + 1, sizeof *g->first_pages);
+    g->begins = (int64_t*)calloc(slots + 1, sizeof *g->begins);
+    g->lengths = (int64_t*)calloc(slots, sizeof *g->lengths);
+    g->output_rows = (int64_t*)calloc(outputs, sizeof *g->output_rows);
+    g->nodes = (EngineNode**)calloc(slots, sizeof(EngineNode*));
+    g->outputs = (EngineOutput*)calloc(outputs, sizeof *g->outputs);
+    g->scores = (RowScore*)calloc(outputs + slots * (size_t)g->trainer->pass_steps, sizeof *g->scores);
+    g->draws = (Draw*)calloc(outputs, sizeof *g->draws);
+    return g->slot_used && g->tokens && g->slots && g->targets && g->copies && g->first_pages && g->begins &&
+           g->lengths && g->output_rows && g->nodes && g->outputs && g->scores && g->draws;
+}
+
+// Opens an engine for sequences of up to sizes->capacity tokens, with at most sizes->pages pages: fewer where
+// the device, or the host, has less memory, but enough for one sequence. False where there is too little
+// memory for it.
+static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, const Config* config,
+                               const CacheSizes* sizes) {
+    int64_t heads = engine_heads(config), least = heads * cache_table_width(sizes);
+    int64_t pages = sizes->pages < least ? least : sizes->pages;
+    for (;; pages = pages / 2 < least ? least : pages / 2) {
+        memset(g, 0, sizeof *g);
+        g->trainer = trainer, g->model = model;
+        g->V = config->vocab_size, g->end_of_text = config_end_of_text(config);
+        g->sizes = *sizes, g->sizes.pages = pages;
+        g->cache = trainer->cache_new(model, &g->sizes); // first: it leaves memory for the others
+        if (g->cache) g->pages = pages_new(&g->sizes, heads);
+        if (g->pages.table && engine_allocate(g, heads)) return true;
+        engine_close(g);
+        if (pages == least) return false;
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -352,17 +361,19 @@ static inline bool member_wants(const Sequence* s, int64_t row) {
 }
 
 // Adds the outputs that the members of a node want of a row. False, with none added, if there is no room for
-// them. All want the same score, except at the node's last row, where they part; each draws for itself.
+// them. All want the same score, except at the node's last row, where they part; each draws for itself, and
+// those that want the most likely token share an output that none draws from.
 static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, int64_t pass_row) {
     Extension* p = &g->pass;
     const int64_t first = p->outputs;
+    bool drawn = false; // from the last output
     if (row < node->delivered) return true;
     for (int64_t i = 0; i < node->count; i++) {
         const Sequence* s = node->members[i];
         if (!member_wants(s, row)) continue;
         int32_t target = s->most_tokens ? -1 : (int32_t)s->tokens.data[row + 1];
         bool draws = s->most_tokens && s->sampling.temperature != 0;
-        if (p->outputs > first && g->targets[p->outputs - 1] == target && !draws) {
+        if (p->outputs > first && g->targets[p->outputs - 1] == target && !draws && !drawn) {
             g->outputs[p->outputs - 1].last = i + 1;
             continue;
         }
@@ -374,6 +385,7 @@ static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, 
         Draw draw = {s->sampling, (uint64_t)s->generated};
         if (!s->most_tokens) memset(&draw, 0, sizeof draw);
         if (draws) p->draws = g->draws;
+        drawn = draws;
         g->draws[p->outputs] = draw;
         g->outputs[p->outputs] = output;
         g->targets[p->outputs] = target;

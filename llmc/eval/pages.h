@@ -23,28 +23,32 @@ typedef struct {
     int64_t forgotten; // pages given back because they were forgotten, so far
 } PageTable;
 
-// No slot has pages yet. Free with pages_free.
-static inline PageTable pages_new(const CacheSizes* sizes, int64_t heads) {
-    PageTable t;
-    memset(&t, 0, sizeof t);
-    t.pages = t.num_free = sizes->pages;
-    t.heads = heads, t.width = cache_table_width(sizes);
-    size_t rows = (size_t)(sizes->slots * heads), entries = rows * (size_t)t.width;
-    t.free = (int32_t*)xcalloc((size_t)t.pages, sizeof *t.free);
-    t.uses = (int32_t*)xcalloc((size_t)t.pages, sizeof *t.uses);
-    t.table = (int32_t*)xcalloc(entries, sizeof *t.table);
-    t.released = (int32_t*)xcalloc(rows, sizeof *t.released);
-    memset(t.table, 0xff, entries * sizeof *t.table);                             // -1
-    for (int64_t i = 0; i < t.pages; i++) t.free[i] = (int32_t)(t.pages - 1 - i); // the lowest is taken first
-    return t;
-}
-
 static inline void pages_free(PageTable* t) {
     free(t->free);
     free(t->uses);
     free(t->table);
     free(t->released);
     memset(t, 0, sizeof *t);
+}
+
+// No slot has pages yet. Free with pages_free. All zero where there is no memory.
+static inline PageTable pages_new(const CacheSizes* sizes, int64_t heads) {
+    PageTable t;
+    memset(&t, 0, sizeof t);
+    t.pages = t.num_free = sizes->pages;
+    t.heads = heads, t.width = cache_table_width(sizes);
+    size_t rows = (size_t)(sizes->slots * heads), entries = rows * (size_t)t.width;
+    t.free = (int32_t*)calloc((size_t)t.pages + 1, sizeof *t.free); // NULL for 0 bytes would be an error
+    t.uses = (int32_t*)calloc((size_t)t.pages + 1, sizeof *t.uses);
+    t.table = (int32_t*)calloc(entries + 1, sizeof *t.table);
+    t.released = (int32_t*)calloc(rows + 1, sizeof *t.released);
+    if (!t.free || !t.uses || !t.table || !t.released) {
+        pages_free(&t);
+        return t;
+    }
+    memset(t.table, 0xff, entries * sizeof *t.table);                             // -1
+    for (int64_t i = 0; i < t.pages; i++) t.free[i] = (int32_t)(t.pages - 1 - i); // the lowest is taken first
+    return t;
 }
 
 // Pages that hold `tokens` tokens of a head.

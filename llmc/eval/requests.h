@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
     Requests* of;
     RequestType type;
-    char* id;             // its JSON; NULL: none
+    char* id;             // its JSON, without control characters; NULL: none
     Sequence* sequences;  // [count], several windows of a rolling text
     int64_t count, ended; // of the sequences
     int64_t tokens;       // scored
@@ -323,19 +323,19 @@ static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids
 // Finds the type of a request, and refuses members that it does not have.
 static inline bool request_type(Request* q, const Json* j, Error* err) {
     static const char* const types[] = {"score", "rolling", "generate"};
-    static const char* const members[] = {
-        " id type context continuation ", " id type text ",
-        " id type prompt max_tokens until temperature top_k top_p min_p seed "};
+    static const char* const members[][11] = {
+        {"id", "type", "context", "continuation"},
+        {"id", "type", "text"},
+        {"id", "type", "prompt", "max_tokens", "until", "temperature", "top_k", "top_p", "min_p", "seed"}};
     const char* type = json_string(j, json_get(j, 0, "type"));
     int found = 0;
     if (!json_is(j, 0, JSON_OBJECT)) return fail(err, "not a JSON object");
     while (found < 3 && !(type && strcmp(type, types[found]) == 0)) found++;
     if (found == 3) return fail(err, "\"type\": not one of score, rolling, generate");
     for (int member = json_first(j, 0); member >= 0; member = json_next(j, member)) {
-        char name[64];
-        int length = snprintf(name, sizeof name, " %s ", json_key(j, member));
-        if (length >= (int)sizeof name || !strstr(members[found], name))
-            return fail(err, "\"%s\": not a member of a request of type %s", json_key(j, member), type);
+        const char *key = json_key(j, member), *const *known = members[found];
+        while (*known && strcmp(*known, key) != 0) known++;
+        if (!*known) return fail(err, "\"%s\": not a member of a request of type %s", key, type);
     }
     q->type = (RequestType)found;
     return true;
@@ -366,6 +366,8 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
     if (id >= 0) {
         size_t begin = j.nodes[id].begin, length = j.nodes[id].end - begin;
         q->id = (char*)memcpy(xcalloc(length + 1, 1), line + begin, length);
+        for (char* c = q->id; *c; c++) // a carriage return between values would end the answer's line
+            if ((unsigned char)*c < ' ') *c = ' ';
     }
     q->text.tokenizer = &r->tokenizer, q->text.stops = &q->stops;
     q->text.json_escape = r->run->options.json_escape;

@@ -139,27 +139,37 @@ static inline void device_cache_free(DeviceCache* c) {
     *c = {};
 }
 
-// Returns false, with nothing allocated, where the device has no memory. Fill pages.limits with pages_limits
-// where the model has QK norm.
+// Bytes that a cache leaves free on the device for what is allocated later: the workspace of GEMMs, CUDA
+// graphs, code that is loaded when it first runs.
+static const size_t DEVICE_CACHE_MARGIN = (size_t)128 << 20;
+
+// Returns false, with nothing allocated, where the device or the host has no memory. Fill pages.limits with
+// pages_limits where the model has QK norm.
 static inline bool device_cache_new(DeviceCache* c, const CacheModel* m, const CacheSizes* s) {
     *c = device_cache_plan(m, s);
     int64_t largest = s->slots * m->layers * m->NH * c->pages.table_width;
     if (largest > INT32_MAX || c->work.max_items > INT32_MAX || s->capacity > 1 << 30) return false;
+    void* margin = NULL;
     bool all = true;
+    auto allocated = [&](cudaError_t error) {
+        if (error != cudaSuccess) all = false, (void)cudaGetLastError(); // is not one of a later launch
+        return error == cudaSuccess;
+    };
+    allocated(cudaMalloc(&margin, DEVICE_CACHE_MARGIN));
     device_cache_buffers(c, [&](auto** at, int64_t n, bool zeroed) {
         if (!all || n == 0) return;
-        all = cudaMalloc(at, (size_t)n * sizeof **at) == cudaSuccess;
-        if (!all) *at = NULL, (void)cudaGetLastError(); // the error is not one of a later launch
+        if (!allocated(cudaMalloc(at, (size_t)n * sizeof **at))) *at = NULL;
         if (all && zeroed) CUDA_CHECK(cudaMemset(*at, 0, (size_t)n * sizeof **at));
     });
+    CUDA_CHECK(cudaFree(margin));
     if (c->q) c->q += ATTENTION_FIRST_QUERY * m->NH * m->dh;
     if (c->o) c->o += ATTENTION_FIRST_QUERY * m->NH * m->dh;
+    if (all) allocated(cudaMallocHost(&c->host_bytes, (size_t)c->max_bytes));
+    if (all) allocated(cudaMallocHost(&c->host_entries, (size_t)c->max_entries * sizeof(TableEntry)));
     if (!all) {
         device_cache_free(c);
         return false;
     }
-    CUDA_CHECK(cudaMallocHost(&c->host_bytes, (size_t)c->max_bytes));
-    CUDA_CHECK(cudaMallocHost(&c->host_entries, (size_t)c->max_entries * sizeof(TableEntry)));
     c->held = (int64_t*)xcalloc((size_t)s->slots, sizeof(int64_t));
     c->stale = (bool*)xcalloc((size_t)s->slots, sizeof(bool));
     return true;

@@ -78,6 +78,7 @@ typedef struct {
     double eps;     // of the RMSNorm that this is the weight of; 0 for all others
     bool decays;    // under weight decay: matrices and the embedding, not biases and norms
     bool trainable; // all but a fixed gate's bias, and HGRN2's lower bounds where they are off
+    bool optional;  // files of others may lack it; it is 0 then
     int64_t fp32;   // its first element among the weights that GPU kernels read in fp32; -1: they read bf16
 } Param;
 
@@ -215,6 +216,7 @@ static inline void hgrn2_add_lower_bounds(ParamTable* t, const Config* c) {
     Param* p = params_add(t, P_LOWER_BOUNDS, -1, "model.lower_bounds", INIT_ZERO, shape, false);
     p->decays = false;
     p->trainable = c->use_lower_bound;
+    p->optional = !c->use_lower_bound; // flash-linear-attention has it only where it is used
     if (!c->use_lower_bound) return;
     p->fp32 = t->fp32_count;
     t->fp32_count += p->count;

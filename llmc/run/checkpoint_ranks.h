@@ -208,7 +208,7 @@ static inline bool checkpoint_serve_file(const char* folder, const ParamTable* t
         int64_t n;
         for (int64_t at = 0; ok && (n = checkpoint_next_piece(&range, at, element_bytes)) > 0; at += n) {
             const size_t bytes = (size_t)(n * element_bytes);
-            ok = safetensors_read_range(from, range.first + at, n, buffer, element_bytes, err);
+            ok = checkpoint_read_range(from, range.first + at, n, buffer, element_bytes, err);
             if (ok && !world_send(world, shard->rank, buffer, bytes))
                 ok = fail(err, "the connection to rank %d is lost", shard->rank);
             checkpoint_progress(&progress, n * element_bytes);

@@ -273,19 +273,29 @@ static inline bool checkpoint_check_numbers(const char* path, const TensorOrigin
 }
 
 // Opens CHECKPOINT_MODEL or CHECKPOINT_OPTIMIZER, of one file or several, and checks that it contains exactly
-// the tensors of the table. On error there is nothing to close.
+// the tensors of the table, but for optional ones. On error there is nothing to close.
 static inline bool checkpoint_source_open(CheckpointSource* s, const char* folder, const ParamTable* table,
                                           int file, int element_bytes, Error* err) {
     memset(s, 0, sizeof *s);
     if (!safetensors_set_open(&s->set, folder, checkpoint_file_names[file], err)) return false;
     s->file = checkpoint_file(table, file, element_bytes);
     bool ok = true;
-    for (int i = 0; ok && i < s->file.count; i++)
-        ok = checkpoint_check_tensor(
-            &s->file.tensors[i], safetensors_set_find(&s->set, s->file.tensors[i].name), s->set.path, err);
+    for (int i = 0; ok && i < s->file.count; i++) {
+        const SafeTensor* have = safetensors_set_find(&s->set, s->file.tensors[i].name);
+        ok = (!have && s->file.origins[i].row->optional) ||
+             checkpoint_check_tensor(&s->file.tensors[i], have, s->set.path, err);
+    }
     ok = ok && checkpoint_check_extra(&s->file, &s->set, err);
     if (!ok) checkpoint_source_close(s);
     return ok;
+}
+
+// Reads elements [first, first + n) of a tensor; NULL: the file lacks it.
+static inline bool checkpoint_read_range(const SafeTensor* from, int64_t first, int64_t n, void* to,
+                                         int element_bytes, Error* err) {
+    if (from) return safetensors_read_range(from, first, n, to, element_bytes, err);
+    memset(to, 0, (size_t)(n * element_bytes));
+    return true;
 }
 
 // Reads a rank's ranges of one file into its buffers.
@@ -302,19 +312,19 @@ static inline bool checkpoint_read_file(const char* folder, const ParamTable* ta
         const TensorRange range = checkpoint_range(&s.file, i, shard, t, &data);
         int64_t n;
         for (int64_t at = 0; ok && (n = checkpoint_next_piece(&range, at, t->element_bytes)) > 0; at += n) {
-            ok = safetensors_read_range(from, range.first + at, n, data + at * t->element_bytes,
-                                        t->element_bytes, err);
+            ok = checkpoint_read_range(from, range.first + at, n, data + at * t->element_bytes,
+                                       t->element_bytes, err);
             checkpoint_progress(&progress, n * t->element_bytes);
         }
-        ok = ok && checkpoint_check_numbers(from->path, &s.file.origins[i], data, range.count,
-                                            t->element_bytes, err);
+        ok = ok && checkpoint_check_numbers(from ? from->path : s.set.path, &s.file.origins[i], data,
+                                            range.count, t->element_bytes, err);
     }
     checkpoint_source_close(&s);
     return ok;
 }
 
 // Reads a rank's part of the weights of a checkpoint or Hugging Face folder, of one file or several, into
-// t->w. The files must contain all tensors of the table, with its shapes, and no others; otherwise t->w is
+// t->w. The files must contain all tensors of the table but optional ones, with its shapes, and no others; otherwise t->w is
 // unchanged. Fails also, with t->w changed, where a number is not finite. world may be NULL.
 static inline bool checkpoint_load_weights(const char* folder, const ParamTable* table, const Shard* shard,
                                            const CheckpointTensors* t, World* world, Error* err) {

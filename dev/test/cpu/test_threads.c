@@ -1,7 +1,9 @@
 /*
-Tests of llmc/cpu/threads.h: the CPU quota of cgroups of both versions, and the number of threads that follows
-from it. A scratch folder stands for the root of the file system.
+Tests of llmc/cpu/threads.h and memory.h: the CPU quota and the memory limit of cgroups of both versions, the
+number of threads that follows from the one and the memory that is left from the other. A scratch folder stands
+for the root of the file system.
 */
+#include "../../../llmc/cpu/memory.h"
 #include "../../../llmc/cpu/threads.h"
 #include "../check.h"
 
@@ -74,10 +76,32 @@ static void test_number(void) {
           "few cores");
 }
 
+static void test_memory(void) {
+    const double page = (double)sysconf(_SC_PAGESIZE), machine = page * (double)sysconf(_SC_PHYS_PAGES);
+    root = test_scratch("threads");
+    CHECK(memory_left(root) == machine, "no limit");
+    put("proc/self/cgroup", "7:memory:/docker/1\n0::/a\n");
+    put("sys/fs/cgroup/a/memory.max", "max\n");
+    CHECK(memory_left(root) == machine, "max");
+    put("sys/fs/cgroup/a/memory.max", "8388608\n");
+    CHECK(memory_left(root) == 8388608, "a limit");
+    put("sys/fs/cgroup/memory.max", "4194304\n");
+    CHECK(memory_left(root) == 4194304, "a smaller one above it");
+    put("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "1048576\n");
+    CHECK(memory_left(root) == 1048576, "of version 1");
+    put("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n");
+    CHECK(memory_left(root) == 4194304, "none in version 1");
+    put("proc/self/statm", "500 2 1 1 0 9 0\n");
+    CHECK(memory_left(root) == 4194304 - 2 * page, "less what the process holds");
+    put("proc/self/statm", "5000000 4000000 1 1 0 9 0\n");
+    CHECK(memory_left(root) == 0, "nothing is left");
+}
+
 int main(void) {
     test_version_2();
     test_container();
     test_version_1();
     test_number();
+    test_memory();
     return test_report();
 }

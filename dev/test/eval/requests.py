@@ -5,7 +5,7 @@ continuation, with log-probabilities from --dump. Only Python's standard library
                                                       checkpoint of a model of bytes, trained on 16 tokens at a time
 """
 
-import array, json, math, os, subprocess, sys
+import array, json, math, os, re, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import cli_files  # noqa: E402
@@ -138,6 +138,10 @@ def errors():
         ('{"id":11,"type":"generate","prompt":"x","max_token":1}', '"max_token": not a member of a request of type generate'),
         ('{"id":12,"type":"generate","prompt":"x","max_tokens":16000000}', "more than the 65536 that a sequence can have"),
         ('{"id":13,"type":"rolling","text":"\\u0000"}', "\\u0000 in a string is not supported"), ("[" * 100, "nested too deeply"),
+        ('{"id":16,"type":"rolling","text":"x","id type":1}', '"id type": not a member'),
+        ('{"id":17,"type":"rolling","text":"x","":1}', '"": not a member'), ('{"id":18,"type":"rolling","text":"x","text ":1}', '"text ": not'),
+        ('{"id":19,"type":"generate","prompt":"x","top_k top_p":1}', '"top_k top_p": not a member'),
+        ('{"id":20,"type":"generate","prompt":"x","prom":1}', '"prom": not a member of'),
         ('{"id":14,"type":"rolling","text":"cut', "closing quote"), ('{"id":15,"type":"rolling","text":"\udcff"}', "invalid UTF-8"),
     ]  # fmt: skip
     good = {"id": [None, {"a": 1}], "type": "rolling", "text": "good"}
@@ -151,6 +155,11 @@ def errors():
     number = "123456789012345678901234567890.10"
     result = run(["--requests", "-"], input=('{"id": %s ,"type":"rolling","text":"x"}' % number).encode())
     assert result.stdout.startswith(b'{"id":' + number.encode() + b',"logprob"'), result.stdout
+    spaced = {"id": [1, {"\r\x1f\x7f": "\t\n\r"}], "type": "rolling", "text": "x"}  # the strings are escaped, \r and \t between values not
+    line = json.dumps(spaced, separators=(",\r\t", "\r:\t"))
+    for request in line, line.replace("text", "texts"):
+        result = run(["--requests", "-"], input=request.encode())
+        assert not re.search(rb"[\0-\t\v-\x1f]", result.stdout) and json.loads(result.stdout)["id"] == spaced["id"], result.stdout
 
 
 def stream():
@@ -189,6 +198,67 @@ def many():
     assert result.returncode == 0 and len(got) == len(requests)
     for i in 0, 511, 512, 1299:
         assert got[i] == answers([requests[i]])[str(i)]
+
+
+def mixed():
+    """Greedy and sampled generations and scores of one prompt in a batch: each has the answer that it has alone, in a
+    process of its own."""
+    greedy, alone = {"type": "generate", "max_tokens": 12, "temperature": 0}, {}
+    for seed in range(6):
+        sampled = {"type": "generate", "max_tokens": 12, "temperature": 1, "seed": seed}
+        kinds = [sampled, greedy, {**sampled, "temperature": 2}, {**sampled, "top_k": 5}, greedy, {**greedy, "top_k": 3, "seed": seed},
+                 {"type": "score", "continuation": [65, 66]}]  # fmt: skip
+        for prompt in ("", "The quick ")[seed % 2 :]:
+            batch = [{**kind, "context" if kind["type"] == "score" else "prompt": prompt} for kind in kinds]
+            for order in batch, batch[::-1]:
+                together = answers([{**request, "id": i} for i, request in enumerate(order)])
+                for i, request in enumerate(order):
+                    key = json.dumps(request, sort_keys=True)
+                    alone[key] = alone.get(key) or answers([request])["null"]
+                    want, got = {**alone[key], "id": i}, dict(together[str(i)])
+                    if request["type"] == "score":
+                        near(got["logprob"], want["logprob"], 2)
+                        got["logprob"] = want["logprob"]
+                    assert got == want, (request, got, want)
+    assert len({a.get("text") for a in alone.values()}) > 12
+
+
+def reused():
+    """Slots in which sequences of another length have forgotten pages: what follows in them is answered as in a fresh process,
+    in every way to decode: one token alone, a short prompt, several sequences, a long prompt, a fork."""
+    with open("README.md", "rb") as f:
+        words = list(f.read(9000))
+    before = [{"id": i, "type": "generate", "prompt": words[:n], "max_tokens": more, "temperature": 0}
+              for i, (n, more) in enumerate([(9000, 300), (2000, 100), (900, 200)])]  # fmt: skip
+
+    def generation(i, prompt):
+        return {"id": i, "type": "generate", "prompt": prompt, "max_tokens": 80, "temperature": 1, "seed": i}
+
+    batches = [[generation(0, "")], [generation(1, "Once")], [generation(2, ""), generation(3, "One two"), generation(4, "x" * 300)],
+               [generation(5, "x" * 300)], [generation(i, "The same beginning") for i in range(6, 9)],
+               [{"id": 9, "type": "score", "context": "", "continuation": "x" * 100}]]  # fmt: skip
+    with open(os.path.join(folder, "reused.stderr"), "w+") as stderr:
+        process = subprocess.Popen([*program, "--init", init, "--requests", "-"], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=stderr)  # fmt: skip
+
+        def ask(requests):
+            process.stdin.write("".join(json.dumps(r) + "\n" for r in requests).encode())
+            process.stdin.flush()
+            got = [json.loads(process.stdout.readline()) for _ in requests]
+            return {json.dumps(a["id"]): a for a in got}
+
+        for batch in batches:
+            lengths = [len(a["tokens"]) for a in ask(before).values()]
+            assert max(lengths) == 300, lengths
+            got, want = ask(batch), answers(batch)
+            assert got == want, (got, want)
+        process.stdin.close()
+        assert process.wait() == 0
+        stderr.seek(0)
+        printed = stderr.read()
+    with open(os.path.join(init, "config.json")) as f:
+        pages = json.load(f).get("fgate_type", "none") != "none"
+    assert not pages or float(re.search(r"([0-9.]+) MiB forgotten", printed)[1]) > 0, printed
 
 
 if __name__ == "__main__":

@@ -166,29 +166,30 @@ static void check_shared(void) {
 }
 
 // Greedy generation: each token is the forward pass's most likely one, but for rounding. Samples of one
-// prompt read it once, and differ.
+// prompt read it once, and differ; a greedy one behind them does not take what they draw.
 static void check_greedy(const char* name, int64_t generated) {
-    enum { PROMPT = 9 };
+    enum { PROMPT = 9, COUNT = 5 };
     const int64_t T = PROMPT + generated;
     Model model = variant_model(name, 1, T);
     int64_t V = model.config.vocab_size;
     int32_t* prompt = random_tokens(&model, T, 0);
-    Sequence all[3], *order[3];
-    const CacheSizes sizes = {3, T, 3 * pages_of(T) * engine_heads(&model.config), 16, 3, true, false};
+    Sequence all[COUNT], *order[COUNT];
+    const CacheSizes sizes = {COUNT, T,    COUNT * pages_of(T) * engine_heads(&model.config), 16, COUNT,
+                              true,  false};
     Engine g = engine_of(&model, &sizes);
     g.end_of_text = -1; // never drawn
     memset(all, 0, sizeof all);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < COUNT; i++) {
         order[i] = &all[i];
         uint32_t* to = token_buffer_reserve(&all[i].tokens, PROMPT);
         for (int t = 0; t < PROMPT; t++) to[t] = (uint32_t)prompt[t];
         all[i].tokens.count = PROMPT, all[i].most_tokens = generated;
-        SamplerSettings settings = {i ? 1.0 : 0.0, 0, 1, 0, (uint64_t)i};
+        SamplerSettings settings = {i % 3 ? 1.0 : 0.0, 0, 1, 0, (uint64_t)i};
         all[i].sampling = settings;
     }
-    engine_add(&g, order, 3);
+    engine_add(&g, order, COUNT);
     run_engine(&g);
-    CHECK(g.tokens_read == PROMPT + 3 * (generated - 1), "%s: %lld tokens read", name,
+    CHECK(g.tokens_read == PROMPT + COUNT * (generated - 1), "%s: %lld tokens read", name,
           (long long)g.tokens_read);
     real* logits = new_reals(T * V);
     for (int64_t t = 0; t < T; t++) prompt[t] = (int32_t)all[0].tokens.data[t];
@@ -202,7 +203,9 @@ static void check_greedy(const char* name, int64_t generated) {
     CHECK(wrong == 0 && all[0].tokens.count == T, "%s: %d tokens are not the most likely ones", name, wrong);
     CHECK(memcmp(all[1].tokens.data, all[2].tokens.data, (size_t)T * sizeof(uint32_t)) != 0,
           "%s: samples differ", name);
-    for (int i = 0; i < 3; i++) free(all[i].tokens.data);
+    CHECK(memcmp(all[0].tokens.data, all[3].tokens.data, (size_t)T * sizeof(uint32_t)) == 0,
+          "%s: greedy texts of one prompt are the same", name);
+    for (int i = 0; i < COUNT; i++) free(all[i].tokens.data);
     free(logits), free(prompt);
     engine_close(&g);
     model_free(&model);
@@ -234,6 +237,44 @@ static void check_forgetting(void) {
         engine_close(&g);
     }
     CHECK(fabs(logprob[0] - logprob[1]) <= 1e-3, "%g and %g", logprob[0], logprob[1]);
+    model_free(&model);
+}
+
+// A slot in which a sequence has forgotten pages, and then short ones: these have the bits that they have in a
+// new cache.
+static void check_reused(const char* name, bool drops_unseen) {
+    enum { T = 600, SHORT = 3 };
+    Model model = variant_model(name, 1, 4);
+    const CacheSizes sizes = {1, T, 0, 100, 2, true, drops_unseen};
+    Sequence all[2][SHORT];
+    for (int64_t l = 0; l < model.config.num_hidden_layers && config_has_gate(&model.config); l++)
+        model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset] = -1;
+    memset(all, 0, sizeof all);
+    for (int used = 0; used < 2; used++) {
+        Engine g = engine_of(&model, &sizes);
+        for (int64_t i = 0; i < SHORT; i++) {
+            int32_t *before = random_tokens(&model, T, 9), *tokens = random_tokens(&model, T, (uint64_t)i);
+            Sequence s, *order = &s;
+            memset(&s, 0, sizeof s);
+            for (int64_t t = 0; t < T - 1; t++)
+                *token_buffer_reserve(&s.tokens, 1) = (uint32_t)before[t], s.tokens.count++;
+            s.most_tokens = 1;
+            if (used) engine_add(&g, &order, 1), run_engine(&g);
+            order = &all[used][i];
+            for (int64_t t = 0; t < 1 + 5 * i; t++)
+                *token_buffer_reserve(&order->tokens, 1) = (uint32_t)tokens[t], order->tokens.count++;
+            SamplerSettings sampling = {1, 0, 1, 0, 3};
+            order->most_tokens = 40, order->sampling = sampling;
+            engine_add(&g, &order, 1);
+            run_engine(&g);
+            free(before), free(tokens), free(s.tokens.data);
+        }
+        CHECK(!used || !config_has_gate(&model.config) || g.pages.forgotten > 0, "%s: pages are forgotten",
+              name);
+        engine_close(&g);
+    }
+    check_same(name, all[1], all[0], SHORT);
+    for (int i = 0; i < 2 * SHORT; i++) free(all[i / SHORT][i % SHORT].tokens.data);
     model_free(&model);
 }
 
@@ -366,6 +407,10 @@ int main(void) {
     check_greedy("transformer-swa", 400);
     check_greedy("fox-pro window_size=30", 200);
     check_forgetting();
+    check_reused("fox-pro num_heads=1", false);
+    check_reused("fox-llama num_heads=1", true);
+    check_reused("transformer-swa", false);
+    check_reused("hgrn2", false);
     check_window();
     check_not_finite();
     check_memory("fox-pro");

@@ -17,10 +17,10 @@ check "make a text" python3 dev/test/eval/requests.py text "$scratch" - -
 check "train" "$trainer" $tiny $batches --data "$scratch/text.bin" --out "$scratch/out"
 init=$scratch/out/step_00000020
 
-for case in score rolling generate errors stream many; do
+for case in score rolling generate mixed reused errors stream many; do
     check "$case" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$trainer"
 done
-for case in score rolling errors generate stream; do
+for case in score rolling errors generate mixed stream; do
     check "$case, sanitized" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$sanitized"
 done
 
@@ -33,6 +33,19 @@ dies "cannot write answers to standard output" sh -c '"$@" >/dev/full' - "$train
 check "no requests" "$trainer" --init "$init" --requests /dev/null
 equals "" "$(cat "$scratch/stdout")"
 said "0 answers, 0 of them errors" stderr
+
+# Under a limit of memory: where one is enough, all larger ones are. A cache that takes the last of it leaves nothing for
+# threads and texts.
+if [ -z "${TRAIN_FOX:-}" ]; then
+    printf '{"type":"rolling","text":"%0300d"}\n{"type":"generate","prompt":"%0300d","temperature":1}\n' 1 2 >"$scratch/two"
+    enough=""
+    for limit in $(seq 24 12 204) $(seq 260 61 1300); do
+        OMP_NUM_THREADS=2 prlimit --as=$((limit << 20)) "$trainer" --init "$init" --requests "$scratch/two" \
+            >"$scratch/stdout" 2>"$scratch/stderr" && enough=$limit
+        [ -n "$enough" ] && equals "$limit 2" "$enough $(wc -l <"$scratch/stdout")"
+    done
+    check "enough memory" test -n "$enough"
+fi
 
 # --generate
 text() {

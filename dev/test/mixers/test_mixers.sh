@@ -52,9 +52,34 @@ one_thing_and_exit() {
     dies "no config key is called 'use_rope'" ./train_fox $small --set use_rope=true --dry-run
 }
 
+# flash-linear-attention's HGRN2 has lower bounds only where it uses them.
+no_lower_bounds() {
+    small="--model hgrn2-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
+    local from to=$scratch/theirs
+    from=$(last "$scratch/unbounded")
+    check "without lower bounds" train "$scratch/unbounded"
+    cp -r "$from" "$to"
+    check "take them out" python3 dev/test/cli_files.py drop "$to/model.safetensors" model.lower_bounds
+    for folder in "$from" "$to"; do
+        check "--dump of $folder" ./train_fox --init "$folder" $batches --dump "$scratch/dump.$(basename "$(dirname "$folder")")"
+        check "train from $folder" ./train_fox --init "$folder" $batches --max-steps 2 --out "$scratch/from.$(basename "$folder")"
+    done
+    same "$scratch/dump.unbounded" "$scratch/dump.$(basename "$scratch")"
+    same "$scratch/from.$(basename "$from")/step_00000002/model.safetensors" "$scratch/from.theirs/step_00000002/model.safetensors"
+    check "on two ranks" mpirun -q --bind-to none -np 2 ./train_fox --init "$to" $batches --max-steps 2 --out "$scratch/from.ranks"
+    check "the same weights" python3 dev/test/trainer/ranks.py close "$scratch/from.theirs/step_00000002" \
+        "$scratch/from.ranks/step_00000002" 1e-3
+    from=$(last "$scratch/hgrn2")
+    rm -r "$to"
+    cp -r "$from" "$to"
+    check "take them out" python3 dev/test/cli_files.py drop "$to/model.safetensors" model.lower_bounds
+    dies "tensor 'model.lower_bounds' is missing" ./train_fox --init "$to" $batches --dump "$scratch/dump"
+}
+
 for family in deltanet hgrn2 mamba2; do
     small=$(model $family)
     runs $family
     one_thing_and_exit $family
 done
+no_lower_bounds
 report

@@ -49,6 +49,48 @@ dies "transformer1.json: is of none of these runs" compare --no-plots $r/fox? --
 dies "log.jsonl: not JSON" compare --no-plots $r/fox? --eval $r/fox1/log.jsonl
 dies "none/log.jsonl: cannot read: No such file" compare --no-plots none/log.jsonl
 mkdir $scratch/empty && : >$scratch/empty/log.jsonl
+# a damaged log is left out; the others are compared
+log=$r/fox3/log.jsonl
+damaged() {
+    dies "$scratch/bad/log.jsonl: line $1" compare --no-plots $r/fox1 $scratch/bad --eval $r/fox1/eval.json
+    said "; goes on without this run" stderr
+    equals "| all | 1 | 10,000 | 2.0000 | - | 3 | 2.040 | 2.040 |" "$(row 3)"
+    dies "$scratch/bad/log.jsonl: line $1" compare --no-plots $scratch/bad
+    equals "" "$(cat $scratch/stdout)"
+}
+mkdir $scratch/bad
+bad=$scratch/bad/log.jsonl
+for line in '[1]' '"x"' 7 null; do
+    sed "3s/.*/$line/" $log >$bad
+    damaged "3: not a JSON object"
+done
+{ head -n 4 $log; printf '{"event": "note", "text": "\xff"}\n'; sed 1,4d $log; } >$bad
+damaged "5: not UTF-8"
+{ cat $log; printf '%0100000d\n' 0 | tr 0 '['; } >$bad
+damaged "104: nested too deeply"
+# without LINE MEMBER: the member has another name there
+without() {
+    sed "$1s/\"$2\":/\"other\":/" $log >$bad
+    damaged "$1: '$2' is missing or not of the kind that a run writes"
+}
+for member in event step num_steps ranks started version device flops_per_token options config; do without 1 $member; done
+for member in event step tokens loss ms tokens_per_s; do without 7 $member; done
+for member in event step val_loss ms by_position from to; do without 102 $member; done
+sed '7s/"ms": [0-9]*/"ms": "1"/' $log >$bad
+damaged "7: 'ms'"
+sed '7s/"step": [0-9]*/"step": 1'"$(printf '%0400d' 0)"'/' $log >$bad
+damaged "7: 'step'"
+sed '7s/"pruned_by_layer": [^]]*]/"pruned_by_layer": 1/' $log >$bad
+damaged "7: 'pruned_by_layer'"
+sed '1s/"set": \[\]/"set": [1]/' $log >$bad
+damaged "1: 'set'"
+cp $log $bad
+printf '{"event": "note", "text": "\xc3' >>$bad # cut by a kill
+check "a line that is cut in a character" compare --no-plots $r/fox1 $scratch/bad
+cp $r/fox1/eval.json $scratch/bad/eval.json
+echo 1 >$bad
+dies "line 1: not a JSON object" compare --no-plots $r/fox1 $scratch/bad --eval $r/fox1/eval.json $scratch/bad/eval.json
+
 dies "$scratch/empty: no run with a step in its log" compare --no-plots $r/fox1 $scratch/empty
 
 if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then

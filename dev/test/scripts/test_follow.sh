@@ -30,6 +30,28 @@ equals "log 100 None 2.5" "$(tail -n 1 $scratch/stdout)"
 check "nothing new" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
 equals 2 "$(wc -l <$scratch/stdout)"
 
+# damaged lines are passed over, and named by their number in the file, also when the file was read in parts
+mkdir $scratch/bad
+bad=$scratch/bad/log.jsonl
+wandb() { env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $scratch/bad; }
+warned() { equals "warning: $bad: line $1; it is passed over" "$(sed -n "$2p" $scratch/stderr)"; }
+{
+    sed -n 1,5p $r/transformer1/log.jsonl
+    printf '[1]\n{"event": "note", "text": "\xff"}\n{"step": 5}\n{"event": "step", "step": 5}\n{"event": "step", "step\n'
+} >$bad
+check "damaged lines" wandb
+equals "log 4 5.0 None" "$(tail -n 1 $scratch/stdout)"
+equals 4 "$(wc -l <$scratch/stderr)"
+warned "6: not a JSON object" 1
+warned "7: not UTF-8" 2
+warned "8: 'event' is missing or not of the kind that a run writes" 3
+warned "9: 'tokens' is missing or not of the kind that a run writes" 4
+sed '1!d; s/"started": "[^"]*"/"started": "now"/' $r/transformer1/log.jsonl >>$bad
+sed -n '6,$p' $r/transformer1/log.jsonl >>$bad
+check "the rest" wandb
+warned "11: 'started' is not a time" 1
+equals "log 5 4.5 None;log 100 None 2.5" "$(sed -n '3p;$p' $scratch/stdout | tr '\n' ';' | sed 's/;$//')"
+
 if ! $python -c 'import tensorboard' 2>$scratch/stderr; then
     echo "follow.py is not tested: $(tail -n 1 $scratch/stderr)"
     report

@@ -42,7 +42,8 @@ def close(folder_a, folder_b, tolerance):
     for (name, _, x), (_, _, y) in zip(a, b):
         error = math.sqrt(sum((p - q) ** 2 for p, q in zip(x, y)))
         norm = math.sqrt(sum(q * q for q in y))
-        assert norm > 0 and error <= tolerance * norm, f"{name}: relative error {error / norm}"
+        assert norm > 0 or name == "model.lower_bounds", f"{name}: zeros"  # those are, where they are not used
+        assert error <= tolerance * norm, f"{name}: error {error} of {norm}"
 
 
 def losses(log_a, log_b, tolerance):

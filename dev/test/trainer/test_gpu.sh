@@ -162,6 +162,21 @@ texts() {
     resume sampled --sample-every 0 >"$scratch/stdout" && ends_same sampled # sampling does not change training
 }
 
+# requests FROM OPTION...: greedy and sampled requests together, and slots that other sequences have left
+requests() {
+    local case
+    for case in mixed reused; do
+        check "--requests, $case, ${*:2}" "$python" dev/test/eval/requests.py $case "$scratch" "$1" ./train_foxcu \
+            --deterministic "${@:2}"
+    done
+}
+
+requested() {
+    requests "$scratch/whole/step_00000020"
+    check "a model without QK norm" train llama --set qk_norm=false
+    requests "$scratch/llama/step_00000020" --forget-by-seen
+}
+
 refused() {
     dies "--out $scratch/whole: holds checkpoints of a run already; continue it with --resume" train whole
     dies "$scratch/whole: another process is training here" flock "$scratch/whole/lock" ./train_foxcu --resume \
@@ -248,6 +263,7 @@ recurrent() {
     done
     equals "$(head -c 4 "$scratch/$1-train_fox" | base64)" "$(head -c 4 "$scratch/$1-train_foxcu" | base64)"
     check "$1, several samples of a prompt" gpu --init "$from" --prompt "A B" --generate 20 --samples 3 --seed 1
+    requests "$from"
     check "$1, --eval" gpu --init "$from" --eval "$scratch/$1.json" --val-data "$shards/text.bin" --deterministic
     check "$1, --bench" gpu $family $batches --bench 1
     said "scan"
@@ -297,6 +313,7 @@ resumed
 with_the_cpu
 evaluated
 texts
+requested
 refused
 not_finite
 gates
