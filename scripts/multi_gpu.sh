@@ -1,5 +1,6 @@
 #!/bin/sh
-# The paper's 760M recipe on LongCrawl64, on all GPUs of one host. GPUS=N takes the first N.
+# The 760M recipe of the analysis runs in the paper's repository, on LongCrawl64 and all GPUs of one host. GPUS=N takes
+# the first N.
 # MODEL=fox-pro-360m, or another preset of at least 125M parameters, trains that model with its own recipe and
 # number of tokens.
 #

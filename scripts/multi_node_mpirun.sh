@@ -1,12 +1,13 @@
 #!/bin/sh
-# The paper's 760M recipe on several hosts without a batch system: mpirun reaches them through ssh.
+# The 760M recipe of the analysis runs in the paper's repository, on several hosts without a batch system: mpirun
+# reaches them through ssh.
 #
 #     HOSTS=node1:8,node2:8 IFNAME=eth0 scripts/multi_node_mpirun.sh
 #
 #   hosts    each with its number of GPUs. This host can log in to all of them through ssh without a
 #            password. The repository, with out/, is at the same path on all, on a file system that they share
 #   build    once, on one of them: make train_foxcu USE_MPI=1 USE_NCCL=1
-#   data     16.1 G tokens, made once beforehand as in data/README.md
+#   data     16.1 G tokens, made once beforehand as in data/README.md: more than the default copy of LongCrawl64 has
 #   compute  1.32e20 FLOP in total: 30,720 steps of 524,288 tokens, 32 sequences, two a GPU on 16 GPUs
 #   time     0.41 s a step on 16 H200s at 79,156 tokens/s each, gates spread over all lengths: 3.6 hours in total at
 #            98% of that; 2.5 hours while gates are as they begin (./train_fox --dry-run --gpu H200 --ranks 16)

@@ -36,6 +36,11 @@ static const Family config_families[] = {
     {"mamba2", MIXER_MAMBA2, SHAPE_MAMBA2, GATE_NONE, false, false, 0, 0},
 };
 
+// All presets in words, for --help and messages
+#define PRESET_NAMES                                                                                         \
+    "fox-pro, fox-llama, transformer-pro, transformer-llama, transformer-swa, deltanet, hgrn2 or mamba2, "   \
+    "then -nano, -micro, -125m, -360m or -760m"
+
 typedef struct {
     const char* name;
     int64_t V;
@@ -45,7 +50,8 @@ typedef struct {
     Recipe recipe;        // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
 } Size;
 
-// 125m and up: the paper's. nano trains on a laptop's CPU in minutes; both small ones read bytes.
+// 125m and up: as in the analysis runs of the paper's repository. nano trains on a laptop's CPU in minutes; both
+// small ones read bytes.
 static const Size config_sizes[] = {
     {"nano", 257, {{4, 128, 2}, {4, 128, 2}, {4, 128, 1}, {8, 128, 4}}, {512, 2048, 2097152, 131072, 2e-3}},
     {"micro",
@@ -93,11 +99,7 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
         c->window_size = family->windows ? recipe->seq_len / family->windows : 0;
         return true;
     }
-    return fail(err,
-                "--model %s: no such preset; a preset is one of fox-pro, fox-llama, transformer-pro, "
-                "transformer-llama, transformer-swa, deltanet, hgrn2, mamba2, then -nano, -micro, -125m, "
-                "-360m or -760m",
-                name);
+    return fail(err, "--model %s: no such preset; a preset is one of " PRESET_NAMES, name);
 }
 
 // The recipe that a model of unknown origin trains with: that of the largest preset that is neither wider nor

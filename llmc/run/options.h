@@ -34,8 +34,7 @@ typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
 #define OPTIONS(GROUP, ROW) \
 GROUP("Model") \
 ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
-    "preset: fox-pro, fox-llama, transformer-pro, transformer-llama or transformer-swa, then -nano, -micro, " \
-    "-125m, -360m or -760m") \
+    "preset: one of " PRESET_NAMES) \
 ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
 ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint or Hugging Face folder") \

@@ -112,13 +112,13 @@ def task_row(name, model, columns):
 
 
 def print_tasks(models):
-    """The paper's tables, and one of all other tasks."""
+    """The paper's tables, and one of all other tasks. Its rows say their size and tokens, which are not the models'."""
     measured = {name: m for name, m in models.items() if m.tasks}
     short = [task_row(name, m, SHORT) for name, m in measured.items()]
-    paper = [[f"{name}, paper", *map(cell, values[:-1])] for name, values in PAPER.items()]
+    paper = [[f"{name}, paper (760M, 48B tokens)", *map(cell, values[:-1])] for name, values in PAPER.items()]
     print_table("Short tasks", ["", *(title for title, _, _ in SHORT), "Avg"], short, paper)
     long = [task_row(name, m, LONG) for name, m in measured.items()]
-    paper = [[f"{name}, paper", *[""] * len(LONG), cell(values[-1])] for name, values in PAPER.items()]
+    paper = [[f"{name}, paper (760M, 48B tokens)", *[""] * len(LONG), cell(values[-1])] for name, values in PAPER.items()]
     print_table("Long tasks (LongBench)", ["", *(title for title, _, _ in LONG), "Mean"], long, paper)
 
     known = {task for _, task, _ in SHORT + LONG}

@@ -341,7 +341,7 @@ class TestResults(Case):
         accuracies = [f"{10 * k:.2f} ± 3.00" for k in range(2, 12)]
         error = math.sqrt(10 * 3.0**2) / 10
         self.assertIn(f"| m | 20.50 | 20.50 | {' | '.join(accuracies)} | 65.00 ± {error:.2f} |", out)
-        self.assertIn("| FoX-Pro, paper | 23.04 | 14.91 | 42.75 |", out)
+        self.assertIn("| FoX-Pro, paper (760M, 48B tokens) | 23.04 | 14.91 | 42.75 |", out)
         self.assertIn("| mine f1 | 0.2500 |", out)
         self.assertIn(f"| m | 7 | 1.5000 ± 0.0100 | {math.exp(2):.3f} | {math.exp(1.5):.3f} |", out)
         self.assertIn("| m | easy | 2 | 7.00 ± 3.00 | -7.00 ± 3.00 |", out)

@@ -122,10 +122,10 @@ static void check_presets(void) {
             CHECK(recipe.batch_tokens % recipe.seq_len == 0,
                   "%s: the batch is no multiple of the sequence length", name);
             CHECK(config_end_of_text(&c) == c.vocab_size - 1, "%s: end of text", name);
+            CHECK(strstr(PRESET_NAMES, config_families[f].name), "%s is not in PRESET_NAMES", name);
         }
     for (int i = 0; i < (int)(sizeof bad / sizeof bad[0]); i++)
         CHECK(!config_preset(&c, &recipe, bad[i], &err), "'%s' is accepted as a preset", bad[i]);
-    // the paper's recipe
     config_preset(&c, &recipe, "fox-pro-760m", &err);
     CHECK(recipe.seq_len == 16384 && recipe.batch_tokens == 32 * 16384 && recipe.max_tokens == 16106127360 &&
               recipe.warmup_tokens == 268435456 && recipe.lr == 1e-3,
