@@ -35,6 +35,11 @@ tokenized() {
 check "the vocabulary" test -s dev/test/fixtures/gpt2/vocab.bpe
 recipe longcrawl64.sh train_foxcu
 tokenized 2
+rm -f "$scratch"/*.log "$scratch"/*/*.log
+dies "the default copy of LongCrawl64 has 10 Gi" env -C "$scratch" MODEL=fox-pro-760m sh "$root/scripts/longcrawl64.sh"
+check "nothing was begun" test ! -e "$scratch/bin/make.log"
+check "with SOURCE" env -C "$scratch" MODEL=fox-pro-760m SOURCE=/copy sh "$root/scripts/longcrawl64.sh"
+equals 2 "$(grep -c -- '--source /copy' "$scratch/data/longcrawl64.log")"
 recipe multi_gpu.sh bin/mpirun
 tokenized 2
 recipe multi_node_mpirun.sh bin/mpirun
