@@ -6,8 +6,8 @@
 #   model    fox-pro-125m, 124 M parameters without the input embedding
 #   data     2.68 G tokens: the first 16384 of 163,840 documents; at most 5.4 GB to download, 7 min at 100 Mbit/s
 #   compute  1.65 GFLOP per token, 4.4e18 FLOP in total: 5120 steps of 524,288 tokens
-#   time     2.1 hours on one H100 at 350,928 tokens/s with gates spread over all lengths, which prunes half of
-#            attention; 1.3 hours while gates are as they begin, 2.9 where nothing is pruned. Of another GPU:
+#   time     2.9 hours on one H100 at 259,297 tokens/s where nothing is pruned; 2.1 with gates spread over all lengths,
+#            which prunes half of attention; 1.3 while gates are as they begin. Of another GPU, nothing pruned either:
 #            ./train_fox --dry-run --model fox-pro-125m --gpu A100
 #   memory   14 GiB with a micro-batch of two sequences
 #

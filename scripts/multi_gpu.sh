@@ -8,11 +8,11 @@
 #   data     16.1 G tokens. The default copy of LongCrawl64 has 10.8 G at this length: a third of the run is a
 #            second epoch. SOURCE=DIR or URL names a larger copy (data/README.md). At most 21.5 GB to download
 #   compute  8.18 GFLOP per token, 1.32e20 FLOP in total: 30,720 steps of 524,288 tokens, 32 sequences
-#   time     56.5 hours on one H200 at 79,156 tokens/s with gates spread over all lengths, which prunes half of
-#            attention; 7.2 hours on eight, at 98% of eight times that. While gates are as they begin 97% is
-#            pruned: 39.5 and 5.0 hours. Of other GPUs: ./train_fox --dry-run --model fox-pro-760m --gpu H100 --ranks 8
+#   time     76.2 hours on one H200 at 58,749 tokens/s where nothing is pruned; 9.7 hours on eight, at 98% of eight times
+#            that. With gates spread over all lengths half of attention is pruned: 56.5 and 7.2 hours; while gates are as
+#            they begin 97%: 39.5 and 5.0. Of other GPUs: ./train_fox --dry-run --model fox-pro-760m --gpu H100 --ranks 8
 #   memory   33 GiB on one GPU. Eight share the optimizer's state: 25 GiB each
-#   traffic  3.35 GB of gradients and 1.67 GB of weights a step and GPU: 0.02 s of 0.61 s through NVLink
+#   traffic  3.35 GB of gradients and 1.67 GB of weights a step and GPU: 0.02 s of 1.14 s through NVLink
 #   disk     10 GB a checkpoint, the newest three are kept
 #
 # A step is the same 32 sequences on any number of GPUs. The run can be interrupted at any time. The same

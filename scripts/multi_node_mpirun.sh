@@ -9,11 +9,12 @@
 #   build    once, on one of them: make train_foxcu USE_MPI=1 USE_NCCL=1
 #   data     16.1 G tokens, made once beforehand as in data/README.md: more than the default copy of LongCrawl64 has
 #   compute  1.32e20 FLOP in total: 30,720 steps of 524,288 tokens, 32 sequences, two a GPU on 16 GPUs
-#   time     0.41 s a step on 16 H200s at 79,156 tokens/s each, gates spread over all lengths: 3.6 hours in total at
-#            98% of that; 2.5 hours while gates are as they begin (./train_fox --dry-run --gpu H200 --ranks 16)
+#   time     0.56 s a step on 16 H200s at 58,749 tokens/s each, nothing pruned: 4.9 hours in total at 98% of that; 3.6
+#            with gates spread over all lengths, 2.5 while they are as they begin (./train_fox --dry-run --gpu H200
+#            --ranks 16)
 #   traffic  3.35 GB of gradients and 1.67 GB of weights out of and into each host, in each step: 0.1 s at 400
-#            Gbit/s, 0.4 s at 100 Gbit/s. Computed without any overlap: 80% of linear and 4.4 hours with one
-#            adapter of 400 Gbit/s a host, 97% with one a GPU
+#            Gbit/s, 0.4 s at 100 Gbit/s. Computed without any overlap: 85% of linear and 5.7 hours with one
+#            adapter of 400 Gbit/s a host, 98% with one a GPU
 #   memory   24 GiB a GPU on 16: 19 GiB of activations, 5.3 GiB of weights, gradients and a share of the
 #            optimizer's state
 #   disk     10 GB a checkpoint, the newest three are kept

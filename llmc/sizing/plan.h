@@ -97,8 +97,7 @@ static inline void plan_print_source(const PlannedRate* rate, const Run* run) {
     const MeasuredRate* row = rate->measured;
     if (row)
         printf("  the MFU measured with %s at %lld tokens on an %s%s\n", row->model, (long long)row->seq_len,
-               row->gpu,
-               rate->tokens[RATE_SPREAD] > 0 ? ", its gates spread over all lengths: half is pruned" : "");
+               row->gpu, rate->tokens[RATE_SPREAD] > 0 ? ", nothing pruned" : "");
     else if (run->options.mfu != OPTION_UNSET)
         printf("  an MFU of %g%%, as --mfu says\n", run->options.mfu);
     else
@@ -127,18 +126,17 @@ static inline void plan_print_time(const Run* run, const Gpu* gpu, Recompute rec
         tokens[kind] = rate.tokens[kind] * gpus_used;
         hours[kind] = (double)run->options.max_tokens / tokens[kind] / 3600;
     }
-    const RateKind planned = rate.tokens[RATE_SPREAD] > 0 ? RATE_SPREAD : RATE_UNPRUNED;
-    printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[planned], ranks,
-           ranks > 1 ? "GPUs" : "GPU", hours[planned] * ranks, tokens[planned]);
+    printf("time               %15.4g hours on %d %s, %.4g GPU-hours: %.0f tokens/s\n", hours[RATE_UNPRUNED],
+           ranks, ranks > 1 ? "GPUs" : "GPU", hours[RATE_UNPRUNED] * ranks, tokens[RATE_UNPRUNED]);
     plan_print_source(&rate, run);
     if (ranks > 1)
         printf("  %.0f%% of linear, as measured with up to four GPUs of one host\n", 100 * RATE_OF_LINEAR);
-    if (planned != RATE_SPREAD) return;
-    printf("  %.4g hours (%.0f tokens/s) where nothing is pruned", hours[RATE_UNPRUNED],
-           tokens[RATE_UNPRUNED]);
+    if (rate.tokens[RATE_SPREAD] == 0) return;
+    printf("  half of attention pruned, as with gates spread over all lengths: %.4g hours (%.0f tokens/s)\n",
+           hours[RATE_SPREAD], tokens[RATE_SPREAD]);
     if (rate.tokens[RATE_INITIAL] > 0)
-        printf(", %.4g (%.0f) while gates are as they begin", hours[RATE_INITIAL], tokens[RATE_INITIAL]);
-    printf("\n");
+        printf("  while gates are as they begin: %.4g hours (%.0f tokens/s)\n", hours[RATE_INITIAL],
+               tokens[RATE_INITIAL]);
 }
 
 // Prints the whole plan: `rows` of memory, of which `activations` gets its bytes here.
