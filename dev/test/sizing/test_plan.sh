@@ -47,7 +47,7 @@ done
 hours() { close "$(awk -v t="$1" -v r="$2" 'BEGIN { print t / r / 3600 }')" "$(first time)"; }
 check "measured" plan --model fox-pro-125m --gpu H100
 hours 2684354560 259297
-said "the MFU measured with fox-pro-125m at 16384 tokens on an H100, its gates spread"
+said "the MFU measured with fox-pro-125m at 16384 tokens on an H100, nothing pruned"
 said "half of attention pruned, as with gates spread over all lengths: 2.125 hours (350928 tokens/s)"
 said "while gates are as they begin: 1.346 hours (554118 tokens/s)"
 check "measured" plan --model transformer-llama-760m --gpu h200
