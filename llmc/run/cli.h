@@ -127,8 +127,8 @@ static inline const CliRow* cli_find(const CliRow* rows, int num_rows, const cha
 
 // Parses a command line into *options, which is first filled with the defaults. Texts point into argv.
 //
-// given: array of num_rows flags, set for the options that were given; an option given twice is then an
-// error. With given NULL the last value counts, so that a script can append to its options.
+// Of an option that is given twice the last value counts, so that a script can append its arguments to its own
+// options. given: NULL, or array of num_rows flags, set for the options that were given.
 //
 // num_arguments: arguments that are not options, such as file names, are moved to argv[1 .. *num_arguments]
 // in order, and everything after `--` counts as one. With num_arguments NULL the program takes none, and one
@@ -164,8 +164,6 @@ __attribute__((noinline, unused)) static bool cli_parse(const CliRow* rows, int 
             if (i + 1 == argc) return fail(err, "--%s: its %s is missing", row->name, row->value_name);
             value = argv[++i];
         }
-        if (given && given[row - rows] && row->type != CLI_LIST)
-            return fail(err, "--%s: given twice", row->name);
         if (!cli_set(row, options, value, err)) return false;
         if (given) given[row - rows] = true;
     }

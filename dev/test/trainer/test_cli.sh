@@ -187,7 +187,6 @@ train|train: not an option
 --recompute|--recompute: its none|qkv|block is missing
 --attention most|--attention most: not one of fox|cudnn
 --dry-run --bench 1|--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and exit: give one of them
---seed 1 --seed 1|--seed: given twice
 --seed|--seed: its N is missing
 --data|--data: its GLOB is missing
 --shuffle=1|--shuffle takes no value
