@@ -15,6 +15,7 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 
 #include <math.h>
 #include <time.h>
+#include "../base/checksum.h"
 #include "../base/common.h"
 #include "../formats/json.h"
 #include "../model/config.h"
@@ -50,6 +51,7 @@ typedef struct {
     const char* device;               // a line; empty: CPU
     int ranks;
     int64_t micro_batch;
+    uint64_t data; // fingerprint
 } LogRun;
 
 // One optimizer step.
@@ -209,6 +211,7 @@ static inline void logger_run(Logger* l, const LogRun* r) {
     gethostname(host, sizeof host - 1);
     strftime(started, sizeof started, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
 
+    char hex[17];
     JsonWriter* w = logger_begin_line(l, "run", r->step);
     char* device = xstrdup(*r->device ? r->device : "CPU");
     device[strcspn(device, "\n")] = '\0';
@@ -222,6 +225,7 @@ static inline void logger_run(Logger* l, const LogRun* r) {
     json_put_int(w, "seed", r->options->seed);
     json_put_int(w, "num_steps", l->num_steps);
     json_put_int(w, "micro_batch", r->micro_batch);
+    json_put_string(w, "data_fingerprint", hex64(hex, r->data));
     json_put_int(w, "parameters", r->table->parameters);
     json_put_int(w, "non_embedding", r->table->non_embedding);
     json_put_double(w, "flops_per_token", l->flops_per_token);
@@ -341,7 +345,7 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
 }
 
 // Prints another event. Control characters in the text, as a sample may contain, become '?'.
-static inline void logger_print_event(const Logger* l, int64_t step, const char* name, const char* text) {
+static inline void logger_print_event(Logger* l, int64_t step, const char* name, const char* text) {
     logger_print_step(l, step);
     printf("%s: ", name);
     for (const char* c = text; *c; c++) {

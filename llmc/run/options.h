@@ -37,7 +37,7 @@ ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
     "preset: one of " PRESET_NAMES) \
 ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
 ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
-    "start from the config and weights of a checkpoint or Hugging Face folder") \
+    "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
 ROW(COUNT, window_size, "window-size", "N", OPTION_UNSET, 0, 1 << 24, \
     "a token attends to itself and the N - 1 tokens before it; 0: to all [the preset's, or that of --init]") \
 GROUP("Data") \
@@ -88,8 +88,8 @@ ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
 ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
-    "print up to N tokens, until end of text, from the model of --init, and exit; with --data the length " \
-    "of samples [128]") \
+    "print up to N tokens, until end of text, from the model of --init, and exit, as --init and --prompt alone " \
+    "do; with --data the length of samples [128]") \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
     "text to continue [empty: the start of a document]; -: standard input, with --generate a line each") \
 ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
@@ -177,6 +177,19 @@ static inline bool option_recorded(const CliRow* row) {
     return row->type != CLI_GROUP;
 }
 
+// Does the option decide what a resumed run learns, or what its text is? Others say how it is computed, kept and
+// measured. Those that can never change (run.h) are not among these.
+static inline bool option_trains(const CliRow* row) {
+    static const size_t training[] = {offsetof(Options, batch_tokens), offsetof(Options, max_tokens),
+                                      offsetof(Options, lr),           offsetof(Options, warmup_tokens),
+                                      offsetof(Options, weight_decay), offsetof(Options, beta1),
+                                      offsetof(Options, beta2),        offsetof(Options, adam_eps),
+                                      offsetof(Options, grad_clip),    offsetof(Options, json_escape)};
+    for (size_t i = 0; i < sizeof training / sizeof training[0]; i++)
+        if (row->offset == training[i]) return row->type != CLI_GROUP;
+    return false;
+}
+
 // ----------------------------------------------------------------------------
 // the command line
 
@@ -216,29 +229,60 @@ static inline void options_print_help(FILE* f, const char* program, const char* 
 // ----------------------------------------------------------------------------
 // the record in trainer.json
 
+// Writes an option's value; null where it is unset.
+static inline void option_put(const Options* o, const CliRow* row, JsonWriter* w, const char* key) {
+    const void* field = (const char*)o + row->offset;
+    const int64_t count = row->type == CLI_COUNT ? *(const int64_t*)field : OPTION_UNSET;
+    const double number = row->type == CLI_REAL ? *(const double*)field : OPTION_UNSET;
+    const CliList* list = (const CliList*)field;
+    char name[32];
+    if (row->type == CLI_TEXT)
+        json_put_string(w, key, *(const char* const*)field);
+    else if (row->type == CLI_CHOICE)
+        json_put_string(w, key, cli_choice_name(name, row, *(const int64_t*)field) ? name : NULL);
+    else if (row->type == CLI_FLAG)
+        json_put_bool(w, key, *(const bool*)field);
+    else if (count != OPTION_UNSET)
+        json_put_int(w, key, count);
+    else if (row->type != CLI_LIST)
+        json_put_double(w, key, number == OPTION_UNSET ? NAN : number);
+    if (row->type != CLI_LIST) return;
+    json_begin_array(w, key);
+    for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
+    json_end(w);
+}
+
+// An option's value as JSON, to be freed; NULL where it is unset.
+static inline char* option_text(const Options* o, const CliRow* row) {
+    JsonWriter w = json_writer(0);
+    option_put(o, row, &w, NULL);
+    if (strcmp(w.text, "null") != 0) return w.text;
+    json_writer_free(&w);
+    return NULL;
+}
+
 // Writes the recorded options as an object under `key`. Unset ones are left out.
 static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
     json_begin_object(w, key);
     for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
-        const void* field = (const char*)o + row->offset;
-        const char* const* text = (const char* const*)field;
-        const int64_t* count = (const int64_t*)field;
-        const double* number = (const double*)field;
-        const CliList* list = (const CliList*)field;
-        char name[32];
-        if (!option_recorded(row)) continue;
-        if (row->type == CLI_TEXT && *text) json_put_string(w, row->name, *text);
-        if (row->type == CLI_CHOICE && cli_choice_name(name, row, *count))
-            json_put_string(w, row->name, name);
-        if (row->type == CLI_COUNT && *count != OPTION_UNSET) json_put_int(w, row->name, *count);
-        if (row->type == CLI_REAL && *number != OPTION_UNSET) json_put_double(w, row->name, *number);
-        if (row->type == CLI_FLAG) json_put_bool(w, row->name, *(const bool*)field);
-        if (row->type != CLI_LIST) continue;
-        json_begin_array(w, row->name);
-        for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
-        json_end(w);
+        char* text = option_recorded(row) ? option_text(o, row) : NULL;
+        if (text) option_put(o, row, w, row->name);
+        free(text);
     }
     json_end(w);
+}
+
+// What a resumed run's option has become: "lr 0.002 (was 0.001)", to be freed; NULL where it is as recorded.
+static inline char* option_change(const Options* now, const Options* before, const CliRow* row) {
+    if (!option_recorded(row)) return NULL;
+    char *is = option_text(now, row), *was = option_text(before, row), *text = NULL;
+    if (strcmp(is ? is : "", was ? was : "") != 0) {
+        const size_t bytes = strlen(row->name) + strlen(is ? is : "unset") + strlen(was ? was : "unset") + 16;
+        text = (char*)xcalloc(bytes, 1);
+        snprintf(text, bytes, "%s %s (was %s)", row->name, is ? is : "unset", was ? was : "unset");
+    }
+    free(is), free(was);
+    return text;
 }
 
 // Sets an option to the value that options_put wrote as `node`; false if it is not valid.

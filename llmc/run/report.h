@@ -85,6 +85,22 @@ static inline void run_print_start(const Run* run, int64_t sequences, int64_t va
     if (!o->out && run->state.step < run->last_step) warn("without --out DIR nothing of this run is kept");
 }
 
+// Tells where a run resumes, and what of its options is not as the checkpoint records it, a line each; with
+// `logged` in the file too.
+static inline void run_log_resume(const Run* run, Logger* l, bool logged) {
+    void (*const put)(Logger*, int64_t, const char*, const char*) =
+        logged ? logger_event : logger_print_event;
+    char text[64];
+    snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
+    put(l, run->state.step, "resume", text);
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
+        char* change = option_change(&run->options, &run->before, row);
+        if (change) put(l, run->state.step, "resume", change);
+        free(change);
+    }
+    if (run->data_changed) put(l, run->state.step, "resume", "other data than before (--data-changed)");
+}
+
 // Prints the held-out loss by position in the context.
 static inline void run_print_by_position(const LogValidation* v) {
     printf("\nheld-out loss by position in the context\n  %17s %10s %8s%s\n", "positions", "tokens", "loss",

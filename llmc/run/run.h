@@ -23,8 +23,7 @@ error.
 #include "../model/params.h"
 #include "../model/presets.h"
 #include "../tokens/dataloader.h"
-#include "checkpoint.h"
-#include "options.h"
+#include "chosen_model.h"
 
 // What a process does: train, or one thing and exit.
 typedef enum {
@@ -54,6 +53,7 @@ typedef struct {
     RunMode mode;
     World* world;
     Options options; // complete
+    Options before;  // of a resumed run: the options that its checkpoint records
     Config config;
     ParamTable table;
     Shard shard;                  // this rank's, of the table's flat buffers
@@ -64,6 +64,8 @@ typedef struct {
     int64_t last_step;            // after which this process ends
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
+    char init[PATH_LENGTH];       // the newest checkpoint in --init; empty: that is a model's own folder
+    bool data_changed;            // since the checkpoint, by --data-changed
     int lock;                     // of the RunFolder
     Json record;                  // its trainer.json; texts in options may point into it. With --eval that of
                                   // --init, if there is one
@@ -81,10 +83,10 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN); // a file size limit then makes write fail, which is reported
     if (!options_parse(&line.options, line.given, argc, argv, &err)) die("%s", err.msg);
     const Options* o = &line.options;
-    // with --data, --generate is the length of samples while training
     bool dry = o->dry_run, bench = o->bench != OPTION_UNSET, dump = o->dump != NULL, eval = o->eval != NULL;
-    bool requests = o->requests != NULL, generate = o->generate != OPTION_UNSET && !o->data && !requests;
-    bool maps = o->maps != NULL;
+    bool requests = o->requests != NULL, maps = o->maps != NULL;
+    // with --data, --generate is the length of samples while training
+    bool generate = o->generate != OPTION_UNSET && !o->data && !requests;
     if (dry + bench + dump + eval + generate + requests + maps > 1)
         die("--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and "
             "exit: give one of them");
@@ -98,11 +100,23 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
                 : maps     ? RUN_MAPS
                 : generate ? RUN_GENERATE
                            : RUN_TRAIN;
+    const bool prompts = o->init && o->prompt && !o->data && !o->out; // and nothing that could train
+    if (line.mode == RUN_TRAIN && prompts) line.mode = RUN_GENERATE;
     return line;
+}
+
+// Was the option on the command line? field: its offset in Options.
+static inline bool command_line_gives(const CommandLine* line, size_t field) {
+    for (int i = 0; i < NUM_OPTION_ROWS; i++)
+        if (option_rows[i].type != CLI_GROUP && option_rows[i].offset == field) return line->given[i];
+    return false;
 }
 
 // ----------------------------------------------------------------------------
 // checkpoint
+
+// Was the run resumed from a checkpoint?
+static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }
 
 // Locks --out and lists its checkpoints, if the run writes to it.
 static inline RunFolder run_folder_lock(const CommandLine* line) {
@@ -172,76 +186,45 @@ static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error*
     free(trainer);
     free(config);
     if (!ok) return false;
-    return options_restore(&run->options, line->given, run->checkpoint, &run->record,
-                           json_get(&run->record, 0, "options"), err);
-}
-
-// Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
-static inline void resume_check_data_order(const Run* run) {
-    const Options* o = &run->options;
-    const Json* record = &run->record;
-    const struct {
-        const char* name;
-        int64_t value;
-    } sizes[] = {{"seq-len", o->seq_len}, {"seed", o->seed}};
-    int options = json_get(record, 0, "options");
-    int64_t recorded;
-    bool shuffle;
-    for (int i = 0; i < 2; i++)
-        if (json_int64(record, json_get(record, options, sizes[i].name), &recorded) &&
-            recorded != sizes[i].value)
-            die("--%s %lld: the run in %s has %lld, which cannot change when it resumes", sizes[i].name,
-                (long long)sizes[i].value, o->out, (long long)recorded);
-    if (json_bool(record, json_get(record, options, "shuffle"), &shuffle) && shuffle != o->shuffle)
-        die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes", o->out);
+    const bool none[NUM_OPTION_ROWS] = {false};
+    const int options = json_get(&run->record, 0, "options");
+    options_defaults(&run->before);
+    return options_restore(&run->before, none, run->checkpoint, &run->record, options, err) &&
+           options_restore(&run->options, line->given, run->checkpoint, &run->record, options, err);
 }
 
 // ----------------------------------------------------------------------------
-// config
+// what a resumed run may change
 
-// The model that the options describe, --init or --model changed by --set and --window-size, and the recipe
-// that it trains with.
-static inline Config run_choose_config(const Options* o, Recipe* recipe) {
-    Error err;
-    Config c;
-    if (o->model && o->init) die("--model and --init both name a model: give one of them");
-    if (o->init) {
-        if (!config_read(&c, o->init, &err)) die("%s", err.msg);
-        *recipe = config_nearest_recipe(&c);
-    } else {
-        if (!o->model) die("which model? give --model NAME or --init DIR; --help lists the options");
-        if (!config_preset(&c, recipe, o->model, &err)) die("%s", err.msg);
-        c.bos_token_id = c.eos_token_id =
-            -1; // unless set, the last id of the vocabulary, whose size --set may change
-    }
-    for (int i = 0; i < o->set.count; i++) {
-        const char *item = o->set.items[i], *equals = strchr(item, '=');
-        char key[64];
-        if (!equals || equals == item || equals - item >= (ptrdiff_t)sizeof key)
-            die("--set %s: not of the form KEY=VALUE", item);
-        snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
-        if (!config_set(&c, "--set", key, equals + 1, &err)) die("%s", err.msg);
-    }
-    if (o->window_size != OPTION_UNSET) {
-        if (c.mixer != MIXER_ATTENTION) die("--window-size: this model has no attention");
-        c.window_size = o->window_size;
-    }
-    if (!o->init && c.bos_token_id < 0) c.bos_token_id = c.vocab_size - 1;
-    if (!o->init && c.eos_token_id < 0) c.eos_token_id = c.vocab_size - 1;
-    if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
-    return c;
+// Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
+static inline void resume_check_data_order(const Run* run) {
+    const Options *o = &run->options, *before = &run->before;
+    const struct {
+        const char* name;
+        int64_t value, recorded;
+    } sizes[] = {{"seq-len", o->seq_len, before->seq_len}, {"seed", o->seed, before->seed}};
+    for (int i = 0; i < 2; i++)
+        if (sizes[i].recorded != OPTION_UNSET && sizes[i].recorded != sizes[i].value)
+            die("--%s %lld: the run in %s has %lld, which cannot change when it resumes", sizes[i].name,
+                (long long)sizes[i].value, o->out, (long long)sizes[i].recorded);
+    if (before->shuffle != o->shuffle)
+        die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes", o->out);
 }
 
-// The checkpoint has the config, so --init is not read again. But a model named on the command line must be
-// the same, or the user means another run. Compares texts, because padding bytes of the structs may differ.
-static inline void resume_check_model(const Run* run, const CommandLine* line) {
-    const Options* o = &line->options;
+// The checkpoint has the model, and --init is not read again. But a model named on the command line must be the
+// same, or the user means another run. What names it stays as recorded: the same model can be described in
+// several ways, and the folder of --init may have a newer checkpoint by now.
+static inline void resume_check_model(Run* run, const CommandLine* line) {
+    const Options *o = &line->options, *before = &run->before;
     if (!o->model && !o->init && o->set.count == 0 && o->window_size == OPTION_UNSET) return;
+    if (o->init && (before->init || before->model) && !init_is(o->init, before->init))
+        die("--init %s: the run in %s started from %s, which cannot change when it resumes; leave it out",
+            o->init, o->out, before->init ? before->init : before->model);
     Recipe recipe;
-    const Config c = run_choose_config(&run->options, &recipe);
+    const Config c = model_choose(&run->options, &run->config, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);
     json_begin_object(&ours, NULL), json_begin_object(&theirs, NULL);
-    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) { // as texts: padding bytes of the structs may differ
         config_put(&c, i, &ours), config_put(&run->config, i, &theirs);
         if (strcmp(ours.text, theirs.text) != 0)
             die("--out %s: its checkpoints are of a model with another %s than the command line's; choose "
@@ -249,6 +232,24 @@ static inline void resume_check_model(const Run* run, const CommandLine* line) {
                 run->options.out, config_keys[i].name);
     }
     json_writer_free(&ours), json_writer_free(&theirs);
+    if (!before->init && !before->model) return; // recorded by an older version
+    run->options.model = before->model, run->options.init = before->init;
+    run->options.set = before->set, run->options.window_size = before->window_size;
+}
+
+// Dies where nothing is left to train with an option that the run has had another value of: its log and its
+// checkpoints would tell of a training that never was.
+static inline void resume_check_end(const Run* run) {
+    const Options* o = &run->options;
+    if (run->state.step < run->last_step) return;
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
+        const char* change = option_trains(row) ? option_change(o, &run->before, row) : NULL;
+        if (change)
+            die("--%s: the run in %s is at step %lld of %lld, where nothing is left to train with it; leave "
+                "it "
+                "out, or choose another --out",
+                change, o->out, (long long)run->state.step, (long long)run->last_step);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -406,6 +407,14 @@ static inline void run_plan_eval(Run* run, int64_t suggested_tokens) {
     run_check_pass_size(run);
 }
 
+// Dies where a training without held-out data is told how to measure the loss on it.
+static inline void run_check_validation(const CommandLine* line) {
+    const bool every = command_line_gives(line, offsetof(Options, val_every)) && line->options.val_every > 0;
+    if (every || command_line_gives(line, offsetof(Options, val_tokens)))
+        die("--val-%s: the loss on which text? give --val-data GLOB, held-out shards",
+            every ? "every" : "tokens");
+}
+
 // Suggested tokens of a micro-batch on a GPU
 enum { RUN_GPU_TOKENS = 16384 };
 
@@ -425,9 +434,11 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         resume_check_data_order(run);
         resume_check_model(run, line);
         recipe = config_nearest_recipe(&run->config); // of options that an older version did not record
+        options_apply_recipe(&run->before, &recipe);
     } else {
         run->options = line->options;
-        run->config = run_choose_config(&run->options, &recipe);
+        init_find(&run->options, run->init);
+        run->config = model_choose(&run->options, NULL, &recipe);
         run->state.seed = run->options.seed;
     }
     const Options* o = &run->options;
@@ -448,6 +459,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
                                                                                                  : "maps");
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
+    if (run->mode == RUN_TRAIN && !o->val_data) run_check_validation(line);
     if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
     if (eval) {
         run_plan_eval(run, suggested_tokens);
@@ -455,6 +467,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run_plan_batches(run, suggested_tokens);
         run_plan_steps(run);
     }
+    if (run_resumed(run)) resume_check_end(run);
     return true;
 }
 
@@ -470,9 +483,6 @@ static inline void run_free(Run* run) {
 static inline bool run_has_gradients(const Run* run) {
     return !run_reads_sequences(run) && run->mode != RUN_EVAL;
 }
-
-// Was it resumed from a checkpoint?
-static inline bool run_resumed(const Run* run) { return run->checkpoint[0] != '\0'; }
 
 // Model FLOPs per token, forward and backward: those of the mixers, and in total also 6 per parameter but the
 // input embedding's.

@@ -33,6 +33,11 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
         die("--data %s: not the data that the run in %s was trained on (%lld sequences now, %lld then); give "
             "--data-changed to go on with it",
             o->data, o->out, (long long)sequences, (long long)state->sequences);
+    run->data_changed = state->fingerprint && state->fingerprint != print;
+    if (run->data_changed && state->step >= run->last_step)
+        die("--data-changed: the run in %s is at step %lld of %lld, where nothing is left to train on other "
+            "data",
+            o->out, (long long)state->step, (long long)run->last_step);
     state->fingerprint = print;
     state->sequences = sequences;
 }

@@ -311,18 +311,18 @@ static inline bool training_loop(Training* t) {
     return saved;
 }
 
-// Logs the run, and where it resumes.
+// Logs the run, and where it resumes. One that has nothing left to do leaves the log as it is.
 static inline void training_log_start(Training* t) {
     const Run* run = t->run;
-    char text[64], shared[DATA_WARNING_BYTES];
-    const LogRun line = {run->state.step,        &run->config, &run->options,  &run->table,     CODE_VERSION,
-                         t->trainer->built_with, run->device,  t->world->size, run->micro_batch};
-    logger_run(&t->logger, &line);
+    char shared[DATA_WARNING_BYTES];
+    const bool works = !run_resumed(run) || run->state.step < run->last_step || t->val_sequences;
+    const LogRun line = {run->state.step,  &run->config,           &run->options, &run->table,
+                         CODE_VERSION,     t->trainer->built_with, run->device,   t->world->size,
+                         run->micro_batch, run->state.fingerprint};
+    if (works) logger_run(&t->logger, &line);
+    if (run_resumed(run)) run_log_resume(run, &t->logger, works);
     if (t->world->rank == 0 && run->options.val_data && data_is_shared(&t->data, &t->val_data, shared))
         logger_warning(&t->logger, run->state.step, shared);
-    if (!run_resumed(run)) return;
-    snprintf(text, sizeof text, "at %lld tokens", (long long)run->state.tokens);
-    logger_event(&t->logger, run->state.step, "resume", text);
 }
 
 // Trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy of the rank's

@@ -17,7 +17,7 @@ export PATH=$scratch/bin:$PATH
 # recipe FILE PROGRAM: the program was called with options of the trainer
 recipe() {
     rm -f "$scratch"/*.log "$scratch"/*/*.log
-    check "$1" env -C "$scratch" GPUS=2 HOSTS=one:2 bash "$root/scripts/$1" --seed 7
+    check "$1" env -C "$scratch" GPUS=2 HOSTS=one:2 bash "$root/scripts/$1" --seed 7 --log-every 3
     check "$2 was called" test -s "$scratch/$2.log"
     options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/$2.log")
     set -f

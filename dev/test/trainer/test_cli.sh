@@ -193,6 +193,13 @@ train|train: not an option
 --model gpt2|--model gpt2: no such preset
 --model fox-pro|--model fox-pro: no such preset
 --model fox-pro-nano --init x|--model and --init both name a model
+--model transformer-llama-nano --set log_pruning_tolerance=-5|--set log_pruning_tolerance=-5: this model has no forget gate
+--model transformer-pro-nano --set fgate_bias_init=true|--set fgate_bias_init=true: this model has no forget gate
+--model transformer-pro-nano --set decay_time_max=64|--set decay_time_max=64: this model has no forget gate
+$tiny --set fgate_type=none --set decay_time_min=4|--set decay_time_min=4: this model has no forget gate
+--model mamba2-nano --set fgate_bias_init=true|--set: no config key is called 'fgate_bias_init'
+$tiny $batches --data @/text.bin --val-every 5|--val-every: the loss on which text? give --val-data GLOB
+$tiny $batches --data @/text.bin --val-tokens 5|--val-tokens: the loss on which text? give --val-data GLOB
 $tiny --window-size -1|--window-size -1: not a whole number
 $tiny --window-size 17Mi|--window-size 17Mi: not a whole number
 --model mamba2-nano --window-size 9|--window-size: this model has no attention
@@ -279,6 +286,13 @@ END
     check "--dry-run" run --model transformer-swa-760m --dry-run
     said '"window_size": 2048'
     said " 5.39e+09 per token"
+    check "gates that are off anyway" run --model transformer-pro-nano --set log_pruning_tolerance=null \
+        --set fgate_bias_init=false --dry-run
+    check "a gate" run --model transformer-pro-nano --set fgate_type=full --set log_pruning_tolerance=-5 --dry-run
+    check "the last one counts" run --model fox-pro-nano --set hidden_size=64 --seq-len 8 --model fox-pro-micro \
+        --set hidden_size=320 --seq-len=16 --dry-run
+    said '"hidden_size": 320'
+    said "sequence                        16 tokens"
     check "--window-size" run --model fox-pro-nano --window-size 33 --dry-run
     said '"window_size": 33'
     check "--window-size 0" run --model transformer-swa-nano --window-size 0 --dry-run
@@ -399,6 +413,9 @@ texts() {
     for other in cold4 top1 top0; do same "$scratch/cold" "$scratch/$other"; done
     text empty --temperature 0 --prompt ''
     same "$scratch/cold" "$scratch/empty"
+    check "--init of the run and --prompt alone" run --init "$out" --temperature 0 --prompt ''
+    equals "$(head -c 30 "$scratch/cold" | od -An -tx1)" "$(head -c 30 "$scratch/stdout" | od -An -tx1)"
+    dies "--data GLOB is missing" run --init "$out" --prompt x --out "$scratch/none"
     text prompt --prompt $'Größe: \xe2\x82\xac\n'
     equals "Größe: €" "$(head -n 1 "$scratch/prompt")"
     text prompt --prompt $'\xff\xfe'

@@ -356,6 +356,72 @@ old_names() {
     ends_same $short "$out"
 }
 
+# events OUT: texts of the log's last "resume" lines, from "at N tokens" on
+events() { sed -n 's/.*"event":"resume",.*"text":"\(.*\)"}$/\1/p' "$1/log.jsonl" | tac | sed '/^at /q' | tac; }
+
+# What a resumed run changes is said and logged; what would change nothing but the label of a run that is done is refused.
+changed() {
+    local out=$scratch/label
+    check "half a run" run $short "$out" --max-steps 10
+    check "the same command" run $short "$out" --max-steps 12 --resume
+    equals "at 640 tokens" "$(events "$out")"
+    cp "$shards/text.bin" "$scratch/moved.bin"
+    check "other options" resume "$out" --lr 0.004 --micro-batch 4 --data "$scratch/moved.bin" --keep 2 --max-steps 16
+    said "step 12/20  resume: lr 0.004 (was 0.002)"
+    equals "at 768 tokens
+data \\\"$scratch/moved.bin\\\" (was \\\"$shards/text.bin\\\")
+micro-batch 4 (was 2)
+lr 0.004 (was 0.002)
+keep 2 (was 3)" "$(events "$out")"
+    equals 3 "$(grep -c '"event":"run"' "$out/log.jsonl")"
+
+    rm -rf "$scratch/before"
+    cp -r "$out" "$scratch/before"
+    dies "--weight-decay 0 (was 0.1): the run in $out is at step 16 of 16, where nothing is left" \
+        resume "$out" --weight-decay 0 --max-steps 16
+    dies "--max-tokens 640 (was 1280): the run in $out is at step 16 of 16" resume "$out" --max-tokens 640
+    dies "--data-changed: the run in $out is at step 16 of 16" \
+        resume "$out" --max-steps 16 --data "$shards/part_0.bin" --data-changed
+    check "what changes no label" resume "$out" --max-steps 16 --keep 3 --data "$shards/text.bin" --log-every 7
+    said "step 16/20  resume: keep 3 (was 2)"
+    said "nothing left to do"
+    check "nothing is written" diff -r "$out" "$scratch/before"
+    check "held-out data" resume "$out" --max-steps 16 --val-data "$shards/val.bin" --val-tokens 16
+    said "validation loss"
+    equals "at 1024 tokens
+val-data \\\"$shards/val.bin\\\" (was unset)
+val-tokens 16 (was 1048576)" "$(events "$out")"
+    check "other data" resume "$out" --data "$shards/part_0.bin" --data-changed --max-steps 17
+    said "resume: other data than before (--data-changed)"
+    differ "$out/log.jsonl" "$scratch/before/log.jsonl"
+    check "an extension" resume "$out" --max-tokens 1344
+    said "resume: max-tokens 1344 (was 1280)"
+    equals 2 "$(grep '"event":"run"' "$out/log.jsonl" | sed 's/.*"data_fingerprint":"//; s/".*//' | sort -u | wc -l)"
+}
+
+# --init may name a run's folder: its newest checkpoint then. A resumed run keeps the one that it started from.
+from_a_run() {
+    local from=$scratch/teacher out=$scratch/pupil
+    local start="--init $from --seq-len 16 --batch-tokens 64 --max-tokens 640 --data $shards/text.bin"
+    check "a run" run $short "$from" --save-every 5 --max-steps 5
+    check "starts from it" "$trainer" $start --out "$out" --max-steps 4
+    said "$from/step_00000005: "
+    check "goes on" "$trainer" --resume --out "$from"
+    check "resumes" "$trainer" ${start/$from/$from/} --out "$out" --resume --max-steps 6
+    rm -rf "$from/step_00000005"
+    check "resumes without what it started from" "$trainer" $start --out "$out" --resume
+    equals "at 384 tokens" "$(events "$out")"
+    check "its record" grep -q "\"init\": \"$from/step_00000005\"" "$out/step_00000010/trainer.json"
+    dies "--init $scratch/$short: the run in $out started from $from/step_00000005" \
+        "$trainer" --init "$scratch/$short" --out "$out" --resume
+    dies "of a model with another use_rope than the command line's" \
+        "$trainer" $start --set use_rope=true --out "$out" --resume
+    check "another starts from the newest" "$trainer" $start --out "$scratch/pupil2" --max-steps 1
+    said "$from/step_00000020: "
+    mkdir "$scratch/no_model"
+    dies "$scratch/no_model/config.json: cannot open" "$trainer" --init "$scratch/no_model" --dry-run
+}
+
 # How a full gate was initialized is in trainer.json: the paper's code refuses it in config.json.
 initialization() {
     local out=$scratch/initialized gate="--set fgate_bias_init=true --set decay_time_max=64" step
@@ -436,6 +502,8 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     full_disk
     moved_away
     old_names
+    changed
+    from_a_run
     initialization
     tokenizers
     left_behind

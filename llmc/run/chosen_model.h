@@ -1,0 +1,88 @@
+/*
+The model that --model, --init, --set and --window-size describe. Called by run.h.
+*/
+#pragma once
+
+#include "checkpoint.h"
+#include "options.h"
+
+// --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes its
+// place in the options, as a text in `path`.
+static inline void init_find(Options* o, char path[PATH_LENGTH]) {
+    Error ignored; // config_read reports a folder that cannot be read
+    int64_t* steps;
+    if (!o->init) return;
+    path_join(path, o->init, "config.json");
+    if (access(path, F_OK) == 0) return;
+    if (checkpoint_list(o->init, &steps, &ignored) > 0) {
+        checkpoint_path(path, o->init, steps[0]);
+        o->init = path;
+    }
+    free(steps);
+}
+
+// Is `started`, the checkpoint that a run started from, the folder `init` or one of its checkpoints?
+static inline bool init_is(const char* init, const char* started) {
+    size_t n = strlen(init);
+    while (n > 1 && init[n - 1] == '/') n--;
+    if (!started || strncmp(started, init, n) != 0) return false;
+    const char* rest = started + n + strspn(started + n, "/");
+    return *rest == '\0' || (started[n] == '/' && checkpoint_step(rest) >= 0);
+}
+
+// Dies where --set gives a key of forget gates to a model without them, which would not be trained any
+// differently for it. A value that turns the key off is as good as none.
+static inline void model_check_gate_keys(const Options* o, const Config* c) {
+    static const char* const keys[] = {
+        "fgate_bias_init=", "decay_time_min=", "decay_time_max=", "log_pruning_tolerance="};
+    for (int i = 0; i < o->set.count && !config_has_gate(c); i++)
+        for (int k = 0; k < 4; k++) {
+            const char *item = o->set.items[i], *value = item + strlen(keys[k]);
+            if (strncmp(item, keys[k], strlen(keys[k])) == 0 && strcmp(value, "null") != 0 &&
+                strcmp(value, "false") != 0)
+                die("--set %s: this model has no forget gate (fgate_type is none)", item);
+        }
+}
+
+// Changes the config by --set.
+static inline void model_set(Config* c, const Options* o) {
+    Error err;
+    for (int i = 0; i < o->set.count; i++) {
+        const char *item = o->set.items[i], *equals = strchr(item, '=');
+        char key[64];
+        if (!equals || equals == item || equals - item >= (ptrdiff_t)sizeof key)
+            die("--set %s: not of the form KEY=VALUE", item);
+        snprintf(key, sizeof key, "%.*s", (int)(equals - item), item);
+        if (!config_set(c, "--set", key, equals + 1, &err)) die("%s", err.msg);
+    }
+}
+
+// The model that the options describe, and the recipe that it trains with. of_init: the config of --init, or
+// NULL to read it.
+static inline Config model_choose(const Options* o, const Config* of_init, Recipe* recipe) {
+    Error err;
+    Config c;
+    if (o->model && o->init) die("--model and --init both name a model: give one of them");
+    if (o->init) {
+        if (of_init)
+            c = *of_init;
+        else if (!config_read(&c, o->init, &err))
+            die("%s", err.msg);
+        *recipe = config_nearest_recipe(&c);
+    } else {
+        if (!o->model) die("which model? give --model NAME or --init DIR; --help lists the options");
+        if (!config_preset(&c, recipe, o->model, &err)) die("%s", err.msg);
+        c.bos_token_id = c.eos_token_id =
+            -1; // unless set, the last id of the vocabulary, whose size --set may change
+    }
+    model_set(&c, o);
+    if (o->window_size != OPTION_UNSET) {
+        if (c.mixer != MIXER_ATTENTION) die("--window-size: this model has no attention");
+        c.window_size = o->window_size;
+    }
+    if (!o->init && c.bos_token_id < 0) c.bos_token_id = c.vocab_size - 1;
+    if (!o->init && c.eos_token_id < 0) c.eos_token_id = c.vocab_size - 1;
+    model_check_gate_keys(o, &c);
+    if (!config_check(&c, o->init ? o->init : o->model, &err)) die("%s", err.msg);
+    return c;
+}
