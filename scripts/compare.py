@@ -18,8 +18,11 @@ the pictures means. It writes
 Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
 are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks,
 and steps that were done twice because a run was killed. Pictures need matplotlib, half-lives also safetensors
-(scripts/requirements.txt); --no-plots needs nothing. A run whose log is damaged is left out, and the exit code
-is then 1.
+(scripts/requirements.txt); --no-plots needs nothing. A folder without a log is left out. So is a run whose
+log is damaged, and the exit code is then 1.
+
+A run that was resumed with other options has several configurations. It is named by all of them, as in "lr
+0.001 then 0.002 from step 512", unless what has changed is only how it is computed and measured.
 """
 import argparse
 import bisect
@@ -37,7 +40,10 @@ import positions  # noqa: E402
 
 # Options that do not change what is learnt.
 SILENT = set("""seed save-every keep log-every val-every sample-every vocab generate prompt temperature top-k
-    top-p recompute""".split())
+    top-p min-p samples stop forget-by-seen recompute""".split())
+# Of the others, those that a resumed run may change and is still the same run; data as long as its
+# fingerprint is the same.
+FREE = set("data val-data val-tokens micro-batch deterministic attention".split())
 
 
 # ----------------------------------------------------------------------------
@@ -48,12 +54,13 @@ class Log:
     """
     A log. steps, validations: [line] in order, without those that a resumed run did again; each has "hours"
     since the start. gpu_hours: all that was spent. eval: the result of --eval, or None. half_lives:
-    [layer][head]. damaged: the BadLine where reading stopped, or None.
+    [layer][head]. damaged: the BadLine where reading stopped, an Error where there is no log, or None.
     """
 
     def __init__(self, path):
         self.path, self.folder = path, Path(path if os.path.isdir(path) else os.path.dirname(path)).resolve()
-        self.start = None  # the last "run" line
+        self.start = self.last = None  # the last "run" lines that a step follows, and of all
+        self.runs = []  # those that counted steps follow
         self.steps, self.validations, self.gpu_hours = [], [], 0
         self.eval = self.half_lives = self.damaged = None
         file = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
@@ -63,18 +70,25 @@ class Log:
                     line = log_line(file, number, text)
                     if line:
                         self.add(line)
+        except FileNotFoundError as e:
+            self.damaged = Error(f"{e.filename}: cannot read: {e.strerror}")
+            return
         except OSError as e:
             raise Error(f"{e.filename}: cannot read: {e.strerror}")
         except BadLine as e:
             self.damaged = e
             return
         if not self.start or not self.steps:
-            raise Error(f"{path}: no run with a step in its log")
+            self.damaged = Error(f"{path}: no run with a step in its log")
+            return
+        self.runs = [line for line in self.runs if line["step"] < self.steps[-1]["step"]] or [self.start]
+        self.start, self.last = self.runs[-1], self.start
 
     def add(self, line):
         event = line["event"]
         if event == "run":
             self.start = line
+            self.runs = [earlier for earlier in self.runs if earlier["step"] < line["step"]] + [line]
             for lines in self.steps, self.validations:
                 del lines[bisect.bisect_right(lines, line["step"], key=lambda x: x["step"]):]
         if event not in ("step", "validation") or not self.start:
@@ -89,9 +103,27 @@ class Log:
 
     def settings(self):
         """What decides the outcome, but for the seed: options, and the config where options do not tell."""
-        options = {k: v for k, v in self.start["options"].items() if k not in SILENT}
+        first, last = self.runs[0]["options"], self.last["options"]
+        options = {k: first.get(k) if k in FREE else v for k, v in self.start["options"].items()
+                   if k not in SILENT}
+        options.update({k: v for k, v in last.items() if k in ("val-data", "val-tokens")})
+        options.update(self.changes(free=False))
         options.update(item.partition("=")[::2] for item in options.pop("set", []))
         return options, {"config." + k: v for k, v in self.start["config"].items()}
+
+    def changes(self, free=True):
+        """{option: "0.001 then 0.002 from step 9"} of what a resumed run changed; free: with those in FREE."""
+        texts = {}
+        for before, line in zip(self.runs, self.runs[1:]):
+            was, now = before["options"], line["options"]
+            changed = {k: now[k] for k in now if k in was and now[k] != was[k]
+                       and k not in SILENT and (free or k not in FREE)}
+            data = [run.get("data_fingerprint") for run in (before, line)]
+            if None not in data and data[0] != data[1]:
+                changed["data"] = f"other data of {now.get('data')}"
+            for k, value in changed.items():
+                texts[k] = f"{texts.get(k, was.get(k))} then {value} from step {line['step']}"
+        return texts
 
     def finished(self):
         return self.steps[-1]["step"] >= self.start["num_steps"]
@@ -250,6 +282,8 @@ def notes(runs, others):
         if differences:
             yield f"{name}: {differences}"
     for run in runs:
+        for key, text in run.changes().items():
+            yield f"{run.path}: several configurations: {key} {text}"
         if not run.finished():
             yield f"{run.path}: at step {run.steps[-1]['step']} of {run.start['num_steps']}"
         elif run.validation_loss() is None:
@@ -366,14 +400,16 @@ def main():
     runs = [log for log in logs if not log.damaged]
     read_evals(logs, options.eval)
     report(runs, logs, options)
-    if len(runs) < len(logs):
+    if not runs or any(isinstance(log.damaged, BadLine) for log in logs):
         sys.exit(1)
 
 
 def report(runs, logs, options):
     """Prints tables of the runs, and which of the logs are damaged, and draws the pictures."""
     for log in logs:
-        if log.damaged:
+        if log.damaged and runs and not isinstance(log.damaged, BadLine):
+            print(f"note: {log.damaged}; goes on without it")
+        elif log.damaged:
             print(f"error: {log.damaged}{'; goes on without this run' if runs else ''}", file=sys.stderr)
     if not runs:
         return

@@ -348,7 +348,9 @@ def check_runs(lines):
         assert run["config"]["vocab_size"] > 0 and run["options"]["seed"] == run["seed"] and run["ranks"] >= 1
         assert run["step"] == 0 or lines[i + 1]["event"] == "resume", lines[i + 1]
     for i, line in enumerate(lines):
-        assert line["event"] != "resume" or (i - 1 in runs and lines[i - 1]["step"] == line["step"]), line
+        before = lines[i - 1]  # or another of its lines, on an option that has changed
+        starts = i - 1 in runs or before["event"] == "resume"
+        assert line["event"] != "resume" or (starts and before["step"] == line["step"]), line
 
 
 def check_log(path, lr, warmup, max_tokens, batch):

@@ -38,6 +38,28 @@ logs cut $r/fox1/log.jsonl 9000 >$scratch/part.jsonl
 check "a part" compare --no-plots $scratch/part.jsonl
 said "note: $scratch/part.jsonl: at step "
 equals "-" "$(sed -n 3p $scratch/stdout | cut -d'|' -f5 | xargs)"
+# a run that was resumed with other options is none of the seeds of either, and named by both
+logs=$scratch/resumed
+mkdir $logs
+of() { sed "$2" $r/fox2/log.jsonl >$logs/$1.jsonl; } # line 62 is the run that resumes after step 50
+of lr '62s/"lr": 0.001/"lr": 0.004/'
+check "another learning rate" compare --no-plots $r/fox1 $r/fox3 $logs/lr.jsonl
+said "| lr 0.001                         |     2 |"
+said "| lr 0.001 then 0.004 from step 50 |     1 |"
+said "note: $logs/lr.jsonl: several configurations: lr 0.001 then 0.004 from step 50"
+of moved '62s/"data": "d"/"data": "e"/'
+check "data that moved" compare --no-plots $r/fox1 $logs/moved.jsonl
+said "| all |     2 |"
+said "note: $logs/moved.jsonl: several configurations: data d then e from step 50"
+of other 's/"seed"/"data_fingerprint": "0a", &/; 62s/0a/0b/'
+check "other data" compare --no-plots $r/fox1 $logs/other.jsonl
+said "| data d then other data of d from step 50 |"
+# what no step followed is no configuration: a run that was done, or had nothing done after its checkpoint
+{ cat $r/fox1/log.jsonl && sed '1!d; s/"step": 0/"step": 100/; s/"lr": 0.001/"lr": 0/' $r/fox1/log.jsonl; } >$logs/done.jsonl
+{ sed 61q $r/fox2/log.jsonl && sed '62!d; s/"lr": 0.001/"lr": 7/' $r/fox2/log.jsonl && sed '1,61d' $r/fox2/log.jsonl; } >$logs/killed.jsonl
+check "nothing trained with it" compare --no-plots $logs/done.jsonl $logs/killed.jsonl $r/fox3
+said "| all |     3 |"
+equals "" "$(grep configurations $scratch/stdout)"
 # --eval: means and deviations over seeds, by the folder of the file or by the checkpoint that it names
 check "--eval" compare --no-plots $r/fox? $r/transformer? --eval $r/fox?/eval.json $r.eval/*
 said "| perplexity of the first tokens | seeds |           128 |           256 |"
@@ -91,7 +113,13 @@ cp $r/fox1/eval.json $scratch/bad/eval.json
 echo 1 >$bad
 dies "line 1: not a JSON object" compare --no-plots $r/fox1 $scratch/bad --eval $r/fox1/eval.json $scratch/bad/eval.json
 
-dies "$scratch/empty: no run with a step in its log" compare --no-plots $r/fox1 $scratch/empty
+dies "$scratch/empty: no run with a step in its log" compare --no-plots $scratch/empty
+# folders without a log, as of a run that has just begun
+mkdir $scratch/no_log
+check "go on without them" compare --no-plots $scratch/empty $r/fox1 $scratch/no_log $r/fox2 --eval $r/fox1/eval.json
+said "note: $scratch/empty: no run with a step in its log; goes on without it"
+said "note: $scratch/no_log/log.jsonl: cannot read: No such file or directory; goes on without it"
+equals "| all | 2 |" "$(row 5 | cut -d'|' -f-3)|"
 
 if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     check "half-lives" logs gates $scratch/gates
