@@ -12,15 +12,25 @@
 #   runs     |MODELS| x |LRS| x |SEEDS|, each as long as the trainer's --dry-run says, on |GPUS| of them at a time
 #   disk     KEEP checkpoints a run (1), of 12 bytes a parameter
 #
-# The same command goes on after an interruption: it skips runs that ended with the same options, and resumes the
-# others. Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code 75. A run that fails
-# does not keep the others from running; OUT/RUN/output.txt says why, and the sweep's exit code is 1.
+# The same command goes on after an interruption: it skips runs that ended with the same options and data and still
+# have that checkpoint, and resumes the others. A sweep leaves a run that another one trains until it has done its
+# others, and then waits for it. Ctrl-C, SIGTERM or SIGUSR1 ends the sweep with a checkpoint of each run, and exit code
+# 75. A run that fails does not keep the others from running; OUT/RUN/output.txt says why, and the sweep's exit code
+# is 1.
 set -u
 die() {
     echo "error: $1" >&2
     exit 1
 }
 [ -n "${MODELS:-}" ] || die "MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'"
+for word; do # would make folders' names untrue
+    case ${word%%=*} in
+    --model) die "--model: MODELS names the models" ;;
+    --seed) die "--seed: SEEDS names the seeds" ;;
+    --out) die "--out: OUT names the folder of the runs" ;;
+    --lr) [ -z "${LRS:-}" ] || die "--lr: LRS names the learning rates" ;;
+    esac
+done
 LRS=${LRS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
 if [ -z "${TRAINER:-}" ]; then
     GPUS=${GPUS:-${CUDA_VISIBLE_DEVICES:-}} GPUS=${GPUS//,/ }
@@ -39,22 +49,21 @@ done
 state=$(mktemp -d)
 trap 'rm -rf "$state"' EXIT
 
-# train GPU FOLDER MODEL LR SEED OPTIONS...: one run. Sets code to its exit code
-train() {
-    local gpu=$1 out=$2 model=$3 lr=$4 seed=$5 command
-    shift 5
-    command=("$TRAINER" --model "$model" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
-    [ "$lr" = preset ] || command+=(--lr "$lr")
-    command+=("$@")
-    if [ "$(cat "$out/done" 2>/dev/null)" = "${command[*]}" ]; then
-        echo "done already: $out"
-        code=0
-        return
-    fi
-    echo "training: $out${gpu:+ ($gpu)}"
-    mkdir -p "$out" || return
-    [ "$gpu" = cpu ] || export CUDA_VISIBLE_DEVICES=$gpu
-    "${command[@]}" >>"$out/output.txt" 2>&1 &
+# list_data OPTIONS...: name, size and time of the files of --data and --val-data
+list_data() {
+    local word before='' globs='' glob
+    for word; do
+        case $before in --data | --val-data) globs+=$word, ;; esac
+        case $word in --data=* | --val-data=*) globs+=${word#*=}, ;; esac
+        before=$word
+    done
+    while read -rd, glob; do compgen -G "$glob"; done <<<"$globs" | sort -u | xargs -rd '\n' stat -Lc '%n %s %Y'
+}
+data=$(list_data "$@")
+
+# background COMMAND...: runs it, and passes an interruption of the sweep on to it. Sets code to its exit code
+background() {
+    "$@" &
     child=$!
     [ -z "$stopping" ] || kill -USR1 $child
     while :; do # a signal ends `wait` before the child does
@@ -63,24 +72,66 @@ train() {
         [ $code -gt 128 ] && kill -0 $child 2>/dev/null || break
     done
     child=
-    [ $code != 0 ] || echo "${command[*]}" >"$out/done"
+}
+
+# state_of FOLDER COMMAND...: what a run that is done is recognized by: command, data, and the newest checkpoint's record
+state_of() {
+    local newest
+    newest=$(ls -d "$1"/step_*/trainer.json 2>/dev/null | tail -n 1)
+    [ -n "$newest" ] && printf '%s\n' "${*:2}" "$data" "$newest $(cksum <"$newest")"
+}
+
+# train GPU FOLDER MODEL LR SEED OPTIONS...: one run. Sets code to its exit code
+train() {
+    local gpu=$1 out=$2 model=$3 lr=$4 seed=$5 command now
+    shift 5
+    command=("$TRAINER" --model "$model" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
+    [ "$lr" = preset ] || command+=(--lr "$lr")
+    command+=("$@")
+    if now=$(state_of "$out" "${command[@]}") && [ "$(cat "$out/done" 2>/dev/null)" = "$now" ]; then
+        echo "done already: $out"
+        code=0
+        return
+    fi
+    echo "training: $out${gpu:+ ($gpu)}"
+    [ "$gpu" = cpu ] || export CUDA_VISIBLE_DEVICES=$gpu
+    background "${command[@]}" >>"$out/output.txt" 2>&1
+    [ $code != 0 ] || state_of "$out" "${command[@]}" >"$out/done"
+}
+
+# take I WAIT GPU OPTIONS...: run I, with a lock against other sweeps, which is waited for where WAIT is 1, and which
+# lasts as long as the trainer if the sweep is killed. False: another sweep has the run
+take() {
+    local i=$1 wait=$2 gpu=$3 code=1 model lr seed out
+    shift 3
+    read -r model lr seed <<<"${runs[i]}"
+    out=$OUT/${model}_lr-${lr}_seed-$seed
+    if mkdir -p "$out" && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
+        if ! flock -n 9; then
+            [ "$wait" = 1 ] || return 1
+            echo "waiting for another sweep: $out"
+            background flock 9
+        fi
+        if [ -n "$stopping" ]; then code=75; else train "$gpu" "$out" "$model" "$lr" "$seed" "$@"; fi
+        exec 9>&-
+    fi
+    [ $code != 75 ] || { touch "$state/interrupted"; stopping=1; return 0; }
+    [ $code = 0 ] || { echo "FAILED with exit code $code: $out/output.txt"; touch "$state/failed"; }
 }
 
 # work GPU OPTIONS...: takes runs that no other worker has taken
 work() {
-    local gpu=$1 run i code model lr seed out
+    local gpu=$1 i child='' stopping='' later=()
     shift
-    child='' stopping=''
     trap 'stopping=1; [ -z "$child" ] || kill -USR1 $child' USR1
     for i in "${!runs[@]}"; do
         [ -z "$stopping" ] || return
         mkdir "$state/$i" 2>/dev/null || continue
-        read -r model lr seed <<<"${runs[i]}"
-        out=$OUT/${model}_lr-${lr}_seed-$seed
-        code=1
-        train "$gpu" "$out" "$model" "$lr" "$seed" "$@"
-        [ $code != 75 ] || { touch "$state/interrupted"; return; }
-        [ $code = 0 ] || { echo "FAILED with exit code $code: $out/output.txt"; touch "$state/failed"; }
+        take "$i" 0 "$gpu" "$@" || later+=("$i")
+    done
+    for i in "${later[@]}"; do
+        [ -z "$stopping" ] || return
+        take "$i" 1 "$gpu" "$@"
     done
 }
 
