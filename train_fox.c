@@ -17,6 +17,7 @@ run computes the same bits on any number of threads.
 
 #include "llmc/cpu/adamw.h"
 #include "llmc/cpu/attend.h"
+#include "llmc/cpu/core_time.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/memory.h"
@@ -875,6 +876,7 @@ typedef struct Model {
     double norm;               // of its gradient
     bool own_finite;           // this rank's share of both
     double began;              // the step, in seconds_now()
+    CoreWatch core_watch;      // of its forward and backward passes
     real* scratch;             // [shard_count] with several ranks
     RankTime* times;           // [ranks]
 } Model;
@@ -1339,10 +1341,12 @@ static void begin_step(Model* model) {
 
 static void add_gradients(Model* model, int64_t step_tokens, bool last) {
     (void)last; // update reduces them
+    const CoreTime begin = core_time_now();
     real dloss = (real)(1 / (double)step_tokens);
     model_forward(model, model->inputs);
     model->loss += model_loss(model, model->targets, dloss, true, NULL) / (double)step_tokens;
     model_backward(model, model->inputs);
+    core_watch_add(&model->core_watch, begin, core_time_now());
 }
 
 static void update(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes) {
@@ -1373,6 +1377,7 @@ static void finish_step(Model* model, LogStep* line) {
     line->votes = model->sums.votes;
     line->ranks = model->shard.size;
     line->times = model->times;
+    if (model->shard.rank == 0) core_watch_tell(&model->core_watch, omp_get_max_threads());
 }
 
 static const char* first_not_finite(Model* model, bool gradients) {

@@ -13,6 +13,13 @@ set -eu
 model=${MODEL:-fox-pro-125m}
 out=out/linux-$model
 data=data/linux
+for word; do # the last --out counts, as for the trainer
+    case ${before:-}:$word in
+    --out:*) out=$word ;;
+    *:--out=*) out=${word#*=} ;;
+    esac
+    before=$word
+done
 
 scripts/check.sh need gpu
 make train_foxcu data/text_to_shards
@@ -22,6 +29,5 @@ make train_foxcu data/text_to_shards
     --max-tokens 51200Ki --batch-tokens 128Ki --micro-batch "${MICRO_BATCH:-2}" --warmup-tokens 4Mi --lr 1e-3 \
     --val-every 100 --val-tokens 1Mi --save-every 100 --log-every 10 --out "$out" --resume "$@"
 
-newest=$(ls -d "$out"/step_* | tail -n 1)
-./train_foxcu --init "$newest" --data "${data}_val_*.bin" --val-data "${data}_val_*.bin" \
+./train_foxcu --init "$out" --data "${data}_val_*.bin" --val-data "${data}_val_*.bin" \
     --seq-len 32768 --batch-tokens 32768 --micro-batch 1 --val-tokens 4Mi --max-steps 0

@@ -1,8 +1,9 @@
 /*
 Tests of llmc/cpu/threads.h and memory.h: the CPU quota and the memory limit of cgroups of both versions, the
-number of threads that follows from the one and the memory that is left from the other. A scratch folder stands
-for the root of the file system.
+number of threads that follows from the one and the memory that is left from the other; of core_time.h: when
+busy cores are told of. A scratch folder stands for the root of the file system.
 */
+#include "../../../llmc/cpu/core_time.h"
 #include "../../../llmc/cpu/memory.h"
 #include "../../../llmc/cpu/threads.h"
 #include "../check.h"
@@ -97,11 +98,56 @@ static void test_memory(void) {
     CHECK(memory_left(root) == 0, "nothing is left");
 }
 
+// Steps of `clock` seconds in which the threads ran for `cpu` seconds, until one tells of busy cores; at most 100.
+// Returns how many there were; 100: none did.
+static int steps_until_told(CoreWatch* w, double clock, double cpu, int threads, double* share) {
+    for (int i = 1; i <= 100; i++) {
+        const CoreTime begin = {1000, 10}, end = {1000 + clock / 2, 10 + cpu / 2};
+        core_watch_add(w, begin, end);
+        core_watch_add(w, begin, end);
+        if (core_watch_step(w, threads, share)) return i;
+    }
+    return 100;
+}
+
+static void test_busy_cores(void) {
+    double share = 0;
+    CoreWatch w = {0};
+    CHECK(steps_until_told(&w, 10, 19, 2, &share) == 100, "idle cores");
+    CHECK(steps_until_told(&w, 10, 12, 2, &share) == 100, "a little busy");
+    CHECK(steps_until_told(&w, 10, 5, 2, &share) < 10 && share > 0.2 && share < 0.4, "busy later: %g", share);
+    CHECK(steps_until_told(&w, 10, 5, 2, &share) == 100, "is told once");
+
+    w = (CoreWatch){0};
+    CHECK(steps_until_told(&w, 10, 2.5, 2, &share) == 1 + CORE_WATCH_STEPS, "the first step does not count");
+    CHECK(fabs(share - 0.125) < 1e-9, "an eighth, and not %g", share);
+    w = (CoreWatch){0};
+    CHECK(steps_until_told(&w, 10, 2.5, 1, &share) == 1 + CORE_WATCH_STEPS, "one thread");
+    w = (CoreWatch){0};
+    CHECK(steps_until_told(&w, 10, 6, 1, &share) == 100, "one thread on half a core");
+    w = (CoreWatch){0};
+    CHECK(steps_until_told(&w, 0.125, 0.0625 / 2, 1, &share) == 1 + 40, "short steps: five seconds of them");
+
+    // one long pause, as after Ctrl-Z, is no busy core
+    w = (CoreWatch){0};
+    for (int i = 0; i < 1000; i++) {
+        const CoreTime begin = {0, 0}, end = {i == 20 ? 1e6 : 1, 2};
+        core_watch_add(&w, begin, end);
+        CHECK(!core_watch_step(&w, 2, &share), "a pause");
+    }
+
+    const CoreTime begin = core_time_now();
+    CoreTime now = begin;
+    while (now.cpu <= begin.cpu) now = core_time_now();
+    CHECK(now.clock > begin.clock, "both times advance");
+}
+
 int main(void) {
     test_version_2();
     test_container();
     test_version_1();
     test_number();
     test_memory();
+    test_busy_cores();
     return test_report();
 }

@@ -44,4 +44,14 @@ recipe multi_gpu.sh bin/mpirun
 tokenized 2
 recipe multi_node_mpirun.sh bin/mpirun
 recipe slurm.sbatch bin/srun
+# what follows the training is of the folder that was trained in
+mkdir "$scratch/scripts"
+program scripts/check.sh
+touch "$scratch/data/linux_train_000000.bin"
+for out in "--out other" --out=other; do
+    rm -f "$scratch/train_foxcu.log"
+    check "gpu_quickstart.sh $out" env -C "$scratch" sh "$root/scripts/gpu_quickstart.sh" --out this $out --log-every 3
+    equals 2 "$(wc -l <"$scratch/train_foxcu.log")"
+    equals 1 "$(grep -c -- '--init other ' "$scratch/train_foxcu.log")"
+done
 report
