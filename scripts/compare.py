@@ -112,7 +112,7 @@ class Log:
         return options, {"config." + k: v for k, v in self.start["config"].items()}
 
     def changes(self, free=True):
-        """{option: "0.001 then 0.002 from step 9"} of what a resumed run changed; free: with those in FREE."""
+        """{option: "0.001 then 0.002 from step 9"} of what a resumed run changed; free: FREE too."""
         texts = {}
         for before, line in zip(self.runs, self.runs[1:]):
             was, now = before["options"], line["options"]
