@@ -257,7 +257,10 @@ refused_at_the_start() {
     # more shards than the process may open, the soft limit of which it raises
     local many=$scratch/many i
     mkdir -p "$many"
-    for i in $(seq 40); do cp "$shards/text.bin" "$many/$i.bin"; done
+    for i in $(seq 40); do # each with another first token
+        cp "$shards/text.bin" "$many/$i.bin"
+        printf "\\$(printf %o "$i")" | dd of="$many/$i.bin" bs=1 seek=1024 conv=notrunc status=none
+    done
     few() { (ulimit "$1" 40 && "$trainer" $other --data "$many/*.bin" --max-tokens 640 --out "$many/$1"); }
     dies "open files at once" few -n
     said "raise its limit with ulimit -n" stderr
