@@ -162,7 +162,10 @@ static inline bool request_ids(const Requests* r, const Json* j, int node, const
 
 static inline bool request_need_tokenizer(const Requests* r, const char* name, Error* err) {
     if (r->tokenizer.vocab_size > 0) return true;
-    return fail(err, "\"%s\": text needs GPT-2's vocab.bpe: give --vocab FILE, or token ids", name);
+    return fail(err,
+                "\"%s\": this program reads text of bytes or GPT-2's vocabulary alone (tokenizer.json in "
+                "--init, or --vocab FILE): give token ids, as scripts/prompt.py does",
+                name);
 }
 
 // Appends the tokens of a member, text or ids; of a missing one if it is not `required` none.
