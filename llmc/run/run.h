@@ -496,7 +496,8 @@ static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, c
     const int64_t V = data->shards[0].header.vocab_size, end = config_end_of_text(&run->config);
     if (V == 0 || end < V || run->world->rank != 0) return;
     warn("'%s': has a vocabulary of %lld tokens, the model one of %lld with end of text at %lld: the model "
-         "will not meet the others; a new model of this data is made with --set vocab_size=%lld",
+         "will not meet the others; a new model of this data is made with --set vocab_size=%lld (and "
+         "bos_token_id and eos_token_id, unless its last token ends texts)",
          glob, (long long)V, (long long)run->config.vocab_size, (long long)end, (long long)V);
 }
 

@@ -150,7 +150,8 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
     if (h->vocab_size > loader->options.vocab_size)
         return fail(err,
                     "%s: its vocabulary of %lld is larger than the model's %lld; a new model of this data is "
-                    "made with --set vocab_size=%lld",
+                    "made with --set vocab_size=%lld (and bos_token_id and eos_token_id, unless its last "
+                    "token ends texts)",
                     shard->path, (long long)h->vocab_size, (long long)loader->options.vocab_size,
                     (long long)h->vocab_size);
     if (h->doc_len > 0 && h->doc_len < loader->options.seq_len)
