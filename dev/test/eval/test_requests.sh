@@ -117,4 +117,11 @@ equals 3 "$(grep -c 'give token ids, as scripts/prompt.py does' "$scratch/two")"
 equals '{"text":null,"tokens":' "$(answers --requests "$scratch/ids" | head -c 22)"
 echo '{' >"$init/tokenizer.json"
 dies "tokenizer.json: " "$trainer" --init "$init" --prompt A --generate 3
+
+# dev/INFERENCE.md has a row for every member
+members=$(sed -n '/members\[\] = {/,/};/p' llmc/eval/requests.h | grep -o '" [a-z_ ]* "' | tr -d '"' | xargs -n 1 | sort -u)
+equals 13 "$(echo "$members" | wc -l)"
+for member in $members; do
+    check "$member in dev/INFERENCE.md" grep -q "^| \`$member\` |" dev/INFERENCE.md
+done
 report
