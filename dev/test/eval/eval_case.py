@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 FAKE = ROOT / "dev/test/eval/fake_requests.py"
 SCRIPTS = ROOT / "scripts/eval"
-sys.path[:0] = [str(SCRIPTS), str(ROOT / "scripts"), str(FAKE.parent)]
+sys.path[:0] = [str(SCRIPTS), str(ROOT / "scripts"), str(FAKE.parent), str(ROOT / "dev/test/scripts")]
 
 import fox  # noqa: E402
 

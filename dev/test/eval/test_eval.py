@@ -1,5 +1,5 @@
 """
-Tests of scripts/eval and scripts/plots.py, with a model that copies in place of a trainer (fake_requests.py):
+Tests of scripts/eval, with a model that copies in place of a trainer (fake_requests.py):
 
     python3 -m venv build/eval
     build/eval/bin/pip install -c scripts/requirements.txt lm_eval matplotlib safetensors tokenizers

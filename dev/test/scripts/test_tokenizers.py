@@ -3,7 +3,7 @@ A model of any tokenizer from text to answers: make_shards.py, the trainer, prom
 
     python3 -m venv build/eval
     build/eval/bin/pip install -c scripts/requirements.txt tokenizers lm_eval
-    build/eval/bin/python dev/test/eval/test_tokenizers.py
+    build/eval/bin/python dev/test/scripts/test_tokenizers.py
 
 A model is trained on tokens of GPT-2's form, which the trainer reads, and copied with a tokenizer.json that gives
 the same ids of ASCII text and that it does not read: what the scripts make of token ids must be what the trainer
@@ -16,10 +16,12 @@ import shutil
 import subprocess
 import sys
 import unittest
+from pathlib import Path
 
-from eval_case import HARNESS, ROOT, TOKENS, Case
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "eval"))
+from eval_case import HARNESS, ROOT, TOKENS, Case  # noqa: E402
 
-import fox
+import fox  # noqa: E402
 
 WORK = ROOT / "build/test/tokenizers"
 TRAIN_FOX = os.environ.get("TRAIN_FOX", str(ROOT / "train_fox"))

@@ -1,5 +1,5 @@
 """
-Tests of scripts/eval/harness.py, which test_eval.py runs.
+Tests of scripts/eval/harness.py, which dev/test/eval/test_eval.py runs.
 """
 import contextlib
 import io

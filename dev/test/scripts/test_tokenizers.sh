@@ -4,4 +4,4 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 python=${HF_PYTHON:-build/hf/bin/python}
-exec "$(command -v "$python" || echo python3)" dev/test/eval/test_tokenizers.py "$@"
+exec "$(command -v "$python" || echo python3)" dev/test/scripts/test_tokenizers.py "$@"
