@@ -37,8 +37,8 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
     state->sequences = sequences;
 }
 
-// Rank 0 reads the tokenizer of checkpoints and samples: beside the data, in the checkpoint that is resumed or in
-// --init, or else the run's own, unless the data says that it has another.
+// Rank 0 reads the tokenizer of checkpoints and samples: beside the data, in the checkpoint that is resumed
+// or in --init, or else the run's own, unless the data says that it has another.
 static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const DataLoader* data) {
     Error err;
     const HfRun facts = checkpoint_hf_run(&run->options, 0);
