@@ -281,13 +281,14 @@ static const char* other_kind(const char* bytes, size_t n) {
         size_t at;
         const char *magic, *kind;
     } kinds[] = {
-        {0, "\x1f\x8b", "compressed by gzip; decompress it (gunzip)"},
-        {0, "\x28\xb5\x2f\xfd", "compressed by zstd; decompress it (unzstd)"},
+        {0, "\x1f\x8b", "compressed by gzip; decompress it (gunzip), or use scripts/make_shards.py"},
+        {0, "\x28\xb5\x2f\xfd", "compressed by zstd; decompress it (unzstd), or use scripts/make_shards.py"},
         {1, "7zXZ", "compressed by xz; decompress it (unxz)"},
         {4, "1AY&SY", "compressed by bzip2; decompress it (bunzip2)"},
         {0, "\x04\x22\x4d\x18", "compressed by lz4; decompress it (unlz4)"},
         {0, "PK\x03\x04", "a zip archive; unpack it (unzip)"},
         {257, "ustar", "a tar archive; unpack it (tar -xf)"},
+        {0, "PAR1", "a Parquet file; use scripts/make_shards.py"},
         {0, "%PDF-", "a PDF document; convert it to text"},
         {0, "\x88\xd8\x34\x01", "a data shard"},
         {0, "\xff\xfe", "UTF-16 text; convert it to UTF-8 (iconv)"},

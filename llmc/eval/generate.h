@@ -2,8 +2,9 @@
 Generation: text that a model writes behind a prompt, for --generate and for samples while training.
 
 The model reads its end-of-text token and the prompt, then continues until it draws end of text, writes a stop
-string or reaches a number of tokens. Token ids become text by the byte tokenizer, or GPT-2's with --vocab;
-without a tokenizer ids are written as numbers. With --json-escape prompts are escaped and what is generated
+string or reaches a number of tokens. Token ids become text by the byte tokenizer or GPT-2's, of the model's
+tokenizer.json or of --vocab; with another tokenizer ids are written as numbers, and scripts/prompt.py makes
+them text. With --json-escape prompts are escaped and what is generated
 is unescaped, since the model's text is.
 
 --prompt - reads prompts from standard input, a line each. With --samples N the prompt is read once and
@@ -13,6 +14,7 @@ Called by train.h. requests.h uses GeneratedText.
 */
 #pragma once
 
+#include "../hf/tokenizer_reader.h"
 #include "engine.h"
 
 static const int64_t GENERATE_DEFAULT_TOKENS = 128, GENERATE_ROWS = 512; // of a pass while training
@@ -159,21 +161,44 @@ static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prom
     return s;
 }
 
-// The tokenizer of the run's model. If --vocab is missing there is none, which is an error if `required`.
+// The tokenizer of a tokenizer.json's text, which errors call `path`. vocab_size 0: only scripts/ can read it.
+static inline Tokenizer sample_tokenizer_parse(const char* path, const char* text) {
+    Error err;
+    Json j;
+    Tokenizer t;
+    if (!json_parse(&j, path, text, strlen(text), &err)) die("%s", err.msg);
+    tokenizer_read_json(&t, &j);
+    json_free(&j);
+    return t;
+}
+
+// The tokenizer of the run's model: --vocab's, or that of the folder that the weights are from, or bytes.
+// Without any of them, or where only scripts/ can read it, there is none, which is an error if `required`.
 static inline Tokenizer sample_tokenizer(const Run* run, bool required) {
     Error err;
     Tokenizer t;
-    const char* vocab = run->options.vocab;
+    char path[PATH_LENGTH], *json = NULL;
+    const char *vocab = run_reads_bytes(run) ? NULL : run->options.vocab,
+               *folder = run_resumed(run) ? run->checkpoint : run->options.init;
     memset(&t, 0, sizeof t);
-    if (run_reads_bytes(run))
+    path_join(path, folder ? folder : "", "tokenizer.json");
+    if (folder && !vocab && !hf_read(&json, path, &err)) die("%s", err.msg);
+    if (vocab && !tokenizer_gpt2(&t, vocab, &err)) die("%s", err.msg);
+    if (json)
+        t = sample_tokenizer_parse(path, json);
+    else if (run_reads_bytes(run))
         tokenizer_bytes(&t);
-    else if (vocab && !tokenizer_gpt2(&t, vocab, &err))
-        die("%s", err.msg);
-    else if (!vocab && required)
-        die("--vocab FILE is missing: GPT-2's vocab.bpe, to read the prompt and write the text");
+    if (!t.vocab_size && required && json)
+        die("%s: is neither the byte tokenizer nor GPT-2's, which are all that this program reads: "
+            "scripts/prompt.py continues text with any",
+            path);
+    if (!t.vocab_size && required)
+        die("--vocab FILE is missing: GPT-2's vocab.bpe, to read the prompt and write the text; with another "
+            "tokenizer, put its tokenizer.json into the folder of --init and use scripts/prompt.py");
     if (t.vocab_size > run->config.vocab_size)
-        die("--vocab %s: has more tokens than the model's vocabulary of %lld", vocab,
+        die("%s: has more tokens than the model's vocabulary of %lld", vocab ? vocab : path,
             (long long)run->config.vocab_size);
+    free(json);
     return t;
 }
 
@@ -322,14 +347,13 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
 
 // A sample while training: the prompt and its continuation, to be freed. Where the device has no memory for
 // it, warns and returns NULL: training goes on.
-static inline char* generate_sample(const Run* run, const Trainer* trainer, Model* model) {
-    Tokenizer tokenizer = sample_tokenizer(run, false);
-    const char* prompt = run->options.prompt && tokenizer.vocab_size > 0 ? run->options.prompt : "";
-    char* text = generate_samples(run, &tokenizer, prompt, strlen(prompt), NULL, trainer, model);
+static inline char* generate_sample(const Run* run, const Tokenizer* tokenizer, const Trainer* trainer,
+                                    Model* model) {
+    const char* prompt = run->options.prompt && tokenizer->vocab_size > 0 ? run->options.prompt : "";
+    char* text = generate_samples(run, tokenizer, prompt, strlen(prompt), NULL, trainer, model);
     if (!text)
         warn("step %lld: no sample: too little memory is left on the device for %lld tokens",
              (long long)run->state.step, (long long)sample_tokens(run));
-    tokenizer_free(&tokenizer);
     if (!text) return NULL;
     char* whole = (char*)xrealloc(NULL, strlen(prompt) + strlen(text) + 1);
     strcat(strcpy(whole, prompt), text);

@@ -10,7 +10,8 @@ Texts may be lists of token ids. End of text stands before every context, text a
 of log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the
 context belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of
 --seq-len tokens, or those of training, each token scored once, with as much context as the window has. What a
-generation does not set is as on the command line. A line that is no request is answered by an "error".
+generation does not set is as on the command line. A line that is no request is answered by an "error". For
+users, with every member: dev/INFERENCE.md.
 
 Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
 are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
@@ -162,7 +163,10 @@ static inline bool request_ids(const Requests* r, const Json* j, int node, const
 
 static inline bool request_need_tokenizer(const Requests* r, const char* name, Error* err) {
     if (r->tokenizer.vocab_size > 0) return true;
-    return fail(err, "\"%s\": text needs GPT-2's vocab.bpe: give --vocab FILE, or token ids", name);
+    return fail(err,
+                "\"%s\": this program reads text of bytes or GPT-2's vocabulary alone (tokenizer.json in "
+                "--init, or --vocab FILE): give token ids, as scripts/prompt.py does",
+                name);
 }
 
 // Appends the tokens of a member, text or ids; of a missing one if it is not `required` none.

@@ -48,7 +48,7 @@ ROW(FLAG, data_changed, "data-changed", "", 0, 0, 0, \
 ROW(FLAG, shuffle, "shuffle", "", 0, 0, 0, \
     "shuffle the sequences, with a new permutation of the seed in every epoch") \
 ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
-    "GPT-2's vocab.bpe, for prompts and samples of models with its vocabulary") \
+    "GPT-2's vocab.bpe, for text of a model of its vocabulary whose folder has no tokenizer.json") \
 ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, "the model's text is JSON-escaped, as in LongCrawl64") \
 GROUP("Training") \
 ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, "tokens per sequence [the preset's]") \

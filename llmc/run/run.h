@@ -501,6 +501,16 @@ static inline DataShare run_share(const Run* run, int64_t micro_batches) {
     return data_share(micro_batches, run->micro_batch, run->world->rank, run->world->size);
 }
 
+// Warns of data whose vocabulary does not have the model's end of text: it was encoded for another model.
+static inline void run_warn_vocabulary(const Run* run, const DataLoader* data, const char* glob) {
+    const int64_t V = data->shards[0].header.vocab_size, end = config_end_of_text(&run->config);
+    if (V == 0 || end < V || run->world->rank != 0) return;
+    warn("'%s': has a vocabulary of %lld tokens, the model one of %lld with end of text at %lld: the model "
+         "will not meet the others; a new model of this data is made with --set vocab_size=%lld (and "
+         "bos_token_id and eos_token_id, unless its last token ends texts)",
+         glob, (long long)V, (long long)run->config.vocab_size, (long long)end, (long long)V);
+}
+
 // Opens shards in sequences and micro-batches of the run, this rank's share of each `micro_batches`.
 static inline void run_open_data(const Run* run, DataLoader* data, const char* glob, int64_t micro_batches,
                                  bool shuffle) {
@@ -514,6 +524,7 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
                                  shuffle,
                                  (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
+    run_warn_vocabulary(run, data, glob);
 }
 
 // Dies where the process may not open all files that it will need at once: the shards that its loaders keep

@@ -148,8 +148,12 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
         return fail(err, "%s has tokens of %d bytes, %s of %d; use one dataset", shard->path,
                     h->bytes_per_token, first->path, h0->bytes_per_token);
     if (h->vocab_size > loader->options.vocab_size)
-        return fail(err, "%s: its vocabulary of %lld is larger than the model's %lld", shard->path,
-                    (long long)h->vocab_size, (long long)loader->options.vocab_size);
+        return fail(err,
+                    "%s: its vocabulary of %lld is larger than the model's %lld; a new model of this data is "
+                    "made with --set vocab_size=%lld (and bos_token_id and eos_token_id, unless its last "
+                    "token ends texts)",
+                    shard->path, (long long)h->vocab_size, (long long)loader->options.vocab_size,
+                    (long long)h->vocab_size);
     if (h->doc_len > 0 && h->doc_len < loader->options.seq_len)
         return fail(err, "%s: its documents of %lld tokens are shorter than a sequence of %lld", shard->path,
                     (long long)h->doc_len, (long long)loader->options.seq_len);
@@ -366,8 +370,10 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
             return false;
     for (int64_t t = 0; t < count; t++)
         if ((uint32_t)tokens[t] >= (uint64_t)o->vocab_size)
-            return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", shard->path,
-                        (long long)(first + t), (uint32_t)tokens[t], (long long)o->vocab_size);
+            return fail(err,
+                        "%s: token %lld has id %u, outside the vocabulary of %lld; a new model gets a larger "
+                        "one with --set vocab_size=N",
+                        shard->path, (long long)(first + t), (uint32_t)tokens[t], (long long)o->vocab_size);
     return true;
 }
 

@@ -42,13 +42,13 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
     state->sequences = sequences;
 }
 
-// Rank 0 reads the tokenizer that checkpoints get: beside the data, in the checkpoint that is resumed or in
-// --init, or else the run's own, unless the data says that it has another.
+// Rank 0 reads the tokenizer of checkpoints and samples: beside the data, in the checkpoint that is resumed
+// or in --init, or else the run's own, unless the data says that it has another.
 static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const DataLoader* data) {
     Error err;
     const HfRun facts = checkpoint_hf_run(&run->options, 0);
     const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
-    if (!run->options.out || run->world->rank != 0) return;
+    if ((!run->options.out && !run->options.sample_every) || run->world->rank != 0) return;
     bool ok = hf_tokenizer_find(t, data->shards[0].path, folder, &run->config, &facts, &err);
     if (ok && !t->json) {
         Tokenizer own = sample_tokenizer(run, false);

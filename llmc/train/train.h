@@ -82,7 +82,8 @@ typedef struct {
     StepVotes votes;            // of the step finished last, summed over ranks
     Saver saver;                // if the run has a folder
     CheckpointTensors snapshot; // on the host, of this rank's shard: what the saver writes
-    HfTokenizer tokenizer;      // for checkpoints; of rank 0
+    HfTokenizer tokenizer;      // for checkpoints and samples; of rank 0
+    Tokenizer sampler;          // of --sample-every; vocab_size 0: samples are token ids
     int64_t saving;             // step of the checkpoint in the making, and
     double saving_waited;       // for how many seconds training has waited for it
 } Training;
@@ -122,10 +123,10 @@ static inline void training_open(Training* t) {
     t->logger.attention_flops = run_mixer_flops_per_token(run);
     t->logger.peak_flops = run->peak_flops * t->world->size;
     dataloader_seek(&t->data, run->state.position);
-    if (o->sample_every) { // reports an unreadable vocabulary now instead of at the first sample
-        Tokenizer tokenizer = sample_tokenizer(run, false);
-        tokenizer_free(&tokenizer);
-    }
+    if (o->sample_every && t->tokenizer.json && !o->vocab)
+        t->sampler = sample_tokenizer_parse("tokenizer.json", t->tokenizer.json);
+    else if (o->sample_every)
+        t->sampler = sample_tokenizer(run, false);
 }
 
 // ----------------------------------------------------------------------------
@@ -195,7 +196,7 @@ static inline void training_validate(Training* t) {
 // Rank 0 generates a sample; the others wait with their next collective.
 static inline void training_sample(Training* t) {
     if (t->world->rank != 0) return;
-    char* text = generate_sample(t->run, t->trainer, t->model);
+    char* text = generate_sample(t->run, &t->sampler, t->trainer, t->model);
     if (text) logger_event(&t->logger, t->run->state.step, "sample", text);
     free(text);
 }
@@ -353,6 +354,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     dataloader_close(&t->data);
     if (o->val_data) dataloader_close(&t->val_data);
     hf_tokenizer_free(&t->tokenizer);
+    tokenizer_free(&t->sampler);
     free(t);
     return state->step < run->last_step ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
 }

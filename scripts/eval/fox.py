@@ -1,12 +1,16 @@
 """
-What the scripts of this folder share besides ../common.py: the trainer as a subprocess that answers requests
-(--requests -), a checkpoint's tokenizer and recorded options. Standard library only, but for the `tokenizers`
-library, which reads a tokenizer.json.
+What the scripts of this folder and ../prompt.py share besides ../common.py: the trainer as a subprocess that
+answers requests (--requests -), a checkpoint's tokenizer and recorded options. Standard library only, but for
+the `tokenizers` library, which reads a tokenizer.json.
+
+The trainer itself reads and writes text of bytes and of GPT-2's vocabulary. Of any other tokenizer the
+scripts send token ids, and make text of those that come back.
 """
 import atexit
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -22,14 +26,31 @@ BYTE_VOCAB = 257  # 256 bytes and end-of-text
 # the model
 
 
+def has_gpu():
+    """Is there a GPU? As sweep.sh finds it: CUDA_VISIBLE_DEVICES, or what nvidia-smi lists."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return visible not in ("", "-1")
+    try:
+        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        return bool(subprocess.run(command, capture_output=True).stdout.strip())
+    except OSError:
+        return False
+
+
+def default_trainer():
+    """train_foxcu where it is built and there is a GPU, else train_fox."""
+    gpu = ROOT / "train_foxcu"
+    return str(gpu if gpu.exists() and has_gpu() else ROOT / "train_fox")
+
+
 def add_model_options(parser):
     """Adds the options that say which model answers, and by which program."""
-    programs = [p for p in (ROOT / "train_foxcu", ROOT / "train_fox") if p.exists()]
     add = parser.add_argument_group("model").add_argument
     add("--init", required=True, metavar="DIR", help="checkpoint")
-    add("--trainer", metavar="FILE", default=str(programs[0] if programs else ROOT / "train_fox"),
-        help="program that answers requests (default: train_foxcu if it is built, else train_fox)")
-    add("--vocab", metavar="FILE", help="vocab.bpe, for models with GPT-2's vocabulary")
+    add("--trainer", metavar="FILE", default=default_trainer(),
+        help="program that answers requests (default: train_foxcu if there is a GPU, else train_fox)")
+    add("--vocab", metavar="FILE", help="GPT-2's vocab.bpe, if DIR has no tokenizer.json")
     add("--json-escape", action="store_true", help="the model's text is JSON-escaped, as in LongCrawl64")
     add("--seq-len", type=int, metavar="N", help="longest window of rolling requests (default: as trained)")
     add("--workers", type=int, default=1, metavar="N", help="processes; with several, each has a GPU")
@@ -41,26 +62,109 @@ def recorded_option(folder, name, default=None):
     return read_json(path).get("options", {}).get(name, default) if path.exists() else default
 
 
+def is_bytes(path):
+    """Is a tokenizer.json that of the byte tokenizer?"""
+    model = read_json(path).get("model", {})
+    vocab = model.get("vocab")
+    return (isinstance(vocab, dict) and len(vocab) == BYTE_VOCAB and not model.get("merges")
+            and all(vocab.get(chr(i)) == i for i in range(33, 127)))
+
+
+ESCAPES = re.compile(r'(?:\\u[0-9a-fA-F]{4})+|\\["\\/bfnrt]')
+
+
+def escape(text):
+    return json.dumps(text)[1:-1]
+
+
+def unescape(text):
+    """The inverse of escape, of any text: what is no escape stays."""
+    def character(match):
+        return json.loads(f'"{match[0]}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return ESCAPES.sub(character, text)
+
+
+def cut_at(text, stops):
+    """The text before the first of the stop strings."""
+    return text[:min((at for at in map(text.find, stops) if at >= 0), default=len(text))]
+
+
 class Tokenizer:
-    """Text to ids as the trainer does it: bytes, or the checkpoint's tokenizer.json."""
+    """Text to ids as the trainer does it, and back: bytes, or the checkpoint's tokenizer.json."""
+
+    STOP_IDS = 2000  # most tokens that end a text early
 
     def __init__(self, folder, json_escape=False):
         self.json_escape = json_escape
-        self.library = None
-        if read_json(Path(folder) / "config.json").get("vocab_size") == BYTE_VOCAB:
-            return
+        self.library = self.texts = None
         path = Path(folder) / "tokenizer.json"
-        if not path.exists():
+        vocab_size = read_json(Path(folder) / "config.json").get("vocab_size")
+        if not path.exists() and vocab_size != BYTE_VOCAB:
             raise Error(f"{path}: missing; only models of bytes need none")
-        self.library = package("tokenizers").Tokenizer.from_file(str(path))
+        if not path.exists() or is_bytes(path):
+            return
+        try:
+            self.library = package("tokenizers").Tokenizer.from_file(str(path))
+        except Error:
+            raise
+        except Exception as e:  # the library has no class for its errors
+            raise Error(f"{path}: {e}")
         self.library.encode_special_tokens = True  # "<|endoftext|>" is text, as in the trainer
+        self.library.no_truncation()
+        self.library.no_padding()
 
     def encode(self, text):
         if self.json_escape:
-            text = json.dumps(text)[1:-1]
+            text = escape(text)
+        text = text.encode("utf-8", "surrogateescape")
         if self.library:
-            return self.library.encode(text, add_special_tokens=False).ids
-        return list(text.encode("utf-8", "surrogateescape"))
+            return self.library.encode(text.decode("utf-8", "replace"), add_special_tokens=False).ids
+        return list(text)
+
+    def decode(self, ids):
+        if self.library:
+            text = self.library.decode(ids, skip_special_tokens=False)
+        else:
+            text = bytes(i for i in ids if i < 256).decode("utf-8", "surrogateescape")
+        return unescape(text) if self.json_escape else text
+
+    def stops(self, until):
+        """
+        Ids at which the trainer may end a text that is cut at these strings: what certainly has one of them.
+        A string that comes in other tokens is found when all the tokens are there.
+        """
+        if self.texts is None:
+            self.texts = self.library.decode_batch([[i] for i in range(self.library.get_vocab_size())],
+                                                   skip_special_tokens=False)
+        found = []
+        for stop in until:
+            raw = escape(stop) if self.json_escape else stop
+            ids = [[i] for i, text in enumerate(self.texts) if raw in text]
+            found += ids if len(ids) <= self.STOP_IDS else []
+            if raw in self.library.decode(self.encode(stop), skip_special_tokens=False):
+                found.append(self.encode(stop))
+        return found
+
+    def request(self, request):
+        """A request of text as one of ids, which the trainer would make of it."""
+        texts = {k: v for k, v in request.items() if isinstance(v, str) and k != "type"}
+        ids = {k: self.encode(v) for k, v in texts.items()}
+        if "context" in ids and "continuation" in ids:  # white space between them belongs to the latter
+            whole = self.encode(texts["context"] + texts["continuation"])
+            n = len(self.encode(texts["context"].rstrip()))
+            ids = {"context": whole[:n], "continuation": whole[n:]}
+        until = [u for u in request.get("until") or [] if isinstance(u, str)]
+        return {**request, **ids, **({"until": self.stops(until)} if until else {})}
+
+    def answer(self, request, asked, answer):
+        """The answer to `asked`, a request of ids, with the text that the request of text would have had."""
+        if request["type"] != "generate":
+            return answer
+        before = asked["prompt"][-8:]  # a decoder may take the first token's space away
+        head, whole = self.decode(before), self.decode(before + answer["tokens"])
+        whole = whole.removeprefix(head) if whole.startswith(head) else self.decode(answer["tokens"])
+        text = cut_at(whole, [u for u in request.get("until") or [] if isinstance(u, str)])
+        return {**answer, "text": text, "finish": "stop" if text != whole else answer["finish"]}
 
 
 # ----------------------------------------------------------------------------
@@ -83,6 +187,8 @@ class Trainer:
         self.command += ["--vocab", str(vocab)] if vocab else []
         self.command += ["--json-escape"] if json_escape else []
         self.command += ["--seq-len", str(seq_len)] if seq_len else []
+        self.init, self.vocab, self.json_escape = Path(init), vocab, json_escape
+        self.tokenizer = None  # that the trainer does not have
         self.workers, self.processes, self.lines = workers, [], queue.Queue()
         self.waiting = set()  # requests that have no answer yet
 
@@ -93,10 +199,30 @@ class Trainer:
                 process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                            encoding="utf-8", env={**os.environ, **gpu})
             except OSError as e:
-                raise Error(f"{self.command[0]}: cannot start: {e.strerror}")
+                program = Path(self.command[0])
+                hint = f"; build it: make {program.name}" if program.parent == ROOT else ""
+                raise Error(f"{program}: cannot start: {e.strerror}{hint}")
             self.processes.append(process)
             atexit.register(self._stop, process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        if not self.vocab and (self.init / "tokenizer.json").exists() and not self._writes_text():
+            self.tokenizer = Tokenizer(self.init, self.json_escape)
+
+    def _writes_text(self):
+        """Does the trainer have the model's tokenizer? A text of one token says so."""
+        self._write(0, [{"type": "generate", "prompt": [], "max_tokens": 1, "temperature": 0, "until": []}])
+        process, line = self.lines.get()
+        if line is None:
+            raise Error(f"{self.command[0]} ended with exit code {process.wait()} before its first answer")
+        return self._parse(line).get("text") is not None
+
+    def _parse(self, line):
+        try:
+            answer = json.loads(line)
+            answer.get("id")
+        except (ValueError, AttributeError):
+            raise Error(f"{self.command[0]}: not an answer: {line.strip()[:100]}")
+        return answer
 
     def _stop(self, process):
         """Ends a program. One that has answered everything ends by itself, and says what it has read."""
@@ -128,25 +254,26 @@ class Trainer:
         """
         if requests and not self.processes:
             self._start()
+        asked = list(map(self.tokenizer.request, requests)) if self.tokenizer else requests
         for worker in range(len(self.processes)):
-            threading.Thread(target=self._write, args=(worker, requests), daemon=True).start()
+            threading.Thread(target=self._write, args=(worker, asked), daemon=True).start()
         waiting = self.waiting = set(range(len(requests)))
         while waiting:
             process, line = self.lines.get()
             if line is None:
                 raise Error(f"{self.command[0]} ended with exit code {process.wait()} after "
                             f"{len(requests) - len(waiting)} of {len(requests)} answers")
-            try:
-                answer = json.loads(line)
-                i = answer.get("id")
-            except (ValueError, AttributeError):
-                raise Error(f"{self.command[0]}: not an answer: {line.strip()[:100]}")
+            answer = self._parse(line)
+            i = answer.get("id")
             if "error" in answer:
                 kind = f" ({requests[i]['type']})" if i in waiting else ""
                 raise Error(f"{self.command[0]} refused request {i}{kind}: {answer['error']}")
             if i not in waiting:
                 raise Error(f"{self.command[0]}: an answer to no request: {line.strip()[:100]}")
+            if self.tokenizer:
+                answer = self.tokenizer.answer(requests[i], asked[i], answer)
             if answer.get("text", "") is None:
-                raise Error(f"{self.command[0]} cannot make text of this model's tokens: give --vocab")
+                raise Error(f"{self.command[0]} cannot make text of this model's tokens: put its "
+                            f"tokenizer.json into {self.init}, or give --vocab")
             waiting.remove(i)
             yield i, answer

@@ -8,12 +8,21 @@ harness's own, and its tasks run unchanged:
         wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,copa,openbookqa,sciq,boolq
 
 are the paper's short tasks (results.py prints its table). Models trained on LongCrawl64 also need
---json-escape. LongBench as in the paper: prompts of over 15,500 tokens keep the first and the last 7,750, and
-answers end with their first line. RULER's tasks read the checkpoint's tokenizer through transformers:
+--json-escape. RULER's tasks read the checkpoint's tokenizer through transformers:
 
-    scripts/eval/harness.py --init DIR --cut-prompt 15500 --gen_kwargs '{"until": ["\\n"]}' --tasks longbench
     scripts/eval/harness.py --init DIR --tasks ruler \\
         --metadata '{"tokenizer": "DIR", "max_seq_lengths": [4096]}'
+
+LongBench as the paper's code has it, also with `pip install jieba fuzzywuzzy rouge`:
+
+    scripts/eval/harness.py --init DIR --longbench --tasks longbench
+
+A prompt of over 15,500 tokens, end of text included, keeps half of them from its beginning and half from its
+end. Of an answer counts, in every task, the first line that is not empty: the model writes as many tokens as
+the task allows, line breaks that it begins with are removed, and the text is cut at the next one. Prompts are
+the paper's: the harness's differ from them by a line break in triviaqa and samsum (before the question), lcc
+and repobench-p (at the end). What still differs from the paper: arithmetic (bf16 in other kernels there), and
+`longbench` also has the Chinese and synthetic sets, which the paper and results.py leave out.
 
 From Python: import this file, and pass model="fox" to lm_eval.simple_evaluate with the arguments of Fox.
 
@@ -36,7 +45,7 @@ import argparse
 import json
 import sys
 
-from fox import Error, Tokenizer, Trainer, add_model_options, run
+from fox import Error, Tokenizer, Trainer, add_model_options, cut_at, run
 
 try:
     from lm_eval.api.model import LM
@@ -47,23 +56,24 @@ except ImportError as e:
     sys.exit(f"error: Python package {e.name} is missing: pip install -c scripts/requirements.txt lm_eval")
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+LONGBENCH_TOKENS = 15500  # of a prompt
 
 
 @register_model("fox")
 class Fox(LM):
     """
-    A checkpoint. Arguments as the command line has them (fox.add_model_options). cut_prompt: a longer prompt
-    of generate_until is reduced to its first and last cut_prompt / 2 tokens. The harness passes batch_size,
+    A checkpoint. Arguments as the command line has them (fox.add_model_options). longbench: LongBench's tasks
+    as the paper's code has them, with prompts of so many tokens at most. The harness passes batch_size,
     max_batch_size and device to every model; here the trainer decides.
     """
 
-    def __init__(self, init, trainer, cut_prompt=None, **options):
+    def __init__(self, init, trainer, longbench=None, **options):
         super().__init__()
         for name in ("batch_size", "max_batch_size", "device"):
             options.pop(name, None)
         self.trainer = Trainer(init, trainer, **options)
-        self.cut_prompt = cut_prompt
-        self.tokenizer = Tokenizer(init, options.get("json_escape")) if cut_prompt else None
+        self.longbench = longbench
+        self.tokenizer = Tokenizer(init, options.get("json_escape")) if longbench else None
 
     def _ask(self, kind, requests, disable_tqdm, result):
         """[result(answer)] in the requests' order, with a progress bar."""
@@ -84,8 +94,13 @@ class Fox(LM):
 
     def generate_until(self, requests, disable_tqdm=False):
         asked = [self._generate(*r.args) for r in requests]
+        long = [bool(self.longbench) and (r.task_name or "").startswith("longbench_") for r in requests]
+        for request, r in ((a, r) for a, r, is_long in zip(asked, requests, long) if is_long):
+            text = longbench_prompt(r.task_name, r.doc, request["prompt"])
+            request.update(prompt=cut_middle(self.tokenizer, text, self.longbench), until=[])
         texts = self._ask("generate", asked, disable_tqdm, lambda a: a["text"])
-        return [cut_at(text, a["until"]) for text, a in zip(texts, asked)]
+        return [text.lstrip("\n").split("\n")[0] if is_long else cut_at(text, a["until"])
+                for text, a, is_long in zip(texts, asked, long)]
 
     def _generate(self, prompt, gen_kwargs):
         options = normalize_gen_kwargs(gen_kwargs)
@@ -94,16 +109,26 @@ class Fox(LM):
         del options["do_sample"]  # the temperature says it
         if options:
             raise Error(f"generation option {next(iter(options))}: not known to the trainer")
-        if self.tokenizer:
-            ids = self.tokenizer.encode(prompt)
-            half = self.cut_prompt // 2
-            prompt = ids[:half] + ids[len(ids) - half:] if len(ids) > self.cut_prompt else ids
         return {"prompt": prompt, "max_tokens": max_tokens, "until": [u for u in until if u], **sampling}
 
 
-def cut_at(text, stops):
-    """The text before the first of the stop strings."""
-    return text[:min((at for at in map(text.find, stops) if at >= 0), default=len(text))]
+def longbench_prompt(task, doc, prompt):
+    """The paper's prompt, of the harness's for the same document."""
+    name = task.removeprefix("longbench_").removesuffix("_e")
+    if name in ("triviaqa", "samsum") and prompt.endswith(f"{doc['context']}\n{doc['question']}"):
+        return prompt.removesuffix(doc["question"]) + "\n" + doc["question"]
+    return prompt + "\n" if name in ("lcc", "repobench-p") and prompt.endswith("code:") else prompt
+
+
+def cut_middle(tokenizer, text, most):
+    """
+    The ids of a text, without its middle if they and end of text are more than so many. As in the paper, the
+    halves are joined as text, which is encoded again, and end of text is one token of the first.
+    """
+    ids, half = tokenizer.encode(text), most // 2
+    if len(ids) + 1 <= most:
+        return ids
+    return tokenizer.encode(tokenizer.decode(ids[:half - 1]) + tokenizer.decode(ids[len(ids) - half:]))
 
 
 def main():
@@ -111,7 +136,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     add_model_options(parser)
-    parser.add_argument("--cut-prompt", type=int, metavar="N", help="keep a prompt's first and last N/2 ids")
+    parser.add_argument("--longbench", type=int, nargs="?", const=LONGBENCH_TOKENS, metavar="N",
+                        help="LongBench as in the paper, prompts of at most N tokens (15500)")
     ours, theirs = parser.parse_known_args()
     from lm_eval.__main__ import cli_evaluate
     arguments = {k: v for k, v in vars(ours).items() if v is not None}

@@ -7,16 +7,20 @@ Needle in a haystack: whether a model finds a sentence in a long text, by length
 The haystack is any folder of text: its files in sorted order, concatenated, tokenized and cut to length - 200
 - needle tokens. The needle goes to depth percent of it, moved back to the end of a sentence ("."); at 100 to
 the very end. Sample 0 of a cell takes the text from its beginning, as the paper does, each further one STRIDE
-tokens later; where the text ends it begins again. The kinds:
+tokens later; where the text ends it begins again. The needle takes its place as tokens; the whole is encoded
+again as one text, as in the paper's code. The kinds:
 
-    standard    the needle is the paper's sentence about San Francisco; the prompt ends with its question
+    standard    the needle is the paper's sentence about San Francisco; the prompt ends with the paper's
+                question, and the first words of the answer
     easy        the question stands before the needle, too
     single      as RULER: a random number of a random key; the prompt ends with the words that stand before it
     multi-key   the same with three more needles, of other keys, at random depths
 
 Decoding is greedy; the trainer puts end-of-text first. The score is 10 if the answer occurs in the text
 generated (case and spaces folded), else 1 + 9 x the share of its words that occur; beside it stands the
-log-probability of the answer. This is not the paper's score, which GPT-4o gives.
+log-probability of the answer. What differs from the paper: the score, which GPT-4o gives there; the order of
+the files, which is the file system's there; at most twice the answer's tokens are generated, not 1,024; and
+where the question is longer than the 200 tokens that the paper reserves, as in bytes, it is reserved whole.
 
 --out keeps every sample. Started again, the script computes only what is missing there, and draws.
 """
@@ -30,8 +34,10 @@ from pathlib import Path
 
 from fox import Error, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run, write_file
 
-RESERVED = 200  # tokens of a prompt for the question and the answer
+RESERVED = 200  # tokens of a prompt for the question and the answer, at least
 STRIDE = 65536  # tokens between the haystacks of two samples
+TASK = ("There is an important piece of information hidden inside the above document. Now that you've read the "
+        "document, I will quiz you about it. Answer the following question: ")
 QUESTION = "What is the best thing to do in San Francisco? Answer: "
 SENTENCE = "The best thing to do in San Francisco is"
 ANSWER = " eat a sandwich and sit in Dolores Park on a sunny day."
@@ -68,7 +74,7 @@ def make_needle(kind, rng):
     """The needle of a sample, drawn from rng."""
     if kind in ("standard", "easy"):
         question = QUESTION if kind == "easy" else ""
-        return Needle([f"\n{question}{SENTENCE}{ANSWER}\n"], f"\n{QUESTION}{SENTENCE}", ANSWER)
+        return Needle([f"\n{question}{SENTENCE}{ANSWER}\n"], f"\n\n{TASK}{QUESTION}{SENTENCE}", ANSWER)
     pairs = random_pairs(rng, 4 if kind == "multi-key" else 1)
     key, value = next(iter(pairs.items()))
     return Needle([f"\n{state(k)} {v}.\n" for k, v in pairs.items()], f"\n{ask(key)}", f" {value}.")
@@ -136,11 +142,13 @@ def make_requests(options, cell, haystack, tokenizer):
     needle = make_needle(options.kind, rng)
     depths = [depth, *(rng.uniform(0, 100) for _ in needle.texts[1:])]
     needles = list(zip(depths, map(tokenizer.encode, needle.texts)))
-    n = length - RESERVED - sum(len(ids) for _, ids in needles)
-    if n < 0:
-        raise Error(f"--lengths {length}: too short for the needle and {RESERVED} more tokens")
-    prompt = haystack.insert(haystack.cut(sample, n), needles) + tokenizer.encode(needle.question)
     answer = tokenizer.encode(needle.answer)
+    reserved = max(RESERVED, len(tokenizer.encode(needle.question)) + len(answer))
+    n = length - reserved - sum(len(ids) for _, ids in needles)
+    if n < 0:
+        raise Error(f"--lengths {length}: too short for the needle and {reserved} more tokens")
+    context = tokenizer.decode(haystack.insert(haystack.cut(sample, n), needles))
+    prompt = tokenizer.encode(context + needle.question)
     generate = {"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "temperature": 0}
     scored = {"type": "score", "context": prompt, "continuation": answer}
     return [{**generate, "until": []}, scored], needle.answer

@@ -486,9 +486,12 @@ static void test_not_text(void) {
         const char *start, *expected;
         size_t n;
     } kinds[] = {
-        {"\x1f\x8b\x08", "is not text but compressed by gzip", 3},
-        {"\x28\xb5\x2f\xfd", "is not text but compressed by zstd", 4},
+        {"\x1f\x8b\x08",
+         "is not text but compressed by gzip; decompress it (gunzip), or use scripts/make_shards", 3},
+        {"\x28\xb5\x2f\xfd",
+         "is not text but compressed by zstd; decompress it (unzstd), or use scripts/make_shards", 4},
         {"\xfd\x37zXZ\0", "is not text but compressed by xz", 6},
+        {"PAR1\x15\x04", "is not text but a Parquet file; use scripts/make_shards.py", 6},
         {"BZh91AY&SY", "is not text but compressed by bzip2", 10},
         {"PK\3\4", "is not text but a zip archive", 4},
         {"%PDF-1.7", "is not text but a PDF document", 8},

@@ -1,5 +1,5 @@
 """
-Tests of scripts/eval and scripts/plots.py, with a model that copies in place of a trainer (fake_requests.py):
+Tests of scripts/eval, with a model that copies in place of a trainer (fake_requests.py):
 
     python3 -m venv build/eval
     build/eval/bin/pip install -c scripts/requirements.txt lm_eval matplotlib safetensors tokenizers
@@ -8,83 +8,24 @@ Tests of scripts/eval and scripts/plots.py, with a model that copies in place of
 test_scripts.sh runs the same with whatever is installed. Tests that need a package that is not there are
 skipped. The last lines say which packages, and how many tests passed.
 """
-import contextlib
-import importlib.util
-import io
 import json
 import math
 import os
 import random
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[3]
-FAKE = ROOT / "dev/test/eval/fake_requests.py"
-SCRIPTS = ROOT / "scripts/eval"
-sys.path[:0] = [str(SCRIPTS), str(ROOT / "scripts"), str(FAKE.parent)]
+from eval_case import FAKE, ROOT, Case, needs_plots, needs_tokenizers
+from eval_harness import TestHarness  # noqa: F401: run here, too
 
-import fake_requests  # noqa: E402
-import fox  # noqa: E402
-import needle  # noqa: E402
-import needle_text  # noqa: E402
-import positions  # noqa: E402
-import results  # noqa: E402
-
-PLOTS = [m for m in ("matplotlib", "numpy", "safetensors") if not importlib.util.find_spec(m)]
-HARNESS = [m for m in ("lm_eval",) if not importlib.util.find_spec(m)]
-TOKENS = [m for m in ("tokenizers",) if not importlib.util.find_spec(m)]
-needs_plots = unittest.skipIf(PLOTS, f"{', '.join(PLOTS)}: not installed")
-needs_tokenizers = unittest.skipIf(TOKENS, "tokenizers: not installed")
-needs_harness = unittest.skipIf(HARNESS, "lm_eval: not installed")
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.tmp = Path(folder.name)
-
-    def model(self, vocab_size=257, options=None, **config):
-        """A folder for the fake trainer."""
-        folder = self.tmp / f"model{len(list(self.tmp.iterdir()))}"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size, **config}))
-        if options:
-            (folder / "trainer.json").write_text(json.dumps({"options": options}))
-        return folder
-
-    def trainer(self, folder, **options):
-        trainer = fox.Trainer(folder, FAKE, **options)
-        self.addCleanup(lambda: [stop(p) for p in trainer.processes])
-        return trainer
-
-    def start(self, name, *arguments):
-        command = [sys.executable, SCRIPTS / name, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    def run_script(self, name, *arguments):
-        """Runs a script; returns its stdout."""
-        done = self.start(name, *arguments)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
-
-    def dies(self, expected, name, *arguments):
-        """Runs a script that must end with exit code 1, its last line `error: ...expected...`."""
-        done = self.start(name, *arguments)
-        self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertRegex(done.stderr, rf"(^|\n)error: [^\n]*{re.escape(expected)}[^\n]*\n$")
-        self.assertNotIn("Traceback", done.stderr)
-        return done.stderr
-
-
-def stop(process):
-    process.stdin.close()
-    process.wait()
-    process.stdout.close()
+import fake_requests
+import fox
+import needle
+import positions
+import results
 
 
 def haystack_text(sentences):
@@ -125,7 +66,7 @@ class TestTrainer(Case):
             list(self.trainer(self.model(fail_after=4)).answers(asked))
         with self.assertRaisesRegex(fox.Error, r"refused request 3 \(sing\): unknown type sing"):
             list(self.trainer(self.model()).answers([*asked[:3], {"type": "sing"}]))
-        with self.assertRaisesRegex(fox.Error, "cannot make text of this model's tokens: give --vocab"):
+        with self.assertRaisesRegex(fox.Error, "cannot make text of this model's tokens: put its tokenizer.json"):
             generate = {"type": "generate", "prompt": [97], "max_tokens": 1, "until": []}
             list(self.trainer(self.model()).answers([{**generate, "text": None}]))
         with self.assertRaisesRegex(fox.Error, "nowhere/train_fox: cannot start: No such file"):
@@ -140,6 +81,34 @@ class TestTrainer(Case):
             fox.Tokenizer(self.model(vocab_size=50257))
         with self.assertRaisesRegex(fox.Error, "config.json: No such file"):
             fox.Tokenizer(self.tmp / "none")
+
+    def test_escapes(self):
+        for text in ('a"\n\\\t', "naïve €", "\U0001f600 x", "\\u00e9", "/"):
+            self.assertEqual(fox.unescape(fox.escape(text)), text)
+        self.assertEqual(fox.unescape("\\x \\u12 \\ud83d|\\/"), "\\x \\u12 \ufffd|/")
+
+    def test_program(self):
+        """train_foxcu where there is a GPU and it is built, as sweep.sh."""
+        smi, path = self.tmp / "nvidia-smi", os.environ["PATH"]
+        smi.write_text("#!/bin/sh\necho 0\n")
+        smi.chmod(0o755)
+        (self.tmp / "train_fox").touch()
+
+        def chosen(visible=None, path=path):
+            environment = {"PATH": path, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+            with mock.patch.dict(os.environ, environment, clear=True), mock.patch("fox.ROOT", self.tmp):
+                return Path(fox.default_trainer()).name
+        self.assertEqual(chosen("0"), "train_fox")
+        (self.tmp / "train_foxcu").touch()
+        self.assertEqual([chosen(v) for v in ("0", "2,3", "", "-1")],
+                         ["train_foxcu", "train_foxcu", "train_fox", "train_fox"])
+        self.assertEqual(chosen(path=str(self.tmp)), "train_foxcu")
+        smi.write_text("#!/bin/sh\nexit 9\n")
+        self.assertEqual(chosen(path=str(self.tmp)), "train_fox")
+        smi.unlink()
+        self.assertEqual(chosen(path=str(self.tmp)), "train_fox")
+        with mock.patch("fox.ROOT", self.tmp), self.assertRaisesRegex(fox.Error, "; build it: make train_foxer"):
+            list(fox.Trainer(self.tmp, self.tmp / "train_foxer").answers([{"type": "rolling", "text": "x"}]))
 
 
 class TestNeedle(Case):
@@ -187,11 +156,16 @@ class TestNeedle(Case):
             self.assertEqual(generate["prompt"], score["context"])
             self.assertEqual(bytes(score["continuation"]).decode(), answer)
             self.assertEqual(prompt.count(answer), 1)
-            self.assertLessEqual(len(prompt), 1500)
+            self.assertLessEqual(len(prompt + answer), 1500)
             statement = prompt.rsplit("? ", 1)[1].removeprefix("Answer: ")
             self.assertEqual(prompt.count(statement + answer), 1)  # what the question's last words complete
             self.assertEqual(prompt.count("special magic number"), {"single": 3, "multi-key": 6}.get(kind, 0))
             self.assertEqual(prompt.count(needle.QUESTION), {"standard": 1, "easy": 2}.get(kind, 0))
+            if kind in ("standard", "easy"):  # as the paper's code ends it
+                self.assertTrue(prompt.endswith(
+                    "\n\nThere is an important piece of information hidden inside the above document. Now that "
+                    "you've read the document, I will quiz you about it. Answer the following question: What is "
+                    "the best thing to do in San Francisco? Answer: The best thing to do in San Francisco is"))
 
     @needs_tokenizers
     def test_prompts_of_gpt2(self):
@@ -448,147 +422,6 @@ class TestPictures(Case):
         pooled = maps.pooled(matrix, 10, 40)
         self.assertEqual(pooled.shape, (10, 30))
         self.assertTrue((pooled == matrix.reshape(10, 7, 30).max(1)).all())
-
-
-# ----------------------------------------------------------------------------
-
-
-@needs_harness
-class TestHarness(Case):
-    """The harness with our model class against its own code for tokenizing, splitting and windows."""
-
-    TASKS = {
-        "choices": """
-            output_type: multiple_choice
-            doc_to_text: "{{question}} "
-            doc_to_choice: "{{choices}}"
-            doc_to_target: "{{label}}"
-            metric_list: [{metric: acc}, {metric: acc_norm}]
-        """,
-        "words": """
-            output_type: loglikelihood
-            doc_to_text: "{{question}}"
-            doc_to_target: " {{choices[label]}}"
-            metric_list: [{metric: perplexity}, {metric: acc}]
-        """,
-        "rolling": """
-            output_type: loglikelihood_rolling
-            doc_to_text: ""
-            doc_to_target: "{{question}}"
-            metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
-        """,
-        "generate": """
-            output_type: generate_until
-            doc_to_text: "{{question}}"
-            doc_to_target: "{{choices[label]}}"
-            generation_kwargs: {until: [".", "zz"], max_gen_toks: 9, do_sample: false, temperature: 1}
-            metric_list: [{metric: exact_match}]
-        """,
-    }
-
-    def setUp(self):
-        super().setUp()
-        rng = random.Random(5)
-        docs = []
-        for _ in range(40):
-            question = "".join(rng.choices("ab c. ", k=rng.randint(1, 200)))
-            choices = ["".join(rng.choices("ab c", k=rng.randint(1, 8))) or "a" for _ in range(4)]
-            docs.append({"question": question, "choices": choices, "label": rng.randrange(4)})
-        docs[0]["question"] = ""
-        (self.tmp / "tasks").mkdir()
-        (self.tmp / "docs.jsonl").write_text("".join(json.dumps(d) + "\n" for d in docs))
-        for name, text in self.TASKS.items():
-            lines = [line[12:] for line in text.strip("\n").split("\n")]
-            lines += [f"task: {name}", "dataset_path: json", "test_split: test",
-                      f"dataset_kwargs: {{data_files: {{test: {self.tmp}/docs.jsonl}}}}"]
-            (self.tmp / "tasks" / f"{name}.yaml").write_text("\n".join(lines))
-        os.environ.update(HF_HOME=str(self.tmp / "cache"), HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-
-    def evaluate(self, model):
-        import lm_eval
-        from lm_eval.tasks import TaskManager
-        manager = TaskManager(include_path=str(self.tmp / "tasks"), include_defaults=False)
-        with contextlib.redirect_stderr(io.StringIO()):
-            found = lm_eval.simple_evaluate(
-                model, tasks=list(self.TASKS), task_manager=manager, bootstrap_iters=0)
-        samples = {t: [(s["doc_id"], s["resps"]) for s in found["samples"][t]] for t in self.TASKS}
-        return found["results"], samples
-
-    def test_equals_its_own_code(self):
-        import harness
-        folder = self.model(vocab_size=513)
-        model = harness.Fox(str(folder), str(FAKE), seq_len=50)
-        self.addCleanup(lambda: [stop(p) for p in model.trainer.processes])
-        got, got_samples = self.evaluate(model)
-        want, want_samples = self.evaluate(reference_model(folder, 50))
-        self.assertEqual(got, want)
-        self.assertEqual(got_samples, want_samples)
-        self.assertTrue(0 < got["choices"]["acc,none"] < 1)
-
-    def test_command_line(self):
-        folder = self.model(vocab_size=513)
-        self.run_script("harness.py", "--init", folder, "--trainer", FAKE, "--seq-len", 50, "--include_path",
-                        self.tmp / "tasks", "--tasks", "choices,generate", "--output_path", self.tmp / "out")
-        want, _ = self.evaluate(reference_model(folder, 50))
-        found = json.loads(next((self.tmp / "out").rglob("results*.json")).read_text())
-        self.assertEqual(found["config"]["model"], "fox")
-        for task in ("choices", "generate"):
-            for name, value in want[task].items():
-                if "stderr" not in name:
-                    self.assertEqual(found["results"][task][name], value, (task, name))
-        table = self.run_script("results.py", f"fox={self.tmp / 'out'}")
-        self.assertIn(f"| choices acc | {want['choices']['acc,none']:.4f} ± ", table)
-
-    def test_failures(self):
-        died = self.dies("ended with exit code 3 after 5 of 160 answers", "harness.py", "--trainer", FAKE,
-                         "--init", self.model(fail_after=5), "--include_path", self.tmp / "tasks",
-                         "--tasks", "choices")
-        self.assertIn("error: fake_requests: out of memory", died)
-
-    def test_generation_options(self):
-        import harness
-        for text, stops, want in (("a.b\nc", ["\n", "."], "a"), ("abc", ["x"], "abc"), ("abc", ["abc"], "")):
-            self.assertEqual(harness.cut_at(text, stops), want)
-        model = harness.Fox(str(self.model()), str(FAKE), cut_prompt=10)
-        options = {"until": ["\n", ""], "max_gen_toks": 3}
-        asked = [model._generate(text, options) for text in ("0123456789", "0123456789abc")]
-        self.assertEqual([bytes(a["prompt"]) for a in asked], [b"0123456789", b"0123489abc"])
-        self.assertEqual((asked[0]["until"], asked[0]["max_tokens"], asked[0]["temperature"]), (["\n"], 3, 0))
-        sampled = model._generate("x", {"until": [], "do_sample": True, "temperature": 0.7, "top_p": 0.9})
-        self.assertEqual(sampled, {"prompt": [120], "max_tokens": 256, "until": [],
-                                   "temperature": 0.7, "top_p": 0.9})
-        with self.assertRaisesRegex(fox.Error, "generation option num_beams: not known"):
-            model._generate("x", {"num_beams": 4})
-
-
-def reference_model(folder, max_length):
-    """The fake trainer's model in the harness's own frame: the harness splits text and makes windows."""
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
-    class Reference(TemplateLM):
-        eot_token_id = fake_requests.END_OF_TEXT
-        model = fake_requests.Model(folder)
-
-        def tok_encode(self, string, add_special_tokens=None, **_):
-            return fake_requests.tokenize(string, self.model.vocab_size)
-
-        def _loglikelihood_tokens(self, requests, **_):
-            with_end = [([256] + c if c[:1] != [256] else c, rest) for _, c, rest in requests]
-            return [self.model.score(*pair) for pair in with_end]
-
-        def loglikelihood_rolling(self, requests, disable_tqdm=False):
-            totals = []
-            for r in requests:
-                windows = get_rolling_token_windows(self.tok_encode(r.args[0]), 256, max_length, 1)
-                totals.append(sum(self.model.score(*make_disjoint_window(w))[0] for w in windows))
-            return totals
-
-        def generate_until(self, requests, disable_tqdm=False):
-            asked = [(self.tok_encode(prompt), options) for prompt, options in (r.args for r in requests)]
-            return [self.model.generate(ids, o["max_gen_toks"], o["until"])[1] for ids, o in asked]
-
-    return Reference()
 
 
 if __name__ == "__main__":

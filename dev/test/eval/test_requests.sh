@@ -67,29 +67,61 @@ same "$scratch/lines" "$scratch/want"
 dies "--samples 0" "$trainer" --init "$init" --generate 3 --samples 0
 dies "--min-p 2" "$trainer" --init "$init" --generate 3 --min-p 2
 
-# GPT-2's vocabulary: text with --vocab, escaped or not; ids without
+# GPT-2's vocabulary: text with the tokenizer.json of the folder or --vocab, escaped or not; ids without either
 rm -rf "$scratch/out"
-check "train on tokens of GPT-2" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 2 \
-    --data "$shards/gpt2.bin" --out "$scratch/out"
-init=$scratch/out/step_00000002
 vocab=dev/test/fixtures/gpt2/vocab.bpe
+check "train on tokens of GPT-2" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 2 \
+    --data "$shards/gpt2.bin" --out "$scratch/out" --vocab $vocab
+init=$scratch/out/step_00000002
 cat >"$scratch/texts" <<'END'
 {"id":1,"type":"score","context":"A \"naïve\"\n","continuation":" reply\t€"}
 {"id":2,"type":"rolling","text":"A \"naïve\"\n reply\t€"}
+{"id":3,"type":"generate","prompt":"A","max_tokens":3,"temperature":0}
 END
 cat >"$scratch/escaped" <<'END'
 {"id":1,"type":"score","context":"A \\\"na\\u00efve\\\"","continuation":"\\n reply\\t\\u20ac"}
 {"id":2,"type":"rolling","text":"A \\\"na\\u00efve\\\"\\n reply\\t\\u20ac"}
+{"id":3,"type":"generate","prompt":"A","max_tokens":3,"temperature":0}
 END
 answers() { "$trainer" --init "$init" "$@" 2>"$scratch/stderr" | sort; }
-answers --vocab $vocab --json-escape --requests "$scratch/texts" >"$scratch/one"
-answers --vocab $vocab --requests "$scratch/escaped" >"$scratch/two"
+answers --json-escape --requests "$scratch/texts" >"$scratch/one"
+answers --requests "$scratch/escaped" >"$scratch/two"
 same "$scratch/one" "$scratch/two"
 equals 2 "$(grep -c '"logprob":-[0-9.]*' "$scratch/one")"
-answers --vocab $vocab --requests "$scratch/texts" >"$scratch/two"
-differ "$scratch/one" "$scratch/two"
 answers --requests "$scratch/texts" >"$scratch/two"
-equals 2 "$(grep -cF "text needs GPT-2's vocab.bpe: give --vocab FILE, or token ids" "$scratch/two")"
+differ "$scratch/one" "$scratch/two"
+check "the text of --prompt" "$trainer" --init "$init" --prompt A --generate 3 --temperature 0
+equals A "$(head -c 1 "$scratch/stdout")"
+mv "$init/tokenizer.json" "$scratch/gpt2.json"
+answers --vocab $vocab --requests "$scratch/texts" >"$scratch/one"
+same "$scratch/one" "$scratch/two"
+answers --requests "$scratch/texts" >"$scratch/two"
+equals 3 "$(grep -c 'give token ids, as scripts/prompt.py does' "$scratch/two")"
+dies "--vocab FILE is missing" "$trainer" --init "$init" --prompt A --generate 3
 echo '{"type":"generate","prompt":[1,2],"max_tokens":3}' >"$scratch/ids"
 equals '{"text":null,"tokens":' "$(answers --requests "$scratch/ids" | head -c 22)"
+
+# samples while training, by the tokenizer beside the data
+cp "$shards/gpt2.bin" "$scratch/g_train_000000.bin"
+cp "$scratch/gpt2.json" "$scratch/g_tokenizer.json"
+check "samples" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 1 \
+    --data "$scratch/g_train_000000.bin" --sample-every 1 --prompt "A text" --generate 3
+said "sample: A text"
+
+# a tokenizer that this program does not have
+sed 's/"normalizer": null/"normalizer": {"type": "NFC"}/' "$scratch/gpt2.json" >"$init/tokenizer.json"
+dies "tokenizer.json: is neither the byte tokenizer nor GPT-2's, which are all that this program reads: scripts/prompt.py" \
+    "$trainer" --init "$init" --prompt A --generate 3
+answers --requests "$scratch/texts" >"$scratch/two"
+equals 3 "$(grep -c 'give token ids, as scripts/prompt.py does' "$scratch/two")"
+equals '{"text":null,"tokens":' "$(answers --requests "$scratch/ids" | head -c 22)"
+echo '{' >"$init/tokenizer.json"
+dies "tokenizer.json: " "$trainer" --init "$init" --prompt A --generate 3
+
+# dev/INFERENCE.md has a row for every member
+members=$(sed -n '/ members\[\]/,/};/p' llmc/eval/requests.h | grep -o '"[a-z_]*"' | tr -d '"' | sort -u)
+equals 13 "$(echo "$members" | wc -l)"
+for member in $members; do
+    check "$member in dev/INFERENCE.md" grep -q "^| \`$member\` |" dev/INFERENCE.md
+done
 report

@@ -49,8 +49,8 @@ negative : damaged header: -4000 tokens
 no_tokens : contains no tokens
 short ': no shard has the 17 tokens
 half_document : damaged header: 4000 tokens are not a whole number of documents of 48
-vocabulary : its vocabulary of 50257 is larger than the model's 257
-high_id : token 1000 has id 257, outside the vocabulary of 257
+vocabulary : its vocabulary of 50257 is larger than the model's 257; a new model of this data is made with --set vocab_size=50257
+high_id : token 1000 has id 257, outside the vocabulary of 257; a new model gets a larger one with --set vocab_size=N
 huge_id : token 1000 has id 2147483653, outside the vocabulary of 257
 END
     dies "is not a regular file" train --data "$shards"
@@ -442,6 +442,14 @@ texts() {
     text two --vocab $vocab --prompt $'A "naïve"\t€\n'
     equals $'A "naïve"\t€' "$(head -n 1 "$scratch/two")"
     differ "$scratch/one" "$scratch/two"
+
+    rm -rf "$out"
+    check "bytes in a model of GPT-2's vocabulary" train_on text --set vocab_size=50257 --set hidden_size=8 --max-steps 1
+    said "text.bin': has a vocabulary of 257 tokens, the model one of 50257 with end of text at 50256: the model " stderr
+    said "--set vocab_size=257" stderr
+    rm -rf "$out"
+    check "more rows than tokens, on purpose" train_on text --set vocab_size=300 --set eos_token_id=256 --max-steps 1
+    equals 0 "$(grep -c "has a vocabulary" "$scratch/stderr")"
 }
 
 odd_options() {

@@ -1,0 +1,7 @@
+#!/bin/bash
+# A model of any tokenizer from text to answers (test_tokenizers.py), where Python has the tokenizers library; elsewhere a
+# line says what is missing. HF_PYTHON: such a Python.
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+python=${HF_PYTHON:-build/hf/bin/python}
+exec "$(command -v "$python" || echo python3)" dev/test/scripts/test_tokenizers.py "$@"
