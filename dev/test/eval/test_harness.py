@@ -293,7 +293,7 @@ def compare_tokens(report, tokenizer, samples, read):
 def main():
     missing = [m for m in ("torch", "transformers", "lm_eval") if not importlib.util.find_spec(m)]
     if missing:
-        print(f"skipped: {', '.join(missing)}: not installed\n0 passed, 0 failed")
+        print(f"skipped: not installed: {', '.join(missing)}\n0 passed, 0 failed")
         return
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)

@@ -2,6 +2,7 @@
 # Several ranks of the CPU trainer under mpirun: they train what one rank trains, save checkpoints that any number of
 # ranks resumes, and leave together with one message, whatever ends one of them.
 scratch=build/test/ranks
+by_mpirun=yes
 . dev/test/check.sh
 
 disk=$scratch/disk
@@ -71,12 +72,12 @@ agree() {
     equals "$(ranks record "$(step "$3" $1)")" "$(ranks record "$(step "$2" $1)")"
 }
 
-# one_line TEXT [FILE]: in all, stderr was this error
+# one_line TEXT [FILE]: in all, our programs' stderr was this error
 one_line() {
-    local file=$scratch/${2:-stderr}
-    equals "1 line" "$(wc -l <"$file") line"
-    equals "error: " "$(head -c 7 "$file")"
-    said "$1" "${2:-stderr}"
+    own "$scratch/${2:-stderr}" >"$scratch/own"
+    equals "1 line" "$(wc -l <"$scratch/own") line"
+    equals "error: " "$(head -c 7 "$scratch/own")"
+    said "$1" own
 }
 
 # ----------------------------------------------------------------------------
@@ -89,7 +90,7 @@ numbers() {
     check "one rank" run 0 $short "$out/alone" --val-data "$shards/part_2.bin" --val-every 8
     for n in "$@"; do
         check "$n ranks" run $n $short "$out/$n" --val-data "$shards/part_2.bin" --val-every 8
-        equals "" "$(cat "$scratch/stderr")"
+        equals "" "$(own "$scratch/stderr")"
         agree $short "$out/$n" "$out/alone" $tolerance
         equals 3 "$(grep -c '"validation"' "$out/$n/log.jsonl")"
         check "$n ranks again" run $n $short "$out/$n.again"
@@ -246,7 +247,7 @@ references() {
 # goes_on N OUT [OPTION...]: a run that has been struck, with the bytes of an uninterrupted one
 goes_on() {
     check "go on" resume $1 "$2" --save-every 1000 "${@:3}"
-    equals "" "$(cat "$scratch/stderr")"
+    equals "" "$(own "$scratch/stderr")"
     same_bytes $long "$2" "$scratch/long_$1"
 }
 
@@ -333,7 +334,7 @@ not_finite() {
     check "damage it" files nan "$(step "$out" 5)/model.safetensors" lm_head.weight
     local code=0
     resume 3 "$out" --save-every 1 >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
-    equals "1 2 5" "$code $(wc -l <"$scratch/stderr") $(checkpoints "$out")"
+    equals "1 2 5" "$code $(own "$scratch/stderr" | wc -l) $(checkpoints "$out")"
     said "none of its 1 checkpoints can be read" stderr
     said "step_00000005/model.safetensors: tensor 'lm_head.weight' contains nan" stderr
     check "weights" run 0 $short "$scratch/nan_start" --max-steps 1
@@ -355,7 +356,7 @@ full_disk() {
     same_bytes $short "$out" "$scratch/short_3"
 
     mkdir -p "$disk"
-    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then return; fi # only for root
+    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then skip "a full disk: mount works only for root"; return; fi
     out=$disk/run
     check "a first checkpoint" run 3 $short "$out" --max-steps 5
     dies_and_keeps "no checkpoint of step 10, older ones are unchanged" "$out" resume 3 "$out" --max-steps 10
@@ -376,7 +377,7 @@ interrupted() {
         signal=${strike% *} whom=${strike#* }
         check "SIG$signal to $whom" struck $signal $whom 20 0 10 $n "$out"
         equals 75 "$(cat "$scratch/stdout")"
-        equals "" "$(cat "$scratch/stderr")"
+        equals "" "$(own "$scratch/stderr")"
         check "a checkpoint" test "$(newest "$out")" -ge 20 -a "$(newest "$out")" -lt $long
         equals "$(newest "$out")" "$(grep -c '"event":"step"' "$out/log.jsonl")"
         goes_on $n "$out"
@@ -421,7 +422,7 @@ make_hosts() {
 } 2>/dev/null
 
 two_hosts() {
-    if ! make_hosts; then return; fi
+    if ! make_hosts; then skip "two hosts: network namespaces cannot be made here"; return; fi
     # In place of ssh: runs the command in the namespace of the host
     local agent=$PWD/$scratch/agent out=$scratch/two_hosts
     printf '#!/bin/sh\nshift\nexec ip netns exec %sb sh -c "$*"\n' $network >"$agent"
