@@ -209,7 +209,7 @@ class Harness:
         common = ("-m", "lm_eval", "--device", "cpu", "--batch_size", 4, "--model", "hf", "--model_args")
         tasks = [task for task in TASKS if task != "wikitext"]
         results, samples, _ = self.evaluate(f"{name}_first", tasks, *common, f"{model},{first}")
-        rolling = self.evaluate(f"{name}_rolling", ["wikitext"], *common, model)
+        rolling = self.evaluate(f"{name}_rolling", ["wikitext"], *common, f"{model},max_length={SEQ_LEN}")
         return results | rolling[0], samples | rolling[1]
 
 
