@@ -161,17 +161,20 @@ test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOB
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
 
-# `make test` runs all tests: those that include the trainer in float, the others with sanitizers. `make test-all` adds
-# the trainer's in double and with sanitizers, the others as compiled for use, and TEST_ALL=1, with which shell tests
-# run their long campaigns and their other builds of the trainer (grep -r TEST_ALL dev/test).
+# `make test` builds the tests that include the trainer in float, the others with sanitizers. `make test-all` adds the
+# former in double and with sanitizers, the latter as compiled for use, and sets TEST_ALL: test_ranks.sh then also runs in
+# double and with sanitizers and strikes several times as many runs, test_faults.sh takes more calls,
+# test_fuzz.sh ten times as many inputs, and test_smoke.sh runs make torture, make fuzz and dev/identical.sh.
 TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_maps test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
-SHELL_TESTS   := $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
+LONGEST_TESTS := dev/test/trainer/test_ranks.sh dev/test/trainer/test_resume.sh dev/test/trainer/test_cli.sh
+SHELL_TESTS   := $(LONGEST_TESTS) $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh $(LONGEST_TESTS), \
+                   $(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
 TEST_PROGRAMS := $(TRAINER_TESTS:%=build/test/%_float) $(UNIT_TESTS:%=build/test/%_sanitized) build/test/gradcheck
 ALL_PROGRAMS  := $(TEST_PROGRAMS) $(TRAINER_TESTS:%=build/test/%_double) $(TRAINER_TESTS:%=build/test/%_sanitized) \
                  $(UNIT_TESTS:%=build/test/%)
 # What the shell tests start
-TEST_TOOLS     = all $(FUZZ_TARGETS) build/test/faults.so build/test/train_fox_sanitized
+TEST_TOOLS     = all $(FUZZ_TARGETS) build/test/faults.so build/test/train_fox_double build/test/train_fox_sanitized
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
 vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/eval dev/test/hf data
 
@@ -226,11 +229,11 @@ build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(
 	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
 	    -o $@ $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS)
 
-# `make test` and `make test-all` without installing packages. The longest tests come first.
+# `make test` and `make test-all` without installing packages
 tests: $(TEST_PROGRAMS) $(TEST_TOOLS)
 	dev/test/run.sh $(SHELL_TESTS) $(TEST_PROGRAMS)
 
-tests-all: $(ALL_PROGRAMS) $(TEST_TOOLS) build/test/train_fox_double
+tests-all: $(ALL_PROGRAMS) $(TEST_TOOLS)
 	TEST_ALL=1 dev/test/run.sh $(SHELL_TESTS) $(ALL_PROGRAMS)
 
 MINUTES ?= 10

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks of the CPU trainer under mpirun: they train what one rank trains, save checkpoints that any number of
-# ranks resumes, and leave together with one message, whatever ends one of them.
+# ranks resumes, and leave together with one message, whatever ends one of them. TEST_ALL=1: also in double and with
+# sanitizers, and several times as many runs are struck.
 scratch=build/test/ranks
 by_mpirun=yes
 . dev/test/check.sh
@@ -121,6 +122,7 @@ same_numbers() {
     check "on one" run 0 $short "$scratch/few_alone" --val-data "$shards/val.bin"
     agree $short "$scratch/few" "$scratch/few_alone" 1e-4
 
+    [ "${TEST_ALL:-}" ] || return
     trainer=$double
     numbers 1e-10 1 2 3 5
     saved_anywhere 1e-10
@@ -238,6 +240,9 @@ folders() {
 struck() { ranks strike "${@:1:5}" $launch -np $6 $trainer $model $data --micro-batch 2 \
     --max-tokens $((long * 192)) --out "${@:7}"; }
 
+# trials ALL FEW: the numbers of the runs with and without TEST_ALL
+trials() { if [ "${TEST_ALL:-}" ]; then seq "$1"; else seq "$2"; fi; }
+
 references() {
     local n
     for n in 2 3 4; do check "$n ranks" run $n $long "$scratch/long_$n"; done
@@ -254,7 +259,7 @@ goes_on() {
 killed() {
     local trial n victim event begin code
     RANDOM=7
-    for trial in {1..20}; do
+    for trial in $(trials 20 5); do
         local out=$scratch/killed_$trial
         n=$((2 + trial % 3)) victim=$((RANDOM % (2 + trial % 3))) event=$((2 + RANDOM % 30 * 2))
         if [ $((trial % 2)) = 0 ]; then event=$out:$event; fi # while it is saved
@@ -274,7 +279,7 @@ killed() {
 stopped() {
     local trial round n
     RANDOM=8
-    for round in 1 2 3 4 5; do
+    for round in $(trials 5 1); do
         local victims=() pids=()
         for trial in 0 1 2 3; do
             n=$((2 + RANDOM % 3)) victims[trial]=$((RANDOM % n))
@@ -295,7 +300,7 @@ stopped() {
 orphaned() {
     local trial
     RANDOM=9
-    for trial in {1..20}; do
+    for trial in $(trials 20 4); do
         local out=$scratch/orphaned n=$((2 + RANDOM % 3))
         rm -rf "$out"
         check "kill mpirun" struck KILL mpirun $((2 + RANDOM % 60)) $((RANDOM * 4)) 10 $n "$out" --save-every 2
@@ -371,7 +376,7 @@ full_disk() {
 
 interrupted() {
     local whom signal n=2
-    for strike in "USR1 mpirun" "USR1 0" "USR1 1" "TERM 0" "TERM 1" "INT 1" "USR1 mpirun"; do
+    for strike in "USR1 mpirun" "TERM 1" "INT 1" ${TEST_ALL:+"USR1 0" "USR1 1" "TERM 0" "USR1 mpirun"}; do
         local out=$scratch/interrupted
         rm -rf "$out"
         signal=${strike% *} whom=${strike#* }
