@@ -46,7 +46,13 @@ said() {
 # own FILE: the lines of our programs in the stderr of a command. A test whose programs mpirun starts sets by_mpirun:
 # mpirun adds lines of its own, whose words and number are its own affair. There the lines that begin as our messages do,
 # and the sanitizers', are ours.
-own() { if [ "${by_mpirun:-}" ]; then grep -E '^(error|warning|note): |runtime error:|Sanitizer|^libgomp: ' "$1"; else cat "$1"; fi; }
+own() {
+    if [ "${by_mpirun:-}" ]; then
+        grep -E '^(error|warning|note): |runtime error:|Sanitizer|^libgomp: ' "$1"
+    else
+        cat "$1"
+    fi
+}
 
 # dies EXPECTED COMMAND...: exit code 1, and stderr is one line, `error: ...EXPECTED...`
 dies() {

@@ -121,7 +121,8 @@ options() {
     while read -r line; do
         n=$((n + 1))
         set -f
-        check "options of call $n" ./train_fox --dry-run $(sed 's/--prompt .*//; s/--init [^ ]*/--model fox-pro-nano/' <<<"$line")
+        line=$(sed 's/--prompt .*//; s/--init [^ ]*/--model fox-pro-nano/' <<<"$line")
+        check "options of call $n" ./train_fox --dry-run $line
         set +f
     done < <(grep '^--' $place/calls)
     equals "$1 calls" "$n calls"
@@ -167,7 +168,8 @@ esac'
 
 targets=$(make -s help | awk '/^Variables/ { exit } /^  / { print $1 }')
 there=$(printf '%s\n' $targets
-    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/fuzz/*.sh | grep -v '^dev/test/')
+    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/fuzz/*.sh |
+        grep -v '^dev/test/')
 rows=$(awk 'NF { print $1 }' <<<"$table")
 equals "rows that are missing, or of nothing: " \
     "rows that are missing, or of nothing: $(printf '%s\n' $there $rows | sort | uniq -u | xargs)"
