@@ -7,7 +7,10 @@
 # and those of CPU time; at the end what failed and was skipped. The last line is the sum of the summary lines.
 set -u
 export logs=build/test/logs
+jobs=${JOBS:-$(nproc)}
 start=$SECONDS
+# Tests share the cores: few threads each, which do not spin in the time of other tests (llmc/cpu/threads.h)
+[ "$jobs" = 1 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}
 mkdir -p $logs
 
 # run TEST: prints its line, and leaves `passed failed skipped` in the file NAME.counts
@@ -31,7 +34,7 @@ run() {
 export -f run
 
 for test in "$@"; do rm -f "$logs/${test##*/}".*; done
-[ $# -gt 0 ] && printf '%s\0' "$@" | xargs -0 -n 1 -P "${JOBS:-$(nproc)}" bash -c 'run "$0"'
+[ $# -gt 0 ] && printf '%s\0' "$@" | xargs -0 -n 1 -P "$jobs" bash -c 'run "$0"'
 
 passed=0 failed=0 skipped=0
 for test in "$@"; do
