@@ -144,22 +144,37 @@ quickstart: ## install packages, build, make a corpus, train, resume, sample
 	$(MAKE) --no-print-directory train_fox data/text_to_shards
 	scripts/quickstart.sh
 
-test: ## install packages, build, run all tests that need no GPU
-	scripts/setup.sh test
-	$(MAKE) --no-print-directory tests
+# Compilers and tests run on all cores, or JOBS at a time.
+PARALLEL = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(or $(JOBS),$(shell nproc)))
 
-.PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu all quickstart test tests gradcheck bench fixtures format clean help
+test: ## install packages, build, run the tests that need no GPU, in minutes (JOBS=)
+	scripts/setup.sh test
+	+$(PARALLEL) tests
+
+test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOBS=)
+	scripts/setup.sh test
+	+$(PARALLEL) tests-all
+
+.PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu \
+        all quickstart test test-all tests tests-all gradcheck bench fixtures format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
 
-# Tests that include the trainer are built in float and in double, the others once; all also with sanitizers.
+# `make test` builds the tests that include the trainer in float, the others with sanitizers. `make test-all` adds the
+# former in double and with sanitizers, the latter as compiled for use, and sets TEST_ALL: test_ranks.sh then also runs in
+# double and with sanitizers and strikes several times as many runs, test_faults.sh takes more calls,
+# test_fuzz.sh ten times as many inputs, and test_smoke.sh runs make torture, make fuzz and dev/identical.sh.
 TRAINER_TESTS := test_cache test_cpu test_engine test_fixtures test_layers test_maps test_model
 UNIT_TESTS    := $(filter-out $(TRAINER_TESTS),$(basename $(notdir $(wildcard dev/test/*/test_*.c))))
-SHELL_TESTS   := $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh,$(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
-TEST_PROGRAMS := $(UNIT_TESTS:%=build/test/%) $(UNIT_TESTS:%=build/test/%_sanitized) \
-                 $(foreach t,$(TRAINER_TESTS),$(addprefix build/test/$t_,float double sanitized)) \
-                 build/test/gradcheck
+LONGEST_TESTS := dev/test/trainer/test_ranks.sh dev/test/trainer/test_resume.sh dev/test/trainer/test_cli.sh
+SHELL_TESTS   := $(LONGEST_TESTS) $(filter-out %/test_gpu.sh %/test_gpu_ranks.sh $(LONGEST_TESTS), \
+                   $(wildcard dev/test/test_*.sh dev/test/*/test_*.sh))
+TEST_PROGRAMS := $(TRAINER_TESTS:%=build/test/%_float) $(UNIT_TESTS:%=build/test/%_sanitized) build/test/gradcheck
+ALL_PROGRAMS  := $(TEST_PROGRAMS) $(TRAINER_TESTS:%=build/test/%_double) $(TRAINER_TESTS:%=build/test/%_sanitized) \
+                 $(UNIT_TESTS:%=build/test/%)
+# What the shell tests start
+TEST_TOOLS     = all $(FUZZ_TARGETS) build/test/faults.so build/test/train_fox_double build/test/train_fox_sanitized
 TEST_HEADERS  := $(HEADERS) $(wildcard data/*.h data/*.c dev/test/*.h dev/test/*/*.h) train_fox.c | build/test
 vpath %.c dev/test/llmc dev/test/cpu dev/test/tokens dev/test/trainer dev/test/data dev/test/dist dev/test/eval dev/test/hf data
 
@@ -170,10 +185,10 @@ build/test/%_float: %.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
 build/test/%_double: %.c $(TEST_HEADERS)
-	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -DTEST_FOLDER='"build/test/in_double"' $(BLAS_FLAGS) $< -o $@ $(BLAS_LIBS) $(LDLIBS)
 
 build/test/%_sanitized: %.c $(TEST_HEADERS)
-	$(CC) $(SANITIZE) $< -o $@ $(LDLIBS)
+	$(CC) $(SANITIZE) -DTEST_FOLDER='"build/test/in_sanitized"' $< -o $@ $(LDLIBS)
 
 build/test/gradcheck: gradcheck.c $(TEST_HEADERS)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE $< -o $@ $(LDLIBS)
@@ -214,8 +229,12 @@ build/fuzz/%: dev/fuzz/fuzz_%.c dev/fuzz/fuzz.h dev/fuzz/driver.c data/zarr.h $(
 	    $(CC) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc $< dev/fuzz/driver.c) \
 	    -o $@ $(if $(filter %/zarr,$@),-lblosc) $(LDLIBS)
 
-tests: all $(TEST_PROGRAMS) $(FUZZ_TARGETS) build/test/train_fox_double build/test/train_fox_sanitized build/test/faults.so # `make test` without installing packages
-	dev/test/run.sh $(TEST_PROGRAMS) $(SHELL_TESTS)
+# `make test` and `make test-all` without installing packages
+tests: $(TEST_PROGRAMS) $(TEST_TOOLS)
+	dev/test/run.sh $(SHELL_TESTS) $(TEST_PROGRAMS)
+
+tests-all: $(ALL_PROGRAMS) $(TEST_TOOLS)
+	TEST_ALL=1 dev/test/run.sh $(SHELL_TESTS) $(ALL_PROGRAMS)
 
 MINUTES ?= 10
 fuzz: $(FUZZ_TARGETS) ## run the fuzz targets for MINUTES=10 on all cores; crashes stay in build/fuzz/crashes
@@ -257,7 +276,7 @@ build/gpu/%: dev/cuda/%.cu dev/cuda/bench.cuh $(CUDA_HEADERS) $(HEADERS) build/g
 	$(NVCC) $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 
 test-gpu: train_fox train_foxcu test_foxcu $(GPU_TESTS) ## run all tests that need a GPU
-	dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh dev/test/trainer/test_gpu_ranks.sh
+	JOBS=1 dev/test/run.sh $(GPU_TESTS) ./test_foxcu dev/test/trainer/test_gpu.sh dev/test/trainer/test_gpu_ranks.sh
 
 # racecheck cannot track one lane that arrives at an mbarrier for its warp: in this build every lane does.
 sanitize-gpu: override EXTRA_NVCCFLAGS += -DSM90_EVERY_LANE_ARRIVES

@@ -25,9 +25,11 @@ T, V = 512, 257
 NANO = dict(hidden_size=128, num_heads=2, num_hidden_layers=4, vocab_size=V)
 
 
-# faster versions of fox.attention: cum_logf in float32, sufficient at T = 512; fewer T x T operations
+# faster versions of fox.attention, of a model without a window: cum_logf in float32, sufficient at T = 512; fewer
+# T x T operations
 
-def softmax_attention(q, k, v, cum_logf):
+def softmax_attention(q, k, v, cum_logf, window):
+    assert window is None
     s = (q / math.sqrt(q.shape[-1])) @ k.mT
     s += cum_logf.float()[..., :, None]
     s -= cum_logf.float()[..., None, :]
@@ -35,8 +37,9 @@ def softmax_attention(q, k, v, cum_logf):
     return s.softmax(-1) @ v
 
 
-def flash_attention(q, k, v, cum_logf):
+def flash_attention(q, k, v, cum_logf, window):
     """Without a T x T matrix: the bias c_i - c_j, c = cum_logf, is 2 more channels of q and k (80 in all)."""
+    assert window is None
     root, pad = math.sqrt(q.shape[-1]), 16
     c = root * cum_logf.float()[..., None]
     one, zeros = torch.ones_like(c), c.new_zeros(*c.shape[:-1], pad - 2)

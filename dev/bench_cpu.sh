@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compares a training step of fox-pro-nano with the same model in eager float32 PyTorch (bench_cpu.py), with
-# the same batch and number of threads. Prints tokens per second, peak memory and their ratios.
+# the same batch and number of threads. Prints PyTorch's version, tokens per second, peak memory and their ratios.
 #
 #     dev/bench_cpu.sh        environment: PYTHON (with torch), THREADS, BATCH, STEPS
 set -eu
@@ -10,9 +10,16 @@ python=${PYTHON:-python3} threads=${THREADS:-$(nproc)} batch=${BATCH:-8} steps=$
     echo "error: $python has no PyTorch; set PYTHON to one that has it (dev/reference/README.md)" >&2
     exit 1
 }
+error() {
+    echo "error: $1: $2" >&2
+    exit 1
+}
 report=$(OMP_NUM_THREADS=$threads ./train_fox --model fox-pro-nano --bench "$steps" --micro-batch "$batch" \
     --batch-tokens $((512 * batch)))
-ours=$(echo "$report" | awk '$1 == "step" { print $4, $(NF - 3) }')
+# by the units, wherever they stand in the line of the step
+ours=$(echo "$report" | sed -n 's|^ *step .* \([0-9.]*\) tokens/s.* peak memory \([0-9.]*\) MiB.*|\1 \2|p')
+[ -n "$ours" ] || error "no line 'step ... tokens/s ... peak memory ... MiB' in what ./train_fox --bench prints" "$report"
+echo "$("$python" -c 'import torch; print("PyTorch", torch.__version__)') on $threads threads"
 printf '%-28s %10s %10s\n' "$threads threads, batch $batch" tokens/s MiB
 printf '%-28s %10.0f %10.0f\n' train_fox $ours
 for attention in flash softmax; do

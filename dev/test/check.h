@@ -13,6 +13,12 @@ The test harness: a few macros, no framework.
 #include <sys/wait.h>
 #include "../../llmc/base/common.h"
 
+// The folder of test_scratch. Builds of one test with other flags run at the same time, each with its own
+// (Makefile).
+#ifndef TEST_FOLDER
+#define TEST_FOLDER "build/test"
+#endif
+
 static int tests_passed, tests_failed;
 
 // Counts one check. A failed check prints its location and message; the test continues.
@@ -41,6 +47,9 @@ static int tests_passed, tests_failed;
         }                                                                                                    \
         test_child_died(dies_child_, dies_pipe_, expected, #statement, __FILE__, __LINE__);                  \
     } while (0)
+
+// Says what a test leaves out on this machine; run.sh reports it.
+#define SKIP(why) printf("skipped: %s\n", why)
 
 static inline pid_t test_fork(int pipe_ends[2]) {
     fflush(stdout);
@@ -84,11 +93,11 @@ static inline int test_remove_entry_(const char* path, const struct stat* st, in
     return remove(path);
 }
 
-// Makes an empty folder build/test/NAME, replacing an old one. Returns its path, valid until the next call.
+// Makes an empty folder TEST_FOLDER/NAME, replacing an old one. Returns its path, valid until the next call.
 static inline const char* test_scratch(const char* name) {
     static char path[PATH_LENGTH];
     Error err;
-    path_join(path, "build/test", name);
+    path_join(path, TEST_FOLDER, name);
     nftw(path, test_remove_entry_, 16, FTW_DEPTH | FTW_PHYS);
     if (!make_folders(path, &err)) die("%s", err.msg);
     return path;

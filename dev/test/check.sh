@@ -12,6 +12,9 @@ report() {
 
 pass() { passed=$((passed + 1)); }
 
+# skip WHY: says what of the test is left out on this machine; run.sh reports it
+skip() { echo "skipped: $1"; }
+
 # fail MESSAGE: prints the message with the line of the test that called into this file
 fail() {
     local level=0
@@ -40,13 +43,25 @@ said() {
     fi
 }
 
+# own FILE: the lines of our programs in the stderr of a command. A test whose programs mpirun starts sets by_mpirun:
+# mpirun adds lines of its own, whose words and number are its own affair. There the lines that begin as our messages do,
+# and the sanitizers', are ours.
+own() {
+    if [ "${by_mpirun:-}" ]; then
+        grep -E '^(error|warning|note): |runtime error:|Sanitizer|^libgomp: ' "$1"
+    else
+        cat "$1"
+    fi
+}
+
 # dies EXPECTED COMMAND...: exit code 1, and stderr is one line, `error: ...EXPECTED...`
 dies() {
     local expected=$1 code=0
     shift
     "$@" >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
-    if [ $code = 1 ] && [ "$(wc -l <"$scratch/stderr")" = 1 ] && grep -q '^error: ' "$scratch/stderr" &&
-        grep -qF -- "$expected" "$scratch/stderr"; then
+    own "$scratch/stderr" >"$scratch/own"
+    if [ $code = 1 ] && [ "$(wc -l <"$scratch/own")" = 1 ] && grep -q '^error: ' "$scratch/own" &&
+        grep -qF -- "$expected" "$scratch/own"; then
         pass
     else
         fail "expected exit code 1 and one line with '$expected', got $code and: $(head -n 5 "$scratch/stderr")"

@@ -84,12 +84,12 @@ static inline bool hf_check_tokenizer(const char* path, const char* text, const 
                 (long long)largest, (long long)c->vocab_size);
 }
 
-// Composes tokenizer_config.json, to be freed.
+// Composes tokenizer_config.json, to be freed. Without model_max_length: transformers warns of every longer text
+// that it leads to indexing errors, and these models read any length.
 static inline char* hf_compose_config(const HfRun* r, const char* end_of_text) {
     JsonWriter w = json_writer(2);
     json_begin_object(&w, NULL);
     json_put_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
-    json_put_int(&w, "model_max_length", r->seq_len);
     if (end_of_text) json_put_string(&w, "bos_token", end_of_text);
     if (end_of_text) json_put_string(&w, "eos_token", end_of_text);
     json_put_bool(&w, "clean_up_tokenization_spaces", false);

@@ -36,10 +36,11 @@ puts end-of-text first, and does not cut:
     lm_eval --model hf --model_args pretrained=DIR,trust_remote_code=True,dtype=float32,\
         add_bos_token=True,max_length=65536 --tasks ...
 
-without the second line for tasks with a rolling text, such as wikitext: the harness puts end-of-text before
-it by itself, so there would be two, and cuts it into windows of max_length. In transformers 4 add_bos_token
-does nothing, because the folder's tokenizer has no template to put it in; there, also give
-tokenizer=COPY, a folder with a tokenizer.json that has one (with_end_of_text of the same test).
+with max_length=T alone in the second line for tasks with a rolling text, such as wikitext: the harness puts
+end-of-text before it by itself, so there would be two, and cuts it into windows of T tokens, here the length
+of training (seq_len in DIR/trainer.json). In transformers 4 add_bos_token does nothing, because the folder's
+tokenizer has no template to put it in; there, also give tokenizer=COPY, a folder with a tokenizer.json that
+has one (with_end_of_text of the same test).
 """
 import argparse
 import json

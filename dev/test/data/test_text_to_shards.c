@@ -36,7 +36,7 @@ static ssize_t changing_read(int fd, void* out, size_t n) {
 #include "../../../data/text_to_shards.c"
 #include "../../../llmc/tokens/dataloader.h"
 
-#define DIR_  "build/test/text_to_shards/"
+#define DIR_  TEST_FOLDER "/text_to_shards/"
 #define VOCAB "dev/test/fixtures/gpt2/vocab.bpe"
 
 // ----------------------------------------------------------------------------
@@ -328,7 +328,9 @@ static void test_errors(void) {
     if (!make_folders(DIR_ "half_train_000001.bin.tmp", &err)) die("%s", err.msg);
     DIES("cannot create", "--tokenizer byte --shard-tokens 5 --out " DIR_ "half " DIR_ "in");
     CHECK(!exists(DIR_ "half_train_000000.bin"), "an incomplete dataset remains");
-    if (geteuid() != 0) {
+    if (geteuid() == 0) {
+        SKIP("unreadable files: root may read them");
+    } else {
         chmod(DIR_ "in/b/B", 0);
         DIES(DIR_ "in/b/B: cannot open", "--tokenizer byte --out " DIR_ "e " DIR_ "in");
         chmod(DIR_ "in/b/B", 0644);

@@ -21,9 +21,9 @@ import fox  # noqa: E402
 PLOTS = [m for m in ("matplotlib", "numpy", "safetensors") if not importlib.util.find_spec(m)]
 HARNESS = [m for m in ("lm_eval",) if not importlib.util.find_spec(m)]
 TOKENS = [m for m in ("tokenizers",) if not importlib.util.find_spec(m)]
-needs_plots = unittest.skipIf(PLOTS, f"{', '.join(PLOTS)}: not installed")
-needs_tokenizers = unittest.skipIf(TOKENS, "tokenizers: not installed")
-needs_harness = unittest.skipIf(HARNESS, "lm_eval: not installed")
+needs_plots = unittest.skipIf(PLOTS, f"not installed: {', '.join(PLOTS)}")
+needs_tokenizers = unittest.skipIf(TOKENS, "not installed: tokenizers")
+needs_harness = unittest.skipIf(HARNESS, "not installed: lm_eval")
 
 
 class Case(unittest.TestCase):

@@ -209,7 +209,7 @@ class Harness:
         common = ("-m", "lm_eval", "--device", "cpu", "--batch_size", 4, "--model", "hf", "--model_args")
         tasks = [task for task in TASKS if task != "wikitext"]
         results, samples, _ = self.evaluate(f"{name}_first", tasks, *common, f"{model},{first}")
-        rolling = self.evaluate(f"{name}_rolling", ["wikitext"], *common, model)
+        rolling = self.evaluate(f"{name}_rolling", ["wikitext"], *common, f"{model},max_length={SEQ_LEN}")
         return results | rolling[0], samples | rolling[1]
 
 
@@ -293,7 +293,7 @@ def compare_tokens(report, tokenizer, samples, read):
 def main():
     missing = [m for m in ("torch", "transformers", "lm_eval") if not importlib.util.find_spec(m)]
     if missing:
-        print(f"skipped: {', '.join(missing)}: not installed\n0 passed, 0 failed")
+        print(f"skipped: not installed: {', '.join(missing)}\n0 passed, 0 failed")
         return
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)

@@ -63,6 +63,6 @@ if python3 -c 'import numpy, safetensors, matplotlib' 2>/dev/null; then
         check "names it" grep -q "layer 1, head 0: F" "$scratch/$name.svg"
     done
 else
-    echo "maps.py is not tested: pip install -c scripts/requirements.txt matplotlib safetensors"
+    skip "maps.py: pip install -c scripts/requirements.txt matplotlib safetensors"
 fi
 report

@@ -86,7 +86,7 @@ validation() {
 
 # 7 documents in 4 batches, the last one half full; the fifth rank has none.
 ranks() {
-    local n
+    local n by_mpirun=yes
     if ! command -v mpirun >/dev/null; then fail "mpirun is missing: scripts/setup.sh test"; return; fi
     for program in ./train_fox $double build/test/train_fox_sanitized; do
         evaluate $program --val-data "$shards/seven.bin" --seq-len 48 --micro-batch 2
@@ -95,7 +95,7 @@ ranks() {
             rm "$result"
             check "$n ranks" mpirun -q --bind-to none -np $n $program --init "$model" --eval "$result" \
                 --val-data "$shards/seven.bin" --seq-len 48 --micro-batch 2
-            equals "" "$(cat "$scratch/stderr")"
+            equals "" "$(own "$scratch/stderr")"
             check "as one" positions same "$result" "$scratch/alone.json"
         done
     done
@@ -145,7 +145,7 @@ END
     check "logits that overflow" files fill "$scratch/large/model.safetensors" lm_head.weight 3e38
     dies "--init $scratch/large: the loss of sequence 1 is not finite at position 1" ./train_fox --init "$scratch/large" \
         --eval "$result" $on
-    dies "the loss of sequence " mpirun -q --bind-to none -np 2 ./train_fox --init "$scratch/large" --eval "$result" $on \
+    by_mpirun=yes dies "the loss of sequence " mpirun -q --bind-to none -np 2 ./train_fox --init "$scratch/large" --eval "$result" $on \
         --micro-batch 1
     echo '{' >"$scratch/large/trainer.json"
     dies "large/trainer.json: bad JSON" ./train_fox --init "$scratch/large" --eval "$result" $on

@@ -1,3 +1,4 @@
 #!/bin/sh
 # Some of the faults of `make faults`: evenly spaced calls of each class. They are the same in every run.
-exec python3 dev/test/faults/faults.py --sample 2
+if [ "${TEST_ALL:-}" ]; then sample=5; else sample=2; fi
+exec python3 dev/test/faults/faults.py --sample $sample

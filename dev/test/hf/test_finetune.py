@@ -80,7 +80,7 @@ def ways():
         if importlib.util.find_spec(package):
             found[name] = way
         else:
-            print(f"{name} is not tested: {package} is not installed")
+            print(f"skipped: {name}: not installed: {package}")
     return found
 
 

@@ -150,8 +150,7 @@ static void test_find(void) {
 
     write_tokenizer(in_out("init/tokenizer.json"), 9); // the model's end of text is 10
     CHECK_OK(find(&t, in_out("init")));
-    CHECK(t.json && strstr(t.config, "\"model_max_length\": 512") && !strstr(t.config, "eos_token"), "%s",
-          t.config);
+    CHECK(t.json && !strstr(t.config, "model_max_length") && !strstr(t.config, "eos_token"), "%s", t.config);
     hf_tokenizer_free(&t);
     write_bytes(in_out("init/tokenizer_config.json"), "{\"mine\": 1}", 11);
     CHECK_OK(find(&t, in_out("init")));

@@ -309,10 +309,10 @@ static void open_and_exit(const char* pattern, int64_t n) {
 static void test_warnings(void) {
     // the last shard is one token shorter than a sequence and its last target
     write_set("tail", V, 0, 4 * T + 1, 2 * (4 * T + 1) + T);
-    CHECK_DIES(
-        "1 of 3 shards are not used, for example build/test/dataloader/tail_train_000002.bin: shorter than "
-        "the 17 tokens of a sequence and its last target",
-        open_and_exit("tail_train_*.bin", 8));
+    CHECK_DIES("1 of 3 shards are not used, for example " TEST_FOLDER
+               "/dataloader/tail_train_000002.bin: shorter than "
+               "the 17 tokens of a sequence and its last target",
+               open_and_exit("tail_train_*.bin", 8));
     write_set("rest", V, 2 * T + 3, 4 * (2 * T + 3), 8 * (2 * T + 3));
     CHECK_DIES("the last 3 of the 35 tokens of each document are not used",
                open_and_exit("rest_train_*.bin", 16));

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests ./train_foxcu on two GPUs under mpirun: the same losses as on one GPU, --deterministic with the same bits,
 # checkpoints that any number of ranks resumes, and a run that ends when one of its ranks does. With fewer GPUs it
-# tests nothing.
+# is skipped.
 scratch=build/test/gpu_ranks
 . dev/test/check.sh
 
@@ -9,7 +9,7 @@ export OMP_NUM_THREADS=2 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 rm -rf "$scratch"
 mkdir -p "$scratch"
 if [ "$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l)" -lt 2 ]; then
-    echo "fewer than two GPUs: nothing to test"
+    skip "fewer than two GPUs"
     report
 fi
 python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }

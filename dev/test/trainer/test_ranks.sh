@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Several ranks of the CPU trainer under mpirun: they train what one rank trains, save checkpoints that any number of
-# ranks resumes, and leave together with one message, whatever ends one of them.
+# ranks resumes, and leave together with one message, whatever ends one of them. TEST_ALL=1: also in double and with
+# sanitizers, and several times as many runs are struck.
 scratch=build/test/ranks
+by_mpirun=yes
 . dev/test/check.sh
 
 disk=$scratch/disk
@@ -71,12 +73,12 @@ agree() {
     equals "$(ranks record "$(step "$3" $1)")" "$(ranks record "$(step "$2" $1)")"
 }
 
-# one_line TEXT [FILE]: in all, stderr was this error
+# one_line TEXT [FILE]: in all, our programs' stderr was this error
 one_line() {
-    local file=$scratch/${2:-stderr}
-    equals "1 line" "$(wc -l <"$file") line"
-    equals "error: " "$(head -c 7 "$file")"
-    said "$1" "${2:-stderr}"
+    own "$scratch/${2:-stderr}" >"$scratch/own"
+    equals "1 line" "$(wc -l <"$scratch/own") line"
+    equals "error: " "$(head -c 7 "$scratch/own")"
+    said "$1" own
 }
 
 # ----------------------------------------------------------------------------
@@ -89,7 +91,7 @@ numbers() {
     check "one rank" run 0 $short "$out/alone" --val-data "$shards/part_2.bin" --val-every 8
     for n in "$@"; do
         check "$n ranks" run $n $short "$out/$n" --val-data "$shards/part_2.bin" --val-every 8
-        equals "" "$(cat "$scratch/stderr")"
+        equals "" "$(own "$scratch/stderr")"
         agree $short "$out/$n" "$out/alone" $tolerance
         equals 3 "$(grep -c '"validation"' "$out/$n/log.jsonl")"
         check "$n ranks again" run $n $short "$out/$n.again"
@@ -120,6 +122,7 @@ same_numbers() {
     check "on one" run 0 $short "$scratch/few_alone" --val-data "$shards/val.bin"
     agree $short "$scratch/few" "$scratch/few_alone" 1e-4
 
+    [ "${TEST_ALL:-}" ] || return
     trainer=$double
     numbers 1e-10 1 2 3 5
     saved_anywhere 1e-10
@@ -237,6 +240,9 @@ folders() {
 struck() { ranks strike "${@:1:5}" $launch -np $6 $trainer $model $data --micro-batch 2 \
     --max-tokens $((long * 192)) --out "${@:7}"; }
 
+# trials ALL FEW: the numbers of the runs with and without TEST_ALL
+trials() { if [ "${TEST_ALL:-}" ]; then seq "$1"; else seq "$2"; fi; }
+
 references() {
     local n
     for n in 2 3 4; do check "$n ranks" run $n $long "$scratch/long_$n"; done
@@ -246,14 +252,14 @@ references() {
 # goes_on N OUT [OPTION...]: a run that has been struck, with the bytes of an uninterrupted one
 goes_on() {
     check "go on" resume $1 "$2" --save-every 1000 "${@:3}"
-    equals "" "$(cat "$scratch/stderr")"
+    equals "" "$(own "$scratch/stderr")"
     same_bytes $long "$2" "$scratch/long_$1"
 }
 
 killed() {
     local trial n victim event begin code
     RANDOM=7
-    for trial in {1..20}; do
+    for trial in $(trials 20 5); do
         local out=$scratch/killed_$trial
         n=$((2 + trial % 3)) victim=$((RANDOM % (2 + trial % 3))) event=$((2 + RANDOM % 30 * 2))
         if [ $((trial % 2)) = 0 ]; then event=$out:$event; fi # while it is saved
@@ -273,7 +279,7 @@ killed() {
 stopped() {
     local trial round n
     RANDOM=8
-    for round in 1 2 3 4 5; do
+    for round in $(trials 5 1); do
         local victims=() pids=()
         for trial in 0 1 2 3; do
             n=$((2 + RANDOM % 3)) victims[trial]=$((RANDOM % n))
@@ -294,7 +300,7 @@ stopped() {
 orphaned() {
     local trial
     RANDOM=9
-    for trial in {1..20}; do
+    for trial in $(trials 20 4); do
         local out=$scratch/orphaned n=$((2 + RANDOM % 3))
         rm -rf "$out"
         check "kill mpirun" struck KILL mpirun $((2 + RANDOM % 60)) $((RANDOM * 4)) 10 $n "$out" --save-every 2
@@ -333,7 +339,7 @@ not_finite() {
     check "damage it" files nan "$(step "$out" 5)/model.safetensors" lm_head.weight
     local code=0
     resume 3 "$out" --save-every 1 >"$scratch/stdout" 2>"$scratch/stderr" || code=$?
-    equals "1 2 5" "$code $(wc -l <"$scratch/stderr") $(checkpoints "$out")"
+    equals "1 2 5" "$code $(own "$scratch/stderr" | wc -l) $(checkpoints "$out")"
     said "none of its 1 checkpoints can be read" stderr
     said "step_00000005/model.safetensors: tensor 'lm_head.weight' contains nan" stderr
     check "weights" run 0 $short "$scratch/nan_start" --max-steps 1
@@ -355,7 +361,7 @@ full_disk() {
     same_bytes $short "$out" "$scratch/short_3"
 
     mkdir -p "$disk"
-    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then return; fi # only for root
+    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then skip "a full disk: mount works only for root"; return; fi
     out=$disk/run
     check "a first checkpoint" run 3 $short "$out" --max-steps 5
     dies_and_keeps "no checkpoint of step 10, older ones are unchanged" "$out" resume 3 "$out" --max-steps 10
@@ -370,13 +376,13 @@ full_disk() {
 
 interrupted() {
     local whom signal n=2
-    for strike in "USR1 mpirun" "USR1 0" "USR1 1" "TERM 0" "TERM 1" "INT 1" "USR1 mpirun"; do
+    for strike in "USR1 mpirun" "TERM 1" "INT 1" ${TEST_ALL:+"USR1 0" "USR1 1" "TERM 0" "USR1 mpirun"}; do
         local out=$scratch/interrupted
         rm -rf "$out"
         signal=${strike% *} whom=${strike#* }
         check "SIG$signal to $whom" struck $signal $whom 20 0 10 $n "$out"
         equals 75 "$(cat "$scratch/stdout")"
-        equals "" "$(cat "$scratch/stderr")"
+        equals "" "$(own "$scratch/stderr")"
         check "a checkpoint" test "$(newest "$out")" -ge 20 -a "$(newest "$out")" -lt $long
         equals "$(newest "$out")" "$(grep -c '"event":"step"' "$out/log.jsonl")"
         goes_on $n "$out"
@@ -421,7 +427,7 @@ make_hosts() {
 } 2>/dev/null
 
 two_hosts() {
-    if ! make_hosts; then return; fi
+    if ! make_hosts; then skip "two hosts: network namespaces cannot be made here"; return; fi
     # In place of ssh: runs the command in the namespace of the host
     local agent=$PWD/$scratch/agent out=$scratch/two_hosts
     printf '#!/bin/sh\nshift\nexec ip netns exec %sb sh -c "$*"\n' $network >"$agent"

@@ -293,7 +293,7 @@ full_disk() {
     ends_same $short "$scratch/limited"
 
     mkdir -p "$disk"
-    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then return; fi # only for root
+    if ! mount -t tmpfs -o size=500k none "$disk" 2>/dev/null; then skip "a full disk: mount works only for root"; return; fi
     full "$disk/run" env
     check "more space" mount -o remount,size=2m "$disk"
     check "resume with enough space" resume "$disk/run"

@@ -1,0 +1,184 @@
+#!/usr/bin/env bash
+# Every target of `make help` and every script of scripts/, data/ and dev/ runs. One that has no row in the table below
+# fails this test. HF_PYTHON: a Python with PyTorch, numpy and safetensors, as .ci/run has it.
+cd "$(dirname "$0")/../../.." || exit 1
+root=$PWD scratch=build/test/smoke
+rm -rf $scratch
+mkdir -p $scratch
+. dev/test/check.sh
+export OMP_NUM_THREADS=1
+unset MAKEFLAGS MFLAGS MAKELEVEL
+python=$(command -v "${HF_PYTHON:-build/hf/bin/python}" || echo python3)
+torch=$($python -c 'import numpy, safetensors, torch; print("yes")' 2>/dev/null)
+
+# How each is run. in FILE: by this test or program. run, torch, all COMMAND: by the command, which needs nothing, needs
+# PyTorch, takes too long for `make test`. here: below.
+table='
+train_fox            run ./train_fox --version
+data/text_to_shards  run data/text_to_shards --help
+data/ids_to_shards   run data/ids_to_shards --help
+data/longcrawl64     run data/longcrawl64 --help
+train_foxcu          in .ci/run
+test_foxcu           in Makefile
+all                  in Makefile
+check                run make -s check
+quickstart           here
+test                 in .ci/run
+test-all             in .ci/run
+faults               in dev/test/faults/test_faults.sh
+torture              all env JOBS=2 dev/test/faults/torture.py 0.002 1
+gradcheck            in Makefile
+fuzz                 in Makefile
+tsan                 in .ci/run
+valgrind             in .ci/run
+test-gpu             in Makefile
+sanitize-gpu         in Makefile
+bench-gpu            in Makefile
+cuda-check           in .ci/run
+bench                here
+fixtures             torch $python dev/reference/make_fixtures.py none
+format               in .ci/run
+clean                in Makefile
+help                 run make -s help
+
+scripts/check.sh             in dev/test/scripts/test_check.sh
+scripts/setup.sh             in dev/test/scripts/test_check.sh
+scripts/quickstart.sh        here
+scripts/gpu_quickstart.sh    here
+scripts/longcrawl64.sh       in dev/test/scripts/test_recipes.sh
+scripts/multi_gpu.sh         in dev/test/scripts/test_recipes.sh
+scripts/multi_node_mpirun.sh in dev/test/scripts/test_recipes.sh
+scripts/slurm.sbatch         in dev/test/scripts/test_recipes.sh
+scripts/sweep.sh             in dev/test/scripts/test_sweep.sh
+scripts/compare.py           in dev/test/scripts/test_compare.sh
+scripts/follow.py            in dev/test/scripts/test_follow.sh
+scripts/make_shards.py       in dev/test/data/test_make_shards.sh
+scripts/common.py            run python3 scripts/common.py
+scripts/plots.py             in scripts/compare.py
+scripts/eval/fox.py          in dev/test/eval/test_eval.py
+scripts/eval/harness.py      in dev/test/eval/test_harness.py
+scripts/eval/maps.py         run python3 scripts/eval/maps.py --help
+scripts/eval/needle.py       run python3 scripts/eval/needle.py --help
+scripts/eval/needle_text.py  run python3 scripts/eval/needle_text.py --help
+scripts/eval/positions.py    run python3 scripts/eval/positions.py --help
+scripts/eval/results.py      run python3 scripts/eval/results.py --help
+scripts/hf/to_llama.py       run python3 scripts/hf/to_llama.py --help
+data/corpus.sh               run data/corpus.sh $scratch/corpus
+data/source_corpus.sh        run sh -n data/source_corpus.sh
+dev/bench_cpu.sh             here
+dev/bench_cpu.py             torch $python dev/bench_cpu.py --steps 1 --batch 1 --attention naive
+dev/identical.sh             all dev/identical.sh $scratch/corpus_train_000000.bin ./train_fox ./train_fox
+dev/structure.py             in dev/test/test_structure.sh
+dev/cuda/bench_forgetting.py run python3 dev/cuda/bench_forgetting.py --help
+dev/fuzz/run.sh              all dev/fuzz/run.sh 0.2
+dev/reference/accuracy.py       torch $python dev/reference/accuracy.py --help
+dev/reference/bench_fla.py      torch $python dev/reference/bench_fla.py --help
+dev/reference/bench_generate.py torch $python dev/reference/bench_generate.py --help
+dev/reference/compare_fla.py    torch $python dev/reference/compare_fla.py --help
+dev/reference/fox.py            torch $python dev/reference/fox.py --check
+dev/reference/recurrent.py      torch $python dev/reference/recurrent.py --check
+dev/reference/make_fixtures.py  torch $python dev/reference/make_fixtures.py none
+dev/reference/make_unicode.py   run python3 dev/reference/make_unicode.py
+dev/reference/make_zarr.py      in dev/test/data/test_longcrawl64.sh
+dev/reference/residual.py       torch $python -c "import sys; sys.path.append(\"dev/reference\"); import residual"
+'
+
+# try KIND COMMAND...
+try() {
+    case $1 in
+    in) check "$name in $2" grep -qwF -e "$(basename "$name")" -e "$(basename "$name" .py)" "$2" ;;
+    torch) if [ "$torch" ]; then check "$name" eval "${*:2}"; else without_torch+=" $name"; fi ;;
+    all) if [ "${TEST_ALL:-}" ]; then check "$name" eval "${*:2}"; fi ;;
+    run) check "$name" eval "${*:2}" ;;
+    here) ;;
+    *) fail "$name: no way to run it is called $1" ;;
+    esac
+}
+
+# fake PATH TEXT: a program
+fake() {
+    mkdir -p "$(dirname "$1")"
+    printf '#!/bin/sh\n%s\n' "$2" >"$1" && chmod +x "$1"
+}
+
+# place NAME: a folder $place in which a script runs with other programs
+place() {
+    place=$scratch/$1
+    mkdir -p $place/scripts $place/data
+    cp scripts/$1.sh $place/scripts
+    fake $place/scripts/check.sh :
+    fake $place/bin/make :
+    fake $place/trainer 'echo "$*" >>calls
+while [ $# -gt 1 ]; do
+    [ "$1" != --out ] || mkdir -p "$2/step_00001024"
+    shift
+done'
+}
+
+# options: every call of the trainer of $place has options that there are
+options() {
+    local n=0
+    while read -r line; do
+        n=$((n + 1))
+        set -f
+        line=$(sed 's/--prompt .*//; s/--init [^ ]*/--model fox-pro-nano/' <<<"$line")
+        check "options of call $n" ./train_fox --dry-run $line
+        set +f
+    done < <(grep '^--' $place/calls)
+    equals "$1 calls" "$n calls"
+}
+
+quickstart() {
+    place quickstart
+    mv $place/trainer $place/train_fox
+    touch $place/data/corpus_train_000000.bin
+    for n in 0 1 2; do
+        check "make quickstart, $n before" env -C $place scripts/quickstart.sh
+        [ $n = 0 ] || said "the previous run is now in out/quickstart_$n"
+        echo $n >$place/out/quickstart/number
+    done
+    equals "2 0 1" "$(cd $place/out && xargs <<<"$(cat quickstart/number quickstart_1/number quickstart_2/number)")"
+    rm $place/calls
+    check "make quickstart" env -C $place scripts/quickstart.sh
+    options 3
+
+    place gpu_quickstart
+    mv $place/trainer $place/train_foxcu
+    touch $place/data/linux_train_000000.bin
+    check "gpu_quickstart.sh" env -C $place PATH="$root/$place/bin:$PATH" scripts/gpu_quickstart.sh --seed 3
+    options 2
+}
+
+# bench_cpu.sh with a Python that measures what is written here; with PyTorch for once
+bench() {
+    fake $scratch/python 'case $* in
+*bench_cpu.py*) echo "{\"tokens_per_s\": 5, \"peak_rss_mib\": 1000000}" ;;
+*version*) echo "PyTorch 9.9" ;;
+*json*) exec python3 "$@" ;;
+esac'
+    check "make bench" env PYTHON=$scratch/python THREADS=1 BATCH=1 STEPS=1 dev/bench_cpu.sh
+    said "PyTorch 9.9 on 1 threads"
+    equals 2 "$(grep -c 'train_fox / PyTorch  *[0-9.]*x  *0.00x' $scratch/stdout)"
+    mv $scratch/stdout $scratch/bench
+    check "plausible numbers: $(grep '^train_fox' $scratch/bench)" awk '$1 == "train_fox" && NF == 3 {
+        ok = $2 > 100 && $2 < 1e6 && $3 > 10 && $3 < 10000 }
+        END { exit !ok }' $scratch/bench
+    [ ! "$torch" ] || check "make bench" env PYTHON=$python THREADS=1 BATCH=1 STEPS=1 dev/bench_cpu.sh
+}
+
+targets=$(make -s help | awk '/^Variables/ { exit } /^  / { print $1 }')
+there=$(printf '%s\n' $targets
+    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/fuzz/*.sh |
+        grep -v '^dev/test/')
+rows=$(awk 'NF { print $1 }' <<<"$table")
+equals "rows that are missing, or of nothing: " \
+    "rows that are missing, or of nothing: $(printf '%s\n' $there $rows | sort | uniq -u | xargs)"
+without_torch=
+while read -r name how; do
+    [ ! "$name" ] || try $how </dev/null # mpirun would read the table
+done <<<"$table"
+check "all targets, dry" make -n NVCC=true $targets
+quickstart
+bench
+[ ! "$without_torch" ] || skip "$python has no PyTorch, numpy and safetensors (HF_PYTHON), for$without_torch"
+report
