@@ -32,7 +32,7 @@ import re
 
 from fox import Error, package, run
 
-GRID = 400  # cells of a side of F, at most
+GRID = 200  # cells of a side of F, at most
 DOTS = 80  # the same of attention: few enough that one place is seen
 SHOWN = 0.5  # attention that is drawn
 LONGEST = 10**7  # half-life that colours tell apart, tokens
@@ -79,12 +79,14 @@ def pooled(matrix, rows, columns):
 
 
 def forget_map(cum_logf, queries):
-    """F of some queries and keys, for a picture of at most GRID x GRID: (values, masked where j > i)."""
+    """F of some queries, and in each cell of keys of the last one up to the query, where F is largest: so the
+    diagonal is always seen. At most GRID x GRID values, masked where all keys of a cell are > i."""
     import numpy
-    i = queries[numpy.linspace(0, len(queries) - 1, min(GRID, len(queries))).round().astype(int)]
-    j = numpy.linspace(0, len(cum_logf) - 1, min(GRID, len(cum_logf))).round().astype(int)
-    log_f = cum_logf[i][:, None] - cum_logf[j][None, :]
-    return numpy.ma.masked_where(j[None, :] > i[:, None], numpy.exp(numpy.minimum(log_f, 0)))
+    T, n = len(cum_logf), min(GRID, len(cum_logf))
+    i = queries[numpy.linspace(0, len(queries) - 1, min(GRID, len(queries))).round().astype(int)][:, None]
+    first, last = (numpy.arange(k, n + k) * T // n - k for k in (0, 1))
+    log_f = cum_logf[i] - cum_logf[numpy.minimum(last, i)]
+    return numpy.ma.masked_where(first > i, numpy.exp(numpy.minimum(log_f, 0)))
 
 
 def attention_map(attention, largest, key, T):

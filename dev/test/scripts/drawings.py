@@ -70,6 +70,8 @@ def colour_bars(folder):
     picture.check(path, [])
     assert {"F", "attention"} <= set(picture.captions(path)), picture.captions(path)
     assert {"128", "512"} <= set(picture.ticks(path)), picture.ticks(path)
+    forgets = maps.forget_map(-numpy.arange(4096) * 50.0, numpy.arange(7, 4096, 16))  # all but F[i][i] at once
+    assert (forgets.max(axis=1) == 1).all() and forgets.shape == (200, 200), forgets.max(axis=1)
     for shares, panels in ((tensors["pruned_share"], 1), (numpy.zeros((1, 2)), 0)):
         maps.draw_heads(path, {**tensors, "pruned_share": shares})
         picture.check(path, [])
