@@ -6,14 +6,16 @@ Compares training runs: tables, and pictures of their curves.
 
 A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by
 what sets it apart from the others. The tables have the mean of a group and its standard deviation over seeds,
-the pictures means. It writes
+the pictures means, and the lowest and the highest seed as bands. It writes
 
-    PREFIX_loss.svg       smoothed training loss, and held-out loss as dots, against tokens, FLOPs and hours
+    PREFIX_loss.svg       training loss after the first tenth, in means of 5% of the steps, and held-out loss,
+                          against tokens; against FLOPs and time where a token costs 5% more in one group
     PREFIX_pruned.svg     pruned share of attention's FLOPs, by layer, over the last tenth of the steps
-    PREFIX_position.svg   held-out loss by position at the end of training
+    PREFIX_position.svg   held-out loss by position at the end of training, unless --eval has it of all groups
     PREFIX_half_life.svg  half-lives of the forget gates, a dot a head and seed: measured by --maps, or those
-                          of the biases in the newest checkpoint, where the input adds nothing
-    PREFIX_eval.svg       of --eval: L(i), smoothed, and P(l), as eval/positions.py draws them
+                          of the biases in the newest checkpoint, where the input adds nothing; of runs in
+                          which one has moved by 10% from where it started
+    PREFIX_eval.svg       of --eval: L(i), smoothed, with errors, and P(l), as eval/positions.py draws
 
 Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
 are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks,
@@ -37,6 +39,7 @@ from common import BadLine, Error, log_line, package, run
 
 sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
+from positions import means  # noqa: E402
 
 # Options that do not change what is learnt.
 SILENT = set("""seed save-every keep log-every val-every sample-every vocab generate prompt temperature top-k
@@ -140,6 +143,14 @@ class Log:
         seconds = sum(line["ms"] for line in half[1:]) / 1000
         return tokens / seconds if seconds else half[-1]["tokens_per_s"]
 
+    def moved(self):
+        """Whether a gate's half-life is 10% from its initial one."""
+        initial = initial_half_lives(self.start["config"])
+        if initial is None or self.start["options"].get("init"):  # the weights of another run
+            return True
+        return any(not start / 1.1 <= life <= start * 1.1
+                   for layer in self.half_lives for start, life in zip(initial, layer))
+
     def read_gates(self):
         """Half-lives by the gates' biases in the newest checkpoint. False: it has none."""
         if self.start["config"].get("fgate_type", "none") == "none":
@@ -157,6 +168,18 @@ def half_life(bias):
     """-ln 2 / log f of a gate f = sigmoid(bias), tokens."""
     decay = max(-bias, 0) + math.log1p(math.exp(-abs(bias)))
     return math.log(2) / decay if decay else math.inf
+
+
+def initial_half_lives(config):
+    """Of the heads of a layer, by the biases that training starts with (model/config.h). None: unknown."""
+    heads, first, last = (config.get(key) for key in ("num_heads", "decay_time_min", "decay_time_max"))
+    if not isinstance(heads, int):
+        return None
+    if not config.get("fgate_bias_init"):
+        return [half_life(0)] * heads
+    if not all(isinstance(time, (int, float)) and time > 0 for time in (first, last)):
+        return None
+    return [math.log(2) * first * (last / first)**(i / max(1, heads - 1)) for i in range(heads)]
 
 
 def differing(dictionaries):
@@ -219,13 +242,21 @@ def read_half_lives(runs, paths):
     for path in paths:
         [half_lives], metadata = read_tensors(path, ["half_life"])
         owner(runs, path, metadata.get("checkpoint")).half_lives = half_lives
+    by_bias = False
     try:
-        by_bias = [run.read_gates() for run in runs if run.half_lives is None and not run.damaged]
+        for run in runs:
+            if run.half_lives is None and not run.damaged and run.read_gates() and run.moved():
+                by_bias = True
     except Error as e:
         print(f"note: no half-lives of checkpoints: {e}")
-        return
-    if any(by_bias):
+    if by_bias:
         print("note: half-lives without --maps are those of the gates' biases, where the input adds nothing")
+    still = [run for run in runs if run.half_lives is not None and not run.damaged and not run.moved()]
+    for run in still:
+        run.half_lives = None
+    if still:
+        print(f"note: no picture of the half-lives of {len(still)} run{'s' * (len(still) > 1)}: within 10% "
+              "of where the gates started")
 
 
 # ----------------------------------------------------------------------------
@@ -297,91 +328,152 @@ def notes(runs, others):
 
 
 # ----------------------------------------------------------------------------
-# pictures. Each function draws groups on panels; a picture without a line is not written
+# pictures. Each function returns a figure of the groups, and what its legend explains besides; None: nothing
+# is to be drawn. A group has the same colour in all of them, by its number
 
 
-def smooth(values, window):
-    """Means over the last `window` values."""
-    total, result = 0, []
-    for i, value in enumerate(values):
-        total += value - (values[i - window] if i >= window else 0)
-        result.append(total / min(i + 1, window))
-    return result
-
-
-def mean_curve(runs, name, value):
-    """Means over runs of tokens, hours and value(line) of lines `name`, at the steps that all have; these."""
+def common_lines(runs, name, value):
+    """[[line] of each run]: lines `name` that have value(line), at the steps that all runs have."""
     lines = [{line["step"]: line for line in getattr(run, name) if value(line) is not None} for run in runs]
     steps = sorted(set.intersection(*map(set, lines)))
-    mean = lambda of: [statistics.fmean(of(by_step[s]) for by_step in lines) for s in steps]
-    return mean(lambda x: x.get("tokens", 0)), mean(lambda x: x["hours"]), mean(value), steps
+    return [[by_step[step] for step in steps] for by_step in lines]
 
 
-def means(lists):
-    """Elementwise."""
-    return [statistics.fmean(values) for values in zip(*lists)]
+def differ(values):
+    return max(values) > 1.05 * min(values)
 
 
-def draw_loss(plots, axes, groups):
-    for name, runs in groups.items():
-        flops = runs[0].start["flops_per_token"]
-        tokens, hours, loss, steps = mean_curve(runs, "steps", lambda line: line["loss"])
-        first = len(loss) // 20  # the fall from the initial loss would hide the rest
-        loss = smooth(loss, max(1, len(loss) // 20))
-        _, val_hours, val_loss, val_steps = mean_curve(runs, "validations", lambda line: line["val_loss"])
-        at = dict(zip(steps, tokens))
-        val_tokens = [at.get(step, math.nan) for step in val_steps]
-        for panel, x, val_x in ((axes[0], tokens, val_tokens), (axes[1], [flops * t for t in tokens],
-                                [flops * t for t in val_tokens]), (axes[2], hours, val_hours)):
-            plots.curve(panel, x[first:], loss[first:], name)
-            panel.plot(val_x, val_loss, "o", markersize=3, color=panel.lines[-1].get_color())
-    for panel, title in zip(axes, ("tokens", "model FLOPs", "hours")):
+def unit(largest, units):
+    """The largest (size, name) of units that `largest` has at least twice."""
+    return next(((size, name) for size, name in units if largest >= 2 * size), units[-1])
+
+
+TOKENS = [(2**40, "tokens, Ti"), (2**30, "tokens, Gi"), (2**20, "tokens, Mi"), (2**10, "tokens, Ki"),
+          (1, "tokens")]
+FLOPS = [(1e21, "model FLOPs, 10²¹"), (1e18, "model FLOPs, 10¹⁸"), (1e15, "model FLOPs, 10¹⁵"),
+         (1e12, "model FLOPs, 10¹²"), (1e9, "model FLOPs, 10⁹"), (1e6, "model FLOPs, 10⁶"),
+         (1, "model FLOPs")]
+HOURS = [(1, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")]
+
+
+def draw_loss(plots, groups):
+    """Against what a token costs in different groups: nothing, FLOPs, time."""
+    steps = {name: common_lines(runs, "steps", lambda line: line["loss"]) for name, runs in groups.items()}
+    steps = {name: lines for name, lines in steps.items() if lines[0]}
+    if not steps:
+        return None
+    flops = {name: groups[name][0].start["flops_per_token"] for name in steps}
+    end = lambda name, key: statistics.fmean(lines[-1][key] for lines in steps[name])
+    scales = [(TOKENS, lambda name, line: line["tokens"])]
+    if differ(flops.values()):
+        scales += [(FLOPS, lambda name, line: flops[name] * line["tokens"])]
+    if differ([end(name, "hours") / end(name, "tokens") for name in steps]):
+        scales += [(HOURS, lambda name, line: line["hours"])]
+    figure, [axes] = plots.panels(len(scales), width=3.9 if len(scales) < 3 else 3.3)
+    held_out = False
+    for panel, (units, scale) in zip(axes, scales):
+        size, title = unit(max(scale(name, lines[-1]) for name in steps for lines in steps[name]), units)
+        for k, (name, runs) in enumerate(groups.items()):
+            if name not in steps:
+                continue
+            x = means([[scale(name, line) / size for line in lines] for lines in steps[name]])
+            window = len(x) // 20 // 2 * 2 + 1
+            loss = [positions.smooth([line["loss"] for line in lines], window) for lines in steps[name]]
+            cut = slice(len(x) // 10, None)  # the fall from the initial loss would hide the rest
+            loss = [values[cut] for values in loss]
+            plots.curve(panel, x[cut], means(loss), k, name, plots.band_of(loss), len(steps) * len(scales))
+            at = {line["step"]: line["tokens"] for line in steps[name][0]}
+            lines = common_lines(runs, "validations", lambda v: v["val_loss"] if v["step"] in at else None)
+            first = steps[name][0][cut][0]["step"]
+            lines = [[{"tokens": at[v["step"]], **v} for v in row if v["step"] >= first] for row in lines]
+            losses = [[line["val_loss"] for line in row] for row in lines]
+            x = means([[scale(name, line) / size for line in row] for row in lines])
+            held_out = held_out or bool(x)
+            plots.dots(panel, x, means(losses), k, plots.band_of(losses))
         panel.set(xlabel=title, ylabel="loss, nats")
-        panel.locator_params(axis="x", nbins=6)
-        if title != "hours":
-            panel.xaxis.set_major_formatter(plots.matplotlib.ticker.EngFormatter(sep=""))  # 5k, 2M
+        if units is TOKENS:
+            plots.binary_ticks(panel.xaxis)
+        if any(len(runs) > 1 for runs in groups.values()):
+            plots.caption(panel, "bands and bars: lowest to highest seed")
+    return figure, {"line": "training, smoothed", **({"dots": "held-out"} if held_out else {})}
 
 
-def draw_pruned(plots, axes, groups):
-    for name, runs in groups.items():
-        last = [line for run in runs for line in run.steps[-math.ceil(len(run.steps) / 10):]]
-        shares = means([line["pruned_by_layer"] for line in last if "pruned_by_layer" in line])
-        if shares:
-            plots.curve(axes[0], range(len(shares)), shares, name)
-    axes[0].set(xlabel="layer", ylabel="share pruned", ylim=(0, 1))
-    axes[0].xaxis.get_major_locator().set_params(integer=True)
+def draw_by_layer(plots, groups, curves_of, finish):
+    """One panel of means and bands. curves_of(run): x and y, or None; finish(axes): its axes."""
+    figure, [[axes]] = plots.panels(1)
+    seeds = False
+    for k, (name, runs) in enumerate(groups.items()):
+        curves = [curve for curve in map(curves_of, runs) if curve]
+        if curves:
+            ys = [y for _, y in curves]
+            seeds = seeds or len(ys) > 1
+            plots.curve(axes, curves[0][0], means(ys), k, name, plots.band_of(ys), len(groups))
+    if not axes.lines:
+        return None
+    finish(axes)
+    if seeds:
+        plots.caption(axes, "bands: lowest to highest seed")
+    return figure, {}
 
 
-def draw_positions(plots, axes, groups):
-    for name, runs in groups.items():
-        tables = [run.validations[-1]["by_position"] for run in runs if run.validations]
-        if tables:
-            x = [(row["from"] + row["to"]) / 2 for row in tables[0]]
-            plots.curve(axes[0], x, means([[math.nan if row["loss"] is None else row["loss"] for row in table]
-                                                for table in tables]), name)
-    axes[0].set(xlabel="position in the context", ylabel="held-out loss, nats", xscale="log")
+def draw_pruned(plots, groups):
+    def shares(run):
+        last = run.steps[-math.ceil(len(run.steps) / 10):]
+        y = means([line["pruned_by_layer"] for line in last if "pruned_by_layer" in line])
+        return (range(len(y)), y) if y else None
+
+    def finish(axes):
+        axes.set(ylabel="share pruned", ylim=(0, 1))
+        plots.layer_ticks(axes, max(len(line.get_xdata()) for line in axes.lines))
+
+    return draw_by_layer(plots, groups, shares, finish)
 
 
-def draw_half_lives(plots, axes, groups):
-    dots = {name: [(i, life) for run in runs for i, layer in enumerate(run.half_lives or ()) for life in layer
-                   if math.isfinite(life)] for name, runs in groups.items()}
-    gated = {name: zip(*points) for name, points in dots.items() if points}
-    for k, (name, (layers, lives)) in enumerate(gated.items()):
-        shift = (k + 1) / (len(gated) + 1) - 0.5  # groups stand side by side in a layer
-        axes[0].plot([i + shift for i in layers], lives, "o", markersize=3, alpha=0.6, label=name)
-    axes[0].set(xlabel="layer", ylabel="half-life, tokens", yscale="log")
-    axes[0].xaxis.get_major_locator().set_params(integer=True)
+def draw_positions(plots, groups):
+    def losses(run):
+        if not run.validations:
+            return None
+        table = run.validations[-1]["by_position"]  # of tokens from + 1 .. to of a context
+        x = [(row["from"] + 1 + row["to"]) / 2 for row in table]
+        return x, [math.nan if row["loss"] is None else row["loss"] for row in table]
+
+    def finish(axes):
+        axes.set(xlabel="position i", ylabel="held-out loss, nats")
+        plots.log_scale(axes, "x", base=2)
+
+    if all(run.eval or not losses(run) for runs in groups.values() for run in runs):
+        return None  # --eval has more of the same
+    return draw_by_layer(plots, groups, losses, finish)
 
 
-PICTURES = {"loss": (3, draw_loss), "pruned": (1, draw_pruned), "position": (1, draw_positions),
-            "half_life": (1, draw_half_lives)}  # panels
+def draw_half_lives(plots, groups):
+    points = {name: [(i, life) for run in runs for i, layer in enumerate(run.half_lives or ())
+                     for life in layer if math.isfinite(life)] for name, runs in groups.items()}
+    drawn = [name for name in groups if points[name]]
+    if not drawn:
+        return None
+    figure, [[axes]] = plots.panels(1)
+    many = sum(map(len, points.values())) > 1000  # as a bitmap, which is smaller then
+    for k, name in enumerate(groups):
+        if name in drawn:
+            shift = (drawn.index(name) + 1) / (len(drawn) + 1) - 0.5  # groups stand side by side in a layer
+            layers, lives = zip(*points[name])
+            axes.plot([i + shift for i in layers], lives, "o", markersize=3, alpha=0.6, label=name,
+                      color=plots.look(k)["color"], rasterized=many)
+    axes.set(ylabel="half-life, tokens")
+    plots.layer_ticks(axes, 1 + max(i for dots in points.values() for i, _ in dots))
+    plots.log_scale(axes, "y")
+    return figure, {}
+
+
+PICTURES = {"loss": draw_loss, "pruned": draw_pruned, "position": draw_positions,
+            "half_life": draw_half_lives}
 
 
 def draw_eval(path, groups):
     evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
-    losses = [(name, means([e["loss"] for e in results])) for name, results in evals.items() if results]
-    lengths = [e.get("trained_seq_len") for results in evals.values() for e in results]
-    positions.draw(path, losses, lengths)
+    evals = {name: results for name, results in evals.items() if results}
+    positions.draw(path, evals, [e.get("trained_seq_len") for results in evals.values() for e in results])
 
 
 # ----------------------------------------------------------------------------
@@ -422,12 +514,11 @@ def report(runs, logs, options):
     if options.no_plots:
         return
     import plots
-    read_half_lives(logs, options.maps)
-    for name, (panels, draw) in PICTURES.items():
-        figure, [axes] = plots.panels(panels)
-        draw(plots, axes, groups)
-        if any(panel.lines for panel in axes):
-            plots.save(figure, f"{options.out}_{name}.svg")
+    read_half_lives(runs, options.maps)
+    for name, draw in PICTURES.items():
+        picture = draw(plots, groups)
+        if picture:
+            plots.save(picture[0], f"{options.out}_{name}.svg", picture[1])
             print(f"{options.out}_{name}.svg")
     if options.eval:
         draw_eval(f"{options.out}_eval.svg", groups)

@@ -7,6 +7,7 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
 
     seq_len, sequences, tokens       T, sequences used, and their product
     loss                             [L(1) .. L(T)], in nats
+    loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone; and the window of E
     loss_mean, standard_error        over all tokens; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
     pruned                           share of attention that was pruned, by layer; null: nothing is pruned
@@ -42,14 +43,15 @@ static inline int64_t evaluation_first_length(int64_t T) {
     return T < EVALUATION_FIRST_LENGTH ? T : EVALUATION_FIRST_LENGTH;
 }
 
-// Writes L(1) .. L(T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
-static inline void evaluation_put_losses(JsonWriter* w, const Positions* p) {
+// Writes of(p, 1) .. of(p, T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
+static inline void evaluation_put_row(JsonWriter* w, const char* key, const Positions* p,
+                                      double (*of)(const Positions*, int64_t)) {
     const int indent = w->indent;
-    json_begin_array(w, "loss");
+    json_begin_array(w, key);
     w->indent = 0;
     for (int64_t i = 1; i <= p->seq_len; i++) {
         char number[64];
-        snprintf(number, sizeof number, "%.6f", positions_loss(p, i));
+        snprintf(number, sizeof number, "%.6f", of(p, i));
         json_put_word(w, NULL, number);
     }
     json_end(w);
@@ -94,7 +96,12 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
     else
         json_put_null(&w, "trained_seq_len");
     json_put_string(&w, "code_version", CODE_VERSION);
-    evaluation_put_losses(&w, p);
+    evaluation_put_row(&w, "loss", p, positions_loss);
+    json_put_int(&w, "loss_error_window", POSITIONS_WINDOW);
+    if (p->sequences > 1)
+        evaluation_put_row(&w, "loss_error", p, positions_loss_error);
+    else
+        json_put_null(&w, "loss_error");
     json_end(&w);
     result_temporary(temporary, "eval", run->options.eval);
     result_publish("eval", run->options.eval, json_writer_save(&w, temporary, &err), &err);

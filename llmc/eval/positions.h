@@ -3,6 +3,9 @@ Loss by position in the context, of held-out sequences of T tokens:
 
     L(i) = mean over sequences of -log p(token i | the tokens before it)    i = 1 .. T
     P(l) = exp(mean of L(1) .. L(l))                                        perplexity of the first l tokens
+    E(i) = standard error of the mean of L over the POSITIONS_WINDOW positions around i, fewer at the ends of
+           the sequence, from the spread of that mean over sequences. Positions of one sequence depend on each
+           other, so errors of single positions would not give it
 
 Sums are doubles, over micro-batches and then over ranks, so results do not depend on the number of ranks but
 for the rounding of doubles. Used by validation during training (train.h) and by --eval (evaluation.h).
@@ -12,10 +15,13 @@ for the rounding of doubles. Used by validation during training (train.h) and by
 #include "../base/progress.h"
 #include "../run/trainer.h"
 
+enum { POSITIONS_WINDOW = 101 }; // odd; scripts/eval/positions.py smooths L(i) by the same window
+
 typedef struct {
-    int64_t seq_len;                // T
-    int64_t sequences;              // added so far
-    double* sums;                   // [T] of the losses at each position
+    int64_t seq_len;        // T
+    int64_t sequences;      // added so far
+    double* sums;           // [T] of the losses at each position
+    double* window_squares; // [T] sums over sequences of the squared sum of losses around each position
     double mean_sum, mean_squares;  // sums over sequences: of a sequence's mean loss, and of its square
     double started, first_finished; // in seconds_now(): of this rank's measurement, and of its first batch
 } Positions;
@@ -25,14 +31,31 @@ static inline Positions positions_new(int64_t seq_len) {
     memset(&p, 0, sizeof p);
     p.seq_len = seq_len;
     p.sums = (double*)xcalloc((size_t)seq_len, sizeof(double));
+    p.window_squares = (double*)xcalloc((size_t)seq_len, sizeof(double));
     return p;
 }
 
-static inline void positions_free(Positions* p) { free(p->sums); }
+static inline void positions_free(Positions* p) {
+    free(p->sums);
+    free(p->window_squares);
+}
 
 // Number i of a buffer of the trainer's numbers on the host, floats or doubles.
 static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
     return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
+}
+
+// Adds the squared sums of windows of a sequence, losses[first .. first + T - 1].
+static inline void positions_add_windows(Positions* p, const Trainer* trainer, const void* losses,
+                                         int64_t first) {
+    const int64_t T = p->seq_len, half = POSITIONS_WINDOW / 2;
+    double sum = 0;
+    for (int64_t t = 0; t < half && t < T; t++) sum += host_number(trainer, losses, first + t);
+    for (int64_t t = 0; t < T; t++) {
+        if (t + half < T) sum += host_number(trainer, losses, first + t + half);
+        if (t > half) sum -= host_number(trainer, losses, first + t - half - 1);
+        p->window_squares[t] += sum * sum;
+    }
 }
 
 // Adds losses [sequences, T] of the trainer's numbers. Returns the index of the first one that is not finite;
@@ -51,6 +74,7 @@ static inline int64_t positions_add(Positions* p, const Trainer* trainer, const 
         double mean = sum / (double)p->seq_len;
         p->mean_sum += mean;
         p->mean_squares += mean * mean;
+        positions_add_windows(p, trainer, losses, b * p->seq_len);
     }
     p->sequences += sequences;
     return not_finite;
@@ -61,6 +85,7 @@ static inline void positions_reduce(Positions* p, World* world) {
     double totals[] = {p->mean_sum, p->mean_squares, (double)p->sequences};
     world_sum(world, totals, 3);
     world_sum(world, p->sums, (int)p->seq_len);
+    world_sum(world, p->window_squares, (int)p->seq_len);
     p->mean_sum = totals[0], p->mean_squares = totals[1], p->sequences = (int64_t)totals[2];
     watch_progress(world);
 }
@@ -77,11 +102,25 @@ static inline double positions_mean(const Positions* p, int64_t l) {
     return sum / (double)l / (double)p->sequences;
 }
 
+// Standard error of the mean of n numbers, by their sum and the sum of their squares; NaN of one alone.
+static inline double positions_error_of_mean(double n, double sum, double squares) {
+    double variance = (squares - sum * sum / n) / (n - 1);
+    return n < 2 ? NAN : sqrt(variance > 0 ? variance / n : 0);
+}
+
 // Standard error of the mean loss, from its spread over sequences; NaN of one sequence alone.
 static inline double positions_standard_error(const Positions* p) {
-    double n = (double)p->sequences, mean = p->mean_sum / n;
-    double variance = (p->mean_squares - n * mean * mean) / (n - 1);
-    return n < 2 ? NAN : sqrt(variance > 0 ? variance / n : 0);
+    return positions_error_of_mean((double)p->sequences, p->mean_sum, p->mean_squares);
+}
+
+// E(i), i = 1 .. T.
+static inline double positions_loss_error(const Positions* p, int64_t i) {
+    const int64_t half = POSITIONS_WINDOW / 2;
+    int64_t begin = i - 1 < half ? 0 : i - 1 - half, end = i + half < p->seq_len ? i + half : p->seq_len;
+    double sum = 0;
+    for (int64_t t = begin; t < end; t++) sum += p->sums[t];
+    return positions_error_of_mean((double)p->sequences, sum, p->window_squares[i - 1]) /
+           (double)(end - begin);
 }
 
 // The number of sequences that --val-tokens wants, at most `present`. Gives each rank its share of their

@@ -32,8 +32,8 @@ import re
 
 from fox import Error, package, run
 
-GRID = 400  # cells of a side of F, at most
-DOTS = 160  # the same of attention: few enough that one place is seen
+GRID = 200  # cells of a side of F, at most
+DOTS = 80  # the same of attention: few enough that one place is seen
 SHOWN = 0.5  # attention that is drawn
 LONGEST = 10**7  # half-life that colours tell apart, tokens
 
@@ -79,12 +79,14 @@ def pooled(matrix, rows, columns):
 
 
 def forget_map(cum_logf, queries):
-    """F of some queries and keys, for a picture of at most GRID x GRID: (values, masked where j > i)."""
+    """F of some queries, and in each cell of keys of the last one up to the query, where F is largest: so the
+    diagonal is always seen. At most GRID x GRID values, masked where all keys of a cell are > i."""
     import numpy
-    i = queries[numpy.linspace(0, len(queries) - 1, min(GRID, len(queries))).round().astype(int)]
-    j = numpy.linspace(0, len(cum_logf) - 1, min(GRID, len(cum_logf))).round().astype(int)
-    log_f = cum_logf[i][:, None] - cum_logf[j][None, :]
-    return numpy.ma.masked_where(j[None, :] > i[:, None], numpy.exp(numpy.minimum(log_f, 0)))
+    T, n = len(cum_logf), min(GRID, len(cum_logf))
+    i = queries[numpy.linspace(0, len(queries) - 1, min(GRID, len(queries))).round().astype(int)][:, None]
+    first, last = (numpy.arange(k, n + k) * T // n - k for k in (0, 1))
+    log_f = cum_logf[i] - cum_logf[numpy.minimum(last, i)]
+    return numpy.ma.masked_where(first > i, numpy.exp(numpy.minimum(log_f, 0)))
 
 
 def attention_map(attention, largest, key, T):
@@ -109,30 +111,35 @@ def draw_maps(path, tensors, heads):
         queries = tensors.get("queries", numpy.arange(len(c)))
         extent = (0, len(c), int(queries[-1]) + 1, int(queries[0]))
         half_life = tensors["half_life"][layer][head]
-        plots.heat_map(axes[0][column], forget_map(c, queries), extent=extent, vmin=0, vmax=1)
+        plots.heat_map(axes[0][column], forget_map(c, queries), "F", extent=extent, vmin=0, vmax=1)
         drawn = attention_map(*maps, len(c))
         drawn = numpy.ma.masked_less_equal(drawn, SHOWN)
-        plots.heat_map(axes[1][column], drawn, extent=extent, vmin=SHOWN, vmax=1, cmap="viridis_r")
+        plots.heat_map(axes[1][column], drawn, "attention", extent=extent, vmin=SHOWN, vmax=1,
+                       cmap=plots.MARKS)
         life = f"{half_life:,.0f}" if half_life >= 10 else f"{half_life:.2g}"
         title = f"layer {layer}, head {head}: F\nhalf-life {life} tokens"
         axes[0][column].set(title=title, ylabel="query i")
         axes[1][column].set(title=f"attention over {SHOWN}", xlabel="key j", ylabel="query i")
+        for panel in axes[0][column], axes[1][column]:
+            plots.binary_ticks(panel.xaxis)
+            plots.binary_ticks(panel.yaxis)
     plots.save(figure, path)
 
 
 def draw_heads(path, tensors):
     import plots
-    from matplotlib.colors import LogNorm
-    figure, [axes] = plots.panels(3, width=3.4)
     titles = {"half_life": "half-life, tokens", "pruned_share": "pruned share of blocks",
               "effective_window": "effective window, tokens"}
+    if not tensors["pruned_share"].any():
+        del titles["pruned_share"]  # on the CPU nothing is pruned
+    figure, [axes] = plots.panels(len(titles), width=3.4)
     for ax, (name, title) in zip(axes, titles.items()):
         values = tensors[name].clip(0, LONGEST)
-        scale = {"norm": LogNorm(max(values.min(), 0.1), max(values.max(), 1))}
         if name == "pruned_share":
-            scale = {"vmin": 0, "vmax": 1}
-        plots.heat_map(ax, values, **scale)
-        ax.set(title=title, xlabel="head", ylabel="layer")
+            plots.heat_map(ax, values, title, vmin=0, vmax=1)
+        else:
+            plots.log_heat_map(ax, values, title, max(values.min(), 0.1), max(values.max(), 1))
+        ax.set(xlabel="head", ylabel="layer")
         for axis, n in ((ax.xaxis, values.shape[1]), (ax.yaxis, values.shape[0])):
             axis.set_ticks(range(0, n, max(1, n // 8)))
     plots.save(figure, path)

@@ -219,15 +219,16 @@ def print_means(results, train_length):
 
 def draw(path, scores, lengths, depths, train_length):
     import plots
-    import numpy
     figure, [[axes]] = plots.panels(1, width=6)
-    plots.heat_map(axes, scores, cmap=plots.SCORES, vmin=1, vmax=10)
+    plots.heat_map(axes, scores, "mean score, 10: found", [1, 4, 7, 10], vmin=1, vmax=10)
     plots.label_ticks(axes.xaxis, lengths)
     plots.label_ticks(axes.yaxis, [f"{d}%" for d in depths])
     axes.tick_params("x", rotation=45)
     axes.set(xlabel="length, tokens", ylabel="depth of the needle")
-    if train_length and lengths[0] <= train_length <= lengths[-1]:
-        plots.mark(axes, numpy.interp(train_length, lengths, range(len(lengths))))
+    trained = sum(length <= train_length for length in lengths) if train_length else 0
+    if 0 < trained < len(lengths):  # between lengths up to that of training and longer ones
+        plots.mark(axes, trained - 0.5)
+        plots.caption(axes, f"dashed line: training length, {train_length} tokens")
     plots.save(figure, path)
 
 

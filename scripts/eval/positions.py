@@ -6,11 +6,17 @@ Draws the loss by position, as in the paper, from the files of `--eval`:
 
 Left L(i), the mean loss of the i-th token, smoothed by a centred window that is cut at the ends; right P(l),
 the perplexity of the first l tokens, exp(mean of L(1..l)), not smoothed; both from position 128 on. A dashed
-line marks the training length: --train-length, or what the files say. compare.py draws means over seeds.
+line marks the training length: --train-length, or what the files say. Files of one NAME are seeds: lines are
+their means.
+
+The band of L(i) is its standard error: of the held-out sequences, where the files have it for the same window
+(loss_error), and of the seeds, added in squares. Models evaluated on the same sequences share most of the
+former: their differences are surer than the bands. The band of P(l) is the lowest and the highest seed.
 """
 import argparse
 import itertools
 import math
+import statistics
 
 from fox import Error, named_files, read_json, run
 
@@ -39,37 +45,74 @@ def read_eval(path):
         raise Error(f"{path}: not a result of --eval: no list of losses")
     if len(loss) < FIRST:
         raise Error(f"{path}: has {len(loss)} positions; the picture begins at {FIRST}")
+    if len(result.get("loss_error") or loss) != len(loss):
+        raise Error(f"{path}: not a result of --eval: loss_error is not as long as loss")
     return result
 
 
-def draw(path, losses, train_lengths, window=WINDOW):
-    """losses: [(name, [L(1), L(2), ...])]"""
+def means(lists):
+    """Elementwise, of the shortest."""
+    return [statistics.fmean(values) for values in zip(*lists)]
+
+
+def standard_errors(results, curves, window):
+    """Of the mean of curves, one of each result: ([error], of sequences?, of seeds?). []: none is known."""
+    known = [r["loss_error"] for r in results if r.get("loss_error_window") == window and r.get("loss_error")]
+    of_sequences, of_seeds = len(known) == len(results), len(results) > 1
+    squares = [0.0] * len(curves[0])
+    if of_sequences:  # seeds see the same sequences: their errors do not average out
+        squares = means([[e * e for e in errors] for errors in known])
+    if of_seeds:
+        squares = [s + statistics.variance(values) / len(values) for s, values in zip(squares, zip(*curves))]
+    return [math.sqrt(s) for s in squares] if of_sequences or of_seeds else [], of_sequences, of_seeds
+
+
+def draw(path, groups, train_lengths, window=WINDOW):
+    """groups: {name: results of --eval, one of each seed}"""
     import plots
     figure, [[left, right]] = plots.panels(2)
-    for name, loss in losses:
-        x = range(FIRST, len(loss) + 1)
-        plots.curve(left, x, smooth(loss, window)[FIRST - 1:], name)
-        plots.curve(right, x, perplexities(loss)[FIRST - 1:], name)
-    for length in set(train_lengths) - {None}:
-        plots.mark(left, length)
-        plots.mark(right, length)
+    sources = {"sequences": False, "seeds": False}  # of standard errors
+    for k, (name, results) in enumerate(groups.items()):
+        length = min(len(r["loss"]) for r in results)
+        x, cut = range(FIRST, length + 1), slice(FIRST - 1, length)
+        losses = [smooth(r["loss"], window)[cut] for r in results]
+        results = [{**r, "loss_error": (r.get("loss_error") or [])[cut]} for r in results]
+        mean, (errors, *found) = means(losses), standard_errors(results, losses, window)
+        band = errors and ([m - e for m, e in zip(mean, errors)], [m + e for m, e in zip(mean, errors)])
+        sources = {source: old or new for (source, old), new in zip(sources.items(), found)}
+        plots.curve(left, x, mean, k, name, band, 2 * len(groups))
+        seeds = [perplexities(r["loss"])[cut] for r in results]
+        plots.curve(right, x, means(seeds), k, name, plots.band_of(seeds), 2 * len(groups))
+    lengths = set(train_lengths) - {None}
+    for panel in left, right:
+        for length in lengths:
+            plots.mark(panel, length)
+        plots.binary_ticks(panel.xaxis)
+    if any(sources.values()):
+        known = " and ".join(source for source, found in sources.items() if found)
+        plots.caption(left, f"bands: ± standard error of {known}")
+    if sources["seeds"]:
+        plots.caption(right, "bands: lowest to highest seed")
     left.set(xlabel="position i", ylabel="loss L(i), nats")
     right.set(xlabel="context length l", ylabel="perplexity P(l)")
-    plots.save(figure, path)
+    plots.save(figure, path, {"dashes": "training length"} if lengths else {})
 
 
 def main():
     parser = argparse.ArgumentParser(description="draws the loss by position of one or several --eval files")
-    parser.add_argument("files", nargs="+", metavar="[NAME=]FILE")
+    parser.add_argument("files", nargs="+", metavar="[NAME=]FILE", help="several of one NAME are seeds")
     parser.add_argument("--out", default="positions.svg", metavar="FILE")
     parser.add_argument("--window", type=int, default=WINDOW, metavar="N", help="positions averaged (101)")
     parser.add_argument("--train-length", type=int, metavar="T")
     options = parser.parse_args()
     if options.window < 1 or options.window % 2 == 0:
         raise Error("--window must be odd")
-    results = [(name, read_eval(path)) for name, path in named_files(options.files)]
-    lengths = [options.train_length or r.get("trained_seq_len") for _, r in results]
-    draw(options.out, [(name, r["loss"]) for name, r in results], lengths, options.window)
+    groups = {}
+    for name, path in named_files(options.files):
+        groups.setdefault(name, []).append(read_eval(path))
+    trained = [r.get("trained_seq_len") for results in groups.values() for r in results]
+    lengths = [options.train_length] if options.train_length else trained
+    draw(options.out, groups, lengths, options.window)
 
 
 if __name__ == "__main__":

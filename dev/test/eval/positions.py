@@ -47,6 +47,11 @@ def close(a, b, limit, what):
     assert abs(a - b) <= limit * max(1, abs(b)), f"{what} is {a}, expected {b}"
 
 
+def error_of_mean(values):
+    n, mean = len(values), math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+
+
 def check(got, sequences, limit):
     """sequences: the losses that are expected, a list each."""
     n, T = len(sequences), len(sequences[0])
@@ -59,10 +64,15 @@ def check(got, sequences, limit):
         close(got["loss"][t], by_position[t], limit + 6e-7, f"loss of position {t + 1}")
     close(got["loss_mean"], mean, limit, "loss_mean")
     if n > 1:
-        spread = math.fsum((m - mean) ** 2 for m in means) / (n - 1)
-        close(got["standard_error"], math.sqrt(spread / n), limit, "standard_error")
+        close(got["standard_error"], error_of_mean(means), limit, "standard_error")
+        half = got["loss_error_window"] // 2
+        assert (half, len(got["loss_error"])) == (50, T)
+        for t in range(T):
+            windows = [s[max(0, t - half) : t + half + 1] for s in sequences]
+            expected = error_of_mean([math.fsum(w) / len(w) for w in windows])
+            close(got["loss_error"][t], expected, limit + 6e-7, f"error of position {t + 1}")
     else:
-        assert got["standard_error"] is None
+        assert got["standard_error"] is None and got["loss_error"] is None
     lengths = sorted({2**k for k in range(9, 40) if 2**k <= T} | {T})
     assert list(got["perplexity"]) == [str(l) for l in lengths], list(got["perplexity"])
     for l in lengths:
@@ -83,7 +93,8 @@ def same(path_a, path_b):
     a, b = load(path_a), load(path_b)
     for key in ("seq_len", "sequences", "tokens"):
         assert a[key] == b[key], key
-    assert all(abs(x - y) < 1.5e-6 for x, y in zip(a["loss"], b["loss"])) and len(a["loss"]) == len(b["loss"])
+    for key in ("loss", "loss_error"):
+        assert all(abs(x - y) < 1.5e-6 for x, y in zip(a[key], b[key])) and len(a[key]) == len(b[key]), key
     for key in ("loss_mean", "standard_error"):
         close(a[key], b[key], 1e-12, key)
     assert a["perplexity"].keys() == b["perplexity"].keys()

@@ -352,7 +352,7 @@ class TestPictures(Case):
             (self.tmp / f"{name}.json").write_text(json.dumps({"loss": loss, "trained_seq_len": 4096}))
         svg = self.svg("positions.py", f"first={self.tmp}/a.json", f"second={self.tmp}/b.json")
         self.assertEqual([svg.count(f">{name}</text>") for name in ("first", "second")], [1, 1])  # one legend
-        self.assertEqual(svg.count("stroke-dasharray"), 2)  # the training length in both panels
+        self.assertEqual(svg.count("stroke-dasharray"), 3)  # the training length: both panels and the legend
         plain = self.tmp / "plain.json"
         plain.write_text(json.dumps({"loss": loss, "trained_seq_len": None}))
         self.assertNotIn("stroke-dasharray", self.svg("positions.py", plain))

@@ -5,6 +5,8 @@
                                 the logs of the first family, in FOLDER.eval of the second
     logs.py gates FOLDER        runs with gates, their checkpoints, maps.safetensors of one; checks what
                                 half-lives compare.py reads
+    logs.py still FOLDER        runs whose gates are as they started, zero and long, and one whose gates moved
+    logs.py many FOLDER         three seeds of nine learning rates, with many steps
     logs.py cut LOG BYTES       the first BYTES of LOG
     logs.py events FOLDER LOG   checks TensorBoard's events in FOLDER: each step of LOG once, the later of two
 """
@@ -56,7 +58,8 @@ def make(folder, name, model, seed, loss, lr=1e-3, killed=False):
 
 def make_eval(path, checkpoint, loss, length):
     result = {"loss": [loss] * length, "perplexity": {"128": loss + 5, str(length): loss + 4},
-              "trained_seq_len": 128, "checkpoint": checkpoint}
+              "trained_seq_len": 128, "checkpoint": checkpoint, "loss_error_window": 101,
+              "loss_error": [0.1] * length}
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as f:
         json.dump(result, f)
@@ -111,6 +114,34 @@ def check_gates(folder):
         assert len(halves) == 2 and all(abs(h - 0.5) < 1e-6 for layer in halves for h in layer), halves
 
 
+def make_still(folder):
+    gate = {"fgate_type": "full", "num_hidden_layers": 1, "num_heads": 3, "fgate_bias_init": False}
+    long = {**gate, "fgate_bias_init": True, "decay_time_min": 2, "decay_time_max": 512}
+    start = [-math.log(math.expm1(1 / t)) for t in (2, 32, 512)]
+    for name, config, biases in (("zero", gate, [0, 0.05, -0.05]), ("long", long, [b + 0.05 for b in start]),
+                                 ("moved", {**long, "rope_base": 1}, [*start[:2], start[2] + 0.2])):
+        os.makedirs(f"{folder}/{name}")
+        with open(f"{folder}/{name}/log.jsonl", "w") as f:
+            f.write(json.dumps(run_line("fox", 1, 1e-3, 0, config=config)) + "\n")
+            f.write("".join(json.dumps(step_line(i, 3 - i, "transformer")) + "\n" for i in range(1, 3)))
+        write_tensors(f"{folder}/{name}/step_2/model.safetensors",
+                      {"model.layers.0.attn.fgate_proj.bias": [biases]})
+
+
+def make_many(folder):
+    for k in range(27):
+        lr, seed = (k // 3 + 1) / 1000, k % 3
+        os.makedirs(f"{folder}/{k:02}")
+        with open(f"{folder}/{k:02}/log.jsonl", "w") as f:
+            f.write(json.dumps(run_line("fox", seed, lr, 0, flops_per_token=1e9 * (1 + lr * 100))) + "\n")
+            for i in range(1, 1001):
+                loss = 2 + 1 / i + lr * 100 + (seed + 1) * math.sin(i * i)
+                line = {**step_line(i, loss, "transformer"), "ms": 36e6 * lr}
+                f.write(json.dumps(line) + "\n")
+                if i % 100 == 0:
+                    f.write(json.dumps(validation_line(i, loss)) + "\n")
+
+
 def cut(path, count):
     with open(path, "rb") as f:
         sys.stdout.buffer.write(f.read(int(count)))
@@ -143,5 +174,6 @@ def check_events(folder, log):
 
 
 if __name__ == "__main__":
-    commands = {"runs": make_runs, "gates": check_gates, "cut": cut, "events": check_events}
+    commands = {"runs": make_runs, "gates": check_gates, "still": make_still, "many": make_many, "cut": cut,
+                "events": check_events}
     commands[sys.argv[1]](*sys.argv[2:])

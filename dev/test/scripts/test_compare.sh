@@ -9,6 +9,9 @@ mkdir -p $scratch
 python=${PYTHON:-python3}
 logs() { $python dev/test/scripts/logs.py "$@"; }
 compare() { $python scripts/compare.py "$@"; }
+# picture NAME [LABEL...]: $scratch/NAME.svg has plain ticks and a legend of one column. bands COUNT NAME
+picture() { check "ticks and legend of $1" $python dev/test/scripts/picture.py "$scratch/$1.svg" "${@:2}"; }
+bands() { equals "$1" "$(grep -c 'fill-opacity: 0.2' "$scratch/$2.svg")"; }
 logs runs $scratch/runs || fail "logs"
 r=$scratch/runs
 
@@ -122,6 +125,7 @@ said "note: $scratch/no_log/log.jsonl: cannot read: No such file or directory; g
 equals "| all | 2 |" "$(row 5 | cut -d'|' -f-3)|"
 
 if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
+    check "drawings of eval/" $python dev/test/scripts/drawings.py $scratch
     check "half-lives" logs gates $scratch/gates
     said "note: half-lives without --maps are those of the gates' biases"
     g=$scratch/gates
@@ -129,23 +133,51 @@ if $python -c 'import matplotlib, safetensors' 2>$scratch/stderr; then
     said "$scratch/g_half_life.svg"
     # 8 heads, of which one never forgets, and one dot of the legend
     equals 8 "$(grep -c '<use .*fill-opacity: 0.6' $scratch/g_half_life.svg)"
+    picture g_half_life all
+    check "gates as they started" logs still $scratch/still
+    check "no picture of them" compare $scratch/still/{zero,long} --out $scratch/s
+    said "note: no picture of the half-lives of 2 runs: within 10% of where the gates started"
+    equals "s_loss.svg" "$(cd $scratch && echo s_*.svg)"
+    check "one that moved" compare $scratch/still/{zero,moved} --out $scratch/s
+    said "note: no picture of the half-lives of 1 run: "
+    said "$scratch/s_half_life.svg"
+    equals "" "$(grep -o '>0[.][0-9]*</text>' $scratch/s_half_life.svg)" # no fractions of a layer
     dies "eval.json: cannot read: " compare $r/fox1 --maps $r/fox1/eval.json --out $scratch/g
     evals="--eval $r/fox1/eval.json $r/fox2/eval.json $r.eval/transformer1.json"
     check "pictures" compare $r/fox? $r/transformer? --out $scratch/a $evals
     check "again" compare $r/fox? $r/transformer? --out $scratch/b $evals
-    for picture in loss pruned position eval; do
-        svg=$scratch/a_$picture.svg
-        check "$picture is XML" $python -c 'import sys, xml.dom.minidom as d; d.parse(sys.argv[1])' $svg
-        same $scratch/a_$picture.svg $scratch/b_$picture.svg
-        check "legend" grep -q '>fox<' $scratch/a_$picture.svg
-        equals 1 "$(($(wc -c <$scratch/a_$picture.svg) < 200000))"
+    for name in loss pruned position eval; do
+        same $scratch/a_$name.svg $scratch/b_$name.svg
     done
-    check "an axis" grep -q '>model FLOPs<' $scratch/a_loss.svg
-    equals 2 "$(grep -c stroke-dasharray $scratch/a_eval.svg)" # the training length in both panels
-    equals "" "$(grep '>transformer<' $scratch/a_pruned.svg)"
+    picture a_loss fox transformer "training, smoothed" held-out
+    picture a_position fox transformer
+    picture a_eval fox transformer "training length"
+    picture a_pruned fox
+    # a panel, as tokens, FLOPs and time say the same; the bands of a family are 3 seeds
+    scales() { grep -oE '>(tokens|model FLOPs|hours)[^<]*' "$scratch/$1_loss.svg" | tr -d '>' | tr '\n' ';'; }
+    equals "tokens, Ki;" "$(scales a)"
+    bands 2 a_loss
+    bands 2 a_position
+    bands 1 a_pruned
+    # L(i) of 2 seeds and 1, whose error of sequences is known; P(l) of 2 seeds
+    bands 3 a_eval
+    check "its caption" grep -q '>bands: ± standard error of sequences and seeds<' $scratch/a_eval.svg
+    equals 3 "$(grep -c stroke-dasharray $scratch/a_eval.svg)" # the training length: panels and legend
+    sed 's/1000000.0/3000000.0/; s/36000/72000/' $r/transformer1/log.jsonl >$scratch/costly.jsonl
+    check "other FLOPs and time" compare $r/fox1 $scratch/costly.jsonl --out $scratch/c
+    picture c_loss fox transformer "training, smoothed" held-out
+    equals "tokens, Ki;model FLOPs, 10⁹;hours;" "$(scales c)"
+    bands 0 c_loss
+    equals "" "$(grep 'bands' $scratch/c_*.svg)"
     rm $scratch/a_*
     check "no shares" compare $r/transformer? --out $scratch/a
     equals "a_loss.svg a_position.svg" "$(cd $scratch && echo a_*)"
+    rm $scratch/a_*
+    check "--eval has the positions" compare $r/fox? --eval $r/fox?/eval.json --out $scratch/a
+    equals "a_eval.svg a_loss.svg a_pruned.svg" "$(cd $scratch && echo a_*)"
+    check "many runs" logs many $scratch/many
+    check "their pictures" compare $scratch/many/* --out $scratch/m
+    picture m_loss lr\ 0.00{1..9} "training, smoothed" held-out
     dies "no/where_loss.svg: cannot write" compare $r/fox1 --out no/where
 else
     skip "pictures of compare.py: $(tail -n 1 $scratch/stderr)"

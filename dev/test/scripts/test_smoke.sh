@@ -53,8 +53,9 @@ scripts/sweep.sh             in dev/test/scripts/test_sweep.sh
 scripts/compare.py           in dev/test/scripts/test_compare.sh
 scripts/follow.py            in dev/test/scripts/test_follow.sh
 scripts/make_shards.py       in dev/test/data/test_make_shards.sh
+scripts/prompt.py            run python3 scripts/prompt.py --help
 scripts/common.py            run python3 scripts/common.py
-scripts/plots.py             in scripts/compare.py
+scripts/eval/plots.py        in scripts/compare.py
 scripts/eval/fox.py          in dev/test/eval/test_eval.py
 scripts/eval/harness.py      in dev/test/eval/test_harness.py
 scripts/eval/maps.py         run python3 scripts/eval/maps.py --help
