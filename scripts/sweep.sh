@@ -28,7 +28,7 @@ for word; do # would make folders' names untrue
     --model) die "--model: MODELS names the models" ;;
     --seed) die "--seed: SEEDS names the seeds" ;;
     --out) die "--out: OUT names the folder of the runs" ;;
-    --lr) [ -z "${LRS:-}" ] || die "--lr: LRS names the learning rates" ;;
+    --lr) die "--lr: LRS names the learning rates" ;;
     esac
 done
 LRS=${LRS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
