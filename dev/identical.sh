@@ -6,8 +6,10 @@
 #
 # Trains the nano model of all families for 30 steps from one seed on SHARD (byte tokens, at least 60,000), and
 # compares weights and AdamW's moments byte for byte. On a GPU: --deterministic, with every level of recomputation, and
-# attention with heads of 64 and 128 channels. --qkv: what each trainer calls the level between none and block, where
-# the names differ. Prints a line per case, `same` or `differ`; exit code 1 if any differs.
+# attention with heads of 64 and 128 channels. Then both continue prompts, and answer requests that are longer than a
+# window and than a page, share prefixes, and take more slots than there are; the answers are compared. --qkv: what each
+# trainer calls the level between none and block, where the names differ. Prints a line per case, `same` or `differ`;
+# exit code 1 if any differs.
 #
 # Recipe, with the state before the change in ../before (git worktree add ../before COMMIT):
 #
@@ -61,27 +63,57 @@ compare() {
     printf '%-6s  %s\n' $result "$1"
 }
 
-for family in fox-pro fox-llama transformer-pro transformer-llama; do
-    for head_size in 64 128; do
-        model="--model $family-nano --set num_heads=$((128 / head_size))"
-        for level in none qkv block; do
-            level_a=$level level_b=$level flags=
-            if [ $level = qkv ]; then level_a=$qkv_a level_b=$qkv_b; fi
-            if $gpu; then flags="--deterministic --recompute"; elif [ $level$head_size != none64 ]; then continue; fi
-            train "$a" a $model $flags ${flags:+$level_a}
-            train "$b" b $model $flags ${flags:+$level_b}
-            compare "$family${flags:+, head size $head_size, recompute $level}"
-        done
+# A request a line: prompts and texts of many lengths, greedy and drawn, with equal beginnings.
+text=$(head -c 3000 "$0" | tr -c 'a-z0-9 ' ' ')
+for n in 1 2 60 64 65 130 700 1500; do
+    part=$(printf '%.*s' $n "$text")
+    printf '{"id":"s%d","type":"score","context":"%s","continuation":"%s"}\n' $n "$part" "$(printf '%.40s' "$part")"
+    printf '{"id":"r%d","type":"rolling","text":"%s"}\n' $n "$part"
+    for seed in 1 2 3 4 5; do
+        printf '{"id":"g%d.%d","type":"generate","prompt":"%s","max_tokens":%d,"seed":%d,"temperature":%d}\n' \
+            $n $seed "$part" $((seed * 30)) $seed $((seed % 3))
     done
-done
-for family in deltanet hgrn2 mamba2; do
+done >"$scratch/requests.jsonl"
+
+# answer TRAINER FILE: what it writes and answers from the last checkpoint of a
+answer() {
+    set -- "$1" "$2" --init "$scratch/a/step_00000030" --seq-len 2048
+    "$1" "$3" "$4" "$5" "$6" --requests "$scratch/requests.jsonl" 2>"$scratch/log" | sort >"$scratch/$2" ||
+        die "$1 --requests: $(tail -n 1 "$scratch/log")"
+    "$1" "$3" "$4" --prompt "$(printf '%.90s' "$text")" --samples 3 --generate 100 >>"$scratch/$2" 2>"$scratch/log" ||
+        die "$1 --prompt: $(tail -n 1 "$scratch/log")"
+}
+
+# infer NAME: inference from the last checkpoint
+infer() {
+    answer "$a" answers.a
+    answer "$b" answers.b
+    result=same
+    [ "$(grep -c '"id":' "$scratch/answers.a")" = "$(grep -c '' "$scratch/requests.jsonl")" ] || result=differ
+    cmp -s "$scratch/answers.a" "$scratch/answers.b" || result=differ
+    [ $result = same ] || failed=1
+    printf '%-6s  %s, inference\n' $result "$1"
+}
+
+# cases NAME OPTION...: trains at every level of recomputation on a GPU, once on a CPU, and infers
+cases() {
+    name=$1
+    shift
     for level in none qkv block; do
         level_a=$level level_b=$level flags=
         if [ $level = qkv ]; then level_a=$qkv_a level_b=$qkv_b; fi
         if $gpu; then flags="--deterministic --recompute"; elif [ $level != none ]; then continue; fi
-        train "$a" a --model $family-nano $flags ${flags:+$level_a}
-        train "$b" b --model $family-nano $flags ${flags:+$level_b}
-        compare "$family${flags:+, recompute $level}"
+        train "$a" a "$@" $flags ${flags:+$level_a}
+        train "$b" b "$@" $flags ${flags:+$level_b}
+        compare "$name${flags:+, recompute $level}"
     done
+    infer "$name"
+}
+
+for family in fox-pro fox-llama transformer-pro transformer-llama; do
+    cases $family --model $family-nano --set num_heads=2
+    if $gpu; then cases "$family, head size 128" --model $family-nano --set num_heads=1; fi
 done
+cases transformer-swa --model transformer-swa-nano
+for family in deltanet hgrn2 mamba2; do cases $family --model $family-nano; done
 exit $failed

@@ -146,7 +146,9 @@ static inline char* xstrdup(const char* s) {
 
 // Writes "folder/name" to out[PATH_LENGTH]; dies if the path is too long.
 static inline void path_join(char* out, const char* folder, const char* name) {
-    int n = snprintf(out, PATH_LENGTH, "%s/%s", folder, name);
+    const size_t length = strlen(folder);
+    const char* slash = length > 0 && folder[length - 1] == '/' ? "" : "/";
+    int n = snprintf(out, PATH_LENGTH, "%s%s%s", folder, slash, name);
     if (n < 0 || n >= PATH_LENGTH) die("%s/%s: path is longer than %d bytes", folder, name, PATH_LENGTH - 1);
 }
 
