@@ -38,9 +38,9 @@ MPI_FLAGS := -DUSE_MPI -DOMPI_SKIP_MPICXX $(patsubst -I%,-isystem %,$(filter -I%
 MPI_LIBS  := $(MPI_LINK)
 endif
 
-# The Python files that checkpoints get, as string literals for llmc/hf/folder.h.
+# The Python files that checkpoints get, as string literals for llmc/checkpoint/hf/folder.h.
 HF_MODELING := build/modeling_fox.h build/modeling_recurrent.h
-HEADERS := $(wildcard llmc/*/*.h) $(HF_MODELING)
+HEADERS := $(shell find llmc -name '*.h') $(HF_MODELING)
 CODE    := -DCODE_VERSION='"$(VERSION)"'
 TRAINER := $(CODE) $(BLAS_FLAGS) $(MPI_FLAGS)
 TRAINER_LIBS := $(BLAS_LIBS) $(MPI_LIBS) $(LDLIBS)
@@ -54,7 +54,7 @@ build/flags: FORCE
 	@echo '$(CC) $(CFLAGS) $(BLAS_FLAGS) $(MPI_FLAGS) $(MPI_LIBS)' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-build/modeling_%.h: llmc/hf/modeling_%.py
+build/modeling_%.h: llmc/checkpoint/hf/modeling_%.py
 	@mkdir -p build
 	sed 's/[\"]/\\&/g; s/.*/"&\\n"/' $< >$@.new && mv $@.new $@
 
@@ -85,7 +85,7 @@ NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              $(foreach a,$(patsubst 90,90a,$(ARCHS)),-gencode=arch=compute_$a,code=sm_$a) \
              -gencode=arch=compute_80,code=compute_80 \
              -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
-CUDA_HEADERS := $(wildcard llmc/*/*.cuh)
+CUDA_HEADERS := $(shell find llmc -name '*.cuh')
 GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
 NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit 13" \
                 "(\`make check\` tells how), set CUDA_HOME, or set NVCC=/path/to/nvcc" >&2; exit 1; }
@@ -261,7 +261,7 @@ valgrind: build/test/train_fox_valgrind ## run a tiny training run under valgrin
 	TRAIN_FOX="valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
 	    build/test/train_fox_valgrind" dev/test/run.sh dev/test/trainer/tiny_run.sh
 
-GPU_DIRS    := dev/test/gpu dev/test/inference dev/test/mixers
+GPU_DIRS    := dev/test/gpu dev/test/inference dev/test/baselines
 GPU_NAMES   := $(basename $(notdir $(wildcard $(GPU_DIRS:=/test_*.cu) dev/cuda/bench_*.cu)))
 GPU_TESTS   := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter test_%,$(GPU_NAMES))))
 GPU_BENCHES := $(addprefix build/gpu/,$(filter-out $(WITHOUT_CUDNN),$(filter bench_%,$(GPU_NAMES))))

@@ -16,17 +16,17 @@ run computes the same bits on any number of threads.
 #include <sys/resource.h>
 
 #include "llmc/cpu/adamw.h"
-#include "llmc/cpu/attend.h"
+#include "llmc/inference/cpu/attend.h"
 #include "llmc/cpu/core_time.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
-#include "llmc/cpu/memory.h"
+#include "llmc/inference/cpu/memory.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
-#include "llmc/mixers/deltanet.h"
-#include "llmc/mixers/hgrn2.h"
-#include "llmc/mixers/mamba2.h"
+#include "llmc/baselines/deltanet/deltanet.h"
+#include "llmc/baselines/hgrn2/hgrn2.h"
+#include "llmc/baselines/mamba2/mamba2.h"
 #include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------
@@ -420,7 +420,7 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
     X(real, dout, false, BT * d)             /* [B,T,d] of o */ \
     X(double, dcum_logf, false, gated * BT * NH) /* [B,NH,T] */
 
-// The cache of sequences that are extended (llmc/model/extension.h): a pool of pages for the heads of all
+// The cache of sequences that are extended (llmc/inference/extension.h): a pool of pages for the heads of all
 // layers, each slot's state of fixed size, and scratch of one pass.
 #define ATTENTION_STATE(X) \
     X(real, k, false, pages * dh * PAGE_TOKENS)      /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
@@ -719,7 +719,7 @@ static void attention_forgotten(const Layer* layer, int32_t* first) {
 
 // ----------------------------------------------------------------------------
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
-// llmc/mixers/ and a row here.
+// llmc/baselines/ and a row here.
 
 typedef struct {
     void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
@@ -727,7 +727,7 @@ typedef struct {
     void (*forward)(const Layer*, real* out, const real* in, const real* residual);
     void (*backward)(const Layer*, real* din, const real* dout,
                      const real* in); // adds to the weights' gradients
-    // the cache of sequences (llmc/model/extension.h), and a pass that extends them: the layer's extension
+    // the cache of sequences (llmc/inference/extension.h), and a pass that extends them: the layer's extension
     void (*state)(Activations*, const Config*, const ParamTable*, const CacheSizes*);
     void (*extend)(const Layer*, real* out, const real* in, const real* residual);
     void (*fork)(const Layer*, int64_t from, int64_t to);      // copies a slot's state of fixed size
@@ -1136,7 +1136,7 @@ static void model_gather_weights(Model* model) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: a pass that extends sequences in a cache (llmc/model/extension.h)
+// extension: a pass that extends sequences in a cache (llmc/inference/extension.h)
 
 typedef struct Cache {
     CacheSizes sizes;

@@ -10,25 +10,25 @@ vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R it
 stride of logits.
 
 All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one, and
-the exchange with other ranks' GPUs (llmc/cuda/exchange.cuh), which has a third. The host waits for the device
+the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the device
 only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not finite
 changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
-#include "llmc/attention/layer.cuh"
-#include "llmc/cuda/adamw.cuh"
-#include "llmc/cuda/classifier.cuh"
+#include "llmc/layers/attention_layer.cuh"
+#include "llmc/layers/adamw.cuh"
+#include "llmc/layers/classifier.cuh"
 #include "llmc/cuda/device.cuh"
-#include "llmc/cuda/embedding.cuh"
-#include "llmc/cuda/exchange.cuh"
-#include "llmc/cuda/global_norm.cuh"
-#include "llmc/cuda/layer.cuh"
-#include "llmc/cuda/swiglu.cuh"
-#include "llmc/inference/layers.cuh"
-#include "llmc/mixers/deltanet.cuh"
-#include "llmc/mixers/hgrn2.cuh"
-#include "llmc/mixers/mamba2.cuh"
+#include "llmc/layers/embedding.cuh"
+#include "llmc/dist/cuda/exchange.cuh"
+#include "llmc/layers/global_norm.cuh"
+#include "llmc/layers/layer.cuh"
+#include "llmc/layers/swiglu.cuh"
+#include "llmc/inference/cuda/layers.cuh"
+#include "llmc/baselines/deltanet/deltanet.cuh"
+#include "llmc/baselines/hgrn2/hgrn2.cuh"
+#include "llmc/baselines/mamba2/mamba2.cuh"
 #include "llmc/train/train.h"
 
 #include <algorithm>
@@ -199,7 +199,7 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
 
 // ----------------------------------------------------------------------------
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
-// llmc/mixers/ and a row here.
+// llmc/baselines/ and a row here.
 
 typedef struct {
     // dies where the kernels do not support passes over [B, T] tokens
@@ -861,7 +861,7 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: rows of sequences in a cache (llmc/model/extension.h)
+// extension: rows of sequences in a cache (llmc/inference/extension.h)
 
 static Layer extend_layer(const Model* model, Cache* cache, int64_t l, int64_t rows) {
     Pass pass = {};

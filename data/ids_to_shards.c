@@ -13,8 +13,8 @@ documents of exactly D tokens, and the rest is dropped. The shards of a prefix a
 end (shard_set.h). If the input ends without kind 4, the old shards remain.
 */
 #include <signal.h>
-#include "../llmc/run/cli.h"
-#include "../llmc/run/vocab_check.h"
+#include "../llmc/run/command/cli.h"
+#include "../llmc/tokens/vocab_check.h"
 #include "../llmc/tokens/shard_set.h"
 
 typedef struct {

@@ -20,7 +20,7 @@ the other.
 With GPT-2's vocab.bpe (--vocab) the tokenizer is written beside the shards, as PREFIX_tokenizer.json, which
 the trainers copy into checkpoints.
 */
-#include "../llmc/run/cli.h"
+#include "../llmc/run/command/cli.h"
 #include "../llmc/base/common.h"
 #include "../llmc/base/progress.h"
 #include "../llmc/tokens/shard_set.h"

@@ -16,7 +16,7 @@ old ones remain. Files that are not text, or that change while they are read, ar
 */
 #include <dirent.h>
 #include <signal.h>
-#include "../llmc/run/cli.h"
+#include "../llmc/run/command/cli.h"
 #include "../llmc/base/progress.h"
 #include "../llmc/base/random.h"
 #include "../llmc/tokens/shard_set.h"

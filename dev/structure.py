@@ -35,20 +35,29 @@ KERNELS_OVER_120 = {
 INCLUDES = {
     "base": "",
     "formats": "base",
+    "tokens": "formats",
     "model": "formats",
-    "tokens": "base",
-    "dist": "base",
-    "hf": "model tokens",
-    "run": "hf dist",
-    "sizing": "run",
-    "eval": "run",
-    "train": "eval sizing",
-    "cpu": "model",
-    "cuda": "model dist",
+    "dist": "model",
+    "inference": "base",
+    "checkpoint/hf": "model tokens",
+    "run/command": "model",
+    "checkpoint": "checkpoint/hf dist run/command",
+    "run": "checkpoint inference",
+    "plan": "run",
+    "inference/engine": "run",
+    "eval": "inference/engine",
+    "train": "eval plan",
+    "cpu": "model inference",
+    "inference/cpu": "cpu",
+    "cuda": "dist",
+    "layers": "cuda",
+    "dist/cuda": "layers",
     "attention": "cuda",
-    "inference": "attention",
-    "scan": "cuda",
-    "mixers": "inference scan cpu",
+    "inference/cuda": "attention layers inference",
+    "baselines/shared": "inference/cpu inference/cuda",
+    "baselines/deltanet": "baselines/shared",
+    "baselines/hgrn2": "baselines/shared",
+    "baselines/mamba2": "baselines/shared",
 }
 # Outside llmc/: what may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
 OUTSIDE_INCLUDES = {"data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}
@@ -56,7 +65,7 @@ OUTSIDE_INCLUDES = {"data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_f
 TRAINERS = ("train_fox.c", "train_fox.cu")
 TOP_LEVEL = set("Makefile README.md LICENSE train_fox.c train_fox.cu test_fox.cu llmc dev scripts data .ci .github "
                 ".clang-format .gitignore".split())
-OPTIONS = "llmc/run/options.h"
+OPTIONS = "llmc/run/command/options.h"
 
 Function = namedtuple("Function", "name path line lines parameters kernel")
 
@@ -310,18 +319,25 @@ def check_top_level(checks, paths):
         checks.check(name in TOP_LEVEL, name, 1, "not among what the top level holds")
 
 
-def may_include(folder):
-    """The folders of llmc/ below this one."""
-    direct = INCLUDES[folder].split()
-    return {folder}.union(*(may_include(f) for f in direct))
+def may_include(folder, path=()):
+    """The folders of llmc/ below this one, and itself. Dies on a circle."""
+    if folder in path:
+        raise SystemExit(f"error: INCLUDES has a circle: {' -> '.join((*path, folder))}")
+    return {folder}.union(*(may_include(f, (*path, folder)) for f in INCLUDES[folder].split()))
+
+
+def room(path):
+    """The folder of llmc/ that a path is in, as INCLUDES names it; None outside llmc/."""
+    top, _, rest = os.path.dirname(path).partition("/")
+    return rest if top == "llmc" else None
 
 
 def check_includes(checks, root, codes):
+    allowed_in = {folder: may_include(folder) for folder in INCLUDES}
     for path, code in codes.items():
-        top, *rest = path.split("/")
-        folder = rest[0] if len(rest) > 1 else None
+        top, folder = path.split("/")[0], room(path)
         if top == "llmc":
-            checks.check(folder in INCLUDES, path, 1, f"its folder llmc/{folder or ''} is not in INCLUDES")
+            checks.check(folder in INCLUDES, path, 1, f"its folder llmc/{folder} is not in INCLUDES")
         for number, line in enumerate(code.split("\n"), 1):
             match = re.match(r'\s*#\s*include\s*"([^"]*)"', line)
             if not match:
@@ -333,14 +349,15 @@ def check_includes(checks, root, codes):
             checks.check(exists, path, number, f"includes {target}, which does not exist")
             if not exists:
                 continue
-            target_top, *target_rest = target.split("/")
             if top == "llmc" and folder in INCLUDES:
-                good = target_top == "llmc" and target_rest[0] in may_include(folder)
-                allowed = ", ".join(f"llmc/{f}" for f in INCLUDES if f in may_include(folder))
+                good = room(target) in allowed_in[folder]
+                allowed = ", ".join(f"llmc/{f}" for f in INCLUDES if f in allowed_in[folder])
             else:
-                good = target_top in OUTSIDE_INCLUDES.get(top, (target_top,))
+                good = target.split("/")[0] in OUTSIDE_INCLUDES.get(top, (target.split("/")[0],))
                 allowed = ", ".join(OUTSIDE_INCLUDES.get(top, ()))
             checks.check(good, path, number, f"includes {target}; it may include {allowed}")
+            checks.check(not path.endswith(".h") or not target.endswith(".cuh"), path, number,
+                         f"includes {target}: a header for C needs nothing of CUDA")
 
 
 def check_options(checks, codes):

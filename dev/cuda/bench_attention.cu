@@ -10,7 +10,7 @@ whatever the kernels execute.
     bench_attention window        only windows
 */
 #include "../../llmc/model/config.h"
-#include "../../llmc/attention/forget_gate.cuh"
+#include "../../llmc/layers/forget_gate.cuh"
 #include "../../llmc/cuda/matmul.cuh"
 #include "../../llmc/attention/pruning.cuh"
 #include "bench.cuh"

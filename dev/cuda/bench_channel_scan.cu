@@ -1,10 +1,10 @@
 /*
-Benchmarks llmc/scan/channel.cuh at the shape of a layer of hgrn2-760m: T 16384, 12 heads. For each kernel and
+Benchmarks llmc/baselines/hgrn2/channel.cuh at the shape of a layer of hgrn2-760m: T 16384, 12 heads. For each kernel and
 pass: milliseconds, and beside it the floor, the larger of its bytes at 4.0 TB/s and its FLOPs at 700 TFLOP/s.
 
     bench_channel_scan [B [T [NH]]]
 */
-#include "../../llmc/scan/channel.cuh"
+#include "../../llmc/baselines/hgrn2/channel.cuh"
 #include "bench.cuh"
 
 // Bytes and FLOPs of a phase; bytes count tensors of [B,T,NH,128] bf16, and states of bf16.

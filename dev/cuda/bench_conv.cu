@@ -6,8 +6,8 @@ same run. As in training the GPU is busy while the host launches.
     bench_conv [T]     16384
 */
 #include "../../llmc/cuda/device.cuh"
-#include "../../llmc/mixers/conv_backward.cuh"
-#include "../../llmc/mixers/gated_norm.cuh"
+#include "../../llmc/baselines/shared/conv_backward.cuh"
+#include "../../llmc/baselines/mamba2/gated_norm.cuh"
 #include "bench.cuh"
 
 enum { D = 1536, STATE = 128, SETS = 2 }; // hidden_size; Mamba-2's state_size; sets larger than the caches

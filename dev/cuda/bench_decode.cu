@@ -1,5 +1,5 @@
 /*
-Benchmarks a step of decoding (llmc/inference/layers.cuh) with random weights: n sequences behind T cached
+Benchmarks a step of decoding (llmc/inference/cuda/layers.cuh) with random weights: n sequences behind T cached
 tokens. Every head remembers all of them, or one head in four does and the others remember the last 1,024.
 Beside it stands what reading the weights and the remembered tokens would take at the bandwidth of a
 device-to-device copy in the same run. Times are medians of CUDA graphs of one step.
@@ -7,8 +7,8 @@ device-to-device copy in the same run. Times are medians of CUDA graphs of one s
     bench_decode [MODEL [n T ONE_IN]]     all cases, or one, in which one head in ONE_IN remembers all
 */
 #include "../../llmc/cuda/device.cuh"
-#include "../../llmc/cuda/embedding.cuh"
-#include "../../llmc/inference/layers.cuh"
+#include "../../llmc/layers/embedding.cuh"
+#include "../../llmc/inference/cuda/layers.cuh"
 #include "../../llmc/model/presets.h"
 #include "bench.cuh"
 
@@ -85,8 +85,6 @@ struct DecodeBench {
         device_cache_fill(&cache.device, &e, stream);
         device_cache_copy(&cache.device, stream);
         cache.device.pass.is_uneven = one_in > 1 && T > DECODE_LONG; // as if the cache dropped pages
-        Layer layer = layer_of(0);
-        cache.is_single = single_args(&cache, &layer, lm_head().w);
     }
     ~DecodeBench() {
         for (int i = 0; i < cache.table.count; i++) device_free(cache.table.rows[i].data);
@@ -120,7 +118,6 @@ struct DecodeBench {
         const ExtendActs* a = &cache.acts;
         Layer layer = layer_of(0);
         Linear head = lm_head();
-        if (cache.is_single) return single_step(&layer, &cache), scores();
         MatvecInput normed = extend_normed(&layer, a, a->x_last, P_NORM);
         attention_begin_extend(&layer, &cache);
         embedding_forward(a->x, cache.device.pass.tokens, layer_param(&layer, layer.weights, P_EMBEDDINGS), n,
@@ -160,11 +157,9 @@ struct DecodeBench {
         const CacheModel& m = cache.device.model;
         double read = 2.0 * (double)(table.count - config.vocab_size * config.hidden_size) +
                       (double)held * (double)(4 * m.dh + (m.gate ? 8 : 0));
-        double least = read / copy_rate * 1e6, us = time(), kernels = us;
-        if (cache.is_single) cache.is_single = false, kernels = time();
-        printf("%s, %2lld x 1 token behind %5lld in 1 of %lld heads: %7.1f us, %.0f%% of the bandwidth; "
-               "%7.1f us as kernels\n",
-               preset, (long long)n, (long long)T, (long long)one_in, us, 100 * least / us, kernels);
+        double least = read / copy_rate * 1e6, us = time();
+        printf("%s, %2lld x 1 token behind %5lld in 1 of %lld heads: %7.1f us, %.0f%% of the bandwidth\n",
+               preset, (long long)n, (long long)T, (long long)one_in, us, 100 * least / us);
     }
 };
 

@@ -12,9 +12,9 @@ the caches together: launches count as they do in a decoding step.
     bench_extend [PART]     only benchmarks whose name contains PART
 */
 #include "../../llmc/cuda/device.cuh"
-#include "../../llmc/inference/cache.cuh"
-#include "../../llmc/inference/matvec.cuh"
-#include "../../llmc/inference/scores.cuh"
+#include "../../llmc/inference/cuda/cache.cuh"
+#include "../../llmc/inference/cuda/matvec.cuh"
+#include "../../llmc/inference/cuda/scores.cuh"
 #include "bench.cuh"
 
 enum { CALLS = 16 };

@@ -9,12 +9,12 @@ calls.
 */
 #include <set>
 #include "../../llmc/cuda/device.cuh"
-#include "../../llmc/cuda/embedding.cuh"
-#include "../../llmc/attention/output_gate.cuh"
-#include "../../llmc/attention/qkv.cuh"
+#include "../../llmc/layers/embedding.cuh"
+#include "../../llmc/layers/output_gate.cuh"
+#include "../../llmc/layers/qkv.cuh"
 #include "../../llmc/base/random.h"
-#include "../../llmc/cuda/rmsnorm.cuh"
-#include "../../llmc/cuda/swiglu.cuh"
+#include "../../llmc/layers/rmsnorm.cuh"
+#include "../../llmc/layers/swiglu.cuh"
 #include "bench.cuh"
 
 enum { CALLS = 40, SETS = 2 };

@@ -1,5 +1,5 @@
 /*
-Times of llmc/scan's kernels at the shapes of the 760m models, each phase beside its floor: the larger of its
+Times of the scan kernels of DeltaNet and Mamba-2 at the shapes of the 760m models, each phase beside its floor: the larger of its
 bytes at 4.0 TB/s and its GEMMs' operations at 700 TFLOP/s. Bytes: each input read once, each output written
 once, also where that is a tensor between the kernels. Operations: those that the formulas need; what is
 computed above a diagonal is left out.
@@ -7,7 +7,7 @@ computed above a diagonal is left out.
     bench_scan [T]     16384
 */
 #include "../../llmc/cuda/device.cuh"
-#include "../../llmc/scan/scan.cuh"
+#include "../test/baselines/scans.cuh"
 #include "bench.cuh"
 
 typedef struct {

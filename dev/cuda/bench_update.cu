@@ -5,8 +5,8 @@ once, relative to a device-to-device copy in the same run.
 
     bench_update
 */
-#include "../../llmc/cuda/adamw.cuh"
-#include "../../llmc/cuda/classifier.cuh"
+#include "../../llmc/layers/adamw.cuh"
+#include "../../llmc/layers/classifier.cuh"
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/model/presets.h"
 #include "bench.cuh"

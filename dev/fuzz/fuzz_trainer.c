@@ -1,9 +1,9 @@
 /*
-llmc/run/checkpoint.h and options.h: trainer.json. An accepted record has a state within its ranges, options
+llmc/checkpoint/checkpoint.h and options.h: trainer.json. An accepted record has a state within its ranges, options
 that survive writing and reading, and checksums that two small files match or not.
 */
 #include "fuzz.h"
-#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/checkpoint/checkpoint.h"
 
 static Error err;
 

@@ -1,10 +1,10 @@
 /*
-llmc/tokens/tokenizer.h: GPT-2's vocab.bpe, here with any number of merges, and llmc/hf/tokenizer_reader.h:
+llmc/tokens/tokenizer.h: GPT-2's vocab.bpe, here with any number of merges, and llmc/checkpoint/hf/tokenizer_reader.h:
 tokenizer.json. The tokens of an accepted file are distinct, and every text decodes to itself: tried on the
 file's own text.
 */
 #include "fuzz.h"
-#include "../../llmc/hf/tokenizer_reader.h"
+#include "../../llmc/checkpoint/hf/tokenizer_reader.h"
 
 // The tokenizer of the input. False if it is none, and *t is empty.
 static bool read_input(Tokenizer* t, const char* text, size_t bytes) {

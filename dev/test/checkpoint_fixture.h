@@ -1,11 +1,11 @@
 /*
-What the tests of llmc/run/checkpoint.h have in common: a small model, buffers with its weights and moments,
+What the tests of llmc/checkpoint/checkpoint.h have in common: a small model, buffers with its weights and moments,
 and a folder that stands for --out.
 */
 #pragma once
 
 #include "../../llmc/base/random.h"
-#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/checkpoint/checkpoint.h"
 #include "check.h"
 
 // Checks that a call that reports through `err` succeeds, or fails with `expected` in its message of one

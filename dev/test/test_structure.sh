@@ -19,14 +19,14 @@ body() { echo "$1 {"; lines $(($2 - 2)); echo "}"; }
 
 # make_sound: a tree in $tree that breaks no rule, at every limit
 make_sound() {
-    mkdir -p "$tree"/llmc/{base,formats,model,run,cuda,dist} "$tree"/{data,dev/test/fixtures}
+    mkdir -p "$tree"/llmc/{base,formats,model,run/command,cuda,dist} "$tree"/{data,dev/test/fixtures}
     touch "$tree"/{Makefile,README.md,LICENSE} "$tree"/llmc/{base/base.h,formats/json.h,dist/world.h}
     printf '/ignored\n*.o\n' >"$tree/.gitignore"
     touch "$tree/ignored" "$tree/data/a.o"
     { echo '#include "../formats/json.h"'; echo '#include <nowhere.h>'; } >"$tree/llmc/model/config.h"
-    { echo '#include "../model/config.h"'; echo '#define OPTIONS(GROUP, ROW) \'
-      printf 'ROW(A, b) \\\n%.0s' $(seq 63); echo 'ROW(A, b)'; } >"$tree/llmc/run/options.h"
-    { echo '#include "llmc/run/options.h"'; lines 1499; } >"$tree/train_fox.c"
+    { echo '#include "../../model/config.h"'; echo '#define OPTIONS(GROUP, ROW) \'
+      printf 'ROW(A, b) \\\n%.0s' $(seq 63); echo 'ROW(A, b)'; } >"$tree/llmc/run/command/options.h"
+    { echo '#include "llmc/run/command/options.h"'; lines 1499; } >"$tree/train_fox.c"
     { body "void f(void)" 100; lines 500; } >"$tree/data/tool.c"
     touch "$tree"/dev/{1..15}.c "$tree"/dev/test/fixtures/{1..16}.json
     # 8 parameters, however they are written
@@ -146,10 +146,10 @@ touch "$tree/llmc/other/other.h"
 broken llmc/other/other.h:1 "its folder llmc/other is not in INCLUDES"
 touch "$tree/llmc/other.h"
 broken llmc/other.h:1 "its folder llmc/ is not in INCLUDES"
-sed -i 's/ROW(A, b)$/& ROW(A, b) \\\nROW(A, b)/' "$tree/llmc/run/options.h"
-broken llmc/run/options.h:2 "65 options, at most 64"
-: >"$tree/llmc/run/options.h"
-broken llmc/run/options.h:1 "no rows ROW(...) of a macro OPTIONS found"
+sed -i 's/ROW(A, b)$/& ROW(A, b) \\\nROW(A, b)/' "$tree/llmc/run/command/options.h"
+broken llmc/run/command/options.h:2 "65 options, at most 64"
+: >"$tree/llmc/run/command/options.h"
+broken llmc/run/command/options.h:1 "no rows ROW(...) of a macro OPTIONS found"
 
 while read -r file target message; do
     printf '\n  # include "%s"\n' "$target" >"$tree/$file"
@@ -158,7 +158,7 @@ done <<'END'
 llmc/base/base.h ../formats/json.h llmc/formats/json.h; it may include llmc/base
 llmc/formats/json.h ../model/config.h llmc/model/config.h; it may include llmc/base, llmc/formats
 llmc/model/config.h ../dist/world.h llmc/dist/world.h; it may include llmc/base, llmc/formats, llmc/model
-llmc/cuda/device.cuh ../run/options.h llmc/run/options.h; it may include llmc/base, llmc/formats, llmc/model, llmc/dist, llmc/cuda
+llmc/cuda/device.cuh ../run/command/options.h llmc/run/command/options.h; it may include llmc/base, llmc/formats, llmc/model, llmc/dist, llmc/cuda
 llmc/run/run.h ../../train_fox.c train_fox.c; it may include llmc/base,
 llmc/run/run.h ../../data/tool.c data/tool.c; it may include llmc/base,
 llmc/run/run.h ../../dev/1.c dev/1.c; it may include llmc/base,
@@ -166,4 +166,10 @@ data/tool.c ../dev/1.c dev/1.c; it may include data, llmc
 train_fox.cu data/tool.c data/tool.c; it may include llmc
 llmc/run/run.h ../model/none.h llmc/model/none.h, which does not exist
 END
+printf '#include "k.cuh"\n' >"$tree/llmc/cuda/c.h"
+broken llmc/cuda/c.h:1 "includes llmc/cuda/k.cuh: a header for C needs nothing of CUDA"
+printf '#include "../base/base.h"\n' >"$tree/llmc/run/command/cli.h"
+broken llmc/run/command/cli.h:1 "includes llmc/run/base/base.h, which does not exist"
+sed -i 's/^    "base": "",/    "base": "run",/' "$scratch/structure.py"
+dies "INCLUDES has a circle: base -> run" run
 report

@@ -20,7 +20,7 @@ the same bits in every run, those of the backward pass if `deterministic`.
 #pragma once
 
 #include "../cuda/range.cuh"
-#include "path.h"
+#include "../cuda/path.h"
 #include "sm80_backward.cuh"
 #include "sm80_forward.cuh"
 #include "sm90_backward.cuh"

@@ -1,6 +1,6 @@
 /*
 What is known of GPUs by their names: peak speed, for MFU, and memory, for --dry-run --gpu NAME. Called by
-llmc/cuda/device.cuh and llmc/sizing. A GPU that is missing here trains too, but without MFU.
+llmc/cuda/device.cuh and llmc/plan. A GPU that is missing here trains too, but without MFU.
 */
 #pragma once
 

@@ -1,5 +1,5 @@
 /*
-Parses numbers in option values. Called by the command line parser (run/cli.h) and the config
+Parses numbers in option values. Called by the command line parser (run/command/cli.h) and the config
 (model/config.h).
 
 A number is decimal, with an optional fraction and exponent: 12, -0.5, 1e9, 2.5e-3. A count may also have a

@@ -2,16 +2,16 @@
 The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
 
 A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). A pass that extends sequences (llmc/model/extension.h) has B = 1 and its rows as
+(llmc/model/activations.h). A pass that extends sequences (llmc/inference/extension.h) has B = 1 and its rows as
 T; the mixer's table is then the cache.
 
-Made by the trainer for each layer; read by its mixers and those in llmc/mixers/. RMSNorm is here because all
+Made by the trainer for each layer; read by its mixers and those in llmc/baselines/. RMSNorm is here because all
 of them call it.
 */
 #pragma once
 
 #include "../model/activations.h"
-#include "../model/extension.h"
+#include "../inference/extension.h"
 #include "../model/params.h"
 #include "matmul.h"
 

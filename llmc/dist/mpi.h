@@ -8,7 +8,7 @@ for the same number of ranks give the same bits every time. An error ends the pr
 #pragma once
 
 #include <limits.h>
-#include "shard.h"
+#include "../model/shard.h"
 #include "world.h"
 #ifdef USE_MPI
 #include <mpi.h>

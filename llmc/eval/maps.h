@@ -27,7 +27,7 @@ Called by train.h. Errors end the program.
 */
 #pragma once
 
-#include "generate.h"
+#include "../inference/engine/generate.h"
 #include "positions.h"
 #include "result_file.h"
 

@@ -14,7 +14,7 @@ gate, the forget gate and the shift gates. ProjLayout says where each begins.
 
 With several ranks the flat buffer is reduced and gathered in buckets: the embedding, each layer, and the
 final norm with lm_head. Each is padded so that it has equal parts for all ranks, of a multiple of PARAM_ALIGN
-elements (llmc/dist/shard.h).
+elements (llmc/model/shard.h).
 */
 #pragma once
 

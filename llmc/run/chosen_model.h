@@ -3,8 +3,8 @@ The model that --model, --init, --set and --window-size describe. Called by run.
 */
 #pragma once
 
-#include "checkpoint.h"
-#include "options.h"
+#include "../checkpoint/checkpoint.h"
+#include "command/options.h"
 
 // --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes its
 // place in the options, as a text in `path`.

@@ -21,7 +21,7 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 #include "../model/config.h"
 #include "../model/params.h"
 #include "../model/shapes.h"
-#include "options.h"
+#include "command/options.h"
 
 #define LOG_LN2 0.69314718055994530942 // nats per bit
 

@@ -18,7 +18,7 @@ error.
 #pragma once
 
 #include <sys/resource.h>
-#include "../dist/shard.h"
+#include "../model/shard.h"
 #include "../dist/world.h"
 #include "../model/params.h"
 #include "../model/presets.h"
@@ -535,7 +535,7 @@ static inline void run_reserve_files(const DataLoader* data, const DataLoader* v
     int fds[MOST], files = OTHERS, opened = 0;
     for (int i = 0; i < 2; i++) {
         const int64_t shards = loaders[i] ? loaders[i]->num_shards : 0;
-        files += (int)(shards < DATALOADER_OPEN_FILES ? shards : DATALOADER_OPEN_FILES);
+        files += shards < DATALOADER_OPEN_FILES ? (int)shards : (int)DATALOADER_OPEN_FILES;
     }
     for (bool raised = false;; raised = true) {
         while (opened < files && (fds[opened] = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)) >= 0) opened++;

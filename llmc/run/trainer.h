@@ -14,7 +14,7 @@ Order of the calls:
     --dump      load_batch, evaluate
     --bench     bench
     --maps      visit_heads
-    --generate, --requests  cache_new, extend for every pass, cache_free (llmc/eval/engine.h)
+    --generate, --requests  cache_new, extend for every pass, cache_free (llmc/inference/engine/engine.h)
 
 With several ranks open, upload and update are collective: every rank calls them, in the same order. Ranks
 differ in grad_accum_steps, and a step ends with the sums over all of them.
@@ -26,9 +26,9 @@ waits for the host.
 #pragma once
 
 #include "../base/random.h"
-#include "../model/extension.h"
+#include "../inference/extension.h"
 #include "../model/shapes.h"
-#include "checkpoint.h"
+#include "../checkpoint/checkpoint.h"
 #include "logger.h"
 #include "run.h"
 
@@ -109,7 +109,7 @@ typedef struct {
 
     void (*bench)(Model* model, const Run* run); // times and prints --bench steps
 
-    // Inference: a cache of sequences and passes over it, as llmc/model/extension.h says. cache_new returns
+    // Inference: a cache of sequences and passes over it, as llmc/inference/extension.h says. cache_new returns
     // NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless that is
     // NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to another slot,
     // which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning

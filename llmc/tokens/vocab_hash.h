@@ -1,6 +1,6 @@
 /*
 The hash of a vocabulary, by which a trainer notices that data was encoded with another tokenizer than its
-model's. Data shards have it (shard.h); of a model it follows from its tokenizer.json (run/vocab_check.h).
+model's. Data shards have it (shard.h); of a model it follows from its tokenizer.json (tokens/vocab_check.h).
 
     hash = sum over ids of hash64(id, the token's name) modulo 2^64; 1 if that is 0
 

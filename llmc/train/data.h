@@ -7,12 +7,12 @@ Called by train.h, in all ranks.
 */
 #pragma once
 
-#include "../eval/generate.h"
-#include "../hf/tokenizer.h"
-#include "../run/checkpoint.h"
+#include "../inference/engine/generate.h"
+#include "../checkpoint/hf/tokenizer.h"
+#include "../checkpoint/checkpoint.h"
 #include "../run/ranks.h"
 #include "../run/run.h"
-#include "../run/vocab_check.h"
+#include "../tokens/vocab_check.h"
 #include "../tokens/fingerprint.h"
 
 enum { DATA_WARNING_BYTES = PATH_LENGTH + 160 };

@@ -19,15 +19,15 @@ Called by main of the trainers, and only there.
 */
 #pragma once
 
-#include "../eval/bench.h"
+#include "bench.h"
 #include "../eval/evaluation.h"
 #include "../eval/maps.h"
-#include "../eval/requests.h"
+#include "../inference/engine/requests.h"
 #include "../run/report.h"
-#include "../run/saver.h"
+#include "../checkpoint/saver.h"
 #include "../run/schedule.h"
 #include "../run/trainer.h"
-#include "../sizing/plan.h"
+#include "../plan/plan.h"
 #include "data.h"
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried

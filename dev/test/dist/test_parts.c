@@ -1,9 +1,9 @@
 /*
 Test of the parts of the model that ranks own: buckets of the parameter table (llmc/model/params.h) and parts
-of buckets (llmc/dist/shard.h).
+of buckets (llmc/model/shard.h).
 */
 #include "../../../llmc/model/presets.h"
-#include "../../../llmc/run/checkpoint_tensors.h"
+#include "../../../llmc/checkpoint/tensors.h"
 #include "../check.h"
 
 // Every bucket has equal, aligned parts; every element of the flat buffer is one rank's, in one place of its

@@ -1,5 +1,5 @@
 /*
-llmc/attention/attention.cuh and llmc/attention/forget_gate.cuh against the formulas in double.
+llmc/attention/attention.cuh and llmc/layers/forget_gate.cuh against the formulas in double.
 
 A kernel passes if its root mean square error is at most twice that of a plain bf16 implementation, in every
 tensor and every head. On Hopper this is checked for the sm_90 and the sm_80 kernels. Inputs are random, new
@@ -9,7 +9,7 @@ in every run unless a seed is given.
     test_attention LONGEST [SEED]      sequences up to that length
     test_attention quick [SEED]        a few short ones, for compute-sanitizer
 */
-#include "../../../llmc/attention/forget_gate.cuh"
+#include "../../../llmc/layers/forget_gate.cuh"
 #include "attention_case.cuh"
 #include "attention_million.cuh"
 // ----------------------------------------------------------------------------

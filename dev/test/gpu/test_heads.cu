@@ -3,8 +3,8 @@ The head-wise kernels (qkv, RoPE, output norm and gate), forward and backward, a
 
     test_heads [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
-#include "../../../llmc/attention/output_gate.cuh"
-#include "../../../llmc/attention/qkv.cuh"
+#include "../../../llmc/layers/output_gate.cuh"
+#include "../../../llmc/layers/qkv.cuh"
 #include "buffers.cuh"
 
 static const double EPS = 1e-6, QK_EPS = 1e-5, ROPE_BASE = 10000;

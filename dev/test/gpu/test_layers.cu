@@ -3,9 +3,9 @@ Embedding, RMSNorm and SwiGLU, forward and backward, against the same in double.
 
     test_layers [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
-#include "../../../llmc/cuda/embedding.cuh"
-#include "../../../llmc/cuda/rmsnorm.cuh"
-#include "../../../llmc/cuda/swiglu.cuh"
+#include "../../../llmc/layers/embedding.cuh"
+#include "../../../llmc/layers/rmsnorm.cuh"
+#include "../../../llmc/layers/swiglu.cuh"
 #include "buffers.cuh"
 
 struct NormScratch : Buffer<float> {

@@ -5,8 +5,8 @@ GPUs and the profiling ranges.
     test_update [quick] [SEED]     quick: no buffers of more than 2^31 elements, for compute-sanitizer
 */
 #include <algorithm>
-#include "../../../llmc/cuda/adamw.cuh"
-#include "../../../llmc/cuda/classifier.cuh"
+#include "../../../llmc/layers/adamw.cuh"
+#include "../../../llmc/layers/classifier.cuh"
 #include "../../../llmc/cuda/device.cuh"
 #include "buffers.cuh"
 

@@ -1,5 +1,5 @@
 /*
-Tests of --init from folders made elsewhere (llmc/run/checkpoint_tensors.h): what Hugging Face transformers
+Tests of --init from folders made elsewhere (llmc/checkpoint/tensors.h): what Hugging Face transformers
 saves, in any floating-point type, in one file or in several with an index. Everything is read as stored, by
 any number of ranks, or fails with one clear line that names file and tensor.
 */

@@ -61,7 +61,7 @@ def folder_of(checkpoint, out):
     config = json.loads((checkpoint / "config.json").read_text())
     files = ["modeling_fox", "modeling_recurrent"][:1 + is_recurrent(config)]
     for file in files:
-        shutil.copy(ROOT / f"llmc/hf/{file}.py", out)
+        shutil.copy(ROOT / f"llmc/checkpoint/hf/{file}.py", out)
     name = config["architectures"][0].replace("ForCausalLM", "")
     config["auto_map"] = {auto: f"{files[-1]}.{name}{suffix}" for auto, suffix in dict(
         AutoConfig="Config", AutoModel="Model", AutoModelForCausalLM="ForCausalLM").items()}

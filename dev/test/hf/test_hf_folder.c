@@ -1,5 +1,5 @@
 /*
-Tests of llmc/hf: the files that make a checkpoint a Hugging Face folder, and the tokenizers that are
+Tests of llmc/checkpoint/hf: the files that make a checkpoint a Hugging Face folder, and the tokenizers that are
 accepted for it. dev/test/hf/test_hf.py opens such folders in transformers.
 */
 #include "../scratch.h"
@@ -36,11 +36,11 @@ static void check_contains(const char* path, const char* text, bool expected) {
     free(found);
 }
 
-// A Python file of the folder is that of llmc/hf, in ASCII.
+// A Python file of the folder is that of llmc/checkpoint/hf, in ASCII.
 static void check_python(const char* folder, const char* name) {
     char in_folder[64], in_source[64];
     snprintf(in_folder, sizeof in_folder, "%s/%s", folder, name);
-    snprintf(in_source, sizeof in_source, "llmc/hf/%s", name);
+    snprintf(in_source, sizeof in_source, "llmc/checkpoint/hf/%s", name);
     char *python = read_text(in_out("%s", in_folder)), *source = read_text(in_source);
     CHECK(strcmp(python, source) == 0, "%s is not %s", in_folder, in_source);
     size_t ascii = strspn(python, "\n");

@@ -1,8 +1,8 @@
 /*
-Tests of llmc/hf/tokenizer_reader.h: which files of tokenizer.json are read, and that they encode as they should.
+Tests of llmc/checkpoint/hf/tokenizer_reader.h: which files of tokenizer.json are read, and that they encode as they should.
 */
 #include "../check.h"
-#include "../../../llmc/hf/tokenizer_reader.h"
+#include "../../../llmc/checkpoint/hf/tokenizer_reader.h"
 
 static const char VOCAB[] = "dev/test/fixtures/gpt2/vocab.bpe";
 static const char TEXT[] = "the there'll be 12 thé\n\n  <|endoftext|> the\t\xff\n";

@@ -4,7 +4,7 @@ A cache of one layer that test_extend.cu fills pass by pass, and its page table.
 #pragma once
 
 #include <algorithm>
-#include "../../../llmc/inference/cache.cuh"
+#include "../../../llmc/inference/cuda/cache.cuh"
 #include "../gpu/buffers.cuh"
 
 typedef enum { NO_GATE, GATE, GATE_BIAS_ONLY } Gate;

@@ -1,5 +1,5 @@
 /*
-Tests of saving checkpoints (llmc/run/checkpoint.h): what is saved is read back bit by bit in both precisions
+Tests of saving checkpoints (llmc/checkpoint/checkpoint.h): what is saved is read back bit by bit in both precisions
 and by any number of ranks, and no failure while saving, such as a full disk or a crash, costs an older
 checkpoint.
 */

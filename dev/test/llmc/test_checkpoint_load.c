@@ -1,5 +1,5 @@
 /*
-Tests of loading checkpoints (llmc/run/checkpoint.h): damaged files and weights of another model fail with one
+Tests of loading checkpoints (llmc/checkpoint/checkpoint.h): damaged files and weights of another model fail with one
 clear line and leave the caller's buffers unchanged. Checksums find any flipped bit of any file, and numbers
 that training never makes are refused. test_checkpoint_init.c has folders made elsewhere.
 */

@@ -1,8 +1,8 @@
 /*
-Tests of llmc/run/cli.h and llmc/run/options.h: the command line, --help, and the record of options in
+Tests of llmc/run/command/cli.h and llmc/run/command/options.h: the command line, --help, and the record of options in
 trainer.json that --resume restores.
 */
-#include "../../../llmc/run/options.h"
+#include "../../../llmc/run/command/options.h"
 #include "../check.h"
 
 static Error err;

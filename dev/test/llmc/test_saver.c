@@ -1,11 +1,11 @@
 /*
-Tests of llmc/run/saver.h and llmc/run/checkpoint_ranks.h: one and several ranks save and load, whether they
+Tests of llmc/checkpoint/saver.h and llmc/checkpoint/ranks.h: one and several ranks save and load, whether they
 see rank 0's folder or not. Any failure is reported on all ranks and costs no older checkpoint, and no rank
 waits for ever.
 */
 #include <sys/resource.h>
 #include "../ranks.h"
-#include "../../../llmc/run/saver.h"
+#include "../../../llmc/checkpoint/saver.h"
 #include "../checkpoint_fixture.h"
 
 // A rank's table, shard and buffers, and its folder for --out: rank 0's, or another one.

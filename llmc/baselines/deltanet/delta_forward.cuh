@@ -1,0 +1,107 @@
+/*
+Outputs of the delta rule, O = scale (Q S0 + P V') with P = lower(Q K^T), from the states and V' of
+delta_states.cuh, and P^T dO, with which its backward pass begins. A thread block has a tile of 64 tokens of
+one head, a warp 16 of them.
+*/
+#pragma once
+
+#include "delta_states.cuh"
+
+struct DeltaOutput {
+    static constexpr int THREADS = DeltaBlock::THREADS;
+    struct Shared {
+        bf16 q[DELTA_ROWS], k[DELTA_ROWS], values_t[DELTA_ROWS], state_t[DELTA_STATE];
+    };
+};
+
+static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
+    delta_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
+                        const __grid_constant__ ScanShape s) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    DeltaOutput::Shared& shared = *(DeltaOutput::Shared*)shared_bytes;
+    DeltaBlock block(work, s);
+    int row = (int)threadIdx.x / 32 * 16, t = block.first + row;
+    block.copy(shared.q, a.q + block.keys, s, s.key_row);
+    block.copy(shared.k, a.k + block.keys, s, s.key_row);
+    cp_async_commit_group();
+    block.copy_blocks<DELTA_ROWS>(shared.values_t, work.values_t);
+    block.copy_blocks<DELTA_STATE>(shared.state_t, work.states_t);
+    cp_async_commit_group();
+    cp_async_wait_group<1>();
+    __syncthreads();
+    float p[1][8][4], acc[1][16][4];
+    scan_clear(p);
+    scan_clear(acc);
+    TileA<DELTA_D, false> tile_q(shared.q, row);
+    scan_matmul<DELTA_D>(p, tile_q, TileB<DELTA_D, false>(shared.k));
+    delta_mask<false, false>(p, row);
+    cp_async_wait_all();
+    __syncthreads();
+    scan_matmul<DELTA_D>(acc, tile_q, BlockB<DELTA_D, false>(shared.state_t));
+    BlockB<DELTA_CHUNK, false> tile_values(shared.values_t);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t f[4];
+        scan_pack(f, p, 2 * j);
+        scan_mma(acc, f, tile_values, j * 16);
+    }
+    sm80_store<DELTA_D>(o + block.out + t * (int64_t)s.NH * DELTA_D, (int64_t)s.NH * DELTA_D, (int)s.T - t,
+                        shared.q + row * DELTA_D, acc, [&](int, int) { return s.scale; });
+}
+
+struct DeltaY {
+    static constexpr int THREADS = DeltaBlock::THREADS;
+    struct Shared {
+        bf16 q[DELTA_ROWS], k[DELTA_ROWS], dout[DELTA_ROWS];
+    };
+};
+
+// Writes work.y = P^T dO.
+static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
+    delta_y_kernel(const __grid_constant__ Scan a, const bf16* dout, const __grid_constant__ DeltaWork work,
+                   const __grid_constant__ ScanShape s) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    DeltaY::Shared& shared = *(DeltaY::Shared*)shared_bytes;
+    DeltaBlock block(work, s);
+    int row = (int)threadIdx.x / 32 * 16;
+    block.copy(shared.q, a.q + block.keys, s, s.key_row);
+    block.copy(shared.k, a.k + block.keys, s, s.key_row);
+    block.copy(shared.dout, dout + block.out, s, (int64_t)s.NH * DELTA_D);
+    cp_async_wait_all();
+    __syncthreads();
+    float p[1][8][4], acc[1][16][4];
+    scan_clear(p);
+    scan_clear(acc);
+    scan_matmul<DELTA_D>(p, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.q));
+    delta_mask<true, false>(p, row);
+    TileB<DELTA_D, true> tile_dout(shared.dout);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t f[4];
+        scan_pack(f, p, 2 * i);
+        scan_mma(acc, f, tile_dout, i * 16);
+    }
+    sm80_store<DELTA_D>(work.y + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
+                        shared.k + row * DELTA_D, acc, [](int, int) { return 1; });
+}
+
+static inline void delta_output(bf16* o, const DeltaWork* work, const Scan* a, const ScanShape* s,
+                                cudaStream_t stream) {
+    scan_launch<DeltaOutput>(delta_output_kernel, s->B * s->NH * work->chunks, stream, o, *a, *work, *s);
+}
+
+static inline void delta_y(const DeltaWork* work, const Scan* a, const bf16* dout, const ScanShape* s,
+                           cudaStream_t stream) {
+    scan_launch<DeltaY>(delta_y_kernel, s->B * s->NH * work->chunks, stream, *a, dout, *work, *s);
+}
+
+// o [B,T,NH,V]; updates a->state where there is one.
+static inline void delta_forward(bf16* o, const Scan* a, const ScanShape* s, cudaStream_t stream) {
+    Range range("scan", RANGE_FORWARD, stream);
+    delta_check(a, s);
+    ScanMemory memory = scan_memory(a);
+    DeltaWork work = delta_work(&memory, s, false);
+    delta_prepare(&work, a, s, stream);
+    delta_states(&work, a, NULL, SCAN_FORWARD, s, stream);
+    delta_output(o, &work, a, s, stream);
+}

@@ -1,0 +1,267 @@
+/*
+The delta rule in chunks of 64 tokens: what does not depend on the state. With the state S0 before a chunk,
+
+    A = strict_lower(diag(beta) K K^T),  T = (I + A)^-1,  W = T diag(beta) K,  U = T diag(beta) V
+    V' = U - W S0            u_t of the recurrence, which S0 and the chunk's earlier tokens correct
+    S1 = S0 + K^T V'         delta_states.cuh
+    O = scale (Q S0 + P V'),  P = lower(Q K^T)         delta_forward.cuh
+
+A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is
+rounded once, as an operand of W and U.
+
+Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk.
+Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_forward.cuh and
+delta_backward.cuh.
+*/
+#pragma once
+
+#include "../shared/shape.cuh"
+
+enum { DELTA_CHUNK = 64, DELTA_D = 128, DELTA_ROWS = DELTA_CHUNK * DELTA_D, DELTA_STATE = DELTA_D * DELTA_D };
+
+// Buffers between the kernels. Those before u are saved; those from y on are a backward pass's.
+struct DeltaWork {
+    bf16* w;         // [tiles,CHUNK,D]
+    bf16* states_t;  // [tiles,V,K] S0^T
+    bf16* values_t;  // [tiles,V,CHUNK] V'^T
+    bf16* inverse;   // [tiles,CHUNK,CHUNK] T
+    bf16* u;         // [tiles,CHUNK,D]
+    bf16* y;         // [tiles,CHUNK,D] P^T dO
+    bf16* dstates_t; // [tiles,V,K] dS1^T
+    bf16* dvalues_t; // [tiles,V,CHUNK] dV'^T
+    int chunks;
+};
+
+static inline DeltaWork delta_work(ScanMemory* memory, const ScanShape* s, bool backward) {
+    DeltaWork d = {};
+    ScanArena *saved = &memory->saved, *arena = &memory->scratch;
+    d.chunks = scan_chunks<DELTA_CHUNK>(*s);
+    int64_t tiles = s->B * s->NH * d.chunks;
+    d.w = saved->take<bf16>(tiles * DELTA_ROWS);
+    d.states_t = saved->take<bf16>(tiles * DELTA_STATE);
+    d.values_t = saved->take<bf16>(tiles * DELTA_ROWS);
+    d.inverse = saved->take<bf16>(tiles * DELTA_CHUNK * DELTA_CHUNK);
+    d.u = arena->take<bf16>(tiles * DELTA_ROWS);
+    if (!backward) return d;
+    d.y = arena->take<bf16>(tiles * DELTA_ROWS);
+    d.dstates_t = arena->take<bf16>(tiles * DELTA_STATE);
+    d.dvalues_t = arena->take<bf16>(tiles * DELTA_ROWS);
+    return d;
+}
+
+// Bytes of Scan.saved, and of Scan.scratch; `backward` also covers the forward pass.
+static inline size_t delta_saved_bytes(const ScanShape* s) {
+    ScanMemory memory = {};
+    delta_work(&memory, s, false);
+    return memory.saved.used;
+}
+static inline size_t delta_scratch_bytes(const ScanShape* s, bool backward) {
+    ScanMemory memory = {};
+    delta_work(&memory, s, backward);
+    return memory.scratch.used;
+}
+
+// Ends the program where there are no kernels for the case.
+static inline void delta_check(const Scan* a, const ScanShape* s) {
+    if (s->K != DELTA_D || s->V != DELTA_D || a->log_decay || a->skip || !a->beta)
+        die("no kernels for a scan of heads of %d x %d, %s, %s", s->K, s->V,
+            a->log_decay ? "decay" : "no decay", a->beta ? "delta rule" : "no delta rule");
+    scan_check_rows(s);
+}
+
+// A tile of W columns in blocks of 16x16, row-major, and in each the 8x8 matrices of an A fragment: top left,
+// bottom left, top right, bottom right, 128 contiguous bytes each. A warp stores a register of a fragment in
+// one piece, and ldmatrix reads a matrix without bank conflicts. Otherwise as TileA and TileB.
+__device__ static inline int block_offset(int columns, int row, int column) { // in elements
+    return (row / 16 * (columns / 16) + column / 16) * 256;
+}
+template <int W> struct BlockA { // the reduction runs along the rows
+    uint32_t lane;
+    __device__ BlockA(const bf16* tile, int first) {
+        int l = (int)threadIdx.x % 32, matrix = (l >> 3 & 1) * 2 + (l >> 4);
+        lane = smem_address(tile + block_offset(W, 0, first) + matrix * 64 + l % 8 * 8);
+    }
+    __device__ void load(uint32_t (&f)[4], int k) const {
+        ldmatrix_trans(f, lane + (uint32_t)block_offset(W, k, 0) * 2);
+    }
+};
+template <int W, bool ACROSS> struct BlockB {
+    uint32_t lane;
+    __device__ explicit BlockB(const bf16* tile) {
+        int l = (int)threadIdx.x % 32, matrix = ACROSS ? l >> 3 : (l >> 3 & 1) * 2 + (l >> 4);
+        lane = smem_address(tile + matrix * 64 + l % 8 * 8);
+    }
+    __device__ void load(uint32_t (&f)[4], int n, int k) const {
+        if (ACROSS)
+            ldmatrix_trans(f, lane + (uint32_t)block_offset(W, k, n) * 2);
+        else
+            ldmatrix(f, lane + (uint32_t)block_offset(W, n, k) * 2);
+    }
+};
+// Stores a fragment as block (row / 16, column / 16).
+template <int W>
+__device__ static inline void block_store(bf16* tile, const uint32_t (&f)[4], int row, int column) {
+    for (int r = 0; r < 4; r++)
+        *(uint32_t*)(tile + block_offset(W, row, column) + r * 64 + threadIdx.x % 32 * 2) = f[r];
+}
+
+// A thread block's tile
+struct DeltaBlock {
+    static constexpr int THREADS = 128; // 4 warps of 16 tokens
+    int64_t tile, keys, values;         // keys: offset of the sequence's first token in q and k; values: in v
+    int64_t out;                        // in o and dout
+    int first;                          // the chunk's first token
+    __device__ DeltaBlock(const DeltaWork& work, const ScanShape& s) : tile(blockIdx.x) {
+        int64_t head = tile / work.chunks, b = head / s.NH, h = head % s.NH;
+        keys = b * s.T * s.key_row + h * s.key_head;
+        values = b * s.T * s.value_row + h * DELTA_D;
+        out = (b * s.T * s.NH + h) * DELTA_D;
+        first = (int)(tile % work.chunks) * DELTA_CHUNK;
+    }
+    // Starts copying the chunk's rows of a tensor of tokens, a tile of W columns and ROWS rows, or one in
+    // blocks.
+    __device__ void copy(bf16* to, const bf16* x, const ScanShape& s, int64_t row_stride) const {
+        sm80_copy_tile<DELTA_D, DELTA_CHUNK, THREADS>(to, x, scan_opaque(first), (int)s.T,
+                                                      scan_opaque((int)row_stride));
+    }
+    template <int W, int ROWS> __device__ void copy_tile(bf16* to, const bf16* tiles) const {
+        sm80_copy_tile<W, ROWS, THREADS>(to, tiles + tile * W * ROWS, 0, ROWS, W);
+    }
+    template <int N> __device__ void copy_blocks(bf16* to, const bf16* tiles) const {
+#pragma unroll
+        for (int i = (int)threadIdx.x * 8; i < N; i += THREADS * 8)
+            cp_async16(smem_address(to + i), tiles + tile * N + i, true);
+    }
+};
+
+// beta of the chunk's tokens, 0 past the end
+__device__ static inline void delta_load_beta(float* to, const float* beta, const DeltaBlock& block,
+                                              const DeltaWork& work, const ScanShape& s) {
+    int t = block.first + (int)threadIdx.x;
+    int64_t head = block.tile / work.chunks;
+    if (threadIdx.x < DELTA_CHUNK)
+        to[threadIdx.x] = t < s.T ? beta[(head / s.NH * s.T + t) * s.NH + head % s.NH] : 0;
+}
+
+// Zeroes what lies above the diagonal of a strip of a [CHUNK, CHUNK] matrix, or with TRANSPOSED below it;
+// with STRICT also the diagonal.
+template <bool TRANSPOSED, bool STRICT>
+__device__ static inline void delta_mask(float (&x)[1][8][4], int first_row) {
+    sm80_for_each(x, [&](float& y, int, int, int row, int column) {
+        int below = first_row + row - column;
+        if (TRANSPOSED) below = -below;
+        if (below < (STRICT ? 1 : 0)) y = 0;
+    });
+}
+
+// ----------------------------------------------------------------------------
+// W and U
+
+struct DeltaPrepare {
+    static constexpr int THREADS = DeltaBlock::THREADS, STRIDE = DELTA_CHUNK + 4;
+    struct Shared {
+        bf16 k[DELTA_ROWS], v[DELTA_ROWS], inverse_beta[DELTA_CHUNK * DELTA_CHUNK]; // T diag(beta)
+        union {
+            struct {
+                float a[DELTA_CHUNK][STRIDE]; // A^T
+                float t[DELTA_CHUNK][STRIDE]; // T
+            };
+            bf16 out[THREADS / 32][16 * DELTA_D];
+        };
+        float beta[DELTA_CHUNK];
+    };
+};
+
+// T = (I + A)^-1 in fp32, in blocks of 16 rows: those on the diagonal by forward substitution, then from the
+// top T_r = -T_rr sum over c < r of A_rc T_c.
+__device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
+                                            const float (*a)[DeltaPrepare::STRIDE]) {
+    const int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32;
+    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK; i += DeltaPrepare::THREADS)
+        t[i / DELTA_CHUNK][i % DELTA_CHUNK] = 0;
+    __syncthreads();
+    if (lane < 16) { // a column of the warp's block
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            x[i] = i == lane;
+#pragma unroll
+            for (int k = 0; k < i; k++) x[i] -= a[warp * 16 + k][warp * 16 + i] * x[k];
+            t[warp * 16 + i][warp * 16 + lane] = x[i];
+        }
+    }
+    const int column = tid % DELTA_CHUNK, half = tid / DELTA_CHUNK * 8; // 8 rows of a column
+    for (int r = 16; r < DELTA_CHUNK; r += 16) {
+        float sum[8] = {}, x[8] = {};
+        __syncthreads(); // T's rows before r are complete
+#pragma unroll 4
+        for (int k = 0; k < r; k++) {
+            const float4 low = *(const float4*)&a[k][r + half], high = *(const float4*)&a[k][r + half + 4];
+            float y = t[k][column];
+            sum[0] += low.x * y, sum[1] += low.y * y, sum[2] += low.z * y, sum[3] += low.w * y;
+            sum[4] += high.x * y, sum[5] += high.y * y, sum[6] += high.z * y, sum[7] += high.w * y;
+        }
+        if (column < r)
+            for (int i = 0; i < 8; i++) t[r + half + i][column] = sum[i];
+        __syncthreads();
+#pragma unroll 4
+        for (int k = 0; k < 16; k++) {
+            float y = t[r + k][column];
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] -= t[r + half + i][r + k] * y;
+        }
+        __syncthreads();
+        if (column < r)
+            for (int i = 0; i < 8; i++) t[r + half + i][column] = x[i];
+    }
+    __syncthreads();
+}
+
+static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
+    delta_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
+                         const __grid_constant__ ScanShape s) {
+    typedef DeltaPrepare F;
+    extern __shared__ __align__(1024) char shared_bytes[];
+    F::Shared& shared = *(F::Shared*)shared_bytes;
+    DeltaBlock block(work, s);
+    int tid = (int)threadIdx.x, row = tid / 32 * 16;
+    block.copy(shared.k, a.k + block.keys, s, s.key_row);
+    cp_async_commit_group();
+    block.copy(shared.v, a.v + block.values, s, s.value_row);
+    cp_async_commit_group();
+    delta_load_beta(shared.beta, a.beta, block, work, s);
+    cp_async_wait_group<1>();
+    __syncthreads();
+
+    float kk[1][8][4];
+    scan_clear(kk);
+    scan_matmul<DELTA_D>(kk, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.k));
+    delta_mask<false, true>(kk, row);
+    sm80_for_each(kk,
+                  [&](float& y, int, int, int i, int j) { shared.a[j][row + i] = y * shared.beta[row + i]; });
+    delta_inverse(shared.t, shared.a);
+    for (int i = tid; i < DELTA_CHUNK * DELTA_CHUNK / 8; i += F::THREADS) {
+        float x[8], scaled[8];
+        for (int c = 0; c < 8; c++) {
+            x[c] = shared.t[i / 8][i % 8 * 8 + c];
+            scaled[c] = x[c] * shared.beta[i % 8 * 8 + c];
+        }
+        *(Raw8*)((char*)shared.inverse_beta + sm80_chunk_offset<DELTA_CHUNK>(i / 8, i % 8)) = pack8(scaled);
+        store16(work.inverse + block.tile * DELTA_CHUNK * DELTA_CHUNK + i * 8, pack8(x));
+    }
+    cp_async_wait_all();
+    __syncthreads();
+    TileA<DELTA_CHUNK, false> inverse(shared.inverse_beta, row);
+    for (int i = 0; i < 2; i++) {
+        float acc[1][16][4];
+        scan_clear(acc);
+        scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i ? shared.v : shared.k));
+        sm80_store<DELTA_D>((i ? work.u : work.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
+                            shared.out[tid / 32], acc, [](int, int) { return 1; });
+    }
+}
+
+static inline void delta_prepare(const DeltaWork* work, const Scan* a, const ScanShape* s,
+                                 cudaStream_t stream) {
+    scan_launch<DeltaPrepare>(delta_prepare_kernel, s->B * s->NH * work->chunks, stream, *a, *work, *s);
+}

@@ -1,0 +1,229 @@
+/*
+The DeltaNet mixer on the GPU (arXiv 2406.06484), as deltanet.h has it on the CPU: out = residual + Wo
+RMSNorm(o), the norm over each head's dh channels with one weight for all heads, and
+
+    q~, k~, v = silu(conv4(W in)), q = q~ / |q~|, k = k~ / |k~|    one projection, one kernel (conv.cuh)
+    beta = sigmoid(Wb in)                                          one number a head
+    o = the recurrence with the delta rule, scale dh^-1/2          delta_*.cuh
+
+A row of the GPU trainer's mixers. Rows of proj have S elements, those of its GEMM, of which the first R are
+in use. Its padding has no gradient.
+*/
+#pragma once
+
+#include "../../layers/output_gate.cuh"
+#include "delta_backward.cuh"
+#include "../shared/conv_backward.cuh"
+#include "../shared/states.cuh"
+
+// clang-format off
+// type, name, kept, elements of a layer
+#define DELTANET_ACTS(X) \
+    X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] q, k, v before convolution, beta's logits */ \
+    X(bf16, qkv, none, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
+    X(float, beta, qkv, BT * NH)               /* [L,B,T,NH] */ \
+    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \
+    X(float, o_rstd, qkv, BT * NH)             /* [L,B,T,NH] */ \
+    X(bf16, y, never, BT * d)                  /* [B,T,d] normed o */ \
+    X(bf16, dproj, never, backward * BT * S)   /* [B,T,S] */ \
+    X(bf16, dqkv, never, backward * BT * 3 * d) /* [B,T,3d] */ \
+    X(float, dbeta, never, backward * BT * NH) /* [B,T,NH] */
+
+// type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
+#define DELTANET_STATES(X) \
+    X(bf16, history, slots, CONV_HISTORY * 3 * d) /* [L,slots,3,3d] the convolution's last inputs */ \
+    X(float, state, slots, d * dh)             /* [L,slots,NH,dh,dh] */ \
+    X(bf16, qkv, never, R * 3 * d)             /* [R,3d] */ \
+    X(float, beta, never, R * NH)              /* [R,NH] */ \
+    X(bf16, o, never, R * d)                   /* [R,d] */ \
+    X(float, o_rstd, never, R * NH)            /* [R,NH] not read */ \
+    X(char, saved, never, saved_bytes)         /* of a scan */ \
+    X(char, scratch, never, scratch_bytes)     /* of a scan */
+// clang-format on
+
+typedef struct {
+    DELTANET_ACTS(ACTIVATION_FIELD)
+} DeltaNetActs;
+
+typedef struct {
+    DELTANET_STATES(ACTIVATION_FIELD)
+} DeltaNetStates;
+
+// Rows of q, k and v together.
+static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t T) {
+    int64_t d = c->hidden_size, dh = config_head_size(c);
+    return {B, T, (int)c->num_heads, (int)dh, (int)dh, 3 * d, dh, 3 * d, (float)(1 / sqrt((double)dh))};
+}
+
+static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                        int64_t B, int64_t T, Recompute recompute) {
+    int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
+    ScanShape shape = deltanet_scan_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape);
+    KEPT_BY(recompute)
+    DELTANET_ACTS(ACTIVATION_ROW)
+}
+
+static inline DeltaNetActs deltanet_acts(const Layer* layer) {
+    DeltaNetActs a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+static inline void deltanet_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
+    int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, NH = config->num_heads;
+    int64_t dh = config_head_size(config);
+    ScanShape shape = deltanet_scan_shape(config, 1, sizes->rows);
+    int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape),
+            scratch_bytes = (int64_t)delta_scratch_bytes(&shape, false);
+    const bool slots = true, never = false;
+    DELTANET_STATES(ACTIVATION_ROW)
+    states_of_slots(rows, sizes);
+}
+
+#undef DELTANET_ACTS
+#undef DELTANET_STATES
+
+static inline void deltanet_check(const Config* c, int64_t B, int64_t T) {
+    (void)B, (void)T;
+    if (config_head_size(c) != 128)
+        die("DeltaNet's kernels on the GPU have heads of 128 channels, not %lld: set num_heads=%lld",
+            (long long)config_head_size(c), (long long)ceil_div<int64_t>(c->hidden_size, 128));
+}
+
+static inline size_t deltanet_scratch_bytes(const Layer* layer) {
+    ScanShape shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    return delta_scratch_bytes(&shape, !layer->forward_only);
+}
+
+// ----------------------------------------------------------------------------
+// beta
+
+__global__ static void __launch_bounds__(256)
+    beta_forward_kernel(float* beta, const bf16* logits, int64_t count, int64_t NH, int64_t row_stride) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) beta[i] = sigmoidf(__bfloat162float(logits[i / NH * row_stride + i % NH]));
+}
+
+// beta [rows, NH] from columns of proj
+static inline void beta_forward(float* beta, const bf16* logits, int64_t rows, int64_t NH, int64_t row_stride,
+                                cudaStream_t stream) {
+    Range range("beta", RANGE_FORWARD, stream);
+    CUDA_LAUNCH(beta_forward_kernel, (unsigned)ceil_div<int64_t>(rows * NH, 256), 256, stream, beta, logits,
+                rows * NH, NH, row_stride);
+}
+
+// A thread per row and column behind q, k and v
+__global__ static void __launch_bounds__(256)
+    beta_backward_kernel(bf16* dlogits, const float* dbeta, const float* beta, int64_t rows, int NH,
+                         int columns, int64_t row_stride) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / columns, h = i % columns;
+    if (row >= rows) return;
+    float gradient = 0;
+    if (h < NH) gradient = dbeta[row * NH + h] * beta[row * NH + h] * (1 - beta[row * NH + h]);
+    dlogits[row * row_stride + h] = __float2bfloat16(gradient);
+}
+
+// Writes beta's columns of dproj, the first NH of `columns` up to the end of a row, and zeros the others.
+static inline void beta_backward(bf16* dlogits, const float* dbeta, const float* beta, const HeadShape* s,
+                                 int64_t columns, cudaStream_t stream) {
+    Range range("beta", RANGE_BACKWARD, stream);
+    int64_t rows = s->B * s->T;
+    CUDA_LAUNCH(beta_backward_kernel, (unsigned)ceil_div<int64_t>(rows * columns, 256), 256, stream, dlogits,
+                dbeta, beta, rows, (int)s->NH, (int)columns, s->row_stride);
+}
+
+// ----------------------------------------------------------------------------
+// the mixer
+
+static inline HeadShape deltanet_shape(const Layer* layer) {
+    int64_t R = layer->table->proj.rows, NH = layer->config->num_heads, dh = config_head_size(layer->config);
+    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), 0, 0};
+}
+
+// The output norm, whose weight all heads share.
+static inline OutputGate deltanet_norm(const Layer* layer, float* rstd) {
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
+    return {norm.weight, norm.dweight, rstd, NULL, NULL, NULL, norm.eps, true};
+}
+
+static inline Conv deltanet_conv(const Layer* layer) {
+    int64_t d = layer->config->hidden_size;
+    Conv conv = {};
+    conv.B = layer->B, conv.T = layer->T, conv.C = 3 * d,
+    conv.stride = matmul_padded(layer->table->proj.rows);
+    conv.weight = layer_param(layer, layer->weights, P_CONV);
+    conv.dweight = layer_param(layer, layer->grads, P_CONV);
+    conv.dh = config_head_size(layer->config), conv.normed = 2 * d;
+    return conv;
+}
+
+static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, void* saved, void* scratch) {
+    return {qkv, qkv + d, qkv + 2 * d, NULL, beta, NULL, NULL, saved, scratch};
+}
+
+static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    DeltaNetActs a = deltanet_acts(layer);
+    HeadShape shape = deltanet_shape(layer);
+    ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    int64_t d = layer->config->hidden_size, rows = layer->B * layer->T;
+    Conv conv = deltanet_conv(layer);
+    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
+    OutputGate norm = deltanet_norm(layer, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+
+    linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
+    conv_forward(a.qkv, a.proj, &conv, layer->stream);
+    beta_forward(a.beta, a.proj + 3 * d, rows, shape.NH, shape.row_stride, layer->stream);
+    delta_forward(a.o, &scan, &scan_shape, layer->stream);
+    output_gate_forward(a.y, a.o, &norm, &shape, layer->stream);
+    linear_forward(out, a.y, residual, &o_proj, layer->matmul);
+}
+
+// Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
+static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    DeltaNetActs a = deltanet_acts(layer);
+    HeadShape shape = deltanet_shape(layer);
+    ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    int64_t d = layer->config->hidden_size;
+    Conv conv = deltanet_conv(layer);
+    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
+    ScanBackward gradients = {a.dqkv, a.dqkv + d, a.dqkv + 2 * d,      NULL, a.dbeta,
+                              din,    a.o,        layer->recompute_qkv};
+    OutputGate norm = deltanet_norm(layer, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+
+    linear_backward_input(din, dout, &o_proj, layer->matmul);
+    output_gate_backward(din, a.y, din, a.o, &norm, layer->partial, &shape, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
+    if (layer->recompute_qkv) conv_forward(a.qkv, a.proj, &conv, layer->stream);
+    delta_backward(&gradients, &scan, &scan_shape, layer->stream);
+    beta_backward(a.dproj + 3 * d, a.dbeta, a.beta, &shape, shape.row_stride - 3 * d, layer->stream);
+    conv_backward(a.dproj, a.dqkv, a.proj, &conv, layer->partial, layer->stream);
+    linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
+    return {in_proj, a.dproj};
+}
+
+// out = in + mixer(norm(in)) of the rows of an extension
+static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
+    const ExtendActs* e = &cache->acts;
+    DeltaNetStates a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    HeadShape shape = deltanet_shape(layer);
+    ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    int64_t d = layer->config->hidden_size;
+    Conv conv = deltanet_conv(layer);
+    Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, a.scratch);
+    OutputGate norm = deltanet_norm(layer, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
+    y.x = e->y;
+
+    linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
+    conv_extend(a.qkv, e->proj, a.history, &conv, cache, layer->stream);
+    beta_forward(a.beta, e->proj + 3 * d, layer->T, shape.NH, shape.row_stride, layer->stream);
+    scan_extend(a.o, a.state, &scan, &scan_shape, delta_forward, cache, layer->stream);
+    output_gate_forward(e->y, a.o, &norm, &shape, layer->stream);
+    linear_rows(out, &y, in, &o_proj, layer->matmul);
+}

@@ -1,0 +1,134 @@
+/*
+The chunked scan with a decay per channel (HGRN2; gated linear attention). With q~, f~, v rows of a
+projection:
+
+    q = scale SiLU(q~)    f = bound + (1 - bound) sigmoid(f~)    k = 1 - f        channels of 128 a head
+    S_t = diag(f_t) S_{t-1} + k_t v_t^T       o_t = S_t^T q_t                     S [128, 128]
+
+Chunks of 64 tokens. Forward: two kernels and a small one.
+
+    channel_states.cuh    states at the borders of chunks; segments of chunks in parallel, then their borders
+    channel_output.cuh    o from the state at the chunk's start and the pairs within the chunk
+
+Backward: the gradients of states, which run from the end, and the states again where they are not saved; then
+dv by the kernel that computes o, and dq~, df~ by channel_keys.cuh. llmc/baselines/hgrn2/channel_step.cuh is the
+recurrence for one token a sequence.
+
+q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
+Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never
+divided (channel_gates.cuh). States are bf16 between kernels, and fp32 within.
+
+Nothing is added in an order that can change: every run on a GPU gives the same bits. The number of segments
+depends on the GPU.
+
+Called by the HGRN2 mixer.
+*/
+#pragma once
+
+#include "channel_keys.cuh"
+#include "channel_output.cuh"
+#include "channel_states.cuh"
+#include "../shared/shape.cuh"
+
+typedef struct {
+    int64_t B, T, NH;   // heads of CHANNEL_HEAD channels
+    int64_t row_stride; // elements of q, f, v and of their gradients from token to token; heads are adjacent
+    float scale;
+} ChannelShape;
+
+typedef struct {
+    const bf16 *q, *f, *v; // q and f before SiLU and sigmoid; aligned to 16 bytes
+    const float* bound;    // [NH 128] least f; NULL: 0
+    float* state;          // [B,NH,K,V] of the tokens before, updated; NULL: the sequences begin here
+    void* saved;           // channel_saved_bytes: what the forward pass leaves to the backward pass
+    void* scratch;         // channel_scratch_bytes
+} Channel;
+
+typedef struct {
+    bf16 *dq, *df, *dv; // of q, f, v, in rows like theirs
+    float* dbound;      // [NH 128] gradient of bound, overwritten, 0 where bound is 0; NULL: not needed
+    const bf16* dout;   // [B,T,NH,128], contiguous
+    bool recomputes;    // what is saved, which is not there
+} ChannelBackward;
+
+// ----------------------------------------------------------------------------
+// scratch
+
+enum { CHANNEL_PLANNED = 132 }; // multiprocessors of an H100, for a plan where there is no GPU
+
+// Sets sizes and buffers of w. Segments: about two thread blocks of the states' kernel on every
+// multiprocessor. Fewer or shorter sequences may have more segments, but never need more memory.
+static inline ScanMemory channel_plan(ChannelWork* w, const ChannelShape* s, const Channel* x,
+                                      bool backward) {
+    int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK);
+    static const int64_t blocks =
+        2 * (device_exists() ? device_attribute(cudaDevAttrMultiProcessorCount) : CHANNEL_PLANNED);
+    int64_t segments = ceil_div<int64_t>(blocks, heads), most = std::min(heads * chunks, heads + blocks);
+    ScanMemory memory = {{(char*)x->saved, 0}, {(char*)x->scratch, 0}};
+    memset(w, 0, sizeof *w);
+    w->T = (int)s->T, w->NH = (int)s->NH, w->row_stride = s->row_stride, w->scale = s->scale;
+    w->chunks = (int)chunks;
+    w->segment_chunks = (int)ceil_div<int64_t>(chunks, segments < chunks ? segments : chunks);
+    w->segments = (int)ceil_div<int64_t>(chunks, w->segment_chunks);
+    assert(heads * w->segments <= most);
+    w->q = x->q, w->f = x->f, w->v = x->v, w->bound = x->bound, w->state = x->state;
+    for (int i = 0; i <= backward; i++) {
+        ChannelStates* states = &w->states[i];
+        ScanArena* kept = i ? &memory.scratch : &memory.saved;
+        states->local = kept->take<bf16>(heads * chunks * CHANNEL_STATE);
+        states->decay = kept->take<float>(heads * chunks * CHANNEL_HEAD);
+        states->segment_state = kept->take<bf16>(most * CHANNEL_STATE);
+        states->segment_sum = memory.scratch.take<float>(most * CHANNEL_STATE);
+        states->segment_decay = memory.scratch.take<float>(most * CHANNEL_HEAD);
+    }
+    if (backward) w->dbound_partial = memory.scratch.take<float>(s->B * chunks * s->NH * CHANNEL_HEAD);
+    return memory;
+}
+
+// Bytes of Channel.saved, and of Channel.scratch; `backward` also covers the forward pass.
+static inline size_t channel_saved_bytes(const ChannelShape* s) {
+    ChannelWork w;
+    Channel none = {};
+    return channel_plan(&w, s, &none, false).saved.used;
+}
+static inline size_t channel_scratch_bytes(const ChannelShape* s, bool backward) {
+    ChannelWork w;
+    Channel none = {};
+    return channel_plan(&w, s, &none, backward).scratch.used;
+}
+
+// ----------------------------------------------------------------------------
+// passes
+
+// o [B,T,NH,128], contiguous
+static inline void channel_forward(bf16* o, const Channel* x, const ChannelShape* s, cudaStream_t stream) {
+    Range range("scan", RANGE_FORWARD, stream);
+    ChannelWork w;
+    int64_t heads = s->B * s->NH;
+    if (heads * s->T == 0) return;
+    channel_plan(&w, s, x, false);
+    w.o = o;
+    channel_states(&w, heads, SCAN_FORWARD, stream);
+    channel_launch<ChannelOutputShared>(channel_output_kernel<false>,
+                                        dim3((unsigned)w.chunks, (unsigned)heads), stream, w);
+}
+
+// Writes the gradients in g; x->state is NULL. x->saved is that of channel_forward over the same inputs,
+// unless g->recomputes.
+static inline void channel_backward(const ChannelBackward* g, const Channel* x, const ChannelShape* s,
+                                    cudaStream_t stream) {
+    Range range("scan", RANGE_BACKWARD, stream);
+    ChannelWork w;
+    int64_t heads = s->B * s->NH;
+    assert(!x->state);
+    if (heads * s->T == 0) return;
+    channel_plan(&w, s, x, true);
+    w.dout = g->dout, w.dq = g->dq, w.df = g->df, w.dv = g->dv;
+    if (!g->dbound) w.dbound_partial = NULL;
+    dim3 grid((unsigned)w.chunks, (unsigned)heads);
+    channel_states(&w, heads, scan_chains(g->recomputes), stream);
+    channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, stream, w);
+    channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), stream, w);
+    if (g->dbound)
+        sum_rows(g->dbound, w.dbound_partial, s->B * w.chunks, s->NH * CHANNEL_HEAD, false, stream);
+}

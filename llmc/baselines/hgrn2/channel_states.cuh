@@ -1,0 +1,172 @@
+/*
+States at the borders of chunks, for channel.cuh:
+
+    forward     S at the start of each chunk;           S_t = diag(f_t) S_{t-1} + k_t v_t^T
+    backward    dS, the gradient of the state at the end of each chunk;
+                dS_{t-1} = diag(f_t) (dS_t + q_t dout_t^T)      (q times scale)
+
+One thread block a segment of chunks, head and direction. A warp has 16 channels of K and all of V in fp32
+accumulators. It adds a tile of 16 tokens at a time; gates are A operands as they come from registers:
+
+    acc = diag(product of the tile's f) acc + X^T [16 channels, 16 tokens]  V [16 tokens, 128]
+    X = k times the decay from its token to the tile's end, or q times the decay from the tile's start
+
+A segment starts from zero, so that segments run at once; channel_segments_kernel then finds the states at
+their borders. Chunks are copied one ahead.
+*/
+#pragma once
+
+#include "channel_gates.cuh"
+#include "../shared/shape.cuh"
+
+struct ChannelStatesShared {
+    static constexpr int THREADS = CHANNEL_THREADS;
+    bf16 f[2][CHANNEL_CHUNK * CHANNEL_HEAD], values[2][CHANNEL_CHUNK * CHANNEL_HEAD],
+        q[2][CHANNEL_CHUNK * CHANNEL_HEAD];
+};
+
+// Stores the warp's accumulators as fragments of bf16 or float.
+__device__ static inline void channel_store_state(bf16* to, const float (&acc)[1][16][4]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 16; n += 2) {
+        float x[8];
+        for (int i = 0; i < 8; i++) x[i] = acc[0][n + i / 4][i % 4];
+        store16(to + ((warp * 8 + n / 2) * 32 + lane) * 8, pack8(x));
+    }
+}
+__device__ static inline void channel_store_state(float* to, const float (&acc)[1][16][4]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        const float(&x)[4] = acc[0][n];
+        *(float4*)(to + ((warp * 8 + n / 2) * 32 + lane) * 8 + n % 2 * 4) =
+            make_float4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+__device__ static inline void channel_store_decay(float* to, const float (&decay)[2]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (lane % 4 == 0) to[warp * 16 + lane / 4] = decay[0], to[warp * 16 + lane / 4 + 8] = decay[1];
+}
+
+template <bool BACKWARD>
+__device__ static inline void channel_states_segment(const ChannelWork& w, ChannelStatesShared& shared) {
+    const ChannelStates& s = w.states[BACKWARD];
+    int lane = (int)threadIdx.x % 32;
+    unsigned head = blockIdx.y;
+    int64_t segment = (int64_t)head * w.segments + blockIdx.x;
+    int begin = (int)blockIdx.x * w.segment_chunks, end = min(begin + w.segment_chunks, w.chunks);
+    auto copy = [&](int stage, int i) {
+        ChannelBlock b = ChannelBlock::of(w, head, BACKWARD ? end - 1 - i : begin + i);
+        channel_copy(shared.f[stage], w.f, w.row_stride, b);
+        if (BACKWARD) channel_copy(shared.q[stage], w.q, w.row_stride, b);
+        channel_copy(shared.values[stage], BACKWARD ? w.dout : w.v,
+                     BACKWARD ? w.NH * CHANNEL_HEAD : w.row_stride, b);
+    };
+    float acc[1][16][4] = {}, decay[2] = {1, 1}, bound[2];
+    channel_bounds(bound, w, ChannelBlock::of(w, head, begin), (int)threadIdx.x / 32 * 16);
+    copy(0, 0);
+    for (int i = 0; i < end - begin; i++) {
+        ChannelBlock b = ChannelBlock::of(w, head, BACKWARD ? end - 1 - i : begin + i);
+        int stage = i % 2;
+        cp_async_wait_all();
+        __syncthreads();
+        if (i + 1 < end - begin) copy(stage ^ 1, i + 1);
+        int64_t at = b.head * w.chunks + b.chunk;
+        channel_store_state(s.local + at * CHANNEL_STATE, acc);
+        channel_store_decay(s.decay + at * CHANNEL_HEAD, decay);
+#pragma unroll 1
+        for (int step = 0; step < CHANNEL_TILES; step++) {
+            int tile = BACKWARD ? CHANNEL_TILES - 1 - step : step;
+            uint32_t raw[4], x[1][4];
+            float f[2][4], k[2][4], q[2][4];
+            ChannelProducts products;
+            channel_load(raw, shared.f[stage], tile);
+            channel_gates(f, k, raw, bound, b.count - tile * CHANNEL_TILE);
+            products.compute(f, [](int) {});
+            if (BACKWARD) {
+                channel_load(raw, shared.q[stage], tile);
+                channel_query(q, raw, w.scale);
+            }
+            channel_multiply(f, BACKWARD ? q : k, BACKWARD ? products.pre : products.suf);
+            channel_pack(x[0], f);
+#pragma unroll
+            for (int j = 0; j < 64; j++) acc[0][j / 4][j % 4] *= products.total[j % 4 / 2];
+            decay[0] *= products.total[0], decay[1] *= products.total[1];
+            sm80_matmul_ab<CHANNEL_HEAD>(
+                acc, x,
+                sm80_advance<CHANNEL_HEAD>(sm80_lane_a<CHANNEL_HEAD>(shared.values[stage], lane),
+                                           tile * CHANNEL_TILE, 0));
+        }
+    }
+    channel_store_state(s.segment_sum + segment * CHANNEL_STATE, acc);
+    channel_store_decay(s.segment_decay + segment * CHANNEL_HEAD, decay);
+}
+
+// Grid: segments, B NH, and 2 for both chains, the backward one first.
+template <ScanChains CHAINS>
+__global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
+    channel_states_kernel(const __grid_constant__ ChannelWork w) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    ChannelStatesShared& shared = *(ChannelStatesShared*)shared_bytes;
+    if (CHAINS == SCAN_BACKWARD || (CHAINS == SCAN_BOTH && blockIdx.z == 0))
+        channel_states_segment<true>(w, shared);
+    else
+        channel_states_segment<false>(w, shared);
+}
+
+// States at the borders of segments, one after the other; a thread has the eight elements of a fragment.
+// Grid: as above, but 8 for the segments. Reads and updates w.state, where there is one.
+__global__ static void __launch_bounds__(CHANNEL_THREADS)
+    channel_segments_kernel(const __grid_constant__ ChannelWork w, ScanChains chains) {
+    enum { GROUP = 8 }; // segments whose loads are in flight at once
+    bool backward = chains == SCAN_BACKWARD || (chains == SCAN_BOTH && blockIdx.z == 0);
+    const ChannelStates& s = w.states[backward];
+    int at = (int)(blockIdx.x * CHANNEL_THREADS + threadIdx.x), fragment = at / 32, lane = at % 32;
+    int channel = fragment / 8 * 16 + lane / 4, value = fragment % 8 * 16 + lane % 4 * 2;
+    int64_t head = blockIdx.y;
+    float x[8] = {}, *state = w.state && !backward ? w.state + head * CHANNEL_STATE : NULL;
+    auto element = [&](int i) {
+        return (channel + i / 2 % 2 * 8) * CHANNEL_HEAD + value + i / 4 * 8 + i % 2;
+    };
+    for (int i = 0; state && i < 8; i++) x[i] = state[element(i)];
+    for (int first = 0; first < w.segments; first += GROUP) {
+        float4 sums[GROUP][2];
+        float decays[GROUP][2];
+        auto segment = [&](int i) {
+            return head * w.segments + (backward ? w.segments - 1 - first - i : first + i);
+        };
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            if (first + i >= w.segments) break;
+            const float4* sum = (const float4*)(s.segment_sum + segment(i) * CHANNEL_STATE + at * 8);
+            const float* decay = s.segment_decay + segment(i) * CHANNEL_HEAD + channel;
+            sums[i][0] = __ldg(sum), sums[i][1] = __ldg(sum + 1);
+            decays[i][0] = __ldg(decay), decays[i][1] = __ldg(decay + 8);
+        }
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) {
+            if (first + i >= w.segments) break;
+            float sum[8];
+            memcpy(sum, sums[i], sizeof sum);
+            store16(s.segment_state + segment(i) * CHANNEL_STATE + at * 8, pack8(x));
+            for (int j = 0; j < 8; j++) x[j] = decays[i][j / 2 % 2] * x[j] + sum[j];
+        }
+    }
+    for (int i = 0; state && i < 8; i++) state[element(i)] = x[i];
+}
+
+// Computes the chains of w->states.
+static inline void channel_states(const ChannelWork* w, int64_t heads, ScanChains chains,
+                                  cudaStream_t stream) {
+    unsigned count = chains == SCAN_BOTH ? 2 : 1;
+    auto kernel = chains == SCAN_FORWARD    ? channel_states_kernel<SCAN_FORWARD>
+                  : chains == SCAN_BACKWARD ? channel_states_kernel<SCAN_BACKWARD>
+                                            : channel_states_kernel<SCAN_BOTH>;
+    channel_launch<ChannelStatesShared>(kernel, dim3((unsigned)w->segments, (unsigned)heads, count), stream,
+                                        *w);
+    channel_segments_kernel<<<dim3(CHANNEL_STATE / 8 / CHANNEL_THREADS, (unsigned)heads, count),
+                              CHANNEL_THREADS, 0, stream>>>(*w, chains);
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,68 @@
+/*
+One token of many sequences, as llmc/baselines/hgrn2/channel.cuh computes it: S = diag(f) S + k v^T, o = S^T q, for every
+head. A thread block reads a state once and writes it: 64 KiB each way a sequence and head, which is what
+decoding costs.
+
+`Rows` describes a sequence's rows: a struct with int begin, end, slot, position. Sequences with other than
+one row are left alone. Which slots there are is read on the device, so that decoding can be a CUDA graph.
+*/
+#pragma once
+
+#include "channel_gates.cuh"
+
+typedef struct {
+    const bf16 *q, *f, *v; // [rows, row_stride], as in Channel
+    const float* bound;    // [NH 128]; NULL: 0
+    float* states;         // [slots, NH, K, V], updated; zero where a sequence's position is 0
+    int64_t row_stride;
+    int NH;
+    float scale;
+} ChannelStep;
+
+// Grid: NH, sequences. A warp has 16 rows of S, a lane four columns of each. o: [rows, NH, 128]
+template <class Rows>
+__global__ static void __launch_bounds__(CHANNEL_THREADS)
+    channel_step_kernel(bf16* o, const __grid_constant__ ChannelStep s, const Rows* sequences) {
+    __shared__ float q[CHANNEL_HEAD], f[CHANNEL_HEAD], k[CHANNEL_HEAD], v[CHANNEL_HEAD];
+    __shared__ float4 parts[8][32];
+    Rows sequence = sequences[blockIdx.y];
+    if (sequence.end - sequence.begin != 1) return;
+    int tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32, column = (int)blockIdx.x * CHANNEL_HEAD;
+    float* state = s.states + ((int64_t)sequence.slot * s.NH + blockIdx.x) * CHANNEL_STATE;
+    if (tid < CHANNEL_HEAD) {
+        int64_t at = sequence.begin * s.row_stride + column + tid;
+        float x = __bfloat162float(s.q[at]), low = s.bound ? s.bound[column + tid] : 0;
+        q[tid] = s.scale * x * sigmoidf(x);
+        v[tid] = __bfloat162float(s.v[at]);
+        channel_gate(f[tid], k[tid], __bfloat162float(s.f[at]), low);
+    }
+    __syncthreads();
+    float4 value = ((const float4*)v)[lane], sum = {};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int c = warp * 16 + i;
+        float4 *at = (float4*)(state + c * CHANNEL_HEAD) + lane, x = {};
+        if (sequence.position > 0) x = *at;
+        x.x = f[c] * x.x + k[c] * value.x, x.y = f[c] * x.y + k[c] * value.y;
+        x.z = f[c] * x.z + k[c] * value.z, x.w = f[c] * x.w + k[c] * value.w;
+        *at = x;
+        sum.x += q[c] * x.x, sum.y += q[c] * x.y, sum.z += q[c] * x.z, sum.w += q[c] * x.w;
+    }
+    parts[warp][lane] = sum;
+    __syncthreads();
+    if (tid >= CHANNEL_HEAD) return;
+    float out = 0;
+    for (int i = 0; i < 8; i++) out += ((const float*)parts[i])[tid];
+    o[((int64_t)sequence.begin * s.NH + blockIdx.x) * CHANNEL_HEAD + tid] = __float2bfloat16(out);
+}
+
+// o and the slots' states of the sequences with one row.
+template <class Rows>
+static inline void channel_step(bf16* o, const ChannelStep* s, const Rows* sequences, int64_t num_sequences,
+                                cudaStream_t stream) {
+    Range range("scan", RANGE_FORWARD, stream);
+    if (num_sequences == 0) return;
+    channel_step_kernel<Rows>
+        <<<dim3((unsigned)s->NH, (unsigned)num_sequences), CHANNEL_THREADS, 0, stream>>>(o, *s, sequences);
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,202 @@
+/*
+The HGRN2 mixer on the GPU (arXiv 2404.07904), as hgrn2.h has it on the CPU: out = residual + Wo RMSNorm(o),
+the norm over all d channels, and
+
+    q~, f~, v = W in                                               one projection
+    o = the scan with a decay per channel, scale dh^-1/2           llmc/baselines/hgrn2/channel.cuh, from rows of proj
+    bound [d] = 0, or with use_lower_bound the sum over layers 1..l of softmax(lower_bounds [L, d]) over the layers
+
+lower_bounds is read in fp32; its gradient is added up by the backward passes of all layers.
+
+A row of the GPU trainer's mixers.
+*/
+#pragma once
+
+#include "channel.cuh"
+#include "channel_step.cuh"
+#include "../shared/states.cuh"
+
+// clang-format off
+// type, name, kept, elements of a layer
+#define HGRN2_ACTS(X) \
+    X(bf16, proj, qkv, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
+    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \
+    X(float, o_rstd, qkv, BT)                  /* [L,B,T] */ \
+    X(bf16, y, never, BT * d)                  /* [B,T,d] normed o */ \
+    X(float, bound, never, bounded * d)        /* [d] of the layer in progress */ \
+    X(bf16, dproj, never, backward * BT * 3 * d)   /* [B,T,3d] */ \
+    X(float, dbound, never, backward * bounded * d) /* [d] */
+
+// type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
+#define HGRN2_STATES(X) \
+    X(float, state, slots, d * dh)             /* [L,slots,NH,dh,dh] */ \
+    X(bf16, o, never, R * d)                   /* [R,d] */ \
+    X(float, o_rstd, never, R)                 /* [R] not read */ \
+    X(float, bound, never, bounded * d)        /* [d] */ \
+    X(char, saved, never, saved_bytes)         /* of a scan */ \
+    X(char, scratch, never, scratch_bytes)     /* of a scan */
+// clang-format on
+
+typedef struct {
+    HGRN2_ACTS(ACTIVATION_FIELD)
+} Hgrn2Acts;
+
+typedef struct {
+    HGRN2_STATES(ACTIVATION_FIELD)
+} Hgrn2States;
+
+static inline ChannelShape hgrn2_shape(const Config* c, int64_t B, int64_t T) {
+    return {B, T, c->num_heads, 3 * c->hidden_size, (float)(1 / sqrt((double)config_head_size(c)))};
+}
+
+static inline void hgrn2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                     int64_t B, int64_t T, Recompute recompute) {
+    (void)table;
+    int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
+    ChannelShape shape = hgrn2_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape);
+    KEPT_BY(recompute)
+    HGRN2_ACTS(ACTIVATION_ROW)
+}
+
+static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
+    Hgrn2Acts a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+static inline void hgrn2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
+    int64_t R = linear_padded_rows(sizes->rows), d = config->hidden_size, dh = config_head_size(config);
+    int64_t bounded = config->use_lower_bound;
+    ChannelShape shape = hgrn2_shape(config, 1, sizes->rows);
+    int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape),
+            scratch_bytes = (int64_t)channel_scratch_bytes(&shape, false);
+    const bool slots = true, never = false;
+    HGRN2_STATES(ACTIVATION_ROW)
+    states_of_slots(rows, sizes);
+}
+
+#undef HGRN2_ACTS
+#undef HGRN2_STATES
+
+static inline void hgrn2_check(const Config* c, int64_t B, int64_t T) {
+    (void)B, (void)T;
+    if (config_head_size(c) != CHANNEL_HEAD)
+        die("HGRN2's kernels on the GPU have heads of %d channels, not %lld: set num_heads=%lld",
+            CHANNEL_HEAD, (long long)config_head_size(c),
+            (long long)ceil_div<int64_t>(c->hidden_size, CHANNEL_HEAD));
+}
+
+static inline size_t hgrn2_scratch_bytes(const Layer* layer) {
+    ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
+    return channel_scratch_bytes(&shape, !layer->forward_only);
+}
+
+// ----------------------------------------------------------------------------
+// lower bounds
+
+// A thread per channel of lower_bounds [L, d]. dbounds NULL: writes bound. Else adds to dbounds [L, d]: with
+// p the softmax, dbounds_i += p_i dbound ([1 <= i <= l] - bound).
+__global__ static void __launch_bounds__(128)
+    hgrn2_bound_kernel(float* bound, float* dbounds, const float* dbound, const float* bounds, int d,
+                       int2 layers) {
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x), l = layers.x, L = layers.y;
+    if (c >= d) return;
+    float highest = -INFINITY, sum = 0, below = 0;
+    for (int i = 0; i < L; i++) highest = fmaxf(highest, bounds[i * d + c]);
+    for (int i = 0; i < L; i++) {
+        float part = expf(bounds[i * d + c] - highest);
+        sum += part;
+        below += i >= 1 && i <= l ? part : 0;
+    }
+    below /= sum;
+    if (!dbounds) bound[c] = below;
+    for (int i = 0; dbounds && i < L; i++)
+        dbounds[i * d + c] +=
+            expf(bounds[i * d + c] - highest) / sum * dbound[c] * ((i >= 1 && i <= l) - below);
+}
+
+// bound [d] of the layer, unless that is NULL; with dbounds its gradient
+static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds, const float* dbound) {
+    if (!bound) return;
+    Range range("scan", dbounds ? RANGE_BACKWARD : RANGE_FORWARD, layer->stream);
+    const Param* p = params_find(layer->table, P_LOWER_BOUNDS, 0);
+    int d = (int)layer->config->hidden_size;
+    CUDA_LAUNCH(hgrn2_bound_kernel, ceil_div(d, 128), 128, layer->stream, bound, dbounds, dbound,
+                layer->weights_fp32 + p->fp32, d, make_int2((int)layer->l, (int)p->shape[0]));
+}
+
+// ----------------------------------------------------------------------------
+// the mixer
+
+static inline Channel hgrn2_channel(const bf16* proj, const float* bound, int64_t d, void* saved,
+                                    void* scratch) {
+    return {proj, proj + d, proj + 2 * d, bound, NULL, saved, scratch};
+}
+
+static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    Hgrn2Acts a = hgrn2_acts(layer);
+    ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
+    Channel channel = hgrn2_channel(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+
+    hgrn2_bound(layer, a.bound, NULL, NULL);
+    linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
+    channel_forward(a.o, &channel, &shape, layer->stream);
+    rmsnorm_forward(a.y, a.o, &norm, layer->stream);
+    linear_forward(out, a.y, residual, &o_proj, layer->matmul);
+}
+
+// Writes din, the gradient of the mixer's input; din first holds the gradients of y, then of o.
+static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    Hgrn2Acts a = hgrn2_acts(layer);
+    ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
+    int64_t d = layer->config->hidden_size;
+    Channel channel = hgrn2_channel(a.proj, a.bound, d, a.saved, layer->scratch);
+    ChannelBackward gradients = {a.dproj, a.dproj + d, a.dproj + 2 * d, a.dbound, din, layer->recompute_qkv};
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+
+    hgrn2_bound(layer, a.bound, NULL, NULL);
+    linear_backward_input(din, dout, &o_proj, layer->matmul);
+    rmsnorm_backward(din, a.y, din, a.o, false, &norm, layer->partial, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
+    channel_backward(&gradients, &channel, &shape, layer->stream);
+    if (a.bound)
+        hgrn2_bound(layer, a.bound, layer->grads + params_find(layer->table, P_LOWER_BOUNDS, 0)->offset,
+                    a.dbound);
+    linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
+    return {in_proj, a.dproj};
+}
+
+// out = in + mixer(norm(in)) of the rows of an extension
+static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
+    const ExtendActs* e = &cache->acts;
+    const PassArrays* pass = &cache->device.pass;
+    Hgrn2States a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    int64_t d = layer->config->hidden_size, dh = config_head_size(layer->config);
+    ChannelShape shape = hgrn2_shape(layer->config, 1, layer->T);
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
+    y.x = e->y;
+
+    hgrn2_bound(layer, a.bound, NULL, NULL);
+    linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
+    int steps = for_long_sequences(cache, [&](const PassRows* sequence) {
+        int64_t begin = sequence->begin;
+        Channel channel = hgrn2_channel(e->proj + begin * 3 * d, a.bound, d, a.saved, a.scratch);
+        ChannelShape one = shape;
+        one.T = sequence->end - begin;
+        channel.state = slot_state(a.state, d * dh, sequence, layer->stream);
+        channel_forward(a.o + begin * d, &channel, &one, layer->stream);
+    });
+    ChannelStep step = {e->proj, e->proj + d, e->proj + 2 * d, a.bound,
+                        a.state, 3 * d,       (int)shape.NH,   shape.scale};
+    channel_step(a.o, &step, pass->sequences, steps ? pass->num_sequences : 0, layer->stream);
+    rmsnorm_forward(e->y, a.o, &norm, layer->stream);
+    linear_rows(out, &y, in, &o_proj, layer->matmul);
+}

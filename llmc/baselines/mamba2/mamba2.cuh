@@ -1,0 +1,209 @@
+/*
+The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, with one group of B and C: out
+= residual + Wo RMSNorm(o silu(z)), the norm over all di = 2 d channels, and
+
+    z, x~, B~, C~, dt = W in                           one projection
+    x, B, C = silu(conv4(x~, B~, C~) + bias)           conv.cuh, which multiplies x by the steps
+    step = softplus(dt + dt_bias)                      gated_norm.cuh
+    o = D x + the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    decay_*.cuh
+
+x itself is nowhere in memory: v / step is as precise, and D x is (D / step) v. A row of the GPU trainer's
+mixers. Rows of proj have S elements, those of its GEMM, of which the first R are in use. Its padding has no
+gradient.
+*/
+#pragma once
+
+#include "decay_backward.cuh"
+#include "../shared/conv_backward.cuh"
+#include "../shared/states.cuh"
+#include "gated_norm.cuh"
+
+// clang-format off
+// type, name, kept, elements of a layer; C = di + 2 N, R = di + C + NH
+#define MAMBA2_ACTS(X) \
+    X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
+    X(bf16, vbc, none, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
+    X(float, steps, qkv, BT * NH)              /* [L,B,T,NH] */ \
+    X(float, log_decay, qkv, BT * NH)          /* [L,B,T,NH] */ \
+    X(float, skip, never, BT * NH)             /* [B,T,NH] D / step */ \
+    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, qkv, BT * di)                   /* [L,B,T,NH,P] */ \
+    X(float, rstd, qkv, BT)                    /* [L,B,T] */ \
+    X(bf16, y, none, BT * di)                  /* [L,B,T,di] */ \
+    X(bf16, dproj, never, backward * BT * S)   /* [B,T,S] */ \
+    X(bf16, dvbc, never, backward * BT * C)    /* [B,T,C] */ \
+    X(bf16, dy, never, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
+    X(float, dlog_decay, never, backward * BT * NH) /* [B,T,NH] */
+
+// type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
+#define MAMBA2_STATES(X) \
+    X(bf16, history, slots, CONV_HISTORY * C)  /* [L,slots,3,C] the convolution's last inputs */ \
+    X(float, state, slots, N * di)             /* [L,slots,NH,N,P] */ \
+    X(bf16, vbc, never, R * C)                 /* [R,C] */ \
+    X(float, steps, never, R * NH)             /* [R,NH] */ \
+    X(float, log_decay, never, R * NH)         /* [R,NH] */ \
+    X(float, skip, never, R * NH)              /* [R,NH] */ \
+    X(bf16, o, never, R * di)                  /* [R,di] */ \
+    X(float, rstd, never, R)                   /* [R] not read */ \
+    X(char, saved, never, saved_bytes)         /* of a scan */ \
+    X(char, scratch, never, scratch_bytes)     /* of a scan */
+// clang-format on
+
+typedef struct {
+    MAMBA2_ACTS(ACTIVATION_FIELD)
+} Mamba2Acts;
+
+typedef struct {
+    MAMBA2_STATES(ACTIVATION_FIELD)
+} Mamba2States;
+
+static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T) {
+    int64_t C = config_inner_size(c) + 2 * c->state_size;
+    return {B, T, (int)c->num_heads, (int)c->state_size, (int)config_head_size(c), C, 0, C, 1};
+}
+
+static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                      int64_t B, int64_t T, Recompute recompute) {
+    int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads,
+            C = di + 2 * config->state_size;
+    int64_t S = matmul_padded(table->proj.rows);
+    ScanShape shape = mamba2_scan_shape(config, B, T);
+    int64_t saved_bytes = (int64_t)decay_saved_bytes(&shape);
+    KEPT_BY(recompute)
+    MAMBA2_ACTS(ACTIVATION_ROW)
+}
+
+static inline Mamba2Acts mamba2_acts(const Layer* layer) {
+    Mamba2Acts a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+static inline void mamba2_states(Activations* rows, const Config* config, const CacheSizes* sizes) {
+    int64_t R = linear_padded_rows(sizes->rows), di = config_inner_size(config), NH = config->num_heads;
+    int64_t N = config->state_size, C = di + 2 * N;
+    ScanShape shape = mamba2_scan_shape(config, 1, sizes->rows);
+    int64_t saved_bytes = (int64_t)decay_saved_bytes(&shape),
+            scratch_bytes = (int64_t)decay_scratch_bytes(&shape, false);
+    const bool slots = true, never = false;
+    MAMBA2_STATES(ACTIVATION_ROW)
+    states_of_slots(rows, sizes);
+}
+
+#undef MAMBA2_ACTS
+#undef MAMBA2_STATES
+
+static inline void mamba2_check(const Config* c, int64_t B, int64_t T) {
+    (void)B, (void)T;
+    if (config_head_size(c) != 64 || c->state_size != 128)
+        die("Mamba-2's kernels on the GPU have heads of 64 channels and state_size 128, not %lld and %lld",
+            (long long)config_head_size(c), (long long)c->state_size);
+    if (config_inner_size(c) > GATED_NORM_MOST)
+        die("Mamba-2's kernels on the GPU take a hidden_size of at most %d, not %lld", GATED_NORM_MOST / 2,
+            (long long)c->hidden_size);
+}
+
+static inline size_t mamba2_scratch_bytes(const Layer* layer) {
+    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    return decay_scratch_bytes(&shape, !layer->forward_only);
+}
+
+// ----------------------------------------------------------------------------
+// the mixer
+
+// The convolution, with the steps of a pass, whose activations are Mamba2Acts or Mamba2States.
+template <class Acts> static inline Conv mamba2_conv(const Layer* layer, bf16* proj, const Acts& a) {
+    const Config* c = layer->config;
+    int64_t di = config_inner_size(c), R = layer->table->proj.rows;
+    Conv conv = {};
+    HeadSteps* h = &conv.steps;
+    conv.B = layer->B, conv.T = layer->T, conv.C = di + 2 * c->state_size, conv.stride = matmul_padded(R);
+    conv.weight = layer_param(layer, layer->weights, P_CONV),
+    conv.bias = layer_param(layer, layer->weights, P_CONV_BIAS);
+    conv.dweight = layer_param(layer, layer->grads, P_CONV),
+    conv.dbias = layer_param(layer, layer->grads, P_CONV_BIAS);
+    conv.dh = config_head_size(c);
+    h->NH = c->num_heads, h->dt = proj + R - c->num_heads;
+    h->steps = a.steps, h->log_decay = a.log_decay, h->skip = a.skip;
+    h->dt_bias = layer_param_fp32(layer, P_DT_BIAS),
+    h->ddt_bias = layer_param(layer, layer->grads, P_DT_BIAS);
+    h->A_log = layer_param_fp32(layer, P_A_LOG), h->dA_log = layer_param(layer, layer->grads, P_A_LOG);
+    h->D = layer_param_fp32(layer, P_D), h->dD = layer_param(layer, layer->grads, P_D);
+    return conv;
+}
+
+static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShape* s, void* saved,
+                               void* scratch) {
+    const bf16* B = vbc + s->NH * s->V;
+    return {B + s->K, B, vbc, conv->steps.log_decay, NULL, conv->steps.skip, NULL, saved, scratch};
+}
+
+// The gate and norm over what a pass computed by `conv`.
+static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf16* proj, const Conv* conv,
+                                    float* rstd) {
+    GatedNorm p = {};
+    p.o = o, p.z = proj, p.row_stride = conv->stride;
+    p.norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
+    return p;
+}
+
+static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
+    Mamba2Acts a = mamba2_acts(layer);
+    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    Conv conv = mamba2_conv(layer, a.proj, a);
+    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
+    GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+
+    linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
+    head_steps_forward(&conv.steps, in_proj.rows, conv.stride, layer->stream);
+    conv_forward(a.vbc, a.proj + gate.norm.d, &conv, layer->stream);
+    decay_forward(a.o, &scan, &shape, layer->stream);
+    gated_norm_forward(a.y, &gate, layer->stream);
+    linear_forward(out, a.y, residual, &out_proj, layer->matmul);
+}
+
+// Writes din, the gradient of the mixer's input.
+static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, const bf16* dout) {
+    Mamba2Acts a = mamba2_acts(layer);
+    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    Conv conv = mamba2_conv(layer, a.proj, a);
+    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
+    GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    int64_t di = gate.norm.d, R = layer->table->proj.rows;
+    bf16* dB = a.dvbc + di;
+    ScanBackward gradients = {dB + shape.K, dB, a.dvbc, a.dlog_decay, NULL, a.dy, a.o, layer->recompute_qkv};
+    gate.dz = a.dproj, gate.end = a.dproj + R, gate.padding = conv.stride - R;
+    conv.steps.ddt = a.dproj + R - shape.NH, conv.steps.dlog_decay = a.dlog_decay, conv.steps.dout = a.dy;
+
+    linear_backward_input(a.dy, dout, &out_proj, layer->matmul);
+    if (layer->recompute_qkv) conv_forward(a.vbc, a.proj + di, &conv, layer->stream);
+    gated_norm_backward(a.dy, layer->recompute_qkv ? a.y : NULL, a.dy, &gate, layer->partial, layer->stream);
+    weight_gradient(layer->weight_stream, dout, a.y, &out_proj);
+    decay_backward(&gradients, &scan, &shape, layer->stream);
+    conv_backward(a.dproj + di, a.dvbc, a.proj + di, &conv, layer->partial, layer->stream);
+    linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
+    return {in_proj, a.dproj};
+}
+
+// out = in + mixer(norm(in)) of the rows of an extension
+static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
+    const ExtendActs* e = &cache->acts;
+    Mamba2States a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    ScanShape shape = mamba2_scan_shape(layer->config, layer->B, layer->T);
+    Conv conv = mamba2_conv(layer, e->proj, a);
+    Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
+    GatedNorm gate = mamba2_gate(layer, a.o, e->proj, &conv, a.rstd);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
+    y.x = e->y;
+
+    linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
+    head_steps_forward(&conv.steps, in_proj.rows, conv.stride, layer->stream);
+    conv_extend(a.vbc, e->proj + gate.norm.d, a.history, &conv, cache, layer->stream);
+    scan_extend(a.o, a.state, &scan, &shape, decay_forward, cache, layer->stream);
+    gated_norm_forward(e->y, &gate, layer->stream);
+    linear_rows(out, &y, in, &out_proj, layer->matmul);
+}

@@ -1,0 +1,239 @@
+/*
+The Mamba-2 mixer on the CPU (arXiv 2405.21060), with one group of B and C:
+out = residual + Wo RMSNorm(o silu(z)), the gate before the norm and the norm over all di = 2 d channels, and
+
+    z, x~, B~, C~, dt = W in                          one projection
+    x, B, C = silu(conv4(x~, B~, C~) + bias)
+    step = softplus(dt + dt_bias)                     one number a head, not clamped
+    S_t = exp(-step_t e^A_log) S_{t-1} + B_t (step_t x_t)^T    [N, P] a head
+    o_t = S_t^T C_t + D x_t
+
+The recurrence has q = C and k = B, which all heads share, and v = step x. One table of tensors and one
+forward function serve a training pass and an extension, as in deltanet.h. A row of the CPU trainer's mixers.
+*/
+#pragma once
+
+#include "../shared/conv.h"
+
+// clang-format off
+// type, name, kept for every layer, elements of a layer; train and extend are 1 or 0; C = di + 2 N,
+// R = di + C + NH
+#define MAMBA2_ACTS(X) \
+    X(real, proj, train, BT * R)               /* [L,B,T,R] z, x~, B~, C~, dt */ \
+    X(real, xbc, train, BT * C)                /* [L,B,T,C] x, B, C */ \
+    X(real, steps, train, BT * NH)             /* [L,B,T,NH] */ \
+    X(real, decay, train, BT * NH)             /* [L,B,T,NH] */ \
+    X(real, v, train, BT * di)                 /* [L,B,T,NH,P] step x */ \
+    X(real, o, train, BT * di)                 /* [L,B,T,NH,P] with D x */ \
+    X(real, gated, train, BT * di)             /* [L,B,T,di] o silu(z) */ \
+    X(real, rstd, train, BT)                   /* [L,B,T] */ \
+    X(real, y, train, BT * di)                 /* [L,B,T,di] normed */ \
+    X(real, checkpoints, train, train * B * recurrence_segments(T) * N * di) /* [L,B,NH,segments,N,P] */ \
+    X(real, dproj, false, train * BT * R)      /* [B,T,R] */ \
+    X(real, dxbc, false, train * BT * C)       /* [B,T,C] */ \
+    X(real, dy, false, train * BT * di)        /* [B,T,di] gradient of y, then of o */ \
+    X(real, dgated, false, train * BT * di)    /* [B,T,di] */ \
+    X(real, dv, false, train * BT * di)        /* [B,T,NH,P] */ \
+    X(real, parts, false, train * 2 * BT * NH * pieces * N)    /* [2,B,T,NH,pieces,N] gradients of C, B */ \
+    X(real, ddecay_parts, false, train * BT * NH * pieces)     /* [B,T,NH,pieces] */ \
+    X(real, dheads, false, train * 3 * BT * NH) /* [3,B,T,NH] terms of the gradients of dt_bias, A_log, D */ \
+    X(real, partial, false, train * NUM_PIECES * di) /* pieces of the norm's weight gradient */ \
+    X(real, history, true, extend * B * CONV_HISTORY * C) /* [L,B,3,C] the convolution's last inputs */ \
+    X(real, state, true, extend * B * N * di)  /* [L,B,NH,N,P] */
+// clang-format on
+
+typedef struct {
+    MAMBA2_ACTS(ACTIVATION_FIELD)
+} Mamba2Acts;
+
+static inline void mamba2_rows(Activations* rows, const Config* config, int64_t B, int64_t T, bool train) {
+    int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads, N = config->state_size;
+    int64_t C = di + 2 * N, R = di + C + NH, pieces = recurrence_pieces(di / NH), extend = !train;
+    MAMBA2_ACTS(ACTIVATION_ROW)
+}
+
+#undef MAMBA2_ACTS
+
+// The tensors of a training pass.
+static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
+                                      int64_t B, int64_t T) {
+    (void)table;
+    mamba2_rows(rows, config, B, T, true);
+}
+
+// The states of all slots, of constant size, and scratch of a pass.
+static inline void mamba2_state(Activations* rows, const Config* config, const ParamTable* table,
+                                const CacheSizes* sizes) {
+    (void)table;
+    mamba2_rows(rows, config, 1, sizes->rows, false);
+    mixer_slots(rows, sizes);
+}
+
+static inline Mamba2Acts mamba2_acts(const Layer* layer) {
+    Mamba2Acts a;
+    activations_layer(layer->mixer, layer->l, &a, sizeof a);
+    return a;
+}
+
+// Channels of the convolution: x, B and C.
+static inline int64_t mamba2_channels(const Config* c) { return config_inner_size(c) + 2 * c->state_size; }
+
+static inline Conv mamba2_conv(const Layer* layer, const Mamba2Acts* a) {
+    Conv conv = {layer->B,
+                 layer->T,
+                 mamba2_channels(layer->config),
+                 layer->table->proj.rows,
+                 layer_param(layer, P_CONV),
+                 layer_param(layer, P_CONV_BIAS),
+                 layer_grad(layer, P_CONV),
+                 layer_grad(layer, P_CONV_BIAS),
+                 a->history};
+    return conv;
+}
+
+static inline RecurrenceShape mamba2_shape(const Layer* layer) {
+    const Config* c = layer->config;
+    RecurrenceShape s = {layer->B,
+                         layer->T,
+                         c->num_heads,
+                         c->state_size,
+                         config_head_size(c),
+                         mamba2_channels(c),
+                         0,
+                         1,
+                         config_inner_size(c),
+                         1};
+    return s;
+}
+
+static inline Recurrence mamba2_recurrence(const Mamba2Acts* a, const RecurrenceShape* s) {
+    const real* B = a->xbc + s->value_row;
+    Recurrence r = {B + s->K, B, a->v, a->decay, NULL, a->checkpoints, a->state};
+    return r;
+}
+
+// The steps' decays and the recurrence's v from dt and x.
+static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
+    const real *dt_bias = layer_param(layer, P_DT_BIAS), *A_log = layer_param(layer, P_A_LOG);
+    int64_t P = s->V, R = layer->table->proj.rows;
+#pragma omp parallel for schedule(static) if (s->B * s->T * s->value_row > 8192)
+    for (int64_t i = 0; i < s->B * s->T; i++)
+        for (int64_t h = 0; h < s->NH; h++) {
+            const real *x = a->xbc + i * s->key_row + h * P, dt = a->proj[i * R + R - s->NH + h] + dt_bias[h];
+            real *v = a->v + (i * s->NH + h) * P, step = -log_sigmoid(-dt); // softplus
+            a->steps[i * s->NH + h] = step;
+            a->decay[i * s->NH + h] = exp_real(-step * exp_real(A_log[h]));
+            for (int64_t c = 0; c < P; c++) v[c] = step * x[c];
+        }
+}
+
+// Writes x's, B's and C's columns of dxbc, dt's of dproj, and the terms of the heads' gradients, from the
+// recurrence's gradients and do (a->dy).
+static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
+    const real *dt_bias = layer_param(layer, P_DT_BIAS), *A_log = layer_param(layer, P_A_LOG),
+               *D = layer_param(layer, P_D);
+    int64_t P = s->V, N = s->K, NH = s->NH, di = s->value_row, R = layer->table->proj.rows,
+            rows = s->B * s->T;
+    int64_t pieces = recurrence_pieces(P), parts = NH * pieces;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows; i++) {
+        real* dx = a->dxbc + i * s->key_row;
+        recurrence_sum(dx + di + N, a->parts + i * parts * N, parts, N);      // C
+        recurrence_sum(dx + di, a->parts + (rows + i) * parts * N, parts, N); // B
+        for (int64_t h = 0; h < NH; h++) {
+            int64_t at = i * NH + h;
+            const real *x = a->xbc + i * s->key_row + h * P, *dv = a->dv + at * P, *dout = a->dy + at * P;
+            real step = a->steps[at], rate = exp_real(A_log[h]), ddecay;
+            recurrence_sum(&ddecay, a->ddecay_parts + at * pieces, pieces, 1);
+            real dexponent = ddecay * a->decay[at]; // of -step rate
+            real ddt = (dot(x, dv, P) - dexponent * rate) * sigmoid(a->proj[i * R + R - NH + h] + dt_bias[h]);
+            for (int64_t c = 0; c < P; c++) dx[h * P + c] = step * dv[c] + D[h] * dout[c];
+            a->dproj[i * R + R - NH + h] = ddt;
+            a->dheads[at] = ddt;
+            a->dheads[rows * NH + at] = -dexponent * step * rate;
+            a->dheads[2 * rows * NH + at] = dot(x, dout, P);
+        }
+    }
+}
+
+// Adds the sums over all tokens to the gradients of dt_bias, A_log and D.
+static inline void mamba2_add_heads(const Layer* layer, const real* dheads, int64_t rows) {
+    static const ParamKind kinds[] = {P_DT_BIAS, P_A_LOG, P_D};
+    int64_t NH = layer->config->num_heads;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < 3 * NH; i++) {
+        double sum = 0;
+        for (int64_t t = 0; t < rows; t++) sum += (double)dheads[(i / NH * rows + t) * NH + i % NH];
+        layer_grad(layer, kinds[i / NH])[i % NH] += (real)sum;
+    }
+}
+
+// o += D x, then gated = o silu(z).
+static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
+    const real* D = layer_param(layer, P_D);
+    int64_t di = s->value_row, R = layer->table->proj.rows;
+#pragma omp parallel for schedule(static) if (s->B * s->T * di > 8192)
+    for (int64_t i = 0; i < s->B * s->T; i++)
+        for (int64_t c = 0; c < di; c++) {
+            a->o[i * di + c] += D[c / s->V] * a->xbc[i * s->key_row + c];
+            a->gated[i * di + c] = a->o[i * di + c] * silu(a->proj[i * R + c]);
+        }
+}
+
+// Writes do (a->dy) and z's columns of dproj.
+static inline void mamba2_gate_backward(const Mamba2Acts* a, const RecurrenceShape* s, int64_t R) {
+    int64_t di = s->value_row;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < s->B * s->T; i++)
+        for (int64_t c = 0; c < di; c++) {
+            real z = a->proj[i * R + c], dgated = a->dgated[i * di + c];
+            a->dproj[i * R + c] = dgated * a->o[i * di + c] * silu_slope(z);
+            a->dy[i * di + c] = dgated * silu(z);
+        }
+}
+
+// Also extends: where the layer has states it starts from them and updates them.
+static inline void mamba2_forward(const Layer* layer, real* out, const real* in, const real* residual) {
+    Mamba2Acts a = mamba2_acts(layer);
+    RecurrenceShape shape = mamba2_shape(layer);
+    Recurrence recurrence = mamba2_recurrence(&a, &shape);
+    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    Conv conv = mamba2_conv(layer, &a);
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.rstd);
+
+    linear_forward(a.proj, in, NULL, &in_proj);
+    conv_forward(a.xbc, a.proj + shape.value_row, &conv);
+    mamba2_steps_forward(layer, &a, &shape);
+    recurrence_forward(a.o, &recurrence, &shape);
+    mamba2_gate_forward(layer, &a, &shape);
+    rmsnorm_forward(a.y, a.gated, &norm);
+    linear_forward(out, a.y, residual, &out_proj);
+}
+
+static inline void mamba2_extend(const Layer* layer, real* out, const real* in, const real* residual) {
+    mixer_extend(layer, out, in, residual, mamba2_forward);
+}
+
+// Writes din, the gradient of `in`.
+static inline void mamba2_backward(const Layer* layer, real* din, const real* dout, const real* in) {
+    Mamba2Acts a = mamba2_acts(layer);
+    RecurrenceShape shape = mamba2_shape(layer);
+    Recurrence recurrence = mamba2_recurrence(&a, &shape);
+    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    int64_t rows = layer->B * layer->T, di = shape.value_row;
+    RecurrenceBackward gradients = {
+        a.parts, a.parts + rows * shape.NH * recurrence_pieces(shape.V) * shape.K, a.ddecay_parts, NULL, a.dv,
+        a.dy};
+    Conv conv = mamba2_conv(layer, &a);
+    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.rstd);
+
+    linear_backward(a.dy, dout, a.y, &out_proj);
+    memset(a.dgated, 0, (size_t)(rows * di) * sizeof(real));
+    rmsnorm_backward(a.dgated, a.dy, a.gated, &norm, a.partial);
+    mamba2_gate_backward(&a, &shape, in_proj.N);
+    recurrence_backward(&gradients, &recurrence, &shape);
+    mamba2_steps_backward(layer, &a, &shape);
+    mamba2_add_heads(layer, a.dheads, rows);
+    conv_backward(a.dproj + di, a.dxbc, a.proj + di, &conv);
+    linear_backward(din, a.dproj, in, &in_proj);
+}

@@ -1,0 +1,275 @@
+/*
+The recurrence of DeltaNet, HGRN2 and Mamba-2 on the CPU, as written. A head's state S [K, V] is updated by
+every token:
+
+    S' = diag(f_t) S_{t-1}                          f_t: a decay per channel of K, one per head, or none
+    u_t = v_t, or beta_t (v_t - S'^T k_t)           the delta rule: what S' holds under k_t is replaced
+    S_t = S' + k_t u_t^T
+    o_t = scale S_t^T q_t
+
+    DeltaNet  no decay, beta        HGRN2  a decay per channel        Mamba-2  a decay per head
+
+Columns of S do not depend on one another, so a piece of work is a sequence, a head and COLUMNS columns.
+
+The backward pass with dS the gradient of S_t, from the last token to the first:
+
+    dS += scale q_t do_t^T          dq_t = scale S_t do_t           du_t = dS^T k_t
+    dk_t = dS u_t                   dv_t = du_t without beta
+    with beta: dbeta_t = (v_t - S'^T k_t) . du_t    dv_t = beta_t du_t    dk_t -= S' dv_t    dS -= k_t dv_t^T
+    df_t = rowsum(dS * S_{t-1})     dS = diag(f_t) dS
+
+It needs the states of all tokens. The forward pass keeps one of SEGMENT (checkpoints); the
+backward pass computes a segment's states from its checkpoint.
+
+Called by the recurrent mixers, and with state by their extension: one function for both.
+*/
+#pragma once
+
+#include "states.h"
+
+enum { SEGMENT = 64, COLUMNS = 64 };
+
+typedef struct {
+    int64_t B, T, NH, K, V;
+    int64_t key_row;     // elements of q and k from token to token
+    int64_t key_head;    // from head to head; 0: heads share them
+    int64_t decay_width; // K: a decay per channel; 1: per head; 0: none
+    int64_t value_row;   // elements of v and of its gradient from token to token; heads are adjacent
+    real scale;
+} RecurrenceShape;
+
+typedef struct {
+    const real *q, *k; // [B,T,..] as shape
+    const real* v;     // [B,T,NH,V], rows as shape
+    const real* decay; // [B,T,NH,decay_width]
+    const real* beta;  // [B,T,NH], NULL: not the delta rule
+    real* checkpoints; // [B,NH,segments,K,V] states before each segment; NULL: not kept
+    real* state;       // [B,NH,K,V] of the tokens before, updated; NULL: the sequences begin here
+} Recurrence;
+
+// Gradients. The parts are those of a piece: dq and dk [B,T,NH,pieces,K], ddecay [.., decay_width], dbeta
+// [.., 1], which recurrence_sum adds up.
+typedef struct {
+    real *dq_parts, *dk_parts, *ddecay_parts, *dbeta_parts;
+    real* dv;         // [B,T,NH,V], rows as shape
+    const real* dout; // [B,T,NH,V] gradient of o
+} RecurrenceBackward;
+
+static inline int64_t recurrence_segments(int64_t T) { return (T + SEGMENT - 1) / SEGMENT; }
+// Pieces of a head.
+static inline int64_t recurrence_pieces(int64_t V) { return (V + COLUMNS - 1) / COLUMNS; }
+
+// A piece of work: columns [column, column + width) of a head.
+typedef struct {
+    int64_t b, h, piece, column, width;
+} RecurrencePiece;
+
+static inline RecurrencePiece recurrence_piece(const RecurrenceShape* s, int64_t i) {
+    int64_t pieces = recurrence_pieces(s->V), column = i % pieces * COLUMNS;
+    RecurrencePiece p = {i / pieces / s->NH, i / pieces % s->NH, i % pieces, column,
+                         min64(COLUMNS, s->V - column)};
+    return p;
+}
+
+// What one token brings to a piece.
+typedef struct {
+    const real *q, *k, *v, *decay;
+    int64_t decay_step; // 1: a decay per channel; 0: one
+    real beta;
+} RecurrenceToken;
+
+static inline RecurrenceToken recurrence_token(const Recurrence* r, const RecurrenceShape* s,
+                                               const RecurrencePiece* p, int64_t t) {
+    static const real no_decay = 1;
+    int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, keys = bt * s->key_row + p->h * s->key_head;
+    RecurrenceToken x = {r->q + keys,
+                         r->k + keys,
+                         r->v + bt * s->value_row + p->h * s->V + p->column,
+                         s->decay_width ? r->decay + i * s->decay_width : &no_decay,
+                         s->decay_width > 1,
+                         r->beta ? r->beta[i] : 0};
+    return x;
+}
+
+// Copies the piece's columns of a state [K, V] from, or to, a buffer [K, width].
+static inline void recurrence_load(real* piece, const real* state, int64_t K, int64_t V,
+                                   const RecurrencePiece* p) {
+    for (int64_t c = 0; c < K; c++)
+        memcpy(piece + c * p->width, state + c * V + p->column, (size_t)p->width * sizeof(real));
+}
+static inline void recurrence_store(real* state, const real* piece, int64_t K, int64_t V,
+                                    const RecurrencePiece* p) {
+    for (int64_t c = 0; c < K; c++)
+        memcpy(state + c * V + p->column, piece + c * p->width, (size_t)p->width * sizeof(real));
+}
+
+// next [K, n] = the state after x, from the one before; next may be before. With delta, error [n] gets
+// v - S'^T k.
+static inline void recurrence_step(real* next, real* error, const real* before, const RecurrenceToken* x,
+                                   int64_t K, int64_t n, bool delta) {
+    real u[COLUMNS];
+    memcpy(u, x->v, (size_t)n * sizeof(real));
+    for (int64_t c = 0; delta && c < K; c++) {
+        real weight = x->k[c] * x->decay[c * x->decay_step];
+        for (int64_t j = 0; j < n; j++) u[j] -= weight * before[c * n + j];
+    }
+    for (int64_t j = 0; delta && j < n; j++) error[j] = u[j], u[j] *= x->beta;
+    for (int64_t c = 0; c < K; c++) {
+        real decay = x->decay[c * x->decay_step], key = x->k[c];
+        for (int64_t j = 0; j < n; j++) next[c * n + j] = decay * before[c * n + j] + key * u[j];
+    }
+}
+
+// o [B,T,NH,V]. Keeps checkpoints and updates the state where there are any.
+static inline void recurrence_forward(real* o, const Recurrence* r, const RecurrenceShape* s) {
+    int64_t K = s->K, V = s->V, pieces = s->B * s->NH * recurrence_pieces(V);
+#pragma omp parallel if (s->B * s->T * s->NH * K * V > 32768)
+    {
+        real* S = (real*)xcalloc((size_t)(K * COLUMNS), sizeof(real));
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < pieces; i++) {
+            const RecurrencePiece p = recurrence_piece(s, i);
+            int64_t n = p.width, head = p.b * s->NH + p.h;
+            real error[COLUMNS], *state = r->state ? r->state + head * K * V : NULL;
+            memset(S, 0, (size_t)(K * n) * sizeof(real));
+            if (state) recurrence_load(S, state, K, V, &p);
+            for (int64_t t = 0; t < s->T; t++) {
+                const RecurrenceToken x = recurrence_token(r, s, &p, t);
+                real* out = o + ((p.b * s->T + t) * s->NH + p.h) * V + p.column;
+                if (r->checkpoints && t % SEGMENT == 0)
+                    recurrence_store(r->checkpoints +
+                                         (head * recurrence_segments(s->T) + t / SEGMENT) * K * V,
+                                     S, K, V, &p);
+                recurrence_step(S, error, S, &x, K, n, r->beta != NULL);
+                memset(out, 0, (size_t)n * sizeof(real));
+                for (int64_t c = 0; c < K; c++)
+                    for (int64_t j = 0; j < n; j++) out[j] += x.q[c] * S[c * n + j];
+                for (int64_t j = 0; j < n; j++) out[j] *= s->scale;
+            }
+            if (state) recurrence_store(state, S, K, V, &p);
+        }
+        free(S);
+    }
+}
+
+// Where the gradients of a token go.
+typedef struct {
+    real *dq, *dk, *dv;
+    real* ddecay; // NULL without decay
+    real* dbeta;  // NULL without beta
+    const real* dout;
+} RecurrenceTokenGradients;
+
+static inline RecurrenceTokenGradients recurrence_gradients(const RecurrenceBackward* g,
+                                                            const RecurrenceShape* s,
+                                                            const RecurrencePiece* p, int64_t t) {
+    int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, part = i * recurrence_pieces(s->V) + p->piece;
+    RecurrenceTokenGradients at = {g->dq_parts + part * s->K,
+                                   g->dk_parts + part * s->K,
+                                   g->dv + bt * s->value_row + p->h * s->V + p->column,
+                                   s->decay_width ? g->ddecay_parts + part * s->decay_width : NULL,
+                                   g->dbeta_parts ? g->dbeta_parts + part : NULL,
+                                   g->dout + i * s->V + p->column};
+    return at;
+}
+
+// Turns dS [K, n], the gradient of the state after the token, into that of the state before it.
+static inline void recurrence_step_backward(real* dS, const RecurrenceTokenGradients* g, const real* before,
+                                            const real* after, const real* error, const RecurrenceToken* x,
+                                            const RecurrenceShape* s, int64_t n) {
+    real u[COLUMNS];
+    const real beta = g->dbeta ? x->beta : 1;
+    for (int64_t j = 0; j < n; j++) u[j] = g->dbeta ? beta * error[j] : x->v[j];
+    memset(g->dv, 0, (size_t)n * sizeof(real));
+    for (int64_t c = 0; c < s->K; c++) {
+        real *row = dS + c * n, query = s->scale * x->q[c];
+        for (int64_t j = 0; j < n; j++) {
+            row[j] += query * g->dout[j];
+            g->dv[j] += x->k[c] * row[j];
+        }
+        g->dq[c] = s->scale * dot(after + c * n, g->dout, n);
+        g->dk[c] = dot(row, u, n);
+    }
+    if (g->dbeta) *g->dbeta = dot(error, g->dv, n);
+    for (int64_t j = 0; j < n; j++) g->dv[j] *= beta;
+    if (g->ddecay) g->ddecay[0] = 0;
+    for (int64_t c = 0; c < s->K; c++) {
+        const real* old = before + c * n;
+        real *row = dS + c * n, decay = x->decay[c * x->decay_step];
+        if (g->dbeta) {
+            g->dk[c] -= decay * dot(old, g->dv, n);
+            for (int64_t j = 0; j < n; j++) row[j] -= x->k[c] * g->dv[j];
+        }
+        if (!g->ddecay) continue;
+        if (x->decay_step)
+            g->ddecay[c] = dot(row, old, n);
+        else
+            g->ddecay[0] += dot(row, old, n);
+        for (int64_t j = 0; j < n; j++) row[j] *= decay;
+    }
+}
+
+// Writes the gradients in g. r has the checkpoints of the forward pass.
+static inline void recurrence_backward(const RecurrenceBackward* g, const Recurrence* r,
+                                       const RecurrenceShape* s) {
+    int64_t K = s->K, V = s->V, pieces = s->B * s->NH * recurrence_pieces(V),
+            segments = recurrence_segments(s->T);
+#pragma omp parallel
+    {
+        // states [SEGMENT + 1, K, n] before and after each token of a segment, errors [SEGMENT, n], dS [K, n]
+        real* states =
+            (real*)xcalloc((size_t)((SEGMENT + 2) * K * COLUMNS + SEGMENT * COLUMNS), sizeof(real));
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < pieces; i++) {
+            const RecurrencePiece p = recurrence_piece(s, i);
+            int64_t n = p.width, size = K * n;
+            real *dS = states + (SEGMENT + 1) * size, *errors = dS + size;
+            memset(dS, 0, (size_t)size * sizeof(real));
+            for (int64_t segment = segments - 1; segment >= 0; segment--) {
+                int64_t first = segment * SEGMENT, count = min64(SEGMENT, s->T - first);
+                recurrence_load(states, r->checkpoints + ((p.b * s->NH + p.h) * segments + segment) * K * V,
+                                K, V, &p);
+                for (int64_t t = 0; t < count; t++) {
+                    const RecurrenceToken x = recurrence_token(r, s, &p, first + t);
+                    recurrence_step(states + (t + 1) * size, errors + t * n, states + t * size, &x, K, n,
+                                    r->beta != NULL);
+                }
+                for (int64_t t = count - 1; t >= 0; t--) {
+                    const RecurrenceToken x = recurrence_token(r, s, &p, first + t);
+                    const RecurrenceTokenGradients at = recurrence_gradients(g, s, &p, first + t);
+                    recurrence_step_backward(dS, &at, states + t * size, states + (t + 1) * size,
+                                             errors + t * n, &x, s, n);
+                }
+            }
+        }
+        free(states);
+    }
+}
+
+// out [n] = the sum of `count` adjacent parts of n numbers: the pieces of a head, or those of all heads of a
+// token where these share what it is the gradient of.
+static inline void recurrence_sum(real* out, const real* parts, int64_t count, int64_t n) {
+    memset(out, 0, (size_t)n * sizeof(real));
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t c = 0; c < n; c++) out[c] += parts[i * n + c];
+}
+
+// ----------------------------------------------------------------------------
+// what the recurrent mixers have in common beside
+
+// Their passes read no tensor that must be filled before.
+static inline void mixer_init_nothing(const Layer* layer) { (void)layer; }
+
+// The fused projection [R, d] of all that the mixer reads of its input.
+static inline Linear mixer_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = layer->table->proj.rows;
+    return linear;
+}
+
+static inline real silu(real x) { return x * sigmoid(x); }
+// Its derivative.
+static inline real silu_slope(real x) {
+    real open = sigmoid(x);
+    return open * (1 + x * (1 - open));
+}

@@ -1,0 +1,134 @@
+/*
+What makes a checkpoint folder one that Hugging Face transformers opens, beside config.json and
+model.safetensors:
+
+    modeling_fox.py           the model in PyTorch, which config.json's auto_map names: llmc/checkpoint/hf/modeling_fox.py
+    modeling_recurrent.py     with DeltaNet, HGRN2 and Mamba-2, which then auto_map names
+    generation_config.json    end of text
+    README.md                 the model card: facts of the run, for the hub and for people
+    tokenizer.json            where the tokenizer is known (tokenizer.h)
+    tokenizer_config.json
+
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True), AutoTokenizer.from_pretrained(FOLDER)
+
+Of these files the trainer reads only the tokenizer again, so people may edit them: they have no checksums.
+Called on rank 0, by checkpoint.h.
+*/
+#pragma once
+
+#include "../../model/params.h"
+#include "tokenizer.h"
+
+// The text of the Python files beside this one, whose lines the Makefile makes into string literals.
+static const char hf_modeling_fox[] =
+#include "../../../build/modeling_fox.h"
+    ;
+static const char hf_modeling_recurrent[] =
+#include "../../../build/modeling_recurrent.h"
+    ;
+
+// Writes a text file through to the disk.
+static inline bool hf_write_text(const char* folder, const char* name, const char* text, Error* err) {
+    char path[PATH_LENGTH];
+    path_join(path, folder, name);
+    FILE* f = fopen(path, "wb");
+    if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+    fputs(text, f); // flush_and_close reports errors
+    return flush_and_close(f, path, err);
+}
+
+static inline bool hf_write_generation(const char* folder, const Config* c, Error* err) {
+    char path[PATH_LENGTH];
+    JsonWriter w = json_writer(2);
+    json_begin_object(&w, NULL);
+    json_put_int(&w, "bos_token_id", config_end_of_text(c)); // what a document starts with
+    json_put_int(&w, "eos_token_id", config_end_of_text(c));
+    json_put_int(&w, "pad_token_id", config_end_of_text(c));
+    json_end(&w);
+    path_join(path, folder, "generation_config.json");
+    const bool ok = json_writer_save(&w, path, err);
+    json_writer_free(&w);
+    return ok;
+}
+
+// Prints a row of the card's table: a comma-separated list of paths, without their folders. A character with
+// a meaning in Markdown's tables becomes '?'.
+static inline void hf_print_names(FILE* f, const char* what, const char* paths) {
+    if (!paths) return;
+    fprintf(f, "| %s | `", what);
+    for (const char *at = paths, *end; *at; at = end) {
+        end = at + strcspn(at, ",");
+        const char *stop = end, *name = at;
+        while (stop > at + 1 && stop[-1] == '/') stop--;
+        for (const char* s = at; s + 1 < stop; s++)
+            if (*s == '/') name = s + 1;
+        for (; name < stop; name++)
+            fputc((unsigned char)*name < ' ' || strchr("|`\177", *name) ? '?' : *name, f);
+        if (*end) fputs(", ", f), end++;
+    }
+    fprintf(f, "` |\n");
+}
+
+// Prints how transformers opens the folder.
+static inline void hf_print_usage(FILE* f, const HfTokenizer* t) {
+    fprintf(f, "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n");
+    fprintf(f, "model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)\n");
+    if (t)
+        fprintf(f,
+                "tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)\n"
+                "inputs = tokenizer(%sTEXT, return_tensors=\"pt\")\n"
+                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0]))\n",
+                strstr(t->config, "\"bos_token\"") ? "tokenizer.bos_token + " : "");
+    fprintf(f, "```\n\n`trust_remote_code=True` runs the Python files of this folder.");
+    fprintf(f, " In training a document starts with the end-of-text token, so a prompt should too.\n");
+}
+
+// Writes the model card. t: NULL where the tokenizer is not known.
+static inline bool hf_write_card(const char* folder, const Config* c, const ParamTable* table, const HfRun* r,
+                                 const HfTokenizer* t, Error* err) {
+    char path[PATH_LENGTH];
+    path_join(path, folder, "README.md");
+    FILE* f = fopen(path, "wb");
+    if (!f) return fail(err, "%s: cannot create: %s", path, strerror(errno));
+    const char* kind = c->mixer != MIXER_ATTENTION ? config_class(c)->architecture
+                       : config_has_gate(c)        ? "Forgetting Transformer"
+                                                   : "Transformer";
+    fprintf(f, "---\nlibrary_name: transformers\npipeline_tag: text-generation\n");
+    fprintf(f, "# license: yours to choose, with the rights in the data in mind\n---\n\n");
+    fprintf(f, "# %s of %.3g M parameters\n\n", kind, (double)table->parameters / 1e6);
+    fprintf(f, "A model of https://arxiv.org/abs/2503.02130, trained by train_fox.\n\n");
+    fprintf(f, "| | |\n|---|---|\n");
+    hf_print_names(f, "preset", r->model);
+    hf_print_names(f, "initialized from", r->init);
+    fprintf(f, "| layers | %lld |\n| width | %lld |\n", (long long)c->num_hidden_layers,
+            (long long)c->hidden_size);
+    fprintf(f, "| heads | %lld of %lld channels |\n| MLP width | %lld |\n", (long long)c->num_heads,
+            (long long)config_head_size(c), (long long)config_mlp_size(c));
+    fprintf(f, "| vocabulary | %lld tokens |\n", (long long)c->vocab_size);
+    fprintf(f, "| parameters | %lld (%lld without the input embedding) |\n", (long long)table->parameters,
+            (long long)table->non_embedding);
+    fprintf(f, "| trained on | %lld tokens, in sequences of %lld |\n", (long long)r->tokens,
+            (long long)r->seq_len);
+    hf_print_names(f, "data", r->data);
+    fprintf(f, "| seed | %lld |\n| code version | %s |\n\n", (long long)r->seed, r->code_version);
+    hf_print_usage(f, t);
+    if (r->json_escape)
+        fprintf(f,
+                "\nThe model's text is JSON-escaped: a line break is `\\n`, a non-ASCII character `\\uXXXX`. "
+                "The tokenizer does not do that: escape a prompt (in Python "
+                "`json.dumps(TEXT)[1:-1]`), and unescape the result.\n");
+    return flush_and_close(f, path, err);
+}
+
+// Writes all these files to the folder of a checkpoint, through to the disk. t is NULL or empty where the
+// tokenizer is not known. On error some files may be there.
+static inline bool hf_folder_write(const char* folder, const Config* c, const ParamTable* table,
+                                   const HfRun* r, const HfTokenizer* t, Error* err) {
+    if (t && !t->json) t = NULL;
+    return hf_write_text(folder, "modeling_fox.py", hf_modeling_fox, err) &&
+           (c->mixer == MIXER_ATTENTION ||
+            hf_write_text(folder, "modeling_recurrent.py", hf_modeling_recurrent, err)) &&
+           hf_write_generation(folder, c, err) && hf_write_card(folder, c, table, r, t, err) &&
+           (!t || (hf_write_text(folder, "tokenizer.json", t->json, err) &&
+                   hf_write_text(folder, "tokenizer_config.json", t->config, err)));
+}

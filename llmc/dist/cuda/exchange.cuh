@@ -1,0 +1,374 @@
+/*
+The exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own
+beside the passes:
+
+    passes of a step     forward 0 .. L, loss, backward L .. 0, and the next step's forward 0 .. L
+                            bucket b complete |                    ^ wait for bucket b
+    this stream                               reduce-scatter b  all-gather b
+    update                                         norm, AdamW of the rank's part of b
+
+Gradients are fp32, reduced into the rank's part of the flat buffer in place; the other parts are zeroed for
+the next step. Weights are bf16, gathered in place; those that kernels read in fp32 are gathered with them.
+
+A bucket is a layer at least: the fused projection's padding rows read and rewrite gradients of the tensors
+behind it, in the same layer, so that a part of a layer is never complete before the layer is.
+
+GEMMs that find a few multiprocessors taken need a second wave, so overlap with NCCL's kernels is worth
+little. Copy engines take none: on one host they move the gradients (peers.cuh), which the kernel that squares
+them for the norm adds up; and the weights, through NCCL, which therefore allocates them (exchange_alloc).
+
+A forward pass may be captured into a CUDA graph (`capturing`); there it waits for weights by external nodes,
+which act at each launch. A backward pass that reduces must not be one graph: that held the hardware queue of
+this stream, and the first reduce-scatter began 80 ms late. It is several, with the reduce-scatters between.
+
+Called by the GPU trainer with several ranks. An error of CUDA or NCCL ends the program. Without USE_NCCL
+exchange_open does.
+*/
+#pragma once
+
+#include <time.h>
+#include "../../model/shard.h"
+#include "../world.h"
+#include "../../layers/global_norm.cuh"
+#include "peers.cuh"
+#ifdef USE_NCCL
+#include <nccl.h>
+#else
+typedef void* ncclComm_t;
+#endif
+
+// On the device: when the step began, and how long its main stream waited for other ranks, in ns.
+typedef struct {
+    unsigned long long begun, since, waited;
+} StepClock;
+
+// What a timeline shows of a bucket.
+enum {
+    BUCKET_READY,     // the gradient is complete
+    BUCKET_REDUCING,  // begin and
+    BUCKET_REDUCED,   // end of the reduce-scatter
+    BUCKET_UPDATED,   // AdamW has written the rank's part of the weights
+    BUCKET_GATHERING, // begin and
+    BUCKET_GATHERED,  // end of the all-gather
+    BUCKET_NEEDED,    // the forward pass begins to wait for the weights
+    NUM_BUCKET_TIMES
+};
+
+typedef struct {
+    cudaEvent_t ready, updated, gathered;
+    cudaEvent_t times[NUM_BUCKET_TIMES]; // of the last step, where Exchange.timeline is set
+} BucketEvents;
+
+typedef struct {
+    World* world;
+    Shard shard;
+    const int64_t* fp32_begin; // [num_buckets + 1] first elements of the buckets' weights in fp32
+    ncclComm_t comm;
+    Peers peers; // of size 0: NCCL reduces the gradients
+    cudaStream_t stream;
+    cudaEvent_t reduced; // all buckets
+    BucketEvents* buckets;
+    StepClock* clock; // on the device
+    RankTime* times;  // [size] on the device, each rank's, after exchange_sums
+    bool timeline;    // record the buckets' times
+} Exchange;
+
+// ----------------------------------------------------------------------------
+// NCCL. A call that waits for a rank which never comes is ended by the watch (llmc/dist/watch.h).
+
+#ifdef USE_NCCL
+static inline void nccl_check(ncclResult_t result, const char* call, const char* file, int line) {
+    if (result != ncclSuccess)
+        die("%s:%d: %s: %s: %s; NCCL_DEBUG=INFO tells more", file, line, call, ncclGetErrorString(result),
+            ncclGetLastError(NULL));
+}
+#define NCCL_CHECK(call) nccl_check(call, #call, __FILE__, __LINE__)
+
+// Connects the ranks' GPUs.
+static inline ncclComm_t nccl_open(World* world) {
+    ncclUniqueId id;
+    ncclComm_t comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (world->rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    world_broadcast(world, &id, sizeof id);
+    watch_allow(world, 120);
+#ifdef NCCL_CTA_POLICY_ZERO // since 2.28
+    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
+    NCCL_CHECK(ncclCommInitRankConfig(&comm, world->size, id, world->rank, &config));
+    return comm;
+}
+
+static inline void nccl_close(ncclComm_t comm) { NCCL_CHECK(ncclCommDestroy(comm)); }
+
+// Memory that the GPUs of a host share, where they can.
+static inline void* nccl_alloc(ncclComm_t comm, size_t bytes) {
+    void* memory;
+    NCCL_CHECK(ncclMemAlloc(&memory, bytes));
+#ifdef NCCL_WIN_COLL_SYMMETRIC // since 2.27
+    ncclWindow_t window;       // goes with the communicator
+    NCCL_CHECK(ncclCommWindowRegister(comm, memory, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+#else
+    (void)comm;
+#endif
+    return memory;
+}
+static inline void nccl_free(void* memory) { NCCL_CHECK(ncclMemFree(memory)); }
+
+// Dies if the network has failed, or a rank with it, which the watch then names.
+static inline void nccl_check_network(ncclComm_t comm, World* world) {
+    ncclResult_t state;
+    NCCL_CHECK(ncclCommGetAsyncError(comm, &state));
+    if (state == ncclSuccess || state == ncclInProgress) return;
+    world_await_reason(world);
+    nccl_check(state, "the communicator", __FILE__, __LINE__);
+}
+
+// Operations between group_begin and group_end are one.
+static inline void nccl_group_begin(void) { NCCL_CHECK(ncclGroupStart()); }
+static inline void nccl_group_end(void) { NCCL_CHECK(ncclGroupEnd()); }
+
+// out[count] = this rank's part of the sum over ranks of in[ranks * count].
+static inline void nccl_reduce_scatter(const Exchange* e, float* out, const float* in, int64_t count) {
+    NCCL_CHECK(ncclReduceScatter(in, out, (size_t)count, ncclFloat, ncclSum, e->comm, e->stream));
+}
+
+// out[ranks * count] = all ranks' in[count].
+static inline void nccl_all_gather(const Exchange* e, bf16* out, const bf16* in, int64_t count) {
+    NCCL_CHECK(ncclAllGather(in, out, (size_t)count, ncclBfloat16, e->comm, e->stream));
+}
+
+// out[count] = sum over ranks of in[count].
+static inline void nccl_sum(const Exchange* e, double* out, const double* in, int64_t n,
+                            cudaStream_t stream) {
+    NCCL_CHECK(ncclAllReduce(in, out, (size_t)n, ncclDouble, ncclSum, e->comm, stream));
+}
+static inline void nccl_sum(const Exchange* e, float* out, const float* in, int64_t n, cudaStream_t stream) {
+    NCCL_CHECK(ncclAllReduce(in, out, (size_t)n, ncclFloat, ncclSum, e->comm, stream));
+}
+static inline void nccl_sum(const Exchange* e, unsigned long long* out, const unsigned long long* in,
+                            int64_t n, cudaStream_t stream) {
+    NCCL_CHECK(ncclAllReduce(in, out, (size_t)n, ncclUint64, ncclSum, e->comm, stream));
+}
+#else
+static inline ncclComm_t nccl_open(World* world) {
+    die("started as rank %d of %d, but this build has no NCCL: install it and rebuild (USE_NCCL=1)",
+        world->rank, world->size);
+}
+// Nothing comes after that.
+static inline void nccl_close(ncclComm_t) {}
+static inline void* nccl_alloc(ncclComm_t, size_t) { return NULL; }
+static inline void nccl_free(void*) {}
+static inline void nccl_check_network(ncclComm_t, World*) {}
+static inline void nccl_group_begin(void) {}
+static inline void nccl_group_end(void) {}
+static inline void nccl_reduce_scatter(const Exchange*, float*, const float*, int64_t) {}
+static inline void nccl_all_gather(const Exchange*, bf16*, const bf16*, int64_t) {}
+template <class T> static inline void nccl_sum(const Exchange*, T*, const T*, int64_t, cudaStream_t) {}
+#endif
+
+// ----------------------------------------------------------------------------
+// the clock of the main stream
+
+__global__ static void clock_begin_kernel(StepClock* clock) {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(clock->begun));
+    clock->waited = 0;
+}
+
+// Before and after the stream waits for an event.
+__global__ static void clock_wait_kernel(StepClock* clock, bool over) {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (over)
+        clock->waited += now - clock->since;
+    else
+        clock->since = now;
+}
+
+// times[rank] of the step until now.
+__global__ static void clock_end_kernel(RankTime* times, int rank, const StepClock* clock) {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    times[rank].waiting = 1e-9 * (double)clock->waited;
+    times[rank].computing = 1e-9 * (double)(now - clock->begun - clock->waited);
+}
+
+// What is queued on the main stream from now on waits for the event; the clock counts the wait. flags: of
+// cudaStreamWaitEvent.
+static inline void exchange_wait(const Exchange* e, cudaEvent_t event, unsigned flags, cudaStream_t main) {
+    CUDA_LAUNCH(clock_wait_kernel, 1, 1, main, e->clock, false);
+    CUDA_CHECK(cudaStreamWaitEvent(main, event, flags));
+    CUDA_LAUNCH(clock_wait_kernel, 1, 1, main, e->clock, true);
+}
+
+// Records a time of a bucket for the timeline.
+static inline void exchange_time(const Exchange* e, int bucket, int what, bool capturing,
+                                 cudaStream_t stream) {
+    unsigned flags = capturing ? cudaEventRecordExternal : cudaEventRecordDefault;
+    if (e->timeline) CUDA_CHECK(cudaEventRecordWithFlags(e->buckets[bucket].times[what], stream, flags));
+}
+
+// ----------------------------------------------------------------------------
+// opening
+
+// The most that a rank receives of a bucket from one other, in floats.
+static inline int64_t exchange_largest_part(const Shard* shard) {
+    int64_t largest = 0;
+    for (int b = 0; b < shard->num_buckets; b++) {
+        int64_t count = shard_part(shard, b).count;
+        if (count > largest) largest = count;
+    }
+    return largest;
+}
+
+// Collective: connects the ranks' GPUs. fp32_begin stays the caller's.
+static inline Exchange exchange_open(World* world, const Shard* shard, const int64_t* fp32_begin) {
+    Exchange e;
+    memset(&e, 0, sizeof e);
+    e.world = world;
+    e.shard = *shard;
+    e.fp32_begin = fp32_begin;
+    e.comm = nccl_open(world);
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&e.stream, cudaStreamNonBlocking, greatest));
+    e.buckets = (BucketEvents*)xcalloc((size_t)shard->num_buckets, sizeof *e.buckets);
+    CUDA_CHECK(cudaEventCreateWithFlags(&e.reduced, cudaEventDisableTiming));
+    for (int b = 0; b < shard->num_buckets; b++) {
+        BucketEvents* t = &e.buckets[b];
+        cudaEvent_t* const events[] = {&t->ready, &t->updated, &t->gathered};
+        for (cudaEvent_t* event : events) CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+        for (cudaEvent_t& event : t->times) CUDA_CHECK(cudaEventCreate(&event));
+    }
+    CUDA_CHECK(cudaMalloc((void**)&e.clock, sizeof *e.clock));
+    CUDA_CHECK(cudaMemset(e.clock, 0, sizeof *e.clock));
+    peers_open(&e.peers, world, exchange_largest_part(shard));
+    CUDA_CHECK(cudaMalloc((void**)&e.times, (size_t)shard->size * sizeof *e.times));
+    return e;
+}
+
+static inline void exchange_close(Exchange* e) {
+    CUDA_CHECK(cudaEventDestroy(e->reduced));
+    for (int b = 0; b < e->shard.num_buckets; b++) {
+        const BucketEvents* t = &e->buckets[b];
+        const cudaEvent_t events[] = {t->ready, t->updated, t->gathered};
+        for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
+        for (cudaEvent_t event : t->times) CUDA_CHECK(cudaEventDestroy(event));
+    }
+    if (e->peers.size > 0) peers_close(&e->peers, e->world);
+    nccl_close(e->comm);
+    free(e->buckets);
+    CUDA_CHECK(cudaFree(e->clock));
+    CUDA_CHECK(cudaFree(e->times));
+    CUDA_CHECK(cudaStreamDestroy(e->stream));
+    memset(e, 0, sizeof *e);
+}
+
+// Collective: allocates a flat buffer of gradients or weights, zeroed. Free with nccl_free after
+// exchange_close.
+static inline void* exchange_alloc(const Exchange* e, size_t bytes) {
+    void* memory = nccl_alloc(e->comm, bytes);
+    CUDA_CHECK(cudaMemset(memory, 0, bytes));
+    return memory;
+}
+
+// ----------------------------------------------------------------------------
+// a step, in the order of the calls; `main` is the stream of the passes
+
+static inline void exchange_begin_step(Exchange* e, cudaStream_t main) {
+    CUDA_CHECK(cudaMemsetAsync(e->times, 0, (size_t)e->shard.size * sizeof *e->times, main));
+    CUDA_LAUNCH(clock_begin_kernel, 1, 1, main, e->clock);
+}
+
+// In the step's first forward pass, before a bucket's weights are read.
+static inline void exchange_need(Exchange* e, int bucket, bool capturing, cudaStream_t main) {
+    exchange_time(e, bucket, BUCKET_NEEDED, capturing, main);
+    exchange_wait(e, e->buckets[bucket].gathered, capturing ? cudaEventWaitExternal : cudaEventWaitDefault,
+                  main);
+}
+
+// In the step's last backward pass, when the main stream has completed a bucket's gradient: adds up all
+// ranks'. chunks: the rank's of the bucket; squares: of those, as in chunk_squares.
+static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double* squares,
+                                   const ParamChunks* chunks, cudaStream_t main) {
+    const Shard* s = &e->shard;
+    ShardPart part = shard_part(s, bucket);
+    int64_t begin = s->buckets[bucket], end = s->buckets[bucket + 1], part_end = part.begin + part.count;
+    exchange_time(e, bucket, BUCKET_READY, false, main);
+    CUDA_CHECK(cudaEventRecord(e->buckets[bucket].ready, main));
+    CUDA_CHECK(cudaStreamWaitEvent(e->stream, e->buckets[bucket].ready, 0));
+    exchange_time(e, bucket, BUCKET_REDUCING, false, e->stream);
+    if (e->peers.size > 0) {
+        const float* inbox = peers_inbox(&e->peers, s->rank, (s->rank + 1) % s->size); // the first
+        OtherGradients others = {inbox, part.begin, e->peers.capacity, s->size - 1};
+        peers_send(&e->peers, grads + begin, part.count, e->stream);
+        chunk_squares(squares, grads, chunks, &others, e->stream);
+        peers_read(&e->peers, e->stream);
+    } else {
+        nccl_reduce_scatter(e, grads + part.begin, grads + begin, part.count);
+        chunk_squares(squares, grads, chunks, NULL, e->stream);
+    }
+    CUDA_CHECK(cudaMemsetAsync(grads + begin, 0, (size_t)(part.begin - begin) * sizeof(float), e->stream));
+    CUDA_CHECK(cudaMemsetAsync(grads + part_end, 0, (size_t)(end - part_end) * sizeof(float), e->stream));
+    exchange_time(e, bucket, BUCKET_REDUCED, false, e->stream);
+}
+
+// At the end of that pass: the main stream goes on with the sums.
+static inline void exchange_finish_reduce(const Exchange* e, cudaStream_t main) {
+    CUDA_CHECK(cudaEventRecord(e->reduced, e->stream));
+    exchange_wait(e, e->reduced, 0, main);
+}
+
+// Queues the sums over all ranks: stats->all, the times, and n counters.
+static inline void exchange_sums(Exchange* e, StepStats* stats, unsigned long long* counters, int64_t n,
+                                 cudaStream_t main) {
+    const int64_t sums = sizeof(StepSums) / sizeof(double), times = 2 * e->shard.size;
+    CUDA_LAUNCH(clock_end_kernel, 1, 1, main, e->times, e->shard.rank, e->clock);
+    nccl_group_begin();
+    nccl_sum(e, &stats->all.loss, &stats->own.loss, sums, main);
+    nccl_sum(e, &e->times->computing, &e->times->computing, times, main);
+    if (n > 0) nccl_sum(e, counters, counters, n, main);
+    nccl_group_end();
+}
+
+// Before AdamW: other ranks' weights in fp32 become 0, so that their sum gathers them.
+static inline void exchange_begin_update(const Exchange* e, float* weights_fp32, cudaStream_t main) {
+    size_t count = (size_t)e->fp32_begin[e->shard.num_buckets];
+    CUDA_CHECK(cudaMemsetAsync(weights_fp32, 0, count * sizeof(float), main));
+}
+
+// Queues behind AdamW of a bucket the gathering of its weights.
+static inline void exchange_gather(Exchange* e, int bucket, bf16* weights, float* weights_fp32,
+                                   cudaStream_t main) {
+    BucketEvents* t = &e->buckets[bucket];
+    ShardPart part = shard_part(&e->shard, bucket);
+    int64_t begin = e->fp32_begin[bucket], count = e->fp32_begin[bucket + 1] - begin;
+    exchange_time(e, bucket, BUCKET_UPDATED, false, main);
+    CUDA_CHECK(cudaEventRecord(t->updated, main));
+    CUDA_CHECK(cudaStreamWaitEvent(e->stream, t->updated, 0));
+    exchange_time(e, bucket, BUCKET_GATHERING, false, e->stream);
+    nccl_all_gather(e, weights + e->shard.buckets[bucket], weights + part.begin, part.count);
+    if (count > 0) nccl_sum(e, weights_fp32 + begin, weights_fp32 + begin, count, e->stream);
+    CUDA_CHECK(cudaEventRecord(t->gathered, e->stream));
+    exchange_time(e, bucket, BUCKET_GATHERED, false, e->stream);
+}
+
+// ----------------------------------------------------------------------------
+
+// Prints when the buckets of the last step, and of the forward pass after it, were exchanged, in ms since
+// `begin`.
+static inline void exchange_print(const Exchange* e, cudaEvent_t begin) {
+    printf(
+        "  ms from the step's begin: bucket, its gradient ready, reduce-scatter, update, all-gather, weights "
+        "needed\n");
+    for (int b = e->shard.num_buckets - 1; b >= 0; b--) {
+        float ms[NUM_BUCKET_TIMES];
+        for (int i = 0; i < NUM_BUCKET_TIMES; i++) {
+            CUDA_CHECK(cudaEventSynchronize(e->buckets[b].times[i]));
+            CUDA_CHECK(cudaEventElapsedTime(&ms[i], begin, e->buckets[b].times[i]));
+        }
+        printf("  %6d %9.2f %9.2f to %7.2f %9.2f %9.2f to %7.2f %9.2f\n", b, ms[BUCKET_READY],
+               ms[BUCKET_REDUCING], ms[BUCKET_REDUCED], ms[BUCKET_UPDATED], ms[BUCKET_GATHERING],
+               ms[BUCKET_GATHERED], ms[BUCKET_NEEDED]);
+    }
+}

@@ -1,0 +1,126 @@
+/*
+Gradients between the GPUs of one host by copy engines. NCCL's reduce-scatter takes multiprocessors, which the
+GEMMs beside it miss: 4 ms of a step of 150 ms. Copy engines take none.
+
+Each rank has an inbox for every other rank, and two counters of messages with each, in memory that all map:
+
+    sender      wait until read = n - 1  ->  copy into its inbox at the receiver  ->  arrived = n
+    receiver                                    wait until arrived = n  ->  kernel  ->  read = n
+
+Copies, waits and counters are operations of a stream (cuStreamWaitValue32): no kernel spins, and the host
+only queues.
+
+Called by exchange.cuh. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
+returns false. A message that never comes is ended by the watch (llmc/dist/watch.h).
+*/
+#pragma once
+
+#include <cudaTypedefs.h>
+#include "../world.h"
+#include "../../cuda/cuda_common.cuh"
+
+typedef enum { PEERS_ARRIVED, PEERS_READ } PeersCounter;
+
+typedef struct {
+    int rank, size;
+    int64_t capacity;  // floats of an inbox
+    uint32_t messages; // to each peer, and from each
+    char** memory;     // [size] each rank's: counters [2][size], then inboxes [size - 1][capacity]
+    PFN_cuStreamWaitValue32_v11070 wait;
+    PFN_cuStreamWriteValue32_v11070 write;
+} Peers;
+
+static inline size_t peers_header_bytes(int size) {
+    return (size_t)ceil_div<int64_t>(2 * size * (int64_t)sizeof(uint32_t), 256) * 256;
+}
+
+// Bytes of a rank's memory.
+static inline size_t peers_bytes(int size, int64_t capacity) {
+    return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity * sizeof(float);
+}
+
+// A counter at rank `at`, of messages with rank `with`.
+static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter counter, int with) {
+    return (CUdeviceptr)((uint32_t*)p->memory[at] + counter * p->size + with);
+}
+
+// The inbox at rank `at` for rank `from`.
+static inline float* peers_inbox(const Peers* p, int at, int from) {
+    int64_t slot = (from - at + p->size - 1) % p->size;
+    return (float*)(p->memory[at] + peers_header_bytes(p->size)) + slot * p->capacity;
+}
+
+static inline void peers_check(CUresult result, const char* call) {
+    if (result != CUDA_SUCCESS)
+        die("%s failed with error %d; NCCL_P2P_DISABLE=1 avoids it", call, (int)result);
+}
+
+// Collective: unmaps and frees the memory.
+static inline void peers_close(Peers* p, World* world) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (int r = 0; r < p->size; r++)
+        if (r != p->rank && p->memory[r]) CUDA_CHECK(cudaIpcCloseMemHandle(p->memory[r]));
+    world_barrier(world); // none has it mapped
+    CUDA_CHECK(cudaFree(p->memory[p->rank]));
+    free(p->memory);
+    memset(p, 0, sizeof *p);
+}
+
+// Collective: whether all ranks are on one host and their GPUs reach one another; NCCL_P2P_DISABLE=1 forbids
+// it. Then allocates inboxes of `capacity` floats; else *p is zeroed.
+static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
+    int size = world->size;
+    const char* disabled = getenv("NCCL_P2P_DISABLE");
+    bool may = world->local_size == size && !(disabled && atoi(disabled) != 0);
+    cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)size, sizeof *handles);
+    p->rank = world->rank, p->size = size, p->capacity = capacity, p->messages = 0;
+    p->memory = (char**)xcalloc((size_t)size, sizeof *p->memory);
+    p->wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
+    p->write = (PFN_cuStreamWriteValue32_v11070)driver_function("cuStreamWriteValue32", 11070);
+    // a byte where it is not possible, which peers_close frees like the rest
+    CUDA_CHECK(cudaMalloc((void**)&p->memory[p->rank], may ? peers_bytes(size, capacity) : 1));
+    CUDA_CHECK(cudaMemset(p->memory[p->rank], 0, may ? peers_header_bytes(size) : 1));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    memset(&mine, 0, sizeof mine);
+    may = may && cudaIpcGetMemHandle(&mine, p->memory[p->rank]) == cudaSuccess;
+    world_allgather(world, handles, &mine, sizeof mine);
+    for (int r = 0; r < size; r++)
+        if (may && r != p->rank)
+            may = cudaIpcOpenMemHandle((void**)&p->memory[r], handles[r], cudaIpcMemLazyEnablePeerAccess) ==
+                  cudaSuccess;
+    (void)cudaGetLastError(); // of a call that was not possible
+    free(handles);
+    double refusals = may ? 0 : 1;
+    world_sum(world, &refusals, 1);
+    if (refusals > 0) peers_close(p, world);
+    return refusals == 0;
+}
+
+// Queues the sending of x[r * count], count floats, to the inbox of each rank r, and waits for theirs.
+static inline void peers_send(Peers* p, const float* x, int64_t count, cudaStream_t stream) {
+    uint32_t n = ++p->messages;
+    for (int i = 1; i < p->size; i++) {
+        int to = (p->rank + i) % p->size; // every rank begins with another one
+        peers_check(
+            p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), n - 1, CU_STREAM_WAIT_VALUE_GEQ),
+            "cuStreamWaitValue32");
+        CUDA_CHECK(cudaMemcpyAsync(peers_inbox(p, to, p->rank), x + to * count, (size_t)count * sizeof(float),
+                                   cudaMemcpyDeviceToDevice, stream));
+        peers_check(
+            p->write(stream, peers_counter(p, to, PEERS_ARRIVED, p->rank), n, CU_STREAM_WRITE_VALUE_DEFAULT),
+            "cuStreamWriteValue32");
+    }
+    for (int i = 1; i < p->size; i++)
+        peers_check(p->wait(stream, peers_counter(p, p->rank, PEERS_ARRIVED, (p->rank + i) % p->size), n,
+                            CU_STREAM_WAIT_VALUE_GEQ),
+                    "cuStreamWaitValue32");
+}
+
+// Queues, behind the kernels that read the inboxes, that they may be written again.
+static inline void peers_read(Peers* p, cudaStream_t stream) {
+    for (int r = 0; r < p->size; r++)
+        if (r != p->rank)
+            peers_check(p->write(stream, peers_counter(p, r, PEERS_READ, p->rank), p->messages,
+                                 CU_STREAM_WRITE_VALUE_DEFAULT),
+                        "cuStreamWriteValue32");
+}

@@ -1,0 +1,214 @@
+/*
+Inference on the CPU: attention over a paged cache, which of its pages a head has forgotten, and the score of
+a row of logits.
+
+A page (llmc/inference/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so that
+a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys page by
+page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows of the
+pass nor on how the sequence was cut into passes.
+
+Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). Of query i's weight the
+keys up to the end e of a page have at most
+
+    exp(2 U) sum_j exp(-c_j), j <= e  /  sum_j exp(-c_j), j <= i
+
+which only falls with i. Pages for which it is below eps (config.json's log_pruning_tolerance is ln eps) are
+forgotten for good: what is left has all but eps of each row's weight. That holds in a window too: both sums
+lose the same terms, and the quotient falls. Pages that have left the window are forgotten as well. U follows
+from the weights of a QK norm. Without one, pages can only be skipped for the query at hand: with its own key
+alone in place of the sum over j <= i, of its weight the keys up to e have at most
+
+    exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_j exp(-c_j), j <= e
+
+Called by train_fox.c.
+*/
+#pragma once
+
+#include "../extension.h"
+#include "../../cpu/matmul.h"
+
+// What a head has added up over its tokens so far.
+typedef struct {
+    double cum_logf;
+    double weight;       // ln of the sum of exp(-cum_logf)
+    double q_max, k_max; // largest norms
+    int64_t forgotten;   // pages at its beginning
+} HeadSums;
+
+// The pages of all heads, and what one head's queries read of them.
+typedef struct {
+    real *k, *v;            // [pages, dh, PAGE_TOKENS], [pages, PAGE_TOKENS, dh]
+    double* cum_logf;       // [pages, PAGE_TOKENS], NULL without gate
+    HeadSums* page_end;     // [pages] at the page's last token
+    const int32_t* numbers; // of the head's pages in its sequence
+    int64_t dh;
+} HeadPages;
+
+// ----------------------------------------------------------------------------
+// forgetting
+
+// How a head finds the pages that it can forget.
+typedef struct {
+    bool skips, drops;    // for the query at hand, for good
+    double limit;         // U of QK norm; NAN: from the largest norms
+    double log_tolerance; // ln eps
+} Forgetting;
+
+// U >= |q k| / sqrt(dh) for all queries and keys that a QK norm with these weights can make: each normed
+// vector has length sqrt(dh) at most. RoPE rotates pairs of channels, so of each pair the larger weight
+// counts.
+static inline double qk_norm_limit(const real* q_weight, const real* k_weight, int64_t dh, bool rope) {
+    double limit = 0;
+    for (int64_t c = 0; c < dh; c++) {
+        int64_t other = rope ? (c + dh / 2) % dh : c;
+        double q = fmax(fabs((double)q_weight[c]), fabs((double)q_weight[other]));
+        double k = fmax(fabs((double)k_weight[c]), fabs((double)k_weight[other]));
+        limit = fmax(limit, q * k);
+    }
+    return limit * sqrt((double)dh);
+}
+
+// ln(e^a + e^b)
+static inline double log_add(double a, double b) { return fmax(a, b) + log1p(exp(-fabs(a - b))); }
+
+// Adds a token's log gate, query and key to the sums of its head, and returns the first page that its query
+// needs. `position` is the token's, counted from 0.
+static inline int64_t head_sums_add(HeadSums* sums, const Forgetting* f, const HeadPages* pages,
+                                    int64_t position, double logf, double q_norm, double k_norm) {
+    double scale = 1 / sqrt((double)pages->dh);
+    sums->cum_logf += logf;
+    sums->weight = log_add(sums->weight, -sums->cum_logf);
+    sums->q_max = fmax(sums->q_max, q_norm);
+    sums->k_max = fmax(sums->k_max, k_norm);
+    int64_t n = sums->forgotten;
+    for (; f->skips && n < position / PAGE_TOKENS; n++) {
+        const HeadSums* end = &pages->page_end[pages->numbers[n]];
+        double reach = 2 * f->limit, weight = sums->weight; // reach: from the least score to the greatest
+        if (isnan(reach) && f->drops) reach = 2 * scale * sums->q_max * sums->k_max;
+        if (isnan(reach)) reach = scale * q_norm * (end->k_max + k_norm), weight = -sums->cum_logf;
+        if (!(reach + end->weight - weight < f->log_tolerance)) break;
+    }
+    if (f->drops) sums->forgotten = n;
+    return n;
+}
+
+// ----------------------------------------------------------------------------
+// the cache
+
+// Stores a token's key and value [dh], and its head's sums.
+static inline void page_append(const HeadPages* pages, int64_t position, const real* k, const real* v,
+                               const HeadSums* sums) {
+    int64_t dh = pages->dh, page = pages->numbers[position / PAGE_TOKENS], at = position % PAGE_TOKENS;
+    for (int64_t x = 0; x < dh; x++) pages->k[(page * dh + x) * PAGE_TOKENS + at] = k[x];
+    memcpy(pages->v + (page * PAGE_TOKENS + at) * dh, v, (size_t)dh * sizeof(real));
+    if (!pages->cum_logf) return;
+    pages->cum_logf[page * PAGE_TOKENS + at] = sums->cum_logf;
+    if (at == PAGE_TOKENS - 1) pages->page_end[page] = *sums;
+}
+
+static inline void page_copy(const HeadPages* pages, int32_t from, int32_t to) {
+    int64_t count = pages->dh * PAGE_TOKENS, tokens = PAGE_TOKENS;
+    memcpy(pages->k + to * count, pages->k + from * count, (size_t)count * sizeof(real));
+    memcpy(pages->v + to * count, pages->v + from * count, (size_t)count * sizeof(real));
+    if (!pages->cum_logf) return;
+    memcpy(pages->cum_logf + to * tokens, pages->cum_logf + from * tokens, PAGE_TOKENS * sizeof(double));
+    pages->page_end[to] = pages->page_end[from];
+}
+
+// ----------------------------------------------------------------------------
+// attention
+
+// A query and its running softmax; o [dh] is divided by row_sum at the end.
+typedef struct {
+    real* o;
+    const real* q;
+    int64_t position, first_page;
+    int64_t first_key; // of the window
+    double cum_logf;
+    real row_max, row_sum;
+} Query;
+
+// Adds the keys of page n that are in the query's window and not in its future; there is at least one.
+static inline void attend_page(Query* query, const HeadPages* pages, int64_t n) {
+    enum { VECTORS = PAGE_TOKENS / VECTOR_REALS };
+    int64_t dh = pages->dh, page = pages->numbers[n];
+    int64_t keys = min64(PAGE_TOKENS, query->position + 1 - n * PAGE_TOKENS);
+    int64_t begin = query->first_key - n * PAGE_TOKENS;
+    begin = begin < 0 ? 0 : begin;
+    const real *k = pages->k + page * dh * PAGE_TOKENS, *v = pages->v + page * PAGE_TOKENS * dh;
+    const double* cum_logf = pages->cum_logf ? pages->cum_logf + page * PAGE_TOKENS : NULL;
+    real scores[PAGE_TOKENS], scale = (real)(1 / sqrt((double)dh)), highest = query->row_max, total = 0;
+    Vector sum[VECTORS];
+    memset(sum, 0, sizeof sum);
+    for (int64_t x = 0; x < dh; x++)
+        for (int i = 0; i < VECTORS; i++) sum[i] += query->q[x] * ((const Vector*)(k + x * PAGE_TOKENS))[i];
+    memcpy(scores, sum, sizeof scores);
+#pragma omp simd reduction(max : highest)
+    for (int64_t j = begin; j < keys; j++) {
+        scores[j] = scale * scores[j] + (real)(cum_logf ? query->cum_logf - cum_logf[j] : 0);
+        highest = scores[j] > highest ? scores[j] : highest;
+    }
+#pragma omp simd reduction(+ : total)
+    for (int64_t j = begin; j < keys; j++) {
+        scores[j] = exp_real(scores[j] - highest);
+        total += scores[j];
+    }
+    real rescale = exp_real(query->row_max - highest);
+    query->row_sum = query->row_sum * rescale + total;
+    query->row_max = highest;
+    for (int64_t x = 0; x < dh; x++) query->o[x] *= rescale;
+    for (int64_t j = begin; j < keys; j++)
+        for (int64_t x = 0; x < dh; x++) query->o[x] += scores[j] * v[j * dh + x];
+}
+
+enum { QUERY_ROWS = 16 }; // consecutive rows of a sequence that read a page together
+
+// Attention of `count` queries at consecutive positions over the keys of their head: fills each one's o.
+static inline void attend(Query* queries, int64_t count, const HeadPages* pages) {
+    int64_t first = queries[0].first_page, last = queries[count - 1].position / PAGE_TOKENS;
+    for (Query* q = queries; q < queries + count; q++) {
+        int64_t page = pages->numbers[q->position / PAGE_TOKENS];
+        q->cum_logf = pages->cum_logf ? pages->cum_logf[page * PAGE_TOKENS + q->position % PAGE_TOKENS] : 0;
+        q->row_max = -INFINITY, q->row_sum = 0;
+        memset(q->o, 0, (size_t)pages->dh * sizeof(real));
+        first = min64(first, q->first_page);
+    }
+    for (int64_t n = first; n <= last; n++)
+        for (Query* q = queries; q < queries + count; q++)
+            if (n >= q->first_page && n * PAGE_TOKENS <= q->position) attend_page(q, pages, n);
+    for (Query* q = queries; q < queries + count; q++)
+        for (int64_t x = 0; x < pages->dh; x++) q->o[x] /= q->row_sum;
+}
+
+// ----------------------------------------------------------------------------
+// scores
+
+// The most likely token and, in double, the log-probability of the target, -1: none.
+static inline RowScore score_row(const real* logits, int32_t target, int64_t V) {
+    RowScore score = {0, 0, 0};
+    double sum = 0;
+    bool finite = true;
+    for (int64_t i = 0; i < V; i++) {
+        finite = finite && !isnan(logits[i]);
+        if (logits[i] > logits[score.best]) score.best = (int32_t)i;
+    }
+    double highest = (double)logits[score.best];
+    for (int64_t i = 0; target >= 0 && i < V; i++) sum += exp((double)logits[i] - highest);
+    if (target >= 0) score.logprob = (double)logits[target] - highest - log(sum);
+    if (!finite || !isfinite(highest)) score.best = -1;
+    score.drawn = score.best;
+    return score;
+}
+
+// The token of a draw from a row's logits.
+static inline int32_t draw_row(const real* logits, const Draw* draw, int64_t V) {
+    float* row = (float*)xcalloc((size_t)V, sizeof *row);
+    Sampler sampler;
+    memset(&sampler, 0, sizeof sampler);
+    sampler.settings = draw->settings;
+    for (int64_t i = 0; i < V; i++) row[i] = (float)logits[i];
+    const int64_t token = sampler_next(&sampler, row, V, draw->counter);
+    sampler_free(&sampler);
+    free(row);
+    return (int32_t)token;
+}

@@ -1,0 +1,153 @@
+/*
+The layers of a pass of the inference engine (llmc/inference/extension.h): attention and the MLP as the trainer's
+model has them, over the rows of sequences in a cache.
+
+    attention_begin_extend    once a step: the work of all layers, and the angles of RoPE
+    attention_mixer_extend    out = in + Wo output_gate(attention(qkv(norm(in))))
+    mlp_extend                out = in + Wd swiglu(Wgu norm(in))
+
+On Hopper a step that decodes up to 16 rows is five kernels a layer: the two input projections, decode.cuh, and
+the two output projections; norms and SwiGLU are fused into the projections. Other rows have three kernels in
+place of decode.cuh: the append, attention, and the sum of its partial results.
+*/
+#pragma once
+
+#include <algorithm>
+#include "../../layers/attention_layer.cuh"
+#include "cache.cuh"
+#include "matvec.cuh"
+#include "scores.cuh"
+
+// ----------------------------------------------------------------------------
+// the cache, and what a pass computes in: R rows, of which `outputs` have logits
+
+// clang-format off
+// type, name, kept, elements
+#define EXTEND_ACTS(X) \
+    X(bf16, x, never, R * d)                  /* [R,d] residual stream */ \
+    X(bf16, x_mid, never, R * d)              /* [R,d] the same between mixer and MLP */ \
+    X(bf16, x_last, never, outputs * d)       /* [outputs,d] the rows with outputs */ \
+    X(bf16, computed, never, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
+    X(float, rstd, never, std::max(R, logit_rows)) /* [R] not read */ \
+    X(bf16, proj, never, R * S)               /* [R,S] */ \
+    X(bf16, y, never, R * config_inner_size(c)) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
+    X(bf16, gate_up, never, R * 2 * I)        /* [R,2I] */ \
+    X(float, logits, never, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
+// clang-format on
+
+typedef struct {
+    EXTEND_ACTS(ACTIVATION_FIELD)
+} ExtendActs;
+
+typedef struct Cache {
+    DeviceCache device;
+    Activations table;
+    ExtendActs acts;
+    Activations states; // of a recurrent mixer's slots, and its scratch: llmc/baselines/shared/states.cuh
+    Matmul matmul;
+    RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
+    cudaGraphExec_t* graphs; // [cache_graphs] of steps that extend sequences by a token each
+    bool* warm;              // the same: such a step has run, kernels are loaded, GEMM algorithms chosen
+} Cache;
+
+// Index of the filled pass's graph in [slots, 2, 2]: its sequences, whether it is uneven, whether it draws
+static inline int64_t cache_graph(const Cache* cache) {
+    const PassArrays* pass = &cache->device.pass;
+    return (2 * (pass->num_sequences - 1) + pass->is_uneven) * 2 +
+           (cache->device.scores.outputs.draws != NULL);
+}
+static inline int64_t cache_graphs(const CacheSizes* sizes) { return 4 * sizes->slots; }
+
+// Rows of logits at a time
+static inline int64_t extend_logit_rows(int64_t outputs) { return std::min<int64_t>(outputs, 512); }
+
+static inline Activations extend_activations(const Config* c, const ParamTable* table, const CacheSizes* s) {
+    int64_t R = linear_padded_rows(s->rows), outputs = linear_padded_rows(s->outputs), d = c->hidden_size;
+    int64_t I = config_mlp_size(c), S = matmul_padded(table->proj.rows), Vs = matmul_padded(c->vocab_size);
+    int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
+    const bool never = false;
+    Activations of = {}, *rows = &of;
+    EXTEND_ACTS(ACTIVATION_ROW)
+    return of;
+}
+
+#undef EXTEND_ACTS
+
+// The input of a linear layer: a norm of x.
+static inline MatvecInput extend_normed(const Layer* layer, const ExtendActs* a, const bf16* x,
+                                        ParamKind kind) {
+    Norm norm = layer_norm(layer, kind, a->rstd);
+    return {x, norm.weight, norm.eps, false, a->computed, a->rstd};
+}
+
+// ----------------------------------------------------------------------------
+// attention
+
+static inline CacheModel attention_cache_model(const Config* c) {
+    return {c->num_hidden_layers,
+            c->num_heads,
+            config_head_size(c),
+            config_has_gate(c),
+            c->qk_norm,
+            c->use_rope,
+            c->use_k_shift || c->use_v_shift,
+            c->log_pruning_tolerance,
+            c->window_size};
+}
+
+// Called once after allocation of a cache.
+static inline void attention_cache_init(const Layer* layer, DeviceCache* cache) {
+    const bf16* q_norm = layer_param(layer, layer->weights, P_Q_NORM);
+    if (q_norm && cache->pages.drops)
+        pages_limits(&cache->pages, layer->l, q_norm, layer_param(layer, layer->weights, P_K_NORM),
+                     attention_shape_of(layer).weight_stride, layer->stream);
+}
+
+// Before the layers: what the pass is for all of them.
+static inline void attention_begin_extend(const Layer* layer, Cache* cache) {
+    DeviceCache* c = &cache->device;
+    extend_plan(&c->work, &c->pages, &c->pass, layer->stream);
+    if (layer->config->use_rope)
+        pages_angles(c->angles, &c->pass, c->pages.dh, layer->config->rope_base, layer->stream);
+}
+
+static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16* out, const bf16* in) {
+    DeviceCache* c = &cache->device;
+    const ExtendActs* a = &cache->acts;
+    cudaStream_t stream = layer->stream;
+    ExtendLayer pass = device_cache_layer(c, layer->l);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    MatvecInput normed = extend_normed(layer, a, in, P_MIXER_NORM), y = {};
+    HeadShape shape = attention_shape_of(layer);
+    ExtendOutput output = {a->y, c->o, attention_output_gate(layer, NULL, a->proj, NULL, NULL),
+                           shape.row_stride};
+    PagesAppend append = {};
+    y.x = a->y;
+    append.layer = layer->l;
+    attention_paths(layer, append.paths);
+    append.paths[0].out = c->q;
+    append.proj = a->proj, append.angles = c->angles, append.cum_logf = c->cum_logf;
+    append.gate = proj_column(a->proj, layer->table->proj.fgate);
+    append.bias = layer_param_fp32(layer, P_FGATE_BIAS);
+    append.row_stride = (int)shape.row_stride, append.weight_stride = (int)shape.weight_stride;
+
+    linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
+    pages_append(&c->pages, &append, &c->pass, stream);
+    decode_attention(&output, &append, &pass, stream);
+    device_cache_long(c, &pass, append.paths[0].weight, append.paths[1].weight, append.weight_stride, stream);
+    extend_attention(&output, c->q, c->cum_logf, &pass, stream);
+    linear_rows(out, &y, in, &o_proj, layer->matmul);
+}
+
+// ----------------------------------------------------------------------------
+// the MLP
+
+// out = in + mlp(norm(in)) of the rows of an extension
+static inline void mlp_extend(const Layer* layer, const Cache* cache, bf16* out, const bf16* in) {
+    const ExtendActs* a = &cache->acts;
+    Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
+    MatvecInput normed = extend_normed(layer, a, in, P_MLP_NORM), act = {};
+    act.x = a->gate_up, act.swiglu = true, act.computed = a->computed;
+    linear_rows(a->gate_up, &normed, NULL, &gate_proj, layer->matmul);
+    linear_rows(out, &act, in, &down_proj, layer->matmul);
+}

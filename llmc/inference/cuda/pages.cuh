@@ -1,0 +1,456 @@
+/*
+The cache of an inference engine on the device (llmc/inference/extension.h): pages of keys, values and cum_logf,
+and what a slot has besides. Rows are the tokens of a pass.
+
+    pages_append      a layer's q, k, v and gates of all rows, from the fused projection
+    pages_advance     which pages are forgotten
+    pages_gather      a sequence's k, v and cum_logf as contiguous tensors, for attention_forward
+    pages_fork, pages_copy
+
+A page is [PAGE_TOKENS, dh] with the 16-byte chunks of a row permuted as in shared memory (mma_sm80.cuh), so
+that the attention kernel copies pages as they are. dh is 64 or 128. Head l NH + h is head h of layer l.
+
+Log gates are rounded to multiples of 2^-36, so that sums down to -1.3e5 are exact: cum_logf does not depend
+on how a sequence is cut into passes.
+
+A cache that forgets. With |q k| / sqrt(dh) <= U for all pairs of a head, the keys up to the end e of a page
+have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j) of row i's weight, c being cum_logf. c
+only falls, and so does this. The logarithm of the sum is kept for the end of each page and for the last
+token.
+
+Without QK norm U is not known for queries to come, so pages are skipped for the rows of a pass alone: with
+the row's own key in place of the sum over j <= i, its weight is at least exp(-|q_i| |k_i| / sqrt(dh) - c_i).
+The keys up to e then have at most exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j) of
+row i's weight. The largest norm up to the end of a page is known from the pass after the one that ended it
+(pages_seal), so a row skips only pages that end PAGES_UNSEALED tokens before it: which ones does not depend
+on the passes. With a window, pages that have left it are forgotten too.
+*/
+#pragma once
+
+#include "../../layers/forget_gate.cuh"
+#include "../../attention/pruning.cuh"
+#include "../../layers/qkv.cuh"
+#include "pass.cuh"
+
+typedef struct {
+    int64_t NH, dh, layers, slots, pages, table_width;
+    bf16 *k, *v;         // [pages, PAGE_TOKENS, dh]
+    double* cum_logf;    // [pages, PAGE_TOKENS]; NULL: no gate
+    double* page_logsum; // [pages] ln sum exp(-cum_logf_j) over the tokens up to the end of the page
+    int32_t* table;      // [slots, heads, table_width]
+    int32_t* forgotten;  // [slots, heads] pages at the beginning that are forgotten
+    double2* gates;      // [slots, heads] c, cum_logf of the last token, and sum exp(c - cum_logf_j) over all
+    bf16* last;          // [layers, slots, 2, NH dh] the last token's k and v before the shift
+    double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
+    float* norms;        // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
+    unsigned* page_norms; // [pages] largest |k|^2, float bits: of the page; once sealed, of all up to its end
+    int32_t* sealed;      // [slots, heads] pages at the beginning that are sealed
+    unsigned* squares; // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
+    double log_tolerance; // ln of the share of a row's weight that may be forgotten
+    bool drops;           // what gates forget
+    int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
+    bool drops_window;    // what has left the window
+} Pages;
+
+// Sequences with more rows in a pass are computed by attention_forward.
+enum { PAGES_UNSEALED = 255 };
+
+// The first page of a window that ends at `position`, or as much as 15 tokens earlier, so that the rows of a
+// tile begin at the same page, whatever else is in their pass.
+__host__ __device__ static inline int pages_window_first(int64_t window, int64_t position) {
+    int64_t first = (position & ~(int64_t)15) - window + 1;
+    return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;
+}
+
+__host__ __device__ static inline int64_t pages_heads(const Pages& p) { return p.layers * p.NH; }
+
+// Index of a slot's head in arrays [slots, heads]
+__host__ __device__ static inline int64_t pages_slot_head(const Pages& p, int64_t slot, int64_t l,
+                                                          int64_t h) {
+    return (slot * p.layers + l) * p.NH + h;
+}
+
+// Element of token `token` of page, channels 8 chunk on
+__device__ static inline int64_t pages_chunk(const Pages& p, int64_t page, int token, int chunk) {
+    return (page * PAGE_TOKENS + token) * p.dh + ((chunk ^ (token & 7)) << 3);
+}
+
+// ----------------------------------------------------------------------------
+// append
+
+// What a layer's rows are appended from and to.
+typedef struct {
+    int64_t layer;
+    HeadPath paths[3];   // of q, k, v as in qkv.cuh; only q's has an `out` [rows, NH, dh]
+    const bf16* proj;    // [rows, row_stride]
+    const float* angles; // [rows, dh/2, 2] with RoPE
+    const bf16* gate;    // the forget gate's column of proj; NULL: the gate has only a bias
+    const float* bias;   // [NH] of the forget gate
+    double* cum_logf;    // [rows, NH] written too, with a gate
+    int row_stride, weight_stride;
+} PagesAppend;
+
+enum { PAGES_LONG_ROWS = 256 }; // from so many rows of a sequence on, a thread block computes a head's gate
+
+__device__ static inline double pages_gate(float logf) {
+    return rint((double)logf * 68719476736.0) * (1 / 68719476736.0);
+}
+
+// The tokens first, first + 1, .. of a sequence in one head, a token a lane, of which the pass has some.
+// Returns the sum of log f up to the lane's token. *total: of all, *weights: sum of exp(the log f behind the
+// token).
+__device__ static inline double pages_gate_chunk(double* total, double* weights, const Pages& p,
+                                                 const PagesAppend& a, const PassRows& sequence, int h,
+                                                 int first) {
+    int lane = (int)threadIdx.x % 32, row = sequence.begin + first + lane - sequence.position;
+    bool valid = row >= sequence.begin && row < sequence.end;
+    double c = 0;
+    if (valid)
+        c = pages_gate(
+            forget_gate_logf(forget_gate_logit(a.gate, (int64_t)row * a.row_stride + h, a.bias[h])));
+    for (int step = 1; step < 32; step *= 2) {
+        double before = __shfl_up_sync(~0u, c, step);
+        if (lane >= step) c += before;
+    }
+    *total = __shfl_sync(~0u, c, 31);
+    *weights = warp_sum(valid ? exp(*total - c) : 0.0);
+    return c;
+}
+
+// Stores cum_logf of the lane's token. weights: sum of exp(cum_logf of the chunk's last token - cum_logf_j).
+__device__ static inline void pages_gate_store(const Pages& p, const PagesAppend& a, const PassRows& sequence,
+                                               int h, int position, double cum_logf, double weights) {
+    int64_t row = sequence.begin + position - sequence.position;
+    if (row < sequence.begin || row >= sequence.end) return;
+    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    int64_t page = p.table[head * p.table_width + position / PAGE_TOKENS];
+    p.cum_logf[page * PAGE_TOKENS + position % PAGE_TOKENS] = cum_logf;
+    a.cum_logf[row * p.NH + h] = cum_logf;
+    if (position % PAGE_TOKENS == PAGE_TOKENS - 1) p.page_logsum[page] = log(weights) - cum_logf;
+}
+
+// One warp: cum_logf of a head's new tokens of one sequence, 32 tokens at a time. A page ends where 32 tokens
+// do.
+__device__ static inline void pages_append_gate(const Pages& p, const PagesAppend& a,
+                                                const PassRows& sequence, int h) {
+    int lane = (int)threadIdx.x % 32, end = sequence.position + sequence.end - sequence.begin;
+    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    double2 state = sequence.position ? p.gates[head] : double2{};
+    for (int first = sequence.position & ~31; first < end; first += 32) {
+        double total, weights, c = pages_gate_chunk(&total, &weights, p, a, sequence, h, first);
+        weights += exp(total) * state.y;
+        pages_gate_store(p, a, sequence, h, first + lane, state.x + c, weights);
+        state = {state.x + total, weights};
+    }
+    if (lane == 0) p.gates[head] = state;
+}
+
+// The same by a thread block for one head of a sequence with many rows: each of its 32 warps has 32 tokens.
+// Chunks are added up by a scan: one multiplies what was before by exp(total) and adds weights.
+__global__ static void __launch_bounds__(1024)
+    pages_gate_long_kernel(const __grid_constant__ Pages p, const __grid_constant__ PagesAppend a,
+                           const __grid_constant__ PassArrays pass) {
+    __shared__ double2 chunks[32];
+    PassRows sequence = pass.sequences[blockIdx.y];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, h = (int)blockIdx.x;
+    int end = sequence.position + sequence.end - sequence.begin;
+    int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
+    if (sequence.end - sequence.begin < PAGES_LONG_ROWS) return;
+    double2 state = sequence.position ? p.gates[head] : double2{};
+    for (int begin = sequence.position & ~31; begin < end; begin += 1024) {
+        int first = begin + 32 * warp;
+        double2 chunk;
+        double c = pages_gate_chunk(&chunk.x, &chunk.y, p, a, sequence, h, first);
+        __syncthreads(); // the chunks before have been read
+        if (lane == 0) chunks[warp] = chunk;
+        __syncthreads();
+        chunk = chunks[lane];
+        double factor = exp(chunk.x);
+        for (int step = 1; step < 32; step *= 2) {
+            double total = __shfl_up_sync(~0u, chunk.x, step), weights = __shfl_up_sync(~0u, chunk.y, step);
+            double before = __shfl_up_sync(~0u, factor, step);
+            if (lane < step) continue;
+            chunk = {chunk.x + total, chunk.y + factor * weights};
+            factor *= before;
+        }
+        chunk = {state.x + chunk.x, chunk.y + factor * state.y}; // behind chunk `lane`
+        double before = __shfl_sync(~0u, chunk.x, max(warp - 1, 0));
+        pages_gate_store(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
+                         __shfl_sync(~0u, chunk.y, warp));
+        state = {__shfl_sync(~0u, chunk.x, 31), __shfl_sync(~0u, chunk.y, 31)};
+    }
+    if (threadIdx.x == 0) p.gates[head] = state;
+}
+
+// A row of q, k or v (kind 0, 1, 2) in one head
+typedef struct {
+    int kind, row;
+    PassRows own; // of PassArrays.rows
+} PagesRow;
+
+// What a thread reads of it that the pass's kernels do not write before
+struct PagesAhead {
+    Raw8 weight, last; // of QK norm; k or v of the last token of the pass before, where the shift needs it
+};
+
+// The thread's eight channels of the last token's k or v
+__device__ static inline bf16* pages_last(const Pages& p, const PagesAppend& a, const PagesRow& r,
+                                          const HeadThread& me) {
+    int64_t token = (a.layer * p.slots + r.own.slot) * 2 + r.kind - 1;
+    return p.last + (token * p.NH + me.head) * p.dh + me.channel;
+}
+
+__device__ static inline PagesAhead pages_append_ahead(const Pages& p, const PagesAppend& a,
+                                                       const PagesRow& r, const HeadThread& me) {
+    const HeadPath& path = a.paths[r.kind];
+    PagesAhead ahead = {};
+    if (path.weight && me.active)
+        ahead.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
+    if (path.shift >= 0 && me.active && r.row == r.own.begin && r.own.position > 0)
+        ahead.last = load_raw8(pages_last(p, a, r, me));
+    return ahead;
+}
+
+// The row's q, k or v; a thread has eight channels. The thread that has read the last token writes that of
+// this pass.
+__device__ static inline Raw8 pages_append_value(const Pages& p, const PagesAppend& a, const PagesRow& r,
+                                                 const PagesAhead& ahead, const HeadThread& me) {
+    const HeadPath& path = a.paths[r.kind];
+    const bf16* in = a.proj + (int64_t)r.row * a.row_stride + path.column + (me.head * me.dh + me.channel);
+    Raw8 now = {}, before = ahead.last;
+    float logit = 0, x[8];
+    if (me.active) now = load_raw8(in);
+    if (path.shift >= 0 && me.active) {
+        logit = __bfloat162float(a.proj[(int64_t)r.row * a.row_stride + path.shift + me.head]);
+        if (r.row > r.own.begin)
+            before = load_raw8(in - a.row_stride);
+        else
+            store16(pages_last(p, a, r, me), load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
+    }
+    unpack8(x, now);
+    qkv_token(x, path, before, logit, ahead.weight, a.angles + r.row * p.dh, me);
+    return pack8(x);
+}
+
+// Stores it, and its norm where that is kept.
+__device__ static inline void pages_append_store(const Pages& p, const PagesAppend& a, const PagesRow& r,
+                                                 const Raw8& out, const HeadThread& me) {
+    PassRows own = r.own;
+    int kind = r.kind;
+    int64_t head = pages_slot_head(p, own.slot, a.layer, me.head), page = 0;
+    if (kind == 0) {
+        if (me.active) store16(a.paths[0].out + (r.row * p.NH + me.head) * p.dh + me.channel, out);
+    } else if (me.active) {
+        page = p.table[head * p.table_width + own.position / PAGE_TOKENS];
+        store16((kind == 1 ? p.k : p.v) + pages_chunk(p, page, own.position % PAGE_TOKENS, me.channel / 8),
+                out);
+    }
+    if ((!p.squares && !p.norms) || kind == 2) return;
+    float square = 0, x[8];
+    unpack8(x, out);
+    for (int i = 0; i < 8; i++) square += x[i] * x[i];
+    square = head_sum(square, me);
+    if (!me.active || me.channel > 0) return;
+    if (p.squares) atomicMax(&p.squares[2 * head + kind], __float_as_uint(square));
+    if (!p.norms) return;
+    p.norms[2 * (r.row * p.NH + me.head) + kind] = square;
+    if (kind == 1) atomicMax(&p.page_norms[page], __float_as_uint(square));
+}
+
+// The first blocks have 8 heads' gates each, the others a part of a row.
+__global__ static void __launch_bounds__(256)
+    pages_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ PagesAppend a,
+                        const __grid_constant__ PassArrays pass, int gate_blocks, int units) {
+    kernel_wait();
+    int block = (int)blockIdx.x - gate_blocks;
+    if (block < 0) {
+        int warps = (int)blockDim.x / 32, NH = (int)p.NH;
+        int i = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
+        if (i >= pass.num_sequences * NH) return;
+        PassRows sequence = pass.sequences[i / NH];
+        if (sequence.end - sequence.begin < PAGES_LONG_ROWS && pass.row_tiles[sequence.begin] != PASS_DECODED)
+            pages_append_gate(p, a, sequence, i % NH);
+        return;
+    }
+    HeadThread me = head_thread((int)p.NH, (int)p.dh, block % units / 3);
+    int row = block / units;
+    PagesRow r = {block % units % 3, row, pass.rows[row]};
+    if (pass.row_tiles[row] == PASS_DECODED) return;
+    Raw8 out = pages_append_value(p, a, r, pages_append_ahead(p, a, r, me), me);
+    pages_append_store(p, a, r, out, me);
+}
+
+// Appends a layer's rows, but for those that decode_attention appends: writes q, the rows' places in the
+// pages, and the state of their slots. The page table holds the pages.
+static inline void pages_append(const Pages* p, const PagesAppend* a, const PassArrays* pass,
+                                cudaStream_t stream) {
+    if (pass->num_decoded == pass->num_rows) return;
+    Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
+    HeadGrid grid = head_grid(p->NH, p->dh);
+    int units = 3 * grid.blocks, warps = grid.threads / 32;
+    int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
+    launch_after(pages_append_kernel, dim3((unsigned)(gates + pass->num_rows * units)), grid.threads, 0,
+                 stream, *p, *a, *pass, gates, units);
+    if (p->cum_logf && pass->num_rows >= PAGES_LONG_ROWS) {
+        dim3 heads((unsigned)p->NH, (unsigned)pass->num_sequences);
+        CUDA_LAUNCH(pages_gate_long_kernel, heads, 1024, stream, *p, *a, *pass);
+    }
+}
+
+// angles [rows, dh/2, 2] of the rows' positions
+__global__ static void __launch_bounds__(256)
+    pages_angles_kernel(float* angles, const __grid_constant__ PassArrays pass, int pairs, double base) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)pass.num_rows * pairs) return;
+    rope_angle(angles + 2 * i, pass.rows[i / pairs].position, (int)(i % pairs), pairs, base);
+}
+
+// Writes the angles that pages_append reads with RoPE.
+static inline void pages_angles(float* angles, const PassArrays* pass, int64_t dh, double base,
+                                cudaStream_t stream) {
+    Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
+    CUDA_LAUNCH(pages_angles_kernel, ceil_div<int64_t>(pass->num_rows * (dh / 2), 256), 256, stream, angles,
+                *pass, (int)(dh / 2), base);
+}
+
+// ----------------------------------------------------------------------------
+// forgotten pages
+
+// Counts the forgotten pages of a slot's head, which holds `length` tokens.
+__device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
+    int64_t at = slot * pages_heads(p) + head;
+    if (length == 0) {
+        p.forgotten[at] = 0;
+        if (p.squares) p.squares[2 * at] = p.squares[2 * at + 1] = 0;
+    }
+    if (p.drops_window && length > 0)
+        p.forgotten[at] = max(p.forgotten[at], pages_window_first(p.window, length));
+    if (!p.drops || length == 0) return;
+    const int32_t* table = p.table + at * p.table_width;
+    double limit;
+    if (p.limits)
+        limit = p.limits[head];
+    else
+        limit = sqrt((double)__uint_as_float(p.squares[2 * at]) *
+                     (double)__uint_as_float(p.squares[2 * at + 1]) / (double)p.dh);
+    double least = log(p.gates[at].y) - p.gates[at].x - 2 * limit + p.log_tolerance;
+    auto kept = [&](int page) { return p.page_logsum[table[page]] >= least; };
+    int first = p.forgotten[at], full = length / PAGE_TOKENS;
+    if (first < full && !kept(first)) p.forgotten[at] = search_first(first + 1, full, kept);
+}
+
+// Before a pass that appends tokens `position` to `end` of a slot's head: seals the pages that are full, and
+// resets those that begin. Slots that share pages write the same.
+__device__ static inline void pages_seal(const Pages& p, int64_t slot, int64_t head, int position, int end) {
+    int64_t at = slot * pages_heads(p) + head;
+    const int32_t* table = p.table + at * p.table_width;
+    int sealed = position > 0 ? p.sealed[at] : 0;
+    for (; sealed < position / PAGE_TOKENS; sealed++)
+        if (sealed > 0)
+            p.page_norms[table[sealed]] = max(p.page_norms[table[sealed]], p.page_norms[table[sealed - 1]]);
+    p.sealed[at] = sealed;
+    for (int column = (position + PAGE_TOKENS - 1) / PAGE_TOKENS; column * PAGE_TOKENS < end; column++)
+        p.page_norms[table[column]] = 0;
+}
+
+__global__ static void __launch_bounds__(256)
+    pages_advance_kernel(const __grid_constant__ Pages p, const int32_t* lengths) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, heads = pages_heads(p);
+    if (i < p.slots * heads) pages_advance_head(p, i / heads, i % heads, lengths[i / heads]);
+}
+
+// Writes p->forgotten of all slots, which hold `lengths` tokens (on the device).
+static inline void pages_advance(const Pages* p, const int32_t* lengths, cudaStream_t stream) {
+    CUDA_LAUNCH(pages_advance_kernel, ceil_div<int64_t>(p->slots * pages_heads(*p), 256), 256, stream, *p,
+                lengths);
+}
+
+// One warp a head
+__global__ static void __launch_bounds__(32)
+    pages_limits_kernel(double* limits, const __grid_constant__ Pruning pruning,
+                        const __grid_constant__ HeadShape s) {
+    double limit = pruning_score_limit(pruning, s, NULL, (int)blockIdx.x);
+    if (threadIdx.x == 0) limits[blockIdx.x] = limit;
+}
+
+// p->limits of a layer from its QK norm's weights.
+static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
+                                int64_t weight_stride, cudaStream_t stream) {
+    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride, 0};
+    Pruning pruning = {};
+    pruning.q_weight = q_weight, pruning.k_weight = k_weight;
+    CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
+}
+
+// ----------------------------------------------------------------------------
+// copies
+
+// A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten
+// pages are zeros with a cum_logf from which nothing is left. Keys and values before first_page are left out.
+#define PAGES_FORGOTTEN_CUM_LOGF 1e6
+typedef struct {
+    bf16 *k, *v;      // [T, NH, dh]
+    double* cum_logf; // [NH, T]
+    int first_page;
+} PagesGathered;
+
+// Block (page, head)
+__global__ static void __launch_bounds__(128)
+    pages_gather_kernel(const __grid_constant__ PagesGathered to, const __grid_constant__ Pages p,
+                        int64_t layer, int slot, int T) {
+    int index = (int)blockIdx.x, h = (int)blockIdx.y, chunks = (int)p.dh / 8;
+    int64_t head = pages_slot_head(p, slot, layer, h);
+    bool forgotten = index < p.forgotten[head];
+    int64_t page = forgotten ? 0 : p.table[head * p.table_width + index];
+    int tokens = min(PAGE_TOKENS, T - index * PAGE_TOKENS);
+    for (int i = (int)threadIdx.x; index >= to.first_page && i < tokens * chunks; i += 128) {
+        int token = i / chunks, chunk = i % chunks;
+        int64_t from = pages_chunk(p, page, token, chunk);
+        int64_t at = ((index * PAGE_TOKENS + token) * p.NH + h) * p.dh + chunk * 8;
+        store16(to.k + at, forgotten ? Raw8{} : load_raw8(p.k + from));
+        store16(to.v + at, forgotten ? Raw8{} : load_raw8(p.v + from));
+    }
+    if (p.cum_logf && (int)threadIdx.x < tokens)
+        to.cum_logf[(int64_t)h * T + index * PAGE_TOKENS + threadIdx.x] =
+            forgotten ? PAGES_FORGOTTEN_CUM_LOGF : p.cum_logf[page * PAGE_TOKENS + threadIdx.x];
+}
+
+// The T tokens of a slot, in one layer.
+static inline void pages_gather(const PagesGathered* to, const Pages* p, int64_t layer, int slot, int64_t T,
+                                cudaStream_t stream) {
+    dim3 grid((unsigned)ceil_div<int64_t>(T, PAGE_TOKENS), (unsigned)p->NH);
+    CUDA_LAUNCH(pages_gather_kernel, grid, 128, stream, *to, *p, layer, slot, (int)T);
+}
+
+// Copies what a slot has besides pages; the page table is the caller's.
+static inline void pages_fork(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
+    int64_t heads = pages_heads(*p), d = p->NH * p->dh;
+    auto copy = [&](void* array, int64_t bytes) {
+        if (array)
+            CUDA_CHECK(cudaMemcpyAsync((char*)array + to * bytes, (char*)array + from * bytes, (size_t)bytes,
+                                       cudaMemcpyDeviceToDevice, stream));
+    };
+    copy(p->forgotten, heads * (int64_t)sizeof(int32_t));
+    copy(p->gates, heads * (int64_t)sizeof(double2));
+    copy(p->squares, 2 * heads * (int64_t)sizeof(unsigned));
+    copy(p->sealed, heads * (int64_t)sizeof(int32_t));
+    size_t bytes = (size_t)(2 * d) * sizeof(bf16);
+    if (p->last)
+        CUDA_CHECK(cudaMemcpy2DAsync(p->last + to * 2 * d, (size_t)p->slots * bytes, p->last + from * 2 * d,
+                                     (size_t)p->slots * bytes, bytes, (size_t)p->layers,
+                                     cudaMemcpyDeviceToDevice, stream));
+}
+
+// Page `to` becomes a copy of page `from`.
+static inline void pages_copy(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
+    auto copy = [&](void* array, int64_t bytes) {
+        if (array)
+            CUDA_CHECK(cudaMemcpyAsync((char*)array + to * bytes, (char*)array + from * bytes, (size_t)bytes,
+                                       cudaMemcpyDeviceToDevice, stream));
+    };
+    copy(p->k, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
+    copy(p->v, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
+    copy(p->cum_logf, PAGE_TOKENS * (int64_t)sizeof(double));
+    copy(p->page_logsum, (int64_t)sizeof(double));
+    copy(p->page_norms, (int64_t)sizeof(unsigned));
+}

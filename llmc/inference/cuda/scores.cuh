@@ -1,0 +1,106 @@
+/*
+What leaves the device of a row's logits: the most likely token, and the log-probability of the target
+(RowScore of llmc/inference/extension.h).
+
+logits are float [rows, row_stride], of which the first V columns count; row_stride is a multiple of 4. A row
+is cut into SCORE_PARTS, a thread block each; the last one to end adds up. Called by the GPU trainer after
+lm_head.
+*/
+#pragma once
+
+#include "../../layers/classifier.cuh"
+#include "pass.cuh"
+
+enum { SCORE_PARTS = 8, SCORE_THREADS = 512 };
+
+typedef struct __align__(8) {
+    uint64_t key; // as scores_key
+    ExpSum sum;
+    int nan;
+}
+ScorePart;
+
+// What row_scores needs besides logits.
+typedef struct {
+    PassOutputs outputs;
+    const int32_t* targets; // [outputs] tokens below V, or -1: logprob is 0
+    ScorePart* parts;       // [outputs, SCORE_PARTS]
+    unsigned* ended;        // [outputs] parts; 0 between passes
+} Scores;
+
+// A logit and its token as one number: larger for the larger logit, of equal ones for the lower token.
+__device__ static inline uint64_t scores_key(float logit, int token) {
+    uint32_t bits = __float_as_uint(logit + 0.0f); // -0 becomes 0
+    bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
+    return (uint64_t)bits << 32 | (0xffffffffu - (uint32_t)token);
+}
+
+__device__ static inline uint64_t max_key(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+__device__ static inline uint64_t scores_max_of_lanes(uint64_t x) {
+    for (int step = 16; step > 0; step /= 2) x = max_key(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+// One thread: the score of an output from its parts.
+__device__ static inline void scores_finish(const Scores& s, const float* row, int output) {
+    ScorePart whole = s.parts[output * SCORE_PARTS];
+    for (int i = 1; i < SCORE_PARTS; i++) {
+        ScorePart part = s.parts[output * SCORE_PARTS + i];
+        whole = {max_key(whole.key, part.key), exp_sum_join(whole.sum, part.sum), whole.nan | part.nan};
+    }
+    int best = (int)(0xffffffffu - (uint32_t)whole.key), target = s.targets[output];
+    double logprob = 0;
+    if (target >= 0) logprob = (double)row[target] - (double)whole.sum.max - log((double)whole.sum.sum);
+    if (whole.nan || isinf(row[best])) best = -1;
+    s.ended[output] = 0;
+    *pass_score(s.outputs, output) = {logprob, best, best};
+    if (!s.outputs.draws) pass_advance(s.outputs, output, best);
+}
+
+// Block (part, row)
+__global__ static void __launch_bounds__(SCORE_THREADS)
+    scores_kernel(const __grid_constant__ Scores scores, const float* logits, int first, int V,
+                  int64_t row_stride) {
+    __shared__ uint64_t keys[32];
+    kernel_wait();
+    const float* row = logits + blockIdx.y * row_stride;
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, output = first + (int)blockIdx.y;
+    uint64_t key = 0;
+    bool nan = false;
+    ExpSum s = {-FLT_MAX, 0};
+    for (int i = 4 * ((int)blockIdx.x * SCORE_THREADS + (int)threadIdx.x); i < V;
+         i += 4 * SCORE_PARTS * SCORE_THREADS) {
+        Pack4 x = load16(row + i);
+        float max = s.max, sum = 0;
+        for (int j = 0; j < 4; j++) {
+            if (i + j >= V) x[j] = -INFINITY;
+            nan |= isnan(x[j]);
+            if (i + j < V) key = max_key(key, scores_key(x[j], i + j));
+            max = fmaxf(max, x[j]);
+        }
+        for (int j = 0; j < 4; j++) sum += expf(x[j] - max);
+        s = {max, s.sum * expf(s.max - max) + sum};
+    }
+    key = scores_max_of_lanes(key);
+    if (lane == 0) keys[warp] = key;
+    nan = __syncthreads_or(nan);
+    s = block_exp_sum(s);
+    if (warp != 0) return;
+    key = scores_max_of_lanes(lane < SCORE_THREADS / 32 ? keys[lane] : 0);
+    if (lane != 0) return;
+    scores.parts[output * SCORE_PARTS + blockIdx.x] = {key, s, nan};
+    __threadfence();
+    if (atomicAdd(&scores.ended[output], 1) < SCORE_PARTS - 1) return;
+    __threadfence();
+    scores_finish(scores, row, output);
+}
+
+// The scores of outputs first, first + 1, .. from their rows of logits.
+static inline void row_scores(const Scores* scores, const float* logits, int64_t first,
+                              const LogitShape* shape, cudaStream_t stream) {
+    Range range("lm_head and loss", RANGE_FORWARD, stream);
+    assert(shape->row_stride % 4 == 0);
+    launch_after(scores_kernel, dim3(SCORE_PARTS, (unsigned)shape->rows), SCORE_THREADS, 0, stream, *scores,
+                 logits, (int)first, (int)shape->V, shape->row_stride);
+}

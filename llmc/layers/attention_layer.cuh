@@ -1,0 +1,49 @@
+/*
+Attention as a layer of the model: its shape, its projections and its norms, from the parameter table. For the
+trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
+*/
+#pragma once
+
+#include "layer.cuh"
+#include "output_gate.cuh"
+
+static inline HeadShape attention_shape_of(const Layer* layer) {
+    int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
+    return {layer->B,
+            layer->T,
+            NH,
+            dh,
+            R,
+            matmul_padded(R),
+            layer->config->qk_norm_share ? 0 : dh,
+            layer->config->window_size};
+}
+
+// Describes how q, k and v get from proj to attention, but for the tensors of a pass.
+static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
+    const ProjLayout* proj = &layer->table->proj;
+    memset(paths, 0, 3 * sizeof paths[0]);
+    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
+    q->column = proj->q, k->column = proj->k, v->column = proj->v;
+    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
+    q->weight = layer_param(layer, layer->weights, P_Q_NORM),
+    q->dweight = layer_param(layer, layer->grads, P_Q_NORM);
+    k->weight = layer_param(layer, layer->weights, P_K_NORM),
+    k->dweight = layer_param(layer, layer->grads, P_K_NORM);
+    q->eps = k->eps = QK_NORM_EPS;
+    q->rope = k->rope = layer->config->use_rope;
+}
+
+// A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
+static inline bf16* proj_column(bf16* proj, int64_t column) {
+    return proj && column >= 0 ? proj + column : NULL;
+}
+
+static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, bf16* proj, bf16* dproj,
+                                               float* delta) {
+    const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
+    float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
+    bf16 *gate = proj_column(proj, layer->table->proj.ogate),
+         *dgate = proj_column(dproj, layer->table->proj.ogate);
+    return {weight, dweight, rstd, gate, dgate, delta, layer->config->norm_eps, false};
+}

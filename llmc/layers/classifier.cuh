@@ -1,0 +1,121 @@
+/*
+The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place.
+
+logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient.
+targets [rows] are token ids, losses [rows] float.
+
+A block has one row. It reads the logits twice: once for their maximum and the sum of their exponentials
+(online softmax), and again, from shared memory or the L2 cache unless the row is huge, to write the gradient
+over them. So the largest tensor of the model moves through memory once each way, and the probabilities are
+never stored.
+*/
+#pragma once
+
+#include <float.h>
+#include "../cuda/range.cuh"
+
+// ----------------------------------------------------------------------------
+// online softmax: a sum of exponentials relative to the largest exponent so far
+
+struct ExpSum {
+    float max, sum; // of exponents, of exp(exponent - max)
+};
+
+// max starts at the least finite float, so that a difference is never inf - inf. A NaN ends up in sum.
+__device__ static inline ExpSum exp_sum_join(ExpSum a, ExpSum b) {
+    float max = fmaxf(a.max, b.max);
+    return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
+}
+
+// Over the thread block: the same bits in every thread, and in every run.
+__device__ static inline ExpSum block_exp_sum(ExpSum x) {
+    __shared__ ExpSum of_warp[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    auto of_lanes = [](ExpSum s) {
+        for (int step = 16; step > 0; step /= 2)
+            s = exp_sum_join(s, {__shfl_xor_sync(~0u, s.max, step), __shfl_xor_sync(~0u, s.sum, step)});
+        // a join is not symmetric in its last bit, so that lanes may differ
+        return ExpSum{__shfl_sync(~0u, s.max, 0), __shfl_sync(~0u, s.sum, 0)};
+    };
+    x = of_lanes(x);
+    if (lane == 0) of_warp[warp] = x;
+    __syncthreads();
+    return of_lanes(lane < warps ? of_warp[lane] : ExpSum{-FLT_MAX, 0});
+}
+
+// ----------------------------------------------------------------------------
+
+// Columns from V on are padding with any content: as -inf they have neither probability nor gradient.
+__device__ static inline void mask_padding(Pack8& x, int column, int V) {
+    if (column + 8 <= V) return;
+    for (int j = 0; j < 8; j++)
+        if (column + j >= V) x[j] = __float2bfloat16(-INFINITY);
+}
+
+// CACHED: the second read of the logits is from shared memory.
+template <bool CACHED>
+__global__ static void __launch_bounds__(1024)
+    classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride, float dloss,
+                      bool train) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    bf16 *row = logits + (int64_t)blockIdx.x * row_stride, *cache = (bf16*)shared;
+    int target = targets[blockIdx.x], first = threadIdx.x * 8, step = blockDim.x * 8;
+    bool known = target >= 0 && target < V;
+    float target_logit = known ? __bfloat162float(row[target]) : NAN;
+
+    ExpSum s = {-FLT_MAX, 0};
+    for (int i = first; i < row_stride; i += step) {
+        Pack8 x = CACHED ? load16_once(row + i) : load16(row + i);
+        mask_padding(x, i, V);
+        if (CACHED) store16(cache + i, x);
+        float f[8], max = s.max, sum = 0;
+        unpack8(f, x);
+        for (int j = 0; j < 8; j++) max = fmaxf(max, f[j]);
+        for (int j = 0; j < 8; j++) sum += __expf(f[j] - max);
+        s = {max, s.sum * __expf(s.max - max) + sum};
+    }
+    s = block_exp_sum(s); // after its barrier the target's logit may be overwritten
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(s.sum) - (target_logit - s.max);
+    if (!train) return;
+
+    // from the end, as what was read last is most likely still in L2
+    float scale = dloss / s.sum;
+    int packs = (row_stride - first + step - 1) / step;
+    for (int i = first + (packs - 1) * step; i >= 0; i -= step) {
+        Pack8 x = CACHED ? load16(cache + i) : load16_once(row + i);
+        float f[8];
+        if (!CACHED) mask_padding(x, i, V);
+        unpack8(f, x);
+        for (int j = 0; j < 8; j++) f[j] = __expf(f[j] - s.max) * scale;
+        store16_once(row + i, pack8(f));
+    }
+    if (known && threadIdx.x == target / 8 % blockDim.x) // this thread has just written there
+        row[target] = __float2bfloat16(__expf(target_logit - s.max) * scale - dloss);
+}
+
+typedef struct {
+    int64_t rows, V;
+    int64_t row_stride; // elements from one row of logits to the next: V, padded to a multiple of 8
+} LogitShape;
+
+// losses[t] = -log softmax(logits_t)[targets[t]] of each row. With `train`, logits become the gradient of
+// losses[t] times dloss, and their padding columns zeros. logits are aligned to 16 bytes. A target outside
+// 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
+static inline void classifier(float* losses, bf16* logits, const int32_t* targets, const LogitShape* shape,
+                              float dloss, bool train, cudaStream_t stream) {
+    Range range("loss", RANGE_FORWARD, stream);
+    int64_t rows = shape->rows, V = shape->V, row_stride = shape->row_stride;
+    assert(row_stride >= V && row_stride % 8 == 0 && row_stride <= INT32_MAX / 2 && rows <= INT32_MAX);
+    if (rows == 0) return;
+    int64_t threads = 32 * ceil_div<int64_t>(row_stride, 32 * 8);
+    if (threads > 1024) threads = 1024;
+    int bytes = train ? (int)(row_stride * (int64_t)sizeof(bf16)) : 0;
+    int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    bool cached = train && bytes + 1024 <= most; // 1024: block_exp_sum's, rounded up
+    if (!cached) bytes = 0;
+    auto kernel = cached ? classifier_kernel<true> : classifier_kernel<false>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<(unsigned)rows, (unsigned)threads, (size_t)bytes, stream>>>(losses, logits, targets, (int)V,
+                                                                         (int)row_stride, dloss, train);
+    CUDA_CHECK_LAUNCH();
+}

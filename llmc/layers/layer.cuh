@@ -1,0 +1,151 @@
+/*
+The layer context: what a mixer or an MLP of the GPU trainer sees of the model, and the stream of weight
+gradients.
+
+A pass over B x T tokens reads bf16 weights, adds to fp32 gradients and keeps its activations in tables of its
+own (llmc/model/activations.h). In a pass of the inference engine B is 1 and T is the number of its rows.
+
+The backward pass of a norm recomputes the norm's output, which is the input of a mixer's or MLP's first
+projection. So the weight gradient of that projection is computed last, by the block: mixers and MLPs return
+it as a DeferredWeight.
+
+Made by the trainer for each layer; read by its mixers and those in llmc/baselines/.
+*/
+#pragma once
+
+#include "../model/activations.h"
+#include "../model/params.h"
+#include "../cuda/matmul.cuh"
+#include "rmsnorm.cuh"
+
+// GEMMs of weight gradients, on a stream of their own: they run on multiprocessors that the ends of other
+// kernels leave idle. `main` is the stream of everything else.
+typedef struct {
+    Matmul matmul; // its stream is `own`, or main in sequential mode
+    cudaStream_t own, main;
+    cudaEvent_t event;
+    bool used; // since the last join: a captured stream may wait only for what was captured with it
+} WeightStream;
+
+typedef struct {
+    const Config* config;
+    const ParamTable* table;
+    int64_t l, B, T;
+    const bf16* weights;       // flat buffer of the parameter table
+    const float* weights_fp32; // of the tensors that kernels read in fp32: gates' and time steps'
+    float* grads;              // flat buffer; NULL without a backward pass
+    const Activations* mixer;
+    const Activations* mlp;
+    void* scratch;  // of one kernel at a time
+    float* partial; // norm_partial_bytes of scratch
+    Matmul* matmul;
+    WeightStream* weight_stream;
+    cudaStream_t stream;
+
+    bool deterministic;
+    bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
+    bool cudnn;         // attention by cuDNN's kernels
+    bool recompute_qkv; // tensors of the column `none` are not kept for the backward pass
+    bool recomputing;   // this forward pass repeats an earlier one: it counts nothing
+} Layer;
+
+// ----------------------------------------------------------------------------
+// tables of activations
+
+// The column `kept` of the tables below says which tensors every layer keeps for the backward pass:
+// `always`; `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block;
+// `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
+// recomputes on the fly (norm outputs, act, y but for Mamba-2's) is never kept. What only the backward pass
+// writes has `backward` times its elements.
+#define KEPT_BY(recompute)                                                                                   \
+    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
+               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
+    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
+const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
+
+// ----------------------------------------------------------------------------
+// parameters of the layer
+
+// A parameter of the layer in a buffer of the table's layout; NULL where the model has none.
+template <class T> static inline T* layer_param(const Layer* layer, T* buffer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return p && buffer ? buffer + p->offset : NULL;
+}
+
+// A parameter of the layer that kernels read in fp32; NULL where the model has none.
+static inline const float* layer_param_fp32(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return p ? layer->weights_fp32 + p->fp32 : NULL;
+}
+
+// The linear layer of a weight [N, K], over the rows of the pass.
+static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    int64_t N = p->shape[0], K = p->shape[1];
+    return {layer_param(layer, layer->weights, kind),
+            layer_param(layer, layer->grads, kind),
+            layer->B * layer->T,
+            N,
+            K,
+            N,
+            K};
+}
+
+// The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
+// last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
+// reads and whose gradient is 0.
+static inline Linear layer_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, P_Q_PROJ);
+    linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
+    return linear;
+}
+
+static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
+    const Param* p = params_find(layer->table, kind, layer->l);
+    return {layer_param(layer, layer->weights, kind),
+            layer_param(layer, layer->grads, kind),
+            rstd,
+            layer->B * layer->T,
+            p->count,
+            p->eps};
+}
+
+// ----------------------------------------------------------------------------
+// weight gradients
+
+// A weight gradient whose input x is not recomputed yet.
+typedef struct {
+    Linear linear;
+    const bf16* dout;
+} DeferredWeight;
+
+static inline void weight_stream_init(WeightStream* w, bool deterministic, cudaStream_t main) {
+    w->main = main;
+    CUDA_CHECK(cudaStreamCreate(&w->own));
+    CUDA_CHECK(cudaEventCreateWithFlags(&w->event, cudaEventDisableTiming));
+    matmul_init(&w->matmul, !deterministic, w->own);
+}
+
+static inline void weight_stream_free(WeightStream* w) {
+    matmul_free(&w->matmul);
+    CUDA_CHECK(cudaStreamDestroy(w->own));
+    CUDA_CHECK(cudaEventDestroy(w->event));
+}
+
+// Computes linear->dw += dout^T x after what is queued on the main stream now. Until weight_stream_join the
+// main stream may overwrite neither dout nor x, nor add to any of the N rows of dw; those of the fused
+// projection, padded, reach into the tensors behind it.
+static inline void weight_gradient(WeightStream* w, const bf16* dout, const bf16* x, const Linear* linear) {
+    CUDA_CHECK(cudaEventRecord(w->event, w->main));
+    CUDA_CHECK(cudaStreamWaitEvent(w->matmul.stream, w->event, 0));
+    linear_backward_weight(dout, x, linear, &w->matmul);
+    w->used = true;
+}
+
+// What is queued on the main stream from now on waits for the weight gradients in flight.
+static inline void weight_stream_join(WeightStream* w) {
+    if (!w->used) return;
+    w->used = false;
+    CUDA_CHECK(cudaEventRecord(w->event, w->own));
+    CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
+}

@@ -1,0 +1,65 @@
+/*
+Memory of the GPU trainer, in bytes, by part. train_fox.cu plans with the functions of weights, optimizer and
+overhead; what its passes hold it adds up from its own tables of activations. gpu_pass_bytes estimates that
+for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_without_gpu.sh compares the two.
+*/
+#pragma once
+
+#include "../model/shard.h"
+#include "../run/command/options.h"
+
+enum { GPU_ROW_ALIGN = 64 }; // elements: the GPU trainer's row strides are multiples of it
+
+static inline int64_t gpu_padded(int64_t n) {
+    return (n + GPU_ROW_ALIGN - 1) / GPU_ROW_ALIGN * GPU_ROW_ALIGN;
+}
+
+// Bytes of bf16 weights and, with `train`, fp32 gradients, the same on every rank. lm_head's rows are padded.
+static inline int64_t gpu_weights_bytes(const Config* c, const ParamTable* table, bool train) {
+    const int64_t tail = (gpu_padded(c->vocab_size) - c->vocab_size) * c->hidden_size;
+    return (table->count + tail) * (2 + (train ? 4 : 0));
+}
+
+// Bytes of a rank's fp32 masters and both moments.
+static inline int64_t gpu_shard_bytes(const Shard* shard) { return 3 * 4 * shard_count(shard); }
+
+// Bytes of the workspaces of the GEMMs of both streams.
+#define GPU_WORKSPACE_BYTES ((int64_t)64 << 20)
+
+// Left free.
+#define GPU_SPARE_BYTES ((int64_t)256 << 20)
+
+// Bytes that the driver, loaded kernels, cuBLAS and NCCL take, measured on H200s, and the inboxes for other
+// GPUs' gradients.
+static inline int64_t gpu_overhead_bytes(const Shard* shard) {
+    int64_t largest = 0; // part of a bucket
+    if (shard->size == 1) return (int64_t)512 << 20;
+    for (int b = 0; b < shard->num_buckets; b++) {
+        const int64_t count = shard_part(shard, b).count;
+        if (count > largest) largest = count;
+    }
+    return ((int64_t)1434 << 20) + (shard->size - 1) * largest * 4;
+}
+
+// Bytes of activations and scratch of a training pass over [B,T] tokens, with attention; other mixers have
+// tables of their own, which are not known here. Tensors of B NH T / 128 elements and less are left out.
+static inline int64_t gpu_pass_bytes(const Config* c, const ParamTable* table, int64_t B, int64_t T,
+                                     Recompute recompute) {
+    const int64_t BT = B * T, d = c->hidden_size, NH = c->num_heads, I = config_mlp_size(c);
+    const int64_t L = c->num_hidden_layers, S = gpu_padded(table->proj.rows), Vs = gpu_padded(c->vocab_size);
+    const int64_t gated = config_has_gate(c), learns = gated && c->fgate_type != GATE_FIXED;
+    const int64_t gates_output = c->use_output_norm || c->use_output_gate;
+    // Of one layer, bytes a token: what enters a block; q, k and v; what else the backward pass reads (proj,
+    // o, x_mid, gate_up; norms' statistics, lse and gates); what it writes, and outputs of norms, gates and
+    // SwiGLU
+    const int64_t x = 2 * d, qkv = 6 * d, inner = 2 * S + 4 * d + 4 * I + 16 * NH + 8 * gated * NH + 8;
+    const int64_t shared =
+        2 * S + 10 * d + 8 * I + 4 * learns * NH + gates_output * (2 * d + 4 * NH) + 8 * d + 16;
+    const int64_t layers =
+        x * L + inner * (recompute == RECOMPUTE_BLOCK ? 1 : L) + qkv * (recompute == RECOMPUTE_NONE ? L : 1);
+    const int64_t most_rows = ((int64_t)1 << 27) / Vs / 128 * 128; // of logits
+    const int64_t rows = BT < most_rows ? BT : most_rows > 128 ? most_rows : 128;
+    // scratch of attention's backward pass, or of the embedding's
+    const int64_t dq = BT * 4 * (d + 2 * NH), sorted = BT * 16 + (BT < 16384 ? (BT + 15) / 16 : 1024) * 8 * d;
+    return BT * (layers + shared) + rows * Vs * 2 + T * (d / NH) * 4 + (dq > sorted ? dq : sorted);
+}

@@ -1,0 +1,328 @@
+/*
+The options of both trainers, from one table.
+
+A row of OPTIONS makes a field of struct Options, the row of cli.h that parses it and describes it in --help,
+and its member in trainer.json, from which --resume restores it. Called by run.h and checkpoint.h.
+
+A number or choice that was not given is OPTION_UNSET until the preset's recipe, or the program, chooses it.
+*/
+#pragma once
+
+#include "cli.h"
+#include "../../base/common.h"
+#include "../../formats/json.h"
+#include "../../model/activations.h"
+#include "../../model/presets.h"
+#include "../../model/shapes.h"
+
+#define OPTION_UNSET CLI_UNSET
+
+// Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES
+// is in llmc/model/activations.h.
+#define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
+
+#define CHOICE_VALUE(value, name) value,
+#define CHOICE_NAME(value, name)  name,
+#define CHOICE_LIST(value, name)  "|" name
+
+static const char* const option_recompute_names[] = {RECOMPUTE_CHOICES(CHOICE_NAME)};
+
+typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
+
+// GROUP(title) starts a group of --help. ROW(type, field, name, value name, default, least, most, help)
+// clang-format off
+#define OPTIONS(GROUP, ROW) \
+GROUP("Model") \
+ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
+    "preset: one of " PRESET_NAMES) \
+ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
+ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
+    "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
+ROW(COUNT, window_size, "window-size", "N", OPTION_UNSET, 0, 1 << 24, \
+    "a token attends to itself and the N - 1 tokens before it; 0: to all [the preset's, or that of --init]") \
+GROUP("Data") \
+ROW(TEXT, data, "data", "GLOB", 0, 0, 0, "training shards (data/README.md says how to make them)") \
+ROW(TEXT, val_data, "val-data", "GLOB", 0, 0, 0, "held-out shards") \
+ROW(FLAG, data_changed, "data-changed", "", 0, 0, 0, \
+    "resume although --data holds other data than when the checkpoint was written") \
+ROW(FLAG, shuffle, "shuffle", "", 0, 0, 0, \
+    "shuffle the sequences, with a new permutation of the seed in every epoch") \
+ROW(TEXT, vocab, "vocab", "FILE", 0, 0, 0, \
+    "GPT-2's vocab.bpe, for text of a model of its vocabulary whose folder has no tokenizer.json") \
+ROW(FLAG, json_escape, "json-escape", "", 0, 0, 0, "the model's text is JSON-escaped, as in LongCrawl64") \
+GROUP("Training") \
+ROW(COUNT, seq_len, "seq-len", "T", OPTION_UNSET, 1, 1 << 24, "tokens per sequence [the preset's]") \
+ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
+    "tokens per optimizer step [the preset's]") \
+ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
+    "sequences per forward and backward pass [chosen by the trainer]") \
+ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+    "tokens to train on, where the learning rate reaches 0 [the preset's]") \
+ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
+    "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
+ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the preset's]") \
+ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
+    "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share of it]") \
+ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
+    "AdamW's weight decay, of matrices and the embedding") \
+ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
+ROW(REAL, beta2, "beta2", "X", 0.95, 0, 0.999999, "AdamW's decay rate of the second moment") \
+ROW(REAL, adam_eps, "adam-eps", "X", 1e-8, 1e-30, 1, "AdamW's epsilon") \
+ROW(REAL, grad_clip, "grad-clip", "X", 1.0, 0, 1e9, "maximum global gradient norm; 0: no clipping") \
+ROW(COUNT, seed, "seed", "N", 1, 0, 1LL << 62, "seed of initial weights, shuffling and samples") \
+GROUP("Output") \
+ROW(TEXT, out, "out", "DIR", 0, 0, 0, "folder of the run: checkpoints and log.jsonl") \
+ROW(FLAG, resume, "resume", "", 0, 0, 0, \
+    "continue from the newest checkpoint in --out, with its recorded options; without a checkpoint start " \
+    "anew") \
+ROW(COUNT, save_every, "save-every", "STEPS", 1000, 0, 1LL << 40, \
+    "steps between checkpoints; 0: only one at the end") \
+ROW(COUNT, keep, "keep", "N", 3, 0, 1 << 30, "number of newest checkpoints to keep; 0: all") \
+ROW(COUNT, log_every, "log-every", "STEPS", 1, 1, 1LL << 40, \
+    "steps between lines on the terminal; log.jsonl has every step") \
+ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
+    "steps between measurements of the loss on --val-data; 0: only one at the end") \
+ROW(COUNT, val_tokens, "val-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+    "held-out tokens to measure it on, at most those in --val-data [1048576; with --eval all]") \
+ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
+    "steps between samples on the terminal; 0: none") \
+GROUP("Generation") \
+ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
+    "print up to N tokens, until end of text, from the model of --init, and exit, as --init and --prompt alone " \
+    "do; with --data the length of samples [128]") \
+ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
+    "text to continue [empty: the start of a document]; -: standard input, with --generate a line each") \
+ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
+ROW(LIST, stop, "stop", "TEXT", 0, 0, 0, "end a sample before this text; repeatable") \
+ROW(REAL, temperature, "temperature", "X", 1.0, 0, 100, "divides the logits; 0: the most likely token") \
+ROW(COUNT, top_k, "top-k", "N", 0, 0, 1 << 24, "sample from the N most likely tokens; 0: from all") \
+ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens with this total probability") \
+ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
+    "sample from tokens at least X times as likely as the most likely one") \
+ROW(FLAG, forget_by_seen, "forget-by-seen", "", 0, 0, 0, \
+    "without QK norm too, drop what the gates forget from the cache, as if no score became larger than those " \
+    "seen") \
+GROUP("Evaluation") \
+ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
+    "write the loss by position of the model of --init on --val-data to a JSON file, and exit; --seq-len may " \
+    "be longer than the one trained on [65536 where documents are that long, else the one trained on]") \
+ROW(TEXT, requests, "requests", "FILE", 0, 0, 0, \
+    "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or generate; " \
+    "and exit") \
+ROW(TEXT, maps, "maps", "FILE", 0, 0, 0, \
+    "write what each head of the model of --init forgets and attends to, on --prompt or --val-data, for " \
+    "scripts/eval/maps.py, and exit") \
+GROUP("GPU (ignored by the CPU trainer)") \
+ROW(CHOICE, recompute, "recompute", &RECOMPUTE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+    "activations that the backward pass recomputes to save memory: none, q, k and v, or the whole block " \
+    "[the first that fits]") \
+ROW(CHOICE, attention, "attention", &ATTENTION_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+    "attention kernels; cudnn: models without a forget gate, in a build with USE_CUDNN=1 [fox]") \
+ROW(FLAG, deterministic, "deterministic", "", 0, 0, 0, "bitwise reproducible, slightly slower") \
+GROUP("Many ranks (mpirun, torchrun or srun)") \
+ROW(COUNT, timeout, "timeout", "SECONDS", 600, 1, 1LL << 30, \
+    "end the run when a rank makes no progress for so long") \
+ROW(COUNT, ranks, "ranks", "N", OPTION_UNSET, 1, 1 << 20, \
+    "with --dry-run: plan the memory of each of N ranks, and the hours of all") \
+GROUP("Checks") \
+ROW(FLAG, dry_run, "dry-run", "", 0, 0, 0, \
+    "print config, parameter counts, memory and hours, and exit; needs no GPU") \
+ROW(TEXT, gpu, "gpu", "NAME", 0, 0, 0, \
+    "with --dry-run: plan for this GPU, as in H100, A100, L40S or 4090, of another machine") \
+ROW(REAL, gpu_memory, "gpu-memory", "GIB", OPTION_UNSET, 1, 1e6, "the same with this memory [the GPU's]") \
+ROW(REAL, mfu, "mfu", "PERCENT", OPTION_UNSET, 0.1, 1000, \
+    "the same at this share of its peak speed [that of the nearest measured model]") \
+ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
+    "time N steps on random tokens, of --batch-tokens or else of one micro-batch a rank; print tokens/s, " \
+    "milliseconds by phase and memory, and exit") \
+ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
+    "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
+ROW(FLAG, version, "version", "", 0, 0, 0, "print the program's version and what it was built with, and exit") \
+ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit; also -h")
+
+#define OPTION_NO_FIELD(title)
+#define OPTION_FIELD(type, field, ...) CLI_##type##_FIELD field;
+typedef struct { OPTIONS(OPTION_NO_FIELD, OPTION_FIELD) } Options;
+
+#define OPTION_GROUP(title) {CLI_GROUP, title, "", 0, 0, 0, 0, ""},
+#define OPTION_ROW(type, field, name, value_name, preset, least, most, help) \
+    {CLI_##type, name, value_name, offsetof(Options, field), \
+     (double)(preset), (double)(least), (double)(most), help},
+static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
+// clang-format on
+#define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
+
+#undef ATTENTION_CHOICES
+#undef CHOICE_VALUE
+#undef CHOICE_NAME
+#undef CHOICE_LIST
+#undef OPTIONS
+#undef OPTION_NO_FIELD
+#undef OPTION_FIELD
+#undef OPTION_GROUP
+#undef OPTION_ROW
+
+// Is the option one of the run, which trainer.json records and --resume restores, rather than of this process
+// alone?
+static inline bool option_recorded(const CliRow* row) {
+    static const size_t of_the_process[] = {
+        offsetof(Options, max_steps),    offsetof(Options, out),     offsetof(Options, resume),
+        offsetof(Options, dry_run),      offsetof(Options, bench),   offsetof(Options, dump),
+        offsetof(Options, help),         offsetof(Options, timeout), offsetof(Options, ranks),
+        offsetof(Options, data_changed), offsetof(Options, version), offsetof(Options, eval),
+        offsetof(Options, requests),     offsetof(Options, gpu),     offsetof(Options, gpu_memory),
+        offsetof(Options, mfu),          offsetof(Options, maps)};
+    for (size_t i = 0; i < sizeof of_the_process / sizeof of_the_process[0]; i++)
+        if (row->offset == of_the_process[i]) return false;
+    return row->type != CLI_GROUP;
+}
+
+// Does the option decide what a resumed run learns, or what its text is? Others say how it is computed, kept and
+// measured. Those that can never change (run.h) are not among these.
+static inline bool option_trains(const CliRow* row) {
+    static const size_t training[] = {offsetof(Options, batch_tokens), offsetof(Options, max_tokens),
+                                      offsetof(Options, lr),           offsetof(Options, warmup_tokens),
+                                      offsetof(Options, weight_decay), offsetof(Options, beta1),
+                                      offsetof(Options, beta2),        offsetof(Options, adam_eps),
+                                      offsetof(Options, grad_clip),    offsetof(Options, json_escape)};
+    for (size_t i = 0; i < sizeof training / sizeof training[0]; i++)
+        if (row->offset == training[i]) return row->type != CLI_GROUP;
+    return false;
+}
+
+// ----------------------------------------------------------------------------
+// the command line
+
+// Fills every field with its default.
+static inline void options_defaults(Options* o) { cli_defaults(option_rows, NUM_OPTION_ROWS, o); }
+
+// Parses the command line into *o; given[i] tells whether row i was given. As cli_parse, without arguments.
+static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int argc, char** argv, Error* err) {
+    return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
+}
+
+// Fills what is unset from a preset's recipe. A training shorter than the recipe's is warmed up for the same
+// share of its tokens; a longer one for the recipe's tokens, as in the paper.
+static inline void options_apply_recipe(Options* o, const Recipe* r) {
+    if (o->seq_len == OPTION_UNSET) o->seq_len = r->seq_len;
+    if (o->batch_tokens == OPTION_UNSET) o->batch_tokens = r->batch_tokens;
+    if (o->max_tokens == OPTION_UNSET) o->max_tokens = r->max_tokens;
+    double part = (double)o->max_tokens / (double)r->max_tokens;
+    if (o->warmup_tokens == OPTION_UNSET)
+        o->warmup_tokens = part < 1 ? (int64_t)(part * (double)r->warmup_tokens) : r->warmup_tokens;
+    if (o->lr == OPTION_UNSET) o->lr = r->lr;
+    if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1048576;
+}
+
+// AdamW's numbers for optimizer step `step`, counted from 1, with learning rate lr.
+static inline AdamWParams options_adamw(const Options* o, double lr, int64_t step) {
+    AdamWParams p = {lr, o->beta1, o->beta2, o->adam_eps, o->weight_decay, step};
+    return p;
+}
+
+// Prints --help.
+static inline void options_print_help(FILE* f, const char* program, const char* summary) {
+    fprintf(f, "usage: %s --option value ...\n%s\n", program, summary);
+    cli_print_help(f, option_rows, NUM_OPTION_ROWS);
+}
+
+// ----------------------------------------------------------------------------
+// the record in trainer.json
+
+// Writes an option's value; null where it is unset.
+static inline void option_put(const Options* o, const CliRow* row, JsonWriter* w, const char* key) {
+    const void* field = (const char*)o + row->offset;
+    const int64_t count = row->type == CLI_COUNT ? *(const int64_t*)field : OPTION_UNSET;
+    const double number = row->type == CLI_REAL ? *(const double*)field : OPTION_UNSET;
+    const CliList* list = (const CliList*)field;
+    char name[32];
+    if (row->type == CLI_TEXT)
+        json_put_string(w, key, *(const char* const*)field);
+    else if (row->type == CLI_CHOICE)
+        json_put_string(w, key, cli_choice_name(name, row, *(const int64_t*)field) ? name : NULL);
+    else if (row->type == CLI_FLAG)
+        json_put_bool(w, key, *(const bool*)field);
+    else if (count != OPTION_UNSET)
+        json_put_int(w, key, count);
+    else if (row->type != CLI_LIST)
+        json_put_double(w, key, number == OPTION_UNSET ? NAN : number);
+    if (row->type != CLI_LIST) return;
+    json_begin_array(w, key);
+    for (int k = 0; k < list->count; k++) json_put_string(w, NULL, list->items[k]);
+    json_end(w);
+}
+
+// An option's value as JSON, to be freed; NULL where it is unset.
+static inline char* option_text(const Options* o, const CliRow* row) {
+    JsonWriter w = json_writer(0);
+    option_put(o, row, &w, NULL);
+    if (strcmp(w.text, "null") != 0) return w.text;
+    json_writer_free(&w);
+    return NULL;
+}
+
+// Writes the recorded options as an object under `key`. Unset ones are left out.
+static inline void options_put(const Options* o, JsonWriter* w, const char* key) {
+    json_begin_object(w, key);
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
+        char* text = option_recorded(row) ? option_text(o, row) : NULL;
+        if (text) option_put(o, row, w, row->name);
+        free(text);
+    }
+    json_end(w);
+}
+
+// What a resumed run's option has become: "lr 0.002 (was 0.001)", to be freed; NULL where it is as recorded.
+static inline char* option_change(const Options* now, const Options* before, const CliRow* row) {
+    if (!option_recorded(row)) return NULL;
+    char *is = option_text(now, row), *was = option_text(before, row), *text = NULL;
+    if (strcmp(is ? is : "", was ? was : "") != 0) {
+        const size_t bytes = strlen(row->name) + strlen(is ? is : "unset") + strlen(was ? was : "unset") + 16;
+        text = (char*)xcalloc(bytes, 1);
+        snprintf(text, bytes, "%s %s (was %s)", row->name, is ? is : "unset", was ? was : "unset");
+    }
+    free(is), free(was);
+    return text;
+}
+
+// Sets an option to the value that options_put wrote as `node`; false if it is not valid.
+static inline bool options_restore_one(Options* o, const CliRow* row, const Json* j, int node) {
+    const char* text = json_string(j, node);
+    char digits[32];
+    double number;
+    int64_t whole;
+    bool ok = json_is(j, node, JSON_ARRAY);
+    Error ignored; // the caller names the file and the option
+    if (row->type == CLI_FLAG) return json_bool(j, node, (bool*)cli_field(row, o));
+    if (row->type == CLI_LIST) {
+        for (int item = json_first(j, node); ok && item >= 0; item = json_next(j, item))
+            ok = json_string(j, item) && cli_set(row, o, json_string(j, item), &ignored);
+        return ok;
+    }
+    if (row->type == CLI_COUNT) {
+        if (!json_int64(j, node, &whole)) return false;
+        snprintf(digits, sizeof digits, "%lld", (long long)whole);
+        text = digits;
+    } else if (row->type == CLI_REAL) {
+        if (!json_double(j, node, &number)) return false;
+        snprintf(digits, sizeof digits, "%.17g", number);
+        text = digits;
+    } else if (text && row->offset == offsetof(Options, recompute) && strcmp(text, "cheap") == 0)
+        text = "qkv"; // was once called cheap
+    return text && cli_set(row, o, text, &ignored);
+}
+
+// Restores what options_put wrote, from object `node` of j, but for the options that given[] says were on the
+// command line. Options that this version does not have are ignored. Texts point into j, which must outlive
+// *o. On error *o is undefined; `source` names the file.
+static inline bool options_restore(Options* o, const bool given[NUM_OPTION_ROWS], const char* source,
+                                   const Json* j, int node, Error* err) {
+    for (int member = json_first(j, node); member >= 0; member = json_next(j, member)) {
+        const char* name = json_key(j, member);
+        const CliRow* row = cli_find(option_rows, NUM_OPTION_ROWS, name, strlen(name));
+        if (!row || !option_recorded(row) || given[row - option_rows]) continue;
+        if (!options_restore_one(o, row, j, member))
+            return fail(err, "%s: the recorded value of --%s is not valid", source, row->name);
+    }
+    return true;
+}

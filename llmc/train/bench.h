@@ -1,0 +1,114 @@
+/*
+What both trainers print with --bench: how fast the engine reads a prompt, and how fast it continues
+sequences; the line of a step's rate is the GPU trainer's. Tokens are random and nothing is forgotten, so the
+figures of inference do not depend on what the weights have learnt.
+
+Called by train.h and the GPU trainer.
+*/
+#pragma once
+
+#include "../inference/engine/engine.h"
+
+static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before they are continued, at most
+
+// Prints a step's time `ms`, tokens and FLOPs a second; pruned: share of attention that is not computed.
+static inline void bench_print_rate(const Run* run, const char* what, double ms, double pruned) {
+    double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
+    double executed = flops - pruned * run_mixer_flops_per_token(run),
+           peak = run->peak_flops * run->world->size;
+    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
+           1e-12 * rate * flops);
+    if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
+    if (peak > 0 && config_prunes(&run->config)) printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
+    printf("\n");
+}
+
+static inline bool bench_on_token(Sequence* sequence, int64_t token) {
+    (void)sequence, (void)token;
+    return true;
+}
+static inline void bench_on_end(Sequence* sequence) { (void)sequence; }
+
+// Seconds of the engine's passes until each of the sequences has drawn n tokens.
+static inline double bench_passes(Engine* g, const Sequence* sequences, int64_t count, int64_t n) {
+    const double start = seconds_now();
+    for (int64_t i = 0; i < count; i++)
+        while (sequences[i].generated < n) engine_step(g);
+    return seconds_now() - start;
+}
+
+// Tokens that each of `count` sequences draws: 4 extensions of them are timed, when all have their prompts.
+static inline int64_t bench_tokens(const Trainer* trainer, int64_t count, int64_t length) {
+    return 8 * trainer->pass_steps + count * length / trainer->pass_tokens;
+}
+
+// Reads `count` prompts of `length` tokens, which differ from the first token on, and continues them.
+// seconds: of the passes that read, and of a pass that continues all.
+static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, int64_t length) {
+    const int64_t steps = g->trainer->pass_steps;
+    Sequence* sequences = (Sequence*)xcalloc((size_t)count, sizeof *sequences);
+    Sequence** list = (Sequence**)xcalloc((size_t)count, sizeof *list);
+    for (int64_t i = 0; i < count; i++) {
+        TokenBuffer* tokens = &sequences[i].tokens;
+        token_buffer_reserve(tokens, length);
+        for (; tokens->count < length; tokens->count++)
+            tokens->data[tokens->count] =
+                (uint32_t)(random_uniform(0, (uint64_t)i, (uint64_t)tokens->count) * (double)g->V);
+        tokens->data[0] = (uint32_t)(i % g->V);
+        sequences[i].most_tokens = bench_tokens(g->trainer, count, length);
+        list[i] = &sequences[i];
+    }
+    engine_add(g, list, count);
+    seconds[0] = bench_passes(g, sequences, count, 1);
+    bench_passes(g, sequences, count, 2 * steps); // kernels are loaded, graphs are captured
+    const int64_t passes = g->passes;
+    seconds[1] = bench_passes(g, sequences, count, 6 * steps);
+    seconds[1] /= (double)(g->passes - passes);
+    bench_passes(g, sequences, count, sequences[0].most_tokens);
+    for (int64_t i = 0; i < count; i++) free(sequences[i].tokens.data);
+    free(sequences);
+    free(list);
+}
+
+// Bytes that a pass reads at least which continues `count` sequences of `length` tokens: weights once, but
+// for the embedding, and keys and values.
+static inline double bench_pass_bytes(const Run* run, const Trainer* trainer, const Model* model,
+                                      int64_t count, double length) {
+    const Config* c = &run->config;
+    double page = engine_heads(c) ? (double)trainer->cache_page_bytes(model) : 0;
+    return (double)(run->table.count - c->vocab_size * c->hidden_size) * trainer->weight_bytes +
+           (double)(count * engine_heads(c)) * page * length / PAGE_TOKENS;
+}
+
+// Prints how fast prompts of T tokens are read, and how fast one and several sequences are continued.
+static inline void bench_inference(const Run* run, const Trainer* trainer, Model* model) {
+    const int64_t T = run->options.seq_len, context = T < BENCH_CONTEXT ? T : BENCH_CONTEXT;
+    const int64_t counts[] = {1, trainer->suggested_tokens / (BENCH_CONTEXT / 4)};
+    const int64_t drawn = bench_tokens(trainer, counts[1], T),
+                  several = counts[1] * pages_of(context + drawn);
+    CacheSizes sizes = engine_sizes(trainer, counts[1], T + drawn);
+    Engine engine;
+    double seconds[2];
+    char name[64];
+    sizes.pages =
+        engine_heads(&run->config) * (several > pages_of(T + drawn) ? several : pages_of(T + drawn));
+    if (!engine_open(&engine, trainer, model, &run->config, &sizes)) {
+        printf("  too little memory is left for inference\n");
+        return;
+    }
+    engine.on_token = bench_on_token, engine.on_end = bench_on_end;
+    engine.end_of_text = -1;                 // goes on behind it
+    bench_sequences(seconds, &engine, 1, T); // to warm up
+    bench_sequences(seconds, &engine, 1, T);
+    snprintf(name, sizeof name, "prompt of %lld tokens", (long long)T);
+    printf("  %-28s %10.2f ms %10.0f tokens/s\n", name, 1e3 * seconds[0], (double)T / seconds[0]);
+    for (int i = 0; i < 2; i++) {
+        double length = (double)(context + 4 * trainer->pass_steps);
+        bench_sequences(seconds, &engine, counts[i], context);
+        snprintf(name, sizeof name, "%lld x 1 token behind %lld", (long long)counts[i], (long long)context);
+        printf("  %-28s %10.2f ms %10.0f tokens/s, reading %.0f GB/s\n", name, 1e3 * seconds[1],
+               (double)counts[i] / seconds[1],
+               1e-9 * bench_pass_bytes(run, trainer, model, counts[i], length) / seconds[1]);
+    }
+    engine_close(&engine);
+}
