@@ -16,11 +16,9 @@ run computes the same bits on any number of threads.
 #include <sys/resource.h>
 
 #include "llmc/cpu/adamw.h"
-#include "llmc/inference/cpu/attend.h"
 #include "llmc/cpu/core_time.h"
 #include "llmc/cpu/layer.h"
 #include "llmc/cpu/matmul.h"
-#include "llmc/inference/cpu/memory.h"
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
@@ -105,12 +103,15 @@ static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, in
     if (path->rope) rope_rotate(out, angles, s->dh, 1);
 }
 
-// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2].
-static void qkv_forward(const HeadPath paths[3], const real* proj, const real* angles, const HeadShape* s) {
+// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2]. before_rows [B T]: the previous tokens' rows,
+// NULL at a first one; NULL where they are in proj.
+static void qkv_forward(const HeadPath paths[3], const real* proj, const real* const* before_rows,
+                        const real* angles, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
     for (int64_t bt = 0; bt < s->B * s->T; bt++) {
         int64_t t = bt % s->T;
         const real *row = proj + bt * s->row_stride, *before = t ? row - s->row_stride : NULL;
+        if (before_rows) before = before_rows[bt];
         for (int p = 0; p < 3; p++)
             for (int64_t h = 0; h < s->NH; h++)
                 head_forward(&paths[p], s, bt, h, row, before, angles + t * s->dh);
@@ -420,31 +421,11 @@ static void output_gate_backward(real* dout, const real* dy, const real* o, cons
     X(real, dout, false, BT * d)             /* [B,T,d] of o */ \
     X(double, dcum_logf, false, gated * BT * NH) /* [B,NH,T] */
 
-// The cache of sequences that are extended (llmc/inference/extension.h): a pool of pages for the heads of all
-// layers, each slot's state of fixed size, and scratch of one pass.
-#define ATTENTION_STATE(X) \
-    X(real, k, false, pages * dh * PAGE_TOKENS)      /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
-    X(real, v, false, pages * PAGE_TOKENS * dh)      /* [pages,PAGE_TOKENS,dh] */ \
-    X(double, cum_logf, false, gated * pages * PAGE_TOKENS) /* [pages,PAGE_TOKENS] */ \
-    X(HeadSums, page_end, false, gated * pages)      /* [pages] at the page's last token */ \
-    X(real, last, true, slots * R)                   /* [L,slots,R] proj of the last token, for the shifts */ \
-    X(HeadSums, sums, true, slots * NH)              /* [L,slots,NH] at the last token */ \
-    X(real, proj, false, rows * R)                   /* [rows,R] */ \
-    X(real, heads, false, 3 * rows * d)              /* [3,rows,d] q, k, v */ \
-    X(real, rstd, false, 3 * rows * NH)              /* [3,rows,NH], not read */ \
-    X(real, angles, false, rows * dh)                /* [rows,dh/2,2] */ \
-    X(int64_t, first_page, false, rows * NH)         /* [rows,NH] that the row attends to */ \
-    X(real, o, false, rows * d)                      /* [rows,d] */ \
-    X(real, y, false, rows * d)                      /* [rows,d] */
 // clang-format on
 
 typedef struct {
     ATTENTION_ACTS(ACTIVATION_FIELD)
 } AttentionActs;
-
-typedef struct {
-    ATTENTION_STATE(ACTIVATION_FIELD)
-} AttentionState;
 
 static void attention_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
                                   int64_t T) {
@@ -453,19 +434,7 @@ static void attention_activations(Activations* rows, const Config* config, const
     ATTENTION_ACTS(ACTIVATION_ROW)
 }
 
-static void attention_state(Activations* table, const Config* config, const ParamTable* params,
-                            const CacheSizes* sizes) {
-    int64_t d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t R = params->proj.rows, gated = config_has_gate(config);
-    int64_t pages = sizes->pages, slots = sizes->slots, rows = sizes->rows;
-#define ROW(type, name, per_layer, elements)                                                                 \
-    activations_add(table, (int64_t)sizeof(type) * (elements), per_layer);
-    ATTENTION_STATE(ROW)
-#undef ROW
-}
-
 #undef ATTENTION_ACTS
-#undef ATTENTION_STATE
 
 static AttentionActs attention_acts(const Layer* layer) {
     AttentionActs a;
@@ -494,8 +463,7 @@ static HeadShape attention_shape(const Layer* layer) {
     return s;
 }
 
-// Describes how q, k and v get from proj to attention. `a` has the activations of a pass; an extension passes
-// NULL and sets out and rstd itself.
+// Describes how q, k and v get from proj to attention.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     const ProjLayout* proj = &layer->table->proj;
     memset(paths, 0, 3 * sizeof paths[0]);
@@ -506,7 +474,6 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     k->weight = layer_param(layer, P_K_NORM), k->dweight = layer_grad(layer, P_K_NORM);
     q->eps = k->eps = QK_NORM_EPS;
     q->rope = k->rope = layer->config->use_rope;
-    if (!a) return;
     q->out = a->q, k->out = a->k, v->out = a->v;
     q->rstd = a->q_rstd, k->rstd = a->k_rstd;
     q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
@@ -546,7 +513,7 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     attention_paths(layer, &a, paths);
 
     linear_forward(a.proj, in, NULL, &in_proj);
-    qkv_forward(paths, a.proj, a.angles, &shape);
+    qkv_forward(paths, a.proj, NULL, a.angles, &shape);
     if (a.cum_logf)
         forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
                             layer_param(layer, P_FGATE_BIAS), &shape);
@@ -578,173 +545,59 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     linear_backward(din, a.dproj, in, &in_proj);
 }
 
-static AttentionState attention_cache(const Layer* layer) {
-    AttentionState a;
-    activations_layer(layer->mixer, layer->l, &a, sizeof a);
-    return a;
-}
-
-// The cache as head h of a slot reads it; the head of all pages with slot -1.
-static HeadPages head_pages(const Layer* layer, const AttentionState* a, int64_t slot, int64_t h) {
-    int64_t NH = layer->config->num_heads,
-            head = slot * layer->config->num_hidden_layers * NH + layer->l * NH + h;
-    const int32_t* table = slot < 0 ? NULL : layer->extension->pages + head * cache_table_width(layer->sizes);
-    HeadPages pages = {a->k, a->v, a->cum_logf, a->page_end, table, config_head_size(layer->config)};
-    return pages;
-}
-
-// U of QK norm; NAN without.
-static double head_limit(const Layer* layer, const HeadPath paths[3], int64_t h) {
-    const real *q = paths[0].weight, *k = paths[1].weight;
-    const HeadShape s = attention_shape(layer);
-    int64_t at = h * s.weight_stride;
-    return q ? qk_norm_limit(q + at, k + at, s.dh, layer->config->use_rope) : NAN;
-}
-
-static Forgetting head_forgetting(const Layer* layer, const HeadPath paths[3], int64_t h) {
-    bool skips = layer->sizes->drops && config_prunes(layer->config);
-    Forgetting f = {skips, skips && (paths[0].weight || layer->sizes->drops_unseen),
-                    head_limit(layer, paths, h), layer->config->log_pruning_tolerance};
-    return f;
-}
-
-// Appends the rows of one sequence to the cache of head h, token by token: q, k and v are in `heads`.
-static void head_append(const Layer* layer, const AttentionState* a, const HeadPath paths[3],
-                        int64_t sequence, int64_t h) {
-    const Extension* e = layer->extension;
-    const HeadShape s = attention_shape(layer);
-    const Forgetting forgetting = head_forgetting(layer, paths, h);
-    const real* bias = layer_param(layer, P_FGATE_BIAS);
-    int64_t R = s.row_stride, fgate = layer->table->proj.fgate;
-    int64_t slot = e->slots[sequence], begin = e->begins[sequence], length = e->lengths[sequence];
-    const HeadPages pages = head_pages(layer, a, slot, h);
-    HeadSums none = {0, -INFINITY, 0, 0, 0}, *sums = &a->sums[slot * s.NH + h];
-    if (length == 0) *sums = none;
-    for (int64_t i = begin; i < e->begins[sequence + 1]; i++) {
-        int64_t position = length + i - begin, head = i * s.NH + h;
-        const real *row = a->proj + i * R, *before = i > begin ? row - R : a->last + slot * R;
-        for (int p = 0; p < 3; p++)
-            head_forward(&paths[p], &s, i, h, row, position ? before : NULL, a->angles + i * s.dh);
-        const real *q = paths[0].out + head * s.dh, *k = paths[1].out + head * s.dh;
-        int64_t first_page = head_first_key(&s, position) / PAGE_TOKENS, kept = 0;
-        if (a->cum_logf) {
-            double logf = (double)log_sigmoid((fgate < 0 ? 0 : row[fgate + h]) + bias[h]);
-            kept = head_sums_add(sums, &forgetting, &pages, position, logf, sqrt((double)dot(q, q, s.dh)),
-                                 sqrt((double)dot(k, k, s.dh)));
-        }
-        a->first_page[head] = first_page > kept ? first_page : kept;
-        int64_t next_page = head_first_key(&s, position + 1) / PAGE_TOKENS; // that later rows see
-        if (layer->sizes->drops && sums->forgotten < next_page) sums->forgotten = next_page;
-        page_append(&pages, position, k, paths[2].out + head * s.dh, sums);
-    }
-}
-
-// Appends every sequence's rows to the cache.
-static void attention_append(const Layer* layer, const AttentionState* a, const HeadPath paths[3]) {
-    const Extension* e = layer->extension;
-    int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config), R = layer->table->proj.rows;
-    for (int64_t s = 0; s < e->sequences && layer->l == 0 && layer->config->use_rope; s++)
-        for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++) // for all layers
-            rope_angles(a->angles + i * dh, e->lengths[s] + i - e->begins[s], dh, layer->config->rope_base);
-#pragma omp parallel for schedule(dynamic) collapse(2) if (e->rows * NH * dh > 16384)
-    for (int64_t s = 0; s < e->sequences; s++)
-        for (int64_t h = 0; h < NH; h++) head_append(layer, a, paths, s, h);
-    for (int64_t s = 0; s < e->sequences; s++)
-        memcpy(a->last + e->slots[s] * R, a->proj + (e->begins[s + 1] - 1) * R, (size_t)R * sizeof(real));
-}
-
-// Every row's queries over the keys of its sequence up to itself.
-static void attention_extend(const Layer* layer, const AttentionState* a) {
-    const Extension* e = layer->extension;
-    const HeadShape shape = attention_shape(layer);
-    int64_t NH = shape.NH, dh = shape.dh, keys = 0;
-    for (int64_t s = 0; s < e->sequences; s++)
-        keys += (e->begins[s + 1] - e->begins[s]) * (e->lengths[s] + e->begins[s + 1] - e->begins[s]);
-#pragma omp parallel if (keys * NH * dh > 65536)
-    for (int64_t s = 0; s < e->sequences; s++)
-#pragma omp for schedule(dynamic) collapse(2) nowait
-        for (int64_t h = 0; h < NH; h++)
-            for (int64_t first = e->begins[s]; first < e->begins[s + 1]; first += QUERY_ROWS) {
-                const HeadPages pages = head_pages(layer, a, e->slots[s], h);
-                Query queries[QUERY_ROWS];
-                int64_t count = min64(QUERY_ROWS, e->begins[s + 1] - first);
-                for (int64_t i = 0; i < count; i++) {
-                    int64_t at = (first + i) * NH + h;
-                    queries[i].o = a->o + at * dh, queries[i].q = a->heads + at * dh;
-                    queries[i].position = e->lengths[s] + first + i - e->begins[s];
-                    queries[i].first_page = a->first_page[at];
-                    queries[i].first_key = head_first_key(&shape, queries[i].position);
-                }
-                attend(queries, count, &pages);
-            }
-}
-
-static void attention_mixer_extend(const Layer* layer, real* out, const real* in, const real* residual) {
-    AttentionState a = attention_cache(layer);
+// out = in + mixer(norm(in)) of the rows of a cache's pass, which attend to the cache.
+static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
+    AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    int64_t heads = shape.T * shape.NH;
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    OutputGate output_gate = attention_output_gate(layer, a.rstd, a.proj, NULL);
-    attention_paths(layer, NULL, paths);
-    for (int p = 0; p < 3; p++)
-        paths[p].out = a.heads + p * heads * shape.dh, paths[p].rstd = a.rstd + p * heads;
+    OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
+    PagedAttention attention = {.o = a.o,
+                                .q = a.q,
+                                .k = a.k,
+                                .v = a.v,
+                                .proj = a.proj,
+                                .gate = proj_column(a.proj, layer->table->proj.fgate),
+                                .bias = layer_param(layer, P_FGATE_BIAS),
+                                .q_weight = layer_param(layer, P_Q_NORM),
+                                .k_weight = layer_param(layer, P_K_NORM)};
+    attention_paths(layer, &a, paths);
+    for (int64_t i = 0; layer->l == 0 && layer->config->use_rope && i < layer->T; i++) // for all layers
+        rope_angles(a.angles + i * shape.dh, cache_row_position(cache, i), shape.dh,
+                    layer->config->rope_base);
 
-    linear_forward(a.proj, in, NULL, &in_proj);
-    attention_append(layer, &a, paths);
-    attention_extend(layer, &a);
+    linear_forward(a.proj, extend_normed(layer, cache, in, P_MIXER_NORM), NULL, &in_proj);
+    qkv_forward(paths, a.proj, cache_before(layer, cache, a.proj), a.angles, &shape);
+    paged_attention(&attention, &shape, cache, layer->l);
     output_gate_forward(a.y, a.o, &output_gate, &shape);
-    linear_forward(out, a.y, residual, &o_proj);
-}
-
-static void attention_fork(const Layer* layer, int64_t from, int64_t to) {
-    AttentionState a = attention_cache(layer);
-    int64_t NH = layer->config->num_heads, R = layer->table->proj.rows;
-    memcpy(a.last + to * R, a.last + from * R, (size_t)R * sizeof(real));
-    memcpy(a.sums + to * NH, a.sums + from * NH, (size_t)NH * sizeof(HeadSums));
-}
-
-static void attention_copy_page(const Layer* layer, int32_t from, int32_t to) {
-    AttentionState a = attention_cache(layer);
-    const HeadPages pages = head_pages(layer, &a, -1, 0);
-    page_copy(&pages, from, to);
-}
-
-static void attention_forgotten(const Layer* layer, int32_t* first) {
-    AttentionState a = attention_cache(layer);
-    int64_t NH = layer->config->num_heads, heads = layer->config->num_hidden_layers * NH;
-    for (int64_t i = 0; i < layer->sizes->slots * NH; i++)
-        first[i / NH * heads + layer->l * NH + i % NH] = (int32_t)a.sums[i].forgotten;
+    linear_forward(out, a.y, in, &o_proj);
 }
 
 // ----------------------------------------------------------------------------
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
 // llmc/baselines/ and a row here.
 
-typedef struct {
-    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
-    void (*init)(const Layer*); // once after the allocation of activations
-    void (*forward)(const Layer*, real* out, const real* in, const real* residual);
-    void (*backward)(const Layer*, real* din, const real* dout,
-                     const real* in); // adds to the weights' gradients
-    // the cache of sequences (llmc/inference/extension.h), and a pass that extends them: the layer's extension
-    void (*state)(Activations*, const Config*, const ParamTable*, const CacheSizes*);
-    void (*extend)(const Layer*, real* out, const real* in, const real* residual);
-    void (*fork)(const Layer*, int64_t from, int64_t to);      // copies a slot's state of fixed size
-    void (*copy_page)(const Layer*, int32_t from, int32_t to); // NULL for a mixer without pages, like
-    void (*forgotten)(const Layer*, int32_t* first);           // its first page needed [slots, heads]
-} Mixer;
-
 static const Mixer mixers[] = {
-    {attention_activations, attention_init, attention_mixer_forward, attention_mixer_backward,
-     attention_state, attention_mixer_extend, attention_fork, attention_copy_page,
-     attention_forgotten}, // MIXER_ATTENTION
-    {deltanet_activations, mixer_init_nothing, deltanet_forward, deltanet_backward, deltanet_state,
-     deltanet_extend, mixer_fork, NULL, NULL}, // MIXER_DELTANET
-    {hgrn2_activations, mixer_init_nothing, hgrn2_forward, hgrn2_backward, hgrn2_state, hgrn2_extend,
-     mixer_fork, NULL, NULL}, // MIXER_HGRN2
-    {mamba2_activations, mixer_init_nothing, mamba2_forward, mamba2_backward, mamba2_state, mamba2_extend,
-     mixer_fork, NULL, NULL}, // MIXER_MAMBA2
+    [MIXER_ATTENTION] = {.activations = attention_activations,
+                         .init = attention_init,
+                         .forward = attention_mixer_forward,
+                         .backward = attention_mixer_backward,
+                         .extend = attention_mixer_extend},
+    [MIXER_DELTANET] = {.activations = deltanet_activations,
+                        .forward = deltanet_forward,
+                        .backward = deltanet_backward,
+                        .states = deltanet_states,
+                        .extend = deltanet_extend},
+    [MIXER_HGRN2] = {.activations = hgrn2_activations,
+                     .forward = hgrn2_forward,
+                     .backward = hgrn2_backward,
+                     .states = hgrn2_states,
+                     .extend = hgrn2_extend},
+    [MIXER_MAMBA2] = {.activations = mamba2_activations,
+                      .forward = mamba2_forward,
+                      .backward = mamba2_backward,
+                      .states = mamba2_states,
+                      .extend = mamba2_extend},
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -781,8 +634,10 @@ typedef struct {
     MLP_ACTS(ACTIVATION_FIELD)
 } MlpActs;
 
-static void mlp_activations(Activations* rows, const Config* config, int64_t BT) {
-    int64_t I = config_mlp_size(config);
+static void mlp_activations(Activations* rows, const Config* config, const ParamTable* table, int64_t B,
+                            int64_t T) {
+    int64_t BT = B * T, I = config_mlp_size(config);
+    (void)table;
     MLP_ACTS(ACTIVATION_ROW)
 }
 
@@ -805,6 +660,8 @@ static void mlp_backward(const Layer* layer, real* din, const real* dout, const 
     swiglu_backward(a.dgate_up, a.dact, a.gate_up, layer->B * layer->T, down_proj.K);
     linear_backward(din, a.dgate_up, in, &gate_proj);
 }
+
+static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward, .backward = mlp_backward};
 
 // ----------------------------------------------------------------------------
 // classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient
@@ -903,7 +760,7 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     pass.B = B, pass.T = T;
     model_activations(&pass.tables[PASS_MODEL], config, B, T);
     mixers[config->mixer].activations(&pass.tables[PASS_MIXER], config, table, B, T);
-    mlp_activations(&pass.tables[PASS_MLP], config, B * T);
+    mlp_activations(&pass.tables[PASS_MLP], config, table, B, T);
     return pass;
 }
 
@@ -956,7 +813,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     pass_allocate(&model->pass, model->grads ? model->config.num_hidden_layers : 1, allocate_zeros);
     model->acts = pass_acts(&model->pass, 0);
     Layer layer = model_layer(model, &model->pass, 0);
-    mixers[model->config.mixer].init(&layer);
+    if (mixers[model->config.mixer].init) mixers[model->config.mixer].init(&layer);
 }
 
 static void model_free(Model* model) {
@@ -979,13 +836,6 @@ static inline real* model_param(const Model* model, real* buffer, ParamKind kind
 // ----------------------------------------------------------------------------
 // forward
 
-// The MLP half of a block: out = x_mid + MLP(RMSNorm(x_mid)).
-static void block_mlp_forward(const Layer* layer, const Acts* a, real* out) {
-    Norm norm = layer_norm(layer, P_MLP_NORM, a->mlp_rstd);
-    rmsnorm_forward(a->mlp_in, a->x_mid, &norm);
-    mlp_forward(layer, out, a->mlp_in, a->x_mid);
-}
-
 // One block: acts.x of layer l -> that of the next one. A block without an MLP ends after its mixer.
 static void block_forward(Model* model, int64_t l) {
     const Pass* pass = &model->pass;
@@ -997,7 +847,10 @@ static void block_forward(Model* model, int64_t l) {
 
     rmsnorm_forward(a.mixer_in, a.x, &norm);
     mixers[model->config.mixer].forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
-    if (has_mlp) block_mlp_forward(&layer, &a, x_next);
+    if (!has_mlp) return;
+    norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
+    rmsnorm_forward(a.mlp_in, a.x_mid, &norm);
+    mlp_forward(&layer, x_next, a.mlp_in, a.x_mid);
 }
 
 // The final norm, over acts.x_last.
@@ -1024,9 +877,10 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         const Layer layer = model_layer(model, &model->pass, l);
         const AttentionActs a = attention_acts(&layer);
-        HeadPath paths[3];
-        attention_paths(&layer, NULL, paths);
-        for (int64_t h = 0; h < c->num_heads; h++) limits[h] = head_limit(&layer, paths, h);
+        const real *q = layer_param(&layer, P_Q_NORM), *k = layer_param(&layer, P_K_NORM);
+        const HeadShape s = attention_shape(&layer);
+        for (int64_t h = 0, at = 0; h < s.NH; h++, at += s.weight_stride)
+            limits[h] = q ? qk_norm_limit(q + at, k + at, s.dh, c->use_rope) : NAN;
         block_forward(model, l);
         const LayerHeads heads = {a.q, a.k, a.cum_logf, limits};
         visit(context, l, &heads);
@@ -1136,130 +990,17 @@ static void model_gather_weights(Model* model) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: a pass that extends sequences in a cache (llmc/inference/extension.h)
+// inference (llmc/inference/cpu)
 
-typedef struct Cache {
-    CacheSizes sizes;
-    Pass pass; // B = 1, T = the rows of the pass; the mixer's table is the cache
-} Cache;
-
-// Bytes of a page: of one head, PAGE_TOKENS tokens.
-static int64_t cache_page_bytes(const Model* model) {
-    int64_t numbers = 2 * config_head_size(&model->config) * PAGE_TOKENS * (int64_t)sizeof(real);
-    return numbers + (config_has_gate(&model->config) ? PAGE_TOKENS * (int64_t)sizeof(double) : 0);
-}
-
-static Layer cache_layer(const Model* model, const Cache* cache, const Extension* e, int64_t l) {
-    Layer layer = model_layer(model, &cache->pass, l);
-    layer.grads = NULL;
-    layer.extension = e, layer.sizes = &cache->sizes;
-    return layer;
-}
-
-static void cache_free(Cache* cache) {
-    pass_free(&cache->pass, free);
-    free(cache);
-}
-
-// NULL where the cache would have more than half of the memory that is left, or leave less than a quarter of
-// its size and 8 MiB for what is allocated later.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
-    const Config* config = &model->config;
-    const int64_t L = config->num_hidden_layers;
-    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
-    Activations* tables = cache->pass.tables;
-    cache->sizes = *sizes;
-    cache->pass.B = 1;
-    model_activations(&tables[PASS_MODEL], config, 1, sizes->rows);
-    mlp_activations(&tables[PASS_MLP], config, sizes->rows);
-    mixers[config->mixer].state(&tables[PASS_MIXER], config, &model->table, sizes);
-    threads_create();
-    const int64_t bytes = activations_bytes(&tables[PASS_MIXER], L);
-    void* margin = allocate_if_any((size_t)bytes / 4 + (8 << 20));
-    bool all = margin && (double)bytes <= memory_left("") / 2;
-    for (int t = 0; t < NUM_PASS_TABLES && all; t++) {
-        activations_allocate(&tables[t], t == PASS_MIXER ? L : 1, allocate_if_any);
-        for (int i = 0; i < tables[t].count; i++)
-            all = all && (tables[t].rows[i].data || !tables[t].rows[i].bytes);
-    }
-    free(margin);
-    if (all) return cache;
-    cache_free(cache);
-    return NULL;
+    const Pass pass =
+        pass_plan(&model->config, &model->table, 1, 1); // has no memory: the cache's own tables do
+    Layer layer = model_layer(model, &pass, 0);
+    layer.grads = NULL;
+    return cache_allocate(&layer, &mixers[model->config.mixer], &mlp, sizes);
 }
 
-// Copies a slot's state of fixed size to another slot, which then has the same tokens.
-static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        Layer layer = cache_layer(model, cache, NULL, l);
-        mixers[model->config.mixer].fork(&layer, from, to);
-    }
-}
-
-static void cache_copy_page(Model* model, Cache* cache, int32_t from, int32_t to) {
-    Layer layer = cache_layer(model, cache, NULL, 0);
-    mixers[model->config.mixer].copy_page(&layer, from, to);
-}
-
-// first [slots, heads]: pages at the beginning of each head that no later query needs.
-static void cache_forgotten(Model* model, Cache* cache, int32_t* first) {
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        Layer layer = cache_layer(model, cache, NULL, l);
-        if (mixers[model->config.mixer].forgotten) mixers[model->config.mixer].forgotten(&layer, first);
-    }
-}
-
-// Final norm, lm_head and scores of the pass's outputs, from x [rows, d], in chunks of logits.
-static void model_outputs(Model* model, const Cache* cache, const Extension* e, const real* x,
-                          RowScore* scores, float* logits) {
-    Acts a = pass_acts(&cache->pass, 0);
-    Norm norm = model_final_norm(model, &cache->pass);
-    int64_t d = model->config.hidden_size, V = model->config.vocab_size;
-    int64_t most = model_logit_rows(&model->config, cache->sizes.rows);
-    for (int64_t first = 0, last; first < e->outputs; first = last) {
-        int64_t n = 0; // distinct rows
-        for (last = first; last < e->outputs; last++) {
-            if (last > first && e->output_rows[last] == e->output_rows[last - 1]) continue;
-            if (n == most) break;
-            memcpy(a.lm_head_in + n++ * d, x + e->output_rows[last] * d, (size_t)d * sizeof(real));
-        }
-        Linear lm_head = model_lm_head(model, n);
-        lm_head.dw = NULL;
-        norm.rows = n;
-        rmsnorm_forward(a.lm_head_in, a.lm_head_in, &norm);
-        linear_forward(a.logits, a.lm_head_in, NULL, &lm_head);
-#pragma omp parallel for schedule(static) if ((last - first) * V > 4096)
-        for (int64_t i = first; i < last; i++) {
-            int64_t row = 0;
-            for (int64_t j = first + 1; j <= i; j++) row += e->output_rows[j] != e->output_rows[j - 1];
-            scores[i] = score_row(a.logits + row * V, e->targets[i], V);
-            if (e->draws) scores[i].drawn = draw_row(a.logits + row * V, &e->draws[i], V);
-            for (int64_t c = 0; logits && c < V; c++) logits[i * V + c] = (float)a.logits[row * V + c];
-        }
-    }
-}
-
-// One pass: extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that
-// is NULL, logits [outputs, V]. A row's logits are what model_forward computes for the same tokens, but for
-// rounding and what is forgotten.
-static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
-    cache->pass.T = e->rows;
-    Acts a = pass_acts(&cache->pass, 0);
-    real *x = a.x, *x_next = a.x_last;
-    embedding_forward(x, e->tokens, model_param(model, model->params, P_EMBEDDINGS), e->rows,
-                      model->config.hidden_size);
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        Layer layer = cache_layer(model, cache, e, l);
-        bool has_mlp = layer_param(&layer, P_GATE_PROJ) != NULL;
-        Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-        rmsnorm_forward(a.mixer_in, x, &norm);
-        mixers[model->config.mixer].extend(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, x);
-        if (has_mlp) block_mlp_forward(&layer, &a, x_next);
-        real* swap = x;
-        x = x_next, x_next = swap;
-    }
-    model_outputs(model, cache, e, x, scores, logits);
-}
+static int64_t cache_page_bytes(const Model* model) { return page_bytes(&model->config); }
 
 // ----------------------------------------------------------------------------
 // the trainer: what the run skeleton (llmc/train/train.h) needs of the model
@@ -1476,7 +1217,7 @@ static const Trainer trainer = {
     .bench = bench,
     .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,
-    .extend = model_extend,
+    .extend = cache_extend,
     .cache_fork = cache_fork,
     .cache_copy_page = cache_copy_page,
     .cache_forgotten = cache_forgotten,

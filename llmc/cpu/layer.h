@@ -2,11 +2,11 @@
 The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
 
 A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). A pass that extends sequences (llmc/inference/extension.h) has B = 1 and its rows as
-T; the mixer's table is then the cache.
+(llmc/model/activations.h). A pass that extends sequences (llmc/inference/extension.h) has B = 1, its rows as T, and
+no gradients.
 
-Made by the trainer for each layer; read by its mixers and those in llmc/baselines/. RMSNorm is here because all
-of them call it.
+Made by the trainer for each layer; read by its mixers, those in llmc/baselines/, and llmc/inference/cpu. RMSNorm
+is here because all of them call it.
 */
 #pragma once
 
@@ -26,10 +26,23 @@ typedef struct {
     const Activations* mixer;
     const Activations* mlp;
     real* partial; // scratch [NUM_PIECES * d + 3 B d]: pieces of sums over rows
-
-    const Extension* extension; // NULL in training
-    const CacheSizes* sizes;    // of the cache
 } Layer;
+
+// What takes a block's normed residual stream back to it: attention or what may take its place, or the MLP.
+typedef struct {
+    // adds the tensors of a pass over [B, T] tokens
+    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T);
+    void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
+    // out = residual + mixer(in)
+    void (*forward)(const Layer*, real* out, const real* in, const real* residual);
+    // writes din, the gradient of `in`, and adds to the weights' gradients
+    void (*backward)(const Layer*, real* din, const real* dout, const real* in);
+
+    // Inference of a mixer: the states of a cache's slots, and scratch of a pass (NULL: attention, which has pages);
+    // out = in + mixer(norm(in)) of the rows of the cache's pass.
+    void (*states)(Activations*, const Config*, const ParamTable*, const CacheSizes*);
+    void (*extend)(const Layer*, Cache*, real* out, const real* in);
+} Mixer;
 
 // A parameter of the layer, and its gradient; NULL where the model has none.
 static inline const real* layer_param(const Layer* layer, ParamKind kind) {

@@ -25,6 +25,9 @@ llmc/run/trainer.h, engine/ and the trainers.
 
 enum { PAGE_TOKENS = 64 };
 
+// Defined by a trainer: a cache of sequences.
+typedef struct Cache Cache;
+
 // What a cache has room for.
 typedef struct {
     int64_t slots;     // sequences held at a time

@@ -32,9 +32,8 @@ waits for the host.
 #include "logger.h"
 #include "run.h"
 
-// Defined by the trainer: a model with everything that the run's mode needs, and a cache of sequences.
+// Defined by the trainer: a model with everything that the run's mode needs.
 typedef struct Model Model;
-typedef struct Cache Cache;
 
 // May a step of this loss and gradient norm change the weights? Both trainers answer alike. A norm of 0 means
 // that the weights do not matter to the loss: nothing would be learnt, and no later step would notice. The
@@ -116,10 +115,10 @@ typedef struct {
     // of each head that no later row needs. A recurrent mixer has no pages: cache_fork copies all of a slot.
     int64_t (*cache_page_bytes)(const Model* model);
     Cache* (*cache_new)(Model* model, const CacheSizes* sizes);
-    void (*extend)(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits);
-    void (*cache_fork)(Model* model, Cache* cache, int64_t from, int64_t to);
-    void (*cache_copy_page)(Model* model, Cache* cache, int32_t from, int32_t to);
-    void (*cache_forgotten)(Model* model, Cache* cache, int32_t* first);
+    void (*extend)(Cache* cache, const Extension* e, RowScore* scores, float* logits);
+    void (*cache_fork)(Cache* cache, int64_t from, int64_t to);
+    void (*cache_copy_page)(Cache* cache, int32_t from, int32_t to);
+    void (*cache_forgotten)(Cache* cache, int32_t* first);
     void (*cache_free)(Cache* cache);
 } Trainer;
 

@@ -8,7 +8,7 @@ static const Trainer cached_trainer = {.element_bytes = sizeof(real),
                                        .pass_steps = 1,
                                        .cache_page_bytes = cache_page_bytes,
                                        .cache_new = cache_new,
-                                       .extend = model_extend,
+                                       .extend = cache_extend,
                                        .cache_fork = cache_fork,
                                        .cache_copy_page = cache_copy_page,
                                        .cache_forgotten = cache_forgotten,
@@ -46,7 +46,7 @@ static void cached_free(Cached* c) {
 
 static void cached_fork(Cached* c, int64_t from, int64_t to) {
     pages_fork(&c->pages, from, to, c->lengths[from]);
-    cache_fork(c->model, c->cache, from, to);
+    cache_fork(c->cache, from, to);
     c->lengths[to] = c->lengths[from];
 }
 
@@ -64,8 +64,7 @@ static void cached_pass(Cached* c, int64_t n, const int32_t* slots, const int64_
     for (int64_t s = 0, row = 0; s < n; s++) {
         lengths[s] = c->lengths[slots[s]], begins[s] = row;
         int64_t pairs = pages_append(&c->pages, slots[s], lengths[s], counts[s], c->copies);
-        for (int64_t i = 0; i < pairs; i++)
-            cache_copy_page(c->model, c->cache, c->copies[2 * i], c->copies[2 * i + 1]);
+        for (int64_t i = 0; i < pairs; i++) cache_copy_page(c->cache, c->copies[2 * i], c->copies[2 * i + 1]);
         for (int64_t i = 0; i < counts[s]; i++, row++) {
             tokens[row] = texts[s][lengths[s] + i], targets[row] = texts[s][lengths[s] + i + 1];
             outputs[row] = row;
@@ -73,7 +72,7 @@ static void cached_pass(Cached* c, int64_t n, const int32_t* slots, const int64_
         begins[s + 1] = row;
     }
     Extension e = {rows, n, tokens, slots, begins, lengths, c->pages.table, rows, outputs, targets, NULL, 1};
-    model_extend(c->model, c->cache, &e, all_scores, all_logits);
+    cache_extend(c->cache, &e, all_scores, all_logits);
     for (int64_t s = 0; s < n; s++) {
         memcpy(scores[s] + lengths[s], all_scores + begins[s], (size_t)counts[s] * sizeof(RowScore));
         memcpy(logits[s] + lengths[s] * V, all_logits + begins[s] * V,
@@ -81,7 +80,7 @@ static void cached_pass(Cached* c, int64_t n, const int32_t* slots, const int64_
         c->lengths[slots[s]] += counts[s];
     }
     if (c->sizes.drops) {
-        cache_forgotten(c->model, c->cache, c->first);
+        cache_forgotten(c->cache, c->first);
         for (int64_t s = 0; s < n; s++)
             pages_forget(&c->pages, slots[s], c->first + slots[s] * c->pages.heads);
     }

@@ -88,7 +88,7 @@ static void check_maps(const char* name, int64_t T, real gate) {
         const AttentionActs acts = attention_acts(&layer);
         const HeadShape s = attention_shape(&layer);
         HeadPath paths[3];
-        attention_paths(&layer, NULL, paths);
+        attention_paths(&layer, &acts, paths);
         for (int64_t h = 0; h < m->NH; h++) {
             const int64_t at = l * m->NH + h;
             const double* cum_logf = m->cum_logf + at * T;
@@ -102,7 +102,9 @@ static void check_maps(const char* name, int64_t T, real gate) {
                                          (double)dot(acts.k + (i % T * s.NH + h) * s.dh,
                                                      acts.k + (i % T * s.NH + h) * s.dh, s.dh) /
                                          (double)s.dh));
-            if (paths[0].weight) limit = head_limit(&layer, paths, h);
+            if (paths[0].weight)
+                limit = qk_norm_limit(paths[0].weight + h * s.weight_stride,
+                                      paths[1].weight + h * s.weight_stride, s.dh, c->use_rope);
             if (config_prunes(c)) share = share_of(cum_logf, T, limit, c->log_pruning_tolerance);
             shares += share;
             CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-12,

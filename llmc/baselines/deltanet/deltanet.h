@@ -58,8 +58,8 @@ static inline void deltanet_activations(Activations* rows, const Config* config,
 }
 
 // The states of all slots, of constant size, and scratch of a pass.
-static inline void deltanet_state(Activations* rows, const Config* config, const ParamTable* table,
-                                  const CacheSizes* sizes) {
+static inline void deltanet_states(Activations* rows, const Config* config, const ParamTable* table,
+                                   const CacheSizes* sizes) {
     deltanet_rows(rows, config, table->proj.rows, 1, sizes->rows, false);
     mixer_slots(rows, sizes);
 }
@@ -160,8 +160,8 @@ static inline void deltanet_forward(const Layer* layer, real* out, const real* i
     linear_forward(out, a.y, residual, &o_proj);
 }
 
-static inline void deltanet_extend(const Layer* layer, real* out, const real* in, const real* residual) {
-    mixer_extend(layer, out, in, residual, deltanet_forward);
+static inline void deltanet_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
+    mixer_extend(layer, cache, out, in, deltanet_forward);
 }
 
 // Writes din, the gradient of `in`; din first holds the gradient of y.

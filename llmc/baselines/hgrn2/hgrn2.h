@@ -53,8 +53,8 @@ static inline void hgrn2_activations(Activations* rows, const Config* config, co
 }
 
 // The states of all slots, of constant size, and scratch of a pass.
-static inline void hgrn2_state(Activations* rows, const Config* config, const ParamTable* table,
-                               const CacheSizes* sizes) {
+static inline void hgrn2_states(Activations* rows, const Config* config, const ParamTable* table,
+                                const CacheSizes* sizes) {
     (void)table;
     hgrn2_rows(rows, config, 1, sizes->rows, false);
     mixer_slots(rows, sizes);
@@ -183,8 +183,8 @@ static inline void hgrn2_forward(const Layer* layer, real* out, const real* in, 
     linear_forward(out, a.y, residual, &o_proj);
 }
 
-static inline void hgrn2_extend(const Layer* layer, real* out, const real* in, const real* residual) {
-    mixer_extend(layer, out, in, residual, hgrn2_forward);
+static inline void hgrn2_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
+    mixer_extend(layer, cache, out, in, hgrn2_forward);
 }
 
 // Writes din, the gradient of `in`; din first holds the gradient of y.

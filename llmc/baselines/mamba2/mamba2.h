@@ -62,8 +62,8 @@ static inline void mamba2_activations(Activations* rows, const Config* config, c
 }
 
 // The states of all slots, of constant size, and scratch of a pass.
-static inline void mamba2_state(Activations* rows, const Config* config, const ParamTable* table,
-                                const CacheSizes* sizes) {
+static inline void mamba2_states(Activations* rows, const Config* config, const ParamTable* table,
+                                 const CacheSizes* sizes) {
     (void)table;
     mamba2_rows(rows, config, 1, sizes->rows, false);
     mixer_slots(rows, sizes);
@@ -210,8 +210,8 @@ static inline void mamba2_forward(const Layer* layer, real* out, const real* in,
     linear_forward(out, a.y, residual, &out_proj);
 }
 
-static inline void mamba2_extend(const Layer* layer, real* out, const real* in, const real* residual) {
-    mixer_extend(layer, out, in, residual, mamba2_forward);
+static inline void mamba2_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
+    mixer_extend(layer, cache, out, in, mamba2_forward);
 }
 
 // Writes din, the gradient of `in`.

@@ -257,9 +257,6 @@ static inline void recurrence_sum(real* out, const real* parts, int64_t count, i
 // ----------------------------------------------------------------------------
 // what the recurrent mixers have in common beside
 
-// Their passes read no tensor that must be filled before.
-static inline void mixer_init_nothing(const Layer* layer) { (void)layer; }
-
 // The fused projection [R, d] of all that the mixer reads of its input.
 static inline Linear mixer_in_proj(const Layer* layer) {
     Linear linear = layer_linear(layer, P_Q_PROJ);

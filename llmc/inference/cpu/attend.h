@@ -1,6 +1,5 @@
 /*
-Inference on the CPU: attention over a paged cache, which of its pages a head has forgotten, and the score of
-a row of logits.
+Inference on the CPU: attention over a paged cache, and which of its pages a head has forgotten.
 
 A page (llmc/inference/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so that
 a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys page by
@@ -20,7 +19,7 @@ alone in place of the sum over j <= i, of its weight the keys up to e have at mo
 
     exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_j exp(-c_j), j <= e
 
-Called by train_fox.c.
+Called by cache.h.
 */
 #pragma once
 
@@ -178,37 +177,4 @@ static inline void attend(Query* queries, int64_t count, const HeadPages* pages)
             if (n >= q->first_page && n * PAGE_TOKENS <= q->position) attend_page(q, pages, n);
     for (Query* q = queries; q < queries + count; q++)
         for (int64_t x = 0; x < pages->dh; x++) q->o[x] /= q->row_sum;
-}
-
-// ----------------------------------------------------------------------------
-// scores
-
-// The most likely token and, in double, the log-probability of the target, -1: none.
-static inline RowScore score_row(const real* logits, int32_t target, int64_t V) {
-    RowScore score = {0, 0, 0};
-    double sum = 0;
-    bool finite = true;
-    for (int64_t i = 0; i < V; i++) {
-        finite = finite && !isnan(logits[i]);
-        if (logits[i] > logits[score.best]) score.best = (int32_t)i;
-    }
-    double highest = (double)logits[score.best];
-    for (int64_t i = 0; target >= 0 && i < V; i++) sum += exp((double)logits[i] - highest);
-    if (target >= 0) score.logprob = (double)logits[target] - highest - log(sum);
-    if (!finite || !isfinite(highest)) score.best = -1;
-    score.drawn = score.best;
-    return score;
-}
-
-// The token of a draw from a row's logits.
-static inline int32_t draw_row(const real* logits, const Draw* draw, int64_t V) {
-    float* row = (float*)xcalloc((size_t)V, sizeof *row);
-    Sampler sampler;
-    memset(&sampler, 0, sizeof sampler);
-    sampler.settings = draw->settings;
-    for (int64_t i = 0; i < V; i++) row[i] = (float)logits[i];
-    const int64_t token = sampler_next(&sampler, row, V, draw->counter);
-    sampler_free(&sampler);
-    free(row);
-    return (int32_t)token;
 }

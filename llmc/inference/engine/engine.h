@@ -321,7 +321,7 @@ static inline bool engine_start(Engine* g, EngineNode* node, bool* others) {
         engine_free_node(parent);
     } else if (parent) {
         pages_fork(&g->pages, parent->slot, slot, parent->end);
-        g->trainer->cache_fork(g->model, g->cache, parent->slot, slot);
+        g->trainer->cache_fork(g->cache, parent->slot, slot);
         parent->waiting--;
     }
     return true;
@@ -344,7 +344,7 @@ static inline void engine_start_waiting(Engine* g) {
 static inline void engine_forget(Engine* g) {
     g->unread = 0;
     if (!g->sizes.drops || g->pages.heads == 0) return;
-    g->trainer->cache_forgotten(g->model, g->cache, g->first_pages);
+    g->trainer->cache_forgotten(g->cache, g->first_pages);
     const EngineList* lists[] = {&g->running, &g->held};
     for (int i = 0; i < 2; i++)
         for (const EngineNode* node = lists[i]->first; node; node = node->next)
@@ -425,7 +425,7 @@ static inline void engine_add_rows(Engine* g, EngineNode* node, int64_t n) {
     if (p->rows == begin) return;
     int64_t pairs = pages_append(&g->pages, node->slot, node->length, p->rows - begin, g->copies);
     for (int64_t i = 0; i < pairs; i++)
-        g->trainer->cache_copy_page(g->model, g->cache, g->copies[2 * i], g->copies[2 * i + 1]);
+        g->trainer->cache_copy_page(g->cache, g->copies[2 * i], g->copies[2 * i + 1]);
     g->nodes[p->sequences] = node;
     g->slots[p->sequences] = (int32_t)node->slot;
     g->lengths[p->sequences] = node->length;
@@ -535,7 +535,7 @@ static inline bool engine_step(Engine* g) {
     engine_build(g);
     Extension* p = &g->pass;
     p->steps = engine_steps(g);
-    g->trainer->extend(g->model, g->cache, p, g->scores, NULL);
+    g->trainer->extend(g->cache, p, g->scores, NULL);
     g->tokens_read += p->rows * p->steps, g->unread += p->rows * p->steps, g->passes += p->steps;
     for (int64_t i = 0; i < p->sequences; i++) {
         EngineNode* node = g->nodes[i];

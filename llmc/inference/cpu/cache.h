@@ -1,0 +1,245 @@
+/*
+The CPU trainer's cache of sequences (llmc/inference/extension.h), and attention over it.
+
+Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed size: the
+last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent mixer keeps
+states alone, in a table of its own (llmc/baselines/shared/states.h). All else is scratch of a pass of R rows.
+
+Called by attention's and the recurrent mixers' `extend`, and by extend.h.
+*/
+#pragma once
+
+#include "../../cpu/layer.h"
+#include "attend.h"
+
+// clang-format off
+// type, name, kept for every layer, elements of a layer
+#define CACHE_PAGES(X) \
+    X(real, k, false, pages * dh * PAGE_TOKENS)             /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
+    X(real, v, false, pages * PAGE_TOKENS * dh)             /* [pages,PAGE_TOKENS,dh] */ \
+    X(double, cum_logf, false, gated * pages * PAGE_TOKENS) /* [pages,PAGE_TOKENS] */ \
+    X(HeadSums, page_end, false, gated * pages)             /* [pages] at the page's last token */ \
+    X(real, last, true, slots * R)                          /* [L,slots,R] proj of the last token */ \
+    X(HeadSums, sums, true, slots * NH)                     /* [L,slots,NH] at the last token */ \
+    X(int64_t, first_page, false, rows * NH)                /* [R,NH] that the row attends to */ \
+    X(const real*, before, false, rows)                     /* [R] proj of the token before; NULL: none */
+// clang-format on
+
+typedef struct {
+    CACHE_PAGES(ACTIVATION_FIELD)
+} CachePages;
+
+struct Cache {
+    CacheSizes sizes;
+    Layer layer; // of layer 0, without gradients, mixer and mlp
+    const Mixer *mixer, *mlp;
+    const Extension* pass; // in progress
+    Activations states;    // CACHE_PAGES, or those of a recurrent mixer with its scratch
+    Activations acts;      // EXTEND_ACTS of extend.h
+    Activations of_mixer;  // attention's tensors of a pass
+    Activations of_mlp;
+};
+
+static inline void cache_pages_activations(Activations* table, const Config* config, const ParamTable* params,
+                                           const CacheSizes* sizes) {
+    int64_t NH = config->num_heads, dh = config_head_size(config);
+    int64_t R = params->proj.rows, gated = config_has_gate(config);
+    int64_t pages = sizes->pages, slots = sizes->slots, rows = sizes->rows;
+#define ROW(type, name, per_layer, elements)                                                                 \
+    activations_add(table, (int64_t)sizeof(type) * (elements), per_layer);                                   \
+    table->rows[table->count - 1].of_slots = per_layer;
+    CACHE_PAGES(ROW)
+#undef ROW
+}
+
+#undef CACHE_PAGES
+
+static inline CachePages cache_pages(const Cache* cache, int64_t l) {
+    CachePages pages;
+    activations_layer(&cache->states, l, &pages, sizeof pages);
+    return pages;
+}
+
+// Bytes of a page: of one head, PAGE_TOKENS tokens.
+static inline int64_t page_bytes(const Config* c) {
+    int64_t numbers = 2 * config_head_size(c) * PAGE_TOKENS * (int64_t)sizeof(real);
+    return numbers + (config_has_gate(c) ? PAGE_TOKENS * (int64_t)sizeof(double) : 0);
+}
+
+// Row i's position in its sequence s.
+static inline int64_t cache_position(const Extension* e, int64_t s, int64_t i) {
+    return e->lengths[s] + i - e->begins[s];
+}
+
+// Row i's position in its sequence.
+static inline int64_t cache_row_position(const Cache* cache, int64_t i) {
+    const Extension* e = cache->pass;
+    int64_t s = 0;
+    while (e->begins[s + 1] <= i) s++;
+    return cache_position(e, s, i);
+}
+
+// The rows of proj [rows, R] before each of the pass's rows, of the same sequence: NULL at its first token.
+static inline const real* const* cache_before(const Layer* layer, Cache* cache, const real* proj) {
+    const Extension* e = cache->pass;
+    const CachePages pages = cache_pages(cache, layer->l);
+    int64_t R = layer->table->proj.rows;
+    for (int64_t s = 0; s < e->sequences; s++)
+        for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++) {
+            const real* before = i > e->begins[s] ? proj + (i - 1) * R : pages.last + e->slots[s] * R;
+            pages.before[i] = cache_position(e, s, i) ? before : NULL;
+        }
+    return pages.before;
+}
+
+// ----------------------------------------------------------------------------
+// attention over the cache
+
+// A layer's rows, and what their keys are forgotten by.
+typedef struct {
+    real* o;                         // [rows, NH, dh]
+    const real *q, *k, *v;           // [rows, NH, dh]
+    const real* proj;                // [rows, R]
+    const real* gate;                // the forget gate's column of proj; NULL: it has only a bias
+    const real* bias;                // [NH] of the forget gate; NULL: no gate
+    const real *q_weight, *k_weight; // of QK norm; NULL without
+} PagedAttention;
+
+// The cache as head h of a slot reads it; the head of all pages with slot -1.
+static inline HeadPages head_pages(const Cache* cache, const CachePages* a, int64_t l, int64_t slot,
+                                   int64_t h) {
+    const Config* c = cache->layer.config;
+    int64_t NH = c->num_heads, head = slot * c->num_hidden_layers * NH + l * NH + h;
+    const int32_t* table = slot < 0 ? NULL : cache->pass->pages + head * cache_table_width(&cache->sizes);
+    HeadPages pages = {.k = a->k,
+                       .v = a->v,
+                       .cum_logf = a->cum_logf,
+                       .page_end = a->page_end,
+                       .numbers = table,
+                       .dh = config_head_size(c)};
+    return pages;
+}
+
+static inline Forgetting head_forgetting(const Cache* cache, const PagedAttention* a, const HeadShape* s,
+                                         int64_t h) {
+    const Config* c = cache->layer.config;
+    const bool skips = cache->sizes.drops && config_prunes(c);
+    Forgetting f = {.skips = skips,
+                    .drops = skips && (a->q_weight || cache->sizes.drops_unseen),
+                    .limit = NAN,
+                    .log_tolerance = c->log_pruning_tolerance};
+    int64_t at = h * s->weight_stride;
+    if (a->q_weight) f.limit = qk_norm_limit(a->q_weight + at, a->k_weight + at, s->dh, c->use_rope);
+    return f;
+}
+
+// Appends the rows of one sequence to the cache of head h, token by token.
+static inline void head_append(const Cache* cache, const PagedAttention* a, const HeadShape* s, int64_t l,
+                               int64_t sequence, int64_t h) {
+    const Extension* e = cache->pass;
+    const CachePages of = cache_pages(cache, l);
+    const Forgetting forgetting = head_forgetting(cache, a, s, h);
+    int64_t slot = e->slots[sequence], begin = e->begins[sequence];
+    const HeadPages pages = head_pages(cache, &of, l, slot, h);
+    HeadSums none = {0, -INFINITY, 0, 0, 0}, *sums = &of.sums[slot * s->NH + h];
+    if (e->lengths[sequence] == 0) *sums = none;
+    for (int64_t i = begin; i < e->begins[sequence + 1]; i++) {
+        int64_t position = cache_position(e, sequence, i), head = i * s->NH + h;
+        const real *q = a->q + head * s->dh, *k = a->k + head * s->dh;
+        int64_t first_page = head_first_key(s, position) / PAGE_TOKENS, kept = 0;
+        if (a->bias) {
+            double logf = (double)log_sigmoid((a->gate ? a->gate[i * s->row_stride + h] : 0) + a->bias[h]);
+            kept = head_sums_add(sums, &forgetting, &pages, position, logf, sqrt((double)dot(q, q, s->dh)),
+                                 sqrt((double)dot(k, k, s->dh)));
+        }
+        of.first_page[head] = first_page > kept ? first_page : kept;
+        int64_t next_page = head_first_key(s, position + 1) / PAGE_TOKENS; // that later rows see
+        if (cache->sizes.drops && sums->forgotten < next_page) sums->forgotten = next_page;
+        page_append(&pages, position, k, a->v + head * s->dh, sums);
+    }
+}
+
+// Appends every sequence's rows to the cache of layer l.
+static inline void cache_append(const Cache* cache, const PagedAttention* a, const HeadShape* shape,
+                                int64_t l) {
+    const Extension* e = cache->pass;
+    const CachePages of = cache_pages(cache, l);
+    int64_t R = shape->row_stride;
+#pragma omp parallel for schedule(dynamic) collapse(2) if (e->rows * shape->NH * shape->dh > 16384)
+    for (int64_t s = 0; s < e->sequences; s++)
+        for (int64_t h = 0; h < shape->NH; h++) head_append(cache, a, shape, l, s, h);
+    for (int64_t s = 0; s < e->sequences; s++)
+        memcpy(of.last + e->slots[s] * R, a->proj + (e->begins[s + 1] - 1) * R, (size_t)R * sizeof(real));
+}
+
+// Every row's queries over the keys of its sequence up to itself: fills a->o.
+static inline void cache_attend(const Cache* cache, const PagedAttention* a, const HeadShape* shape,
+                                int64_t l) {
+    const Extension* e = cache->pass;
+    const CachePages of = cache_pages(cache, l);
+    int64_t NH = shape->NH, dh = shape->dh, keys = 0;
+    for (int64_t s = 0; s < e->sequences; s++)
+        keys += (e->begins[s + 1] - e->begins[s]) * cache_position(e, s, e->begins[s + 1]);
+#pragma omp parallel if (keys * NH * dh > 65536)
+    for (int64_t s = 0; s < e->sequences; s++)
+#pragma omp for schedule(dynamic) collapse(2) nowait
+        for (int64_t h = 0; h < NH; h++)
+            for (int64_t first = e->begins[s]; first < e->begins[s + 1]; first += QUERY_ROWS) {
+                const HeadPages pages = head_pages(cache, &of, l, e->slots[s], h);
+                Query queries[QUERY_ROWS];
+                int64_t count = min64(QUERY_ROWS, e->begins[s + 1] - first);
+                for (int64_t i = 0; i < count; i++) {
+                    int64_t at = (first + i) * NH + h;
+                    queries[i].o = a->o + at * dh, queries[i].q = a->q + at * dh;
+                    queries[i].position = cache_position(e, s, first + i);
+                    queries[i].first_page = of.first_page[at];
+                    queries[i].first_key = head_first_key(shape, queries[i].position);
+                }
+                attend(queries, count, &pages);
+            }
+}
+
+// Attention of the pass's rows in layer l, whose keys, values and gates join the cache.
+static inline void paged_attention(const PagedAttention* a, const HeadShape* shape, const Cache* cache,
+                                   int64_t l) {
+    cache_append(cache, a, shape, l);
+    cache_attend(cache, a, shape, l);
+}
+
+// ----------------------------------------------------------------------------
+// what the engine asks of a cache (llmc/run/trainer.h)
+
+// The part of a layer's tensor i of states that belongs to a slot; NULL and 0 bytes for scratch and pages.
+static inline char* cache_slot(const Cache* cache, int i, int64_t l, int64_t slot, size_t* bytes) {
+    *bytes = 0;
+    if (!cache->states.rows[i].of_slots) return NULL;
+    const int64_t all = cache->states.rows[i].bytes;
+    *bytes = (size_t)(all / cache->sizes.slots);
+    return (char*)cache->states.rows[i].data + l * all + slot * (int64_t)*bytes;
+}
+
+// Copies a slot's state of fixed size to another slot, which then has the same tokens.
+static inline void cache_fork(Cache* cache, int64_t from, int64_t to) {
+    for (int64_t l = 0; l < cache->layer.config->num_hidden_layers; l++)
+        for (int i = 0; i < cache->states.count; i++) {
+            size_t bytes;
+            const char* state = cache_slot(cache, i, l, from, &bytes);
+            if (state) memcpy(cache_slot(cache, i, l, to, &bytes), state, bytes);
+        }
+}
+
+static inline void cache_copy_page(Cache* cache, int32_t from, int32_t to) {
+    const CachePages of = cache_pages(cache, 0);
+    const HeadPages pages = head_pages(cache, &of, 0, -1, 0);
+    page_copy(&pages, from, to);
+}
+
+// first [slots, heads]: pages at the beginning of each head that no later query needs.
+static inline void cache_forgotten(Cache* cache, int32_t* first) {
+    int64_t L = cache->layer.config->num_hidden_layers, NH = cache->layer.config->num_heads;
+    for (int64_t l = 0; l < L && !cache->mixer->states; l++) {
+        const CachePages of = cache_pages(cache, l);
+        for (int64_t i = 0; i < cache->sizes.slots * NH; i++)
+            first[(i / NH * L + l) * NH + i % NH] = (int32_t)of.sums[i].forgotten;
+    }
+}

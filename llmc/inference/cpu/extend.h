@@ -1,0 +1,157 @@
+/*
+Extension on the CPU (llmc/inference/extension.h): one pass over rows of sequences in a cache,
+
+    x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))
+
+A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is forgotten. The
+model is seen through a Layer and two Mixers, its mixer and its MLP.
+
+    cache_new       the trainer's, which knows the model's functions
+    cache_extend    a pass
+
+Called by train_fox.c.
+*/
+#pragma once
+
+#include "cache.h"
+#include "memory.h"
+#include "scores.h"
+
+// clang-format off
+// type, name, kept, elements: of R rows
+#define EXTEND_ACTS(X) \
+    X(real, x, false, R * d)                 /* [R,d] residual stream */ \
+    X(real, x_mid, false, R * d)             /* [R,d] the same between mixer and MLP */ \
+    X(real, normed, false, R * d)            /* [R,d] input of a mixer, an MLP, or lm_head */ \
+    X(real, rstd, false, R)                  /* [R] not read */ \
+    X(real, logits, false, logit_rows * V)   /* [rows,V] of a chunk of outputs */
+// clang-format on
+
+typedef struct {
+    EXTEND_ACTS(ACTIVATION_FIELD)
+} ExtendActs;
+
+// Rows of logits in memory at once.
+static inline int64_t extend_logit_rows(const Config* c, int64_t rows) {
+    int64_t most = ((int64_t)1 << 22) / c->vocab_size;
+    return min64(rows, most < 64 ? 64 : most);
+}
+
+static inline void extend_activations(Activations* rows, const Config* config, int64_t R) {
+    int64_t d = config->hidden_size, V = config->vocab_size, logit_rows = extend_logit_rows(config, R);
+    EXTEND_ACTS(ACTIVATION_ROW)
+}
+
+#undef EXTEND_ACTS
+
+static inline ExtendActs extend_acts(const Cache* cache) {
+    ExtendActs a;
+    activations_layer(&cache->acts, 0, &a, sizeof a);
+    return a;
+}
+
+// A norm of the pass's rows x [R, d], valid until the next one.
+static inline const real* extend_normed(const Layer* layer, const Cache* cache, const real* x,
+                                        ParamKind kind) {
+    const ExtendActs a = extend_acts(cache);
+    Norm norm = layer_norm(layer, kind, a.rstd);
+    rmsnorm_forward(a.normed, x, &norm);
+    return a.normed;
+}
+
+// ----------------------------------------------------------------------------
+// the cache
+
+static inline void cache_free(Cache* cache) {
+    Activations* const tables[] = {&cache->states, &cache->acts, &cache->of_mixer, &cache->of_mlp};
+    for (int t = 0; t < 4; t++)
+        for (int i = 0; i < tables[t]->count; i++) free(tables[t]->rows[i].data);
+    free(cache);
+}
+
+// An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the cache would have more than
+// half of the memory that is left, or leave less than a quarter of its size and 8 MiB for what is allocated later.
+static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, const Mixer* mlp,
+                                    const CacheSizes* sizes) {
+    const Config* config = layer->config;
+    const int64_t L = config->num_hidden_layers;
+    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
+    Activations* const tables[] = {&cache->states, &cache->acts, &cache->of_mixer, &cache->of_mlp};
+    cache->sizes = *sizes, cache->layer = *layer, cache->mixer = mixer, cache->mlp = mlp;
+    cache->layer.B = 1, cache->layer.mixer = &cache->of_mixer, cache->layer.mlp = &cache->of_mlp;
+    extend_activations(&cache->acts, config, sizes->rows);
+    mlp->activations(&cache->of_mlp, config, layer->table, 1, sizes->rows);
+    if (mixer->states) {
+        mixer->states(&cache->states, config, layer->table, sizes);
+    } else {
+        cache_pages_activations(&cache->states, config, layer->table, sizes);
+        mixer->activations(&cache->of_mixer, config, layer->table, 1, sizes->rows);
+    }
+    threads_create();
+    const int64_t bytes = activations_bytes(&cache->states, L);
+    void* margin = allocate_if_any((size_t)bytes / 4 + (8 << 20));
+    bool all = margin && (double)bytes <= memory_left("") / 2;
+    for (int t = 0; t < 4 && all; t++) {
+        activations_allocate(tables[t], t == 0 ? L : 1, allocate_if_any);
+        for (int i = 0; i < tables[t]->count; i++)
+            all = all && (tables[t]->rows[i].data || !tables[t]->rows[i].bytes);
+    }
+    free(margin);
+    if (all) return cache;
+    cache_free(cache);
+    return NULL;
+}
+
+// ----------------------------------------------------------------------------
+// a pass
+
+// Final norm, lm_head and scores of the pass's outputs, from x [rows, d], in chunks of logits.
+static inline void extend_outputs(Cache* cache, const real* x, RowScore* scores, float* logits) {
+    const Extension* e = cache->pass;
+    const ExtendActs a = extend_acts(cache);
+    Layer layer = cache->layer;
+    int64_t d = layer.config->hidden_size, V = layer.config->vocab_size;
+    int64_t most = extend_logit_rows(layer.config, cache->sizes.rows);
+    for (int64_t first = 0, last; first < e->outputs; first = last) {
+        int64_t n = 0; // distinct rows
+        for (last = first; last < e->outputs; last++) {
+            if (last > first && e->output_rows[last] == e->output_rows[last - 1]) continue;
+            if (n == most) break;
+            memcpy(a.normed + n++ * d, x + e->output_rows[last] * d, (size_t)d * sizeof(real));
+        }
+        layer.T = n;
+        Linear lm_head = layer_linear(&layer, P_LM_HEAD);
+        linear_forward(a.logits, extend_normed(&layer, cache, a.normed, P_NORM), NULL, &lm_head);
+#pragma omp parallel for schedule(static) if ((last - first) * V > 4096)
+        for (int64_t i = first; i < last; i++) {
+            int64_t row = 0;
+            for (int64_t j = first + 1; j <= i; j++) row += e->output_rows[j] != e->output_rows[j - 1];
+            scores[i] = score_row(a.logits + row * V, e->targets[i], V);
+            if (e->draws) scores[i].drawn = draw_row(a.logits + row * V, &e->draws[i], V);
+            for (int64_t c = 0; logits && c < V; c++) logits[i * V + c] = (float)a.logits[row * V + c];
+        }
+    }
+}
+
+// Extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that is NULL, logits
+// [outputs, V].
+static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scores, float* logits) {
+    const ExtendActs a = extend_acts(cache);
+    const int64_t d = cache->layer.config->hidden_size;
+    Layer layer = cache->layer;
+    layer.T = e->rows;
+    cache->pass = e;
+    for (int64_t i = 0; i < e->rows; i++)
+        memcpy(a.x + i * d, layer_param(&layer, P_EMBEDDINGS) + e->tokens[i] * d, (size_t)d * sizeof(real));
+    real *x = a.x, *other = a.x_mid;
+    for (; layer.l < layer.config->num_hidden_layers; layer.l++) {
+        cache->mixer->extend(&layer, cache, other, x);
+        real* swap = x;
+        x = other, other = swap;
+        if (!layer_param(&layer, P_GATE_PROJ)) continue;
+        cache->mlp->forward(&layer, other, extend_normed(&layer, cache, x, P_MLP_NORM), x);
+        swap = x;
+        x = other, other = swap;
+    }
+    extend_outputs(cache, x, scores, logits);
+}
