@@ -578,26 +578,26 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
 // llmc/baselines/ and a row here.
 
 static const Mixer mixers[] = {
-    [MIXER_ATTENTION] = {.activations = attention_activations,
-                         .init = attention_init,
-                         .forward = attention_mixer_forward,
-                         .backward = attention_mixer_backward,
-                         .extend = attention_mixer_extend},
-    [MIXER_DELTANET] = {.activations = deltanet_activations,
-                        .forward = deltanet_forward,
-                        .backward = deltanet_backward,
-                        .states = deltanet_states,
-                        .extend = deltanet_extend},
-    [MIXER_HGRN2] = {.activations = hgrn2_activations,
-                     .forward = hgrn2_forward,
-                     .backward = hgrn2_backward,
-                     .states = hgrn2_states,
-                     .extend = hgrn2_extend},
-    [MIXER_MAMBA2] = {.activations = mamba2_activations,
-                      .forward = mamba2_forward,
-                      .backward = mamba2_backward,
-                      .states = mamba2_states,
-                      .extend = mamba2_extend},
+    {.activations = attention_activations,
+     .init = attention_init,
+     .forward = attention_mixer_forward,
+     .backward = attention_mixer_backward,
+     .extend = attention_mixer_extend}, // MIXER_ATTENTION
+    {.activations = deltanet_activations,
+     .forward = deltanet_forward,
+     .backward = deltanet_backward,
+     .states = deltanet_states,
+     .extend = deltanet_extend}, // MIXER_DELTANET
+    {.activations = hgrn2_activations,
+     .forward = hgrn2_forward,
+     .backward = hgrn2_backward,
+     .states = hgrn2_states,
+     .extend = hgrn2_extend}, // MIXER_HGRN2
+    {.activations = mamba2_activations,
+     .forward = mamba2_forward,
+     .backward = mamba2_backward,
+     .states = mamba2_states,
+     .extend = mamba2_extend}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 

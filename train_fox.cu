@@ -25,7 +25,7 @@ changes nothing on the device itself.
 #include "llmc/layers/global_norm.cuh"
 #include "llmc/layers/layer.cuh"
 #include "llmc/layers/swiglu.cuh"
-#include "llmc/inference/cuda/layers.cuh"
+#include "llmc/inference/cuda/extension.cuh"
 #include "llmc/baselines/deltanet/deltanet.cuh"
 #include "llmc/baselines/hgrn2/hgrn2.cuh"
 #include "llmc/baselines/mamba2/mamba2.cuh"
@@ -201,31 +201,35 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
 // llmc/baselines/ and a row here.
 
-typedef struct {
-    // dies where the kernels do not support passes over [B, T] tokens
-    void (*check)(const Config*, int64_t B, int64_t T);
-    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
-    size_t (*scratch_bytes)(const Layer*);
-    void (*init)(const Layer*); // once after the allocation of activations; NULL: nothing to do
-    void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
-    DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
-    // out = in + mixer(norm(in)) of the rows of an extension, after begin_extend; NULL: nothing to do
-    void (*begin_extend)(const Layer*, Cache*);
-    void (*extend)(const Layer*, Cache*, bf16* out, const bf16* in);
-    void (*states)(Activations*, const Config*,
-                   const CacheSizes*); // of slots, without pages; NULL: it has pages
-} Mixer;
-
 static const Mixer mixers[] = {
-    {attention_mixer_check, attention_activations, attention_mixer_scratch_bytes, attention_init,
-     attention_mixer_forward, attention_mixer_backward, attention_begin_extend, attention_mixer_extend,
-     NULL}, // MIXER_ATTENTION
-    {deltanet_check, deltanet_activations, deltanet_scratch_bytes, NULL, deltanet_forward, deltanet_backward,
-     NULL, deltanet_extend, deltanet_states}, // MIXER_DELTANET
-    {hgrn2_check, hgrn2_activations, hgrn2_scratch_bytes, NULL, hgrn2_forward, hgrn2_backward, NULL,
-     hgrn2_extend, hgrn2_states}, // MIXER_HGRN2
-    {mamba2_check, mamba2_activations, mamba2_scratch_bytes, NULL, mamba2_forward, mamba2_backward, NULL,
-     mamba2_extend, mamba2_states}, // MIXER_MAMBA2
+    {.check = attention_mixer_check,
+     .activations = attention_activations,
+     .scratch_bytes = attention_mixer_scratch_bytes,
+     .init = attention_init,
+     .forward = attention_mixer_forward,
+     .backward = attention_mixer_backward,
+     .extend = attention_mixer_extend}, // MIXER_ATTENTION
+    {.check = deltanet_check,
+     .activations = deltanet_activations,
+     .scratch_bytes = deltanet_scratch_bytes,
+     .forward = deltanet_forward,
+     .backward = deltanet_backward,
+     .states = deltanet_states,
+     .extend = deltanet_extend}, // MIXER_DELTANET
+    {.check = hgrn2_check,
+     .activations = hgrn2_activations,
+     .scratch_bytes = hgrn2_scratch_bytes,
+     .forward = hgrn2_forward,
+     .backward = hgrn2_backward,
+     .states = hgrn2_states,
+     .extend = hgrn2_extend}, // MIXER_HGRN2
+    {.check = mamba2_check,
+     .activations = mamba2_activations,
+     .scratch_bytes = mamba2_scratch_bytes,
+     .forward = mamba2_forward,
+     .backward = mamba2_backward,
+     .states = mamba2_states,
+     .extend = mamba2_extend}, // MIXER_MAMBA2
 };
 static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
 
@@ -415,6 +419,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.weight_stream = &model->weight_stream;
     layer.stream = model->stream;
     layer.deterministic = model->deterministic;
+    layer.sequential = model->sequential;
     layer.cudnn = model->cudnn;
     layer.recompute_qkv = model->recompute == RECOMPUTE_QKV;
     return layer;
@@ -861,194 +866,18 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
 }
 
 // ----------------------------------------------------------------------------
-// extension: rows of sequences in a cache (llmc/inference/extension.h)
+// inference (llmc/inference/cuda)
 
-static Layer extend_layer(const Model* model, Cache* cache, int64_t l, int64_t rows) {
-    Pass pass = {};
-    pass.B = 1, pass.T = rows;
-    Layer layer = model_layer((Model*)model, &pass, l);
-    layer.mixer = &cache->states, layer.mlp = NULL;
-    layer.matmul = &cache->matmul;
-    return layer;
-}
-
-// What of a cache is in pages: nothing of a recurrent mixer.
-static CacheModel cache_model(const Config* c) {
-    return mixers[c->mixer].states ? CacheModel() : attention_cache_model(c);
-}
-
-// The states of a cache's slots, and scratch.
-static Activations cache_states(const Config* c, const CacheSizes* sizes) {
-    Activations states = {};
-    if (mixers[c->mixer].states) mixers[c->mixer].states(&states, c, sizes);
-    return states;
-}
-
-// Bytes of a cache on the device.
-static int64_t cache_bytes(const Model* model, const CacheSizes* sizes) {
-    CacheModel of = cache_model(&model->config);
-    Activations table = extend_activations(&model->config, &model->table, sizes);
-    Activations states = cache_states(&model->config, sizes);
-    return device_cache_bytes(&of, sizes) + activations_bytes(&table, 1) +
-           activations_bytes(&states, model->config.num_hidden_layers) + (int64_t)MATMUL_WORKSPACE;
-}
-
-static int64_t cache_page_bytes(const Model* model) {
-    int64_t gate = config_has_gate(&model->config), dh = config_head_size(&model->config);
-    return PAGE_TOKENS * (2 * dh * (int64_t)sizeof(bf16) + gate * (int64_t)sizeof(double)) +
-           gate * (int64_t)sizeof(double);
-}
-
-// Allocates a table of a cache; false where there is too little memory.
-static bool cache_allocate(Activations* table, int64_t layers) {
-    bool all = true;
-    activations_allocate(table, layers, device_bytes_if_any);
-    for (int i = 0; i < table->count; i++) all = all && (table->rows[i].data || !table->rows[i].bytes);
-    return all;
-}
-
-static void cache_free(Cache* cache) {
-    for (int i = 0; i < cache->table.count; i++) device_free(cache->table.rows[i].data);
-    for (int i = 0; i < cache->states.count; i++) device_free(cache->states.rows[i].data);
-    for (int64_t n = 0; cache->graphs && n < cache_graphs(&cache->device.sizes); n++)
-        if (cache->graphs[n]) CUDA_CHECK(cudaGraphExecDestroy(cache->graphs[n]));
-    if (cache->matmul.workspace) matmul_free(&cache->matmul);
-    CUDA_CHECK(cudaFreeHost(cache->scores));
-    device_cache_free(&cache->device);
-    free(cache->graphs);
-    free(cache->warm);
-    free(cache);
-}
-
-// An empty cache; NULL where the device has no memory for it. One that drops reads the weights' bounds, so
-// that it is made anew when they change.
+// A cache that drops reads the weights' bounds, so that it is made anew when they change.
 static Cache* cache_new(Model* model, const CacheSizes* sizes) {
-    const Config* c = &model->config;
-    CacheModel of = cache_model(c);
-    if (of.layers && of.dh != 64 && of.dh != 128)
-        die("generation on the GPU has kernels for head sizes 64 and 128, not %lld", (long long)of.dh);
-    Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
-    bool all = device_cache_new(&cache->device, &of, sizes);
-    if (all) {
-        cache->table = extend_activations(c, &model->table, sizes), cache->states = cache_states(c, sizes);
-        all = cache_allocate(&cache->table, 1) && cache_allocate(&cache->states, c->num_hidden_layers);
-    }
-    if (!all) cache_free(cache);
-    if (!all) return NULL;
-    activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
-    matmul_init(&cache->matmul, !model->deterministic, model->stream);
-    size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
-           graphs = (size_t)cache_graphs(sizes);
-    CUDA_CHECK(cudaMallocHost(&cache->scores, scores * sizeof(RowScore)));
-    cache->graphs = (cudaGraphExec_t*)xcalloc(graphs, sizeof(cudaGraphExec_t));
-    cache->warm = (bool*)xcalloc(graphs, sizeof(bool));
-    for (int64_t l = 0; l < of.layers; l++) {
-        Layer layer = extend_layer(model, cache, l, 1);
-        attention_cache_init(&layer, &cache->device);
-    }
-    return cache;
-}
-
-// Queues lm_head, scores and draws of outputs first .. first + count.
-static void extend_outputs(Model* model, Cache* cache, int64_t first, int64_t count) {
-    const ExtendActs* a = &cache->acts;
-    Layer layer = extend_layer(model, cache, 0, count);
-    MatvecInput normed = extend_normed(&layer, a, a->x_last + first * model->config.hidden_size, P_NORM);
-    Linear lm_head = model_lm_head(model, count);
-    LogitShape shape = {count, model->config.vocab_size, model->Vs};
-    linear_rows(a->logits, &normed, NULL, &lm_head, &cache->matmul);
-    row_scores(&cache->device.scores, a->logits, first, &shape, model->stream);
-    if (cache->device.scores.outputs.draws)
-        row_draws(&cache->device.scores.outputs, a->logits, first, &shape, model->stream);
-}
-
-// Queues the layers of a filled pass; acts.x_last gets the rows with outputs.
-static void extend_rows(Model* model, Cache* cache, int64_t outputs) {
-    const ExtendActs* a = &cache->acts;
-    int64_t rows = cache->device.pass.num_rows, d = model->config.hidden_size;
-    const Mixer* mixer = &mixers[model->config.mixer];
-    bf16 *x = a->x, *other = a->x_mid;
-    Layer layer = extend_layer(model, cache, 0, rows);
-    if (mixer->begin_extend) mixer->begin_extend(&layer, cache);
-    embedding_forward(x, cache->device.pass.tokens, model_param(model, model->weights, P_EMBEDDINGS), rows, d,
-                      model->stream);
-    for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
-        layer = extend_layer(model, cache, l, rows);
-        mixer->extend(&layer, cache, other, x);
-        std::swap(x, other);
-        if (!layer_param(&layer, layer.weights, P_GATE_PROJ)) continue;
-        mlp_extend(&layer, cache, other, x);
-        std::swap(x, other);
-    }
-    embedding_forward(a->x_last, cache->device.output_rows, x, outputs, d, model->stream);
-}
-
-static void download_extend_logits(const Model* model, const Cache* cache, float* host, int64_t rows) {
-    size_t row = (size_t)model->config.vocab_size * sizeof(float);
-    CUDA_CHECK(cudaMemcpy2DAsync(host, row, cache->acts.logits, (size_t)model->Vs * sizeof(float), row,
-                                 (size_t)rows, cudaMemcpyDeviceToHost, model->stream));
-}
-
-// Queues one step of a filled pass: layers, and outputs in chunks. logits [outputs, V] as in model_extend.
-static void extend_step(Model* model, Cache* cache, int64_t outputs, float* logits) {
-    int64_t V = model->config.vocab_size, chunk = extend_logit_rows(cache->device.sizes.outputs);
-    extend_rows(model, cache, outputs);
-    for (int64_t i = 0; i < outputs; i += chunk) {
-        int64_t count = std::min(chunk, outputs - i);
-        extend_outputs(model, cache, i, count);
-        if (logits) download_extend_logits(model, cache, logits + i * V, count);
-    }
-}
-
-// Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps,
-// outputs], and unless that is NULL logits [outputs, V] of one step. Results are model_forward's, but for
-// rounding. A step that extends n sequences by one token each is one CUDA graph from its second time on.
-static void model_extend(Model* model, Cache* cache, const Extension* e, RowScore* scores, float* logits) {
-    DeviceCache* c = &cache->device;
-    bool decodes = extension_decodes(e) && e->outputs <= extend_logit_rows(c->sizes.outputs) &&
-                   !model->sequential && !logits;
-    size_t results = (size_t)(e->steps * e->outputs) * sizeof(RowScore);
+    const Pass none = {};
+    Layer layer = model_layer(model, &none, 0);
+    layer.grads = NULL;
     model_need_all(model);
-    device_cache_fill(c, e, model->stream);
-    device_cache_copy(c, model->stream);
-    int64_t graph = cache_graph(cache);
-    for (int64_t step = 0; step < e->steps; step++) {
-        if (!decodes || !cache->warm[graph]) {
-            extend_step(model, cache, e->outputs, logits);
-            if (decodes) cache->warm[graph] = true;
-            continue;
-        }
-        if (!cache->graphs[graph]) {
-            cudaGraph_t calls;
-            CUDA_CHECK(cudaStreamBeginCapture(model->stream, cudaStreamCaptureModeThreadLocal));
-            extend_step(model, cache, e->outputs, NULL);
-            CUDA_CHECK(cudaStreamEndCapture(model->stream, &calls));
-            CUDA_CHECK(cudaGraphInstantiate(&cache->graphs[graph], calls, 0));
-            CUDA_CHECK(cudaGraphDestroy(calls));
-        }
-        CUDA_CHECK(cudaGraphLaunch(cache->graphs[graph], model->stream));
-    }
-    CUDA_CHECK(cudaMemcpyAsync(cache->scores, c->scores.outputs.scores, results, cudaMemcpyDeviceToHost,
-                               model->stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    memcpy(scores, cache->scores, results);
+    return cache_allocate(&layer, &mixers[model->config.mixer], sizes);
 }
 
-// Slot `to` gets what slot `from` has besides pages: of a recurrent mixer all.
-static void cache_fork(Model* model, Cache* cache, int64_t from, int64_t to) {
-    device_cache_fork(&cache->device, from, to, model->stream);
-    states_fork(&cache->states, &cache->device.sizes, model->config.num_hidden_layers, from, to,
-                model->stream);
-}
-
-static void cache_copy_page(Model* model, Cache* cache, int32_t from, int32_t to) {
-    pages_copy(&cache->device.pages, from, to, model->stream);
-}
-
-// first [slots, heads]: pages at the beginning of each head that no later row needs.
-static void cache_forgotten(Model* model, Cache* cache, int32_t* first) {
-    device_cache_forgotten(&cache->device, first, model->stream);
-}
+static int64_t cache_page_bytes(const Model* model) { return page_bytes(&model->config); }
 
 #ifndef TESTING
 // ----------------------------------------------------------------------------
@@ -1078,7 +907,7 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
     int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
     if (capacity == 0) return 0;
     CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n, GENERATE_ROWS);
-    return cache_bytes(model, &sizes);
+    return cache_bytes(&model->config, &model->table, &mixers[model->config.mixer], &sizes);
 }
 
 // Makes a model without memory on the device. Dies where the kernels do not support the model. With --dry-run
@@ -1489,7 +1318,7 @@ static const Trainer trainer = {
     .bench = bench,
     .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,
-    .extend = model_extend,
+    .extend = cache_extend,
     .cache_fork = cache_fork,
     .cache_copy_page = cache_copy_page,
     .cache_forgotten = cache_forgotten,

@@ -13,6 +13,7 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 */
 #pragma once
 
+#include "../inference/extension.h"
 #include "../model/activations.h"
 #include "../model/params.h"
 #include "../cuda/matmul.cuh"
@@ -43,6 +44,7 @@ typedef struct {
     cudaStream_t stream;
 
     bool deterministic;
+    bool sequential;    // one kernel after another: one stream, no graph
     bool forward_only;  // while scratch_bytes is asked: no backward pass will need it
     bool cudnn;         // attention by cuDNN's kernels
     bool recompute_qkv; // tensors of the column `none` are not kept for the backward pass
@@ -149,3 +151,24 @@ static inline void weight_stream_join(WeightStream* w) {
     CUDA_CHECK(cudaEventRecord(w->event, w->own));
     CUDA_CHECK(cudaStreamWaitEvent(w->main, w->event, 0));
 }
+
+// ----------------------------------------------------------------------------
+// what takes a block's normed residual stream back to it: attention, or what may take its place
+
+typedef struct {
+    // dies where the kernels do not support passes over [B, T] tokens
+    void (*check)(const Config*, int64_t B, int64_t T);
+    // adds the tensors of such a pass; bytes of Layer.scratch besides
+    void (*activations)(Activations*, const Config*, const ParamTable*, int64_t B, int64_t T, Recompute);
+    size_t (*scratch_bytes)(const Layer*);
+    void (*init)(const Layer*); // once after their allocation; NULL: nothing to do
+    // out = residual + mixer(in)
+    void (*forward)(const Layer*, bf16* out, const bf16* in, const bf16* residual);
+    // writes din, the gradient of `in`, and adds to the weights' gradients, but for the one that it returns
+    DeferredWeight (*backward)(const Layer*, bf16* din, const bf16* dout);
+
+    // Inference: the states of a cache's slots, and scratch of a pass (NULL: attention, which has pages);
+    // out = in + mixer(norm(in)) of the rows of the cache's pass.
+    void (*states)(Activations*, const Config*, const CacheSizes*);
+    void (*extend)(const Layer*, Cache*, bf16* out, const bf16* in);
+} Mixer;

@@ -18,7 +18,7 @@ static std::vector<int32_t> continued(Model* model, Cache* cache, const std::vec
         std::vector<RowScore> scores((size_t)steps);
         Extension pass = {rows,         1, prompt.data(), &slot,   begins, &length,
                           pages.data(), 1, &output,       &target, &draw,  steps};
-        model_extend(model, cache, &pass, scores.data(), NULL);
+        cache_extend(cache, &pass, scores.data(), NULL);
         for (const RowScore& score : scores) drawn.push_back(score.drawn);
         length += rows + steps - 1, draw.counter += (uint64_t)steps;
         prompt = {drawn.back()};
@@ -58,7 +58,7 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
         Extension pass = {begins.back(),  (int64_t)slots.size(), tokens.data(), slots.data(),
                           begins.data(),  lengths.data(),        pages.data(),  (int64_t)outputs.size(),
                           outputs.data(), targets.data(),        NULL,          1};
-        model_extend(model, cache, &pass, scores.data(), logits.data());
+        cache_extend(cache, &pass, scores.data(), logits.data());
         for (size_t i = 0; i < slots.size(); i++) {
             const float* row = &logits[i * (size_t)V];
             double sum = 0;
@@ -97,13 +97,13 @@ static void check_fork(Model* model, const Expected* e) {
     const int32_t slots[] = {0, 1}, targets[] = {-1, -1}, *tokens = e->inputs;
     const int64_t empty[] = {0}, first[] = {0, SHARED}, last_of_first[] = {SHARED - 1};
     Extension prompt = {SHARED, 1, tokens, slots, first, empty, NULL, 1, last_of_first, targets, NULL, 1};
-    model_extend(model, cache, &prompt, scores, logits.data());
-    cache_fork(model, cache, 0, 1);
+    cache_extend(cache, &prompt, scores, logits.data());
+    cache_fork(cache, 0, 1);
     std::vector<int32_t> both(tokens + SHARED, tokens + SHARED + MORE);
     both.push_back(tokens[SHARED]);
     const int64_t begins[] = {0, MORE, MORE + 1}, lengths[] = {SHARED, SHARED}, outputs[] = {MORE - 1, MORE};
     Extension pass = {MORE + 1, 2, both.data(), slots, begins, lengths, NULL, 2, outputs, targets, NULL, 1};
-    model_extend(model, cache, &pass, scores, logits.data());
+    cache_extend(cache, &pass, scores, logits.data());
     for (int64_t t : {SHARED + MORE - 1, (int)SHARED})
         expected.insert(expected.end(), e->logits.data() + t * V, e->logits.data() + (t + 1) * V);
     compare(e->name, true, Q_EXTENDED, "logits after a fork", logits.data(), expected.data(), 2 * V, 0);

@@ -98,7 +98,7 @@ struct Decoder {
                        begins.data(),        held.data(),           pages.table, (int64_t)outputs.size(),
                        outputs.data(),       targets.data(),        NULL,        1};
         // Read afterwards: a pass that downloads its logits is no graph.
-        model_extend(model, cache, &e, scores.data(), NULL);
+        cache_extend(cache, &e, scores.data(), NULL);
         download_extend_logits(model, cache, logits.data(), e.outputs);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         got.insert(got.end(), logits.begin(), logits.end());
@@ -118,7 +118,7 @@ struct Decoder {
     void forget() {
         std::vector<int32_t> first((size_t)(2 * pages.heads));
         if (!sizes.drops) return;
-        cache_forgotten(model, cache, first.data());
+        cache_forgotten(cache, first.data());
         for (int s = 0; s < 2; s++)
             if (lengths[(size_t)s] > 0) pages_forget(&pages, s, &first[(size_t)(s * pages.heads)]);
     }

@@ -28,18 +28,6 @@ static inline void states_of_slots(Activations* rows, const CacheSizes* sizes) {
         if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots, rows->rows[i].of_slots = true;
 }
 
-// Slot `to` becomes a copy of slot `from`, in all layers.
-static inline void states_fork(const Activations* states, const CacheSizes* sizes, int64_t layers,
-                               int64_t from, int64_t to, cudaStream_t stream) {
-    for (int i = 0; i < states->count; i++) {
-        size_t all = (size_t)states->rows[i].bytes, slot = all / (size_t)sizes->slots;
-        char* data = (char*)states->rows[i].data;
-        if (states->rows[i].of_slots)
-            CUDA_CHECK(cudaMemcpy2DAsync(data + (size_t)to * slot, all, data + (size_t)from * slot, all, slot,
-                                         (size_t)layers, cudaMemcpyDeviceToDevice, stream));
-    }
-}
-
 // The state of a slot, zero where the sequence is empty; `size` elements each
 template <class T>
 static inline T* slot_state(T* states, int64_t size, const PassRows* sequence, cudaStream_t stream) {

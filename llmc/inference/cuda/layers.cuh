@@ -39,7 +39,9 @@ typedef struct {
     EXTEND_ACTS(ACTIVATION_FIELD)
 } ExtendActs;
 
-typedef struct Cache {
+struct Cache {
+    Layer layer; // of layer 0
+    const Mixer* mixer;
     DeviceCache device;
     Activations table;
     ExtendActs acts;
@@ -48,7 +50,7 @@ typedef struct Cache {
     RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
     cudaGraphExec_t* graphs; // [cache_graphs] of steps that extend sequences by a token each
     bool* warm;              // the same: such a step has run, kernels are loaded, GEMM algorithms chosen
-} Cache;
+};
 
 // Index of the filled pass's graph in [slots, 2, 2]: its sequences, whether it is uneven, whether it draws
 static inline int64_t cache_graph(const Cache* cache) {
