@@ -13,7 +13,6 @@ Work is cut into pieces that do not depend on the number of threads, and each su
 run computes the same bits on any number of threads.
 */
 #include <omp.h>
-#include <sys/resource.h>
 
 #include "llmc/cpu/adamw.h"
 #include "llmc/cpu/core_time.h"
@@ -736,6 +735,7 @@ typedef struct Model {
     CoreWatch core_watch;      // of its forward and backward passes
     real* scratch;             // [shard_count] with several ranks
     RankTime* times;           // [ranks]
+    double marks[NUM_MARKS];   // in seconds_now()
 } Model;
 
 // Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
@@ -1143,49 +1143,10 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     memcpy(grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
-// Times --bench optimizer steps on random tokens.
-static void bench(Model* model, const Run* run) {
-    static const char* const names[] = {"forward", "lm_head and loss", "backward", "norm and AdamW"};
-    enum { NUM_PHASES = sizeof names / sizeof names[0] };
-    const StepVotes no_votes = {0, 0, 0};
-    double seconds[NUM_PHASES] = {0}, total = 0;
-    int64_t n = run->options.bench, passes = run_share(run, run->micro_batches).count / model->B;
-    real dloss = (real)(1 / (double)run->options.batch_tokens);
-    load_batch(model, NULL);
-    for (int64_t step = 0; step <= n; step++) { // step 0 is warm-up
-        AdamWParams adamw = options_adamw(&run->options, 1e-4, step + 1);
-        double start[NUM_PHASES + 1];
-        begin_step(model);
-        for (int64_t pass = 0; pass < passes; pass++) {
-            start[0] = seconds_now();
-            model_forward(model, model->inputs);
-            start[1] = seconds_now();
-            model_loss(model, model->targets, dloss, true, NULL);
-            start[2] = seconds_now();
-            model_backward(model, model->inputs);
-            start[3] = seconds_now();
-            for (int i = 0; step > 0 && i < 3; i++) seconds[i] += start[i + 1] - start[i];
-        }
-        update(model, &adamw, run->options.grad_clip, &no_votes);
-        if (step > 0) seconds[3] += seconds_now() - start[3];
-    }
-    for (int i = 0; i < NUM_PHASES; i++) total += seconds[i];
-    printf("%lld steps of %lld x %lld x %lld tokens on %d ranks of %d threads\n", (long long)n,
-           (long long)run->micro_batches, (long long)model->B, (long long)model->T, run->world->size,
-           omp_get_max_threads());
-    for (int i = 0; i < NUM_PHASES; i++)
-        printf("  %-16s %9.2f ms %5.1f%%\n", names[i], 1e3 * seconds[i] / (double)n,
-               100 * seconds[i] / total);
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    double rate = (double)(n * run->options.batch_tokens) / total, forward = seconds_now();
-    for (int64_t i = 0; i < n; i++) queue_losses(model);
-    forward = (seconds_now() - forward) / (double)n;
-    printf("  %-16s %9.2f ms  %.0f tokens/s  %.1f GFLOP/s of the model  peak memory %.0f MiB\n", "step",
-           1e3 * total / (double)n, rate, 1e-9 * rate * run_flops_per_token(run),
-           (double)usage.ru_maxrss / 1024);
-    printf("  %-16s %9.2f ms  %.0f tokens/s without gradients, a micro-batch a rank\n", "forward only",
-           1e3 * forward, (double)(run->world->size * model->B * model->T) / forward);
+static void mark(Model* model, int mark) { model->marks[mark] = seconds_now(); }
+
+static double elapsed(Model* model, int from, int to) {
+    return 1e3 * (model->marks[to] - model->marks[from]);
 }
 
 static const Trainer trainer = {
@@ -1197,6 +1158,7 @@ static const Trainer trainer = {
     .element_bytes = sizeof(real),
     .weight_bytes = sizeof(real),
     .steps_in_flight = 0,
+    .threads = omp_get_max_threads,
     .print_plan = print_plan,
     .open = trainer_open,
     .close = trainer_close,
@@ -1214,7 +1176,8 @@ static const Trainer trainer = {
     .finish_losses = finish_losses,
     .evaluate = evaluate,
     .visit_heads = visit_heads,
-    .bench = bench,
+    .mark = mark,
+    .elapsed = elapsed,
     .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,
     .extend = cache_extend,

@@ -359,6 +359,7 @@ typedef struct Model {
     QueuedStep steps[2];              // step number i is in [i % 2]
     int64_t num_queued, num_finished; // numbers of the next step to queue and to finish
     double* pruned;                   // [L] fraction of attention's FLOPs, of the step finished last
+    cudaEvent_t marks[NUM_MARKS];     // with --bench
 } Model;
 
 // Padding elements after the last tensor, lm_head: its GEMMs read and write Vs >= V rows.
@@ -881,26 +882,7 @@ static int64_t cache_page_bytes(const Model* model) { return page_bytes(&model->
 
 #ifndef TESTING
 // ----------------------------------------------------------------------------
-// memory: which level of recomputation fits
-
-typedef struct {
-    PlanGpu gpu;        // this machine's, or with --dry-run the one that is planned for
-    int64_t free_bytes; // on it
-    int64_t besides;    // bytes that everything but activations needs
-    int64_t room;       // for activations
-    int recompute;      // --recompute, or the first level whose activations fit; -1: none fits. Without
-                        // gradients FORWARD_ONLY or -1
-} MemoryPlan;
-
-// Collective: the cheapest level that fits on all ranks' GPUs; -1 where it fits nowhere on one of them.
-static int recompute_agreed(World* world, int mine) {
-    int agreed = mine;
-    int* all = (int*)xcalloc((size_t)world->size, sizeof(int));
-    world_allgather(world, all, &mine, sizeof mine);
-    for (int r = 0; r < world->size; r++) agreed = all[r] < 0 || agreed < 0 ? -1 : std::max(agreed, all[r]);
-    free(all);
-    return agreed;
-}
+// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
 
 // Bytes of the state of a sample while training, on the rank that generates it.
 static int64_t model_sample_bytes(const Model* model, const Run* run) {
@@ -908,6 +890,10 @@ static int64_t model_sample_bytes(const Model* model, const Run* run) {
     if (capacity == 0) return 0;
     CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n, GENERATE_ROWS);
     return cache_bytes(&model->config, &model->table, &mixers[model->config.mixer], &sizes);
+}
+
+static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
+    return model_activation_bytes((Model*)model, B, T, recompute);
 }
 
 // Makes a model without memory on the device. Dies where the kernels do not support the model. With --dry-run
@@ -936,57 +922,36 @@ static Model* model_supported(const Run* run, bool planned_for_another) {
 }
 
 // The same with the plan of its memory. Without a GPU everything fits.
-static Model* model_plan(MemoryPlan* plan, const Run* run) {
-    const Config* c = &run->config;
-    bool train = run_has_gradients(run);
+static Model* model_plan(GpuPlan* plan, const Run* run) {
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
-    plan->gpu = plan_gpu_given(&run->options);
-    Model* model = model_supported(run, plan->gpu.memory > 0);
-    if (plan->gpu.memory > 0) {
-        free_bytes = (size_t)plan->gpu.memory;
+    PlanGpu gpu = plan_gpu_given(&run->options);
+    Model* model = model_supported(run, gpu.memory > 0);
+    if (gpu.memory > 0) {
+        free_bytes = (size_t)gpu.memory;
     } else if (model->device.memory > 0) {
-        plan->gpu = {model->device.name, gpu_find(model->device.name), model->device.memory};
+        gpu = {model->device.name, gpu_find(model->device.name), model->device.memory};
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     }
-    plan->besides = gpu_weights_bytes(c, &run->table, train) + (train ? gpu_shard_bytes(&run->shard) : 0) +
-                    GPU_WORKSPACE_BYTES + gpu_overhead_bytes(&run->shard) + model_sample_bytes(model, run) +
-                    GPU_SPARE_BYTES;
-    plan->free_bytes = (int64_t)free_bytes;
-    plan->room = plan->free_bytes - plan->besides;
-    plan->recompute = -1;
-    for (int i = train ? RECOMPUTE_BLOCK : FORWARD_ONLY; i >= (train ? RECOMPUTE_NONE : FORWARD_ONLY); i--) {
-        bool wanted = run->options.recompute == OPTION_UNSET || run->options.recompute == i || !train;
-        int64_t bytes = model_activation_bytes(model, run->micro_batch, run->options.seq_len, (Recompute)i);
-        if (wanted && bytes <= plan->room) plan->recompute = i;
-    }
-    plan->recompute = recompute_agreed(run->world, plan->recompute);
+    *plan = {.run = run,
+             .gpu = gpu,
+             .free_bytes = (int64_t)free_bytes,
+             .sample_bytes = model_sample_bytes(model, run),
+             .pass_bytes = model_planned_bytes,
+             .model = model};
+    plan_fit(plan);
     return model;
 }
 
-static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
-    return model_activation_bytes((Model*)model, B, T, recompute);
-}
-
 static void print_plan(const Run* run) {
-    MemoryPlan plan;
+    GpuPlan plan;
     Model* model = model_plan(&plan, run);
-    MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
-                        {"masters, moments", gpu_shard_bytes(&run->shard)},
-                        {"activations", 0},
-                        {"a sample's state", model_sample_bytes(model, run)},
-                        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
-                        {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
-    const GpuPlan printed = {run, plan.gpu, plan.besides, plan.room, model_planned_bytes, model};
-    plan_print(&printed, rows, 6, 2);
+    plan_print_gpu(&plan);
     params_free(&model->table);
     free(model);
 }
 
-// ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
-
 static Model* trainer_open(Run* run) {
-    MemoryPlan plan;
+    GpuPlan plan;
     Model* model = model_plan(&plan, run);
     const Device* device = &model->device;
     int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
@@ -1026,6 +991,9 @@ static Model* trainer_open(Run* run) {
         CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
     }
     model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
+    if (run->mode != RUN_BENCH) return model;
+    for (cudaEvent_t& event : model->marks) CUDA_CHECK(cudaEventCreate(&event));
+    if (model->exchange) model->exchange->timeline = true;
     return model;
 }
 
@@ -1039,6 +1007,8 @@ static void trainer_close(Model* model) {
         cudaFreeHost(model->steps[i].votes);
         cudaEventDestroy(model->steps[i].done);
     }
+    for (cudaEvent_t event : model->marks)
+        if (event) CUDA_CHECK(cudaEventDestroy(event));
     free(model->pruned);
     model_free(model);
     free(model);
@@ -1174,118 +1144,44 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     if (grads) download((float*)grads, model->grads, model->table.count);
 }
 
-// ----------------------------------------------------------------------------
-// --bench
+static void mark(Model* model, int mark) { CUDA_CHECK(cudaEventRecord(model->marks[mark], model->stream)); }
 
-// Queues an optimizer step of this rank's `passes` on random tokens; events, unless NULL: where it begins, after
-// its passes, and after its update.
-static void bench_step(Model* model, const Run* run, int64_t step, int64_t passes, cudaEvent_t events[3]) {
-    const StepVotes no_votes = {0, 0, 0};
-    AdamWParams adamw = options_adamw(&run->options, 1e-4, step);
-    if (events) CUDA_CHECK(cudaEventRecord(events[0], model->stream));
-    model_begin_step(model);
-    for (int64_t i = 0; i < passes; i++) {
-        load_batch(model, NULL);
-        add_gradients(model, run->options.batch_tokens, i + 1 == passes);
-    }
-    if (events) CUDA_CHECK(cudaEventRecord(events[1], model->stream));
-    update(model, &adamw, run->options.grad_clip, &no_votes);
-    if (events) CUDA_CHECK(cudaEventRecord(events[2], model->stream));
+static double elapsed(Model* model, int from, int to) {
+    float ms;
+    CUDA_CHECK(cudaEventSynchronize(model->marks[to]));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, model->marks[from], model->marks[to]));
+    return ms;
 }
 
-// Times n steps as in training, one of them in flight, after three to warm up. ms: means over the n steps of a
-// whole step, and of its forward and backward passes. events: of steps of even and of odd number.
-static void bench_measure(double ms[2], Model* model, const Run* run, cudaEvent_t events[2][3]) {
-    int64_t n = run->options.bench, passes = run_share(run, run->micro_batches).count / run->micro_batch;
-    float elapsed;
-    cudaEvent_t first;
-    CUDA_CHECK(cudaEventCreate(&first));
-    ms[1] = 0;
-    for (int64_t i = -3; i < n + 2; i++) { // queues step i when step i - 2 has ended
-        cudaEvent_t* of = events[i & 1];
-        if (i > -2) CUDA_CHECK(cudaEventSynchronize(of[2]));
-        if (i > 1) CUDA_CHECK(cudaEventElapsedTime(&elapsed, of[0], of[1]));
-        if (i > 1) ms[1] += elapsed / (double)n;
-        if (i == 0) CUDA_CHECK(cudaEventRecord(first, model->stream));
-        if (i < n) bench_step(model, run, i + 4, passes, of);
+// Prints GPU memory, the exchange with other GPUs, and the ranges of as many steps again, of one pass each, whose
+// kernels run in sequence.
+static void bench_print(Model* model, const Run* run, const LogStep* last) {
+    RangeLog* log = (RangeLog*)xcalloc(1, sizeof *log);
+    const AdamWParams adamw = options_adamw(&run->options, 1e-4, 1);
+    size_t free_bytes, all_bytes;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
+    if (model->exchange) {
+        model_forward(model); // waits for the last update's weights
+        CUDA_CHECK(cudaStreamSynchronize(model->stream));
+        printf("  %-28s %10.2f ms\n", "waiting for other GPUs", 1e3 * last->times[run->world->rank].waiting);
+        exchange_print(model->exchange, model->marks[bench_marks(model->num_queued) + MARK_STEP]);
+        model->exchange->timeline = false;
     }
-    CUDA_CHECK(cudaEventElapsedTime(&elapsed, first, events[(n - 1) & 1][2]));
-    ms[0] = elapsed / (double)n;
-    CUDA_CHECK(cudaEventDestroy(first));
-}
-
-// Logs the ranges of n further steps, of one pass each, whose kernels run in sequence.
-static void bench_ranges(RangeLog* log, Model* model, const Run* run) {
     model_set_sequential(model, true);
     for (int64_t i = 0; i < run->options.bench; i++) {
         range_log_start(log);
-        bench_step(model, run, i + 1, 1, NULL);
+        model_begin_step(model);
+        load_batch(model, NULL);
+        add_gradients(model, run->options.batch_tokens, true);
+        model_update(model, &adamw, run->options.grad_clip);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         range_log_stop();
     }
     model_set_sequential(model, false);
-}
-
-// Prints the rate of n forward passes without gradients, as --eval runs them.
-static void bench_forward(Model* model, int64_t n, int ranks) {
-    double start = 0;
-    for (int64_t i = -2; i < n; i++) { // two to warm up
-        load_batch(model, NULL);
-        queue_losses(model);
-        if (i > -2) finish_losses(model);
-        if (i == 0) start = seconds_now(); // this pass has just begun
-    }
-    finish_losses(model);
-    double seconds = (seconds_now() - start) / (double)n;
-    printf("  %-28s %10.2f ms %10.0f tokens/s\n", "forward, without gradients", 1e3 * seconds,
-           (double)(ranks * model->B * model->T) / seconds);
-}
-
-static void bench(Model* model, const Run* run) {
-    RangeLog* log = (RangeLog*)xcalloc(1, sizeof(RangeLog));
-    LogStep last = {};
-    double ms[2], total = 0, pruned = 0, steps = (double)run->options.bench;
-    size_t free_bytes, all_bytes;
-    cudaEvent_t events[2][3];
-    for (cudaEvent_t& event : events[0]) CUDA_CHECK(cudaEventCreate(&event));
-    for (cudaEvent_t& event : events[1]) CUDA_CHECK(cudaEventCreate(&event));
-    if (model->exchange) model->exchange->timeline = true;
-    bench_measure(ms, model, run, events);
-    model->num_finished = model->num_queued - 1; // only the last step's results are read
-    last.step_tokens = run->options.batch_tokens;
-    finish_step(model, &last);
-    for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    if (model->exchange) {
-        model_forward(model); // waits for the last update's weights
-        CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        model->exchange->timeline = false;
-    }
-    bench_ranges(log, model, run);
-    for (int i = 0; i < log->num_names; i++) total += (log->sums[i].ms[0] + log->sums[i].ms[1]) / steps;
-    printf("%lld steps of %lld x %lld x %lld tokens on %d GPUs\n", (long long)run->options.bench,
-           (long long)run->micro_batches, (long long)model->B, (long long)model->T, run->world->size);
-    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
-    for (int i = 0; i < log->num_names; i++) {
-        double forward = log->sums[i].ms[RANGE_FORWARD] / steps,
-               backward = log->sums[i].ms[RANGE_BACKWARD] / steps;
-        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", log->sums[i].name, forward, backward,
-               100 * (forward + backward) / total);
-    }
+    range_log_print(log, (double)run->options.bench);
     range_log_free(log);
     free(log);
-    printf("  %-28s %10.2f ms\n", "sum", total);
-    bench_print_rate(run, "forward and backward", ms[1], pruned);
-    bench_print_rate(run, "step", ms[0], pruned);
-    if (config_prunes(&model->config)) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
-    printf("  %-28s %10.2f GiB\n", "GPU memory in use", (double)(all_bytes - free_bytes) / (1 << 30));
-    if (model->exchange) {
-        printf("  %-28s %10.2f ms\n", "waiting for other GPUs", 1e3 * last.times[run->world->rank].waiting);
-        exchange_print(model->exchange, events[(run->options.bench - 1) & 1][0]);
-    }
-    bench_forward(model, run->options.bench, run->world->size);
-    for (cudaEvent_t event : events[0]) CUDA_CHECK(cudaEventDestroy(event));
-    for (cudaEvent_t event : events[1]) CUDA_CHECK(cudaEventDestroy(event));
 }
 
 static const Trainer trainer = {
@@ -1315,7 +1211,9 @@ static const Trainer trainer = {
     .pruning_counts = pruning_counts,
     .evaluate = evaluate,
     .visit_heads = visit_heads,
-    .bench = bench,
+    .mark = mark,
+    .elapsed = elapsed,
+    .bench_print = bench_print,
     .cache_page_bytes = cache_page_bytes,
     .cache_new = cache_new,
     .extend = cache_extend,

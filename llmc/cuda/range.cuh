@@ -55,6 +55,20 @@ static inline void range_log_stop(void) {
     }
 }
 
+// Prints the mean times of `steps` steps.
+static inline void range_log_print(const RangeLog* log, double steps) {
+    double total = 0;
+    for (int i = 0; i < log->num_names; i++) total += (log->sums[i].ms[0] + log->sums[i].ms[1]) / steps;
+    printf("  %-28s %10s %10s\n", "milliseconds, in sequence", "forward", "backward");
+    for (int i = 0; i < log->num_names; i++) {
+        double forward = log->sums[i].ms[RANGE_FORWARD] / steps,
+               backward = log->sums[i].ms[RANGE_BACKWARD] / steps;
+        printf("  %-28s %10.2f %10.2f  %5.1f%%\n", log->sums[i].name, forward, backward,
+               100 * (forward + backward) / total);
+    }
+    printf("  %-28s %10.2f ms\n", "sum", total);
+}
+
 static inline void range_log_free(RangeLog* log) {
     for (int i = 0; i < RANGE_LOG_MAX && log->ranges[i].begin; i++) {
         cudaEventDestroy(log->ranges[i].begin);

@@ -63,7 +63,6 @@ typedef struct {
     const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
                none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
     (void)always, (void)backward, (void)qkv, (void)none, (void)never;
-const Recompute FORWARD_ONLY = (Recompute)(RECOMPUTE_BLOCK + 1);
 
 // ----------------------------------------------------------------------------
 // parameters of the layer

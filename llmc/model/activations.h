@@ -34,7 +34,7 @@ typedef struct {
 // --recompute has them.
 #define RECOMPUTE_CHOICES(X)         X(RECOMPUTE_NONE, "none") X(RECOMPUTE_QKV, "qkv") X(RECOMPUTE_BLOCK, "block")
 #define RECOMPUTE_VALUE(value, name) value,
-typedef enum { RECOMPUTE_CHOICES(RECOMPUTE_VALUE) } Recompute;
+typedef enum { RECOMPUTE_CHOICES(RECOMPUTE_VALUE) FORWARD_ONLY } Recompute; // FORWARD_ONLY: no backward pass
 #undef RECOMPUTE_VALUE
 
 // For a table X: typedef struct { X(ACTIVATION_FIELD) } Name; and X(ACTIVATION_ROW) where `Activations* rows`

@@ -1,7 +1,7 @@
 /*
 The plan of a training on a GPU, as --dry-run prints it, for the GPU of this machine or the one of --gpu and
 --gpu-memory: what each level of recomputation needs, the largest micro-batches, hours and GPU-hours. The GPU
-trainer fills a GpuPlan from its own tables, the CPU trainer calls plan_print_estimate. Without --gpu the CPU
+trainer plans with its own tables, plan_fit and plan_print_gpu, the CPU trainer calls plan_print_estimate. Without --gpu the CPU
 trainer prints its own memory and plan_print_cpu.
 */
 #pragma once
@@ -43,9 +43,12 @@ static inline PlanGpu plan_gpu_given(const Options* o) {
 
 typedef struct {
     const Run* run;
-    PlanGpu gpu;
-    int64_t besides; // bytes that everything but activations needs
-    int64_t room;    // bytes for activations, where the GPU's memory is known
+    PlanGpu gpu;          // this machine's, or with --dry-run the one that is planned for
+    int64_t free_bytes;   // on it
+    int64_t sample_bytes; // of the state of a sample while training
+    int64_t besides;      // bytes that everything but activations needs
+    int64_t room;         // bytes for activations, where the GPU's memory is known
+    int recompute;        // the level that plan_fit has chosen
     // Bytes of activations of a pass over [B,T] tokens
     int64_t (*pass_bytes)(const void* model, int64_t B, int64_t T, Recompute recompute);
     const void* model;
@@ -64,6 +67,36 @@ static inline int plan_recompute(const GpuPlan* p) {
             plan_pass_bytes(p, p->run->micro_batch, (Recompute)level) <= p->room)
             return level;
     return -1;
+}
+
+// Collective: the cheapest level that fits on all ranks' GPUs; -1 where it fits nowhere on one of them.
+static inline int plan_agree(World* world, int mine) {
+    int agreed = mine;
+    int* all = (int*)xcalloc((size_t)world->size, sizeof(int));
+    world_allgather(world, all, &mine, sizeof mine);
+    for (int r = 0; r < world->size; r++)
+        agreed = all[r] < 0 || agreed < 0 ? -1 : all[r] > agreed ? all[r] : agreed;
+    free(all);
+    return agreed;
+}
+
+// Collective: fills besides, room and recompute of a plan for this machine's GPUs: --recompute, or the first level whose
+// activations fit; -1: none fits. Without gradients FORWARD_ONLY or -1.
+static inline void plan_fit(GpuPlan* p) {
+    const Run* run = p->run;
+    const bool train = run_has_gradients(run);
+    const int cheapest = train ? RECOMPUTE_NONE : FORWARD_ONLY, last = train ? RECOMPUTE_BLOCK : FORWARD_ONLY;
+    int fits = -1;
+    p->besides = gpu_weights_bytes(&run->config, &run->table, train) +
+                 (train ? gpu_shard_bytes(&run->shard) : 0) + GPU_WORKSPACE_BYTES +
+                 gpu_overhead_bytes(&run->shard) + p->sample_bytes + GPU_SPARE_BYTES;
+    p->room = p->free_bytes - p->besides;
+    for (int level = last; level >= cheapest; level--) {
+        const bool wanted =
+            run->options.recompute == OPTION_UNSET || run->options.recompute == level || !train;
+        if (wanted && plan_pass_bytes(p, run->micro_batch, (Recompute)level) <= p->room) fits = level;
+    }
+    p->recompute = plan_agree(run->world, fits);
 }
 
 // Prints what each level of recomputation needs, or the largest micro-batch that fits with it. `planned` is
@@ -152,6 +185,18 @@ static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows, i
     plan_print_time(p->run, p->gpu.known, level);
 }
 
+// By the GPU trainer, after plan_fit.
+static inline void plan_print_gpu(const GpuPlan* p) {
+    const Run* run = p->run;
+    MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
+                        {"masters, moments", gpu_shard_bytes(&run->shard)},
+                        {"activations", 0},
+                        {"a sample's state", p->sample_bytes},
+                        {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
+                        {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
+    plan_print(p, rows, sizeof rows / sizeof rows[0], 2);
+}
+
 // ----------------------------------------------------------------------------
 // by the CPU trainer
 
@@ -162,7 +207,8 @@ static inline int64_t plan_estimated_bytes(const void* model, int64_t B, int64_t
 
 // Prints the plan for the GPU that --gpu or --gpu-memory names. Dies where only the GPU trainer can plan.
 static inline void plan_print_estimate(const Run* run) {
-    GpuPlan p = {run, plan_gpu_given(&run->options), 0, 0, plan_estimated_bytes, run};
+    GpuPlan p = {
+        .run = run, .gpu = plan_gpu_given(&run->options), .pass_bytes = plan_estimated_bytes, .model = run};
     if (p.gpu.memory == 0) die("--mfu: of which GPU? give --gpu NAME");
     if (run->config.mixer != MIXER_ATTENTION)
         die("--gpu: the memory of %s is planned by ./train_foxcu alone: give it the same options, it needs "

@@ -12,7 +12,7 @@ Order of the calls:
     --eval      (load_batch, queue_losses) x n, and finish_losses of the oldest batch in flight;
                 pruning_counts
     --dump      load_batch, evaluate
-    --bench     bench
+    --bench     as training, with mark and elapsed; bench_print; as --eval
     --maps      visit_heads
     --generate, --requests  cache_new, extend for every pass, cache_free (llmc/inference/engine/engine.h)
 
@@ -53,6 +53,10 @@ typedef struct {
 // Gets layer l, whose tensors are valid during the call.
 typedef void (*HeadVisitor)(void* context, int64_t l, const LayerHeads* layer);
 
+// Marks of --bench: the first timed step's begin; a step's begin, end of its passes and end, for steps of even and of
+// odd number.
+enum { MARK_FIRST, MARK_STEP, MARK_PASSES, MARK_END, MARKS_A_STEP = 3, NUM_MARKS = 1 + 2 * MARKS_A_STEP };
+
 typedef struct {
     const char* summary;      // of the program, for --help
     const char* built_with;   // libraries, and processors that it has code for, for --version
@@ -62,6 +66,7 @@ typedef struct {
     int element_bytes;        // of numbers on the host: 4 for float, 8 for double
     int weight_bytes;         // of a weight that inference reads
     int steps_in_flight;      // 0 or 1
+    int (*threads)(void);     // that a rank computes with; NULL: a rank is a GPU
 
     // Both die where the trainer does not support the run. print_plan calls run_print_plan with the memory
     // plan. open fills run->device and run->peak_flops.
@@ -106,7 +111,12 @@ typedef struct {
     // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer, in order.
     void (*visit_heads)(Model* model, const int32_t* tokens, HeadVisitor visit, void* context);
 
-    void (*bench)(Model* model, const Run* run); // times and prints --bench steps
+    // --bench: mark notes the time when all work so far has ended; elapsed waits for mark `to` and returns the
+    // milliseconds from `from` to it. bench_print prints what only the trainer knows, after the timed steps, of which
+    // `last` is the last; NULL: nothing.
+    void (*mark)(Model* model, int mark);
+    double (*elapsed)(Model* model, int from, int to);
+    void (*bench_print)(Model* model, const Run* run, const LogStep* last);
 
     // Inference: a cache of sequences and passes over it, as llmc/inference/extension.h says. cache_new returns
     // NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless that is

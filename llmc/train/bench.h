@@ -1,12 +1,11 @@
 /*
-What both trainers print with --bench: how fast the engine reads a prompt, and how fast it continues
-sequences; the line of a step's rate is the GPU trainer's. Tokens are random and nothing is forgotten, so the
-figures of inference do not depend on what the weights have learnt.
-
-Called by train.h and the GPU trainer.
+What both trainers print with --bench: how fast they train, how fast they evaluate, how fast the engine reads a
+prompt, and how fast it continues sequences. Tokens are random and nothing is forgotten, so the figures of inference do
+not depend on what the weights have learnt. Called by train.h.
 */
 #pragma once
 
+#include <sys/resource.h>
 #include "../inference/engine/engine.h"
 
 static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before they are continued, at most
@@ -16,12 +15,101 @@ static inline void bench_print_rate(const Run* run, const char* what, double ms,
     double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
     double executed = flops - pruned * run_mixer_flops_per_token(run),
            peak = run->peak_flops * run->world->size;
-    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f TFLOP/s of the model", what, ms, rate,
-           1e-12 * rate * flops);
+    const bool small = rate * flops < 1e12;
+    printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f %s of the model", what, ms, rate,
+           (small ? 1e-9 : 1e-12) * rate * flops, small ? "GFLOP/s" : "TFLOP/s");
     if (peak > 0) printf("  %4.1f%% MFU", 100 * rate * flops / peak);
     if (peak > 0 && config_prunes(&run->config)) printf(" (%4.1f%% executed)", 100 * rate * executed / peak);
     printf("\n");
 }
+
+// ----------------------------------------------------------------------------
+// training
+
+// The first mark of step i.
+static inline int bench_marks(int64_t i) { return (int)(i & 1) * MARKS_A_STEP; }
+
+// Queues step i of this rank's `passes` on random tokens.
+static inline void bench_step(const Trainer* trainer, Model* model, const Run* run, int64_t i,
+                              int64_t passes) {
+    const StepVotes no_votes = {0, 0, 0};
+    const AdamWParams adamw = options_adamw(&run->options, 1e-4, i);
+    const int marks = bench_marks(i);
+    trainer->mark(model, marks + MARK_STEP);
+    trainer->begin_step(model);
+    for (int64_t pass = 0; pass < passes; pass++) {
+        trainer->load_batch(model, NULL);
+        trainer->add_gradients(model, run->options.batch_tokens, pass + 1 == passes);
+    }
+    trainer->mark(model, marks + MARK_PASSES);
+    trainer->update(model, &adamw, run->options.grad_clip, &no_votes);
+    trainer->mark(model, marks + MARK_END);
+}
+
+// Times n steps, as many in flight as in training, after BENCH_WARM to warm up. ms: means over the n steps of a whole step, and
+// of its forward and backward passes. last: the last step's results.
+static inline void bench_steps(double ms[2], LogStep* last, const Trainer* trainer, Model* model,
+                               const Run* run) {
+    enum { BENCH_WARM = 3 };
+    const int64_t n = run->options.bench, in_flight = trainer->steps_in_flight;
+    const int64_t passes = run_share(run, run->micro_batches).count / run->micro_batch;
+    memset(last, 0, sizeof *last);
+    last->step_tokens = run->options.batch_tokens;
+    ms[1] = 0;
+    for (int64_t i = 1, first = BENCH_WARM + 1; i < first + n + in_flight; i++) {
+        const int64_t done = i - in_flight; // the step that ends now
+        if (i == first) trainer->mark(model, MARK_FIRST);
+        if (i < first + n) bench_step(trainer, model, run, i, passes);
+        if (done < 1) continue;
+        trainer->finish_step(model, last);
+        const int marks = bench_marks(done);
+        if (done >= first)
+            ms[1] += trainer->elapsed(model, marks + MARK_STEP, marks + MARK_PASSES) / (double)n;
+    }
+    ms[0] = trainer->elapsed(model, MARK_FIRST, bench_marks(BENCH_WARM + n) + MARK_END) / (double)n;
+}
+
+// Prints the rate of n forward passes without gradients, as --eval runs them.
+static inline void bench_forward(const Trainer* trainer, Model* model, const Run* run) {
+    const int64_t n = run->options.bench;
+    double start = 0;
+    for (int64_t i = -2; i < n; i++) { // two to warm up
+        trainer->load_batch(model, NULL);
+        trainer->queue_losses(model);
+        if (i > -2) trainer->finish_losses(model);
+        if (i == 0) start = seconds_now(); // this pass has just begun
+    }
+    trainer->finish_losses(model);
+    const double seconds = (seconds_now() - start) / (double)n;
+    printf("  %-28s %10.2f ms %10.0f tokens/s\n", "forward, without gradients", 1e3 * seconds,
+           (double)(run->world->size * run->micro_batch * run->options.seq_len) / seconds);
+}
+
+// Prints how fast the model trains.
+static inline void bench_training(const Trainer* trainer, Model* model, const Run* run) {
+    LogStep last;
+    struct rusage usage;
+    double ms[2], pruned = 0;
+    bench_steps(ms, &last, trainer, model, run);
+    for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
+    getrusage(RUSAGE_SELF, &usage);
+    printf("%lld steps of %lld x %lld x %lld tokens on %d ", (long long)run->options.bench,
+           (long long)run->micro_batches, (long long)run->micro_batch, (long long)run->options.seq_len,
+           run->world->size);
+    if (trainer->threads)
+        printf("ranks of %d threads\n", trainer->threads());
+    else
+        printf("GPUs\n");
+    if (trainer->bench_print) trainer->bench_print(model, run, &last);
+    bench_print_rate(run, "forward and backward", ms[1], pruned);
+    bench_print_rate(run, "step", ms[0], pruned);
+    if (last.num_layers > 0) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
+    printf("  %-28s %10.0f MiB\n", "host memory, at most", (double)usage.ru_maxrss / 1024);
+    bench_forward(trainer, model, run);
+}
+
+// ----------------------------------------------------------------------------
+// inference
 
 static inline bool bench_on_token(Sequence* sequence, int64_t token) {
     (void)sequence, (void)token;

@@ -486,7 +486,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
         maps_run(maps, trainer, model, run);
     else {
         printf("%s", run->device);
-        trainer->bench(model, run);
+        bench_training(trainer, model, run);
         if (run->world->size == 1) bench_inference(run, trainer, model);
     }
     if (host.w) trainer->host_free(host.w);

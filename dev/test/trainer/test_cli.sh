@@ -456,7 +456,7 @@ odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
     said "1 steps of 1 x 4 x 16 tokens"
-    said "tokens/s without gradients"
+    said "forward, without gradients"
 
     rm -rf "$out"
     check "--max-tokens less than a batch" run $tiny --out "$out" --set use_rope=true --set fgate_type=fixed \
