@@ -451,14 +451,14 @@ static void attention_init(const Layer* layer) {
 
 static HeadShape attention_shape(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
-    HeadShape s = {layer->B,
-                   layer->T,
-                   layer->config->num_heads,
-                   dh,
-                   R,
-                   R,
-                   layer->config->qk_norm_share ? 0 : dh,
-                   layer->config->window_size};
+    HeadShape s = {.B = layer->B,
+                   .T = layer->T,
+                   .NH = layer->config->num_heads,
+                   .dh = dh,
+                   .columns = R,
+                   .row_stride = R,
+                   .weight_stride = layer->config->qk_norm_share ? 0 : dh,
+                   .window = layer->config->window_size};
     return s;
 }
 
@@ -493,12 +493,12 @@ static inline real* proj_column(real* proj, int64_t column) {
 static OutputGate attention_output_gate(const Layer* layer, real* rstd, real* proj, real* dproj) {
     const real* weight = layer_param(layer, P_OUTPUT_NORM);
     int64_t column = layer->table->proj.ogate;
-    OutputGate g = {weight,
-                    layer_grad(layer, P_OUTPUT_NORM),
-                    rstd,
-                    proj_column(proj, column),
-                    proj_column(dproj, column),
-                    layer->config->norm_eps};
+    OutputGate g = {.weight = weight,
+                    .dweight = layer_grad(layer, P_OUTPUT_NORM),
+                    .rstd = rstd,
+                    .gate = proj_column(proj, column),
+                    .dgate = proj_column(dproj, column),
+                    .eps = layer->config->norm_eps};
     return g;
 }
 
@@ -508,7 +508,8 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     HeadPath paths[3];
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
-    AttentionForward attention = {a.o, a.lse, a.q, a.k, a.v, a.cum_logf};
+    AttentionForward attention = {
+        .o = a.o, .lse = a.lse, .q = a.q, .k = a.k, .v = a.v, .cum_logf = a.cum_logf};
     attention_paths(layer, &a, paths);
 
     linear_forward(a.proj, in, NULL, &in_proj);
@@ -529,8 +530,17 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     int64_t fgate = layer->table->proj.fgate;
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
-    AttentionBackward attention = {a.dq, a.dk, a.dv, a.dcum_logf, a.dout,    a.q,
-                                   a.k,  a.v,  a.o,  a.lse,       a.cum_logf};
+    AttentionBackward attention = {.dq = a.dq,
+                                   .dk = a.dk,
+                                   .dv = a.dv,
+                                   .dcum_logf = a.dcum_logf,
+                                   .dout = a.dout,
+                                   .q = a.q,
+                                   .k = a.k,
+                                   .v = a.v,
+                                   .o = a.o,
+                                   .lse = a.lse,
+                                   .cum_logf = a.cum_logf};
     attention_paths(layer, &a, paths);
 
     linear_backward(din, dout, a.y, &o_proj);
@@ -572,33 +582,20 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
     linear_forward(out, a.y, in, &o_proj);
 }
 
+static const Mixer attention_mixer = {
+    .activations = attention_activations,
+    .init = attention_init,
+    .forward = attention_mixer_forward,
+    .backward = attention_mixer_backward,
+    .extend = attention_mixer_extend,
+};
+
 // ----------------------------------------------------------------------------
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
 // llmc/baselines/ and a row here.
 
-static const Mixer mixers[] = {
-    {.activations = attention_activations,
-     .init = attention_init,
-     .forward = attention_mixer_forward,
-     .backward = attention_mixer_backward,
-     .extend = attention_mixer_extend}, // MIXER_ATTENTION
-    {.activations = deltanet_activations,
-     .forward = deltanet_forward,
-     .backward = deltanet_backward,
-     .states = deltanet_states,
-     .extend = deltanet_extend}, // MIXER_DELTANET
-    {.activations = hgrn2_activations,
-     .forward = hgrn2_forward,
-     .backward = hgrn2_backward,
-     .states = hgrn2_states,
-     .extend = hgrn2_extend}, // MIXER_HGRN2
-    {.activations = mamba2_activations,
-     .forward = mamba2_forward,
-     .backward = mamba2_backward,
-     .states = mamba2_states,
-     .extend = mamba2_extend}, // MIXER_MAMBA2
-};
-static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
+static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
+static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");
 
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
@@ -759,7 +756,7 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     memset(&pass, 0, sizeof pass);
     pass.B = B, pass.T = T;
     model_activations(&pass.tables[PASS_MODEL], config, B, T);
-    mixers[config->mixer].activations(&pass.tables[PASS_MIXER], config, table, B, T);
+    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T);
     mlp_activations(&pass.tables[PASS_MLP], config, table, B, T);
     return pass;
 }
@@ -813,7 +810,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
     pass_allocate(&model->pass, model->grads ? model->config.num_hidden_layers : 1, allocate_zeros);
     model->acts = pass_acts(&model->pass, 0);
     Layer layer = model_layer(model, &model->pass, 0);
-    if (mixers[model->config.mixer].init) mixers[model->config.mixer].init(&layer);
+    if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
 }
 
 static void model_free(Model* model) {
@@ -846,7 +843,7 @@ static void block_forward(Model* model, int64_t l) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
 
     rmsnorm_forward(a.mixer_in, a.x, &norm);
-    mixers[model->config.mixer].forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    mixers[model->config.mixer]->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
     norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
     rmsnorm_forward(a.mlp_in, a.x_mid, &norm);
@@ -928,7 +925,7 @@ static void block_backward(Model* model, int64_t l) {
         rmsnorm_backward(a.dx, a.dbranch, a.x_mid, &norm, a.partial);
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-    mixers[model->config.mixer].backward(&layer, a.dbranch, a.dx, a.mixer_in);
+    mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx, a.mixer_in);
     rmsnorm_backward(a.dx, a.dbranch, a.x, &norm, a.partial);
 }
 
@@ -997,78 +994,12 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
         pass_plan(&model->config, &model->table, 1, 1); // has no memory: the cache's own tables do
     Layer layer = model_layer(model, &pass, 0);
     layer.grads = NULL;
-    return cache_allocate(&layer, &mixers[model->config.mixer], &mlp, sizes);
+    return cache_allocate(&layer, mixers[model->config.mixer], &mlp, sizes);
 }
 
-static int64_t cache_page_bytes(const Model* model) { return page_bytes(&model->config); }
-
-// ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
 #ifndef TESTING
-
-static void print_plan(const Run* run) {
-    if (plan_for_gpu(&run->options)) {
-        plan_print_estimate(run);
-        return;
-    }
-    int64_t weights = run->table.count * (int64_t)sizeof(real);
-    Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
-    const MemoryRow rows[] = {{"weights", weights},
-                              {"gradients", weights},
-                              {"AdamW's moments", 2 * weights / run_ranks(run)},
-                              {"checkpoint in the making", 3 * weights / run_ranks(run)},
-                              {"activations", pass_bytes(&pass, run->config.num_hidden_layers)}};
-    run_print_plan(run, rows, 5);
-    plan_print_cpu(run, omp_get_max_threads());
-}
-
-static Model* trainer_open(Run* run) {
-    size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
-    Model* model = (Model*)xcalloc(1, sizeof *model);
-#ifdef USE_OPENBLAS
-    openblas_set_num_threads(1); // each of our threads calls it
-#endif
-    mpi_require(run->world);
-    *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
-    if (run_infers(run)) return model;
-    model_allocate_activations(model, run->micro_batch, run->options.seq_len);
-    model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));
-    model->targets = (int32_t*)xcalloc(BT, sizeof(int32_t));
-    return model;
-}
-
-static void trainer_close(Model* model) {
-    free(model->inputs);
-    free(model->targets);
-    model_free(model);
-    free(model);
-}
-
-static void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
-
-// Copies the shard's part of the weights between the flat buffer and a buffer of the shard.
-static void copy_params(Model* model, real* shard, bool to_shard) {
-    for (int b = 0; b < model->shard.num_buckets; b++) {
-        ShardPart part = shard_part(&model->shard, b);
-        real *flat = model->params + part.begin, *local = shard + part.local;
-        memcpy(to_shard ? local : flat, to_shard ? flat : local, (size_t)part.count * sizeof(real));
-    }
-}
-
-static void download(Model* model, const CheckpointTensors* to) {
-    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(real);
-    copy_params(model, (real*)to->w, true);
-    memcpy(to->m, model->m, bytes);
-    memcpy(to->v, model->v, bytes);
-}
-
-static void upload(Model* model, const CheckpointTensors* from) {
-    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(real);
-    copy_params(model, (real*)from->w, false);
-    if (from->m) memcpy(model->m, from->m, bytes);
-    if (from->v) memcpy(model->v, from->v, bytes);
-    model_gather_weights(model);
-}
+// ----------------------------------------------------------------------------
+// a step of a run: batches in, results out
 
 static void load_batch(Model* model, DataLoader* data) {
     batch_read(model->inputs, model->targets, data, model->B * model->T, model->config.vocab_size);
@@ -1143,6 +1074,73 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     memcpy(grads, model->grads, (size_t)model->table.count * sizeof(real));
 }
 
+// ----------------------------------------------------------------------------
+// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
+
+static void print_plan(const Run* run) {
+    if (plan_for_gpu(&run->options)) {
+        plan_print_estimate(run);
+        return;
+    }
+    int64_t weights = run->table.count * (int64_t)sizeof(real);
+    Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
+    const MemoryRow rows[] = {{"weights", weights},
+                              {"gradients", weights},
+                              {"AdamW's moments", 2 * weights / run_ranks(run)},
+                              {"checkpoint in the making", 3 * weights / run_ranks(run)},
+                              {"activations", pass_bytes(&pass, run->config.num_hidden_layers)}};
+    run_print_plan(run, rows, 5);
+    plan_print_cpu(run, omp_get_max_threads());
+}
+
+static Model* trainer_open(Run* run) {
+    size_t BT = (size_t)(run->micro_batch * run->options.seq_len);
+    Model* model = (Model*)xcalloc(1, sizeof *model);
+#ifdef USE_OPENBLAS
+    openblas_set_num_threads(1); // each of our threads calls it
+#endif
+    mpi_require(run->world);
+    *model = model_new(&run->config, run_has_gradients(run), run->world->rank, run->world->size);
+    if (run_infers(run)) return model;
+    model_allocate_activations(model, run->micro_batch, run->options.seq_len);
+    model->inputs = (int32_t*)xcalloc(BT, sizeof(int32_t));
+    model->targets = (int32_t*)xcalloc(BT, sizeof(int32_t));
+    return model;
+}
+
+static void trainer_close(Model* model) {
+    free(model->inputs);
+    free(model->targets);
+    model_free(model);
+    free(model);
+}
+
+static void* host_alloc(size_t bytes) { return xcalloc(bytes, 1); }
+
+// Copies the shard's part of the weights between the flat buffer and a buffer of the shard.
+static void copy_params(Model* model, real* shard, bool to_shard) {
+    for (int b = 0; b < model->shard.num_buckets; b++) {
+        ShardPart part = shard_part(&model->shard, b);
+        real *flat = model->params + part.begin, *local = shard + part.local;
+        memcpy(to_shard ? local : flat, to_shard ? flat : local, (size_t)part.count * sizeof(real));
+    }
+}
+
+static void download(Model* model, const CheckpointTensors* to) {
+    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(real);
+    copy_params(model, (real*)to->w, true);
+    memcpy(to->m, model->m, bytes);
+    memcpy(to->v, model->v, bytes);
+}
+
+static void upload(Model* model, const CheckpointTensors* from) {
+    size_t bytes = (size_t)shard_count(&model->shard) * sizeof(real);
+    copy_params(model, (real*)from->w, false);
+    if (from->m) memcpy(model->m, from->m, bytes);
+    if (from->v) memcpy(model->v, from->v, bytes);
+    model_gather_weights(model);
+}
+
 static void mark(Model* model, int mark) { model->marks[mark] = seconds_now(); }
 
 static double elapsed(Model* model, int from, int to) {
@@ -1178,7 +1176,7 @@ static const Trainer trainer = {
     .visit_heads = visit_heads,
     .mark = mark,
     .elapsed = elapsed,
-    .cache_page_bytes = cache_page_bytes,
+    .page_bytes = page_bytes,
     .cache_new = cache_new,
     .extend = cache_extend,
     .cache_fork = cache_fork,

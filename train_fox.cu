@@ -10,9 +10,9 @@ vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R it
 stride of logits.
 
 All work is queued on one stream, but for the weight gradients of the blocks, which run on a second one, and
-the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the device
-only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not finite
-changes nothing on the device itself.
+the exchange with other ranks' GPUs (llmc/dist/cuda/exchange.cuh), which has a third. The host waits for the
+device only to read a step's loss and norm, while the next step runs. A step whose loss or gradient is not
+finite changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
@@ -96,7 +96,8 @@ static size_t attention_mixer_scratch_bytes(const Layer* layer) {
 }
 
 static void attention_mixer_check(const Config* c, int64_t B, int64_t T) {
-    HeadShape shape = {B, T, c->num_heads, config_head_size(c), 0, 0, 0, c->window_size};
+    HeadShape shape = {
+        .B = B, .T = T, .NH = c->num_heads, .dh = config_head_size(c), .window = c->window_size};
     attention_check(&shape);
 }
 
@@ -117,21 +118,17 @@ static void attention_pass_paths(const Layer* layer, const AttentionActs* a, Hea
 }
 
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
-    AttentionBounds bounds = {a->first_key_block, a->last_query_block, a->head_order};
-    PruningCount* count = layer->recomputing ? NULL : a->pruning;
-    Pruning p = {bounds,
-                 a->score_limits,
-                 count,
-                 a->cum_logf,
-                 a->q,
-                 a->k,
-                 paths[0].weight,
-                 paths[1].weight,
-                 a->lse,
-                 layer->config->log_pruning_tolerance,
-                 layer->scratch,
-                 0};
-    return p;
+    return {.bounds = {a->first_key_block, a->last_query_block, a->head_order},
+            .score_limits = a->score_limits,
+            .count = layer->recomputing ? NULL : a->pruning,
+            .cum_logf = a->cum_logf,
+            .q = a->q,
+            .k = a->k,
+            .q_weight = paths[0].weight,
+            .k_weight = paths[1].weight,
+            .lse = a->lse,
+            .log_tolerance = layer->config->log_pruning_tolerance,
+            .scratch = layer->scratch};
 }
 
 static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
@@ -142,8 +139,14 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL, NULL);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    AttentionForward attention = {
-        a.o, a.lse, a.q, a.k, a.v, a.cum_logf, a.score_limits ? &pruning.bounds : NULL, layer->scratch, 0};
+    AttentionForward attention = {.o = a.o,
+                                  .lse = a.lse,
+                                  .q = a.q,
+                                  .k = a.k,
+                                  .v = a.v,
+                                  .cum_logf = a.cum_logf,
+                                  .bounds = a.score_limits ? &pruning.bounds : NULL,
+                                  .scratch = layer->scratch};
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
@@ -166,21 +169,21 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     int64_t fgate = layer->table->proj.fgate;
-    AttentionBackward attention = {a.dq,
-                                   a.dk,
-                                   a.dv,
-                                   a.dcum_logf,
-                                   din,
-                                   a.q,
-                                   a.k,
-                                   a.v,
-                                   a.o,
-                                   a.lse,
-                                   a.delta,
-                                   a.cum_logf,
-                                   a.score_limits ? &pruning.bounds : NULL,
-                                   layer->deterministic,
-                                   layer->scratch};
+    AttentionBackward attention = {.dq = a.dq,
+                                   .dk = a.dk,
+                                   .dv = a.dv,
+                                   .dcum_logf = a.dcum_logf,
+                                   .dout = din,
+                                   .q = a.q,
+                                   .k = a.k,
+                                   .v = a.v,
+                                   .o = a.o,
+                                   .lse = a.lse,
+                                   .delta = a.delta,
+                                   .cum_logf = a.cum_logf,
+                                   .bounds = a.score_limits ? &pruning.bounds : NULL,
+                                   .deterministic = layer->deterministic,
+                                   .scratch = layer->scratch};
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, layer->stream);
@@ -197,41 +200,22 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     return {in_proj, a.dproj};
 }
 
+static const Mixer attention_mixer = {
+    .check = attention_mixer_check,
+    .activations = attention_activations,
+    .scratch_bytes = attention_mixer_scratch_bytes,
+    .init = attention_init,
+    .forward = attention_mixer_forward,
+    .backward = attention_mixer_backward,
+    .extend = attention_mixer_extend,
+};
+
 // ----------------------------------------------------------------------------
 // mixers: out = residual + mixer(in), where `in` is the normed residual stream. Another kind is a file in
 // llmc/baselines/ and a row here.
 
-static const Mixer mixers[] = {
-    {.check = attention_mixer_check,
-     .activations = attention_activations,
-     .scratch_bytes = attention_mixer_scratch_bytes,
-     .init = attention_init,
-     .forward = attention_mixer_forward,
-     .backward = attention_mixer_backward,
-     .extend = attention_mixer_extend}, // MIXER_ATTENTION
-    {.check = deltanet_check,
-     .activations = deltanet_activations,
-     .scratch_bytes = deltanet_scratch_bytes,
-     .forward = deltanet_forward,
-     .backward = deltanet_backward,
-     .states = deltanet_states,
-     .extend = deltanet_extend}, // MIXER_DELTANET
-    {.check = hgrn2_check,
-     .activations = hgrn2_activations,
-     .scratch_bytes = hgrn2_scratch_bytes,
-     .forward = hgrn2_forward,
-     .backward = hgrn2_backward,
-     .states = hgrn2_states,
-     .extend = hgrn2_extend}, // MIXER_HGRN2
-    {.check = mamba2_check,
-     .activations = mamba2_activations,
-     .scratch_bytes = mamba2_scratch_bytes,
-     .forward = mamba2_forward,
-     .backward = mamba2_backward,
-     .states = mamba2_states,
-     .extend = mamba2_extend}, // MIXER_MAMBA2
-};
-static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "one row a MixerKind");
+static const Mixer* const mixers[] = {&attention_mixer, &deltanet_mixer, &hgrn2_mixer, &mamba2_mixer};
+static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of MixerKind");
 
 // ----------------------------------------------------------------------------
 // the MLP, SwiGLU: out = residual + Wd (silu(g) u), with g and u the two halves of gate_up = Wgu in
@@ -369,8 +353,7 @@ static int64_t model_tail(const Config* c) {
 
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
-// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
-// vocabulary.
+// Rows of logits in memory at once: all of [B, T, V] would be more than everything else for a large vocabulary.
 static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
     int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
     return std::min(rows, std::max<int64_t>(most, 128));
@@ -392,7 +375,7 @@ static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, 
     Pass pass = {};
     pass.B = B, pass.T = T;
     model_activations(&pass.tables[PASS_MODEL], config, B, T, recompute);
-    mixers[config->mixer].activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute);
+    mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute);
     mlp_activations(&pass.tables[PASS_MLP], config, B * T, recompute);
     return pass;
 }
@@ -431,7 +414,7 @@ static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute 
     pass.B = B, pass.T = T;
     Layer layer = model_layer(model, &pass, 0);
     layer.forward_only = recompute == FORWARD_ONLY;
-    return std::max(mixers[model->config.mixer].scratch_bytes(&layer),
+    return std::max(mixers[model->config.mixer]->scratch_bytes(&layer),
                     embedding_scratch_bytes(B * T, model->config.hidden_size));
 }
 
@@ -440,6 +423,20 @@ static int64_t model_activation_bytes(Model* model, int64_t B, int64_t T, Recomp
     int64_t L = model->config.num_hidden_layers;
     Pass pass = pass_plan(&model->config, &model->table, B, T, recompute);
     return pass_bytes(&pass, L) + (int64_t)model_scratch_bytes(model, B, T, recompute);
+}
+
+// Dies where the kernels do not support passes over [B, T] tokens of the model.
+static void model_check(const Config* c, bool cudnn, int64_t B, int64_t T) {
+    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
+        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
+            (long long)c->hidden_size, (long long)config_mlp_size(c));
+    if (!cudnn) mixers[c->mixer]->check(c, B, T);
+    if (cudnn && c->mixer != MIXER_ATTENTION)
+        die("--attention cudnn: %s has no attention", config_class(c)->architecture);
+    if (cudnn && config_has_gate(c))
+        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
+    if (cudnn && c->window_size > 0)
+        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
 }
 
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
@@ -504,7 +501,7 @@ static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recom
     model->scratch = device_bytes(model_scratch_bytes(model, B, T, recompute));
     model->partial = (float*)device_bytes(norm_partial_bytes());
     Layer layer = model_layer(model, &model->pass, 0);
-    if (mixers[model->config.mixer].init) mixers[model->config.mixer].init(&layer);
+    if (mixers[model->config.mixer]->init) mixers[model->config.mixer]->init(&layer);
     model->layer_graphs = (PassGraph*)xcalloc((size_t)L, sizeof(PassGraph));
 }
 
@@ -565,10 +562,6 @@ static void model_upload(Model* model, const float* params, const float* m, cons
     model->weights_in_flight = model->exchange != NULL;
 }
 
-static void download(float* host, const float* device, int64_t count) {
-    CUDA_CHECK(cudaMemcpy(host, device, (size_t)count * sizeof(float), cudaMemcpyDeviceToHost));
-}
-
 // A tensor outside the layers, in a buffer of the table's layout.
 template <class T> static inline T* model_param(const Model* model, T* buffer, ParamKind kind) {
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
@@ -619,7 +612,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
 
     if (!recomputing) model_need(model, 1 + l);
     rmsnorm_forward(a.mixer_in, a.x, &norm, model->stream);
-    mixers[model->config.mixer].forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
+    mixers[model->config.mixer]->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
     norm = layer_norm(&layer, P_MLP_NORM, a.mlp_rstd);
     rmsnorm_forward(a.mlp_in, a.x_mid, &norm, model->stream);
@@ -653,20 +646,10 @@ static void model_forward(Model* model) {
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
 }
 
-static std::vector<float> download_floats(const bf16* device, int64_t count) {
-    std::vector<bf16> host((size_t)count);
-    CUDA_CHECK(cudaMemcpy(host.data(), device, host.size() * sizeof(bf16), cudaMemcpyDeviceToHost));
-    return std::vector<float>(host.begin(), host.end());
-}
-
 // Forward pass over one sequence, whose layers' heads are visited on the host (llmc/run/trainer.h).
 static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
     const int64_t NH = model->config.num_heads, T = model->T, d = model->config.hidden_size;
     std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
-    auto download_doubles = [](std::vector<double>& to, const double* device) {
-        if (device)
-            CUDA_CHECK(cudaMemcpy(to.data(), device, to.size() * sizeof(double), cudaMemcpyDeviceToHost));
-    };
     CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
     model_need_all(model);
     embedding_forward(model->acts.x, model->acts.inputs, model_param(model, model->weights, P_EMBEDDINGS), T,
@@ -676,33 +659,34 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         AttentionActs a = attention_acts(&layer);
         block_forward(model, l, false);
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
-        download_doubles(cum_logf, a.cum_logf), download_doubles(limits, a.score_limits);
-        std::vector<float> q = download_floats(a.q, T * d), k = download_floats(a.k, T * d);
-        LayerHeads heads = {q.data(), k.data(), a.cum_logf ? cum_logf.data() : NULL, limits.data()};
+        float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * d);
+        if (a.cum_logf) device_download(cum_logf.data(), a.cum_logf, NH * T * (int64_t)sizeof(double));
+        if (a.score_limits) device_download(limits.data(), a.score_limits, NH * (int64_t)sizeof(double));
+        LayerHeads heads = {q, k, a.cum_logf ? cum_logf.data() : NULL, limits.data()};
         visit(context, l, &heads);
+        free(q);
+        free(k);
     }
 }
 
 // The vocabulary projection of some rows.
 static Linear model_lm_head(const Model* model, int64_t rows) {
     int64_t d = model->config.hidden_size, Vs = model->Vs;
-    return {model_param(model, model->weights, P_LM_HEAD),
-            model_param(model, model->grads, P_LM_HEAD),
-            rows,
-            Vs,
-            d,
-            Vs,
-            d};
+    return {.w = model_param(model, model->weights, P_LM_HEAD),
+            .dw = model_param(model, model->grads, P_LM_HEAD),
+            .rows = rows,
+            .N = Vs,
+            .K = d,
+            .out_stride = Vs,
+            .x_stride = d};
 }
 
 // Copies `rows` of logits [rows,Vs] to the host, without their padding.
 static void download_logits(const Model* model, float* host, const bf16* logits, int64_t rows) {
     int64_t V = model->config.vocab_size, Vs = model->Vs;
-    bf16* copy = (bf16*)xcalloc((size_t)(rows * Vs), sizeof(bf16));
-    CUDA_CHECK(cudaMemcpyAsync(copy, logits, (size_t)(rows * Vs) * sizeof(bf16), cudaMemcpyDeviceToHost,
-                               model->stream));
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    for (int64_t i = 0; i < rows * V; i++) host[i] = __bfloat162float(copy[i / V * Vs + i % V]);
+    float* copy = device_download_bf16(logits, rows * Vs);
+    for (int64_t i = 0; i < rows; i++) memcpy(host + i * V, copy + i * Vs, (size_t)V * sizeof(float));
     free(copy);
 }
 
@@ -750,7 +734,7 @@ static void block_backward(Model* model, int64_t l) {
         weight_stream_join(weights); // the in_proj's gradient of the layer above reads the mixer's buffers
     }
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
-    DeferredWeight in_proj = mixers[model->config.mixer].backward(&layer, a.dbranch, a.dx);
+    DeferredWeight in_proj = mixers[model->config.mixer]->backward(&layer, a.dbranch, a.dx);
     weight_stream_join(weights); // o_proj's gradient reads dx, which is overwritten now
     rmsnorm_backward(a.dx, a.mixer_in, a.dbranch, a.x, true, &norm, model->partial, model->stream);
     weight_gradient(weights, in_proj.dout, a.mixer_in, &in_proj.linear);
@@ -860,7 +844,7 @@ static const char* model_first_not_finite(Model* model, bool gradients) {
     const Shard whole = params_shard(&model->table, 0, 1), *shard = gradients ? &whole : &model->shard;
     int64_t count = shard_count(shard);
     float* host = (float*)xcalloc((size_t)count, sizeof(float));
-    download(host, gradients ? model->grads : model->params, count);
+    device_download(host, gradients ? model->grads : model->params, count * (int64_t)sizeof(float));
     const char* name = shard_first_not_finite(&model->table, shard, host, sizeof(float));
     free(host);
     return name;
@@ -875,144 +859,12 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
     model_need_all(model);
-    return cache_allocate(&layer, &mixers[model->config.mixer], sizes);
+    return cache_allocate(&layer, mixers[model->config.mixer], sizes);
 }
-
-static int64_t cache_page_bytes(const Model* model) { return page_bytes(&model->config); }
 
 #ifndef TESTING
 // ----------------------------------------------------------------------------
-// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
-
-// Bytes of the state of a sample while training, on the rank that generates it.
-static int64_t model_sample_bytes(const Model* model, const Run* run) {
-    int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
-    if (capacity == 0) return 0;
-    CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n, GENERATE_ROWS);
-    return cache_bytes(&model->config, &model->table, &mixers[model->config.mixer], &sizes);
-}
-
-static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
-    return model_activation_bytes((Model*)model, B, T, recompute);
-}
-
-// Makes a model without memory on the device. Dies where the kernels do not support the model. With --dry-run
-// the device is not opened where a plan for another GPU is wanted, or there is none: model->device is all
-// zero.
-static Model* model_supported(const Run* run, bool planned_for_another) {
-    const Options* o = &run->options;
-    const Config* c = &run->config;
-    bool cudnn = o->attention == ATTENTION_CUDNN, attends = c->mixer == MIXER_ATTENTION;
-    if (c->hidden_size % 8 != 0 || config_mlp_size(c) % 8 != 0)
-        die("on the GPU hidden_size and intermediate_size are multiples of 8, not %lld and %lld",
-            (long long)c->hidden_size, (long long)config_mlp_size(c));
-    if (cudnn && !attends) die("--attention cudnn: %s has no attention", config_class(c)->architecture);
-    if (cudnn && config_has_gate(c))
-        die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
-    if (cudnn && c->window_size > 0)
-        die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
-    if (!cudnn) mixers[c->mixer].check(c, run->micro_batch, o->seq_len);
-
-    Model* model = (Model*)xcalloc(1, sizeof *model);
-    bool gpu = run->mode != RUN_DRY || cudnn || (!planned_for_another && device_exists());
-    Device device = gpu ? device_open_ranked(run->world) : Device();
-    *model = model_new(c, cudnn, o->deterministic, run->shard.rank, run->shard.size);
-    model->device = device;
-    return model;
-}
-
-// The same with the plan of its memory. Without a GPU everything fits.
-static Model* model_plan(GpuPlan* plan, const Run* run) {
-    size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
-    PlanGpu gpu = plan_gpu_given(&run->options);
-    Model* model = model_supported(run, gpu.memory > 0);
-    if (gpu.memory > 0) {
-        free_bytes = (size_t)gpu.memory;
-    } else if (model->device.memory > 0) {
-        gpu = {model->device.name, gpu_find(model->device.name), model->device.memory};
-        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
-    }
-    *plan = {.run = run,
-             .gpu = gpu,
-             .free_bytes = (int64_t)free_bytes,
-             .sample_bytes = model_sample_bytes(model, run),
-             .pass_bytes = model_planned_bytes,
-             .model = model};
-    plan_fit(plan);
-    return model;
-}
-
-static void print_plan(const Run* run) {
-    GpuPlan plan;
-    Model* model = model_plan(&plan, run);
-    plan_print_gpu(&plan);
-    params_free(&model->table);
-    free(model);
-}
-
-static Model* trainer_open(Run* run) {
-    GpuPlan plan;
-    Model* model = model_plan(&plan, run);
-    const Device* device = &model->device;
-    int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
-    bool train = run_has_gradients(run);
-    if (!run_infers(run) && plan.recompute < 0)
-        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
-            "--micro-batch or --seq-len%s",
-            (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
-            train ? ", or give --recompute block; --dry-run shows what fits" : "");
-    if (run->world->size > 1) model_connect(model, run->world);
-    model_allocate_weights(model, train);
-    if (run_infers(run)) return model;
-    pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
-    pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
-    char held[96];
-    if (train)
-        snprintf(held, sizeof held, "recompute %s", option_recompute_names[plan.recompute]);
-    else
-        snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
-                 (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
-                 (double)model_activation_bytes(model, B, T, FORWARD_ONLY) / (1 << 30));
-    char kernels[64] = "";
-    if (run->config.mixer == MIXER_ATTENTION)
-        snprintf(kernels, sizeof kernels, "attention by %s, ", model->cudnn ? "cuDNN" : attention_path());
-    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
-             device->compute_capability / 10, device->compute_capability % 10, kernels, held);
-    run->peak_flops = device->peak_flops;
-    model->B = B, model->T = T;
-    if (!train) return model; // upload allocates activations when the masters are gone
-    model_allocate_activations(model, B, T, (Recompute)plan.recompute);
-    for (int i = 0; i < 2; i++) {
-        QueuedStep* q = &model->steps[i];
-        CUDA_CHECK(cudaMallocHost((void**)&q->stats, sizeof(StepStats)));
-        CUDA_CHECK(cudaMallocHost((void**)&q->pruning, (size_t)L * sizeof(PruningCount)));
-        CUDA_CHECK(cudaMallocHost((void**)&q->times, (size_t)model->shard.size * sizeof(RankTime)));
-        CUDA_CHECK(cudaMallocHost((void**)&q->votes, sizeof(StepVotes)));
-        CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
-    }
-    model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
-    if (run->mode != RUN_BENCH) return model;
-    for (cudaEvent_t& event : model->marks) CUDA_CHECK(cudaEventCreate(&event));
-    if (model->exchange) model->exchange->timeline = true;
-    return model;
-}
-
-static void trainer_close(Model* model) {
-    pinned_pair_close(&model->tokens);
-    pinned_pair_close(&model->losses);
-    for (int i = 0; model->m && i < 2; i++) {
-        cudaFreeHost(model->steps[i].stats);
-        cudaFreeHost(model->steps[i].pruning);
-        cudaFreeHost(model->steps[i].times);
-        cudaFreeHost(model->steps[i].votes);
-        cudaEventDestroy(model->steps[i].done);
-    }
-    for (cudaEvent_t event : model->marks)
-        if (event) CUDA_CHECK(cudaEventDestroy(event));
-    free(model->pruned);
-    model_free(model);
-    free(model);
-}
+// a step of a run: its batches come and its results go while the device computes
 
 static void* host_alloc(size_t bytes) {
     void* memory;
@@ -1021,22 +873,18 @@ static void* host_alloc(size_t bytes) {
 }
 static void host_free(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
 
-static void trainer_download(Model* model, const CheckpointTensors* to) {
-    int64_t count = shard_count(&model->shard);
-    download((float*)to->w, model->params, count);
-    download((float*)to->m, model->m, count);
-    download((float*)to->v, model->v, count);
+static void queued_step_open(QueuedStep* q, int64_t L, int ranks) {
+    q->stats = (StepStats*)host_alloc(sizeof(StepStats));
+    q->pruning = (PruningCount*)host_alloc((size_t)L * sizeof(PruningCount));
+    q->times = (RankTime*)host_alloc((size_t)ranks * sizeof(RankTime));
+    q->votes = (StepVotes*)host_alloc(sizeof(StepVotes));
+    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
 }
 
-static void trainer_upload(Model* model, const CheckpointTensors* from) {
-    model_upload(model, (const float*)from->w, (const float*)from->m, (const float*)from->v);
-    if (model->grads) return;
-    CUDA_CHECK(cudaStreamSynchronize(model->stream)); // the masters have been copied
-    device_free(model->params);
-    model->params = NULL;
-    if (!model->tokens.data[0]) return;
-    model_allocate_activations(model, model->B, model->T, FORWARD_ONLY);
-    model_begin_step(model); // nothing is counted yet
+static void queued_step_close(QueuedStep* q) {
+    void* const pinned[] = {q->stats, q->pruning, q->times, q->votes};
+    for (void* memory : pinned) host_free(memory);
+    if (q->done) CUDA_CHECK(cudaEventDestroy(q->done));
 }
 
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
@@ -1140,8 +988,136 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     model->reducing = false;
     if (grads) model_backward(model);
     CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    download((float*)losses, model->acts.losses, BT);
-    if (grads) download((float*)grads, model->grads, model->table.count);
+    device_download(losses, model->acts.losses, BT * (int64_t)sizeof(float));
+    if (grads) device_download(grads, model->grads, model->table.count * (int64_t)sizeof(float));
+}
+
+// ----------------------------------------------------------------------------
+// the trainer: what the run skeleton (llmc/train/train.h) needs of the model
+
+// Bytes of the state of a sample while training, on the rank that generates it.
+static int64_t model_sample_bytes(const Model* model, const Run* run) {
+    int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
+    if (capacity == 0) return 0;
+    CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n, GENERATE_ROWS);
+    return cache_bytes(&model->config, &model->table, mixers[model->config.mixer], &sizes);
+}
+
+static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
+    return model_activation_bytes((Model*)model, B, T, recompute);
+}
+
+// Makes a model without memory on the device. With --dry-run the device is not opened where a plan for another GPU
+// is wanted, or there is none: model->device is all zero.
+static Model* model_supported(const Run* run, bool planned_for_another) {
+    const Options* o = &run->options;
+    const Config* c = &run->config;
+    const bool cudnn = o->attention == ATTENTION_CUDNN;
+    model_check(c, cudnn, run->micro_batch, o->seq_len);
+    Model* model = (Model*)xcalloc(1, sizeof *model);
+    bool gpu = run->mode != RUN_DRY || cudnn || (!planned_for_another && device_exists());
+    Device device = gpu ? device_open_ranked(run->world) : Device();
+    *model = model_new(c, cudnn, o->deterministic, run->shard.rank, run->shard.size);
+    model->device = device;
+    return model;
+}
+
+// The same with the plan of its memory. Without a GPU everything fits.
+static Model* model_plan(GpuPlan* plan, const Run* run) {
+    size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
+    PlanGpu gpu = plan_gpu_given(&run->options);
+    Model* model = model_supported(run, gpu.memory > 0);
+    if (gpu.memory > 0) {
+        free_bytes = (size_t)gpu.memory;
+    } else if (model->device.memory > 0) {
+        gpu = {model->device.name, gpu_find(model->device.name), model->device.memory};
+        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
+    }
+    *plan = {.run = run,
+             .gpu = gpu,
+             .free_bytes = (int64_t)free_bytes,
+             .sample_bytes = model_sample_bytes(model, run),
+             .pass_bytes = model_planned_bytes,
+             .model = model};
+    plan_fit(plan);
+    return model;
+}
+
+static void print_plan(const Run* run) {
+    GpuPlan plan;
+    Model* model = model_plan(&plan, run);
+    plan_print_gpu(&plan);
+    params_free(&model->table);
+    free(model);
+}
+
+static Model* trainer_open(Run* run) {
+    GpuPlan plan;
+    Model* model = model_plan(&plan, run);
+    const Device* device = &model->device;
+    int64_t B = run->micro_batch, T = run->options.seq_len, L = run->config.num_hidden_layers;
+    bool train = run_has_gradients(run);
+    if (!run_infers(run) && plan.recompute < 0)
+        die("%lld sequences of %lld tokens do not fit into the %.1f GiB that are free on %s: lower "
+            "--micro-batch or --seq-len%s",
+            (long long)B, (long long)T, (double)plan.free_bytes / (1 << 30), device->name,
+            train ? ", or give --recompute block; --dry-run shows what fits" : "");
+    if (run->world->size > 1) model_connect(model, run->world);
+    model_allocate_weights(model, train);
+    if (run_infers(run)) return model;
+    pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
+    pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
+    char held[96];
+    if (train)
+        snprintf(held, sizeof held, "recompute %s", option_recompute_names[plan.recompute]);
+    else
+        snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
+                 (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
+                 (double)model_activation_bytes(model, B, T, FORWARD_ONLY) / (1 << 30));
+    char kernels[64] = "";
+    if (run->config.mixer == MIXER_ATTENTION)
+        snprintf(kernels, sizeof kernels, "attention by %s, ", model->cudnn ? "cuDNN" : attention_path());
+    snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
+             device->compute_capability / 10, device->compute_capability % 10, kernels, held);
+    run->peak_flops = device->peak_flops;
+    model->B = B, model->T = T;
+    if (!train) return model; // upload allocates activations when the masters are gone
+    model_allocate_activations(model, B, T, (Recompute)plan.recompute);
+    for (QueuedStep& q : model->steps) queued_step_open(&q, L, model->shard.size);
+    model->pruned = (double*)xcalloc((size_t)L, sizeof(double));
+    if (run->mode != RUN_BENCH) return model;
+    for (cudaEvent_t& event : model->marks) CUDA_CHECK(cudaEventCreate(&event));
+    if (model->exchange) model->exchange->timeline = true;
+    return model;
+}
+
+static void trainer_close(Model* model) {
+    pinned_pair_close(&model->tokens);
+    pinned_pair_close(&model->losses);
+    for (QueuedStep& q : model->steps) queued_step_close(&q);
+    for (cudaEvent_t event : model->marks)
+        if (event) CUDA_CHECK(cudaEventDestroy(event));
+    free(model->pruned);
+    model_free(model);
+    free(model);
+}
+
+static void download(Model* model, const CheckpointTensors* to) {
+    int64_t bytes = shard_count(&model->shard) * (int64_t)sizeof(float);
+    device_download(to->w, model->params, bytes);
+    device_download(to->m, model->m, bytes);
+    device_download(to->v, model->v, bytes);
+}
+
+static void upload(Model* model, const CheckpointTensors* from) {
+    model_upload(model, (const float*)from->w, (const float*)from->m, (const float*)from->v);
+    if (model->grads) return;
+    CUDA_CHECK(cudaStreamSynchronize(model->stream)); // the masters have been copied
+    device_free(model->params);
+    model->params = NULL;
+    if (!model->tokens.data[0]) return;
+    model_allocate_activations(model, model->B, model->T, FORWARD_ONLY);
+    model_begin_step(model); // nothing is counted yet
 }
 
 static void mark(Model* model, int mark) { CUDA_CHECK(cudaEventRecord(model->marks[mark], model->stream)); }
@@ -1198,8 +1174,8 @@ static const Trainer trainer = {
     .close = trainer_close,
     .host_alloc = host_alloc,
     .host_free = host_free,
-    .download = trainer_download,
-    .upload = trainer_upload,
+    .download = download,
+    .upload = upload,
     .load_batch = load_batch,
     .begin_step = model_begin_step,
     .add_gradients = add_gradients,
@@ -1214,7 +1190,7 @@ static const Trainer trainer = {
     .mark = mark,
     .elapsed = elapsed,
     .bench_print = bench_print,
-    .cache_page_bytes = cache_page_bytes,
+    .page_bytes = page_bytes,
     .cache_new = cache_new,
     .extend = cache_extend,
     .cache_fork = cache_fork,

@@ -50,7 +50,7 @@ INCLUDES = {
     "cpu": "model inference",
     "inference/cpu": "cpu",
     "cuda": "dist",
-    "layers": "cuda",
+    "layers": "cuda inference",
     "dist/cuda": "layers",
     "attention": "cuda",
     "inference/cuda": "attention layers inference",

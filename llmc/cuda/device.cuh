@@ -139,3 +139,20 @@ static inline void* device_bytes_if_any(size_t bytes) {
         (void)cudaGetLastError(); // the error is not one of a later launch
     return p;
 }
+
+// ----------------------------------------------------------------------------
+// copies to the host, which wait for what is queued on all streams
+
+static inline void device_download(void* host, const void* device, int64_t bytes) {
+    CUDA_CHECK(cudaMemcpy(host, device, (size_t)bytes, cudaMemcpyDeviceToHost));
+}
+
+// n numbers, as floats; free them
+static inline float* device_download_bf16(const bf16* device, int64_t n) {
+    bf16* raw = (bf16*)xcalloc((size_t)n, sizeof *raw);
+    float* host = (float*)xcalloc((size_t)n, sizeof *host);
+    device_download(raw, device, n * (int64_t)sizeof *raw);
+    for (int64_t i = 0; i < n; i++) host[i] = __bfloat162float(raw[i]);
+    free(raw);
+    return host;
+}

@@ -123,7 +123,7 @@ typedef struct {
     // NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to another slot,
     // which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning
     // of each head that no later row needs. A recurrent mixer has no pages: cache_fork copies all of a slot.
-    int64_t (*cache_page_bytes)(const Model* model);
+    int64_t (*page_bytes)(const Config* config); // of the pages of one head
     Cache* (*cache_new)(Model* model, const CacheSizes* sizes);
     void (*extend)(Cache* cache, const Extension* e, RowScore* scores, float* logits);
     void (*cache_fork)(Cache* cache, int64_t from, int64_t to);

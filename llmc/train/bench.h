@@ -160,10 +160,9 @@ static inline void bench_sequences(double seconds[2], Engine* g, int64_t count, 
 
 // Bytes that a pass reads at least which continues `count` sequences of `length` tokens: weights once, but
 // for the embedding, and keys and values.
-static inline double bench_pass_bytes(const Run* run, const Trainer* trainer, const Model* model,
-                                      int64_t count, double length) {
+static inline double bench_pass_bytes(const Run* run, const Trainer* trainer, int64_t count, double length) {
     const Config* c = &run->config;
-    double page = engine_heads(c) ? (double)trainer->cache_page_bytes(model) : 0;
+    double page = engine_heads(c) ? (double)trainer->page_bytes(c) : 0;
     return (double)(run->table.count - c->vocab_size * c->hidden_size) * trainer->weight_bytes +
            (double)(count * engine_heads(c)) * page * length / PAGE_TOKENS;
 }
@@ -196,7 +195,7 @@ static inline void bench_inference(const Run* run, const Trainer* trainer, Model
         snprintf(name, sizeof name, "%lld x 1 token behind %lld", (long long)counts[i], (long long)context);
         printf("  %-28s %10.2f ms %10.0f tokens/s, reading %.0f GB/s\n", name, 1e3 * seconds[1],
                (double)counts[i] / seconds[1],
-               1e-9 * bench_pass_bytes(run, trainer, model, counts[i], length) / seconds[1]);
+               1e-9 * bench_pass_bytes(run, trainer, counts[i], length) / seconds[1]);
     }
     engine_close(&engine);
 }

@@ -6,7 +6,7 @@ train_fox.c without main (trainer/trainer.h).
 
 static const Trainer cached_trainer = {.element_bytes = sizeof(real),
                                        .pass_steps = 1,
-                                       .cache_page_bytes = cache_page_bytes,
+                                       .page_bytes = page_bytes,
                                        .cache_new = cache_new,
                                        .extend = cache_extend,
                                        .cache_fork = cache_fork,

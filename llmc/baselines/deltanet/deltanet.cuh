@@ -227,3 +227,13 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
     output_gate_forward(e->y, a.o, &norm, &shape, layer->stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }
+
+static const Mixer deltanet_mixer = {
+    .check = deltanet_check,
+    .activations = deltanet_activations,
+    .scratch_bytes = deltanet_scratch_bytes,
+    .forward = deltanet_forward,
+    .backward = deltanet_backward,
+    .states = deltanet_states,
+    .extend = deltanet_extend,
+};

@@ -184,3 +184,11 @@ static inline void deltanet_backward(const Layer* layer, real* din, const real* 
     conv_backward(a.dproj, a.dqkv, a.proj, &conv);
     linear_backward(din, a.dproj, in, &in_proj);
 }
+
+static const Mixer deltanet_mixer = {
+    .activations = deltanet_activations,
+    .forward = deltanet_forward,
+    .backward = deltanet_backward,
+    .states = deltanet_states,
+    .extend = deltanet_extend,
+};

@@ -200,3 +200,13 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
     rmsnorm_forward(e->y, a.o, &norm, layer->stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }
+
+static const Mixer hgrn2_mixer = {
+    .check = hgrn2_check,
+    .activations = hgrn2_activations,
+    .scratch_bytes = hgrn2_scratch_bytes,
+    .forward = hgrn2_forward,
+    .backward = hgrn2_backward,
+    .states = hgrn2_states,
+    .extend = hgrn2_extend,
+};

@@ -208,3 +208,11 @@ static inline void hgrn2_backward(const Layer* layer, real* din, const real* dou
     if (layer->config->use_lower_bound) hgrn2_bound_backward(layer, a.bound, layer->partial);
     linear_backward(din, a.dproj, in, &in_proj);
 }
+
+static const Mixer hgrn2_mixer = {
+    .activations = hgrn2_activations,
+    .forward = hgrn2_forward,
+    .backward = hgrn2_backward,
+    .states = hgrn2_states,
+    .extend = hgrn2_extend,
+};

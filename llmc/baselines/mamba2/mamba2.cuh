@@ -207,3 +207,13 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     gated_norm_forward(e->y, &gate, layer->stream);
     linear_rows(out, &y, in, &out_proj, layer->matmul);
 }
+
+static const Mixer mamba2_mixer = {
+    .check = mamba2_check,
+    .activations = mamba2_activations,
+    .scratch_bytes = mamba2_scratch_bytes,
+    .forward = mamba2_forward,
+    .backward = mamba2_backward,
+    .states = mamba2_states,
+    .extend = mamba2_extend,
+};

@@ -237,3 +237,11 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     conv_backward(a.dproj + di, a.dxbc, a.proj + di, &conv);
     linear_backward(din, a.dproj, in, &in_proj);
 }
+
+static const Mixer mamba2_mixer = {
+    .activations = mamba2_activations,
+    .forward = mamba2_forward,
+    .backward = mamba2_backward,
+    .states = mamba2_states,
+    .extend = mamba2_extend,
+};

@@ -485,7 +485,7 @@ static inline void answer_requests(const Run* run, const Trainer* trainer, Model
         works = engine_step(&r->engine);
         if (!works && r->ended && r->parsed == r->input.count) break;
     }
-    requests_print_end(r, trainer->cache_page_bytes(model), seconds_now() - start);
+    requests_print_end(r, trainer->page_bytes(&run->config), seconds_now() - start);
     engine_close(&r->engine);
     tokenizer_free(&r->tokenizer);
     free(r->input.data);
