@@ -40,7 +40,8 @@ TASKS = {  # task: its definition
 LOCAL = "local_"  # before a task's name: lm_eval 0.4.5 keeps its own tasks where names are equal
 FOUR_CHOICES = ["arc_challenge", "arc_easy", "hellaswag", "openbookqa", "sciq"]
 SEQ_LEN = 256  # of training, and so of rolling windows
-PIECE = 25  # words of the README between two rounds of questions
+PAGES = ["README.md", "dev/TRAINING.md", "dev/EVALUATION.md", "dev/INFERENCE.md"]  # 40 KB of text
+PIECE = 25  # words of the pages between two rounds of questions
 DOCUMENTS = 8  # a task
 # fp32: log-probabilities of tokens differ by about 1e-6, and sums of them are rounded to 24 bits
 ABSOLUTE, RELATIVE = 1e-5, 2e-6
@@ -58,13 +59,17 @@ def run(*command, **options):
     return done.stdout, done.stderr
 
 
+def pages():
+    return "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+
+
 def write_text(file, questions):
     """
-    Pieces of the README, and after each all questions with their answers. A model learns these by heart, so
+    Pieces of the pages, and after each all questions with their answers. A model learns these by heart, so
     that what it generates has letters and depends on the prompt.
     """
     rng = random.Random(8)
-    words = (ROOT / "README.md").read_text(encoding="utf-8").split()
+    words = pages().split()
     lines = [f"Question: {q['question']}?\nAnswer: {q['answer']['aliases'][0]}.\n" for q in questions]
     with file.open("w", encoding="utf-8") as out:
         for at in range(0, len(words), PIECE):
@@ -88,7 +93,7 @@ def train(name, tokenizer, file, steps, sequences, *options):
 def documents():
     """{task: its documents}, in the format of each data set."""
     rng = random.Random(7)
-    words = re.findall(r"[\w'-]{1,12}[.,;:]?", (ROOT / "README.md").read_text(encoding="utf-8"))
+    words = re.findall(r"[\w'-]{1,12}[.,;:]?", pages())
 
     def text(least, most):
         at = rng.randrange(len(words) - most)
@@ -299,11 +304,12 @@ def main():
     WORK.mkdir(parents=True)
     report, data, text = Report(), documents(), WORK / "text.txt"
     write_text(text, data["triviaqa"])
+    (WORK / "pages.txt").write_text(pages(), encoding="utf-8")
     ours = Harness(sys.executable, "fox", data)
     theirs = Harness(sys.argv[1] if len(sys.argv) > 1 else sys.executable, "hf", data)
     small = ("--set", "vocab_size=50257", "--set", "hidden_size=64")
     models = {"bytes": train("bytes", "byte", text, 240, 2),
-              "gpt2": train("gpt2", "gpt2", ROOT / "README.md", 80, 4, *small)}
+              "gpt2": train("gpt2", "gpt2", WORK / "pages.txt", 80, 4, *small)}
     for name, folder in models.items():
         found = ours.fox(name, folder)
         wanted = theirs.hf(name, folder)

@@ -14,7 +14,7 @@ close() {
     if awk -v a="$1" -v b="$2" 'BEGIN { exit !(b >= 0.99 * a && b <= 1.01 * a && a > 0) }'; then pass; else fail "$2 instead of $1"; fi
 }
 
-# Memory in use, of the GPU trainer's own plan and of runs on an H100 and two H200s (README)
+# Memory in use, of the GPU trainer's own plan and of runs on an H100 and two H200s (dev/RESULTS.md)
 check "760m" plan --model fox-pro-760m --gpu H100
 close 33690 "$(first memory)" # 32.9 GiB measured
 said "H100: 79.1 GiB; recompute none"

@@ -305,6 +305,11 @@ END
         said "--warmup-tokens N"
         said "usage: $trainer "
     done
+    local option options
+    options=$(grep -oE '^ +--[a-z0-9-]+' "$scratch/stdout")
+    for option in ${options:---none}; do
+        check "$option in dev/TRAINING.md" grep -q "^|.*\`$option\`" dev/TRAINING.md
+    done
     check "--version" run --version
     equals 1 "$(grep -cxE "$(basename "$trainer") [^ ]+" "$scratch/stdout")" # and its commit
     said "MPI"
