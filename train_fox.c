@@ -14,6 +14,9 @@ run computes the same bits on any number of threads.
 */
 #include <omp.h>
 
+#include "llmc/baselines/deltanet/deltanet.h"
+#include "llmc/baselines/hgrn2/hgrn2.h"
+#include "llmc/baselines/mamba2/mamba2.h"
 #include "llmc/cpu/adamw.h"
 #include "llmc/cpu/core_time.h"
 #include "llmc/cpu/layer.h"
@@ -21,9 +24,6 @@ run computes the same bits on any number of threads.
 #include "llmc/cpu/threads.h"
 #include "llmc/cpu/vector.h"
 #include "llmc/dist/mpi.h"
-#include "llmc/baselines/deltanet/deltanet.h"
-#include "llmc/baselines/hgrn2/hgrn2.h"
-#include "llmc/baselines/mamba2/mamba2.h"
 #include "llmc/train/train.h"
 
 // ----------------------------------------------------------------------------

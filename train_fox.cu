@@ -1,9 +1,8 @@
 /*
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
 
-It mirrors train_fox.c, the reference, in order and names; the kernels are in llmc/cuda and llmc/attention, a
-forward and backward pair a file. Weights and activations are bf16 and GEMMs accumulate in fp32; master
-weights, gradients and AdamW's moments are fp32.
+It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention, a pair
+a file. Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
@@ -16,19 +15,17 @@ finite changes nothing on the device itself.
 */
 #include "llmc/attention/attention.cuh"
 #include "llmc/attention/cudnn.cuh"
-#include "llmc/layers/attention_layer.cuh"
-#include "llmc/layers/adamw.cuh"
-#include "llmc/layers/classifier.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/layers/embedding.cuh"
-#include "llmc/dist/cuda/exchange.cuh"
-#include "llmc/layers/global_norm.cuh"
-#include "llmc/layers/layer.cuh"
-#include "llmc/layers/swiglu.cuh"
-#include "llmc/inference/cuda/extension.cuh"
 #include "llmc/baselines/deltanet/deltanet.cuh"
 #include "llmc/baselines/hgrn2/hgrn2.cuh"
 #include "llmc/baselines/mamba2/mamba2.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/dist/cuda/exchange.cuh"
+#include "llmc/inference/cuda/extension.cuh"
+#include "llmc/layers/adamw.cuh"
+#include "llmc/layers/attention_layer.cuh"
+#include "llmc/layers/classifier.cuh"
+#include "llmc/layers/embedding.cuh"
+#include "llmc/layers/swiglu.cuh"
 #include "llmc/train/train.h"
 
 #include <algorithm>

@@ -10,6 +10,7 @@ Called by attention's and the recurrent mixers' `extend`, and by extend.h.
 #pragma once
 
 #include "../../cpu/layer.h"
+#include "../../model/shapes.h"
 #include "attend.h"
 
 // clang-format off

@@ -13,6 +13,7 @@ Called by train_fox.c.
 */
 #pragma once
 
+#include "../../cpu/threads.h"
 #include "cache.h"
 #include "memory.h"
 #include "scores.h"
