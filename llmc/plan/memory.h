@@ -5,6 +5,7 @@ for the CPU trainer, whose --dry-run --gpu has no CUDA code: dev/test/check_with
 */
 #pragma once
 
+#include "../model/params.h"
 #include "../model/shard.h"
 #include "../run/command/options.h"
 
