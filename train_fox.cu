@@ -541,7 +541,12 @@ static void model_free(Model* model) {
 }
 
 static AdamWTensors model_tensors(Model* model) {
-    return {model->weights, model->weights_fp32, model->grads, model->params, model->m, model->v};
+    return {.weights = model->weights,
+            .weights_fp32 = model->weights_fp32,
+            .grads = model->grads,
+            .params = model->params,
+            .m = model->m,
+            .v = model->v};
 }
 
 // Copies master weights and moments (NULL: they stay) of the rank's shard from the host, and gives their
@@ -1004,30 +1009,23 @@ static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Reco
     return model_activation_bytes((Model*)model, B, T, recompute);
 }
 
-// Makes a model without memory on the device. With --dry-run the device is not opened where a plan for another GPU
-// is wanted, or there is none: model->device is all zero.
-static Model* model_supported(const Run* run, bool planned_for_another) {
-    const Options* o = &run->options;
-    const Config* c = &run->config;
-    const bool cudnn = o->attention == ATTENTION_CUDNN;
-    model_check(c, cudnn, run->micro_batch, o->seq_len);
-    Model* model = (Model*)xcalloc(1, sizeof *model);
-    bool gpu = run->mode != RUN_DRY || cudnn || (!planned_for_another && device_exists());
-    Device device = gpu ? device_open_ranked(run->world) : Device();
-    *model = model_new(c, cudnn, o->deterministic, run->shard.rank, run->shard.size);
-    model->device = device;
-    return model;
-}
-
-// The same with the plan of its memory. Without a GPU everything fits.
+// Makes a model without memory on the device, and the plan of its memory: without a GPU everything fits. With --dry-run
+// the device is not opened where another GPU is planned for, or there is none: model->device is all zero.
 static Model* model_plan(GpuPlan* plan, const Run* run) {
+    const Options* o = &run->options;
+    const bool cudnn = o->attention == ATTENTION_CUDNN;
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
-    PlanGpu gpu = plan_gpu_given(&run->options);
-    Model* model = model_supported(run, gpu.memory > 0);
+    PlanGpu gpu = plan_gpu_given(o);
+    model_check(&run->config, cudnn, run->micro_batch, o->seq_len);
+    Model* model = (Model*)xcalloc(1, sizeof *model);
+    bool opens = run->mode != RUN_DRY || cudnn || (gpu.memory == 0 && device_exists());
+    Device device = opens ? device_open_ranked(run->world) : Device();
+    *model = model_new(&run->config, cudnn, o->deterministic, run->shard.rank, run->shard.size);
+    model->device = device;
     if (gpu.memory > 0) {
         free_bytes = (size_t)gpu.memory;
-    } else if (model->device.memory > 0) {
-        gpu = {model->device.name, gpu_find(model->device.name), model->device.memory};
+    } else if (device.memory > 0) {
+        gpu = {model->device.name, gpu_find(device.name), device.memory};
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &all_bytes));
     }
     *plan = {.run = run,

@@ -4,8 +4,10 @@
     dev/structure.py [--all] [ROOT]     ROOT: the repository's root by default; --all: whole lists, not the largest five
 
 Rules: at most 8 parameters a function; at most 100 lines a function, __global__ kernels apart, which above 120 lines are
-named with their reason in KERNELS_OVER_120; at most 600 lines a file, 1500 a trainer; at most 15 files a folder; includes
-only along INCLUDES; only TOP_LEVEL at the top; at most 64 options.
+named with their reason in KERNELS_OVER_120; at most 600 lines a file, unless FILES_OVER_600 says why; a trainer at most
+1200, of which those sections that NOT_MODEL names have a fifth; at most 12 files a folder of llmc/, 15 another; includes only
+along INCLUDES, before the first definition; no function twice in what a trainer includes; initializers of more than 5 fields name
+them; only TOP_LEVEL at the top; at most 64 options.
 
 Prints a violation as `path:line: message` and closes with `N passed, N failed`, one check per rule and item. Exit code 1
 if a rule is broken. Standard library only: functions are found by a tokenizer that knows comments, strings, preprocessor
@@ -22,14 +24,25 @@ MAX_PARAMETERS = 8
 MAX_FUNCTION_LINES = 100
 MAX_KERNEL_LINES = 120
 MAX_FILE_LINES = 600
-MAX_TRAINER_LINES = 1500
+MAX_TRAINER_LINES = 1200
+MAX_SHARE_NOT_MODEL = 0.2
 MAX_FOLDER_FILES = 15
+MAX_ROOM_FILES = 12  # of a folder of llmc/
+MAX_UNNAMED_FIELDS = 5
 MAX_OPTIONS = 64
 
 # __global__ kernels that may have more than 120 lines: name -> why it is not split.
 KERNELS_OVER_120 = {
     # "name": "reason",
 }
+
+# Files that may have more than 600 lines: path -> why they are not split.
+FILES_OVER_600 = {
+    # "path": "reason",
+}
+
+# How the titles of a trainer's sections begin that are not the model and its update.
+NOT_MODEL = ("inference", "the trainer")
 
 # What each folder of llmc/ stands on; what these stand on is included too. Nothing points back up.
 INCLUDES = {
@@ -67,7 +80,7 @@ TOP_LEVEL = set("Makefile README.md LICENSE train_fox.c train_fox.cu test_fox.cu
                 ".clang-format .gitignore".split())
 OPTIONS = "llmc/run/command/options.h"
 
-Function = namedtuple("Function", "name path line lines parameters kernel")
+Function = namedtuple("Function", "name path line lines parameters kernel member")
 
 
 # ----------------------------------------------------------------------------
@@ -233,7 +246,7 @@ def count_parameters(tokens):
     return count
 
 
-def find_functions(tokens, path, inside_function=False):
+def find_functions(tokens, path, inside_function=False, of_record=False):
     """Definitions in a file, in its structs and namespaces, and in structs inside functions."""
     functions, start, i = [], 0, 0
     while i < len(tokens):
@@ -262,11 +275,12 @@ def find_functions(tokens, path, inside_function=False):
                 line = head[name][1]
                 parameters = count_parameters(head[opening + 1:close(head, opening)])
                 text = "".join(t for t, _ in head[name:opening])
-                functions.append(Function(text, path, line, tokens[end][1] - line + 1, parameters, "__global__" in top))
-                functions += find_functions(tokens[i + 1:end], path, True)
+                functions.append(Function(text, path, line, tokens[end][1] - line + 1, parameters, "__global__" in top,
+                                          of_record))
+                functions += find_functions(tokens[i + 1:end], path, True, True)
                 i, start = end, end + 1
             elif record or top[:1] == ["extern"]:
-                functions += find_functions(tokens[i + 1:end], path)
+                functions += find_functions(tokens[i + 1:end], path, False, of_record or record not in (None, "namespace"))
                 i = end
                 if record in (None, "namespace"):  # no ; follows
                     start = end + 1
@@ -309,9 +323,82 @@ def check_functions(checks, functions):
 def check_sizes(checks, lines, folders):
     for path, count in lines.items():
         limit = MAX_TRAINER_LINES if path in TRAINERS else MAX_FILE_LINES
-        checks.check(count <= limit, path, limit + 1, f"{count} lines, at most {limit}")
+        checks.check(count <= limit or path in FILES_OVER_600, path, limit + 1, f"{count} lines, at most {limit}")
+    for path in FILES_OVER_600:
+        checks.check(lines.get(path, 0) > MAX_FILE_LINES, "dev/structure.py", 1,
+                     f"FILES_OVER_600: {path} has no more than {MAX_FILE_LINES} lines")
     for folder, count in folders.items():
-        checks.check(count <= MAX_FOLDER_FILES, folder, 1, f"{count} files, at most {MAX_FOLDER_FILES}")
+        limit = MAX_ROOM_FILES if folder.startswith("llmc/") else MAX_FOLDER_FILES
+        checks.check(count <= limit, folder, 1, f"{count} files, at most {limit}")
+
+
+def check_sections(checks, texts):
+    """A trainer is the model: its other sections have a fifth of it."""
+    for path in TRAINERS:
+        lines = texts.get(path, "").split("\n")
+        bars = [i for i, line in enumerate(lines) if re.match(r"// -{20,}$", line)] + [len(lines)]
+        others = sum(end - begin for begin, end in zip(bars, bars[1:])
+                     if lines[begin + 1].removeprefix("// ").startswith(NOT_MODEL))
+        checks.check(others <= MAX_SHARE_NOT_MODEL * len(lines), path, 1,
+                     f"{others} of {len(lines)} lines are in sections that are not the model, at most a fifth")
+
+
+def included(path, codes):
+    """The files of this repository that one includes, itself among them."""
+    found, waiting = set(), [path]
+    while waiting:
+        path = waiting.pop()
+        if path in found or path not in codes:
+            continue
+        found.add(path)
+        for target in re.findall(r'^\s*#\s*include\s*"([^"]*)"', codes[path], re.MULTILINE):
+            waiting.append(os.path.normpath(os.path.join(os.path.dirname(path), target)))
+    return found
+
+
+def check_names(checks, functions, codes):
+    """No function of one name in two files that a trainer includes, methods apart."""
+    for trainer in TRAINERS:
+        files, places = included(trainer, codes), {}
+        for f in functions:
+            if f.path in files and not f.member:
+                places.setdefault(f.name, []).append(f)
+        for name, same in places.items():
+            other = next((f for f in same if f.path != same[0].path), None)
+            checks.check(other is None, same[0].path, same[0].line,
+                         f"{name} is also defined in {other and other.path}, which {trainer} includes too")
+
+
+def check_include_order(checks, codes, functions):
+    first = {}
+    for f in functions:
+        first[f.path] = min(first.get(f.path, f.line), f.line)
+    for path, code in codes.items():
+        if not path.startswith("llmc/") and path not in TRAINERS:
+            continue
+        for number, line in enumerate(code.split("\n"), 1):
+            if re.match(r"\s*#\s*include\b", line):
+                checks.check(number < first.get(path, number + 1), path, number, "an #include behind a function")
+
+
+def check_initializers(checks, codes):
+    """TYPE name = {...} and return {...} of structs, whose names begin with a capital letter."""
+    for path, code in codes.items():
+        if not path.startswith("llmc/") and path not in TRAINERS:
+            continue
+        tokens = tokenize(code)
+        for i, (token, line) in enumerate(tokens):
+            if token != "{" or i < 3:
+                continue
+            before = [t for t, _ in tokens[i - 3:i]]
+            struct = before[2] == "=" and is_name(before[1]) and before[0][:1].isupper() and not before[0].isupper()
+            if not struct and before[2] != "return":
+                continue
+            inside = tokens[i + 1:close(tokens, i)]
+            unnamed = bool(inside) and inside[0][0] != "."
+            fields = count_parameters(inside) - (bool(inside) and inside[-1][0] == ",") if unnamed else 0
+            checks.check(fields <= MAX_UNNAMED_FIELDS, path, line,
+                         f"an initializer of {fields} fields without names, at most {MAX_UNNAMED_FIELDS}")
 
 
 def check_top_level(checks, paths):
@@ -400,6 +487,10 @@ def main(arguments):
     checks = Checks()
     check_functions(checks, functions)
     check_sizes(checks, lines, folders)
+    check_sections(checks, texts)
+    check_names(checks, functions, codes)
+    check_include_order(checks, codes, functions)
+    check_initializers(checks, codes)
     check_top_level(checks, paths)
     check_includes(checks, root, codes)
     options = check_options(checks, codes)

@@ -22,7 +22,13 @@ static inline void progress_start(Progress* p, const char* what, double total, c
                                   double unit_scale) {
     double now = seconds_now();
     bool terminal = isatty(STDERR_FILENO);
-    Progress started = {what, unit, total, unit_scale, now, now + (terminal ? 1 : 10), terminal, false};
+    Progress started = {.what = what,
+                        .unit = unit,
+                        .total = total,
+                        .unit_scale = unit_scale,
+                        .started = now,
+                        .next = now + (terminal ? 1 : 10),
+                        .terminal = terminal};
     *p = started;
 }
 

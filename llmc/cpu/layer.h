@@ -76,8 +76,12 @@ typedef struct {
 
 static inline Norm layer_norm(const Layer* layer, ParamKind kind, real* rstd) {
     const Param* p = params_find(layer->table, kind, layer->l);
-    Norm norm = {
-        layer_param(layer, kind), layer_grad(layer, kind), rstd, layer->B * layer->T, p->count, p->eps};
+    Norm norm = {.weight = layer_param(layer, kind),
+                 .dweight = layer_grad(layer, kind),
+                 .rstd = rstd,
+                 .rows = layer->B * layer->T,
+                 .d = p->count,
+                 .eps = p->eps};
     return norm;
 }
 

@@ -231,21 +231,39 @@ template <class T>
 static inline void linear_forward(T* out, const bf16* x, const std::common_type_t<T>* residual,
                                   const Linear* l, Matmul* mm) {
     cudaDataType_t type = std::is_same<T, float>::value ? CUDA_R_32F : CUDA_R_16BF;
-    MatmulShape shape = {l->N, l->rows, l->K, true, false, l->K, l->x_stride, l->out_stride, type, 0, 0};
+    MatmulShape shape = {.m = l->N,
+                         .n = l->rows,
+                         .k = l->K,
+                         .transpose_a = true,
+                         .lda = l->K,
+                         .ldb = l->x_stride,
+                         .ldd = l->out_stride,
+                         .d_type = type};
     linear_gemm(RANGE_FORWARD, l, shape, {l->w, x, residual, out}, mm);
 }
 
 // dx [rows, K] = dout w
 static inline void linear_backward_input(bf16* dx, const bf16* dout, const Linear* l, Matmul* mm) {
-    MatmulShape shape = {l->K,          l->rows,     l->N,        false, false, l->K,
-                         l->out_stride, l->x_stride, CUDA_R_16BF, 0,     0};
+    MatmulShape shape = {.m = l->K,
+                         .n = l->rows,
+                         .k = l->N,
+                         .lda = l->K,
+                         .ldb = l->out_stride,
+                         .ldd = l->x_stride,
+                         .d_type = CUDA_R_16BF};
     linear_gemm(RANGE_BACKWARD, l, shape, {l->w, dout, NULL, dx}, mm);
 }
 
 // l->dw [N, K] += dout^T x
 static inline void linear_backward_weight(const bf16* dout, const bf16* x, const Linear* l, Matmul* mm) {
-    MatmulShape shape = {l->K,          l->N, l->rows,    false, true, l->x_stride,
-                         l->out_stride, l->K, CUDA_R_32F, 0,     0};
+    MatmulShape shape = {.m = l->K,
+                         .n = l->N,
+                         .k = l->rows,
+                         .transpose_b = true,
+                         .lda = l->x_stride,
+                         .ldb = l->out_stride,
+                         .ldd = l->K,
+                         .d_type = CUDA_R_32F};
     linear_gemm(RANGE_BACKWARD, l, shape, {x, dout, l->dw, l->dw}, mm);
 }
 

@@ -107,13 +107,12 @@ static inline bool link_read(int fd, void* data, size_t bytes) {
 
 // The hello of this rank.
 static inline LinkHello link_hello(const Link* link, int channel) {
-    LinkHello hello = {{'F', 'O', 'X', 'L', 'I', 'N', 'K', '1'},
-                       link->address.token,
-                       link->rank,
-                       link->size,
-                       channel,
-                       (int32_t)getpid(),
-                       {0}};
+    LinkHello hello = {.magic = {'F', 'O', 'X', 'L', 'I', 'N', 'K', '1'},
+                       .token = link->address.token,
+                       .rank = link->rank,
+                       .size = link->size,
+                       .channel = channel,
+                       .pid = (int32_t)getpid()};
     memcpy(hello.host, link->host, sizeof hello.host);
     return hello;
 }

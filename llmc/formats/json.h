@@ -298,7 +298,7 @@ static inline bool json_parse(Json* j, const char* source, const char* text, siz
     if (n > JSON_MAX_BYTES)
         return fail(err, "%s: JSON of %zu bytes; the limit is %d", source, n, JSON_MAX_BYTES);
     char* copy = (char*)memcpy(xcalloc(n + 1, 1), text, n); // with a terminating zero
-    JsonParser p = {j, source, copy, n, 0, 0, 0, err};
+    JsonParser p = {.j = j, .source = source, .text = copy, .n = n, .err = err};
     j->pool = (char*)xrealloc(NULL, n + 1);
     bool ok = json_parse_value_(&p, json_add_node_(j, -1));
     json_skip_space_(&p);

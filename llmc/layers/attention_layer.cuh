@@ -9,14 +9,14 @@ trainer's passes and those of inference (llmc/inference/cuda/layers.cuh).
 
 static inline HeadShape attention_shape_of(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows, NH = layer->config->num_heads;
-    return {layer->B,
-            layer->T,
-            NH,
-            dh,
-            R,
-            matmul_padded(R),
-            layer->config->qk_norm_share ? 0 : dh,
-            layer->config->window_size};
+    return {.B = layer->B,
+            .T = layer->T,
+            .NH = NH,
+            .dh = dh,
+            .columns = R,
+            .row_stride = matmul_padded(R),
+            .weight_stride = layer->config->qk_norm_share ? 0 : dh,
+            .window = layer->config->window_size};
 }
 
 // Describes how q, k and v get from proj to attention, but for the tensors of a pass.
@@ -45,5 +45,11 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
     float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
     bf16 *gate = proj_column(proj, layer->table->proj.ogate),
          *dgate = proj_column(dproj, layer->table->proj.ogate);
-    return {weight, dweight, rstd, gate, dgate, delta, layer->config->norm_eps, false};
+    return {.weight = weight,
+            .dweight = dweight,
+            .rstd = rstd,
+            .gate = gate,
+            .dgate = dgate,
+            .delta = delta,
+            .eps = layer->config->norm_eps};
 }

@@ -83,13 +83,13 @@ static inline const float* layer_param_fp32(const Layer* layer, ParamKind kind) 
 static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);
     int64_t N = p->shape[0], K = p->shape[1];
-    return {layer_param(layer, layer->weights, kind),
-            layer_param(layer, layer->grads, kind),
-            layer->B * layer->T,
-            N,
-            K,
-            N,
-            K};
+    return {.w = layer_param(layer, layer->weights, kind),
+            .dw = layer_param(layer, layer->grads, kind),
+            .rows = layer->B * layer->T,
+            .N = N,
+            .K = K,
+            .out_stride = N,
+            .x_stride = K};
 }
 
 // The fused projection of all that the mixer reads of its input. Its GEMMs use S >= R rows of weights; the
@@ -103,12 +103,12 @@ static inline Linear layer_in_proj(const Layer* layer) {
 
 static inline Norm layer_norm(const Layer* layer, ParamKind kind, float* rstd) {
     const Param* p = params_find(layer->table, kind, layer->l);
-    return {layer_param(layer, layer->weights, kind),
-            layer_param(layer, layer->grads, kind),
-            rstd,
-            layer->B * layer->T,
-            p->count,
-            p->eps};
+    return {.weight = layer_param(layer, layer->weights, kind),
+            .dweight = layer_param(layer, layer->grads, kind),
+            .rstd = rstd,
+            .rows = layer->B * layer->T,
+            .d = p->count,
+            .eps = p->eps};
 }
 
 // ----------------------------------------------------------------------------

@@ -37,7 +37,13 @@ struct OutputGateArgs {
 
 static inline OutputGateArgs output_gate_args(const OutputGate* gate, const HeadShape* s) {
     assert(s->row_stride % 8 == 0 && s->B * s->T < INT32_MAX / 2);
-    return {*gate, s->row_stride, (int)(s->B * s->T), (int)s->T, (int)s->NH, (int)s->dh, (float)gate->eps};
+    return {.gate = *gate,
+            .row_stride = s->row_stride,
+            .tokens = (int)(s->B * s->T),
+            .T = (int)s->T,
+            .NH = (int)s->NH,
+            .dh = (int)s->dh,
+            .eps = (float)gate->eps};
 }
 
 // What a thread reads of one token.

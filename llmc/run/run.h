@@ -373,7 +373,11 @@ static inline int64_t run_document_length(const Run* run) {
     Error err;
     DataLoader data;
     const Config* c = &run->config;
-    const DataOptions options = {1, 1, {1, 0, 1}, c->vocab_size, config_end_of_text(c), false, 0};
+    const DataOptions options = {.seq_len = 1,
+                                 .batch = 1,
+                                 .share = {1, 0, 1},
+                                 .vocab_size = c->vocab_size,
+                                 .end_of_text = config_end_of_text(c)};
     if (!dataloader_open(&data, run->options.val_data, &options, &err)) die("%s", err.msg);
     const int64_t length = data.doc_len;
     dataloader_close(&data);
@@ -516,13 +520,13 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
                                  bool shuffle) {
     Error err;
     const Options* o = &run->options;
-    const DataOptions options = {o->seq_len,
-                                 run->micro_batch,
-                                 run_share(run, micro_batches),
-                                 run->config.vocab_size,
-                                 config_end_of_text(&run->config),
-                                 shuffle,
-                                 (uint64_t)o->seed};
+    const DataOptions options = {.seq_len = o->seq_len,
+                                 .batch = run->micro_batch,
+                                 .share = run_share(run, micro_batches),
+                                 .vocab_size = run->config.vocab_size,
+                                 .end_of_text = config_end_of_text(&run->config),
+                                 .shuffle = shuffle,
+                                 .seed = (uint64_t)o->seed};
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
     run_warn_vocabulary(run, data, glob);
 }

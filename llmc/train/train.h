@@ -317,9 +317,16 @@ static inline void training_log_start(Training* t) {
     const Run* run = t->run;
     char shared[DATA_WARNING_BYTES];
     const bool works = !run_resumed(run) || run->state.step < run->last_step || t->val_sequences;
-    const LogRun line = {run->state.step,  &run->config,           &run->options, &run->table,
-                         CODE_VERSION,     t->trainer->built_with, run->device,   t->world->size,
-                         run->micro_batch, run->state.fingerprint};
+    const LogRun line = {.step = run->state.step,
+                         .config = &run->config,
+                         .options = &run->options,
+                         .table = &run->table,
+                         .version = CODE_VERSION,
+                         .built_with = t->trainer->built_with,
+                         .device = run->device,
+                         .ranks = t->world->size,
+                         .micro_batch = run->micro_batch,
+                         .data = run->state.fingerprint};
     if (works) logger_run(&t->logger, &line);
     if (run_resumed(run)) run_log_resume(run, &t->logger, works);
     if (t->world->rank == 0 && run->options.val_data && data_is_shared(&t->data, &t->val_data, shared))

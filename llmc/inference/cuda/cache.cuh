@@ -70,7 +70,7 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     Pages* p = &c->pages;
     int64_t d = m->NH * m->dh, heads = m->layers * m->NH, width = cache_table_width(s), gate = m->gate;
     int64_t blocks = ceil_div<int64_t>(s->capacity, ATTENTION_BLOCK), slack = ATTENTION_FIRST_QUERY * d;
-    HeadShape shape = {1, s->capacity, m->NH, m->dh, 0, 0, 0, 0};
+    HeadShape shape = {.B = 1, .T = s->capacity, .NH = m->NH, .dh = m->dh};
     Pruning* pruning = &c->space.pruning;
     add(&p->k, s->pages * PAGE_TOKENS * m->dh, false), add(&p->v, s->pages * PAGE_TOKENS * m->dh, false);
     add(&p->cum_logf, gate * s->pages * PAGE_TOKENS, false), add(&p->page_logsum, gate * s->pages, false);

@@ -79,22 +79,22 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
 static inline MatvecInput extend_normed(const Layer* layer, const ExtendActs* a, const bf16* x,
                                         ParamKind kind) {
     Norm norm = layer_norm(layer, kind, a->rstd);
-    return {x, norm.weight, norm.eps, false, a->computed, a->rstd};
+    return {.x = x, .norm = norm.weight, .eps = norm.eps, .computed = a->computed, .rstd = a->rstd};
 }
 
 // ----------------------------------------------------------------------------
 // attention
 
 static inline CacheModel attention_cache_model(const Config* c) {
-    return {c->num_hidden_layers,
-            c->num_heads,
-            config_head_size(c),
-            config_has_gate(c),
-            c->qk_norm,
-            c->use_rope,
-            c->use_k_shift || c->use_v_shift,
-            c->log_pruning_tolerance,
-            c->window_size};
+    return {.layers = c->num_hidden_layers,
+            .NH = c->num_heads,
+            .dh = config_head_size(c),
+            .gate = config_has_gate(c),
+            .qk_norm = c->qk_norm,
+            .rope = c->use_rope,
+            .shifts = c->use_k_shift || c->use_v_shift,
+            .log_tolerance = c->log_pruning_tolerance,
+            .window = c->window_size};
 }
 
 // Called once after allocation of a cache.

@@ -108,7 +108,7 @@ static inline int64_t engine_heads(const Config* c) {
 // A cache's sizes for passes of the trainer's size; without pages, which forgets nothing.
 static inline CacheSizes engine_sizes(const Trainer* trainer, int64_t slots, int64_t capacity) {
     const int64_t rows = trainer->pass_tokens;
-    CacheSizes sizes = {slots, capacity, 0, rows, rows + ENGINE_MEMBERS, false, false};
+    CacheSizes sizes = {.slots = slots, .capacity = capacity, .rows = rows, .outputs = rows + ENGINE_MEMBERS};
     return sizes;
 }
 

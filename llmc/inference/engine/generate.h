@@ -155,7 +155,11 @@ static inline int64_t sample_capacity(const Run* run) {
 // tokens. heads: rows of the page table that a slot has.
 static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prompt, int64_t n, int64_t rows) {
     const int64_t most = count > rows ? count : rows;
-    CacheSizes s = {count, prompt + n, 0, prompt > count ? prompt : count, count, true, false};
+    CacheSizes s = {.slots = count,
+                    .capacity = prompt + n,
+                    .rows = prompt > count ? prompt : count,
+                    .outputs = count,
+                    .drops = true};
     if (s.rows > most) s.rows = most;
     s.pages = count * heads * cache_table_width(&s);
     return s;
@@ -321,7 +325,11 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     const int64_t count = stream ? o->samples : 1;
     Stops stops = {NULL, 0};
     TokenBuffer ids = {NULL, 0, 0}; // of the prompt, behind the end of text that documents start with
-    Generation g = {stream, prompt, prompt_bytes, (Sample*)xcalloc((size_t)count, sizeof(Sample)), count, 0};
+    Generation g = {.stream = stream,
+                    .prompt = prompt,
+                    .prompt_bytes = prompt_bytes,
+                    .samples = (Sample*)xcalloc((size_t)count, sizeof(Sample)),
+                    .count = count};
     for (int i = 0; i < o->stop.count; i++) {
         Stop* stop = stops_add(&stops);
         stop->text = xstrdup(o->stop.items[i]), stop->bytes = strlen(o->stop.items[i]);
@@ -330,7 +338,11 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     ids.count = 1;
     if (tokenizer->vocab_size > 0) text_encode(tokenizer, o->json_escape, prompt, prompt_bytes, &ids);
     for (int64_t k = 0; k < count; k++) {
-        GeneratedText text = {tokenizer, &stops, o->json_escape, {NULL, 0, 0}, {NULL, 0, 0}, 0, false};
+        GeneratedText text = {.tokenizer = tokenizer,
+                              .stops = &stops,
+                              .json_escape = o->json_escape,
+                              .text = {NULL, 0, 0},
+                              .escape = {NULL, 0, 0}};
         g.samples[k].text = text, g.samples[k].of = &g;
         byte_buffer_append(&g.samples[k].text.text, "", 0);
     }

@@ -216,7 +216,12 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
 
 // AdamW's numbers for optimizer step `step`, counted from 1, with learning rate lr.
 static inline AdamWParams options_adamw(const Options* o, double lr, int64_t step) {
-    AdamWParams p = {lr, o->beta1, o->beta2, o->adam_eps, o->weight_decay, step};
+    AdamWParams p = {.lr = lr,
+                     .beta1 = o->beta1,
+                     .beta2 = o->beta2,
+                     .eps = o->adam_eps,
+                     .weight_decay = o->weight_decay,
+                     .step = step};
     return p;
 }
 
