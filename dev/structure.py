@@ -335,7 +335,7 @@ def check_sizes(checks, lines, folders):
 def check_sections(checks, texts):
     """A trainer is the model: its other sections have a fifth of it."""
     for path in TRAINERS:
-        lines = texts.get(path, "").split("\n")
+        lines = texts.get(path, "").splitlines()
         bars = [i for i, line in enumerate(lines) if re.match(r"// -{20,}$", line)] + [len(lines)]
         others = sum(end - begin for begin, end in zip(bars, bars[1:])
                      if lines[begin + 1].removeprefix("// ").startswith(NOT_MODEL))
