@@ -179,7 +179,8 @@ static void check_fixture(const char* name) {
     std::vector<double> params((size_t)table.count);
     const Shard whole = params_shard(&table, 0, 1);
     const CheckpointTensors weights = {params.data(), NULL, NULL, sizeof(double)};
-    if (!checkpoint_load_weights(folder, &table, &whole, &weights, NULL, &err)) die("%s", err.msg);
+    const CheckpointPart part = {&table, &whole, &weights, NULL};
+    if (!checkpoint_read_file(folder, CHECKPOINT_MODEL, &part, &err)) die("%s", err.msg);
     e.losses.resize((size_t)(B * T));
     e.logits.resize((size_t)(B * T * c.vocab_size));
     e.grads.resize((size_t)table.count);

@@ -1053,7 +1053,9 @@ static void finish_step(Model* model, LogStep* line) {
 }
 
 static const char* first_not_finite(Model* model, bool gradients) {
-    return params_first_not_finite(&model->table, gradients ? model->grads : model->params, sizeof(real));
+    const Shard whole = params_shard(&model->table, 0, 1);
+    const real* buffer = gradients ? model->grads : model->params;
+    return shard_first_not_finite(&model->table, &whole, buffer, sizeof(real));
 }
 
 static void queue_losses(Model* model) {

@@ -1,9 +1,10 @@
 /*
-llmc/checkpoint/checkpoint.h and options.h: trainer.json. An accepted record has a state within its ranges, options
+llmc/checkpoint and llmc/run/command/options.h: trainer.json. An accepted record has a state within its ranges, options
 that survive writing and reading, and checksums that two small files match or not.
 */
 #include "fuzz.h"
-#include "../../llmc/checkpoint/checkpoint.h"
+#include "../../llmc/checkpoint/read.h"
+#include "../../llmc/run/command/options.h"
 
 static Error err;
 

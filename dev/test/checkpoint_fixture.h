@@ -1,11 +1,13 @@
 /*
-What the tests of llmc/checkpoint/checkpoint.h have in common: a small model, buffers with its weights and moments,
-and a folder that stands for --out.
+What the tests of llmc/checkpoint have in common: a small model, buffers with its weights and moments, and a folder
+that stands for --out.
 */
 #pragma once
 
 #include "../../llmc/base/random.h"
-#include "../../llmc/checkpoint/checkpoint.h"
+#include "../../llmc/checkpoint/read.h"
+#include "../../llmc/checkpoint/write.h"
+#include "../../llmc/run/command/options.h"
 #include "check.h"
 
 // Checks that a call that reports through `err` succeeds, or fails with `expected` in its message of one
@@ -19,6 +21,7 @@ static Error err;
 static Config config;
 static ParamTable table;
 static Options options;
+static JsonWriter options_json; // what make_model sets of them
 
 // A path below OUT; the last eight stay valid.
 PRINTF_LIKE(1, 2)
@@ -52,6 +55,27 @@ static inline void make_model(void) {
     options_defaults(&options);
     options.model = "fox-pro-nano";
     options.weight_decay = 0.3;
+    options_json = json_writer(2);
+    options_put(&options, &options_json, NULL);
+}
+
+// What a checkpoint of a state records.
+static inline CheckpointRecord record_of(const ParamTable* of, const TrainerState* state,
+                                         const HfTokenizer* tokenizer) {
+    CheckpointRecord record = {.config = &config,
+                               .table = of,
+                               .state = state,
+                               .run = {.model = options.model,
+                                       .init = options.init,
+                                       .data = options.data,
+                                       .code_version = "a version",
+                                       .seq_len = options.seq_len,
+                                       .seed = options.seed,
+                                       .tokens = state->tokens,
+                                       .json_escape = options.json_escape},
+                               .tokenizer = tokenizer,
+                               .options = options_json.text};
+    return record;
 }
 
 static inline TrainerState state_at(int64_t step) {
@@ -114,13 +138,15 @@ static inline CheckpointTensors tensors_of(const Buffers* b) {
 static inline bool load_weights(const char* folder, const Buffers* b) {
     const Shard whole = params_shard(&table, 0, 1);
     const CheckpointTensors t = tensors_of(b);
-    return checkpoint_load_weights(folder, &table, &whole, &t, NULL, &err);
+    const CheckpointPart part = {&table, &whole, &t, NULL};
+    return checkpoint_read_file(folder, CHECKPOINT_MODEL, &part, &err);
 }
 
 static inline bool load_optimizer(const char* folder, const Buffers* b) {
     const Shard whole = params_shard(&table, 0, 1);
     const CheckpointTensors t = tensors_of(b);
-    return checkpoint_load_optimizer(folder, &table, &whole, &t, NULL, &err);
+    const CheckpointPart part = {&table, &whole, &t, NULL};
+    return checkpoint_read_file(folder, CHECKPOINT_OPTIMIZER, &part, &err);
 }
 
 // Copies between buffers of the model's table and a rank's shard of `other`, which was built for more ranks.
@@ -158,7 +184,7 @@ static inline void free_tensors(CheckpointTensors* t) {
 static inline bool save_by(int ranks, int64_t step, const Buffers* b, int keep) {
     const TrainerState state = state_at(step);
     ParamTable other = params_build_for(&config, ranks);
-    const CheckpointRecord record = {&config, &other, &options, &state, NULL};
+    const CheckpointRecord record = record_of(&other, &state, NULL);
     CheckpointWriter w;
     bool ok = checkpoint_writer_open(&w, out, step, &other, b->bytes, &err);
     if (!ok) return false;
@@ -167,7 +193,8 @@ static inline bool save_by(int ranks, int64_t step, const Buffers* b, int keep) 
         const Shard shard = params_shard(&other, rank, ranks);
         CheckpointTensors t = shard_tensors(&shard, b->bytes);
         copy_shard(&other, &shard, &t, b, true);
-        ok = checkpoint_write_shard(&w, &shard, &t, NULL, &err);
+        const CheckpointPart part = {&other, &shard, &t, NULL};
+        ok = checkpoint_write_shard(&w, &part, &err);
         free_tensors(&t);
         if (!ok) checkpoint_sweep(out);
     }
@@ -201,6 +228,18 @@ static inline void edit(const char* path, const char* from, const char* to) {
     free(text);
 }
 
+// Reads FOLDER/trainer.json, as checkpoint_parse_state.
+static inline bool load_state(const char* folder, TrainerState* state, Json* record) {
+    char path[PATH_LENGTH];
+    size_t bytes;
+    memset(record, 0, sizeof *record);
+    path_join(path, folder, "trainer.json");
+    char* text = read_file(path, &bytes, &err);
+    bool ok = text && checkpoint_parse_state(path, text, bytes, state, record, &err);
+    free(text);
+    return ok;
+}
+
 // Whether everything in the folder can be loaded.
 static inline bool loads(const char* folder) {
     Buffers b = buffers(4);
@@ -208,7 +247,7 @@ static inline bool loads(const char* folder) {
     Json record;
     Config c;
     bool ok = config_read(&c, folder, &err) && load_weights(folder, &b) && load_optimizer(folder, &b) &&
-              checkpoint_load_state(folder, &state, &record, &err);
+              load_state(folder, &state, &record);
     if (ok) {
         ok = checkpoint_verify(folder, &record, 0, 1, NULL, &err);
         json_free(&record);
@@ -247,5 +286,6 @@ static inline int run_checkpoint_tests(void (*const tests[])(void), size_t count
         tests[i]();
     }
     params_free(&table);
+    json_writer_free(&options_json);
     return test_report();
 }

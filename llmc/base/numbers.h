@@ -1,12 +1,14 @@
 /*
-Parses numbers in option values. Called by the command line parser (run/command/cli.h) and the config
-(model/config.h).
+Numbers: parsed from option values, for the command line parser (run/command/cli.h) and the config
+(model/config.h), and checked in arrays, for checkpoints and the message of a run that diverged
+(model/shard.h).
 
 A number is decimal, with an optional fraction and exponent: 12, -0.5, 1e9, 2.5e-3. A count may also have a
 suffix: k M G T for powers of 1000, Ki Mi Gi Ti for powers of 1024.
 */
 #pragma once
 
+#include <float.h>
 #include <math.h>
 #include "common.h"
 
@@ -53,4 +55,26 @@ static inline bool parse_whole(const char* text, int64_t* value) {
     if (!parse_count(text, &number) || number != floor(number) || fabs(number) >= 0x1p63) return false;
     *value = (int64_t)number;
     return true;
+}
+
+// Index of the first of n numbers that is NaN, infinite or below `least`; n if there is none.
+static inline int64_t numbers_first_bad(const void* numbers, int64_t n, int element_bytes, double least) {
+    enum { BLOCK = 4096 }; // without a branch inside, so that it vectorises
+    const float* f32 = (const float*)numbers;
+    const double* f64 = (const double*)numbers;
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        const int64_t end = n - begin < BLOCK ? n : begin + BLOCK;
+        int64_t good = 0, i = begin;
+        for (int64_t k = begin; k < end; k++) {
+            double x = element_bytes == 8 ? f64[k] : (double)f32[k];
+            good += (x >= least) & (x <= DBL_MAX);
+        }
+        if (good == end - begin) continue;
+        for (; i < end - 1; i++) {
+            double x = element_bytes == 8 ? f64[i] : (double)f32[i];
+            if (!(x >= least && x <= DBL_MAX)) break;
+        }
+        return i;
+    }
+    return n;
 }

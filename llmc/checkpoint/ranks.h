@@ -1,16 +1,17 @@
 /*
 Checkpoints of several ranks, of which some may not see rank 0's disk: --out on a local disk instead of a
-shared file system. A rank that sees the folder reads and writes its own ranges of the files (checkpoint.h).
-For any other, rank 0 does it, and the numbers travel over world_send and world_receive:
+shared file system. A rank that sees the folder reads and writes its own ranges of the files (read.h,
+write.h). For any other, rank 0 does it, and the numbers travel over world_send and world_receive:
 
     saving     rank r -> rank 0    {file, offset, bytes} and the bytes, again and again; file -1 ends
     loading    rank 0 -> rank r    {ok, message}; then the bytes of the ranges, in the order of the files
 
-Also the vote by which all ranks learn whether one of them failed. Called by saver.h and train.h.
+Also the votes by which all ranks learn whether one of them failed. Called by saver.h, and to load by train.h.
 */
 #pragma once
 
-#include "checkpoint.h"
+#include "read.h"
+#include "write.h"
 
 // ----------------------------------------------------------------------------
 // votes
@@ -54,20 +55,18 @@ static inline bool checkpoint_told(World* world, bool ok, Error* err) {
 // Collective: sees[size] becomes true for the ranks that see OUT as rank 0 does, of which rank 0 is one. Rank
 // 0 writes a random token to OUT/.ranks, the others look for it. Fails on all ranks if rank 0 cannot write.
 static inline bool checkpoint_find_writers(World* world, const char* out, bool* sees, Error* err) {
-    char path[PATH_LENGTH], token[33] = {0}, found[33] = {0};
-    uint64_t random[2];
+    char path[PATH_LENGTH];
+    uint64_t token[2] = {0, 0}, found[2] = {0, 0};
     bool ok = true;
     path_join(path, out, ".ranks");
     if (world->rank == 0) {
         FILE* f = NULL;
         ok = make_folders(out, err);
-        if (ok && getentropy(random, sizeof random) != 0)
+        if (ok && getentropy(token, sizeof token) != 0)
             ok = fail(err, "cannot draw random bytes: %s", strerror(errno));
         if (ok && !(f = fopen(path, "wb"))) ok = fail(err, "%s: cannot create: %s", path, strerror(errno));
         if (f) {
-            hex64(token, random[0]);
-            hex64(token + 16, random[1]);
-            fwrite(token, 1, 32, f); // flush_and_close reports errors
+            fwrite(token, sizeof token, 1, f); // flush_and_close reports errors
             ok = flush_and_close(f, path, err);
         }
     }
@@ -76,7 +75,7 @@ static inline bool checkpoint_find_writers(World* world, const char* out, bool* 
     bool here = world->rank == 0;
     if (ok && !here) {
         FILE* f = fopen(path, "rb");
-        here = f && fread(found, 1, 32, f) == 32 && memcmp(found, token, 32) == 0;
+        here = f && fread(found, sizeof found, 1, f) == 1 && memcmp(found, token, sizeof token) == 0;
         if (f) fclose(f);
     }
     if (ok) world_allgather(world, sees, &here, sizeof here);
@@ -123,22 +122,22 @@ typedef struct {
     int64_t offset;
 } CheckpointFrame;
 
-// A CheckpointPut: sends a piece to rank 0.
-static inline bool checkpoint_send_piece(void* to, int file, const void* data, size_t bytes, int64_t offset,
-                                         Error* err) {
-    World* world = (World*)to;
-    const CheckpointFrame frame = {file, (uint32_t)bytes, offset};
-    return (world_send(world, 0, &frame, sizeof frame) && world_send(world, 0, data, bytes)) ||
-           fail(err, "the connection to rank 0 is lost");
-}
-
 // On a rank that does not see the folder: sends its numbers to rank 0, which calls checkpoint_receive_shard.
-// With t NULL sends none.
-static inline bool checkpoint_send_shard(const CheckpointWriter* w, const Shard* shard,
-                                         const CheckpointTensors* t, World* world, Error* err) {
+// Sends none unless `valid`.
+static inline bool checkpoint_send_shard(const CheckpointWriter* w, const CheckpointPart* part, bool valid,
+                                         Error* err) {
+    World* world = part->world;
     const CheckpointFrame end = {-1, 0, 0};
-    if (t && !checkpoint_put_shard(w, shard, t, world, checkpoint_send_piece, world, err)) return false;
-    return world_send(world, 0, &end, sizeof end) || fail(err, "the connection to rank 0 is lost");
+    bool sent = true;
+    for (int f = 0; valid && f < CHECKPOINT_FILES; f++) {
+        CheckpointPiece p = checkpoint_pieces(&w->files[f].tensors, part);
+        while (sent && checkpoint_next_piece(&p)) {
+            const CheckpointFrame frame = {f, (uint32_t)p.bytes, w->files[f].header_bytes + p.offset};
+            sent = world_send(world, 0, &frame, sizeof frame) && world_send(world, 0, p.data, p.bytes);
+        }
+    }
+    sent = sent && world_send(world, 0, &end, sizeof end);
+    return sent || fail(err, "the connection to rank 0 is lost");
 }
 
 // Receives a rank's pieces into buffer[CHECKPOINT_PIECE_BYTES] and writes them. After an error of the disk,
@@ -189,116 +188,102 @@ static inline bool checkpoint_receive_shards(CheckpointWriter* w, const bool* se
 // ----------------------------------------------------------------------------
 // loading
 
+// What a rank that sees the folder does alone: verifies its share of the blocks, and reads its ranges of
+// the first `files` files. Without a record verifies a folder of --init.
+static inline bool checkpoint_load_alone(const char* folder, const Json* record, int files,
+                                         const CheckpointPart* part, const bool* sees, Error* err) {
+    World* world = part->world;
+    int mine = 0, all = 0;
+    for (int rank = 0; rank < world->size; rank++) {
+        if (rank == world->rank) mine = all;
+        all += sees[rank];
+    }
+    bool ok = record ? checkpoint_verify(folder, record, mine, all, world, err)
+                     : checkpoint_verify_init(folder, mine, all, world, err);
+    for (int f = 0; ok && f < files; f++) ok = checkpoint_read_file(folder, f, part, err);
+    return ok;
+}
+
 // On rank 0: reads another rank's ranges of a file and sends them. The rank calls checkpoint_receive_file.
-// `shard` is that rank's.
-static inline bool checkpoint_serve_file(const char* folder, const ParamTable* table, int file,
-                                         const Shard* shard, int element_bytes, World* world, Error* err) {
+// `part` is that rank's, but for the tensors: rank 0's own, which do not change.
+static inline bool checkpoint_serve_file(const char* folder, int file, const CheckpointPart* part,
+                                         Error* err) {
     CheckpointVote vote;
     CheckpointSource s;
-    CheckpointProgress progress = {world, 0};
+    World* world = part->world;
+    const int rank = part->shard->rank;
     memset(&vote, 0, sizeof vote);
-    bool ok = vote.ok = checkpoint_source_open(&s, folder, table, file, element_bytes, err);
-    if (!ok) vote.err = *err;
-    if (!world_send(world, shard->rank, &vote, sizeof vote) && ok)
-        ok = fail(err, "the connection to rank %d is lost", shard->rank);
+    vote.ok = checkpoint_source_open(&s, folder, part->table, file, part->tensors->element_bytes, err);
+    if (!vote.ok) vote.err = *err;
+    bool connected = world_send(world, rank, &vote, sizeof vote), ok = true;
+    if (!vote.ok) return false;
     char* buffer = (char*)xrealloc(NULL, CHECKPOINT_PIECE_BYTES);
-    for (int i = 0; ok && i < s.file.count; i++) {
-        const SafeTensor* from = safetensors_set_find(&s.set, s.file.tensors[i].name);
-        const TensorRange range = tensor_range(s.file.origins[i].row, shard);
-        int64_t n;
-        for (int64_t at = 0; ok && (n = checkpoint_next_piece(&range, at, element_bytes)) > 0; at += n) {
-            const size_t bytes = (size_t)(n * element_bytes);
-            ok = checkpoint_read_range(from, range.first + at, n, buffer, element_bytes, err);
-            if (ok && !world_send(world, shard->rank, buffer, bytes))
-                ok = fail(err, "the connection to rank %d is lost", shard->rank);
-            checkpoint_progress(&progress, n * element_bytes);
-        }
+    CheckpointPiece p = checkpoint_pieces(&s.file, part);
+    while (connected && ok && checkpoint_next_piece(&p)) {
+        ok = checkpoint_read_piece(checkpoint_source_find(&s, &p), &p, buffer, err);
+        connected = ok && world_send(world, rank, buffer, p.bytes);
     }
     free(buffer);
-    if (vote.ok) checkpoint_source_close(&s);
+    checkpoint_source_close(&s);
+    if (ok && !connected) return fail(err, "the connection to rank %d is lost", rank);
     return ok;
 }
 
 // On a rank that does not see the folder: receives its ranges of a file into its buffers. Fails with rank 0's
 // message if that cannot read the file; the buffers are then unchanged. Fails also, with all received, where
 // the numbers are not valid.
-static inline bool checkpoint_receive_file(const char* folder, const ParamTable* table, int file,
-                                           const Shard* shard, const CheckpointTensors* t, World* world,
+static inline bool checkpoint_receive_file(const char* folder, int file, const CheckpointPart* part,
                                            Error* err) {
     CheckpointVote vote;
-    CheckpointProgress progress = {world, 0};
-    if (!world_receive(world, 0, &vote, sizeof vote)) return fail(err, "the connection to rank 0 is lost");
-    if (!vote.ok) {
+    World* world = part->world;
+    char path[PATH_LENGTH];
+    bool connected = world_receive(world, 0, &vote, sizeof vote), valid = true;
+    if (connected && !vote.ok) {
         *err = vote.err;
         return false;
     }
-    CheckpointFile f = checkpoint_file(table, file, t->element_bytes);
-    char path[PATH_LENGTH];
-    bool connected = true, valid = true;
     snprintf(path, sizeof path, "%.4000s/%s.safetensors", folder, checkpoint_file_names[file]);
-    for (int i = 0; connected && i < f.count; i++) {
-        char* data;
-        const TensorRange range = checkpoint_range(&f, i, shard, t, &data);
-        int64_t n;
-        for (int64_t at = 0; connected && (n = checkpoint_next_piece(&range, at, t->element_bytes)) > 0;
-             at += n) {
-            connected = world_receive(world, 0, data + at * t->element_bytes, (size_t)(n * t->element_bytes));
-            checkpoint_progress(&progress, n * t->element_bytes);
-        }
-        valid = valid && connected &&
-                checkpoint_check_numbers(path, &f.origins[i], data, range.count, t->element_bytes, err);
+    CheckpointFile f = checkpoint_file(part->table, file, part->tensors->element_bytes);
+    CheckpointPiece p = checkpoint_pieces(&f, part);
+    while (connected && checkpoint_next_piece(&p)) {
+        connected = world_receive(world, 0, p.data, p.bytes);
+        valid = valid && connected && checkpoint_check_piece(path, &p, err);
     }
     checkpoint_file_free(&f);
     return connected ? valid : fail(err, "the connection to rank 0 is lost");
 }
 
-// Verifies this rank's share of the blocks of a folder that it sees: those of a checkpoint, or without a
-// record those of a folder of --init.
-static inline bool checkpoint_verify_share(const char* folder, const Json* record, const bool* sees,
-                                           World* world, Error* err) {
-    int part = 0, parts = 0;
-    for (int rank = 0; rank < world->size; rank++) {
-        if (rank == world->rank) part = parts;
-        parts += sees[rank];
-    }
-    return record ? checkpoint_verify(folder, record, part, parts, world, err)
-                  : checkpoint_verify_init(folder, part, parts, world, err);
-}
-
 // Rank 0 and the ranks that do not see the folder: sends or receives one file's ranges.
-static inline bool checkpoint_exchange_file(const char* folder, const ParamTable* table, int file,
-                                            const Shard* shard, const CheckpointTensors* t, const bool* sees,
-                                            World* world, Error* err) {
-    if (!sees[world->rank]) return checkpoint_receive_file(folder, table, file, shard, t, world, err);
+static inline bool checkpoint_exchange_file(const char* folder, int file, const CheckpointPart* part,
+                                            const bool* sees, Error* err) {
+    World* world = part->world;
+    if (!sees[world->rank]) return checkpoint_receive_file(folder, file, part, err);
     bool ok = true;
     for (int rank = 0; world->rank == 0 && rank < world->size; rank++) {
         Error why; // the first error is reported, and every rank is served
-        const Shard other = params_shard(table, rank, world->size);
-        if (sees[rank]) continue;
-        if (!checkpoint_serve_file(folder, table, file, &other, t->element_bytes, world, &why) && ok) {
-            *err = why;
-            ok = false;
-        }
+        const Shard shard = params_shard(part->table, rank, world->size);
+        const CheckpointPart other = {part->table, &shard, part->tensors, world};
+        if (sees[rank] || checkpoint_serve_file(folder, file, &other, &why)) continue;
+        if (ok) *err = why;
+        ok = false;
     }
     return ok;
 }
 
 // Collective: verifies the checksums of rank 0's folder, then reads every rank's shard from it: weights, and
-// moments if t->m is not NULL. record: the checkpoint's trainer.json on the ranks that see the folder; NULL
+// moments if the part has them. record: the checkpoint's trainer.json on the ranks that see the folder; NULL
 // on all ranks for --init. Succeeds on all ranks or fails on all, with the message of the lowest rank that
-// failed; the buffers are then undefined.
-static inline bool checkpoint_load(const char* folder, const Json* record, const ParamTable* table,
-                                   const Shard* shard, const CheckpointTensors* t, World* world, bool* mine,
-                                   Error* err) {
-    const int files = t->m ? CHECKPOINT_FILES : 1;
-    bool ok = true, *sees = (bool*)xcalloc((size_t)world->size, sizeof *sees);
+// failed, which *mine (may be NULL) says of this one; the buffers are then undefined.
+static inline bool checkpoint_load(const char* folder, const Json* record, const CheckpointPart* part,
+                                   bool* mine, Error* err) {
+    World* world = part->world;
+    const int files = part->tensors->m ? CHECKPOINT_FILES : 1;
+    bool* sees = (bool*)xcalloc((size_t)world->size, sizeof *sees);
     checkpoint_find_readers(world, folder, sees);
-    if (sees[world->rank]) ok = checkpoint_verify_share(folder, record, sees, world, err);
-    for (int f = 0; ok && sees[world->rank] && f < files; f++)
-        ok = checkpoint_read_file(folder, table, f, shard, t, world, err);
+    bool ok = !sees[world->rank] || checkpoint_load_alone(folder, record, files, part, sees, err);
     ok = checkpoint_vote(world, ok, mine, err);
     for (int f = 0; f < files && ok; f++) {
-        ok = checkpoint_exchange_file(folder, table, f, shard, t, sees, world, err);
+        ok = checkpoint_exchange_file(folder, f, part, sees, err);
         ok = checkpoint_vote(world, ok, mine, err);
     }
     free(sees);

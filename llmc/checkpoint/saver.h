@@ -9,7 +9,7 @@ Saves checkpoints behind training's back, one at a time, on all ranks together.
 
 Training goes on between the two, but must not change the buffers of saver_start: the GPU trainer passes a
 copy in pinned memory. A thread first checks that all numbers are finite. If a rank fails, all ranks are told
-by saver_finish, rank 0 removes the temporary folder, and older checkpoints are unchanged.
+by saver_finish, rank 0 removes the temporary folder, and older checkpoints are unchanged. Called by train.h.
 */
 #pragma once
 
@@ -76,14 +76,15 @@ static inline void saver_close(Saver* s) {
 static inline void* saver_thread(void* argument) {
     Saver* s = (Saver*)argument;
     const int rank = s->world->rank;
-    bool ok = checkpoint_check_finite(s->table, &s->shard, &s->tensors, &s->err);
+    const CheckpointPart part = {s->table, &s->shard, &s->tensors, s->world};
+    bool ok = checkpoint_check_finite(&part, &s->err);
     if (!s->sees[rank]) {
         Error lost;
-        const bool sent =
-            checkpoint_send_shard(&s->writer, &s->shard, ok ? &s->tensors : NULL, s->world, &lost);
-        if (ok && !sent) s->err = lost, ok = false;
+        const bool sent = checkpoint_send_shard(&s->writer, &part, ok, &lost);
+        if (ok && !sent) s->err = lost;
+        ok = ok && sent;
     } else {
-        ok = ok && checkpoint_write_shard(&s->writer, &s->shard, &s->tensors, s->world, &s->err);
+        ok = ok && checkpoint_write_shard(&s->writer, &part, &s->err);
         if (rank == 0) ok = checkpoint_receive_shards(&s->writer, s->sees, s->world, ok, &s->err);
     }
     __atomic_store_n(&s->state, ok ? SAVER_WRITTEN : SAVER_FAILED, __ATOMIC_RELEASE);

@@ -479,6 +479,16 @@ static inline void json_put_word(JsonWriter* w, const char* key, const char* wor
     json_append_(w, word, strlen(word));
 }
 
+// Writes a value that another writer of the same indentation has composed.
+static inline void json_put_json(JsonWriter* w, const char* key, const char* text) {
+    json_begin_item_(w, key);
+    for (; *text; text++)
+        if (*text == '\n')
+            json_newline_(w);
+        else
+            json_append_(w, text, 1);
+}
+
 static inline void json_put_null(JsonWriter* w, const char* key) { json_put_word(w, key, "null"); }
 
 static inline void json_put_bool(JsonWriter* w, const char* key, bool value) {

@@ -1,6 +1,6 @@
 /*
-Which part of the model's flat buffers a rank owns: its masters, AdamW's moments, and the reduced gradients
-(ZeRO stage 1, arXiv 1910.02054).
+Which part of the model's flat buffers a rank owns, and which range of each tensor: its masters, AdamW's
+moments, and the reduced gradients (ZeRO stage 1, arXiv 1910.02054).
 
 A flat buffer is a sequence of buckets: embedding, a layer each, final norm and lm_head (params.h). Each
 bucket is cut into `size` equal parts, and rank r owns part r of every bucket:
@@ -11,11 +11,20 @@ bucket is cut into `size` equal parts, and rank r owns part r of every bucket:
     shard of rank 1                 | part 0| part 1  | part 2|          a buffer of count / size elements
 
 A shard is contiguous: part b begins at element bucket_begin / size of it. One rank alone owns everything, and
-its shard is the flat buffer. Called by the trainers, checkpoint.h and the work list of AdamW.
+its shard is the flat buffer. A tensor is in one bucket, so a rank owns at most one range of it, which is
+contiguous in the tensor and in the shard:
+
+    flat buffer  | ... | bucket of layer 3                                        | ... |
+    tensors            | norm | q_proj         | ...   | o_proj  | mlp ...        |
+    ranks              | part of rank 0        | part of rank 1  | part of rank 2 |
+                                       ^^^^^^^^ q_proj: elements [first, count) belong to rank 1
+
+Called by the trainers, their exchange of gradients and weights, AdamW's work list and checkpoints.
 */
 #pragma once
 
-#include "../base/common.h"
+#include "../base/numbers.h"
+#include "params.h"
 
 typedef struct {
     int rank, size;
@@ -47,4 +56,42 @@ static inline ShardPart shard_overlap(const Shard* s, int bucket, int64_t begin,
     int64_t to = end < part.begin + part.count ? end : part.begin + part.count;
     ShardPart overlap = {from, to > from ? to - from : 0, part.local + from - part.begin};
     return overlap;
+}
+
+// ----------------------------------------------------------------------------
+// tensors
+
+// The shard of a rank, of a table that was built for `size` ranks. params_shard(table, 0, 1) is the whole
+// buffer of any table.
+static inline Shard params_shard(const ParamTable* table, int rank, int size) {
+    Shard shard = {rank, size, table->num_buckets, table->buckets};
+    return shard;
+}
+
+// Elements [first, first + count) of a tensor are elements [local, local + count) of the shard; count 0:
+// none.
+typedef struct {
+    int64_t first, count, local;
+} TensorRange;
+
+// What a rank owns of a tensor.
+static inline TensorRange tensor_range(const Param* p, const Shard* shard) {
+    int bucket = 0;
+    while (shard->buckets[bucket + 1] <= p->offset) bucket++;
+    ShardPart part = shard_overlap(shard, bucket, p->offset, p->offset + p->count);
+    TensorRange range = {part.begin - p->offset, part.count, part.local};
+    return range;
+}
+
+// The name of the first tensor in a buffer of the shard's layout with an element that is NaN or infinite;
+// NULL if all are finite.
+static inline const char* shard_first_not_finite(const ParamTable* table, const Shard* shard,
+                                                 const void* buffer, int element_bytes) {
+    for (int r = 0; r < table->num_rows; r++) {
+        const TensorRange range = tensor_range(&table->rows[r], shard);
+        const char* numbers = (const char*)buffer + range.local * element_bytes;
+        if (numbers_first_bad(numbers, range.count, element_bytes, -DBL_MAX) < range.count)
+            return table->rows[r].name;
+    }
+    return NULL;
 }

@@ -3,7 +3,7 @@ The model that --model, --init, --set and --window-size describe. Called by run.
 */
 #pragma once
 
-#include "../checkpoint/checkpoint.h"
+#include "../checkpoint/out.h"
 #include "command/options.h"
 
 // --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes its

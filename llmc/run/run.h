@@ -18,9 +18,9 @@ error.
 #pragma once
 
 #include <sys/resource.h>
-#include "../model/shard.h"
+#include "../checkpoint/format.h"
+#include "../checkpoint/out.h"
 #include "../dist/world.h"
-#include "../model/params.h"
 #include "../model/presets.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"
@@ -464,7 +464,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     if ((run->mode == RUN_TRAIN || run->mode == RUN_DUMP) && !o->data)
         die("--data GLOB is missing: the shards to train on");
     if (run->mode == RUN_TRAIN && !o->val_data) run_check_validation(line);
-    if (run->mode == RUN_TRAIN && o->out && !checkpoint_check_options(o, err)) die("%s", err->msg);
+    if (run->mode == RUN_TRAIN && o->out && !options_check(o, err)) die("%s", err->msg);
     if (eval) {
         run_plan_eval(run, suggested_tokens);
     } else {

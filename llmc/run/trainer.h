@@ -28,7 +28,7 @@ waits for the host.
 #include "../base/random.h"
 #include "../inference/extension.h"
 #include "../model/shapes.h"
-#include "../checkpoint/checkpoint.h"
+#include "../checkpoint/format.h"
 #include "logger.h"
 #include "run.h"
 

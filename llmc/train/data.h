@@ -9,7 +9,6 @@ Called by train.h, in all ranks.
 
 #include "../inference/engine/generate.h"
 #include "../checkpoint/hf/tokenizer.h"
-#include "../checkpoint/checkpoint.h"
 #include "../run/ranks.h"
 #include "../run/run.h"
 #include "../tokens/vocab_check.h"
@@ -46,16 +45,17 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
 // or in --init, or else the run's own, unless the data says that it has another.
 static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const DataLoader* data) {
     Error err;
-    const HfRun facts = checkpoint_hf_run(&run->options, 0);
     const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
     if ((!run->options.out && !run->options.sample_every) || run->world->rank != 0) return;
-    bool ok = hf_tokenizer_find(t, data->shards[0].path, folder, &run->config, &facts, &err);
+    bool ok =
+        hf_tokenizer_find(t, data->shards[0].path, folder, &run->config, run->options.json_escape, &err);
     if (ok && !t->json) {
         Tokenizer own = sample_tokenizer(run, false);
         ByteBuffer json = {NULL, 0, 0};
         if (own.vocab_size > 0 && !vocab_differs(data->shards[0].header.vocab_hash, vocab_hash(&own))) {
             tokenizer_json(&own, &json);
-            ok = hf_tokenizer_set(t, "tokenizer.json", json.data, NULL, &run->config, &facts, &err);
+            ok = hf_tokenizer_set(t, "tokenizer.json", json.data, NULL, &run->config,
+                                  run->options.json_escape, &err);
         }
         tokenizer_free(&own);
     }

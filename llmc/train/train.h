@@ -166,12 +166,28 @@ static inline void training_save(Training* t) {
     if (!run->options.out) return;
     double start = seconds_now();
     training_finish_save(t);
-    const CheckpointRecord record = {&run->config, &run->table, &run->options, &run->state, &t->tokenizer};
+    const Options* o = &run->options;
+    JsonWriter options = json_writer(2);
+    options_put(o, &options, NULL);
+    const CheckpointRecord record = {.config = &run->config,
+                                     .table = &run->table,
+                                     .state = &run->state,
+                                     .run = {.model = o->model,
+                                             .init = o->init,
+                                             .data = o->data,
+                                             .code_version = CODE_VERSION,
+                                             .seq_len = o->seq_len,
+                                             .seed = o->seed,
+                                             .tokens = run->state.tokens,
+                                             .json_escape = o->json_escape},
+                                     .tokenizer = &t->tokenizer,
+                                     .options = options.text};
     t->saving = run->state.step;
     t->saver.published = false;
     t->trainer->download(t->model, &t->snapshot);
     if (!saver_start(&t->saver, &record, &t->snapshot, &err))
         training_die_unsaved(t, t->world->rank == 0, &err);
+    json_writer_free(&options);
     t->saving_waited = seconds_now() - start;
 }
 
@@ -447,16 +463,14 @@ static inline bool load_weights(const CheckpointTensors* t, const Run* run, Erro
     const char* init = run->options.init;
     const bool moments = t->m != NULL;
     const CheckpointTensors weights = {t->w, NULL, NULL, t->element_bytes};
+    const CheckpointPart part = {&run->table, &run->shard, run_resumed(run) ? t : &weights, run->world};
     const size_t bytes = (size_t)(shard_count(&run->shard) * t->element_bytes);
-    bool mine;
     memset(t->w, 0, (moments ? 3 : 1) * bytes); // a checkpoint has no moments of what is not trained
-    if (run_resumed(run))
-        return checkpoint_load(run->checkpoint, &run->record, &run->table, &run->shard, t, run->world, &mine,
-                               err);
+    if (run_resumed(run)) return checkpoint_load(run->checkpoint, &run->record, &part, NULL, err);
     if (!init)
         draw_weights(t->w, t->element_bytes, &run->table, &run->shard, &run->config,
                      (uint64_t)run->options.seed);
-    else if (!checkpoint_load(init, NULL, &run->table, &run->shard, &weights, run->world, &mine, err))
+    else if (!checkpoint_load(init, NULL, &part, NULL, err))
         die("%s", err->msg);
     return true;
 }

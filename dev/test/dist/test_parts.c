@@ -3,7 +3,7 @@ Test of the parts of the model that ranks own: buckets of the parameter table (l
 of buckets (llmc/model/shard.h).
 */
 #include "../../../llmc/model/presets.h"
-#include "../../../llmc/checkpoint/tensors.h"
+#include "../../../llmc/model/shard.h"
 #include "../check.h"
 
 // Every bucket has equal, aligned parts; every element of the flat buffer is one rank's, in one place of its

@@ -1,5 +1,5 @@
 /*
-Tests of --init from folders made elsewhere (llmc/checkpoint/tensors.h): what Hugging Face transformers
+Tests of --init from folders made elsewhere (llmc/checkpoint/read.h): what Hugging Face transformers
 saves, in any floating-point type, in one file or in several with an index. Everything is read as stored, by
 any number of ranks, or fails with one clear line that names file and tensor.
 */
@@ -135,7 +135,8 @@ static void test_ranks(void) {
     for (int rank = 0; rank < RANKS; rank++) {
         const Shard shard = params_shard(&other, rank, RANKS);
         CheckpointTensors t = shard_tensors(&shard, 4);
-        CHECK_OK(checkpoint_load_weights(out, &other, &shard, &t, NULL, &err));
+        const CheckpointPart part = {&other, &shard, &t, NULL};
+        CHECK_OK(checkpoint_read_file(out, CHECKPOINT_MODEL, &part, &err));
         copy_shard(&other, &shard, &t, &whole, false);
         free_tensors(&t);
     }

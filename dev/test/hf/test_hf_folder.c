@@ -16,12 +16,13 @@ static char* read_text(const char* path) {
 static void save_with(int64_t step, const HfTokenizer* tokenizer) {
     const TrainerState state = state_at(step);
     const Shard whole = params_shard(&table, 0, 1);
-    const CheckpointRecord record = {&config, &table, &options, &state, tokenizer};
+    const CheckpointRecord record = record_of(&table, &state, tokenizer);
     Buffers b = buffers(4);
     const CheckpointTensors t = tensors_of(&b);
+    const CheckpointPart part = {&table, &whole, &t, NULL};
     CheckpointWriter w;
     CHECK_OK(checkpoint_writer_open(&w, out, step, &table, 4, &err));
-    CHECK_OK(checkpoint_create(&w, &record, &err) && checkpoint_write_shard(&w, &whole, &t, NULL, &err) &&
+    CHECK_OK(checkpoint_create(&w, &record, &err) && checkpoint_write_shard(&w, &part, &err) &&
              checkpoint_finish(&w, 0, &err));
     checkpoint_writer_close(&w);
     free_buffers(&b);
@@ -54,7 +55,8 @@ static void check_python(const char* folder, const char* name) {
 static void test_recurrent(void) {
     Config c;
     Recipe recipe;
-    const HfRun run = checkpoint_hf_run(&options, 0);
+    const TrainerState state = state_at(0);
+    const HfRun run = record_of(&table, &state, NULL).run;
     CHECK(config_preset(&c, &recipe, "deltanet-nano", &err), "%s", err.msg);
     ParamTable deltanet = params_build_for(&c, 1);
     if (!make_folders(in_out("deltanet"), &err)) die("%s", err.msg);
@@ -118,8 +120,7 @@ static void test_names(void) {
 
 // Finds the tokenizer beside t_train_000000.bin or in a folder.
 static bool find(HfTokenizer* t, const char* folder) {
-    const HfRun run = checkpoint_hf_run(&options, 0);
-    return hf_tokenizer_find(t, in_out("t_train_000000.bin"), folder, &config, &run, &err);
+    return hf_tokenizer_find(t, in_out("t_train_000000.bin"), folder, &config, options.json_escape, &err);
 }
 
 // Writes a tokenizer.json of 3 tokens, of which the last has the id `last`.
@@ -221,12 +222,11 @@ static void test_bytes(void) {
     ByteBuffer json = {NULL, 0, 0};
     HfTokenizer t;
     Config c = config;
-    const HfRun run = checkpoint_hf_run(&options, 0);
     c.vocab_size = 257;
     memset(&t, 0, sizeof t);
     tokenizer_bytes(&bytes);
     tokenizer_json(&bytes, &json);
-    CHECK_OK(hf_tokenizer_set(&t, "bytes", json.data, NULL, &c, &run, &err));
+    CHECK_OK(hf_tokenizer_set(&t, "bytes", json.data, NULL, &c, false, &err));
     CHECK(strstr(t.config, "\"bos_token\": \"<|endoftext|>\""), "%s", t.config);
     hf_tokenizer_free(&t);
     tokenizer_free(&bytes);

@@ -1,5 +1,5 @@
 /*
-Tests of saving checkpoints (llmc/checkpoint/checkpoint.h): what is saved is read back bit by bit in both precisions
+Tests of saving checkpoints (llmc/checkpoint/write.h): what is saved is read back bit by bit in both precisions
 and by any number of ranks, and no failure while saving, such as a full disk or a crash, costs an older
 checkpoint.
 */
@@ -31,7 +31,7 @@ static void round_trip(int written, int read) {
     const char* folder = folder_of(1000);
     CHECK_OK(load_weights(folder, &b));
     CHECK_OK(load_optimizer(folder, &b));
-    CHECK_OK(checkpoint_load_state(folder, &state, &record, &err));
+    CHECK_OK(load_state(folder, &state, &record));
     CHECK_OK(config_read(&c, folder, &err));
     CHECK(memcmp(&state, &saved, sizeof state) == 0, "the state");
     CHECK(c.hidden_size == PARAM_ALIGN && c.fgate_type == GATE_FIXED && c.use_k_shift, "the config");
@@ -124,8 +124,9 @@ static void test_shards_read(void) {
                 const Shard shard = params_shard(&other, rank, readers);
                 CheckpointTensors t = shard_tensors(&shard, 4);
                 copy_shard(&other, &shard, &t, &b, true);
-                CHECK_OK(checkpoint_load_weights(folder_of(7), &other, &shard, &t, NULL, &err));
-                CHECK_OK(checkpoint_load_optimizer(folder_of(7), &other, &shard, &t, NULL, &err));
+                const CheckpointPart part = {&other, &shard, &t, NULL};
+                CHECK_OK(checkpoint_read_file(folder_of(7), CHECKPOINT_MODEL, &part, &err));
+                CHECK_OK(checkpoint_read_file(folder_of(7), CHECKPOINT_OPTIMIZER, &part, &err));
                 copy_shard(&other, &shard, &t, &b, false);
                 for (int64_t i = 0; i < shard_count(&shard); i++) touched += !isnan(((float*)t.w)[i]);
                 padding += shard_count(&shard);
@@ -159,7 +160,8 @@ static void test_finite(void) {
             const Shard shard = params_shard(&other, rank, 3);
             CheckpointTensors t = shard_tensors(&shard, 4); // NaN in the padding does not count
             copy_shard(&other, &shard, &t, &b, true);
-            if (!checkpoint_check_finite(&other, &shard, &t, &err)) {
+            const CheckpointPart part = {&other, &shard, &t, NULL};
+            if (!checkpoint_check_finite(&part, &err)) {
                 found++;
                 CHECK(strstr(err.msg, names[k]), "%s", err.msg);
             }
@@ -315,9 +317,10 @@ static void test_full_disk(void) {
 static void test_write_fails(void) {
     const Shard whole = params_shard(&table, 0, 1);
     const TrainerState state = state_at(20);
-    const CheckpointRecord record = {&config, &table, &options, &state, NULL};
+    const CheckpointRecord record = record_of(&table, &state, NULL);
     Buffers b = filled_buffers(4, 1);
     const CheckpointTensors t = tensors_of(&b);
+    const CheckpointPart part = {&table, &whole, &t, NULL};
     struct rlimit old, small;
     CHECK_OK(save_filled(10, 1));
     CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0, "getrlimit");
@@ -329,7 +332,7 @@ static void test_write_fails(void) {
         small = old, small.rlim_cur = 100000;
         if (i == 0) setrlimit(RLIMIT_FSIZE, &small);
         if (i == 1) CHECK(rename(w.files[1].path, in_out("elsewhere")) == 0, "rename");
-        bool ok = checkpoint_write_shard(&w, &whole, &t, NULL, &err);
+        bool ok = checkpoint_write_shard(&w, &part, &err);
         setrlimit(RLIMIT_FSIZE, &old);
         CHECK(!ok && strstr(err.msg, i == 0 ? "model.safetensors: cannot write: File too large"
                                             : "optimizer.safetensors: cannot open: No such file"),
@@ -348,13 +351,14 @@ static void test_flush_fails(void) {
     const Shard whole = params_shard(&table, 0, 1);
     Buffers b = filled_buffers(4, 20);
     const CheckpointTensors t = tensors_of(&b);
+    const CheckpointPart part = {&table, &whole, &t, NULL};
     CHECK_OK(save_filled(10, 1));
     for (int64_t step = 20; step <= 40; step += 10) {
         const TrainerState state = state_at(step == 40 ? 30 : step);
-        const CheckpointRecord record = {&config, &table, &options, &state, NULL};
+        const CheckpointRecord record = record_of(&table, &state, NULL);
         CheckpointWriter w;
         CHECK_OK(checkpoint_writer_open(&w, out, state.step, &table, 4, &err));
-        CHECK_OK(checkpoint_create(&w, &record, &err) && checkpoint_write_shard(&w, &whole, &t, NULL, &err));
+        CHECK_OK(checkpoint_create(&w, &record, &err) && checkpoint_write_shard(&w, &part, &err));
         folders_flushed = step > 20; // the temporary folder, then OUT
         CHECK_FAILS(": cannot flush this folder: Input/output error", checkpoint_finish(&w, 1, &err));
         CHECK(folders_flushed == -1, "no folder was flushed");
@@ -489,20 +493,20 @@ static void test_long_out(void) {
 // What trainer.json cannot hold is refused.
 static void test_bad_options(void) {
     Options o = options;
-    CHECK_OK(checkpoint_check_options(&o, &err));
+    CHECK_OK(options_check(&o, &err));
     o.data = "gr\xc3\xb6\xc3\x9f"
              "er/\xe2\x82\xac*.bin"; // UTF-8
-    CHECK_OK(checkpoint_check_options(&o, &err));
+    CHECK_OK(options_check(&o, &err));
     o.data = "gr\xf6\xdf"
              "er/*.bin"; // Latin-1
-    CHECK_FAILS("--data: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    CHECK_FAILS("--data: is not valid UTF-8", options_check(&o, &err));
     o.data = NULL, o.prompt = "cut \xe2\x82";
-    CHECK_FAILS("--prompt: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    CHECK_FAILS("--prompt: is not valid UTF-8", options_check(&o, &err));
     o.prompt = NULL, o.stop.items[0] = "fine", o.stop.items[1] = "cut \xe2\x82", o.stop.count = 2;
-    CHECK_FAILS("--stop: is not valid UTF-8", checkpoint_check_options(&o, &err));
+    CHECK_FAILS("--stop: is not valid UTF-8", options_check(&o, &err));
     o.stop.count = 1;
     o.prompt = NULL, o.out = o.dump = "\xff"; // not recorded
-    CHECK_OK(checkpoint_check_options(&o, &err));
+    CHECK_OK(options_check(&o, &err));
 }
 
 int main(void) {

@@ -1,5 +1,5 @@
 /*
-Tests of loading checkpoints (llmc/checkpoint/checkpoint.h): damaged files and weights of another model fail with one
+Tests of loading checkpoints (llmc/checkpoint/read.h): damaged files and weights of another model fail with one
 clear line and leave the caller's buffers unchanged. Checksums find any flipped bit of any file, and numbers
 that training never makes are refused. test_checkpoint_init.c has folders made elsewhere.
 */
@@ -83,7 +83,7 @@ static void test_bad_trainer(void) {
         Json record;
         CHECK_OK(save_filled(3, 1));
         edit(in_out("step_00000003/trainer.json"), edits[i].from, edits[i].to);
-        CHECK_FAILS(edits[i].message, checkpoint_load_state(folder_of(3), &state, &record, &err));
+        CHECK_FAILS(edits[i].message, load_state(folder_of(3), &state, &record));
         CHECK(strstr(err.msg, "step_00000003/trainer.json"), "%s", err.msg);
         CHECK(record.count == 0, "the record is not empty");
     }
@@ -115,7 +115,7 @@ static void flip(const char* path, int64_t byte, int bit) {
 static bool verify(const char* folder, int part, int parts) {
     TrainerState state;
     Json record;
-    if (!checkpoint_load_state(folder, &state, &record, &err)) return false;
+    if (!load_state(folder, &state, &record)) return false;
     bool ok = checkpoint_verify(folder, &record, part, parts, NULL, &err);
     json_free(&record);
     return ok;
@@ -133,7 +133,7 @@ static void test_older_version(void) {
     edit(path, "\"checksums\"", "\"sums\"");
     edit(path, "\"sequences\"", "\"of_sequences\"");
     edit(path, "\"fingerprint\"", "\"print\"");
-    bool ok = checkpoint_load_state(folder_of(3), &state, &record, &err);
+    bool ok = load_state(folder_of(3), &state, &record);
     CHECK(ok && state.sequences == 0 && state.fingerprint == 0 && state.position == 31, "%s", err.msg);
     int fd = open(in_out("step_00000003/model.safetensors"), O_RDWR);
     CHECK(pwrite(fd, "x", 1, 5000) == 1 && close(fd) == 0, "pwrite");
@@ -183,7 +183,7 @@ static bool accepts(const char* folder) {
     Config c;
     char path[PATH_LENGTH], *text = NULL;
     size_t bytes = 0;
-    bool ok = checkpoint_load_state(folder, &state, &record, &err), loaded = ok;
+    bool ok = load_state(folder, &state, &record), loaded = ok;
     path_join(path, folder, "config.json");
     if (ok) text = read_file(path, &bytes, &err);
     ok = text && checkpoint_check_config(path, text, bytes, &record, &err) &&

@@ -315,6 +315,33 @@ static void write_sample(JsonWriter* w) {
     json_end(w);
 }
 
+// Text of another writer gets the indentation of its place; a line break in a string is escaped, so never one.
+static void test_put_json(void) {
+    for (int indent = 0; indent <= 2; indent += 2) {
+        JsonWriter w = json_writer(indent), inner = json_writer(indent), expected = json_writer(indent);
+        json_begin_object(&w, NULL);
+        json_begin_object(&expected, NULL);
+        for (int i = 0; i < 2; i++) {
+            JsonWriter* to = i ? &expected : &inner;
+            json_begin_object(to, i ? "member" : NULL);
+            json_put_string(to, "text", "two\nlines");
+            json_begin_array(to, "list");
+            json_put_int(to, NULL, 1);
+            json_end(to);
+            json_end(to);
+        }
+        json_put_json(&w, "member", inner.text);
+        json_put_int(&w, "next", 2);
+        json_put_int(&expected, "next", 2);
+        json_end(&w);
+        json_end(&expected);
+        CHECK(strcmp(w.text, expected.text) == 0, "%s\n%s", w.text, expected.text);
+        json_writer_free(&w);
+        json_writer_free(&inner);
+        json_writer_free(&expected);
+    }
+}
+
 static void test_writing(void) {
     static const char line[] =
         "{\"step\":7,\"loss\":2.5,\"run \\\"a\\\"\":\"tab\\u0009, quote\\\", slash\\\\, \xc3\xa9\","
@@ -466,6 +493,7 @@ int main(void) {
     test_depth();
     test_large_object();
     test_writing();
+    test_put_json();
     test_written_numbers();
     test_damage();
     return test_report();

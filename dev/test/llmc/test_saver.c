@@ -39,7 +39,7 @@ static void rank_close(Rank* r) {
 
 static bool start(Saver* s, const Rank* r, int64_t step) {
     const TrainerState state = state_at(step);
-    const CheckpointRecord record = {&config, &r->table, &options, &state, NULL};
+    const CheckpointRecord record = record_of(&r->table, &state, NULL);
     return saver_start(s, &record, &r->tensors, &err);
 }
 
@@ -57,7 +57,7 @@ static bool holds(Rank* r, int64_t step, uint64_t seed) {
     Rank expected = rank_open(r->world, seed), found = rank_open(r->world, 999);
     const size_t bytes = (size_t)shard_count(&r->shard) * 4;
     checkpoint_path(folder, r->out, step);
-    bool sees = checkpoint_load_state(folder, &state, &record, &err), mine = true;
+    bool sees = load_state(folder, &state, &record), mine = true;
     // elements that are not in the files
     for (int k = 0; k < r->table.num_rows; k++) {
         const Param* p = &r->table.rows[k];
@@ -68,8 +68,8 @@ static bool holds(Rank* r, int64_t step, uint64_t seed) {
         memset((char*)found.tensors.m + range.local * 4, 0, (size_t)range.count * 4);
         memset((char*)found.tensors.v + range.local * 4, 0, (size_t)range.count * 4);
     }
-    bool ok = checkpoint_load(folder, sees ? &record : NULL, &r->table, &r->shard, &found.tensors, r->world,
-                              &mine, &err);
+    const CheckpointPart part = {&r->table, &r->shard, &found.tensors, r->world};
+    bool ok = checkpoint_load(folder, sees ? &record : NULL, &part, &mine, &err);
     CHECK(!ok || !mine, "succeeded, but `mine`");
     if (ok && memcmp(found.tensors.w, expected.tensors.w, bytes) != 0) ok = fail(&err, "weights differ");
     if (ok && memcmp(found.tensors.m, expected.tensors.m, bytes) != 0) ok = fail(&err, "moments differ");
@@ -241,7 +241,7 @@ static void test_full_disk(void) {
 static const bool only_rank_0_sees[] = {true, false, false};
 static void remote_begin(CheckpointWriter* w, const Rank* r, const World* world) {
     const TrainerState state = state_at(10);
-    const CheckpointRecord record = {&config, &r->table, &options, &state, NULL};
+    const CheckpointRecord record = record_of(&r->table, &state, NULL);
     CHECK_OK(checkpoint_writer_open(w, r->out, 10, &r->table, 4, &err));
     if (world->rank == 0) CHECK_OK(checkpoint_create(w, &record, &err));
 }
@@ -249,6 +249,7 @@ static void remote_begin(CheckpointWriter* w, const Rank* r, const World* world)
 // Rank 0 cannot write what the others send: it hears them to the end, and all are told.
 static void save_unheard(World* world) {
     Rank r = rank_open(world, 1);
+    const CheckpointPart part = {&r.table, &r.shard, &r.tensors, world};
     CheckpointWriter w;
     remote_begin(&w, &r, world);
     bool ok = true;
@@ -258,7 +259,7 @@ static void save_unheard(World* world) {
         CHECK(!ok, "nothing failed");
         checkpoint_sweep(out);
     } else {
-        ok = checkpoint_send_shard(&w, &r.shard, &r.tensors, world, &err);
+        ok = checkpoint_send_shard(&w, &part, true, &err);
         CHECK_OK(ok);
     }
     CHECK_FAILS("safetensors: cannot open", checkpoint_vote(world, ok, NULL, &err));
@@ -269,6 +270,7 @@ static void save_unheard(World* world) {
 // A rank ends while it sends: rank 0 does not wait for it.
 static void save_lost(World* world) {
     Rank r = rank_open(world, 1);
+    const CheckpointPart part = {&r.table, &r.shard, &r.tensors, world};
     CheckpointWriter w;
     remote_begin(&w, &r, world);
     if (world->rank == 0) {
@@ -279,7 +281,7 @@ static void save_lost(World* world) {
         const CheckpointFrame frame = {0, 1000, 4096};
         CHECK(world_send(world, 0, &frame, sizeof frame) && world_send(world, 0, "half", 4), "send");
     } else {
-        CHECK_OK(checkpoint_send_shard(&w, &r.shard, &r.tensors, world, &err));
+        CHECK_OK(checkpoint_send_shard(&w, &part, true, &err));
     }
     checkpoint_writer_close(&w);
     rank_close(&r);
@@ -336,13 +338,13 @@ static void save_displaced(World* world) {
         CHECK_FAILS(lost, saver_finish(&s, NULL, &err));
         CHECK(!s.published, "published");
     } else { // as a rank's thread does, which may be late
+        const CheckpointPart part = {&r.table, &r.shard, &r.tensors, world};
         CheckpointWriter w;
         CHECK_OK(checkpoint_writer_open(&w, r.out, 20, &r.table, 4, &err));
         w.lock = s.lock;
         CHECK((w.lock >= 0) == s.sees[world->rank], "the lock of rank %d", world->rank);
         displace(world);
-        if (s.sees[world->rank])
-            CHECK_FAILS(lost, checkpoint_write_shard(&w, &r.shard, &r.tensors, world, &err));
+        if (s.sees[world->rank]) CHECK_FAILS(lost, checkpoint_write_shard(&w, &part, &err));
         checkpoint_writer_close(&w);
     }
     saver_close(&s);
@@ -451,12 +453,13 @@ static void test_load_damaged(void) {
 // them.
 static void load_init(World* world) {
     Rank r = rank_open(world, 7), expected = rank_open(world, 1);
-    CheckpointTensors t = {r.tensors.w, NULL, NULL, 4};
+    const CheckpointTensors t = {r.tensors.w, NULL, NULL, 4};
+    const CheckpointPart part = {&r.table, &r.shard, &t, world};
     char folder[PATH_LENGTH];
     bool mine;
     for (int64_t step = 10; step <= 30; step += 10) {
         checkpoint_path(folder, r.out, step);
-        bool ok = checkpoint_load(folder, NULL, &r.table, &r.shard, &t, world, &mine, &err);
+        bool ok = checkpoint_load(folder, NULL, &part, &mine, &err);
         CHECK(ok == (step < 30), "%s", err.msg);
         if (!ok)
             CHECK(strstr(err.msg, "step_00000030: holds neither model.safetensors") &&

@@ -121,8 +121,8 @@ static void check_fixture(const char* folder) {
 
     Model model = model_new(&config, true, 0, 1);
     const CheckpointTensors weights = {model.params, NULL, NULL, sizeof(real)};
-    if (!checkpoint_load_weights(folder, &model.table, &model.shard, &weights, NULL, &err))
-        die("%s", err.msg);
+    const CheckpointPart part = {&model.table, &model.shard, &weights, NULL};
+    if (!checkpoint_read_file(folder, CHECKPOINT_MODEL, &part, &err)) die("%s", err.msg);
     model_allocate_activations(&model, shape[0], shape[1]);
     real* logits = (real*)xcalloc((size_t)(BT * V), sizeof(real));
 

@@ -12,12 +12,21 @@ model.safetensors:
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True), AutoTokenizer.from_pretrained(FOLDER)
 
 Of these files the trainer reads only the tokenizer again, so people may edit them: they have no checksums.
-Called on rank 0, by checkpoint.h.
+Called on rank 0, by write.h.
 */
 #pragma once
 
 #include "../../model/params.h"
 #include "tokenizer.h"
+
+// What the model card says of the run. Texts are NULL where an option was not given.
+typedef struct {
+    const char *model, *init, *data; // --model, --init, --data
+    const char* code_version;
+    int64_t seq_len, seed;
+    int64_t tokens;   // trained on so far
+    bool json_escape; // the model's text is JSON-escaped
+} HfRun;
 
 // The text of the Python files beside this one, whose lines the Makefile makes into string literals.
 static const char hf_modeling_fox[] =
@@ -56,7 +65,7 @@ static inline bool hf_write_generation(const char* folder, const Config* c, Erro
 static inline void hf_print_names(FILE* f, const char* what, const char* paths) {
     if (!paths) return;
     fprintf(f, "| %s | `", what);
-    for (const char *at = paths, *end; *at; at = end) {
+    for (const char *at = paths, *end; *at; at = end + 1) {
         end = at + strcspn(at, ",");
         const char *stop = end, *name = at;
         while (stop > at + 1 && stop[-1] == '/') stop--;
@@ -64,7 +73,8 @@ static inline void hf_print_names(FILE* f, const char* what, const char* paths) 
             if (*s == '/') name = s + 1;
         for (; name < stop; name++)
             fputc((unsigned char)*name < ' ' || strchr("|`\177", *name) ? '?' : *name, f);
-        if (*end) fputs(", ", f), end++;
+        if (!*end) break;
+        fputs(", ", f);
     }
     fprintf(f, "` |\n");
 }

@@ -2,22 +2,13 @@
 The tokenizer of a checkpoint folder: tokenizer.json and tokenizer_config.json, which AutoTokenizer opens.
 
 It is read once, at the start of a run (hf_tokenizer_find), from beside the first data shard, or else from the
-folder that the run starts from, and kept as text. Called on rank 0, by train.h.
+folder that the run starts from, and kept as text. Called on rank 0, by data.h and generate.h.
 */
 #pragma once
 
 #include "../../model/config.h"
 #include "../../tokens/shard_set.h"
 #include "../../tokens/tokenizer_json.h"
-
-// What the files say of the run. Texts are NULL where an option was not given.
-typedef struct {
-    const char *model, *init, *data; // --model, --init, --data
-    const char* code_version;
-    int64_t seq_len, seed;
-    int64_t tokens;   // trained on so far
-    bool json_escape; // the model's text is JSON-escaped
-} HfRun;
 
 enum { HF_TOKENIZER_BYTES = 64 << 20 }; // limit for the files that are read; GPT-2's has 2.4 MB
 
@@ -86,7 +77,7 @@ static inline bool hf_check_tokenizer(const char* path, const char* text, const 
 
 // Composes tokenizer_config.json, to be freed. Without model_max_length: transformers warns of every longer text
 // that it leads to indexing errors, and these models read any length.
-static inline char* hf_compose_config(const HfRun* r, const char* end_of_text) {
+static inline char* hf_compose_config(const char* end_of_text, bool json_escape) {
     JsonWriter w = json_writer(2);
     json_begin_object(&w, NULL);
     json_put_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
@@ -97,7 +88,7 @@ static inline char* hf_compose_config(const HfRun* r, const char* end_of_text) {
     json_put_string(&w, NULL, "input_ids");
     json_put_string(&w, NULL, "attention_mask");
     json_end(&w);
-    if (r->json_escape)
+    if (json_escape)
         json_put_string(
             &w, "text_format",
             "The model's text is JSON-escaped: escape a text before encoding it (a line break is \\n, "
@@ -109,12 +100,12 @@ static inline char* hf_compose_config(const HfRun* r, const char* end_of_text) {
 // Takes the text of a tokenizer.json, and that of its tokenizer_config.json, or NULL to compose one. `path`
 // names the former. On error *t is empty and both texts are freed.
 static inline bool hf_tokenizer_set(HfTokenizer* t, const char* path, char* json, char* config,
-                                    const Config* c, const HfRun* r, Error* err) {
+                                    const Config* c, bool json_escape, Error* err) {
     char* end_of_text;
     t->json = json;
     t->config = config;
     const bool ok = hf_check_tokenizer(path, json, c, &end_of_text, err);
-    if (ok && !config) t->config = hf_compose_config(r, end_of_text);
+    if (ok && !config) t->config = hf_compose_config(end_of_text, json_escape);
     free(end_of_text);
     if (!ok) hf_tokenizer_free(t);
     return ok;
@@ -125,7 +116,7 @@ static inline bool hf_tokenizer_set(HfTokenizer* t, const char* path, char* json
 // Free with hf_tokenizer_free. Fails, with nothing to free, if a file is there but is not a tokenizer of the
 // model.
 static inline bool hf_tokenizer_find(HfTokenizer* t, const char* shard, const char* folder, const Config* c,
-                                     const HfRun* r, Error* err) {
+                                     bool json_escape, Error* err) {
     char path[PATH_LENGTH], config_path[PATH_LENGTH];
     char *json = NULL, *config = NULL;
     Json ignored;
@@ -146,5 +137,5 @@ static inline bool hf_tokenizer_find(HfTokenizer* t, const char* shard, const ch
             return false;
         }
     }
-    return !json || hf_tokenizer_set(t, path, json, config, c, r, err);
+    return !json || hf_tokenizer_set(t, path, json, config, c, json_escape, err);
 }

@@ -14,6 +14,7 @@ Called by train.h. requests.h uses GeneratedText.
 */
 #pragma once
 
+#include "../../checkpoint/hf/tokenizer.h"
 #include "../../checkpoint/hf/tokenizer_reader.h"
 #include "engine.h"
 

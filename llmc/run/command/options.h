@@ -2,7 +2,7 @@
 The options of both trainers, from one table.
 
 A row of OPTIONS makes a field of struct Options, the row of cli.h that parses it and describes it in --help,
-and its member in trainer.json, from which --resume restores it. Called by run.h and checkpoint.h.
+and its member in trainer.json, from which --resume restores it. Called by run.h and, for that record, train.h.
 
 A number or choice that was not given is OPTION_UNSET until the preset's recipe, or the program, chooses it.
 */
@@ -264,6 +264,25 @@ static inline char* option_text(const Options* o, const CliRow* row) {
     if (strcmp(w.text, "null") != 0) return w.text;
     json_writer_free(&w);
     return NULL;
+}
+
+// Fails where trainer.json cannot record an option as it is: JSON must be UTF-8, which a path need not be. A
+// resumed run would look for another file.
+static inline bool options_check(const Options* o, Error* err) {
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
+        const void* field = (const char*)o + row->offset;
+        const CliList* list = (const CliList*)field;
+        const int count = row->type == CLI_LIST ? list->count : row->type == CLI_TEXT;
+        for (int i = 0; i < count && option_recorded(row); i++) {
+            const char* text = row->type == CLI_LIST ? list->items[i] : *(const char* const*)field;
+            size_t length;
+            for (size_t n = text ? strlen(text) : 0; n > 0; text += length, n -= length)
+                if (utf8_decode((const uint8_t*)text, n, &length) == UTF8_INVALID)
+                    return fail(err, "--%s: is not valid UTF-8, which trainer.json needs to record it",
+                                row->name);
+        }
+    }
+    return true;
 }
 
 // Writes the recorded options as an object under `key`. Unset ones are left out.

@@ -1,0 +1,272 @@
+/*
+Reading a checkpoint's tensors, or those of a Hugging Face folder, by one process: verifying the checksums
+of the files and reading a rank's ranges.
+
+    checkpoint_verify, checkpoint_verify_init    a share of the blocks of a folder's files
+    checkpoint_read_file                         a rank's ranges of one file into its buffers
+
+All names, shapes, types and file sizes are checked before anything is written to the caller's buffers.
+Reading converts from any floating-point type, and refuses what training would spread from: a number that
+is not finite, a negative second moment.
+
+Called by ranks.h on every rank that sees the folder.
+*/
+#pragma once
+
+#include "format.h"
+
+// ----------------------------------------------------------------------------
+// verifying
+
+// Adds up the words of bytes [begin, end) of an open file, begin < end being a multiple of 4, with all of
+// OpenMP's threads. Returns 0, or the error number if the file cannot be read; EIO if it ends before.
+static inline int checkpoint_sum_range(int fd, int64_t begin, int64_t end, uint64_t* sum) {
+    int64_t most = CHECKPOINT_PIECE_BYTES;
+    if (end - begin < most) most = end - begin;
+    const int64_t pieces = (end - begin + most - 1) / most;
+    uint64_t total = 0;
+    int why = 0;
+#pragma omp parallel if (pieces > 1) reduction(+ : total)
+    {
+        char* buffer = (char*)xrealloc(NULL, (size_t)most);
+        int failed = 0;
+#pragma omp for schedule(dynamic)
+        for (int64_t piece = 0; piece < pieces; piece++) {
+            const int64_t first = begin + piece * most;
+            const int64_t bytes = end - first < most ? end - first : most;
+            int64_t done = 0;
+            while (done < bytes && failed == 0) {
+                ssize_t n = pread(fd, buffer + done, (size_t)(bytes - done), (off_t)(first + done));
+                if (n > 0) done += n;
+                if (n == 0) failed = EIO;
+                if (n < 0 && errno != EINTR) failed = errno;
+            }
+            if (failed == 0) total += checksum(buffer, (size_t)bytes, first);
+        }
+        free(buffer);
+#pragma omp critical(checkpoint_sum)
+        if (failed != 0) why = failed;
+    }
+    *sum = total;
+    return why;
+}
+
+// Where the checksums of a file are recorded, and which of its blocks to verify: i % parts == part.
+typedef struct {
+    const Json* record;
+    int list; // node of the array
+    int64_t block_bytes;
+    int part, parts;
+} BlockList;
+
+// Verifies blocks of one file. The list consists of strings of 16 hexadecimal digits.
+static inline bool checkpoint_verify_file(const char* path, const BlockList* list, World* world, Error* err) {
+    struct stat st;
+    CheckpointProgress progress = {world, 0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC), item = json_first(list->record, list->list);
+    if (fd < 0) return fail(err, "%s: cannot open: %s", path, strerror(errno));
+    bool ok = fstat(fd, &st) == 0 || fail(err, "%s: cannot stat: %s", path, strerror(errno));
+    const int64_t recorded = json_count(list->record, list->list), size = ok ? (int64_t)st.st_size : 0;
+    const int64_t blocks = checksum_blocks(size, list->block_bytes);
+    if (ok && blocks != recorded)
+        ok = fail(err, "%s: has %lld blocks of %lld bytes, but trainer.json lists %lld: it is damaged", path,
+                  (long long)blocks, (long long)list->block_bytes, (long long)recorded);
+    for (int64_t i = 0; ok && i < blocks; i++, item = json_next(list->record, item)) {
+        uint64_t want = 0, sum = 0;
+        if (i % list->parts != list->part) continue;
+        const int64_t begin = i * list->block_bytes;
+        const int64_t end = size - begin < list->block_bytes ? size : begin + list->block_bytes;
+        int why = checkpoint_sum_range(fd, begin, end, &sum);
+        if (why != 0)
+            ok = fail(err, "%s: cannot read: %s", path, strerror(why));
+        else if (!hex64_parse(json_string(list->record, item), &want) || sum != want)
+            ok = fail(err,
+                      "%s: is damaged: bytes %lld to %lld (block %lld of %lld) do not match their "
+                      "checksum in trainer.json",
+                      path, (long long)begin, (long long)end - 1, (long long)i, (long long)blocks);
+        checkpoint_progress(&progress, end - begin);
+    }
+    close(fd);
+    return ok;
+}
+
+// Verifies the first `files` files of a folder. False also where the recorded checksums are not valid.
+static inline bool checkpoint_verify_files(const char* folder, int files, BlockList* list, World* world,
+                                           Error* err) {
+    const Json* j = list->record;
+    int node = json_get(j, 0, "checksums");
+    if (node < 0) return true; // of an older version
+    bool valid = json_is(j, node, JSON_OBJECT) &&
+                 json_int64(j, json_get(j, node, "block_bytes"), &list->block_bytes) &&
+                 list->block_bytes >= 4 && list->block_bytes % 4 == 0 &&
+                 list->block_bytes <= (int64_t)1 << 40;
+    for (int f = 0; f < files; f++) {
+        char name[64], path[PATH_LENGTH];
+        uint64_t sum;
+        snprintf(name, sizeof name, "%s.safetensors", checkpoint_file_names[f]);
+        path_join(path, folder, name);
+        list->list = json_get(j, node, name);
+        valid = valid && json_is(j, list->list, JSON_ARRAY);
+        for (int item = json_first(j, valid ? list->list : -1); valid && item >= 0; item = json_next(j, item))
+            valid = hex64_parse(json_string(j, item), &sum);
+        if (!valid) return fail(err, "%s/trainer.json: 'checksums' is not valid", folder);
+        if (!checkpoint_verify_file(path, list, world, err)) return false;
+    }
+    return true;
+}
+
+// Verifies blocks i with i % parts == part of both files of a checkpoint whose trainer.json is `record`.
+// False names the file and the bytes. True for a checkpoint of an older version, without checksums. world may
+// be NULL.
+static inline bool checkpoint_verify(const char* folder, const Json* record, int part, int parts,
+                                     World* world, Error* err) {
+    BlockList list = {record, -1, 0, part, parts};
+    return checkpoint_verify_files(folder, CHECKPOINT_FILES, &list, world, err);
+}
+
+// The same for a folder of --init, which need not be a checkpoint: verifies model.safetensors and config.json
+// where the folder has a trainer.json with checksums.
+static inline bool checkpoint_verify_init(const char* folder, int part, int parts, World* world, Error* err) {
+    char path[PATH_LENGTH];
+    Error why;
+    Json record;
+    size_t bytes = 0;
+    path_join(path, folder, "trainer.json");
+    if (access(path, F_OK) != 0) return true;
+    memset(&record, 0, sizeof record);
+    char* text = read_file(path, &bytes, &why);
+    bool ok = text && checkpoint_check_record(path, text, bytes, &why) &&
+              json_parse(&record, path, text, bytes, &why);
+    free(text);
+    path_join(path, folder, "config.json");
+    text = ok ? read_file(path, &bytes, &why) : NULL;
+    ok = text && checkpoint_check_config(path, text, bytes, &record, &why);
+    free(text);
+    BlockList list = {&record, -1, 0, part, parts};
+    ok = ok && checkpoint_verify_files(folder, 1, &list, world, &why);
+    json_free(&record);
+    return ok || fail(err, "%.800s; if the folder was changed on purpose, remove its trainer.json", why.msg);
+}
+
+// ----------------------------------------------------------------------------
+// reading
+
+// Formats a shape: [257, 64].
+static inline const char* checkpoint_shape(char text[128], int ndim, const int64_t* shape) {
+    int n = snprintf(text, 128, "[");
+    for (int i = 0; i < ndim && n < 100; i++)
+        n += snprintf(text + n, (size_t)(128 - n), "%s%lld", i ? ", " : "", (long long)shape[i]);
+    snprintf(text + n, (size_t)(128 - n), "]");
+    return text;
+}
+
+// Checks the name, shape and type of a tensor. have: NULL if the file or index `where` does not contain it.
+static inline bool checkpoint_check_tensor(const SafeTensor* want, const SafeTensor* have, const char* where,
+                                           Error* err) {
+    char is[128], should_be[128];
+    bool head = strcmp(want->name, "lm_head.weight") == 0;
+    if (!have)
+        return fail(err, "%s: tensor '%s' is missing%s", where, want->name,
+                    head ? "; a head tied to the embedding is not supported" : "");
+    if (have->ndim != want->ndim ||
+        memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(int64_t)) != 0)
+        return fail(err, "%s: tensor '%s' has shape %s, but %s fits the config", have->path, want->name,
+                    checkpoint_shape(is, have->ndim, have->shape),
+                    checkpoint_shape(should_be, want->ndim, want->shape));
+    if (have->dtype > SAFETENSORS_BF16)
+        return fail(err, "%s: tensor '%s' has type %s, not a floating-point type", have->path, want->name,
+                    safetensors_dtypes[have->dtype].name);
+    return true;
+}
+
+// Fails if the files hold a tensor that is not in f. To ignore it would be to load a model other than the one
+// that was trained.
+static inline bool checkpoint_check_extra(const CheckpointFile* f, const SafetensorsSet* set, Error* err) {
+    for (int file = 0; file < set->count; file++) {
+        for (int k = 0; k < set->files[file].count; k++) {
+            const SafeTensor* have = &set->files[file].tensors[k];
+            bool known = false;
+            for (int i = 0; !known && i < f->count; i++) known = strcmp(f->tensors[i].name, have->name) == 0;
+            if (!known)
+                return fail(err, "%s: tensor '%.200s' is not part of the model that the config describes",
+                            have->path, have->name);
+        }
+    }
+    return true;
+}
+
+// A folder's weights or moments, open for reading.
+typedef struct {
+    SafetensorsSet set;
+    CheckpointFile file;
+} CheckpointSource;
+
+// May be called on one that is zero or already closed.
+static inline void checkpoint_source_close(CheckpointSource* s) {
+    checkpoint_file_free(&s->file);
+    safetensors_set_close(&s->set);
+}
+
+// Opens CHECKPOINT_MODEL or CHECKPOINT_OPTIMIZER, of one file or several, and checks that it contains exactly
+// the tensors of the table, but for optional ones. On error there is nothing to close.
+static inline bool checkpoint_source_open(CheckpointSource* s, const char* folder, const ParamTable* table,
+                                          int file, int element_bytes, Error* err) {
+    memset(s, 0, sizeof *s);
+    if (!safetensors_set_open(&s->set, folder, checkpoint_file_names[file], err)) return false;
+    s->file = checkpoint_file(table, file, element_bytes);
+    bool ok = true;
+    for (int i = 0; ok && i < s->file.count; i++) {
+        const SafeTensor* have = safetensors_set_find(&s->set, s->file.tensors[i].name);
+        ok = (!have && s->file.origins[i].row->optional) ||
+             checkpoint_check_tensor(&s->file.tensors[i], have, s->set.path, err);
+    }
+    ok = ok && checkpoint_check_extra(&s->file, &s->set, err);
+    if (!ok) checkpoint_source_close(s);
+    return ok;
+}
+
+// The tensor of a piece; NULL: an optional one that the folder lacks.
+static inline const SafeTensor* checkpoint_source_find(const CheckpointSource* s, const CheckpointPiece* p) {
+    return safetensors_set_find(&s->set, s->file.tensors[p->tensor].name);
+}
+
+// Reads a piece into `to`, zeros where `from` is NULL.
+static inline bool checkpoint_read_piece(const SafeTensor* from, const CheckpointPiece* p, void* to,
+                                         Error* err) {
+    if (from) return safetensors_read_range(from, p->first, p->count, to, p->file->element_bytes, err);
+    memset(to, 0, p->bytes);
+    return true;
+}
+
+// Fails unless the numbers of a piece that came from `path` are finite, and those of a second moment at least
+// 0: training would go on until a save refuses them, and lose that work.
+static inline bool checkpoint_check_piece(const char* path, const CheckpointPiece* p, Error* err) {
+    const TensorOrigin* origin = &p->file->origins[p->tensor];
+    const int size = p->file->element_bytes;
+    const int64_t bad = numbers_first_bad(p->data, p->count, size, origin->buffer == 2 ? 0 : -DBL_MAX);
+    if (bad == p->count) return true;
+    const double x = size == 8 ? ((const double*)p->data)[bad] : (double)((const float*)p->data)[bad];
+    return fail(err, "%s: tensor '%s' contains %g, which is not a valid %s", path, origin->name, x,
+                origin->buffer == 0 ? "weight" : "moment");
+}
+
+// Reads a rank's ranges of CHECKPOINT_MODEL into its weights, or of CHECKPOINT_OPTIMIZER into its moments,
+// where elements of tensors that are not trained stay as they are. The files of a checkpoint or Hugging
+// Face folder, one or several, must contain all tensors of the table but optional ones, with its shapes,
+// and no others; otherwise the buffers are unchanged. Fails also, with the buffers changed, where a number
+// is not finite or a second moment is negative.
+static inline bool checkpoint_read_file(const char* folder, int file, const CheckpointPart* part,
+                                        Error* err) {
+    CheckpointSource s;
+    if (!checkpoint_source_open(&s, folder, part->table, file, part->tensors->element_bytes, err))
+        return false;
+    CheckpointPiece p = checkpoint_pieces(&s.file, part);
+    bool ok = true;
+    while (ok && checkpoint_next_piece(&p)) {
+        const SafeTensor* from = checkpoint_source_find(&s, &p);
+        ok = checkpoint_read_piece(from, &p, p.data, err) &&
+             checkpoint_check_piece(from ? from->path : s.set.path, &p, err);
+    }
+    checkpoint_source_close(&s);
+    return ok;
+}
