@@ -42,7 +42,7 @@ static Model new_model(const Config* c, const double* params, int64_t B, int64_t
 static Floats fetch(const float* device, int64_t count) {
     Floats host((size_t)count);
     CUDA_CHECK(cudaDeviceSynchronize());
-    download(host.data(), device, count);
+    device_download(host.data(), device, count * (int64_t)sizeof(float));
     return host;
 }
 
@@ -240,23 +240,20 @@ static const char* const RECURRENT_MODELS[] = {
     "hgrn2 use_lower_bound=true hidden_size=256 intermediate_size=72 vocab_size=257",
     "mamba2 state_size=128 hidden_size=64 vocab_size=257"};
 
-static bool has_kernels(const char* spec) { return mixers[cpu::variant_config(spec).mixer].forward != NULL; }
-
 static void test_fixtures(void) {
     check_fixture("fox-pro-dh64");
     check_fixture("fox-llama-dh64");
     check_fixture("transformer-pro-dh64");
     check_fixture("transformer-llama-dh64");
     check_fixture("fox-pro-dh128");
-    if (has_kernels("deltanet")) check_fixture("deltanet-dh128");
-    if (has_kernels("hgrn2")) check_fixture("hgrn2-dh128");
-    if (has_kernels("mamba2")) check_fixture("mamba2-head64");
+    check_fixture("deltanet-dh128");
+    check_fixture("hgrn2-dh128");
+    check_fixture("mamba2-head64");
 }
 
 static void test_variants(void) {
     char name[256];
     for (const cpu::Variant& v : cpu::variants) {
-        if (!has_kernels(v.name)) continue;
         cpu::variant_for_gpu(name, sizeof name, v.name);
         check_variant(name, v.B, v.T > 1 && v.T < 64 ? v.T + 64 : v.T); // two tiles of attention
     }
@@ -268,8 +265,7 @@ static void test_variants(void) {
     for (int64_t T : lengths) {
         check_variant("fox-pro num_heads=1 hidden_size=64 intermediate_size=8 vocab_size=65", 3, T);
         check_variant("fox-llama num_heads=1 hidden_size=128 intermediate_size=264 vocab_size=257", 1, T);
-        for (const char* spec : RECURRENT_MODELS)
-            if (has_kernels(spec)) check_variant(spec, 2, T);
+        for (const char* spec : RECURRENT_MODELS) check_variant(spec, 2, T);
     }
     // logits in two chunks of rows
     check_variant("fox-pro num_hidden_layers=1 hidden_size=128 intermediate_size=64 vocab_size=50257", 2,
@@ -298,15 +294,13 @@ static void test_extension(void) {
                                         "fox-pro window_size=6 hidden_size=256 intermediate_size=72",
                                         "fox-pro mlp=none hidden_size=128"};
     for (const char* spec : specs) check_extension(spec);
-    for (const char* spec : RECURRENT_MODELS)
-        if (has_kernels(spec)) check_extension(spec);
+    for (const char* spec : RECURRENT_MODELS) check_extension(spec);
 }
 
 static void test_quick(void) {
     poison = false;
     check_fixture("fox-pro-dh128");
-    for (const char* spec : RECURRENT_MODELS)
-        if (has_kernels(spec)) check_variant(spec, 1, 67);
+    for (const char* spec : RECURRENT_MODELS) check_variant(spec, 1, 67);
     check_variant("fox-pro hidden_size=128 intermediate_size=72", 2, 67);
     check_variant("fox-llama fgate_type=bias_only hidden_size=128 intermediate_size=72", 1, 9);
     check_variant("transformer-llama hidden_size=128 intermediate_size=72", 1, 129);
@@ -346,7 +340,6 @@ static void check_training(const char* preset, int steps, double fraction) {
     Options o;
     options_defaults(&o);
     if (!config_preset(&c, &recipe, preset, &err)) die("%s", err.msg);
-    if (!mixers[c.mixer].forward) return;
     std::vector<int32_t> text = text_tokens("train_fox.c", steps * MICRO_STEPS * T + 1);
     cpu::Model reference = cpu::cpu_model_new(&c, true, 0, 1);
     draw_weights(reference.params, sizeof(double), &reference.table, &reference.shard, &c, 1);
@@ -470,8 +463,7 @@ static void check_bits(const char* spec) {
 
 static void test_bits(void) {
     check_bits(SMALL_MODEL);
-    for (const char* spec : RECURRENT_MODELS)
-        if (has_kernels(spec)) check_bits(spec);
+    for (const char* spec : RECURRENT_MODELS) check_bits(spec);
 }
 
 // Concurrent streams and the graph compute the bits of one kernel after another, at a size at which kernels
@@ -487,7 +479,6 @@ static void test_streams(void) {
     std::vector<int32_t> tokens((size_t)(B * T + 1));
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int32_t)(random_u64(6, 0, i) % 257);
     for (const char* spec : specs) {
-        if (!has_kernels(spec)) continue;
         cpu::Model start = cpu::variant_model(spec, 1, 1);
         for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
             Floats grads[2]; // in sequence, as in training

@@ -29,10 +29,11 @@ static inline void ranks_progress(World* w) {
 }
 
 // All bytes, or false at the end of the connection.
-static inline bool ranks_transfer(bool sends, int fd, void* data, size_t bytes) {
+// Sends the bytes at `from`, or receives them at `to` where that is NULL.
+static inline bool ranks_transfer(int fd, const void* from, void* to, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
-        ssize_t n = sends ? send(fd, (char*)data + done, bytes - done, MSG_NOSIGNAL)
-                          : recv(fd, (char*)data + done, bytes - done, 0);
+        ssize_t n = from ? send(fd, (const char*)from + done, bytes - done, MSG_NOSIGNAL)
+                         : recv(fd, (char*)to + done, bytes - done, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         done += (size_t)n;
@@ -45,25 +46,25 @@ static inline int ranks_link(const World* w, int channel, int peer) {
 }
 
 static inline bool ranks_send(World* w, int peer, const void* data, size_t bytes) {
-    return ranks_transfer(true, ranks_link(w, RANKS_BULK, peer), (void*)data, bytes);
+    return ranks_transfer(ranks_link(w, RANKS_BULK, peer), data, NULL, bytes);
 }
 
 static inline bool ranks_receive(World* w, int peer, void* data, size_t bytes) {
-    return ranks_transfer(false, ranks_link(w, RANKS_BULK, peer), data, bytes);
+    return ranks_transfer(ranks_link(w, RANKS_BULK, peer), NULL, data, bytes);
 }
 
 static inline void ranks_broadcast(World* w, void* data, size_t bytes) {
-    bool ok = w->rank == 0 || ranks_transfer(false, ranks_link(w, RANKS_CONTROL, 0), data, bytes);
+    bool ok = w->rank == 0 || ranks_transfer(ranks_link(w, RANKS_CONTROL, 0), NULL, data, bytes);
     for (int r = 1; ok && w->rank == 0 && r < w->size; r++)
-        ok = ranks_transfer(true, ranks_link(w, RANKS_CONTROL, r), data, bytes);
+        ok = ranks_transfer(ranks_link(w, RANKS_CONTROL, r), data, NULL, bytes);
     if (!ok) die("rank %d: a connection is lost", w->rank);
 }
 
 static inline void ranks_allgather(World* w, void* all, const void* mine, size_t bytes) {
-    bool ok = w->rank == 0 || ranks_transfer(true, ranks_link(w, RANKS_CONTROL, 0), (void*)mine, bytes);
+    bool ok = w->rank == 0 || ranks_transfer(ranks_link(w, RANKS_CONTROL, 0), mine, NULL, bytes);
     if (w->rank == 0) memcpy(all, mine, bytes);
     for (int r = 1; ok && w->rank == 0 && r < w->size; r++)
-        ok = ranks_transfer(false, ranks_link(w, RANKS_CONTROL, r), (char*)all + (size_t)r * bytes, bytes);
+        ok = ranks_transfer(ranks_link(w, RANKS_CONTROL, r), NULL, (char*)all + (size_t)r * bytes, bytes);
     if (!ok) die("rank %d: a connection is lost", w->rank);
     ranks_broadcast(w, all, bytes * (size_t)w->size);
 }
