@@ -31,7 +31,7 @@ static Cached cached_new(Model* model, int64_t slots, int64_t capacity, bool dro
     sizes.pages = slots * heads * cache_table_width(&sizes);
     c.model = model, c.sizes = sizes;
     c.cache = cache_new(model, &sizes);
-    c.pages = pages_new(&sizes, heads);
+    c.pages = page_table_new(&sizes, heads);
     c.lengths = (int64_t*)xcalloc((size_t)slots, sizeof(int64_t));
     c.copies = (int32_t*)xcalloc((size_t)(2 * heads), sizeof(int32_t));
     c.first = (int32_t*)xcalloc((size_t)(slots * heads), sizeof(int32_t));
@@ -40,12 +40,12 @@ static Cached cached_new(Model* model, int64_t slots, int64_t capacity, bool dro
 
 static void cached_free(Cached* c) {
     cache_free(c->cache);
-    pages_free(&c->pages);
+    page_table_free(&c->pages);
     free(c->lengths), free(c->copies), free(c->first);
 }
 
 static void cached_fork(Cached* c, int64_t from, int64_t to) {
-    pages_fork(&c->pages, from, to, c->lengths[from]);
+    page_table_fork(&c->pages, from, to, c->lengths[from]);
     cache_fork(c->cache, from, to);
     c->lengths[to] = c->lengths[from];
 }
@@ -63,7 +63,7 @@ static void cached_pass(Cached* c, int64_t n, const int32_t* slots, const int64_
     float* all_logits = (float*)xcalloc((size_t)(rows * V), sizeof(float));
     for (int64_t s = 0, row = 0; s < n; s++) {
         lengths[s] = c->lengths[slots[s]], begins[s] = row;
-        int64_t pairs = pages_append(&c->pages, slots[s], lengths[s], counts[s], c->copies);
+        int64_t pairs = page_table_append(&c->pages, slots[s], lengths[s], counts[s], c->copies);
         for (int64_t i = 0; i < pairs; i++) cache_copy_page(c->cache, c->copies[2 * i], c->copies[2 * i + 1]);
         for (int64_t i = 0; i < counts[s]; i++, row++) {
             tokens[row] = texts[s][lengths[s] + i], targets[row] = texts[s][lengths[s] + i + 1];
@@ -82,7 +82,7 @@ static void cached_pass(Cached* c, int64_t n, const int32_t* slots, const int64_
     if (c->sizes.drops) {
         cache_forgotten(c->cache, c->first);
         for (int64_t s = 0; s < n; s++)
-            pages_forget(&c->pages, slots[s], c->first + slots[s] * c->pages.heads);
+            page_table_forget(&c->pages, slots[s], c->first + slots[s] * c->pages.heads);
     }
     free(tokens), free(targets), free(begins), free(lengths), free(outputs), free(all_scores),
         free(all_logits);

@@ -155,7 +155,7 @@ static void check_forks(const char* name) {
                   "%s: text %d forked after %lld tokens", name, i, (long long)at);
         CHECK(memcmp(alone.logits[0], forked.logits[0], (size_t)(counts[0] * V) * sizeof(float)) == 0,
               "%s: the parent, forked after %lld tokens", name, (long long)at);
-        for (int64_t i = 0; i < TEXTS; i++) pages_release(&c.pages, i, counts[i]);
+        for (int64_t i = 0; i < TEXTS; i++) page_table_release(&c.pages, i, counts[i]);
         CHECK(c.pages.num_free == c.pages.pages, "%s: %lld pages are never freed", name,
               (long long)(c.pages.pages - c.pages.num_free));
         cached_free(&c);

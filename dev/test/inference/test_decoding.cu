@@ -68,11 +68,11 @@ struct Decoder {
         sizes.pages = 2 * heads * cache_table_width(&sizes);
         cache = cache_new(model, &sizes);
         CHECK(cache, "a cache of %lld tokens", (long long)T);
-        pages = pages_new(&sizes, heads);
+        pages = page_table_new(&sizes, heads);
     }
     ~Decoder() {
         cache_free(cache);
-        pages_free(&pages);
+        page_table_free(&pages);
     }
 
     // Extends sequence s by counts[s] tokens, 0: not at all. The last up to 8 rows of each have logits, which
@@ -84,7 +84,7 @@ struct Decoder {
         for (int s = 0; s < 2; s++) {
             if (counts[s] == 0) continue;
             int64_t length = lengths[(size_t)s];
-            pages_append(&pages, s, length, counts[s], copies.data());
+            page_table_append(&pages, s, length, counts[s], copies.data());
             rows.insert(rows.end(), tokens + length, tokens + length + counts[s]);
             slots.push_back(s), held.push_back(length), begins.push_back((int64_t)rows.size());
             for (int64_t i = std::max<int64_t>(0, counts[s] - 8); i < counts[s]; i++)
@@ -120,11 +120,11 @@ struct Decoder {
         if (!sizes.drops) return;
         cache_forgotten(cache, first.data());
         for (int s = 0; s < 2; s++)
-            if (lengths[(size_t)s] > 0) pages_forget(&pages, s, &first[(size_t)(s * pages.heads)]);
+            if (lengths[(size_t)s] > 0) page_table_forget(&pages, s, &first[(size_t)(s * pages.heads)]);
     }
     // Ends both sequences: their slots may be used again.
     void end() {
-        for (int s = 0; s < 2; s++) pages_release(&pages, s, lengths[(size_t)s]);
+        for (int s = 0; s < 2; s++) page_table_release(&pages, s, lengths[(size_t)s]);
         lengths = {0, 0}, got.clear(), want.clear();
     }
     bool is_graph() const { return cache->graphs[cache_graph(cache)] != NULL; } // the last pass

@@ -115,7 +115,7 @@ static inline CacheSizes engine_sizes(const Trainer* trainer, int64_t slots, int
 // Frees all that the engine holds. May be called on one that lacks some.
 static inline void engine_close(Engine* g) {
     if (g->cache) g->trainer->cache_free(g->cache);
-    pages_free(&g->pages);
+    page_table_free(&g->pages);
     void* memory[] = {g->slot_used,   g->tokens, g->slots,   g->targets,     g->copies,
                       g->first_pages, g->begins, g->lengths, g->output_rows, g->nodes,
                       g->outputs,     g->scores, g->draws};
@@ -157,7 +157,7 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
         g->V = config->vocab_size, g->end_of_text = config_end_of_text(config);
         g->sizes = *sizes, g->sizes.pages = pages;
         g->cache = trainer->cache_new(model, &g->sizes); // first: it leaves memory for the others
-        if (g->cache) g->pages = pages_new(&g->sizes, heads);
+        if (g->cache) g->pages = page_table_new(&g->sizes, heads);
         if (g->pages.table && engine_allocate(g, heads)) return true;
         engine_close(g);
         if (pages == least) return false;
@@ -267,7 +267,7 @@ static inline int64_t engine_free_slot(const Engine* g) {
 }
 
 static inline void engine_release(Engine* g, EngineNode* node) {
-    pages_release(&g->pages, node->slot, node->length);
+    page_table_release(&g->pages, node->slot, node->length);
     g->slot_used[node->slot] = false;
     node->slot = -1, node->length = 0;
 }
@@ -320,7 +320,7 @@ static inline bool engine_start(Engine* g, EngineNode* node, bool* others) {
         engine_remove(&g->held, parent);
         engine_free_node(parent);
     } else if (parent) {
-        pages_fork(&g->pages, parent->slot, slot, parent->end);
+        page_table_fork(&g->pages, parent->slot, slot, parent->end);
         g->trainer->cache_fork(g->cache, parent->slot, slot);
         parent->waiting--;
     }
@@ -349,7 +349,7 @@ static inline void engine_forget(Engine* g) {
     for (int i = 0; i < 2; i++)
         for (const EngineNode* node = lists[i]->first; node; node = node->next)
             if (node->length > 0)
-                pages_forget(&g->pages, node->slot, g->first_pages + node->slot * g->pages.heads);
+                page_table_forget(&g->pages, node->slot, g->first_pages + node->slot * g->pages.heads);
 }
 
 // ----------------------------------------------------------------------------
@@ -397,9 +397,9 @@ static inline bool engine_add_outputs(Engine* g, EngineNode* node, int64_t row, 
 // Of the next n rows of a node those for which there are pages; younger nodes are put back for at least one.
 // 0: it waits for older ones.
 static inline int64_t engine_find_pages(Engine* g, EngineNode* node, int64_t n) {
-    if (pages_needed(&g->pages, node->slot, node->length, n) > g->pages.num_free && g->unread > 0)
+    if (page_table_needed(&g->pages, node->slot, node->length, n) > g->pages.num_free && g->unread > 0)
         engine_forget(g);
-    while (pages_needed(&g->pages, node->slot, node->length, n) > g->pages.num_free) {
+    while (page_table_needed(&g->pages, node->slot, node->length, n) > g->pages.num_free) {
         if (n > 1)
             n /= 2;
         else if (g->held.last)
@@ -423,7 +423,7 @@ static inline void engine_add_rows(Engine* g, EngineNode* node, int64_t n) {
         g->tokens[p->rows++] = (int32_t)node->members[0]->tokens.data[row];
     }
     if (p->rows == begin) return;
-    int64_t pairs = pages_append(&g->pages, node->slot, node->length, p->rows - begin, g->copies);
+    int64_t pairs = page_table_append(&g->pages, node->slot, node->length, p->rows - begin, g->copies);
     for (int64_t i = 0; i < pairs; i++)
         g->trainer->cache_copy_page(g->cache, g->copies[2 * i], g->copies[2 * i + 1]);
     g->nodes[p->sequences] = node;
@@ -521,10 +521,10 @@ static inline int64_t engine_steps(Engine* g) {
     }
     if (steps <= 1) return 1;
     for (int64_t i = 0; i < p->sequences; i++)
-        pages += pages_needed(&g->pages, p->slots[i], p->lengths[i] + 1, steps - 1);
+        pages += page_table_needed(&g->pages, p->slots[i], p->lengths[i] + 1, steps - 1);
     if (pages > g->pages.num_free) return 1;
     for (int64_t i = 0; i < p->sequences; i++)
-        pages_append(&g->pages, p->slots[i], p->lengths[i] + 1, steps - 1, g->copies);
+        page_table_append(&g->pages, p->slots[i], p->lengths[i] + 1, steps - 1, g->copies);
     return steps;
 }
 

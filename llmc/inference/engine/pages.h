@@ -23,7 +23,7 @@ typedef struct {
     int64_t forgotten; // pages given back because they were forgotten, so far
 } PageTable;
 
-static inline void pages_free(PageTable* t) {
+static inline void page_table_free(PageTable* t) {
     free(t->free);
     free(t->uses);
     free(t->table);
@@ -31,8 +31,8 @@ static inline void pages_free(PageTable* t) {
     memset(t, 0, sizeof *t);
 }
 
-// No slot has pages yet. Free with pages_free. All zero where there is no memory.
-static inline PageTable pages_new(const CacheSizes* sizes, int64_t heads) {
+// No slot has pages yet. Free with page_table_free. All zero where there is no memory.
+static inline PageTable page_table_new(const CacheSizes* sizes, int64_t heads) {
     PageTable t;
     memset(&t, 0, sizeof t);
     t.pages = t.num_free = sizes->pages;
@@ -43,7 +43,7 @@ static inline PageTable pages_new(const CacheSizes* sizes, int64_t heads) {
     t.table = (int32_t*)calloc(entries + 1, sizeof *t.table);
     t.released = (int32_t*)calloc(rows + 1, sizeof *t.released);
     if (!t.free || !t.uses || !t.table || !t.released) {
-        pages_free(&t);
+        page_table_free(&t);
         return t;
     }
     memset(t.table, 0xff, entries * sizeof *t.table);                             // -1
@@ -54,11 +54,11 @@ static inline PageTable pages_new(const CacheSizes* sizes, int64_t heads) {
 // Pages that hold `tokens` tokens of a head.
 static inline int64_t pages_of(int64_t tokens) { return (tokens + PAGE_TOKENS - 1) / PAGE_TOKENS; }
 
-static inline int32_t* pages_row(const PageTable* t, int64_t slot, int64_t head) {
+static inline int32_t* page_table_row(const PageTable* t, int64_t slot, int64_t head) {
     return t->table + (slot * t->heads + head) * t->width;
 }
 
-static inline int32_t pages_take(PageTable* t) {
+static inline int32_t page_table_take(PageTable* t) {
     assert(t->num_free > 0);
     int32_t page = t->free[--t->num_free];
     t->uses[page] = 1;
@@ -67,7 +67,7 @@ static inline int32_t pages_take(PageTable* t) {
 }
 
 // Gives up one slot's hold of the page in an entry of the table. Returns whether the page is now free.
-static inline bool pages_drop(PageTable* t, int32_t* entry) {
+static inline bool page_table_drop(PageTable* t, int32_t* entry) {
     int32_t page = *entry;
     *entry = -1;
     if (page < 0 || --t->uses[page] > 0) return false;
@@ -76,39 +76,40 @@ static inline bool pages_drop(PageTable* t, int32_t* entry) {
 }
 
 // Does a slot of `length` tokens end with a partial page that other slots share?
-static inline bool pages_partial_is_shared(const PageTable* t, int64_t slot, int64_t length) {
+static inline bool page_table_partial_is_shared(const PageTable* t, int64_t slot, int64_t length) {
     if (length % PAGE_TOKENS == 0 || t->heads == 0) return false;
-    return t->uses[pages_row(t, slot, 0)[length / PAGE_TOKENS]] > 1;
+    return t->uses[page_table_row(t, slot, 0)[length / PAGE_TOKENS]] > 1;
 }
 
 // Free pages that it takes to append `more` tokens to a slot of `length` tokens.
-static inline int64_t pages_needed(const PageTable* t, int64_t slot, int64_t length, int64_t more) {
-    return t->heads * (pages_of(length + more) - pages_of(length) + pages_partial_is_shared(t, slot, length));
+static inline int64_t page_table_needed(const PageTable* t, int64_t slot, int64_t length, int64_t more) {
+    return t->heads *
+           (pages_of(length + more) - pages_of(length) + page_table_partial_is_shared(t, slot, length));
 }
 
-// Makes room for `more` tokens in a slot of `length` tokens: pages_needed pages must be free. copies [2
+// Makes room for `more` tokens in a slot of `length` tokens: page_table_needed pages must be free. copies [2
 // heads] gets pairs of pages, from and to, whose contents the caller copies; returns the number of pairs.
-static inline int64_t pages_append(PageTable* t, int64_t slot, int64_t length, int64_t more,
-                                   int32_t* copies) {
-    bool shared = pages_partial_is_shared(t, slot, length);
+static inline int64_t page_table_append(PageTable* t, int64_t slot, int64_t length, int64_t more,
+                                        int32_t* copies) {
+    bool shared = page_table_partial_is_shared(t, slot, length);
     for (int64_t h = 0; h < t->heads; h++) {
-        int32_t* row = pages_row(t, slot, h);
+        int32_t* row = page_table_row(t, slot, h);
         if (shared) {
             int32_t* partial = &row[length / PAGE_TOKENS];
             copies[2 * h] = *partial;
-            pages_drop(t, partial);
-            copies[2 * h + 1] = *partial = pages_take(t);
+            page_table_drop(t, partial);
+            copies[2 * h + 1] = *partial = page_table_take(t);
         }
-        for (int64_t n = pages_of(length); n < pages_of(length + more); n++) row[n] = pages_take(t);
+        for (int64_t n = pages_of(length); n < pages_of(length + more); n++) row[n] = page_table_take(t);
     }
     return shared ? t->heads : 0;
 }
 
 // The slot `to`, which has no pages, shares those of `from`.
-static inline void pages_fork(PageTable* t, int64_t from, int64_t to, int64_t length) {
+static inline void page_table_fork(PageTable* t, int64_t from, int64_t to, int64_t length) {
     for (int64_t h = 0; h < t->heads; h++) {
-        const int32_t* row = pages_row(t, from, h);
-        memcpy(pages_row(t, to, h), row, (size_t)pages_of(length) * sizeof *row);
+        const int32_t* row = page_table_row(t, from, h);
+        memcpy(page_table_row(t, to, h), row, (size_t)pages_of(length) * sizeof *row);
         for (int64_t n = 0; n < pages_of(length); n++)
             if (row[n] >= 0) t->uses[row[n]]++;
         t->released[to * t->heads + h] = t->released[from * t->heads + h];
@@ -116,18 +117,18 @@ static inline void pages_fork(PageTable* t, int64_t from, int64_t to, int64_t le
 }
 
 // Gives back a slot's forgotten pages: the first first[h] of each head.
-static inline void pages_forget(PageTable* t, int64_t slot, const int32_t* first) {
+static inline void page_table_forget(PageTable* t, int64_t slot, const int32_t* first) {
     for (int64_t h = 0; h < t->heads; h++) {
         int32_t* released = &t->released[slot * t->heads + h];
         for (; *released < first[h]; ++*released)
-            t->forgotten += pages_drop(t, &pages_row(t, slot, h)[*released]);
+            t->forgotten += page_table_drop(t, &page_table_row(t, slot, h)[*released]);
     }
 }
 
 // Gives back all pages of a slot of `length` tokens.
-static inline void pages_release(PageTable* t, int64_t slot, int64_t length) {
+static inline void page_table_release(PageTable* t, int64_t slot, int64_t length) {
     for (int64_t h = 0; h < t->heads; h++) {
-        for (int64_t n = 0; n < pages_of(length); n++) pages_drop(t, &pages_row(t, slot, h)[n]);
+        for (int64_t n = 0; n < pages_of(length); n++) page_table_drop(t, &page_table_row(t, slot, h)[n]);
         t->released[slot * t->heads + h] = 0;
     }
 }
