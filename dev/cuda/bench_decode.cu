@@ -84,7 +84,7 @@ struct DecodeBench {
                               cudaMemcpyHostToDevice));
         device_cache_fill(&cache.device, &e, stream);
         device_cache_copy(&cache.device, stream);
-        cache.device.pass.is_uneven = one_in > 1 && T > DECODE_LONG; // as if the cache dropped pages
+        cache.device.pass.is_uneven = one_in > 1 && T > DECODE_UNEVEN_TOKENS; // as if the cache dropped pages
     }
     ~DecodeBench() {
         for (int i = 0; i < cache.table.count; i++) device_free(cache.table.rows[i].data);

@@ -92,7 +92,7 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     device_cache_copy(&cache, stream);
     extend_plan(&cache.work, p, &cache.pass, stream);
     ExtendOutput output = {y, cache.o, {weight, NULL, NULL, proj + 3 * d, NULL, NULL, 1e-6, false}, S};
-    PagesAppend a = {};
+    KvAppend a = {};
     for (int i = 0; i < 3; i++) {
         a.paths[i].column = i * d, a.paths[i].shift = i ? 4 * d + i * NH : -1;
         a.paths[i].weight = i < 2 ? weight : NULL, a.paths[i].eps = 1e-5f;
@@ -111,7 +111,7 @@ static void bench_attention(int64_t n, int64_t T, int64_t t, int64_t NH, int64_t
     if (cache.pass.num_decoded == 0)
         bench("append", (double)(n * t * d * 12), [&](int l) {
             a.layer = l;
-            pages_append(p, &a, &cache.pass, stream);
+            kv_append(p, &a, &cache.pass, stream);
         });
     bench("plan of all layers", 0, [&](int) { extend_plan(&cache.work, p, &cache.pass, stream); });
     device_cache_free(&cache);
@@ -160,16 +160,17 @@ static void bench_scores(int64_t rows, int64_t V) {
     Scores scores = {};
     scores.outputs.scores = device_array<RowScore>(rows), scores.outputs.step = device_array<int>(rows);
     scores.outputs.outputs = (int)rows, scores.targets = targets;
-    scores.parts = device_array<ScorePart>(rows * SCORE_PARTS), scores.ended = device_array<unsigned>(rows);
+    scores.partials = device_array<ScorePartial>(rows * SCORE_PARTITIONS);
+    scores.num_done = device_array<unsigned>(rows);
     CUDA_CHECK(cudaMemset(targets, 0, (size_t)rows * sizeof *targets));
     CUDA_CHECK(cudaMemset(scores.outputs.step, 0, (size_t)rows * sizeof(int)));
-    CUDA_CHECK(cudaMemset(scores.ended, 0, (size_t)rows * sizeof(unsigned)));
+    CUDA_CHECK(cudaMemset(scores.num_done, 0, (size_t)rows * sizeof(unsigned)));
     LogitShape shape = {rows, V, Vs};
     char name[96];
     snprintf(name, sizeof name, "scores of %lld rows", (long long)rows);
     bench(name, (double)(rows * Vs * 4), [&](int) { row_scores(&scores, logits, 0, &shape, stream); });
     for (void* p : {(void*)logits, (void*)targets, (void*)scores.outputs.scores, (void*)scores.outputs.step,
-                    (void*)scores.parts, (void*)scores.ended})
+                    (void*)scores.partials, (void*)scores.num_done})
         CUDA_CHECK(cudaFree(p));
 }
 

@@ -123,22 +123,22 @@ struct Cache {
         device_cache_copy(&c, 0);
         extend_plan(&c.work, &c.pages, &c.pass, 0);
         if (m.rope) pages_angles(c.angles, &c.pass, m.dh, ROPE_BASE, 0);
-        PagesAppend a = append_args(proj);
-        pages_append(&c.pages, &a, &c.pass, 0);
+        KvAppend a = append_args(proj);
+        kv_append(&c.pages, &a, &c.pass, 0);
         ExtendLayer layer = device_cache_layer(&c, 0);
         Buffer<bf16> y((size_t)(begins.back() * m.d()));
         ExtendOutput out = {y, c.o, {}, 0};
         decode_attention(&out, &a, &layer, 0);
         if (attention) {
-            device_cache_long(&c, &layer, a.paths[0].weight, a.paths[1].weight, m.dh, 0);
+            device_cache_prefill(&c, &layer, a.paths[0].weight, a.paths[1].weight, m.dh, 0);
             extend_attention(&out, c.q, m.gate == NO_GATE ? NULL : c.cum_logf, &layer, 0);
         }
         CUDA_CHECK(cudaDeviceSynchronize());
         for (size_t i = 0; i < slots.size(); i++) lengths[(size_t)slots[i]] += t[i];
         return y.host();
     }
-    PagesAppend append_args(const Buffer<bf16>& proj) const {
-        PagesAppend a = {};
+    KvAppend append_args(const Buffer<bf16>& proj) const {
+        KvAppend a = {};
         for (int i = 0; i < 3; i++) {
             a.paths[i].column = i * m.d();
             a.paths[i].shift = m.pro && i ? m.gate_column() + i * m.NH : -1;

@@ -238,7 +238,7 @@ static void check_visit(const char* spec, int64_t T) {
 }
 
 int main(int argc, char** argv) {
-    static const int64_t lengths[] = {1, 63, 1000, 4097, DECODE_LONG + 13, 16385, 65536};
+    static const int64_t lengths[] = {1, 63, 1000, 4097, DECODE_UNEVEN_TOKENS + 13, 16385, 65536};
     bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     device_open(0);
     for (int64_t T : lengths) {

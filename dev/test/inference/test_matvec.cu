@@ -103,15 +103,15 @@ static void test_linear_rows(int64_t rows, int64_t N, int64_t K, Kind kind) {
 // The arrays of row_scores and row_draws for one step.
 struct ScoreBuffers {
     Buffer<RowScore> scores;
-    Buffer<ScorePart> parts;
-    Buffer<unsigned> ended;
+    Buffer<ScorePartial> partials;
+    Buffer<unsigned> num_done;
     Buffer<int> step;
 
     ScoreBuffers(int64_t rows)
-        : scores((size_t)rows), parts((size_t)(rows * SCORE_PARTS)), ended(vector<unsigned>((size_t)rows)),
-          step(vector<int>((size_t)rows)) {}
+        : scores((size_t)rows), partials((size_t)(rows * SCORE_PARTITIONS)),
+          num_done(vector<unsigned>((size_t)rows)), step(vector<int>((size_t)rows)) {}
     Scores of(const int32_t* targets, Draw* draws) {
-        return {{scores, step, draws, {}, (int)step.host().size(), false}, targets, parts, ended};
+        return {{scores, step, draws, {}, (int)step.host().size(), false}, targets, partials, num_done};
     }
 };
 

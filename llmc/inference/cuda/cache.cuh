@@ -33,10 +33,10 @@ typedef struct {
     CacheSizes sizes;
     Pages pages;
     ExtendWork work;
-    ExtendLong space; // for one long sequence
-    bf16 *q, *o;      // [rows, NH dh], and ATTENTION_FIRST_QUERY rows before them
-    double* cum_logf; // [rows, NH]
-    float* angles;    // [rows, dh/2, 2]
+    PrefillScratch space; // for one long sequence
+    bf16 *q, *o;          // [rows, NH dh], and ATTENTION_FIRST_QUERY rows before them
+    double* cum_logf;     // [rows, NH]
+    float* angles;        // [rows, dh/2, 2]
 
     PassArrays pass;                 // on the device
     PassArrays host;                 // the same in pinned memory
@@ -56,7 +56,7 @@ typedef struct {
 // Rows of partial results that fit: enough to decode all slots, and 64 MiB for small chunks.
 static inline int64_t device_cache_partials(const CacheModel* m, const CacheSizes* s) {
     int64_t width = cache_table_width(s), window = (m->window + EXTEND_TILE + 61) / PAGE_TOKENS + 1; // pages
-    int64_t units = extend_units((int)(m->window && window < width ? window : width));
+    int64_t units = extend_num_partitions((int)(m->window && window < width ? window : width));
     units = units > 16 ? units : 16; // shorter sequences may have up to 16
     int64_t decoding = s->slots * m->NH * units, all = s->rows * m->NH * units;
     int64_t chunks = ((int64_t)64 << 20) / ((m->dh + 2) * (int64_t)sizeof(float));
@@ -97,7 +97,8 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
     add(&c->q, slack + s->rows * d, true), add(&c->o, slack + s->rows * d, true);
     add(&c->cum_logf, gate * s->rows * m->NH, false), add(&c->angles, m->rope * s->rows * m->dh, false);
     add(&c->scores.outputs.scores, s->outputs + s->slots * EXTEND_STEPS, false);
-    add(&c->scores.parts, s->outputs * SCORE_PARTS, false), add(&c->scores.ended, s->outputs, true);
+    add(&c->scores.partials, s->outputs * SCORE_PARTITIONS, false);
+    add(&c->scores.num_done, s->outputs, true);
     add(&c->device_bytes, c->max_bytes, false), add(&c->device_entries, c->max_entries, false);
 }
 
@@ -297,7 +298,7 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
             PassRows own = sequence;
             own.position += row - sequence.begin;
             ((PassRows*)c->host.rows)[row] = own;
-            ((int*)c->host.row_tiles)[row] = decodes ? PASS_DECODED : PASS_LONG;
+            ((int*)c->host.row_tiles)[row] = decodes ? PASS_DECODE : PASS_PREFILL;
         }
         if (decodes)
             c->host.num_decoded++, decoded += e->lengths[i], longest = std::max(longest, e->lengths[i]);
@@ -310,7 +311,7 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     c->pass.num_tiles = c->host.num_tiles, c->pass.num_decoded = c->host.num_decoded;
     // Heads of one sequence differ if they forget; otherwise only those of different sequences do.
     c->pass.is_uneven =
-        longest >= DECODE_LONG && (c->pages.drops || longest * c->host.num_decoded > 2 * decoded);
+        longest >= DECODE_UNEVEN_TOKENS && (c->pages.drops || longest * c->host.num_decoded > 2 * decoded);
     outputs->pass = c->pass, outputs->outputs = (int)e->outputs, outputs->advances = extension_decodes(e);
 }
 
@@ -326,19 +327,19 @@ static inline ExtendLayer device_cache_layer(const DeviceCache* c, int64_t index
 }
 
 // The sequences of the filled pass that have no tiles, from the last one on: o of their rows.
-static inline void device_cache_long(const DeviceCache* c, const ExtendLayer* layer, const bf16* q_weight,
-                                     const bf16* k_weight, int64_t weight_stride, cudaStream_t stream) {
-    ExtendLong space = c->space;
+static inline void device_cache_prefill(const DeviceCache* c, const ExtendLayer* layer, const bf16* q_weight,
+                                        const bf16* k_weight, int64_t weight_stride, cudaStream_t stream) {
+    PrefillScratch space = c->space;
     space.pruning.q_weight = q_weight, space.pruning.k_weight = k_weight, space.weight_stride = weight_stride;
     space.pruning.log_tolerance = c->model.log_tolerance;
     for (int i = c->host.num_sequences - 1; i >= 0; i--)
-        if (c->host.row_tiles[c->host.sequences[i].begin] == PASS_LONG)
-            extend_long(c->o, c->q, &space, &c->host.sequences[i], layer, stream);
+        if (c->host.row_tiles[c->host.sequences[i].begin] == PASS_PREFILL)
+            prefill_attention(c->o, c->q, &space, &c->host.sequences[i], layer, stream);
 }
 
 // Slot `to` becomes a copy of slot `from`, whose pages it shares: the page table is the caller's.
 static inline void device_cache_fork(DeviceCache* c, int64_t from, int64_t to, cudaStream_t stream) {
-    pages_fork(&c->pages, from, to, stream);
+    pages_copy_slot(&c->pages, from, to, stream);
     c->held[to] = c->held[from], c->stale[to] = true;
 }
 

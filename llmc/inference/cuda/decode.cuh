@@ -33,12 +33,12 @@ Called by the GPU trainer on Hopper.
 #include "extend.cuh"
 #include "../../cuda/cluster.cuh"
 
-enum { DECODE_PARTS = 8, DECODE_WARPS = 8, DECODE_MAX_STAGES = 2 };
+enum { DECODE_SPLITS = 8, DECODE_WARPS = 8, DECODE_MAX_STAGES = 2 };
 
-// A cluster has DECODE_HEADS heads at most, one a lane. Unless the pass is uneven, lane n of cluster i has
-// head n clusters + (i + n DECODE_DEAL) % clusters: without the shift a cluster would often have the same
+// A cluster has DECODE_MAX_HEADS heads at most, one a lane. Unless the pass is uneven, lane n of cluster i has
+// head n clusters + (i + n DECODE_HEAD_SHIFT) % clusters: without the shift a cluster would often have the same
 // head of many sequences, and heads differ in how much they forget.
-enum { DECODE_HEADS = 32, DECODE_DEAL = 101 };
+enum { DECODE_MAX_HEADS = 32, DECODE_HEAD_SHIFT = 101 };
 
 // Whether decode_attention computes the sequences of a pass that have one row. Rows that skip pages
 // (Pages.norms) are left to extend.cuh, which finds these before it reads any.
@@ -46,7 +46,7 @@ static inline bool decode_runs(const Pages* p) { return attention_runs_sm90() &&
 
 struct DecodeArgs {
     Pages pages;
-    PagesAppend append;
+    KvAppend append;
     PassArrays pass;
     ExtendOutput out;
     int blocks;        // of a cluster
@@ -55,7 +55,7 @@ struct DecodeArgs {
 };
 
 // A pass is uneven only if a decoded sequence has so many tokens.
-enum { DECODE_LONG = 8192 };
+enum { DECODE_UNEVEN_TOKENS = 8192 };
 
 // Stages of a warp. The second one takes shared memory from other blocks. It pays in uneven passes where each
 // block has an SM to itself, and where an iteration has only 16 tokens.
@@ -66,7 +66,7 @@ template <int DH> static inline int decode_stages(bool second) {
 // Softmax over some tokens: exponents are relative to max. The channels of sum 2^(x - max) v are beside it.
 typedef struct {
     float max, sum;
-} DecodeSum;
+} DecodeRowState;
 
 // Tokens of a warp in one turn, 4 KiB of keys: tiles as in mma_sm80.cuh
 template <int DH> struct alignas(2 * DH) DecodeStage {
@@ -78,8 +78,8 @@ template <int DH> struct alignas(2 * DH) DecodeStage {
 // Shared memory, behind which are warp_o [parts of the block, DECODE_WARPS, DH] and the stages
 // [DECODE_WARPS, stages]. The last part is the new token.
 template <int DH> struct alignas(2 * DH) DecodeShared {
-    float part_o[DECODE_PARTS + 1][DH]; // the first block's is used, as part_sum
-    DecodeSum part_sum[DECODE_PARTS + 1], warp_sum[DECODE_PARTS][DECODE_WARPS];
+    float part_o[DECODE_SPLITS + 1][DH]; // the first block's is used, as part_sum
+    DecodeRowState part_sum[DECODE_SPLITS + 1], warp_sum[DECODE_SPLITS][DECODE_WARPS];
     uint64_t barriers[DECODE_WARPS][DECODE_MAX_STAGES];
     alignas(16) bf16 q[DECODE_WARPS][DH];
 
@@ -121,12 +121,12 @@ template <int DH, bool GATE> struct DecodeWarp {
     DecodeHead now;         // the head that is computed
     double cum_logf;        // of the new token
     uint32_t q[DH / 16][2]; // B fragments
-    DecodeSum sum;          // sum: of the lane's tokens
+    DecodeRowState sum;     // sum: of the lane's tokens
     float acc[DH / 16][4];
 
     // A barrier, in two halves, of the blocks that have parts of the head, if these are several; a store to the
     // first one's memory
-    __device__ bool is_whole() const { return parts == DECODE_PARTS; }
+    __device__ bool is_whole() const { return parts == DECODE_SPLITS; }
     __device__ void arrive() const {
         if (!is_whole()) cluster_arrive();
     }
@@ -141,11 +141,11 @@ template <int DH, bool GATE> struct DecodeWarp {
     }
     // Turns of a warp in each part, which begin at multiples of KEYS, and the token at which one begins
     __device__ static int turns_of(const DecodeHead& of) {
-        constexpr int IN_TURN = DECODE_PARTS * DECODE_WARPS * KEYS;
+        constexpr int IN_TURN = DECODE_SPLITS * DECODE_WARPS * KEYS;
         return max((of.own.position - (of.visible & -KEYS) + IN_TURN - 1) / IN_TURN, 1);
     }
     __device__ int first_token(const DecodeHead& of, int part, int turn) const {
-        return (of.visible & -KEYS) + ((turn * DECODE_PARTS + part) * DECODE_WARPS + warp) * KEYS;
+        return (of.visible & -KEYS) + ((turn * DECODE_SPLITS + part) * DECODE_WARPS + warp) * KEYS;
     }
     // A lane's head
     __device__ DecodeHead head_of(int from) const {
@@ -295,19 +295,19 @@ template <int DH, bool GATE> struct DecodeWarp {
         unpack8(b, k);
         for (int i = 0; i < 8; i++) x += a[i] * b[i];
         x = head_sum(x, me) * SCALE;
-        if (lane == 0) shared.part_sum[DECODE_PARTS] = {x, 1};
+        if (lane == 0) shared.part_sum[DECODE_SPLITS] = {x, 1};
     }
     __device__ void add_new_value(const Raw8& v, const HeadThread& me) {
         float x[8];
         unpack8(x, v);
-        if (lane < me.lanes) store8(&shared.part_o[DECODE_PARTS][me.channel], x);
+        if (lane < me.lanes) store8(&shared.part_o[DECODE_SPLITS][me.channel], x);
     }
     // By one thread, when all parts have read the gate's state: appends the new token's, and updates it.
     __device__ void store_gate() const {
         double2* state = a.pages.gates + head_index(now);
         double2 before = now.own.position > 0 ? *state : double2{};
         double weights = 1 + exp(cum_logf - before.x) * before.y; // the difference is exact
-        pages_gate_store(a.pages, a.append, now.own, now.h, now.own.position, cum_logf, weights);
+        kv_append_gate_store(a.pages, a.append, now.own, now.h, now.own.position, cum_logf, weights);
         *state = {cum_logf, weights};
     }
     // Joins the warp's lanes into shared memory, as the block's part `to`, and begins another part.
@@ -341,9 +341,9 @@ template <int DH, bool GATE> struct DecodeWarp {
 
 // One of N sums and its channels: the thread's of `o`, which are `stride` apart.
 template <int N>
-__device__ static inline DecodeSum decode_join(float* channel, const DecodeSum* sums, const float* o,
-                                               int stride) {
-    DecodeSum all = {sums[0].max, 0};
+__device__ static inline DecodeRowState decode_combine(float* channel, const DecodeRowState* sums,
+                                                       const float* o, int stride) {
+    DecodeRowState all = {sums[0].max, 0};
     for (int i = 1; i < N; i++) all.max = fmaxf(all.max, sums[i].max);
     *channel = 0;
 #pragma unroll
@@ -357,11 +357,11 @@ __device__ static inline DecodeSum decode_join(float* channel, const DecodeSum* 
 // By one warp of the first block: y from all parts.
 template <int DH>
 __device__ static inline void decode_output(const DecodeArgs& a, const DecodeShared<DH>& shared, int64_t row,
-                                            const ExtendOutputAhead& ahead, const HeadThread& me) {
+                                            const ExtendOutputPrefetch& ahead, const HeadThread& me) {
     float o[8];
     for (int i = 0; i < 8; i++) {
-        DecodeSum all =
-            decode_join<DECODE_PARTS + 1>(&o[i], shared.part_sum, shared.part_o[0] + me.channel + i, DH);
+        DecodeRowState all =
+            decode_combine<DECODE_SPLITS + 1>(&o[i], shared.part_sum, shared.part_o[0] + me.channel + i, DH);
         o[i] /= all.sum;
     }
     unpack8(o, pack8(o)); // as attention_forward rounds it
@@ -376,41 +376,42 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     PassRows own = w.now.own;
     int lane = w.lane, block = w.first_part / w.parts;
     bool appends = block == 0 && w.warp == 0;
-    PagesRow rows[3] = {{0, own.begin, own}, {1, own.begin, own}, {2, own.begin, own}};
-    PagesAhead ahead[3] = {pages_append_ahead(a.pages, a.append, rows[0], me)};
+    KvAppendRow rows[3] = {{0, own.begin, own}, {1, own.begin, own}, {2, own.begin, own}};
+    KvAppendPrefetch ahead[3] = {kv_append_prefetch(a.pages, a.append, rows[0], me)};
     for (int kind = 1; appends && kind < 3; kind++)
-        ahead[kind] = pages_append_ahead(a.pages, a.append, rows[kind], me);
+        ahead[kind] = kv_append_prefetch(a.pages, a.append, rows[kind], me);
     double cum_logf = GATE && own.position > 0 ? a.pages.gates[w.head_index(w.now)].x : 0;
     if (first) kernel_wait();
 
-    Raw8 q = pages_append_value(a.pages, a.append, rows[0], ahead[0], me);
+    Raw8 q = kv_append_value(a.pages, a.append, rows[0], ahead[0], me);
     w.cum_logf = cum_logf;
     if (GATE)
-        w.cum_logf += pages_gate(forget_gate_logf(forget_gate_logit(
+        w.cum_logf += pages_round_logf(forget_gate_logf(forget_gate_logit(
             a.append.gate, (int64_t)own.begin * a.append.row_stride + me.head, a.append.bias[me.head])));
     w.set_q(q);
     w.arrive(); // the gate's state has been read
     if (appends) {
         HeadThread once = me;
         once.active = lane < DH / 8;
-        Raw8 k = pages_append_value(a.pages, a.append, rows[1], ahead[1], me);
-        Raw8 v = pages_append_value(a.pages, a.append, rows[2], ahead[2], me);
-        pages_append_store(a.pages, a.append, rows[0], q, once);
-        pages_append_store(a.pages, a.append, rows[1], k, once);
-        pages_append_store(a.pages, a.append, rows[2], v, once);
+        Raw8 k = kv_append_value(a.pages, a.append, rows[1], ahead[1], me);
+        Raw8 v = kv_append_value(a.pages, a.append, rows[2], ahead[2], me);
+        kv_append_store(a.pages, a.append, rows[0], q, once);
+        kv_append_store(a.pages, a.append, rows[1], k, once);
+        kv_append_store(a.pages, a.append, rows[2], v, once);
         w.add_new_key(q, k, me);
         w.add_new_value(v, me);
     }
     w.run();
 
-    ExtendOutputAhead output = {};
-    if (appends) output = extend_output_ahead(a.out, own.begin, me);
+    ExtendOutputPrefetch output = {};
+    if (appends) output = extend_output_prefetch(a.out, own.begin, me);
     __syncthreads();
     w.wait(); // all blocks have begun
     for (int i = (int)threadIdx.x; i < w.parts * DH; i += 32 * DECODE_WARPS) {
         float o;
         int at = i / DH, part = w.first_part + at;
-        DecodeSum sum = decode_join<DECODE_WARPS>(&o, shared.warp_sum[at], shared.warp_o(at, 0) + i % DH, DH);
+        DecodeRowState sum =
+            decode_combine<DECODE_WARPS>(&o, shared.warp_sum[at], shared.warp_o(at, 0) + i % DH, DH);
         w.put(&shared.part_o[part][i % DH], o);
         if (i % DH == 0) w.put(&shared.part_sum[part].max, sum.max);
         if (i % DH == 0) w.put(&shared.part_sum[part].sum, sum.sum);
@@ -423,23 +424,23 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
 }
 
 // What a block computes: `parts` parts, from first_part on, of the heads that its lanes have
-struct DecodeShare {
+struct DecodeAssignment {
     int first_part, parts, head; // head: sequence NH + head, -1: none
 };
 
-__device__ static inline DecodeShare decode_share(const DecodeArgs& a, int lane) {
+__device__ static inline DecodeAssignment decode_assignment(const DecodeArgs& a, int lane) {
     int clusters = (int)gridDim.x / a.blocks, cluster = (int)blockIdx.x / a.blocks;
-    int block = (int)blockIdx.x % a.blocks, parts = DECODE_PARTS / a.blocks;
+    int block = (int)blockIdx.x % a.blocks, parts = DECODE_SPLITS / a.blocks;
     int heads = a.pass.num_sequences * (int)a.pages.NH;
     const int* order = a.order.heads;
     if (!order) {
-        int head = lane * clusters + (cluster + lane * DECODE_DEAL) % clusters;
+        int head = lane * clusters + (cluster + lane * DECODE_HEAD_SHIFT) % clusters;
         return {block * parts, parts, head < heads ? head : -1};
     }
     int2 counts = *a.order.counts;
     if (cluster < counts.x) return {block * parts, parts, lane == 0 ? order[cluster] : -1};
     int i = (cluster - counts.x) * a.blocks + block;
-    return {0, DECODE_PARTS, lane == 0 && i < counts.y ? order[heads - 1 - i] : -1};
+    return {0, DECODE_SPLITS, lane == 0 && i < counts.y ? order[heads - 1 - i] : -1};
 }
 
 template <int DH, bool GATE>
@@ -447,7 +448,7 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
     decode_kernel(const __grid_constant__ DecodeArgs a) {
     extern __shared__ __align__(1024) char shared_bytes[];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, NH = (int)a.pages.NH;
-    DecodeShare share = decode_share(a, lane);
+    DecodeAssignment share = decode_assignment(a, lane);
     DecodeWarp<DH, GATE> w = {a, *(DecodeShared<DH>*)shared_bytes, lane, warp, share.first_part, share.parts};
     w.load(share.head < 0 ? DecodeHead{} : DecodeHead{a.pass.sequences[share.head / NH], share.head % NH, 0});
     w.init();
@@ -461,7 +462,7 @@ __global__ static void __launch_bounds__(32 * DECODE_WARPS, DH == 64 ? 2 : 1)
 }
 
 template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cudaStream_t stream) {
-    int64_t heads = a->pass.num_sequences * a->pages.NH, blocks = DECODE_PARTS;
+    int64_t heads = a->pass.num_sequences * a->pages.NH, blocks = DECODE_SPLITS;
     int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
     int64_t resident = (DH == 64 ? 2 : 1) * multiprocessors;
     bool uneven = a->order.heads;
@@ -470,9 +471,9 @@ template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cud
     // blocks are launched without work.
     int64_t least = uneven ? 2 : 1, most = (uneven ? 8 : 1) * resident;
     while (blocks > least && heads * blocks > most) blocks /= 2;
-    int64_t clusters = std::min(heads, std::max(resident, ceil_div<int64_t>(heads, DECODE_HEADS)));
+    int64_t clusters = std::min(heads, std::max(resident, ceil_div<int64_t>(heads, DECODE_MAX_HEADS)));
     if (blocks > 1) clusters = heads;
-    int64_t parts = DECODE_PARTS / (uneven ? 1 : blocks), grid = clusters * blocks;
+    int64_t parts = DECODE_SPLITS / (uneven ? 1 : blocks), grid = clusters * blocks;
     a->blocks = (int)blocks;
     a->stages = decode_stages<DH>(uneven && grid <= multiprocessors);
     launch_clusters(decode_kernel<DH, GATE>, a->blocks, dim3((unsigned)grid), 32 * DECODE_WARPS,
@@ -481,8 +482,8 @@ template <int DH, bool GATE> static inline void decode_launch(DecodeArgs* a, cud
 
 // Appends a layer's rows that are their sequence's only ones in the pass, and computes their attention; where
 // decode_runs.
-static inline void decode_attention(const ExtendOutput* out, const PagesAppend* append,
-                                    const ExtendLayer* layer, cudaStream_t stream) {
+static inline void decode_attention(const ExtendOutput* out, const KvAppend* append, const ExtendLayer* layer,
+                                    cudaStream_t stream) {
     const Pages* p = layer->pages;
     if (layer->pass->num_decoded == 0) return;
     Range range("attention", RANGE_FORWARD, stream);

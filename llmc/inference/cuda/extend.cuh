@@ -10,7 +10,7 @@ own,
 A sequence's only row in a pass is computed by decode.cuh on Hopper, elsewhere or where rows skip pages here.
 
 Memory bounds decoding: pages are read once. A tile is 1 to 16 rows of one sequence that see the same pages,
-for one head; an item is the pages of a tile that lie in one unit (extend_unit_pages). Each warp works alone:
+for one head; an item is the pages of a tile that lie in one unit (extend_partition_pages). Each warp works alone:
 it takes items from the list, one page after another through its own two stages in shared memory, by cp.async
 and mma.sync as sm80_forward.cuh. While it computes a page, the next one is in flight, be it of another item.
 The grid does not depend on lengths, so that a CUDA graph can be replayed while sequences grow.
@@ -26,22 +26,22 @@ Called by the GPU trainer.
 #include "../../layers/output_gate.cuh"
 #include "pages.cuh"
 
-enum { EXTEND_TILE = 16, EXTEND_UNIT = 16, EXTEND_PLAN_THREADS = 1024 };
+enum { EXTEND_TILE = 16, EXTEND_PARTITION_PAGES = 16, EXTEND_PLAN_THREADS = 1024 };
 
 // Pages of a unit, for rows whose window has `pages` pages: enough units for few sequences, not too many for
 // long ones.
-__host__ __device__ static inline int extend_unit_pages(int pages) {
+__host__ __device__ static inline int extend_partition_pages(int pages) {
     int unit = 2;
-    while (unit < EXTEND_UNIT && 16 * unit < pages) unit *= 2;
+    while (unit < EXTEND_PARTITION_PAGES && 16 * unit < pages) unit *= 2;
     return unit;
 }
-__host__ __device__ static inline int extend_units(int pages) {
-    return (pages + extend_unit_pages(pages) - 1) / extend_unit_pages(pages);
+__host__ __device__ static inline int extend_num_partitions(int pages) {
+    return (pages + extend_partition_pages(pages) - 1) / extend_partition_pages(pages);
 }
 
 // Partial results of a row at `position`, for one head, at most.
 static inline int64_t extend_partials(int64_t window, int64_t position) {
-    return extend_units((int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position));
+    return extend_num_partitions((int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position));
 }
 
 // Pages first, first + 1, ... of a tile's head
@@ -57,7 +57,7 @@ typedef struct __align__(8) {
 ExtendPair;
 
 // A decoded head is long if its row looks at so many tokens.
-enum { DECODE_LONG_HEAD = 2048 };
+enum { DECODE_LONG_HEAD_TOKENS = 2048 };
 
 // Decoded heads, sequence NH + head, of an uneven pass: the long ones from the first element on, the short
 // ones from element sequences NH - 1 backwards
@@ -119,7 +119,7 @@ __device__ static inline void extend_plan_order(const DecodeOrder& order, const 
             PassRows sequence = pass.sequences[pair / NH];
             int forgotten = p.forgotten[pages_slot_head(p, sequence.slot, l, pair % NH)];
             int first = max(forgotten, pages_window_first(p.window, sequence.position));
-            bool is_long = sequence.position - first * PAGE_TOKENS >= DECODE_LONG_HEAD;
+            bool is_long = sequence.position - first * PAGE_TOKENS >= DECODE_LONG_HEAD_TOKENS;
             if (sequence.end - sequence.begin == 1) mine = is_long ? (int64_t)1 << 32 : 1;
         }
         int64_t end = extend_scan(mine, sums) + *total;
@@ -159,7 +159,7 @@ __global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
         if (pair < pairs) {
             tile = pass.tiles[pair / NH];
             window = pages_window_first(p.window, tile.position);
-            pages = tile.position / PAGE_TOKENS + 1 - window, unit = extend_unit_pages(pages);
+            pages = tile.position / PAGE_TOKENS + 1 - window, unit = extend_partition_pages(pages);
             first = max(p.forgotten[pages_slot_head(p, tile.slot, l, pair % NH)] - window, 0);
             units = (pages + unit - 1) / unit - first / unit;
             mine = (int64_t)units << 32 | (units * (tile.end - tile.begin));
@@ -194,18 +194,18 @@ static inline void extend_plan(const ExtendWork* work, const Pages* p, const Pas
 // What a layer's attention computes. y = output gate(output norm(o)), where the model has them.
 typedef struct {
     bf16* y;          // [rows, NH, dh]
-    const bf16* o;    // [rows, NH, dh] of the rows that extend_long has computed
+    const bf16* o;    // [rows, NH, dh] of the rows that prefill_attention has computed
     OutputGate gate;  // rstd is not written
     int64_t gate_row; // elements of gate.gate from row to row
 } ExtendOutput;
 
 // What a thread reads for its eight channels of y.
-struct ExtendOutputAhead {
+struct ExtendOutputPrefetch {
     Raw8 logits, weight;
 };
-__device__ static inline ExtendOutputAhead extend_output_ahead(const ExtendOutput& out, int64_t row,
-                                                               const HeadThread& me) {
-    ExtendOutputAhead ahead = {};
+__device__ static inline ExtendOutputPrefetch extend_output_prefetch(const ExtendOutput& out, int64_t row,
+                                                                     const HeadThread& me) {
+    ExtendOutputPrefetch ahead = {};
     int column = me.head * me.dh + me.channel;
     if (out.gate.gate) ahead.logits = load_raw8(out.gate.gate + row * out.gate_row + column);
     if (out.gate.weight) ahead.weight = load_raw8(out.gate.weight + column);
@@ -215,7 +215,7 @@ __device__ static inline ExtendOutputAhead extend_output_ahead(const ExtendOutpu
 // Writes eight channels of y at `at`, from o. Called by all lanes of a warp, which have a head as in
 // head_sum; the first ones store.
 __device__ static inline void extend_output(const ExtendOutput& out, float o[8], int64_t at,
-                                            const ExtendOutputAhead& ahead, const HeadThread& me) {
+                                            const ExtendOutputPrefetch& ahead, const HeadThread& me) {
     output_gate_token(o, out.gate, (float)out.gate.eps, ahead.logits, ahead.weight, me);
     if ((int)threadIdx.x % 32 < me.lanes) store16(out.y + at, pack8(o));
 }
@@ -268,7 +268,7 @@ __device__ static inline void extend_combine_head(const ExtendCombine& a, int ti
     constexpr int LANES = DH / 8;
     HeadThread me = {h, (int)threadIdx.x % LANES * 8, LANES, DH, 1.0f / DH, true};
     int64_t at = ((int64_t)row * a.NH + h) * DH + me.channel;
-    ExtendOutputAhead ahead = extend_output_ahead(a.out, row, me);
+    ExtendOutputPrefetch ahead = extend_output_prefetch(a.out, row, me);
     float x[8];
     if (tile >= 0) {
         extend_combine_row<DH>(x, a, tile, row, h);
@@ -304,7 +304,7 @@ struct ExtendArgs {
 };
 
 // An item and what is loaded ahead of it
-struct ExtendStep {
+struct ExtendItemState {
     ExtendItem item;
     PassRows tile;
     int page;         // lane i: page i of the item
@@ -321,13 +321,13 @@ template <int DH, bool GATE> struct ExtendWarp {
     ExtendShared<DH>& shared;
     int lane;
 
-    __device__ static int count(const ExtendStep& s) { return s.item.first_count & 31; }
-    __device__ int head(const ExtendStep& s) const { return s.item.pair % (int)a.pages.NH; }
+    __device__ static int count(const ExtendItemState& s) { return s.item.first_count & 31; }
+    __device__ int head(const ExtendItemState& s) const { return s.item.pair % (int)a.pages.NH; }
 
     __device__ ExtendItem item(int64_t n, int total) const { return n < total ? a.items[n] : ExtendItem{}; }
 
     // Starts loading what belongs to s.item.
-    __device__ void load(ExtendStep& s) const {
+    __device__ void load(ExtendItemState& s) const {
         if (count(s) == 0) return;
         s.tile = a.tiles[s.item.pair / (int)a.pages.NH];
         int64_t at = pages_slot_head(a.pages, s.item.slot, a.layer, head(s));
@@ -336,7 +336,7 @@ template <int DH, bool GATE> struct ExtendWarp {
         s.skipped = s.row_first[0] = s.row_first[1] = 0;
     }
     // Finds the pages that the rows skip (pages.cuh). The item's last page is always read, though not seen.
-    __device__ void skip(ExtendStep& s) const {
+    __device__ void skip(ExtendItemState& s) const {
         if (!GATE || !a.pages.norms || count(s) == 0) return;
         int first = s.item.first_count >> 5, rows = s.tile.end - s.tile.begin;
         float norm = 0;
@@ -356,7 +356,7 @@ template <int DH, bool GATE> struct ExtendWarp {
         }
     }
     // Starts copying the tile's queries.
-    __device__ void copy_queries(const ExtendStep& s, int q_stage) const {
+    __device__ void copy_queries(const ExtendItemState& s, int q_stage) const {
         constexpr int CHUNKS = DH / 8;
         uint32_t to = smem_address(shared.q[q_stage]);
 #pragma unroll
@@ -368,20 +368,20 @@ template <int DH, bool GATE> struct ExtendWarp {
                        a.q + from * DH + c % CHUNKS * 8, exists);
         }
     }
-    __device__ void copy_keys(const ExtendStep& s, int i, int stage) const {
+    __device__ void copy_keys(const ExtendItemState& s, int i, int stage) const {
         int64_t page = __shfl_sync(~0u, s.page, i);
         copy_page(shared.k[stage], a.pages.k + page * PAGE_TOKENS * DH);
         if (GATE)
             cp_async16(smem_address(shared.cum_logf[stage] + 2 * lane),
                        a.pages.cum_logf + page * PAGE_TOKENS + 2 * lane, true);
     }
-    __device__ void copy_values(const ExtendStep& s, int i, int stage) const {
+    __device__ void copy_values(const ExtendItemState& s, int i, int stage) const {
         int64_t page = __shfl_sync(~0u, s.page, i);
         copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
     }
     // Starts copying page i of an item, with the tile's queries if it is the first one read. Two groups: what
     // the scores need, and the values.
-    __device__ void copy(const ExtendStep& s, int i, int stage, int q_stage) const {
+    __device__ void copy(const ExtendItemState& s, int i, int stage, int q_stage) const {
         bool exists = i < count(s);
         if (exists && i == s.skipped) copy_queries(s, q_stage);
         if (exists) copy_keys(s, i, stage);
@@ -400,7 +400,7 @@ template <int DH, bool GATE> struct ExtendWarp {
     struct RowGate {
         double cum_logf[2];
     };
-    __device__ RowGate row_gate(const ExtendStep& s) const {
+    __device__ RowGate row_gate(const ExtendItemState& s) const {
         RowGate g = {};
         for (int r = 0; GATE && r < 2; r++) {
             int row = s.tile.begin + min(r * 8 + lane / 4, s.tile.end - s.tile.begin - 1);
@@ -463,7 +463,7 @@ template <int DH, bool GATE> struct ExtendWarp {
         __syncwarp(); // the stage may be overwritten
     }
 
-    __device__ void store(const Softmax& softmax, const ExtendStep& s) const {
+    __device__ void store(const Softmax& softmax, const ExtendItemState& s) const {
         for (int r = 0; r < 2; r++) {
             int row = r * 8 + lane / 4;
             float sum = quad_sum(softmax.row_sum[0][r]);
@@ -480,7 +480,7 @@ template <int DH, bool GATE> struct ExtendWarp {
     // Items n, n + step, ... The first ones, which the kernel ahead does not write, are loaded while it runs.
     __device__ void run(int64_t n, int64_t step) {
         int total = *a.num_items, stage = 0, q_stage = 0;
-        ExtendStep next = {};
+        ExtendItemState next = {};
         next.item = item(n, total);
         ExtendItem after = item(n + step, total);
         load(next);
@@ -488,7 +488,7 @@ template <int DH, bool GATE> struct ExtendWarp {
         skip(next);
         copy(next, next.skipped, stage, q_stage);
         while (count(next) > 0) {
-            ExtendStep now = next;
+            ExtendItemState now = next;
             next.item = after;
             load(next);
             skip(next);
@@ -540,12 +540,12 @@ template <int DH>
 __global__ static void __launch_bounds__(128) extend_combine_kernel(const __grid_constant__ ExtendCombine a) {
     kernel_wait();
     int i = (int)blockIdx.x * 4 + (int)threadIdx.x / 32, row = i / a.NH;
-    if (row >= a.pass.num_rows || a.pass.row_tiles[row] == PASS_DECODED) return;
+    if (row >= a.pass.num_rows || a.pass.row_tiles[row] == PASS_DECODE) return;
     extend_combine_head<DH>(a, a.pass.row_tiles[row], row, i % a.NH);
 }
 
 // Attention of all rows of a layer, but for those of decode_attention. q [rows, NH, dh] and cum_logf [rows,
-// NH] are pages_append's; cum_logf is NULL without gate.
+// NH] are kv_append's; cum_logf is NULL without gate.
 static inline void extend_attention(const ExtendOutput* out, const bf16* q, const double* cum_logf,
                                     const ExtendLayer* layer, cudaStream_t stream) {
     const Pages* p = layer->pages;

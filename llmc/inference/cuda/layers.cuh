@@ -123,7 +123,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     HeadShape shape = attention_shape_of(layer);
     ExtendOutput output = {a->y, c->o, attention_output_gate(layer, NULL, a->proj, NULL, NULL),
                            shape.row_stride};
-    PagesAppend append = {};
+    KvAppend append = {};
     y.x = a->y;
     append.layer = layer->l;
     attention_paths(layer, append.paths);
@@ -134,9 +134,10 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     append.row_stride = (int)shape.row_stride, append.weight_stride = (int)shape.weight_stride;
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
-    pages_append(&c->pages, &append, &c->pass, stream);
+    kv_append(&c->pages, &append, &c->pass, stream);
     decode_attention(&output, &append, &pass, stream);
-    device_cache_long(c, &pass, append.paths[0].weight, append.paths[1].weight, append.weight_stride, stream);
+    device_cache_prefill(c, &pass, append.paths[0].weight, append.paths[1].weight, append.weight_stride,
+                         stream);
     extend_attention(&output, c->q, c->cum_logf, &pass, stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);
 }

@@ -21,7 +21,7 @@ x, residual and out are row-major, as in matmul.cuh; K is a multiple of 8. Calle
 #include "../../layers/swiglu.cuh"
 #include "../../cuda/launch.cuh"
 
-enum { MATVEC_MAX_ROWS = 16, MATVEC_WARPS = 8, MATVEC_STEP = 32 };
+enum { MATVEC_MAX_ROWS = 16, MATVEC_WARPS = 8, MATVEC_K_STEP = 32 };
 
 // What the layer's input is made of.
 typedef struct {
@@ -118,11 +118,11 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES)
     extern __shared__ __align__(128) bf16 x[];
     __shared__ float sums[MATVEC_WARPS][MATVEC_MAX_ROWS][COLUMNS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int steps = ceil_div<int>(a.K, MATVEC_STEP), column = lane / 4, in_step = lane % 4 * 8;
+    int steps = ceil_div<int>(a.K, MATVEC_K_STEP), column = lane / 4, in_step = lane % 4 * 8;
     int first = (int)blockIdx.x * COLUMNS, stride = (int)gridDim.x * COLUMNS;
     Raw8 ahead[AHEAD][TILES];
     auto load = [&](Raw8(&w)[TILES], int columns, int step) {
-        int k = step * MATVEC_STEP + in_step;
+        int k = step * MATVEC_K_STEP + in_step;
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             int n = columns + t * 8 + column;
@@ -148,7 +148,7 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES)
             int next = last ? warp : step + AHEAD * MATVEC_WARPS;
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
-                int k = (step + i * MATVEC_WARPS) * MATVEC_STEP + in_step;
+                int k = (step + i * MATVEC_WARPS) * MATVEC_K_STEP + in_step;
                 const bf16* from = x + lane / 4 * a.shared_stride + k;
                 Raw8 low = {}, high = {};
                 if (k < a.K && lane / 4 < a.rows) low = load_raw8(from);

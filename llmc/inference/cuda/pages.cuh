@@ -2,10 +2,10 @@
 The cache of an inference engine on the device (llmc/inference/extension.h): pages of keys, values and cum_logf,
 and what a slot has besides. Rows are the tokens of a pass.
 
-    pages_append      a layer's q, k, v and gates of all rows, from the fused projection
+    kv_append      a layer's q, k, v and gates of all rows, from the fused projection
     pages_advance     which pages are forgotten
     pages_gather      a sequence's k, v and cum_logf as contiguous tensors, for attention_forward
-    pages_fork, pages_copy
+    pages_copy_slot, pages_copy
 
 A page is [PAGE_TOKENS, dh] with the 16-byte chunks of a row permuted as in shared memory (mma_sm80.cuh), so
 that the attention kernel copies pages as they are. dh is 64 or 128. Head l NH + h is head h of layer l.
@@ -88,25 +88,27 @@ typedef struct {
     const float* bias;   // [NH] of the forget gate
     double* cum_logf;    // [rows, NH] written too, with a gate
     int row_stride, weight_stride;
-} PagesAppend;
+} KvAppend;
 
-enum { PAGES_LONG_ROWS = 256 }; // from so many rows of a sequence on, a thread block computes a head's gate
+enum {
+    KV_APPEND_GATE_ROWS = 256
+}; // from so many rows of a sequence on, a thread block computes a head's gate
 
-__device__ static inline double pages_gate(float logf) {
+__device__ static inline double pages_round_logf(float logf) {
     return rint((double)logf * 68719476736.0) * (1 / 68719476736.0);
 }
 
 // The tokens first, first + 1, .. of a sequence in one head, a token a lane, of which the pass has some.
 // Returns the sum of log f up to the lane's token. *total: of all, *weights: sum of exp(the log f behind the
 // token).
-__device__ static inline double pages_gate_chunk(double* total, double* weights, const Pages& p,
-                                                 const PagesAppend& a, const PassRows& sequence, int h,
-                                                 int first) {
+__device__ static inline double kv_append_gate_chunk(double* total, double* weights, const Pages& p,
+                                                     const KvAppend& a, const PassRows& sequence, int h,
+                                                     int first) {
     int lane = (int)threadIdx.x % 32, row = sequence.begin + first + lane - sequence.position;
     bool valid = row >= sequence.begin && row < sequence.end;
     double c = 0;
     if (valid)
-        c = pages_gate(
+        c = pages_round_logf(
             forget_gate_logf(forget_gate_logit(a.gate, (int64_t)row * a.row_stride + h, a.bias[h])));
     for (int step = 1; step < 32; step *= 2) {
         double before = __shfl_up_sync(~0u, c, step);
@@ -118,8 +120,9 @@ __device__ static inline double pages_gate_chunk(double* total, double* weights,
 }
 
 // Stores cum_logf of the lane's token. weights: sum of exp(cum_logf of the chunk's last token - cum_logf_j).
-__device__ static inline void pages_gate_store(const Pages& p, const PagesAppend& a, const PassRows& sequence,
-                                               int h, int position, double cum_logf, double weights) {
+__device__ static inline void kv_append_gate_store(const Pages& p, const KvAppend& a,
+                                                   const PassRows& sequence, int h, int position,
+                                                   double cum_logf, double weights) {
     int64_t row = sequence.begin + position - sequence.position;
     if (row < sequence.begin || row >= sequence.end) return;
     int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
@@ -131,15 +134,15 @@ __device__ static inline void pages_gate_store(const Pages& p, const PagesAppend
 
 // One warp: cum_logf of a head's new tokens of one sequence, 32 tokens at a time. A page ends where 32 tokens
 // do.
-__device__ static inline void pages_append_gate(const Pages& p, const PagesAppend& a,
-                                                const PassRows& sequence, int h) {
+__device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, const PassRows& sequence,
+                                             int h) {
     int lane = (int)threadIdx.x % 32, end = sequence.position + sequence.end - sequence.begin;
     int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
     double2 state = sequence.position ? p.gates[head] : double2{};
     for (int first = sequence.position & ~31; first < end; first += 32) {
-        double total, weights, c = pages_gate_chunk(&total, &weights, p, a, sequence, h, first);
+        double total, weights, c = kv_append_gate_chunk(&total, &weights, p, a, sequence, h, first);
         weights += exp(total) * state.y;
-        pages_gate_store(p, a, sequence, h, first + lane, state.x + c, weights);
+        kv_append_gate_store(p, a, sequence, h, first + lane, state.x + c, weights);
         state = {state.x + total, weights};
     }
     if (lane == 0) p.gates[head] = state;
@@ -148,19 +151,19 @@ __device__ static inline void pages_append_gate(const Pages& p, const PagesAppen
 // The same by a thread block for one head of a sequence with many rows: each of its 32 warps has 32 tokens.
 // Chunks are added up by a scan: one multiplies what was before by exp(total) and adds weights.
 __global__ static void __launch_bounds__(1024)
-    pages_gate_long_kernel(const __grid_constant__ Pages p, const __grid_constant__ PagesAppend a,
-                           const __grid_constant__ PassArrays pass) {
+    kv_append_gate_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
+                          const __grid_constant__ PassArrays pass) {
     __shared__ double2 chunks[32];
     PassRows sequence = pass.sequences[blockIdx.y];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, h = (int)blockIdx.x;
     int end = sequence.position + sequence.end - sequence.begin;
     int64_t head = pages_slot_head(p, sequence.slot, a.layer, h);
-    if (sequence.end - sequence.begin < PAGES_LONG_ROWS) return;
+    if (sequence.end - sequence.begin < KV_APPEND_GATE_ROWS) return;
     double2 state = sequence.position ? p.gates[head] : double2{};
     for (int begin = sequence.position & ~31; begin < end; begin += 1024) {
         int first = begin + 32 * warp;
         double2 chunk;
-        double c = pages_gate_chunk(&chunk.x, &chunk.y, p, a, sequence, h, first);
+        double c = kv_append_gate_chunk(&chunk.x, &chunk.y, p, a, sequence, h, first);
         __syncthreads(); // the chunks before have been read
         if (lane == 0) chunks[warp] = chunk;
         __syncthreads();
@@ -175,8 +178,8 @@ __global__ static void __launch_bounds__(1024)
         }
         chunk = {state.x + chunk.x, chunk.y + factor * state.y}; // behind chunk `lane`
         double before = __shfl_sync(~0u, chunk.x, max(warp - 1, 0));
-        pages_gate_store(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
-                         __shfl_sync(~0u, chunk.y, warp));
+        kv_append_gate_store(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
+                             __shfl_sync(~0u, chunk.y, warp));
         state = {__shfl_sync(~0u, chunk.x, 31), __shfl_sync(~0u, chunk.y, 31)};
     }
     if (threadIdx.x == 0) p.gates[head] = state;
@@ -186,35 +189,35 @@ __global__ static void __launch_bounds__(1024)
 typedef struct {
     int kind, row;
     PassRows own; // of PassArrays.rows
-} PagesRow;
+} KvAppendRow;
 
 // What a thread reads of it that the pass's kernels do not write before
-struct PagesAhead {
+struct KvAppendPrefetch {
     Raw8 weight, last; // of QK norm; k or v of the last token of the pass before, where the shift needs it
 };
 
 // The thread's eight channels of the last token's k or v
-__device__ static inline bf16* pages_last(const Pages& p, const PagesAppend& a, const PagesRow& r,
-                                          const HeadThread& me) {
+__device__ static inline bf16* pages_last_token(const Pages& p, const KvAppend& a, const KvAppendRow& r,
+                                                const HeadThread& me) {
     int64_t token = (a.layer * p.slots + r.own.slot) * 2 + r.kind - 1;
     return p.last + (token * p.NH + me.head) * p.dh + me.channel;
 }
 
-__device__ static inline PagesAhead pages_append_ahead(const Pages& p, const PagesAppend& a,
-                                                       const PagesRow& r, const HeadThread& me) {
+__device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, const KvAppend& a,
+                                                             const KvAppendRow& r, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
-    PagesAhead ahead = {};
+    KvAppendPrefetch ahead = {};
     if (path.weight && me.active)
         ahead.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
     if (path.shift >= 0 && me.active && r.row == r.own.begin && r.own.position > 0)
-        ahead.last = load_raw8(pages_last(p, a, r, me));
+        ahead.last = load_raw8(pages_last_token(p, a, r, me));
     return ahead;
 }
 
 // The row's q, k or v; a thread has eight channels. The thread that has read the last token writes that of
 // this pass.
-__device__ static inline Raw8 pages_append_value(const Pages& p, const PagesAppend& a, const PagesRow& r,
-                                                 const PagesAhead& ahead, const HeadThread& me) {
+__device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a, const KvAppendRow& r,
+                                              const KvAppendPrefetch& ahead, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
     const bf16* in = a.proj + (int64_t)r.row * a.row_stride + path.column + (me.head * me.dh + me.channel);
     Raw8 now = {}, before = ahead.last;
@@ -225,7 +228,7 @@ __device__ static inline Raw8 pages_append_value(const Pages& p, const PagesAppe
         if (r.row > r.own.begin)
             before = load_raw8(in - a.row_stride);
         else
-            store16(pages_last(p, a, r, me), load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
+            store16(pages_last_token(p, a, r, me), load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
     }
     unpack8(x, now);
     qkv_token(x, path, before, logit, ahead.weight, a.angles + r.row * p.dh, me);
@@ -233,8 +236,8 @@ __device__ static inline Raw8 pages_append_value(const Pages& p, const PagesAppe
 }
 
 // Stores it, and its norm where that is kept.
-__device__ static inline void pages_append_store(const Pages& p, const PagesAppend& a, const PagesRow& r,
-                                                 const Raw8& out, const HeadThread& me) {
+__device__ static inline void kv_append_store(const Pages& p, const KvAppend& a, const KvAppendRow& r,
+                                              const Raw8& out, const HeadThread& me) {
     PassRows own = r.own;
     int kind = r.kind;
     int64_t head = pages_slot_head(p, own.slot, a.layer, me.head), page = 0;
@@ -259,8 +262,8 @@ __device__ static inline void pages_append_store(const Pages& p, const PagesAppe
 
 // The first blocks have 8 heads' gates each, the others a part of a row.
 __global__ static void __launch_bounds__(256)
-    pages_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ PagesAppend a,
-                        const __grid_constant__ PassArrays pass, int gate_blocks, int units) {
+    kv_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
+                     const __grid_constant__ PassArrays pass, int gate_blocks, int units) {
     kernel_wait();
     int block = (int)blockIdx.x - gate_blocks;
     if (block < 0) {
@@ -268,32 +271,32 @@ __global__ static void __launch_bounds__(256)
         int i = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
         if (i >= pass.num_sequences * NH) return;
         PassRows sequence = pass.sequences[i / NH];
-        if (sequence.end - sequence.begin < PAGES_LONG_ROWS && pass.row_tiles[sequence.begin] != PASS_DECODED)
-            pages_append_gate(p, a, sequence, i % NH);
+        if (sequence.end - sequence.begin < KV_APPEND_GATE_ROWS &&
+            pass.row_tiles[sequence.begin] != PASS_DECODE)
+            kv_append_gate(p, a, sequence, i % NH);
         return;
     }
     HeadThread me = head_thread((int)p.NH, (int)p.dh, block % units / 3);
     int row = block / units;
-    PagesRow r = {block % units % 3, row, pass.rows[row]};
-    if (pass.row_tiles[row] == PASS_DECODED) return;
-    Raw8 out = pages_append_value(p, a, r, pages_append_ahead(p, a, r, me), me);
-    pages_append_store(p, a, r, out, me);
+    KvAppendRow r = {block % units % 3, row, pass.rows[row]};
+    if (pass.row_tiles[row] == PASS_DECODE) return;
+    Raw8 out = kv_append_value(p, a, r, kv_append_prefetch(p, a, r, me), me);
+    kv_append_store(p, a, r, out, me);
 }
 
 // Appends a layer's rows, but for those that decode_attention appends: writes q, the rows' places in the
 // pages, and the state of their slots. The page table holds the pages.
-static inline void pages_append(const Pages* p, const PagesAppend* a, const PassArrays* pass,
-                                cudaStream_t stream) {
+static inline void kv_append(const Pages* p, const KvAppend* a, const PassArrays* pass, cudaStream_t stream) {
     if (pass->num_decoded == pass->num_rows) return;
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid grid = head_grid(p->NH, p->dh);
     int units = 3 * grid.blocks, warps = grid.threads / 32;
     int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
-    launch_after(pages_append_kernel, dim3((unsigned)(gates + pass->num_rows * units)), grid.threads, 0,
-                 stream, *p, *a, *pass, gates, units);
-    if (p->cum_logf && pass->num_rows >= PAGES_LONG_ROWS) {
+    launch_after(kv_append_kernel, dim3((unsigned)(gates + pass->num_rows * units)), grid.threads, 0, stream,
+                 *p, *a, *pass, gates, units);
+    if (p->cum_logf && pass->num_rows >= KV_APPEND_GATE_ROWS) {
         dim3 heads((unsigned)p->NH, (unsigned)pass->num_sequences);
-        CUDA_LAUNCH(pages_gate_long_kernel, heads, 1024, stream, *p, *a, *pass);
+        CUDA_LAUNCH(kv_append_gate_kernel, heads, 1024, stream, *p, *a, *pass);
     }
 }
 
@@ -305,7 +308,7 @@ __global__ static void __launch_bounds__(256)
     rope_angle(angles + 2 * i, pass.rows[i / pairs].position, (int)(i % pairs), pairs, base);
 }
 
-// Writes the angles that pages_append reads with RoPE.
+// Writes the angles that kv_append reads with RoPE.
 static inline void pages_angles(float* angles, const PassArrays* pass, int64_t dh, double base,
                                 cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
@@ -423,7 +426,7 @@ static inline void pages_gather(const PagesGathered* to, const Pages* p, int64_t
 }
 
 // Copies what a slot has besides pages; the page table is the caller's.
-static inline void pages_fork(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
+static inline void pages_copy_slot(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
     int64_t heads = pages_heads(*p), d = p->NH * p->dh;
     auto copy = [&](void* array, int64_t bytes) {
         if (array)

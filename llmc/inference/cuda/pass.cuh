@@ -20,7 +20,7 @@ typedef struct __align__(16) {
 PassRows;
 
 // Rows without a tile: of a sequence that attention_forward computes; a sequence's only row, by decode.cuh
-enum { PASS_LONG = -1, PASS_DECODED = -2 };
+enum { PASS_PREFILL = -1, PASS_DECODE = -2 };
 
 // One pass, on the device. Tiles are rows of one sequence whose positions differ in their last 4 bits only:
 // how rows are cut into tiles does not depend on the pass.
@@ -29,7 +29,7 @@ typedef struct {
     const PassRows* sequences; // [num_sequences]
     const PassRows* rows;      // [num_rows], the rows of the row's sequence, but its own position
     const PassRows* tiles;     // [num_tiles], for the kernel of extend.cuh
-    const int* row_tiles;      // [num_rows], or PASS_LONG, PASS_DECODED
+    const int* row_tiles;      // [num_rows], or PASS_PREFILL, PASS_DECODE
     int num_rows, num_sequences, num_tiles, num_decoded;
     bool is_uneven; // some decoded heads may hold thousands of tokens more than others
 } PassArrays;

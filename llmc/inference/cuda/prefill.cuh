@@ -14,13 +14,13 @@ typedef struct {
     float* lse;            // [NH, T]
     Pruning pruning;       // bounds, score_limits, scratch, log_tolerance and weights
     int64_t weight_stride; // of QK norm
-} ExtendLong;
+} PrefillScratch;
 
 // o of the rows of one sequence (`rows` on the host), by attention_forward over its gathered keys. Up to
 // ATTENTION_FIRST_QUERY - 1 rows before its first are read of q and overwritten in o: the sequences of a pass
 // are computed from the last one on, before extend_combine, and q and o have as many rows before their first.
-static inline void extend_long(bf16* o, const bf16* q, const ExtendLong* space, const PassRows* rows,
-                               const ExtendLayer* layer, cudaStream_t stream) {
+static inline void prefill_attention(bf16* o, const bf16* q, const PrefillScratch* space,
+                                     const PassRows* rows, const ExtendLayer* layer, cudaStream_t stream) {
     const Pages* p = layer->pages;
     int64_t T = rows->position + rows->end - rows->begin;
     int64_t first = rows->position / ATTENTION_FIRST_QUERY * ATTENTION_FIRST_QUERY;

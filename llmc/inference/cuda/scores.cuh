@@ -3,7 +3,7 @@ What leaves the device of a row's logits: the most likely token, and the log-pro
 (RowScore of llmc/inference/extension.h).
 
 logits are float [rows, row_stride], of which the first V columns count; row_stride is a multiple of 4. A row
-is cut into SCORE_PARTS, a thread block each; the last one to end adds up. Called by the GPU trainer after
+is cut into SCORE_PARTITIONS, a thread block each; the last one to end adds up. Called by the GPU trainer after
 lm_head.
 */
 #pragma once
@@ -11,21 +11,21 @@ lm_head.
 #include "../../layers/classifier.cuh"
 #include "pass.cuh"
 
-enum { SCORE_PARTS = 8, SCORE_THREADS = 512 };
+enum { SCORE_PARTITIONS = 8, SCORE_THREADS = 512 };
 
 typedef struct __align__(8) {
     uint64_t key; // as scores_key
     ExpSum sum;
     int nan;
 }
-ScorePart;
+ScorePartial;
 
 // What row_scores needs besides logits.
 typedef struct {
     PassOutputs outputs;
     const int32_t* targets; // [outputs] tokens below V, or -1: logprob is 0
-    ScorePart* parts;       // [outputs, SCORE_PARTS]
-    unsigned* ended;        // [outputs] parts; 0 between passes
+    ScorePartial* partials; // [outputs, SCORE_PARTITIONS]
+    unsigned* num_done;     // [outputs] partitions; 0 between passes
 } Scores;
 
 // A logit and its token as one number: larger for the larger logit, of equal ones for the lower token.
@@ -37,23 +37,23 @@ __device__ static inline uint64_t scores_key(float logit, int token) {
 
 __device__ static inline uint64_t max_key(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-__device__ static inline uint64_t scores_max_of_lanes(uint64_t x) {
+__device__ static inline uint64_t scores_warp_max(uint64_t x) {
     for (int step = 16; step > 0; step /= 2) x = max_key(x, __shfl_xor_sync(~0u, x, step));
     return x;
 }
 
 // One thread: the score of an output from its parts.
-__device__ static inline void scores_finish(const Scores& s, const float* row, int output) {
-    ScorePart whole = s.parts[output * SCORE_PARTS];
-    for (int i = 1; i < SCORE_PARTS; i++) {
-        ScorePart part = s.parts[output * SCORE_PARTS + i];
+__device__ static inline void scores_combine(const Scores& s, const float* row, int output) {
+    ScorePartial whole = s.partials[output * SCORE_PARTITIONS];
+    for (int i = 1; i < SCORE_PARTITIONS; i++) {
+        ScorePartial part = s.partials[output * SCORE_PARTITIONS + i];
         whole = {max_key(whole.key, part.key), exp_sum_join(whole.sum, part.sum), whole.nan | part.nan};
     }
     int best = (int)(0xffffffffu - (uint32_t)whole.key), target = s.targets[output];
     double logprob = 0;
     if (target >= 0) logprob = (double)row[target] - (double)whole.sum.max - log((double)whole.sum.sum);
     if (whole.nan || isinf(row[best])) best = -1;
-    s.ended[output] = 0;
+    s.num_done[output] = 0;
     *pass_score(s.outputs, output) = {logprob, best, best};
     if (!s.outputs.draws) pass_advance(s.outputs, output, best);
 }
@@ -70,7 +70,7 @@ __global__ static void __launch_bounds__(SCORE_THREADS)
     bool nan = false;
     ExpSum s = {-FLT_MAX, 0};
     for (int i = 4 * ((int)blockIdx.x * SCORE_THREADS + (int)threadIdx.x); i < V;
-         i += 4 * SCORE_PARTS * SCORE_THREADS) {
+         i += 4 * SCORE_PARTITIONS * SCORE_THREADS) {
         Pack4 x = load16(row + i);
         float max = s.max, sum = 0;
         for (int j = 0; j < 4; j++) {
@@ -82,18 +82,18 @@ __global__ static void __launch_bounds__(SCORE_THREADS)
         for (int j = 0; j < 4; j++) sum += expf(x[j] - max);
         s = {max, s.sum * expf(s.max - max) + sum};
     }
-    key = scores_max_of_lanes(key);
+    key = scores_warp_max(key);
     if (lane == 0) keys[warp] = key;
     nan = __syncthreads_or(nan);
     s = block_exp_sum(s);
     if (warp != 0) return;
-    key = scores_max_of_lanes(lane < SCORE_THREADS / 32 ? keys[lane] : 0);
+    key = scores_warp_max(lane < SCORE_THREADS / 32 ? keys[lane] : 0);
     if (lane != 0) return;
-    scores.parts[output * SCORE_PARTS + blockIdx.x] = {key, s, nan};
+    scores.partials[output * SCORE_PARTITIONS + blockIdx.x] = {key, s, nan};
     __threadfence();
-    if (atomicAdd(&scores.ended[output], 1) < SCORE_PARTS - 1) return;
+    if (atomicAdd(&scores.num_done[output], 1) < SCORE_PARTITIONS - 1) return;
     __threadfence();
-    scores_finish(scores, row, output);
+    scores_combine(scores, row, output);
 }
 
 // The scores of outputs first, first + 1, .. from their rows of logits.
@@ -101,6 +101,6 @@ static inline void row_scores(const Scores* scores, const float* logits, int64_t
                               const LogitShape* shape, cudaStream_t stream) {
     Range range("lm_head and loss", RANGE_FORWARD, stream);
     assert(shape->row_stride % 4 == 0);
-    launch_after(scores_kernel, dim3(SCORE_PARTS, (unsigned)shape->rows), SCORE_THREADS, 0, stream, *scores,
-                 logits, (int)first, (int)shape->V, shape->row_stride);
+    launch_after(scores_kernel, dim3(SCORE_PARTITIONS, (unsigned)shape->rows), SCORE_THREADS, 0, stream,
+                 *scores, logits, (int)first, (int)shape->V, shape->row_stride);
 }
