@@ -1,13 +1,14 @@
 /*
-What decode.cuh uses of Hopper: clusters of thread blocks, and bulk copies into a warp's shared memory. Code
-for GPUs before Hopper has clusters of one block and copies at once.
+Hopper primitives of decode.cuh: barriers and stores between the thread blocks of a cluster, and bulk copies
+(cp.async.bulk) from global memory to a warp's shared memory. In code for GPUs before Hopper a cluster is one
+block, and a copy has arrived when its call returns.
 */
 #pragma once
 
 #include "mma_sm90.cuh"
 
-// A barrier of all threads of the cluster, in two halves: what was written before one's arrival is read after
-// another's wait. `.aligned` needs a converged warp, and code ahead may have diverged.
+// The cluster's barrier, in two halves, by all its threads: what any thread wrote before its arrive, all
+// threads read after their wait. `.aligned` needs a converged warp, and the code before may have diverged.
 __device__ static inline void cluster_arrive() {
 #if SM90_CODE
     __syncwarp();
@@ -23,7 +24,8 @@ __device__ static inline void cluster_wait() {
 #endif
 }
 
-// Stores to a variable in the shared memory of the cluster's first block, `to` being that of this block.
+// Stores x to the shared memory of the cluster's first block. `to` is the address of the same variable in this
+// block.
 __device__ static inline void cluster_store(float* to, float x) {
 #if SM90_CODE
     uint32_t first;
@@ -34,7 +36,7 @@ __device__ static inline void cluster_store(float* to, float x) {
 #endif
 }
 
-// The barriers of a warp's copies, by one of its lanes
+// By one lane: initialises the mbarriers of n stages.
 __device__ static inline void bulk_init(uint64_t* barriers, int n) {
 #if SM90_CODE
     for (int i = 0; i < n; i++) sm90_barrier_init(barriers + i, 1, 0);
@@ -42,9 +44,9 @@ __device__ static inline void bulk_init(uint64_t* barriers, int n) {
 #endif
 }
 
-// By one lane: bulk_expect says how many bytes its copies that follow have together, `bytes` each. Addresses
-// and bytes are multiples of 16.
-__device__ static inline void bulk_expect(uint64_t* barrier, int bytes) {
+// By one lane: arrives at the stage's barrier, and tells it the bytes of all copies that follow. Their
+// addresses and sizes are multiples of 16.
+__device__ static inline void bulk_arrive_expect(uint64_t* barrier, int bytes) {
 #if SM90_CODE
     sm90_arrive_expect_tx(barrier, (uint32_t)bytes);
 #endif
@@ -57,14 +59,14 @@ __device__ static inline void bulk_copy(void* to, const void* from, int bytes, u
 #endif
 }
 
-// Orders the lane's own stores to shared memory before copies to the same place.
+// Orders the lane's own stores to shared memory before later bulk copies to the same addresses.
 __device__ static inline void bulk_fence() {
 #if SM90_CODE
     sm90_fence_async_proxy();
 #endif
 }
 
-// By all lanes of the warp: the copies of the barrier's phase, 0 and 1 in turn, have arrived.
+// By all lanes of the warp: waits until all copies of the barrier's phase, alternately 0 and 1, have arrived.
 __device__ static inline void bulk_wait(uint64_t* barrier, uint32_t phase) {
 #if SM90_CODE
     sm90_wait(barrier, phase);

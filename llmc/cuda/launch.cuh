@@ -1,10 +1,15 @@
 /*
-Launches of small kernels one after another. Code compiled for Hopper and later starts while the kernel before it
-in the stream still runs (programmatic dependent launch): what does not depend on others, as the first loads of
-weights, comes before kernel_wait, all else behind it.
+Programmatic dependent launch: kernels compiled for Hopper and later start while those before them in the
+stream still run, so that launch latency and the first loads of weights are hidden.
 
-Every kernel launched by launch_after calls kernel_wait in every thread. Kernels without it may stand between
-them.
+Invariants:
+
+1. A kernel launched by launch_after or launch_clusters calls kernel_wait once in every thread. By induction all
+   kernels before it have then ended (griddepcontrol.wait waits for the kernel before, which waited itself).
+2. Before its kernel_wait a kernel writes no global memory, and reads only what no kernel since the last one
+   without the attribute (3.) writes: several may still run, as kernel_wait first lets the next one start.
+3. CUDA_LAUNCH and cuBLAS launch without the attribute (attributes[0]): such a kernel starts when all before it
+   have ended, needs no kernel_wait, and may stand between others.
 */
 #pragma once
 
@@ -16,33 +21,32 @@ them.
 #define LAUNCH_OVERLAPS 1 // 0: each kernel starts when the one before has ended
 #endif
 
-// The kernels before have ended, and what they have written can be read. The next kernel may start before
-// that, up to its kernel_wait: what it reads there is written by none of the kernels since the last one
-// without kernel_wait.
+// Lets the next kernel start, then waits until all kernels before this one have ended and their writes are
+// visible.
 __device__ static inline void kernel_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// All kernels are compiled for the same architectures, so that one of them answers for all.
+// All kernels are compiled for the same architectures, so one of them answers for all.
 static inline bool launch_overlaps(const void* kernel) {
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
     return LAUNCH_OVERLAPS && launch_overlaps_of(attributes.ptxVersion);
 }
 
-// Allows a kernel all shared memory that a thread block may have: always the same limit, since captured
-// launches of other sizes depend on it.
+// Allows a kernel the most dynamic shared memory that a thread block can have: one limit for all sizes, as
+// captured launches of other sizes depend on it.
 static inline void launch_allow_shared(const void* kernel) {
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (int)attributes.sharedSizeBytes;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+    int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (int)attributes.sharedSizeBytes;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit));
 }
 
-// Queues a kernel with `shared` bytes of dynamic shared memory, `cluster` neighbouring blocks of the grid a
-// cluster; more than one on Hopper and later only. An empty grid is not launched.
+// Launches a kernel with `shared` bytes of dynamic shared memory and clusters of `cluster` thread blocks, more
+// than 1 on Hopper and later only. An empty grid is not launched.
 template <class... Parameters, class... Arguments>
 static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, int64_t threads,
                                    int64_t shared, cudaStream_t stream, Arguments&&... arguments) {
@@ -54,9 +58,12 @@ static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, d
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {(unsigned)cluster, 1, 1};
     cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = (size_t)shared, config.stream = stream;
-    config.attrs = attributes + (overlaps ? 0 : 1), config.numAttrs = (unsigned)overlaps + (cluster > 1);
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)shared;
+    config.stream = stream;
+    config.attrs = attributes + (overlaps ? 0 : 1);
+    config.numAttrs = (unsigned)overlaps + (cluster > 1);
     if (shared > 16 << 10) launch_allow_shared((const void*)kernel);
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...));
 }

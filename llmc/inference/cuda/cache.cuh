@@ -234,13 +234,13 @@ static inline int64_t device_cache_needs(const DeviceCache* c, const Extension* 
 
 // Cuts a sequence's rows into tiles, which begin where their position is a multiple of EXTEND_TILE.
 static inline void device_cache_tiles(DeviceCache* c, const PassRows* sequence) {
-    PassRows* tiles = (PassRows*)c->host.tiles;
+    PassRows* tiles = c->host.tiles;
     for (int row = sequence->begin; row < sequence->end;) {
         int position = sequence->position + row - sequence->begin;
         int end = row + EXTEND_TILE - position % EXTEND_TILE;
         if (end > sequence->end) end = sequence->end;
         tiles[c->host.num_tiles] = {row, end, sequence->slot, position};
-        for (; row < end; row++) ((int*)c->host.row_tiles)[row] = c->host.num_tiles;
+        for (; row < end; row++) c->host.row_tiles[row] = c->host.num_tiles;
         c->host.num_tiles++;
     }
 }
@@ -287,18 +287,18 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     else
         outputs->draws = NULL;
     c->bytes = at;
-    memcpy((void*)c->host.tokens, e->tokens, (size_t)R * sizeof *e->tokens);
+    memcpy(c->host.tokens, e->tokens, (size_t)R * sizeof *e->tokens);
     c->host.num_tiles = c->host.num_decoded = 0;
     int64_t longest = 0, decoded = 0; // tokens of decoded sequences: the most, and of all
     for (int64_t i = 0; i < S; i++) {
         PassRows sequence = {(int)e->begins[i], (int)e->begins[i + 1], e->slots[i], (int)e->lengths[i]};
         bool decodes = device_cache_decodes(c, e, i);
-        ((PassRows*)c->host.sequences)[i] = sequence;
+        c->host.sequences[i] = sequence;
         for (int row = sequence.begin; row < sequence.end; row++) {
             PassRows own = sequence;
             own.position += row - sequence.begin;
-            ((PassRows*)c->host.rows)[row] = own;
-            ((int*)c->host.row_tiles)[row] = decodes ? PASS_DECODE : PASS_PREFILL;
+            c->host.rows[row] = own;
+            c->host.row_tiles[row] = decodes ? PASS_DECODE : PASS_PREFILL;
         }
         if (decodes)
             c->host.num_decoded++, decoded += e->lengths[i], longest = std::max(longest, e->lengths[i]);

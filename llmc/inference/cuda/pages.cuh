@@ -1,29 +1,39 @@
 /*
-The cache of an inference engine on the device (llmc/inference/extension.h): pages of keys, values and cum_logf,
-and what a slot has besides. Rows are the tokens of a pass.
+The paged KV cache of an inference engine on the device (llmc/inference/extension.h). Rows are the tokens of a
+pass.
 
-    kv_append      a layer's q, k, v and gates of all rows, from the fused projection
-    pages_advance     which pages are forgotten
-    pages_gather      a sequence's k, v and cum_logf as contiguous tensors, for attention_forward
-    pages_copy_slot, pages_copy
+    kv_append                    a layer's q, k, v and gates of all rows, from the fused projection
+    pages_advance, pages_seal    which pages are forgotten; bounds of the keys in a page
+    pages_gather                 a sequence's k, v and cum_logf as contiguous tensors, for prefill.cuh
+    pages_copy, pages_copy_slot  what a fork copies of a page, of a slot
 
-A page is [PAGE_TOKENS, dh] with the 16-byte chunks of a row permuted as in shared memory (mma_sm80.cuh), so
-that the attention kernel copies pages as they are. dh is 64 or 128. Head l NH + h is head h of layer l.
+    k, v        [pages, PAGE_TOKENS, dh] bf16, dh 64 or 128, the 16-byte chunks of a row swizzled as in shared
+                memory (mma_sm80.cuh), so that attention copies a page as it is
+    cum_logf    [pages, PAGE_TOKENS] double; log gates are rounded to multiples of 2^-36, so sums down to -1.3e5
+                are exact, and cum_logf does not depend on how a sequence is cut into passes
+    table       [slots, heads, table_width] pages of a head; head l NH + h is head h of layer l
 
-Log gates are rounded to multiples of 2^-36, so that sums down to -1.3e5 are exact: cum_logf does not depend
-on how a sequence is cut into passes.
+Forgetting. With QK norm |q k| / sqrt(dh) <= U for all pairs of a head, so the keys up to the end e of a page
+have at most
 
-A cache that forgets. With |q k| / sqrt(dh) <= U for all pairs of a head, the keys up to the end e of a page
-have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j) of row i's weight, c being cum_logf. c
-only falls, and so does this. The logarithm of the sum is kept for the end of each page and for the last
-token.
+    exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <= i} exp(-c_j)        c: cum_logf
 
-Without QK norm U is not known for queries to come, so pages are skipped for the rows of a pass alone: with
-the row's own key in place of the sum over j <= i, its weight is at least exp(-|q_i| |k_i| / sqrt(dh) - c_i).
-The keys up to e then have at most exp(|q_i| (max |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j) of
-row i's weight. The largest norm up to the end of a page is known from the pass after the one that ended it
-(pages_seal), so a row skips only pages that end PAGES_UNSEALED tokens before it: which ones does not depend
-on the passes. With a window, pages that have left it are forgotten too.
+of row i's weight. c only falls, and so does this bound: a page once below the tolerance stays forgotten. The
+logarithm of the sum is kept for the end of each page (page_logsum) and for the last token (gates).
+
+Skipping. Without QK norm there is no U for queries to come, so pages are skipped for the rows of a pass alone.
+The row's own key bounds its denominator, hence the keys up to e have at most
+
+    exp(|q_i| (max_{j <= e} |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j)
+
+of row i's weight. Invariants of page_norms (max |k_j|^2):
+
+1. A page that begins in a pass is reset before kv_append adds the norms of its keys (pages_seal, then
+   atomicMax in kv_append_store).
+2. A page is sealed, i.e. has the maximum over all pages up to it, from the first pass after the one that
+   filled it (pages_seal).
+3. A row skips only pages that end PAGES_UNSEALED tokens before it: these are sealed however the sequence is
+   cut into passes, so a row skips the same pages in every pass (`sealed` in extend.cuh).
 */
 #pragma once
 
@@ -34,29 +44,29 @@ on the passes. With a window, pages that have left it are forgotten too.
 
 typedef struct {
     int64_t NH, dh, layers, slots, pages, table_width;
-    bf16 *k, *v;         // [pages, PAGE_TOKENS, dh]
-    double* cum_logf;    // [pages, PAGE_TOKENS]; NULL: no gate
-    double* page_logsum; // [pages] ln sum exp(-cum_logf_j) over the tokens up to the end of the page
-    int32_t* table;      // [slots, heads, table_width]
-    int32_t* forgotten;  // [slots, heads] pages at the beginning that are forgotten
-    double2* gates;      // [slots, heads] c, cum_logf of the last token, and sum exp(c - cum_logf_j) over all
-    bf16* last;          // [layers, slots, 2, NH dh] the last token's k and v before the shift
-    double* limits;      // [heads] U from QK norm's weights; NULL: no QK norm
-    float* norms;        // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
+    bf16 *k, *v;          // [pages, PAGE_TOKENS, dh]
+    double* cum_logf;     // [pages, PAGE_TOKENS]; NULL: no gate
+    double* page_logsum;  // [pages] ln sum exp(-cum_logf_j) over all tokens up to the end of the page
+    int32_t* table;       // [slots, heads, table_width]
+    int32_t* forgotten;   // [slots, heads] number of forgotten pages, the first ones of a head
+    double2* gates;       // [slots, heads] c: cum_logf of the last token; sum exp(c - cum_logf_j) over all j
+    bf16* last;           // [layers, slots, 2, NH dh] the last token's k and v before the shift
+    double* limits;       // [heads] U from QK norm's weights; NULL: no QK norm
+    float* norms;         // [rows, NH, 2] |q|^2 and |k|^2 of the pass's rows; NULL: rows skip no pages
     unsigned* page_norms; // [pages] largest |k|^2, float bits: of the page; once sealed, of all up to its end
-    int32_t* sealed;      // [slots, heads] pages at the beginning that are sealed
-    unsigned* squares; // [slots, heads, 2] the largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
+    int32_t* sealed;      // [slots, heads] number of sealed pages, the first ones of a head
+    unsigned* squares;    // [slots, heads, 2] largest |q|^2 and |k|^2 so far, float bits; NULL: not needed
     double log_tolerance; // ln of the share of a row's weight that may be forgotten
-    bool drops;           // what gates forget
+    bool drops;           // pages are forgotten by gates
     int64_t window;       // tokens that a row sees, as in HeadShape; 0: all before it
-    bool drops_window;    // what has left the window
+    bool drops_window;    // pages that have left the window are forgotten
 } Pages;
 
-// Sequences with more rows in a pass are computed by attention_forward.
+// A sequence with more rows in a pass is computed by prefill.cuh, which skips no pages.
 enum { PAGES_UNSEALED = 255 };
 
-// The first page of a window that ends at `position`, or as much as 15 tokens earlier, so that the rows of a
-// tile begin at the same page, whatever else is in their pass.
+// First page of the window of a row at `position`, which is rounded down to a multiple of 16: all rows of a
+// tile begin at one page, whatever else is in their pass.
 __host__ __device__ static inline int pages_window_first(int64_t window, int64_t position) {
     int64_t first = (position & ~(int64_t)15) - window + 1;
     return window && first > 0 ? (int)(first / PAGE_TOKENS) : 0;
@@ -70,7 +80,7 @@ __host__ __device__ static inline int64_t pages_slot_head(const Pages& p, int64_
     return (slot * p.layers + l) * p.NH + h;
 }
 
-// Element of token `token` of page, channels 8 chunk on
+// Index in k and v of channels 8 chunk, .. of a page's token
 __device__ static inline int64_t pages_chunk(const Pages& p, int64_t page, int token, int chunk) {
     return (page * PAGE_TOKENS + token) * p.dh + ((chunk ^ (token & 7)) << 3);
 }
@@ -78,7 +88,7 @@ __device__ static inline int64_t pages_chunk(const Pages& p, int64_t page, int t
 // ----------------------------------------------------------------------------
 // append
 
-// What a layer's rows are appended from and to.
+// Inputs of a layer's append, and outputs besides the cache
 typedef struct {
     int64_t layer;
     HeadPath paths[3];   // of q, k, v as in qkv.cuh; only q's has an `out` [rows, NH, dh]
@@ -86,21 +96,20 @@ typedef struct {
     const float* angles; // [rows, dh/2, 2] with RoPE
     const bf16* gate;    // the forget gate's column of proj; NULL: the gate has only a bias
     const float* bias;   // [NH] of the forget gate
-    double* cum_logf;    // [rows, NH] written too, with a gate
+    double* cum_logf;    // [rows, NH] output, with a gate
     int row_stride, weight_stride;
 } KvAppend;
 
-enum {
-    KV_APPEND_GATE_ROWS = 256
-}; // from so many rows of a sequence on, a thread block computes a head's gate
+// For a sequence with so many rows or more, a thread block computes a head's gates, otherwise a warp.
+enum { KV_APPEND_GATE_ROWS = 256 };
 
 __device__ static inline double pages_round_logf(float logf) {
     return rint((double)logf * 68719476736.0) * (1 / 68719476736.0);
 }
 
-// The tokens first, first + 1, .. of a sequence in one head, a token a lane, of which the pass has some.
-// Returns the sum of log f up to the lane's token. *total: of all, *weights: sum of exp(the log f behind the
-// token).
+// One warp: tokens first, .., first + 31 of a sequence in one head, a token a lane; those outside the pass count
+// as logf 0. Returns the inclusive sum of logf up to the lane's token. *total: the sum over all. *weights: sum_j
+// exp(sum of logf over the tokens after j).
 __device__ static inline double kv_append_gate_chunk(double* total, double* weights, const Pages& p,
                                                      const KvAppend& a, const PassRows& sequence, int h,
                                                      int first) {
@@ -119,7 +128,8 @@ __device__ static inline double kv_append_gate_chunk(double* total, double* weig
     return c;
 }
 
-// Stores cum_logf of the lane's token. weights: sum of exp(cum_logf of the chunk's last token - cum_logf_j).
+// Stores cum_logf of the lane's token. weights: sum over all tokens j up to the chunk's end of exp(cum_logf of
+// the chunk's last token - cum_logf_j).
 __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppend& a,
                                                    const PassRows& sequence, int h, int position,
                                                    double cum_logf, double weights) {
@@ -132,8 +142,7 @@ __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppen
     if (position % PAGE_TOKENS == PAGE_TOKENS - 1) p.page_logsum[page] = log(weights) - cum_logf;
 }
 
-// One warp: cum_logf of a head's new tokens of one sequence, 32 tokens at a time. A page ends where 32 tokens
-// do.
+// One warp: cum_logf of a sequence's new tokens in one head, in chunks of 32. Every page ends with a chunk.
 __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, const PassRows& sequence,
                                              int h) {
     int lane = (int)threadIdx.x % 32, end = sequence.position + sequence.end - sequence.begin;
@@ -148,8 +157,8 @@ __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, 
     if (lane == 0) p.gates[head] = state;
 }
 
-// The same by a thread block for one head of a sequence with many rows: each of its 32 warps has 32 tokens.
-// Chunks are added up by a scan: one multiplies what was before by exp(total) and adds weights.
+// The same by a thread block for one head of a sequence with many rows, a chunk a warp. Chunks are combined by a
+// scan of the linear recurrence weights <- exp(total) weights + the chunk's weights.
 __global__ static void __launch_bounds__(1024)
     kv_append_gate_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
                           const __grid_constant__ PassArrays pass) {
@@ -164,7 +173,7 @@ __global__ static void __launch_bounds__(1024)
         int first = begin + 32 * warp;
         double2 chunk;
         double c = kv_append_gate_chunk(&chunk.x, &chunk.y, p, a, sequence, h, first);
-        __syncthreads(); // the chunks before have been read
+        __syncthreads(); // all warps have read the previous chunks
         if (lane == 0) chunks[warp] = chunk;
         __syncthreads();
         chunk = chunks[lane];
@@ -176,7 +185,7 @@ __global__ static void __launch_bounds__(1024)
             chunk = {chunk.x + total, chunk.y + factor * weights};
             factor *= before;
         }
-        chunk = {state.x + chunk.x, chunk.y + factor * state.y}; // behind chunk `lane`
+        chunk = {state.x + chunk.x, chunk.y + factor * state.y}; // the state after chunk `lane`
         double before = __shfl_sync(~0u, chunk.x, max(warp - 1, 0));
         kv_append_gate_store(p, a, sequence, h, first + lane, (warp ? before : state.x) + c,
                              __shfl_sync(~0u, chunk.y, warp));
@@ -188,15 +197,16 @@ __global__ static void __launch_bounds__(1024)
 // A row of q, k or v (kind 0, 1, 2) in one head
 typedef struct {
     int kind, row;
-    PassRows own; // of PassArrays.rows
+    PassRows own; // its element of PassArrays.rows
 } KvAppendRow;
 
-// What a thread reads of it that the pass's kernels do not write before
+// What a thread needs of it that no kernel since extend_plan writes, so it may be read before kernel_wait
 struct KvAppendPrefetch {
-    Raw8 weight, last; // of QK norm; k or v of the last token of the pass before, where the shift needs it
+    Raw8 weight; // of QK norm
+    Raw8 last;   // k or v before the shift of the sequence's last token before the pass
 };
 
-// The thread's eight channels of the last token's k or v
+// The thread's eight channels of k or v of a sequence's last token
 __device__ static inline bf16* pages_last_token(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                                 const HeadThread& me) {
     int64_t token = (a.layer * p.slots + r.own.slot) * 2 + r.kind - 1;
@@ -206,21 +216,21 @@ __device__ static inline bf16* pages_last_token(const Pages& p, const KvAppend& 
 __device__ static inline KvAppendPrefetch kv_append_prefetch(const Pages& p, const KvAppend& a,
                                                              const KvAppendRow& r, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
-    KvAppendPrefetch ahead = {};
+    KvAppendPrefetch prefetched = {};
     if (path.weight && me.active)
-        ahead.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
+        prefetched.weight = load_raw8(path.weight + me.head * a.weight_stride + me.channel);
     if (path.shift >= 0 && me.active && r.row == r.own.begin && r.own.position > 0)
-        ahead.last = load_raw8(pages_last_token(p, a, r, me));
-    return ahead;
+        prefetched.last = load_raw8(pages_last_token(p, a, r, me));
+    return prefetched;
 }
 
-// The row's q, k or v; a thread has eight channels. The thread that has read the last token writes that of
-// this pass.
+// The row's q, k or v, eight channels a thread. The thread that has read `last` overwrites it with the pass's
+// last token: no other thread reads these channels.
 __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a, const KvAppendRow& r,
-                                              const KvAppendPrefetch& ahead, const HeadThread& me) {
+                                              const KvAppendPrefetch& prefetched, const HeadThread& me) {
     const HeadPath& path = a.paths[r.kind];
     const bf16* in = a.proj + (int64_t)r.row * a.row_stride + path.column + (me.head * me.dh + me.channel);
-    Raw8 now = {}, before = ahead.last;
+    Raw8 now = {}, before = prefetched.last;
     float logit = 0, x[8];
     if (me.active) now = load_raw8(in);
     if (path.shift >= 0 && me.active) {
@@ -231,11 +241,11 @@ __device__ static inline Raw8 kv_append_value(const Pages& p, const KvAppend& a,
             store16(pages_last_token(p, a, r, me), load_raw8(in + (r.own.end - 1 - r.row) * a.row_stride));
     }
     unpack8(x, now);
-    qkv_token(x, path, before, logit, ahead.weight, a.angles + r.row * p.dh, me);
+    qkv_token(x, path, before, logit, prefetched.weight, a.angles + r.row * p.dh, me);
     return pack8(x);
 }
 
-// Stores it, and its norm where that is kept.
+// Stores q for attention, k and v in their page, and norms where they are kept.
 __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a, const KvAppendRow& r,
                                               const Raw8& out, const HeadThread& me) {
     PassRows own = r.own;
@@ -260,10 +270,11 @@ __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a,
     if (kind == 1) atomicMax(&p.page_norms[page], __float_as_uint(square));
 }
 
-// The first blocks have 8 heads' gates each, the others a part of a row.
+// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, row_blocks a row: q, k, v of
+// several heads of a row.
 __global__ static void __launch_bounds__(256)
     kv_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
-                     const __grid_constant__ PassArrays pass, int gate_blocks, int units) {
+                     const __grid_constant__ PassArrays pass, int gate_blocks, int row_blocks) {
     kernel_wait();
     int block = (int)blockIdx.x - gate_blocks;
     if (block < 0) {
@@ -276,24 +287,24 @@ __global__ static void __launch_bounds__(256)
             kv_append_gate(p, a, sequence, i % NH);
         return;
     }
-    HeadThread me = head_thread((int)p.NH, (int)p.dh, block % units / 3);
-    int row = block / units;
-    KvAppendRow r = {block % units % 3, row, pass.rows[row]};
+    HeadThread me = head_thread((int)p.NH, (int)p.dh, block % row_blocks / 3);
+    int row = block / row_blocks;
+    KvAppendRow r = {block % row_blocks % 3, row, pass.rows[row]};
     if (pass.row_tiles[row] == PASS_DECODE) return;
     Raw8 out = kv_append_value(p, a, r, kv_append_prefetch(p, a, r, me), me);
     kv_append_store(p, a, r, out, me);
 }
 
-// Appends a layer's rows, but for those that decode_attention appends: writes q, the rows' places in the
-// pages, and the state of their slots. The page table holds the pages.
+// Appends a layer's rows, except those that decode_attention appends: q to a->paths[0].out, k, v and cum_logf to
+// the pages of the page table, and the state of their slots.
 static inline void kv_append(const Pages* p, const KvAppend* a, const PassArrays* pass, cudaStream_t stream) {
     if (pass->num_decoded == pass->num_rows) return;
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid grid = head_grid(p->NH, p->dh);
-    int units = 3 * grid.blocks, warps = grid.threads / 32;
+    int row_blocks = 3 * grid.blocks, warps = grid.threads / 32;
     int gates = p->cum_logf ? ceil_div<int>(pass->num_sequences * (int)p->NH, warps) : 0;
-    launch_after(kv_append_kernel, dim3((unsigned)(gates + pass->num_rows * units)), grid.threads, 0, stream,
-                 *p, *a, *pass, gates, units);
+    launch_after(kv_append_kernel, dim3((unsigned)(gates + pass->num_rows * row_blocks)), grid.threads, 0,
+                 stream, *p, *a, *pass, gates, row_blocks);
     if (p->cum_logf && pass->num_rows >= KV_APPEND_GATE_ROWS) {
         dim3 heads((unsigned)p->NH, (unsigned)pass->num_sequences);
         CUDA_LAUNCH(kv_append_gate_kernel, heads, 1024, stream, *p, *a, *pass);
@@ -308,7 +319,7 @@ __global__ static void __launch_bounds__(256)
     rope_angle(angles + 2 * i, pass.rows[i / pairs].position, (int)(i % pairs), pairs, base);
 }
 
-// Writes the angles that kv_append reads with RoPE.
+// Computes the angles that kv_append reads with RoPE.
 static inline void pages_angles(float* angles, const PassArrays* pass, int64_t dh, double base,
                                 cudaStream_t stream) {
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
@@ -319,7 +330,7 @@ static inline void pages_angles(float* angles, const PassArrays* pass, int64_t d
 // ----------------------------------------------------------------------------
 // forgotten pages
 
-// Counts the forgotten pages of a slot's head, which holds `length` tokens.
+// Updates the number of forgotten pages of a slot's head, which holds `length` tokens.
 __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, int64_t head, int length) {
     int64_t at = slot * pages_heads(p) + head;
     if (length == 0) {
@@ -342,8 +353,8 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     if (first < full && !kept(first)) p.forgotten[at] = search_first(first + 1, full, kept);
 }
 
-// Before a pass that appends tokens `position` to `end` of a slot's head: seals the pages that are full, and
-// resets those that begin. Slots that share pages write the same.
+// Before a pass that appends tokens position, .., end - 1 to a slot's head: seals the full pages and resets
+// those that begin. Slots that share a page write the same to it.
 __device__ static inline void pages_seal(const Pages& p, int64_t slot, int64_t head, int position, int end) {
     int64_t at = slot * pages_heads(p) + head;
     const int32_t* table = p.table + at * p.table_width;
@@ -362,7 +373,7 @@ __global__ static void __launch_bounds__(256)
     if (i < p.slots * heads) pages_advance_head(p, i / heads, i % heads, lengths[i / heads]);
 }
 
-// Writes p->forgotten of all slots, which hold `lengths` tokens (on the device).
+// Updates p->forgotten of all slots. lengths [slots], on the device: tokens that a slot holds.
 static inline void pages_advance(const Pages* p, const int32_t* lengths, cudaStream_t stream) {
     CUDA_LAUNCH(pages_advance_kernel, ceil_div<int64_t>(p->slots * pages_heads(*p), 256), 256, stream, *p,
                 lengths);
@@ -376,20 +387,25 @@ __global__ static void __launch_bounds__(32)
     if (threadIdx.x == 0) limits[blockIdx.x] = limit;
 }
 
-// p->limits of a layer from its QK norm's weights.
+// Computes p->limits of a layer from its QK norm's weights.
 static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_weight, const bf16* k_weight,
                                 int64_t weight_stride, cudaStream_t stream) {
-    HeadShape s = {1, 1, p->NH, p->dh, 0, 0, weight_stride, 0};
+    HeadShape s = {};
+    s.B = s.T = 1;
+    s.NH = p->NH;
+    s.dh = p->dh;
+    s.weight_stride = weight_stride;
     Pruning pruning = {};
-    pruning.q_weight = q_weight, pruning.k_weight = k_weight;
+    pruning.q_weight = q_weight;
+    pruning.k_weight = k_weight;
     CUDA_LAUNCH(pages_limits_kernel, p->NH, 32, stream, p->limits + layer * p->NH, pruning, s);
 }
 
 // ----------------------------------------------------------------------------
 // copies
 
-// A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten
-// pages are zeros with a cum_logf from which nothing is left. Keys and values before first_page are left out.
+// A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten pages
+// are 0, with a cum_logf that makes their weight underflow. Keys and values before first_page are not written.
 #define PAGES_FORGOTTEN_CUM_LOGF 1e6
 typedef struct {
     bf16 *k, *v;      // [T, NH, dh]
@@ -418,42 +434,41 @@ __global__ static void __launch_bounds__(128)
             forgotten ? PAGES_FORGOTTEN_CUM_LOGF : p.cum_logf[page * PAGE_TOKENS + threadIdx.x];
 }
 
-// The T tokens of a slot, in one layer.
+// Gathers the T tokens of a slot in one layer.
 static inline void pages_gather(const PagesGathered* to, const Pages* p, int64_t layer, int slot, int64_t T,
                                 cudaStream_t stream) {
     dim3 grid((unsigned)ceil_div<int64_t>(T, PAGE_TOKENS), (unsigned)p->NH);
     CUDA_LAUNCH(pages_gather_kernel, grid, 128, stream, *to, *p, layer, slot, (int)T);
 }
 
-// Copies what a slot has besides pages; the page table is the caller's.
+// Copies element `from` of an array to element `to`, `bytes` bytes. An array that is NULL has none.
+static inline void pages_copy_element(void* array, int64_t from, int64_t to, size_t bytes,
+                                      cudaStream_t stream) {
+    char* base = (char*)array;
+    if (array)
+        CUDA_CHECK(cudaMemcpyAsync(base + to * (int64_t)bytes, base + from * (int64_t)bytes, bytes,
+                                   cudaMemcpyDeviceToDevice, stream));
+}
+
+// Copies what a slot has besides pages; the page table is the host's.
 static inline void pages_copy_slot(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
-    int64_t heads = pages_heads(*p), d = p->NH * p->dh;
-    auto copy = [&](void* array, int64_t bytes) {
-        if (array)
-            CUDA_CHECK(cudaMemcpyAsync((char*)array + to * bytes, (char*)array + from * bytes, (size_t)bytes,
-                                       cudaMemcpyDeviceToDevice, stream));
-    };
-    copy(p->forgotten, heads * (int64_t)sizeof(int32_t));
-    copy(p->gates, heads * (int64_t)sizeof(double2));
-    copy(p->squares, 2 * heads * (int64_t)sizeof(unsigned));
-    copy(p->sealed, heads * (int64_t)sizeof(int32_t));
-    size_t bytes = (size_t)(2 * d) * sizeof(bf16);
-    if (p->last)
-        CUDA_CHECK(cudaMemcpy2DAsync(p->last + to * 2 * d, (size_t)p->slots * bytes, p->last + from * 2 * d,
-                                     (size_t)p->slots * bytes, bytes, (size_t)p->layers,
-                                     cudaMemcpyDeviceToDevice, stream));
+    size_t heads = (size_t)pages_heads(*p), bytes = (size_t)(2 * p->NH * p->dh) * sizeof(bf16);
+    pages_copy_element(p->forgotten, from, to, heads * sizeof *p->forgotten, stream);
+    pages_copy_element(p->gates, from, to, heads * sizeof *p->gates, stream);
+    pages_copy_element(p->squares, from, to, 2 * heads * sizeof *p->squares, stream);
+    pages_copy_element(p->sealed, from, to, heads * sizeof *p->sealed, stream);
+    if (p->last) // [layers, slots, ..]
+        CUDA_CHECK(cudaMemcpy2DAsync((char*)p->last + to * (int64_t)bytes, (size_t)p->slots * bytes,
+                                     (char*)p->last + from * (int64_t)bytes, (size_t)p->slots * bytes, bytes,
+                                     (size_t)p->layers, cudaMemcpyDeviceToDevice, stream));
 }
 
 // Page `to` becomes a copy of page `from`.
 static inline void pages_copy(const Pages* p, int64_t from, int64_t to, cudaStream_t stream) {
-    auto copy = [&](void* array, int64_t bytes) {
-        if (array)
-            CUDA_CHECK(cudaMemcpyAsync((char*)array + to * bytes, (char*)array + from * bytes, (size_t)bytes,
-                                       cudaMemcpyDeviceToDevice, stream));
-    };
-    copy(p->k, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
-    copy(p->v, PAGE_TOKENS * p->dh * (int64_t)sizeof(bf16));
-    copy(p->cum_logf, PAGE_TOKENS * (int64_t)sizeof(double));
-    copy(p->page_logsum, (int64_t)sizeof(double));
-    copy(p->page_norms, (int64_t)sizeof(unsigned));
+    size_t elements = (size_t)(PAGE_TOKENS * p->dh);
+    pages_copy_element(p->k, from, to, elements * sizeof *p->k, stream);
+    pages_copy_element(p->v, from, to, elements * sizeof *p->v, stream);
+    pages_copy_element(p->cum_logf, from, to, PAGE_TOKENS * sizeof *p->cum_logf, stream);
+    pages_copy_element(p->page_logsum, from, to, sizeof *p->page_logsum, stream);
+    pages_copy_element(p->page_norms, from, to, sizeof *p->page_norms, stream);
 }
