@@ -24,8 +24,8 @@ __device__ static inline void cluster_wait() {
 #endif
 }
 
-// Stores x to the shared memory of the cluster's first block. `to` is the address of the same variable in this
-// block.
+// Stores x to the shared memory of the cluster's first block. `to` is the address of the same variable in
+// this block.
 __device__ static inline void cluster_store(float* to, float x) {
 #if SM90_CODE
     uint32_t first;

@@ -4,12 +4,13 @@ stream still run, so that launch latency and the first loads of weights are hidd
 
 Invariants:
 
-1. A kernel launched by launch_after or launch_clusters calls kernel_wait once in every thread. By induction all
-   kernels before it have then ended (griddepcontrol.wait waits for the kernel before, which waited itself).
+1. A kernel launched by launch_after or launch_clusters calls kernel_wait once in every thread. By induction
+   all kernels before it have then ended (griddepcontrol.wait waits for the kernel before, which waited
+   itself).
 2. Before its kernel_wait a kernel writes no global memory, and reads only what no kernel since the last one
    without the attribute (3.) writes: several may still run, as kernel_wait first lets the next one start.
-3. CUDA_LAUNCH and cuBLAS launch without the attribute (attributes[0]): such a kernel starts when all before it
-   have ended, needs no kernel_wait, and may stand between others.
+3. CUDA_LAUNCH and cuBLAS launch without the attribute (attributes[0]): such a kernel starts when all before
+   it have ended, needs no kernel_wait, and may stand between others.
 */
 #pragma once
 
@@ -45,8 +46,8 @@ static inline void launch_allow_shared(const void* kernel) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit));
 }
 
-// Launches a kernel with `shared` bytes of dynamic shared memory and clusters of `cluster` thread blocks, more
-// than 1 on Hopper and later only. An empty grid is not launched.
+// Launches a kernel with `shared` bytes of dynamic shared memory and clusters of `cluster` thread blocks,
+// more than 1 on Hopper and later only. An empty grid is not launched.
 template <class... Parameters, class... Arguments>
 static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, int64_t threads,
                                    int64_t shared, cudaStream_t stream, Arguments&&... arguments) {

@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
         check_decoding("transformer-llama hidden_size=128 intermediate_size=72", T, true, false, 0);
         check_decoding("transformer-pro hidden_size=256 intermediate_size=72", T, true, false, 0);
     }
-    if (argc < 2 || atoll(argv[1]) == 1000) // two parts of a head a block
+    if (argc < 2 || atoll(argv[1]) == 1000) // a block has two splits of a head
         check_decoding("fox-pro hidden_size=1152 num_heads=18 intermediate_size=72", 1000, true, false, 0.1);
     check_visit("fox-pro hidden_size=128 intermediate_size=72", 300);
     check_visit("transformer-llama hidden_size=256 intermediate_size=72", 129);

@@ -1,11 +1,15 @@
 /*
 Draws the next tokens on the device, by the same rules and random numbers as the CPU's sampler
-(llmc/inference/sampler.h).
+(llmc/inference/sampler.h): temperature, top-k, top-p, min-p.
 
-A thread block has a row of logits. The cuts are found by bisection over the tokens' keys: each step adds up
-what all tokens up to a key have in all. Sums are those of integers, so that they do not depend on an order.
+    in    logits [rows, row_stride] float; draws [outputs]; scores with the most likely token of each output
+    out   RowScore.drawn; the pass's next tokens and positions (pass_advance)
 
-Called by scores.cuh's caller, after row_scores.
+One thread block a row. Tokens are ordered by sampler_key. Cuts are found by bisection over the keys: each
+iteration sums a measure (count or weight) over all tokens up to a key. Measures are integers, so no sum
+depends on an order.
+
+Called after row_scores.
 */
 #pragma once
 
@@ -13,18 +17,18 @@ Called by scores.cuh's caller, after row_scores.
 
 enum { DRAW_THREADS = 1024 };
 
-// The sum over the thread block, in every thread.
+// Sum over the thread block, returned to all threads
 __device__ static inline uint64_t draw_sum(uint64_t x) {
-    __shared__ uint64_t of_warp[DRAW_THREADS / 32];
-    auto of_lanes = [](uint64_t y) {
+    __shared__ uint64_t warp_sums[DRAW_THREADS / 32];
+    auto lane_sum = [](uint64_t y) {
         for (int step = 16; step > 0; step /= 2) y += __shfl_xor_sync(~0u, y, step);
         return y;
     };
-    x = of_lanes(x);
-    __syncthreads(); // those of a call before have been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+    x = lane_sum(x);
+    __syncthreads(); // the sums of an earlier call have been read
+    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = x;
     __syncthreads();
-    return of_lanes(of_warp[threadIdx.x % 32]);
+    return lane_sum(warp_sums[threadIdx.x % 32]);
 }
 
 struct DrawRow {
@@ -36,7 +40,7 @@ struct DrawRow {
     __device__ uint64_t key(int i) const { return sampler_key(logits[i], i); }
     __device__ uint64_t weight(int i) const { return sampler_weight(logits[i], best, settings.temperature); }
 
-    // The sum of measure(i) over the tokens whose key is at most `last`.
+    // Sum of measure(i) over the tokens whose key is at most `last`
     template <class Measure> __device__ uint64_t sum(uint64_t last, const Measure& measure) const {
         uint64_t mine = 0;
         for (int i = (int)threadIdx.x; i < V; i += DRAW_THREADS)
@@ -44,7 +48,7 @@ struct DrawRow {
         return draw_sum(mine);
     }
 
-    // The smallest key up to which the sum is enough. That of all tokens is.
+    // Smallest key whose sum is `enough`; the sum over all tokens is.
     template <class Measure, class Enough>
     __device__ uint64_t select(const Measure& measure, const Enough& enough) const {
         uint64_t logit = search_first(
@@ -56,27 +60,27 @@ struct DrawRow {
                });
     }
 
-    // The key of the last token that the cuts keep, as sampler_cut.
+    // Key of the last token within top-k and top-p, as sampler_cut
     __device__ uint64_t cut() const {
         auto one = [](int) { return (uint64_t)1; };
-        auto own = [this](int i) { return weight(i); };
+        auto weight_of = [this](int i) { return weight(i); };
         uint64_t last = UINT64_MAX;
         if (settings.top_k > 0 && settings.top_k < V)
             last = select(one, [this](uint64_t n) { return n >= (uint64_t)settings.top_k; });
         if (settings.top_p < 1) {
-            double least = settings.top_p * (double)sum(last, own);
+            double threshold = settings.top_p * (double)sum(last, weight_of);
             // at least one token is kept
-            last = min(last, select(own, [&](uint64_t n) { return n > 0 && (double)n >= least; }));
+            last = min(last, select(weight_of, [&](uint64_t n) { return n > 0 && (double)n >= threshold; }));
         }
         return last;
     }
 
-    // Is a token drawn from?
+    // Can a token be drawn?
     __device__ bool kept(int i, uint64_t last) const {
         return key(i) <= last && (double)weight(i) >= settings.min_p * SAMPLER_ONE;
     }
 
-    // The token within whose weight the target falls: each thread has adjacent tokens.
+    // Inverse of the cumulative weight at the target; a thread has `share` adjacent tokens.
     __device__ int draw(uint64_t counter) const {
         __shared__ uint64_t sums[DRAW_THREADS];
         __shared__ int token;
@@ -89,17 +93,20 @@ struct DrawRow {
         uint64_t target = sampler_target(&settings, counter, total);
         for (int i = 0; i < (int)threadIdx.x; i++) before += sums[i];
         if (before <= target && target < before + mine)
-            for (int i = begin; i < end; i++)
-                if (kept(i, last) && (before += weight(i)) > target) {
+            for (int i = begin; i < end; i++) {
+                if (!kept(i, last)) continue;
+                before += weight(i);
+                if (before > target) {
                     token = i;
                     break;
                 }
+            }
         __syncthreads();
         return token;
     }
 };
 
-// Block: an output, whose score has been computed
+// One thread block an output
 __global__ static void __launch_bounds__(DRAW_THREADS)
     draw_kernel(const __grid_constant__ PassOutputs o, const float* logits, int first, int V,
                 int64_t row_stride) {
@@ -113,14 +120,14 @@ __global__ static void __launch_bounds__(DRAW_THREADS)
         row.best = row.logits[token];
         token = row.draw(draw.counter);
     }
-    __syncthreads(); // all have read the step, the score and the draw
+    __syncthreads(); // pass_advance and the stores below overwrite what all threads have now read
     if (threadIdx.x > 0) return;
     score->drawn = token;
     o.draws[output].counter++;
     pass_advance(o, output, token);
 }
 
-// The tokens of outputs first, first + 1, .. from their rows of logits, after row_scores.
+// Draws the tokens of outputs first, first + 1, .. from rows 0, 1, .. of logits.
 static inline void row_draws(const PassOutputs* outputs, const float* logits, int64_t first,
                              const LogitShape* shape, cudaStream_t stream) {
     Range range("lm_head and loss", RANGE_FORWARD, stream);

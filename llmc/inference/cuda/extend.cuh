@@ -1,22 +1,36 @@
 /*
-Attention of a pass over the cache, of sequences with several rows in it: each row over the keys up to its
-own,
+Attention of rows over the cache, for sequences with several rows in a pass (and for single rows where
+decode_runs is false):
 
-    o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j  over j <= i, j in i's window
+    o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j     over j <= i, j in i's window
 
-    extend_plan        lists the work of all layers, and the long and short heads of decode.cuh: once a pass
-    extend_attention   a layer's partial results, one a unit of pages; their sum; output norm and gate
+    in    q [rows, NH, dh] and cum_logf [rows, NH] of kv_append; pages (pages.cuh); items and pairs (plan.cuh)
+    out   partial_o, partial_sum for each row of an item; then y [rows, NH, dh] after output norm and gate
 
-A sequence's only row in a pass is computed by decode.cuh on Hopper, elsewhere or where rows skip pages here.
+    extend_attention_kernel   one warp an item: 16 rows x the pages of a partition. No warp waits for another.
+    extend_combine_kernel     one warp a (row, head): combines the partitions, output norm, output gate
 
-Memory bounds decoding: pages are read once. A tile is 1 to 16 rows of one sequence that see the same pages,
-for one head; an item is the pages of a tile that lie in one unit (extend_partition_pages). Each warp works alone:
-it takes items from the list, one page after another through its own two stages in shared memory, by cp.async
-and mma.sync as sm80_forward.cuh. While it computes a page, the next one is in flight, be it of another item.
-The grid does not depend on lengths, so that a CUDA graph can be replayed while sequences grow.
+Pipeline of a warp of extend_attention_kernel:
 
-A row's bits depend on its own sequence alone, not on how many rows these kernels have of a pass: a tile's and
-a unit's borders are positions, row_max is the maximum, and units are added up in one order.
+    items      the next item, its tile and its page numbers are loaded while the current item is computed
+    pages      2 stages of k, v and cum_logf in shared memory, by cp.async; while a page is computed, the next
+               one, of this item or the next, is in flight
+    scores     mma.sync m16n8k16 q k^T; gates relative to the page's last key are the accumulator's init
+    softmax    online, row_max and row_sum in registers (sm80_forward.cuh)
+    o          mma.sync p v; partial results to global memory after the item's last page
+
+Invariants of the stages:
+
+1. A page is two commit groups, (q, k, cum_logf) and (v), empty ones where there is no page (`copy`), so the
+   number of groups in flight is known.
+2. Scores wait for the first group (cp_async_wait_group<3>), o for the second (cp_async_wait_group<2>): 3,
+   then 2 later groups remain in flight. __syncwarp after each makes all lanes' copies visible.
+3. A stage is overwritten only after all lanes have read it: __syncwarp at the end of `page`, before the next
+   `copy` into it.
+4. q has a stage of its own for each of two adjacent items (q_stage), as the next item's q is copied during
+   the current item's last page.
+5. Only what extend_plan or an earlier pass wrote is read before kernel_wait: items, tiles, page table. q, k
+   and v of the pass's rows are not.
 
 Called by the GPU trainer.
 */
@@ -24,203 +38,52 @@ Called by the GPU trainer.
 
 #include "../../attention/attention.cuh"
 #include "../../layers/output_gate.cuh"
-#include "pages.cuh"
-
-enum { EXTEND_TILE = 16, EXTEND_PARTITION_PAGES = 16, EXTEND_PLAN_THREADS = 1024 };
-
-// Pages of a unit, for rows whose window has `pages` pages: enough units for few sequences, not too many for
-// long ones.
-__host__ __device__ static inline int extend_partition_pages(int pages) {
-    int unit = 2;
-    while (unit < EXTEND_PARTITION_PAGES && 16 * unit < pages) unit *= 2;
-    return unit;
-}
-__host__ __device__ static inline int extend_num_partitions(int pages) {
-    return (pages + extend_partition_pages(pages) - 1) / extend_partition_pages(pages);
-}
-
-// Partial results of a row at `position`, for one head, at most.
-static inline int64_t extend_partials(int64_t window, int64_t position) {
-    return extend_num_partitions((int)(position / PAGE_TOKENS) + 1 - pages_window_first(window, position));
-}
-
-// Pages first, first + 1, ... of a tile's head
-typedef struct __align__(16) {
-    int pair, slot;  // tile NH + head
-    int first_count; // first << 5 | count
-    int partial;     // of the tile's first row; the next row's follows
-}
-ExtendItem;
-typedef struct __align__(8) {
-    int partial, units; // of the first unit; a unit's rows follow the unit before
-}
-ExtendPair;
-
-// A decoded head is long if its row looks at so many tokens.
-enum { DECODE_LONG_HEAD_TOKENS = 2048 };
-
-// Decoded heads, sequence NH + head, of an uneven pass: the long ones from the first element on, the short
-// ones from element sequences NH - 1 backwards
-typedef struct {
-    int* heads;   // [layers, slots NH]
-    int2* counts; // [layers] long ones, short ones
-} DecodeOrder;
-
-__host__ __device__ static inline DecodeOrder extend_layer_order(const DecodeOrder* order, const Pages* p,
-                                                                 int64_t layer) {
-    return {order->heads + layer * p->slots * p->NH, order->counts + layer};
-}
-
-// The work of a pass: arrays for all layers.
-typedef struct {
-    int64_t max_items, max_pairs;
-    ExtendItem* items;   // [layers, max_items]
-    int* num_items;      // [layers]
-    ExtendPair* pairs;   // [layers, max_pairs]
-    float* partial_o;    // [max_items, dh] sum of 2^(x - max) v, of one layer at a time
-    float2* partial_sum; // [max_items] max and sum of 2^(x - max)
-    DecodeOrder order;   // of decode.cuh
-} ExtendWork;
-
-// A layer of a pass
-typedef struct {
-    int64_t index;
-    const Pages* pages;
-    const ExtendWork* work;
-    const PassArrays* pass;
-} ExtendLayer;
+#include "plan.cuh"
 
 // ----------------------------------------------------------------------------
-// plan
+// combine, output norm and gate
 
-// Inclusive sum over the threads of the block. sums [32] is shared memory.
-__device__ static inline int64_t extend_scan(int64_t x, int64_t* sums) {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    for (int step = 1; step < 32; step *= 2) {
-        int64_t before = __shfl_up_sync(~0u, x, step);
-        if (lane >= step) x += before;
-    }
-    __syncthreads(); // a previous call's sums have been read
-    if (lane == 31) sums[warp] = x;
-    __syncthreads();
-    for (int i = 0; i < warp; i++) x += sums[i];
-    return x;
-}
-
-// Layer l's order. sums [32] and total are shared memory; total is 0 before and after.
-__device__ static inline void extend_plan_order(const DecodeOrder& order, const Pages& p,
-                                                const PassArrays& pass, int64_t l, int64_t* sums,
-                                                int64_t* total) {
-    int NH = (int)p.NH, pairs = pass.num_sequences * NH;
-    for (int begin = 0; begin < pairs; begin += (int)blockDim.x) {
-        int pair = begin + (int)threadIdx.x;
-        int64_t mine = 0; // a long head in the upper half, a short one in the lower
-        if (pair < pairs) {
-            PassRows sequence = pass.sequences[pair / NH];
-            int forgotten = p.forgotten[pages_slot_head(p, sequence.slot, l, pair % NH)];
-            int first = max(forgotten, pages_window_first(p.window, sequence.position));
-            bool is_long = sequence.position - first * PAGE_TOKENS >= DECODE_LONG_HEAD_TOKENS;
-            if (sequence.end - sequence.begin == 1) mine = is_long ? (int64_t)1 << 32 : 1;
-        }
-        int64_t end = extend_scan(mine, sums) + *total;
-        if (mine == 1)
-            order.heads[pairs - (int)end] = pair;
-        else if (mine)
-            order.heads[(end >> 32) - 1] = pair;
-        __syncthreads(); // all have read total
-        if (threadIdx.x == blockDim.x - 1) *total = end;
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) *order.counts = make_int2((int)(*total >> 32), (int)*total), *total = 0;
-    __syncthreads();
-}
-
-// Block l: layer l's forgotten pages, then its order, items and pairs.
-__global__ static void __launch_bounds__(EXTEND_PLAN_THREADS)
-    extend_plan_kernel(const __grid_constant__ ExtendWork work, const __grid_constant__ Pages p,
-                       const __grid_constant__ PassArrays pass) {
-    __shared__ int64_t sums[32], total;
-    int64_t l = blockIdx.x, NH = p.NH, pairs = pass.num_tiles * NH;
-    for (int64_t i = threadIdx.x; i < pass.num_sequences * NH; i += blockDim.x) {
-        PassRows sequence = pass.sequences[i / NH];
-        pages_advance_head(p, sequence.slot, l * NH + i % NH, sequence.position);
-        if (p.norms)
-            pages_seal(p, sequence.slot, l * NH + i % NH, sequence.position,
-                       sequence.position + sequence.end - sequence.begin);
-    }
-    if (threadIdx.x == 0) total = 0;
-    __syncthreads();
-    if (pass.is_uneven) extend_plan_order(extend_layer_order(&work.order, &p, l), p, pass, l, sums, &total);
-    for (int64_t begin = 0; begin < pairs; begin += blockDim.x) {
-        int64_t pair = begin + threadIdx.x, mine = 0;
-        PassRows tile = {};
-        int window = 0, pages = 0, unit = 1, first = 0,
-            units = 0; // window: its first page; the rest from there
-        if (pair < pairs) {
-            tile = pass.tiles[pair / NH];
-            window = pages_window_first(p.window, tile.position);
-            pages = tile.position / PAGE_TOKENS + 1 - window, unit = extend_partition_pages(pages);
-            first = max(p.forgotten[pages_slot_head(p, tile.slot, l, pair % NH)] - window, 0);
-            units = (pages + unit - 1) / unit - first / unit;
-            mine = (int64_t)units << 32 | (units * (tile.end - tile.begin));
-        }
-        int64_t end = extend_scan(mine, sums) + total;
-        int item = (int)((end - mine) >> 32), partial = (int)(end - mine);
-        __syncthreads(); // all have read total
-        if (threadIdx.x == blockDim.x - 1) total = end;
-        if (pair < pairs) work.pairs[l * work.max_pairs + pair] = {partial, units};
-        for (int u = first / unit; u < first / unit + units; u++) {
-            int page = max(u * unit, first), count = min((u + 1) * unit, pages) - page;
-            work.items[l * work.max_items + item++] = {(int)pair, tile.slot, (window + page) << 5 | count,
-                                                       partial};
-            partial += tile.end - tile.begin;
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) work.num_items[l] = (int)(total >> 32);
-}
-
-// Writes the items, pairs and order of all layers, and p->forgotten of the pass's slots.
-static inline void extend_plan(const ExtendWork* work, const Pages* p, const PassArrays* pass,
-                               cudaStream_t stream) {
-    Range range("attention", RANGE_FORWARD, stream);
-    // Not by launch_after, as the copy of the pass's arrays is before it. Kernels behind it may wait for it.
-    CUDA_LAUNCH(extend_plan_kernel, p->layers, EXTEND_PLAN_THREADS, stream, *work, *p, *pass);
-}
-
-// ----------------------------------------------------------------------------
-// results
-
-// What a layer's attention computes. y = output gate(output norm(o)), where the model has them.
+// Output of a layer's attention: y = output_gate(output_norm(o)), where the model has them.
 typedef struct {
     bf16* y;          // [rows, NH, dh]
-    const bf16* o;    // [rows, NH, dh] of the rows that prefill_attention has computed
+    const bf16* o;    // [rows, NH, dh] of the rows that prefill_attention computes
     OutputGate gate;  // rstd is not written
-    int64_t gate_row; // elements of gate.gate from row to row
+    int64_t gate_row; // elements from one row of gate.gate to the next
 } ExtendOutput;
 
-// What a thread reads for its eight channels of y.
+// The thread's eight channels of what extend_output needs besides o
 struct ExtendOutputPrefetch {
     Raw8 logits, weight;
 };
 __device__ static inline ExtendOutputPrefetch extend_output_prefetch(const ExtendOutput& out, int64_t row,
                                                                      const HeadThread& me) {
-    ExtendOutputPrefetch ahead = {};
+    ExtendOutputPrefetch prefetched = {};
     int column = me.head * me.dh + me.channel;
-    if (out.gate.gate) ahead.logits = load_raw8(out.gate.gate + row * out.gate_row + column);
-    if (out.gate.weight) ahead.weight = load_raw8(out.gate.weight + column);
-    return ahead;
+    if (out.gate.gate) prefetched.logits = load_raw8(out.gate.gate + row * out.gate_row + column);
+    if (out.gate.weight) prefetched.weight = load_raw8(out.gate.weight + column);
+    return prefetched;
 }
 
-// Writes eight channels of y at `at`, from o. Called by all lanes of a warp, which have a head as in
-// head_sum; the first ones store.
+// A warp has one head, DH / 8 lanes all its channels, and the other groups of lanes the same.
+template <int DH> __device__ static inline HeadThread extend_head_thread(int head) {
+    constexpr int LANES = DH / 8;
+    return {.head = head,
+            .channel = (int)threadIdx.x % LANES * 8,
+            .lanes = LANES,
+            .dh = DH,
+            .mean = 1.0f / DH,
+            .active = true};
+}
+
+// Computes y from the thread's eight channels of o, and stores it at y + at. By all lanes of a warp, each
+// group of me.lanes with the same head (extend_head_thread); the first group stores.
 __device__ static inline void extend_output(const ExtendOutput& out, float o[8], int64_t at,
-                                            const ExtendOutputPrefetch& ahead, const HeadThread& me) {
-    output_gate_token(o, out.gate, (float)out.gate.eps, ahead.logits, ahead.weight, me);
+                                            const ExtendOutputPrefetch& prefetched, const HeadThread& me) {
+    output_gate_token(o, out.gate, (float)out.gate.eps, prefetched.logits, prefetched.weight, me);
     if ((int)threadIdx.x % 32 < me.lanes) store16(out.y + at, pack8(o));
 }
 
-// What becomes of a layer's partial results.
+// Arguments of extend_combine_kernel
 struct ExtendCombine {
     ExtendOutput out;
     const float* partial_o;
@@ -230,8 +93,8 @@ struct ExtendCombine {
     int NH;
 };
 
-// o of a row and head from its partial results, eight channels of it. One warp, whose lanes are DH / 8 times
-// several groups; each group has every GROUPS-th unit.
+// By one warp: the lane's eight channels of o from the partial results of a row and head. The warp is GROUPS
+// groups of DH / 8 lanes; group i reads partitions i, i + GROUPS, ..
 template <int DH>
 __device__ static inline void extend_combine_row(float o[8], const ExtendCombine& a, int tile, int row,
                                                  int h) {
@@ -242,18 +105,21 @@ __device__ static inline void extend_combine_row(float o[8], const ExtendCombine
     int count = rows.end - rows.begin;
     int64_t first = pair.partial + row - rows.begin;
     float max = -INFINITY, sum = 0;
-    for (int u = lane; u < pair.units; u += 32) max = fmaxf(max, a.partial_sum[first + u * count].x);
+    for (int i = lane; i < pair.partitions; i += 32) max = fmaxf(max, a.partial_sum[first + i * count].x);
     max = warp_max(max);
     for (int i = 0; i < 8; i++) o[i] = 0;
 #pragma unroll 4
-    for (int u = lane / LANES; u < pair.units; u += GROUPS) {
-        int64_t at = first + u * count;
-        float2 of_unit = a.partial_sum[at];
+    for (int n = lane / LANES; n < pair.partitions; n += GROUPS) {
+        int64_t at = first + n * count;
+        float2 partial = a.partial_sum[at];
         const float* from = a.partial_o + at * DH + lane % LANES * 8;
         Pack4 low = load16(from), high = load16(from + 4);
-        float weight = exp2_approx(of_unit.x - max);
-        sum += weight * of_unit.y;
-        for (int i = 0; i < 4; i++) o[i] += weight * low[i], o[i + 4] += weight * high[i];
+        float factor = exp2_approx(partial.x - max);
+        sum += factor * partial.y;
+        for (int i = 0; i < 4; i++) {
+            o[i] += factor * low[i];
+            o[i + 4] += factor * high[i];
+        }
     }
     for (int step = LANES; step < 32; step *= 2) {
         sum += __shfl_xor_sync(~0u, sum, step);
@@ -262,13 +128,13 @@ __device__ static inline void extend_combine_row(float o[8], const ExtendCombine
     for (int i = 0; i < 8; i++) o[i] /= sum;
 }
 
-// y of a row and head from o, or from the row's partial results if it has a tile. One warp.
+// By one warp: y of a row and head, from partial results if the row has a tile, else from o of
+// prefill_attention.
 template <int DH>
 __device__ static inline void extend_combine_head(const ExtendCombine& a, int tile, int row, int h) {
-    constexpr int LANES = DH / 8;
-    HeadThread me = {h, (int)threadIdx.x % LANES * 8, LANES, DH, 1.0f / DH, true};
+    HeadThread me = extend_head_thread<DH>(h);
     int64_t at = ((int64_t)row * a.NH + h) * DH + me.channel;
-    ExtendOutputPrefetch ahead = extend_output_prefetch(a.out, row, me);
+    ExtendOutputPrefetch prefetched = extend_output_prefetch(a.out, row, me);
     float x[8];
     if (tile >= 0) {
         extend_combine_row<DH>(x, a, tile, row, h);
@@ -276,7 +142,7 @@ __device__ static inline void extend_combine_head(const ExtendCombine& a, int ti
     } else {
         unpack8(x, load_raw8(a.out.o + at));
     }
-    extend_output(a.out, x, at, ahead, me);
+    extend_output(a.out, x, at, prefetched, me);
 }
 
 // ----------------------------------------------------------------------------
@@ -286,8 +152,8 @@ __device__ static inline void extend_combine_head(const ExtendCombine& a, int ti
 template <int DH> struct ExtendShared {
     bf16 q[2][EXTEND_TILE * DH], k[2][PAGE_TOKENS * DH], v[2][PAGE_TOKENS * DH];
     double cum_logf[2][PAGE_TOKENS];
-    AttentionAccInit<PAGE_TOKENS>
-        acc_init; // sqrt(dh) (anchor - cum_logf_j), the anchor is the page's last key
+    // sqrt(dh) (anchor - cum_logf_j), where anchor is cum_logf of the page's last key
+    AttentionAccInit<PAGE_TOKENS> acc_init;
 };
 enum { EXTEND_MAX_WARPS = 6 };
 
@@ -303,13 +169,13 @@ struct ExtendArgs {
     int64_t layer;
 };
 
-// An item and what is loaded ahead of it
+// An item, and what is prefetched of it
 struct ExtendItemState {
     ExtendItem item;
     PassRows tile;
-    int page;         // lane i: page i of the item
-    int skipped;      // pages of the item that are not read: all rows skip them
-    int row_first[2]; // the first page of the item that the lane's rows see
+    int page;         // lane i: number in the pool of the item's page i
+    int skipped;      // the item's first pages that all rows skip: they are not read
+    int row_first[2]; // the item's first page that each of the lane's two rows does not skip
 };
 
 template <int DH, bool GATE> struct ExtendWarp {
@@ -326,7 +192,7 @@ template <int DH, bool GATE> struct ExtendWarp {
 
     __device__ ExtendItem item(int64_t n, int total) const { return n < total ? a.items[n] : ExtendItem{}; }
 
-    // Starts loading what belongs to s.item.
+    // Prefetches tile and page numbers of s.item.
     __device__ void load(ExtendItemState& s) const {
         if (count(s) == 0) return;
         s.tile = a.tiles[s.item.pair / (int)a.pages.NH];
@@ -335,18 +201,20 @@ template <int DH, bool GATE> struct ExtendWarp {
             s.page = a.pages.table[at * a.pages.table_width + (s.item.first_count >> 5) + lane];
         s.skipped = s.row_first[0] = s.row_first[1] = 0;
     }
-    // Finds the pages that the rows skip (pages.cuh). The item's last page is always read, though not seen.
+    // Finds the pages that the rows skip (pages.cuh). The item's last page is read even if all rows skip it.
     __device__ void skip(ExtendItemState& s) const {
         if (!GATE || !a.pages.norms || count(s) == 0) return;
         int first = s.item.first_count >> 5, rows = s.tile.end - s.tile.begin;
         float norm = 0;
         double logsum = 0;
-        if (lane < count(s))
-            norm = sqrtf(__uint_as_float(a.pages.page_norms[s.page])), logsum = a.pages.page_logsum[s.page];
+        if (lane < count(s)) {
+            norm = sqrtf(__uint_as_float(a.pages.page_norms[s.page]));
+            logsum = a.pages.page_logsum[s.page];
+        }
         s.skipped = count(s) - 1;
         for (int row = 0; row < rows; row++) {
             int64_t at = (s.tile.begin + row) * a.pages.NH + head(s);
-            float2 squares = ((const float2*)a.pages.norms)[at]; // of q and k
+            float2 squares = ((const float2*)a.pages.norms)[at]; // |q|^2, |k|^2
             double reach = sqrtf(squares.x) * (norm + sqrtf(squares.y)) / ROOT;
             bool sealed = (first + lane + 1) * PAGE_TOKENS + PAGES_UNSEALED <= s.tile.position + row;
             bool skips = lane < count(s) && sealed && reach + logsum + a.cum_logf[at] < a.pages.log_tolerance;
@@ -379,8 +247,8 @@ template <int DH, bool GATE> struct ExtendWarp {
         int64_t page = __shfl_sync(~0u, s.page, i);
         copy_page(shared.v[stage], a.pages.v + page * PAGE_TOKENS * DH);
     }
-    // Starts copying page i of an item, with the tile's queries if it is the first one read. Two groups: what
-    // the scores need, and the values.
+    // Starts copying page i of an item, and the tile's queries with the first page that is read, as two
+    // commit groups: what scores need, then values.
     __device__ void copy(const ExtendItemState& s, int i, int stage, int q_stage) const {
         bool exists = i < count(s);
         if (exists && i == s.skipped) copy_queries(s, q_stage);
@@ -409,9 +277,9 @@ template <int DH, bool GATE> struct ExtendWarp {
         return g;
     }
 
-    // Adds one page. `own`: the first row's token in the page, -1: it is none of the rows'. `hidden`: the
-    // tokens before the first row's window; of the next row it is one more. skips: the lane's rows that skip
-    // the page.
+    // Adds one page to the softmax. own: token in the page of the first row, -1: the rows' tokens are in
+    // later pages. hidden: number of the page's first tokens that are before the first row's window; one more
+    // for each later row. skips: whether each of the lane's two rows skips the page.
     __device__ void page(Softmax& softmax, const RowGate& gate, int stage, int q_stage, int own, int rows,
                          int hidden, const bool (&skips)[2]) {
         float s[1][NS][4], shift[1][2];
@@ -452,7 +320,7 @@ template <int DH, bool GATE> struct ExtendWarp {
 
         cp_async_wait_group<2>();
         __syncwarp();
-        if (diagonal) { // values that are not written yet: their weight is 0, but they may be anything
+        if (diagonal) { // tokens to come have weight 0, but their values may be NaN
             for (int c = (own + rows) * (DH / 8) + lane; c < PAGE_TOKENS * DH / 8; c += 32)
                 store16(shared.v[stage] + c * 8, Raw8{});
             __syncwarp();
@@ -460,7 +328,7 @@ template <int DH, bool GATE> struct ExtendWarp {
         uint32_t lane_v = sm80_lane_a<DH>(shared.v[stage], lane);
 #pragma unroll
         for (int n = 0; n < NS; n += 2) softmax.add(s, n, factor, shift, sm80_advance<DH>(lane_v, n * 8, 0));
-        __syncwarp(); // the stage may be overwritten
+        __syncwarp(); // all lanes have read the stage (invariant 3)
     }
 
     __device__ void store(const Softmax& softmax, const ExtendItemState& s) const {
@@ -477,12 +345,12 @@ template <int DH, bool GATE> struct ExtendWarp {
         }
     }
 
-    // Items n, n + step, ... The first ones, which the kernel ahead does not write, are loaded while it runs.
-    __device__ void run(int64_t n, int64_t step) {
+    // Items n, n + stride, ..
+    __device__ void run(int64_t n, int64_t stride) {
         int total = *a.num_items, stage = 0, q_stage = 0;
         ExtendItemState next = {};
         next.item = item(n, total);
-        ExtendItem after = item(n + step, total);
+        ExtendItem after = item(n + stride, total);
         load(next);
         kernel_wait();
         skip(next);
@@ -492,8 +360,8 @@ template <int DH, bool GATE> struct ExtendWarp {
             next.item = after;
             load(next);
             skip(next);
-            n += step;
-            after = item(n + step, total);
+            n += stride;
+            after = item(n + stride, total);
             RowGate gate = row_gate(now);
             Softmax softmax;
             int rows = now.tile.end - now.tile.begin, first = now.item.first_count >> 5;
@@ -526,16 +394,15 @@ __global__ static void __launch_bounds__(32 * EXTEND_MAX_WARPS, 1)
 }
 
 template <int DH, bool GATE> static inline void extend_launch(const ExtendArgs* a, cudaStream_t stream) {
-    int64_t bytes = sizeof(ExtendShared<DH>),
-            room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    int64_t warps = room / bytes, most = EXTEND_MAX_WARPS;
-    if (warps > most) warps = most;
+    int64_t bytes = sizeof(ExtendShared<DH>);
+    int64_t warps = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) / bytes;
+    if (warps > EXTEND_MAX_WARPS) warps = EXTEND_MAX_WARPS;
     auto kernel = extend_attention_kernel<DH, GATE>;
     launch_after(kernel, dim3((unsigned)device_attribute(cudaDevAttrMultiProcessorCount)), 32 * warps,
                  warps * bytes, stream, *a);
 }
 
-// One warp a row and head
+// One warp a (row, head)
 template <int DH>
 __global__ static void __launch_bounds__(128) extend_combine_kernel(const __grid_constant__ ExtendCombine a) {
     kernel_wait();
@@ -544,26 +411,29 @@ __global__ static void __launch_bounds__(128) extend_combine_kernel(const __grid
     extend_combine_head<DH>(a, a.pass.row_tiles[row], row, i % a.NH);
 }
 
-// Attention of all rows of a layer, but for those of decode_attention. q [rows, NH, dh] and cum_logf [rows,
-// NH] are kv_append's; cum_logf is NULL without gate.
+// Attention of all rows of a layer except those of decode_attention, after kv_append and prefill_attention.
+// cum_logf is NULL without gate.
 static inline void extend_attention(const ExtendOutput* out, const bf16* q, const double* cum_logf,
                                     const ExtendLayer* layer, cudaStream_t stream) {
     const Pages* p = layer->pages;
     const ExtendWork* work = layer->work;
     const PassArrays* pass = layer->pass;
     assert(!cum_logf == !p->cum_logf);
-    ExtendCombine combine = {
-        *out,  work->partial_o, work->partial_sum, work->pairs + layer->index * work->max_pairs,
-        *pass, (int)p->NH};
-    ExtendArgs a = {q,
-                    cum_logf,
-                    *p,
-                    pass->tiles,
-                    work->items + layer->index * work->max_items,
-                    work->num_items + layer->index,
-                    work->partial_o,
-                    work->partial_sum,
-                    layer->index};
+    ExtendCombine combine = {.out = *out,
+                             .partial_o = work->partial_o,
+                             .partial_sum = work->partial_sum,
+                             .pairs = work->pairs + layer->index * work->max_pairs,
+                             .pass = *pass,
+                             .NH = (int)p->NH};
+    ExtendArgs a = {.q = q,
+                    .cum_logf = cum_logf,
+                    .pages = *p,
+                    .tiles = pass->tiles,
+                    .items = work->items + layer->index * work->max_items,
+                    .num_items = work->num_items + layer->index,
+                    .partial_o = work->partial_o,
+                    .partial_sum = work->partial_sum,
+                    .layer = layer->index};
     if (pass->num_tiles > 0) {
         Range range("attention", RANGE_FORWARD, stream);
         (p->dh == 64 ? cum_logf ? extend_launch<64, true> : extend_launch<64, false>

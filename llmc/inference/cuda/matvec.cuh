@@ -1,17 +1,24 @@
 /*
-Linear layers for few rows, which only read weights:
+Linear layers for few rows, bound by reading their weights:
 
     out[rows,N] = f(x)[rows,K] w[N,K]^T  (+ residual)        rows 1 to MATVEC_MAX_ROWS
 
-f is nothing, RMSNorm, or SwiGLU: what would be a kernel of its own is computed by each thread block again, as
-its input is small. The sums are mma.sync's, eight rows of w by 16 of x at a time, so that the rows of x cost
-nothing but their own loads, and a row's bits do not depend on how many there are.
+    x, residual, out    row-major, as in matmul.cuh; K is a multiple of 8
+    f                   identity, RMSNorm or SwiGLU, fused: every thread block computes it, as its input is small
 
-A thread block has 8 TILES rows of w. Its warps share K: step s of 32 channels is that of warp s % 8. A lane
-loads 16 bytes of a row of w, and the same channels of a row of x: their order within a step is not that of
-mma.sync, but the same in both operands.
+A thread block has 8 TILES rows of w (columns of out); its 8 warps share K, warp s % 8 having K-step s of 32
+channels:
 
-x, residual and out are row-major, as in matmul.cuh; K is a multiple of 8. Called by the GPU trainer.
+    w -> registers         the next K-steps are in flight, the first ones before kernel_wait; w is read once
+    x -> shared memory     f(x), by all warps
+    mma.sync m16n8k16      16 rows of x by 8 rows of w: no row costs more than its loads, and a row's bits do
+                           not depend on the number of rows
+    warps -> out           sums over warps in shared memory, plus residual
+
+A lane loads 16 bytes of a row of w and the same channels of a row of x. Their order within a K-step is not
+that of mma.sync, but the same in both operands.
+
+Called by the GPU trainer.
 */
 #pragma once
 
@@ -23,13 +30,13 @@ x, residual and out are row-major, as in matmul.cuh; K is a multiple of 8. Calle
 
 enum { MATVEC_MAX_ROWS = 16, MATVEC_WARPS = 8, MATVEC_K_STEP = 32 };
 
-// What the layer's input is made of.
+// The input of a layer
 typedef struct {
     const bf16* x;    // [rows, K]
     const bf16* norm; // [K] weight of an RMSNorm; NULL: none
     double eps;       // the norm's
     bool swiglu;      // x is [rows, 2K], gate and up; not with a norm
-    bf16* computed;   // [rows, K] scratch for f(x), which linear_rows uses for many rows
+    bf16* computed;   // [rows, K] scratch for f(x), used by linear_rows above MATVEC_MAX_ROWS
     float* rstd;      // [rows] scratch, with a norm
 } MatvecInput;
 
@@ -38,14 +45,13 @@ struct MatvecArgs {
     const bf16 *w, *residual;
     MatvecInput in;
     int rows, N, K, out_stride, x_stride;
-    int shared_stride; // elements from a row of x in shared memory to the next
+    int shared_stride; // elements from one row of x in shared memory to the next
 };
 
-// Rows are 64 bytes apart modulo 128: the 16-byte loads of eight lanes, from two rows, have no bank
-// conflicts.
+// 64 bytes modulo 128, so the 16-byte loads of eight lanes, from two rows, have no bank conflicts
 static inline int matvec_shared_stride(int64_t K) { return (int)ceil_div<int64_t>(K, 64) * 64 + 32; }
 
-// x, or SwiGLU of it, into shared memory, by all threads
+// By all threads: x or SwiGLU(x) to shared memory.
 __device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
     int chunks = a.K / 8;
 #pragma unroll 4
@@ -58,25 +64,25 @@ __device__ static inline void matvec_load_x(bf16* shared, const MatvecArgs& a) {
     }
 }
 
-// RMSNorm of x into shared memory, with weight [K] there too: a warp a row. What a lane has in registers is
-// read once: HELD times 256 channels.
-template <int HELD>
+// RMSNorm(x) to shared memory, a warp a row. weight [K] is in shared memory. The first 256 CACHED channels of
+// a row stay in registers between the sum of squares and the product; the others are read twice.
+template <int CACHED>
 __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, const MatvecArgs& a) {
     int chunks = a.K / 8, lane = (int)threadIdx.x % 32;
     for (int row = (int)threadIdx.x / 32; row < a.rows; row += MATVEC_WARPS) {
         const bf16* x = a.in.x + (int64_t)row * a.x_stride;
-        Raw8 held[HELD] = {};
+        Raw8 cached[CACHED] = {};
         float sum = 0, v[8], w[8];
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
-            if (lane + 32 * i < chunks) held[i] = load_raw8(x + 8 * (lane + 32 * i));
+        for (int i = 0; i < CACHED; i++)
+            if (lane + 32 * i < chunks) cached[i] = load_raw8(x + 8 * (lane + 32 * i));
         auto add = [&](const Raw8& raw) {
             unpack8(v, raw);
             for (int i = 0; i < 8; i++) sum += v[i] * v[i];
         };
 #pragma unroll
-        for (int i = 0; i < HELD; i++) add(held[i]);
-        for (int c = lane + 32 * HELD; c < chunks; c += 32) add(load_raw8(x + 8 * c));
+        for (int i = 0; i < CACHED; i++) add(cached[i]);
+        for (int c = lane + 32 * CACHED; c < chunks; c += 32) add(load_raw8(x + 8 * c));
         float rstd = norm_rstd(__fdividef(warp_sum(sum), (float)a.K), (float)a.in.eps);
         auto store = [&](int c, const Raw8& raw) {
             unpack8(v, raw);
@@ -85,16 +91,16 @@ __device__ static inline void matvec_norm_x(bf16* shared, const bf16* weight, co
             store16(shared + row * a.shared_stride + 8 * c, pack8(v));
         };
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
-            if (lane + 32 * i < chunks) store(lane + 32 * i, held[i]);
-        for (int c = lane + 32 * HELD; c < chunks; c += 32) store(c, load_raw8(x + 8 * c));
+        for (int i = 0; i < CACHED; i++)
+            if (lane + 32 * i < chunks) store(lane + 32 * i, cached[i]);
+        for (int c = lane + 32 * CACHED; c < chunks; c += 32) store(c, load_raw8(x + 8 * c));
     }
 }
 
-// Thread blocks with so many tiles that a multiprocessor has at once
+// Resident thread blocks of an SM
 constexpr int matvec_blocks(int tiles) { return tiles == 4 ? 2 : 3; }
 
-// By all threads: the block's columns of out from its warps' sums
+// By all threads: sums the warps' partial results of the block's columns, adds residual, stores.
 template <class T, int COLUMNS>
 __device__ static inline void matvec_store(const float (*sums)[MATVEC_MAX_ROWS][COLUMNS], int first,
                                            const MatvecArgs& a) {
@@ -109,18 +115,18 @@ __device__ static inline void matvec_store(const float (*sums)[MATVEC_MAX_ROWS][
     }
 }
 
-// LOOPS: a block has every gridDim.x-th group of columns, and the next ones' weights are in flight while it
-// adds up its own.
+// LOOPS: a block has every gridDim.x-th group of columns, and prefetches the next group's first weights
+// during the last K-steps of this one.
 template <class T, int TILES, bool LOOPS>
 __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES))
     matvec_kernel(const __grid_constant__ MatvecArgs a) {
-    constexpr int AHEAD = TILES == 1 ? 7 : 3, COLUMNS = 8 * TILES; // steps in flight; rows of w
+    constexpr int COLUMNS = 8 * TILES, IN_FLIGHT = TILES == 1 ? 7 : 3; // K-steps
     extern __shared__ __align__(128) bf16 x[];
     __shared__ float sums[MATVEC_WARPS][MATVEC_MAX_ROWS][COLUMNS];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int steps = ceil_div<int>(a.K, MATVEC_K_STEP), column = lane / 4, in_step = lane % 4 * 8;
     int first = (int)blockIdx.x * COLUMNS, stride = (int)gridDim.x * COLUMNS;
-    Raw8 ahead[AHEAD][TILES];
+    Raw8 next_w[IN_FLIGHT][TILES];
     auto load = [&](Raw8(&w)[TILES], int columns, int step) {
         int k = step * MATVEC_K_STEP + in_step;
 #pragma unroll
@@ -130,7 +136,7 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES)
         }
     };
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) load(ahead[i], first, warp + i * MATVEC_WARPS);
+    for (int i = 0; i < IN_FLIGHT; i++) load(next_w[i], first, warp + i * MATVEC_WARPS);
     bf16* weight = x + a.rows * a.shared_stride;
     for (int c = (int)threadIdx.x; a.in.norm && c < a.K / 8; c += 32 * MATVEC_WARPS)
         store16(weight + 8 * c, load_raw8(a.in.norm + 8 * c));
@@ -141,13 +147,13 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES)
     else
         matvec_load_x(x, a);
     do {
-        __syncthreads(); // x is whole, the sums before have been read
+        __syncthreads(); // x is complete; the previous group's sums have been read
         float acc[TILES][4] = {};
-        for (int step = warp; step < steps; step += AHEAD * MATVEC_WARPS) {
-            bool last = LOOPS && step + AHEAD * MATVEC_WARPS >= steps;
-            int next = last ? warp : step + AHEAD * MATVEC_WARPS;
+        for (int step = warp; step < steps; step += IN_FLIGHT * MATVEC_WARPS) {
+            bool last = LOOPS && step + IN_FLIGHT * MATVEC_WARPS >= steps;
+            int next = last ? warp : step + IN_FLIGHT * MATVEC_WARPS;
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
+            for (int i = 0; i < IN_FLIGHT; i++) {
                 int k = (step + i * MATVEC_WARPS) * MATVEC_K_STEP + in_step;
                 const bf16* from = x + lane / 4 * a.shared_stride + k;
                 Raw8 low = {}, high = {};
@@ -156,10 +162,10 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES)
                 uint32_t even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
-                    sm80_mma(acc[t], even, ahead[i][t].x, ahead[i][t].y, acc[t]);
-                    sm80_mma(acc[t], odd, ahead[i][t].z, ahead[i][t].w, acc[t]);
+                    sm80_mma(acc[t], even, next_w[i][t].x, next_w[i][t].y, acc[t]);
+                    sm80_mma(acc[t], odd, next_w[i][t].z, next_w[i][t].w, acc[t]);
                 }
-                load(ahead[i], last ? first + stride : first, next + i * MATVEC_WARPS);
+                load(next_w[i], last ? first + stride : first, next + i * MATVEC_WARPS);
             }
         }
 #pragma unroll
@@ -171,37 +177,37 @@ __global__ static void __launch_bounds__(32 * MATVEC_WARPS, matvec_blocks(TILES)
     } while (LOOPS && first < a.N);
 }
 
-// Dynamic shared memory: the rows of x, and the norm's weight
+// Dynamic shared memory: rows of x and the norm's weight
 static inline int64_t matvec_shared_bytes(const Linear* l) {
     return (l->rows + 1) * matvec_shared_stride(l->K) * (int64_t)sizeof(bf16);
 }
 
-// Whether that and the sums, 16 KiB at most, fit into a thread block's shared memory.
+// Whether it and `sums`, 16 KiB at most, fit in a thread block's shared memory
 static inline bool matvec_fits(const Linear* l) {
     return l->rows <= MATVEC_MAX_ROWS &&
            matvec_shared_bytes(l) + (17 << 10) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 }
 
-// out [rows, N] = f(x) w^T, plus residual [rows, N] with the strides of out, unless that is NULL; residual
-// may be out. T is bf16 or float. tiles is 1, 2, 4, or 0: chosen by N.
+// out [rows, N] = f(x) w^T + residual. residual [rows, N] has the strides of out and may be out; NULL: none.
+// T is bf16 or float. tiles: 1, 2, 4, or 0 to choose by N.
 template <class T>
 static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, const Linear* l, int tiles,
                           cudaStream_t stream) {
     Range range("matmul", RANGE_FORWARD, stream);
     assert(matvec_fits(l) && l->K % 8 == 0 && l->x_stride == l->K && !(in->swiglu && in->norm));
-    int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
-    if (tiles == 0) tiles = l->N >= 64 * processors ? 4 : l->N >= 16 * processors ? 2 : 1;
-    MatvecArgs a = {out,
-                    l->w,
-                    residual,
-                    *in,
-                    (int)l->rows,
-                    (int)l->N,
-                    (int)l->K,
-                    (int)l->out_stride,
-                    (int)(in->swiglu ? 2 * l->K : l->K),
-                    matvec_shared_stride(l->K)};
-    int64_t blocks = ceil_div<int64_t>(l->N, 8 * tiles), resident = processors * matvec_blocks(tiles);
+    int64_t num_sms = device_attribute(cudaDevAttrMultiProcessorCount);
+    if (tiles == 0) tiles = l->N >= 64 * num_sms ? 4 : l->N >= 16 * num_sms ? 2 : 1;
+    MatvecArgs a = {.out = out,
+                    .w = l->w,
+                    .residual = residual,
+                    .in = *in,
+                    .rows = (int)l->rows,
+                    .N = (int)l->N,
+                    .K = (int)l->K,
+                    .out_stride = (int)l->out_stride,
+                    .x_stride = (int)(in->swiglu ? 2 * l->K : l->K),
+                    .shared_stride = matvec_shared_stride(l->K)};
+    int64_t blocks = ceil_div<int64_t>(l->N, 8 * tiles), resident = num_sms * matvec_blocks(tiles);
     bool loops = tiles > 1 && blocks > resident;
     auto kernel = tiles == 4   ? loops ? matvec_kernel<T, 4, true> : matvec_kernel<T, 4, false>
                     : tiles == 2 ? loops ? matvec_kernel<T, 2, true> : matvec_kernel<T, 2, false>
@@ -210,7 +216,7 @@ static inline void matvec(T* out, const MatvecInput* in, const bf16* residual, c
                  matvec_shared_bytes(l), stream, a);
 }
 
-// The rows for which linear_rows computes `rows`: a few sizes, as cuBLAS chooses a kernel for each.
+// `rows` rounded up to one of a few sizes, as cuBLAS chooses a kernel for each size
 static inline int64_t linear_padded_rows(int64_t rows) {
     int64_t padded = rows;
     if (rows > MATVEC_MAX_ROWS)
@@ -219,8 +225,8 @@ static inline int64_t linear_padded_rows(int64_t rows) {
     return padded;
 }
 
-// The same for any number of rows, linear_padded_rows of which are computed: out, residual and the input have
-// memory for them. Above MATVEC_MAX_ROWS, or what fits, by cuBLAS. The residual is not out.
+// The same for any number of rows: by matvec, or by kernels for f and cuBLAS where matvec_fits is false. out,
+// residual and the input have memory for linear_padded_rows rows; residual is not out.
 template <class T>
 static inline void linear_rows(T* out, const MatvecInput* in, const std::common_type_t<T>* residual,
                                const Linear* l, Matmul* mm) {
@@ -230,7 +236,8 @@ static inline void linear_rows(T* out, const MatvecInput* in, const std::common_
         return;
     }
     padded.rows = linear_padded_rows(l->rows);
-    Norm norm = {in->norm, NULL, in->rstd, l->rows, l->K, in->eps};
+    Norm norm = {
+        .weight = in->norm, .dweight = NULL, .rstd = in->rstd, .rows = l->rows, .d = l->K, .eps = in->eps};
     if (in->norm) rmsnorm_forward(in->computed, in->x, &norm, mm->stream);
     if (in->swiglu) swiglu_forward(in->computed, in->x, l->rows, l->K, mm->stream);
     linear_forward(out, in->norm || in->swiglu ? in->computed : in->x, residual, &padded, mm);

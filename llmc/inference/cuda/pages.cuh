@@ -9,8 +9,8 @@ pass.
 
     k, v        [pages, PAGE_TOKENS, dh] bf16, dh 64 or 128, the 16-byte chunks of a row swizzled as in shared
                 memory (mma_sm80.cuh), so that attention copies a page as it is
-    cum_logf    [pages, PAGE_TOKENS] double; log gates are rounded to multiples of 2^-36, so sums down to -1.3e5
-                are exact, and cum_logf does not depend on how a sequence is cut into passes
+    cum_logf    [pages, PAGE_TOKENS] double; log gates are rounded to multiples of 2^-36, so sums down to
+                -1.3e5 are exact, and cum_logf does not depend on how a sequence is cut into passes
     table       [slots, heads, table_width] pages of a head; head l NH + h is head h of layer l
 
 Forgetting. With QK norm |q k| / sqrt(dh) <= U for all pairs of a head, so the keys up to the end e of a page
@@ -21,8 +21,8 @@ have at most
 of row i's weight. c only falls, and so does this bound: a page once below the tolerance stays forgotten. The
 logarithm of the sum is kept for the end of each page (page_logsum) and for the last token (gates).
 
-Skipping. Without QK norm there is no U for queries to come, so pages are skipped for the rows of a pass alone.
-The row's own key bounds its denominator, hence the keys up to e have at most
+Skipping. Without QK norm there is no U for queries to come, so pages are skipped for the rows of a pass
+alone. The row's own key bounds its denominator, hence the keys up to e have at most
 
     exp(|q_i| (max_{j <= e} |k_j| + |k_i|) / sqrt(dh) + c_i) sum_{j <= e} exp(-c_j)
 
@@ -107,9 +107,9 @@ __device__ static inline double pages_round_logf(float logf) {
     return rint((double)logf * 68719476736.0) * (1 / 68719476736.0);
 }
 
-// One warp: tokens first, .., first + 31 of a sequence in one head, a token a lane; those outside the pass count
-// as logf 0. Returns the inclusive sum of logf up to the lane's token. *total: the sum over all. *weights: sum_j
-// exp(sum of logf over the tokens after j).
+// One warp: tokens first, .., first + 31 of a sequence in one head, a token a lane; those outside the pass
+// count as logf 0. Returns the inclusive sum of logf up to the lane's token. *total: the sum over all.
+// *weights: sum_j exp(sum of logf over the tokens after j).
 __device__ static inline double kv_append_gate_chunk(double* total, double* weights, const Pages& p,
                                                      const KvAppend& a, const PassRows& sequence, int h,
                                                      int first) {
@@ -128,8 +128,8 @@ __device__ static inline double kv_append_gate_chunk(double* total, double* weig
     return c;
 }
 
-// Stores cum_logf of the lane's token. weights: sum over all tokens j up to the chunk's end of exp(cum_logf of
-// the chunk's last token - cum_logf_j).
+// Stores cum_logf of the lane's token. weights: sum over all tokens j up to the chunk's end of exp(cum_logf
+// of the chunk's last token - cum_logf_j).
 __device__ static inline void kv_append_gate_store(const Pages& p, const KvAppend& a,
                                                    const PassRows& sequence, int h, int position,
                                                    double cum_logf, double weights) {
@@ -157,8 +157,8 @@ __device__ static inline void kv_append_gate(const Pages& p, const KvAppend& a, 
     if (lane == 0) p.gates[head] = state;
 }
 
-// The same by a thread block for one head of a sequence with many rows, a chunk a warp. Chunks are combined by a
-// scan of the linear recurrence weights <- exp(total) weights + the chunk's weights.
+// The same by a thread block for one head of a sequence with many rows, a chunk a warp. Chunks are combined
+// by a scan of the linear recurrence weights <- exp(total) weights + the chunk's weights.
 __global__ static void __launch_bounds__(1024)
     kv_append_gate_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
                           const __grid_constant__ PassArrays pass) {
@@ -270,8 +270,8 @@ __device__ static inline void kv_append_store(const Pages& p, const KvAppend& a,
     if (kind == 1) atomicMax(&p.page_norms[page], __float_as_uint(square));
 }
 
-// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, row_blocks a row: q, k, v of
-// several heads of a row.
+// Thread blocks 0 to gate_blocks - 1: gates, a warp a (sequence, head). The others, row_blocks a row: q, k, v
+// of several heads of a row.
 __global__ static void __launch_bounds__(256)
     kv_append_kernel(const __grid_constant__ Pages p, const __grid_constant__ KvAppend a,
                      const __grid_constant__ PassArrays pass, int gate_blocks, int row_blocks) {
@@ -295,8 +295,8 @@ __global__ static void __launch_bounds__(256)
     kv_append_store(p, a, r, out, me);
 }
 
-// Appends a layer's rows, except those that decode_attention appends: q to a->paths[0].out, k, v and cum_logf to
-// the pages of the page table, and the state of their slots.
+// Appends a layer's rows, except those that decode_attention appends: q to a->paths[0].out, k, v and cum_logf
+// to the pages of the page table, and the state of their slots.
 static inline void kv_append(const Pages* p, const KvAppend* a, const PassArrays* pass, cudaStream_t stream) {
     if (pass->num_decoded == pass->num_rows) return;
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
@@ -404,8 +404,9 @@ static inline void pages_limits(const Pages* p, int64_t layer, const bf16* q_wei
 // ----------------------------------------------------------------------------
 // copies
 
-// A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten pages
-// are 0, with a cum_logf that makes their weight underflow. Keys and values before first_page are not written.
+// A sequence's keys, values and gates of one layer in the layout of attention_forward. Keys of forgotten
+// pages are 0, with a cum_logf that makes their weight underflow. Keys and values before first_page are not
+// written.
 #define PAGES_FORGOTTEN_CUM_LOGF 1e6
 typedef struct {
     bf16 *k, *v;      // [T, NH, dh]

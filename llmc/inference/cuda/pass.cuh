@@ -1,10 +1,10 @@
 /*
-The arrays of a pass on the device (llmc/inference/extension.h): which rows belong to which sequences, and which
-outputs are wanted.
+The arrays of a pass on the device (llmc/inference/extension.h): which rows belong to which sequences, and
+which outputs are wanted.
 
-A pass of several steps runs without the host. After each step the kernel that has chosen an output's next token
-(scores.cuh or draw.cuh) makes it the row's token and increments the row's position (pass_advance): the arrays
-are written on the device, and are not const.
+A pass of several steps runs without the host. After each step the kernel that has chosen an output's next
+token (scores.cuh or draw.cuh) makes it the row's token and increments the row's position (pass_advance): the
+arrays are written on the device, and are not const.
 */
 #pragma once
 
@@ -13,7 +13,8 @@ are written on the device, and are not const.
 
 enum { EXTEND_STEPS = 16 }; // most steps of an extension
 
-// Rows begin, .., end - 1 of a pass, all of one sequence. position: tokens of the sequence before row `begin`.
+// Rows begin, .., end - 1 of a pass, all of one sequence. position: tokens of the sequence before row
+// `begin`.
 typedef struct __align__(16) {
     int begin, end;
     int slot, position;
@@ -24,8 +25,8 @@ PassRows;
 // computes
 enum { PASS_PREFILL = -1, PASS_DECODE = -2 };
 
-// One pass. A tile is rows of one sequence whose positions differ in their last 4 bits only: how a sequence is
-// cut into tiles does not depend on the pass.
+// One pass. A tile is rows of one sequence whose positions differ in their last 4 bits only: how a sequence
+// is cut into tiles does not depend on the pass.
 typedef struct {
     int32_t* tokens;     // [num_rows]
     PassRows* sequences; // [num_sequences]
@@ -36,8 +37,8 @@ typedef struct {
     bool is_uneven; // decoded heads may differ by thousands of tokens
 } PassArrays;
 
-// The outputs of a pass. With several steps output i is that of row i, sequence i and, unless decode.cuh computes
-// the rows, tile i.
+// The outputs of a pass. With several steps output i is that of row i, sequence i and, unless decode.cuh
+// computes the rows, tile i.
 typedef struct {
     RowScore* scores; // [steps, outputs]
     int* step;        // [outputs] steps done

@@ -2,9 +2,17 @@
 What leaves the device of a row's logits: the most likely token, and the log-probability of the target
 (RowScore of llmc/inference/extension.h).
 
-logits are float [rows, row_stride], of which the first V columns count; row_stride is a multiple of 4. A row
-is cut into SCORE_PARTITIONS, a thread block each; the last one to end adds up. Called by the GPU trainer after
-lm_head.
+    in    logits [rows, row_stride] float, the first V columns of a row, row_stride a multiple of 4; targets
+    out   scores [steps, outputs]
+
+SCORE_PARTITIONS thread blocks a row, each over a partition of the columns. Invariants of their reduction:
+
+1. A block writes its ScorePartial before it increments num_done (__threadfence between them).
+2. The block that increments num_done last has all partials (__threadfence after atomicAdd), and combines them
+   in a fixed order: the result does not depend on which block that is.
+3. num_done is 0 between launches: the last block resets it (scores_combine).
+
+Called by the GPU trainer after lm_head.
 */
 #pragma once
 
@@ -14,21 +22,21 @@ lm_head.
 enum { SCORE_PARTITIONS = 8, SCORE_THREADS = 512 };
 
 typedef struct __align__(8) {
-    uint64_t key; // as scores_key
+    uint64_t key; // scores_key of the most likely token
     ExpSum sum;
     int nan;
 }
 ScorePartial;
 
-// What row_scores needs besides logits.
+// Arguments of row_scores besides logits
 typedef struct {
     PassOutputs outputs;
-    const int32_t* targets; // [outputs] tokens below V, or -1: logprob is 0
+    const int32_t* targets; // [outputs] tokens below V; -1: none, logprob is 0
     ScorePartial* partials; // [outputs, SCORE_PARTITIONS]
-    unsigned* num_done;     // [outputs] partitions; 0 between passes
+    unsigned* num_done;     // [outputs] partitions whose partial is written
 } Scores;
 
-// A logit and its token as one number: larger for the larger logit, of equal ones for the lower token.
+// Orders (logit, token): a larger logit has the larger key, of equal logits the lower token.
 __device__ static inline uint64_t scores_key(float logit, int token) {
     uint32_t bits = __float_as_uint(logit + 0.0f); // -0 becomes 0
     bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
@@ -42,23 +50,23 @@ __device__ static inline uint64_t scores_warp_max(uint64_t x) {
     return x;
 }
 
-// One thread: the score of an output from its parts.
+// By one thread: the score of an output from its partials.
 __device__ static inline void scores_combine(const Scores& s, const float* row, int output) {
-    ScorePartial whole = s.partials[output * SCORE_PARTITIONS];
+    ScorePartial all = s.partials[output * SCORE_PARTITIONS];
     for (int i = 1; i < SCORE_PARTITIONS; i++) {
-        ScorePartial part = s.partials[output * SCORE_PARTITIONS + i];
-        whole = {max_key(whole.key, part.key), exp_sum_join(whole.sum, part.sum), whole.nan | part.nan};
+        ScorePartial next = s.partials[output * SCORE_PARTITIONS + i];
+        all = {max_key(all.key, next.key), exp_sum_join(all.sum, next.sum), all.nan | next.nan};
     }
-    int best = (int)(0xffffffffu - (uint32_t)whole.key), target = s.targets[output];
+    int best = (int)(0xffffffffu - (uint32_t)all.key), target = s.targets[output];
     double logprob = 0;
-    if (target >= 0) logprob = (double)row[target] - (double)whole.sum.max - log((double)whole.sum.sum);
-    if (whole.nan || isinf(row[best])) best = -1;
+    if (target >= 0) logprob = (double)row[target] - (double)all.sum.max - log((double)all.sum.sum);
+    if (all.nan || isinf(row[best])) best = -1;
     s.num_done[output] = 0;
     *pass_score(s.outputs, output) = {logprob, best, best};
     if (!s.outputs.draws) pass_advance(s.outputs, output, best);
 }
 
-// Block (part, row)
+// Block (partition, row)
 __global__ static void __launch_bounds__(SCORE_THREADS)
     scores_kernel(const __grid_constant__ Scores scores, const float* logits, int first, int V,
                   int64_t row_stride) {
@@ -96,7 +104,7 @@ __global__ static void __launch_bounds__(SCORE_THREADS)
     scores_combine(scores, row, output);
 }
 
-// The scores of outputs first, first + 1, .. from their rows of logits.
+// Computes the scores of outputs first, first + 1, .. from rows 0, 1, .. of logits.
 static inline void row_scores(const Scores* scores, const float* logits, int64_t first,
                               const LogitShape* shape, cudaStream_t stream) {
     Range range("lm_head and loss", RANGE_FORWARD, stream);
