@@ -1,12 +1,12 @@
 /*
-Linear layers for few rows (llmc/inference/cuda/matvec.cuh) and what is made of logits (scores.cuh, draw.cuh)
+Linear layers for few rows (llmc/inference/cuda/matvec.cuh) and what is made of logits (scores.cuh)
 against double on the host. A row's bits may not depend on the number of rows, nor on the tiles.
 
     test_matvec [quick] [SEED]
 */
 #include <algorithm>
 #include "../../../llmc/inference/cuda/matvec.cuh"
-#include "../../../llmc/inference/cuda/draw.cuh"
+#include "../../../llmc/inference/cuda/scores.cuh"
 #include "../gpu/buffers.cuh"
 
 typedef enum { PLAIN, NORM, SWIGLU } Kind;

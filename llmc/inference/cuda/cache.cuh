@@ -12,8 +12,8 @@ A pass may be filled when the one before has ended. Called by the GPU trainer.
 #pragma once
 
 #include "decode.cuh"
-#include "draw.cuh"
 #include "prefill.cuh"
+#include "scores.cuh"
 
 // What a cache needs of a model; all zero for a recurrent mixer, which has no pages.
 typedef struct {

@@ -37,9 +37,9 @@ Invariants of a launch and of a cluster:
 3. A block stores to the first block's shared memory after the first `wait`: all blocks have then started.
 4. The first block reads split_o and split_state after the second `wait`, which follows all blocks' stores. A
    cluster of several blocks has one head, so nothing there is overwritten.
-5. A block with several heads overwrites warp_o after the __syncthreads behind decode_combine of the warps,
-   and split_o after the next head's first __syncthreads, which warp 0 reaches after decode_output. The last
-   elements of split_o and split_state are warp 0's alone.
+5. A block with several heads overwrites warp_o after the __syncthreads that follows decode_combine of the
+   warps, and split_o after the next head's first __syncthreads, which warp 0 reaches after decode_output. The
+   last elements of split_o and split_state are warp 0's alone.
 
 Called by the GPU trainer on Hopper.
 */
@@ -69,6 +69,7 @@ struct DecodeAssignment {
     int first_split, splits;
     int head; // of the lane: sequence NH + head, -1: none
 
+    __device__ int rank() const { return first_split / splits; } // of the block, among those
     __device__ bool is_whole() const { return splits == DECODE_SPLITS; }
     __device__ void arrive() const {
         if (!is_whole()) cluster_arrive();
@@ -120,9 +121,8 @@ template <int DH, bool GATE> struct DecodeWarp {
     }
     // Starts copying the next tile, of this head or of the next one, to stage `to`.
     __device__ void copy(int to) {
-        int64_t in_pool;
-        if (!lookup.next(&in_pool)) return;
-        if (lane == 0) ring.copy(to, in_pool);
+        int in_pool = lookup.next();
+        if (in_pool >= 0 && lane == 0) ring.copy(to, in_pool);
     }
     // The warp's tokens of all the block's splits
     __device__ void run() {
@@ -208,7 +208,7 @@ __device__ static inline void decode_head(DecodeWarp<DH, GATE>& w, const HeadThr
     const DecodeArgs& a = w.a;
     DecodeShared<DH>& shared = w.shared;
     PassRows own = w.now.own;
-    bool is_first_block = w.block.first_split == 0, appends = is_first_block && w.warp == 0;
+    bool is_first_block = w.block.rank() == 0, appends = is_first_block && w.warp == 0;
     KvAppendRow rows[3] = {{0, own.begin, own}, {1, own.begin, own}, {2, own.begin, own}};
     KvAppendPrefetch prefetched[3] = {kv_append_prefetch(a.pages, a.append, rows[0], me)};
     for (int kind = 1; appends && kind < 3; kind++)

@@ -3,8 +3,8 @@ What a warp of decode.cuh is made of:
 
     DecodeLookup     page table -> registers: 32 tiles, one a lane, while the 32 tiles before are copied
     DecodeRing       pages -> 1 or 2 stages of k, v and cum_logf in shared memory, by cp.async.bulk
-    DecodeSoftmax    mma.sync: scores = K q, with q in all eight columns; o = V^T p, with the bf16 high part of
-                     p in one column and the low part in the next
+    DecodeSoftmax    mma.sync: scores = K q, with q in all eight columns; o = V^T p, with the bf16 high part
+                     of p in one column and the low part in the next
 
 A tile is 32 tokens of a split (16 where dh is 128). Invariants of the ring:
 
@@ -160,18 +160,18 @@ template <int DH> struct DecodeLookup {
             pending_heads &= pending_heads - 1;
         }
     }
-    // The next tile to copy: its first token in the pool. Returns false if there is none.
-    __device__ bool next(int64_t* in_pool) {
+    // The next tile to copy: its first token in the pool, -1 if there is none
+    __device__ int next() {
         for (bool more = true; pending_tiles == 0 && more;) {
             more = pending_heads != 0;
             pending_tiles = __ballot_sync(~0u, found_token >= 0);
             source = found_page * PAGE_TOKENS + found_token % PAGE_TOKENS;
             look_up();
         }
-        if (pending_tiles == 0) return false;
-        *in_pool = __shfl_sync(~0u, source, __ffs((int)pending_tiles) - 1);
+        if (pending_tiles == 0) return -1;
+        int in_pool = __shfl_sync(~0u, source, __ffs((int)pending_tiles) - 1);
         pending_tiles &= pending_tiles - 1;
-        return true;
+        return in_pool;
     }
 };
 

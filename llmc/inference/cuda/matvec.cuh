@@ -4,7 +4,7 @@ Linear layers for few rows, bound by reading their weights:
     out[rows,N] = f(x)[rows,K] w[N,K]^T  (+ residual)        rows 1 to MATVEC_MAX_ROWS
 
     x, residual, out    row-major, as in matmul.cuh; K is a multiple of 8
-    f                   identity, RMSNorm or SwiGLU, fused: every thread block computes it, as its input is small
+    f                   identity, RMSNorm or SwiGLU, fused: each thread block computes it, its input is small
 
 A thread block has 8 TILES rows of w (columns of out); its 8 warps share K, warp s % 8 having K-step s of 32
 channels:

@@ -347,8 +347,8 @@ __device__ static inline void pages_advance_head(const Pages& p, int64_t slot, i
     else
         limit = sqrt((double)__uint_as_float(p.squares[2 * at]) *
                      (double)__uint_as_float(p.squares[2 * at + 1]) / (double)p.dh);
-    double least = log(p.gates[at].y) - p.gates[at].x - 2 * limit + p.log_tolerance;
-    auto kept = [&](int page) { return p.page_logsum[table[page]] >= least; };
+    double min_logsum = log(p.gates[at].y) - p.gates[at].x - 2 * limit + p.log_tolerance;
+    auto kept = [&](int page) { return p.page_logsum[table[page]] >= min_logsum; };
     int first = p.forgotten[at], full = length / PAGE_TOKENS;
     if (first < full && !kept(first)) p.forgotten[at] = search_first(first + 1, full, kept);
 }

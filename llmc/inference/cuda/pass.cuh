@@ -3,7 +3,7 @@ The arrays of a pass on the device (llmc/inference/extension.h): which rows belo
 which outputs are wanted.
 
 A pass of several steps runs without the host. After each step the kernel that has chosen an output's next
-token (scores.cuh or draw.cuh) makes it the row's token and increments the row's position (pass_advance): the
+token (scores.cuh) makes it the row's token and increments the row's position (pass_advance): the
 arrays are written on the device, and are not const.
 */
 #pragma once
