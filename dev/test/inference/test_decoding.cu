@@ -99,7 +99,9 @@ struct Decoder {
                        outputs.data(),       targets.data(),        NULL,        1};
         // Read afterwards: a pass that downloads its logits is no graph.
         cache_extend(cache, &e, scores.data(), NULL);
-        download_extend_logits(model, cache, logits.data(), e.outputs);
+        size_t row = (size_t)V * sizeof(float), row_stride = (size_t)matmul_padded(V) * sizeof(float);
+        CUDA_CHECK(cudaMemcpy2DAsync(logits.data(), row, cache->acts.logits, row_stride, row,
+                                     (size_t)e.outputs, cudaMemcpyDeviceToHost, model->stream));
         CUDA_CHECK(cudaStreamSynchronize(model->stream));
         got.insert(got.end(), logits.begin(), logits.end());
         for (int64_t position : positions)
