@@ -94,8 +94,8 @@ template <int DH> struct DecodeLookup {
     unsigned heads;         // lanes that have a head
     unsigned pending_heads; // lanes whose heads have tiles that are not looked up yet
     int looked_up;          // tiles of the first of these heads that are
-    int found_token; // the lane's tile of the last 32 looked up: first token in the sequence, -1: none,
-    int found_page;  // and page
+    int found_token; // the lane's of the last 32 tiles looked up: first token in the sequence, -1: none
+    int found_page;  // and its page
     unsigned pending_tiles; // lanes whose tiles of the 32 before are not copied yet
     int source;             // the lane's of these: first token in the pool
 

@@ -64,7 +64,8 @@ __device__ static inline ExtendOutputPrefetch extend_output_prefetch(const Exten
     return prefetched;
 }
 
-// A warp has one head, DH / 8 lanes all its channels, and the other groups of lanes the same.
+// A warp computes one head: DH / 8 lanes have all its channels, and each further group of DH / 8 lanes has
+// the same ones.
 template <int DH> __device__ static inline HeadThread extend_head_thread(int head) {
     constexpr int LANES = DH / 8;
     return {.head = head,
@@ -104,9 +105,10 @@ __device__ static inline void extend_combine_row(float o[8], const ExtendCombine
     ExtendPair pair = a.pairs[tile * a.NH + h];
     int count = rows.end - rows.begin;
     int64_t first = pair.partial + row - rows.begin;
-    float max = -INFINITY, sum = 0;
-    for (int i = lane; i < pair.partitions; i += 32) max = fmaxf(max, a.partial_sum[first + i * count].x);
-    max = warp_max(max);
+    float row_max = -INFINITY, row_sum = 0;
+    for (int i = lane; i < pair.partitions; i += 32)
+        row_max = fmaxf(row_max, a.partial_sum[first + i * count].x);
+    row_max = warp_max(row_max);
     for (int i = 0; i < 8; i++) o[i] = 0;
 #pragma unroll 4
     for (int n = lane / LANES; n < pair.partitions; n += GROUPS) {
@@ -114,18 +116,18 @@ __device__ static inline void extend_combine_row(float o[8], const ExtendCombine
         float2 partial = a.partial_sum[at];
         const float* from = a.partial_o + at * DH + lane % LANES * 8;
         Pack4 low = load16(from), high = load16(from + 4);
-        float factor = exp2_approx(partial.x - max);
-        sum += factor * partial.y;
+        float factor = exp2_approx(partial.x - row_max);
+        row_sum += factor * partial.y;
         for (int i = 0; i < 4; i++) {
             o[i] += factor * low[i];
             o[i + 4] += factor * high[i];
         }
     }
     for (int step = LANES; step < 32; step *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
+        row_sum += __shfl_xor_sync(~0u, row_sum, step);
         for (int i = 0; i < 8; i++) o[i] += __shfl_xor_sync(~0u, o[i], step);
     }
-    for (int i = 0; i < 8; i++) o[i] /= sum;
+    for (int i = 0; i < 8; i++) o[i] /= row_sum;
 }
 
 // By one warp: y of a row and head, from partial results if the row has a tile, else from o of

@@ -14,8 +14,8 @@ Called by the GPU trainer before extend_attention, which applies output norm and
 // Scratch for T tokens of one sequence in one layer, and the inputs of its pruning
 typedef struct {
     PagesGathered keys;
-    float* lse;      // [NH, T]
-    Pruning pruning; // bounds, score_limits, scratch; log_tolerance, NAN: none; q_weight, k_weight of QK norm
+    float* lse;            // [NH, T]
+    Pruning pruning;       // bounds, score_limits, scratch; log_tolerance (NAN: none) and weights of QK norm
     int64_t weight_stride; // of QK norm
 } PrefillScratch;
 
@@ -24,9 +24,8 @@ typedef struct {
 // attention_forward begins at a multiple of ATTENTION_FIRST_QUERY: up to ATTENTION_FIRST_QUERY - 1 rows
 // before the sequence's first are read of q, and overwritten in o. Therefore
 // 1. q and o have that many rows before their first;
-// 2. the sequences of a pass are computed from the last one to the first, so that a row's own result is
-//    written
-//    last (device_cache_prefill);
+// 2. the sequences of a pass are computed from the last one to the first (device_cache_prefill), so that a
+//    row's own result is written last;
 // 3. extend_attention, which reads o, comes after.
 static inline void prefill_attention(bf16* o, const bf16* q, const PrefillScratch* space,
                                      const PassRows* rows, const ExtendLayer* layer, cudaStream_t stream) {
