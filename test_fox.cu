@@ -94,9 +94,9 @@ typedef struct {
 
 // At T = 1 DeltaNet's recurrence only scales v, which the output norm would cancel but for its epsilon.
 static bool gradient_cancels(const Model* model, ParamKind kind) {
-    bool scales =
-        (kind >= P_Q_PROJ && kind <= P_B_PROJ && kind != P_V_PROJ) || kind == P_CONV || kind == P_K_CONV;
-    return model->config.mixer == MIXER_DELTANET && model->T == 1 && scales;
+    bool scales = kind == P_DELTANET_Q_PROJ || kind == P_DELTANET_K_PROJ || kind == P_DELTANET_B_PROJ ||
+                  kind == P_DELTANET_Q_CONV || kind == P_DELTANET_K_CONV;
+    return model->T == 1 && scales;
 }
 
 // A sum that nearly cancels has no relative precision: the error of a gradient is relative to at least 1% of

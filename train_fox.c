@@ -464,11 +464,15 @@ static HeadShape attention_shape(const Layer* layer) {
 
 // Describes how q, k and v get from proj to attention.
 static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
-    const ProjLayout* proj = &layer->table->proj;
+    const ParamTable* table = layer->table;
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = proj->q, k->column = proj->k, v->column = proj->v;
-    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
+    q->column = params_column(table, P_Q_PROJ);
+    k->column = params_column(table, P_K_PROJ);
+    v->column = params_column(table, P_V_PROJ);
+    q->shift = -1;
+    k->shift = params_column(table, P_K_SHIFT);
+    v->shift = params_column(table, P_V_SHIFT);
     q->weight = layer_param(layer, P_Q_NORM), q->dweight = layer_grad(layer, P_Q_NORM);
     k->weight = layer_param(layer, P_K_NORM), k->dweight = layer_grad(layer, P_K_NORM);
     q->eps = k->eps = QK_NORM_EPS;
@@ -485,19 +489,19 @@ static Linear attention_in_proj(const Layer* layer) {
     return linear;
 }
 
-// A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
-static inline real* proj_column(real* proj, int64_t column) {
+// The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
+static inline real* proj_column(const Layer* layer, real* proj, ParamKind kind) {
+    int64_t column = params_column(layer->table, kind);
     return proj && column >= 0 ? proj + column : NULL;
 }
 
 static OutputGate attention_output_gate(const Layer* layer, real* rstd, real* proj, real* dproj) {
     const real* weight = layer_param(layer, P_OUTPUT_NORM);
-    int64_t column = layer->table->proj.ogate;
     OutputGate g = {.weight = weight,
                     .dweight = layer_grad(layer, P_OUTPUT_NORM),
                     .rstd = rstd,
-                    .gate = proj_column(proj, column),
-                    .dgate = proj_column(dproj, column),
+                    .gate = proj_column(layer, proj, P_OGATE_PROJ),
+                    .dgate = proj_column(layer, dproj, P_OGATE_PROJ),
                     .eps = layer->config->norm_eps};
     return g;
 }
@@ -515,7 +519,7 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     linear_forward(a.proj, in, NULL, &in_proj);
     qkv_forward(paths, a.proj, NULL, a.angles, &shape);
     if (a.cum_logf)
-        forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
+        forget_gate_forward(a.cum_logf, proj_column(layer, a.proj, P_FGATE_PROJ),
                             layer_param(layer, P_FGATE_BIAS), &shape);
     attention_forward(&attention, &shape);
     output_gate_forward(a.y, a.o, &output_gate, &shape);
@@ -527,7 +531,6 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    int64_t fgate = layer->table->proj.fgate;
     Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
     AttentionBackward attention = {.dq = a.dq,
@@ -547,9 +550,9 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     output_gate_backward(a.dout, din, a.o, &output_gate, layer->partial, &shape);
     attention_backward(&attention, &shape);
     if (a.cum_logf)
-        forget_gate_backward(proj_column(a.dproj, fgate), layer_grad(layer, P_FGATE_BIAS), a.dcum_logf,
-                             proj_column(a.proj, fgate), layer_param(layer, P_FGATE_BIAS), layer->partial,
-                             &shape);
+        forget_gate_backward(proj_column(layer, a.dproj, P_FGATE_PROJ), layer_grad(layer, P_FGATE_BIAS),
+                             a.dcum_logf, proj_column(layer, a.proj, P_FGATE_PROJ),
+                             layer_param(layer, P_FGATE_BIAS), layer->partial, &shape);
     qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape);
     linear_backward(din, a.dproj, in, &in_proj);
 }
@@ -566,7 +569,7 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
                                 .k = a.k,
                                 .v = a.v,
                                 .proj = a.proj,
-                                .gate = proj_column(a.proj, layer->table->proj.fgate),
+                                .gate = proj_column(layer, a.proj, P_FGATE_PROJ),
                                 .bias = layer_param(layer, P_FGATE_BIAS),
                                 .q_weight = layer_param(layer, P_Q_NORM),
                                 .k_weight = layer_param(layer, P_K_NORM)};

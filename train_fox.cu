@@ -148,7 +148,7 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
     if (a.cum_logf)
-        forget_gate_forward(a.cum_logf, proj_column(a.proj, layer->table->proj.fgate),
+        forget_gate_forward(a.cum_logf, proj_column(layer, a.proj, P_FGATE_PROJ),
                             layer_param_fp32(layer, P_FGATE_BIAS), layer->scratch, &shape, layer->stream);
     if (attention.bounds) pruning_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
@@ -165,7 +165,6 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     Pruning pruning = attention_pruning(layer, &a, paths);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj, a.delta);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    int64_t fgate = layer->table->proj.fgate;
     AttentionBackward attention = {.dq = a.dq,
                                    .dk = a.dk,
                                    .dv = a.dv,
@@ -189,8 +188,9 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
     if (attention.bounds) pruning_backward_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
     if (a.dcum_logf)
-        forget_gate_backward(proj_column(a.dproj, fgate), layer_param(layer, layer->grads, P_FGATE_BIAS),
-                             a.dcum_logf, proj_column(a.proj, fgate), layer_param_fp32(layer, P_FGATE_BIAS),
+        forget_gate_backward(proj_column(layer, a.dproj, P_FGATE_PROJ),
+                             layer_param(layer, layer->grads, P_FGATE_BIAS), a.dcum_logf,
+                             proj_column(layer, a.proj, P_FGATE_PROJ), layer_param_fp32(layer, P_FGATE_BIAS),
                              layer->scratch, &shape, layer->stream);
     qkv_backward(paths, a.dproj, a.proj, a.angles, layer->partial, &shape, layer->stream);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);

@@ -55,7 +55,7 @@ INCLUDES = {
     "checkpoint/hf": "model tokens",
     "run/command": "model",
     "checkpoint": "checkpoint/hf dist",
-    "run": "checkpoint inference run/command",
+    "run": "checkpoint inference run/command baselines",
     "plan": "run",
     "inference/engine": "run",
     "eval": "inference/engine",
@@ -71,6 +71,7 @@ INCLUDES = {
     "baselines/deltanet": "baselines/shared",
     "baselines/hgrn2": "baselines/shared",
     "baselines/mamba2": "baselines/shared",
+    "baselines": "baselines/deltanet baselines/hgrn2 baselines/mamba2",
 }
 # Outside llmc/: what may be included. Tests and benchmarks (dev/, test_fox.cu) may include anything.
 OUTSIDE_INCLUDES = {"data": ("data", "llmc"), "train_fox.c": ("llmc",), "train_fox.cu": ("llmc",)}

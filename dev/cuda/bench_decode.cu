@@ -9,6 +9,7 @@ device-to-device copy in the same run. Times are medians of CUDA graphs of one s
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/layers/embedding.cuh"
 #include "../../llmc/inference/cuda/layers.cuh"
+#include "../../llmc/baselines/mixers.h"
 #include "../../llmc/model/presets.h"
 #include "bench.cuh"
 

@@ -7,7 +7,7 @@ first algorithm of cuBLASLt's heuristic and with the fastest of its first eight 
 #include "../../llmc/model/config.h"
 #include "../../llmc/cuda/device.cuh"
 #include "../../llmc/cuda/matmul.cuh"
-#include "../../llmc/model/params.h"
+#include "../../llmc/baselines/mixers.h"
 #include "../../llmc/model/presets.h"
 #include "bench.cuh"
 

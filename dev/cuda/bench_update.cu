@@ -8,6 +8,7 @@ once, relative to a device-to-device copy in the same run.
 #include "../../llmc/layers/adamw.cuh"
 #include "../../llmc/layers/classifier.cuh"
 #include "../../llmc/cuda/device.cuh"
+#include "../../llmc/baselines/mixers.h"
 #include "../../llmc/model/presets.h"
 #include "bench.cuh"
 

@@ -4,7 +4,8 @@ lines of --set. A config that is accepted makes a parameter table without overfl
 reading.
 */
 #include "fuzz.h"
-#include "../../llmc/model/params.h"
+#include "../../llmc/baselines/mixers.h"
+#include "../../llmc/model/config_file.h"
 #include "../../llmc/model/presets.h"
 
 static Error err;

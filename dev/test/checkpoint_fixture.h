@@ -5,6 +5,7 @@ that stands for --out.
 #pragma once
 
 #include "../../llmc/base/random.h"
+#include "../../llmc/baselines/mixers.h"
 #include "../../llmc/checkpoint/read.h"
 #include "../../llmc/checkpoint/write.h"
 #include "../../llmc/run/command/options.h"

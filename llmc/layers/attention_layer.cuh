@@ -21,11 +21,15 @@ static inline HeadShape attention_shape_of(const Layer* layer) {
 
 // Describes how q, k and v get from proj to attention, but for the tensors of a pass.
 static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
-    const ProjLayout* proj = &layer->table->proj;
+    const ParamTable* table = layer->table;
     memset(paths, 0, 3 * sizeof paths[0]);
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
-    q->column = proj->q, k->column = proj->k, v->column = proj->v;
-    q->shift = -1, k->shift = proj->k_shift, v->shift = proj->v_shift;
+    q->column = params_column(table, P_Q_PROJ);
+    k->column = params_column(table, P_K_PROJ);
+    v->column = params_column(table, P_V_PROJ);
+    q->shift = -1;
+    k->shift = params_column(table, P_K_SHIFT);
+    v->shift = params_column(table, P_V_SHIFT);
     q->weight = layer_param(layer, layer->weights, P_Q_NORM),
     q->dweight = layer_param(layer, layer->grads, P_Q_NORM);
     k->weight = layer_param(layer, layer->weights, P_K_NORM),
@@ -34,8 +38,9 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     q->rope = k->rope = layer->config->use_rope;
 }
 
-// A column of proj or dproj; NULL where the model does not have it (-1), or there is no such tensor.
-static inline bf16* proj_column(bf16* proj, int64_t column) {
+// The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
+static inline bf16* proj_column(const Layer* layer, bf16* proj, ParamKind kind) {
+    int64_t column = params_column(layer->table, kind);
     return proj && column >= 0 ? proj + column : NULL;
 }
 
@@ -43,8 +48,7 @@ static inline OutputGate attention_output_gate(const Layer* layer, float* rstd, 
                                                float* delta) {
     const bf16* weight = layer_param(layer, layer->weights, P_OUTPUT_NORM);
     float* dweight = layer_param(layer, layer->grads, P_OUTPUT_NORM);
-    bf16 *gate = proj_column(proj, layer->table->proj.ogate),
-         *dgate = proj_column(dproj, layer->table->proj.ogate);
+    bf16 *gate = proj_column(layer, proj, P_OGATE_PROJ), *dgate = proj_column(layer, dproj, P_OGATE_PROJ);
     return {.weight = weight,
             .dweight = dweight,
             .rstd = rstd,

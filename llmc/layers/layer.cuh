@@ -96,7 +96,7 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
 // last S - R are weights of the following tensors. Their outputs land in padding columns, which no kernel
 // reads and whose gradient is 0.
 static inline Linear layer_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, P_Q_PROJ);
+    Linear linear = layer_linear(layer, layer->table->proj.first);
     linear.N = linear.out_stride = matmul_padded(layer->table->proj.rows);
     return linear;
 }

@@ -6,7 +6,7 @@ optional.
     norm     RMSNorm over a head's channels (rmsnorm.cuh)
     RoPE     rotates the pairs (x_i, x_{i + dh/2})
 
-    proj, dproj     bf16 [B, T, row_stride], of which `columns` are in use (ProjLayout)
+    proj, dproj     bf16 [B, T, row_stride], of which `columns` are in use (Projection)
     out, dout       bf16 [B, T, NH, dh] of each path
     rstd            float [B, T, NH]
     angles          float [T, dh/2, 2], cos and sin

@@ -18,7 +18,7 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 #include "../base/checksum.h"
 #include "../base/common.h"
 #include "../formats/json.h"
-#include "../model/config.h"
+#include "../model/config_file.h"
 #include "../model/params.h"
 #include "../model/shapes.h"
 #include "command/options.h"

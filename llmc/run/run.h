@@ -21,6 +21,8 @@ error.
 #include "../checkpoint/format.h"
 #include "../checkpoint/out.h"
 #include "../dist/world.h"
+#include "../baselines/mixers.h"
+#include "../model/config_file.h"
 #include "../model/presets.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"

@@ -2,6 +2,7 @@
 Test of the parts of the model that ranks own: buckets of the parameter table (llmc/model/params.h) and parts
 of buckets (llmc/model/shard.h).
 */
+#include "../../../llmc/baselines/mixers.h"
 #include "../../../llmc/model/presets.h"
 #include "../../../llmc/model/shard.h"
 #include "../check.h"

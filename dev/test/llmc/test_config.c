@@ -2,8 +2,8 @@
 Tests llmc/model/config.h, presets.h and params.h: presets and their parameter counts; the parameter table;
 every key of config.json with valid and invalid values.
 */
-#include "../../../llmc/model/config.h"
-#include "../../../llmc/model/params.h"
+#include "../../../llmc/model/config_file.h"
+#include "../../../llmc/baselines/mixers.h"
 #include "../../../llmc/model/presets.h"
 #include "../check.h"
 
@@ -141,8 +141,7 @@ static void check_table(const Config* c, const char* name) {
     int64_t end = 0, parameters = 0;
     for (int r = 0; r < t.num_rows; r++) {
         const Param* p = &t.rows[r];
-        bool fused =
-            (p->kind > P_Q_PROJ && p->kind <= P_V_SHIFT) || p->kind == P_K_CONV || p->kind == P_V_CONV;
+        bool fused = p->column > 0 || p->kind == P_DELTANET_K_CONV || p->kind == P_DELTANET_V_CONV;
         CHECK(p->offset >= end && p->offset - end < PARAM_ALIGN && (fused || p->offset % PARAM_ALIGN == 0),
               "%s: %s starts at %lld", name, p->name, (long long)p->offset);
         int64_t count = 1;
@@ -150,7 +149,8 @@ static void check_table(const Config* c, const char* name) {
         CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        bool bound = p->kind == P_LOWER_BOUNDS, of_heads = p->kind == P_A_LOG || p->kind == P_D;
+        bool bound = p->kind == P_HGRN2_LOWER_BOUNDS,
+             of_heads = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D;
         CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of_heads),
               "%s: weight decay of %s", name, p->name);
         CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
@@ -161,16 +161,16 @@ static void check_table(const Config* c, const char* name) {
     }
     CHECK(end == t.count && parameters == t.parameters, "%s: %lld parameters", name, (long long)parameters);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
-        const Param* first = params_find(&t, P_Q_PROJ, l);
-        const int64_t columns[] = {t.proj.q,     t.proj.k,     t.proj.v,       t.proj.b,
-                                   t.proj.ogate, t.proj.fgate, t.proj.k_shift, t.proj.v_shift};
-        for (int kind = P_Q_PROJ; kind <= P_V_SHIFT; kind++) {
-            const Param* p = params_find(&t, (ParamKind)kind, l);
-            int64_t column = columns[kind - P_Q_PROJ];
-            CHECK(p ? p->offset == first->offset + column * c->hidden_size : column == -1,
-                  "%s: kind %d of layer %lld is not at row %lld of the projection", name, kind, (long long)l,
-                  (long long)column);
+        const Param* first = params_find(&t, t.proj.first, l);
+        int64_t rows = 0;
+        for (const Param* p = first; p->column >= 0; p++) { // the rows of the fused projection
+            CHECK(p->column == rows && p->offset == first->offset + rows * c->hidden_size &&
+                      params_column(&t, p->kind) == rows,
+                  "%s: %s is not at row %lld of the projection", name, p->name, (long long)rows);
+            rows += p->shape[0];
         }
+        CHECK(first[-1].kind == P_MIXER_NORM && rows == t.proj.rows, "%s: the projection has %lld rows", name,
+              (long long)rows);
     }
     params_free(&t);
 }
@@ -227,11 +227,11 @@ static void check_params(void) {
               has_param(&c, "backbone.layers.0.norm.weight") &&
               !has_param(&c, "backbone.layers.0.mlp_norm.weight"),
           "names of mamba2");
-    CHECK(fabs(log1p(exp(mamba2_dt_bias(&c, 0))) / 1e-3 - 1) < 1e-9 &&
-              fabs(log1p(exp(mamba2_dt_bias(&c, 1))) / 0.1 - 1) < 1e-12,
+    CHECK(fabs(log1p(exp(mamba2_initial_dt_bias(&c, 0, 0))) / 1e-3 - 1) < 1e-9 &&
+              fabs(log1p(exp(mamba2_initial_dt_bias(&c, 0, 1))) / 0.1 - 1) < 1e-12,
           "the time steps of mamba2 do not start from time_step_min to time_step_max");
     c.time_step_floor = 0.05;
-    CHECK(fabs(log1p(exp(mamba2_dt_bias(&c, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
+    CHECK(fabs(log1p(exp(mamba2_initial_dt_bias(&c, 0, 0))) / 0.05 - 1) < 1e-12, "time_step_floor");
 
     c = preset("transformer-llama-nano");
     c.num_heads = 1;

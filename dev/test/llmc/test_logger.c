@@ -5,6 +5,7 @@ log that cannot be written causes one warning and no incomplete line.
 #include <signal.h>
 #include <sys/resource.h>
 #include "../check.h"
+#include "../../../llmc/baselines/mixers.h"
 #include "../../../llmc/run/logger.h"
 
 static char folder[PATH_LENGTH], log_path[PATH_LENGTH];

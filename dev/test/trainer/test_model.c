@@ -202,19 +202,24 @@ static void check_initial_weights(void) {
 // The recurrent mixers' matrices start as in the paper's code, given here as standard deviations.
 static double recurrent_deviation(const Config* c, const Param* p) {
     double rows = (double)p->shape[0], cols = (double)(p->count / p->shape[0]);
-    if (c->mixer == MIXER_MAMBA2 && p->kind == P_O_PROJ)
-        return 1 / sqrt(3 * cols * (double)c->num_hidden_layers);
-    if (c->mixer == MIXER_MAMBA2 && (p->kind == P_Q_PROJ || p->kind == P_LM_HEAD)) return 1 / sqrt(3 * cols);
+    if (c->mixer == MIXER_MAMBA2 && p->kind == P_LM_HEAD) return 1 / sqrt(3 * cols);
     switch (p->kind) {
-    case P_Q_PROJ:
-    case P_K_PROJ:
-    case P_V_PROJ:
-    case P_B_PROJ:
-    case P_O_PROJ: return sqrt(2 / (rows + cols)) / sqrt(32); // Xavier with gain 2^-2.5
-    case P_CONV:
-    case P_K_CONV:
-    case P_V_CONV: return 1 / sqrt(3 * cols); // uniform, +-1 / sqrt(fan in)
-    case P_CONV_BIAS: return 1 / sqrt(12.0);  // of 4 taps
+    case P_DELTANET_Q_PROJ:
+    case P_DELTANET_K_PROJ:
+    case P_DELTANET_V_PROJ:
+    case P_DELTANET_B_PROJ:
+    case P_DELTANET_O_PROJ:
+    case P_HGRN2_Q_PROJ:
+    case P_HGRN2_F_PROJ:
+    case P_HGRN2_I_PROJ:
+    case P_HGRN2_O_PROJ: return sqrt(2 / (rows + cols)) / sqrt(32); // Xavier with gain 2^-2.5
+    case P_MAMBA2_OUT_PROJ: return 1 / sqrt(3 * cols * (double)c->num_hidden_layers);
+    case P_MAMBA2_IN_PROJ:
+    case P_MAMBA2_CONV:
+    case P_DELTANET_Q_CONV:
+    case P_DELTANET_K_CONV:
+    case P_DELTANET_V_CONV: return 1 / sqrt(3 * cols); // uniform, +-1 / sqrt(fan in)
+    case P_MAMBA2_CONV_BIAS: return 1 / sqrt(12.0);    // of 4 taps
     case P_DOWN_PROJ: return 0.02 / sqrt(2 * (double)c->num_hidden_layers);
     default: return 0.02;
     }
@@ -230,9 +235,9 @@ static void check_recurrent_weights(const char* name) {
             check_initial_matrix(&model, p, recurrent_deviation(&c, p));
         for (int64_t i = 0; p->init == INIT_ONE && i < p->count; i++)
             CHECK(model.params[p->offset + i] == 1, "%s", p->name);
-        for (int64_t i = 0; p->kind == P_A_LOG && i < p->count; i++)
+        for (int64_t i = 0; p->kind == P_MAMBA2_A_LOG && i < p->count; i++)
             CHECK(model.params[p->offset + i] == (real)log((double)(i + 1)), "%s", p->name);
-        for (int64_t i = 0; p->kind == P_DT_BIAS && i < p->count; i++) {
+        for (int64_t i = 0; p->kind == P_MAMBA2_DT_BIAS && i < p->count; i++) {
             double step = log1p(exp((double)model.params[p->offset + i]));
             CHECK(step > 0.999e-3 && step < 0.1001, "%s: a time step of %g", p->name, step);
         }

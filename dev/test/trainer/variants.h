@@ -141,11 +141,13 @@ static void variant_weights(Model* model) {
                                                              : 1.2 / sqrt((double)(p->count / p->shape[0]))) *
                     noise;
                 break;
-            case INIT_ZERO: w = p->kind == P_LOWER_BOUNDS ? noise : (double)i + 0.5 * noise; break;
+            case INIT_ZERO: w = p->kind == P_HGRN2_LOWER_BOUNDS ? noise : (double)i + 0.5 * noise; break;
             case INIT_ONE: w = 1 + 0.3 * noise; break;
-            case INIT_TIME_STEP: w = noise; break;
-            case INIT_A_LOG: w = 0.5 * noise; break;
-            case INIT_LONG_GATE: w = config_long_gate_bias(&model->config, i) + 0.1 * noise; break;
+            case INIT_FUNCTION:
+                w = p->kind == P_MAMBA2_DT_BIAS ? noise
+                    : p->kind == P_MAMBA2_A_LOG ? 0.5 * noise
+                                                : config_long_gate_bias(&model->config, i) + 0.1 * noise;
+                break;
             }
             model->params[p->offset + i] = (real)w;
         }

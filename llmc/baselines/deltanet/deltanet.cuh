@@ -15,6 +15,7 @@ in use. Its padding has no gradient.
 #include "delta_backward.cuh"
 #include "../shared/conv_backward.cuh"
 #include "../shared/states.cuh"
+#include "params.h"
 
 // clang-format off
 // type, name, kept, elements of a layer
@@ -144,7 +145,7 @@ static inline HeadShape deltanet_shape(const Layer* layer) {
 
 // The output norm, whose weight all heads share.
 static inline OutputGate deltanet_norm(const Layer* layer, float* rstd) {
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
+    Norm norm = layer_norm(layer, P_DELTANET_O_NORM, rstd);
     return {norm.weight, norm.dweight, rstd, NULL, NULL, NULL, norm.eps, true};
 }
 
@@ -153,8 +154,8 @@ static inline Conv deltanet_conv(const Layer* layer) {
     Conv conv = {};
     conv.B = layer->B, conv.T = layer->T, conv.C = 3 * d,
     conv.stride = matmul_padded(layer->table->proj.rows);
-    conv.weight = layer_param(layer, layer->weights, P_CONV);
-    conv.dweight = layer_param(layer, layer->grads, P_CONV);
+    conv.weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV);
+    conv.dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV);
     conv.dh = config_head_size(layer->config), conv.normed = 2 * d;
     return conv;
 }
@@ -171,7 +172,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     conv_forward(a.qkv, a.proj, &conv, layer->stream);
@@ -192,7 +193,7 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     ScanBackward gradients = {a.dqkv, a.dqkv + d, a.dqkv + 2 * d,      NULL, a.dbeta,
                               din,    a.o,        layer->recompute_qkv};
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     output_gate_backward(din, a.y, din, a.o, &norm, layer->partial, &shape, layer->stream);
@@ -216,7 +217,7 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, bf16* out, 
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, a.scratch);
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
     y.x = e->y;
 

@@ -15,6 +15,7 @@ A row of the CPU trainer's mixers.
 #pragma once
 
 #include "../shared/conv.h"
+#include "params.h"
 
 // clang-format off
 // type, name, kept for every layer, elements of a layer; train and extend are 1 or 0
@@ -76,9 +77,9 @@ static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
                  layer->T,
                  3 * layer->config->hidden_size,
                  R,
-                 layer_param(layer, P_CONV),
+                 layer_param(layer, P_DELTANET_Q_CONV),
                  NULL,
-                 layer_grad(layer, P_CONV),
+                 layer_grad(layer, P_DELTANET_Q_CONV),
                  NULL,
                  a->history};
     return conv;
@@ -99,7 +100,7 @@ static inline Recurrence deltanet_recurrence(const DeltaNetActs* a, int64_t d, i
 
 // RMSNorm of o: a row is a head of a token.
 static inline Norm deltanet_norm(const Layer* layer, real* rstd) {
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
+    Norm norm = layer_norm(layer, P_DELTANET_O_NORM, rstd);
     norm.rows *= layer->config->num_heads;
     return norm;
 }
@@ -148,7 +149,7 @@ static inline void deltanet_forward(const Layer* layer, real* out, const real* i
     RecurrenceShape shape = deltanet_shape(layer);
     int64_t d = layer->config->hidden_size;
     Recurrence recurrence = deltanet_recurrence(&a, d, layer->B * layer->T * d);
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
     Conv conv = deltanet_conv(layer, &a);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 
@@ -172,7 +173,7 @@ static inline void deltanet_backward(const Layer* layer, real* din, const real* 
     Recurrence recurrence = deltanet_recurrence(&a, d, n);
     RecurrenceBackward gradients = {a.dqk_parts,   a.dqk_parts + n * pieces, NULL,
                                     a.dbeta_parts, a.dqkv + 2 * d,           a.dout};
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
     Conv conv = deltanet_conv(layer, &a);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 

@@ -15,6 +15,7 @@ A row of the GPU trainer's mixers.
 #include "channel.cuh"
 #include "channel_step.cuh"
 #include "../shared/states.cuh"
+#include "params.h"
 
 // clang-format off
 // type, name, kept, elements of a layer
@@ -121,7 +122,7 @@ __global__ static void __launch_bounds__(128)
 static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds, const float* dbound) {
     if (!bound) return;
     Range range("scan", dbounds ? RANGE_BACKWARD : RANGE_FORWARD, layer->stream);
-    const Param* p = params_find(layer->table, P_LOWER_BOUNDS, 0);
+    const Param* p = params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0);
     int d = (int)layer->config->hidden_size;
     CUDA_LAUNCH(hgrn2_bound_kernel, ceil_div(d, 128), 128, layer->stream, bound, dbounds, dbound,
                 layer->weights_fp32 + p->fp32, d, make_int2((int)layer->l, (int)p->shape[0]));
@@ -139,8 +140,8 @@ static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, 
     Hgrn2Acts a = hgrn2_acts(layer);
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     Channel channel = hgrn2_channel(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
+    Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(layer, a.bound, NULL, NULL);
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
@@ -156,8 +157,8 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     int64_t d = layer->config->hidden_size;
     Channel channel = hgrn2_channel(a.proj, a.bound, d, a.saved, layer->scratch);
     ChannelBackward gradients = {a.dproj, a.dproj + d, a.dproj + 2 * d, a.dbound, din, layer->recompute_qkv};
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
+    Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(layer, a.bound, NULL, NULL);
     linear_backward_input(din, dout, &o_proj, layer->matmul);
@@ -165,7 +166,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     weight_gradient(layer->weight_stream, dout, a.y, &o_proj);
     channel_backward(&gradients, &channel, &shape, layer->stream);
     if (a.bound)
-        hgrn2_bound(layer, a.bound, layer->grads + params_find(layer->table, P_LOWER_BOUNDS, 0)->offset,
+        hgrn2_bound(layer, a.bound, layer->grads + params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0)->offset,
                     a.dbound);
     linear_backward_input(din, a.dproj, &in_proj, layer->matmul);
     return {in_proj, a.dproj};
@@ -179,8 +180,8 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
     activations_layer(layer->mixer, layer->l, &a, sizeof a);
     int64_t d = layer->config->hidden_size, dh = config_head_size(layer->config);
     ChannelShape shape = hgrn2_shape(layer->config, 1, layer->T);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
-    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
     y.x = e->y;
 

@@ -14,6 +14,7 @@ of the CPU trainer's mixers.
 #pragma once
 
 #include "../shared/recurrence.h"
+#include "params.h"
 
 // clang-format off
 // type, name, kept for every layer, elements of a layer; train and extend are 1 or 0
@@ -88,7 +89,7 @@ typedef struct {
 } BoundSoftmax;
 
 static inline BoundSoftmax bound_softmax(const Layer* layer, int64_t c) {
-    const Param* p = params_find(layer->table, P_LOWER_BOUNDS, 0);
+    const Param* p = params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0);
     BoundSoftmax s = {layer->params + p->offset, p->shape[0], p->shape[1], c, -INFINITY, 0};
     for (int64_t i = 0; i < s.L; i++) s.highest = fmax(s.highest, (double)s.bounds[i * s.d + c]);
     for (int64_t i = 0; i < s.L; i++) s.sum += exp((double)s.bounds[i * s.d + c] - s.highest);
@@ -116,7 +117,7 @@ static inline void hgrn2_bound(real* bound, const Layer* layer) {
 // the softmax: dlower_bounds_i = p_i dbound ([1 <= i <= l] - bound).
 static inline void hgrn2_bound_backward(const Layer* layer, const real* bound, const real* partial) {
     int64_t d = layer->config->hidden_size;
-    real* dbounds = layer->grads + params_find(layer->table, P_LOWER_BOUNDS, 0)->offset;
+    real* dbounds = layer->grads + params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0)->offset;
     for (int64_t c = 0; c < d; c++) {
         const BoundSoftmax s = bound_softmax(layer, c);
         double dbound = 0;
@@ -172,8 +173,8 @@ static inline void hgrn2_forward(const Layer* layer, real* out, const real* in, 
     RecurrenceShape shape = hgrn2_shape(layer);
     int64_t d = layer->config->hidden_size;
     Recurrence recurrence = hgrn2_recurrence(&a, d);
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
+    Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(a.bound, layer);
     linear_forward(a.proj, in, NULL, &in_proj);
@@ -196,8 +197,8 @@ static inline void hgrn2_backward(const Layer* layer, real* din, const real* dou
     Recurrence recurrence = hgrn2_recurrence(&a, d);
     RecurrenceBackward gradients = {a.parts, a.parts + parts, a.parts + 2 * parts,
                                     NULL,    a.dproj + 2 * d, a.dout};
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.o_rstd);
+    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
+    Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(a.bound, layer);
     linear_backward(din, dout, a.y, &o_proj);

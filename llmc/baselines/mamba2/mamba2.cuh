@@ -17,6 +17,7 @@ gradient.
 #include "../shared/conv_backward.cuh"
 #include "../shared/states.cuh"
 #include "gated_norm.cuh"
+#include "params.h"
 
 // clang-format off
 // type, name, kept, elements of a layer; C = di + 2 N, R = di + C + NH
@@ -118,17 +119,18 @@ template <class Acts> static inline Conv mamba2_conv(const Layer* layer, bf16* p
     Conv conv = {};
     HeadSteps* h = &conv.steps;
     conv.B = layer->B, conv.T = layer->T, conv.C = di + 2 * c->state_size, conv.stride = matmul_padded(R);
-    conv.weight = layer_param(layer, layer->weights, P_CONV),
-    conv.bias = layer_param(layer, layer->weights, P_CONV_BIAS);
-    conv.dweight = layer_param(layer, layer->grads, P_CONV),
-    conv.dbias = layer_param(layer, layer->grads, P_CONV_BIAS);
+    conv.weight = layer_param(layer, layer->weights, P_MAMBA2_CONV),
+    conv.bias = layer_param(layer, layer->weights, P_MAMBA2_CONV_BIAS);
+    conv.dweight = layer_param(layer, layer->grads, P_MAMBA2_CONV),
+    conv.dbias = layer_param(layer, layer->grads, P_MAMBA2_CONV_BIAS);
     conv.dh = config_head_size(c);
     h->NH = c->num_heads, h->dt = proj + R - c->num_heads;
     h->steps = a.steps, h->log_decay = a.log_decay, h->skip = a.skip;
-    h->dt_bias = layer_param_fp32(layer, P_DT_BIAS),
-    h->ddt_bias = layer_param(layer, layer->grads, P_DT_BIAS);
-    h->A_log = layer_param_fp32(layer, P_A_LOG), h->dA_log = layer_param(layer, layer->grads, P_A_LOG);
-    h->D = layer_param_fp32(layer, P_D), h->dD = layer_param(layer, layer->grads, P_D);
+    h->dt_bias = layer_param_fp32(layer, P_MAMBA2_DT_BIAS),
+    h->ddt_bias = layer_param(layer, layer->grads, P_MAMBA2_DT_BIAS);
+    h->A_log = layer_param_fp32(layer, P_MAMBA2_A_LOG),
+    h->dA_log = layer_param(layer, layer->grads, P_MAMBA2_A_LOG);
+    h->D = layer_param_fp32(layer, P_MAMBA2_D), h->dD = layer_param(layer, layer->grads, P_MAMBA2_D);
     return conv;
 }
 
@@ -143,7 +145,7 @@ static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf1
                                     float* rstd) {
     GatedNorm p = {};
     p.o = o, p.z = proj, p.row_stride = conv->stride;
-    p.norm = layer_norm(layer, P_OUTPUT_NORM, rstd);
+    p.norm = layer_norm(layer, P_MAMBA2_NORM, rstd);
     return p;
 }
 
@@ -153,7 +155,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
     Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
-    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     head_steps_forward(&conv.steps, in_proj.rows, conv.stride, layer->stream);
@@ -170,7 +172,7 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
     Conv conv = mamba2_conv(layer, a.proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, layer->scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, a.proj, &conv, a.rstd);
-    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     int64_t di = gate.norm.d, R = layer->table->proj.rows;
     bf16* dB = a.dvbc + di;
     ScanBackward gradients = {dB + shape.K, dB, a.dvbc, a.dlog_decay, NULL, a.dy, a.o, layer->recompute_qkv};
@@ -196,7 +198,7 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     Conv conv = mamba2_conv(layer, e->proj, a);
     Scan scan = mamba2_scan(a.vbc, &conv, &shape, a.saved, a.scratch);
     GatedNorm gate = mamba2_gate(layer, a.o, e->proj, &conv, a.rstd);
-    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     MatvecInput normed = extend_normed(layer, e, in, P_MIXER_NORM), y = {};
     y.x = e->y;
 

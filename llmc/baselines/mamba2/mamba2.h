@@ -14,6 +14,7 @@ forward function serve a training pass and an extension, as in deltanet.h. A row
 #pragma once
 
 #include "../shared/conv.h"
+#include "params.h"
 
 // clang-format off
 // type, name, kept for every layer, elements of a layer; train and extend are 1 or 0; C = di + 2 N,
@@ -83,10 +84,10 @@ static inline Conv mamba2_conv(const Layer* layer, const Mamba2Acts* a) {
                  layer->T,
                  mamba2_channels(layer->config),
                  layer->table->proj.rows,
-                 layer_param(layer, P_CONV),
-                 layer_param(layer, P_CONV_BIAS),
-                 layer_grad(layer, P_CONV),
-                 layer_grad(layer, P_CONV_BIAS),
+                 layer_param(layer, P_MAMBA2_CONV),
+                 layer_param(layer, P_MAMBA2_CONV_BIAS),
+                 layer_grad(layer, P_MAMBA2_CONV),
+                 layer_grad(layer, P_MAMBA2_CONV_BIAS),
                  a->history};
     return conv;
 }
@@ -114,7 +115,7 @@ static inline Recurrence mamba2_recurrence(const Mamba2Acts* a, const Recurrence
 
 // The steps' decays and the recurrence's v from dt and x.
 static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
-    const real *dt_bias = layer_param(layer, P_DT_BIAS), *A_log = layer_param(layer, P_A_LOG);
+    const real *dt_bias = layer_param(layer, P_MAMBA2_DT_BIAS), *A_log = layer_param(layer, P_MAMBA2_A_LOG);
     int64_t P = s->V, R = layer->table->proj.rows;
 #pragma omp parallel for schedule(static) if (s->B * s->T * s->value_row > 8192)
     for (int64_t i = 0; i < s->B * s->T; i++)
@@ -130,8 +131,8 @@ static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a,
 // Writes x's, B's and C's columns of dxbc, dt's of dproj, and the terms of the heads' gradients, from the
 // recurrence's gradients and do (a->dy).
 static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
-    const real *dt_bias = layer_param(layer, P_DT_BIAS), *A_log = layer_param(layer, P_A_LOG),
-               *D = layer_param(layer, P_D);
+    const real *dt_bias = layer_param(layer, P_MAMBA2_DT_BIAS), *A_log = layer_param(layer, P_MAMBA2_A_LOG),
+               *D = layer_param(layer, P_MAMBA2_D);
     int64_t P = s->V, N = s->K, NH = s->NH, di = s->value_row, R = layer->table->proj.rows,
             rows = s->B * s->T;
     int64_t pieces = recurrence_pieces(P), parts = NH * pieces;
@@ -158,7 +159,7 @@ static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a
 
 // Adds the sums over all tokens to the gradients of dt_bias, A_log and D.
 static inline void mamba2_add_heads(const Layer* layer, const real* dheads, int64_t rows) {
-    static const ParamKind kinds[] = {P_DT_BIAS, P_A_LOG, P_D};
+    static const ParamKind kinds[] = {P_MAMBA2_DT_BIAS, P_MAMBA2_A_LOG, P_MAMBA2_D};
     int64_t NH = layer->config->num_heads;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < 3 * NH; i++) {
@@ -170,7 +171,7 @@ static inline void mamba2_add_heads(const Layer* layer, const real* dheads, int6
 
 // o += D x, then gated = o silu(z).
 static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
-    const real* D = layer_param(layer, P_D);
+    const real* D = layer_param(layer, P_MAMBA2_D);
     int64_t di = s->value_row, R = layer->table->proj.rows;
 #pragma omp parallel for schedule(static) if (s->B * s->T * di > 8192)
     for (int64_t i = 0; i < s->B * s->T; i++)
@@ -197,9 +198,9 @@ static inline void mamba2_forward(const Layer* layer, real* out, const real* in,
     Mamba2Acts a = mamba2_acts(layer);
     RecurrenceShape shape = mamba2_shape(layer);
     Recurrence recurrence = mamba2_recurrence(&a, &shape);
-    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     Conv conv = mamba2_conv(layer, &a);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.rstd);
+    Norm norm = layer_norm(layer, P_MAMBA2_NORM, a.rstd);
 
     linear_forward(a.proj, in, NULL, &in_proj);
     conv_forward(a.xbc, a.proj + shape.value_row, &conv);
@@ -219,13 +220,13 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     Mamba2Acts a = mamba2_acts(layer);
     RecurrenceShape shape = mamba2_shape(layer);
     Recurrence recurrence = mamba2_recurrence(&a, &shape);
-    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     int64_t rows = layer->B * layer->T, di = shape.value_row;
     RecurrenceBackward gradients = {
         a.parts, a.parts + rows * shape.NH * recurrence_pieces(shape.V) * shape.K, a.ddecay_parts, NULL, a.dv,
         a.dy};
     Conv conv = mamba2_conv(layer, &a);
-    Norm norm = layer_norm(layer, P_OUTPUT_NORM, a.rstd);
+    Norm norm = layer_norm(layer, P_MAMBA2_NORM, a.rstd);
 
     linear_backward(a.dy, dout, a.y, &out_proj);
     memset(a.dgated, 0, (size_t)(rows * di) * sizeof(real));

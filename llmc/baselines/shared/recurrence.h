@@ -259,7 +259,7 @@ static inline void recurrence_sum(real* out, const real* parts, int64_t count, i
 
 // The fused projection [R, d] of all that the mixer reads of its input.
 static inline Linear mixer_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, P_Q_PROJ);
+    Linear linear = layer_linear(layer, layer->table->proj.first);
     linear.N = layer->table->proj.rows;
     return linear;
 }

@@ -129,7 +129,7 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     attention_paths(layer, append.paths);
     append.paths[0].out = c->q;
     append.proj = a->proj, append.angles = c->angles, append.cum_logf = c->cum_logf;
-    append.gate = proj_column(a->proj, layer->table->proj.fgate);
+    append.gate = proj_column(layer, a->proj, P_FGATE_PROJ);
     append.bias = layer_param_fp32(layer, P_FGATE_BIAS);
     append.row_stride = (int)shape.row_stride, append.weight_stride = (int)shape.weight_stride;
 

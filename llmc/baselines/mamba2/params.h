@@ -1,0 +1,86 @@
+/*
+Mamba-2's rows of the parameter table, their initialisation, and its FLOPs. Used by ../mixers.h.
+
+in_proj's rows are z [di], then x [di], B [N] and C [N], which the convolution reads, then dt [NH].
+*/
+#pragma once
+
+#include "../../model/params.h"
+
+// C = di + 2 N channels of the convolution
+enum {
+    P_MAMBA2_IN_PROJ = P_FIRST_OF(MIXER_MAMBA2), // [di + C + NH, d]  the whole fused projection
+    P_MAMBA2_CONV,                               // [C, 1, 4]
+    P_MAMBA2_CONV_BIAS,                          // [C]
+    P_MAMBA2_DT_BIAS,                            // [NH]     of the time step
+    P_MAMBA2_A_LOG,                              // [NH]     log of the decay's rate
+    P_MAMBA2_D,                                  // [NH]     skip connection from x to the output
+    P_MAMBA2_NORM,                               // [di]
+    P_MAMBA2_OUT_PROJ,                           // [d, di]
+};
+
+// Bias of a time step: softplus of it is exp(a number uniform between the logarithms of time_step_min and
+// time_step_max), at least time_step_floor.
+static inline double mamba2_initial_dt_bias(const Config* c, int64_t head, double uniform) {
+    (void)head;
+    double low = log(c->time_step_min), high = log(c->time_step_max);
+    double dt = fmax(exp(low + uniform * (high - low)), c->time_step_floor);
+    return dt + log(-expm1(-dt));
+}
+
+// A_log of head i is log(i + 1).
+static inline double mamba2_initial_A_log(const Config* c, int64_t head, double uniform) {
+    (void)c, (void)uniform;
+    return log((double)(head + 1));
+}
+
+// Matrices are uniform in +-1 / sqrt(fan in), out_proj's divided by sqrt(L); what the table starts otherwise
+// is set where its row is added.
+static inline void mamba2_init(Param* p, const Config* c) {
+    if (p->kind != P_MAMBA2_IN_PROJ && p->kind != P_MAMBA2_OUT_PROJ && p->kind != P_LM_HEAD) return;
+    p->init = INIT_UNIFORM;
+    p->scale = 1 / sqrt((double)p->shape[1]);
+    if (p->kind == P_MAMBA2_OUT_PROJ && c->rescale_prenorm_residual)
+        p->scale /= sqrt((double)c->num_hidden_layers);
+}
+
+// A number of each head, which kernels read in fp32; `initial` NULL: 1.
+static inline void mamba2_add_heads_row(ParamTable* t, const Config* c, ParamKind kind, int64_t l,
+                                        const char* name, InitialValue* initial) {
+    const int64_t heads[3] = {c->num_heads, 0, 0};
+    Param* p = params_add(t, kind, l, name, initial ? INIT_FUNCTION : INIT_ONE, heads, false);
+    p->initial = initial;
+    params_in_fp32(t, p);
+}
+
+// Rows of layer l.
+static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) {
+    int64_t d = c->hidden_size, di = config_inner_size(c), C = di + 2 * c->state_size;
+    const int64_t channels[3] = {C, 0, 0};
+    params_add_proj(t, P_MAMBA2_IN_PROJ, l, "mixer.in_proj.weight", di + C + c->num_heads, d);
+    params_add_conv(t, P_MAMBA2_CONV, l, "mixer.conv1d.weight", C, false);
+    params_add(t, P_MAMBA2_CONV_BIAS, l, "mixer.conv1d.bias", INIT_UNIFORM, channels, false)->scale =
+        1 / sqrt((double)CONV_WIDTH);
+    mamba2_add_heads_row(t, c, P_MAMBA2_DT_BIAS, l, "mixer.dt_bias", mamba2_initial_dt_bias);
+    mamba2_add_heads_row(t, c, P_MAMBA2_A_LOG, l, "mixer.A_log", mamba2_initial_A_log);
+    mamba2_add_heads_row(t, c, P_MAMBA2_D, l, "mixer.D", NULL);
+    params_add_norm(t, P_MAMBA2_NORM, l, "mixer.norm.weight", di, c->norm_eps);
+    params_add_matrix(t, P_MAMBA2_OUT_PROJ, l, "mixer.out_proj.weight", d, di);
+}
+
+// As the paper counts the FLOPs of the recurrence.
+static inline double mamba2_flops(const Config* c, int64_t T) {
+    (void)T;
+    return 30.0 * (double)(c->hidden_size * c->state_size);
+}
+
+static const MixerInfo mamba2_info = {
+    .embeddings = "backbone.embeddings.weight",
+    .layers = "backbone.layers",
+    .final_norm = "backbone.norm_f.weight",
+    .norm = "norm.weight",
+    .add_params = mamba2_add_params,
+    .add_outside = NULL,
+    .init = mamba2_init,
+    .flops = mamba2_flops,
+};

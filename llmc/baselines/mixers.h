@@ -1,0 +1,69 @@
+/*
+All mixers: attention and the baselines, as the parameter table and the FLOPs need them; and what builds the
+table of a model, which needs all of them. Called by the trainers and llmc/run.
+
+A new baseline: a folder here, a row below, a row of the mixers of each trainer, and its MixerKind, keys, class
+and presets in llmc/model/config.h (dev/README.md, "A mixer").
+*/
+#pragma once
+
+#include "deltanet/params.h"
+#include "hgrn2/params.h"
+#include "mamba2/params.h"
+
+static const MixerInfo* const mixer_infos[] = {
+    &attention_info, // MIXER_ATTENTION
+    &deltanet_info,  // MIXER_DELTANET
+    &hgrn2_info,     // MIXER_HGRN2
+    &mamba2_info,    // MIXER_MAMBA2
+};
+static_assert(sizeof mixer_infos / sizeof mixer_infos[0] == NUM_MIXERS, "one row a MixerKind");
+
+// FLOPs per token of all mixers, forward and backward, without the 6 per parameter.
+static inline double config_mixer_flops(const Config* c, int64_t T) {
+    return (double)c->num_hidden_layers * mixer_infos[c->mixer]->flops(c, T);
+}
+
+// Begins a bucket at the next multiple of `align` elements, which also ends the bucket before it.
+static inline void params_begin_bucket(ParamTable* t, int64_t align) {
+    t->count = (t->count + align - 1) / align * align;
+    t->buckets[t->num_buckets++] = t->count;
+}
+
+// Builds the table of a checked config, laid out for a number of ranks; free with params_free.
+static inline ParamTable params_build_for(const Config* c, int ranks) {
+    int64_t V = c->vocab_size, d = c->hidden_size, L = c->num_hidden_layers, I = config_mlp_size(c);
+    const int64_t align = (int64_t)PARAM_ALIGN * ranks;
+    const MixerInfo* mixer = mixer_infos[c->mixer];
+    ParamTable t;
+    memset(&t, 0, sizeof t);
+    t.layers = mixer->layers;
+    t.rows = (Param*)xcalloc((size_t)(L + 1) * NUM_PARAM_KINDS, sizeof(Param));
+    t.index = (int*)xcalloc((size_t)L * NUM_PARAM_KINDS, sizeof(int));
+    t.buckets = (int64_t*)xcalloc((size_t)L + 3, sizeof(int64_t));
+    for (int64_t i = 0; i < L * NUM_PARAM_KINDS; i++) t.index[i] = -1;
+
+    params_begin_bucket(&t, align);
+    params_add_matrix(&t, P_EMBEDDINGS, -1, mixer->embeddings, V, d);
+    if (mixer->add_outside) mixer->add_outside(&t, c);
+    for (int64_t l = 0; l < L; l++) {
+        params_begin_bucket(&t, align);
+        params_add_norm(&t, P_MIXER_NORM, l, mixer->norm, d, c->norm_eps);
+        mixer->add_params(&t, c, l);
+        if (I == 0) continue;
+        params_add_norm(&t, P_MLP_NORM, l, "mlp_norm.weight", d, c->norm_eps);
+        params_add_matrix(&t, P_GATE_PROJ, l, "mlp.gate_proj.weight", 2 * I, d);
+        params_add_matrix(&t, P_DOWN_PROJ, l, "mlp.down_proj.weight", d, I);
+    }
+    params_begin_bucket(&t, align);
+    params_add_norm(&t, P_NORM, -1, mixer->final_norm, d, c->norm_eps);
+    params_add_matrix(&t, P_LM_HEAD, -1, "lm_head.weight", V, d);
+    params_begin_bucket(&t, ranks > 1 ? align : 1); // ends the last
+    t.num_buckets--;
+    for (int r = 0; mixer->init && r < t.num_rows; r++) mixer->init(&t.rows[r], c);
+    t.non_embedding = t.parameters - V * d;
+    return t;
+}
+
+// The table of one rank alone.
+static inline ParamTable params_build(const Config* c) { return params_build_for(c, 1); }

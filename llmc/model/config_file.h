@@ -1,0 +1,176 @@
+/*
+config.json: reads and writes a Config. The keys are those of the table in config.h, in the names of the
+paper's released checkpoints. Called by llmc/checkpoint and llmc/run.
+*/
+#pragma once
+
+#include "config.h"
+#include "../formats/json.h"
+
+// The value of a KEY_INT; head_dim is the derived one unless it waits for config_check.
+static inline int64_t config_int(const Config* c, const ConfigKey* key) {
+    bool derived = key->offset == offsetof(Config, head_dim) && c->head_dim == 0;
+    return derived ? config_head_size(c) : *(const int64_t*)((const char*)c + key->offset);
+}
+
+// Writes key i and its value, if the model has it.
+static inline void config_put(const Config* c, int i, JsonWriter* w) {
+    const ConfigKey* key = &config_keys[i];
+    const void* field = (const char*)c + key->offset;
+    int choice = 0;
+    if (!config_has_key(c, key)) return;
+    bool decay_time = key->offset == offsetof(Config, decay_time_min) ||
+                      key->offset == offsetof(Config, decay_time_max); // null unless the gate is long
+    switch (key->type) {
+    case KEY_INT:
+        if (key->nullable && *(const int64_t*)field == (int64_t)key->null_value)
+            json_put_null(w, key->name);
+        else
+            json_put_int(w, key->name, config_int(c, key));
+        break;
+    case KEY_REAL: // NAN becomes null
+        json_put_double(w, key->name, decay_time && !config_long_gate(c) ? NAN : *(const double*)field);
+        break;
+    case KEY_WORD:
+    case KEY_TEXT:
+        memcpy(&choice, field, key->bytes);
+        (key->type == KEY_TEXT ? json_put_string : json_put_word)(w, key->name, key->choices[choice]);
+        break;
+    }
+}
+
+// auto_map names the classes of a Python file beside config.json, for Hugging Face transformers.
+static inline void config_put_auto_map(const ModelClass* model_class, JsonWriter* w) {
+    static const char* const classes[][2] = {{"AutoConfig", "Config"},
+                                             {"AutoModel", "Model"}, // without lm_head
+                                             {"AutoModelForCausalLM", "ForCausalLM"}};
+    const char* file = model_class->mixer == MIXER_ATTENTION ? "modeling_fox" : "modeling_recurrent";
+    const int family = (int)(strlen(model_class->architecture) - strlen("ForCausalLM"));
+    char name[64];
+    json_begin_object(w, "auto_map");
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%s.%.*s%s", file, family, model_class->architecture, classes[i][1]);
+        json_put_string(w, classes[i][0], name);
+    }
+    json_end(w);
+}
+
+// Writes c as the object config.json holds, all keys, in the names of the paper's released checkpoints.
+static inline void config_put_all(const Config* c, JsonWriter* w) {
+    const ModelClass* model_class = config_class(c);
+    json_begin_object(w, NULL);
+    json_begin_array(w, "architectures");
+    json_put_string(w, NULL, model_class->architecture);
+    json_end(w);
+    config_put_auto_map(model_class, w);
+    json_put_string(w, "model_type", model_class->model_type);
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) config_put(c, i, w);
+    json_end(w);
+}
+
+// The keys of the object "initialization" in trainer.json: how a full gate's bias was initialized. The
+// paper's code opens a full gate only where config.json has none of them.
+static const char* const config_initialization[] = {"fgate_bias_init", "decay_time_min", "decay_time_max"};
+
+static inline bool config_is_initialization(const char* key) {
+    for (int i = 0; i < 3; i++)
+        if (strcmp(config_initialization[i], key) == 0) return true;
+    return false;
+}
+
+// The config that config.json holds: a full gate without its initialization.
+static inline Config config_without_initialization(const Config* c) {
+    Config file = *c;
+    if (c->mixer != MIXER_ATTENTION || c->fgate_type != GATE_FULL) return file;
+    file.fgate_bias_init = false;
+    file.decay_time_min = CONFIG_DECAY_TIME_MIN;
+    file.decay_time_max = CONFIG_DECAY_TIME_MAX;
+    return file;
+}
+
+// Writes the initialization as an object under `key`.
+static inline void config_put_initialization(const Config* c, JsonWriter* w, const char* key) {
+    json_begin_object(w, key);
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        if (config_is_initialization(config_keys[i].name)) config_put(c, i, w);
+    json_end(w);
+}
+
+// Writes config.json at `path`. The initialization of a full gate is not in it.
+static inline bool config_write(const Config* c, const char* path, Error* err) {
+    JsonWriter w = json_writer(2);
+    const Config file = config_without_initialization(c);
+    config_put_all(&file, &w);
+    bool ok = json_writer_save(&w, path, err);
+    json_writer_free(&w);
+    return ok;
+}
+
+// Sets one key from its value in a JSON text, if the object has the key.
+static inline bool config_set_from(Config* c, const char* path, const ConfigKey* key, const Json* j,
+                                   int object, Error* err) {
+    const int node = json_get(j, object, key->name);
+    char digits[32];
+    double number = 0;
+    bool boolean = false;
+    const char* value = key->type == KEY_TEXT ? json_string(j, node) : NULL;
+    if (node < 0) return true;
+    if (json_double(j, node, &number))
+        snprintf(digits, sizeof digits, "%.17g", number), value = digits;
+    else if (json_bool(j, node, &boolean))
+        value = boolean ? "true" : "false";
+    else if (json_is_null(j, node))
+        value = "null";
+    if (value) return config_set(c, path, key->name, value, err);
+    return fail(err, "%s: %s is %s", path, key->name,
+                json_string(j, node) ? "a text" : "an array or an object");
+}
+
+// Restores what config_put_initialization wrote, from object `node` of j; -1, as in trainer.json of an older
+// version, whose config.json has it, changes nothing. `path` names the file.
+static inline bool config_restore_initialization(Config* c, const char* path, const Json* j, int node,
+                                                 Error* err) {
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++)
+        if (config_is_initialization(config_keys[i].name) &&
+            !config_set_from(c, path, &config_keys[i], j, node, err))
+            return false;
+    return config_check(c, path, err);
+}
+
+// Parses the text of a config.json, whose path messages name. Keys that are absent keep the default of the
+// paper's code; keys that are not ours, of which tools add many, are passed over. On error *c is undefined.
+static inline bool config_parse(Config* c, const char* path, const char* text, size_t bytes, Error* err) {
+    Json j;
+    if (!json_parse(&j, path, text, bytes, err)) return false;
+    *c = config_defaults();
+    bool ok = true;
+    const char* model_type = json_string(&j, json_get(&j, 0, "model_type"));
+    int known = 0; // without a model_type, the first
+    while (model_type && known < NUM_CLASSES && strcmp(model_type, config_classes[known].model_type) != 0)
+        known++;
+    if (known == NUM_CLASSES) {
+        ok = fail(err, "%s: model_type '%s' is not a Forgetting Transformer nor one of its baselines", path,
+                  model_type);
+    } else {
+        config_set_mixer(c, config_classes[known].mixer);
+        if (config_classes[known].plain) c->fgate_type = GATE_NONE, c->use_rope = true;
+    }
+    static const char* const required[] = {"vocab_size", "hidden_size", "num_hidden_layers", "num_heads"};
+    for (int i = 0; ok && i < 4; i++)
+        if (json_get(&j, 0, required[i]) < 0) ok = fail(err, "%s: %s is missing", path, required[i]);
+    for (int i = 0; ok && i < NUM_CONFIG_KEYS; i++)
+        ok = !config_has_key(c, &config_keys[i]) || config_set_from(c, path, &config_keys[i], &j, 0, err);
+    json_free(&j);
+    return ok && config_check(c, path, err);
+}
+
+// Reads FOLDER/config.json, as config_parse.
+static inline bool config_read(Config* c, const char* folder, Error* err) {
+    char path[PATH_LENGTH];
+    size_t bytes;
+    path_join(path, folder, "config.json");
+    char* text = read_file(path, &bytes, err);
+    bool ok = text && config_parse(c, path, text, bytes, err);
+    free(text);
+    return ok;
+}
