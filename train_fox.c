@@ -482,13 +482,6 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
 }
 
-// The fused projection [R, d] of q, k, v and all gates.
-static Linear attention_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, P_Q_PROJ);
-    linear.N = layer->table->proj.rows;
-    return linear;
-}
-
 // The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
 static inline real* proj_column(const Layer* layer, real* proj, ParamKind kind) {
     int64_t column = params_column(layer->table, kind);
@@ -510,7 +503,7 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
     AttentionForward attention = {
         .o = a.o, .lse = a.lse, .q = a.q, .k = a.k, .v = a.v, .cum_logf = a.cum_logf};
@@ -531,7 +524,7 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
     AttentionBackward attention = {.dq = a.dq,
                                    .dk = a.dk,
@@ -562,7 +555,7 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape(layer);
     HeadPath paths[3];
-    Linear in_proj = attention_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
     PagedAttention attention = {.o = a.o,
                                 .q = a.q,

@@ -51,7 +51,7 @@ static void bench_mixer(const char* name, int64_t T, int64_t C, int64_t NH) {
     int64_t di = 2 * D, S = NH ? matmul_padded(di + C + NH) : C;
     Set sets[SETS] = {random_set(T, S, C, NH), random_set(T, S, C, NH)};
     Conv conv = {};
-    conv.B = 1, conv.T = T, conv.C = C, conv.stride = S;
+    conv.B = 1, conv.T = T, conv.C = C, conv.row_stride = S;
     conv.weight = random_array<bf16>(C * CONV_WIDTH, 0.5f), conv.dweight = random_floats(C * CONV_WIDTH, 1);
     float* partial = device_array<float>((int64_t)(norm_partial_bytes() / sizeof(float)));
     conv.dh = 128, conv.normed = NH ? 0 : 2 * D;

@@ -65,6 +65,13 @@ static inline Linear layer_linear(const Layer* layer, ParamKind kind) {
     return linear;
 }
 
+// The fused projection [R, d] of all that the mixer reads of its input.
+static inline Linear layer_in_proj(const Layer* layer) {
+    Linear linear = layer_linear(layer, layer->table->proj.first);
+    linear.N = layer->table->proj.rows;
+    return linear;
+}
+
 // An RMSNorm over rows of d channels: y = x / sqrt(mean(x^2) + eps) * weight.
 typedef struct {
     const real* weight; // [d]

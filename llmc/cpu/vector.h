@@ -77,6 +77,13 @@ static inline real exp_real(real x) {
 
 static inline real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
 
+static inline real silu(real x) { return x * sigmoid(x); }
+// Its derivative.
+static inline real silu_slope(real x) {
+    real open = sigmoid(x);
+    return open * (1 + x * (1 - open));
+}
+
 // Computed in double: near 0 and far from it float would lose digits.
 static inline real log_sigmoid(real x) {
     double z = (double)x;

@@ -1,7 +1,7 @@
 /*
 The references of test_channel_scan, on the host.
 
-    expected    the recurrence of the CPU trainer (llmc/baselines/shared/recurrence.h) in double, and the functions around it
+    expected    the recurrence of the CPU trainer (llmc/baselines/shared/scan.h) in double, and the functions around it
     plain       a plain bf16 implementation: q and k rounded to bf16, chunks of 64 in sub-blocks of 16 relative to
                 their borders, every operand of a matrix multiplication and every result rounded to bf16, what is
                 subtracted in the gate's gradient rounded to float; everything else is exact
@@ -18,7 +18,7 @@ The references of test_channel_scan, on the host.
 #define REAL_IS_DOUBLE
 #define _Thread_local thread_local
 namespace cpu {
-#include "../../../llmc/baselines/shared/recurrence.h"
+#include "../../../llmc/baselines/shared/scan.h"
 }
 
 enum { K = 128 }; // channels of a head
@@ -73,26 +73,26 @@ static Results expected(const Shape& s, const Inputs& in, bool backward) {
     Gates gates(s, in);
     int64_t d = s.d();
     size_t n = in.q.size();
-    cpu::RecurrenceShape shape = {s.B, s.T, s.NH, K, K, d, K, K, d, 1 / sqrt((double)K)};
-    vector<double> checkpoints(backward ? (size_t)(s.B * s.NH * cpu::recurrence_segments(s.T) * K * K) : 0);
+    cpu::ScanShape shape = {s.B, s.T, s.NH, K, K, d, K, K, d, 1 / sqrt((double)K)};
+    vector<double> checkpoints(backward ? (size_t)(s.B * s.NH * cpu::scan_segments(s.T) * K * K) : 0);
     Results r;
     r.o.resize(n), r.state = in.state;
-    cpu::Recurrence recurrence = {gates.q.data(),
-                                  gates.k.data(),
-                                  in.v.data(),
-                                  gates.f.data(),
-                                  NULL,
-                                  backward ? checkpoints.data() : NULL,
-                                  r.state.empty() ? NULL : r.state.data()};
-    cpu::recurrence_forward(r.o.data(), &recurrence, &shape);
+    cpu::Scan scan = {gates.q.data(),
+                      gates.k.data(),
+                      in.v.data(),
+                      gates.f.data(),
+                      NULL,
+                      backward ? checkpoints.data() : NULL,
+                      r.state.empty() ? NULL : r.state.data()};
+    cpu::scan_forward(r.o.data(), &scan, &shape);
     if (!backward) return r;
-    int64_t pieces = cpu::recurrence_pieces(K);
+    int64_t pieces = cpu::scan_pieces(K);
     vector<double> parts(3 * n * (size_t)pieces), dq(n), df(n);
     r.dq.resize(n), r.df.resize(n), r.dv.resize(n), r.terms.resize(n);
-    cpu::RecurrenceBackward gradients = {
+    cpu::ScanBackward gradients = {
         parts.data(),  parts.data() + n * pieces, parts.data() + 2 * n * pieces, NULL, r.dv.data(),
         in.dout.data()};
-    cpu::recurrence_backward(&gradients, &recurrence, &shape);
+    cpu::scan_backward(&gradients, &scan, &shape);
     for (size_t row = 0; row < n / K; row++)
         for (size_t c = 0; c < K; c++) {
             double sums[3] = {};

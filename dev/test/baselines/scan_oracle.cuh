@@ -1,5 +1,5 @@
 /*
-A plain bf16 implementation of the recurrences of llmc/scan on the host, in chunks of 64 tokens, in the
+A plain bf16 implementation of the recurrences of llmc/baselines on the host, in chunks of 64 tokens, in the
 formulas as they are usually written: operands of GEMMs rounded to bf16, sums and all else in float. Its
 error is the yardstick of test_scan.cu.
 */

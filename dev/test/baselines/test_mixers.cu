@@ -45,7 +45,7 @@ struct ConvTest {
           steps_on_device((size_t)(B_ * T_ * NH_ + 1)), log_decay((size_t)(B_ * T_ * NH_ + 1)),
           skip(log_decay.n) {
         memset(&conv, 0, sizeof conv);
-        conv.B = B, conv.T = T, conv.C = C, conv.stride = stride, conv.dh = dh, conv.normed = normed;
+        conv.B = B, conv.T = T, conv.C = C, conv.row_stride = stride, conv.dh = dh, conv.normed = normed;
         conv.weight = weight, conv.bias = biased ? (const bf16*)bias : NULL;
         HeadSteps* h = &conv.steps;
         h->NH = NH;
@@ -152,7 +152,7 @@ static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t norme
     Buffer<float> grads(ones), grads_again(ones);
     NormScratch partial;
     const bf16* x = want.proj + want.column;
-    if (NH) head_steps_forward(&conv.steps, B * T, conv.stride, 0);
+    if (NH) head_steps_forward(&conv.steps, B * T, conv.row_stride, 0);
     if (NH) {
         vector<double> want_decay, want_skip;
         for (size_t i = 0; i < want.steps.size(); i++) {
@@ -220,7 +220,7 @@ static void test_conv_history(int64_t C, int64_t first, int64_t T) {
     conv_forward(parts, x, &conv, 0);
     conv_history(history, x, &conv, 0);
     conv.T = T - first;
-    conv_forward(parts + first * C, x + first * conv.stride, &conv, 0);
+    conv_forward(parts + first * C, x + first * conv.row_stride, &conv, 0);
     check_same_bits("y", whole, parts);
 }
 
@@ -388,7 +388,7 @@ static void test_conv_step(int64_t C, int64_t NH) {
     Cache cache = {};
     cache.device.host.sequences = sequences.data(), cache.device.pass.sequences = on_device;
     cache.device.host.num_sequences = cache.device.pass.num_sequences = (int)sequences.size();
-    if (NH) head_steps_forward(&conv.steps, rows, conv.stride, 0);
+    if (NH) head_steps_forward(&conv.steps, rows, conv.row_stride, 0);
     const bf16* x = test.proj + test.column;
     conv_extend(y, x, histories, &conv, &cache, 0);
     for (const PassRows& sequence : sequences) {
@@ -401,8 +401,8 @@ static void test_conv_step(int64_t C, int64_t NH) {
         for (int row = sequence.begin; row < sequence.end; row++) {
             one.T = 1;
             if (NH) one.steps.steps = conv.steps.steps + row * NH;
-            conv_forward(alone, x + row * conv.stride, &one, 0);
-            conv_history(history, x + row * conv.stride, &one, 0);
+            conv_forward(alone, x + row * conv.row_stride, &one, 0);
+            conv_history(history, x + row * conv.row_stride, &one, 0);
             check_same_bits("y", alone.p, y + row * C, (size_t)C);
         }
         check_same_bits("history", history.p, histories + sequence.slot * 3 * C, (size_t)(3 * C));

@@ -1,5 +1,5 @@
 /*
-llmc/scan against the recurrence in double on the host (llmc/baselines/shared/recurrence.h), token by token: outputs,
+llmc/baselines against the recurrence in double on the host (llmc/baselines/shared/scan.h), token by token: outputs,
 gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
 (scan_oracle.cuh) on the same inputs; for gates, over many heads. Inputs and gradients are parts of wider
 rows, of which nothing else may be written; scratch starts as NaN.
@@ -7,11 +7,18 @@ rows, of which nothing else may be written; scratch starts as NaN.
     test_scan [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
 #include <algorithm>
-#define REAL_IS_DOUBLE
-#define _Thread_local thread_local // of C11
-#include "../../../llmc/baselines/shared/recurrence.h"
+#include <omp.h>
+#include "../../../llmc/model/activations.h"
+#include "../../../llmc/inference/extension.h"
+#include "../../../llmc/model/params.h"
 #include "scan_oracle.cuh"
 #include "scans.cuh"
+
+#define REAL_IS_DOUBLE
+#define _Thread_local thread_local // of C11
+namespace cpu {
+#include "../../../llmc/baselines/shared/scan.h"
+}
 
 // Inputs: log decays are -scale e^(spread x) for a normal x; keys of the delta rule are alike by `alike`.
 struct Kind {
@@ -135,36 +142,36 @@ struct Expected {
 
 static Expected exact(const Problem& x) {
     const ScanShape& s = x.s;
-    int64_t n = s.B * s.T, NH = s.NH, pieces = recurrence_pieces(s.V), width = x.keys * 128;
+    int64_t n = s.B * s.T, NH = s.NH, pieces = cpu::scan_pieces(s.V), width = x.keys * 128;
     vector<double> decay, beta(x.beta.values), state((size_t)(s.B * NH * s.K * s.V));
     for (double y : x.log_decay.values) decay.push_back(exp(y));
-    RecurrenceShape r = {s.B, s.T, NH, s.K, s.V, width, s.key_head, x.shared_keys, NH * s.V, s.scale};
-    vector<double> checkpoints((size_t)(s.B * NH * recurrence_segments(s.T) * s.K * s.V));
+    cpu::ScanShape r = {s.B, s.T, NH, s.K, s.V, width, s.key_head, x.shared_keys, NH * s.V, s.scale};
+    vector<double> checkpoints((size_t)(s.B * NH * cpu::scan_segments(s.T) * s.K * s.V));
     vector<double> dq((size_t)(n * NH * pieces * 128)), dk(dq.size()), ddecay((size_t)(n * NH * pieces)),
         dbeta(ddecay.size()), dout(x.dout.values);
-    Recurrence in = {
+    cpu::Scan in = {
         x.vq.data(),        x.vk.data(), x.vv.data(), decay.data(), x.shared_keys ? NULL : beta.data(),
         checkpoints.data(), state.data()};
     Expected e;
     e.o.resize((size_t)(n * NH * s.V)), e.dv.resize(e.o.size());
-    recurrence_forward(e.o.data(), &in, &r);
+    cpu::scan_forward(e.o.data(), &in, &r);
     for (int64_t i = 0; x.skips && i < n * NH * s.V; i++) e.o[(size_t)i] += x.skip[i / s.V] * x.vv[(size_t)i];
-    RecurrenceBackward g = {
+    cpu::ScanBackward g = {
         dq.data(),   dk.data(),  x.shared_keys ? ddecay.data() : NULL, x.shared_keys ? NULL : dbeta.data(),
         e.dv.data(), dout.data()};
-    recurrence_backward(&g, &in, &r);
+    cpu::scan_backward(&g, &in, &r);
     int64_t parts = x.shared_keys ? NH * pieces : pieces;
     e.dq.resize((size_t)(n * width)), e.dk.resize(e.dq.size()), e.dgate.resize((size_t)(n * NH));
     for (int64_t i = 0; i < n * x.keys; i++) {
-        recurrence_sum(&e.dq[(size_t)(i * 128)], &dq[(size_t)(i * parts * 128)], parts, 128);
-        recurrence_sum(&e.dk[(size_t)(i * 128)], &dk[(size_t)(i * parts * 128)], parts, 128);
+        cpu::scan_sum(&e.dq[(size_t)(i * 128)], &dq[(size_t)(i * parts * 128)], parts, 128);
+        cpu::scan_sum(&e.dk[(size_t)(i * 128)], &dk[(size_t)(i * parts * 128)], parts, 128);
     }
     for (int64_t i = 0; i < n * NH; i++) {
-        recurrence_sum(&e.dgate[(size_t)i], &(x.shared_keys ? ddecay : dbeta)[(size_t)(i * pieces)], pieces,
-                       1);
+        cpu::scan_sum(&e.dgate[(size_t)i], &(x.shared_keys ? ddecay : dbeta)[(size_t)(i * pieces)], pieces,
+                      1);
         if (x.shared_keys) e.dgate[(size_t)i] *= decay[(size_t)i];
         int64_t key = i / NH * width + i % NH * s.key_head;
-        e.diagonal.push_back(s.scale * dot(&x.vq[(size_t)key], &x.vk[(size_t)key], 128) *
+        e.diagonal.push_back(s.scale * cpu::dot(&x.vq[(size_t)key], &x.vk[(size_t)key], 128) *
                              dot(&x.vv[(size_t)(i * s.V)], &x.dout.values[(size_t)(i * s.V)], s.V));
     }
     e.state = state;

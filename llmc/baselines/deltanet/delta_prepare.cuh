@@ -15,7 +15,7 @@ delta_backward.cuh.
 */
 #pragma once
 
-#include "../shared/shape.cuh"
+#include "../shared/scan.cuh"
 
 enum { DELTA_CHUNK = 64, DELTA_D = 128, DELTA_ROWS = DELTA_CHUNK * DELTA_D, DELTA_STATE = DELTA_D * DELTA_D };
 
@@ -198,8 +198,14 @@ __device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
         for (int k = 0; k < r; k++) {
             const float4 low = *(const float4*)&a[k][r + half], high = *(const float4*)&a[k][r + half + 4];
             float y = t[k][column];
-            sum[0] += low.x * y, sum[1] += low.y * y, sum[2] += low.z * y, sum[3] += low.w * y;
-            sum[4] += high.x * y, sum[5] += high.y * y, sum[6] += high.z * y, sum[7] += high.w * y;
+            sum[0] += low.x * y;
+            sum[1] += low.y * y;
+            sum[2] += low.z * y;
+            sum[3] += low.w * y;
+            sum[4] += high.x * y;
+            sum[5] += high.y * y;
+            sum[6] += high.z * y;
+            sum[7] += high.w * y;
         }
         if (column < r)
             for (int i = 0; i < 8; i++) t[r + half + i][column] = sum[i];

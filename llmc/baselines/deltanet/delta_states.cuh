@@ -73,7 +73,10 @@ __device__ static inline uint4 delta_vector(const uint32_t (&f)[4]) {
     return make_uint4(f[0], f[1], f[2], f[3]);
 }
 __device__ static inline void delta_fragment(uint32_t (&f)[4], const uint4& x) {
-    f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
+    f[0] = x.x;
+    f[1] = x.y;
+    f[2] = x.z;
+    f[3] = x.w;
 }
 
 // Inputs and outputs of a chain. W, U, P^T dO and the outputs are one tile after another.

@@ -14,7 +14,7 @@ in use. Its padding has no gradient.
 #include "../../layers/output_gate.cuh"
 #include "delta_backward.cuh"
 #include "../shared/conv_backward.cuh"
-#include "../shared/states.cuh"
+#include "../shared/extend.cuh"
 #include "params.h"
 
 // clang-format off
@@ -54,7 +54,15 @@ typedef struct {
 // Rows of q, k and v together.
 static inline ScanShape deltanet_scan_shape(const Config* c, int64_t B, int64_t T) {
     int64_t d = c->hidden_size, dh = config_head_size(c);
-    return {B, T, (int)c->num_heads, (int)dh, (int)dh, 3 * d, dh, 3 * d, (float)(1 / sqrt((double)dh))};
+    return {.B = B,
+            .T = T,
+            .NH = (int)c->num_heads,
+            .K = (int)dh,
+            .V = (int)dh,
+            .key_row = 3 * d,
+            .key_head = dh,
+            .value_row = 3 * d,
+            .scale = (float)(1 / sqrt((double)dh))};
 }
 
 static inline void deltanet_activations(Activations* rows, const Config* config, const ParamTable* table,
@@ -140,28 +148,53 @@ static inline void beta_backward(bf16* dlogits, const float* dbeta, const float*
 
 static inline HeadShape deltanet_shape(const Layer* layer) {
     int64_t R = layer->table->proj.rows, NH = layer->config->num_heads, dh = config_head_size(layer->config);
-    return {layer->B, layer->T, NH, dh, R, matmul_padded(R), 0, 0};
+    return {.B = layer->B,
+            .T = layer->T,
+            .NH = NH,
+            .dh = dh,
+            .columns = R,
+            .row_stride = matmul_padded(R),
+            .weight_stride = 0,
+            .window = 0};
 }
 
 // The output norm, whose weight all heads share.
 static inline OutputGate deltanet_norm(const Layer* layer, float* rstd) {
     Norm norm = layer_norm(layer, P_DELTANET_O_NORM, rstd);
-    return {norm.weight, norm.dweight, rstd, NULL, NULL, NULL, norm.eps, true};
+    return {.weight = norm.weight,
+            .dweight = norm.dweight,
+            .rstd = rstd,
+            .gate = NULL,
+            .dgate = NULL,
+            .delta = NULL,
+            .eps = norm.eps,
+            .shared = true};
 }
 
 static inline Conv deltanet_conv(const Layer* layer) {
     int64_t d = layer->config->hidden_size;
     Conv conv = {};
-    conv.B = layer->B, conv.T = layer->T, conv.C = 3 * d,
-    conv.stride = matmul_padded(layer->table->proj.rows);
+    conv.B = layer->B;
+    conv.T = layer->T;
+    conv.C = 3 * d;
+    conv.row_stride = matmul_padded(layer->table->proj.rows);
     conv.weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV);
     conv.dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV);
-    conv.dh = config_head_size(layer->config), conv.normed = 2 * d;
+    conv.dh = config_head_size(layer->config);
+    conv.normed = 2 * d;
     return conv;
 }
 
 static inline Scan deltanet_scan(const bf16* qkv, const float* beta, int64_t d, void* saved, void* scratch) {
-    return {qkv, qkv + d, qkv + 2 * d, NULL, beta, NULL, NULL, saved, scratch};
+    return {.q = qkv,
+            .k = qkv + d,
+            .v = qkv + 2 * d,
+            .log_decay = NULL,
+            .beta = beta,
+            .skip = NULL,
+            .state = NULL,
+            .saved = saved,
+            .scratch = scratch};
 }
 
 static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
@@ -190,8 +223,14 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     int64_t d = layer->config->hidden_size;
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
-    ScanBackward gradients = {a.dqkv, a.dqkv + d, a.dqkv + 2 * d,      NULL, a.dbeta,
-                              din,    a.o,        layer->recompute_qkv};
+    ScanBackward gradients = {.dq = a.dqkv,
+                              .dk = a.dqkv + d,
+                              .dv = a.dqkv + 2 * d,
+                              .dlog_decay = NULL,
+                              .dbeta = a.dbeta,
+                              .dout = din,
+                              .o = a.o,
+                              .recomputes = layer->recompute_qkv};
     OutputGate norm = deltanet_norm(layer, a.o_rstd);
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
 

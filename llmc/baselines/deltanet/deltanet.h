@@ -15,6 +15,7 @@ A row of the CPU trainer's mixers.
 #pragma once
 
 #include "../shared/conv.h"
+#include "../shared/extend.h"
 #include "params.h"
 
 // clang-format off
@@ -28,7 +29,7 @@ A row of the CPU trainer's mixers.
     X(real, o, train, BT * d)                  /* [L,B,T,NH,dh] */ \
     X(real, o_rstd, train, BT * NH)            /* [L,B,T,NH] */ \
     X(real, y, train, BT * d)                  /* [L,B,T,d] normed o */ \
-    X(real, checkpoints, train, train * B * recurrence_segments(T) * d * dh) /* [L,B,NH,segments,dh,dh] */ \
+    X(real, checkpoints, train, train * B * scan_segments(T) * d * dh) /* [L,B,NH,segments,dh,dh] */ \
     X(real, dproj, false, train * BT * R)      /* [B,T,R] */ \
     X(real, dqkv, false, train * BT * 3 * d)   /* [B,T,3d] */ \
     X(real, dout, false, train * BT * d)       /* [B,T,d] gradient of o */ \
@@ -46,7 +47,7 @@ typedef struct {
 static inline void deltanet_rows(Activations* rows, const Config* config, int64_t R, int64_t B, int64_t T,
                                  bool train) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
-    int64_t pieces = recurrence_pieces(dh), extend = !train;
+    int64_t pieces = scan_pieces(dh), extend = !train;
     DELTANET_ACTS(ACTIVATION_ROW)
 }
 
@@ -62,7 +63,7 @@ static inline void deltanet_activations(Activations* rows, const Config* config,
 static inline void deltanet_states(Activations* rows, const Config* config, const ParamTable* table,
                                    const CacheSizes* sizes) {
     deltanet_rows(rows, config, table->proj.rows, 1, sizes->rows, false);
-    mixer_slots(rows, sizes);
+    states_of_slots(rows, sizes);
 }
 
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {
@@ -72,29 +73,42 @@ static inline DeltaNetActs deltanet_acts(const Layer* layer) {
 }
 
 static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
-    int64_t R = layer->table->proj.rows;
-    Conv conv = {layer->B,
-                 layer->T,
-                 3 * layer->config->hidden_size,
-                 R,
-                 layer_param(layer, P_DELTANET_Q_CONV),
-                 NULL,
-                 layer_grad(layer, P_DELTANET_Q_CONV),
-                 NULL,
-                 a->history};
+    Conv conv = {.B = layer->B,
+                 .T = layer->T,
+                 .C = 3 * layer->config->hidden_size,
+                 .row_stride = layer->table->proj.rows,
+                 .weight = layer_param(layer, P_DELTANET_Q_CONV),
+                 .bias = NULL,
+                 .dweight = layer_grad(layer, P_DELTANET_Q_CONV),
+                 .dbias = NULL,
+                 .history = a->history};
     return conv;
 }
 
-static inline RecurrenceShape deltanet_shape(const Layer* layer) {
+static inline ScanShape deltanet_scan_shape(const Layer* layer) {
     int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config);
-    RecurrenceShape s = {layer->B, layer->T, NH, dh,          dh,
-                         NH * dh,  dh,       0,  3 * NH * dh, (real)(1 / sqrt((double)dh))};
+    ScanShape s = {.B = layer->B,
+                   .T = layer->T,
+                   .NH = NH,
+                   .K = dh,
+                   .V = dh,
+                   .key_row = NH * dh,
+                   .key_head = dh,
+                   .decay_width = 0,
+                   .value_row = 3 * NH * dh,
+                   .scale = (real)(1 / sqrt((double)dh))};
     return s;
 }
 
 // d channels; n = B T d.
-static inline Recurrence deltanet_recurrence(const DeltaNetActs* a, int64_t d, int64_t n) {
-    Recurrence r = {a->qk, a->qk + n, a->qkv + 2 * d, NULL, a->beta, a->checkpoints, a->state};
+static inline Scan deltanet_scan(const DeltaNetActs* a, int64_t d, int64_t n) {
+    Scan r = {.q = a->qk,
+              .k = a->qk + n,
+              .v = a->qkv + 2 * d,
+              .decay = NULL,
+              .beta = a->beta,
+              .checkpoints = a->checkpoints,
+              .state = a->state};
     return r;
 }
 
@@ -106,7 +120,7 @@ static inline Norm deltanet_norm(const Layer* layer, real* rstd) {
 }
 
 // qkv [B,T,3d] and proj -> q, k, beta as the recurrence reads them; v it reads in qkv.
-static inline void deltanet_heads_forward(const DeltaNetActs* a, const RecurrenceShape* s, int64_t R) {
+static inline void deltanet_heads_forward(const DeltaNetActs* a, const ScanShape* s, int64_t R) {
     int64_t dh = s->K, d = s->NH * dh, rows = s->B * s->T;
 #pragma omp parallel for schedule(static) if (rows * d > 8192)
     for (int64_t i = 0; i < rows; i++) {
@@ -123,21 +137,21 @@ static inline void deltanet_heads_forward(const DeltaNetActs* a, const Recurrenc
 
 // Writes q's and k's columns of dqkv and beta's of dproj from the recurrence's gradients. With y = x scale:
 // dx = scale (dy - y (y . dy)).
-static inline void deltanet_heads_backward(const DeltaNetActs* a, const RecurrenceShape* s, int64_t R) {
-    int64_t dh = s->K, d = s->NH * dh, rows = s->B * s->T, pieces = recurrence_pieces(dh);
+static inline void deltanet_heads_backward(const DeltaNetActs* a, const ScanShape* s, int64_t R) {
+    int64_t dh = s->K, d = s->NH * dh, rows = s->B * s->T, pieces = scan_pieces(dh);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t h = 0; h < 2 * s->NH; h++) {
             int64_t from = (h / s->NH * rows + i) * s->NH + h % s->NH;
             real* dx = a->dqkv + i * 3 * d + h * dh;
             const real *y = a->qk + from * dh, *parts = a->dqk_parts + from * pieces * dh;
-            recurrence_sum(dx, parts, pieces, dh);
+            scan_sum(dx, parts, pieces, dh);
             real along = dot(y, dx, dh);
             for (int64_t c = 0; c < dh; c++) dx[c] = a->scales[from] * (dx[c] - along * y[c]);
         }
         for (int64_t h = 0; h < s->NH; h++) {
             real beta = a->beta[i * s->NH + h], dbeta;
-            recurrence_sum(&dbeta, a->dbeta_parts + (i * s->NH + h) * pieces, pieces, 1);
+            scan_sum(&dbeta, a->dbeta_parts + (i * s->NH + h) * pieces, pieces, 1);
             a->dproj[i * R + 3 * d + h] = dbeta * beta * (1 - beta);
         }
     }
@@ -146,17 +160,17 @@ static inline void deltanet_heads_backward(const DeltaNetActs* a, const Recurren
 // Also extends: where the layer has states it starts from them and updates them.
 static inline void deltanet_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     DeltaNetActs a = deltanet_acts(layer);
-    RecurrenceShape shape = deltanet_shape(layer);
+    ScanShape shape = deltanet_scan_shape(layer);
     int64_t d = layer->config->hidden_size;
-    Recurrence recurrence = deltanet_recurrence(&a, d, layer->B * layer->T * d);
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
+    Scan scan = deltanet_scan(&a, d, layer->B * layer->T * d);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
     Conv conv = deltanet_conv(layer, &a);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 
     linear_forward(a.proj, in, NULL, &in_proj);
     conv_forward(a.qkv, a.proj, &conv);
     deltanet_heads_forward(&a, &shape, in_proj.N);
-    recurrence_forward(a.o, &recurrence, &shape);
+    scan_forward(a.o, &scan, &shape);
     rmsnorm_forward(a.y, a.o, &norm);
     linear_forward(out, a.y, residual, &o_proj);
 }
@@ -168,19 +182,23 @@ static inline void deltanet_extend(const Layer* layer, Cache* cache, real* out, 
 // Writes din, the gradient of `in`; din first holds the gradient of y.
 static inline void deltanet_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     DeltaNetActs a = deltanet_acts(layer);
-    RecurrenceShape shape = deltanet_shape(layer);
-    int64_t d = layer->config->hidden_size, n = layer->B * layer->T * d, pieces = recurrence_pieces(shape.V);
-    Recurrence recurrence = deltanet_recurrence(&a, d, n);
-    RecurrenceBackward gradients = {a.dqk_parts,   a.dqk_parts + n * pieces, NULL,
-                                    a.dbeta_parts, a.dqkv + 2 * d,           a.dout};
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
+    ScanShape shape = deltanet_scan_shape(layer);
+    int64_t d = layer->config->hidden_size, n = layer->B * layer->T * d, pieces = scan_pieces(shape.V);
+    Scan scan = deltanet_scan(&a, d, n);
+    ScanBackward gradients = {.dq_parts = a.dqk_parts,
+                              .dk_parts = a.dqk_parts + n * pieces,
+                              .ddecay_parts = NULL,
+                              .dbeta_parts = a.dbeta_parts,
+                              .dv = a.dqkv + 2 * d,
+                              .dout = a.dout};
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_DELTANET_O_PROJ);
     Conv conv = deltanet_conv(layer, &a);
     Norm norm = deltanet_norm(layer, a.o_rstd);
 
     linear_backward(din, dout, a.y, &o_proj);
     memset(a.dout, 0, (size_t)n * sizeof(real));
     rmsnorm_backward(a.dout, din, a.o, &norm, a.partial);
-    recurrence_backward(&gradients, &recurrence, &shape);
+    scan_backward(&gradients, &scan, &shape);
     deltanet_heads_backward(&a, &shape, in_proj.N);
     conv_backward(a.dproj, a.dqkv, a.proj, &conv);
     linear_backward(din, a.dproj, in, &in_proj);

@@ -28,7 +28,7 @@ Called by the HGRN2 mixer.
 #include "channel_keys.cuh"
 #include "channel_output.cuh"
 #include "channel_states.cuh"
-#include "../shared/shape.cuh"
+#include "../shared/scan.cuh"
 
 typedef struct {
     int64_t B, T, NH;   // heads of CHANNEL_HEAD channels
@@ -66,12 +66,19 @@ static inline ScanMemory channel_plan(ChannelWork* w, const ChannelShape* s, con
     int64_t segments = ceil_div<int64_t>(blocks, heads), most = std::min(heads * chunks, heads + blocks);
     ScanMemory memory = {{(char*)x->saved, 0}, {(char*)x->scratch, 0}};
     memset(w, 0, sizeof *w);
-    w->T = (int)s->T, w->NH = (int)s->NH, w->row_stride = s->row_stride, w->scale = s->scale;
+    w->T = (int)s->T;
+    w->NH = (int)s->NH;
+    w->row_stride = s->row_stride;
+    w->scale = s->scale;
     w->chunks = (int)chunks;
     w->segment_chunks = (int)ceil_div<int64_t>(chunks, segments < chunks ? segments : chunks);
     w->segments = (int)ceil_div<int64_t>(chunks, w->segment_chunks);
     assert(heads * w->segments <= most);
-    w->q = x->q, w->f = x->f, w->v = x->v, w->bound = x->bound, w->state = x->state;
+    w->q = x->q;
+    w->f = x->f;
+    w->v = x->v;
+    w->bound = x->bound;
+    w->state = x->state;
     for (int i = 0; i <= backward; i++) {
         ChannelStates* states = &w->states[i];
         ScanArena* kept = i ? &memory.scratch : &memory.saved;
@@ -123,7 +130,10 @@ static inline void channel_backward(const ChannelBackward* g, const Channel* x, 
     assert(!x->state);
     if (heads * s->T == 0) return;
     channel_plan(&w, s, x, true);
-    w.dout = g->dout, w.dq = g->dq, w.df = g->df, w.dv = g->dv;
+    w.dout = g->dout;
+    w.dq = g->dq;
+    w.df = g->df;
+    w.dv = g->dv;
     if (!g->dbound) w.dbound_partial = NULL;
     dim3 grid((unsigned)w.chunks, (unsigned)heads);
     channel_states(&w, heads, scan_chains(g->recomputes), stream);

@@ -195,7 +195,8 @@ struct ChannelProducts {
                 block[n][e] = bit > 0 && e % 2 ? block[n][e - 1] : block[n][e] * sibling[n][e];
             }
         }
-        total[0] = block[0][0], total[1] = block[0][2];
+        total[0] = block[0][0];
+        total[1] = block[0][2];
     }
     // x = X of level `bit`; only within level(bit) of compute, where the products are those of the level
     __device__ void operand(float (&x)[2][4], const float (&q)[2][4], const float (&k)[2][4], int bit) const {
@@ -283,7 +284,8 @@ __device__ static inline void channel_state_decay(__nv_bfloat162 (&decay)[2], co
                                                   int channel) {
     const float* from =
         s.decay + (b.head * w.chunks + b.chunk) * CHANNEL_HEAD + channel + (int)threadIdx.x % 32 / 4;
-    decay[0] = __float2bfloat162_rn(from[0]), decay[1] = __float2bfloat162_rn(from[8]);
+    decay[0] = __float2bfloat162_rn(from[0]);
+    decay[1] = __float2bfloat162_rn(from[8]);
 }
 
 // Launches a kernel of SHARED::THREADS threads with a SHARED of dynamic shared memory.

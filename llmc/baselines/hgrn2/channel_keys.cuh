@@ -69,7 +69,10 @@ __device__ static inline void channel_load_w(uint32_t (&fb)[4], const bf16* w, i
 
 __device__ static inline void channel_load_level(uint32_t (&x)[4], const uint4* level) {
     uint4 packed = level[threadIdx.x];
-    x[0] = packed.x, x[1] = packed.y, x[2] = packed.z, x[3] = packed.w;
+    x[0] = packed.x;
+    x[1] = packed.y;
+    x[2] = packed.z;
+    x[3] = packed.w;
 }
 
 // What a warp keeps of the chunk: gates, and gradients of q and k
@@ -105,7 +108,8 @@ struct ChannelKeys {
                 for (int n = 0; n < 2; n++) sm80_mma(dk[t][n], fa[1], fb[2 * n], fb[2 * n + 1], dk[t][n]);
             }
         }
-        later[0] = quad_sum(later[0]), later[1] = quad_sum(later[1]);
+        later[0] = quad_sum(later[0]);
+        later[1] = quad_sum(later[1]);
     }
 
     // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
@@ -148,7 +152,8 @@ struct ChannelKeys {
                 dk[t][n][e] *= products.suf[n][e] * after[t][c];
                 sum[c] += k[t][n][e] * dk[t][n][e];
             }
-            before[0] *= total[t][0], before[1] *= total[t][1];
+            before[0] *= total[t][0];
+            before[1] *= total[t][1];
         }
         for (int c = 0; c < 2; c++) later[c] = before[c] * later[c] + quad_sum(sum[c]);
     }
@@ -165,13 +170,17 @@ struct ChannelKeys {
             int n = i / 4, e = i % 4;
             float to_q = g[n][e], to_k = g[n][e], rounded = channel_raw(x, n, e);
             if (bit == 1 || bit == 2) {
-                to_q *= upper_lane, to_k *= lower_lane;
-                dq[t][n][e] += decay[n][e] * to_q, dk[t][n][e] += decay[n][e] * to_k;
+                to_q *= upper_lane;
+                to_k *= lower_lane;
+                dq[t][n][e] += decay[n][e] * to_q;
+                dk[t][n][e] += decay[n][e] * to_k;
                 balance[n][e] += rounded * (to_q - to_k);
             } else if (bit == 4 ? t % 2 : bit == 5 ? t / 2 : channel_upper(bit, n, e)) {
-                dq[t][n][e] += decay[n][e] * to_q, balance[n][e] += rounded * to_q;
+                dq[t][n][e] += decay[n][e] * to_q;
+                balance[n][e] += rounded * to_q;
             } else {
-                dk[t][n][e] += decay[n][e] * to_k, balance[n][e] -= rounded * to_k;
+                dk[t][n][e] += decay[n][e] * to_k;
+                balance[n][e] -= rounded * to_k;
             }
         }
     }

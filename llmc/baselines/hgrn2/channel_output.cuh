@@ -133,7 +133,8 @@ struct ChannelOperands {
             }
             channel_multiply(query[t], q, products.pre);
             channel_multiply(key[t], k, products.suf);
-            total[t][0] = products.total[0], total[t][1] = products.total[1];
+            total[t][0] = products.total[0];
+            total[t][1] = products.total[1];
         }
     }
 

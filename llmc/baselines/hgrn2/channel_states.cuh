@@ -17,7 +17,7 @@ their borders. Chunks are copied one ahead.
 #pragma once
 
 #include "channel_gates.cuh"
-#include "../shared/shape.cuh"
+#include "../shared/scan.cuh"
 
 struct ChannelStatesShared {
     static constexpr int THREADS = CHANNEL_THREADS;
@@ -93,7 +93,8 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
             channel_pack(x[0], f);
 #pragma unroll
             for (int j = 0; j < 64; j++) acc[0][j / 4][j % 4] *= products.total[j % 4 / 2];
-            decay[0] *= products.total[0], decay[1] *= products.total[1];
+            decay[0] *= products.total[0];
+            decay[1] *= products.total[1];
             sm80_matmul_ab<CHANNEL_HEAD>(
                 acc, x,
                 sm80_advance<CHANNEL_HEAD>(sm80_lane_a<CHANNEL_HEAD>(shared.values[stage], lane),
@@ -142,8 +143,10 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS)
             if (first + i >= w.segments) break;
             const float4* sum = (const float4*)(s.segment_sum + segment(i) * CHANNEL_STATE + at * 8);
             const float* decay = s.segment_decay + segment(i) * CHANNEL_HEAD + channel;
-            sums[i][0] = __ldg(sum), sums[i][1] = __ldg(sum + 1);
-            decays[i][0] = __ldg(decay), decays[i][1] = __ldg(decay + 8);
+            sums[i][0] = __ldg(sum);
+            sums[i][1] = __ldg(sum + 1);
+            decays[i][0] = __ldg(decay);
+            decays[i][1] = __ldg(decay + 8);
         }
 #pragma unroll
         for (int i = 0; i < GROUP; i++) {

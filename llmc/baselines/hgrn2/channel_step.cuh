@@ -43,10 +43,15 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS)
         int c = warp * 16 + i;
         float4 *at = (float4*)(state + c * CHANNEL_HEAD) + lane, x = {};
         if (sequence.position > 0) x = *at;
-        x.x = f[c] * x.x + k[c] * value.x, x.y = f[c] * x.y + k[c] * value.y;
-        x.z = f[c] * x.z + k[c] * value.z, x.w = f[c] * x.w + k[c] * value.w;
+        x.x = f[c] * x.x + k[c] * value.x;
+        x.y = f[c] * x.y + k[c] * value.y;
+        x.z = f[c] * x.z + k[c] * value.z;
+        x.w = f[c] * x.w + k[c] * value.w;
         *at = x;
-        sum.x += q[c] * x.x, sum.y += q[c] * x.y, sum.z += q[c] * x.z, sum.w += q[c] * x.w;
+        sum.x += q[c] * x.x;
+        sum.y += q[c] * x.y;
+        sum.z += q[c] * x.z;
+        sum.w += q[c] * x.w;
     }
     parts[warp][lane] = sum;
     __syncthreads();

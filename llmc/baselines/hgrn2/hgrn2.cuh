@@ -14,7 +14,7 @@ A row of the GPU trainer's mixers.
 
 #include "channel.cuh"
 #include "channel_step.cuh"
-#include "../shared/states.cuh"
+#include "../shared/extend.cuh"
 #include "params.h"
 
 // clang-format off
@@ -133,7 +133,13 @@ static inline void hgrn2_bound(const Layer* layer, float* bound, float* dbounds,
 
 static inline Channel hgrn2_channel(const bf16* proj, const float* bound, int64_t d, void* saved,
                                     void* scratch) {
-    return {proj, proj + d, proj + 2 * d, bound, NULL, saved, scratch};
+    return {.q = proj,
+            .f = proj + d,
+            .v = proj + 2 * d,
+            .bound = bound,
+            .state = NULL,
+            .saved = saved,
+            .scratch = scratch};
 }
 
 static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, const bf16* residual) {
@@ -156,7 +162,12 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
     Channel channel = hgrn2_channel(a.proj, a.bound, d, a.saved, layer->scratch);
-    ChannelBackward gradients = {a.dproj, a.dproj + d, a.dproj + 2 * d, a.dbound, din, layer->recompute_qkv};
+    ChannelBackward gradients = {.dq = a.dproj,
+                                 .df = a.dproj + d,
+                                 .dv = a.dproj + 2 * d,
+                                 .dbound = a.dbound,
+                                 .dout = din,
+                                 .recomputes = layer->recompute_qkv};
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
@@ -195,8 +206,14 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, bf16* out, con
         channel.state = slot_state(a.state, d * dh, sequence, layer->stream);
         channel_forward(a.o + begin * d, &channel, &one, layer->stream);
     });
-    ChannelStep step = {e->proj, e->proj + d, e->proj + 2 * d, a.bound,
-                        a.state, 3 * d,       (int)shape.NH,   shape.scale};
+    ChannelStep step = {.q = e->proj,
+                        .f = e->proj + d,
+                        .v = e->proj + 2 * d,
+                        .bound = a.bound,
+                        .states = a.state,
+                        .row_stride = 3 * d,
+                        .NH = (int)shape.NH,
+                        .scale = shape.scale};
     channel_step(a.o, &step, pass->sequences, steps ? pass->num_sequences : 0, layer->stream);
     rmsnorm_forward(e->y, a.o, &norm, layer->stream);
     linear_rows(out, &y, in, &o_proj, layer->matmul);

@@ -13,7 +13,8 @@ of the CPU trainer's mixers.
 */
 #pragma once
 
-#include "../shared/recurrence.h"
+#include "../shared/extend.h"
+#include "../shared/scan.h"
 #include "params.h"
 
 // clang-format off
@@ -27,7 +28,7 @@ of the CPU trainer's mixers.
     X(real, o_rstd, train, BT)                 /* [L,B,T] */ \
     X(real, y, train, BT * d)                  /* [L,B,T,d] normed o */ \
     X(real, bound, false, d)                   /* [d] of the layer in progress */ \
-    X(real, checkpoints, train, train * B * recurrence_segments(T) * d * dh) /* [L,B,NH,segments,dh,dh] */ \
+    X(real, checkpoints, train, train * B * scan_segments(T) * d * dh) /* [L,B,NH,segments,dh,dh] */ \
     X(real, dproj, false, train * BT * 3 * d)  /* [B,T,3d] */ \
     X(real, dout, false, train * BT * d)       /* [B,T,d] gradient of o */ \
     X(real, parts, false, train * 3 * BT * pieces * d) /* [3,B,T,NH,pieces,dh] gradients of q, k, f */ \
@@ -40,7 +41,7 @@ typedef struct {
 
 static inline void hgrn2_rows(Activations* rows, const Config* config, int64_t B, int64_t T, bool train) {
     int64_t BT = B * T, d = config->hidden_size, dh = config_head_size(config);
-    int64_t pieces = recurrence_pieces(dh), extend = !train;
+    int64_t pieces = scan_pieces(dh), extend = !train;
     HGRN2_ACTS(ACTIVATION_ROW)
 }
 
@@ -58,7 +59,7 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const P
                                 const CacheSizes* sizes) {
     (void)table;
     hgrn2_rows(rows, config, 1, sizes->rows, false);
-    mixer_slots(rows, sizes);
+    states_of_slots(rows, sizes);
 }
 
 static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
@@ -67,14 +68,29 @@ static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
     return a;
 }
 
-static inline RecurrenceShape hgrn2_shape(const Layer* layer) {
+static inline ScanShape hgrn2_shape(const Layer* layer) {
     int64_t NH = layer->config->num_heads, dh = config_head_size(layer->config), d = NH * dh;
-    RecurrenceShape s = {layer->B, layer->T, NH, dh, dh, d, dh, dh, 3 * d, (real)(1 / sqrt((double)dh))};
+    ScanShape s = {.B = layer->B,
+                   .T = layer->T,
+                   .NH = NH,
+                   .K = dh,
+                   .V = dh,
+                   .key_row = d,
+                   .key_head = dh,
+                   .decay_width = dh,
+                   .value_row = 3 * d,
+                   .scale = (real)(1 / sqrt((double)dh))};
     return s;
 }
 
-static inline Recurrence hgrn2_recurrence(const Hgrn2Acts* a, int64_t d) {
-    Recurrence r = {a->q, a->k, a->proj + 2 * d, a->f, NULL, a->checkpoints, a->state};
+static inline Scan hgrn2_scan(const Hgrn2Acts* a, int64_t d) {
+    Scan r = {.q = a->q,
+              .k = a->k,
+              .v = a->proj + 2 * d,
+              .decay = a->f,
+              .beta = NULL,
+              .checkpoints = a->checkpoints,
+              .state = a->state};
     return r;
 }
 
@@ -144,8 +160,8 @@ static inline void hgrn2_heads_forward(const Hgrn2Acts* a, int64_t rows, int64_t
 }
 
 // Writes q's and f's columns of dproj, and partial [NUM_PIECES, d], the gradient of bound in pieces of rows.
-static inline void hgrn2_heads_backward(const Hgrn2Acts* a, real* partial, const RecurrenceShape* s) {
-    int64_t rows = s->B * s->T, d = s->NH * s->K, pieces = recurrence_pieces(s->V), n = rows * d * pieces;
+static inline void hgrn2_heads_backward(const Hgrn2Acts* a, real* partial, const ScanShape* s) {
+    int64_t rows = s->B * s->T, d = s->NH * s->K, pieces = scan_pieces(s->V), n = rows * d * pieces;
     memset(partial, 0, (size_t)(NUM_PIECES * d) * sizeof(real));
 #pragma omp parallel for schedule(static)
     for (int64_t piece = 0; piece < NUM_PIECES; piece++)
@@ -154,9 +170,9 @@ static inline void hgrn2_heads_backward(const Hgrn2Acts* a, real* partial, const
             real *dq = a->dproj + i * 3 * d, *df = dq + d, *sum = a->dout + i * d; // no longer needed
             for (int64_t h = 0; h < s->NH; h++) {
                 int64_t at = h * s->K, part = (i * s->NH + h) * pieces * s->K;
-                recurrence_sum(dq + at, a->parts + part, pieces, s->K);
-                recurrence_sum(sum + at, a->parts + n + part, pieces, s->K);
-                recurrence_sum(df + at, a->parts + 2 * n + part, pieces, s->K);
+                scan_sum(dq + at, a->parts + part, pieces, s->K);
+                scan_sum(sum + at, a->parts + n + part, pieces, s->K);
+                scan_sum(df + at, a->parts + 2 * n + part, pieces, s->K);
             }
             for (int64_t c = 0; c < d; c++) {
                 real gradient = df[c] - sum[c], open = sigmoid(z[d + c]), shut = sigmoid(-z[d + c]);
@@ -170,16 +186,16 @@ static inline void hgrn2_heads_backward(const Hgrn2Acts* a, real* partial, const
 // Also extends: where the layer has states it starts from them and updates them.
 static inline void hgrn2_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     Hgrn2Acts a = hgrn2_acts(layer);
-    RecurrenceShape shape = hgrn2_shape(layer);
+    ScanShape shape = hgrn2_shape(layer);
     int64_t d = layer->config->hidden_size;
-    Recurrence recurrence = hgrn2_recurrence(&a, d);
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
+    Scan scan = hgrn2_scan(&a, d);
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(a.bound, layer);
     linear_forward(a.proj, in, NULL, &in_proj);
     hgrn2_heads_forward(&a, layer->B * layer->T, d);
-    recurrence_forward(a.o, &recurrence, &shape);
+    scan_forward(a.o, &scan, &shape);
     rmsnorm_forward(a.y, a.o, &norm);
     linear_forward(out, a.y, residual, &o_proj);
 }
@@ -191,20 +207,23 @@ static inline void hgrn2_extend(const Layer* layer, Cache* cache, real* out, con
 // Writes din, the gradient of `in`; din first holds the gradient of y.
 static inline void hgrn2_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     Hgrn2Acts a = hgrn2_acts(layer);
-    RecurrenceShape shape = hgrn2_shape(layer);
-    int64_t d = layer->config->hidden_size, n = layer->B * layer->T * d,
-            parts = n * recurrence_pieces(shape.V);
-    Recurrence recurrence = hgrn2_recurrence(&a, d);
-    RecurrenceBackward gradients = {a.parts, a.parts + parts, a.parts + 2 * parts,
-                                    NULL,    a.dproj + 2 * d, a.dout};
-    Linear in_proj = mixer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
+    ScanShape shape = hgrn2_shape(layer);
+    int64_t d = layer->config->hidden_size, n = layer->B * layer->T * d, parts = n * scan_pieces(shape.V);
+    Scan scan = hgrn2_scan(&a, d);
+    ScanBackward gradients = {.dq_parts = a.parts,
+                              .dk_parts = a.parts + parts,
+                              .ddecay_parts = a.parts + 2 * parts,
+                              .dbeta_parts = NULL,
+                              .dv = a.dproj + 2 * d,
+                              .dout = a.dout};
+    Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
     hgrn2_bound(a.bound, layer);
     linear_backward(din, dout, a.y, &o_proj);
     memset(a.dout, 0, (size_t)n * sizeof(real));
     rmsnorm_backward(a.dout, din, a.o, &norm, layer->partial);
-    recurrence_backward(&gradients, &recurrence, &shape);
+    scan_backward(&gradients, &scan, &shape);
     hgrn2_heads_backward(&a, layer->partial, &shape);
     if (layer->config->use_lower_bound) hgrn2_bound_backward(layer, a.bound, layer->partial);
     linear_backward(din, a.dproj, in, &in_proj);

@@ -143,7 +143,10 @@ __device__ static inline void decay_keep_strip(DecayStrips& strips, const A& a, 
 __device__ static inline void decay_load_strip(uint32_t (&f)[4], const DecayStrips& strips,
                                                const DecayBlock& block, int j) {
     const uint4 x = strips[block.strip][j][threadIdx.x % 32];
-    f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
+    f[0] = x.x;
+    f[1] = x.y;
+    f[2] = x.z;
+    f[3] = x.w;
 }
 
 // The lane's pairs of the strip's rows of dq or dk: f(x, i, j) gets a pair x, its offset i among the parts of
@@ -210,7 +213,8 @@ decay_pairs(float (&w)[1][16][4], float (&row_sums)[2], const float (&d)[1][8][4
             const float* y = &d[0][2 * n + r / 2][r % 2 * 2];
             float* sum = &w[0][2 * (N + n) + r / 2][r % 2 * 2];
             float2 x = unpack_bf16x2(products[r]), dw = make_float2(e[r].x * y[0], e[r].y * y[1]);
-            sum[0] += dw.x, sum[1] += dw.y;
+            sum[0] += dw.x;
+            sum[1] += dw.y;
             g[r] = make_float2(__fmul_rn(x.x, dw.x), __fmul_rn(x.y, dw.y)); // alike for rows and columns
             row_sums[r % 2] += g[r].x + g[r].y;
         }
@@ -320,7 +324,8 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
     if (block.strip >= 4) // whose registers begin with block 4
         for (int i = 0; i < 16; i++) {
             uint32_t x = p[i / 4][i % 4];
-            p[i / 4][i % 4] = p[i / 4 + 4][i % 4], p[i / 4 + 4][i % 4] = x;
+            p[i / 4][i % 4] = p[i / 4 + 4][i % 4];
+            p[i / 4 + 4][i % 4] = x;
         }
 #pragma unroll
     for (int i = 0; i < 32; i++) {
@@ -483,7 +488,8 @@ static __global__ void __launch_bounds__(DECAY_THREADS)
         int h = min(first + i * DECAY_WARPS + warp, s.NH - 1);
         int64_t at = ((int64_t)b * s.NH + h) * work.chunks + chunk, token = at * DECAY_CHUNK + lane * 4;
         dots[i] = lane < DECAY_DOTS ? work.dots[at * DECAY_DOTS + lane] : 0;
-        rows[i] = load16(work.g_rows + token), columns[i] = load16(work.g_columns + token);
+        rows[i] = load16(work.g_rows + token);
+        columns[i] = load16(work.g_columns + token);
         later[i] = load16(work.later + token);
     }
 #pragma unroll

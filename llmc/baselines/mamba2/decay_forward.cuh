@@ -23,8 +23,11 @@ struct DecayBlock {
     __device__ DecayBlock(const DecayWork& work, const ScanShape& s) {
         int i = (int)blockIdx.x / work.groups;
         group = (int)blockIdx.x % work.groups;
-        b = i / work.chunks, chunk = i % work.chunks, first = chunk * DECAY_CHUNK;
-        h = group * work.group_heads, heads_end = min(h + work.group_heads, s.NH);
+        b = i / work.chunks;
+        chunk = i % work.chunks;
+        first = chunk * DECAY_CHUNK;
+        h = group * work.group_heads;
+        heads_end = min(h + work.group_heads, s.NH);
         slot = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); // the compiler sees one value a warp
         strip = decay_slot(slot);
     }
@@ -171,7 +174,8 @@ __device__ static inline void decay_add_skip(float (&acc)[1][8][4], float scale,
         for (int r = 0; r < 4; r++) {
             float* o = &acc[0][2 * k + r / 2][r % 2 * 2];
             const float2 y = unpack_bf16x2(x[r]);
-            o[0] = o[0] * scale + of_row[r % 2] * y.x, o[1] = o[1] * scale + of_row[r % 2] * y.y;
+            o[0] = o[0] * scale + of_row[r % 2] * y.x;
+            o[1] = o[1] * scale + of_row[r % 2] * y.y;
         }
     }
 }

@@ -285,7 +285,8 @@ template <class F, bool BACKWARD> struct DecayChain {
         float* state = initial ? initial + warp * 16 * DECAY_V : NULL;
         for (int i = 0; state && i < 16; i++) {
             const float2 x = *(const float2*)decay_state_pair(state, i / 2, i % 2);
-            acc[0][i / 2][i % 2 * 2] = x.x, acc[0][i / 2][i % 2 * 2 + 1] = x.y;
+            acc[0][i / 2][i % 2 * 2] = x.x;
+            acc[0][i / 2][i % 2 * 2 + 1] = x.y;
         }
         uint32_t even[8][4], odd[8][4]; // fragments of even and odd steps
         wait(0);

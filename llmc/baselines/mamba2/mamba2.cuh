@@ -15,7 +15,7 @@ gradient.
 
 #include "decay_backward.cuh"
 #include "../shared/conv_backward.cuh"
-#include "../shared/states.cuh"
+#include "../shared/extend.cuh"
 #include "gated_norm.cuh"
 #include "params.h"
 
@@ -60,7 +60,15 @@ typedef struct {
 
 static inline ScanShape mamba2_scan_shape(const Config* c, int64_t B, int64_t T) {
     int64_t C = config_inner_size(c) + 2 * c->state_size;
-    return {B, T, (int)c->num_heads, (int)c->state_size, (int)config_head_size(c), C, 0, C, 1};
+    return {.B = B,
+            .T = T,
+            .NH = (int)c->num_heads,
+            .K = (int)c->state_size,
+            .V = (int)config_head_size(c),
+            .key_row = C,
+            .key_head = 0,
+            .value_row = C,
+            .scale = 1};
 }
 
 static inline void mamba2_activations(Activations* rows, const Config* config, const ParamTable* table,
@@ -118,33 +126,50 @@ template <class Acts> static inline Conv mamba2_conv(const Layer* layer, bf16* p
     int64_t di = config_inner_size(c), R = layer->table->proj.rows;
     Conv conv = {};
     HeadSteps* h = &conv.steps;
-    conv.B = layer->B, conv.T = layer->T, conv.C = di + 2 * c->state_size, conv.stride = matmul_padded(R);
-    conv.weight = layer_param(layer, layer->weights, P_MAMBA2_CONV),
+    conv.B = layer->B;
+    conv.T = layer->T;
+    conv.C = di + 2 * c->state_size;
+    conv.row_stride = matmul_padded(R);
+    conv.weight = layer_param(layer, layer->weights, P_MAMBA2_CONV);
     conv.bias = layer_param(layer, layer->weights, P_MAMBA2_CONV_BIAS);
-    conv.dweight = layer_param(layer, layer->grads, P_MAMBA2_CONV),
+    conv.dweight = layer_param(layer, layer->grads, P_MAMBA2_CONV);
     conv.dbias = layer_param(layer, layer->grads, P_MAMBA2_CONV_BIAS);
     conv.dh = config_head_size(c);
-    h->NH = c->num_heads, h->dt = proj + R - c->num_heads;
-    h->steps = a.steps, h->log_decay = a.log_decay, h->skip = a.skip;
-    h->dt_bias = layer_param_fp32(layer, P_MAMBA2_DT_BIAS),
+    h->NH = c->num_heads;
+    h->dt = proj + R - c->num_heads;
+    h->steps = a.steps;
+    h->log_decay = a.log_decay;
+    h->skip = a.skip;
+    h->dt_bias = layer_param_fp32(layer, P_MAMBA2_DT_BIAS);
     h->ddt_bias = layer_param(layer, layer->grads, P_MAMBA2_DT_BIAS);
-    h->A_log = layer_param_fp32(layer, P_MAMBA2_A_LOG),
+    h->A_log = layer_param_fp32(layer, P_MAMBA2_A_LOG);
     h->dA_log = layer_param(layer, layer->grads, P_MAMBA2_A_LOG);
-    h->D = layer_param_fp32(layer, P_MAMBA2_D), h->dD = layer_param(layer, layer->grads, P_MAMBA2_D);
+    h->D = layer_param_fp32(layer, P_MAMBA2_D);
+    h->dD = layer_param(layer, layer->grads, P_MAMBA2_D);
     return conv;
 }
 
 static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShape* s, void* saved,
                                void* scratch) {
     const bf16* B = vbc + s->NH * s->V;
-    return {B + s->K, B, vbc, conv->steps.log_decay, NULL, conv->steps.skip, NULL, saved, scratch};
+    return {.q = B + s->K,
+            .k = B,
+            .v = vbc,
+            .log_decay = conv->steps.log_decay,
+            .beta = NULL,
+            .skip = conv->steps.skip,
+            .state = NULL,
+            .saved = saved,
+            .scratch = scratch};
 }
 
 // The gate and norm over what a pass computed by `conv`.
 static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf16* proj, const Conv* conv,
                                     float* rstd) {
     GatedNorm p = {};
-    p.o = o, p.z = proj, p.row_stride = conv->stride;
+    p.o = o;
+    p.z = proj;
+    p.row_stride = conv->row_stride;
     p.norm = layer_norm(layer, P_MAMBA2_NORM, rstd);
     return p;
 }
@@ -158,7 +183,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    head_steps_forward(&conv.steps, in_proj.rows, conv.stride, layer->stream);
+    head_steps_forward(&conv.steps, in_proj.rows, conv.row_stride, layer->stream);
     conv_forward(a.vbc, a.proj + gate.norm.d, &conv, layer->stream);
     decay_forward(a.o, &scan, &shape, layer->stream);
     gated_norm_forward(a.y, &gate, layer->stream);
@@ -175,9 +200,20 @@ static inline DeferredWeight mamba2_backward(const Layer* layer, bf16* din, cons
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     int64_t di = gate.norm.d, R = layer->table->proj.rows;
     bf16* dB = a.dvbc + di;
-    ScanBackward gradients = {dB + shape.K, dB, a.dvbc, a.dlog_decay, NULL, a.dy, a.o, layer->recompute_qkv};
-    gate.dz = a.dproj, gate.end = a.dproj + R, gate.padding = conv.stride - R;
-    conv.steps.ddt = a.dproj + R - shape.NH, conv.steps.dlog_decay = a.dlog_decay, conv.steps.dout = a.dy;
+    ScanBackward gradients = {.dq = dB + shape.K,
+                              .dk = dB,
+                              .dv = a.dvbc,
+                              .dlog_decay = a.dlog_decay,
+                              .dbeta = NULL,
+                              .dout = a.dy,
+                              .o = a.o,
+                              .recomputes = layer->recompute_qkv};
+    gate.dz = a.dproj;
+    gate.end = a.dproj + R;
+    gate.padding = conv.row_stride - R;
+    conv.steps.ddt = a.dproj + R - shape.NH;
+    conv.steps.dlog_decay = a.dlog_decay;
+    conv.steps.dout = a.dy;
 
     linear_backward_input(a.dy, dout, &out_proj, layer->matmul);
     if (layer->recompute_qkv) conv_forward(a.vbc, a.proj + di, &conv, layer->stream);
@@ -203,7 +239,7 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     y.x = e->y;
 
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
-    head_steps_forward(&conv.steps, in_proj.rows, conv.stride, layer->stream);
+    head_steps_forward(&conv.steps, in_proj.rows, conv.row_stride, layer->stream);
     conv_extend(a.vbc, e->proj + gate.norm.d, a.history, &conv, cache, layer->stream);
     scan_extend(a.o, a.state, &scan, &shape, decay_forward, cache, layer->stream);
     gated_norm_forward(e->y, &gate, layer->stream);

@@ -14,6 +14,7 @@ forward function serve a training pass and an extension, as in deltanet.h. A row
 #pragma once
 
 #include "../shared/conv.h"
+#include "../shared/extend.h"
 #include "params.h"
 
 // clang-format off
@@ -29,7 +30,7 @@ forward function serve a training pass and an extension, as in deltanet.h. A row
     X(real, gated, train, BT * di)             /* [L,B,T,di] o silu(z) */ \
     X(real, rstd, train, BT)                   /* [L,B,T] */ \
     X(real, y, train, BT * di)                 /* [L,B,T,di] normed */ \
-    X(real, checkpoints, train, train * B * recurrence_segments(T) * N * di) /* [L,B,NH,segments,N,P] */ \
+    X(real, checkpoints, train, train * B * scan_segments(T) * N * di) /* [L,B,NH,segments,N,P] */ \
     X(real, dproj, false, train * BT * R)      /* [B,T,R] */ \
     X(real, dxbc, false, train * BT * C)       /* [B,T,C] */ \
     X(real, dy, false, train * BT * di)        /* [B,T,di] gradient of y, then of o */ \
@@ -49,7 +50,7 @@ typedef struct {
 
 static inline void mamba2_rows(Activations* rows, const Config* config, int64_t B, int64_t T, bool train) {
     int64_t BT = B * T, di = config_inner_size(config), NH = config->num_heads, N = config->state_size;
-    int64_t C = di + 2 * N, R = di + C + NH, pieces = recurrence_pieces(di / NH), extend = !train;
+    int64_t C = di + 2 * N, R = di + C + NH, pieces = scan_pieces(di / NH), extend = !train;
     MAMBA2_ACTS(ACTIVATION_ROW)
 }
 
@@ -67,7 +68,7 @@ static inline void mamba2_states(Activations* rows, const Config* config, const 
                                  const CacheSizes* sizes) {
     (void)table;
     mamba2_rows(rows, config, 1, sizes->rows, false);
-    mixer_slots(rows, sizes);
+    states_of_slots(rows, sizes);
 }
 
 static inline Mamba2Acts mamba2_acts(const Layer* layer) {
@@ -80,41 +81,47 @@ static inline Mamba2Acts mamba2_acts(const Layer* layer) {
 static inline int64_t mamba2_channels(const Config* c) { return config_inner_size(c) + 2 * c->state_size; }
 
 static inline Conv mamba2_conv(const Layer* layer, const Mamba2Acts* a) {
-    Conv conv = {layer->B,
-                 layer->T,
-                 mamba2_channels(layer->config),
-                 layer->table->proj.rows,
-                 layer_param(layer, P_MAMBA2_CONV),
-                 layer_param(layer, P_MAMBA2_CONV_BIAS),
-                 layer_grad(layer, P_MAMBA2_CONV),
-                 layer_grad(layer, P_MAMBA2_CONV_BIAS),
-                 a->history};
+    Conv conv = {.B = layer->B,
+                 .T = layer->T,
+                 .C = mamba2_channels(layer->config),
+                 .row_stride = layer->table->proj.rows,
+                 .weight = layer_param(layer, P_MAMBA2_CONV),
+                 .bias = layer_param(layer, P_MAMBA2_CONV_BIAS),
+                 .dweight = layer_grad(layer, P_MAMBA2_CONV),
+                 .dbias = layer_grad(layer, P_MAMBA2_CONV_BIAS),
+                 .history = a->history};
     return conv;
 }
 
-static inline RecurrenceShape mamba2_shape(const Layer* layer) {
+static inline ScanShape mamba2_scan_shape(const Layer* layer) {
     const Config* c = layer->config;
-    RecurrenceShape s = {layer->B,
-                         layer->T,
-                         c->num_heads,
-                         c->state_size,
-                         config_head_size(c),
-                         mamba2_channels(c),
-                         0,
-                         1,
-                         config_inner_size(c),
-                         1};
+    ScanShape s = {.B = layer->B,
+                   .T = layer->T,
+                   .NH = c->num_heads,
+                   .K = c->state_size,
+                   .V = config_head_size(c),
+                   .key_row = mamba2_channels(c),
+                   .key_head = 0,
+                   .decay_width = 1,
+                   .value_row = config_inner_size(c),
+                   .scale = 1};
     return s;
 }
 
-static inline Recurrence mamba2_recurrence(const Mamba2Acts* a, const RecurrenceShape* s) {
+static inline Scan mamba2_scan(const Mamba2Acts* a, const ScanShape* s) {
     const real* B = a->xbc + s->value_row;
-    Recurrence r = {B + s->K, B, a->v, a->decay, NULL, a->checkpoints, a->state};
+    Scan r = {.q = B + s->K,
+              .k = B,
+              .v = a->v,
+              .decay = a->decay,
+              .beta = NULL,
+              .checkpoints = a->checkpoints,
+              .state = a->state};
     return r;
 }
 
 // The steps' decays and the recurrence's v from dt and x.
-static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
+static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real *dt_bias = layer_param(layer, P_MAMBA2_DT_BIAS), *A_log = layer_param(layer, P_MAMBA2_A_LOG);
     int64_t P = s->V, R = layer->table->proj.rows;
 #pragma omp parallel for schedule(static) if (s->B * s->T * s->value_row > 8192)
@@ -130,22 +137,22 @@ static inline void mamba2_steps_forward(const Layer* layer, const Mamba2Acts* a,
 
 // Writes x's, B's and C's columns of dxbc, dt's of dproj, and the terms of the heads' gradients, from the
 // recurrence's gradients and do (a->dy).
-static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
+static inline void mamba2_steps_backward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real *dt_bias = layer_param(layer, P_MAMBA2_DT_BIAS), *A_log = layer_param(layer, P_MAMBA2_A_LOG),
                *D = layer_param(layer, P_MAMBA2_D);
     int64_t P = s->V, N = s->K, NH = s->NH, di = s->value_row, R = layer->table->proj.rows,
             rows = s->B * s->T;
-    int64_t pieces = recurrence_pieces(P), parts = NH * pieces;
+    int64_t pieces = scan_pieces(P), parts = NH * pieces;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
         real* dx = a->dxbc + i * s->key_row;
-        recurrence_sum(dx + di + N, a->parts + i * parts * N, parts, N);      // C
-        recurrence_sum(dx + di, a->parts + (rows + i) * parts * N, parts, N); // B
+        scan_sum(dx + di + N, a->parts + i * parts * N, parts, N);      // C
+        scan_sum(dx + di, a->parts + (rows + i) * parts * N, parts, N); // B
         for (int64_t h = 0; h < NH; h++) {
             int64_t at = i * NH + h;
             const real *x = a->xbc + i * s->key_row + h * P, *dv = a->dv + at * P, *dout = a->dy + at * P;
             real step = a->steps[at], rate = exp_real(A_log[h]), ddecay;
-            recurrence_sum(&ddecay, a->ddecay_parts + at * pieces, pieces, 1);
+            scan_sum(&ddecay, a->ddecay_parts + at * pieces, pieces, 1);
             real dexponent = ddecay * a->decay[at]; // of -step rate
             real ddt = (dot(x, dv, P) - dexponent * rate) * sigmoid(a->proj[i * R + R - NH + h] + dt_bias[h]);
             for (int64_t c = 0; c < P; c++) dx[h * P + c] = step * dv[c] + D[h] * dout[c];
@@ -170,7 +177,7 @@ static inline void mamba2_add_heads(const Layer* layer, const real* dheads, int6
 }
 
 // o += D x, then gated = o silu(z).
-static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const RecurrenceShape* s) {
+static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, const ScanShape* s) {
     const real* D = layer_param(layer, P_MAMBA2_D);
     int64_t di = s->value_row, R = layer->table->proj.rows;
 #pragma omp parallel for schedule(static) if (s->B * s->T * di > 8192)
@@ -182,7 +189,7 @@ static inline void mamba2_gate_forward(const Layer* layer, const Mamba2Acts* a, 
 }
 
 // Writes do (a->dy) and z's columns of dproj.
-static inline void mamba2_gate_backward(const Mamba2Acts* a, const RecurrenceShape* s, int64_t R) {
+static inline void mamba2_gate_backward(const Mamba2Acts* a, const ScanShape* s, int64_t R) {
     int64_t di = s->value_row;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < s->B * s->T; i++)
@@ -196,16 +203,16 @@ static inline void mamba2_gate_backward(const Mamba2Acts* a, const RecurrenceSha
 // Also extends: where the layer has states it starts from them and updates them.
 static inline void mamba2_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     Mamba2Acts a = mamba2_acts(layer);
-    RecurrenceShape shape = mamba2_shape(layer);
-    Recurrence recurrence = mamba2_recurrence(&a, &shape);
-    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
+    ScanShape shape = mamba2_scan_shape(layer);
+    Scan scan = mamba2_scan(&a, &shape);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     Conv conv = mamba2_conv(layer, &a);
     Norm norm = layer_norm(layer, P_MAMBA2_NORM, a.rstd);
 
     linear_forward(a.proj, in, NULL, &in_proj);
     conv_forward(a.xbc, a.proj + shape.value_row, &conv);
     mamba2_steps_forward(layer, &a, &shape);
-    recurrence_forward(a.o, &recurrence, &shape);
+    scan_forward(a.o, &scan, &shape);
     mamba2_gate_forward(layer, &a, &shape);
     rmsnorm_forward(a.y, a.gated, &norm);
     linear_forward(out, a.y, residual, &out_proj);
@@ -218,13 +225,16 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, real* out, co
 // Writes din, the gradient of `in`.
 static inline void mamba2_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     Mamba2Acts a = mamba2_acts(layer);
-    RecurrenceShape shape = mamba2_shape(layer);
-    Recurrence recurrence = mamba2_recurrence(&a, &shape);
-    Linear in_proj = mixer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
+    ScanShape shape = mamba2_scan_shape(layer);
+    Scan scan = mamba2_scan(&a, &shape);
+    Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
     int64_t rows = layer->B * layer->T, di = shape.value_row;
-    RecurrenceBackward gradients = {
-        a.parts, a.parts + rows * shape.NH * recurrence_pieces(shape.V) * shape.K, a.ddecay_parts, NULL, a.dv,
-        a.dy};
+    ScanBackward gradients = {.dq_parts = a.parts,
+                              .dk_parts = a.parts + rows * shape.NH * scan_pieces(shape.V) * shape.K,
+                              .ddecay_parts = a.ddecay_parts,
+                              .dbeta_parts = NULL,
+                              .dv = a.dv,
+                              .dout = a.dy};
     Conv conv = mamba2_conv(layer, &a);
     Norm norm = layer_norm(layer, P_MAMBA2_NORM, a.rstd);
 
@@ -232,7 +242,7 @@ static inline void mamba2_backward(const Layer* layer, real* din, const real* do
     memset(a.dgated, 0, (size_t)(rows * di) * sizeof(real));
     rmsnorm_backward(a.dgated, a.dy, a.gated, &norm, a.partial);
     mamba2_gate_backward(&a, &shape, in_proj.N);
-    recurrence_backward(&gradients, &recurrence, &shape);
+    scan_backward(&gradients, &scan, &shape);
     mamba2_steps_backward(layer, &a, &shape);
     mamba2_add_heads(layer, a.dheads, rows);
     conv_backward(a.dproj + di, a.dxbc, a.proj + di, &conv);

@@ -8,13 +8,13 @@ reads of it fused:
     y_t = step_t s                    heads of the first NH dh channels: Mamba-2's x, a step a head
     y_t = s                           all others
 
-    x, dx           columns of the fused projection: bf16, `stride` elements from row to row
+    x, dx           columns of the fused projection: bf16, `row_stride` elements from row to row
     y, dy           bf16 [B, T, C]
     weight, bias    bf16 [C, 4] and [C]; their gradients float
 
 Inputs before the first token are zeros, or in an extension those of the tokens before (extend.cuh). Nothing
 is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
-and stride are multiples of 8, dh is a power of two of 8 to 128.
+and row_stride are multiples of 8, dh is a power of two of 8 to 128.
 
 A thread block is one warp, which has 256 (forward) or 128 (backward, conv_backward.cuh) adjacent channels of
 a segment of a sequence. It walks through the segment a tile of a few tokens at a time, with the next tile in
@@ -41,7 +41,7 @@ typedef struct {
 
 typedef struct {
     int64_t B, T, C;
-    int64_t stride;
+    int64_t row_stride;
     const bf16* weight; // [C, 4]
     const bf16* bias;   // [C], NULL without
     float *dweight, *dbias;
@@ -66,7 +66,7 @@ static inline HeadGrid conv_grid(int64_t n) {
 }
 
 static inline void conv_check(const Conv* s) {
-    assert(s->C % 8 == 0 && s->stride % 8 == 0 && s->normed % 8 == 0 && s->dh > 0);
+    assert(s->C % 8 == 0 && s->row_stride % 8 == 0 && s->normed % 8 == 0 && s->dh > 0);
     assert(!s->normed || !s->steps.steps);
     if ((s->normed || s->steps.steps) && (s->dh < 8 || s->dh > 128 || (s->dh & (s->dh - 1))))
         die("convolved heads on the GPU have 8 to 128 channels, a power of two, not %lld", (long long)s->dh);
@@ -201,20 +201,23 @@ __device__ static inline ConvForward conv_forward_at(bf16* y, const bf16* x, con
                                                      int c) {
     ConvForward k = {};
     int head = c >> (__ffs((int)s.dh) - 1);
-    k.x = x + row * s.stride + c, k.y = y + row * s.C + c;
+    k.x = x + row * s.row_stride + c;
+    k.y = y + row * s.C + c;
     k.steps = s.steps.steps + row * s.steps.NH + head;
-    k.active = c < s.C, k.stepped = head < s.steps.NH;
-    k.normed = c < s.normed, k.warp_normed = __any_sync(~0u, k.normed);
+    k.active = c < s.C;
+    k.stepped = head < s.steps.NH;
+    k.normed = c < s.normed;
+    k.warp_normed = __any_sync(~0u, k.normed);
     return k;
 }
 
 // Starts copying a tile of which `left` tokens exist. A lane copies what it reads itself.
 __device__ static inline void conv_copy(Raw8 (&to)[CONV_TILE][32], ConvForward& k, const Conv& s, int left) {
-    int stride = (int)s.stride;
+    int row_stride = (int)s.row_stride;
 #pragma unroll
     for (int i = 0; i < CONV_TILE; i++)
-        cp_async16(smem_address(&to[i][threadIdx.x]), k.x + i * stride, k.active && i < left);
-    k.x += CONV_TILE * stride;
+        cp_async16(smem_address(&to[i][threadIdx.x]), k.x + i * row_stride, k.active && i < left);
+    k.x += CONV_TILE * row_stride;
 }
 
 __device__ static inline void conv_load_steps(float (&steps)[CONV_TILE], ConvForward& k, const Conv& s,
@@ -230,7 +233,7 @@ __device__ static inline void conv_inputs_before(float (&in)[CONV_HISTORY][8], c
                                                  const Conv& s, bool begins, const bf16* history) {
     for (int i = 0; i < CONV_HISTORY; i++) {
         Raw8 raw = {};
-        if (k.active && !begins) raw = load_raw8(k.x + (i - CONV_HISTORY) * s.stride);
+        if (k.active && !begins) raw = load_raw8(k.x + (i - CONV_HISTORY) * s.row_stride);
         if (k.active && begins && s.history) raw = load_raw8(history + i * s.C);
         unpack8(in[i], raw);
     }
@@ -295,7 +298,8 @@ __global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
             if (STEPS) conv_load_steps(steps, k, s, left - CONV_TILE);
         }
         conv_tile_forward<STEPS, LANES, decltype(full)::value>(in, copies[stage], steps_now, k, s, left);
-        left -= CONV_TILE, stage ^= 1;
+        left -= CONV_TILE;
+        stage ^= 1;
     };
     bool whole = 256 * part + 256 <= s.C;
 #pragma unroll 1
@@ -324,18 +328,20 @@ static inline void conv_forward(bf16* y, const bf16* x, const Conv* s, cudaStrea
 // history [3, C] becomes that of the tokens behind a sequence of T tokens; it was s->history in the forward
 // pass.
 __global__ static void __launch_bounds__(CONV_THREADS)
-    conv_history_kernel(bf16* history, const bf16* x, int64_t T, int64_t C, int64_t stride) {
+    conv_history_kernel(bf16* history, const bf16* x, int64_t T, int64_t C, int64_t row_stride) {
     int64_t c = 8 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (c >= C) return;
     Raw8 last[CONV_HISTORY];
     for (int i = 0; i < CONV_HISTORY; i++) {
         int64_t t = T - CONV_HISTORY + i;
-        last[i] = t >= 0 ? load_raw8(x + t * stride + c) : load_raw8(history + (CONV_HISTORY + t) * C + c);
+        last[i] =
+            t >= 0 ? load_raw8(x + t * row_stride + c) : load_raw8(history + (CONV_HISTORY + t) * C + c);
     }
     for (int i = 0; i < CONV_HISTORY; i++) store16(history + i * C + c, last[i]);
 }
 
 static inline void conv_history(bf16* history, const bf16* x, const Conv* s, cudaStream_t stream) {
     HeadGrid grid = conv_grid(s->C / 8);
-    CUDA_LAUNCH(conv_history_kernel, grid.blocks, grid.threads, stream, history, x, s->T, s->C, s->stride);
+    CUDA_LAUNCH(conv_history_kernel, grid.blocks, grid.threads, stream, history, x, s->T, s->C,
+                s->row_stride);
 }

@@ -10,13 +10,13 @@ Called by the recurrent mixers.
 */
 #pragma once
 
-#include "recurrence.h"
+#include "scan.h"
 
 enum { CONV_HISTORY = CONV_WIDTH - 1 }; // inputs of earlier tokens that a token reads
 
 typedef struct {
     int64_t B, T, C;
-    int64_t stride;     // elements from one row of x to the next
+    int64_t row_stride; // elements from one row of x to the next
     const real* weight; // [C, 4]
     const real* bias;   // [C], NULL without
     real *dweight, *dbias;
@@ -25,7 +25,7 @@ typedef struct {
 
 // The input of token t >= -3 of sequence b, or NULL where it is zero.
 static inline const real* conv_input(const Conv* s, const real* x, int64_t b, int64_t t) {
-    if (t >= 0) return x + (b * s->T + t) * s->stride;
+    if (t >= 0) return x + (b * s->T + t) * s->row_stride;
     return s->history ? s->history + (b * CONV_HISTORY + CONV_HISTORY + t) * s->C : NULL;
 }
 
@@ -62,12 +62,12 @@ static inline void conv_backward(real* dx, real* dy, const real* x, const Conv* 
         int64_t b = piece / NUM_PIECES, first = C * (piece % NUM_PIECES) / NUM_PIECES,
                 last = C * (piece % NUM_PIECES + 1) / NUM_PIECES;
         for (int64_t t = 0; t < T; t++) {
-            real *z = dx + (b * T + t) * s->stride, *dz = dy + (b * T + t) * C;
+            real *z = dx + (b * T + t) * s->row_stride, *dz = dy + (b * T + t) * C;
             conv_row(z, x, s, b, t, first, last); // dx is not needed yet
             for (int64_t c = first; c < last; c++) dz[c] *= silu_slope(z[c]);
         }
         for (int64_t t = 0; t < T; t++) {
-            real* row = dx + (b * T + t) * s->stride;
+            real* row = dx + (b * T + t) * s->row_stride;
             for (int64_t c = first; c < last; c++) row[c] = 0;
             for (int64_t tap = 0; tap < CONV_WIDTH && t + CONV_HISTORY - tap >= 0; tap++) {
                 int64_t later = t + CONV_HISTORY - tap;

@@ -46,13 +46,19 @@ struct ConvChannels {
 // Four channels from c on. Called by all lanes of a warp.
 __device__ static inline ConvChannels conv_channels(const Conv& s, int c, int lanes, bool steps) {
     ConvChannels k = {};
-    k.c = c, k.head = c / (4 * lanes), k.lanes = lanes;
-    k.active = c < s.C, k.stepped = steps && k.head < s.steps.NH;
-    k.normed = c < s.normed, k.warp_normed = __any_sync(~0u, k.normed);
+    k.c = c;
+    k.head = c / (4 * lanes);
+    k.lanes = lanes;
+    k.active = c < s.C;
+    k.stepped = steps && k.head < s.steps.NH;
+    k.normed = c < s.normed;
+    k.warp_normed = __any_sync(~0u, k.normed);
     if (k.active) conv_weights<4>(k.w, s.weight + CONV_WIDTH * c);
     if (k.active && s.bias) unpack4(k.bias, load_raw4(s.bias + c));
     if (!k.stepped) return k;
-    k.D = s.steps.D[k.head], k.dt_bias = s.steps.dt_bias[k.head], k.rate = expf(s.steps.A_log[k.head]);
+    k.D = s.steps.D[k.head];
+    k.dt_bias = s.steps.dt_bias[k.head];
+    k.rate = expf(s.steps.A_log[k.head]);
     return k;
 }
 
@@ -66,7 +72,7 @@ template <int TENSORS> struct alignas(16) ConvCopies { Raw4 of[TENSORS][CONV_BAC
 // elements to the next token's.
 struct ConvSource {
     const bf16 *x, *dy, *dout;
-    int stride, C, inner;
+    int row_stride, C, inner;
     int token;            // the first one; of x the third one before
     bool active, stepped; // the channels exist; in dout too
 };
@@ -75,13 +81,18 @@ struct ConvSource {
 __device__ static inline ConvSource conv_source(const bf16* dy, const bf16* x, const Conv& s, int64_t row,
                                                 int t, int c) {
     int lane = (int)threadIdx.x, token = lane / 16;
-    c += 8 * (lane % 16), row += token;
+    c += 8 * (lane % 16);
+    row += token;
     ConvSource from = {};
-    from.stride = (int)s.stride, from.C = (int)s.C, from.inner = (int)(s.steps.NH * s.dh);
-    from.x = x + (row - CONV_HISTORY) * s.stride + c, from.dy = dy + row * s.C + c;
+    from.row_stride = (int)s.row_stride;
+    from.C = (int)s.C;
+    from.inner = (int)(s.steps.NH * s.dh);
+    from.x = x + (row - CONV_HISTORY) * s.row_stride + c;
+    from.dy = dy + row * s.C + c;
     from.dout = s.steps.dout + row * from.inner + c;
     from.token = t + token;
-    from.active = c < s.C, from.stepped = c < from.inner;
+    from.active = c < s.C;
+    from.stepped = c < from.inner;
     return from;
 }
 
@@ -94,12 +105,13 @@ __device__ static inline void conv_copy(ConvCopies<TENSORS>& to, ConvSource& fro
         int token = from.token + i, before = token - CONV_HISTORY;
         auto at = [&](int tensor) { return smem_address(&to.of[tensor][i][0]) + 16 * threadIdx.x; };
         bool exists = FULL || (from.active && token < T);
-        cp_async16(at(0), from.x + i * from.stride, before >= 0 && (FULL || (from.active && before < T)));
+        cp_async16(at(0), from.x + i * from.row_stride, before >= 0 && (FULL || (from.active && before < T)));
         cp_async16(at(1), from.dy + i * from.C, exists);
         if constexpr (TENSORS == 3) cp_async16(at(2), from.dout + i * from.inner, exists && from.stepped);
     }
     from.token -= CONV_BACKWARD_TILE;
-    from.x -= CONV_BACKWARD_TILE * from.stride, from.dy -= CONV_BACKWARD_TILE * from.C;
+    from.x -= CONV_BACKWARD_TILE * from.row_stride;
+    from.dy -= CONV_BACKWARD_TILE * from.C;
     if constexpr (TENSORS == 3) from.dout -= CONV_BACKWARD_TILE * from.inner;
 }
 
@@ -118,8 +130,9 @@ __device__ static inline ConvStep conv_load_step(const Conv& s, const ConvChanne
     ConvStep step = {1, 0, __float2bfloat16(0)};
     if (!k.stepped || token >= left) return step;
     int64_t at = (row + token) * s.steps.NH + k.head;
-    step.step = s.steps.steps[at], step.dlog_decay = s.steps.dlog_decay[at];
-    step.dt = s.steps.dt[(row + token) * s.stride + k.head];
+    step.step = s.steps.steps[at];
+    step.dlog_decay = s.steps.dlog_decay[at];
+    step.dt = s.steps.dt[(row + token) * s.row_stride + k.head];
     return step;
 }
 
@@ -154,7 +167,8 @@ __device__ static inline void conv_norm_backward(float (&dz)[N][4], const float 
         squares[i] = along[i] = 0;
         for (int j = 0; j < 4; j++) {
             float y = z[i][j] * open[i][j];
-            squares[i] += y * y, along[i] += y * dz[i][j];
+            squares[i] += y * y;
+            along[i] += y * dz[i][j];
         }
     }
     if constexpr (LANES > 0) {
@@ -192,7 +206,7 @@ __device__ static inline void conv_steps_backward(ConvSums& sums, float (&of_lan
     if (!k.stepped || (!FULL && token >= at.own)) return;
     sums.head += of_dt ? ddt : sum;
     sums.A_log -= own.dlog_decay * own.step * k.rate;
-    if (of_dt && lane % 2 == 0) s.steps.ddt[(at.row + token) * s.stride + k.head] = __float2bfloat16(ddt);
+    if (of_dt && lane % 2 == 0) s.steps.ddt[(at.row + token) * s.row_stride + k.head] = __float2bfloat16(ddt);
 }
 
 // dx of a tile, whose first row and channels dx points to, and its part of the sums. Template parameters as
@@ -221,10 +235,12 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
             unpack4(dout, copies.of[2][u][lane]);
             for (int j = 0; j < 4; j++) {
                 float y = z[0][j] * open[0][j];
-                dstep += y * dz[0][j], dD += y * dout[j];
+                dstep += y * dz[0][j];
+                dD += y * dout[j];
                 dz[0][j] = step * dz[0][j] + k.D * dout[j];
             }
-            of_head[u] = dstep, of_head[CONV_BACKWARD_TILE + u] = dD;
+            of_head[u] = dstep;
+            of_head[CONV_BACKWARD_TILE + u] = dD;
         } else if (k.warp_normed) {
             conv_norm_backward<LANES>(dz, z, open, k);
         }
@@ -243,7 +259,7 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
                 for (int tap = 0; tap < CONV_WIDTH; tap++) sums.weight[tap][j] += g[j] * in.x[u + i + tap][j];
             }
             if (FULL || k.active)
-                store_bf16x4(dx + (u + i) * (int)s.stride, Pack4{{out[0], out[1], out[2], out[3]}});
+                store_bf16x4(dx + (u + i) * (int)s.row_stride, Pack4{{out[0], out[1], out[2], out[3]}});
         }
     }
     for (int i = 0; i < CONV_HISTORY; i++)
@@ -338,8 +354,8 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
         ConvWindow in = {};
         for (int i = 1; i < TILE; i++)
             if (k.active && t + i < T)
-                unpack4(in.x[CONV_HISTORY + i], load_raw4(x + (begin + t + i) * s.stride + k.c));
-        bf16* out = dx + (begin + t) * s.stride + k.c;
+                unpack4(in.x[CONV_HISTORY + i], load_raw4(x + (begin + t + i) * s.row_stride + k.c));
+        bf16* out = dx + (begin + t) * s.row_stride + k.c;
         auto tile = [&](auto full) {
             constexpr bool FULL = decltype(full)::value;
             cp_async_wait_all();
@@ -351,7 +367,9 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
             }
             conv_tile_backward<STEPS, LANES, BIAS, FULL>(out, sums, in, stages[stage], own,
                                                          {begin + t, last - t}, k, s);
-            t -= TILE, stage ^= 1, out -= TILE * (int)s.stride;
+            t -= TILE;
+            stage ^= 1;
+            out -= TILE * (int)s.row_stride;
         };
         bool whole = c + 128 <= s.C;
         while (t >= first && (!whole || t + TILE > last)) tile(std::false_type());

@@ -10,7 +10,7 @@ Callers: the decay kernels, the chains of delta_states.cuh.
 #pragma once
 
 #include "../../cuda/mma_sm90.cuh"
-#include "shape.cuh"
+#include "scan.cuh"
 
 // ----------------------------------------------------------------------------
 // copies of tiles: by TMA with wgmma, else by cp.async

@@ -73,7 +73,10 @@ static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
     const char* disabled = getenv("NCCL_P2P_DISABLE");
     bool may = world->local_size == size && !(disabled && atoi(disabled) != 0);
     cudaIpcMemHandle_t mine, *handles = (cudaIpcMemHandle_t*)xcalloc((size_t)size, sizeof *handles);
-    p->rank = world->rank, p->size = size, p->capacity = capacity, p->messages = 0;
+    p->rank = world->rank;
+    p->size = size;
+    p->capacity = capacity;
+    p->messages = 0;
     p->memory = (char**)xcalloc((size_t)size, sizeof *p->memory);
     p->wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
     p->write = (PFN_cuStreamWriteValue32_v11070)driver_function("cuStreamWriteValue32", 11070);

@@ -3,7 +3,7 @@ The CPU trainer's cache of sequences (llmc/inference/extension.h), and attention
 
 Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed size: the
 last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent mixer keeps
-states alone, in a table of its own (llmc/baselines/shared/states.h). All else is scratch of a pass of R rows.
+states alone, in a table of its own (llmc/baselines/shared/extend.h). All else is scratch of a pass of R rows.
 
 Called by attention's and the recurrent mixers' `extend`, and by extend.h.
 */

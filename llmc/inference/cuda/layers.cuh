@@ -45,7 +45,7 @@ struct Cache {
     DeviceCache device;
     Activations table;
     ExtendActs acts;
-    Activations states; // of a recurrent mixer's slots, and its scratch: llmc/baselines/shared/states.cuh
+    Activations states; // of a recurrent mixer's slots, and its scratch: llmc/baselines/shared/extend.cuh
     Matmul matmul;
     RowScore* scores;        // [outputs + slots EXTEND_STEPS], pinned
     cudaGraphExec_t* graphs; // [cache_graphs] of steps that extend sequences by a token each

@@ -25,7 +25,7 @@ Called by the recurrent mixers, and with state by their extension: one function 
 */
 #pragma once
 
-#include "states.h"
+#include "../../cpu/layer.h"
 
 enum { SEGMENT = 64, COLUMNS = 64 };
 
@@ -36,7 +36,7 @@ typedef struct {
     int64_t decay_width; // K: a decay per channel; 1: per head; 0: none
     int64_t value_row;   // elements of v and of its gradient from token to token; heads are adjacent
     real scale;
-} RecurrenceShape;
+} ScanShape;
 
 typedef struct {
     const real *q, *k; // [B,T,..] as shape
@@ -45,29 +45,28 @@ typedef struct {
     const real* beta;  // [B,T,NH], NULL: not the delta rule
     real* checkpoints; // [B,NH,segments,K,V] states before each segment; NULL: not kept
     real* state;       // [B,NH,K,V] of the tokens before, updated; NULL: the sequences begin here
-} Recurrence;
+} Scan;
 
 // Gradients. The parts are those of a piece: dq and dk [B,T,NH,pieces,K], ddecay [.., decay_width], dbeta
-// [.., 1], which recurrence_sum adds up.
+// [.., 1], which scan_sum adds up.
 typedef struct {
     real *dq_parts, *dk_parts, *ddecay_parts, *dbeta_parts;
     real* dv;         // [B,T,NH,V], rows as shape
     const real* dout; // [B,T,NH,V] gradient of o
-} RecurrenceBackward;
+} ScanBackward;
 
-static inline int64_t recurrence_segments(int64_t T) { return (T + SEGMENT - 1) / SEGMENT; }
+static inline int64_t scan_segments(int64_t T) { return (T + SEGMENT - 1) / SEGMENT; }
 // Pieces of a head.
-static inline int64_t recurrence_pieces(int64_t V) { return (V + COLUMNS - 1) / COLUMNS; }
+static inline int64_t scan_pieces(int64_t V) { return (V + COLUMNS - 1) / COLUMNS; }
 
 // A piece of work: columns [column, column + width) of a head.
 typedef struct {
     int64_t b, h, piece, column, width;
-} RecurrencePiece;
+} ScanPiece;
 
-static inline RecurrencePiece recurrence_piece(const RecurrenceShape* s, int64_t i) {
-    int64_t pieces = recurrence_pieces(s->V), column = i % pieces * COLUMNS;
-    RecurrencePiece p = {i / pieces / s->NH, i / pieces % s->NH, i % pieces, column,
-                         min64(COLUMNS, s->V - column)};
+static inline ScanPiece scan_piece(const ScanShape* s, int64_t i) {
+    int64_t pieces = scan_pieces(s->V), column = i % pieces * COLUMNS;
+    ScanPiece p = {i / pieces / s->NH, i / pieces % s->NH, i % pieces, column, min64(COLUMNS, s->V - column)};
     return p;
 }
 
@@ -76,37 +75,34 @@ typedef struct {
     const real *q, *k, *v, *decay;
     int64_t decay_step; // 1: a decay per channel; 0: one
     real beta;
-} RecurrenceToken;
+} ScanToken;
 
-static inline RecurrenceToken recurrence_token(const Recurrence* r, const RecurrenceShape* s,
-                                               const RecurrencePiece* p, int64_t t) {
+static inline ScanToken scan_token(const Scan* r, const ScanShape* s, const ScanPiece* p, int64_t t) {
     static const real no_decay = 1;
     int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, keys = bt * s->key_row + p->h * s->key_head;
-    RecurrenceToken x = {r->q + keys,
-                         r->k + keys,
-                         r->v + bt * s->value_row + p->h * s->V + p->column,
-                         s->decay_width ? r->decay + i * s->decay_width : &no_decay,
-                         s->decay_width > 1,
-                         r->beta ? r->beta[i] : 0};
+    ScanToken x = {r->q + keys,
+                   r->k + keys,
+                   r->v + bt * s->value_row + p->h * s->V + p->column,
+                   s->decay_width ? r->decay + i * s->decay_width : &no_decay,
+                   s->decay_width > 1,
+                   r->beta ? r->beta[i] : 0};
     return x;
 }
 
 // Copies the piece's columns of a state [K, V] from, or to, a buffer [K, width].
-static inline void recurrence_load(real* piece, const real* state, int64_t K, int64_t V,
-                                   const RecurrencePiece* p) {
+static inline void scan_load(real* piece, const real* state, int64_t K, int64_t V, const ScanPiece* p) {
     for (int64_t c = 0; c < K; c++)
         memcpy(piece + c * p->width, state + c * V + p->column, (size_t)p->width * sizeof(real));
 }
-static inline void recurrence_store(real* state, const real* piece, int64_t K, int64_t V,
-                                    const RecurrencePiece* p) {
+static inline void scan_store(real* state, const real* piece, int64_t K, int64_t V, const ScanPiece* p) {
     for (int64_t c = 0; c < K; c++)
         memcpy(state + c * V + p->column, piece + c * p->width, (size_t)p->width * sizeof(real));
 }
 
 // next [K, n] = the state after x, from the one before; next may be before. With delta, error [n] gets
 // v - S'^T k.
-static inline void recurrence_step(real* next, real* error, const real* before, const RecurrenceToken* x,
-                                   int64_t K, int64_t n, bool delta) {
+static inline void scan_step(real* next, real* error, const real* before, const ScanToken* x, int64_t K,
+                             int64_t n, bool delta) {
     real u[COLUMNS];
     memcpy(u, x->v, (size_t)n * sizeof(real));
     for (int64_t c = 0; delta && c < K; c++) {
@@ -121,32 +117,31 @@ static inline void recurrence_step(real* next, real* error, const real* before, 
 }
 
 // o [B,T,NH,V]. Keeps checkpoints and updates the state where there are any.
-static inline void recurrence_forward(real* o, const Recurrence* r, const RecurrenceShape* s) {
-    int64_t K = s->K, V = s->V, pieces = s->B * s->NH * recurrence_pieces(V);
+static inline void scan_forward(real* o, const Scan* r, const ScanShape* s) {
+    int64_t K = s->K, V = s->V, pieces = s->B * s->NH * scan_pieces(V);
 #pragma omp parallel if (s->B * s->T * s->NH * K * V > 32768)
     {
         real* S = (real*)xcalloc((size_t)(K * COLUMNS), sizeof(real));
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < pieces; i++) {
-            const RecurrencePiece p = recurrence_piece(s, i);
+            const ScanPiece p = scan_piece(s, i);
             int64_t n = p.width, head = p.b * s->NH + p.h;
             real error[COLUMNS], *state = r->state ? r->state + head * K * V : NULL;
             memset(S, 0, (size_t)(K * n) * sizeof(real));
-            if (state) recurrence_load(S, state, K, V, &p);
+            if (state) scan_load(S, state, K, V, &p);
             for (int64_t t = 0; t < s->T; t++) {
-                const RecurrenceToken x = recurrence_token(r, s, &p, t);
+                const ScanToken x = scan_token(r, s, &p, t);
                 real* out = o + ((p.b * s->T + t) * s->NH + p.h) * V + p.column;
                 if (r->checkpoints && t % SEGMENT == 0)
-                    recurrence_store(r->checkpoints +
-                                         (head * recurrence_segments(s->T) + t / SEGMENT) * K * V,
-                                     S, K, V, &p);
-                recurrence_step(S, error, S, &x, K, n, r->beta != NULL);
+                    scan_store(r->checkpoints + (head * scan_segments(s->T) + t / SEGMENT) * K * V, S, K, V,
+                               &p);
+                scan_step(S, error, S, &x, K, n, r->beta != NULL);
                 memset(out, 0, (size_t)n * sizeof(real));
                 for (int64_t c = 0; c < K; c++)
                     for (int64_t j = 0; j < n; j++) out[j] += x.q[c] * S[c * n + j];
                 for (int64_t j = 0; j < n; j++) out[j] *= s->scale;
             }
-            if (state) recurrence_store(state, S, K, V, &p);
+            if (state) scan_store(state, S, K, V, &p);
         }
         free(S);
     }
@@ -158,25 +153,24 @@ typedef struct {
     real* ddecay; // NULL without decay
     real* dbeta;  // NULL without beta
     const real* dout;
-} RecurrenceTokenGradients;
+} ScanTokenGradients;
 
-static inline RecurrenceTokenGradients recurrence_gradients(const RecurrenceBackward* g,
-                                                            const RecurrenceShape* s,
-                                                            const RecurrencePiece* p, int64_t t) {
-    int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, part = i * recurrence_pieces(s->V) + p->piece;
-    RecurrenceTokenGradients at = {g->dq_parts + part * s->K,
-                                   g->dk_parts + part * s->K,
-                                   g->dv + bt * s->value_row + p->h * s->V + p->column,
-                                   s->decay_width ? g->ddecay_parts + part * s->decay_width : NULL,
-                                   g->dbeta_parts ? g->dbeta_parts + part : NULL,
-                                   g->dout + i * s->V + p->column};
+static inline ScanTokenGradients scan_gradients(const ScanBackward* g, const ScanShape* s, const ScanPiece* p,
+                                                int64_t t) {
+    int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, part = i * scan_pieces(s->V) + p->piece;
+    ScanTokenGradients at = {g->dq_parts + part * s->K,
+                             g->dk_parts + part * s->K,
+                             g->dv + bt * s->value_row + p->h * s->V + p->column,
+                             s->decay_width ? g->ddecay_parts + part * s->decay_width : NULL,
+                             g->dbeta_parts ? g->dbeta_parts + part : NULL,
+                             g->dout + i * s->V + p->column};
     return at;
 }
 
 // Turns dS [K, n], the gradient of the state after the token, into that of the state before it.
-static inline void recurrence_step_backward(real* dS, const RecurrenceTokenGradients* g, const real* before,
-                                            const real* after, const real* error, const RecurrenceToken* x,
-                                            const RecurrenceShape* s, int64_t n) {
+static inline void scan_step_backward(real* dS, const ScanTokenGradients* g, const real* before,
+                                      const real* after, const real* error, const ScanToken* x,
+                                      const ScanShape* s, int64_t n) {
     real u[COLUMNS];
     const real beta = g->dbeta ? x->beta : 1;
     for (int64_t j = 0; j < n; j++) u[j] = g->dbeta ? beta * error[j] : x->v[j];
@@ -210,10 +204,8 @@ static inline void recurrence_step_backward(real* dS, const RecurrenceTokenGradi
 }
 
 // Writes the gradients in g. r has the checkpoints of the forward pass.
-static inline void recurrence_backward(const RecurrenceBackward* g, const Recurrence* r,
-                                       const RecurrenceShape* s) {
-    int64_t K = s->K, V = s->V, pieces = s->B * s->NH * recurrence_pieces(V),
-            segments = recurrence_segments(s->T);
+static inline void scan_backward(const ScanBackward* g, const Scan* r, const ScanShape* s) {
+    int64_t K = s->K, V = s->V, pieces = s->B * s->NH * scan_pieces(V), segments = scan_segments(s->T);
 #pragma omp parallel
     {
         // states [SEGMENT + 1, K, n] before and after each token of a segment, errors [SEGMENT, n], dS [K, n]
@@ -221,24 +213,24 @@ static inline void recurrence_backward(const RecurrenceBackward* g, const Recurr
             (real*)xcalloc((size_t)((SEGMENT + 2) * K * COLUMNS + SEGMENT * COLUMNS), sizeof(real));
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < pieces; i++) {
-            const RecurrencePiece p = recurrence_piece(s, i);
+            const ScanPiece p = scan_piece(s, i);
             int64_t n = p.width, size = K * n;
             real *dS = states + (SEGMENT + 1) * size, *errors = dS + size;
             memset(dS, 0, (size_t)size * sizeof(real));
             for (int64_t segment = segments - 1; segment >= 0; segment--) {
                 int64_t first = segment * SEGMENT, count = min64(SEGMENT, s->T - first);
-                recurrence_load(states, r->checkpoints + ((p.b * s->NH + p.h) * segments + segment) * K * V,
-                                K, V, &p);
+                scan_load(states, r->checkpoints + ((p.b * s->NH + p.h) * segments + segment) * K * V, K, V,
+                          &p);
                 for (int64_t t = 0; t < count; t++) {
-                    const RecurrenceToken x = recurrence_token(r, s, &p, first + t);
-                    recurrence_step(states + (t + 1) * size, errors + t * n, states + t * size, &x, K, n,
-                                    r->beta != NULL);
+                    const ScanToken x = scan_token(r, s, &p, first + t);
+                    scan_step(states + (t + 1) * size, errors + t * n, states + t * size, &x, K, n,
+                              r->beta != NULL);
                 }
                 for (int64_t t = count - 1; t >= 0; t--) {
-                    const RecurrenceToken x = recurrence_token(r, s, &p, first + t);
-                    const RecurrenceTokenGradients at = recurrence_gradients(g, s, &p, first + t);
-                    recurrence_step_backward(dS, &at, states + t * size, states + (t + 1) * size,
-                                             errors + t * n, &x, s, n);
+                    const ScanToken x = scan_token(r, s, &p, first + t);
+                    const ScanTokenGradients at = scan_gradients(g, s, &p, first + t);
+                    scan_step_backward(dS, &at, states + t * size, states + (t + 1) * size, errors + t * n,
+                                       &x, s, n);
                 }
             }
         }
@@ -248,25 +240,8 @@ static inline void recurrence_backward(const RecurrenceBackward* g, const Recurr
 
 // out [n] = the sum of `count` adjacent parts of n numbers: the pieces of a head, or those of all heads of a
 // token where these share what it is the gradient of.
-static inline void recurrence_sum(real* out, const real* parts, int64_t count, int64_t n) {
+static inline void scan_sum(real* out, const real* parts, int64_t count, int64_t n) {
     memset(out, 0, (size_t)n * sizeof(real));
     for (int64_t i = 0; i < count; i++)
         for (int64_t c = 0; c < n; c++) out[c] += parts[i * n + c];
-}
-
-// ----------------------------------------------------------------------------
-// what the recurrent mixers have in common beside
-
-// The fused projection [R, d] of all that the mixer reads of its input.
-static inline Linear mixer_in_proj(const Layer* layer) {
-    Linear linear = layer_linear(layer, layer->table->proj.first);
-    linear.N = layer->table->proj.rows;
-    return linear;
-}
-
-static inline real silu(real x) { return x * sigmoid(x); }
-// Its derivative.
-static inline real silu_slope(real x) {
-    real open = sigmoid(x);
-    return open * (1 + x * (1 - open));
 }

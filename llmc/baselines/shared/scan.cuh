@@ -10,7 +10,7 @@ The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S 
 
 Here are the arguments of their functions, and what their kernels share. Operands of the GEMMs are bf16; sums,
 cumulative log decays and the states within a pass fp32. Every run gives the same bits. All is queued on `stream`,
-without allocation, so that it can be part of a CUDA graph. recurrence.h is the same on the CPU, token by token.
+without allocation, so that it can be part of a CUDA graph. scan.h is the same on the CPU, token by token.
 
 A sequence is cut into chunks of CHUNK tokens. The last chunk is padded: tokens past the end have q, k, v,
 gradients and beta 0 and log decay 0, so that they change nothing.

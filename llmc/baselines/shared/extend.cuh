@@ -17,7 +17,7 @@ Called by the recurrent mixers and the GPU trainer.
 #pragma once
 
 #include "../../inference/cuda/layers.cuh"
-#include "shape.cuh"
+#include "scan.cuh"
 #include "conv.cuh"
 
 // ----------------------------------------------------------------------------
@@ -67,7 +67,7 @@ __global__ static void __launch_bounds__(CONV_THREADS)
     Raw8 raw[CONV_WIDTH] = {};
     for (int i = 0; i < CONV_HISTORY; i++)
         if (active && sequence.position > 0) raw[i] = load_raw8(history + i * s.C);
-    if (active) raw[CONV_HISTORY] = load_raw8(x + row * s.stride + c);
+    if (active) raw[CONV_HISTORY] = load_raw8(x + row * s.row_stride + c);
     float w[CONV_WIDTH][8] = {}, bias[8] = {};
     if (active) conv_weights<8>(w, s.weight + CONV_WIDTH * c);
     if (active && s.bias) unpack8(bias, load_raw8(s.bias + c));
@@ -89,10 +89,12 @@ static inline void conv_extend(bf16* y, const bf16* x, bf16* histories, const Co
         Conv one = *s;
         int64_t begin = sequence->begin;
         bf16* history = slot_state(histories, CONV_HISTORY * s->C, sequence, stream);
-        one.B = 1, one.T = sequence->end - begin, one.history = history;
+        one.B = 1;
+        one.T = sequence->end - begin;
+        one.history = history;
         if (one.steps.steps) one.steps.steps += begin * one.steps.NH;
-        conv_forward(y + begin * s->C, x + begin * s->stride, &one, stream);
-        conv_history(history, x + begin * s->stride, &one, stream);
+        conv_forward(y + begin * s->C, x + begin * s->row_stride, &one, stream);
+        conv_history(history, x + begin * s->row_stride, &one, stream);
     });
     if (steps > 0)
         launch_after(conv_step_kernel, dim3((unsigned)grid.blocks, (unsigned)pass->num_sequences),
@@ -134,7 +136,7 @@ __device__ static inline void scan_step_sum(float x[4], float sums[STEP_GROUPS /
     }
 }
 
-// Block (head and STEP_COLUMNS columns of its state, sequence). The equations are in recurrence.h.
+// Block (head and STEP_COLUMNS columns of its state, sequence). The equations are in scan.h.
 __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
     scan_step_kernel(const __grid_constant__ ScanStep a) {
     constexpr int ROWS = STEP_MOST_ROWS / STEP_GROUPS; // of a thread
@@ -159,7 +161,8 @@ __global__ static void __launch_bounds__(STEP_COLUMNS / 4 * STEP_GROUPS)
         int c = group + STEP_GROUPS * r;
         if (c >= K) continue;
         if (active && sequence.position > 0) S[r] = load16(state + (int64_t)c * V);
-        q[r] = __bfloat162float(in.q[keys + c]), k[r] = __bfloat162float(in.k[keys + c]);
+        q[r] = __bfloat162float(in.q[keys + c]);
+        k[r] = __bfloat162float(in.k[keys + c]);
         for (int j = 0; j < 4; j++) S[r][j] *= decay;
     }
     if (in.beta) {
@@ -206,9 +209,11 @@ static inline void scan_extend(bf16* o, float* states, const Scan* rows, const S
         int64_t begin = sequence->begin;
         ScanShape one = *shape;
         Scan part = *rows;
-        one.B = 1, one.T = sequence->end - begin;
-        part.q += begin * shape->key_row, part.k += begin * shape->key_row,
-            part.v += begin * shape->value_row;
+        one.B = 1;
+        one.T = sequence->end - begin;
+        part.q += begin * shape->key_row;
+        part.k += begin * shape->key_row;
+        part.v += begin * shape->value_row;
         if (part.log_decay) part.log_decay += begin * NH;
         if (part.beta) part.beta += begin * NH;
         if (part.skip) part.skip += begin * NH;

@@ -13,7 +13,7 @@ Called by the recurrent mixers.
 typedef void MixerForward(const Layer* layer, real* out, const real* in, const real* residual);
 
 // Makes the states of one sequence, in a table of an extension, those of all slots.
-static inline void mixer_slots(Activations* rows, const CacheSizes* sizes) {
+static inline void states_of_slots(Activations* rows, const CacheSizes* sizes) {
     for (int i = 0; i < rows->count; i++)
         if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots, rows->rows[i].of_slots = true;
 }
@@ -34,7 +34,9 @@ static inline void mixer_extend(const Layer* layer, Cache* cache, real* out, con
             if (state) slot.rows[i].data = state - layer->l * slot.rows[i].bytes;
             if (state && e->lengths[s] == 0) memset(state, 0, bytes); // an empty sequence
         }
-        one.mixer = &slot, one.B = 1, one.T = e->begins[s + 1] - begin;
+        one.mixer = &slot;
+        one.B = 1;
+        one.T = e->begins[s + 1] - begin;
         forward(&one, out + begin * d, normed + begin * d, in + begin * d);
     }
 }
