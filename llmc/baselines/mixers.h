@@ -2,8 +2,8 @@
 All mixers: attention and the baselines, as the parameter table and the FLOPs need them; and what builds the
 table of a model, which needs all of them. Called by the trainers and llmc/run.
 
-A new baseline: a folder here, a row below, a row of the mixers of each trainer, and its MixerKind, keys, class
-and presets in llmc/model/config.h (dev/README.md, "A mixer").
+A new baseline: a folder here, a row below, a row of the mixers of each trainer, and its MixerKind, keys,
+class and presets in llmc/model/config.h (dev/README.md, "A mixer").
 */
 #pragma once
 

@@ -155,8 +155,8 @@ static inline void params_in_fp32(ParamTable* t, Param* p) {
     t->fp32_count += p->count;
 }
 
-// Initialisation of matrices Xavier-uniform with a gain of 2^-2.5, and of down_proj divided by sqrt(2 L): what
-// the paper's code does for DeltaNet and HGRN2.
+// Initialisation of matrices Xavier-uniform with a gain of 2^-2.5, and of down_proj divided by sqrt(2 L):
+// what the paper's code does for DeltaNet and HGRN2.
 static inline void params_init_xavier(Param* p, const Config* c) {
     if (p->kind == P_DOWN_PROJ) p->scale = 1 / sqrt(2 * (double)c->num_hidden_layers);
     if (p->kind < NUM_SHARED_KINDS || p->init != INIT_NORMAL) return;

@@ -1,6 +1,6 @@
 /*
-Presets: the models that --model names, a family (the block: config.h) and a size, as in fox-pro-125m, each with
-the recipe that it trains with. Called by llmc/run/run.h.
+Presets: the models that --model names, a family (the block: config.h) and a size, as in fox-pro-125m, each
+with the recipe that it trains with. Called by llmc/run/run.h.
 */
 #pragma once
 
@@ -18,8 +18,8 @@ typedef struct {
     Recipe recipe; // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
 } Size;
 
-// 125m and up: as in the analysis runs of the paper's repository. nano trains on a laptop's CPU in minutes; both
-// small ones read bytes.
+// 125m and up: as in the analysis runs of the paper's repository. nano trains on a laptop's CPU in minutes;
+// both small ones read bytes.
 static const Size config_sizes[NUM_SIZES] = {
     {"nano", 257, {512, 2048, 2097152, 131072, 2e-3}},
     {"micro", 257, {1024, 32768, 209715200, 4194304, 2e-3}},

@@ -172,7 +172,7 @@ static Expected exact(const Problem& x) {
         if (x.shared_keys) e.dgate[(size_t)i] *= decay[(size_t)i];
         int64_t key = i / NH * width + i % NH * s.key_head;
         e.diagonal.push_back(s.scale * cpu::dot(&x.vq[(size_t)key], &x.vk[(size_t)key], 128) *
-                             dot(&x.vv[(size_t)(i * s.V)], &x.dout.values[(size_t)(i * s.V)], s.V));
+                             cpu::dot(&x.vv[(size_t)(i * s.V)], &x.dout.values[(size_t)(i * s.V)], s.V));
     }
     e.state = state;
     return e;

@@ -1,7 +1,6 @@
 /*
 Gradients of the delta rule, from S0, V', dS1 and dV' of each chunk (delta_states.cuh). With T of
-delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and what A and W give takes a short
-form:
+delta_prepare.cuh, X = T^T dV' is the gradient of the recurrence's u, and the terms through A and W simplify:
 
     dP = lower(dO V'^T)           dA = -strict_lower(X V'^T)         E = dA K - X S0^T
     dQ = scale (dO S0^T + dP K)
@@ -9,8 +8,8 @@ form:
     dK = scale (diag(beta) E + (diag(beta) dA)^T K + dP^T Q + V' dS1^T)
     dbeta_i = scale X_i V'_i / beta_i     as V'_i is beta_i times the prediction's error; 0 for beta_i = 0
 
-A thread block has a tile of 64 tokens of one head, a warp 16 of them. dO and S0 give their shared memory to Q
-and dS1, so that two thread blocks fit a multiprocessor.
+A thread block has a tile of 64 tokens of one head, each of its four warps 16 of them. Q and dS1 reuse the
+shared memory of dO and S0, so that two thread blocks fit on an SM.
 */
 #pragma once
 
@@ -26,7 +25,7 @@ struct DeltaBackward {
         bf16 dp[DELTA_CHUNK * DELTA_CHUNK];
         float beta[DELTA_CHUNK];
     };
-    static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit a multiprocessor");
+    static_assert(2 * (sizeof(Shared) + 1024) <= 227 << 10, "two thread blocks fit on an SM");
 };
 
 // Writes 16 rows of a [CHUNK, CHUNK] tile from fragments.

@@ -1,5 +1,6 @@
 /*
-The delta rule in chunks of 64 tokens: what does not depend on the state. With the state S0 before a chunk,
+The delta rule in chunks of 64 tokens: the part that does not depend on the state. With S0 the state before a
+chunk:
 
     A = strict_lower(diag(beta) K K^T),  T = (I + A)^-1,  W = T diag(beta) K,  U = T diag(beta) V
     V' = U - W S0            u_t of the recurrence, which S0 and the chunk's earlier tokens correct
@@ -61,7 +62,7 @@ static inline size_t delta_scratch_bytes(const ScanShape* s, bool backward) {
     return memory.scratch.used;
 }
 
-// Ends the program where there are no kernels for the case.
+// Dies for a shape that the kernels do not support.
 static inline void delta_check(const Scan* a, const ScanShape* s) {
     if (s->K != DELTA_D || s->V != DELTA_D || a->log_decay || a->skip || !a->beta)
         die("no kernels for a scan of heads of %d x %d, %s, %s", s->K, s->V,
@@ -143,7 +144,7 @@ __device__ static inline void delta_load_beta(float* to, const float* beta, cons
         to[threadIdx.x] = t < s.T ? beta[(head / s.NH * s.T + t) * s.NH + head % s.NH] : 0;
 }
 
-// Zeroes what lies above the diagonal of a strip of a [CHUNK, CHUNK] matrix, or with TRANSPOSED below it;
+// Zeroes the elements above the diagonal of a strip of a [CHUNK, CHUNK] matrix, or with TRANSPOSED below it;
 // with STRICT also the diagonal.
 template <bool TRANSPOSED, bool STRICT>
 __device__ static inline void delta_mask(float (&x)[1][8][4], int first_row) {

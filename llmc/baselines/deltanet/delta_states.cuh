@@ -1,23 +1,23 @@
 /*
-The chain over the chunks of the delta rule (delta_prepare.cuh), 64 tokens a step, and its backward:
+The chain over the chunks of the delta rule (delta_prepare.cuh), 64 tokens an iteration, and its backward:
 
     V'  = U - W S0                     S1  = S0 + K^T V'                        stores S0 and V'
     dV' = P^T dO + K dS1               dS0 = dS1 + Q^T dO - W^T dV'             stores dS1 and dV'
 
-dS and dV' are without the factor `scale`. The steps depend on one another, so what counts is their latency.
-Columns of V do not depend on one another: a thread block has 16 or 32 of one head. All is transposed, in
-blocks of 16 columns:
+dS and dV' are without the factor `scale`. Columns of V are independent: a thread block has 16 or 32 of one
+head, in blocks of 16, all transposed.
 
-    S^T [16, 128]    a warp has 32 of the 128 rows of S, in fp32 accumulators
-    V'^T [16, 64]    a warp computes 16 tokens of it, from all of S^T
+    warps 0 to 3    S^T [16, 128]: 32 of the 128 rows of S each, in fp32 accumulators
+                    V'^T [16, 64]: 16 tokens each, computed from all of S^T
+    warps 4 to 7    producers: one thread by TMA, else all threads by cp.async
 
-Accumulators packed to bf16 have the layout of operand A, so the warps exchange them as such, in
-shared memory, twice a step:
+The iterations depend on one another, so the kernel is bound by their latency. Accumulators packed to bf16
+have the layout of operand A, so the warps exchange them as fragments in shared memory, twice an iteration:
 
     S^T in shared memory  ->  V'^T = U^T - S^T W^T  ->  V'^T in shared memory  ->  S^T += V'^T K  ->  ..
 
 Fragments of W and K are loaded before the barriers that they do not depend on; with 32 columns a fragment
-serves both blocks. Four other warps copy the tiles: by TMA one thread of them, else all.
+serves both blocks.
 */
 #pragma once
 
@@ -112,7 +112,7 @@ __device__ static inline void delta_publish(uint32_t (&mine)[WIDTH][2][4], uint4
     }
 }
 
-// The step's V'^T (dV'^T) of the warp's tokens in r, and in `operand` what S^T changes by, times K (W).
+// V'^T (dV'^T) of the warp's tokens, in r; and in `operand` the factor of K (W) in the change of S^T.
 // state: fragments of S^T
 template <bool BACKWARD>
 __device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)[4],
@@ -173,7 +173,7 @@ template <class F, bool BACKWARD> struct DeltaChain {
         }
         panel_commit();
     }
-    // The copying warps. With cp.async, barriers as in compute.
+    // The producer warps. With cp.async they pass the same barriers as `compute`.
     __device__ void produce() const {
 #if SM90_CODE
         for (int step = 0; step < chunks && threadIdx.x == 0; step++) {
@@ -192,7 +192,7 @@ template <class F, bool BACKWARD> struct DeltaChain {
         }
 #endif
     }
-    // Barrier of the computing warps; with cp.async of the thread block
+    // Barrier of the consumer warps; with cp.async of the whole thread block
     __device__ void sync() const {
 #if SM90_CODE
         sm90_named_sync(1, F::THREADS - F::COPYING);
@@ -241,7 +241,7 @@ template <class F, bool BACKWARD> struct DeltaChain {
             }
         }
     }
-    // The computing warps
+    // The consumer warps
     __device__ void compute(int warp) const {
         constexpr int WIDTH = F::WIDTH;
         const int lane = (int)threadIdx.x % 32, column = slice * WIDTH * DELTA_COLUMNS;
@@ -273,7 +273,7 @@ template <class F, bool BACKWARD> struct DeltaChain {
 #pragma unroll
             for (int i = 0; i < 4 * WIDTH; i++)
                 delta_fragment(changes[i / 4][i % 4], shared.value[i / 4][i % 4][lane]);
-            load_first(first, vector, step + 1, warp); // of whatever is there after the last
+            load_first(first, vector, step + 1, warp); // past the last step stale tiles, not used
             // Stores and loads between the MMAs, where they delay neither LDS nor STS.
             bf16 *to_values = tensors.values + tile(step) * DELTA_ROWS,
                  *to_state = tensors.states + tile(step) * DELTA_STATE;
@@ -307,8 +307,8 @@ template <class F, bool BACKWARD> struct DeltaChain {
     }
 };
 
-// Columns and stages of the chains. One alone fills 96 multiprocessors at 12 heads with 16 columns; two side
-// by side do with 32.
+// Columns and stages of the chains. At 12 heads one chain occupies 96 SMs with 16 columns a thread block,
+// both chains together with 32.
 template <ScanChains CHAINS, bool LARGE> struct DeltaKernel {
     static constexpr bool BOTH = CHAINS == SCAN_BOTH;
     static constexpr int FORWARD = CHAINS == SCAN_BACKWARD ? 1
@@ -331,7 +331,7 @@ struct DeltaStatesTensors {
     DeltaChainTensors forward, backward;
 };
 
-// Runs chains. Both run side by side: the backward one does not need the other's states. Grid: B NH SLICES,
+// Runs one chain or both at once: the backward one does not read the other's states. Grid: B NH SLICES,
 // times 2 for both.
 template <ScanChains CHAINS, bool LARGE>
 __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
     typedef DeltaKernel<CHAINS, LARGE> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
-    // of both the longer chain first: one a multiprocessor, where there are enough
+    // of both the longer chain first: one an SM, where there are enough
     int block = (int)blockIdx.x, backward = CHAINS == SCAN_FORWARD ? 0 : (int)gridDim.x / (1 + F::BOTH);
     int own = block < backward ? block : block - backward, slice = own % F::SLICES;
     int64_t head = own / F::SLICES, b = head / NH;

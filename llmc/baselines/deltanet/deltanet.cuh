@@ -7,7 +7,7 @@ RMSNorm(o), the norm over each head's dh channels with one weight for all heads,
     o = the recurrence with the delta rule, scale dh^-1/2          delta_*.cuh
 
 A row of the GPU trainer's mixers. Rows of proj have S elements, those of its GEMM, of which the first R are
-in use. Its padding has no gradient.
+in use; the gradient of the padding is 0.
 */
 #pragma once
 
@@ -123,7 +123,7 @@ static inline void beta_forward(float* beta, const bf16* logits, int64_t rows, i
                 rows * NH, NH, row_stride);
 }
 
-// A thread per row and column behind q, k and v
+// A thread per row of proj and column behind q, k and v
 __global__ static void __launch_bounds__(256)
     beta_backward_kernel(bf16* dlogits, const float* dbeta, const float* beta, int64_t rows, int NH,
                          int columns, int64_t row_stride) {

@@ -10,16 +10,16 @@ Chunks of 64 tokens. Forward: two kernels and a small one.
     channel_states.cuh    states at the borders of chunks; segments of chunks in parallel, then their borders
     channel_output.cuh    o from the state at the chunk's start and the pairs within the chunk
 
-Backward: the gradients of states, which run from the end, and the states again where they are not saved; then
-dv by the kernel that computes o, and dq~, df~ by channel_keys.cuh. llmc/baselines/hgrn2/channel_step.cuh is the
-recurrence for one token a sequence.
+Backward: the gradients of the states, from the last chunk on, and the states again where they are not saved;
+then dv by the kernel that computes o, and dq~ and df~ by channel_keys.cuh. channel_step.cuh is the recurrence
+for one token a sequence.
 
 q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
 Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never
 divided (channel_gates.cuh). States are bf16 between kernels, and fp32 within.
 
-Nothing is added in an order that can change: every run on a GPU gives the same bits. The number of segments
-depends on the GPU.
+All sums have a fixed order: runs on one model of GPU give the same bits. The number of segments depends on
+the GPU.
 
 Called by the HGRN2 mixer.
 */
@@ -54,10 +54,10 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // scratch
 
-enum { CHANNEL_PLANNED = 132 }; // multiprocessors of an H100, for a plan where there is no GPU
+enum { CHANNEL_PLANNED = 132 }; // SMs of an H100, for a plan where there is no GPU
 
 // Sets sizes and buffers of w. Segments: about two thread blocks of the states' kernel on every
-// multiprocessor. Fewer or shorter sequences may have more segments, but never need more memory.
+// SM. Fewer or shorter sequences may have more segments, but never need more memory.
 static inline ScanMemory channel_plan(ChannelWork* w, const ChannelShape* s, const Channel* x,
                                       bool backward) {
     int64_t heads = s->B * s->NH, chunks = ceil_div<int64_t>(s->T, CHANNEL_CHUNK);

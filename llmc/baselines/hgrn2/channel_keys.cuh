@@ -6,21 +6,21 @@ channel_output.cuh, decay(i, j) the product of f from j + 1 to i; q has its scal
     dk_j = R_j dS v_j   + sum_{i >= j} dA_ij decay(i, j) q_i
     dlogf_t = rowsum(S_end * dS) + sum_{s >= t} (q_s dq_s - k_s dk_s),    per channel, s within the chunk
 
-The row sums stand for all later chunks, so that nothing is summed over the whole sequence, where q dq and k
-dk would cancel badly. S_end = diag(P) S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) +
-sum_s k_s (R_s dS v_s): S_end is not computed.
+The row sums replace the sum over all later chunks, in which q dq and k dk would cancel badly. S_end = diag(P)
+S + sum_s R_s k_s v_s^T gives rowsum(S_end * dS) = P rowsum(S * dS) + sum_s k_s (R_s dS v_s): S_end is not
+computed.
 
-W = dA + dA^T, and dA_tt on the diagonal, once by all warps of a thread block; from there on a warp has 16
-channels, and shares nothing with others. With X a level (channel_gates.cuh) and W restricted to the level's
-pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers is the A
-operand, and the result has the layout of the gates, whose products it is multiplied by.
+All warps of a thread block compute W = dA + dA^T, with dA_tt on the diagonal; after that a warp has 16
+channels and shares nothing with the others. With X a level (channel_gates.cuh) and W restricted to the
+level's pairs, X W [channels, tokens] is the gradient of both roles of a token: X as it comes from registers
+is the A operand, and the result has the layout of the gates, whose products it is multiplied by.
 */
 #pragma once
 
 #include "channel_gates.cuh"
 
-// 64 channels: two thread blocks of a chunk and head, which both compute W. Of the two on a multiprocessor
-// one copies while the other computes.
+// 64 channels: two thread blocks a chunk and head, which both compute W. On an SM one of them copies while
+// the other computes.
 enum { CHANNEL_KEYS = 64 };
 
 struct ChannelKeysShared {

@@ -6,13 +6,13 @@ States at the borders of chunks, for channel.cuh:
                 dS_{t-1} = diag(f_t) (dS_t + q_t dout_t^T)      (q times scale)
 
 One thread block a segment of chunks, head and direction. A warp has 16 channels of K and all of V in fp32
-accumulators. It adds a tile of 16 tokens at a time; gates are A operands as they come from registers:
+accumulators. It adds a tile of 16 tokens at a time; the gates in registers have the layout of operand A:
 
     acc = diag(product of the tile's f) acc + X^T [16 channels, 16 tokens]  V [16 tokens, 128]
     X = k times the decay from its token to the tile's end, or q times the decay from the tile's start
 
-A segment starts from zero, so that segments run at once; channel_segments_kernel then finds the states at
-their borders. Chunks are copied one ahead.
+A segment starts from a zero state, so that all run in parallel; channel_segments_kernel then computes the
+states at their borders. The copies of the next chunk are in flight while one is computed.
 */
 #pragma once
 

@@ -1,10 +1,10 @@
 /*
-One token of many sequences, as llmc/baselines/hgrn2/channel.cuh computes it: S = diag(f) S + k v^T, o = S^T q, for every
-head. A thread block reads a state once and writes it: 64 KiB each way a sequence and head, which is what
-decoding costs.
+One token of many sequences, as channel.cuh computes it: S = diag(f) S + k v^T, o = S^T q, for every head. A
+thread block reads a state once and writes it: 64 KiB each way for a sequence and head, which bounds the speed
+of decoding.
 
 `Rows` describes a sequence's rows: a struct with int begin, end, slot, position. Sequences with other than
-one row are left alone. Which slots there are is read on the device, so that decoding can be a CUDA graph.
+one row are skipped. The slots are read on the device, so that decoding can be a CUDA graph.
 */
 #pragma once
 

@@ -3,10 +3,11 @@ The HGRN2 mixer on the GPU (arXiv 2404.07904), as hgrn2.h has it on the CPU: out
 the norm over all d channels, and
 
     q~, f~, v = W in                                               one projection
-    o = the scan with a decay per channel, scale dh^-1/2           llmc/baselines/hgrn2/channel.cuh, from rows of proj
-    bound [d] = 0, or with use_lower_bound the sum over layers 1..l of softmax(lower_bounds [L, d]) over the layers
+    o = the scan with a decay per channel, scale dh^-1/2           channel.cuh, from rows of proj
+    bound [d] = 0, or with use_lower_bound the sum over layers 1..l of the softmax over layers of
+                lower_bounds [L, d]
 
-lower_bounds is read in fp32; its gradient is added up by the backward passes of all layers.
+lower_bounds is read in fp32; the backward passes of all layers add to its gradient.
 
 A row of the GPU trainer's mixers.
 */

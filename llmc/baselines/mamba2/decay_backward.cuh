@@ -12,11 +12,19 @@ where it says so:
                  + sum over j < t of e^(b_C - b_j) (dS1^T k_j) v_j  + <e^(b_C) S0, dS1>,
     g_ij = p_ij (do_i v_j) for j < i
 
-The shorter o_t do_t - v_t dv_t, summed over the sequence, loses the small gradients of fast decays: there
-g_ii and what lies after the chunk cancel only as far as both are computed alike.
+The shorter formula, the sum of o_t do_t - v_t dv_t over later tokens, loses the small gradients of fast
+decays to cancellation: g_ii and the terms after the chunk cancel only if both are rounded alike.
 
-Thread blocks are those of decay_forward.cuh. Where several share a chunk, each writes its heads' part of dq
-and dk, in fp32, and decay_add_kernel adds them up in a fixed order.
+Thread blocks are those of decay_forward.cuh: one chunk, iterating over heads, 8 warps of 16 tokens each. With
+TMA one thread (COPIER) starts the copies. Each kernel's iteration:
+
+    decay_dq_kernel     d = do v^T  ->  w += d e, row and column sums of g  ->  x = Q S0, dq += do S0^T
+    decay_dkv_kernel    dv = k dS1, its dot with v  ->  dv += p do  ->  dk += v dS1^T  ->  <S0, dS1>
+
+decay_dq_kernel ends with what needs w of all heads: dq += w K, and the partial dk = w^T Q.
+
+Where several thread blocks share a chunk, each writes its heads' partial dq and dk in fp32, and
+decay_add_kernel adds the partials in a fixed order.
 */
 #pragma once
 
@@ -37,7 +45,7 @@ typedef uint4 DecayStrips[8][8][32];
 template <int STAGES_> struct DecayDq : DecayBackward {
     static constexpr int STAGES = STAGES_;
     static constexpr bool ROWS_ARE_QUERIES = true; // a warp's rows are tokens i, with q and do
-    static constexpr int COPIER = 0;               // a thread of the warp with the least pairs
+    static constexpr int COPIER = 0;               // in the warp with the fewest pairs
     struct Shared {
         bf16 q[DECAY_CHUNK * DECAY_K], k[DECAY_CHUNK * DECAY_K];
         DecayStrips qk;
@@ -70,7 +78,7 @@ struct DecayBackwardTensors {
 };
 static_assert(DECAY_K == DECAY_CHUNK, "boxes of states");
 
-// Starts copying what a head needs; only commits past the last head.
+// Starts copying the tiles of head h; past the last head it only commits an empty group.
 template <class F>
 __device__ static inline void decay_copy_head(typename F::Shared& shared, const DecayBlock& block, int h,
                                               const DecayBackwardTensors& t, const DecayWork& work,
@@ -91,8 +99,8 @@ __device__ static inline void decay_copy_head(typename F::Shared& shared, const 
     }
     panel_commit();
 }
-// Waits until what a head needs is there. With a single stage its copies only start now, when all have done
-// with the head before.
+// Waits for the tiles of head h. With a single stage it starts their copies first, after all warps have
+// finished the previous head.
 template <class F>
 __device__ static inline void decay_wait_head(typename F::Shared& shared, const DecayBlock& block, int h,
                                               const DecayBackwardTensors& t, const DecayWork& work,
@@ -287,7 +295,7 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
         panels_start<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v));
         panels_finish<0>(dq, dout);
         panels_finish<0>(d);
-        __syncthreads(); // all have done with the head before
+        __syncthreads(); // all warps have finished the previous head
         if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, work, s);
         if (h > block.h)
             decay_store_columns(work.g_columns + block.at(work, s, h - 1, DECAY_CHUNK),
@@ -298,7 +306,7 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
             panels_start<DECAY_V, false>(d, tile_dout, Panels<DECAY_CHUNK, false>(stage.v, 64));
             panels_finish<0>(d);
         }
-        // By mma.sync it is not computed meanwhile, and would only take registers.
+        // mma.sync would not overlap it, only hold registers.
         auto start_state = [&] {
             panels_start<DECAY_K, false>(x, tile_q, Panels<DECAY_K, true>(stage.state));
         };
@@ -435,7 +443,7 @@ __global__ static void __launch_bounds__(DecayBackward::THREADS, 1)
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
         decay_wait_head<F>(shared, block, h, tensors, work, s);
-        __syncthreads(); // all have done with the head before
+        __syncthreads(); // all warps have finished the previous head
         float acc[1][8][4], later[2] = {};
         decay_dkv_head(dk, acc, later, shared, i, block, [&] {
             if (STAGES > 1) decay_copy_head<F>(shared, block, h + STAGES - 1, tensors, work, s);
@@ -484,7 +492,7 @@ static __global__ void __launch_bounds__(DECAY_THREADS)
     float dots[OF_WARP];
     Pack4 rows[OF_WARP], columns[OF_WARP], later[OF_WARP];
 #pragma unroll
-    for (int i = 0; i < OF_WARP; i++) { // all loads in flight; of the last head where there is none
+    for (int i = 0; i < OF_WARP; i++) { // all loads in flight; past the last head those of the last
         int h = min(first + i * DECAY_WARPS + warp, s.NH - 1);
         int64_t at = ((int64_t)b * s.NH + h) * work.chunks + chunk, token = at * DECAY_CHUNK + lane * 4;
         dots[i] = lane < DECAY_DOTS ? work.dots[at * DECAY_DOTS + lane] : 0;

@@ -3,16 +3,20 @@ Outputs of the recurrence with one decay a head, from the states that decay_stat
 
     o_i = scale (e^(b_i) S0^T q_i + sum over j <= i of the chunk of (q_i k_j) e^(b_i - b_j) v_j) + skip_i v_i
 
-A thread block has one chunk of 128 tokens and walks over heads: Q K^T, which they share, is computed once and
-stays in registers, in fp32. A warp has 16 tokens.
+A thread block has one chunk of 128 tokens and iterates over heads. Each of its 8 warps has 16 tokens; thread
+0 starts the copies by TMA, all threads by cp.async.
+
+    once              Q K^T, which all heads share, stays in fp32 registers
+    for each head     wait for its stage  ->  acc = e^b Q S0, while the stage after next is copied
+                      acc += (Q K^T * decay factors) V  ->  o = scale acc + skip v
 */
 #pragma once
 
 #include "decay_states.cuh"
 
-// Order of a chunk's strips of 16 tokens in tiles whose rows the warps share, and so among the warps: the
-// last four backwards. A strip has as many blocks of pairs as strips before it, and warps w and w + 4 share a
-// scheduler: so each scheduler has 9 of them. The map is its own inverse.
+// Warp (and rows / 16 in shared tiles) of a chunk's strip of 16 tokens: the last four strips are reversed.
+// Strip n has n + 1 blocks of pairs, and warps w and w + 4 share a scheduler, so each scheduler has 9 blocks.
+// The map is its own inverse.
 __device__ static inline int decay_slot(int strip) { return strip < 4 ? strip : 11 - strip; }
 
 // The chunk and the heads of a thread block, and the 16 tokens of a warp
@@ -28,10 +32,10 @@ struct DecayBlock {
         first = chunk * DECAY_CHUNK;
         h = group * work.group_heads;
         heads_end = min(h + work.group_heads, s.NH);
-        slot = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); // the compiler sees one value a warp
+        slot = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); // uniform across the warp for the compiler
         strip = decay_slot(slot);
     }
-    // The lane's first row, in the chunk and in a tile
+    // The lane's first row in the chunk, and in a tile
     __device__ int row() const { return strip * 16 + (int)threadIdx.x % 32 / 4; }
     __device__ int tile_row() const { return slot * 16 + (int)threadIdx.x % 32 / 4; }
     // The chunk of head i in buffers of `size` elements for each
@@ -40,7 +44,8 @@ struct DecayBlock {
     }
 };
 
-// As panel_copy a chunk's tokens, with the strips in the order of the warps. Boxes of p have 16 rows.
+// Copies a chunk's tokens as panel_copy does, with the strips in the order of the warps (decay_slot). Boxes
+// of p have 16 rows.
 template <int THREADS>
 __device__ static inline void decay_copy_strips(bf16* to, const PanelTensor& p, int64_t b, int head, int t,
                                                 uint64_t* barrier) {
@@ -61,7 +66,7 @@ __device__ static inline void decay_copy_strips(bf16* to, const PanelTensor& p, 
     }
 #endif
 }
-// STRIPS: so; else in their order, in boxes of CHUNK rows
+// STRIPS: as decay_copy_strips; else in order of tokens, in boxes of CHUNK rows
 template <bool STRIPS, int THREADS>
 __device__ static inline void decay_copy_tile(bf16* to, const PanelTensor& p, const DecayBlock& block,
                                               int head, uint64_t* barrier) {
@@ -139,8 +144,8 @@ struct DecayOutputTensors {
     PanelTensor q, k, v, states;
 };
 
-// acc += pairs of the strip with the 64 tokens j from block `first` on, whose products are in qk. BELOW: no
-// block is on the diagonal.
+// acc += (Q K^T * decay factors) V for the strip and the 64 tokens j from block `first` on; qk: their Q K^T.
+// BELOW: no block is on the diagonal.
 template <bool BELOW>
 __device__ static inline void decay_output_pairs(float (&acc)[1][8][4], const float (&qk)[1][8][4],
                                                  const bf16* v, const DecayFactors<false>& factors, int first,
@@ -225,7 +230,7 @@ static __global__ void __launch_bounds__(DecayOutput::THREADS, 1)
     for (int h = block.h; h < block.heads_end; h++) {
         int i = (h - block.h) % F::STAGES;
         panel_wait<F::STAGES - 2>(&shared.full[i], (h - block.h) / F::STAGES % 2);
-        __syncthreads(); // all have done with the head before
+        __syncthreads(); // all warps have finished the previous head
         DecayFactors<false> factors(shared.cum[i], block);
         float acc[1][8][4];
         panels_matmul<DECAY_K, false>(acc, tile_q, Panels<DECAY_K, true>(shared.stage[i].state),

@@ -1,15 +1,24 @@
 /*
-States of the recurrence with one decay a head, in chunks of 128 tokens. With b_i the sum of the chunk's log
-decays up to token i, and b_C that of the whole chunk:
+States of the recurrence with one decay a head, in chunks of 128 tokens. With b_i the inclusive sum of the
+chunk's log decays up to token i, and b_C that of the whole chunk:
 
     S1  = e^(b_C) S0 + sum_j e^(b_C - b_j) k_j v_j^T         forward: stores S0 of each chunk
     dS0 = e^(b_C) dS1 + sum_i e^(b_i) q_i do_i^T             backward, from the last chunk: stores dS1
 
-A thread block has one head's state, or 64 of its 128 rows, in registers, in fp32, and walks over the chunks;
-a warp has 16 rows. One more warp copies the chunks by TMA. What counts is the latency of a step: while wgmma
-computes, a warp loads and scales the fragments of the next step. The stored states are bf16, as operands of
-the kernels in decay_forward.cuh and decay_backward.cuh. All exponents are at most 0. dS is the gradient
-without the factor `scale`.
+A thread block has one head's state, or 64 of its 128 rows, and iterates over the chunks:
+
+    warps 0 to WARPS - 1    16 rows of the state each, in fp32 accumulators
+    warp WARPS              TMA producer: keys, values, cum -> shared memory ring (STAGES stages);
+                            without TMA the other warps copy, by cp.async
+
+    iteration i     stage the accumulators as bf16  ->  scale them by the chunk's decay
+                    start wgmma: += keys(i)^T values(i)
+                    while it is in flight: wait for stage i + 1, load and scale its keys, store the state of i
+                    release stage i
+
+The kernel is bound by the latency of an iteration. Stored states are bf16, operands of the kernels of
+decay_forward.cuh and decay_backward.cuh. All exponents are at most 0. dS is the gradient without the factor
+`scale`.
 */
 #pragma once
 
@@ -69,7 +78,7 @@ static inline size_t decay_scratch_bytes(const ScanShape* s, bool backward) {
     return memory.scratch.used;
 }
 
-// Ends the program where there are no kernels for the case.
+// Dies for a shape that the kernels do not support.
 static inline void decay_check(const Scan* a, const ScanShape* s) {
     if (s->K != DECAY_K || s->V != DECAY_V || s->key_head != 0 || !a->log_decay || a->beta)
         die("no kernels for a scan of heads of %d x %d, %s, %s", s->K, s->V,
@@ -128,11 +137,11 @@ static __global__ void __launch_bounds__(DECAY_THREADS)
 // ----------------------------------------------------------------------------
 // states
 
-// SLICES thread blocks share a head: 2 for one chain, to fill the multiprocessors; 1 for both, whose thread
-// blocks would otherwise copy v and do twice.
+// SLICES thread blocks share a head: 2 where one chain runs, to occupy all SMs; 1 where both do, since slices
+// copy v and do twice.
 template <int SLICES_, int STAGES_> struct DecayStates {
     static constexpr int SLICES = SLICES_, STAGES = STAGES_, ROWS = DECAY_K / SLICES, WARPS = ROWS / 16;
-    static constexpr int COMPUTING = WARPS * 32, THREADS = COMPUTING + 32; // and a warp that copies by TMA
+    static constexpr int COMPUTING = WARPS * 32, THREADS = COMPUTING + 32; // and the TMA producer
     struct Shared {
         struct {
             bf16 keys[DECAY_CHUNK * ROWS], values[DECAY_CHUNK * DECAY_V];
@@ -149,7 +158,7 @@ struct DecayChainTensors {
     bf16* states; // written
 };
 
-// The kernel's place in the state, as element [row][column] of the lane's accumulators
+// Address in the state of the pair of accumulators (n, half) of the lane
 __device__ static inline float* decay_state_pair(float* state, int n, int half) {
     int lane = (int)threadIdx.x % 32;
     return state + (half * 8 + lane / 4) * DECAY_V + n * 8 + lane % 4 * 2;
@@ -182,7 +191,7 @@ template <class F, bool BACKWARD> struct DecayChain {
         }
         panel_commit();
     }
-    // The copying thread
+    // The TMA producer's thread
     __device__ void produce() const {
 #if SM90_CODE
         for (int step = 0; step < work.chunks; step++) {
@@ -199,11 +208,11 @@ template <class F, bool BACKWARD> struct DecayChain {
         if (step == 0)
             for (int i = 0; i < F::STAGES - 1; i++) copy(i);
         cp_async_wait_group<F::STAGES - 3>();
-        __syncthreads(); // all have also done with step - 2
+        __syncthreads(); // all warps have released step - 2
         if (step > 0) copy(step + F::STAGES - 2);
 #endif
     }
-    // Gives back the tiles of a step.
+    // Releases the tiles of a step.
     __device__ void done(int step) const {
 #if SM90_CODE
         sm90_arrive_warp(&shared.empty[step % F::STAGES]);

@@ -1,5 +1,5 @@
 /*
-Mamba-2's way from the recurrence to its output projection, and what surrounds its time steps:
+Mamba-2's gated norm between the recurrence and out_proj, and its time steps:
 
     step = softplus(dt + dt_bias)    at least 1e-30; log decay = -step e^A_log; skip = D / step
     y = RMSNorm(o silu(z))           over all di channels
@@ -9,8 +9,8 @@ Mamba-2's way from the recurrence to its output projection, and what surrounds i
     steps    float [rows, NH], as log_decay and skip
 
 Called by mamba2.cuh. As in rmsnorm.cuh a thread block has a row, and a thread eight channels of it; the
-backward pass loops over rows and adds up the gradient of the norm's weight. The least step keeps skip finite:
-such a step adds nothing to a state, but D x still counts.
+backward pass iterates over rows and accumulates the gradient of the norm's weight. The lower bound of step
+keeps skip finite: a step this small adds nothing to a state, but D x still counts.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ such a step adds nothing to a state, but D x still counts.
 
 const float LEAST_STEP = 1e-30f;
 
-enum { GATED_NORM_MOST = 6144 }; // channels: more would leave the backward pass 64 registers a thread
+enum { GATED_NORM_MOST = 6144 }; // channels; above, the backward pass would have only 64 registers a thread
 
 // A warp per row
 __global__ static void __launch_bounds__(256)
@@ -46,7 +46,7 @@ typedef struct {
     const bf16 *o, *z;
     bf16* dz;
     int64_t row_stride;
-    int64_t padding; // columns behind the R first ones of dproj, from `end` on, which become 0
+    int64_t padding; // columns of dproj from `end` on, behind the R in use, which become 0
     bf16* end;
     Norm norm; // over di channels
 } GatedNorm;
@@ -80,7 +80,7 @@ static inline void gated_norm_forward(bf16* y, const GatedNorm* p, cudaStream_t 
     CUDA_LAUNCH(gated_norm_forward_kernel, p->norm.rows, rmsnorm_threads(p->norm.d), stream, y, *p);
 }
 
-// What a thread reads of the next row, in flight; of shared memory it reads but what it copied itself.
+// A thread's part of the next row, in flight. A thread reads only the shared memory that it copied itself.
 typedef struct {
     Raw8 o[GATED_NORM_MOST / 8], z[GATED_NORM_MOST / 8];
 } GatedCopies;
@@ -89,7 +89,7 @@ typedef struct {
     float rstd;
 } GatedAhead;
 
-// Starts reading a row; zeros where there is none. c: 0 and `active` false behind the last channel.
+// Starts loading a row; zeros past the last row. Past the last channel c is 0 and `active` false.
 __device__ static inline GatedAhead gated_start(GatedCopies& copies, const bf16* dy, const GatedNorm& p,
                                                 int64_t row, int c, bool active) {
     bool exists = active && row < p.norm.rows;
@@ -126,9 +126,9 @@ __global__ static void __launch_bounds__(GATED_NORM_MOST / 8)
             dw[i] += g[i] * gated * rstd;
             gx += g[i] * w[i] * gated;
         }
-        ahead = gated_start(copies, dy, p, at + gridDim.x, c, active); // this row's have been used
+        ahead = gated_start(copies, dy, p, at + gridDim.x, c, active); // this row's copies have been read
         float mean = __fdividef(block_sum_all(gx, sums[buffer]), (float)d) * rstd * rstd;
-        unpack8(g, gradient); // again: fewer registers are in use across the sum
+        unpack8(g, gradient); // unpacked again: fewer live registers across the block sum
         unpack8(z, raw_z);
         unpack8(w, weight);
         for (int i = 0; i < 8; i++) {

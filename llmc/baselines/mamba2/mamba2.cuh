@@ -7,9 +7,8 @@ The Mamba-2 mixer on the GPU (arXiv 2405.21060), as mamba2.h has it on the CPU, 
     step = softplus(dt + dt_bias)                      gated_norm.cuh
     o = D x + the recurrence with q = C, k = B, v = step x, log decay -step e^A_log    decay_*.cuh
 
-x itself is nowhere in memory: v / step is as precise, and D x is (D / step) v. A row of the GPU trainer's
-mixers. Rows of proj have S elements, those of its GEMM, of which the first R are in use. Its padding has no
-gradient.
+x is never stored: v / step is as precise, and D x is (D / step) v. Rows of proj have S elements, those of its
+GEMM, of which the first R are in use; the gradient of the padding is 0. A row of the GPU trainer's mixers.
 */
 #pragma once
 
@@ -163,7 +162,7 @@ static inline Scan mamba2_scan(const bf16* vbc, const Conv* conv, const ScanShap
             .scratch = scratch};
 }
 
-// The gate and norm over what a pass computed by `conv`.
+// Gate and norm over o.
 static inline GatedNorm mamba2_gate(const Layer* layer, const bf16* o, const bf16* proj, const Conv* conv,
                                     float* rstd) {
     GatedNorm p = {};

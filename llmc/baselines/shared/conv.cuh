@@ -1,8 +1,8 @@
 /*
-Causal depthwise convolution and SiLU before DeltaNet's and Mamba-2's recurrence, with what the recurrence
-reads of it fused:
+Causal depthwise convolution and SiLU before DeltaNet's and Mamba-2's recurrence, fused with the normalisation
+or scaling of its output:
 
-    z_t = bias + w_0 x_{t-3} + w_1 x_{t-2} + w_2 x_{t-1} + w_3 x_t    each channel alone
+    z_t = bias + w_0 x_{t-3} + w_1 x_{t-2} + w_2 x_{t-1} + w_3 x_t    each channel on its own
     s_t = silu(z_t)
     y_t = s / sqrt(sum s^2 + 1e-6)    heads of the first `normed` channels: DeltaNet's q and k
     y_t = step_t s                    heads of the first NH dh channels: Mamba-2's x, a step a head
@@ -12,13 +12,13 @@ reads of it fused:
     y, dy           bf16 [B, T, C]
     weight, bias    bf16 [C, 4] and [C]; their gradients float
 
-Inputs before the first token are zeros, or in an extension those of the tokens before (extend.cuh). Nothing
-is kept but x: the backward pass computes z, s and the heads' norms again. Pointers are aligned to 16 bytes; C
-and row_stride are multiples of 8, dh is a power of two of 8 to 128.
+Inputs before the first token are zeros, or in an extension those of the previous tokens (extend.cuh). Only x
+is kept: the backward pass recomputes z, s and the heads' norms. Pointers are aligned to 16 bytes; C and
+row_stride are multiples of 8, dh is a power of two from 8 to 128.
 
 A thread block is one warp, which has 256 (forward) or 128 (backward, conv_backward.cuh) adjacent channels of
-a segment of a sequence. It walks through the segment a tile of a few tokens at a time, with the next tile in
-flight to shared memory. A tile whose tokens and channels all exist is computed without any test.
+a segment of a sequence. It iterates over tiles of a few tokens, with the copies of the next tile to shared
+memory in flight. A tile whose tokens and channels all exist takes a path without bounds checks.
 */
 #pragma once
 
@@ -55,7 +55,7 @@ enum {
     CONV_HISTORY = CONV_WIDTH - 1, // inputs of earlier tokens that a token reads
     CONV_TILE = 8,                 // tokens of a tile of the forward pass
     CONV_AT_ONCE = 4,              // tokens whose heads' norms are summed at once
-    CONV_FORWARD_WARPS = 16,       // resident on a multiprocessor
+    CONV_FORWARD_WARPS = 16,       // resident on an SM
     CONV_THREADS = 128             // of a block of the other kernels
 };
 
@@ -78,7 +78,7 @@ struct ConvSegments {
     int length, of_T, segments; // tokens of a segment; segments of a sequence, of all
 };
 
-// A warp has `channels`, a segment a multiple of `tile` tokens. `resident` warps run on a multiprocessor at
+// A warp has `channels`, a segment a multiple of `tile` tokens. `resident` warps run on an SM at
 // once; groups: at most. One segment a group, unless there are more sequences than groups.
 static inline ConvSegments conv_segments(const Conv* s, int64_t channels, int64_t tile, int64_t resident,
                                          int64_t groups) {
@@ -104,7 +104,7 @@ template <int N> __device__ static inline void conv_weights(float w[CONV_WIDTH][
     }
 }
 
-// Sum over the adjacent lanes of a head, in each of them.
+// Sum over the adjacent lanes of a head, returned to each of them.
 __device__ static inline float conv_head_sum(float x, int lanes) {
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2)
@@ -211,7 +211,7 @@ __device__ static inline ConvForward conv_forward_at(bf16* y, const bf16* x, con
     return k;
 }
 
-// Starts copying a tile of which `left` tokens exist. A lane copies what it reads itself.
+// Starts copying a tile of which `left` tokens exist. A lane reads only what it copied itself.
 __device__ static inline void conv_copy(Raw8 (&to)[CONV_TILE][32], ConvForward& k, const Conv& s, int left) {
     int row_stride = (int)s.row_stride;
 #pragma unroll

@@ -4,12 +4,12 @@ Backward pass of the convolution before a recurrence (conv.cuh):
     x, dy, with steps dout  ->  dx, with steps ddt
                                 sums over tokens: dweight, dbias, with steps ddt_bias, dA_log, dD
 
-Nothing of the forward pass is kept: z, s and the heads' norms are computed again. A warp walks through a
-segment of a sequence from its end, with the gradients of the three later z in registers. For the last tokens
-of a segment these belong to the next segment: both compute them. Called by deltanet.cuh and mamba2.cuh.
+z, s and the heads' norms are recomputed. A warp iterates over the tiles of a segment of a sequence from its
+end, with the gradients of the three later z in registers. At the end of a segment these are the next
+segment's: both compute them. Called by deltanet.cuh and mamba2.cuh.
 
-    tile                four tokens, 128 channels. x, dy and dout of the tile before it are copied to shared
-                        memory meanwhile, 16 bytes a lane; a lane then reads its four channels.
+    tile                four tokens, 128 channels. The copies of x, dy and dout of the previous tile to shared
+                        memory are in flight, 16 bytes a lane; a lane then reads its four channels.
     sums over a head    of 16 or 32 lanes, for the four tokens at once. With steps, a lane then has the
                         numbers of one token.
     sums over tokens    a row of partial for each group of warps; one kernel adds all of them up.
@@ -20,7 +20,7 @@ of a segment these belong to the next segment: both compute them. Called by delt
 
 enum {
     CONV_BACKWARD_TILE = 4,   // tokens
-    CONV_BACKWARD_WARPS = 12, // resident on a multiprocessor: 168 registers a thread
+    CONV_BACKWARD_WARPS = 12, // resident on an SM: 168 registers a thread
     CONV_STEP_LANES = 16      // of a head with steps, which has 64 channels
 };
 
@@ -359,7 +359,7 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
         auto tile = [&](auto full) {
             constexpr bool FULL = decltype(full)::value;
             cp_async_wait_all();
-            __syncwarp(); // and all lanes have read the copies that are overwritten now
+            __syncwarp(); // all lanes have read the copies that are overwritten next
             ConvStep own = ahead;
             if (t > first) {
                 conv_copy<FULL>(stages[stage ^ 1], from, T);

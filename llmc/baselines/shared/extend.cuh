@@ -1,16 +1,15 @@
 /*
-Inference with the recurrent mixers on the GPU (llmc/inference/extension.h), as extend.h has it on the CPU. A
-slot's state has a fixed size, and there are no pages: a mixer's table of states holds those of all slots for
-every layer, and scratch of a pass, which all layers share.
+Inference of the recurrent mixers on the GPU (llmc/inference/extension.h); extend.h is the CPU's. A slot's
+state has a fixed size, and there are no pages: a mixer's table of states holds those of all slots for every
+layer, and scratch of a pass, which all layers share.
 
-    states_of_slots       makes the states of one sequence, in such a table, those of all slots
-    conv_extend           the convolution of all rows
-    scan_extend           the recurrence of all rows
+    states_of_slots       extends such a table from the states of one sequence to those of all slots
+    conv_extend           the convolution, of all rows of a pass
+    scan_extend           the recurrence, of all rows of a pass
 
-Of the sequences of a pass, those with one row each go through one kernel per step of work, which reads the
-states of each slot once and writes them; which slots these are it finds in the arrays of the pass, so that
-decoding can be a CUDA graph. Those with more rows go one after the other through the kernels of training,
-which start from the slot's states.
+One-row sequences of a pass share one kernel per operation, which reads each slot's state once and writes it;
+it finds the slots in the arrays of the pass, so that decoding can be a CUDA graph. Longer ones go one by one
+through the kernels of training, which start from the slot's state.
 
 Called by the recurrent mixers and the GPU trainer.
 */
@@ -36,7 +35,7 @@ static inline T* slot_state(T* states, int64_t size, const PassRows* sequence, c
     return state;
 }
 
-// Calls work(sequence) for the sequences of the pass with several rows, and returns the number of the others.
+// Calls work(sequence) for each sequence of the pass with several rows; returns the number of one-row ones.
 template <class Work> static inline int for_long_sequences(const Cache* cache, const Work& work) {
     const PassArrays* pass = &cache->device.host;
     int steps = 0;
@@ -110,7 +109,7 @@ enum {
     STEP_MOST_ROWS = 128
 };
 
-// A step of one-row sequences: q, k, v, log_decay and beta are those of the rows of a pass.
+// A step of one-row sequences; `rows` has q, k, v, log_decay and beta of the rows of a pass.
 typedef struct {
     bf16* o;         // [rows, NH, V]
     float* states;   // [slots, NH, K, V]

@@ -1,8 +1,8 @@
 /*
-Inference with the recurrent mixers on the CPU (llmc/inference/extension.h). A slot's state has a fixed size, and
-there are no pages: the tensors that a mixer's table of states keeps for every layer hold the states of all slots,
-the others are scratch of a pass. A pass extends one sequence after the other by the mixer's forward function, which
-starts from the states that it finds and updates them.
+Inference of the recurrent mixers on the CPU (llmc/inference/extension.h); extend.cuh is the GPU's. A slot's
+state has a fixed size, and there are no pages: the tensors that a mixer's table of states keeps for every
+layer hold the states of all slots, the others are scratch of a pass. A pass extends one sequence after the
+other by the mixer's forward function, which starts from the slot's states and updates them.
 
 Called by the recurrent mixers.
 */
@@ -12,7 +12,7 @@ Called by the recurrent mixers.
 
 typedef void MixerForward(const Layer* layer, real* out, const real* in, const real* residual);
 
-// Makes the states of one sequence, in a table of an extension, those of all slots.
+// Extends a table of states from those of one sequence to those of all slots.
 static inline void states_of_slots(Activations* rows, const CacheSizes* sizes) {
     for (int i = 0; i < rows->count; i++)
         if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots, rows->rows[i].of_slots = true;

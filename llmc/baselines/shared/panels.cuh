@@ -1,8 +1,8 @@
 /*
 Copies and GEMMs of tiles in shared memory whose layout serves mma.sync, wgmma and TMA: panels of 64 columns
 as in mma_sm90.cuh, which for one panel is also the layout of mma_sm80.cuh's tiles. A warp's accumulators [16,
-8 NS] and its A fragments are laid out alike for mma.sync and wgmma. With wgmma four warps, 64 rows, compute
-together: they call the same functions with the same arguments, but for the rows. Code for sm_90a copies by
+8 NS] and its A fragments have the same layout for mma.sync and wgmma. With wgmma four warps, 64 rows, compute
+together: they call the same functions with the same arguments except the rows. Code for sm_90a copies by
 TMA, other code by cp.async.
 
 Callers: the decay kernels, the chains of delta_states.cuh.
@@ -58,7 +58,7 @@ __device__ static inline void panel_copy_numbers(float* to, const float* from, u
     if (threadIdx.x < N / 4) cp_async16(smem_address(to + threadIdx.x * 4), from + threadIdx.x * 4, true);
 #endif
 }
-// Whether the thread starts copies: one does, with cp.async all do.
+// Does the thread start copies? By TMA one does, by cp.async all do.
 __device__ static inline bool panel_copier(int thread) { return !SM90_CODE || (int)threadIdx.x == thread; }
 // Before copies by TMA: the bytes that complete the barrier's phase
 __device__ static inline void panel_expect(uint64_t* barrier, size_t bytes) {
@@ -81,7 +81,7 @@ template <int N> __device__ static inline void panel_wait(uint64_t* barrier, int
     cp_async_wait_group<N>();
 #endif
 }
-// Begins the barriers' first phases, in which `warps` arrive, or with 0 one thread, before all go on.
+// Initialises the barriers, for `warps` arrivals a phase, or with 0 that of one thread; then synchronises.
 template <int N> __device__ static inline void panel_init(uint64_t (&barriers)[N], int warps = 0) {
 #if SM90_CODE
     if (threadIdx.x == 0) {
@@ -178,8 +178,8 @@ __device__ static inline void panels_start(float (&acc)[1][NS][4], uint32_t (&a)
     for (int i = 0; i < KS; i++) panels_mma(acc, a[i], b, k + i * 16);
 #endif
 }
-// Waits until at most PENDING of the products started last are in flight; acc, and A's fragments where they
-// are in registers, are those of a product that is not.
+// Waits until at most PENDING of the GEMMs started last are in flight. acc, and A's fragments in registers,
+// belong to a GEMM that is complete then.
 template <int PENDING, int NS> __device__ static inline void panels_finish(float (&acc)[1][NS][4]) {
 #if SM90_CODE
     sm90_wait_group<PENDING>();

@@ -8,9 +8,9 @@ The recurrences of Mamba-2 and DeltaNet on the GPU, in chunks. A head's state S 
     log_decay (log f_t) without beta, V 64, heads share q and k       Mamba-2, decay_*.cuh
     beta without log_decay (f_t is 1) or skip, V 128                  DeltaNet, delta_*.cuh
 
-Here are the arguments of their functions, and what their kernels share. Operands of the GEMMs are bf16; sums,
-cumulative log decays and the states within a pass fp32. Every run gives the same bits. All is queued on `stream`,
-without allocation, so that it can be part of a CUDA graph. scan.h is the same on the CPU, token by token.
+Arguments of their functions, and what their kernels share. Operands of the GEMMs are bf16; sums, cumulative
+log decays and the states within a pass fp32. Every run gives the same bits. Nothing is allocated, so that a
+pass can be a CUDA graph. scan.h computes the same on the CPU, token by token.
 
 A sequence is cut into chunks of CHUNK tokens. The last chunk is padded: tokens past the end have q, k, v,
 gradients and beta 0 and log decay 0, so that they change nothing.
@@ -52,7 +52,7 @@ typedef struct {
 enum ScanChains { SCAN_FORWARD, SCAN_BACKWARD, SCAN_BOTH };
 static inline ScanChains scan_chains(bool recomputes) { return recomputes ? SCAN_BOTH : SCAN_BACKWARD; }
 
-// Gives out parts of a buffer; with a NULL buffer, only counts their bytes.
+// Divides a buffer into tensors; with a NULL buffer it only counts their bytes.
 struct ScanArena {
     char* base;
     size_t used;
@@ -78,8 +78,8 @@ static inline void scan_check_rows(const ScanShape* s) {
     (void)s;
 }
 
-// x, opaque to the compiler: what is computed from it is not kept in registers from one loop pass to the
-// next.
+// x, opaque to the compiler, which therefore recomputes what depends on it in every iteration instead of
+// keeping it in registers.
 __device__ static inline int scan_opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -89,8 +89,8 @@ template <int CHUNK> __host__ __device__ static inline int scan_chunks(const Sca
     return (int)((s.T + CHUNK - 1) / CHUNK);
 }
 
-// Kernels with more stages than fit into the 163 KiB of shared memory of an A100's thread block have a
-// variant with fewer. A test can ask for these.
+// Kernels whose stages exceed the 163 KiB of shared memory of an A100's thread block have a variant with
+// fewer stages, which a test can select.
 static bool scan_is_small = false;
 static inline bool scan_is_large(void) {
     static const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);

@@ -1,25 +1,34 @@
 /*
-The exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own
-beside the passes:
+The exchange of gradients and weights between GPUs (ZeRO stage 1), bucket by bucket, on a stream of its own,
+overlapped with the passes:
 
     passes of a step     forward 0 .. L, loss, backward L .. 0, and the next step's forward 0 .. L
                             bucket b complete |                    ^ wait for bucket b
     this stream                               reduce-scatter b  all-gather b
     update                                         norm, AdamW of the rank's part of b
 
-Gradients are fp32, reduced into the rank's part of the flat buffer in place; the other parts are zeroed for
-the next step. Weights are bf16, gathered in place; those that kernels read in fp32 are gathered with them.
+Gradients are fp32, reduced in place into the rank's part of the flat buffer. Weights are bf16, gathered in
+place; those that kernels read in fp32 are gathered with them.
 
-A bucket is a layer at least: the fused projection's padding rows read and rewrite gradients of the tensors
-behind it, in the same layer, so that a part of a layer is never complete before the layer is.
+Invariants, each with the line that keeps it:
 
-GEMMs that find a few multiprocessors taken need a second wave, so overlap with NCCL's kernels is worth
-little. Copy engines take none: on one host they move the gradients (peers.cuh), which the kernel that squares
-them for the norm adds up; and the weights, through NCCL, which therefore allocates them (exchange_alloc).
+ 1. A bucket is reduced after its gradient is complete.        event `ready` in exchange_reduce
+ 2. It is complete only as a whole layer: the padded GEMM of   params_begin_bucket (mixers.h): a layer is a
+    the fused projection's weight gradient reads and rewrites  bucket
+    gradients behind it, in the same layer.
+ 3. The update reads the sums of all buckets.                  event `reduced` in exchange_finish_reduce
+ 4. The next step adds to gradients that are 0.                AdamW zeroes the rank's part, the memsets in
+                                                               exchange_reduce the others, before `reduced`
+ 5. A bucket is gathered after its AdamW.                      event `updated` in exchange_gather
+ 6. The next forward pass reads a bucket after its all-gather. event `gathered` in exchange_need
+ 7. A captured forward pass waits at every launch.             cudaEventWaitExternal in exchange_need
+ 8. All ranks issue the same collectives in the same order.    the trainer's step depends on options and votes
+                                                               alone (StepVotes)
 
-A forward pass may be captured into a CUDA graph (`capturing`); there it waits for weights by external nodes,
-which act at each launch. A backward pass that reduces must not be one graph: that held the hardware queue of
-this stream, and the first reduce-scatter began 80 ms late. It is several, with the reduce-scatters between.
+Performance: NCCL's kernels take SMs from GEMMs, which then need a second wave. Copy engines take none: on one
+host they move the gradients (peers.cuh), which the kernel that squares them for the norm adds up, and through
+NCCL the weights, for which NCCL must allocate them (exchange_alloc). A backward pass that reduces is several
+CUDA graphs with the reduce-scatters between: one graph would block this stream's hardware queue for 80 ms.
 
 Called by the GPU trainer with several ranks. An error of CUDA or NCCL ends the program. Without USE_NCCL
 exchange_open does.
@@ -37,19 +46,19 @@ exchange_open does.
 typedef void* ncclComm_t;
 #endif
 
-// On the device: when the step began, and how long its main stream waited for other ranks, in ns.
+// On the device, in ns: when the step began, and how long its main stream has waited for other ranks.
 typedef struct {
     unsigned long long begun, since, waited;
 } StepClock;
 
-// What a timeline shows of a bucket.
+// Events of a bucket in the timeline.
 enum {
     BUCKET_READY,     // the gradient is complete
-    BUCKET_REDUCING,  // begin and
-    BUCKET_REDUCED,   // end of the reduce-scatter
+    BUCKET_REDUCING,  // the reduce-scatter begins
+    BUCKET_REDUCED,   // and ends
     BUCKET_UPDATED,   // AdamW has written the rank's part of the weights
-    BUCKET_GATHERING, // begin and
-    BUCKET_GATHERED,  // end of the all-gather
+    BUCKET_GATHERING, // the all-gather begins
+    BUCKET_GATHERED,  // and ends
     BUCKET_NEEDED,    // the forward pass begins to wait for the weights
     NUM_BUCKET_TIMES
 };
@@ -64,9 +73,9 @@ typedef struct {
     Shard shard;
     const int64_t* fp32_begin; // [num_buckets + 1] first elements of the buckets' weights in fp32
     ncclComm_t comm;
-    Peers peers; // of size 0: NCCL reduces the gradients
+    Peers peers; // size 0: NCCL reduces the gradients
     cudaStream_t stream;
-    cudaEvent_t reduced; // all buckets
+    cudaEvent_t reduced; // all buckets are
     BucketEvents* buckets;
     StepClock* clock; // on the device
     RankTime* times;  // [size] on the device, each rank's, after exchange_sums
@@ -101,7 +110,7 @@ static inline ncclComm_t nccl_open(World* world) {
 
 static inline void nccl_close(ncclComm_t comm) { NCCL_CHECK(ncclCommDestroy(comm)); }
 
-// Memory that the GPUs of a host share, where they can.
+// Memory that the GPUs of a host can map, where they support it.
 static inline void* nccl_alloc(ncclComm_t comm, size_t bytes) {
     void* memory;
     NCCL_CHECK(ncclMemAlloc(&memory, bytes));
@@ -115,7 +124,7 @@ static inline void* nccl_alloc(ncclComm_t comm, size_t bytes) {
 }
 static inline void nccl_free(void* memory) { NCCL_CHECK(ncclMemFree(memory)); }
 
-// Dies if the network has failed, or a rank with it, which the watch then names.
+// Dies if the network or a rank has failed; the watch then names the rank.
 static inline void nccl_check_network(ncclComm_t comm, World* world) {
     ncclResult_t state;
     NCCL_CHECK(ncclCommGetAsyncError(comm, &state));
@@ -124,7 +133,7 @@ static inline void nccl_check_network(ncclComm_t comm, World* world) {
     nccl_check(state, "the communicator", __FILE__, __LINE__);
 }
 
-// Operations between group_begin and group_end are one.
+// Operations between group_begin and group_end are issued as one.
 static inline void nccl_group_begin(void) { NCCL_CHECK(ncclGroupStart()); }
 static inline void nccl_group_end(void) { NCCL_CHECK(ncclGroupEnd()); }
 
@@ -155,7 +164,7 @@ static inline ncclComm_t nccl_open(World* world) {
     die("started as rank %d of %d, but this build has no NCCL: install it and rebuild (USE_NCCL=1)",
         world->rank, world->size);
 }
-// Nothing comes after that.
+// Not reached: nccl_open died.
 static inline void nccl_close(ncclComm_t) {}
 static inline void* nccl_alloc(ncclComm_t, size_t) { return NULL; }
 static inline void nccl_free(void*) {}
@@ -175,7 +184,7 @@ __global__ static void clock_begin_kernel(StepClock* clock) {
     clock->waited = 0;
 }
 
-// Before and after the stream waits for an event.
+// Reads the clock before the stream waits for an event, and after it (over).
 __global__ static void clock_wait_kernel(StepClock* clock, bool over) {
     unsigned long long now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -185,7 +194,7 @@ __global__ static void clock_wait_kernel(StepClock* clock, bool over) {
         clock->since = now;
 }
 
-// times[rank] of the step until now.
+// Writes times[rank], of the step until now.
 __global__ static void clock_end_kernel(RankTime* times, int rank, const StepClock* clock) {
     unsigned long long now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -211,7 +220,7 @@ static inline void exchange_time(const Exchange* e, int bucket, int what, bool c
 // ----------------------------------------------------------------------------
 // opening
 
-// The most that a rank receives of a bucket from one other, in floats.
+// The largest message of one rank to another, in floats: a part of a bucket.
 static inline int64_t exchange_largest_part(const Shard* shard) {
     int64_t largest = 0;
     for (int b = 0; b < shard->num_buckets; b++) {
@@ -287,8 +296,8 @@ static inline void exchange_need(Exchange* e, int bucket, bool capturing, cudaSt
                   main);
 }
 
-// In the step's last backward pass, when the main stream has completed a bucket's gradient: adds up all
-// ranks'. chunks: the rank's of the bucket; squares: of those, as in chunk_squares.
+// In the step's last backward pass, after a bucket's gradient on the main stream: sums it over all ranks.
+// chunks: the rank's part of the bucket; squares: of its elements, as in chunk_squares.
 static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double* squares,
                                    const ParamChunks* chunks, cudaStream_t main) {
     const Shard* s = &e->shard;
@@ -313,7 +322,7 @@ static inline void exchange_reduce(Exchange* e, int bucket, float* grads, double
     exchange_time(e, bucket, BUCKET_REDUCED, false, e->stream);
 }
 
-// At the end of that pass: the main stream goes on with the sums.
+// At the end of that pass: the main stream waits for all sums.
 static inline void exchange_finish_reduce(const Exchange* e, cudaStream_t main) {
     CUDA_CHECK(cudaEventRecord(e->reduced, e->stream));
     exchange_wait(e, e->reduced, 0, main);
@@ -337,7 +346,7 @@ static inline void exchange_begin_update(const Exchange* e, float* weights_fp32,
     CUDA_CHECK(cudaMemsetAsync(weights_fp32, 0, count * sizeof(float), main));
 }
 
-// Queues behind AdamW of a bucket the gathering of its weights.
+// Queues the all-gather of a bucket's weights behind its AdamW.
 static inline void exchange_gather(Exchange* e, int bucket, bf16* weights, float* weights_fp32,
                                    cudaStream_t main) {
     BucketEvents* t = &e->buckets[bucket];

@@ -1,14 +1,24 @@
 /*
-Gradients between the GPUs of one host by copy engines. NCCL's reduce-scatter takes multiprocessors, which the
-GEMMs beside it miss: 4 ms of a step of 150 ms. Copy engines take none.
+Gradients between the GPUs of one host by copy engines. NCCL's reduce-scatter takes SMs from the GEMMs that
+run beside it: 4 ms of a step of 150 ms. Copy engines take none.
 
 Each rank has an inbox for every other rank, and two counters of messages with each, in memory that all map:
 
-    sender      wait until read = n - 1  ->  copy into its inbox at the receiver  ->  arrived = n
-    receiver                                    wait until arrived = n  ->  kernel  ->  read = n
+    sender      wait until read >= n - 1  ->  copy into its inbox at the receiver  ->  arrived = n
+    receiver                                     wait until arrived >= n  ->  kernel  ->  read = n
 
 Copies, waits and counters are operations of a stream (cuStreamWaitValue32): no kernel spins, and the host
-only queues.
+only queues. Invariants of message n, each with the line that keeps it:
+
+ 1. An inbox is overwritten after message n - 1 was read.   wait for PEERS_READ in peers_send
+ 2. An inbox is read after message n is in it.              wait for PEERS_ARRIVED in peers_send; stream order
+                                                            puts the copy before the write of `arrived`
+ 3. `read` becomes n after the kernels that read.           stream order: peers_read is behind them
+ 4. A counter has one writer; its reader polls own memory.  peers_counter: `arrived` is the receiver's memory,
+                                                            `read` the sender's
+ 5. No cycle of waits: sending n needs only that n - 1      peers_send sends to all, then waits for all
+    was read.
+ 6. Memory is freed when no rank has it mapped.             world_barrier in peers_close
 
 Called by exchange.cuh. An error of CUDA ends the program; where the GPUs do not reach one another, peers_open
 returns false. A message that never comes is ended by the watch (llmc/dist/watch.h).
@@ -39,12 +49,12 @@ static inline size_t peers_bytes(int size, int64_t capacity) {
     return peers_header_bytes(size) + (size_t)(size - 1) * (size_t)capacity * sizeof(float);
 }
 
-// A counter at rank `at`, of messages with rank `with`.
+// Counter in the memory of rank `at`, of its messages with rank `with`.
 static inline CUdeviceptr peers_counter(const Peers* p, int at, PeersCounter counter, int with) {
     return (CUdeviceptr)((uint32_t*)p->memory[at] + counter * p->size + with);
 }
 
-// The inbox at rank `at` for rank `from`.
+// Inbox in the memory of rank `at` that rank `from` writes.
 static inline float* peers_inbox(const Peers* p, int at, int from) {
     int64_t slot = (from - at + p->size - 1) % p->size;
     return (float*)(p->memory[at] + peers_header_bytes(p->size)) + slot * p->capacity;
@@ -80,7 +90,7 @@ static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
     p->memory = (char**)xcalloc((size_t)size, sizeof *p->memory);
     p->wait = (PFN_cuStreamWaitValue32_v11070)driver_function("cuStreamWaitValue32", 11070);
     p->write = (PFN_cuStreamWriteValue32_v11070)driver_function("cuStreamWriteValue32", 11070);
-    // a byte where it is not possible, which peers_close frees like the rest
+    // where peer access is impossible a byte, so that peers_close frees it like the rest
     CUDA_CHECK(cudaMalloc((void**)&p->memory[p->rank], may ? peers_bytes(size, capacity) : 1));
     CUDA_CHECK(cudaMemset(p->memory[p->rank], 0, may ? peers_header_bytes(size) : 1));
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -91,7 +101,7 @@ static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
         if (may && r != p->rank)
             may = cudaIpcOpenMemHandle((void**)&p->memory[r], handles[r], cudaIpcMemLazyEnablePeerAccess) ==
                   cudaSuccess;
-    (void)cudaGetLastError(); // of a call that was not possible
+    (void)cudaGetLastError(); // clears the error of a refused call
     free(handles);
     double refusals = may ? 0 : 1;
     world_sum(world, &refusals, 1);
@@ -99,11 +109,11 @@ static inline bool peers_open(Peers* p, World* world, int64_t capacity) {
     return refusals == 0;
 }
 
-// Queues the sending of x[r * count], count floats, to the inbox of each rank r, and waits for theirs.
+// Queues: sends `count` floats from x[r * count] on to each rank r, and waits for their messages.
 static inline void peers_send(Peers* p, const float* x, int64_t count, cudaStream_t stream) {
     uint32_t n = ++p->messages;
     for (int i = 1; i < p->size; i++) {
-        int to = (p->rank + i) % p->size; // every rank begins with another one
+        int to = (p->rank + i) % p->size; // each rank starts with a different one
         peers_check(
             p->wait(stream, peers_counter(p, p->rank, PEERS_READ, to), n - 1, CU_STREAM_WAIT_VALUE_GEQ),
             "cuStreamWaitValue32");
@@ -119,7 +129,7 @@ static inline void peers_send(Peers* p, const float* x, int64_t count, cudaStrea
                     "cuStreamWaitValue32");
 }
 
-// Queues, behind the kernels that read the inboxes, that they may be written again.
+// Queues, behind the kernels that read the inboxes: they may be overwritten.
 static inline void peers_read(Peers* p, cudaStream_t stream) {
     for (int r = 0; r < p->size; r++)
         if (r != p->rank)
