@@ -51,6 +51,15 @@ static inline void activations_add(Activations* a, int64_t bytes, bool per_layer
     a->rows[a->count++].data = NULL;
 }
 
+// Extends a table of states from those of one sequence to those of `slots`. A tensor per layer is a state.
+static inline void activations_of_slots(Activations* a, int64_t slots) {
+    for (int i = 0; i < a->count; i++)
+        if (a->rows[i].per_layer) {
+            a->rows[i].bytes *= slots;
+            a->rows[i].of_slots = true;
+        }
+}
+
 // Bytes of one tensor for L layers. L is 1 where no backward pass follows: all layers then share every
 // tensor.
 static inline int64_t activations_row_bytes(const Activations* a, int i, int64_t L) {

@@ -237,7 +237,7 @@ def check_recurrence_precision(model):
 
 
 def check_recurrent_initialization(model):
-    """A model made from the config begins as the trainer's: llmc/model/params.h."""
+    """A model made from the config begins as the trainer's: llmc/model/params.h, llmc/baselines/*/params.h."""
     config = model.config
     fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     L, mamba = config.num_hidden_layers, "mamba2" in config.model_type

@@ -147,6 +147,8 @@ static void check_table(const Config* c, const char* name) {
         int64_t count = 1;
         for (int i = 0; i < p->ndim; i++) count *= p->shape[i];
         CHECK(p->count == count && count > 0 && p->ndim <= 3, "%s: %s", name, p->name);
+        CHECK(p->kind < NUM_SHARED_KINDS || (p->kind - NUM_SHARED_KINDS) / MIXER_KINDS == (int)c->mixer,
+              "%s: %s has kind %d, another mixer's", name, p->name, p->kind);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
         bool bound = p->kind == P_HGRN2_LOWER_BOUNDS,

@@ -88,7 +88,7 @@ static inline void deltanet_states(Activations* rows, const Config* config, cons
             scratch_bytes = (int64_t)delta_scratch_bytes(&shape, false);
     const bool slots = true, never = false;
     DELTANET_STATES(ACTIVATION_ROW)
-    states_of_slots(rows, sizes);
+    activations_of_slots(rows, sizes->slots);
 }
 
 #undef DELTANET_ACTS

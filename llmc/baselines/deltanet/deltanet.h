@@ -63,7 +63,7 @@ static inline void deltanet_activations(Activations* rows, const Config* config,
 static inline void deltanet_states(Activations* rows, const Config* config, const ParamTable* table,
                                    const CacheSizes* sizes) {
     deltanet_rows(rows, config, table->proj.rows, 1, sizes->rows, false);
-    states_of_slots(rows, sizes);
+    activations_of_slots(rows, sizes->slots);
 }
 
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {

@@ -76,7 +76,7 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const C
             scratch_bytes = (int64_t)channel_scratch_bytes(&shape, false);
     const bool slots = true, never = false;
     HGRN2_STATES(ACTIVATION_ROW)
-    states_of_slots(rows, sizes);
+    activations_of_slots(rows, sizes->slots);
 }
 
 #undef HGRN2_ACTS

@@ -59,7 +59,7 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const P
                                 const CacheSizes* sizes) {
     (void)table;
     hgrn2_rows(rows, config, 1, sizes->rows, false);
-    states_of_slots(rows, sizes);
+    activations_of_slots(rows, sizes->slots);
 }
 
 static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {

@@ -95,7 +95,7 @@ static inline void mamba2_states(Activations* rows, const Config* config, const 
             scratch_bytes = (int64_t)decay_scratch_bytes(&shape, false);
     const bool slots = true, never = false;
     MAMBA2_STATES(ACTIVATION_ROW)
-    states_of_slots(rows, sizes);
+    activations_of_slots(rows, sizes->slots);
 }
 
 #undef MAMBA2_ACTS

@@ -68,7 +68,7 @@ static inline void mamba2_states(Activations* rows, const Config* config, const 
                                  const CacheSizes* sizes) {
     (void)table;
     mamba2_rows(rows, config, 1, sizes->rows, false);
-    states_of_slots(rows, sizes);
+    activations_of_slots(rows, sizes->slots);
 }
 
 static inline Mamba2Acts mamba2_acts(const Layer* layer) {

@@ -34,8 +34,7 @@ static inline double mamba2_initial_A_log(const Config* c, int64_t head, double 
     return log((double)(head + 1));
 }
 
-// Matrices are uniform in +-1 / sqrt(fan in), out_proj's divided by sqrt(L); what the table starts otherwise
-// is set where its row is added.
+// Matrices and lm_head start uniform in +-1 / sqrt(fan in), out_proj divided by sqrt(L).
 static inline void mamba2_init(Param* p, const Config* c) {
     if (p->kind != P_MAMBA2_IN_PROJ && p->kind != P_MAMBA2_OUT_PROJ && p->kind != P_LM_HEAD) return;
     p->init = INIT_UNIFORM;
@@ -44,9 +43,9 @@ static inline void mamba2_init(Param* p, const Config* c) {
         p->scale /= sqrt((double)c->num_hidden_layers);
 }
 
-// A number of each head, which kernels read in fp32; `initial` NULL: 1.
-static inline void mamba2_add_heads_row(ParamTable* t, const Config* c, ParamKind kind, int64_t l,
-                                        const char* name, InitialValue* initial) {
+// A number for each head, read in fp32; `initial` NULL: it starts at 1.
+static inline void mamba2_add_head_numbers(ParamTable* t, const Config* c, ParamKind kind, int64_t l,
+                                           const char* name, InitialValue* initial) {
     const int64_t heads[3] = {c->num_heads, 0, 0};
     Param* p = params_add(t, kind, l, name, initial ? INIT_FUNCTION : INIT_ONE, heads, false);
     p->initial = initial;
@@ -61,9 +60,9 @@ static inline void mamba2_add_params(ParamTable* t, const Config* c, int64_t l) 
     params_add_conv(t, P_MAMBA2_CONV, l, "mixer.conv1d.weight", C, false);
     params_add(t, P_MAMBA2_CONV_BIAS, l, "mixer.conv1d.bias", INIT_UNIFORM, channels, false)->scale =
         1 / sqrt((double)CONV_WIDTH);
-    mamba2_add_heads_row(t, c, P_MAMBA2_DT_BIAS, l, "mixer.dt_bias", mamba2_initial_dt_bias);
-    mamba2_add_heads_row(t, c, P_MAMBA2_A_LOG, l, "mixer.A_log", mamba2_initial_A_log);
-    mamba2_add_heads_row(t, c, P_MAMBA2_D, l, "mixer.D", NULL);
+    mamba2_add_head_numbers(t, c, P_MAMBA2_DT_BIAS, l, "mixer.dt_bias", mamba2_initial_dt_bias);
+    mamba2_add_head_numbers(t, c, P_MAMBA2_A_LOG, l, "mixer.A_log", mamba2_initial_A_log);
+    mamba2_add_head_numbers(t, c, P_MAMBA2_D, l, "mixer.D", NULL);
     params_add_norm(t, P_MAMBA2_NORM, l, "mixer.norm.weight", di, c->norm_eps);
     params_add_matrix(t, P_MAMBA2_OUT_PROJ, l, "mixer.out_proj.weight", d, di);
 }

@@ -3,7 +3,6 @@ Inference of the recurrent mixers on the GPU (llmc/inference/extension.h); exten
 state has a fixed size, and there are no pages: a mixer's table of states holds those of all slots for every
 layer, and scratch of a pass, which all layers share.
 
-    states_of_slots       extends such a table from the states of one sequence to those of all slots
     conv_extend           the convolution, of all rows of a pass
     scan_extend           the recurrence, of all rows of a pass
 
@@ -21,11 +20,6 @@ Called by the recurrent mixers and the GPU trainer.
 
 // ----------------------------------------------------------------------------
 // states
-
-static inline void states_of_slots(Activations* rows, const CacheSizes* sizes) {
-    for (int i = 0; i < rows->count; i++)
-        if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots, rows->rows[i].of_slots = true;
-}
 
 // The state of a slot, zero where the sequence is empty; `size` elements each
 template <class T>

@@ -12,12 +12,6 @@ Called by the recurrent mixers.
 
 typedef void MixerForward(const Layer* layer, real* out, const real* in, const real* residual);
 
-// Extends a table of states from those of one sequence to those of all slots.
-static inline void states_of_slots(Activations* rows, const CacheSizes* sizes) {
-    for (int i = 0; i < rows->count; i++)
-        if (rows->rows[i].per_layer) rows->rows[i].bytes *= sizes->slots, rows->rows[i].of_slots = true;
-}
-
 // Extends the sequences of the cache's pass: out = in + forward(norm(in)), [rows, d].
 static inline void mixer_extend(const Layer* layer, Cache* cache, real* out, const real* in,
                                 MixerForward* forward) {
