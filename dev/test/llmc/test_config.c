@@ -152,8 +152,8 @@ static void check_table(const Config* c, const char* name) {
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
         bool bound = p->kind == P_HGRN2_LOWER_BOUNDS,
-             of_heads = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D;
-        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of_heads),
+             head = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D;
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || head),
               "%s: weight decay of %s", name, p->name);
         CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
                                 (bound && !c->use_lower_bound)),
@@ -171,8 +171,7 @@ static void check_table(const Config* c, const char* name) {
                   "%s: %s is not at row %lld of the projection", name, p->name, (long long)rows);
             rows += p->shape[0];
         }
-        CHECK(first[-1].kind == P_MIXER_NORM && rows == t.proj.rows, "%s: the projection has %lld rows", name,
-              (long long)rows);
+        CHECK(first[-1].kind == P_MIXER_NORM && rows == t.proj.rows, "%s: rows of the projection", name);
     }
     params_free(&t);
 }

@@ -106,7 +106,12 @@ typedef struct {
 
 static inline BoundSoftmax bound_softmax(const Layer* layer, int64_t c) {
     const Param* p = params_find(layer->table, P_HGRN2_LOWER_BOUNDS, 0);
-    BoundSoftmax s = {layer->params + p->offset, p->shape[0], p->shape[1], c, -INFINITY, 0};
+    BoundSoftmax s = {.bounds = layer->params + p->offset,
+                      .L = p->shape[0],
+                      .d = p->shape[1],
+                      .c = c,
+                      .highest = -INFINITY,
+                      .sum = 0};
     for (int64_t i = 0; i < s.L; i++) s.highest = fmax(s.highest, (double)s.bounds[i * s.d + c]);
     for (int64_t i = 0; i < s.L; i++) s.sum += exp((double)s.bounds[i * s.d + c] - s.highest);
     return s;

@@ -527,12 +527,12 @@ static inline DecayBackwardTensors decay_backward_tensors(const DecayWork* work,
     int of_rows = 16, of_columns = DECAY_CHUNK; // rows of a box
     int queries = F::ROWS_ARE_QUERIES ? of_rows : of_columns,
         keys = F::ROWS_ARE_QUERIES ? of_columns : of_rows;
-    return {decay_keys(a->q, s, queries),
-            decay_keys(a->k, s, keys),
-            decay_values(a->v, s, s->value_row, keys),
-            decay_values(g->dout, s, s->NH * DECAY_V, queries),
-            decay_stored(F::ROWS_ARE_QUERIES ? work->states : work->dstates, work, s, DECAY_K),
-            decay_stored(work->states, work, s, DECAY_K)};
+    return {.q = decay_keys(a->q, s, queries),
+            .k = decay_keys(a->k, s, keys),
+            .v = decay_values(a->v, s, s->value_row, keys),
+            .dout = decay_values(g->dout, s, s->NH * DECAY_V, queries),
+            .state = decay_stored(F::ROWS_ARE_QUERIES ? work->states : work->dstates, work, s, DECAY_K),
+            .before = decay_stored(work->states, work, s, DECAY_K)};
 }
 
 static inline void decay_dq(const DecayWork* work, const ScanBackward* g, const Scan* a, const ScanShape* s,

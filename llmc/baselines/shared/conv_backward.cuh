@@ -99,7 +99,7 @@ __device__ static inline ConvSource conv_source(const bf16* dy, const bf16* x, c
 // Starts copying a tile, and moves on to the one before. T: tokens of the sequence. FULL: all tokens and
 // channels exist but those before the sequence.
 template <bool FULL, int TENSORS>
-__device__ static inline void conv_copy(ConvCopies<TENSORS>& to, ConvSource& from, int T) {
+__device__ static inline void conv_backward_copy(ConvCopies<TENSORS>& to, ConvSource& from, int T) {
 #pragma unroll
     for (int i = 0; i < CONV_BACKWARD_TILE; i += 2) {
         int token = from.token + i, before = token - CONV_HISTORY;
@@ -348,7 +348,7 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
         int t = (min(last + CONV_HISTORY, T) - 1) / TILE * TILE, stage = 0;
         ConvSource from = conv_source(dy, x, s, begin + t, t, c);
         __syncwarp(); // all lanes have read the copies of the segment before
-        conv_copy<false>(stages[0], from, T);
+        conv_backward_copy<false>(stages[0], from, T);
         ConvStep ahead = {};
         if (STEPS) ahead = conv_load_step(s, k, begin + t, T - t);
         ConvWindow in = {};
@@ -362,7 +362,7 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
             __syncwarp(); // all lanes have read the copies that are overwritten next
             ConvStep own = ahead;
             if (t > first) {
-                conv_copy<FULL>(stages[stage ^ 1], from, T);
+                conv_backward_copy<FULL>(stages[stage ^ 1], from, T);
                 if (STEPS) ahead = conv_load_step(s, k, begin + t - TILE, TILE);
             }
             conv_tile_backward<STEPS, LANES, BIAS, FULL>(out, sums, in, stages[stage], own,

@@ -80,12 +80,12 @@ typedef struct {
 static inline ScanToken scan_token(const Scan* r, const ScanShape* s, const ScanPiece* p, int64_t t) {
     static const real no_decay = 1;
     int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, keys = bt * s->key_row + p->h * s->key_head;
-    ScanToken x = {r->q + keys,
-                   r->k + keys,
-                   r->v + bt * s->value_row + p->h * s->V + p->column,
-                   s->decay_width ? r->decay + i * s->decay_width : &no_decay,
-                   s->decay_width > 1,
-                   r->beta ? r->beta[i] : 0};
+    ScanToken x = {.q = r->q + keys,
+                   .k = r->k + keys,
+                   .v = r->v + bt * s->value_row + p->h * s->V + p->column,
+                   .decay = s->decay_width ? r->decay + i * s->decay_width : &no_decay,
+                   .decay_step = s->decay_width > 1,
+                   .beta = r->beta ? r->beta[i] : 0};
     return x;
 }
 
@@ -158,12 +158,12 @@ typedef struct {
 static inline ScanTokenGradients scan_gradients(const ScanBackward* g, const ScanShape* s, const ScanPiece* p,
                                                 int64_t t) {
     int64_t bt = p->b * s->T + t, i = bt * s->NH + p->h, part = i * scan_pieces(s->V) + p->piece;
-    ScanTokenGradients at = {g->dq_parts + part * s->K,
-                             g->dk_parts + part * s->K,
-                             g->dv + bt * s->value_row + p->h * s->V + p->column,
-                             s->decay_width ? g->ddecay_parts + part * s->decay_width : NULL,
-                             g->dbeta_parts ? g->dbeta_parts + part : NULL,
-                             g->dout + i * s->V + p->column};
+    ScanTokenGradients at = {.dq = g->dq_parts + part * s->K,
+                             .dk = g->dk_parts + part * s->K,
+                             .dv = g->dv + bt * s->value_row + p->h * s->V + p->column,
+                             .ddecay = s->decay_width ? g->ddecay_parts + part * s->decay_width : NULL,
+                             .dbeta = g->dbeta_parts ? g->dbeta_parts + part : NULL,
+                             .dout = g->dout + i * s->V + p->column};
     return at;
 }
 
