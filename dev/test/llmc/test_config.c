@@ -151,9 +151,8 @@ static void check_table(const Config* c, const char* name) {
               "%s: %s has kind %d, another mixer's", name, p->name, p->kind);
         for (int q = 0; q < r; q++)
             CHECK(strcmp(t.rows[q].name, p->name) != 0, "%s: two tensors are named %s", name, p->name);
-        bool bound = p->kind == P_HGRN2_LOWER_BOUNDS, exempt = bound || strstr(p->name, "mixer.A_log");
-        CHECK(p->decays ==
-                  !(strstr(p->name, "norm") || strstr(p->name, "bias") || exempt || p->kind == P_MAMBA2_D),
+        bool bound = p->kind == P_HGRN2_LOWER_BOUNDS, of = p->kind == P_MAMBA2_A_LOG || p->kind == P_MAMBA2_D;
+        CHECK(p->decays == !(strstr(p->name, "norm") || strstr(p->name, "bias") || bound || of),
               "%s: weight decay of %s", name, p->name);
         CHECK(p->trainable == !((c->fgate_type == GATE_FIXED && p->kind == P_FGATE_BIAS) ||
                                 (bound && !c->use_lower_bound)),
