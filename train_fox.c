@@ -102,8 +102,8 @@ static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, in
     if (path->rope) rope_rotate(out, angles, s->dh, 1);
 }
 
-// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2]. before_rows [B T]: the previous tokens' rows,
-// NULL at a first one; NULL where they are in proj.
+// proj [B, T, R] -> each path's out [B, T, d]; angles [T, dh/2, 2]. before_rows [B T]: the previous tokens'
+// rows, NULL at a first one; NULL where they are in proj.
 static void qkv_forward(const HeadPath paths[3], const real* proj, const real* const* before_rows,
                         const real* angles, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
@@ -731,8 +731,7 @@ typedef struct Model {
     double marks[NUM_MARKS];   // in seconds_now()
 } Model;
 
-// Rows of logits in memory at once: all of [B, T, V] would be larger than everything else for a large
-// vocabulary.
+// Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
 static int64_t model_logit_rows(const Config* c, int64_t rows) {
     int64_t most = ((int64_t)1 << 22) / c->vocab_size;
     return min64(rows, most < 64 ? 64 : most);

@@ -1,8 +1,8 @@
 /*
 Trains the Forgetting Transformer (FoX, arXiv 2503.02130) and its Transformer baselines on a GPU.
 
-It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention, a pair
-a file. Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
+It mirrors train_fox.c, the reference, in order and names; kernels are in llmc/layers and llmc/attention.
+Weights and activations are bf16, GEMMs accumulate in fp32; masters, gradients and moments are fp32.
 
 Sizes: B sequences of T tokens, L layers, d channels, NH heads of dh = d / NH channels, MLP width I,
 vocabulary V; R rows in the fused projection of q, k, v and all gates, S >= R its row stride; Vs >= V the row
@@ -37,29 +37,29 @@ finite changes nothing on the device itself.
 // clang-format off
 // type, name, kept, elements of a layer
 #define ATTENTION_ACTS(X) \
-    X(bf16, proj, qkv, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, q, none, BT * d)                       /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
-    X(bf16, k, none, BT * d)                       /* [L,B,T,d] */ \
-    X(bf16, v, none, BT * d)                       /* [L,B,T,d] */ \
-    X(float, q_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
-    X(float, k_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
-    X(double, cum_logf, qkv, gated * BT * NH)      /* [L,B,NH,T] */ \
-    X(int, first_key_block, never, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
-    X(int, last_query_block, never, blocks)        /* [B,NH,blocks] */ \
-    X(int, head_order, never, prunes * B * NH)     /* [B NH] */ \
-    X(double, score_limits, qkv, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
-    X(PruningCount, pruning, always, prunes)       /* [L] of the step in progress */ \
-    X(float, lse, qkv, BT * NH)                    /* [L,B,NH,T] */ \
-    X(bf16, o, qkv, BT * d)                        /* [L,B,T,d] output of attention */ \
-    X(float, o_rstd, qkv, BT * NH)                 /* [L,B,T,NH] */ \
-    X(bf16, y, never, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
-    X(float, angles, never, T * dh)                /* [T,dh/2,2] of RoPE */ \
-    X(float, delta, never, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
-    X(bf16, dproj, never, backward * BT * S)       /* [B,T,S] */ \
-    X(bf16, dq, never, backward * BT * d)          /* [B,T,d] */ \
-    X(bf16, dk, never, backward * BT * d)          /* [B,T,d] */ \
-    X(bf16, dv, never, backward * BT * d)          /* [B,T,d] */ \
-    X(float, dcum_logf, never, backward * learns * BT * NH) /* [B,NH,T] */
+    X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
+    X(bf16, q, KEPT_NONE, BT * d)                       /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, k, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
+    X(bf16, v, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
+    X(float, q_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(float, k_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(double, cum_logf, KEPT_QKV, gated * BT * NH)      /* [L,B,NH,T] */ \
+    X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
+    X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
+    X(int, head_order, SHARED, prunes * B * NH)     /* [B NH] */ \
+    X(double, score_limits, KEPT_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
+    X(PruningCount, pruning, KEPT_ALWAYS, prunes)       /* [L] of the step in progress */ \
+    X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
+    X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
+    X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
+    X(bf16, y, SHARED, gates_output * BT * d)       /* [B,T,d] after output norm and gate, if any */ \
+    X(float, angles, SHARED, T * dh)                /* [T,dh/2,2] of RoPE */ \
+    X(float, delta, SHARED, backward * gates_output * BT * NH) /* [B,NH,T] as in AttentionBackward */ \
+    X(bf16, dproj, SHARED, backward * BT * S)       /* [B,T,S] */ \
+    X(bf16, dq, SHARED, backward * BT * d)          /* [B,T,d] */ \
+    X(bf16, dk, SHARED, backward * BT * d)          /* [B,T,d] */ \
+    X(bf16, dv, SHARED, backward * BT * d)          /* [B,T,d] */ \
+    X(float, dcum_logf, SHARED, backward * learns * BT * NH) /* [B,NH,T] */
 // clang-format on
 
 typedef struct {
@@ -73,8 +73,8 @@ static void attention_activations(Activations* rows, const Config* config, const
     int64_t blocks = prunes * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
     int64_t learns = gated && config->fgate_type != GATE_FIXED;
     int64_t gates_output = config->use_output_norm || config->use_output_gate;
-    KEPT_BY(recompute)
-    ATTENTION_ACTS(ACTIVATION_ROW)
+    const int64_t backward = recompute != FORWARD_ONLY;
+    ATTENTION_ACTS(KEPT_ROW)
 }
 
 #undef ATTENTION_ACTS
@@ -219,10 +219,10 @@ static_assert(sizeof mixers / sizeof mixers[0] == NUM_MIXERS, "in the order of M
 
 // type, name, kept, elements of a layer
 #define MLP_ACTS(X)                                                                                          \
-    X(bf16, gate_up, qkv, BT * 2 * I)              /* [L,B,T,2I] */                                          \
-    X(bf16, act, never, BT* I)                     /* [B,T,I] */                                             \
-    X(bf16, dgate_up, never, backward* BT * 2 * I) /* [B,T,2I] */                                            \
-    X(bf16, dact, never, backward* BT* I)          /* [B,T,I] */
+    X(bf16, gate_up, KEPT_QKV, BT * 2 * I)          /* [L,B,T,2I] */                                         \
+    X(bf16, act, SHARED, BT* I)                     /* [B,T,I] */                                            \
+    X(bf16, dgate_up, SHARED, backward* BT * 2 * I) /* [B,T,2I] */                                           \
+    X(bf16, dact, SHARED, backward* BT* I)          /* [B,T,I] */
 
 typedef struct {
     MLP_ACTS(ACTIVATION_FIELD)
@@ -230,8 +230,8 @@ typedef struct {
 
 static void mlp_activations(Activations* rows, const Config* config, int64_t BT, Recompute recompute) {
     int64_t I = config_mlp_size(config);
-    KEPT_BY(recompute)
-    MLP_ACTS(ACTIVATION_ROW)
+    const int64_t backward = recompute != FORWARD_ONLY;
+    MLP_ACTS(KEPT_ROW)
 }
 
 #undef MLP_ACTS
@@ -262,21 +262,21 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
 // clang-format off
 // type, name, kept, elements of a layer
 #define MODEL_ACTS(X) \
-    X(bf16, x, backward, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
-    X(float, mixer_rstd, qkv, BT)                 /* [L,B,T] */ \
-    X(bf16, mixer_in, never, BT * d)              /* [B,T,d] normed x */ \
-    X(bf16, x_mid, qkv, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
-    X(float, mlp_rstd, qkv, BT)                   /* [L,B,T] */ \
-    X(bf16, mlp_in, never, BT * d)                /* [B,T,d] normed x_mid */ \
-    X(bf16, x_last, never, BT * d)                /* [B,T,d] residual stream after the last block */ \
-    X(float, rstd, never, BT)                     /* [B,T] of the final norm */ \
-    X(bf16, lm_head_in, never, BT * d)            /* [B,T,d] normed x_last */ \
-    X(float, losses, never, BT)                   /* [B,T] */ \
-    X(bf16, logits, never, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient */ \
-    X(bf16, dx, never, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
-    X(bf16, dbranch, never, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
-    X(int32_t, inputs, never, BT)                 /* [B,T] */ \
-    X(int32_t, targets, never, BT)                /* [B,T] */
+    X(bf16, x, KEPT_BLOCK, BT * d)                  /* [L,B,T,d] residual stream that enters each block */ \
+    X(float, mixer_rstd, KEPT_QKV, BT)                 /* [L,B,T] */ \
+    X(bf16, mixer_in, SHARED, BT * d)              /* [B,T,d] normed x */ \
+    X(bf16, x_mid, KEPT_QKV, BT * d)                   /* [L,B,T,d] residual stream between mixer and MLP */ \
+    X(float, mlp_rstd, KEPT_QKV, BT)                   /* [L,B,T] */ \
+    X(bf16, mlp_in, SHARED, BT * d)                /* [B,T,d] normed x_mid */ \
+    X(bf16, x_last, SHARED, BT * d)                /* [B,T,d] residual stream after the last block */ \
+    X(float, rstd, SHARED, BT)                     /* [B,T] of the final norm */ \
+    X(bf16, lm_head_in, SHARED, BT * d)            /* [B,T,d] normed x_last */ \
+    X(float, losses, SHARED, BT)                   /* [B,T] */ \
+    X(bf16, logits, SHARED, logit_rows * Vs)       /* [rows,Vs] of a chunk of rows, then their gradient */ \
+    X(bf16, dx, SHARED, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
+    X(bf16, dbranch, SHARED, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
+    X(int32_t, inputs, SHARED, BT)                 /* [B,T] */ \
+    X(int32_t, targets, SHARED, BT)                /* [B,T] */
 // clang-format on
 
 typedef struct {
@@ -350,7 +350,7 @@ static int64_t model_tail(const Config* c) {
 
 static_assert(GPU_WORKSPACE_BYTES == 2 * MATMUL_WORKSPACE, "planned: the GEMMs of both streams");
 
-// Rows of logits in memory at once: all of [B, T, V] would be more than everything else for a large vocabulary.
+// Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
 static int64_t model_logit_rows(int64_t rows, int64_t Vs) {
     int64_t most = ((int64_t)1 << 27) / Vs / 128 * 128; // 256 MiB
     return std::min(rows, std::max<int64_t>(most, 128));
@@ -360,8 +360,8 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
                               Recompute recompute) {
     int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
     int64_t logit_rows = model_logit_rows(BT, Vs);
-    KEPT_BY(recompute)
-    MODEL_ACTS(ACTIVATION_ROW)
+    const int64_t backward = recompute != FORWARD_ONLY;
+    MODEL_ACTS(KEPT_ROW)
 }
 
 #undef MODEL_ACTS
@@ -1009,8 +1009,8 @@ static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Reco
     return model_activation_bytes((Model*)model, B, T, recompute);
 }
 
-// Makes a model without memory on the device, and the plan of its memory: without a GPU everything fits. With --dry-run
-// the device is not opened where another GPU is planned for, or there is none: model->device is all zero.
+// Makes a model without device memory, and the plan of its memory: without a GPU everything fits. --dry-run
+// opens no device where another GPU is planned for, or there is none: model->device is all zero.
 static Model* model_plan(GpuPlan* plan, const Run* run) {
     const Options* o = &run->options;
     const bool cudnn = o->attention == ATTENTION_CUDNN;
@@ -1124,8 +1124,8 @@ static double elapsed(Model* model, int from, int to) {
     return ms;
 }
 
-// Prints GPU memory, the exchange with other GPUs, and the ranges of as many steps again, of one pass each, whose
-// kernels run in sequence.
+// Prints GPU memory, the exchange with other GPUs, and the ranges of as many steps again, of one pass each,
+// whose kernels run in sequence.
 static void bench_print(Model* model, const Run* run, const LogStep* last) {
     RangeLog* log = (RangeLog*)xcalloc(1, sizeof *log);
     const AdamWParams adamw = options_adamw(&run->options, 1e-4, 1);

@@ -1,6 +1,7 @@
 /*
-Benchmarks llmc/baselines/hgrn2/channel.cuh at the shape of a layer of hgrn2-760m: T 16384, 12 heads. For each kernel and
-pass: milliseconds, and beside it the floor, the larger of its bytes at 4.0 TB/s and its FLOPs at 700 TFLOP/s.
+Benchmarks llmc/baselines/hgrn2/channel.cuh at the shape of a layer of hgrn2-760m: T 16384, 12 heads. For each
+kernel and pass: milliseconds, and beside it the floor, the larger of its bytes at 4.0 TB/s and its FLOPs at
+700 TFLOP/s.
 
     bench_channel_scan [B [T [NH]]]
 */

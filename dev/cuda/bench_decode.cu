@@ -1,7 +1,7 @@
 /*
-Benchmarks a step of decoding (llmc/inference/cuda/layers.cuh) with random weights: n sequences behind T cached
-tokens. Every head remembers all of them, or one head in four does and the others remember the last 1,024.
-Beside it stands what reading the weights and the remembered tokens would take at the bandwidth of a
+Benchmarks a step of decoding (llmc/inference/cuda/layers.cuh) with random weights: n sequences behind T
+cached tokens. Every head remembers all of them, or one head in four does and the others remember the last
+1,024. Beside it stands what reading the weights and the remembered tokens would take at the bandwidth of a
 device-to-device copy in the same run. Times are medians of CUDA graphs of one step.
 
     bench_decode [MODEL [n T ONE_IN]]     all cases, or one, in which one head in ONE_IN remembers all

@@ -1,7 +1,7 @@
 /*
-llmc/inference/engine/requests.h: the lines of --requests, for a model of bytes and for one without a tokenizer. Every
-line that is not empty gets one answer, which is one line of JSON; what is handed to the engine keeps its
-rules. The engine's place is taken by tokens that follow from the input.
+llmc/inference/engine/requests.h: the lines of --requests, for a model of bytes and for one without a
+tokenizer. Every line that is not empty gets one answer, which is one line of JSON; what is handed to the
+engine keeps its rules. The engine's place is taken by tokens that follow from the input.
 */
 #include "fuzz.h"
 #include "../../llmc/inference/engine/requests.h"

@@ -1,6 +1,6 @@
 /*
-llmc/checkpoint and llmc/run/command/options.h: trainer.json. An accepted record has a state within its ranges, options
-that survive writing and reading, and checksums that two small files match or not.
+llmc/checkpoint and llmc/run/command/options.h: trainer.json. An accepted record has a state within its
+ranges, options that survive writing and reading, and checksums that two small files match or not.
 */
 #include "fuzz.h"
 #include "../../llmc/checkpoint/read.h"

@@ -1,7 +1,7 @@
 /*
-llmc/tokens/tokenizer.h: GPT-2's vocab.bpe, here with any number of merges, and llmc/checkpoint/hf/tokenizer_reader.h:
-tokenizer.json. The tokens of an accepted file are distinct, and every text decodes to itself: tried on the
-file's own text.
+llmc/tokens/tokenizer.h: GPT-2's vocab.bpe, here with any number of merges, and
+llmc/checkpoint/hf/tokenizer_reader.h: tokenizer.json. The tokens of an accepted file are distinct, and every
+text decodes to itself: tried on the file's own text.
 */
 #include "fuzz.h"
 #include "../../llmc/checkpoint/hf/tokenizer_reader.h"

@@ -1,6 +1,6 @@
 /*
-What the tests of llmc/checkpoint have in common: a small model, buffers with its weights and moments, and a folder
-that stands for --out.
+What the tests of llmc/checkpoint have in common: a small model, buffers with its weights and moments, and a
+folder that stands for --out.
 */
 #pragma once
 

@@ -41,8 +41,8 @@ static inline void core_watch_add(CoreWatch* w, CoreTime begin, CoreTime end) {
 // The share of their time that n threads ran.
 static inline double core_share(const CoreTime* t, int n) { return t->cpu / (t->clock * n); }
 
-// Ends a step of n threads. Returns true once: where most steps were slow, whose threads ran for *share of their
-// time. The first step does not count, as it touches its memory for the first time.
+// Ends a step of n threads. Returns true once: where most steps were slow, whose threads ran for *share of
+// their time. The first step does not count, as it touches its memory for the first time.
 static inline bool core_watch_step(CoreWatch* w, int n, double* share) {
     const CoreTime none = {0, 0}, step = w->step;
     w->step = none;

@@ -2,11 +2,11 @@
 The layer context: what a mixer or an MLP of the CPU trainer sees of the model.
 
 A pass over B x T tokens reads weights, adds to gradients and keeps its activations in tables of its own
-(llmc/model/activations.h). A pass that extends sequences (llmc/inference/extension.h) has B = 1, its rows as T, and
-no gradients.
+(llmc/model/activations.h). A pass that extends sequences (llmc/inference/extension.h) has B = 1, its rows as
+T, and no gradients.
 
-Made by the trainer for each layer; read by its mixers, those in llmc/baselines/, and llmc/inference/cpu. RMSNorm
-is here because all of them call it.
+Made by the trainer for each layer; read by its mixers, those in llmc/baselines/, and llmc/inference/cpu.
+RMSNorm is here because all of them call it.
 */
 #pragma once
 
@@ -41,8 +41,8 @@ typedef struct {
     // writes din, the gradient of `in`, and adds to the weights' gradients
     void (*backward)(const Layer*, real* din, const real* dout, const real* in);
 
-    // Inference of a mixer: the states of a cache's slots, and scratch of a pass (NULL: attention, which has pages);
-    // out = in + mixer(norm(in)) of the rows of the cache's pass.
+    // Inference of a mixer: the states of a cache's slots, and scratch of a pass (NULL: attention, which has
+    // pages); out = in + mixer(norm(in)) of the rows of the cache's pass.
     void (*states)(Activations*, const Config*, const ParamTable*, const CacheSizes*);
     void (*extend)(const Layer*, Cache*, real* out, const real* in);
 } Mixer;

@@ -16,6 +16,6 @@ static inline AttentionPath attention_path_of(int capability, int ptx_version) {
     return capability == 90 && ptx_version == 90 ? ATTENTION_SM90 : ATTENTION_SM80;
 }
 
-// Whether a kernel may start before the one ahead of it has ended: only where kernel_wait (launch.cuh) waits for
-// that one, which it does in code for sm_90 and later.
+// Whether a kernel may start before the one ahead of it has ended: only where kernel_wait (launch.cuh) waits
+// for that one, which it does in code for sm_90 and later.
 static inline bool launch_overlaps_of(int ptx_version) { return ptx_version >= 90; }

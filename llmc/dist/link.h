@@ -213,7 +213,8 @@ static inline bool link_own_addresses(LinkAddress* address, Error* err) {
             const struct sockaddr_in6* six = (const struct sockaddr_in6*)i->ifa_addr;
             const struct sockaddr_in* four = (const struct sockaddr_in*)i->ifa_addr;
             if (family == AF_INET6 ? IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) : family != AF_INET) continue;
-            const void* number = family == AF_INET6 ? (const void*)&six->sin6_addr : (const void*)&four->sin_addr;
+            const void* number =
+                family == AF_INET6 ? (const void*)&six->sin6_addr : (const void*)&four->sin_addr;
             char* name = address->names[address->count];
             if (inet_ntop(family, number, name, sizeof address->names[0])) address->count++;
         }

@@ -18,10 +18,9 @@ The text is --prompt, standard input with --prompt -, or the first sequence of -
 The trainer computes q, k and cum_logf of all layers in a forward pass; the rest is done here in double, in
 tiles of queries and keys, from a layer's tensors on the host.
 
-Pruning: with |q k| / sqrt(dh) <= U the keys up to e have at most exp(2 U) sum_{j <= e} exp(-c_j) /
-sum_{j <= i} exp(-c_j) of row i's weight, c being cum_logf. A block of keys is skipped by a block of queries if
-this is below eps for its first query, whose sum is the least. U is the trainer's, or follows from the text's
-norms.
+Pruning: with |q k| / sqrt(dh) <= U the keys up to e have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <=
+i} exp(-c_j) of row i's weight, c being cum_logf. A block of keys is skipped by a block of queries if this is
+below eps for its first query, whose sum is the least. U is the trainer's, or follows from the text's norms.
 
 Called by train.h. Errors end the program.
 */

@@ -3,8 +3,8 @@ Samples the next token from a model's logits, with temperature, top-k, top-p and
 
 Logits are float [V]. A random number is a function of (seed, counter), so a draw does not depend on earlier
 draws. Weights, e^((logit - best) / temperature), are integers, so that sums do not depend on their order: the
-CPU's sampler here and the GPU's (llmc/inference/cuda/scores.cuh) draw the same token from the same logits, but for
-the rounding of exp.
+CPU's sampler here and the GPU's (llmc/inference/cuda/scores.cuh) draw the same token from the same logits,
+but for the rounding of exp.
 
 The most likely tokens are popped off a heap one by one until the cuts are reached, which takes O(V + n log V)
 for n tokens kept, on average. Without a cut nothing is sorted.

@@ -54,15 +54,20 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // tables of activations
 
-// The column `kept` of the tables below says which tensors every layer keeps for the backward pass:
-// `always`; `backward`: unless no backward pass follows (FORWARD_ONLY); `qkv`: unless --recompute block;
-// `none`: only with --recompute none; `never`: one buffer shared by all layers. What a backward kernel
-// recomputes on the fly (norm outputs, act, y but for Mamba-2's) is never kept. What only the backward pass
-// writes has `backward` times its elements.
-#define KEPT_BY(recompute)                                                                                   \
-    const bool always = true, backward = (recompute) <= RECOMPUTE_BLOCK, qkv = (recompute) <= RECOMPUTE_QKV, \
-               none = (recompute) == RECOMPUTE_NONE, never = false;                                          \
-    (void)always, (void)backward, (void)qkv, (void)none, (void)never;
+// The column `kept` of these tables: up to which level of recomputation every layer keeps a tensor for the backward
+// pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm outputs, act, y but
+// for Mamba-2's) is SHARED. What only the backward pass writes has `backward` times its elements.
+typedef enum {
+    SHARED = -1,
+    KEPT_NONE = RECOMPUTE_NONE,   // with --recompute none alone
+    KEPT_QKV = RECOMPUTE_QKV,     // unless --recompute block
+    KEPT_BLOCK = RECOMPUTE_BLOCK, // unless no backward pass follows
+    KEPT_ALWAYS = FORWARD_ONLY
+} Kept;
+
+// For a table X: X(KEPT_ROW) where `Activations* rows` and `Recompute recompute` are in scope.
+#define KEPT_ROW(type, name, kept, elements)                                                                 \
+    activations_add(rows, (int64_t)sizeof(type) * (elements), (int)recompute <= (int)(kept));
 
 // ----------------------------------------------------------------------------
 // parameters of the layer

@@ -1,8 +1,8 @@
 /*
 The plan of a training on a GPU, as --dry-run prints it, for the GPU of this machine or the one of --gpu and
 --gpu-memory: what each level of recomputation needs, the largest micro-batches, hours and GPU-hours. The GPU
-trainer plans with its own tables, plan_fit and plan_print_gpu, the CPU trainer calls plan_print_estimate. Without --gpu the CPU
-trainer prints its own memory and plan_print_cpu.
+trainer plans with its own tables, plan_fit and plan_print_gpu, the CPU trainer calls plan_print_estimate.
+Without --gpu the CPU trainer prints its own memory and plan_print_cpu.
 */
 #pragma once
 
@@ -80,8 +80,8 @@ static inline int plan_agree(World* world, int mine) {
     return agreed;
 }
 
-// Collective: fills besides, room and recompute of a plan for this machine's GPUs: --recompute, or the first level whose
-// activations fit; -1: none fits. Without gradients FORWARD_ONLY or -1.
+// Collective: fills besides, room and recompute of a plan for this machine's GPUs: --recompute, or the first
+// level whose activations fit; -1: none fits. Without gradients FORWARD_ONLY or -1.
 static inline void plan_fit(GpuPlan* p) {
     const Run* run = p->run;
     const bool train = run_has_gradients(run);

@@ -3,11 +3,12 @@ The model that --model, --init, --set and --window-size describe. Called by run.
 */
 #pragma once
 
+#include "../model/config_file.h"
 #include "../checkpoint/out.h"
 #include "command/options.h"
 
-// --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes its
-// place in the options, as a text in `path`.
+// --init may name the folder of a run: where it has no config.json but checkpoints, the newest of them takes
+// its place in the options, as a text in `path`.
 static inline void init_find(Options* o, char path[PATH_LENGTH]) {
     Error ignored; // config_read reports a folder that cannot be read
     int64_t* steps;

@@ -213,9 +213,9 @@ static inline void resume_check_data_order(const Run* run) {
         die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes", o->out);
 }
 
-// The checkpoint has the model, and --init is not read again. But a model named on the command line must be the
-// same, or the user means another run. What names it stays as recorded: the same model can be described in
-// several ways, and the folder of --init may have a newer checkpoint by now.
+// The checkpoint has the model, and --init is not read again. But a model named on the command line must be
+// the same, or the user means another run. What names it stays as recorded: the same model can be described
+// in several ways, and the folder of --init may have a newer checkpoint by now.
 static inline void resume_check_model(Run* run, const CommandLine* line) {
     const Options *o = &line->options, *before = &run->before;
     if (!o->model && !o->init && o->set.count == 0 && o->window_size == OPTION_UNSET) return;

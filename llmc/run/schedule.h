@@ -1,7 +1,7 @@
 /*
-The learning rate: linear warm-up from 0, then a cosine to 0 at the last token, the shape of the paper's schedule
-(arXiv 2503.02130). It is a function of the tokens seen, not of the steps, so that runs with different batch sizes
-follow the same curve.
+The learning rate: linear warm-up from 0, then a cosine to 0 at the last token, the shape of the paper's
+schedule (arXiv 2503.02130). It is a function of the tokens seen, not of the steps, so that runs with
+different batch sizes follow the same curve.
 
 Called by train.h.
 */

@@ -53,8 +53,8 @@ typedef struct {
 // Gets layer l, whose tensors are valid during the call.
 typedef void (*HeadVisitor)(void* context, int64_t l, const LayerHeads* layer);
 
-// Marks of --bench: the first timed step's begin; a step's begin, end of its passes and end, for steps of even and of
-// odd number.
+// Marks of --bench: the first timed step's begin; a step's begin, end of its passes and end, for steps of
+// even and of odd number.
 enum { MARK_FIRST, MARK_STEP, MARK_PASSES, MARK_END, MARKS_A_STEP = 3, NUM_MARKS = 1 + 2 * MARKS_A_STEP };
 
 typedef struct {
@@ -111,18 +111,19 @@ typedef struct {
     // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer, in order.
     void (*visit_heads)(Model* model, const int32_t* tokens, HeadVisitor visit, void* context);
 
-    // --bench: mark notes the time when all work so far has ended; elapsed waits for mark `to` and returns the
-    // milliseconds from `from` to it. bench_print prints what only the trainer knows, after the timed steps, of which
-    // `last` is the last; NULL: nothing.
+    // --bench: mark notes the time when all work so far has ended; elapsed waits for mark `to` and returns
+    // the milliseconds from `from` to it. bench_print prints what only the trainer knows, after the timed
+    // steps, of which `last` is the last; NULL: nothing.
     void (*mark)(Model* model, int mark);
     double (*elapsed)(Model* model, int from, int to);
     void (*bench_print)(Model* model, const Run* run, const LogStep* last);
 
-    // Inference: a cache of sequences and passes over it, as llmc/inference/extension.h says. cache_new returns
-    // NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless that is
-    // NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to another slot,
-    // which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at the beginning
-    // of each head that no later row needs. A recurrent mixer has no pages: cache_fork copies all of a slot.
+    // Inference: a cache of sequences and passes over it, as llmc/inference/extension.h says. cache_new
+    // returns NULL where the device has no memory for it. extend writes scores [steps, outputs] and, unless
+    // that is NULL, logits [outputs, V] of one step. cache_fork copies a slot's state of fixed size to
+    // another slot, which then has the same tokens. cache_forgotten fills first [slots, heads], the pages at
+    // the beginning of each head that no later row needs. A recurrent mixer has no pages: cache_fork copies
+    // all of a slot.
     int64_t (*page_bytes)(const Config* config); // of the pages of one head
     Cache* (*cache_new)(Model* model, const CacheSizes* sizes);
     void (*extend)(Cache* cache, const Extension* e, RowScore* scores, float* logits);

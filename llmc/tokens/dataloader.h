@@ -20,10 +20,10 @@ sequences consumed by all ranks. A resumed run therefore continues exactly, even
 
 A thread reads batches ahead while the caller computes. It uses pread instead of mmap, where an I/O error
 would be SIGBUS. Opening a dataset checks the headers of its shards, that their sets are complete, and that no
-shard is there twice. Reading checks every token id, and the checksum of a block of tokens before the first use
-of it. If a shard's file has changed since, as its times, size and inode tell, all of its blocks are verified
-again; without checksums this is an error. Errors are reported with the batch that they affect, after all
-batches before it.
+shard is there twice. Reading checks every token id, and the checksum of a block of tokens before the first
+use of it. If a shard's file has changed since, as its times, size and inode tell, all of its blocks are
+verified again; without checksums this is an error. Errors are reported with the batch that they affect, after
+all batches before it.
 */
 #pragma once
 
@@ -191,8 +191,8 @@ static inline bool dataloader_check_sets(const DataLoader* loader, Error* err) {
     return true;
 }
 
-// Reads the header and the first tokens of a shard. The file's state is taken first, so that a later change of
-// the file shows.
+// Reads the header and the first tokens of a shard. The file's state is taken first, so that a later change
+// of the file shows.
 static inline bool dataloader_read_start(DataShard* shard, Error* err) {
     char start[DATALOADER_START];
     int fd = -1;
@@ -210,8 +210,8 @@ static inline bool dataloader_read_start(DataShard* shard, Error* err) {
     return ok;
 }
 
-// Sets *same to whether two shards are one file, or copies. Two shards of one conversion are none: its text may
-// repeat itself.
+// Sets *same to whether two shards are one file, or copies. Two shards of one conversion are none: its text
+// may repeat itself.
 static inline bool dataloader_same_shard(const DataShard* a, const DataShard* b, bool* same, Error* err) {
     const ShardHeader *h = &a->header, *other = &b->header;
     *same = a->file.st_dev == b->file.st_dev && a->file.st_ino == b->file.st_ino;

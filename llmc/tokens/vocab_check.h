@@ -18,8 +18,8 @@ static inline void vocab_check_add(uint64_t* sum, bool* seen, int64_t id, const 
     *sum = vocab_hash_add(*sum, id, name, strlen(name));
 }
 
-// The hash of the vocabulary in the text of a tokenizer.json; 0 if it cannot be parsed. Its model's tokens are an
-// object of names with ids (BPE, WordPiece) or a list of names with scores (Unigram).
+// The hash of the vocabulary in the text of a tokenizer.json; 0 if it cannot be parsed. Its model's tokens
+// are an object of names with ids (BPE, WordPiece) or a list of names with scores (Unigram).
 static inline uint64_t vocab_hash_of_text(const char* text, size_t bytes) {
     Error ignored;
     Json j;

@@ -1,7 +1,7 @@
 /*
-What both trainers print with --bench: how fast they train, how fast they evaluate, how fast the engine reads a
-prompt, and how fast it continues sequences. Tokens are random and nothing is forgotten, so the figures of inference do
-not depend on what the weights have learnt. Called by train.h.
+What both trainers print with --bench: how fast they train, how fast they evaluate, how fast the engine reads
+a prompt, and how fast it continues sequences. Tokens are random and nothing is forgotten, so the figures of
+inference do not depend on what the weights have learnt. Called by train.h.
 */
 #pragma once
 
@@ -46,8 +46,8 @@ static inline void bench_step(const Trainer* trainer, Model* model, const Run* r
     trainer->mark(model, marks + MARK_END);
 }
 
-// Times n steps, as many in flight as in training, after BENCH_WARM to warm up. ms: means over the n steps of a whole step, and
-// of its forward and backward passes. last: the last step's results.
+// Times n steps, as many in flight as in training, after BENCH_WARM to warm up. ms: means over the n steps of
+// a whole step, and of its forward and backward passes. last: the last step's results.
 static inline void bench_steps(double ms[2], LogStep* last, const Trainer* trainer, Model* model,
                                const Run* run) {
     enum { BENCH_WARM = 3 };

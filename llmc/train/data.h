@@ -62,9 +62,9 @@ static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const Dat
     if (!ok) die("%s", err.msg);
 }
 
-// Dies where the data was encoded with another tokenizer than the model's, the held-out data's or the one beside
-// its shards, which checkpoints get, as far as both are known. Rank 0 alone reads files: the model's is in the
-// folder whose weights the run starts from.
+// Dies where the data was encoded with another tokenizer than the model's, the held-out data's or the one
+// beside its shards, which checkpoints get, as far as both are known. Rank 0 alone reads files: the model's
+// is in the folder whose weights the run starts from.
 static inline void data_check_tokenizer(const Run* run, const DataLoader* data, const DataLoader* val_data) {
     const Options* o = &run->options;
     const char* folder = run_resumed(run) ? run->checkpoint : o->init;

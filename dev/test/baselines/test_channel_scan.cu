@@ -1,6 +1,6 @@
 /*
-Tests llmc/baselines/hgrn2/channel.cuh against the recurrence in double. An output or gradient may have at most twice the
-error of a plain bf16 implementation (channel_oracle.cuh).
+Tests llmc/baselines/hgrn2/channel.cuh against the recurrence in double. An output or gradient may have at
+most twice the error of a plain bf16 implementation (channel_oracle.cuh).
 
     test_channel_scan [quick] [SEED]     quick: small shapes, for compute-sanitizer
 */

@@ -1,6 +1,6 @@
 /*
-llmc/baselines against the recurrence in double on the host (llmc/baselines/shared/scan.h), token by token: outputs,
-gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
+llmc/baselines against the recurrence in double on the host (llmc/baselines/shared/scan.h), token by token:
+outputs, gradients and states of each head. The limit of an error is twice that of a plain bf16 implementation
 (scan_oracle.cuh) on the same inputs; for gates, over many heads. Inputs and gradients are parts of wider
 rows, of which nothing else may be written; scratch starts as NaN.
 

@@ -98,8 +98,8 @@ static void test_memory(void) {
     CHECK(memory_left(root) == 0, "nothing is left");
 }
 
-// Steps of `clock` seconds in which the threads ran for `cpu` seconds, until one tells of busy cores; at most 100.
-// Returns how many there were; 100: none did.
+// Steps of `clock` seconds in which the threads ran for `cpu` seconds, until one tells of busy cores; at most
+// 100. Returns how many there were; 100: none did.
 static int steps_until_told(CoreWatch* w, double clock, double cpu, int threads, double* share) {
     for (int i = 1; i <= 100; i++) {
         const CoreTime begin = {1000, 10}, end = {1000 + clock / 2, 10 + cpu / 2};

@@ -1,7 +1,7 @@
 /*
-Tests the CPU trainer's cache (llmc/inference/extension.h), for every variant of the model: what a row computes
-has the same bits alone and among others, token by token and in chunks, in a fork and in a sequence of its
-own; it is what the forward pass computes; and what is forgotten was below eps.
+Tests the CPU trainer's cache (llmc/inference/extension.h), for every variant of the model: what a row
+computes has the same bits alone and among others, token by token and in chunks, in a fork and in a sequence
+of its own; it is what the forward pass computes; and what is forgotten was below eps.
 
 Built in float and in double. A limit that is no bound on rounding errors has the measured errors (float,
 double) in a comment.

@@ -1,7 +1,7 @@
 /*
-Tests of llmc/inference/engine/engine.h and pages.h on the CPU trainer's model: sequences together have the bits that each
-has alone, in any number of slots and pages; nothing waits forever; common beginnings are read once; greedy
-generation follows the forward pass. And of the texts of generate.h: stop strings, escapes.
+Tests of llmc/inference/engine/engine.h and pages.h on the CPU trainer's model: sequences together have the
+bits that each has alone, in any number of slots and pages; nothing waits forever; common beginnings are read
+once; greedy generation follows the forward pass. And of the texts of generate.h: stop strings, escapes.
 
 Built in float and in double.
 */
@@ -240,8 +240,8 @@ static void check_forgetting(void) {
     model_free(&model);
 }
 
-// A slot in which a sequence has forgotten pages, and then short ones: these have the bits that they have in a
-// new cache.
+// A slot in which a sequence has forgotten pages, and then short ones: these have the bits that they have in
+// a new cache.
 static void check_reused(const char* name, bool drops_unseen) {
     enum { T = 600, SHORT = 3 };
     Model model = variant_model(name, 1, 4);

@@ -1,10 +1,11 @@
 /*
-How far the fp32 accumulators of the matrix instructions drift over a million keys: o = P V is a sum of 65,536 k-steps
-of 16 keys, and the hardware truncates each. The last 256 queries of 1,048,576 tokens, no gate, random q and k.
+How far the fp32 accumulators of the matrix instructions drift over a million keys: o = P V is a sum of 65,536
+k-steps of 16 keys, and the hardware truncates each. The last 256 queries of 1,048,576 tokens, no gate, random
+q and k.
 
-o is rounded to bf16, which would hide the drift. So v is 1 or 1 + 2^-7, neighbours in bf16, and channel c has the
-larger value in a share (c + 1/2) / dh of the tokens: the channels' exact o fill the interval between them evenly, and
-the mean over channels of o - exact is the drift, as the roundings cancel. For test_attention.
+o is rounded to bf16, which would hide the drift. So v is 1 or 1 + 2^-7, neighbours in bf16, and channel c has
+the larger value in a share (c + 1/2) / dh of the tokens: the channels' exact o fill the interval between them
+evenly, and the mean over channels of o - exact is the drift, as the roundings cancel. For test_attention.
 */
 #pragma once
 
@@ -20,7 +21,8 @@ __global__ static void million_values_kernel(bf16* v, int64_t T, int dh, uint64_
     }
 }
 
-// Block i: o of query first + i in double. A thread has the score of one of dh keys, then a channel of their sum.
+// Block i: o of query first + i in double. A thread has the score of one of dh keys, then a channel of their
+// sum.
 __global__ static void million_exact_kernel(double* o, const bf16* q, const bf16* k, const bf16* v,
                                             int64_t first, int dh) {
     __shared__ double query[128], weights[128];

@@ -1,5 +1,6 @@
 /*
-Tests of llmc/checkpoint/hf/tokenizer_reader.h: which files of tokenizer.json are read, and that they encode as they should.
+Tests of llmc/checkpoint/hf/tokenizer_reader.h: which files of tokenizer.json are read, and that they encode
+as they should.
 */
 #include "../check.h"
 #include "../../../llmc/checkpoint/hf/tokenizer_reader.h"

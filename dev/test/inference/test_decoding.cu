@@ -138,8 +138,8 @@ struct Decoder {
     }
 };
 
-// The first sequence's tokens behind the prompt again, in steps of its own: the bits of `both`, which has decoded
-// them beside the second sequence.
+// The first sequence's tokens behind the prompt again, in steps of its own: the bits of `both`, which has
+// decoded them beside the second sequence.
 static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Floats& expected,
                         const char* where) {
     size_t V = (size_t)both->model->config.vocab_size, steps = (size_t)(T - prompt), different = 0;
@@ -154,8 +154,8 @@ static void check_alone(const Decoder* both, int64_t T, int64_t prompt, const Fl
     CHECK(T <= 4 || both->model->sequential || alone.is_graph(), "%s: decoding alone is not a graph", where);
 }
 
-// Sequences without a prompt in the slots of longer ones, which have ended: alone, and then two together. The bits
-// of slots that were never used.
+// Sequences without a prompt in the slots of longer ones, which have ended: alone, and then two together. The
+// bits of slots that were never used.
 static void check_reused(Decoder* used, int64_t T, const Floats& expected, const char* where) {
     Decoder fresh(used->model, used->tokens, T, used->sizes.drops, used->sizes.drops_unseen);
     used->end();

@@ -1,5 +1,5 @@
-// The Hopper kernels run on compute capability 9.0 with sm_90a code; everything else runs the sm_80 kernels. Kernels
-// overlap where they were compiled with a kernel_wait that waits, whichever GPU runs them.
+// The Hopper kernels run on compute capability 9.0 with sm_90a code; everything else runs the sm_80 kernels.
+// Kernels overlap where they were compiled with a kernel_wait that waits, whichever GPU runs them.
 #include "../check.h"
 #include "../../../llmc/cuda/path.h"
 

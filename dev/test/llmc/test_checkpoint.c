@@ -1,7 +1,7 @@
 /*
-Tests of saving checkpoints (llmc/checkpoint/write.h): what is saved is read back bit by bit in both precisions
-and by any number of ranks, and no failure while saving, such as a full disk or a crash, costs an older
-checkpoint.
+Tests of saving checkpoints (llmc/checkpoint/write.h): what is saved is read back bit by bit in both
+precisions and by any number of ranks, and no failure while saving, such as a full disk or a crash, costs an
+older checkpoint.
 */
 #include <signal.h>
 #include <sys/resource.h>

@@ -315,7 +315,8 @@ static void write_sample(JsonWriter* w) {
     json_end(w);
 }
 
-// Text of another writer gets the indentation of its place; a line break in a string is escaped, so never one.
+// Text of another writer gets the indentation of its place; a line break in a string is escaped, so never
+// one.
 static void test_put_json(void) {
     for (int indent = 0; indent <= 2; indent += 2) {
         JsonWriter w = json_writer(indent), inner = json_writer(indent), expected = json_writer(indent);

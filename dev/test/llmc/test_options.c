@@ -1,6 +1,6 @@
 /*
-Tests of llmc/run/command/cli.h and llmc/run/command/options.h: the command line, --help, and the record of options in
-trainer.json that --resume restores.
+Tests of llmc/run/command/cli.h and llmc/run/command/options.h: the command line, --help, and the record of
+options in trainer.json that --resume restores.
 */
 #include "../../../llmc/run/command/options.h"
 #include "../check.h"

@@ -402,7 +402,8 @@ static void set_time(const char* name, int seconds) {
     if (utimensat(AT_FDCWD, in_folder(name), times, 0) != 0) die("utimensat");
 }
 
-// A shard that was read and verified is written in place: with its checksums, one without a change is read on.
+// A shard that was read and verified is written in place: with its checksums, one without a change is read
+// on.
 static void test_written_in_place(void) {
     static Expected e;
     enum { n = 30 }; // sequences, in one block

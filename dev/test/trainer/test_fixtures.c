@@ -6,9 +6,9 @@ Built in double and in float. In double the relative error of every tensor is at
 is a multiple of PyTorch's own float32 error, which the fixture stores for each tensor: 4 times for a single
 tensor, and 2 times for the RMS over all tensors of a fixture. A single tensor needs the larger limit because
 both errors are samples of rounding noise: of further float32 runs of PyTorch itself, one tensor in a thousand
-exceeds 2.5 times (dev/reference/README.md). After AdamW's steps an element may also differ by what the limit of
-its first gradient's error can change in the first step. That is much only where the gradient itself is as small
-as rounding errors, in about one element of a million.
+exceeds 2.5 times (dev/reference/README.md). After AdamW's steps an element may also differ by what the limit
+of its first gradient's error can change in the first step. That is much only where the gradient itself is as
+small as rounding errors, in about one element of a million.
 */
 #include "trainer.h"
 #include <glob.h>

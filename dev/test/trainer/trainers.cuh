@@ -54,9 +54,9 @@ enum { Q_LOSS = NUM_PARAM_KINDS, Q_LOGITS, Q_EXTENDED }; // a ParamKind: its gra
 
 // The worst errors of all parts, of models with attention and of recurrent ones: those of bf16's 8 bits,
 // accumulated over the tensors between. Measured with CUDA 13.0; of recurrent models by the same kernels
-// emulated on a CPU, where those that an H200 reported are the same in three digits; tensors that have the same
-// place in two of them share a limit. Other GPUs add in
-// another order, so an error may be LIMIT times as large. 0: the models do not have the tensor.
+// emulated on a CPU, where those that an H200 reported are the same in three digits; tensors that have the
+// same place in two of them share a limit. Other GPUs add in another order, so an error may be LIMIT times as
+// large. 0: the models do not have the tensor.
 static struct {
     int quantity;
     const char* name;

@@ -20,27 +20,27 @@ in use; the gradient of the padding is 0.
 // clang-format off
 // type, name, kept, elements of a layer
 #define DELTANET_ACTS(X) \
-    X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] q, k, v before convolution, beta's logits */ \
-    X(bf16, qkv, none, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
-    X(float, beta, qkv, BT * NH)               /* [L,B,T,NH] */ \
-    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \
-    X(float, o_rstd, qkv, BT * NH)             /* [L,B,T,NH] */ \
-    X(bf16, y, never, BT * d)                  /* [B,T,d] normed o */ \
-    X(bf16, dproj, never, backward * BT * S)   /* [B,T,S] */ \
-    X(bf16, dqkv, never, backward * BT * 3 * d) /* [B,T,3d] */ \
-    X(float, dbeta, never, backward * BT * NH) /* [B,T,NH] */
+    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] q, k, v before convolution, beta's logits */ \
+    X(bf16, qkv, KEPT_NONE, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
+    X(float, beta, KEPT_QKV, BT * NH)               /* [L,B,T,NH] */ \
+    X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
+    X(float, o_rstd, KEPT_QKV, BT * NH)             /* [L,B,T,NH] */ \
+    X(bf16, y, SHARED, BT * d)                  /* [B,T,d] normed o */ \
+    X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
+    X(bf16, dqkv, SHARED, backward * BT * 3 * d) /* [B,T,3d] */ \
+    X(float, dbeta, SHARED, backward * BT * NH) /* [B,T,NH] */
 
 // type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
 #define DELTANET_STATES(X) \
-    X(bf16, history, slots, CONV_HISTORY * 3 * d) /* [L,slots,3,3d] the convolution's last inputs */ \
-    X(float, state, slots, d * dh)             /* [L,slots,NH,dh,dh] */ \
-    X(bf16, qkv, never, R * 3 * d)             /* [R,3d] */ \
-    X(float, beta, never, R * NH)              /* [R,NH] */ \
-    X(bf16, o, never, R * d)                   /* [R,d] */ \
-    X(float, o_rstd, never, R * NH)            /* [R,NH] not read */ \
-    X(char, saved, never, saved_bytes)         /* of a scan */ \
-    X(char, scratch, never, scratch_bytes)     /* of a scan */
+    X(bf16, history, true, CONV_HISTORY * 3 * d) /* [L,slots,3,3d] the convolution's last inputs */ \
+    X(float, state, true, d * dh)             /* [L,slots,NH,dh,dh] */ \
+    X(bf16, qkv, false, R * 3 * d)             /* [R,3d] */ \
+    X(float, beta, false, R * NH)              /* [R,NH] */ \
+    X(bf16, o, false, R * d)                   /* [R,d] */ \
+    X(float, o_rstd, false, R * NH)            /* [R,NH] not read */ \
+    X(char, saved, false, saved_bytes)         /* of a scan */ \
+    X(char, scratch, false, scratch_bytes)     /* of a scan */
 // clang-format on
 
 typedef struct {
@@ -70,8 +70,8 @@ static inline void deltanet_activations(Activations* rows, const Config* config,
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, S = matmul_padded(table->proj.rows);
     ScanShape shape = deltanet_scan_shape(config, B, T);
     int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape);
-    KEPT_BY(recompute)
-    DELTANET_ACTS(ACTIVATION_ROW)
+    const int64_t backward = recompute != FORWARD_ONLY;
+    DELTANET_ACTS(KEPT_ROW)
 }
 
 static inline DeltaNetActs deltanet_acts(const Layer* layer) {
@@ -86,7 +86,6 @@ static inline void deltanet_states(Activations* rows, const Config* config, cons
     ScanShape shape = deltanet_scan_shape(config, 1, sizes->rows);
     int64_t saved_bytes = (int64_t)delta_saved_bytes(&shape),
             scratch_bytes = (int64_t)delta_scratch_bytes(&shape, false);
-    const bool slots = true, never = false;
     DELTANET_STATES(ACTIVATION_ROW)
     activations_of_slots(rows, sizes->slots);
 }

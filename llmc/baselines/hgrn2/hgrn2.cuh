@@ -21,23 +21,23 @@ A row of the GPU trainer's mixers.
 // clang-format off
 // type, name, kept, elements of a layer
 #define HGRN2_ACTS(X) \
-    X(bf16, proj, qkv, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
-    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, qkv, BT * d)                    /* [L,B,T,NH,dh] */ \
-    X(float, o_rstd, qkv, BT)                  /* [L,B,T] */ \
-    X(bf16, y, never, BT * d)                  /* [B,T,d] normed o */ \
-    X(float, bound, never, bounded * d)        /* [d] of the layer in progress */ \
-    X(bf16, dproj, never, backward * BT * 3 * d)   /* [B,T,3d] */ \
-    X(float, dbound, never, backward * bounded * d) /* [d] */
+    X(bf16, proj, KEPT_QKV, BT * 3 * d)             /* [L,B,T,3d] q and f before their functions, and v */ \
+    X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, KEPT_QKV, BT * d)                    /* [L,B,T,NH,dh] */ \
+    X(float, o_rstd, KEPT_QKV, BT)                  /* [L,B,T] */ \
+    X(bf16, y, SHARED, BT * d)                  /* [B,T,d] normed o */ \
+    X(float, bound, SHARED, bounded * d)        /* [d] of the layer in progress */ \
+    X(bf16, dproj, SHARED, backward * BT * 3 * d)   /* [B,T,3d] */ \
+    X(float, dbound, SHARED, backward * bounded * d) /* [d] */
 
 // type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
 #define HGRN2_STATES(X) \
-    X(float, state, slots, d * dh)             /* [L,slots,NH,dh,dh] */ \
-    X(bf16, o, never, R * d)                   /* [R,d] */ \
-    X(float, o_rstd, never, R)                 /* [R] not read */ \
-    X(float, bound, never, bounded * d)        /* [d] */ \
-    X(char, saved, never, saved_bytes)         /* of a scan */ \
-    X(char, scratch, never, scratch_bytes)     /* of a scan */
+    X(float, state, true, d * dh)             /* [L,slots,NH,dh,dh] */ \
+    X(bf16, o, false, R * d)                   /* [R,d] */ \
+    X(float, o_rstd, false, R)                 /* [R] not read */ \
+    X(float, bound, false, bounded * d)        /* [d] */ \
+    X(char, saved, false, saved_bytes)         /* of a scan */ \
+    X(char, scratch, false, scratch_bytes)     /* of a scan */
 // clang-format on
 
 typedef struct {
@@ -58,8 +58,8 @@ static inline void hgrn2_activations(Activations* rows, const Config* config, co
     int64_t BT = B * T, d = config->hidden_size, bounded = config->use_lower_bound;
     ChannelShape shape = hgrn2_shape(config, B, T);
     int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape);
-    KEPT_BY(recompute)
-    HGRN2_ACTS(ACTIVATION_ROW)
+    const int64_t backward = recompute != FORWARD_ONLY;
+    HGRN2_ACTS(KEPT_ROW)
 }
 
 static inline Hgrn2Acts hgrn2_acts(const Layer* layer) {
@@ -74,7 +74,6 @@ static inline void hgrn2_states(Activations* rows, const Config* config, const C
     ChannelShape shape = hgrn2_shape(config, 1, sizes->rows);
     int64_t saved_bytes = (int64_t)channel_saved_bytes(&shape),
             scratch_bytes = (int64_t)channel_scratch_bytes(&shape, false);
-    const bool slots = true, never = false;
     HGRN2_STATES(ACTIVATION_ROW)
     activations_of_slots(rows, sizes->slots);
 }

@@ -21,32 +21,32 @@ GEMM, of which the first R are in use; the gradient of the padding is 0. A row o
 // clang-format off
 // type, name, kept, elements of a layer; C = di + 2 N, R = di + C + NH
 #define MAMBA2_ACTS(X) \
-    X(bf16, proj, qkv, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
-    X(bf16, vbc, none, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
-    X(float, steps, qkv, BT * NH)              /* [L,B,T,NH] */ \
-    X(float, log_decay, qkv, BT * NH)          /* [L,B,T,NH] */ \
-    X(float, skip, never, BT * NH)             /* [B,T,NH] D / step */ \
-    X(char, saved, none, saved_bytes)          /* [L] of a scan */ \
-    X(bf16, o, qkv, BT * di)                   /* [L,B,T,NH,P] */ \
-    X(float, rstd, qkv, BT)                    /* [L,B,T] */ \
-    X(bf16, y, none, BT * di)                  /* [L,B,T,di] */ \
-    X(bf16, dproj, never, backward * BT * S)   /* [B,T,S] */ \
-    X(bf16, dvbc, never, backward * BT * C)    /* [B,T,C] */ \
-    X(bf16, dy, never, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
-    X(float, dlog_decay, never, backward * BT * NH) /* [B,T,NH] */
+    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] z, x~, B~, C~, dt */ \
+    X(bf16, vbc, KEPT_NONE, BT * C)                 /* [L,B,T,C] v, B, C as the recurrence reads them */ \
+    X(float, steps, KEPT_QKV, BT * NH)              /* [L,B,T,NH] */ \
+    X(float, log_decay, KEPT_QKV, BT * NH)          /* [L,B,T,NH] */ \
+    X(float, skip, SHARED, BT * NH)             /* [B,T,NH] D / step */ \
+    X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \
+    X(bf16, o, KEPT_QKV, BT * di)                   /* [L,B,T,NH,P] */ \
+    X(float, rstd, KEPT_QKV, BT)                    /* [L,B,T] */ \
+    X(bf16, y, KEPT_NONE, BT * di)                  /* [L,B,T,di] */ \
+    X(bf16, dproj, SHARED, backward * BT * S)   /* [B,T,S] */ \
+    X(bf16, dvbc, SHARED, backward * BT * C)    /* [B,T,C] */ \
+    X(bf16, dy, SHARED, backward * BT * di)     /* [B,T,di] gradient of y, then of o */ \
+    X(float, dlog_decay, SHARED, backward * BT * NH) /* [B,T,NH] */
 
 // type, name, kept for every layer, elements: the states of a slot, and scratch of R rows
 #define MAMBA2_STATES(X) \
-    X(bf16, history, slots, CONV_HISTORY * C)  /* [L,slots,3,C] the convolution's last inputs */ \
-    X(float, state, slots, N * di)             /* [L,slots,NH,N,P] */ \
-    X(bf16, vbc, never, R * C)                 /* [R,C] */ \
-    X(float, steps, never, R * NH)             /* [R,NH] */ \
-    X(float, log_decay, never, R * NH)         /* [R,NH] */ \
-    X(float, skip, never, R * NH)              /* [R,NH] */ \
-    X(bf16, o, never, R * di)                  /* [R,di] */ \
-    X(float, rstd, never, R)                   /* [R] not read */ \
-    X(char, saved, never, saved_bytes)         /* of a scan */ \
-    X(char, scratch, never, scratch_bytes)     /* of a scan */
+    X(bf16, history, true, CONV_HISTORY * C)  /* [L,slots,3,C] the convolution's last inputs */ \
+    X(float, state, true, N * di)             /* [L,slots,NH,N,P] */ \
+    X(bf16, vbc, false, R * C)                 /* [R,C] */ \
+    X(float, steps, false, R * NH)             /* [R,NH] */ \
+    X(float, log_decay, false, R * NH)         /* [R,NH] */ \
+    X(float, skip, false, R * NH)              /* [R,NH] */ \
+    X(bf16, o, false, R * di)                  /* [R,di] */ \
+    X(float, rstd, false, R)                   /* [R] not read */ \
+    X(char, saved, false, saved_bytes)         /* of a scan */ \
+    X(char, scratch, false, scratch_bytes)     /* of a scan */
 // clang-format on
 
 typedef struct {
@@ -77,8 +77,8 @@ static inline void mamba2_activations(Activations* rows, const Config* config, c
     int64_t S = matmul_padded(table->proj.rows);
     ScanShape shape = mamba2_scan_shape(config, B, T);
     int64_t saved_bytes = (int64_t)decay_saved_bytes(&shape);
-    KEPT_BY(recompute)
-    MAMBA2_ACTS(ACTIVATION_ROW)
+    const int64_t backward = recompute != FORWARD_ONLY;
+    MAMBA2_ACTS(KEPT_ROW)
 }
 
 static inline Mamba2Acts mamba2_acts(const Layer* layer) {
@@ -93,7 +93,6 @@ static inline void mamba2_states(Activations* rows, const Config* config, const 
     ScanShape shape = mamba2_scan_shape(config, 1, sizes->rows);
     int64_t saved_bytes = (int64_t)decay_saved_bytes(&shape),
             scratch_bytes = (int64_t)decay_scratch_bytes(&shape, false);
-    const bool slots = true, never = false;
     MAMBA2_STATES(ACTIVATION_ROW)
     activations_of_slots(rows, sizes->slots);
 }

@@ -6,6 +6,7 @@ folder that the run starts from, and kept as text. Called on rank 0, by data.h a
 */
 #pragma once
 
+#include "../../formats/json.h"
 #include "../../model/config.h"
 #include "../../tokens/shard_set.h"
 #include "../../tokens/tokenizer_json.h"
@@ -75,8 +76,8 @@ static inline bool hf_check_tokenizer(const char* path, const char* text, const 
                 (long long)largest, (long long)c->vocab_size);
 }
 
-// Composes tokenizer_config.json, to be freed. Without model_max_length: transformers warns of every longer text
-// that it leads to indexing errors, and these models read any length.
+// Composes tokenizer_config.json, to be freed. Without model_max_length: transformers warns of every longer
+// text that it leads to indexing errors, and these models read any length.
 static inline char* hf_compose_config(const char* end_of_text, bool json_escape) {
     JsonWriter w = json_writer(2);
     json_begin_object(&w, NULL);

@@ -1,10 +1,10 @@
 /*
 Inference on the CPU: attention over a paged cache, and which of its pages a head has forgotten.
 
-A page (llmc/inference/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so that
-a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys page by
-page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows of the
-pass nor on how the sequence was cut into passes.
+A page (llmc/inference/extension.h) is PAGE_TOKENS tokens of one head: keys [dh, PAGE_TOKENS], transposed so
+that a query's scores are sums of vectors; values [PAGE_TOKENS, dh]; cum_logf. Each query adds up its keys
+page by page with a running maximum and sum (online softmax), so a row's bits depend neither on the other rows
+of the pass nor on how the sequence was cut into passes.
 
 Forgetting. Write c for cum_logf and U for a bound of all scores |q k| / sqrt(dh). Of query i's weight the
 keys up to the end e of a page have at most

@@ -1,9 +1,10 @@
 /*
 The CPU trainer's cache of sequences (llmc/inference/extension.h), and attention over it.
 
-Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed size: the
-last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent mixer keeps
-states alone, in a table of its own (llmc/baselines/shared/extend.h). All else is scratch of a pass of R rows.
+Attention keeps a pool of pages for the heads of all layers (attend.h), and of each slot a state of fixed
+size: the last token's row of the fused projection, for the shifts, and each head's running sums. A recurrent
+mixer keeps states alone, in a table of its own (llmc/baselines/shared/extend.h). All else is scratch of a
+pass of R rows.
 
 Called by attention's and the recurrent mixers' `extend`, and by extend.h.
 */
@@ -16,7 +17,7 @@ Called by attention's and the recurrent mixers' `extend`, and by extend.h.
 // clang-format off
 // type, name, kept for every layer, elements of a layer
 #define CACHE_PAGES(X) \
-    X(real, k, false, pages * dh * PAGE_TOKENS)             /* [pages,dh,PAGE_TOKENS] as attention reads them */ \
+    X(real, k, false, pages * dh * PAGE_TOKENS)             /* [pages,dh,PAGE_TOKENS] as attention reads */ \
     X(real, v, false, pages * PAGE_TOKENS * dh)             /* [pages,PAGE_TOKENS,dh] */ \
     X(double, cum_logf, false, gated * pages * PAGE_TOKENS) /* [pages,PAGE_TOKENS] */ \
     X(HeadSums, page_end, false, gated * pages)             /* [pages] at the page's last token */ \

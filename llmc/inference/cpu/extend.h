@@ -3,8 +3,8 @@ Extension on the CPU (llmc/inference/extension.h): one pass over rows of sequenc
 
     x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))
 
-A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is forgotten. The
-model is seen through a Layer and two Mixers, its mixer and its MLP.
+A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is
+forgotten. The model is seen through a Layer and two Mixers, its mixer and its MLP.
 
     cache_new       the trainer's, which knows the model's functions
     cache_extend    a pass
@@ -70,8 +70,9 @@ static inline void cache_free(Cache* cache) {
     free(cache);
 }
 
-// An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the cache would have more than
-// half of the memory that is left, or leave less than a quarter of its size and 8 MiB for what is allocated later.
+// An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the cache would have
+// more than half of the memory that is left, or leave less than a quarter of its size and 8 MiB for what is
+// allocated later.
 static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, const Mixer* mlp,
                                     const CacheSizes* sizes) {
     const Config* config = layer->config;
@@ -134,8 +135,8 @@ static inline void extend_outputs(Cache* cache, const real* x, RowScore* scores,
     }
 }
 
-// Extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that is NULL, logits
-// [outputs, V].
+// Extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that is NULL,
+// logits [outputs, V].
 static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     const ExtendActs a = extend_acts(cache);
     const int64_t d = cache->layer.config->hidden_size;

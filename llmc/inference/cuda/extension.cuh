@@ -1,11 +1,11 @@
 /*
-Extension on the GPU (llmc/inference/extension.h): one pass, or several steps of one, over rows of sequences in a
-cache,
+Extension on the GPU (llmc/inference/extension.h): one pass, or several steps of one, over rows of sequences
+in a cache,
 
     x = E[tokens];   every layer: x = extend(x) of its mixer,  x += mlp(norm(x));   scores of lm_head(norm(x))
 
-A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is forgotten. The
-model is seen through a Layer and its Mixer.
+A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is
+forgotten. The model is seen through a Layer and its Mixer.
 
     cache_allocate  an empty cache
     cache_extend    a pass
@@ -77,7 +77,8 @@ static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
     return layer;
 }
 
-// An empty cache for a model without gradients, whose layer 0 is `layer`; NULL where the device has no memory for it.
+// An empty cache for a model without gradients, whose layer 0 is `layer`; NULL where the device has no memory
+// for it.
 static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, const CacheSizes* sizes) {
     const Config* c = layer->config;
     CacheModel of = cache_model(c, mixer);
@@ -162,9 +163,9 @@ static inline void extend_step(Cache* cache, int64_t outputs, float* logits) {
     }
 }
 
-// Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps, outputs], and
-// unless that is NULL logits [outputs, V] of one step. A step that extends n sequences by one token each is one CUDA
-// graph from its second time on.
+// Extends sequences by the rows of a pass, in one or several steps, and waits for it: scores [steps,
+// outputs], and unless that is NULL logits [outputs, V] of one step. A step that extends n sequences by one
+// token each is one CUDA graph from its second time on.
 static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scores, float* logits) {
     DeviceCache* c = &cache->device;
     cudaStream_t stream = cache->layer.stream;

@@ -1,14 +1,14 @@
 /*
-The layers of a pass of the inference engine (llmc/inference/extension.h): attention and the MLP as the trainer's
-model has them, over the rows of sequences in a cache.
+The layers of a pass of the inference engine (llmc/inference/extension.h): attention and the MLP as the
+trainer's model has them, over the rows of sequences in a cache.
 
     attention_begin_extend    once a step: the work of all layers, and the angles of RoPE
     attention_mixer_extend    out = in + Wo output_gate(attention(qkv(norm(in))))
     mlp_extend                out = in + Wd swiglu(Wgu norm(in))
 
-On Hopper a step that decodes up to 16 rows is five kernels a layer: the two input projections, decode.cuh, and
-the two output projections; norms and SwiGLU are fused into the projections. Other rows have three kernels in
-place of decode.cuh: the append, attention, and the sum of its partial results.
+On Hopper a step that decodes up to 16 rows is five kernels a layer: the two input projections, decode.cuh,
+and the two output projections; norms and SwiGLU are fused into the projections. Other rows have three kernels
+in place of decode.cuh: the append, attention, and the sum of its partial results.
 */
 #pragma once
 
@@ -24,15 +24,15 @@ place of decode.cuh: the append, attention, and the sum of its partial results.
 // clang-format off
 // type, name, kept, elements
 #define EXTEND_ACTS(X) \
-    X(bf16, x, never, R * d)                  /* [R,d] residual stream */ \
-    X(bf16, x_mid, never, R * d)              /* [R,d] the same between mixer and MLP */ \
-    X(bf16, x_last, never, outputs * d)       /* [outputs,d] the rows with outputs */ \
-    X(bf16, computed, never, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
-    X(float, rstd, never, std::max(R, logit_rows)) /* [R] not read */ \
-    X(bf16, proj, never, R * S)               /* [R,S] */ \
-    X(bf16, y, never, R * config_inner_size(c)) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
-    X(bf16, gate_up, never, R * 2 * I)        /* [R,2I] */ \
-    X(float, logits, never, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
+    X(bf16, x, SHARED, R * d)                  /* [R,d] residual stream */ \
+    X(bf16, x_mid, SHARED, R * d)              /* [R,d] the same between mixer and MLP */ \
+    X(bf16, x_last, SHARED, outputs * d)       /* [outputs,d] the rows with outputs */ \
+    X(bf16, computed, SHARED, std::max(R, logit_rows) * std::max(d, I)) /* [R,d] or [R,I] input of a GEMM */ \
+    X(float, rstd, SHARED, std::max(R, logit_rows)) /* [R] not read */ \
+    X(bf16, proj, SHARED, R * S)               /* [R,S] */ \
+    X(bf16, y, SHARED, R * config_inner_size(c)) /* [R,d], Mamba-2 [R,2d]: input of the output projection */ \
+    X(bf16, gate_up, SHARED, R * 2 * I)        /* [R,2I] */ \
+    X(float, logits, SHARED, logit_rows * Vs)  /* [rows,Vs] of a chunk of outputs */
 // clang-format on
 
 typedef struct {
@@ -67,9 +67,9 @@ static inline Activations extend_activations(const Config* c, const ParamTable* 
     int64_t R = linear_padded_rows(s->rows), outputs = linear_padded_rows(s->outputs), d = c->hidden_size;
     int64_t I = config_mlp_size(c), S = matmul_padded(table->proj.rows), Vs = matmul_padded(c->vocab_size);
     int64_t logit_rows = linear_padded_rows(extend_logit_rows(s->outputs));
-    const bool never = false;
     Activations of = {}, *rows = &of;
-    EXTEND_ACTS(ACTIVATION_ROW)
+    const Recompute recompute = FORWARD_ONLY;
+    EXTEND_ACTS(KEPT_ROW)
     return of;
 }
 

@@ -166,7 +166,8 @@ static inline CacheSizes sample_sizes(int64_t heads, int64_t count, int64_t prom
     return s;
 }
 
-// The tokenizer of a tokenizer.json's text, which errors call `path`. vocab_size 0: only scripts/ can read it.
+// The tokenizer of a tokenizer.json's text, which errors call `path`. vocab_size 0: only scripts/ can read
+// it.
 static inline Tokenizer sample_tokenizer_parse(const char* path, const char* text) {
     Error err;
     Json j;

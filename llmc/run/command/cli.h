@@ -127,8 +127,8 @@ static inline const CliRow* cli_find(const CliRow* rows, int num_rows, const cha
 
 // Parses a command line into *options, which is first filled with the defaults. Texts point into argv.
 //
-// Of an option that is given twice the last value counts, so that a script can append its arguments to its own
-// options. given: NULL, or array of num_rows flags, set for the options that were given.
+// Of an option that is given twice the last value counts, so that a script can append its arguments to its
+// own options. given: NULL, or array of num_rows flags, set for the options that were given.
 //
 // num_arguments: arguments that are not options, such as file names, are moved to argv[1 .. *num_arguments]
 // in order, and everything after `--` counts as one. With num_arguments NULL the program takes none, and one

@@ -2,7 +2,8 @@
 The options of both trainers, from one table.
 
 A row of OPTIONS makes a field of struct Options, the row of cli.h that parses it and describes it in --help,
-and its member in trainer.json, from which --resume restores it. Called by run.h and, for that record, train.h.
+and its member in trainer.json, from which --resume restores it. Called by run.h and, for that record,
+train.h.
 
 A number or choice that was not given is OPTION_UNSET until the preset's recipe, or the program, chooses it.
 */
@@ -177,8 +178,8 @@ static inline bool option_recorded(const CliRow* row) {
     return row->type != CLI_GROUP;
 }
 
-// Does the option decide what a resumed run learns, or what its text is? Others say how it is computed, kept and
-// measured. Those that can never change (run.h) are not among these.
+// Does the option decide what a resumed run learns, or what its text is? Others say how it is computed, kept
+// and measured. Those that can never change (run.h) are not among these.
 static inline bool option_trains(const CliRow* row) {
     static const size_t training[] = {offsetof(Options, batch_tokens), offsetof(Options, max_tokens),
                                       offsetof(Options, lr),           offsetof(Options, warmup_tokens),
