@@ -473,13 +473,20 @@ static void attention_paths(const Layer* layer, const AttentionActs* a, HeadPath
     q->shift = -1;
     k->shift = params_column(table, P_K_SHIFT);
     v->shift = params_column(table, P_V_SHIFT);
-    q->weight = layer_param(layer, P_Q_NORM), q->dweight = layer_grad(layer, P_Q_NORM);
-    k->weight = layer_param(layer, P_K_NORM), k->dweight = layer_grad(layer, P_K_NORM);
+    q->weight = layer_param(layer, P_Q_NORM);
+    q->dweight = layer_grad(layer, P_Q_NORM);
+    k->weight = layer_param(layer, P_K_NORM);
+    k->dweight = layer_grad(layer, P_K_NORM);
     q->eps = k->eps = QK_NORM_EPS;
     q->rope = k->rope = layer->config->use_rope;
-    q->out = a->q, k->out = a->k, v->out = a->v;
-    q->rstd = a->q_rstd, k->rstd = a->k_rstd;
-    q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
+    q->out = a->q;
+    k->out = a->k;
+    v->out = a->v;
+    q->rstd = a->q_rstd;
+    k->rstd = a->k_rstd;
+    q->dout = a->dq;
+    k->dout = a->dk;
+    v->dout = a->dv;
 }
 
 // The columns of a tensor in proj or dproj; NULL where the model has no such tensor, or the pass no dproj.
@@ -749,7 +756,8 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T) {
     Pass pass;
     memset(&pass, 0, sizeof pass);
-    pass.B = B, pass.T = T;
+    pass.B = B;
+    pass.T = T;
     model_activations(&pass.tables[PASS_MODEL], config, B, T);
     mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T);
     mlp_activations(&pass.tables[PASS_MLP], config, table, B, T);
@@ -789,7 +797,9 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     memset(&layer, 0, sizeof layer);
     layer.config = &model->config;
     layer.table = &model->table;
-    layer.l = l, layer.B = pass->B, layer.T = pass->T;
+    layer.l = l;
+    layer.B = pass->B;
+    layer.T = pass->T;
     layer.params = model->params;
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
@@ -800,7 +810,8 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
 
 // Without gradients no backward pass follows: all layers share their activations.
 static void model_allocate_activations(Model* model, int64_t B, int64_t T) {
-    model->B = B, model->T = T;
+    model->B = B;
+    model->T = T;
     model->pass = pass_plan(&model->config, &model->table, B, T);
     pass_allocate(&model->pass, model->grads ? model->config.num_hidden_layers : 1, allocate_zeros);
     model->acts = pass_acts(&model->pass, 0);
@@ -1023,11 +1034,14 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
     StepSums* sums = &model->sums;
     model_freeze(model);
     model_reduce_gradients(model);
-    sums->loss = model->loss, sums->squares = model_squares(model), sums->votes = *votes;
+    sums->loss = model->loss;
+    sums->squares = model_squares(model);
+    sums->votes = *votes;
     model->own_finite = isfinite(sums->loss) && isfinite(sums->squares);
     if (ranks > 1) {
         memset(model->times, 0, (size_t)ranks * sizeof(RankTime));
-        own->computing = computed - model->began, own->waiting = seconds_now() - computed;
+        own->computing = computed - model->began;
+        own->waiting = seconds_now() - computed;
         mpi_sum((double*)sums, sizeof *sums / sizeof(double));
         mpi_sum((double*)model->times, 2 * ranks);
     }
@@ -1079,15 +1093,9 @@ static void print_plan(const Run* run) {
         plan_print_estimate(run);
         return;
     }
-    int64_t weights = run->table.count * (int64_t)sizeof(real);
-    Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
-    const MemoryRow rows[] = {{"weights", weights},
-                              {"gradients", weights},
-                              {"AdamW's moments", 2 * weights / run_ranks(run)},
-                              {"checkpoint in the making", 3 * weights / run_ranks(run)},
-                              {"activations", pass_bytes(&pass, run->config.num_hidden_layers)}};
-    run_print_plan(run, rows, 5);
-    plan_print_cpu(run, omp_get_max_threads());
+    const Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
+    plan_print_cpu(run, pass_bytes(&pass, run->config.num_hidden_layers), sizeof(real),
+                   omp_get_max_threads());
 }
 
 static Model* trainer_open(Run* run) {

@@ -38,7 +38,7 @@ finite changes nothing on the device itself.
 // type, name, kept, elements of a layer
 #define ATTENTION_ACTS(X) \
     X(bf16, proj, KEPT_QKV, BT * S)                     /* [L,B,T,S] q~ k~ v~ and all gates */ \
-    X(bf16, q, KEPT_NONE, BT * d)                       /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
+    X(bf16, q, KEPT_NONE, BT * d)   /* [L,B,T,d] after shift, norm and RoPE, like k and v */ \
     X(bf16, k, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
     X(bf16, v, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
     X(float, q_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
@@ -109,9 +109,14 @@ static void attention_init(const Layer* layer) {
 static void attention_pass_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
     HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
     attention_paths(layer, paths);
-    q->out = a->q, k->out = a->k, v->out = a->v;
-    q->rstd = a->q_rstd, k->rstd = a->k_rstd;
-    q->dout = a->dq, k->dout = a->dk, v->dout = a->dv;
+    q->out = a->q;
+    k->out = a->k;
+    v->out = a->v;
+    q->rstd = a->q_rstd;
+    k->rstd = a->k_rstd;
+    q->dout = a->dq;
+    k->dout = a->dk;
+    v->dout = a->dv;
 }
 
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
@@ -370,7 +375,8 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
 static Pass pass_plan(const Config* config, const ParamTable* table, int64_t B, int64_t T,
                       Recompute recompute) {
     Pass pass = {};
-    pass.B = B, pass.T = T;
+    pass.B = B;
+    pass.T = T;
     model_activations(&pass.tables[PASS_MODEL], config, B, T, recompute);
     mixers[config->mixer]->activations(&pass.tables[PASS_MIXER], config, table, B, T, recompute);
     mlp_activations(&pass.tables[PASS_MLP], config, B * T, recompute);
@@ -388,7 +394,9 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     Layer layer = {};
     layer.config = &model->config;
     layer.table = &model->table;
-    layer.l = l, layer.B = pass->B, layer.T = pass->T;
+    layer.l = l;
+    layer.B = pass->B;
+    layer.T = pass->T;
     layer.weights = model->weights;
     layer.weights_fp32 = model->weights_fp32;
     layer.grads = model->grads;
@@ -408,7 +416,8 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
 
 static size_t model_scratch_bytes(Model* model, int64_t B, int64_t T, Recompute recompute) {
     Pass pass = {};
-    pass.B = B, pass.T = T;
+    pass.B = B;
+    pass.T = T;
     Layer layer = model_layer(model, &pass, 0);
     layer.forward_only = recompute == FORWARD_ONLY;
     return std::max(mixers[model->config.mixer]->scratch_bytes(&layer),
@@ -477,20 +486,15 @@ static void model_allocate_weights(Model* model, bool train) {
 
 // Collective: connects the model to its counterparts on the other ranks' GPUs. It is to have weights next.
 static void model_connect(Model* model, World* world) {
-    int num_buckets = model->shard.num_buckets, bucket = 0;
-    model->fp32_begin = (int64_t*)xcalloc((size_t)num_buckets + 1, sizeof(int64_t));
-    for (const Param* p = model->table.rows; p < model->table.rows + model->table.num_rows; p++) {
-        while (p->offset >= model->table.buckets[bucket + 1]) bucket++;
-        if (p->fp32 >= 0) model->fp32_begin[bucket + 1] += p->count;
-    }
-    for (int b = 0; b < num_buckets; b++) model->fp32_begin[b + 1] += model->fp32_begin[b];
+    model->fp32_begin = params_fp32_begin(&model->table);
     model->exchange = (Exchange*)xcalloc(1, sizeof *model->exchange);
     *model->exchange = exchange_open(world, &model->shard, model->fp32_begin);
 }
 
 static void model_allocate_activations(Model* model, int64_t B, int64_t T, Recompute recompute) {
     int64_t L = model->config.num_hidden_layers;
-    model->B = B, model->T = T;
+    model->B = B;
+    model->T = T;
     model->recompute = recompute;
     model->pass = pass_plan(&model->config, &model->table, B, T, recompute);
     pass_allocate(&model->pass, L, device_bytes);
@@ -518,7 +522,8 @@ static void model_free(Model* model) {
         exchange_close(model->exchange);
         nccl_free(model->weights);
         if (model->grads) nccl_free(model->grads);
-        model->weights = NULL, model->grads = NULL;
+        model->weights = NULL;
+        model->grads = NULL;
         free(model->exchange);
         free(model->fp32_begin);
     }
@@ -581,20 +586,20 @@ static PruningCount* model_pruning(Model* model) {
 
 // Before a pass reads the weights of a bucket that may be in flight: 0 the embedding's, 1 + l those of layer
 // l.
-static void model_need(Model* model, int64_t bucket) {
+static void model_await_weights(Model* model, int64_t bucket) {
     if (model->weights_in_flight)
-        exchange_need(model->exchange, (int)bucket, model->capturing, model->stream);
+        exchange_await(model->exchange, (int)bucket, model->capturing, model->stream);
 }
 
 // Before work that is not part of a step reads weights: none are in flight then.
-static void model_need_all(Model* model) {
+static void model_await_all_weights(Model* model) {
     if (model->weights_in_flight)
-        for (int b = 0; b < model->shard.num_buckets; b++) model_need(model, b);
+        for (int b = 0; b < model->shard.num_buckets; b++) model_await_weights(model, b);
     model->weights_in_flight = false;
 }
 
 // A backward pass has completed a bucket's gradient.
-static void model_ready(Model* model, int64_t bucket) {
+static void model_reduce_bucket(Model* model, int64_t bucket) {
     if (!model->reducing) return;
     ParamChunks chunks = param_chunks_of(&model->chunks, (int)bucket, (int)bucket + 1);
     double* squares = model->chunk_squares + model->chunks.first[bucket];
@@ -612,7 +617,7 @@ static void block_forward(Model* model, int64_t l, bool recomputing) {
     Norm norm = layer_norm(&layer, P_MIXER_NORM, a.mixer_rstd);
     layer.recomputing = recomputing;
 
-    if (!recomputing) model_need(model, 1 + l);
+    if (!recomputing) model_await_weights(model, 1 + l);
     rmsnorm_forward(a.mixer_in, a.x, &norm, model->stream);
     mixers[model->config.mixer]->forward(&layer, has_mlp ? a.x_mid : x_next, a.mixer_in, a.x);
     if (!has_mlp) return;
@@ -640,11 +645,11 @@ static void model_forward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
     int64_t L = model->config.num_hidden_layers;
-    model_need(model, 0);
+    model_await_weights(model, 0);
     embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), norm.rows, norm.d,
                       model->stream);
     for (int64_t l = 0; l < L; l++) block_forward(model, l, false);
-    model_need(model, 1 + L);
+    model_await_weights(model, 1 + L);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
 }
 
@@ -653,7 +658,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     const int64_t NH = model->config.num_heads, T = model->T, d = model->config.hidden_size;
     std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
     CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
-    model_need_all(model);
+    model_await_all_weights(model);
     embedding_forward(model->acts.x, model->acts.inputs, model_param(model, model->weights, P_EMBEDDINGS), T,
                       d, model->stream);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
@@ -745,7 +750,8 @@ static void block_backward(Model* model, int64_t l) {
 
 // Runs work(), from the second pass on as a CUDA graph, whose kernels follow one another with less delay than
 // on a stream. Another dloss captures another graph.
-template <class Work> static void model_run(Model* model, PassGraph* graph, float dloss, const Work& work) {
+template <class Work>
+static void run_as_graph(Model* model, PassGraph* graph, float dloss, const Work& work) {
     if (!model->warm || model->sequential) {
         work();
         return;
@@ -778,20 +784,20 @@ static void model_backward(Model* model) {
     Norm norm = model_final_norm(model, &model->pass);
     int64_t L = model->config.num_hidden_layers;
     rmsnorm_backward(a->dx, NULL, a->dbranch, a->x_last, false, &norm, model->partial, model->stream);
-    model_ready(model, 1 + L);
+    model_reduce_bucket(model, 1 + L);
     if (!model->reducing) layers_backward(model, 0, L);
     for (int64_t end = L, begin; model->reducing && end > 0; end = begin) {
         begin = end - std::clamp<int64_t>(end / 2, 1, 4);
-        model_run(model, &model->layer_graphs[begin], 0, [&] {
+        run_as_graph(model, &model->layer_graphs[begin], 0, [&] {
             layers_backward(model, begin, end);
             weight_stream_join(&model->weight_stream);
         });
-        for (int64_t l = end - 1; l >= begin; l--) model_ready(model, 1 + l);
+        for (int64_t l = end - 1; l >= begin; l--) model_reduce_bucket(model, 1 + l);
     }
     embedding_backward(model_param(model, model->grads, P_EMBEDDINGS), a->dx, a->inputs, model->scratch,
                        norm.rows, norm.d, model->config.vocab_size, model->stream);
     weight_stream_join(&model->weight_stream);
-    model_ready(model, 0);
+    model_reduce_bucket(model, 0);
     if (model->reducing) exchange_finish_reduce(model->exchange, model->stream);
 }
 
@@ -799,7 +805,7 @@ static void model_backward(Model* model) {
 // and backward. `last`: of this rank's passes of the step.
 static void model_add_gradients(Model* model, float dloss, bool last) {
     model->reducing = model->exchange && last;
-    model_run(model, &model->graphs[model->weights_in_flight][model->reducing], dloss, [&] {
+    run_as_graph(model, &model->graphs[model->weights_in_flight][model->reducing], dloss, [&] {
         model_forward(model);
         model_loss(model, dloss, true, NULL);
         if (!model->reducing) model_backward(model);
@@ -860,7 +866,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
     const Pass none = {};
     Layer layer = model_layer(model, &none, 0);
     layer.grads = NULL;
-    model_need_all(model);
+    model_await_all_weights(model);
     return cache_allocate(&layer, mixers[model->config.mixer], sizes);
 }
 
@@ -954,7 +960,7 @@ static void finish_step(Model* model, LogStep* line) {
 static void queue_losses(Model* model) {
     PinnedPair* p = &model->losses;
     size_t bytes = (size_t)(model->B * model->T) * sizeof(float);
-    model_need_all(model);
+    model_await_all_weights(model);
     model_forward(model);
     model_loss(model, 0, false, NULL);
     CUDA_CHECK(
@@ -984,7 +990,7 @@ static bool pruning_counts(Model* model, double* counts) {
 
 static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;
-    model_need_all(model);
+    model_await_all_weights(model);
     model_forward(model);
     model_loss(model, (float)(1 / (double)BT), grads != NULL, (float*)logits);
     model->reducing = false;
@@ -1063,19 +1069,15 @@ static Model* trainer_open(Run* run) {
     pinned_pair_open(&model->tokens, 2 * B * T * (int64_t)sizeof(int32_t));
     pinned_pair_open(&model->losses, B * T * (int64_t)sizeof(float));
     char held[96];
-    if (train)
-        snprintf(held, sizeof held, "recompute %s", option_recompute_names[plan.recompute]);
-    else
-        snprintf(held, sizeof held, "%.2f GiB of weights and %.2f GiB of activations",
-                 (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
-                 (double)model_activation_bytes(model, B, T, FORWARD_ONLY) / (1 << 30));
+    plan_describe(held, sizeof held, &plan);
     char kernels[64] = "";
     if (run->config.mixer == MIXER_ATTENTION)
         snprintf(kernels, sizeof kernels, "attention by %s, ", model->cudnn ? "cuDNN" : attention_path());
     snprintf(run->device, sizeof run->device, "%s, compute capability %d.%d: %s%s\n", device->name,
              device->compute_capability / 10, device->compute_capability % 10, kernels, held);
     run->peak_flops = device->peak_flops;
-    model->B = B, model->T = T;
+    model->B = B;
+    model->T = T;
     if (!train) return model; // upload allocates activations when the masters are gone
     model_allocate_activations(model, B, T, (Recompute)plan.recompute);
     for (QueuedStep& q : model->steps) queued_step_open(&q, L, model->shard.size);

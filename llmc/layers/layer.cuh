@@ -54,9 +54,10 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // tables of activations
 
-// The column `kept` of these tables: up to which level of recomputation every layer keeps a tensor for the backward
-// pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm outputs, act, y but
-// for Mamba-2's) is SHARED. What only the backward pass writes has `backward` times its elements.
+// The column `kept` of these tables: up to which level of recomputation every layer keeps a tensor for the
+// backward pass; above it all layers share one buffer. What a backward kernel recomputes on the fly (norm
+// outputs, act, y but for Mamba-2's) is SHARED. What only the backward pass writes has `backward` times its
+// elements.
 typedef enum {
     SHARED = -1,
     KEPT_NONE = RECOMPUTE_NONE,   // with --recompute none alone

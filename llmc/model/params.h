@@ -258,6 +258,19 @@ static inline void params_free(ParamTable* t) {
     memset(t, 0, sizeof *t);
 }
 
+// [num_buckets + 1] where the buckets begin among the tensors that GPU kernels read in fp32; the caller frees
+// it.
+static inline int64_t* params_fp32_begin(const ParamTable* t) {
+    int64_t* begin = (int64_t*)xcalloc((size_t)t->num_buckets + 1, sizeof(int64_t));
+    int bucket = 0;
+    for (const Param* p = t->rows; p < t->rows + t->num_rows; p++) {
+        while (p->offset >= t->buckets[bucket + 1]) bucket++;
+        if (p->fp32 >= 0) begin[bucket + 1] += p->count;
+    }
+    for (int b = 0; b < t->num_buckets; b++) begin[b + 1] += begin[b];
+    return begin;
+}
+
 // The row of a kind in layer l (0 for tensors outside the layers), or NULL where the model has none.
 static inline const Param* params_find(const ParamTable* t, ParamKind kind, int64_t l) {
     int row = t->index[l * NUM_PARAM_KINDS + kind];

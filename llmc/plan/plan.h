@@ -185,6 +185,17 @@ static inline void plan_print(const GpuPlan* p, MemoryRow* rows, int num_rows, i
     plan_print_time(p->run, p->gpu.known, level);
 }
 
+// What the first line of a run says of its memory, after plan_fit.
+static inline void plan_describe(char* text, size_t size, const GpuPlan* p) {
+    const Run* run = p->run;
+    if (run_has_gradients(run))
+        snprintf(text, size, "recompute %s", option_recompute_names[p->recompute]);
+    else
+        snprintf(text, size, "%.2f GiB of weights and %.2f GiB of activations",
+                 (double)gpu_weights_bytes(&run->config, &run->table, false) / (1 << 30),
+                 (double)plan_pass_bytes(p, run->micro_batch, FORWARD_ONLY) / (1 << 30));
+}
+
 // By the GPU trainer, after plan_fit.
 static inline void plan_print_gpu(const GpuPlan* p) {
     const Run* run = p->run;
@@ -231,8 +242,15 @@ static inline void plan_print_estimate(const Run* run) {
         printf("without the state of a sample (--sample-every), which ./train_foxcu --dry-run plans too\n");
 }
 
-// Prints the time of a training on this machine's CPU, and of a model for GPUs what to run instead.
-static inline void plan_print_cpu(const Run* run, int threads) {
+// Prints the memory and the time of a training on this machine's CPU, and of a model for GPUs what to run instead.
+static inline void plan_print_cpu(const Run* run, int64_t activations, int element_bytes, int threads) {
+    const int64_t weights = run->table.count * element_bytes;
+    const MemoryRow rows[] = {{"weights", weights},
+                              {"gradients", weights},
+                              {"AdamW's moments", 2 * weights / run_ranks(run)},
+                              {"checkpoint in the making", 3 * weights / run_ranks(run)},
+                              {"activations", activations}};
+    run_print_plan(run, rows, sizeof rows / sizeof rows[0]);
     const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
     const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
     printf("time               %15.4g %s on %d threads at %g GFLOP/s each\n",

@@ -20,8 +20,8 @@ Invariants, each with the line that keeps it:
  4. The next step adds to gradients that are 0.                AdamW zeroes the rank's part, the memsets in
                                                                exchange_reduce the others, before `reduced`
  5. A bucket is gathered after its AdamW.                      event `updated` in exchange_gather
- 6. The next forward pass reads a bucket after its all-gather. event `gathered` in exchange_need
- 7. A captured forward pass waits at every launch.             cudaEventWaitExternal in exchange_need
+ 6. The next forward pass reads a bucket after its all-gather. event `gathered` in exchange_await
+ 7. A captured forward pass waits at every launch.             cudaEventWaitExternal in exchange_await
  8. All ranks issue the same collectives in the same order.    the trainer's step depends on options and votes
                                                                alone (StepVotes)
 
@@ -290,7 +290,7 @@ static inline void exchange_begin_step(Exchange* e, cudaStream_t main) {
 }
 
 // In the step's first forward pass, before a bucket's weights are read.
-static inline void exchange_need(Exchange* e, int bucket, bool capturing, cudaStream_t main) {
+static inline void exchange_await(Exchange* e, int bucket, bool capturing, cudaStream_t main) {
     exchange_time(e, bucket, BUCKET_NEEDED, capturing, main);
     exchange_wait(e, e->buckets[bucket].gathered, capturing ? cudaEventWaitExternal : cudaEventWaitDefault,
                   main);

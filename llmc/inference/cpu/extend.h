@@ -79,7 +79,10 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     const int64_t L = config->num_hidden_layers;
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
     Activations* const tables[] = {&cache->states, &cache->acts, &cache->of_mixer, &cache->of_mlp};
-    cache->sizes = *sizes, cache->layer = *layer, cache->mixer = mixer, cache->mlp = mlp;
+    cache->sizes = *sizes;
+    cache->layer = *layer;
+    cache->mixer = mixer;
+    cache->mlp = mlp;
     cache->layer.B = 1, cache->layer.mixer = &cache->of_mixer, cache->layer.mlp = &cache->of_mlp;
     extend_activations(&cache->acts, config, sizes->rows);
     mlp->activations(&cache->of_mlp, config, layer->table, 1, sizes->rows);

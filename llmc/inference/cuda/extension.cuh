@@ -73,7 +73,8 @@ static inline void cache_free(Cache* cache) {
 // A layer of the cache's pass, of so many rows.
 static inline Layer cache_layer(const Cache* cache, int64_t l, int64_t rows) {
     Layer layer = cache->layer;
-    layer.l = l, layer.T = rows;
+    layer.l = l;
+    layer.T = rows;
     return layer;
 }
 
@@ -96,7 +97,8 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     if (!all) return NULL;
     activations_layer(&cache->table, 0, &cache->acts, sizeof cache->acts);
     matmul_init(&cache->matmul, !layer->deterministic, layer->stream);
-    cache->layer = *layer, cache->mixer = mixer;
+    cache->layer = *layer;
+    cache->mixer = mixer;
     cache->layer.B = 1, cache->layer.mixer = &cache->states, cache->layer.mlp = NULL;
     cache->layer.matmul = &cache->matmul;
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
