@@ -449,7 +449,7 @@ static void attention_init(const Layer* layer) {
         rope_angles(a.angles + t * dh, t, dh, layer->config->rope_base);
 }
 
-static HeadShape attention_shape(const Layer* layer) {
+static HeadShape attention_shape_of(const Layer* layer) {
     int64_t dh = config_head_size(layer->config), R = layer->table->proj.rows;
     HeadShape s = {.B = layer->B,
                    .T = layer->T,
@@ -508,7 +508,7 @@ static OutputGate attention_output_gate(const Layer* layer, real* rstd, real* pr
 
 static void attention_mixer_forward(const Layer* layer, real* out, const real* in, const real* residual) {
     AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape(layer);
+    HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
@@ -529,7 +529,7 @@ static void attention_mixer_forward(const Layer* layer, real* out, const real* i
 // Writes din, the gradient of `in`; din first holds the gradient of y.
 static void attention_mixer_backward(const Layer* layer, real* din, const real* dout, const real* in) {
     AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape(layer);
+    HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, a.dproj);
@@ -560,7 +560,7 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
 // out = in + mixer(norm(in)) of the rows of a cache's pass, which attend to the cache.
 static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
     AttentionActs a = attention_acts(layer);
-    HeadShape shape = attention_shape(layer);
+    HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_O_PROJ);
     OutputGate output_gate = attention_output_gate(layer, a.o_rstd, a.proj, NULL);
@@ -881,7 +881,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         const Layer layer = model_layer(model, &model->pass, l);
         const AttentionActs a = attention_acts(&layer);
         const real *q = layer_param(&layer, P_Q_NORM), *k = layer_param(&layer, P_K_NORM);
-        const HeadShape s = attention_shape(&layer);
+        const HeadShape s = attention_shape_of(&layer);
         for (int64_t h = 0, at = 0; h < s.NH; h++, at += s.weight_stride)
             limits[h] = q ? qk_norm_limit(q + at, k + at, s.dh, c->use_rope) : NAN;
         block_forward(model, l);
@@ -1011,7 +1011,7 @@ static void load_batch(Model* model, DataLoader* data) {
     batch_read(model->inputs, model->targets, data, model->B * model->T, model->config.vocab_size);
 }
 
-static void begin_step(Model* model) {
+static void model_begin_step(Model* model) {
     memset(model->grads, 0, (size_t)model->table.count * sizeof(real));
     model->loss = 0;
     model->began = seconds_now();
@@ -1061,7 +1061,7 @@ static void finish_step(Model* model, LogStep* line) {
     if (model->shard.rank == 0) core_watch_tell(&model->core_watch, omp_get_max_threads());
 }
 
-static const char* first_not_finite(Model* model, bool gradients) {
+static const char* model_first_not_finite(Model* model, bool gradients) {
     const Shard whole = params_shard(&model->table, 0, 1);
     const real* buffer = gradients ? model->grads : model->params;
     return shard_first_not_finite(&model->table, &whole, buffer, sizeof(real));
@@ -1170,11 +1170,11 @@ static const Trainer trainer = {
     .download = download,
     .upload = upload,
     .load_batch = load_batch,
-    .begin_step = begin_step,
+    .begin_step = model_begin_step,
     .add_gradients = add_gradients,
     .update = update,
     .finish_step = finish_step,
-    .first_not_finite = first_not_finite,
+    .first_not_finite = model_first_not_finite,
     .queue_losses = queue_losses,
     .finish_losses = finish_losses,
     .evaluate = evaluate,

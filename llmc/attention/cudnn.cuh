@@ -349,7 +349,8 @@ static inline const CudnnPlan* cudnn_plan(CudnnPass pass, const HeadShape* s) {
 
     CudnnPlan* p = (CudnnPlan*)xcalloc(1, sizeof *p);
     cudnnStatus_t status;
-    p->pass = pass, p->s = *s;
+    p->pass = pass;
+    p->s = *s;
     p->plan = cudnn_best_plan(&g, cudnn_handle(), &status);
     if (!p->plan)
         die("cuDNN %zu has no attention, %s, for %lld sequences of %lld tokens and %lld heads of %lld here: "

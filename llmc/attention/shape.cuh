@@ -151,8 +151,11 @@ static inline bool attention_windowed(const HeadShape* s) { return s->window > 0
 static inline AttentionShape attention_shape(const HeadShape* s, int rows, const AttentionBounds* bounds,
                                              int64_t bytes_per_channel) {
     AttentionShape shape = {};
-    shape.T = (int)s->T, shape.NH = (int)s->NH, shape.blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
-    shape.heads = (int)(s->B * s->NH), shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
+    shape.T = (int)s->T;
+    shape.NH = (int)s->NH;
+    shape.blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
+    shape.heads = (int)(s->B * s->NH);
+    shape.tiles_per_head = (int)ceil_div<int64_t>(s->T, rows);
     shape.row_stride = s->NH * s->dh;
     shape.window = (int)s->window;
     if (bounds) shape.bounds = *bounds;

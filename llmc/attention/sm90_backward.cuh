@@ -94,9 +94,12 @@ struct Sm90BackwardBlock {
         int block = p.dq_semaphore ? p.shape.tiles_per_head - 1 - at.tile_index : at.tile_index;
         int last_block = p.shape.last_query_block<F::WINDOW>(at.head, block);
         Sm90BackwardBlock x;
-        x.head = at.head, x.b = at.head / p.shape.NH, x.h = at.head % p.shape.NH;
+        x.head = at.head;
+        x.b = at.head / p.shape.NH;
+        x.h = at.head % p.shape.NH;
         x.j0 = block * ATTENTION_BLOCK;
-        x.first = block * TILES, x.clear = x.first + TILES;
+        x.first = block * TILES;
+        x.clear = x.first + TILES;
         x.last = min((last_block + 1) * TILES, F::tiles(p.shape)) - 1;
         return x;
     }
@@ -580,13 +583,21 @@ static inline void attention_backward_sm90(const AttentionBackward* a, const Hea
     typedef Sm90Backward<DH, WINDOW> F;
     int64_t tiles = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES), parts = 2 * tiles;
     Sm90BackwardParameters p;
-    p.q = sm90_tensor_map(a->q, s, F::QUERIES), p.dout = sm90_tensor_map(a->dout, s, F::QUERIES);
-    p.k = sm90_tensor_map(a->k, s, F::KEYS), p.v = sm90_tensor_map(a->v, s, F::KEYS);
-    p.dk = sm90_tensor_map(a->dk, s, 64), p.dv = sm90_tensor_map(a->dv, s, 64);
-    p.dq_sum = (float*)a->scratch, p.row_sum = p.dq_sum + parts * F::PART;
+    p.q = sm90_tensor_map(a->q, s, F::QUERIES);
+    p.dout = sm90_tensor_map(a->dout, s, F::QUERIES);
+    p.k = sm90_tensor_map(a->k, s, F::KEYS);
+    p.v = sm90_tensor_map(a->v, s, F::KEYS);
+    p.dk = sm90_tensor_map(a->dk, s, 64);
+    p.dv = sm90_tensor_map(a->dv, s, 64);
+    p.dq_sum = (float*)a->scratch;
+    p.row_sum = p.dq_sum + parts * F::PART;
     int* semaphores = (int*)(p.row_sum + s->B * s->NH * s->T);
-    p.dq_semaphore = a->deterministic ? semaphores : NULL, p.tickets = (unsigned*)(semaphores + tiles);
-    p.dcum_logf = GATE ? a->dcum_logf : NULL, p.lse = a->lse, p.delta = a->delta, p.cum_logf = a->cum_logf;
+    p.dq_semaphore = a->deterministic ? semaphores : NULL;
+    p.tickets = (unsigned*)(semaphores + tiles);
+    p.dcum_logf = GATE ? a->dcum_logf : NULL;
+    p.lse = a->lse;
+    p.delta = a->delta;
+    p.cum_logf = a->cum_logf;
     // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups
     // of heads are half as large then, as if dq, which is float, had to fit into L2 too.
     p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);

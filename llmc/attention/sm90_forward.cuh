@@ -90,7 +90,9 @@ struct Sm90ForwardTile {
     template <class F> __device__ static Sm90ForwardTile of(unsigned index, const Sm90ForwardParameters& p) {
         AttentionTile at = p.shape.tile(index);
         Sm90ForwardTile tile;
-        tile.head = at.head, tile.b = at.head / p.shape.NH, tile.h = at.head % p.shape.NH;
+        tile.head = at.head;
+        tile.b = at.head / p.shape.NH;
+        tile.h = at.head % p.shape.NH;
         tile.i0 = (p.last_tile - at.tile_index) * F::ROWS; // the last queries have most keys
         tile.last = (min(tile.i0 + F::ROWS, p.shape.T) - 1) / F::KEYS;
         tile.diagonal = tile.i0 / F::KEYS;
@@ -490,9 +492,13 @@ static inline void attention_forward_sm90(const AttentionForward* a, const HeadS
     static_assert(ATTENTION_FIRST_QUERY % F::ROWS == 0, "tiles begin at the first query");
     Sm90ForwardParameters p;
     AttentionForward at = attention_from_first_query(a, s);
-    p.q = sm90_tensor_map(at.q, s, F::ROWS), p.k = sm90_tensor_map(a->k, s, F::KEYS);
-    p.v = sm90_tensor_map(a->v, s, F::KEYS), p.o = sm90_tensor_map(at.o, s, 16);
-    p.lse = a->lse, p.cum_logf = a->cum_logf, p.tile_counter = (unsigned*)a->scratch;
+    p.q = sm90_tensor_map(at.q, s, F::ROWS);
+    p.k = sm90_tensor_map(a->k, s, F::KEYS);
+    p.v = sm90_tensor_map(a->v, s, F::KEYS);
+    p.o = sm90_tensor_map(at.o, s, 16);
+    p.lse = a->lse;
+    p.cum_logf = a->cum_logf;
+    p.tile_counter = (unsigned*)a->scratch;
     p.shape = attention_shape(s, F::ROWS, a->bounds, 4);
     p.last_tile = p.shape.tiles_per_head - 1;
     p.shape.tiles_per_head -= (int)(a->first_query / F::ROWS);

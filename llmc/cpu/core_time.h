@@ -52,7 +52,8 @@ static inline bool core_watch_step(CoreWatch* w, int n, double* share) {
     if (w->steps < CORE_WATCH_STEPS || w->sum.clock < CORE_WATCH_SECONDS) return false;
     *share = core_share(&w->sum, n);
     w->said = 2 * w->slow > w->steps && *share < 0.5;
-    w->sum = none, w->steps = w->slow = 0;
+    w->sum = none;
+    w->steps = w->slow = 0;
     return w->said;
 }
 

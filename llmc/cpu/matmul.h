@@ -24,7 +24,9 @@ typedef struct {
 
 static inline View view(const real* at, int64_t row, int64_t col) {
     View v;
-    v.at = at, v.row = row, v.col = col;
+    v.at = at;
+    v.row = row;
+    v.col = col;
     return v;
 }
 // The row-major matrix with this row stride, and its transpose.

@@ -90,7 +90,8 @@ static inline cudaEvent_t range_log_begin(RangeLog* log, const char* name, Range
         CUDA_CHECK(cudaEventCreate(&range.begin));
         CUDA_CHECK(cudaEventCreate(&range.end));
     }
-    range.name = n, range.pass = pass;
+    range.name = n;
+    range.pass = pass;
     CUDA_CHECK(cudaEventRecord(range.begin, stream));
     return range.end;
 }

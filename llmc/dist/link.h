@@ -369,7 +369,8 @@ static inline bool link_random_token(LinkAddress* address, Error* err) {
 static inline void link_init(Link* link, int rank, int size, const char host[64],
                              const LinkAddress* address) {
     memset(link, 0, sizeof *link);
-    link->rank = rank, link->size = size;
+    link->rank = rank;
+    link->size = size;
     memcpy(link->host, host, sizeof link->host);
     link->address = *address;
     link->listener = -1;

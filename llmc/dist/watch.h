@@ -134,8 +134,12 @@ static inline void* watch_run(void* argument) {
 static inline void watch_start(Watch* w, Link* link, double timeout) {
     sigset_t all, old;
     memset(w, 0, sizeof *w);
-    w->link = link, w->timeout = timeout, w->speaker = -1;
-    w->interval = timeout < 4 ? timeout / 4 : 1, w->resumed = -5, w->woke = seconds_now();
+    w->link = link;
+    w->timeout = timeout;
+    w->speaker = -1;
+    w->interval = timeout < 4 ? timeout / 4 : 1;
+    w->resumed = -5;
+    w->woke = seconds_now();
     w->ranks = (WatchRank*)xcalloc((size_t)link->size, sizeof *w->ranks);
     w->fds = (struct pollfd*)xcalloc(2 * (size_t)link->size, sizeof *w->fds);
     for (int r = 0; r < link->size; r++) w->fds[r].fd = -1;

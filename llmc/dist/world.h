@@ -86,8 +86,10 @@ static inline World* world_identify(int* argc, char*** argv) {
     Error err;
     memset(w, 0, sizeof *w);
     bool ok = start_identify(&s, argc, argv, &err);
-    w->rank = s.rank, w->size = s.size;
-    w->local_rank = s.local_rank, w->local_size = s.local_size;
+    w->rank = s.rank;
+    w->size = s.size;
+    w->local_rank = s.local_rank;
+    w->local_size = s.local_size;
     w->mpi = s.mpi;
     w->address = s.address;
     if (gethostname(w->host, sizeof w->host - 1) != 0) strcpy(w->host, "unknown");

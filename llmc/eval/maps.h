@@ -318,14 +318,17 @@ static inline void maps_write(const Maps* m, const Run* run) {
 static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     const Config* c = m->config;
     m->trainer = trainer;
-    m->L = c->num_hidden_layers, m->NH = c->num_heads, m->dh = config_head_size(c);
+    m->L = c->num_hidden_layers;
+    m->NH = c->num_heads;
+    m->dh = config_head_size(c);
     m->window = c->window_size;
     m->Q = maps_min(m->T, MAPS_ROWS);
     const size_t heads = (size_t)(m->L * m->NH), rows = heads * (size_t)m->Q;
     m->queries = (int32_t*)xcalloc((size_t)m->Q, sizeof *m->queries);
     for (int64_t r = 0; r < m->Q; r++) m->queries[r] = (int32_t)((r + 1) * m->T / m->Q - 1);
     m->half_life = (double*)xcalloc(3 * heads, sizeof(double));
-    m->pruned_share = m->half_life + heads, m->effective_window = m->pruned_share + heads;
+    m->pruned_share = m->half_life + heads;
+    m->effective_window = m->pruned_share + heads;
     m->cum_logf = (double*)xcalloc(heads * (size_t)m->T, sizeof(double));
     m->largest = (float*)xcalloc(rows, sizeof(float));
     m->key = (int32_t*)xcalloc(rows, sizeof(int32_t));

@@ -86,7 +86,9 @@ static inline void positions_reduce(Positions* p, World* world) {
     world_sum(world, totals, 3);
     world_sum(world, p->sums, (int)p->seq_len);
     world_sum(world, p->window_squares, (int)p->seq_len);
-    p->mean_sum = totals[0], p->mean_squares = totals[1], p->sequences = (int64_t)totals[2];
+    p->mean_sum = totals[0];
+    p->mean_squares = totals[1];
+    p->sequences = (int64_t)totals[2];
     watch_progress(world);
 }
 

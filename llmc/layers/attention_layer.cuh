@@ -30,9 +30,9 @@ static inline void attention_paths(const Layer* layer, HeadPath paths[3]) {
     q->shift = -1;
     k->shift = params_column(table, P_K_SHIFT);
     v->shift = params_column(table, P_V_SHIFT);
-    q->weight = layer_param(layer, layer->weights, P_Q_NORM),
+    q->weight = layer_param(layer, layer->weights, P_Q_NORM);
     q->dweight = layer_param(layer, layer->grads, P_Q_NORM);
-    k->weight = layer_param(layer, layer->weights, P_K_NORM),
+    k->weight = layer_param(layer, layer->weights, P_K_NORM);
     k->dweight = layer_param(layer, layer->grads, P_K_NORM);
     q->eps = k->eps = QK_NORM_EPS;
     q->rope = k->rope = layer->config->use_rope;

@@ -161,10 +161,16 @@ static inline QkvArgs qkv_args(const HeadPath paths[3], const HeadShape* shape) 
     for (int p = 0; p < 3; p++) a.paths[p] = paths[p];
     assert((paths[0].column | paths[1].column | paths[2].column) % 8 == 0);
     assert(shape->row_stride % 8 == 0 && shape->row_stride >= shape->columns && tokens < INT32_MAX / 2);
-    a.row_stride = shape->row_stride, a.columns = shape->columns;
-    a.tokens = (int)tokens, a.T = (int)shape->T, a.NH = (int)shape->NH, a.dh = (int)shape->dh;
-    a.weight_stride = (int)shape->weight_stride, a.units = 3 * head_grid(shape->NH, shape->dh).blocks;
-    a.segments_of_T = ceil_div<int>(a.T, QKV_SEGMENT), a.segments = (int)shape->B * a.segments_of_T;
+    a.row_stride = shape->row_stride;
+    a.columns = shape->columns;
+    a.tokens = (int)tokens;
+    a.T = (int)shape->T;
+    a.NH = (int)shape->NH;
+    a.dh = (int)shape->dh;
+    a.weight_stride = (int)shape->weight_stride;
+    a.units = 3 * head_grid(shape->NH, shape->dh).blocks;
+    a.segments_of_T = ceil_div<int>(a.T, QKV_SEGMENT);
+    a.segments = (int)shape->B * a.segments_of_T;
     return a;
 }
 

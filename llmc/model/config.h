@@ -359,7 +359,9 @@ static inline void config_set_mixer(Config* c, MixerKind mixer) {
     c->state_size = 128;
     c->chunk_size = 256;
     c->residual_in_fp32 = c->rescale_prenorm_residual = true;
-    c->time_step_min = 1e-3, c->time_step_max = 0.1, c->time_step_floor = 1e-4;
+    c->time_step_min = 1e-3;
+    c->time_step_max = 0.1;
+    c->time_step_floor = 1e-4;
 }
 
 // ----------------------------------------------------------------------------

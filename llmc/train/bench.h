@@ -183,7 +183,8 @@ static inline void bench_inference(const Run* run, const Trainer* trainer, Model
         printf("  too little memory is left for inference\n");
         return;
     }
-    engine.on_token = bench_on_token, engine.on_end = bench_on_end;
+    engine.on_token = bench_on_token;
+    engine.on_end = bench_on_end;
     engine.end_of_text = -1;                 // goes on behind it
     bench_sequences(seconds, &engine, 1, T); // to warm up
     bench_sequences(seconds, &engine, 1, T);

@@ -294,7 +294,10 @@ static inline void training_queue_step(Training* t) {
 
     LogStep* line = &t->queued[state->step % 2];
     memset(line, 0, sizeof *line);
-    line->step = state->step, line->tokens = state->tokens, line->step_tokens = step_tokens, line->lr = lr;
+    line->step = state->step;
+    line->tokens = state->tokens;
+    line->step_tokens = step_tokens;
+    line->lr = lr;
     t->in_flight++;
 }
 
@@ -355,7 +358,10 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     const Options* o = &run->options;
     TrainerState* state = &run->state;
     Training* t = (Training*)xcalloc(1, sizeof *t);
-    t->trainer = trainer, t->model = model, t->run = run, t->world = run->world;
+    t->trainer = trainer;
+    t->model = model;
+    t->run = run;
+    t->world = run->world;
     t->snapshot = *snapshot;
     training_open(t);
     run_catch_signals(run->world);

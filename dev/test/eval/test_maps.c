@@ -86,7 +86,7 @@ static void check_maps(const char* name, int64_t T, real gate) {
     for (int64_t l = 0; l < m->L; l++) {
         const Layer layer = model_layer(&model, &model.pass, l);
         const AttentionActs acts = attention_acts(&layer);
-        const HeadShape s = attention_shape(&layer);
+        const HeadShape s = attention_shape_of(&layer);
         HeadPath paths[3];
         attention_paths(&layer, &acts, paths);
         for (int64_t h = 0; h < m->NH; h++) {

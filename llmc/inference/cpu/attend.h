@@ -168,7 +168,8 @@ static inline void attend(Query* queries, int64_t count, const HeadPages* pages)
     for (Query* q = queries; q < queries + count; q++) {
         int64_t page = pages->numbers[q->position / PAGE_TOKENS];
         q->cum_logf = pages->cum_logf ? pages->cum_logf[page * PAGE_TOKENS + q->position % PAGE_TOKENS] : 0;
-        q->row_max = -INFINITY, q->row_sum = 0;
+        q->row_max = -INFINITY;
+        q->row_sum = 0;
         memset(q->o, 0, (size_t)pages->dh * sizeof(real));
         first = min64(first, q->first_page);
     }

@@ -106,7 +106,8 @@ template <class Add> static inline void device_cache_buffers(DeviceCache* c, con
 static inline DeviceCache device_cache_plan(const CacheModel* m, const CacheSizes* s) {
     DeviceCache c = {};
     int64_t heads = m->layers * m->NH;
-    c.model = *m, c.sizes = *s;
+    c.model = *m;
+    c.sizes = *s;
     c.pages.NH = m->NH, c.pages.dh = m->dh, c.pages.layers = m->layers;
     c.pages.slots = s->slots, c.pages.pages = s->pages, c.pages.table_width = cache_table_width(s);
     c.pages.log_tolerance = m->log_tolerance;
@@ -312,7 +313,9 @@ static inline void device_cache_fill(DeviceCache* c, const Extension* e, cudaStr
     // Heads of one sequence differ if they forget; otherwise only those of different sequences do.
     c->pass.is_uneven =
         longest >= DECODE_UNEVEN_TOKENS && (c->pages.drops || longest * c->host.num_decoded > 2 * decoded);
-    outputs->pass = c->pass, outputs->outputs = (int)e->outputs, outputs->advances = extension_decodes(e);
+    outputs->pass = c->pass;
+    outputs->outputs = (int)e->outputs;
+    outputs->advances = extension_decodes(e);
 }
 
 // Copies the filled arrays to the device.
@@ -330,7 +333,9 @@ static inline ExtendLayer device_cache_layer(const DeviceCache* c, int64_t index
 static inline void device_cache_prefill(const DeviceCache* c, const ExtendLayer* layer, const bf16* q_weight,
                                         const bf16* k_weight, int64_t weight_stride, cudaStream_t stream) {
     PrefillScratch space = c->space;
-    space.pruning.q_weight = q_weight, space.pruning.k_weight = k_weight, space.weight_stride = weight_stride;
+    space.pruning.q_weight = q_weight;
+    space.pruning.k_weight = k_weight;
+    space.weight_stride = weight_stride;
     space.pruning.log_tolerance = c->model.log_tolerance;
     for (int i = c->host.num_sequences - 1; i >= 0; i--)
         if (c->host.row_tiles[c->host.sequences[i].begin] == PASS_PREFILL)

@@ -88,7 +88,7 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     Cache* cache = (Cache*)xcalloc(1, sizeof *cache);
     bool all = device_cache_new(&cache->device, &of, sizes);
     if (all) {
-        cache->table = extend_activations(c, layer->table, sizes),
+        cache->table = extend_activations(c, layer->table, sizes);
         cache->states = cache_states(c, mixer, sizes);
         all = cache_allocate_table(&cache->table, 1) &&
               cache_allocate_table(&cache->states, c->num_hidden_layers);

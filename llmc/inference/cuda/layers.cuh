@@ -128,10 +128,13 @@ static inline void attention_mixer_extend(const Layer* layer, Cache* cache, bf16
     append.layer = layer->l;
     attention_paths(layer, append.paths);
     append.paths[0].out = c->q;
-    append.proj = a->proj, append.angles = c->angles, append.cum_logf = c->cum_logf;
+    append.proj = a->proj;
+    append.angles = c->angles;
+    append.cum_logf = c->cum_logf;
     append.gate = proj_column(layer, a->proj, P_FGATE_PROJ);
     append.bias = layer_param_fp32(layer, P_FGATE_BIAS);
-    append.row_stride = (int)shape.row_stride, append.weight_stride = (int)shape.weight_stride;
+    append.row_stride = (int)shape.row_stride;
+    append.weight_stride = (int)shape.weight_stride;
 
     linear_rows(a->proj, &normed, NULL, &in_proj, layer->matmul);
     kv_append(&c->pages, &append, &c->pass, stream);
@@ -150,7 +153,9 @@ static inline void mlp_extend(const Layer* layer, const Cache* cache, bf16* out,
     const ExtendActs* a = &cache->acts;
     Linear gate_proj = layer_linear(layer, P_GATE_PROJ), down_proj = layer_linear(layer, P_DOWN_PROJ);
     MatvecInput normed = extend_normed(layer, a, in, P_MLP_NORM), act = {};
-    act.x = a->gate_up, act.swiglu = true, act.computed = a->computed;
+    act.x = a->gate_up;
+    act.swiglu = true;
+    act.computed = a->computed;
     linear_rows(a->gate_up, &normed, NULL, &gate_proj, layer->matmul);
     linear_rows(out, &act, in, &down_proj, layer->matmul);
 }

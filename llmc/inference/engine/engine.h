@@ -153,8 +153,10 @@ static inline bool engine_open(Engine* g, const Trainer* trainer, Model* model, 
     int64_t pages = sizes->pages < least ? least : sizes->pages;
     for (;; pages = pages / 2 < least ? least : pages / 2) {
         memset(g, 0, sizeof *g);
-        g->trainer = trainer, g->model = model;
-        g->V = config->vocab_size, g->end_of_text = config_end_of_text(config);
+        g->trainer = trainer;
+        g->model = model;
+        g->V = config->vocab_size;
+        g->end_of_text = config_end_of_text(config);
         g->sizes = *sizes, g->sizes.pages = pages;
         g->cache = trainer->cache_new(model, &g->sizes); // first: it leaves memory for the others
         if (g->cache) g->pages = page_table_new(&g->sizes, heads);
@@ -218,7 +220,11 @@ static inline int64_t engine_split(EngineList* list, EngineNode* parent, int64_t
         EngineNode* node = (EngineNode*)xcalloc(1, sizeof *node);
         node->members = (Sequence**)xcalloc((size_t)count, sizeof *members);
         memcpy(node->members, members, (size_t)count * sizeof *members);
-        node->count = count, node->end = end, node->delivered = start, node->slot = -1, node->parent = parent;
+        node->count = count;
+        node->end = end;
+        node->delivered = start;
+        node->slot = -1;
+        node->parent = parent;
         engine_push_front(list, node);
         return 1;
     }
@@ -269,7 +275,8 @@ static inline int64_t engine_free_slot(const Engine* g) {
 static inline void engine_release(Engine* g, EngineNode* node) {
     page_table_release(&g->pages, node->slot, node->length);
     g->slot_used[node->slot] = false;
-    node->slot = -1, node->length = 0;
+    node->slot = -1;
+    node->length = 0;
 }
 
 static inline void engine_free_node(EngineNode* node) {
@@ -315,7 +322,9 @@ static inline bool engine_start(Engine* g, EngineNode* node, bool* others) {
     engine_push_back(&g->running, node);
     g->num_running++;
     g->slot_used[slot] = true;
-    node->slot = slot, node->length = parent ? parent->end : 0, node->parent = NULL;
+    node->slot = slot;
+    node->length = parent ? parent->end : 0;
+    node->parent = NULL;
     if (takes_over) {
         engine_remove(&g->held, parent);
         engine_free_node(parent);
@@ -438,8 +447,13 @@ static inline void engine_build(Engine* g) {
     Extension* p = &g->pass;
     int64_t seen = 0;
     memset(p, 0, sizeof *p);
-    p->tokens = g->tokens, p->slots = g->slots, p->begins = g->begins, p->lengths = g->lengths;
-    p->pages = g->pages.table, p->output_rows = g->output_rows, p->targets = g->targets;
+    p->tokens = g->tokens;
+    p->slots = g->slots;
+    p->begins = g->begins;
+    p->lengths = g->lengths;
+    p->pages = g->pages.table;
+    p->output_rows = g->output_rows;
+    p->targets = g->targets;
     for (EngineNode* node = g->running.first; node; node = node->next) {
         int64_t others = g->num_running - ++seen, room = g->sizes.rows - p->rows - others;
         int64_t n = node->end - node->length;

@@ -301,12 +301,14 @@ static inline bool generation_run(Generation* g, const Run* run, const Trainer* 
     Engine engine;
     Sequence* sequences[ENGINE_MEMBERS];
     if (!engine_open(&engine, trainer, model, &run->config, &sizes)) return false;
-    engine.on_token = sample_on_token, engine.on_end = sample_on_end;
+    engine.on_token = sample_on_token;
+    engine.on_end = sample_on_end;
     for (int64_t k = 0; k < g->count; k++) {
         Sequence* s = sequences[k] = &g->samples[k].sequence;
         memcpy(token_buffer_reserve(&s->tokens, ids->count), ids->data,
                (size_t)ids->count * sizeof *ids->data);
-        s->tokens.count = ids->count, s->most_tokens = n;
+        s->tokens.count = ids->count;
+        s->most_tokens = n;
         s->sampling = sampling_of(&run->options, (uint64_t)run->options.seed, k);
         s->owner = &g->samples[k];
     }
@@ -334,7 +336,8 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
                     .count = count};
     for (int i = 0; i < o->stop.count; i++) {
         Stop* stop = stops_add(&stops);
-        stop->text = xstrdup(o->stop.items[i]), stop->bytes = strlen(o->stop.items[i]);
+        stop->text = xstrdup(o->stop.items[i]);
+        stop->bytes = strlen(o->stop.items[i]);
     }
     *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);
     ids.count = 1;

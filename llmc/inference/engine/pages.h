@@ -36,7 +36,8 @@ static inline PageTable page_table_new(const CacheSizes* sizes, int64_t heads) {
     PageTable t;
     memset(&t, 0, sizeof t);
     t.pages = t.num_free = sizes->pages;
-    t.heads = heads, t.width = cache_table_width(sizes);
+    t.heads = heads;
+    t.width = cache_table_width(sizes);
     size_t rows = (size_t)(sizes->slots * heads), entries = rows * (size_t)t.width;
     t.free = (int32_t*)calloc((size_t)t.pages + 1, sizeof *t.free); // NULL for 0 bytes would be an error
     t.uses = (int32_t*)calloc((size_t)t.pages + 1, sizeof *t.uses);

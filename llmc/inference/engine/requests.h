@@ -235,7 +235,8 @@ static inline bool request_until(Request* q, const Json* j, Error* err) {
         } else {
             if (!text) return fail(err, "\"until\": neither a text nor a list of texts");
             if (!request_need_tokenizer(q->of, "until", err)) return false;
-            stop->text = xstrdup(text), stop->bytes = strlen(text);
+            stop->text = xstrdup(text);
+            stop->bytes = strlen(text);
         }
     }
     return true;
@@ -266,7 +267,8 @@ static inline bool request_sampling(const Request* q, const Json* j, Sequence* s
     if (ok && given >= 0 && !json_is_null(j, given) && (!json_int64(j, given, &seed) || seed < 0))
         ok = fail(err, "\"seed\": not a whole number from 0 to 2^63 - 1");
     SamplerSettings sampling = {temperature, (int64_t)top_k, top_p, min_p, (uint64_t)seed};
-    s->sampling = sampling, s->most_tokens = (int64_t)tokens;
+    s->sampling = sampling;
+    s->most_tokens = (int64_t)tokens;
     return ok;
 }
 
@@ -390,7 +392,8 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
     }
     for (int64_t i = 0; i < q->count; i++) {
         Sequence* s = &q->sequences[i];
-        s->owner = q, s->greedy = true;
+        s->owner = q;
+        s->greedy = true;
         if (r->queued == ENGINE_MEMBERS) requests_flush(r);
         r->queue[r->queued++] = s;
     }
@@ -441,7 +444,8 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     const Config* config = &r->run->config;
     const int64_t T = r->run->options.seq_len;
     CacheSizes sizes = engine_sizes(trainer, trainer->suggested_tokens / 64, T);
-    sizes.drops = true, sizes.drops_unseen = r->run->options.forget_by_seen;
+    sizes.drops = true;
+    sizes.drops_unseen = r->run->options.forget_by_seen;
     if (sizes.capacity < REQUESTS_LEAST_CAPACITY) sizes.capacity = REQUESTS_LEAST_CAPACITY;
     for (;;) {
         sizes.pages = sizes.slots * engine_heads(config) * cache_table_width(&sizes);
@@ -475,7 +479,8 @@ static inline void requests_print_end(const Requests* r, int64_t page_bytes, dou
 static inline void answer_requests(const Run* run, const Trainer* trainer, Model* model) {
     Requests* r = (Requests*)xcalloc(1, sizeof *r);
     const double start = seconds_now();
-    r->run = run, r->name = run->options.requests;
+    r->run = run;
+    r->name = run->options.requests;
     r->file = strcmp(r->name, "-") == 0 ? STDIN_FILENO : open(r->name, O_RDONLY);
     if (r->file < 0) die("--requests %s: cannot open: %s", r->name, strerror(errno));
     r->tokenizer = sample_tokenizer(run, false);
