@@ -53,6 +53,12 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     printf("\n");
     printf("training           %15lld tokens: %lld steps, peak learning rate %g, %lld tokens of warm-up\n",
            (long long)o->max_tokens, (long long)run->num_steps, o->lr, (long long)o->warmup_tokens);
+    if (o->lr_schedule == SCHEDULE_WSD)
+        printf("schedule           %15s: linear to %g of the peak over the last %lld tokens\n", "wsd",
+               o->lr_end, (long long)o->cooldown_tokens);
+    else if (o->lr_schedule != SCHEDULE_COSINE || o->lr_end != 0)
+        printf("schedule           %15s to %g of the peak\n", option_schedule_names[o->lr_schedule],
+               o->lr_schedule == SCHEDULE_CONSTANT ? 1 : o->lr_end);
     printf("model FLOPs        %15.4g per token, %.4g in all\n\n", run_flops_per_token(run),
            run_flops_per_token(run) * (double)o->max_tokens);
     for (int i = 0; i < num_rows; i++) {

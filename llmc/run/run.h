@@ -26,6 +26,7 @@ error.
 #include "../model/presets.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"
+#include "schedule.h"
 
 // What a process does: train, or one thing and exit.
 typedef enum {
@@ -471,6 +472,7 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
         run_plan_eval(run, suggested_tokens);
     } else {
         run_plan_batches(run, suggested_tokens);
+        schedule_check(o);
         run_plan_steps(run);
     }
     if (run_resumed(run)) resume_check_end(run);

@@ -276,7 +276,7 @@ static inline void training_queue_step(Training* t) {
     const Options* o = &t->run->options;
     TrainerState* state = &t->run->state;
     int64_t step_tokens = t->run->batch_sequences * o->seq_len;
-    double lr = schedule_lr(o->lr, o->warmup_tokens, o->max_tokens, state->tokens, step_tokens);
+    double lr = schedule_lr(o, state->tokens, step_tokens);
     AdamWParams adamw = options_adamw(o, lr, state->step + 1);
     int64_t mine = t->data.options.share.count / t->run->micro_batch;
     t->trainer->begin_step(t->model);

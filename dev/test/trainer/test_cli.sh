@@ -182,6 +182,11 @@ train|train: not an option
 --keep -1|--keep -1: not a whole number
 --seed 1e19|--seed 1e19: not a whole number
 --top-p 1.1|--top-p 1.1: not a number from 0 to 1
+--lr-schedule step|--lr-schedule step: not one of cosine|linear|constant|wsd
+--lr-end 1.1|--lr-end 1.1: not a number from 0 to 1
+$tiny $batches --data @/text.bin --cooldown-tokens 64|--cooldown-tokens: only --lr-schedule wsd has a cool-down
+$tiny $batches --data @/text.bin --lr-schedule wsd --cooldown-tokens 1153|--cooldown-tokens 1153: more than the 1152 tokens of --max-tokens behind the warm-up
+$tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: the learning rate of --lr-schedule constant does not fall
 --recompute cheap|--recompute cheap: not one of none|qkv|block
 --recompute most|--recompute most: not one of none|qkv|block
 --recompute|--recompute: its none|qkv|block is missing
@@ -457,6 +462,26 @@ texts() {
     equals 0 "$(grep -c "has a vocabulary" "$scratch/stderr")"
 }
 
+# schedule RATES OPTION...: six steps of 64 tokens, stopped after the third and resumed, have these learning rates
+schedule() {
+    local rates=$1 six="--warmup-tokens 64 --max-tokens 384 --lr 1e-3"
+    shift
+    rm -rf "$out"
+    check "$*" run $tiny --seq-len 16 --batch-tokens 64 $six "$@" --data "$shards/text.bin" --out "$out" --max-steps 3
+    check "$*, resumed" run --resume --out "$out"
+    equals "$rates" "$(sed -n 's/.*"event":"step".*"lr":\([^,]*\),.*/\1/p' "$out/log.jsonl" | awk '{ printf "%.5g ", 1e3 * $1 }')"
+}
+
+schedules() {
+    schedule "0.5 1 1 1 0.875 0.625 " --lr-schedule wsd --cooldown-tokens 128 --lr-end 0.5
+    schedule "0.5 0.9 0.7 0.5 0.3 0.1 " --lr-schedule linear
+    schedule "0.5 0.91 0.73 0.55 0.37 0.19 " --lr-schedule linear --lr-end 0.1
+    schedule "0.5 1 1 1 1 1 " --lr-schedule constant
+    schedule "0.5 0.98287 0.85572 0.65 0.44428 0.31713 " --lr-end 0.3 # cosine
+    check "--dry-run of wsd" run $tiny $batches --lr-schedule wsd --dry-run
+    said "schedule                       wsd: linear to 0 of the peak over the last 256 tokens"
+}
+
 odd_options() {
     check "--bench" run $tiny $batches --bench 1
     said "tokens/s"
@@ -509,6 +534,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     good_data
     names
     texts
+    schedules
     odd_options
 done
 report

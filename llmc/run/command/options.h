@@ -21,6 +21,9 @@ A number or choice that was not given is OPTION_UNSET until the preset's recipe,
 // Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES
 // is in llmc/model/activations.h.
 #define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
+#define SCHEDULE_CHOICES(X)                                                                                  \
+    X(SCHEDULE_COSINE, "cosine")                                                                             \
+    X(SCHEDULE_LINEAR, "linear") X(SCHEDULE_CONSTANT, "constant") X(SCHEDULE_WSD, "wsd")
 
 #define CHOICE_VALUE(value, name) value,
 #define CHOICE_NAME(value, name)  name,
@@ -28,7 +31,10 @@ A number or choice that was not given is OPTION_UNSET until the preset's recipe,
 
 static const char* const option_recompute_names[] = {RECOMPUTE_CHOICES(CHOICE_NAME)};
 
+static const char* const option_schedule_names[] = {SCHEDULE_CHOICES(CHOICE_NAME)};
+
 typedef enum { ATTENTION_CHOICES(CHOICE_VALUE) } AttentionKernels;
+typedef enum { SCHEDULE_CHOICES(CHOICE_VALUE) } ScheduleKind; // llmc/run/schedule.h
 
 // GROUP(title) starts a group of --help. ROW(type, field, name, value name, default, least, most, help)
 // clang-format off
@@ -58,12 +64,17 @@ ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
 ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
     "sequences per forward and backward pass [chosen by the trainer]") \
 ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
-    "tokens to train on, where the learning rate reaches 0 [the preset's]") \
+    "tokens to train on, where the learning rate's schedule ends [the preset's]") \
 ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
     "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
 ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the preset's]") \
 ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share of it]") \
+ROW(CHOICE, lr_schedule, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
+    "learning rate behind the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens") \
+ROW(REAL, lr_end, "lr-end", "F", 0, 0, 1, "learning rate at the end, as a share of the peak; not of constant") \
+ROW(COUNT, cooldown_tokens, "cooldown-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
+    "with wsd: tokens at the end over which the learning rate falls [a fifth of --max-tokens]") \
 ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
     "AdamW's weight decay, of matrices and the embedding") \
 ROW(REAL, beta1, "beta1", "X", 0.9, 0, 0.999999, "AdamW's decay rate of the first moment") \
@@ -154,6 +165,7 @@ static const CliRow option_rows[] = {OPTIONS(OPTION_GROUP, OPTION_ROW)};
 #define NUM_OPTION_ROWS ((int)(sizeof option_rows / sizeof option_rows[0]))
 
 #undef ATTENTION_CHOICES
+#undef SCHEDULE_CHOICES
 #undef CHOICE_VALUE
 #undef CHOICE_NAME
 #undef CHOICE_LIST
@@ -181,11 +193,12 @@ static inline bool option_recorded(const CliRow* row) {
 // Does the option decide what a resumed run learns, or what its text is? Others say how it is computed, kept
 // and measured. Those that can never change (run.h) are not among these.
 static inline bool option_trains(const CliRow* row) {
-    static const size_t training[] = {offsetof(Options, batch_tokens), offsetof(Options, max_tokens),
-                                      offsetof(Options, lr),           offsetof(Options, warmup_tokens),
-                                      offsetof(Options, weight_decay), offsetof(Options, beta1),
-                                      offsetof(Options, beta2),        offsetof(Options, adam_eps),
-                                      offsetof(Options, grad_clip),    offsetof(Options, json_escape)};
+    static const size_t training[] = {
+        offsetof(Options, batch_tokens),    offsetof(Options, max_tokens),   offsetof(Options, lr),
+        offsetof(Options, warmup_tokens),   offsetof(Options, lr_end),       offsetof(Options, lr_schedule),
+        offsetof(Options, cooldown_tokens), offsetof(Options, weight_decay), offsetof(Options, beta1),
+        offsetof(Options, beta2),           offsetof(Options, adam_eps),     offsetof(Options, grad_clip),
+        offsetof(Options, json_escape)};
     for (size_t i = 0; i < sizeof training / sizeof training[0]; i++)
         if (row->offset == training[i]) return row->type != CLI_GROUP;
     return false;
@@ -212,6 +225,8 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->warmup_tokens == OPTION_UNSET)
         o->warmup_tokens = part < 1 ? (int64_t)(part * (double)r->warmup_tokens) : r->warmup_tokens;
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
+    if (o->cooldown_tokens == OPTION_UNSET && o->lr_schedule == SCHEDULE_WSD)
+        o->cooldown_tokens = o->max_tokens / 5;
     if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1048576;
 }
 
