@@ -68,6 +68,7 @@ typedef struct {
     TrainerState state;           // progress, updated while training
     char checkpoint[PATH_LENGTH]; // folder to resume from; empty: start from --init, or from weights drawn
     char init[PATH_LENGTH];       // the newest checkpoint in --init; empty: that is a model's own folder
+    bool branched;                // the checkpoint is another run's, that of --resume-from
     bool data_changed;            // since the checkpoint, by --data-changed
     int lock;                     // of the RunFolder
     Json record;                  // its trainer.json; texts in options may point into it. With --eval that of
@@ -93,6 +94,8 @@ static inline CommandLine command_line_parse(int argc, char** argv) {
     if (dry + bench + dump + eval + generate + requests + maps > 1)
         die("--dry-run, --bench, --dump, --eval, --generate, --requests and --maps each do one thing and "
             "exit: give one of them");
+    if (o->resume_from && (dry || bench || dump || eval || generate || requests || maps))
+        die("--resume-from: only a training begins where a checkpoint ends");
     if (!dry && (o->gpu || o->gpu_memory != OPTION_UNSET || o->mfu != OPTION_UNSET))
         die("--gpu, --gpu-memory and --mfu plan for another machine: give them with --dry-run");
     line.mode = dry        ? RUN_DRY
@@ -199,6 +202,11 @@ static inline bool run_read_checkpoint(Run* run, const CommandLine* line, Error*
 // ----------------------------------------------------------------------------
 // what a resumed run may change
 
+// What messages call the run that the checkpoint is of.
+static inline const char* resume_name(const Run* run) {
+    return run->branched ? run->checkpoint : run->options.out;
+}
+
 // Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
 static inline void resume_check_data_order(const Run* run) {
     const Options *o = &run->options, *before = &run->before;
@@ -209,9 +217,10 @@ static inline void resume_check_data_order(const Run* run) {
     for (int i = 0; i < 2; i++)
         if (sizes[i].recorded != OPTION_UNSET && sizes[i].recorded != sizes[i].value)
             die("--%s %lld: the run in %s has %lld, which cannot change when it resumes", sizes[i].name,
-                (long long)sizes[i].value, o->out, (long long)sizes[i].recorded);
+                (long long)sizes[i].value, resume_name(run), (long long)sizes[i].recorded);
     if (before->shuffle != o->shuffle)
-        die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes", o->out);
+        die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes",
+            resume_name(run));
 }
 
 // The checkpoint has the model, and --init is not read again. But a model named on the command line must be
@@ -222,7 +231,7 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     if (!o->model && !o->init && o->set.count == 0 && o->window_size == OPTION_UNSET) return;
     if (o->init && (before->init || before->model) && !init_is(o->init, before->init))
         die("--init %s: the run in %s started from %s, which cannot change when it resumes; leave it out",
-            o->init, o->out, before->init ? before->init : before->model);
+            o->init, resume_name(run), before->init ? before->init : before->model);
     Recipe recipe;
     const Config c = model_choose(&run->options, &run->config, &recipe);
     JsonWriter ours = json_writer(0), theirs = json_writer(0);
@@ -238,6 +247,28 @@ static inline void resume_check_model(Run* run, const CommandLine* line) {
     if (!before->init && !before->model) return; // recorded by an older version
     run->options.model = before->model, run->options.init = before->init;
     run->options.set = before->set, run->options.window_size = before->window_size;
+}
+
+// Names the checkpoint of --resume-from, RUN/step_N.
+static inline void resume_branch(Run* run, const char* from) {
+    size_t n = strlen(from);
+    while (n > 1 && from[n - 1] == '/') n--;
+    if (n >= PATH_LENGTH - 2) die("--resume-from %.100s...: is longer than a path", from);
+    snprintf(run->checkpoint, sizeof run->checkpoint, "%s%.*s", strchr(from, '/') ? "" : "./", (int)n, from);
+    if (checkpoint_step(strrchr(run->checkpoint, '/') + 1) < 0)
+        die("--resume-from %s: not a checkpoint of a run, as in out/RUN/step_00001000", from);
+    run->branched = true;
+}
+
+// Dies where a branch begins inside a cool-down: its learning rate would rise again.
+static inline void resume_check_branch(const Run* run) {
+    const Options* before = &run->before;
+    if (!run->branched || before->lr_schedule != SCHEDULE_WSD) return;
+    if (run->state.tokens > before->max_tokens - before->cooldown_tokens)
+        die("--resume-from %s: lies in the cool-down of its run, which began at %lld tokens; take a "
+            "checkpoint before "
+            "that",
+            run->checkpoint, (long long)(before->max_tokens - before->cooldown_tokens));
 }
 
 // Dies where nothing is left to train with an option that the run has had another value of: its log and its
@@ -426,7 +457,7 @@ static inline void run_check_validation(const CommandLine* line) {
 enum { RUN_GPU_TOKENS = 16384 };
 
 // Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
-// one being 0, or from the start if there is none. suggested_tokens: size of a micro-batch that suits the
+// one being 0; if there is none from that of --resume-from, or from the start. suggested_tokens: size of a micro-batch that suits the
 // trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
 static inline bool run_configure(Run* run, const CommandLine* line, World* world, const RunFolder* folder,
                                  int candidate, int64_t suggested_tokens, Error* err) {
@@ -435,13 +466,17 @@ static inline bool run_configure(Run* run, const CommandLine* line, World* world
     run->mode = line->mode;
     run->world = world;
     run->lock = folder->lock;
-    if (candidate < folder->count) {
-        checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
+    if (candidate < folder->count || line->options.resume_from) {
+        if (candidate < folder->count)
+            checkpoint_path(run->checkpoint, line->options.out, folder->steps[candidate]);
+        else
+            resume_branch(run, line->options.resume_from);
         if (!run_read_checkpoint(run, line, err)) return false;
         resume_check_data_order(run);
         resume_check_model(run, line);
         recipe = config_nearest_recipe(&run->config); // of options that an older version did not record
         options_apply_recipe(&run->before, &recipe);
+        resume_check_branch(run);
     } else {
         run->options = line->options;
         init_find(&run->options, run->init);

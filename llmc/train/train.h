@@ -311,7 +311,7 @@ static inline bool training_loop(Training* t) {
     const Trainer* trainer = t->trainer;
     const Options* o = &t->run->options;
     TrainerState* state = &t->run->state;
-    bool saved = run_resumed(t->run);
+    bool saved = run_resumed(t->run) && !t->run->branched;
     while (state->step < t->run->last_step && !training_stops(t)) {
         training_queue_step(t);
         bool last = state->step == t->run->last_step;
@@ -551,6 +551,7 @@ static inline int run_main(int argc, char** argv, const Trainer* trainer) {
                 folder.count);
         if (run_configure(&run, &line, world, &folder, candidate, trainer->suggested_tokens, &err))
             exit_code = run_work(trainer, &run, &err);
+        if (exit_code == RUN_DAMAGED && run.branched) die("%s", err.msg);
         if (exit_code == RUN_DAMAGED) warn("%s; going back to the checkpoint before it", err.msg);
         run_free(&run);
     }

@@ -39,6 +39,12 @@ ends_same() {
     same "$2/$last/optimizer.safetensors" "$scratch/$1/$last/optimizer.safetensors"
 }
 
+# ends_same_as OUT OTHER: with the bytes of another run's step 20
+ends_same_as() {
+    same "$1/step_00000020/model.safetensors" "$2/step_00000020/model.safetensors"
+    same "$1/step_00000020/optimizer.safetensors" "$2/step_00000020/optimizer.safetensors"
+}
+
 # ----------------------------------------------------------------------------
 
 same_bits() {
@@ -477,6 +483,40 @@ tokenizers() {
     check "no checkpoint" test ! -e "$scratch/bad/step_00000020"
 }
 
+# A trunk of constant learning rate, and a cool-down from one of its checkpoints as a run of its own
+branches() {
+    local trunk=$scratch/trunk branch=$scratch/branch wsd="--lr-schedule wsd --cooldown-tokens 512"
+    check "a trunk" run 40 "$trunk" --lr-schedule constant --max-steps 16 --save-every 4 --keep 0
+    check "20 steps with a cool-down from scratch" run $short "$scratch/whole" $wsd
+    check "from step 12 of the trunk" run $short "$branch" $wsd --resume-from "$trunk/step_00000012/" --max-steps 15
+    equals 15 "$(checkpoints "$branch")"
+    equals 1 "$(events "$branch" | grep -c '^lr-schedule .*wsd.* (was .*constant')"
+    check "and resumed" resume "$branch"
+    ends_same_as "$branch" "$scratch/whole"
+    check "it records its parent" grep -q "\"resume-from\": \"$trunk/step_00000012/\"" "$branch/step_00000020/trainer.json"
+    equals "4 8 12 16" "$(checkpoints "$trunk")"
+    check "a cool-down of another kind" run 16 "$scratch/linear" --lr-schedule linear --lr-end 0.1 \
+        --resume-from "$trunk/step_00000012"
+}
+
+# refused_branch MESSAGE OPTION...
+refused_branch() {
+    dies "$1" run $short "$scratch/refused" "${@:2}"
+    check "no checkpoint" test ! -e "$scratch/refused/step_00000020"
+}
+
+branches_refused() {
+    refused_branch "lies in the cool-down of its run, which began at 768 tokens" --resume-from "$scratch/branch/step_00000015"
+    refused_branch "$scratch/trunk: not a checkpoint of a run, as in out/RUN/step_00001000" --resume-from "$scratch/trunk"
+    refused_branch "step_00000099/trainer.json: cannot" --resume-from "$scratch/trunk/step_00000099"
+    refused_branch "--seed 2: the run in $scratch/trunk/step_00000012 has 1" --resume-from "$scratch/trunk/step_00000012" --seed 2
+    refused_branch "only a training begins where a checkpoint ends" --resume-from "$scratch/trunk/step_00000012" --bench 1
+    dies "holds checkpoints of a run already" run $short "$scratch/trunk" --resume-from "$scratch/trunk/step_00000012"
+    cp -r "$scratch/trunk/step_00000012" "$scratch/step_00000012"
+    printf x | dd of="$scratch/step_00000012/model.safetensors" bs=1 seek=2000 conv=notrunc status=none
+    refused_branch "step_00000012/model.safetensors" --resume-from "$scratch/step_00000012"
+}
+
 left_behind() {
     kept "12 16 20" --save-every 4
     kept "4 8 12 16 20" --save-every 4 --keep 0
@@ -509,6 +549,8 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     from_a_run
     initialization
     tokenizers
+    branches
+    branches_refused
     left_behind
 done
 report

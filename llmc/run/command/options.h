@@ -87,6 +87,8 @@ ROW(TEXT, out, "out", "DIR", 0, 0, 0, "folder of the run: checkpoints and log.js
 ROW(FLAG, resume, "resume", "", 0, 0, 0, \
     "continue from the newest checkpoint in --out, with its recorded options; without a checkpoint start " \
     "anew") \
+ROW(TEXT, resume_from, "resume-from", "DIR", 0, 0, 0, \
+    "begin the run of a new --out where RUN/step_N, a checkpoint of another run, ends, with its recorded options") \
 ROW(COUNT, save_every, "save-every", "STEPS", 1000, 0, 1LL << 40, \
     "steps between checkpoints; 0: only one at the end") \
 ROW(COUNT, keep, "keep", "N", 3, 0, 1 << 30, "number of newest checkpoints to keep; 0: all") \
