@@ -5,9 +5,10 @@ GPUs and the profiling ranges.
     test_update [quick] [SEED]     quick: no buffers of more than 2^31 elements, for compute-sanitizer
 */
 #include <algorithm>
+#include "../../../llmc/baselines/mixers.h"
+#include "../../../llmc/cuda/device.cuh"
 #include "../../../llmc/layers/adamw.cuh"
 #include "../../../llmc/layers/classifier.cuh"
-#include "../../../llmc/cuda/device.cuh"
 #include "buffers.cuh"
 
 // An H100 showed 4e-8 and 1.1e-7.
