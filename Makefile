@@ -81,10 +81,11 @@ CUDA_LIB  := $(abspath $(dir $(NVCC))../lib)
 CUBLAS_LT := $(if $(wildcard $(CUDA_LIB)64),,$(lastword $(sort $(wildcard $(CUDA_LIB)/libcublasLt.so.*))))
 GPU_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)
 ARCHS     ?= $(or $(sort $(GPU_ARCHS)),80 90)
+# -Wno-missing-field-initializers: fields that a named initializer leaves out are 0, as in C, where gcc does not warn.
 NVCCFLAGS  = -std=c++17 -O3 -D_GNU_SOURCE --threads 2 -lineinfo \
              $(foreach a,$(patsubst 90,90a,$(ARCHS)),-gencode=arch=compute_$a,code=sm_$a) \
              -gencode=arch=compute_80,code=compute_80 \
-             -Xcompiler -Wall,-Wextra,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
+             -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-fopenmp $(CUDNN_FLAGS) $(EXTRA_NVCCFLAGS)
 CUDA_HEADERS := $(shell find llmc -name '*.cuh')
 GPU_CODE      = -DGPU_CODE='"$(patsubst %,sm_%,$(patsubst 90,90a,$(ARCHS))) and PTX of sm_80"'
 NEED_NVCC     = @command -v '$(NVCC)' >/dev/null || { echo "error: nvcc was not found: install the CUDA Toolkit 13" \
