@@ -5,7 +5,7 @@ The part of test_fox.cu that compares passes of inference over a cache with the 
 
 // The tokens that a sequence of a cache draws behind `prompt`, up to `at_once` of them in one extension. Slot
 // 0 has the pages of `pages`.
-static std::vector<int32_t> continued(Model* model, Cache* cache, const std::vector<int32_t>& pages,
+static std::vector<int32_t> continued(Cache* cache, const std::vector<int32_t>& pages,
                                       std::vector<int32_t> prompt, int64_t at_once, double temperature) {
     enum { DRAWN = 19 };
     int32_t slot = 0, target = -1;
@@ -77,8 +77,8 @@ static void compare_extended(Model* model, const Expected* e, int64_t n, int64_t
             expected.data(), (int64_t)got.size(), 0);
     std::vector<int32_t> prompt(e->inputs, e->inputs + std::min<int64_t>(e->T, 60)); // crosses a page border
     for (double temperature : {0.0, 1.0})
-        CHECK(continued(model, cache, pages, prompt, EXTEND_STEPS, temperature) ==
-                  continued(model, cache, pages, prompt, 1, temperature),
+        CHECK(continued(cache, pages, prompt, EXTEND_STEPS, temperature) ==
+                  continued(cache, pages, prompt, 1, temperature),
               "%s, temperature %g: several steps at once draw other tokens", e->name, temperature);
     cache_free(cache);
 }
