@@ -559,6 +559,7 @@ static void attention_mixer_backward(const Layer* layer, real* din, const real* 
 
 // out = in + mixer(norm(in)) of the rows of a cache's pass, which attend to the cache.
 static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, const real* in) {
+    const Extension* e = cache->pass;
     AttentionActs a = attention_acts(layer);
     HeadShape shape = attention_shape_of(layer);
     HeadPath paths[3];
@@ -574,9 +575,9 @@ static void attention_mixer_extend(const Layer* layer, Cache* cache, real* out, 
                                 .q_weight = layer_param(layer, P_Q_NORM),
                                 .k_weight = layer_param(layer, P_K_NORM)};
     attention_paths(layer, &a, paths);
-    for (int64_t i = 0; layer->l == 0 && layer->config->use_rope && i < layer->T; i++) // for all layers
-        rope_angles(a.angles + i * shape.dh, cache_row_position(cache, i), shape.dh,
-                    layer->config->rope_base);
+    for (int64_t s = 0; layer->l == 0 && layer->config->use_rope && s < e->sequences; s++) // for all layers
+        for (int64_t i = e->begins[s]; i < e->begins[s + 1]; i++)
+            rope_angles(a.angles + i * shape.dh, cache_position(e, s, i), shape.dh, layer->config->rope_base);
 
     linear_forward(a.proj, extend_normed(layer, cache, in, P_MIXER_NORM), NULL, &in_proj);
     qkv_forward(paths, a.proj, cache_before(layer, cache, a.proj), a.angles, &shape);
@@ -738,15 +739,9 @@ typedef struct Model {
     double marks[NUM_MARKS];   // in seconds_now()
 } Model;
 
-// Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
-static int64_t model_logit_rows(const Config* c, int64_t rows) {
-    int64_t most = ((int64_t)1 << 22) / c->vocab_size;
-    return min64(rows, most < 64 ? 64 : most);
-}
-
 static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T) {
     int64_t BT = B * T, d = config->hidden_size, V = config->vocab_size,
-            logit_rows = model_logit_rows(config, BT);
+            logit_rows = layer_logit_rows(config, BT);
     MODEL_ACTS(ACTIVATION_ROW)
 }
 
@@ -905,7 +900,7 @@ static Linear model_lm_head(const Model* model, int64_t rows) {
 static double model_loss(Model* model, const int32_t* targets, real dloss, bool train, real* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
-    int64_t chunk = model_logit_rows(&model->config, BT);
+    int64_t chunk = layer_logit_rows(&model->config, BT);
     for (int64_t t = 0; t < BT; t += chunk) {
         Linear lm_head = model_lm_head(model, min64(chunk, BT - t));
         linear_forward(a->logits, a->lm_head_in + t * d, NULL, &lm_head);

@@ -38,7 +38,7 @@ KERNELS_OVER_120 = {
 
 # Files that may have more than 600 lines: path -> why they are not split.
 FILES_OVER_600 = {
-    "llmc/attention/sm90_backward.cuh": "one kernel, whose warp roles share its tiles, barriers and parameters",
+    # "path": "reason",
 }
 
 # How the titles of a trainer's sections begin that are not the model and its update.

@@ -23,7 +23,7 @@ the same bits in every run, those of the backward pass if `deterministic`.
 #include "../cuda/path.h"
 #include "sm80_backward.cuh"
 #include "sm80_forward.cuh"
-#include "sm90_backward.cuh"
+#include "sm90_backward_launch.cuh"
 #include "sm90_forward.cuh"
 
 // Dies, with the reason, where attention has no kernels for the shape.

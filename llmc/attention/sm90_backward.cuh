@@ -15,8 +15,8 @@ Warp roles:
 
     then         sm90_backward_finish_kernel: dQ from float, in the order of the accumulators, to bf16
 
-Layouts are those of attention.cuh, which calls attention_backward_sm90. The gate is described in shape.cuh;
-the anchor is the block's last key.
+sm90_backward_launch.cuh has that kernel and launches both. Layouts are those of attention.cuh. The gate is
+described in shape.cuh; the anchor is the block's last key.
 
 S and dP are transposed, a row per key, so that P and dS are in registers as operands of dV and dK. dQ is
 added in float, in global memory, straight from registers (red.v4) in the order of the accumulators, in which
@@ -529,83 +529,4 @@ __global__ void __launch_bounds__(Sm90Backward<DH, WINDOW>::THREADS, 1)
         Sm90BackwardConsumer<DH, GATE, WINDOW, DETERMINISTIC>(shared, p, x).run();
     }
 #endif
-}
-
-// dq = dq_sum / sqrt(dh), and dcum_logf += row_sum. A thread block has one warpgroup's part of a tile.
-template <int DH>
-__global__ void __launch_bounds__(256)
-    sm90_backward_finish_kernel(bf16* __restrict__ dq, float* __restrict__ dcum_logf,
-                                const float* __restrict__ dq_sum, const float* __restrict__ row_sum,
-                                AttentionShape shape) {
-    typedef Sm90Backward<DH, false> F; // the same with a window
-    int tiles = F::tiles(shape), group = (int)(blockIdx.x % 2u);
-    int tile = (int)(blockIdx.x / 2u % (unsigned)tiles), head = (int)(blockIdx.x / 2u / (unsigned)tiles);
-    int first_row = F::part_query(tile, group);
-    int64_t token = (int64_t)head * shape.T + first_row;
-    if (dcum_logf && F::part_has_sums(group) && threadIdx.x < 64 && first_row + (int)threadIdx.x < shape.T)
-        dcum_logf[token + threadIdx.x] += row_sum[token + threadIdx.x];
-
-    // Four lanes held 8 columns of a row and of the row 8 further on: here one thread gathers them through
-    // shared memory, where the floats of each 8 columns are shifted by one bank width.
-    __shared__ Pack4 part[F::PART / 4 + 8];
-    const float* from = dq_sum + (int64_t)blockIdx.x * F::PART;
-#pragma unroll
-    for (int i = (int)threadIdx.x; i < F::PART / 4; i += 256) part[i + i / 128] = load16_once(from + i * 4);
-    __syncthreads();
-    int n = (int)threadIdx.x % 8, column = n * 8 + F::part_column(group);
-    int row = first_row + (int)threadIdx.x / 64 * 16 + (int)threadIdx.x / 8 % 8;
-    float x[2][8];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        Pack4 y = part[n * 129 + (int)threadIdx.x / 8 * 4 + i];
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[e / 2][2 * i + e % 2] = y[e] * (float)(1 / AttentionScale<DH>::ROOT);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int t = row + half * 8;
-        int64_t at = ((int64_t)(head / shape.NH) * shape.T + t) * shape.NH + head % shape.NH;
-        if (t < shape.T) store16(dq + at * DH + column, pack8(x[half]));
-    }
-}
-
-// Scratch of attention_backward_sm90: dq in float, row sums, semaphores (at most 2 tiles a block), tickets
-static inline size_t attention_backward_scratch_sm90(const HeadShape* s) {
-    int64_t blocks = ceil_div<int64_t>(s->T, ATTENTION_BLOCK);
-    return (size_t)(s->B * s->NH * (blocks * ATTENTION_BLOCK * s->dh + s->T + blocks * 2) + 1) *
-           sizeof(float);
-}
-
-// delta must not be NULL.
-template <int DH, bool GATE, bool WINDOW>
-static inline void attention_backward_sm90(const AttentionBackward* a, const HeadShape* s,
-                                           cudaStream_t stream) {
-    typedef Sm90Backward<DH, WINDOW> F;
-    int64_t tiles = s->B * s->NH * ceil_div<int64_t>(s->T, F::QUERIES), parts = 2 * tiles;
-    Sm90BackwardParameters p;
-    p.q = sm90_tensor_map(a->q, s, F::QUERIES);
-    p.dout = sm90_tensor_map(a->dout, s, F::QUERIES);
-    p.k = sm90_tensor_map(a->k, s, F::KEYS);
-    p.v = sm90_tensor_map(a->v, s, F::KEYS);
-    p.dk = sm90_tensor_map(a->dk, s, 64);
-    p.dv = sm90_tensor_map(a->dv, s, 64);
-    p.dq_sum = (float*)a->scratch;
-    p.row_sum = p.dq_sum + parts * F::PART;
-    int* semaphores = (int*)(p.row_sum + s->B * s->NH * s->T);
-    p.dq_semaphore = a->deterministic ? semaphores : NULL;
-    p.tickets = (unsigned*)(semaphores + tiles);
-    p.dcum_logf = GATE ? a->dcum_logf : NULL;
-    p.lse = a->lse;
-    p.delta = a->delta;
-    p.cum_logf = a->cum_logf;
-    // Deterministic, the thread blocks of a head wait for one another unless they run close together. Groups
-    // of heads are half as large then, as if dq, which is float, had to fit into L2 too.
-    p.shape = attention_shape(s, F::KEYS, a->bounds, a->deterministic ? 8 : 4);
-    CUDA_CHECK(cudaMemsetAsync(a->scratch, 0, (size_t)((char*)(p.tickets + 1) - (char*)a->scratch), stream));
-
-    auto kernel = a->deterministic ? sm90_backward_kernel<DH, GATE, WINDOW, true>
-                                   : sm90_backward_kernel<DH, GATE, WINDOW, false>;
-    attention_launch<F, SM90_SHARED_KIB>(kernel, (int64_t)p.shape.heads * p.shape.tiles_per_head, stream, p);
-    CUDA_LAUNCH(sm90_backward_finish_kernel<DH>, parts, 256, stream, a->dq, p.dcum_logf, p.dq_sum, p.row_sum,
-                p.shape);
 }

@@ -47,6 +47,12 @@ typedef struct {
     void (*extend)(const Layer*, Cache*, real* out, const real* in);
 } Mixer;
 
+// Rows of logits in memory at once: all [B, T, V] would be more than all else for a large vocabulary.
+static inline int64_t layer_logit_rows(const Config* c, int64_t rows) {
+    int64_t most = ((int64_t)1 << 22) / c->vocab_size;
+    return min64(rows, most < 64 ? 64 : most);
+}
+
 // A parameter of the layer, and its gradient; NULL where the model has none.
 static inline const real* layer_param(const Layer* layer, ParamKind kind) {
     const Param* p = params_find(layer->table, kind, layer->l);

@@ -58,7 +58,7 @@ static inline int64_t plan_pass_bytes(const GpuPlan* p, int64_t B, Recompute rec
     return p->pass_bytes(p->model, B, p->run->options.seq_len, recompute);
 }
 
-// The level that the run is planned for: --recompute, or the first that fits; -1: none fits.
+// The level that a training is planned for: --recompute, or the first that fits; -1: none fits.
 static inline int plan_recompute(const GpuPlan* p) {
     const int64_t wanted = p->run->options.recompute;
     if (p->gpu.memory == 0) return wanted == OPTION_UNSET ? RECOMPUTE_NONE : (int)wanted;
@@ -85,17 +85,15 @@ static inline int plan_agree(World* world, int mine) {
 static inline void plan_fit(GpuPlan* p) {
     const Run* run = p->run;
     const bool train = run_has_gradients(run);
-    const int cheapest = train ? RECOMPUTE_NONE : FORWARD_ONLY, last = train ? RECOMPUTE_BLOCK : FORWARD_ONLY;
-    int fits = -1;
     p->besides = gpu_weights_bytes(&run->config, &run->table, train) +
                  (train ? gpu_shard_bytes(&run->shard) : 0) + GPU_WORKSPACE_BYTES +
                  gpu_overhead_bytes(&run->shard) + p->sample_bytes + GPU_SPARE_BYTES;
     p->room = p->free_bytes - p->besides;
-    for (int level = last; level >= cheapest; level--) {
-        const bool wanted =
-            run->options.recompute == OPTION_UNSET || run->options.recompute == level || !train;
-        if (wanted && plan_pass_bytes(p, run->micro_batch, (Recompute)level) <= p->room) fits = level;
-    }
+    int fits = -1;
+    if (train)
+        fits = plan_recompute(p);
+    else if (plan_pass_bytes(p, run->micro_batch, FORWARD_ONLY) <= p->room)
+        fits = FORWARD_ONLY;
     p->recompute = plan_agree(run->world, fits);
 }
 

@@ -282,7 +282,7 @@ static inline void resume_check_end(const Run* run) {
             die("--%s: the run in %s is at step %lld of %lld, where nothing is left to train with it; leave "
                 "it "
                 "out, or choose another --out",
-                change, o->out, (long long)run->state.step, (long long)run->last_step);
+                change, resume_name(run), (long long)run->state.step, (long long)run->last_step);
     }
 }
 

@@ -73,14 +73,6 @@ static inline int64_t cache_position(const Extension* e, int64_t s, int64_t i) {
     return e->lengths[s] + i - e->begins[s];
 }
 
-// Row i's position in its sequence.
-static inline int64_t cache_row_position(const Cache* cache, int64_t i) {
-    const Extension* e = cache->pass;
-    int64_t s = 0;
-    while (e->begins[s + 1] <= i) s++;
-    return cache_position(e, s, i);
-}
-
 // The rows of proj [rows, R] before each of the pass's rows, of the same sequence: NULL at its first token.
 static inline const real* const* cache_before(const Layer* layer, Cache* cache, const real* proj) {
     const Extension* e = cache->pass;
@@ -192,7 +184,8 @@ static inline void cache_attend(const Cache* cache, const PagedAttention* a, con
                 int64_t count = min64(QUERY_ROWS, e->begins[s + 1] - first);
                 for (int64_t i = 0; i < count; i++) {
                     int64_t at = (first + i) * NH + h;
-                    queries[i].o = a->o + at * dh, queries[i].q = a->q + at * dh;
+                    queries[i].o = a->o + at * dh;
+                    queries[i].q = a->q + at * dh;
                     queries[i].position = cache_position(e, s, first + i);
                     queries[i].first_page = of.first_page[at];
                     queries[i].first_key = head_first_key(shape, queries[i].position);

@@ -6,7 +6,7 @@ Extension on the CPU (llmc/inference/extension.h): one pass over rows of sequenc
 A row's logits are those of the model's forward pass for the same tokens, but for rounding and what is
 forgotten. The model is seen through a Layer and two Mixers, its mixer and its MLP.
 
-    cache_new       the trainer's, which knows the model's functions
+    cache_allocate  an empty cache
     cache_extend    a pass
 
 Called by train_fox.c.
@@ -32,14 +32,8 @@ typedef struct {
     EXTEND_ACTS(ACTIVATION_FIELD)
 } ExtendActs;
 
-// Rows of logits in memory at once.
-static inline int64_t extend_logit_rows(const Config* c, int64_t rows) {
-    int64_t most = ((int64_t)1 << 22) / c->vocab_size;
-    return min64(rows, most < 64 ? 64 : most);
-}
-
 static inline void extend_activations(Activations* rows, const Config* config, int64_t R) {
-    int64_t d = config->hidden_size, V = config->vocab_size, logit_rows = extend_logit_rows(config, R);
+    int64_t d = config->hidden_size, V = config->vocab_size, logit_rows = layer_logit_rows(config, R);
     EXTEND_ACTS(ACTIVATION_ROW)
 }
 
@@ -83,7 +77,9 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     cache->layer = *layer;
     cache->mixer = mixer;
     cache->mlp = mlp;
-    cache->layer.B = 1, cache->layer.mixer = &cache->of_mixer, cache->layer.mlp = &cache->of_mlp;
+    cache->layer.B = 1;
+    cache->layer.mixer = &cache->of_mixer;
+    cache->layer.mlp = &cache->of_mlp;
     extend_activations(&cache->acts, config, sizes->rows);
     mlp->activations(&cache->of_mlp, config, layer->table, 1, sizes->rows);
     if (mixer->states) {
@@ -116,7 +112,7 @@ static inline void extend_outputs(Cache* cache, const real* x, RowScore* scores,
     const ExtendActs a = extend_acts(cache);
     Layer layer = cache->layer;
     int64_t d = layer.config->hidden_size, V = layer.config->vocab_size;
-    int64_t most = extend_logit_rows(layer.config, cache->sizes.rows);
+    int64_t most = layer_logit_rows(layer.config, cache->sizes.rows);
     for (int64_t first = 0, last; first < e->outputs; first = last) {
         int64_t n = 0; // distinct rows
         for (last = first; last < e->outputs; last++) {
@@ -138,6 +134,12 @@ static inline void extend_outputs(Cache* cache, const real* x, RowScore* scores,
     }
 }
 
+static inline void extend_swap(real** a, real** b) {
+    real* c = *a;
+    *a = *b;
+    *b = c;
+}
+
 // Extends the sequences by their rows, and computes the outputs' scores [outputs] and, unless that is NULL,
 // logits [outputs, V].
 static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scores, float* logits) {
@@ -151,12 +153,10 @@ static inline void cache_extend(Cache* cache, const Extension* e, RowScore* scor
     real *x = a.x, *other = a.x_mid;
     for (; layer.l < layer.config->num_hidden_layers; layer.l++) {
         cache->mixer->extend(&layer, cache, other, x);
-        real* swap = x;
-        x = other, other = swap;
+        extend_swap(&x, &other);
         if (!layer_param(&layer, P_GATE_PROJ)) continue;
         cache->mlp->forward(&layer, other, extend_normed(&layer, cache, x, P_MLP_NORM), x);
-        swap = x;
-        x = other, other = swap;
+        extend_swap(&x, &other);
     }
     extend_outputs(cache, x, scores, logits);
 }

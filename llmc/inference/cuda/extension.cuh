@@ -99,7 +99,9 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     matmul_init(&cache->matmul, !layer->deterministic, layer->stream);
     cache->layer = *layer;
     cache->mixer = mixer;
-    cache->layer.B = 1, cache->layer.mixer = &cache->states, cache->layer.mlp = NULL;
+    cache->layer.B = 1;
+    cache->layer.mixer = &cache->states;
+    cache->layer.mlp = NULL;
     cache->layer.matmul = &cache->matmul;
     size_t scores = (size_t)(sizes->outputs + sizes->slots * EXTEND_STEPS),
            graphs = (size_t)cache_graphs(sizes);
