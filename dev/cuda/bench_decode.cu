@@ -46,8 +46,8 @@ struct DecodeBench {
         activations_allocate(&cache.table, 1, device_bytes);
         activations_layer(&cache.table, 0, &cache.acts, sizeof cache.acts);
         const Pages* p = &cache.device.pages;
-        fill(p->k, sizes.pages * PAGE_TOKENS * of.dh, 1.0f),
-            fill(p->v, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
+        fill(p->k, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
+        fill(p->v, sizes.pages * PAGE_TOKENS * of.dh, 1.0f);
         if (of.gate)
             CUDA_CHECK(cudaMemset(p->cum_logf, 0, (size_t)(sizes.pages * PAGE_TOKENS) * sizeof(double)));
         for (int64_t l = 0; l < of.layers; l++) {
