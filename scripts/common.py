@@ -1,11 +1,14 @@
 """
-What all scripts share: errors in one line, files, optional packages. Standard library only.
+What all scripts share: errors in one line, files, optional packages, the statistics of paired runs. Standard library
+only.
 """
 import importlib
 import json
 import math
 import os
+import statistics
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,3 +125,48 @@ def named_files(arguments):
     """[(name, path)] of arguments NAME=PATH, or PATH, which is its own name."""
     pairs = [a.split("=", 1) if "=" in a else (a, a) for a in arguments]
     return [(name, Path(path)) for name, path in pairs]
+
+
+# What was measured of n pairs: mean difference, its standard error, half the width of the mean's 95% interval, p of
+# the two-sided paired t-test. None: not known from so few pairs
+Paired = namedtuple("Paired", "mean error n half_width p")
+MIN_PAIRS = 3  # nothing is claimed from fewer
+
+
+def paired(differences):
+    """The Paired of n differences of pairs. error needs two of them, half_width and p need MIN_PAIRS."""
+    n = len(differences)
+    mean = statistics.fmean(differences)
+    error = statistics.stdev(differences) / math.sqrt(n) if n > 1 else None
+    if n < MIN_PAIRS:
+        return Paired(mean, error, n, None, None)
+    if error:
+        p = t_tail(mean / error, n - 1)
+    else:
+        p = 0 if mean else 1
+    return Paired(mean, error, n, t_quantile(n - 1) * error, p)
+
+
+def t_tail(t, degrees):
+    """The probability that |Student's t| is larger than |t|: Abramowitz and Stegun 26.7.3 and 26.7.4, finite sums."""
+    angle = math.atan2(abs(t), math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1
+    total = 0
+    for i in range(odd + 1, degrees, 2):
+        total += term
+        term *= cosine**2 * i / (i + 1)
+    within = (angle + sine * total) * 2 / math.pi if odd else sine * total
+    return max(0, 1 - within)
+
+
+def t_quantile(degrees, confidence=0.95):
+    """The t that |Student's t| is below with this probability."""
+    low, high = 0, 1
+    while t_tail(high, degrees) > 1 - confidence:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, degrees) > 1 - confidence else (low, middle)
+    return high

@@ -13,6 +13,7 @@ compare() { $python scripts/compare.py "$@"; }
 picture() { check "ticks and legend of $1" $python dev/test/scripts/picture.py "$scratch/$1.svg" "${@:2}"; }
 bands() { equals "$1" "$(grep -c 'fill-opacity: 0.2' "$scratch/$2.svg")"; }
 logs runs $scratch/runs || fail "logs"
+check "statistics of pairs" $python dev/test/scripts/paired.py
 r=$scratch/runs
 
 # 100 steps of 36 s and a validation of 72 s on 2 ranks: 2.04 GPU-hours; one has 10 steps more, done twice
