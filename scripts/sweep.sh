@@ -1,16 +1,26 @@
 #!/usr/bin/env bash
-# Trains families x learning rates x seeds, one run a GPU at a time, each in a folder of its own:
+# Trains models x settings x learning rates x seeds, one run a GPU at a time, each in a folder of its own:
 #
 #   MODELS="fox-pro-125m transformer-pro-125m" LRS="1e-3 2e-3" SEEDS="1 2 3" OUT=out/sweep \
 #       scripts/sweep.sh --data 'data/web_train_*.bin' --val-data 'data/web_val_*.bin' --max-tokens 1e9
 #   scripts/compare.py out/sweep/*/ --out out/sweep/compare
 #
 # The arguments are options of the trainer, of all runs. GPUS="0 2" names the GPUs (by default CUDA_VISIBLE_DEVICES, or
-# all); without a GPU, or with TRAINER=./train_fox, runs are on the CPU, one after the other. LRS may be left out: the
-# presets' own.
+# all); without a GPU, or with TRAINER=./train_fox, runs are on the CPU, one after the other.
 #
-#   runs     |MODELS| x |LRS| x |SEEDS|, each as long as the trainer's --dry-run says, on |GPUS| of them at a time
+#   MODELS   presets, with settings if there are any: fox-pro-125m,use_rope=true
+#   SETS     settings that each model is trained with, as in SETS="preset use_rope=true num_heads=6,qk_norm=false":
+#            keys of config.json and options of the trainer, --NAME=VALUE, joined by commas. preset (default): none
+#   LRS      learning rates; preset (default): the model's own; "grid START": a search
+#   SEEDS    1 by default
+#
+#   runs     |MODELS| x |SETS| x |LRS| x |SEEDS|, each as long as the trainer's --dry-run says, on |GPUS| at a time
 #   disk     KEEP checkpoints a run (1), of 12 bytes a parameter
+#
+# LRS="grid 1e-3" searches {1, 2, 5} x 10^i for each model with each of SETS. The first seed trains at 5e-4, 1e-3 and
+# 2e-3, then at the next rate beyond the best one until the best one is inside. The best one has the lowest held-out loss
+# at the end, or without --val-data the lowest training loss; a run that diverges is the worst. The chosen rate is
+# printed and written to OUT/MODEL_lr.json, and the other seeds train at it.
 #
 # The same command goes on after an interruption: it skips runs that ended with the same options and data and still
 # have that checkpoint, and resumes the others. A sweep leaves a run that another one trains until it has done its
@@ -23,15 +33,40 @@ die() {
     exit 1
 }
 [ -n "${MODELS:-}" ] || die "MODELS is not set: as in MODELS='fox-pro-125m transformer-pro-125m'"
-for word; do # would make folders' names untrue
-    case ${word%%=*} in
-    --model) die "--model: MODELS names the models" ;;
-    --seed) die "--seed: SEEDS names the seeds" ;;
-    --out) die "--out: OUT names the folder of the runs" ;;
-    --lr) die "--lr: LRS names the learning rates" ;;
-    esac
+LRS=${LRS:-preset} SETS=${SETS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
+
+# refuse_fixed WORDS...: options that would make folders' names untrue
+refuse_fixed() {
+    local word
+    for word; do
+        case ${word%%=*} in
+        --model) die "--model: MODELS names the models" ;;
+        --seed) die "--seed: SEEDS names the seeds" ;;
+        --out) die "--out: OUT names the folder of the runs" ;;
+        --lr) die "--lr: LRS names the learning rates" ;;
+        esac
+    done
+}
+refuse_fixed "$@"
+read -r search start more <<<"$LRS"
+[ "$search" != grid ] || { [ -n "$start" ] && [ -z "$more" ]; } || die "LRS='$LRS': a search has one start: LRS='grid 1e-3'"
+points=() # MODEL[,SETTING...]
+for model in $MODELS; do
+    for set in $SETS; do
+        point=$model
+        [ "$set" = preset ] || point+=,$set
+        IFS=, read -ra settings <<<"$point"
+        for setting in "${settings[@]:1}"; do
+            refuse_fixed "$setting"
+            case $setting in
+            */* | --data=* | --val-data=*) die "$setting: files are options of all runs: give it as an argument" ;;
+            ?*=*) ;;
+            *) die "$setting: not a setting, KEY=VALUE or --NAME=VALUE" ;;
+            esac
+        done
+        points+=("$point")
+    done
 done
-LRS=${LRS:-preset} SEEDS=${SEEDS:-1} OUT=${OUT:-out/sweep}
 if [ -z "${TRAINER:-}" ]; then
     GPUS=${GPUS:-${CUDA_VISIBLE_DEVICES:-}} GPUS=${GPUS//,/ }
     GPUS=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | tr '\n' ' ')}
@@ -40,12 +75,22 @@ fi
 [ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER#./}"
 [ -n "${GPUS:-}" ] || GPUS=cpu
 
+# add_run POINT LR SEED [search]
 runs=()
-for seed in $SEEDS; do
-    for lr in $LRS; do
-        for model in $MODELS; do runs+=("$model $lr $seed"); done
-    done
-done
+declare -A added=()
+add_run() {
+    [ -n "${added["$1 $2 $3"]:-}" ] || runs+=("$*")
+    added["$1 $2 $3"]=1
+}
+
+# name POINT: what files and folders of its runs begin with
+name() {
+    local model=${1%%,*} suffix
+    suffix=${1#"$model"} suffix=${suffix//,--/,} suffix=${suffix//,/+} suffix=${suffix//=/-}
+    echo "$OUT/$model${suffix:+_${suffix:1}}"
+}
+folder() { echo "$(name "$1")_lr-$2_seed-$3"; } # of POINT LR SEED [search]
+
 state=$(mktemp -d)
 trap 'rm -rf "$state"' EXIT
 
@@ -81,42 +126,62 @@ state_of() {
     [ -n "$newest" ] && printf '%s\n' "${*:2}" "$data" "$newest $(cksum <"$newest")"
 }
 
-# train GPU FOLDER MODEL LR SEED OPTIONS...: one run. Sets code to its exit code
+# has_diverged FOLDER: whether the run that has just failed stopped because its loss or gradient was none to go on with
+has_diverged() { grep '^error: ' "$1/output.txt" | tail -n 1 | grep -q '^error: step [0-9]*: the \(loss\|gradient\) is '; }
+
+# train GPU FOLDER "POINT LR SEED [search]" OPTIONS...: one run. Sets code to its exit code, or if it is of a search
+# and has diverged, to 0, and diverged
 train() {
-    local gpu=$1 out=$2 model=$3 lr=$4 seed=$5 command now
-    shift 5
-    command=("$TRAINER" --model "$model" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
+    local gpu=$1 out=$2 point lr seed search settings setting command now
+    read -r point lr seed search <<<"$3"
+    shift 3
+    IFS=, read -ra settings <<<"$point"
+    command=("$TRAINER" --model "${settings[0]}" --seed "$seed" --keep "${KEEP:-1}" --out "$out" --resume)
     [ "$lr" = preset ] || command+=(--lr "$lr")
     command+=("$@")
+    for setting in "${settings[@]:1}"; do
+        case $setting in --*) command+=("$setting") ;; *) command+=(--set "$setting") ;; esac
+    done
+    diverged=
     if now=$(state_of "$out" "${command[@]}") && [ "$(cat "$out/done" 2>/dev/null)" = "$now" ]; then
         echo "done already: $out"
         code=0
+        return
+    fi
+    now=$(printf '%s\n' "${command[@]}" "$data")
+    if [ -n "$search" ] && [ "$(cat "$out/diverged" 2>/dev/null)" = "$now" ]; then
+        echo "diverged already: $out"
+        code=0 diverged=diverged
         return
     fi
     echo "training: $out${gpu:+ ($gpu)}"
     [ "$gpu" = cpu ] || export CUDA_VISIBLE_DEVICES=$gpu
     background "${command[@]}" >>"$out/output.txt" 2>&1
     [ $code != 0 ] || state_of "$out" "${command[@]}" >"$out/done"
+    [ $code = 1 ] && [ -n "$search" ] && has_diverged "$out" || return 0
+    echo "diverged: $out"
+    echo "$now" >"$out/diverged"
+    code=0 diverged=diverged
 }
 
 # take I WAIT GPU OPTIONS...: run I, with a lock against other sweeps, which is waited for where WAIT is 1, and which
 # lasts as long as the trainer if the sweep is killed. False: another sweep has the run
 take() {
-    local i=$1 wait=$2 gpu=$3 code=1 model lr seed out
+    local i=$1 wait=$2 gpu=$3 code=1 diverged='' out
     shift 3
-    read -r model lr seed <<<"${runs[i]}"
-    out=$OUT/${model}_lr-${lr}_seed-$seed
+    out=$(folder ${runs[i]})
     if mkdir -p "$out" && { exec 9>"$out/sweep.lock"; } 2>/dev/null; then
         if ! flock -n 9; then
             [ "$wait" = 1 ] || return 1
             echo "waiting for another sweep: $out"
             background flock 9
         fi
-        if [ -n "$stopping" ]; then code=75; else train "$gpu" "$out" "$model" "$lr" "$seed" "$@"; fi
+        if [ -n "$stopping" ]; then code=75; else train "$gpu" "$out" "${runs[i]}" "$@"; fi
         exec 9>&-
     fi
     [ $code != 75 ] || { touch "$state/interrupted"; stopping=1; return 0; }
-    [ $code = 0 ] || { echo "FAILED with exit code $code: $out/output.txt"; touch "$state/failed"; }
+    [ $code = 0 ] || { echo "FAILED with exit code $code: $out/output.txt"; touch "$state/failed"; return 0; }
+    touch "$state/$i/${diverged:-trained}"
 }
 
 # work GPU OPTIONS...: takes runs that no other worker has taken
@@ -137,12 +202,75 @@ work() {
 
 workers=()
 trap 'touch "$state/interrupted"; kill -USR1 "${workers[@]}" 2>/dev/null' INT TERM USR1
-for gpu in $GPUS; do
-    work "$gpu" "$@" &
-    workers+=($!)
-done
-for worker in "${workers[@]}"; do
-    while kill -0 "$worker" 2>/dev/null; do wait "$worker"; done
-done
+
+# train_all OPTIONS...: the runs that have not been taken yet
+train_all() {
+    local gpu worker
+    workers=()
+    for gpu in $GPUS; do
+        work "$gpu" "$@" &
+        workers+=($!)
+    done
+    [ ! -e "$state/interrupted" ] || kill -USR1 "${workers[@]}" 2>/dev/null
+    for worker in "${workers[@]}"; do
+        while kill -0 "$worker" 2>/dev/null; do wait "$worker"; done
+    done
+    [ ! -e "$state/interrupted" ] || exit 75
+}
+
+# choose_rate POINT: adds the runs that its learning rate is still to be chosen by, or those of the other seeds at that rate
+declare -A searched=()
+choose_rate() {
+    local point=$1 first known=() i of lr seed answer file
+    read -r first _ <<<"$SEEDS"
+    [ -z "${searched[$point]:-}" ] || return 0
+    for i in "${!runs[@]}"; do
+        read -r of lr seed _ <<<"${runs[i]}"
+        [ "$of" = "$point" ] || continue
+        if [ -e "$state/$i/trained" ]; then
+            known+=("$lr=$(folder ${runs[i]})")
+        elif [ -e "$state/$i/diverged" ]; then
+            known+=("$lr=diverged")
+        else
+            echo "no learning rate of $point: a run failed"
+            searched[$point]=1
+            return
+        fi
+    done
+    file=$(name "$point")_lr.json
+    mkdir -p "$OUT"
+    if ! answer=$(flock "$OUT" python3 "${0%/*}/sweep/learning_rate.py" --out "$file" "$start" "${known[@]}"); then
+        touch "$state/failed"
+        searched[$point]=1
+        return
+    fi
+    case $answer in
+    next:*) for lr in ${answer#next:}; do add_run "$point" "$lr" "$first" search; done ;;
+    chosen:*)
+        searched[$point]=1
+        lr=$(sed -n 's/^chosen: //p' <<<"$answer")
+        echo "learning rate of $point: $lr; ${answer#*$'\n'}; $file"
+        for seed in $SEEDS; do
+            [ "$seed" = "$first" ] || add_run "$point" "$lr" "$seed"
+        done
+        ;;
+    esac
+}
+
+if [ "$search" = grid ]; then
+    count=-1
+    while [ ${#runs[@]} != $count ]; do # until no search needs another run
+        count=${#runs[@]}
+        for point in "${points[@]}"; do choose_rate "$point"; done
+        [ ${#runs[@]} = $count ] || train_all "$@"
+    done
+else
+    for seed in $SEEDS; do
+        for lr in $LRS; do
+            for point in "${points[@]}"; do add_run "$point" "$lr" "$seed"; done
+        done
+    done
+    train_all "$@"
+fi
 [ ! -e "$state/interrupted" ] || exit 75
 [ ! -e "$state/failed" ] || exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/sweep.sh: every run once, on the GPUs named; skips what is done, goes on where it was interrupted,
-# and passes over what fails. With a program in the place of the trainer, and once with ./train_fox.
+# and passes over what fails; searches learning rates. With programs in the place of the trainer, and with ./train_fox.
 cd "$(dirname "$0")/../../.." || exit 1
 scratch=build/test/sweep
 rm -rf $scratch
@@ -118,6 +118,131 @@ rm $READY
 GPUS=0 MODELS=a check "goes on" sweep stopped
 equals "2" "$(ls $scratch/stopped/*/done | wc -l)"
 
+# settings: in the command after the arguments, and in the folder's name
+export LRS='' SEEDS=1 MODELS="a b,qk_norm=false" GPUS=0
+SETS="preset num_heads=6,--weight-decay=0" check "settings" sweep sets --set num_heads=2
+equals "a a_lr-preset_seed-1 --set num_heads=2
+a a_num_heads-6+weight-decay-0_lr-preset_seed-1 --set num_heads=2 --set num_heads=6 --weight-decay=0
+b b_qk_norm-false+num_heads-6+weight-decay-0_lr-preset_seed-1 --set num_heads=2 --set qk_norm=false --set num_heads=6 --weight-decay=0
+b b_qk_norm-false_lr-preset_seed-1 --set num_heads=2 --set qk_norm=false" \
+    "$(sed -n "s|.* --model \(.*\) --seed .* --out $scratch/sets/\(.*\) --resume |\1 \2 |p" $CALLS | sort)"
+SETS="preset num_heads=6,--weight-decay=0" check "settings again" sweep sets --set num_heads=2
+equals 4 "$(grep -c '^done already: ' $scratch/stdout)"
+SETS=use_rope dies "use_rope: not a setting" sweep refused
+SETS=--lr=1 dies "--lr: LRS names" sweep refused
+MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
+SETS=--val-data=x dies "--val-data=x: files are options of all runs" sweep refused
+SETS=--init=x/y dies "--init=x/y: files are options of all runs" sweep refused
+
+# learning rates. A trainer whose held-out loss is that of the rate in $LOSSES, as is its training loss, or another one
+# that follows a slash; which diverges at a rate that is not there
+export LOSSES=$scratch/losses MODELS=a
+rm $CALLS
+cat >$scratch/learner <<'END'
+#!/usr/bin/env bash
+out=$* out=${out#*--out } out=${out%% *}
+lr=$* lr=${lr#*--lr } lr=${lr%% *}
+echo "$lr ${out##*/}" >>"$CALLS"
+loss=$(sed -n "s/^$lr //p" "$LOSSES")
+case $loss in
+wait) # trains until it is interrupted
+    mkfifo "$READY.$$"
+    read -r <"$READY.$$" &
+    trap 'kill $!; exit 75' USR1
+    echo ready >"$READY"
+    wait
+    ;;
+crash) exit 3 ;;
+'')
+    echo "error: step 3: the loss is nan and the gradient norm nan (first in the weights of x)" >&2
+    exit 1
+    ;;
+esac
+mkdir -p "$out/step_00000001" && echo "$*" >"$out/step_00000001/trainer.json"
+{
+    echo '{"event":"run","step":0,"num_steps":40,"ranks":1,"started":"s","version":"v","device":"d",' \
+        '"flops_per_token":1,"options":{},"config":{}}'
+    for step in {1..40}; do # the last two are 5%
+        [ $step -lt 39 ] && at=9 || at=${loss#*/}
+        echo '{"event":"step","step":'$step',"tokens":1,"loss":'$at',"ms":1,"tokens_per_s":1}'
+    done
+    [ -z "${loss%/*}" ] || echo '{"event":"validation","step":40,"val_loss":'"${loss%/*}"',"ms":1,"by_position":[]}'
+} >"$out/log.jsonl"
+END
+chmod +x $scratch/learner
+search() { OUT=$scratch/$1 TRAINER=$scratch/learner LRS="grid $2" scripts/sweep.sh "${@:3}"; }
+losses() { printf '%s\n' "$@" >$LOSSES; }
+rates() { cut -d' ' -f1 $CALLS | xargs; }
+# upwards to where it diverges: the other seed at the chosen rate alone
+losses "5e-4 5" "1e-3 4" "2e-3 3" "5e-3 2.5"
+SEEDS="1 2" check "upwards" search up 1e-3
+equals "5e-4 1e-3 2e-3 5e-3 1e-2 5e-3" "$(rates)"
+said "diverged: $scratch/up/a_lr-1e-2_seed-1"
+said "learning rate of a: 5e-3; held-out loss: 5e-4 5.0000, 1e-3 4.0000, 2e-3 3.0000, 5e-3 2.5000, 1e-2 diverged; $scratch/up/a_lr.json"
+equals "a_lr-1e-2_seed-1 a_lr-1e-3_seed-1 a_lr-2e-3_seed-1 a_lr-5e-3_seed-1 a_lr-5e-3_seed-2 a_lr-5e-4_seed-1 a_lr.json" \
+    "$(ls $scratch/up | xargs)"
+equals '{"lr": 0.005, "measure": "held-out loss", "runs": [{"lr": 0.0005, "loss": 5}, {"lr": 0.001, "loss": 4}, {"lr": 0.002, "loss": 3}, {"lr": 0.005, "loss": 2.5}, {"lr": 0.01, "loss": null}]}' \
+    "$(cat $scratch/up/a_lr.json)"
+SEEDS="1 2 3" check "again, and another seed" search up 1e-3
+equals "5e-3 a_lr-5e-3_seed-3" "$(sed 1,6d $CALLS)"
+said "diverged already: $scratch/up/a_lr-1e-2_seed-1"
+# with another option nothing is known
+check "another option" search up 1e-3 --max-tokens 2k
+equals "5e-4 1e-3 2e-3 5e-3 1e-2" "$(sed 1,7d $CALLS | cut -d' ' -f1 | xargs)"
+# downwards, by the training loss where a run was not validated; on two GPUs, each setting apart, beside another search
+rm $CALLS
+losses "1e0 1/4" "5e-1 /3" "2e-1 1/2" "1e-1 1/1" "5e-2 1/1.5"
+searches=()
+for name in first second; do
+    MODELS="a b,x=1" GPUS="0 3" SETS="preset use_rope=true" search down 0.5 >$scratch/$name 2>&1 &
+    searches+=($!)
+done
+for job in "${searches[@]}"; do
+    wait $job
+    equals 0 $?
+done
+equals "20 20" "$(wc -l <$CALLS) $(sort -u $CALLS | wc -l)"
+for name in a a_use_rope-true b_x-1 b_x-1+use_rope-true; do
+    equals 0.1 "$(sed -n 's/^{"lr": \([^,]*\), "measure": "training loss".*/\1/p' $scratch/down/${name}_lr.json)"
+done
+# of equal ones the lowest rate is the best
+rm $CALLS
+losses "5e-4 3" "1e-3 2" "2e-3 2" "2e-4 1"
+check "equal" search equal 1e-3
+equals "5e-4 1e-3 2e-3" "$(rates)"
+# a run that fails in another way decides nothing
+losses "5e-4 3" "1e-3 crash" "2e-3 2"
+fails 1 search crash 1e-3
+said "FAILED with exit code 3: $scratch/crash/a_lr-1e-3_seed-1/output.txt"
+said "no learning rate of a: a run failed"
+equals "" "$(ls $scratch/crash/*.json 2>/dev/null)"
+losses "5e-4 3" "1e-3 2" "2e-3 3"
+rm $CALLS
+check "goes on" search crash 1e-3
+equals "1e-3" "$(rates)"
+# nothing but divergence
+: >$LOSSES
+rm $CALLS
+fails 1 search worst 1e-8
+said "error: no learning rate is better than both of its neighbours: the best one of the grid is its edge, 1e-9" stderr
+equals "5e-9 1e-8 2e-8 2e-9 1e-9" "$(rates)"
+# interrupted
+losses "5e-4 3" "1e-3 wait" "2e-3 2"
+mkfifo $READY
+OUT=$scratch/halted TRAINER=$scratch/learner LRS="grid 1e-3" scripts/sweep.sh >$scratch/stdout &
+sweeping=$!
+read -r line <$READY
+kill -USR1 $sweeping
+wait $sweeping
+equals 75 $?
+equals "a_lr-1e-3_seed-1 a_lr-5e-4_seed-1" "$(ls $scratch/halted | xargs)"
+rm $READY
+check "its usage" python3 scripts/sweep/learning_rate.py --help
+dies "error: learning rate 3e-3: not of the grid" search refused 3e-3
+dies "error: learning rate x: not a number" search refused x
+LRS=grid dies "LRS='grid': a search has one start" sweep refused
+dies "LRS='grid 1 2': a search has one start" search refused "1 2"
+
 dies "is not built" env TRAINER=$scratch/none scripts/sweep.sh
 dies "MODELS is not set" env -u MODELS scripts/sweep.sh
 
@@ -138,4 +263,9 @@ check "another decay changes nothing" python3 scripts/compare.py --no-plots $scr
 same $scratch/stdout $scratch/table
 check "the same command" env OUT=$scratch/real scripts/sweep.sh $tiny $data --max-steps 3
 equals 4 "$(grep -c '^done already: ' $scratch/stdout)"
+# a search with it: the largest rates diverge
+check "grid" env OUT=$scratch/grid SEEDS=1 MODELS=transformer-llama-nano LRS="grid 1e2" scripts/sweep.sh $tiny $data \
+    --max-steps 8 --warmup-tokens 0 --grad-clip 1e9
+said "learning rate of transformer-llama-nano: "
+said "diverged: "
 report
