@@ -5,8 +5,11 @@ Compares training runs: tables, and pictures of their curves.
     scripts/compare.py out/sweep/*/ --out out/sweep/compare --eval out/sweep/*/eval.json
 
 A RUN is a folder with log.jsonl, or such a file. Runs that differ only in their seed are one group, named by
-what sets it apart from the others. The tables have the mean of a group and its standard deviation over seeds,
-the pictures means, and the lowest and the highest seed as bands. It writes
+what sets it apart from the others. The tables have the mean of a group and its standard deviation over seeds;
+where groups have seeds in common, also the mean of their differences to the best group with the same seed, its
+standard error and 95% interval (Student's t), which stands for one comparison: of twenty, one misses by chance.
+Nothing is claimed from two pairs or fewer. The pictures have means, and the lowest and the highest seed as
+bands. It writes
 
     PREFIX_loss.svg       training loss after the first tenth, in means of 5% of the steps, and held-out loss,
                           against tokens; against FLOPs and time where a token costs 5% more in one group
@@ -35,7 +38,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from common import BadLine, Error, log_line, package, run
+from common import MIN_PAIRS, BadLine, Error, log_line, package, paired, run
 
 sys.path.append(str(Path(__file__).parent / "eval"))
 import positions  # noqa: E402
@@ -297,6 +300,32 @@ def training_table(groups):
     return markdown(titles, [row[1:] for row in sorted(rows)])
 
 
+def pair_differences(groups):
+    """(best group, {other group: differences of held-out losses, a seed each}), of runs of as many tokens."""
+    losses = {}
+    for name, runs in groups.items():
+        for run in runs:
+            if run.validation_loss() is not None:
+                kind = (run.start["options"].get("seed"), run.steps[-1]["tokens"])
+                losses.setdefault(name, {}).setdefault(kind, []).append(run.validation_loss())
+    losses = {name: {kind: statistics.fmean(repeats) for kind, repeats in kinds.items()}
+              for name, kinds in losses.items()}
+    best, *others = sorted(losses, key=lambda name: statistics.fmean(losses[name].values())) or [None]
+    pairs = {name: [loss - losses[best][kind] for kind, loss in losses[name].items() if kind in losses[best]]
+             for name in others}
+    return best, {name: differences for name, differences in pairs.items() if differences}
+
+
+def pair_table(best, pairs):
+    rows = []
+    for name, differences in pairs.items():
+        mean, error, n, half_width, _ = paired(differences)
+        interval = "-" if half_width is None else f"{mean - half_width:.4f} to {mean + half_width:.4f}"
+        rows.append((name, str(n), f"{mean:.4f}", "-" if error is None else f"{error:.4f}", interval))
+    titles = (f"held-out loss less that of {best}", "pairs", "difference", "standard error", "95% interval")
+    return markdown(titles, rows)
+
+
 def eval_table(groups):
     """P(l) at powers of two."""
     evals = {name: [run.eval for run in runs if run.eval] for name, runs in groups.items()}
@@ -507,8 +536,13 @@ def report(runs, logs, options):
         return
     groups, others = group(runs)
     print(*training_table(groups), sep="\n")
+    best, pairs = pair_differences(groups)
+    if max(map(len, pairs.values()), default=0) > 1:
+        print("", *pair_table(best, pairs), "", sep="\n")
     if options.eval:
         print("", *eval_table(groups), "", sep="\n")
+    if min(map(len, pairs.values()), default=MIN_PAIRS) < MIN_PAIRS:
+        print(f"note: nothing is claimed from {MIN_PAIRS - 1} pairs of a seed or fewer: they have no interval")
     for note in notes(runs, others):
         print(f"note: {note}")
     if options.no_plots:

@@ -18,8 +18,8 @@
 #   disk     KEEP checkpoints a run (1), of 12 bytes a parameter
 #
 # LRS="grid 1e-3" searches {1, 2, 5} x 10^i for each model with each of SETS. The first seed trains at 5e-4, 1e-3 and
-# 2e-3, then at the next rate beyond the best one until the best one is inside. The best one has the lowest held-out loss
-# at the end, or without --val-data the lowest training loss; a run that diverges is the worst. The chosen rate is
+# 2e-3, then at the next rate beyond the best one until the best one is inside. The best one has the lowest held-out
+# loss at the end, or without --val-data the lowest training loss; a run that diverges is the worst. The chosen rate is
 # printed and written to OUT/MODEL_lr.json, and the other seeds train at it.
 #
 # The same command goes on after an interruption: it skips runs that ended with the same options and data and still
@@ -49,7 +49,8 @@ refuse_fixed() {
 }
 refuse_fixed "$@"
 read -r search start more <<<"$LRS"
-[ "$search" != grid ] || { [ -n "$start" ] && [ -z "$more" ]; } || die "LRS='$LRS': a search has one start: LRS='grid 1e-3'"
+[ "$search" != grid ] || { [ -n "$start" ] && [ -z "$more" ]; } ||
+    die "LRS='$LRS': a search has one start: LRS='grid 1e-3'"
 points=() # MODEL[,SETTING...]
 for model in $MODELS; do
     for set in $SETS; do
@@ -126,8 +127,10 @@ state_of() {
     [ -n "$newest" ] && printf '%s\n' "${*:2}" "$data" "$newest $(cksum <"$newest")"
 }
 
-# has_diverged FOLDER: whether the run that has just failed stopped because its loss or gradient was none to go on with
-has_diverged() { grep '^error: ' "$1/output.txt" | tail -n 1 | grep -q '^error: step [0-9]*: the \(loss\|gradient\) is '; }
+# has_diverged FOLDER: whether the run that has just failed ended by a loss or gradient that is not finite, or 0
+has_diverged() {
+    grep '^error: ' "$1/output.txt" | tail -n 1 | grep -q '^error: step [0-9]*: the \(loss\|gradient\) is '
+}
 
 # train GPU FOLDER "POINT LR SEED [search]" OPTIONS...: one run. Sets code to its exit code, or if it is of a search
 # and has diverged, to 0, and diverged
@@ -218,7 +221,7 @@ train_all() {
     [ ! -e "$state/interrupted" ] || exit 75
 }
 
-# choose_rate POINT: adds the runs that its learning rate is still to be chosen by, or those of the other seeds at that rate
+# choose_rate POINT: adds the runs that its learning rate is still to be chosen by, or those of other seeds at that rate
 declare -A searched=()
 choose_rate() {
     local point=$1 first known=() i of lr seed answer file

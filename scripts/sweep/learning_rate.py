@@ -73,8 +73,8 @@ def search(start, losses):
             return [], best
         low, high = (low - 1, high) if best == low else (low, high + 1)
         if low < LOWEST or high > HIGHEST:
-            raise Error(f"no learning rate is better than both of its neighbours: the best one of the grid is its edge, "
-                        f"{rate(best)}")
+            raise Error("no learning rate is better than both of its neighbours: the best one of the grid is its edge, "
+                        + rate(best))
 
 
 def main():

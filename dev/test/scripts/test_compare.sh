@@ -27,6 +27,35 @@ said "| lr 0.001 |"
 check "all different" compare --no-plots $r/*
 said "| fox, lr 0.002 "
 said "| transformer, lr 0.001 "
+# pairs of the same seed: differences of 0.5, 0.5 and 0.6, whose interval is 4.30 errors
+pairs=$scratch/pairs
+mkdir $pairs
+sed 's/"val_loss": 2.7/"val_loss": 2.8/' $r/transformer3/log.jsonl >$pairs/3.jsonl
+check "three pairs" compare --no-plots $r/fox? $r/transformer[12] $pairs/3.jsonl
+equals "| held-out loss less that of fox | pairs | difference | standard error | 95% interval |" "$(row 6)"
+equals "| transformer | 3 | 0.5333 | 0.0333 | 0.3899 to 0.6768 |" "$(row 8)"
+equals "" "$(grep 'nothing is claimed' $scratch/stdout)"
+claimed="note: nothing is claimed from 2 pairs of a seed or fewer: they have no interval"
+check "two pairs" compare --no-plots $r/fox? $r/transformer1 $pairs/3.jsonl
+equals "| transformer | 2 | 0.5500 | 0.0500 | - |" "$(row 8)"
+said "$claimed"
+check "one pair" compare --no-plots $r/fox1 $r/transformer?
+equals "" "$(grep less $scratch/stdout)"
+said "$claimed"
+check "no pairs" compare --no-plots $r/fox1 $r/transformer[23]
+equals "" "$(grep 'less\|claimed' $scratch/stdout)"
+# a seed's repeats are one; a run that ended elsewhere, or was not validated there, is in no pair
+sed 's/"val_loss": 2.5/"val_loss": 2.7/' $r/transformer1/log.jsonl >$pairs/1.jsonl
+check "repeats" compare --no-plots $r/fox? $r/transformer[12] $pairs/[13].jsonl
+equals "| transformer | 3 | 0.5667 | 0.0333 | 0.4232 to 0.7101 |" "$(row 8)"
+for line in 'logs cut $r/fox3/log.jsonl 9000' 'grep -v val_loss $r/fox3/log.jsonl'; do
+    eval $line >$pairs/fox3.jsonl
+    check "unfinished" compare --no-plots $r/fox[12] $pairs/fox3.jsonl $r/transformer[12] $pairs/3.jsonl
+    equals "| transformer | 2 | 0.5000 | 0.0000 | - |" "$(row 8)"
+done
+{ sed 's/"step": 100/"step": 99/; s/"tokens": 10000/"tokens": 9999/' $r/fox3/log.jsonl; } >$pairs/fox3.jsonl
+check "other tokens" compare --no-plots $r/fox[12] $pairs/fox3.jsonl $r/transformer[12] $pairs/3.jsonl
+equals "| transformer | 2 | 0.5000 | 0.0000 | - |" "$(row 8)"
 # what tells no groups apart is a note
 sed 's/"set": \[\]/"set": ["decay_time_max=512"]/' $r/fox1/log.jsonl >$scratch/long.jsonl
 check "another difference" compare --no-plots $scratch/long.jsonl $r/transformer1
