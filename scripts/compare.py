@@ -535,12 +535,14 @@ def report(runs, logs, options):
     if not runs:
         return
     groups, others = group(runs)
-    print(*training_table(groups), sep="\n")
+    tables = [training_table(groups)]
     best, pairs = pair_differences(groups)
     if max(map(len, pairs.values()), default=0) > 1:
-        print("", *pair_table(best, pairs), "", sep="\n")
+        tables.append(pair_table(best, pairs))
     if options.eval:
-        print("", *eval_table(groups), "", sep="\n")
+        tables.append(eval_table(groups))
+    for table in tables:
+        print(*table, *[""] * (len(tables) > 1), sep="\n")
     if min(map(len, pairs.values()), default=MIN_PAIRS) < MIN_PAIRS:
         print(f"note: nothing is claimed from {MIN_PAIRS - 1} pairs of a seed or fewer: they have no interval")
     for note in notes(runs, others):

@@ -8,7 +8,8 @@
 # The arguments are options of the trainer, of all runs. GPUS="0 2" names the GPUs (by default CUDA_VISIBLE_DEVICES, or
 # all); without a GPU, or with TRAINER=./train_fox, runs are on the CPU, one after the other.
 #
-#   MODELS   presets, with settings if there are any: fox-pro-125m,use_rope=true
+#   MODELS   presets, with settings if there are any: fox-pro-125m,use_rope=true. A name in front of a model is its
+#            folders': rope:fox-pro-125m,use_rope=true
 #   SETS     settings that each model is trained with, as in SETS="preset use_rope=true num_heads=6,qk_norm=false":
 #            keys of config.json and options of the trainer, --NAME=VALUE, joined by commas. preset (default): none
 #   LRS      learning rates; preset (default): the model's own; "grid START": a search
@@ -52,10 +53,13 @@ read -r search start more <<<"$LRS"
 [ "$search" != grid ] || { [ -n "$start" ] && [ -z "$more" ]; } ||
     die "LRS='$LRS': a search has one start: LRS='grid 1e-3'"
 points=() # MODEL[,SETTING...]
+declare -A names=() owners=() # of a point: what its files and folders begin with; and the point of that
 for model in $MODELS; do
     for set in $SETS; do
-        point=$model
-        [ "$set" = preset ] || point+=,$set
+        set=${set#preset} point=${model#*:}${set:+,$set} name=${model%%:*}${set:+,$set}
+        name=${name//,--/,} name=${name//=/-} name=${name/,/_} name=${name//,/+}
+        [ "${owners[$name]:-$point}" = "$point" ] || die "$name: the name of two models: $point and ${owners[$name]}"
+        points+=("$point") names[$point]=$OUT/$name owners[$name]=$point
         IFS=, read -ra settings <<<"$point"
         for setting in "${settings[@]:1}"; do
             refuse_fixed "$setting"
@@ -65,7 +69,6 @@ for model in $MODELS; do
             *) die "$setting: not a setting, KEY=VALUE or --NAME=VALUE" ;;
             esac
         done
-        points+=("$point")
     done
 done
 if [ -z "${TRAINER:-}" ]; then
@@ -84,13 +87,7 @@ add_run() {
     added["$1 $2 $3"]=1
 }
 
-# name POINT: what files and folders of its runs begin with
-name() {
-    local model=${1%%,*} suffix
-    suffix=${1#"$model"} suffix=${suffix//,--/,} suffix=${suffix//,/+} suffix=${suffix//=/-}
-    echo "$OUT/$model${suffix:+_${suffix:1}}"
-}
-folder() { echo "$(name "$1")_lr-$2_seed-$3"; } # of POINT LR SEED [search]
+folder() { echo "${names[$1]}_lr-$2_seed-$3"; } # of POINT LR SEED [search]
 
 state=$(mktemp -d)
 trap 'rm -rf "$state"' EXIT
@@ -240,7 +237,7 @@ choose_rate() {
             return
         fi
     done
-    file=$(name "$point")_lr.json
+    file=${names[$point]}_lr.json
     mkdir -p "$OUT"
     if ! answer=$(flock "$OUT" python3 "${0%/*}/sweep/learning_rate.py" --out "$file" "$start" "${known[@]}"); then
         touch "$state/failed"

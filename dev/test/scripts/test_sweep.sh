@@ -128,6 +128,10 @@ b b_qk_norm-false_lr-preset_seed-1 --set num_heads=2 --set qk_norm=false" \
     "$(sed -n "s|.* --model \(.*\) --seed .* --out $scratch/sets/\(.*\) --resume |\1 \2 |p" $CALLS | sort)"
 SETS="preset num_heads=6,--weight-decay=0" check "settings again" sweep sets --set num_heads=2
 equals 4 "$(grep -c '^done already: ' $scratch/stdout)"
+MODELS=base:a,qk_norm=false SETS="preset x=1" check "a name" sweep named
+equals "base_lr-preset_seed-1 base_x-1_lr-preset_seed-1" "$(ls $scratch/named | xargs)"
+equals 1 "$(grep -c -e "--model a --seed 1 --keep 1 --out $scratch/named/base_x-1_.* --resume --set qk_norm=false --set x=1$" $CALLS)"
+MODELS="x:a x:b" dies "x: the name of two models: b and a" sweep refused
 SETS=use_rope dies "use_rope: not a setting" sweep refused
 SETS=--lr=1 dies "--lr: LRS names" sweep refused
 MODELS=a,--seed=2 dies "--seed: SEEDS names" sweep refused
