@@ -117,7 +117,7 @@ background() {
     child=
 }
 
-# state_of FOLDER COMMAND...: what a run that is done is recognized by: command, data, and the newest checkpoint's record
+# state_of FOLDER COMMAND...: what a run that is done is recognized by: command, data and the newest checkpoint's record
 state_of() {
     local newest
     newest=$(ls -d "$1"/step_*/trainer.json 2>/dev/null | tail -n 1)

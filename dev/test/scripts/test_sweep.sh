@@ -272,4 +272,79 @@ check "grid" env OUT=$scratch/grid SEEDS=1 MODELS=transformer-llama-nano LRS="gr
     --max-steps 8 --warmup-tokens 0 --grad-clip 1e9
 said "learning rate of transformer-llama-nano: "
 said "diverged: "
+
+# scripts/sweep/ablations.sh: the rows are models of 360M parameters, the paper's
+unset MODELS LRS SEEDS
+cat >$scratch/plan <<'END'
+#!/usr/bin/env bash
+options=()
+for word; do
+    case $word in --resume) ;; *) options+=("$word") ;; esac
+done
+./train_fox "${options[@]}" --dry-run | sed -n 's/^ *non-embedding *//p' >>"$CALLS"
+END
+chmod +x $scratch/plan
+ablations() { env OUT=$scratch/$1 "${@:2}"; }
+rm -f $CALLS
+check "all rows" ablations rows TRAINER=$scratch/plan scripts/sweep/ablations.sh $data
+equals 20 "$(wc -l <$CALLS)"
+equals "" "$(awk '$1 < 355e6 || $1 > 370e6' $CALLS)"
+equals "20 20" "$(ls $scratch/rows | wc -l) $(ls -d $scratch/rows/*_lr-preset_seed-1 | wc -l)"
+equals "| fox-pro | - | - | 6.62 | - | - | - | - | - |" "$(grep '^| fox-pro  ' $scratch/stdout | tr -s ' ')"
+# two of them trained, with two seeds, and the table: of another rate, an unfinished run and one not validated nothing
+rows="fox-pro-no-qk-norm transformer-llama-no-rope"
+small() { ablations small SIZE=nano ROWS="$rows" SEEDS="1 2" scripts/sweep/ablations.sh $tiny --data=$scratch/bytes_train_000000.bin "$@"; }
+check "two rows" small --val-data "$scratch/bytes_train_*.bin" --val-tokens 64 --max-tokens 192
+for row in $rows; do
+    python3 - "$row" $scratch/small <<'END' >$scratch/wanted
+import json, math, statistics, sys
+runs = [map(json.loads, open(f"{sys.argv[2]}/{sys.argv[1]}_lr-preset_seed-{seed}/log.jsonl")) for seed in (1, 2)]
+losses = [[line["val_loss"] for line in run if line["event"] == "validation"][-1] for run in runs]
+values = [math.exp(loss) for loss in losses]
+print(f"| {sys.argv[1]} | {statistics.fmean(values):.3f} | {statistics.stdev(values):.3f} |")
+END
+    equals "$(cat $scratch/wanted)" "$(grep "^| $row " $scratch/stdout | tr -s ' ' | cut -d'|' -f-4)|"
+    paper=$(sed -n "s/^$row *\([0-9.]*\) .*/\1/p" scripts/sweep/ablations.sh)
+    equals " $paper | 2 | 0.002 | 192 | 16 | CPU |" "$(grep "^| $row " $scratch/stdout | tr -s ' ' | cut -d'|' -f5-)"
+done
+set_of() { grep -o '"set":[^]]*' $scratch/small/$1_lr-preset_seed-1/log.jsonl; }
+equals '"set":["hidden_size=32","num_heads=2","num_hidden_layers=1","qk_norm=false"' "$(set_of fox-pro-no-qk-norm)"
+for seed in 1 2 3; do
+    log=$scratch/small/transformer-llama-no-rope_lr-preset_seed-1/log.jsonl
+    for other in lr-1 lr-3; do mkdir $scratch/small/transformer-llama-no-rope_${other}_seed-$seed; done
+    sed '3,$d; s/"lr":0.002/"lr":1/' $log >$scratch/small/transformer-llama-no-rope_lr-1_seed-$seed/log.jsonl
+    sed '/"validation"/d; s/"lr":0.002/"lr":3/' $log >$scratch/small/transformer-llama-no-rope_lr-3_seed-$seed/log.jsonl
+done
+cp $scratch/stdout $scratch/table
+check "the same command" small --val-data "$scratch/bytes_train_*.bin" --val-tokens 64 --max-tokens 192
+equals 4 "$(grep -c '^done already: ' $scratch/stdout)"
+equals "$(grep '^|' $scratch/table)" "$(grep '^|' $scratch/stdout)"
+fails 1 small --weight-decay 0 --max-tokens 192
+said "| fox-pro-no-qk-norm "
+dies "ROWS: no row fox; the rows are transformer-llama-no-rope transformer-llama fox" ablations none ROWS=fox scripts/sweep/ablations.sh
+dies "SIZE=nano: give --data and --val-data" ablations none SIZE=nano scripts/sweep/ablations.sh
+check "the table's usage" python3 scripts/sweep/perplexities.py --help
+losses "1e-3 wait"
+mkfifo $READY
+TRAINER=$scratch/learner LRS=1e-3 ROWS=fox-pro OUT=$scratch/halted_rows scripts/sweep/ablations.sh $data >$scratch/stdout &
+running=$!
+read -r line <$READY
+kill -USR1 $running
+wait $running
+equals "75 0" "$? $(grep -c '^|' $scratch/stdout)"
+rm $READY
+# without --data it is LongCrawl64
+mkdir -p $scratch/bin $scratch/elsewhere/data
+for program in bin/make elsewhere/data/longcrawl64 elsewhere/train_foxcu; do
+    printf '#!/bin/sh\necho "$*" >>%s\n' "$PWD/$scratch/recipe" >$scratch/$program && chmod +x $scratch/$program
+done
+check "LongCrawl64" env -u TRAINER -C $scratch/elsewhere PATH="$PWD/$scratch/bin:$PATH" GPUS=0 ROWS=fox-pro SOURCE=/copy \
+    "$PWD/scripts/sweep/ablations.sh" --recompute qkv
+split="--vocab dev/test/fixtures/gpt2/vocab.bpe --out data/longcrawl64 --source /copy"
+equals "train_foxcu data/longcrawl64
+--split train --tokens 7Gi $split
+--split heldout --tokens 32Mi $split
+--model fox-pro-360m --seed 1 --keep 1 --out out/ablations-360m/fox-pro_lr-preset_seed-1 --resume \
+--data data/longcrawl64_train_*.bin --val-data data/longcrawl64_val_*.bin --val-every 2000 --val-tokens 8Mi --save-every 250 \
+--log-every 10 --json-escape --recompute qkv" "$(cat $scratch/recipe)"
 report

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""
+Prints the table of scripts/sweep/ablations.sh:
+
+    scripts/sweep/perplexities.py OUT <<<"fox-pro 6.62 fox-pro,..."
+
+A line of standard input is a name, the paper's perplexity or -, and the model. Perplexity is e to the held-out loss at
+the end of training, of contexts as long as those in training: means over seeds, and their standard deviation. Of a
+row's learning rates the one that most seeds were trained at counts, of equal ones that with the lowest loss.
+"""
+import argparse
+import math
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from common import BadLine, run  # noqa: E402
+from compare import Log, markdown, spread  # noqa: E402
+
+
+def read_runs(out, name):
+    """{(learning rate, tokens): [Log]} of the runs of a row that have ended and were validated then."""
+    groups = {}
+    for folder in sorted(Path(out).glob(f"{name}_lr-*_seed-*")):
+        log = Log(str(folder))
+        if isinstance(log.damaged, BadLine):
+            raise log.damaged
+        if not log.damaged and log.finished() and log.validation_loss() is not None:
+            groups.setdefault((log.start["options"].get("lr"), log.steps[-1]["tokens"]), []).append(log)
+    return groups
+
+
+def row(out, name, paper):
+    groups = read_runs(out, name)
+    if not groups:
+        return [name, "-", "-", paper, *["-"] * 5]
+    loss = lambda logs: statistics.fmean(log.validation_loss() for log in logs)
+    (rate, tokens), logs = min(groups.items(), key=lambda item: (-len(item[1]), loss(item[1])))
+    mean, deviation = spread([math.exp(log.validation_loss()) for log in logs], 3)
+    device = ", ".join(sorted({log.start["device"].split(",")[0] for log in logs}))
+    return [name, mean, deviation, paper, str(len(logs)), f"{rate:g}", f"{tokens:,}",
+            str(logs[0].start["options"].get("seq-len")), device]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", metavar="OUT", help="the folder of the runs")
+    out = parser.parse_args().out
+    rows = [row(out, *line.split()[:2]) for line in sys.stdin if line.strip()]
+    titles = ("row", "perplexity", "deviation", "paper: 360M, 7.5 B tokens, T = 16384", "seeds", "lr", "tokens", "T",
+              "device")
+    print("", *markdown(titles, rows), sep="\n")
+
+
+if __name__ == "__main__":
+    run(main)
