@@ -148,13 +148,14 @@ class TestNeedle(Case):
         hay = needle.Haystack(self.hay, tokenizer, 1000)
         for kind in needle.KINDS:
             options = type("Options", (), {"kind": kind, "seed": 0})
-            pairs = [needle.make_requests(options, (1500, 50, k), hay, tokenizer) for k in (0, 0, 1)]
-            self.assertEqual(pairs[0], pairs[1])
-            self.assertNotEqual(pairs[0], pairs[2])
-            (generate, score), answer = pairs[0]
+            made = [needle.make_sample(options, (1500, 50, k), hay, tokenizer) for k in (0, 0, 1)]
+            self.assertEqual(made[0][0], made[1][0])
+            self.assertNotEqual(made[0][0], made[2][0])
+            (generate, score), grade = made[0]
             prompt = bytes(generate["prompt"]).decode()
             self.assertEqual(generate["prompt"], score["context"])
-            self.assertEqual(bytes(score["continuation"]).decode(), answer)
+            answer = bytes(score["continuation"]).decode()
+            self.assertEqual(grade([{"text": ""}, {"logprob": -1}])["answer"], answer)
             self.assertEqual(prompt.count(answer), 1)
             self.assertLessEqual(len(prompt + answer), 1500)
             statement = prompt.rsplit("? ", 1)[1].removeprefix("Answer: ")
