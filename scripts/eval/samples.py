@@ -114,24 +114,24 @@ def rows_of(points, names):
     return rows
 
 
-def print_means(points, measures, x):
+def print_means(points, measures, corner):
     """A table of each measure: a row a series, a column for each x, mean +- standard error."""
     columns = sorted({at for _, at in points})
-    width = max(len(x), *(len(str(series)) for series, _ in points))
+    width = max(len(corner), *(len(str(series)) for series, _ in points))
     for name, title in measures.items():
         found = {point: measured[name] for point, measured in points.items() if name in measured}
         if not found:
             continue
-        print(f"\n{title}\n{x:{width}s}" + "".join(f"{at:>18}" for at in columns))
+        print(f"\n{title}\n{corner:{width}s}" + "".join(f"{at:>18}" for at in columns))
         for series in dict.fromkeys(series for series, _ in found):
             cells = (found.get((series, at)) for at in columns)
-            print(f"{series:{width}s}" + "".join(f"{c[0]:10.2f} +- {c[1]:<5.2f}"[:18].rjust(18) if c else " " * 18
+            print(f"{series!s:{width}s}" + "".join(f"{c[0]:10.2f} +- {c[1]:<5.2f}"[:18].rjust(18) if c else " " * 18
                                                  for c in cells))
 
 
-def draw(path, points, measures, x, train_length=None):
+def draw(path, points, measures, names, x, mark=None):
     """A panel a measure, a line a series, bands of one standard error; x on a logarithmic axis, or, from 0, on a
-    linear one."""
+    linear one. names: of series and x; mark: a place of x to mark."""
     import plots
     order = {series: k for k, series in enumerate(dict.fromkeys(series for series, _ in points))}
     drawn = [name for name in measures if any(name in measured for measured in points.values())]
@@ -142,14 +142,15 @@ def draw(path, points, measures, x, train_length=None):
             if line:
                 at, mean, error, _ = map(list, zip(*line))
                 band = [m - e for m, e in zip(mean, error)], [m + e for m, e in zip(mean, error)]
-                plots.curve(axes, at, mean, k, str(series), band, curves=len(order))
+                label = series if isinstance(series, str) else f"{names[0]} {series}"
+                plots.curve(axes, at, mean, k, label, band, curves=len(order))
                 plots.dots(axes, at, mean, k)
         axes.set(xlabel=x, ylabel=measures[name])
         values = sorted({at for _, at in points})
         if values[0] > 0 and len(values) > 1:
             plots.log_scale(axes, "x", 2 if values[0] > 9 else 10)
-        if train_length and values[0] < train_length < values[-1]:
-            plots.mark(axes, train_length)
+        if mark and values[0] < mark < values[-1]:
+            plots.mark(axes, mark)
     plots.caption(panels[0], "bands: one standard error")
     plots.save(figure, path)
 
@@ -159,9 +160,9 @@ def finish(samples, options, wanted, measures, x, mark=None):
     mark: a place of it that the picture marks."""
     points = means({key: samples.results[key] for key in wanted}, measures)
     samples.save(means=rows_of(points, samples.names[:2]))
-    print_means(points, measures, x)
+    print_means(points, measures, f"{samples.names[0]} \\ {x}")
     if options.picture:
-        draw(options.picture, points, measures, x, mark)
+        draw(options.picture, points, measures, samples.names, x, mark)
 
 
 def numbers(text):

@@ -3,7 +3,8 @@
 Stands in for a trainer in tests of scripts/eval/tasks, as fake_requests.py does. DIR/config.json says with
 "answers" what it answers:
 
-    right   what a perfect reader of the prompt writes; log-probability 0 of that, else -100
+    right   what a perfect reader of the prompt writes; log-probability 0 of that, else -100. Of ids that are no
+            prompt of text, what fake_requests.py answers, which copies
     none    nothing; every token has the same probability
 """
 import collections
@@ -55,6 +56,7 @@ class Solver(fake_requests.Model):
         self.right = self.config["answers"] == "right"
 
     def solve(self, ids):
+        """The answer to a prompt of text; a ValueError for other ids."""
         text = fake_requests.detokenize(ids)
         for words, solver in SOLVERS.items():
             if words in text:
@@ -62,14 +64,22 @@ class Solver(fake_requests.Model):
         raise ValueError("a prompt of no task")
 
     def generate(self, prompt, max_tokens, until):
-        text = self.solve(prompt)[:max_tokens] if self.right else ""
-        return self.ids(text), text, True
+        if not self.right:
+            return [], "", True
+        try:
+            text = self.solve(prompt)[:max_tokens]
+            return self.ids(text), text, True
+        except ValueError:
+            return [self.next(prompt)], "", False
 
     def score(self, context, continuation):
         if not self.right:
             return -len(continuation) * math.log(self.vocab_size), False
-        found = fake_requests.detokenize(continuation) == self.solve(context)
-        return 0.0 if found else -100.0, found
+        try:
+            found = fake_requests.detokenize(continuation) == self.solve(context)
+            return 0.0 if found else -100.0, found
+        except ValueError:
+            return super().score(context, continuation)
 
 
 if __name__ == "__main__":
