@@ -5,6 +5,7 @@ Stands in for a trainer in tests of scripts/eval/tasks, as fake_requests.py does
 
     right   what a perfect reader of the prompt writes; log-probability 0 of that, else -100. Of ids that are no
             prompt of text, what fake_requests.py answers, which copies
+    stale   of keys.py's text, the value that the key had first
     none    nothing; every token has the same probability
 """
 import collections
@@ -46,21 +47,27 @@ def frequent_words(text):
     return " " + " ".join(word for word, _ in collections.Counter(words).most_common(3))
 
 
-SOLVERS = {"special magic": needles, "chain(s) of variable": variables, "numbered list": common_words,
-           "coded text": frequent_words}
+def last_values(text, place=-1):
+    *_, key = re.findall(r"last value of (\w+) is", text)
+    values = re.findall(rf"^{key}: (\w+)$", text, re.M)
+    return f" {values[place]}"
+
+
+SOLVERS = {"last value of": last_values, "special magic": needles,
+           "chain(s) of variable": variables, "numbered list": common_words, "coded text": frequent_words}
 
 
 class Solver(fake_requests.Model):
     def __init__(self, folder):
         super().__init__(folder)
-        self.right = self.config["answers"] == "right"
+        self.right, self.stale = self.config["answers"] != "none", self.config["answers"] == "stale"
 
     def solve(self, ids):
         """The answer to a prompt of text; a ValueError for other ids."""
         text = fake_requests.detokenize(ids)
         for words, solver in SOLVERS.items():
             if words in text:
-                return solver(text)
+                return last_values(text, 0) if self.stale else solver(text)
         raise ValueError("a prompt of no task")
 
     def generate(self, prompt, max_tokens, until):

@@ -9,7 +9,8 @@ The last lines say which packages were missing, and how many tests passed.
 import sys
 import unittest
 
-from test_ruler import TestHarness, TestRuler  # noqa: F401: run here, as those below
+from test_keys import TestIds, TestText  # noqa: F401: run here, as those below
+from test_ruler import TestHarness, TestRuler  # noqa: F401
 from test_zero_shot import TestZeroShot  # noqa: F401
 
 if __name__ == "__main__":
