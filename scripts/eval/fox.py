@@ -7,6 +7,7 @@ The trainer itself reads and writes text of bytes and of GPT-2's vocabulary. Of 
 scripts send token ids, and make text of those that come back.
 """
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -229,7 +230,8 @@ class Trainer:
         if self.waiting:
             process.kill()
         else:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended before, unread requests in its pipe
+                process.stdin.close()
         process.wait()
 
     def _read(self, process):

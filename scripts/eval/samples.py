@@ -125,8 +125,8 @@ def print_means(points, measures, corner):
         print(f"\n{title}\n{corner:{width}s}" + "".join(f"{at:>18}" for at in columns))
         for series in dict.fromkeys(series for series, _ in found):
             cells = (found.get((series, at)) for at in columns)
-            print(f"{series!s:{width}s}" + "".join(f"{c[0]:10.2f} +- {c[1]:<5.2f}"[:18].rjust(18) if c else " " * 18
-                                                 for c in cells))
+            texts = (f"{c[0]:.2f} +- {c[1]:.2f}" if c else "" for c in cells)
+            print(f"{series!s:{width}s}" + "".join(f"{text:>18}" for text in texts))
 
 
 def draw(path, points, measures, names, x, mark=None):

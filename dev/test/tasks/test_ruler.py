@@ -2,10 +2,12 @@
 RULER's prompts: as those of lm-evaluation-harness of the same draws, and answered by a reader who finds everything
 and by one who says nothing.
 """
+import argparse
 import contextlib
 import functools
 import importlib.metadata
 import importlib.util
+import io
 import logging
 import math
 import random
@@ -17,6 +19,7 @@ from unittest import mock
 
 from task_case import SOLVER, TaskCase, needs_harness, needs_plots
 
+import fox
 import ruler
 import ruler_prompts as prompts
 
@@ -201,6 +204,19 @@ class TestRuler(TaskCase):
             self.assertLess(free, 400 if s["task"] == "cwe" else 150, s)  # a word of cwe comes 30 times
         self.assertEqual(len({s["text"] for s in found["samples"]}), len(found["samples"]))  # each asks another thing
 
+    def test_short_lengths(self):
+        """A task is left out, or made for every sample."""
+        tokenizer = fox.Tokenizer(self.model())
+        text = self.tmp / "text.txt"
+        text.write_text("A b c d. " + "Longer sentences follow everywhere. " * 300)
+        options = argparse.Namespace(words=None, text=text, no_example=False, seed=0)
+        maker = ruler.Ruler(options, tokenizer)
+        for task in ruler.TASKS:
+            with contextlib.redirect_stderr(io.StringIO()):
+                shortest = next(length for length in range(500, 3000) if maker.fits(task, length))
+            for number in range(20):
+                maker.sample((task, shortest, number))
+
     def test_longest(self):
         for room in range(10, 300, 7):
             for cost in (lambda n: 3 * n, lambda n: 10 + n * n, lambda n: 7 * n + 5 * (n % 3 == 0)):
@@ -219,7 +235,7 @@ class TestRuler(TaskCase):
         arguments = ["--init", model, "--trainer", SOLVER, "--out", self.tmp / "out.json"]
         self.dies("--tasks qa: not one of niah_single_1", "tasks/ruler.py", *arguments, "--tasks", "vt,qa")
         said = self.dies("--lengths: too short for these tasks", "tasks/ruler.py", *arguments, "--lengths", 300)
-        self.assertIn("left out: vt of 300 tokens, which has ", said)
+        self.assertIn("left out: vt of 300 tokens, which takes ", said)
         self.dies("none: no files", "tasks/ruler.py", *arguments, "--text", self.tmp / "none")
         words = self.tmp / "words.txt"
         words.write_text("a few words")

@@ -16,6 +16,7 @@ missing there.
 """
 import argparse
 import itertools
+import math
 import random
 import re
 import sys
@@ -108,9 +109,9 @@ class Ruler:
     def fits(self, task, length):
         """Is a length enough for a task? A line says so if it is not."""
         draws = prompts.Draws(random.Random(0), self.words, self.text)
-        needed = self.encoded(task, length, self.sizes_of(task, length)[0], draws)[1]
+        needed = math.ceil(1.1 * self.encoded(task, length, self.sizes_of(task, length)[0], draws)[1])  # draws differ
         if needed > length:
-            print(f"left out: {task} of {length} tokens, which has {needed} at least", file=sys.stderr)
+            print(f"left out: {task} of {length} tokens, which takes {needed}", file=sys.stderr)
         return needed <= length
 
     def sample(self, key):

@@ -93,13 +93,14 @@ def copy(key, data, rng, options):
 def conflict(key, data, rng, options):
     stale, gap, _ = key
     half = options.segment // 2
-    cue, a, text = data.piece(half, rng), data.piece(half, rng), data.piece(stale * SPACE + gap, rng)
+    cue, a, text = data.piece(half, rng), data.piece(half, rng), data.piece(gap, rng)
+    spaces = [data.piece(SPACE, rng) for _ in range(stale)]
     while (b := data.piece(half, rng))[0] == a[0]:
         pass
     requests = []
     for old, new in ((a, b), (b, a)):
-        parts = (cue + old + text[at:at + SPACE] for at in range(0, stale * SPACE, SPACE))
-        context = [*itertools.chain(*parts), *cue, *new, *text[stale * SPACE:], *cue]
+        copies = (cue + old + space for space in spaces)
+        context = [*itertools.chain(*copies), *cue, *new, *text, *cue]
         requests += [scored(context, new), scored(context, old)]
 
     def grade(answers):
