@@ -95,7 +95,7 @@ class Samples:
 def means(results, measures):
     """{(series, x): {measure: (mean, standard error, samples)}} of the results that have the measure."""
     points = {}
-    for (series, x, _), result in sorted(results.items()):
+    for (series, x, _), result in results.items():
         for name in measures:
             if name in result:
                 points.setdefault((series, x), {}).setdefault(name, []).append(result[name])
@@ -146,12 +146,16 @@ def draw(path, points, measures, names, x, mark=None):
                 plots.curve(axes, at, mean, k, label, band, curves=len(order))
                 plots.dots(axes, at, mean, k)
         axes.set(xlabel=x, ylabel=measures[name])
+        if measures[name].endswith("%"):
+            axes.set_ylim(-3, 103)
         values = sorted({at for _, at in points})
         if values[0] > 0 and len(values) > 1:
             plots.log_scale(axes, "x", 2 if values[0] > 9 else 10)
+            if len(values) < 8:
+                plots.set_ticks(axes.xaxis, values)
         if mark and values[0] < mark < values[-1]:
             plots.mark(axes, mark)
-    plots.caption(panels[0], "bands: one standard error")
+    plots.caption(panels[0], "bands: one standard error" + (f"; training length {mark}" if mark else ""))
     plots.save(figure, path)
 
 

@@ -311,7 +311,10 @@ class TestResults(Case):
             "loss": loss, "sequences": 7, "standard_error": 0.01, "perplexity": {"512": 7.39, "1024": 4.48}}))
         cells = [{"score": s, "logprob": -s} for s in (10, 4)]
         (self.tmp / "needle.json").write_text(json.dumps({"kind": "easy", "cells": cells}))
-        files = folder.parent, self.tmp / "eval.json", self.tmp / "needle.json"
+        points = [{"task": "vt", "length": 4096, "samples": 4, "score": 25.0, "score_error": 5.0},
+                  {"stale": 2, "gap": 64, "samples": 4, "margin": -1.5, "margin_error": 0.25}]
+        (self.tmp / "tasks.json").write_text(json.dumps({"task": "conflict", "means": points}))
+        files = folder.parent, *(self.tmp / f"{name}.json" for name in ("eval", "needle", "tasks"))
         out = self.run_script("results.py", *(f"m={path}" for path in files))
         accuracies = [f"{10 * k:.2f} ± 3.00" for k in range(2, 12)]
         error = math.sqrt(10 * 3.0**2) / 10
@@ -320,6 +323,8 @@ class TestResults(Case):
         self.assertIn("| mine f1 | 0.2500 |", out)
         self.assertIn(f"| m | 7 | 1.5000 ± 0.0100 | {math.exp(2):.3f} | {math.exp(1.5):.3f} |", out)
         self.assertIn("| m | easy | 2 | 7.00 ± 3.00 | -7.00 ± 3.00 |", out)
+        self.assertIn("| vt, length 4096: score | 25.00 ± 5.00 |", out)
+        self.assertIn("| conflict, stale 2, gap 64: margin | -1.50 ± 0.25 |", out)
         self.assertNotIn("LongBench", out)  # no empty tables
 
     def test_refuses(self):
