@@ -47,15 +47,15 @@ class Samples:
         write_file(self.path, json.dumps({**self.settings, **more, self.member: rows}, indent=0))
         self.saved = time.monotonic()
 
-    def measure(self, options, wanted, make, longest=0):
+    def measure(self, options, wanted, make, longest=0, ids=False):
         """
         Computes what is missing of the wanted keys. make(key) returns (requests, grade), and grade(answers)
-        the result. longest: tokens of a request.
+        the result. longest: tokens of a request; ids: answers need no text.
         """
         missing = [key for key in wanted if key not in self.results]
         if not missing:
             return
-        model = {name: getattr(options, name) for name in MODEL}
+        model = {name: getattr(options, name) for name in MODEL} | {"ids": ids}
         if longest > max(LONGEST, options.seq_len or 0):
             model["seq_len"] = longest
         trainer, chunk, tokens = Trainer(**model), [], 0

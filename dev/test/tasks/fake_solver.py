@@ -77,7 +77,7 @@ class Solver(fake_requests.Model):
             text = self.solve(prompt)[:max_tokens]
             return self.ids(text), text, True
         except ValueError:
-            return [self.next(prompt)], "", False
+            return [self.next(prompt)], None, False  # as a trainer without a tokenizer
 
     def score(self, context, continuation):
         if not self.right:

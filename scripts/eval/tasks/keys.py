@@ -163,7 +163,7 @@ def main():
     samples = Samples(options.out, settings, (*names, "sample"))
     wanted = list(itertools.product(getattr(options, series), getattr(options, x), range(options.samples)))
     maker = Maker(options)
-    samples.measure(options, wanted, maker, maker.longest())
+    samples.measure(options, wanted, maker, maker.longest(), ids=options.task != "text")
     finish(samples, options, wanted, MEASURES, title)
 
 
