@@ -3,6 +3,7 @@ RULER's prompts: as those of lm-evaluation-harness of the same draws, and answer
 and by one who says nothing.
 """
 import argparse
+import collections
 import contextlib
 import functools
 import importlib.metadata
@@ -11,6 +12,7 @@ import io
 import logging
 import math
 import random
+import re
 import sys
 import types
 import unittest
@@ -224,6 +226,20 @@ class TestRuler(TaskCase):
                 found = ruler.longest(lambda n: (str(n), cost(n)), room, 2, 60, 9)
                 self.assertEqual(found and found[0], fits[-1] if fits else None, (room, fits))
                 self.assertTrue(not found or found == (fits[-1], cost(fits[-1]), str(fits[-1])))
+
+    def test_one_answer(self):
+        """Keys of a prompt differ; of fwe, ranks 2 to 4 are more frequent than the others."""
+        few = prompts.Draws(random.Random(1), ["ab", "cd"], TEXT.split())
+        for task in (prompts.NIAH["niah_multikey_2"], prompts.NIAH["niah_multikey_1"]):
+            for _ in range(20):
+                keys = re.findall(r"numbers for (\S+) is:", prompts.niah(task, 3, few).text)
+                self.assertEqual(len(set(keys)), 4)
+        for n in range(prompts.FWE_LEAST, 300):
+            made = prompts.fwe(n, draws(), 2048)
+            counts = collections.Counter(re.findall(r"\b[a-z]{6}\b", made.text.partition("coded words. ")[2]
+                                                    .partition("\nQuestion")[0])).most_common(4)
+            self.assertEqual([word for word, _ in counts[:3]], made.references)
+            self.assertEqual(len({count for _, count in counts}), 4, n)
 
     def test_made_up_words(self):
         words = prompts.made_up_words(ruler.WORDS)

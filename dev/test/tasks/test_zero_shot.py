@@ -11,6 +11,7 @@ import unittest
 
 from task_case import SOLVER, TaskCase, needs_plots
 
+import samples
 import zero_shot
 
 COPIED = math.log(0.9 * 256 / 0.1)  # log-probability of a copied token above that of another, in fake_requests.py
@@ -115,6 +116,20 @@ class TestZeroShot(TaskCase):
         self.assertAlmostEqual(means[0]["loss"], -math.log(0.9))
         self.assertAlmostEqual(means[1]["rise"], means[1]["loss"] - means[0]["loss"])
         self.assertGreater(means[1]["rise"], 0.5)
+
+        mixed = list(range(128, 168)) * 10 + self.ids[:400]
+        write_shard(self.tmp / "mixed.bin", mixed)
+        arguments = ["corrupted", "--data", self.tmp / "mixed.bin", "--lengths", 50, "--targets", 20, "--shares", "1",
+                     "--samples", 8]
+        made = self.measure("zero_shot.py", "right", *arguments)[0]["samples"]
+        self.assertGreater(len({s["loss"] for s in made}), 1)
+        self.assertEqual({s["rise"] for s in made if "rise" in s}, {0})  # 1% of 50 tokens is none
+
+    def test_standard_errors(self):
+        results = {("a", 1, k): {"x": x} for k, x in enumerate((1, 2, 3, 4))} | {("a", 2, 0): {"x": 7, "y": 1}}
+        found = samples.means(results, ("x", "y"))
+        self.assertEqual(found["a", 1], {"x": (2.5, math.sqrt(5 / 3 / 4), 4)})
+        self.assertEqual(found["a", 2], {"x": (7, 0, 1), "y": (1, 0, 1)})
 
     def test_resumes_and_refuses(self):
         model = self.model(answers="right", fail_after=5)
