@@ -12,8 +12,8 @@ import argparse
 import math
 
 from fox import Error, named_files, read_json, run
+from needle import mean_and_error
 from positions import perplexities
-from samples import mean_and_error
 
 # The paper's columns: title, task, metric
 SHORT = [
