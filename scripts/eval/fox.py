@@ -7,6 +7,7 @@ The trainer itself reads and writes text of bytes and of GPT-2's vocabulary. Of 
 scripts send token ids, and make text of those that come back.
 """
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -175,12 +176,13 @@ class Trainer:
     """
     The program `trainer --init DIR --requests -`, started at the first request and kept for the next calls.
     Its stderr is ours. Several workers are several such processes; each takes blocks of BLOCK requests in a
-    row, so that a question's choices stay together.
+    row, so that a question's choices stay together. ids: of a model without a tokenizer, whose answers are ids.
     """
 
     BLOCK = 64
 
-    def __init__(self, init, trainer, vocab=None, json_escape=False, seq_len=None, workers=1):
+    def __init__(self, init, trainer, vocab=None, json_escape=False, seq_len=None, workers=1,
+                 ids=False):
         if workers < 1:
             raise Error("--workers must be at least 1")
         self.command = [str(trainer), "--init", str(init), "--requests", "-"]
@@ -188,7 +190,7 @@ class Trainer:
         self.command += ["--json-escape"] if json_escape else []
         self.command += ["--seq-len", str(seq_len)] if seq_len else []
         self.init, self.vocab, self.json_escape = Path(init), vocab, json_escape
-        self.tokenizer = None  # that the trainer does not have
+        self.tokenizer, self.ids = None, ids  # tokenizer: that the trainer does not have
         self.workers, self.processes, self.lines = workers, [], queue.Queue()
         self.waiting = set()  # requests that have no answer yet
 
@@ -229,7 +231,8 @@ class Trainer:
         if self.waiting:
             process.kill()
         else:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended before, unread requests in its pipe
+                process.stdin.close()
         process.wait()
 
     def _read(self, process):
@@ -272,7 +275,7 @@ class Trainer:
                 raise Error(f"{self.command[0]}: an answer to no request: {line.strip()[:100]}")
             if self.tokenizer:
                 answer = self.tokenizer.answer(requests[i], asked[i], answer)
-            if answer.get("text", "") is None:
+            if answer.get("text", "") is None and not self.ids:
                 raise Error(f"{self.command[0]} cannot make text of this model's tokens: put its "
                             f"tokenizer.json into {self.init}, or give --vocab")
             waiting.remove(i)

@@ -28,13 +28,16 @@ where `L.H` is written as numbers, such as `3.11`. A head has largest and key, o
 llmc/eval/maps.h writes it.
 """
 import argparse
+import json
+import math
 import re
 
-from fox import Error, package, run
+from fox import Error, package, run, write_file
 
 GRID = 200  # cells of a side of F, at most
 DOTS = 80  # the same of attention: few enough that one place is seen
 SHOWN = 0.5  # attention that is drawn
+STATISTICS = ("half_life", "pruned_share", "effective_window")
 LONGEST = 10**7  # half-life that colours tell apart, tokens
 
 
@@ -45,8 +48,7 @@ def read(path):
         tensors = safetensors.load_file(path)
     except (OSError, package("safetensors").SafetensorError) as e:
         raise Error(f"{path}: cannot read: {e}")
-    statistics = ("half_life", "pruned_share", "effective_window")
-    for name in statistics:
+    for name in STATISTICS:
         values = tensors.get(name)
         if values is None or values.ndim != 2 or values.shape != tensors["half_life"].shape:
             raise Error(f"{path}: not a file of --maps: {name} is not [L, NH]")
@@ -145,12 +147,18 @@ def draw_heads(path, tensors):
     plots.save(figure, path)
 
 
+def finite(values):
+    """The rows of a matrix as lists."""
+    return [[float(x) if math.isfinite(x) else None for x in row] for row in values]
+
+
 def main():
     parser = argparse.ArgumentParser(description="draws the file of --maps; see the top of this file")
     parser.add_argument("file", metavar="FILE.safetensors")
     parser.add_argument("--out", metavar="FILE.svg", help="F and attention of some heads")
     parser.add_argument("--head", action="append", metavar="LAYER.HEAD", help="a head to draw; several times")
     parser.add_argument("--heads", metavar="FILE.svg", help="statistics of all heads")
+    parser.add_argument("--json", metavar="FILE.json", help="the same as numbers, [layer][head]; an infinite one is null")
     options = parser.parse_args()
     tensors = read(options.file)
     found = {f"{layer}.{head}": (layer, head) for layer, head in mapped_heads(tensors)}
@@ -165,6 +173,8 @@ def main():
         draw_maps(options.out, tensors, [found[name] for name in chosen])
     if options.heads:
         draw_heads(options.heads, tensors)
+    if options.json:
+        write_file(options.json, json.dumps({name: finite(tensors[name]) for name in STATISTICS}, indent=0))
     print("layer   half-life of its heads: shortest  median  longest, tokens   pruned")
     for layer, (lives, pruned) in enumerate(zip(tensors["half_life"], tensors["pruned_share"])):
         lives = sorted(lives)

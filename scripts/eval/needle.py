@@ -26,13 +26,12 @@ where the question is longer than the 200 tokens that the paper reserves, as in 
 """
 import argparse
 import itertools
-import json
 import random
-import sys
 from collections import namedtuple
 from pathlib import Path
 
-from fox import Error, Tokenizer, Trainer, add_model_options, read_json, recorded_option, run, write_file
+from fox import Error, Tokenizer, add_model_options, run
+from samples import Samples, add_sample_options, mean_and_error, numbers, training_length
 
 RESERVED = 200  # tokens of a prompt for the question and the answer, at least
 STRIDE = 65536  # tokens between the haystacks of two samples
@@ -135,8 +134,8 @@ class Haystack:
         return out + hay[done:]
 
 
-def make_requests(options, cell, haystack, tokenizer):
-    """The requests of a cell (length, depth, sample), generate and score of the answer; and the answer."""
+def make_sample(options, cell, haystack, tokenizer):
+    """Of a cell (length, depth, sample): its requests, generate and score of the answer, and their grade."""
     length, depth, sample = cell
     rng = random.Random(f"{options.seed} {cell}")
     needle = make_needle(options.kind, rng)
@@ -151,7 +150,12 @@ def make_requests(options, cell, haystack, tokenizer):
     prompt = tokenizer.encode(context + needle.question)
     generate = {"type": "generate", "prompt": prompt, "max_tokens": 2 * len(answer), "temperature": 0}
     scored = {"type": "score", "context": prompt, "continuation": answer}
-    return [{**generate, "until": []}, scored], needle.answer
+
+    def grade(answers):
+        text = answers[0]["text"]
+        return {"score": score(text, needle.answer), "logprob": answers[1]["logprob"], "answer": needle.answer,
+                "text": text}
+    return [{**generate, "until": []}, scored], grade
 
 
 def score(text, answer):
@@ -164,36 +168,6 @@ def score(text, answer):
 
 # ----------------------------------------------------------------------------
 # results
-
-
-def measure(options, cells, save):
-    """Computes the cells and calls save({cell: result}) as each is complete."""
-    tokenizer = Tokenizer(options.init, options.json_escape)
-    wanted = max(length + (sample + 1) * STRIDE for length, _, sample in cells)
-    haystack = Haystack(options.haystack, tokenizer, wanted)
-    requests, answers = [], []
-    for cell in cells:
-        pair, answer = make_requests(options, cell, haystack, tokenizer)
-        requests += pair
-        answers.append(answer)
-    names = ("init", "trainer", "vocab", "json_escape", "seq_len", "workers")
-    trainer = Trainer(**{name: getattr(options, name) for name in names})
-    half = {}
-    for i, reply in trainer.answers(requests):
-        other = half.pop(i ^ 1, None)
-        if other is None:
-            half[i] = reply
-            continue
-        generated, scored = (reply, other) if i % 2 == 0 else (other, reply)
-        save(cells[i // 2], {"score": score(generated["text"], answers[i // 2]), "logprob": scored["logprob"],
-                             "answer": answers[i // 2], "text": generated["text"]})
-
-
-def mean_and_error(values):
-    """The mean and its standard error; 0 for one value."""
-    mean = sum(values) / len(values)
-    variance = sum((v - mean)**2 for v in values) / max(1, len(values) - 1)
-    return mean, (variance / len(values))**0.5
 
 
 def table(results, lengths, depths):
@@ -232,14 +206,6 @@ def draw(path, scores, lengths, depths, train_length):
     plots.save(figure, path)
 
 
-def numbers(text):
-    """Rising integers: `A:B:STEP`, B included, or `A,B,...`."""
-    if ":" in text:
-        first, last, step = map(int, text.split(":"))
-        return list(range(first, last + 1, step))
-    return sorted(set(map(int, text.split(","))))
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -250,10 +216,7 @@ def parse():
     add("--lengths", type=numbers, default=numbers("1000:32000:3100"), metavar="A:B:STEP",
         help="or a list A,B,... (1000:32000:3100)")
     add("--depths", type=numbers, default=numbers("0:100:10"), metavar="A:B:STEP", help="percent (0:100:10)")
-    add("--samples", type=int, default=1, metavar="N", help="a cell (default 1, as the paper)")
-    add("--seed", type=int, default=0)
-    add("--out", required=True, metavar="FILE.json", help="results; what is missing there is computed")
-    add("--picture", metavar="FILE.svg", help="heat map")
+    add_sample_options(parser, 1)
     add("--train-length", type=int, metavar="T", help="of means and dashed line (default: as trained)")
     options = parser.parse_args()
     if not options.lengths or not options.depths or options.samples < 1:
@@ -266,31 +229,18 @@ def parse():
 def main():
     options = parse()
     settings = {name: getattr(options, name) for name in ("init", "haystack", "kind", "seed", "json_escape")}
-    results = {}
-    if Path(options.out).exists():
-        found = read_json(options.out)
-        for name, value in settings.items():
-            if found.get(name) != value:
-                option = name.replace("_", "-")
-                raise Error(f"{options.out}: was made with --{option} {found.get(name)}; give another --out")
-        results = {(c.pop("length"), c.pop("depth"), c.pop("sample")): c for c in found["cells"]}
-
-    def save(cell, result):
-        results[cell] = result
-        cells = [dict(zip(("length", "depth", "sample"), cell), **r) for cell, r in sorted(results.items())]
-        write_file(options.out, json.dumps({**settings, "cells": cells}, indent=0))
-        if sys.stderr.isatty():
-            done = sum(c in results for c in wanted)
-            print(f"\r{done}/{len(wanted)} samples ", end="", file=sys.stderr, flush=True)
-
+    samples = Samples(options.out, settings, ("length", "depth", "sample"), "cells")
     wanted = list(itertools.product(options.lengths, options.depths, range(options.samples)))
-    missing = [cell for cell in wanted if cell not in results]
+    missing = [cell for cell in wanted if cell not in samples.results]
     if missing:
-        measure(options, missing, save)
+        tokenizer = Tokenizer(options.init, options.json_escape)
+        tokens = max(length + (sample + 1) * STRIDE for length, _, sample in missing)
+        haystack = Haystack(options.haystack, tokenizer, tokens)
+        samples.measure(options, missing, lambda cell: make_sample(options, cell, haystack, tokenizer))
 
-    results = {cell: results[cell] for cell in wanted}
+    results = {cell: samples.results[cell] for cell in wanted}
     scores = table(results, options.lengths, options.depths)
-    train_length = options.train_length or recorded_option(options.init, "seq-len")
+    train_length = training_length(options)
     print("depth \\ length" + "".join(f"{length:8d}" for length in options.lengths))
     for depth, row in zip(options.depths, scores):
         print(f"{depth:13d}%" + "".join(f"{value:8.2f}" for value in row))

@@ -4,8 +4,8 @@ Prints the results of several models as Markdown tables, beside the paper's:
 
     scripts/eval/results.py fox-pro=out/results fox-pro=fox.json transformer-pro=... >results.md
 
-A file is a result of lm-evaluation-harness, of --eval, or of needle.py; a folder stands for all results of
-the harness below it. A name may have several; of a task that is measured twice the file given last counts.
+A file is a result of lm-evaluation-harness, of --eval, of needle.py or of a script of tasks/; a folder stands for
+all results of the harness below it. A name may have several; of a task that is measured twice the file given last counts.
 Values are followed by their standard errors. Accuracies are in percent.
 """
 import argparse
@@ -45,7 +45,7 @@ class Model:
     """What was measured of a model. tasks: {task: {metric: (value, standard error or None)}}."""
 
     def __init__(self):
-        self.tasks, self.evals, self.needles = {}, [], []
+        self.tasks, self.evals, self.needles, self.synthetic = {}, [], [], {}
 
     def add(self, path):
         paths = sorted(path.rglob("results*.json"), key=lambda p: p.name) if path.is_dir() else [path]
@@ -60,8 +60,10 @@ class Model:
                 self.evals.append(result)
             elif "cells" in result:
                 self.needles.append(result)
+            elif "means" in result:
+                self.synthetic |= read_means(result)
             else:
-                raise Error(f"{p}: not a result of lm-evaluation-harness, --eval or needle.py")
+                raise Error(f"{p}: not a result of lm-evaluation-harness, --eval, needle.py or tasks/")
 
 
 def read_metrics(metrics):
@@ -72,6 +74,18 @@ def read_metrics(metrics):
         error = metrics.get(f"{name}_stderr,{kind}")
         if kind and not name.endswith("_stderr") and isinstance(value, (int, float)):
             values.setdefault(name, (value, error if isinstance(error, (int, float)) else None))
+    return values
+
+
+def read_means(result):
+    """{a measure of a point of a synthetic task, in words: (mean, error)}"""
+    values = {}
+    for point in result["means"]:
+        measures = [name for name in point if f"{name}_error" in point]
+        known = {*measures, *(f"{name}_error" for name in measures), "task", "samples"}
+        at = ", ".join(f"{name} {value}" for name, value in point.items() if name not in known)
+        task = point.get("task") or result.get("task")
+        values |= {f"{task}, {at}: {name}": (point[name], point[f"{name}_error"]) for name in measures}
     return values
 
 
@@ -153,6 +167,13 @@ def print_needles(models):
     print_table("Needle in a haystack", head, rows)
 
 
+def print_synthetic(models):
+    measured = {name: m.synthetic for name, m in models.items() if m.synthetic}
+    rows = {row: None for values in measured.values() for row in values}
+    table = [[row, *(cell(*values[row]) if row in values else "" for values in measured.values())] for row in rows]
+    print_table("Synthetic tasks", ["", *measured], table)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,6 +184,7 @@ def main():
     print_tasks(models)
     print_evals(models)
     print_needles(models)
+    print_synthetic(models)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def detokenize(ids):
 class Model:
     def __init__(self, folder):
         with open(f"{folder}/config.json") as f:
-            config = json.load(f)
-        self.vocab_size = config["vocab_size"]
-        self.window = config.get("window", 1 << 30)
-        self.fail_after = config.get("fail_after", -1)
+            self.config = json.load(f)
+        self.vocab_size = self.config["vocab_size"]
+        self.window = self.config.get("window", 1 << 30)
+        self.fail_after = self.config.get("fail_after", -1)
 
     def ids(self, text):
         return tokenize(text, self.vocab_size) if isinstance(text, str) else text
@@ -99,9 +99,9 @@ def answer(model, request, seq_len):
     raise ValueError(f"unknown type {request['type']}")
 
 
-def main():
+def main(kind=Model):
     options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-    model = Model(options["--init"])
+    model = kind(options["--init"])
     answered, pending = 0, b""
     while chunk := os.read(0, 1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")

@@ -148,13 +148,14 @@ class TestNeedle(Case):
         hay = needle.Haystack(self.hay, tokenizer, 1000)
         for kind in needle.KINDS:
             options = type("Options", (), {"kind": kind, "seed": 0})
-            pairs = [needle.make_requests(options, (1500, 50, k), hay, tokenizer) for k in (0, 0, 1)]
-            self.assertEqual(pairs[0], pairs[1])
-            self.assertNotEqual(pairs[0], pairs[2])
-            (generate, score), answer = pairs[0]
+            made = [needle.make_sample(options, (1500, 50, k), hay, tokenizer) for k in (0, 0, 1)]
+            self.assertEqual(made[0][0], made[1][0])
+            self.assertNotEqual(made[0][0], made[2][0])
+            (generate, score), grade = made[0]
             prompt = bytes(generate["prompt"]).decode()
             self.assertEqual(generate["prompt"], score["context"])
-            self.assertEqual(bytes(score["continuation"]).decode(), answer)
+            answer = bytes(score["continuation"]).decode()
+            self.assertEqual(grade([{"text": ""}, {"logprob": -1}])["answer"], answer)
             self.assertEqual(prompt.count(answer), 1)
             self.assertLessEqual(len(prompt + answer), 1500)
             statement = prompt.rsplit("? ", 1)[1].removeprefix("Answer: ")
@@ -310,7 +311,10 @@ class TestResults(Case):
             "loss": loss, "sequences": 7, "standard_error": 0.01, "perplexity": {"512": 7.39, "1024": 4.48}}))
         cells = [{"score": s, "logprob": -s} for s in (10, 4)]
         (self.tmp / "needle.json").write_text(json.dumps({"kind": "easy", "cells": cells}))
-        files = folder.parent, self.tmp / "eval.json", self.tmp / "needle.json"
+        points = [{"task": "vt", "length": 4096, "samples": 4, "score": 25.0, "score_error": 5.0},
+                  {"stale": 2, "gap": 64, "samples": 4, "margin": -1.5, "margin_error": 0.25}]
+        (self.tmp / "tasks.json").write_text(json.dumps({"task": "conflict", "means": points}))
+        files = folder.parent, *(self.tmp / f"{name}.json" for name in ("eval", "needle", "tasks"))
         out = self.run_script("results.py", *(f"m={path}" for path in files))
         accuracies = [f"{10 * k:.2f} ± 3.00" for k in range(2, 12)]
         error = math.sqrt(10 * 3.0**2) / 10
@@ -319,6 +323,8 @@ class TestResults(Case):
         self.assertIn("| mine f1 | 0.2500 |", out)
         self.assertIn(f"| m | 7 | 1.5000 ± 0.0100 | {math.exp(2):.3f} | {math.exp(1.5):.3f} |", out)
         self.assertIn("| m | easy | 2 | 7.00 ± 3.00 | -7.00 ± 3.00 |", out)
+        self.assertIn("| vt, length 4096: score | 25.00 ± 5.00 |", out)
+        self.assertIn("| conflict, stale 2, gap 64: margin | -1.50 ± 0.25 |", out)
         self.assertNotIn("LongBench", out)  # no empty tables
 
     def test_refuses(self):

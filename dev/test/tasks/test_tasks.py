@@ -1,0 +1,22 @@
+"""
+Tests of scripts/eval/tasks, with a fake that solves the tasks in place of a trainer (fake_solver.py), and beside
+lm-evaluation-harness, where that is installed:
+
+    build/eval/bin/python dev/test/tasks/test_tasks.py      (dev/test/eval/test_eval.py makes this Python)
+
+The last lines say which packages were missing, and how many tests passed.
+"""
+import sys
+import unittest
+
+from test_keys import TestIds, TestText  # noqa: F401: run here, as those below
+from test_ruler import TestHarness, TestRuler  # noqa: F401
+from test_zero_shot import TestZeroShot  # noqa: F401
+
+if __name__ == "__main__":
+    done = unittest.main(exit=False, verbosity=0).result
+    for reason in sorted({reason for _, reason in done.skipped}):
+        print(f"skipped: {reason}")
+    failed = len(done.failures) + len(done.errors)
+    print(f"{done.testsRun - failed - len(done.skipped)} passed, {failed} failed")
+    sys.exit(failed > 0)

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Measures a checkpoint, by loss and by synthetic tasks, for a table or a picture of many:
+#
+#   DATA='data/web_val_*.bin' TEXT=essays scripts/eval/all.sh out/run/step_00004096 out/run/eval
+#
+#   loss.json        loss by position up to the training length T
+#   long.json        the same up to LONG tokens
+#   maps.json        half-life, pruned share and effective window of every head (not of recurrent models)
+#   ruler.json       RULER's tasks that fit into LENGTHS
+#   copy.json        fall of the loss where a segment comes again after GAPS tokens
+#   conflict.json    whether the newer or the older of two continuations is expected
+#   corrupted.json   rise of the loss with the share of context tokens that are replaced
+#   keys.json        last values of keys that a text updates (of models that have a tokenizer)
+#   needle.json      RULER's single needle by length and depth in the folder TEXT; left out without it
+#
+# DATA are held-out shards. Other variables, with their defaults: TRAINER (train_foxcu where there is a GPU), LONG=65536,
+# TOKENS=4Mi of each loss, SAMPLES=32 a point of copy, conflict and corrupted, LENGTHS=T/4,T of RULER and the needle,
+# GAPS=256,1024,4096,16384,65536, UPDATES=3,12,50,200, VOCAB (GPT-2's vocab.bpe, if DIR has no tokenizer.json), PYTHON.
+#
+# What is there already is not measured again, so the same command goes on after an interruption. A part that fails does
+# not keep the others from running; they are named at the end, and the exit code is 1.
+set -u
+die() {
+    echo "error: $1" >&2
+    exit 1
+}
+[ $# -eq 2 ] || die "usage: DATA=GLOB scripts/eval/all.sh DIR OUT"
+[ -n "${DATA:-}" ] || die "DATA is not set: held-out shards, as in DATA='data/web_val_*.bin'"
+[ -f "$1/config.json" ] || die "$1: no checkpoint"
+eval=$(cd "$(dirname "$0")" && pwd)
+PYTHON=${PYTHON:-python3} LONG=${LONG:-65536} TOKENS=${TOKENS:-4Mi} SAMPLES=${SAMPLES:-32}
+GAPS=${GAPS:-256,1024,4096,16384,65536} UPDATES=${UPDATES:-3,12,50,200}
+facts=$(PYTHONPATH=$eval "$PYTHON" -c '
+import sys, fox
+folder = sys.argv[1]
+has = lambda name: fox.recorded_option(folder, name)
+config = fox.read_json(f"{folder}/config.json")
+text = config.get("vocab_size") == fox.BYTE_VOCAB or (fox.Path(folder) / "tokenizer.json").exists() or sys.argv[2]
+print(has("seq-len") or 512, int(bool(has("json-escape"))), int("fgate_type" in config), int(bool(text)))
+print(fox.default_trainer())' "$1" "${VOCAB:-}") || die "$1: cannot be read"
+{ read -r T escape attention text && read -r trainer; } <<<"$facts"
+TRAINER=${TRAINER:-$trainer} LENGTHS=${LENGTHS:-$((T / 4)),$T}
+[ -x "$TRAINER" ] || die "$TRAINER is not built: make ${TRAINER##*/}"
+mkdir -p "$2" || die "$2: cannot be made"
+model=(--init "$1" ${VOCAB:+--vocab "$VOCAB"})
+[ "$escape" = 0 ] || model+=(--json-escape)
+failed=
+
+# part NAME COMMAND...: prints a title and runs the command
+part() {
+    echo "-- $1"
+    "${@:2}" || failed="$failed $1"
+}
+# loss NAME OPTION...: --eval, unless its file is there
+loss() {
+    [ -f "$out/$1.json" ] || part "$1" "$TRAINER" --init "$init" --eval "$out/$1.json" --val-data "$DATA" --val-tokens "$TOKENS" "${@:2}"
+}
+# task NAME SCRIPT OPTION...: a script of this folder
+task() { part "$1" "$PYTHON" "$eval/$2" "${@:3}" "${model[@]}" --trainer "$TRAINER" --out "$out/$1.json"; }
+maps() {
+    [ -f "$out/maps.safetensors" ] || "$TRAINER" --init "$init" --maps "$out/maps.safetensors" --val-data "$DATA" || return
+    "$PYTHON" "$eval/maps.py" "$out/maps.safetensors" --json "$out/maps.json"
+}
+init=$1 out=$2
+
+loss loss
+loss long --seq-len "$LONG"
+[ "$attention" = 0 ] || [ -f "$out/maps.json" ] || part maps maps
+task copy tasks/zero_shot.py copy --data "$DATA" --gaps "$GAPS" --samples "$SAMPLES"
+task conflict tasks/zero_shot.py conflict --data "$DATA" --gaps "$GAPS" --stale 1,4 --samples "$SAMPLES"
+task corrupted tasks/zero_shot.py corrupted --data "$DATA" --samples "$SAMPLES" --targets $((T < 512 ? T / 2 : 256))
+if [ "$text" = 1 ]; then
+    task ruler tasks/ruler.py --lengths "$LENGTHS" --samples 4 ${TEXT:+--text "$TEXT"}
+    task keys tasks/keys.py text --updates "$UPDATES" --samples 8
+    [ -z "${TEXT:-}" ] || task needle needle.py --haystack "$TEXT" --kind single --lengths "$LENGTHS" --depths 0:100:25 --samples 2
+fi
+[ -z "$failed" ] || die "failed:$failed"
