@@ -699,8 +699,7 @@ static void download_logits(const Model* model, float* host, const bf16* logits,
 
 // lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds
 // their sum to the step's. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to
-// lm_head's; dloss is the weight of a token's loss. all_logits, on the host, gets [B,T,V] logits unless it is
-// NULL.
+// lm_head's; dloss is the weight of a token's loss. all_logits, on the host, gets [B,T,V] logits unless NULL.
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
@@ -898,6 +897,7 @@ static void queued_step_close(QueuedStep* q) {
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
     PinnedPair* p = &model->tokens;
+    if (data) model->T = model->pass.T = data->options.seq_len; // at most the T of open
     int64_t BT = model->B * model->T;
     size_t bytes = (size_t)BT * sizeof(int32_t);
     int32_t* inputs = (int32_t*)p->data[p->next];
