@@ -130,6 +130,7 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
             .k_weight = paths[1].weight,
             .lse = a->lse,
             .log_tolerance = layer->config->log_pruning_tolerance,
+            .acp = layer->config->pruning_rule == PRUNING_ACP,
             .scratch = layer->scratch};
 }
 
@@ -574,8 +575,7 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// Counts of the attention blocks that the step in progress computes, [L] on the device; NULL where nothing is
-// pruned.
+// Counts of attention blocks of the step in progress, [L] on the device; NULL where nothing is pruned.
 static PruningCount* model_pruning(Model* model) {
     Layer layer = model_layer(model, &model->pass, 0);
     return config_prunes(&model->config) ? attention_acts(&layer).pruning : NULL;
