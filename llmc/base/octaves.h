@@ -12,9 +12,7 @@ Used by validation's log and by --eval.
 enum { MAX_OCTAVES = 32 };
 
 // The octave of position t.
-static inline int octave_of(int64_t t) {
-    return t == 0 ? 0 : 64 - __builtin_clzll((unsigned long long)t);
-}
+static inline int octave_of(int64_t t) { return t == 0 ? 0 : 64 - __builtin_clzll((unsigned long long)t); }
 
 // The first position of octave k, in T positions: T where k is octaves_of(T).
 static inline int64_t octave_begin(int k, int64_t T) {
