@@ -1003,6 +1003,7 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 // a step of a run: batches in, results out
 
 static void load_batch(Model* model, DataLoader* data) {
+    if (data) model->T = model->pass.T = data->options.seq_len; // at most the T of open
     batch_read(model->inputs, model->targets, data, model->B * model->T, model->config.vocab_size);
 }
 

@@ -130,6 +130,7 @@ static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, con
             .k_weight = paths[1].weight,
             .lse = a->lse,
             .log_tolerance = layer->config->log_pruning_tolerance,
+            .acp = layer->config->pruning_rule == PRUNING_ACP,
             .scratch = layer->scratch};
 }
 
@@ -574,8 +575,7 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// Counts of the attention blocks that the step in progress computes, [L] on the device; NULL where nothing is
-// pruned.
+// Counts of attention blocks of the step in progress, [L] on the device; NULL where nothing is pruned.
 static PruningCount* model_pruning(Model* model) {
     Layer layer = model_layer(model, &model->pass, 0);
     return config_prunes(&model->config) ? attention_acts(&layer).pruning : NULL;
@@ -699,8 +699,7 @@ static void download_logits(const Model* model, float* host, const bf16* logits,
 
 // lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds
 // their sum to the step's. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to
-// lm_head's; dloss is the weight of a token's loss. all_logits, on the host, gets [B,T,V] logits unless it is
-// NULL.
+// lm_head's; dloss is the weight of a token's loss. all_logits, on the host, gets [B,T,V] logits unless NULL.
 static void model_loss(Model* model, float dloss, bool train, float* all_logits) {
     const Acts* a = &model->acts;
     int64_t BT = model->B * model->T, d = model->config.hidden_size, V = model->config.vocab_size;
@@ -898,6 +897,7 @@ static void queued_step_close(QueuedStep* q) {
 // Queues the copy of the next batch into acts.inputs and acts.targets; data as in batch_read.
 static void load_batch(Model* model, DataLoader* data) {
     PinnedPair* p = &model->tokens;
+    if (data) model->T = model->pass.T = data->options.seq_len; // at most the T of open
     int64_t BT = model->B * model->T;
     size_t bytes = (size_t)BT * sizeof(int32_t);
     int32_t* inputs = (int32_t*)p->data[p->next];

@@ -25,6 +25,14 @@ of queries the first block of keys that it attends to, for each block of keys th
 attends to it. Both are found by binary search. A block always attends to itself. Packed documents, with a log
 gate of -1000 at each one's first token, are separated by the same rule.
 
+`acp` selects the rule of ACP's paper, with the same promise but looser bounds, to compare shares with the
+literature: block n is skipped by block m, in both passes, if
+
+    c[first of m] - c[last of n] < -(2 U + ln T) + ln eps
+
+which bounds each of T keys by eps / T of a row's weight, and lse by -U. In the terms above, reach_m = c[first
+of m] + U + ln T and past_n = c[last of n].
+
 In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the
 same terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A
 block of queries skips the blocks that the window hides from all of it as well.
@@ -63,6 +71,7 @@ typedef struct {
     const bf16 *q_weight, *k_weight; // of QK norm, shape->weight_stride from head to head; NULL without
     const float* lse;                // [B, NH, T] of attention_forward, for the backward pass
     double log_tolerance;            // ln eps, <= 0
+    bool acp;                        // by the rule of ACP's paper
     void* scratch;                   // pruning_scratch_bytes
     int64_t first_query; // q is that of this query and later ones, whose bounds hold; B is 1 unless it is 0
 } Pruning;
@@ -235,7 +244,11 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     int span = pruning_span(s, blocks);
     double limit =
         BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
-    if (BACKWARD) {
+    if (!BACKWARD && threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
+    if (p.acp) {
+        pruning_for_each_block(
+            blocks, [&](int m) { reach[m] = __ldg(&cum_logf[first(m)]) + limit + log((double)s.T); });
+    } else if (BACKWARD) {
         const float* lse = p.lse + blockIdx.x * s.T;
         int lane = (int)threadIdx.x % 32;
         for (int m = (int)threadIdx.x / 32; m < blocks; m += PRUNING_THREADS / 32) {
@@ -245,7 +258,6 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
             if (lane == 0) reach[m] = __ldg(&cum_logf[first(m)]) - least;
         }
     } else {
-        if (threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
         pruning_for_each_block(blocks, [&](int m) {
             int64_t hidden = s.window ? max(last(m) + 1 - s.window, (int64_t)0) : 0; // from the last query
             int from = (int)ceil_div<int64_t>(hidden, ATTENTION_BLOCK); // all queries see all of its keys
@@ -258,7 +270,7 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
         float sum = pruning_sum(cum_logf, last(n), from, n, last);
         if (from > 0) // all older blocks
             sum += (float)from * expf((float)(__ldg(&cum_logf[last(n)]) - __ldg(&cum_logf[last(from - 1)])));
-        past[n] = __ldg(&cum_logf[last(n)]) - logf(ATTENTION_BLOCK * sum);
+        past[n] = __ldg(&cum_logf[last(n)]) - (p.acp ? 0 : logf(ATTENTION_BLOCK * sum));
     });
     __syncthreads();
     pruning_suffix_max(reach, blocks);

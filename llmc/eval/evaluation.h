@@ -10,8 +10,13 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
     loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone; and the window of E
     loss_mean, standard_error        over all tokens; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
+    documents                        losses of every document (documents.h), of the first 65,536; null of streams:
+                                     {octaves: [0, 1, 2, 4, .. T], loss: [a document: [mean of targets octaves[k] + 1
+                                     .. octaves[k+1]]], contexts: [C], last_targets: 2048, last_loss: [a document:
+                                     [mean of its last targets behind C tokens]]}
     pruned                           share of attention that was pruned, by layer; null: nothing is pruned
-    seconds, tokens_per_second       the first batch, which warms up, counts for the seconds alone
+    seconds, tokens_per_second       of the pass over all T; the first batch, which warms up, counts for the
+                                     seconds alone
     checkpoint, data, model          --init, --val-data, and the --model that trainer.json names or null
     trained_seq_len, code_version    the --seq-len of training, or null
 
@@ -58,7 +63,7 @@ static inline void evaluation_put_row(JsonWriter* w, const char* key, const Posi
     w->indent = indent;
 }
 
-// pruned: [layers] shares; layers 0: nothing is pruned.
+// Of p, with its documents. pruned: [layers] shares; layers 0: nothing is pruned.
 static inline void evaluation_write(const Run* run, const Positions* p, double seconds, double rate,
                                     const double* pruned, int layers) {
     const int64_t T = p->seq_len;
@@ -102,6 +107,7 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
         evaluation_put_row(&w, "loss_error", p, positions_loss_error);
     else
         json_put_null(&w, "loss_error");
+    documents_put(&w, p->documents);
     json_end(&w);
     result_temporary(temporary, "eval", run->options.eval);
     result_publish("eval", run->options.eval, json_writer_save(&w, temporary, &err), &err);
@@ -171,13 +177,38 @@ static inline int evaluation_pruned(double* pruned, const Trainer* trainer, Mode
     return prunes ? L : 0;
 }
 
+// Collective: measures the last targets of documents behind the contexts that are shorter than the whole one.
+static inline void evaluation_contexts(Evaluation* e, const Trainer* trainer, Model* model, const Run* run,
+                                       DocumentLosses* d) {
+    for (int k = 0; k < d->contexts - 1; k++) {
+        Error err;
+        Progress progress;
+        DataOptions options = e->data.options;
+        options.seq_len = d->context[k] + DOCUMENTS_LAST;
+        options.skip = d->T - options.seq_len;
+        dataloader_close(&e->data);
+        if (!dataloader_open(&e->data, run->options.val_data, &options, &err)) die("%s", err.msg);
+        Positions p = positions_new(options.seq_len);
+        p.documents = d;
+        d->pass = k;
+        progress_start(&progress, "shorter contexts", (double)(d->count * options.seq_len), "K tokens", 1000);
+        positions_measure(&p, trainer, model, run, &e->data, e->sequences,
+                          run->world->rank == 0 ? &progress : NULL);
+        progress_end(&progress);
+        positions_free(&p);
+    }
+    documents_reduce(d, run->world);
+}
+
 // Collective: evaluates, prints and writes the file, and frees e.
 static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* model, const Run* run) {
     const int64_t T = run->options.seq_len;
     const double tokens = (double)(e->sequences * T),
                  first = (double)(run->micro_batch * T * run->world->size);
     Positions p = positions_new(T);
+    DocumentLosses documents = documents_new(e->data.doc_len > 0 ? e->sequences : 0, T);
     Progress progress;
+    p.documents = &documents;
     evaluation_print_start(e, run);
     progress_start(&progress, "evaluation", tokens, "K tokens", 1000);
     positions_measure(&p, trainer, model, run, &e->data, e->sequences,
@@ -188,10 +219,13 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     double* pruned = (double*)xcalloc((size_t)run->config.num_hidden_layers, sizeof *pruned);
     int layers = evaluation_pruned(pruned, trainer, model, run);
     progress_end(&progress);
+    if (documents.count > 0) evaluation_contexts(e, trainer, model, run, &documents);
     evaluation_print(&p, seconds, rate);
+    documents_print(&documents);
     if (run->world->rank == 0) evaluation_write(run, &p, seconds, rate, pruned, layers);
     free(pruned);
     positions_free(&p);
+    documents_free(&documents);
     dataloader_close(&e->data);
     free(e);
 }

@@ -20,7 +20,8 @@ tiles of queries and keys, from a layer's tensors on the host.
 
 Pruning: with |q k| / sqrt(dh) <= U the keys up to e have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <=
 i} exp(-c_j) of row i's weight, c being cum_logf. A block of keys is skipped by a block of queries if this is
-below eps for its first query, whose sum is the least. U is the trainer's, or follows from the text's norms.
+below eps for its first query, whose sum is the least. With pruning_rule=acp it is skipped if c_i - c_j < -(2 U +
+ln T) + ln eps for its last key j and that query i. U is the trainer's, or follows from the text's norms.
 
 Called by train.h. Errors end the program.
 */
@@ -207,19 +208,22 @@ static inline double maps_score_limit(const Maps* m, const LayerHeads* layer, in
     return sqrt(largest[0] * largest[1] / (double)m->dh);
 }
 
-// The share of the blocks that are skipped, by the bound above.
+// The share of the blocks that are skipped, by the bounds above.
 static inline double maps_pruned_share(const Maps* m, const double* cum_logf, double limit) {
     const int64_t T = m->T, blocks = (T + MAPS_BLOCK - 1) / MAPS_BLOCK;
+    const bool acp = m->config->pruning_rule == PRUNING_ACP;
     double *sums = (double*)xcalloc((size_t)T, sizeof *sums), // ln sum exp(-c_j), j <= t
         sum = -INFINITY;
     int64_t skipped = 0;
     for (int64_t t = 0; t < T; t++) {
         double highest = fmax(sum, -cum_logf[t]);
-        sums[t] = sum = highest + log(exp(sum - highest) + exp(-cum_logf[t] - highest));
+        sum = highest + log(exp(sum - highest) + exp(-cum_logf[t] - highest));
+        sums[t] = acp ? -cum_logf[t] : sum;
     }
     for (int64_t query = 0; query < blocks; query++)
         for (int64_t block = 0; block < query; block++)
-            skipped += 2 * limit + sums[(block + 1) * MAPS_BLOCK - 1] - sums[query * MAPS_BLOCK] <
+            skipped += (acp ? log((double)T) : 0) + 2 * limit + sums[(block + 1) * MAPS_BLOCK - 1] -
+                           sums[query * MAPS_BLOCK] <
                        m->config->log_pruning_tolerance;
     free(sums);
     return (double)skipped / (double)(blocks * (blocks + 1) / 2);

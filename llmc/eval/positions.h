@@ -13,7 +13,7 @@ for the rounding of doubles. Used by validation during training (train.h) and by
 #pragma once
 
 #include "../base/progress.h"
-#include "../run/trainer.h"
+#include "documents.h"
 
 enum { POSITIONS_WINDOW = 101 }; // odd; scripts/eval/positions.py smooths L(i) by the same window
 
@@ -23,6 +23,7 @@ typedef struct {
     double* sums;           // [T] of the losses at each position
     double* window_squares; // [T] sums over sequences of the squared sum of losses around each position
     double mean_sum, mean_squares;  // sums over sequences: of a sequence's mean loss, and of its square
+    DocumentLosses* documents;      // also filled; NULL: is not kept
     double started, first_finished; // in seconds_now(): of this rank's measurement, and of its first batch
 } Positions;
 
@@ -38,11 +39,6 @@ static inline Positions positions_new(int64_t seq_len) {
 static inline void positions_free(Positions* p) {
     free(p->sums);
     free(p->window_squares);
-}
-
-// Number i of a buffer of the trainer's numbers on the host, floats or doubles.
-static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
-    return trainer->element_bytes == 8 ? ((const double*)buffer)[i] : (double)((const float*)buffer)[i];
 }
 
 // Adds the squared sums of windows of a sequence, losses[first .. first + T - 1].
@@ -156,7 +152,10 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
         int64_t done = i - in_flight, first = share->first + done * B; // the batch that is added now
         if (done < 0 || done >= mine) continue;
         int64_t count = sequences - first < B ? sequences - first : B;
-        int64_t bad = positions_add(p, trainer, trainer->finish_losses(model), count);
+        const void* losses = trainer->finish_losses(model);
+        int64_t bad = positions_add(p, trainer, losses, count);
+        for (int64_t b = 0; p->documents && b < count; b++)
+            documents_add(p->documents, first + b, trainer, losses, b * T);
         if (bad >= 0 && run->mode == RUN_EVAL)
             die("--init %s: the loss of sequence %lld is not finite at position %lld: the weights are too "
                 "large or damaged",

@@ -13,6 +13,10 @@ the range checks all walk it, so a key is described once.
 
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
+// By which bound training and --eval skip blocks: llmc/attention/pruning.cuh's, or the one that ACP's paper has,
+// to compare shares with the literature.
+typedef enum { PRUNING_OURS, PRUNING_ACP } PruningRule;
+
 // What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.
 typedef enum { MIXER_ATTENTION, MIXER_DELTANET, MIXER_HGRN2, MIXER_MAMBA2, NUM_MIXERS } MixerKind;
 
@@ -47,6 +51,7 @@ typedef struct {
     bool rescale_prenorm_residual;                        // out_proj starts divided by sqrt(L)
     double time_step_min, time_step_max, time_step_floor; // range of the initial time steps
     double log_pruning_tolerance; // ACP's ln eps; NAN, null in the file, prunes nothing
+    PruningRule pruning_rule;     // not a key of the paper's code: in the file only if it is PRUNING_ACP
     int64_t bos_token_id;         // -1 is null
     int64_t eos_token_id;         // end of text: what a document starts with; -1 is null, read as V - 1
 } Config;
@@ -166,6 +171,7 @@ static const ConfigKey config_keys[] = {
     NULLABLE(KEY_REAL, decay_time_min, 1e-3, 1e12, CONFIG_DECAY_TIME_MIN)
     NULLABLE(KEY_REAL, decay_time_max, 1e-3, 1e12, CONFIG_DECAY_TIME_MAX)
     NULLABLE(KEY_REAL, log_pruning_tolerance, -1e4, 0, NAN)
+    CHOICE(KEY_TEXT, "pruning_rule", pruning_rule, "ours", "acp") // PruningRule
     FIXED(KEY_WORD, "tie_word_embeddings", "false")
     NULLABLE(KEY_INT, bos_token_id, 0, (1 << 24) - 1, -1)
     NULLABLE(KEY_INT, eos_token_id, 0, (1 << 24) - 1, -1)

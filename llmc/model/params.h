@@ -23,19 +23,20 @@ elements (llmc/model/shard.h).
 #include "config.h"
 #include "../base/random.h"
 
-// What a tensor is. The kinds of a mixer begin at P_FIRST_OF(its MixerKind).
+// What a tensor is. The kinds of a mixer begin at P_FIRST_OF(its MixerKind). A tensor's initial values are drawn
+// by its layer and its kind: new kinds and mixers are added at the end, or a seed's weights change.
 typedef int ParamKind;
 
 enum {
-    P_EMBEDDINGS, // [V, d]
-    P_MIXER_NORM, // [d]
-    P_MLP_NORM,   // [d]      this row and the next two: with an MLP
-    P_GATE_PROJ,  // [2I, d]  rows 0..I-1 the SiLU gate, then up
-    P_DOWN_PROJ,  // [d, I]
-    P_NORM,       // [d]
-    P_LM_HEAD,    // [V, d]
-    NUM_SHARED_KINDS,
-    MIXER_KINDS = 16, // at most, of a mixer's own
+    P_EMBEDDINGS,          // [V, d]
+    P_MIXER_NORM,          // [d]
+    P_MLP_NORM,            // [d]      this row and the next two: with an MLP
+    P_GATE_PROJ,           // [2I, d]  rows 0..I-1 the SiLU gate, then up
+    P_DOWN_PROJ,           // [d, I]
+    P_NORM,                // [d]
+    P_LM_HEAD,             // [V, d]
+    NUM_SHARED_KINDS = 16, // room for those of every model
+    MIXER_KINDS = 16,      // room for a mixer's own
     NUM_PARAM_KINDS = NUM_SHARED_KINDS + MIXER_KINDS * NUM_MIXERS
 };
 #define P_FIRST_OF(mixer) (NUM_SHARED_KINDS + MIXER_KINDS * (mixer))
@@ -51,6 +52,7 @@ typedef double InitialValue(const Config* c, int64_t i, double uniform);
 typedef struct {
     char name[80]; // in a checkpoint
     ParamKind kind;
+    int64_t layer; // -1: outside the layers
     int ndim;
     int64_t shape[3];
     int64_t count;  // elements
@@ -103,6 +105,7 @@ static inline Param* params_add(ParamTable* t, ParamKind kind, int64_t l, const 
     else
         snprintf(p->name, sizeof p->name, "%s.%lld.%s", t->layers, (long long)l, name);
     p->kind = kind;
+    p->layer = l;
     p->init = init;
     p->scale = 1;
     p->count = 1;
@@ -283,17 +286,18 @@ static inline int64_t params_column(const ParamTable* t, ParamKind kind) {
     return p ? p->column : -1;
 }
 
-// Initial value of element i of row r of the table, a function of the seed alone, so the CPU and the GPU
-// trainer draw the same weights.
+// Initial value of element i of row r of the table, a function of (seed, layer, kind, i) alone: the CPU and the
+// GPU trainer draw the same weights, and so do models that have other tensors beside this one.
 static inline double params_initial_value(const ParamTable* t, const Config* c, int r, int64_t i,
                                           uint64_t seed) {
     const Param* p = &t->rows[r];
+    const uint64_t stream = (uint64_t)(p->layer + 1) << 32 | (uint64_t)p->kind;
     switch (p->init) {
-    case INIT_NORMAL: return p->scale * c->initializer_range * random_normal(seed, (uint64_t)r, (uint64_t)i);
-    case INIT_UNIFORM: return p->scale * (2 * random_uniform(seed, (uint64_t)r, (uint64_t)i) - 1);
+    case INIT_NORMAL: return p->scale * c->initializer_range * random_normal(seed, stream, (uint64_t)i);
+    case INIT_UNIFORM: return p->scale * (2 * random_uniform(seed, stream, (uint64_t)i) - 1);
     case INIT_ZERO: return 0;
     case INIT_ONE: return 1;
-    case INIT_FUNCTION: return p->initial(c, i, random_uniform(seed, (uint64_t)r, (uint64_t)i));
+    case INIT_FUNCTION: return p->initial(c, i, random_uniform(seed, stream, (uint64_t)i));
     }
     return 0;
 }

@@ -35,12 +35,12 @@ static inline bool init_is(const char* init, const char* started) {
 // differently for it. A value that turns the key off is as good as none.
 static inline void model_check_gate_keys(const Options* o, const Config* c) {
     static const char* const keys[] = {
-        "fgate_bias_init=", "decay_time_min=", "decay_time_max=", "log_pruning_tolerance="};
+        "fgate_bias_init=", "decay_time_min=", "decay_time_max=", "log_pruning_tolerance=", "pruning_rule="};
     for (int i = 0; i < o->set.count && !config_has_gate(c); i++)
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 5; k++) {
             const char *item = o->set.items[i], *value = item + strlen(keys[k]);
             if (strncmp(item, keys[k], strlen(keys[k])) == 0 && strcmp(value, "null") != 0 &&
-                strcmp(value, "false") != 0)
+                strcmp(value, "false") != 0 && strcmp(value, "ours") != 0)
                 die("--set %s: this model has no forget gate (fgate_type is none)", item);
         }
 }

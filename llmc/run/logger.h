@@ -17,6 +17,7 @@ contains some steps twice, with the "run" and "resume" events between them: the 
 #include <time.h>
 #include "../base/checksum.h"
 #include "../base/common.h"
+#include "../base/octaves.h"
 #include "../formats/json.h"
 #include "../model/config_file.h"
 #include "../model/params.h"
@@ -72,14 +73,11 @@ typedef struct {
 } LogStep;
 
 // ----------------------------------------------------------------------------
-// validation: the loss by position in the context. Bucket 0 is position 0, bucket k has positions [2^(k-1),
-// 2^k)
-
-#define LOG_BUCKETS 32
+// validation: the loss by octave of the position in the context
 
 typedef struct {
-    double loss_sum[LOG_BUCKETS];
-    int64_t tokens[LOG_BUCKETS];
+    double loss_sum[MAX_OCTAVES];
+    int64_t tokens[MAX_OCTAVES];
     int64_t seq_len;  // largest position added, plus 1
     bool byte_tokens; // tokens are bytes: also log bits per byte
     double seconds;   // duration of the validation
@@ -88,9 +86,8 @@ typedef struct {
 // Adds the losses, in sum, of `tokens` tokens at position t = 0 .. T-1 of their sequences, to a struct that
 // starts as all zeros.
 static inline void log_validation_add(LogValidation* v, int64_t t, double loss_sum, int64_t tokens) {
-    int bucket = t == 0 ? 0 : 64 - __builtin_clzll((unsigned long long)t);
-    v->loss_sum[bucket] += loss_sum;
-    v->tokens[bucket] += tokens;
+    v->loss_sum[octave_of(t)] += loss_sum;
+    v->tokens[octave_of(t)] += tokens;
     if (t >= v->seq_len) v->seq_len = t + 1;
 }
 
@@ -98,7 +95,7 @@ static inline void log_validation_add(LogValidation* v, int64_t t, double loss_s
 static inline int64_t log_validation_total(const LogValidation* v, double* loss) {
     double sum = 0;
     int64_t tokens = 0;
-    for (int i = 0; i < LOG_BUCKETS; i++) sum += v->loss_sum[i], tokens += v->tokens[i];
+    for (int i = 0; i < MAX_OCTAVES; i++) sum += v->loss_sum[i], tokens += v->tokens[i];
     *loss = tokens ? sum / (double)tokens : NAN;
     return tokens;
 }
@@ -324,11 +321,11 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     if (v->byte_tokens) json_put_double(w, "bits_per_byte", bits);
     json_put_double(w, "ms", 1000 * v->seconds);
     json_begin_array(w, "by_position");
-    for (int i = 0; i < LOG_BUCKETS; i++) {
+    for (int i = 0; i < MAX_OCTAVES; i++) {
         if (v->tokens[i] == 0) continue;
         json_begin_object(w, NULL);
-        json_put_int(w, "from", i == 0 ? 0 : (int64_t)1 << (i - 1));
-        json_put_int(w, "to", (int64_t)1 << i < v->seq_len ? (int64_t)1 << i : v->seq_len);
+        json_put_int(w, "from", octave_begin(i, v->seq_len));
+        json_put_int(w, "to", octave_begin(i + 1, v->seq_len));
         json_put_int(w, "tokens", v->tokens[i]);
         json_put_double(w, "loss", v->loss_sum[i] / (double)v->tokens[i]);
         json_end(w);

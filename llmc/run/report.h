@@ -111,11 +111,11 @@ static inline void run_log_resume(const Run* run, Logger* l, bool logged) {
 static inline void run_print_by_position(const LogValidation* v) {
     printf("\nheld-out loss by position in the context\n  %17s %10s %8s%s\n", "positions", "tokens", "loss",
            v->byte_tokens ? "  bits per byte" : "");
-    for (int i = 0; i < LOG_BUCKETS; i++) {
+    for (int i = 0; i < MAX_OCTAVES; i++) {
         if (v->tokens[i] == 0) continue;
         double loss = v->loss_sum[i] / (double)v->tokens[i];
-        printf("  %7d .. %6lld %10lld %8.4f", i ? 1 << (i - 1) : 0, (1LL << i) - 1, (long long)v->tokens[i],
-               loss);
+        printf("  %7d .. %6lld %10lld %8.4f", (int)octave_begin(i, INT64_MAX),
+               (long long)octave_begin(i + 1, INT64_MAX) - 1, (long long)v->tokens[i], loss);
         if (v->byte_tokens) printf("  %13.4f", loss / LOG_LN2);
         printf("\n");
     }

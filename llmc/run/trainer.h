@@ -82,8 +82,9 @@ typedef struct {
     void (*download)(Model* model, const CheckpointTensors* to);
     void (*upload)(Model* model, const CheckpointTensors* from);
 
-    void (*load_batch)(Model* model, DataLoader* data); // next micro-batch [B,T]
-    void (*begin_step)(Model* model);                   // loss and gradients are zero
+    // Next micro-batch [B,T], where T is the data's length of sequences, at most --seq-len; that one without data.
+    void (*load_batch)(Model* model, DataLoader* data);
+    void (*begin_step)(Model* model); // loss and gradients are zero
     // Adds the loaded batch's loss and gradients, as its share of the mean over step_tokens. `last`: of this
     // rank's in the step.
     void (*add_gradients)(Model* model, int64_t step_tokens, bool last);

@@ -5,7 +5,8 @@ A dataset is the list of shards that match a pattern, sorted by name. Its n sequ
   documents (D > 0)   A document of D tokens has D / T columns. Sequence (document r, column k) has as targets
                       tokens [kT, (k+1)T) of document r, and as inputs the end-of-text token followed by all
                       targets but the last. Column 0 of all documents comes first, then column 1, and so on.
-                      The last D mod T tokens of each document are not used.
+                      The last D mod T tokens of each document are not used. With `skip`, token 0 above is
+                      the document's token `skip`.
   stream (D = 0)      Windows at p = 0, T, 2T, ... of each shard: inputs [p, p+T), targets [p+1, p+T+1). A
                       window never extends into the next shard.
 After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation.
@@ -51,6 +52,7 @@ typedef struct {
     int64_t end_of_text; // first input of a document's sequences
     bool shuffle;
     uint64_t seed; // of the shuffle
+    int64_t skip;  // tokens of each document before its first sequence; 0 for streams
 } DataOptions;
 
 typedef struct {
@@ -154,9 +156,9 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
                     "token ends texts)",
                     shard->path, (long long)h->vocab_size, (long long)loader->options.vocab_size,
                     (long long)h->vocab_size);
-    if (h->doc_len > 0 && h->doc_len < loader->options.seq_len)
+    if (h->doc_len > 0 && h->doc_len < loader->options.skip + loader->options.seq_len)
         return fail(err, "%s: its documents of %lld tokens are shorter than a sequence of %lld", shard->path,
-                    (long long)h->doc_len, (long long)loader->options.seq_len);
+                    (long long)h->doc_len, (long long)(loader->options.skip + loader->options.seq_len));
     return true;
 }
 
@@ -253,7 +255,7 @@ static inline bool dataloader_shared(const DataLoader* loader, const DataLoader*
 // Reads and checks all headers and counts the items.
 static inline bool dataloader_index(DataLoader* loader, const char* patterns, Error* err) {
     const char* too_short = NULL;
-    int64_t T = loader->options.seq_len, num_too_short = 0;
+    int64_t T = loader->options.seq_len, skip = loader->options.skip, num_too_short = 0;
     for (int64_t i = 0; i < loader->num_shards; i++) {
         DataShard* shard = &loader->shards[i];
         const ShardHeader* h = &shard->header;
@@ -270,12 +272,12 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
         return fail(err, "'%s': no shard has the %lld tokens of a sequence and its last target", patterns,
                     (long long)T + 1);
     loader->doc_len = loader->shards[0].header.doc_len;
-    loader->sequences = loader->items * (loader->doc_len > 0 ? loader->doc_len / T : 1);
+    loader->sequences = loader->items * (loader->doc_len > 0 ? (loader->doc_len - skip) / T : 1);
     if (num_too_short > 0)
         warn("%lld of %lld shards are not used, for example %s: shorter than the %lld tokens of a sequence "
              "and its last target",
              (long long)num_too_short, (long long)loader->num_shards, too_short, (long long)T + 1);
-    if (loader->doc_len % T != 0)
+    if (loader->doc_len % T != 0 && skip == 0)
         warn("'%s': the last %lld of the %lld tokens of each document are not used with sequences of %lld",
              patterns, (long long)(loader->doc_len % T), (long long)loader->doc_len, (long long)T);
     return true;
@@ -355,7 +357,7 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
 
     int64_t shard_index = dataloader_find_shard(loader, item);
     DataShard* shard = &loader->shards[shard_index];
-    int64_t first = (item - shard->first_item) * (D > 0 ? D : T) + column * T;
+    int64_t first = (item - shard->first_item) * (D > 0 ? D : T) + o->skip + column * T;
     int64_t count = D > 0 ? T : T + 1;
     int32_t* tokens = row + (T + 1 - count);
     row[0] = (int32_t)o->end_of_text;

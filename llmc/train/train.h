@@ -436,8 +436,8 @@ static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
 // ----------------------------------------------------------------------------
 // main
 
-// Draws the initial weights of the rank's shard into w, floats or doubles. Element i of tensor r depends only
-// on (seed, r, i).
+// Draws the initial weights of the rank's shard into w, floats or doubles. A value depends only on the
+// seed, on the tensor's layer and kind, and on its index in the tensor.
 static inline void draw_weights(void* w, int element_bytes, const ParamTable* table, const Shard* shard,
                                 const Config* config, uint64_t seed) {
     for (int r = 0; r < table->num_rows; r++) {

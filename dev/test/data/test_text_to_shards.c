@@ -363,7 +363,7 @@ static void accepted(char* text, size_t size, const char* split) {
     char pattern[PATH_LENGTH];
     DataLoader l;
     Error err;
-    DataOptions options = {1, 1, {1, 0, 1}, 257, 256, false, 0};
+    DataOptions options = {1, 1, {1, 0, 1}, 257, 256, false, 0, 0};
     size_t n = 0;
     snprintf(pattern, sizeof pattern, DIR_ "kill/s_%s_*.bin", split);
     if (dataloader_open(&l, pattern, &options, &err)) {

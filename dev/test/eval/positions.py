@@ -6,6 +6,9 @@
     positions.py same EVAL EVAL              checks that two files agree but for the rounding of doubles
     positions.py validation LOG EVAL         checks the last validation of a log against --eval on the same data
     positions.py documents SHARD COUNT D     a shard of COUNT documents of D random bytes
+    positions.py cut SHARD OUT BEGIN END     a shard of tokens BEGIN .. END - 1 of each document of SHARD
+    positions.py behind DUMP EVAL C LIMIT    checks the losses of the last targets behind C tokens against a --dump of
+                                             documents cut to these
     positions.py numbers EVAL KEY...         prints values of the file
 """
 
@@ -77,7 +80,33 @@ def check(got, sequences, limit):
     assert list(got["perplexity"]) == [str(l) for l in lengths], list(got["perplexity"])
     for l in lengths:
         close(got["perplexity"][str(l)], math.exp(math.fsum(by_position[:l]) / l), 2 * limit, f"perplexity of {l}")
+    if got["documents"]:
+        check_documents(got["documents"], sequences, limit)
     assert got["pruned"] is None and got["seconds"] > 0 and got["tokens_per_second"] > 0
+
+
+def check_documents(got, sequences, limit):
+    T = len(sequences[0])
+    edges, contexts, last = got["octaves"], got["contexts"], got["last_targets"]
+    assert edges == [0] + [2**k for k in range(31) if 2**k < T] + [T], edges
+    assert last == 2048 and contexts == [4**k for k in range(5, 15) if 4**k < T - last] + [T - last] * (T > last), contexts
+    assert len(got["loss"]) == len(got["last_loss"]) == len(sequences)
+    for n, (losses, row) in enumerate(zip(sequences, got["loss"])):
+        assert len(row) == len(edges) - 1
+        for begin, end, loss in zip(edges, edges[1:], row):
+            close(loss, math.fsum(losses[begin:end]) / (end - begin), limit + 6e-7, f"document {n + 1} from {begin}")
+        assert len(got["last_loss"][n]) == len(contexts)
+        if contexts:
+            close(got["last_loss"][n][-1], math.fsum(losses[-last:]) / last, limit + 6e-7, f"document {n + 1}, its end")
+
+
+def behind(dump, path, context, limit):
+    got = load(path)["documents"]
+    column, last = got["contexts"].index(context), got["last_targets"]
+    cut = rows(dump, "loss")
+    assert len(cut) == len(got["last_loss"]) and len(cut[0]) == context + last
+    for n, losses in enumerate(cut):
+        close(got["last_loss"][n][column], math.fsum(losses[-last:]) / last, limit + 6e-7, f"document {n + 1}")
 
 
 def fixture(folder, out):
@@ -98,6 +127,12 @@ def same(path_a, path_b):
     for key in ("loss_mean", "standard_error"):
         close(a[key], b[key], 1e-12, key)
     assert a["perplexity"].keys() == b["perplexity"].keys()
+    assert (a["documents"] is None) == (b["documents"] is None)
+    for key in ("octaves", "contexts", "last_targets") if a["documents"] else ():
+        assert a["documents"][key] == b["documents"][key], key
+    for key in ("loss", "last_loss") if a["documents"] else ():
+        x, y = ([v for row in side["documents"][key] for v in row] for side in (a, b))
+        assert len(x) == len(y) and all(abs(p - q) < 1.5e-6 for p, q in zip(x, y)), key
     for l in a["perplexity"]:
         close(a["perplexity"][l], b["perplexity"][l], 1e-12, f"perplexity of {l}")
 
@@ -118,6 +153,14 @@ def validation(log, path):
         close(bucket["loss"], math.fsum(losses) / len(losses), 1e-6, f"loss from position {bucket['from']}")
 
 
+def cut(path, out, begin, end):
+    with open(path, "rb") as f:
+        data = f.read()
+    length = struct.unpack("<4i", data[:16])[3]
+    ids = array.array("H", data[1024:])
+    write_shard(out, [i for d in range(0, len(ids), length) for i in ids[d + begin : d + end]], length and end - begin)
+
+
 def documents(path, count, length):
     draw = random.Random(1)
     write_shard(path, [draw.randrange(97, 123) for _ in range(count * length)], length)
@@ -135,6 +178,10 @@ if __name__ == "__main__":
         same(*args)
     elif command == "validation":
         validation(*args)
+    elif command == "cut":
+        cut(args[0], args[1], int(args[2]), int(args[3]))
+    elif command == "behind":
+        behind(args[0], args[1], int(args[2]), float(args[3]))
     elif command == "documents":
         documents(args[0], int(args[1]), int(args[2]))
     elif command == "numbers":

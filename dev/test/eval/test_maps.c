@@ -53,7 +53,8 @@ static double check_rows(const char* name, const Maps* m, const AttentionActs* a
 
 // The pruned share by its definition: each block that holds less than eps of each query's weight, if scores
 // are as far apart as U allows.
-static double share_of(const double* c, int64_t T, double limit, double log_tolerance) {
+static double share_of(const double* c, int64_t T, double limit, const Config* config) {
+    const double log_tolerance = config->log_pruning_tolerance;
     int64_t blocks = (T + MAPS_BLOCK - 1) / MAPS_BLOCK, skipped = 0;
     for (int64_t m = 0; m < blocks; m++)
         for (int64_t n = 0; n < m; n++) {
@@ -64,13 +65,16 @@ static double share_of(const double* c, int64_t T, double limit, double log_tole
                     *(j < (n + 1) * MAPS_BLOCK ? &before : &all) += exp(c[i] - c[j]);
                 worst = fmax(worst, before / (before + all));
             }
-            skipped += worst * exp(2 * limit) < exp(log_tolerance);
+            const double nearest = c[m * MAPS_BLOCK] - c[(n + 1) * MAPS_BLOCK - 1]; // the largest c_i - c_j
+            skipped += config->pruning_rule == PRUNING_ACP
+                           ? nearest < -(2 * limit + log((double)T)) + log_tolerance
+                           : worst * exp(2 * limit) < exp(log_tolerance);
         }
     return (double)skipped / (double)(blocks * (blocks + 1) / 2);
 }
 
-// gate: bias of the first head's forget gate, of the others 8.
-static void check_maps(const char* name, int64_t T, real gate) {
+// gate: bias of the first head's forget gate, of the others 8. Returns the sum of all heads' pruned shares.
+static double check_maps(const char* name, int64_t T, real gate) {
     Model model = variant_model(name, 1, T);
     const Config* c = &model.config;
     Maps* m = (Maps*)xcalloc(1, sizeof *m);
@@ -105,7 +109,7 @@ static void check_maps(const char* name, int64_t T, real gate) {
             if (paths[0].weight)
                 limit = qk_norm_limit(paths[0].weight + h * s.weight_stride,
                                       paths[1].weight + h * s.weight_stride, s.dh, c->use_rope);
-            if (config_prunes(c)) share = share_of(cum_logf, T, limit, c->log_pruning_tolerance);
+            if (config_prunes(c)) share = share_of(cum_logf, T, limit, c);
             shares += share;
             CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-12,
                   "%s: half-life %g, not %g", name, m->half_life[at], life);
@@ -118,6 +122,7 @@ static void check_maps(const char* name, int64_t T, real gate) {
     CHECK(gate > 0 ? shares == 0 : shares > 0, "%s: pruned shares of %g in all", name, shares);
     maps_free(m);
     model_free(&model);
+    return shares;
 }
 
 int main(void) {
@@ -129,5 +134,8 @@ int main(void) {
     check_maps("transformer-llama", 131, 4);
     check_maps("fox-pro num_hidden_layers=1 num_heads=1", 1, 4);
     check_maps("fox-pro num_hidden_layers=1", 2050, 8);
+    double ours = check_maps("fox-pro log_pruning_tolerance=-116", 700, -1);
+    double acp = check_maps("fox-pro log_pruning_tolerance=-116 pruning_rule=acp", 700, -1);
+    CHECK(acp < ours, "ACP's rule prunes %g, ours %g", acp, ours);
     return test_report();
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --eval: losses by position against the fixtures' fp64 losses and against --dump, on one rank and on several; default
-# lengths; what it refuses; that validation during training measures the same.
+# --eval: losses by position and by document against the fixtures' fp64 losses and against --dump, on one rank and on
+# several; default lengths; what it refuses; that validation during training measures the same.
 scratch=build/test/positions
 . dev/test/check.sh
 
@@ -75,6 +75,33 @@ sequences() {
     evaluate $double --val-data "$shards/text.bin" --seq-len 640 --val-tokens 1
     check "its losses, and no standard error" positions dump "$scratch/dump" "$result" 1e-12
     equals "" "$(find "$scratch" -name '*.tmp')"
+}
+
+# The last targets of every document behind shorter contexts: as in documents that begin there. Of 3 documents with 40
+# tokens more than the sequences that are read, in batches that they do not fill.
+contexts() {
+    local T=5200 C=1024
+    check "documents" positions documents "$shards/three.bin" 3 $((T + 40))
+    check "of $T tokens" positions cut "$shards/three.bin" "$shards/whole.bin" 0 $T
+    check "--dump of them" $double --init "$model" --data "$shards/whole.bin" --seq-len $T --batch-tokens $((3 * T)) \
+        --micro-batch 3 --dump "$scratch/dump"
+    evaluate $double --val-data "$shards/three.bin" --seq-len $T --micro-batch 2
+    said "     context  mean loss   of the last 2048 tokens of each document"
+    said "        1024 "
+    said "        3152 "
+    check "by octave, and behind all of the context" positions dump "$scratch/dump" "$result" 1e-12
+    check "documents cut for $C" positions cut "$shards/three.bin" "$shards/cut.bin" $((T - C - 2048)) $T
+    check "--dump of them" $double --init "$model" --data "$shards/cut.bin" --seq-len $((C + 2048)) \
+        --batch-tokens $((3 * (C + 2048))) --micro-batch 3 --dump "$scratch/cut"
+    check "behind $C" positions behind "$scratch/cut" "$result" $C 1e-12
+    cp "$result" "$scratch/alone.json"
+    check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \
+        --val-data "$shards/three.bin" --seq-len $T --micro-batch 2
+    check "as one" positions same "$result" "$scratch/alone.json"
+    evaluate ./train_fox --val-data "$shards/three.bin" --seq-len 2048
+    check "no contexts" grep -q '"contexts": \[\],$' "$result" # documents are not longer than their last targets
+    evaluate ./train_fox --val-data "$shards/text.bin" --seq-len 16
+    equals None "$(positions numbers "$result" documents)" # a stream has none
 }
 
 # Validation has measured the same loss on the same windows.
@@ -154,6 +181,7 @@ END
 }
 
 sequences
+contexts
 fixtures
 validation
 ranks

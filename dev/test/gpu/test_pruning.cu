@@ -125,7 +125,7 @@ struct Bounds {
     Buffer<char> scratch;
     Pruning pruning = {};
 
-    explicit Bounds(const Inputs& in)
+    explicit Bounds(const Inputs& in, bool acp = false)
         : shape(in.s.head_shape(in.weight_stride())), q(in.q), k(in.k), q_weight(in.q_weight),
           k_weight(in.k_weight), cum_logf(in.cum_logf), score_limits((size_t)in.s.heads()),
           first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
@@ -134,6 +134,7 @@ struct Bounds {
         pruning.bounds = {first_key_block, last_query_block, head_order};
         pruning.score_limits = score_limits, pruning.count = count, pruning.cum_logf = cum_logf;
         pruning.log_tolerance = LOG_TOLERANCE, pruning.scratch = scratch;
+        pruning.acp = acp;
         if (norm)
             pruning.q_weight = q_weight, pruning.k_weight = k_weight;
         else
@@ -320,9 +321,9 @@ template <class T> static double difference(const char* what, const Buffer<T>& a
 }
 
 // Compares attention with and without pruning; returns the largest decrease of lse.
-static double compare_attention(const char* name, const Inputs& in, double least_pruned) {
+static double compare_attention(const char* name, const Inputs& in, double least_pruned, bool acp = false) {
     vector<bf16> v = draw<bf16>(in.s.size(), 1), dout = draw<bf16>(in.s.size(), 1);
-    Bounds bounds(in);
+    Bounds bounds(in, acp);
     PruningCount count = bounds.count.host()[0];
     double share = 1 - (double)count.kept / (double)count.all;
     CHECK(share >= least_pruned, "%s: only %.2f of the blocks are pruned", name, share);
@@ -384,11 +385,52 @@ static void test_backward_bounds(Gates gates, QKNorm norm, const Shape& s) {
           "%s: does not count double", name);
 }
 
-static void test_attention(Gates gates, QKNorm norm, const Shape& s, double least_pruned) {
+// The rule of ACP's paper: exactly the pairs of blocks that it names, in both passes, all of which our own rule
+// skips too.
+static void test_acp(Gates gates, QKNorm norm, const Shape& s) {
     char name[128];
-    snprintf(name, sizeof name, "%s, %s, T %lld, dh %lld, W %lld", gates_names[gates], norm_names[norm],
-             (long long)s.T, (long long)s.dh, (long long)s.window);
-    compare_attention(name, Inputs(s, norm, gates), least_pruned);
+    const int64_t T = s.T, blocks = s.blocks();
+    snprintf(name, sizeof name, "ACP's rule, %s, %s, %lldx%lldx%lld, dh %lld", gates_names[gates],
+             norm_names[norm], (long long)s.B, (long long)T, (long long)s.NH, (long long)s.dh);
+    Inputs in(s, norm, gates);
+    vector<bf16> v = draw<bf16>(s.size(), 1);
+    Bounds bounds(in, true), ours(in);
+    vector<int> first = bounds.first_key_block.host(), last = bounds.last_query_block.host();
+    int64_t wrong = 0, more = 0;
+    vector<int> our_first = ours.first_key_block.host();
+    for (int64_t head = 0; head < s.heads(); head++) {
+        const double* c = in.cum_logf.data() + head * T;
+        const double delta = -(2 * in.score_limit(head) + log((double)T)) + LOG_TOLERANCE;
+        for (int64_t m = 0; m < blocks; m++) {
+            const int64_t kept_from = first[(size_t)(head * blocks + m)];
+            more += kept_from > our_first[(size_t)(head * blocks + m)];
+            for (int64_t n = 0; n <= m; n++) {
+                const double x = c[m * ATTENTION_BLOCK] - c[last_of(n, T)];
+                const bool near = fabs(x - delta) <= 1e-5 * fabs(delta); // norms of q and k are in float
+                const bool kept = kept_from <= n, wanted = m == n || x >= delta;
+                wrong += kept != (m <= last[(size_t)(head * blocks + n)]) || (!near && kept != wanted);
+            }
+        }
+    }
+    CHECK(wrong == 0, "%s: %lld pairs of blocks disagree with the rule", name, (long long)wrong);
+    CHECK(more == 0, "%s: %lld blocks of queries skip more than by our rule", name, (long long)more);
+    PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
+                 before = bounds.count.host()[0];
+    CHECK(before.all == 2 * expected.all && before.kept == 2 * expected.kept, "%s: the count", name);
+    Results results(s);
+    results.compute(in, v, v, &bounds);
+    PruningCount count = bounds.count.host()[0];
+    CHECK(bounds.first_key_block.host() == first && bounds.last_query_block.host() == last,
+          "%s: the backward pass has other bounds", name);
+    CHECK(count.all - before.all == 2 * expected.all && count.kept - before.kept == 2 * expected.kept,
+          "%s: the backward pass does not count double", name);
+}
+
+static void test_attention(Gates gates, QKNorm norm, const Shape& s, double least_pruned, bool acp = false) {
+    char name[128];
+    snprintf(name, sizeof name, "%s, %s, T %lld, dh %lld, W %lld%s", gates_names[gates], norm_names[norm],
+             (long long)s.T, (long long)s.dh, (long long)s.window, acp ? ", ACP's rule" : "");
+    compare_attention(name, Inputs(s, norm, gates), least_pruned, acp);
 }
 
 // Near the worst case: all keys of the past at the highest score, the query's own key at the lowest, and a
@@ -440,6 +482,12 @@ int main(int argc, char** argv) {
             test_backward_bounds((Gates)gates, NORM_PER_HEAD, {2, T, 3, 64, 300});
         }
     if (!quick) test_backward_bounds(SPREAD, NORM_SHARED, {1, 70000, 1, 64});
+    for (int gates = OPEN; gates <= DOCUMENTS; gates++)
+        for (int64_t T : {1, 129, 1000, 4097})
+            if (T <= (quick ? 1000 : 4097)) {
+                test_acp((Gates)gates, NORM_PER_HEAD, {2, T, 3, 64});
+                test_acp((Gates)gates, NO_NORM, {1, T, 3, 128});
+            }
     for (int64_t dh : {64, 128}) {
         test_worst_row(2048, dh);
         if (quick) continue;
@@ -450,6 +498,7 @@ int main(int argc, char** argv) {
         test_attention(DEAD, NO_NORM, {1, 1000, 2, dh}, 0.5);
         test_attention(SPREAD, NORM_PER_HEAD, {1, 16384, 6, dh}, 0.2);
         test_attention(SPREAD, NORM_PER_HEAD, {1, 4000, 6, dh, 1000}, 0.1);
+        test_attention(SPREAD, NORM_PER_HEAD, {1, 16384, 6, dh}, 0.1, true);
     }
     print_noted();
     return test_report();

@@ -81,7 +81,7 @@ static int64_t wrong_rows(DataLoader* l, const Expected* e, int64_t steps) {
 // error.
 static void open_set(DataLoader* l, const char* pattern, int64_t B, int rank, int world, bool shuffle) {
     Error err = {""};
-    DataOptions options = {T, B, data_share(world, B, rank, world), V, EOT, shuffle, 99};
+    DataOptions options = {T, B, data_share(world, B, rank, world), V, EOT, shuffle, 99, 0};
     if (!dataloader_open(l, in_folder(pattern), &options, &err)) die("%s", err.msg);
 }
 
@@ -159,7 +159,7 @@ static void test_ranks(void) {
         for (int rank = 0; rank < world; rank++) {
             DataLoader l;
             Error err = {""};
-            DataOptions options = {T, B, data_share(12 / B, B, rank, world), V, EOT, true, 99};
+            DataOptions options = {T, B, data_share(12 / B, B, rank, world), V, EOT, true, 99, 0};
             CHECK(options.share.stride == 12 && options.share.first == next, "rank %d of %d: a gap", rank,
                   world);
             next += options.share.count;
@@ -185,7 +185,7 @@ static void test_versions(void) {
         write_file(name, 20240520, version, 100, 0, 0, 100);
         DataLoader l;
         Error err = {""};
-        DataOptions options = {33, 1, data_share(1, 1, 0, 1), 50257, 50256, false, 0};
+        DataOptions options = {33, 1, data_share(1, 1, 0, 1), 50257, 50256, false, 0, 0};
         bool ok = dataloader_open(&l, in_folder(name), &options, &err);
         CHECK(ok && dataloader_sequences(&l) == 3, "%s", err.msg);
         if (!ok) continue;
@@ -241,7 +241,7 @@ static void check_open_fails(const char* patterns, int64_t vocab_size, const cha
                              const char* expected2) {
     DataLoader l;
     Error err = {""};
-    DataOptions options = {T, 2, data_share(1, 2, 0, 1), vocab_size, 0, false, 0};
+    DataOptions options = {T, 2, data_share(1, 2, 0, 1), vocab_size, 0, false, 0, 0};
     bool ok = dataloader_open(&l, patterns, &options, &err);
     CHECK(!ok && strstr(err.msg, expected) && strstr(err.msg, expected2), "%s: %s", patterns, err.msg);
     if (ok) dataloader_close(&l);
@@ -274,7 +274,7 @@ static void test_open(void) {
     // two patterns are one dataset, sorted by name
     DataLoader l;
     Error err = {""};
-    DataOptions options = {T, 4, data_share(1, 4, 0, 1), V, EOT, false, 0};
+    DataOptions options = {T, 4, data_share(1, 4, 0, 1), V, EOT, false, 0, 0};
     static Expected e;
     enumerate(&e, sets[0].doc_len, sets[0].shard_tokens, sets[0].count);
     snprintf(list, sizeof list, "%s,%s", in_folder("docs_train_000003.bin"),
@@ -289,11 +289,11 @@ static void test_open(void) {
     static const struct {
         DataOptions options;
         const char* expected;
-    } invalid[] = {{{0, 1, {1, 0, 1}, V, 0, false, 0}, "sequences of 0 tokens"},
-                   {{T, 0, {1, 0, 1}, V, 0, false, 0}, "batch of 0 sequences"},
-                   {{T, 1, {1, 0, 1}, V, V, false, 0}, "end-of-text"},
-                   {{T, 1, {2, 1, 2}, V, 0, false, 0}, "sequences 1 to 3 of 2"},
-                   {{T, 2, {4, 0, 3}, V, 0, false, 0}, "not batches of 2"}};
+    } invalid[] = {{{0, 1, {1, 0, 1}, V, 0, false, 0, 0}, "sequences of 0 tokens"},
+                   {{T, 0, {1, 0, 1}, V, 0, false, 0, 0}, "batch of 0 sequences"},
+                   {{T, 1, {1, 0, 1}, V, V, false, 0, 0}, "end-of-text"},
+                   {{T, 1, {2, 1, 2}, V, 0, false, 0, 0}, "sequences 1 to 3 of 2"},
+                   {{T, 2, {4, 0, 3}, V, 0, false, 0, 0}, "not batches of 2"}};
     for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++)
         CHECK_FAILS(invalid[i].expected,
                     dataloader_open(&l, in_folder("docs_train_*.bin"), &invalid[i].options, &err));
@@ -544,7 +544,7 @@ static void test_sets(void) {
     dataloader_close(&l);
     publish_set("two/set", 1000, 2);
     snprintf(list, sizeof list, "%s,%s", in_folder("set_train_*.bin"), in_folder("two/set_train_*.bin"));
-    DataOptions options = {T, 1, data_share(1, 1, 0, 1), V, EOT, false, 99};
+    DataOptions options = {T, 1, data_share(1, 1, 0, 1), V, EOT, false, 99, 0};
     Error err = {""};
     CHECK_OK(dataloader_open(&l, list, &options, &err));
     CHECK(dataloader_sequences(&l) == 24, "%d sequences of two conversions", (int)l.sequences);

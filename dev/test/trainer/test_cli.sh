@@ -200,6 +200,8 @@ $tiny $batches --data @/text.bin --lr-schedule constant --lr-end 0.1|--lr-end: t
 --model fox-pro-nano --init x|--model and --init both name a model
 --model transformer-llama-nano --set log_pruning_tolerance=-5|--set log_pruning_tolerance=-5: this model has no forget gate
 --model transformer-pro-nano --set fgate_bias_init=true|--set fgate_bias_init=true: this model has no forget gate
+--model transformer-pro-nano --set pruning_rule=acp|--set pruning_rule=acp: this model has no forget gate
+--model fox-pro-nano --set pruning_rule=paper|--set: pruning_rule=paper is none of ours, acp
 --model transformer-pro-nano --set decay_time_max=64|--set decay_time_max=64: this model has no forget gate
 $tiny --set fgate_type=none --set decay_time_min=4|--set decay_time_min=4: this model has no forget gate
 --model mamba2-nano --set fgate_bias_init=true|--set: no config key is called 'fgate_bias_init'
@@ -292,7 +294,7 @@ END
     said '"window_size": 2048'
     said " 5.39e+09 per token"
     check "gates that are off anyway" run --model transformer-pro-nano --set log_pruning_tolerance=null \
-        --set fgate_bias_init=false --dry-run
+        --set fgate_bias_init=false --set pruning_rule=ours --dry-run
     check "a gate" run --model transformer-pro-nano --set fgate_type=full --set log_pruning_tolerance=-5 --dry-run
     check "the last one counts" run --model fox-pro-nano --set hidden_size=64 --seq-len 8 --model fox-pro-micro \
         --set hidden_size=320 --seq-len=16 --dry-run

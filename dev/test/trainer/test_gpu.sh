@@ -236,6 +236,9 @@ pruned() {
     check "no pruning" gpu $longer $data --set log_pruning_tolerance=null --out "$scratch/unpruned"
     check "the log does not mention pruning" sh -c "! grep -q pruned $scratch/stdout"
     near 0.001 pruned unpruned
+    check "ACP's rule" gpu $longer $data --set pruning_rule=acp --out "$scratch/acp"
+    said "% pruned)"
+    near 0.001 acp unpruned
 }
 
 # recurrent FAMILY KEY=VALUE: a small model of a recurrent family trains the same bits with every --recompute, resumes,

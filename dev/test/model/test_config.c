@@ -204,9 +204,8 @@ static void check_params(void) {
     params_free(&t);
     c = preset("transformer-llama-nano");
     check_table(&c, "transformer-llama");
-    CHECK(has_param(&c, "model.layers.0.attn.k_proj.weight") &&
-              !has_param(&c, "model.layers.0.attn.fgate_bias"),
-          "names of transformer-llama");
+    CHECK(has_param(&c, "model.layers.0.attn.k_proj.weight"), "names of transformer-llama");
+    CHECK(!has_param(&c, "model.layers.0.attn.fgate_bias"), "transformer-llama has a gate");
     c = preset("deltanet-nano");
     check_table(&c, "deltanet");
     CHECK(has_param(&c, "model.layers.3.attn.v_conv1d.weight") &&
@@ -290,6 +289,7 @@ static const KeyTest keys[] = {
     {"decay_time_min", "3.5", "0 -1 1e13 nan"},
     {"decay_time_max", "1e6", "0 -1 1e13 nan"},
     {"log_pruning_tolerance", "-5.5", "1 0.1 -10001 nan"},
+    {"pruning_rule", "acp", "ACP ~ null 1 true"},
     {"tie_word_embeddings", "false", "true 0"},
     {"bos_token_id", "7", "-1 16777216 1.5"},
     {"eos_token_id", "null", "-1 16777216"},
