@@ -26,6 +26,7 @@ typedef struct {
     HfRun run;
     const HfTokenizer* tokenizer; // NULL: not known
     const char* options;          // of the run, as JSON: trainer.json has them under this name
+    const char* recipe;           // and what of it is changed; NULL: none
 } CheckpointRecord;
 
 // ----------------------------------------------------------------------------
@@ -153,6 +154,7 @@ static inline void checkpoint_put_trainer(JsonWriter* w, const CheckpointRecord*
     checkpoint_put_state(w, r->state);
     json_put_string(w, "precision", element_bytes == 8 ? "float64" : "float32");
     json_put_string(w, "code_version", r->run.code_version);
+    if (r->recipe) json_put_string(w, "recipe", r->recipe);
     if (r->config->mixer == MIXER_ATTENTION && r->config->fgate_type == GATE_FULL)
         config_put_initialization(r->config, w, "initialization");
     json_put_json(w, "options", r->options);

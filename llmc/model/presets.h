@@ -1,42 +1,53 @@
 /*
 Presets: the models that --model names, a family (the block: config.h) and a size, as in fox-pro-125m, each
-with the recipe that it trains with. Called by llmc/run/run.h.
+with the recipe that it trains with (recipes.h). Called by llmc/run/.
 */
 #pragma once
 
 #include "config.h"
+#include "recipes.h"
 
-// What a preset trains with unless options say otherwise. Counts are tokens.
-typedef struct {
-    int64_t seq_len, batch_tokens, max_tokens, warmup_tokens;
-    double lr;
-} Recipe;
-
+// What the presets of a size share, whatever their recipe. Counts are tokens.
 typedef struct {
     const char* name;
-    int64_t V;
-    Recipe recipe; // seq_len, batch_tokens, max_tokens, warmup_tokens, lr
+    int64_t V, seq_len, batch_tokens, warmup_tokens;
 } Size;
 
-// 125m and up: as in the analysis runs of the paper's repository. nano trains on a laptop's CPU in minutes;
-// both small ones read bytes.
+// nano trains on a laptop's CPU in minutes; both small ones read bytes.
 static const Size config_sizes[NUM_SIZES] = {
-    {"nano", 257, {512, 2048, 2097152, 131072, 2e-3}},
-    {"micro", 257, {1024, 32768, 209715200, 4194304, 2e-3}},
-    {"125m", 50257, {16384, 524288, 2684354560, 268435456, 2e-3}},
-    {"360m", 50257, {16384, 524288, 7516192768, 268435456, 2e-3}},
-    {"760m", 50257, {16384, 524288, 16106127360, 268435456, 1e-3}},
+    {"nano", 257, 512, 2048, 131072},          {"micro", 257, 1024, 32768, 4194304},
+    {"125m", 50257, 16384, 524288, 268435456}, {"360m", 50257, 16384, 524288, 268435456},
+    {"760m", 50257, 16384, 524288, 268435456},
 };
 
-// Fills config and recipe from a preset's name, FAMILY-SIZE.
-static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Error* err) {
+// The whole recipe of a row for models of a size.
+static inline Recipe config_recipe(const Size* size, const RecipeRow* row) {
+    Recipe r = {.name = row->name,
+                .seq_len = size->seq_len,
+                .batch_tokens = size->batch_tokens,
+                .max_tokens = row->max_tokens,
+                .warmup_tokens = size->warmup_tokens,
+                .lr = row->lr,
+                .lr_end = row->lr_end};
+    return r;
+}
+
+// Fills config and recipe from a preset's name, FAMILY-SIZE, and a recipe that it has.
+static inline bool config_preset_recipe(Config* c, Recipe* recipe, const char* name, RecipeName wanted,
+                                        Error* err) {
     for (int i = 0; i < NUM_FAMILIES * NUM_SIZES; i++) {
         const Family* family = &config_families[i / NUM_SIZES];
         const Size* size = &config_sizes[i % NUM_SIZES];
         const ModelShape* shape = &family->shapes[i % NUM_SIZES];
-        char preset[64];
+        char preset[64], rows[512];
         snprintf(preset, sizeof preset, "%s-%s", family->name, size->name);
         if (strcmp(name, preset) != 0) continue;
+        const RecipeRow* row = recipe_find(wanted, family->name, size->name);
+        if (!row) {
+            recipe_list(rows, sizeof rows, wanted);
+            return fail(err, "--recipe %s: has no row for %s; its rows are %s", recipe_name(wanted), name,
+                        rows);
+        }
         bool gated = family->gate != GATE_NONE;
         *c = config_defaults();
         config_set_mixer(c, family->mixer);
@@ -44,17 +55,23 @@ static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Er
         c->hidden_size = shape->d;
         c->num_hidden_layers = shape->L;
         c->num_heads = shape->heads;
+        if (row->head_size && family->mixer == MIXER_ATTENTION) c->num_heads = shape->d / row->head_size;
         c->hidden_ratio = family->hidden_ratio;
         c->use_rope = family->rope;
         c->use_output_gate = c->use_output_norm = c->qk_norm = c->use_k_shift = c->use_v_shift = family->pro;
         c->fgate_type = family->gate;
         c->log_pruning_tolerance = gated ? -10 : NAN;
         c->bos_token_id = c->eos_token_id = size->V - 1;
-        *recipe = size->recipe;
+        *recipe = config_recipe(size, row);
         c->window_size = family->windows ? recipe->seq_len / family->windows : 0;
         return true;
     }
     return fail(err, "--model %s: no such preset; a preset is one of " PRESET_NAMES, name);
+}
+
+// The same with the preset's own recipe.
+static inline bool config_preset(Config* c, Recipe* recipe, const char* name, Error* err) {
+    return config_preset_recipe(c, recipe, name, RECIPE_OWN, err);
 }
 
 // The recipe that a model of unknown origin trains with: that of the largest preset that is neither wider nor
@@ -66,5 +83,26 @@ static inline Recipe config_nearest_recipe(const Config* c) {
         if (config_families[f].mixer == c->mixer) shapes = config_families[f].shapes;
     for (int s = 0; s < NUM_SIZES; s++)
         if (shapes[s].d <= c->hidden_size && shapes[s].L <= c->num_hidden_layers) best = s;
-    return config_sizes[best].recipe;
+    Recipe recipe = config_recipe(&config_sizes[best],
+                                  recipe_find(RECIPE_OWN, config_families[0].name, config_sizes[best].name));
+    recipe.name = RECIPE_OWN; // it is not that preset
+    return recipe;
+}
+
+// Prints the table of recipes, for --help.
+static inline void config_print_recipes(FILE* f) {
+    fprintf(f,
+            "\nRecipes of presets (--recipe; options beside it win; cosine with warm-up)\n"
+            "  %-10s %-5s %11s %7s %3s %5s %5s %6s %9s  %s\n",
+            "recipe", "size", "tokens", "peak lr", "end", "heads", "T", "a step", "warm-up", "models");
+    for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++) {
+        const Size* size = config_sizes;
+        char heads[24] = "";
+        while (strcmp(size->name, row->size) != 0) size++;
+        if (row->head_size) snprintf(heads, sizeof heads, "x %lld", (long long)row->head_size);
+        fprintf(f, "  %-10s %-5s %11lld %7g %3g %5s %5lld %6lld %9lld  %s\n", recipe_name(row->name),
+                row->size, (long long)row->max_tokens, row->lr, row->lr_end, heads, (long long)size->seq_len,
+                (long long)size->batch_tokens, (long long)size->warmup_tokens,
+                row->families ? row->families : "all");
+    }
 }

@@ -1,5 +1,5 @@
 /*
-The model that --model, --init, --set and --window-size describe. Called by run.h.
+The model that --model, --recipe, --init, --set and --window-size describe. Called by run.h.
 */
 #pragma once
 
@@ -64,6 +64,9 @@ static inline Config model_choose(const Options* o, const Config* of_init, Recip
     Error err;
     Config c;
     if (o->model && o->init) die("--model and --init both name a model: give one of them");
+    if (o->init && o->recipe != OPTION_UNSET)
+        die("--recipe %s: trains a preset: give it with --model, without --init",
+            recipe_name((RecipeName)o->recipe));
     if (o->init) {
         if (of_init)
             c = *of_init;
@@ -72,7 +75,7 @@ static inline Config model_choose(const Options* o, const Config* of_init, Recip
         *recipe = config_nearest_recipe(&c);
     } else {
         if (!o->model) die("which model? give --model NAME or --init DIR; --help lists the options");
-        if (!config_preset(&c, recipe, o->model, &err)) die("%s", err.msg);
+        if (!config_preset_recipe(&c, recipe, o->model, (RecipeName)o->recipe, &err)) die("%s", err.msg);
         c.bos_token_id = c.eos_token_id =
             -1; // unless set, the last id of the vocabulary, whose size --set may change
     }

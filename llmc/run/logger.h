@@ -52,7 +52,9 @@ typedef struct {
     const char* device;               // a line; empty: CPU
     int ranks;
     int64_t micro_batch;
-    uint64_t data; // fingerprint
+    uint64_t data;      // fingerprint
+    const char* recipe; // and what of it is changed; NULL: none
+    double epochs;      // how often the training reads its data, at least 1
 } LogRun;
 
 // One optimizer step.
@@ -222,6 +224,8 @@ static inline void logger_run(Logger* l, const LogRun* r) {
     json_put_int(w, "seed", r->options->seed);
     json_put_int(w, "num_steps", l->num_steps);
     json_put_int(w, "micro_batch", r->micro_batch);
+    json_put_string(w, "recipe", r->recipe);
+    json_put_double(w, "epochs", r->epochs);
     json_put_string(w, "data_fingerprint", hex64(hex, r->data));
     json_put_int(w, "parameters", r->table->parameters);
     json_put_int(w, "non_embedding", r->table->non_embedding);

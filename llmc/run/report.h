@@ -32,6 +32,36 @@ typedef struct {
     int64_t bytes;
 } MemoryRow;
 
+// Prints how much data there is, and how often it is read.
+static inline void run_print_data(const Options* o, const DataLoader* data) {
+    const double epochs = recipe_epochs(o, data);
+    printf("data               %15lld tokens in %lld sequences",
+           (long long)(dataloader_sequences(data) * o->seq_len), (long long)dataloader_sequences(data));
+    if (epochs > 1) printf(": the training reads them %.3g times", epochs);
+    printf("\n");
+}
+
+// Prints recipe and data of a plan. Data that is not there yet is no error.
+static inline void run_print_recipe(const Run* run) {
+    Error err;
+    DataLoader data;
+    const Options* o = &run->options;
+    const Config* c = &run->config;
+    const DataOptions options = {.seq_len = o->seq_len,
+                                 .batch = 1,
+                                 .share = {1, 0, 1},
+                                 .vocab_size = c->vocab_size,
+                                 .end_of_text = config_end_of_text(c)};
+    const bool opened = o->data && dataloader_open(&data, o->data, &options, &err);
+    char* recipe = recipe_text(o, c, opened ? &data : NULL);
+    if (recipe) printf("recipe             %s\n", recipe);
+    if (opened)
+        run_print_data(o, &data), dataloader_close(&data);
+    else if (o->data)
+        printf("data               cannot be used: %s\n", err.msg);
+    free(recipe);
+}
+
 // Prints config, parameter counts, steps, and the trainer's memory plan with its sum.
 static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num_rows) {
     const Options* o = &run->options;
@@ -59,6 +89,7 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     else if (o->lr_schedule != SCHEDULE_COSINE || o->lr_end != 0)
         printf("schedule           %15s to %g of the peak\n", option_schedule_names[o->lr_schedule],
                o->lr_schedule == SCHEDULE_CONSTANT ? 1 : o->lr_end);
+    run_print_recipe(run);
     printf("model FLOPs        %15.4g per token, %.4g in all\n\n", run_flops_per_token(run),
            run_flops_per_token(run) * (double)o->max_tokens);
     for (int i = 0; i < num_rows; i++) {
@@ -71,9 +102,9 @@ static inline void run_print_plan(const Run* run, const MemoryRow* rows, int num
     printf("\n");
 }
 
-// Prints model, steps and data sizes before training. sequences: in the training data; val_sequences: to
-// validate on.
-static inline void run_print_start(const Run* run, int64_t sequences, int64_t val_sequences) {
+// Prints model, recipe, steps and data sizes before training. val_sequences: to validate on.
+static inline void run_print_start(const Run* run, const DataLoader* data, int64_t val_sequences) {
+    const int64_t sequences = dataloader_sequences(data);
     const Options* o = &run->options;
     printf("%s: %lld parameters (%lld without the embedding), V %lld, L %lld, d %lld, heads %lld\n",
            o->model ? o->model : o->init, (long long)run->table.parameters,
@@ -84,6 +115,13 @@ static inline void run_print_start(const Run* run, int64_t sequences, int64_t va
         "%lld steps of %lld x %lld tokens, micro-batches of %lld; %lld training sequences, %lld held out\n",
         (long long)run->num_steps, (long long)run->batch_sequences, (long long)o->seq_len,
         (long long)run->micro_batch, (long long)sequences, (long long)val_sequences);
+    char* recipe = recipe_text(o, &run->config, data);
+    const double epochs = recipe_epochs(o, data);
+    if (recipe) printf("recipe: %s\n", recipe);
+    if (epochs > 1)
+        printf("the data has %lld tokens, which this training reads %.3g times\n",
+               (long long)(sequences * o->seq_len), epochs);
+    free(recipe);
     if (run->world->size > 1)
         printf("%d ranks with %lld to %lld micro-batches a step\n", run->world->size,
                (long long)(run->micro_batches / run->world->size), (long long)run_rank_batches(run));

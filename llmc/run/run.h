@@ -26,6 +26,7 @@ error.
 #include "../model/presets.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"
+#include "recipe.h"
 #include "schedule.h"
 
 // What a process does: train, or one thing and exit.
@@ -207,7 +208,8 @@ static inline const char* resume_name(const Run* run) {
     return run->branched ? run->checkpoint : run->options.out;
 }
 
-// Dies where the data position, a number of sequences, would mean other sequences than in the recorded run.
+// Dies where the data position, a number of sequences, would mean other sequences than in the recorded run, or
+// where the recipe is another.
 static inline void resume_check_data_order(const Run* run) {
     const Options *o = &run->options, *before = &run->before;
     const struct {
@@ -221,6 +223,8 @@ static inline void resume_check_data_order(const Run* run) {
     if (before->shuffle != o->shuffle)
         die("--shuffle: the run in %s reads its data in order, which cannot change when it resumes",
             resume_name(run));
+    Error err;
+    if (!recipe_check_resumed(o, before, resume_name(run), &err)) die("%s", err.msg);
 }
 
 // The checkpoint has the model, and --init is not read again. But a model named on the command line must be
@@ -266,8 +270,7 @@ static inline void resume_check_branch(const Run* run) {
     if (!run->branched || before->lr_schedule != SCHEDULE_WSD) return;
     if (run->state.tokens > before->max_tokens - before->cooldown_tokens)
         die("--resume-from %s: lies in the cool-down of its run, which began at %lld tokens; take a "
-            "checkpoint before "
-            "that",
+            "checkpoint before that",
             run->checkpoint, (long long)(before->max_tokens - before->cooldown_tokens));
 }
 
@@ -280,8 +283,7 @@ static inline void resume_check_end(const Run* run) {
         const char* change = option_trains(row) ? option_change(o, &run->before, row) : NULL;
         if (change)
             die("--%s: the run in %s is at step %lld of %lld, where nothing is left to train with it; leave "
-                "it "
-                "out, or choose another --out",
+                "it out, or choose another --out",
                 change, resume_name(run), (long long)run->state.step, (long long)run->last_step);
     }
 }

@@ -169,6 +169,7 @@ static inline void training_save(Training* t) {
     const Options* o = &run->options;
     JsonWriter options = json_writer(2);
     options_put(o, &options, NULL);
+    char* recipe = recipe_text(o, &run->config, &t->data);
     const CheckpointRecord record = {.config = &run->config,
                                      .table = &run->table,
                                      .state = &run->state,
@@ -181,13 +182,15 @@ static inline void training_save(Training* t) {
                                              .tokens = run->state.tokens,
                                              .json_escape = o->json_escape},
                                      .tokenizer = &t->tokenizer,
-                                     .options = options.text};
+                                     .options = options.text,
+                                     .recipe = recipe};
     t->saving = run->state.step;
     t->saver.published = false;
     t->trainer->download(t->model, &t->snapshot);
     if (!saver_start(&t->saver, &record, &t->snapshot, &err))
         training_die_unsaved(t, t->world->rank == 0, &err);
     json_writer_free(&options);
+    free(recipe);
     t->saving_waited = seconds_now() - start;
 }
 
@@ -336,6 +339,7 @@ static inline void training_log_start(Training* t) {
     const Run* run = t->run;
     char shared[DATA_WARNING_BYTES];
     const bool works = !run_resumed(run) || run->state.step < run->last_step || t->val_sequences;
+    char* recipe = recipe_text(&run->options, &run->config, &t->data);
     const LogRun line = {.step = run->state.step,
                          .config = &run->config,
                          .options = &run->options,
@@ -345,8 +349,11 @@ static inline void training_log_start(Training* t) {
                          .device = run->device,
                          .ranks = t->world->size,
                          .micro_batch = run->micro_batch,
-                         .data = run->state.fingerprint};
+                         .data = run->state.fingerprint,
+                         .recipe = recipe,
+                         .epochs = recipe_epochs(&run->options, &t->data)};
     if (works) logger_run(&t->logger, &line);
+    free(recipe);
     if (run_resumed(run)) run_log_resume(run, &t->logger, works);
     if (t->world->rank == 0 && run->options.val_data && data_is_shared(&t->data, &t->val_data, shared))
         logger_warning(&t->logger, run->state.step, shared);
@@ -365,7 +372,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     t->snapshot = *snapshot;
     training_open(t);
     run_catch_signals(run->world);
-    run_print_start(run, dataloader_sequences(&t->data), t->val_sequences);
+    run_print_start(run, &t->data, t->val_sequences);
     training_log_start(t);
     if (state->step >= run->last_step)
         printf("nothing left to do: the run is at step %lld of %lld\n", (long long)state->step,

@@ -133,7 +133,18 @@ static void test_run(void) {
     c.pruning_rule = PRUNING_ACP; // left out where it is the default
     o.model = "fox-pro-nano", o.lr = 0.25, o.seed = 7, o.max_steps = 3;
     ParamTable table = params_build(&c);
-    const LogRun gpu = {40, &c, &o, &table, "1a2b3c", "two\nlines", "A GPU: its kernels\n", 4, 16, 0xabc};
+    const LogRun gpu = {.step = 40,
+                        .config = &c,
+                        .options = &o,
+                        .table = &table,
+                        .version = "1a2b3c",
+                        .built_with = "two\nlines",
+                        .device = "A GPU: its kernels\n",
+                        .ranks = 4,
+                        .micro_batch = 16,
+                        .data = 0xabc,
+                        .recipe = "iclr, changed: lr 1 (0.002)",
+                        .epochs = 1.5};
     LogRun cpu = gpu;
     cpu.device = "", cpu.step = 0;
     open_log(&l);
@@ -149,7 +160,8 @@ static void test_run(void) {
     CHECK(text_is(0, "event", "run") && number(0, "step") == 40 && number(1, "step") == 0, "the event");
     CHECK(text_is(0, "device", "A GPU: its kernels") && text_is(1, "device", "CPU"), "devices");
     CHECK(number(0, "ranks") == 4 && number(0, "seed") == 7 && number(0, "micro_batch") == 16, "line 0");
-    CHECK(text_is(0, "data_fingerprint", "0000000000000abc"), "the data");
+    CHECK(text_is(0, "data_fingerprint", "0000000000000abc") && number(0, "epochs") == 1.5, "the data");
+    CHECK(text_is(0, "recipe", "iclr, changed: lr 1 (0.002)"), "the recipe");
     CHECK(text_is(0, "version", "1a2b3c") && text_is(0, "built_with", "two\nlines"), "the program");
     CHECK(number(0, "num_steps") == 1000 && number(0, "parameters") == (double)table.parameters, "line 0");
     CHECK(number(0, "flops_per_token") == 1e6 && number(0, "attention_flops_per_token") == 0.25e6 &&

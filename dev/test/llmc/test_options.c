@@ -132,12 +132,25 @@ static void check_choices(void) {
 }
 
 static void check_recipe(void) {
-    Recipe recipe = {16, 64, 640, 32, 0.5};
+    Recipe recipe = {.name = RECIPE_SUBMISSION,
+                     .seq_len = 16,
+                     .batch_tokens = 64,
+                     .max_tokens = 640,
+                     .warmup_tokens = 32,
+                     .lr = 0.5,
+                     .lr_end = 0.25};
     parse("--lr 2 --seq-len 8");
     options_apply_recipe(&options, &recipe);
     CHECK(options.lr == 2 && options.seq_len == 8, "what was given stays");
-    CHECK(options.batch_tokens == 64 && options.max_tokens == 640 && options.warmup_tokens == 32,
+    CHECK(options.batch_tokens == 64 && options.max_tokens == 640 && options.warmup_tokens == 32 &&
+              options.lr_end == 0.25 && options.recipe == RECIPE_SUBMISSION,
           "the rest is filled");
+    parse("--lr-end 0 --recipe analysis --max-tokens 320");
+    options_apply_recipe(&options, &recipe);
+    CHECK(options.lr_end == 0 && options.max_tokens == 320 && options.lr == 0.5, "0 is a value, too");
+    parse("--lr-schedule constant");
+    options_apply_recipe(&options, &recipe);
+    CHECK(options.lr_end == 0, "a constant learning rate does not fall");
     // the warm-up is the recipe's, at most its share of the recipe's tokens
     static const struct {
         const char* line;
@@ -178,6 +191,14 @@ static void check_help(void) {
         CHECK(strstr(text, name), "help does not mention %s", name);
     }
     CHECK(strstr(text, "[0.95]"), "defaults");
+    CHECK(strstr(text, "--recipe iclr|analysis|submission"), "the choice of recipes");
+    for (int i = 0; i < NUM_RECIPE_ROWS; i++) {
+        const RecipeRow* row = &recipe_rows[i];
+        char start[64];
+        snprintf(start, sizeof start, "\n  %-10s %-5s %11lld %7g ", recipe_name(row->name), row->size,
+                 (long long)row->max_tokens, row->lr);
+        CHECK(strstr(text, start), "help has no row%s", start);
+    }
     size_t width = 0;
     for (char* line = text; *line;) {
         size_t length = strcspn(line, "\n");

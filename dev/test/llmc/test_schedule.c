@@ -15,6 +15,7 @@ static double cosine_lr(double peak, int64_t warmup, int64_t max, int64_t tokens
     o.lr = peak;
     o.warmup_tokens = warmup;
     o.max_tokens = max;
+    o.lr_end = 0;
     schedule_check(&o);
     return schedule_lr(&o, tokens, step_tokens);
 }
@@ -58,6 +59,7 @@ static void test_refused(void) {
     options_defaults(&o);
     o.warmup_tokens = 200;
     o.max_tokens = 800;
+    o.lr_end = 0;
     o.cooldown_tokens = 100;
     CHECK_DIES("--cooldown-tokens: only --lr-schedule wsd has a cool-down", schedule_check(&o));
     o.lr_schedule = SCHEDULE_WSD;

@@ -5,7 +5,7 @@ A row of OPTIONS makes a field of struct Options, the row of cli.h that parses i
 and its member in trainer.json, from which --resume restores it. Called by run.h and, for that record,
 train.h.
 
-A number or choice that was not given is OPTION_UNSET until the preset's recipe, or the program, chooses it.
+A number or choice that was not given is OPTION_UNSET until the recipe, or the program, chooses it.
 */
 #pragma once
 
@@ -19,7 +19,7 @@ A number or choice that was not given is OPTION_UNSET until the preset's recipe,
 #define OPTION_UNSET CLI_UNSET
 
 // Choices: X(value, name). The values make an enum, the names what the command line takes. RECOMPUTE_CHOICES
-// is in llmc/model/activations.h.
+// is in llmc/model/activations.h, RECIPE_CHOICES in llmc/model/recipes.h.
 #define ATTENTION_CHOICES(X) X(ATTENTION_FOX, "fox") X(ATTENTION_CUDNN, "cudnn")
 #define SCHEDULE_CHOICES(X)                                                                                  \
     X(SCHEDULE_COSINE, "cosine")                                                                             \
@@ -42,6 +42,9 @@ typedef enum { SCHEDULE_CHOICES(CHOICE_VALUE) } ScheduleKind; // llmc/run/schedu
 GROUP("Model") \
 ROW(TEXT, model, "model", "NAME", 0, 0, 0, \
     "preset: one of " PRESET_NAMES) \
+ROW(CHOICE, recipe, "recipe", &RECIPE_CHOICES(CHOICE_LIST)[1], OPTION_UNSET, 0, 0, \
+    "train the preset as published, by the table below: the paper's main table, the analysis runs of its " \
+    "repository, or its anonymous submission [analysis]") \
 ROW(LIST, set, "set", "KEY=VALUE", 0, 0, 0, "set a key of config.json, as in use_rope=true; repeatable") \
 ROW(TEXT, init, "init", "DIR", 0, 0, 0, \
     "start from the config and weights of a checkpoint, a run's newest one, or a Hugging Face folder") \
@@ -64,15 +67,16 @@ ROW(COUNT, batch_tokens, "batch-tokens", "N", OPTION_UNSET, 1, 1LL << 40, \
 ROW(COUNT, micro_batch, "micro-batch", "B", OPTION_UNSET, 1, 1 << 20, \
     "sequences per forward and backward pass [chosen by the trainer]") \
 ROW(COUNT, max_tokens, "max-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
-    "tokens to train on, where the learning rate's schedule ends [the preset's]") \
+    "tokens to train on, where the learning rate's schedule ends [the recipe's]") \
 ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
     "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
-ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the preset's]") \
+ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the recipe's]") \
 ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
     "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share of it]") \
 ROW(CHOICE, lr_schedule, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
     "learning rate behind the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens") \
-ROW(REAL, lr_end, "lr-end", "F", 0, 0, 1, "learning rate at the end, as a share of the peak; not of constant") \
+ROW(REAL, lr_end, "lr-end", "F", OPTION_UNSET, 0, 1, \
+    "learning rate at the end, as a share of the peak; not of constant [the recipe's]") \
 ROW(COUNT, cooldown_tokens, "cooldown-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
     "with wsd: tokens at the end over which the learning rate falls [a fifth of --max-tokens]") \
 ROW(REAL, weight_decay, "weight-decay", "X", 0.1, 0, 1e3, \
@@ -217,9 +221,10 @@ static inline bool options_parse(Options* o, bool given[NUM_OPTION_ROWS], int ar
     return cli_parse(option_rows, NUM_OPTION_ROWS, o, given, argc, argv, NULL, err);
 }
 
-// Fills what is unset from a preset's recipe. A training shorter than the recipe's is warmed up for the same
+// Fills what is unset from a recipe. A training shorter than the recipe's is warmed up for the same
 // share of its tokens; a longer one for the recipe's tokens, as in the paper.
 static inline void options_apply_recipe(Options* o, const Recipe* r) {
+    if (o->recipe == OPTION_UNSET) o->recipe = r->name;
     if (o->seq_len == OPTION_UNSET) o->seq_len = r->seq_len;
     if (o->batch_tokens == OPTION_UNSET) o->batch_tokens = r->batch_tokens;
     if (o->max_tokens == OPTION_UNSET) o->max_tokens = r->max_tokens;
@@ -227,6 +232,7 @@ static inline void options_apply_recipe(Options* o, const Recipe* r) {
     if (o->warmup_tokens == OPTION_UNSET)
         o->warmup_tokens = part < 1 ? (int64_t)(part * (double)r->warmup_tokens) : r->warmup_tokens;
     if (o->lr == OPTION_UNSET) o->lr = r->lr;
+    if (o->lr_end == OPTION_UNSET) o->lr_end = o->lr_schedule == SCHEDULE_CONSTANT ? 0 : r->lr_end;
     if (o->cooldown_tokens == OPTION_UNSET && o->lr_schedule == SCHEDULE_WSD)
         o->cooldown_tokens = o->max_tokens / 5;
     if (o->val_tokens == OPTION_UNSET) o->val_tokens = 1048576;
@@ -247,6 +253,7 @@ static inline AdamWParams options_adamw(const Options* o, double lr, int64_t ste
 static inline void options_print_help(FILE* f, const char* program, const char* summary) {
     fprintf(f, "usage: %s --option value ...\n%s\n", program, summary);
     cli_print_help(f, option_rows, NUM_OPTION_ROWS);
+    config_print_recipes(f);
 }
 
 // ----------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+/*
+Published training recipes, one table: what --recipe names. A preset without --recipe has its own row: for 125m and up the
+analysis runs of the paper's repository, for nano and micro one that nothing has published.
+
+What all recipes of a size share (lengths, batch, warm-up) stands in presets.h; what all recipes share (AdamW, weight
+decay, clipping, cosine) are the defaults of options.h. Called by presets.h.
+*/
+#pragma once
+
+#include "../base/common.h"
+
+#define RECIPE_CHOICES(X)                                                                                    \
+    X(RECIPE_ICLR, "iclr") X(RECIPE_ANALYSIS, "analysis") X(RECIPE_SUBMISSION, "submission")
+#define RECIPE_VALUE(value, name) value,
+#define RECIPE_NAME(value, name)  name,
+typedef enum { RECIPE_CHOICES(RECIPE_VALUE) RECIPE_OWN = -1 } RecipeName; // RECIPE_OWN: the preset's
+#undef RECIPE_VALUE
+
+// As --recipe has it; "" of RECIPE_OWN.
+static inline const char* recipe_name(RecipeName name) {
+    static const char* const names[] = {RECIPE_CHOICES(RECIPE_NAME)};
+    return name == RECIPE_OWN ? "" : names[name];
+}
+#undef RECIPE_NAME
+
+// What a preset trains with unless options say otherwise. Counts are tokens; lr_end is a share of the peak.
+typedef struct {
+    RecipeName name; // RECIPE_OWN: not a published one
+    int64_t seq_len, batch_tokens, max_tokens, warmup_tokens;
+    double lr, lr_end;
+} Recipe;
+
+// The part of a recipe that the recipes of a size differ in, and the models that it is for.
+typedef struct {
+    RecipeName name;
+    const char *size, *families;   // as in "fox-pro, mamba2"; NULL: all
+    int64_t max_tokens, head_size; // of attention; 0: the preset's
+    double lr, lr_end;
+} RecipeRow;
+
+#define ROW(recipe, preset_size, of, tokens, heads_of, peak, end)                                            \
+    {                                                                                                        \
+        .name = recipe, .size = preset_size, .families = of, .max_tokens = tokens, .head_size = heads_of,    \
+        .lr = peak, .lr_end = end                                                                            \
+    }
+#define ICLR_TOKENS 48318382080 // 45 Gi
+
+// ICLR: the main table of arXiv 2503.02130. Submission: its anonymous first version on OpenReview.
+// clang-format off
+static const RecipeRow recipe_rows[] = {
+    //  recipe            size     families                                tokens       head  peak lr  end
+    ROW(RECIPE_ICLR,       "760m",  "fox-pro, hgrn2, mamba2",               ICLR_TOKENS, 0,    2e-3,    0),
+    ROW(RECIPE_ICLR,       "760m",  "transformer-pro, fox-llama, deltanet", ICLR_TOKENS, 0,    1e-3,    0),
+    ROW(RECIPE_ICLR,       "760m",  "transformer-llama",                    ICLR_TOKENS, 0,    5e-4,    0),
+    ROW(RECIPE_ANALYSIS,   "125m",  NULL,                                   2684354560,  0,    2e-3,    0),
+    ROW(RECIPE_ANALYSIS,   "360m",  NULL,                                   7516192768,  0,    2e-3,    0),
+    ROW(RECIPE_ANALYSIS,   "760m",  NULL,                                   16106127360, 0,    1e-3,    0),
+    ROW(RECIPE_SUBMISSION, "125m",  NULL,                                   2600000000,  0,    3e-3,    0.1),
+    ROW(RECIPE_SUBMISSION, "760m",  NULL,                                   16106127360, 128,  1.25e-3, 0.1),
+    ROW(RECIPE_OWN,        "nano",  NULL,                                   2097152,     0,    2e-3,    0),
+    ROW(RECIPE_OWN,        "micro", NULL,                                   209715200,   0,    2e-3,    0),
+};
+// clang-format on
+enum { NUM_RECIPE_ROWS = sizeof recipe_rows / sizeof recipe_rows[0] };
+#undef ROW
+#undef ICLR_TOKENS
+
+// Is the row for models of this family?
+static inline bool recipe_row_has(const RecipeRow* row, const char* family) {
+    const size_t n = strlen(family);
+    if (!row->families) return true;
+    for (const char* name = row->families; *name; name += strspn(name, ", ")) {
+        const size_t length = strcspn(name, ",");
+        if (length == n && strncmp(name, family, n) == 0) return true;
+        name += length;
+    }
+    return false;
+}
+
+// The row of a recipe for a preset; NULL: it has none.
+static inline const RecipeRow* recipe_find(RecipeName name, const char* family, const char* size) {
+    for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++) {
+        const bool named = row->name == name || (name == RECIPE_OWN && row->name == RECIPE_ANALYSIS);
+        if (named && strcmp(row->size, size) == 0 && recipe_row_has(row, family)) return row;
+    }
+    return NULL;
+}
+
+// Lists the rows of a recipe, as in "760m (transformer-llama), 125m (all families)".
+static inline void recipe_list(char* text, size_t size, RecipeName name) {
+    size_t n = 0;
+    text[0] = '\0';
+    for (const RecipeRow* row = recipe_rows; row < recipe_rows + NUM_RECIPE_ROWS; row++)
+        if (row->name == name && n < size)
+            n += (size_t)snprintf(text + n, size - n, "%s%s (%s)", n ? ", " : "", row->size,
+                                  row->families ? row->families : "all families");
+}

@@ -1,0 +1,104 @@
+/*
+The recipe of a run (llmc/model/recipes.h) and what of it is changed, as one line: in --dry-run, at the start of a run, in
+log.jsonl and in trainer.json,
+
+    iclr, changed: lr 0.001 (0.002), num_heads 12 (24)
+
+with the recipe's own values in brackets. Called by run.h, report.h and train.h.
+*/
+#pragma once
+
+#include "../model/config_file.h"
+#include "../tokens/dataloader.h"
+#include "command/options.h"
+
+// Does a resumed run that records `before` stay with its recipe? Nothing is recorded by an older version, whose presets
+// are those of the analysis runs.
+static inline bool recipe_check_resumed(const Options* o, const Options* before, const char* run,
+                                        Error* err) {
+    Config c;
+    Recipe recipe;
+    const RecipeName name = (RecipeName)o->recipe;
+    if (o->recipe == before->recipe) return true;
+    if (before->recipe == OPTION_UNSET && name == RECIPE_ANALYSIS && before->model)
+        return config_preset_recipe(&c, &recipe, before->model, name, err);
+    return fail(err, "--recipe %s: the run in %s has %s, which cannot change when it resumes",
+                recipe_name(name), run,
+                before->recipe == OPTION_UNSET ? "none" : recipe_name((RecipeName)before->recipe));
+}
+
+// Is the option a part of recipes?
+static inline bool recipe_has_option(const CliRow* row) {
+    return row->offset == offsetof(Options, seq_len) || row->offset == offsetof(Options, shuffle) ||
+           (option_trains(row) && row->offset != offsetof(Options, json_escape));
+}
+
+// Adds "NAME IS (WAS)" to a list where the texts of the values differ.
+static inline void recipe_put(FILE* list, int* count, const char* name, const char* is, const char* was) {
+    if (strcmp(is, was) == 0) return;
+    fprintf(list, "%s%s %s (%s)", (*count)++ ? ", " : ", changed: ", name, is, was);
+}
+
+// The options that differ from the recipe's.
+static inline void recipe_put_options(FILE* list, int* count, const Options* o, const Recipe* recipe) {
+    Options published;
+    options_defaults(&published);
+    options_apply_recipe(&published, recipe);
+    for (const CliRow* row = option_rows; row < option_rows + NUM_OPTION_ROWS; row++) {
+        if (row->type == CLI_GROUP || !recipe_has_option(row)) continue;
+        char *is = option_text(o, row), *was = option_text(&published, row);
+        recipe_put(list, count, row->name, is ? is : "unset", was ? was : "unset");
+        free(is), free(was);
+    }
+}
+
+// The keys of config.json that differ from the recipe's.
+static inline void recipe_put_config(FILE* list, int* count, const Config* c, const Config* published) {
+    for (int i = 0; i < NUM_CONFIG_KEYS; i++) {
+        JsonWriter is = json_writer(0), was = json_writer(0);
+        json_begin_object(&is, NULL), json_begin_object(&was, NULL);
+        config_put(c, i, &is), config_put(published, i, &was);
+        const char *colon = strchr(is.text, ':'), *other = strchr(was.text, ':');
+        if (colon && other) recipe_put(list, count, config_keys[i].name, colon + 1, other + 1);
+        json_writer_free(&is), json_writer_free(&was);
+    }
+}
+
+// How often a training reads its data; 1 where it has enough.
+static inline double recipe_epochs(const Options* o, const DataLoader* data) {
+    const double epochs = (double)o->max_tokens / ((double)dataloader_sequences(data) * (double)o->seq_len);
+    return epochs > 1 ? epochs : 1;
+}
+
+// What of the data differs: sequences of each document, of which published recipes read the first alone, and epochs.
+static inline void recipe_put_data(FILE* list, int* count, const Options* o, const DataLoader* data) {
+    char text[32];
+    const int64_t columns = data->doc_len / o->seq_len; // 0: a stream
+    const double first_columns = (double)data->items * (double)o->seq_len;
+    const bool beyond = o->shuffle || (double)o->max_tokens > first_columns;
+    snprintf(text, sizeof text, "%lld", columns > 1 && beyond ? (long long)columns : 1LL);
+    recipe_put(list, count, "sequences of a document", text, "1");
+    snprintf(text, sizeof text, "%.3g", recipe_epochs(o, data));
+    recipe_put(list, count, "epochs", text, "1");
+}
+
+// The recipe of a run and what of it is changed, to be freed; NULL where it has none. data: the opened --data, or NULL.
+static inline char* recipe_text(const Options* o, const Config* c, const DataLoader* data) {
+    Error err;
+    Config published;
+    Recipe recipe;
+    char* text = NULL;
+    size_t bytes;
+    int count = 0;
+    if (!o->model || !config_preset_recipe(&published, &recipe, o->model, (RecipeName)o->recipe, &err) ||
+        !config_check(&published, o->model, &err))
+        return NULL;
+    FILE* list = open_memstream(&text, &bytes);
+    if (!list) die("out of memory");
+    fprintf(list, "%s", recipe.name == RECIPE_OWN ? "the preset's" : recipe_name(recipe.name));
+    recipe_put_options(list, &count, o, &recipe);
+    recipe_put_config(list, &count, c, &published);
+    if (data && recipe.name != RECIPE_OWN) recipe_put_data(list, &count, o, data);
+    fclose(list);
+    return text;
+}
