@@ -26,6 +26,7 @@ the trainers copy into checkpoints.
 #include "../llmc/tokens/shard_set.h"
 #include "cache.h"
 #include "download.h"
+#include "mirror.h"
 #include "tokenizer_file.h"
 #include "verify.h"
 #include "zarr.h"
@@ -39,8 +40,6 @@ enum {
     CHUNKS_MAX = 16 << 20 // all of LongCrawl64 has 104,000
 };
 static const char SUMS_NAME[] = "SHA256SUMS";
-static const char DEFAULT_SOURCE[] =
-    "https://huggingface.co/datasets/clankur/longcrawl64/resolve/5e2f38e601ca7c16fa304f30536d9e2945bb2a32";
 
 // ----------------------------------------------------------------------------
 // options
@@ -48,7 +47,7 @@ static const char DEFAULT_SOURCE[] =
 typedef struct {
     const char *source, *split, *out, *cache, *sums, *vocab;
     int64_t tokens, columns, shard_tokens, jobs, tries, timeout;
-    bool keep_cache, version, help;
+    bool at_most, keep_cache, dry_run, version, help;
 } Options;
 
 static const CliRow option_rows[] = {
@@ -58,6 +57,8 @@ static const CliRow option_rows[] = {
      "train or heldout; shards of heldout are named PREFIX_val_*.bin"},
     {CLI_COUNT, "tokens", "N", offsetof(Options, tokens), CLI_UNSET, 1, 1LL << 62,
      "tokens to write, rounded up to whole documents"},
+    {CLI_FLAG, "at-most", "", offsetof(Options, at_most), 0, 0, 0,
+     "write what the default source has of train, where that is less than --tokens"},
     {CLI_TEXT, "out", "PREFIX", offsetof(Options, out), 0, 0, 0,
      "path prefix of the shards: PREFIX_train_000000.bin and so on"},
     {CLI_TEXT, "vocab", "FILE", offsetof(Options, vocab), 0, 0, 0,
@@ -77,6 +78,8 @@ static const CliRow option_rows[] = {
      "maximum number of attempts per download"},
     {CLI_COUNT, "timeout", "SECONDS", offsetof(Options, timeout), 60, 1, 3600,
      "time without progress after which an attempt fails"},
+    {CLI_FLAG, "dry-run", "", offsetof(Options, dry_run), 0, 0, 0,
+     "print documents, tokens and bytes to write, and exit; asks no server"},
     {CLI_FLAG, "version", "", offsetof(Options, version), 0, 0, 0, "print the program's version and exit"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
@@ -96,13 +99,19 @@ static Options parse_options(int argc, char** argv) {
         cli_print_help(stdout, option_rows, NUM_OPTION_ROWS);
         exit(EXIT_SUCCESS);
     }
-    if (!o.source) o.source = DEFAULT_SOURCE;
+    if (!o.source) o.source = MIRROR;
     if (!o.split) die("--split is missing: train or heldout");
     if (strcmp(o.split, "train") != 0 && strcmp(o.split, "heldout") != 0)
         die("--split %s: must be train or heldout", o.split);
     if (o.tokens == CLI_UNSET) die("--tokens is missing: the number of tokens to write");
     if (!o.out) die("--out is missing: the path prefix of the shards");
-    return o;
+    if (o.source == MIRROR && strcmp(o.split, "train") == 0)
+        o.tokens = mirror_tokens(o.tokens, o.columns, o.at_most);
+    if (!o.dry_run) return o;
+    const int64_t documents = (o.tokens - 1) / o.columns + 1, tokens = documents * o.columns;
+    printf("%s: %lld documents of %lld tokens, %lld tokens, %.1f GB\n", o.split, (long long)documents,
+           (long long)o.columns, (long long)tokens, 2e-9 * (double)tokens);
+    exit(EXIT_SUCCESS);
 }
 
 // ----------------------------------------------------------------------------

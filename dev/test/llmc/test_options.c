@@ -168,6 +168,87 @@ static void check_recipe(void) {
     }
 }
 
+// The published recipes, in numbers of the publications, and of each recipe a preset that it has no row for.
+static void check_published(void) {
+    static const struct {
+        RecipeName name;
+        const char* preset;
+        int64_t tokens;
+        double lr, lr_end;
+        int64_t head_size;
+    } rows[] = {
+        {.name = RECIPE_ICLR, .preset = "fox-pro-760m", .tokens = 45LL << 30, .lr = 2e-3, .head_size = 64},
+        {.name = RECIPE_ICLR, .preset = "hgrn2-760m", .tokens = 45LL << 30, .lr = 2e-3, .head_size = 128},
+        {.name = RECIPE_ICLR, .preset = "mamba2-760m", .tokens = 45LL << 30, .lr = 2e-3, .head_size = 64},
+        {.name = RECIPE_ICLR,
+         .preset = "transformer-pro-760m",
+         .tokens = 45LL << 30,
+         .lr = 1e-3,
+         .head_size = 128},
+        {.name = RECIPE_ICLR, .preset = "fox-llama-760m", .tokens = 45LL << 30, .lr = 1e-3, .head_size = 64},
+        {.name = RECIPE_ICLR, .preset = "deltanet-760m", .tokens = 45LL << 30, .lr = 1e-3, .head_size = 128},
+        {.name = RECIPE_ICLR,
+         .preset = "transformer-llama-760m",
+         .tokens = 45LL << 30,
+         .lr = 5e-4,
+         .head_size = 128},
+        {.name = RECIPE_ANALYSIS, .preset = "fox-pro-125m", .tokens = 5LL << 29, .lr = 2e-3, .head_size = 64},
+        {.name = RECIPE_ANALYSIS,
+         .preset = "fox-llama-360m",
+         .tokens = 7LL << 30,
+         .lr = 2e-3,
+         .head_size = 64},
+        {.name = RECIPE_ANALYSIS,
+         .preset = "transformer-swa-760m",
+         .tokens = 15LL << 30,
+         .lr = 1e-3,
+         .head_size = 128},
+        {.name = RECIPE_SUBMISSION,
+         .preset = "fox-pro-760m",
+         .tokens = 15LL << 30,
+         .lr = 1.25e-3,
+         .lr_end = 0.1,
+         .head_size = 128},
+        {.name = RECIPE_SUBMISSION,
+         .preset = "mamba2-760m",
+         .tokens = 15LL << 30,
+         .lr = 1.25e-3,
+         .lr_end = 0.1,
+         .head_size = 64},
+        {.name = RECIPE_SUBMISSION,
+         .preset = "fox-pro-125m",
+         .tokens = 2600000000,
+         .lr = 3e-3,
+         .lr_end = 0.1,
+         .head_size = 64},
+    };
+    Config c = config_defaults();
+    Recipe r;
+    memset(&r, 0, sizeof r);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        CHECK(config_preset_recipe(&c, &r, rows[i].preset, rows[i].name, &err), "%s", err.msg);
+        CHECK(r.name == rows[i].name && r.max_tokens == rows[i].tokens && r.lr == rows[i].lr &&
+                  r.lr_end == rows[i].lr_end && config_head_size(&c) == rows[i].head_size,
+              "%s of %s: %lld tokens at %g to %g, heads of %lld", recipe_name(rows[i].name), rows[i].preset,
+              (long long)r.max_tokens, r.lr, r.lr_end, (long long)config_head_size(&c));
+        CHECK(r.seq_len == 16384 && r.batch_tokens == 524288 && r.warmup_tokens == 268435456, "lengths");
+    }
+    static const struct {
+        RecipeName name;
+        const char *preset, *says;
+    } bad[] = {
+        {RECIPE_ICLR, "fox-pro-360m",
+         "--recipe iclr: has no row for fox-pro-360m; its rows are 760m (fox-pro, hgrn2,"},
+        {RECIPE_ICLR, "transformer-swa-760m", "--recipe iclr: has no row for transformer-swa-760m"},
+        {RECIPE_ANALYSIS, "fox-pro-nano", "its rows are 125m (all families), 360m (all families), 760m (all"},
+        {RECIPE_SUBMISSION, "fox-pro-360m", "--recipe submission: has no row for fox-pro-360m"},
+        {RECIPE_ICLR, "fox-pro-1b", "--model fox-pro-1b: no such preset"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(!config_preset_recipe(&c, &r, bad[i].preset, bad[i].name, &err) && strstr(err.msg, bad[i].says),
+              "%s: %s", bad[i].preset, err.msg);
+}
+
 static void check_adamw(void) {
     CHECK(parse("--beta1 0.5 --beta2 0.75 --adam-eps 1e-3 --weight-decay 2"), "%s", err.msg);
     AdamWParams p = options_adamw(&options, 0.25, 7);
@@ -342,6 +423,7 @@ int main(void) {
     check_parse();
     check_choices();
     check_recipe();
+    check_published();
     check_adamw();
     check_help();
     check_restore();

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# --recipe of the trainer: what the published recipes are, and what is said of them in the plan, at the start of a run,
+# in log and checkpoint, and when it resumes; how often a training reads its data. Tests ./train_fox, or TRAIN_FOX.
+scratch=build/test/published
+. dev/test/check.sh
+
+trainer=${TRAIN_FOX:-./train_fox}
+shards=$scratch/files/shards
+out=$scratch/out
+export OMP_NUM_THREADS=1
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+python=$(python3 -c 'import sys; print(sys.executable)') || { fail "python3 is missing"; report; }
+[ -x "$trainer" ] || { fail "$trainer is not built"; report; }
+check "make the files" "$python" dev/test/cli_files.py make "$scratch/files"
+sizes="--set hidden_size=32 --set num_hidden_layers=1 --set num_heads=2 --set intermediate_size=32"
+run() { "$trainer" "$@"; }
+
+# record FILE KEY...: a member of a JSON file or line
+record() { "$python" -c 'import json, sys
+node = json.loads(open(sys.argv[1]).readline() if sys.argv[1].endswith("l") else open(sys.argv[1]).read())
+for key in sys.argv[2:]: node = node.get(key)
+print(node)' "$@"; }
+
+# older FILE: a trainer.json as before there were recipes
+older() { "$python" -c 'import json, sys
+record = json.load(open(sys.argv[1]))
+del record["checksums"], record["recipe"]
+record["options"].pop("recipe", None)
+json.dump(record, open(sys.argv[1], "w"))' "$1"; }
+
+# Published recipes: in the plan, at the start of a run, in log and checkpoint, and when it resumes.
+recipes() {
+    while IFS='|' read -r options tokens lr recipe; do
+        check "$options" run $options --dry-run
+        said "training           $(printf %15s "$tokens") tokens"
+        said "peak learning rate $lr,"
+        equals "$recipe" "$(sed -n 's/^recipe  *//p' "$scratch/stdout")"
+    done <<'END'
+--model fox-pro-760m --recipe iclr|48318382080|0.002|iclr
+--model transformer-llama-760m --recipe iclr|48318382080|0.0005|iclr
+--model fox-pro-760m --recipe iclr --lr 1e-3 --set num_heads=12|48318382080|0.001|iclr, changed: lr 0.001 (0.002), num_heads 12 (24)
+--model fox-pro-760m|16106127360|0.001|analysis
+--model fox-pro-760m --recipe submission|16106127360|0.00125|submission
+--model fox-pro-760m --recipe submission --lr-end 0|16106127360|0.00125|submission, changed: lr-end 0 (0.1)
+--model fox-pro-125m --recipe submission --lr-schedule constant|2600000000|0.003|submission, changed: lr-schedule "constant" ("cosine"), lr-end 0 (0.1)
+--model fox-pro-125m --recipe analysis --shuffle --json-escape|2684354560|0.002|analysis, changed: shuffle true (false)
+--model fox-pro-nano|2097152|0.002|the preset's
+END
+    check "heads of 128" run --model fox-pro-760m --recipe submission --dry-run
+    said '"num_heads": 12'
+    said "schedule                    cosine to 0.1 of the peak"
+    check "a matrix state's" run --model deltanet-125m --recipe submission --dry-run
+    said '"num_heads": 6'
+
+    # how often the data is read: 249 sequences of 16 tokens
+    check "more tokens than there are" run --model fox-pro-nano --seq-len 16 --batch-tokens 64 --max-tokens 5976 --dry-run \
+        --data "$shards/text.bin"
+    said "data                          3984 tokens in 249 sequences: the training reads them 1.5 times"
+    check "enough tokens" run --model fox-pro-nano --seq-len 16 --batch-tokens 64 --max-tokens 3984 --dry-run \
+        --data "$shards/text.bin"
+    equals "data                          3984 tokens in 249 sequences" "$(grep ^data "$scratch/stdout")"
+    check "none yet" run --model fox-pro-nano --dry-run --data none
+    said "data               cannot be used: 'none': no file matches"
+
+    local small="$sizes --set vocab_size=257 --seq-len 16 --batch-tokens 64 --max-tokens 384 --warmup-tokens 64"
+    local published="--model fox-pro-125m --recipe submission"
+    rm -rf "$out"
+    check "a run" run $published $small --data "$shards/text.bin" --out "$out" --max-steps 3
+    said "recipe: submission, changed: seq-len 16 (16384), batch-tokens 64 (524288), max-tokens 384 (2600000000)"
+    check "resumed" run $published --resume --out "$out" --max-steps 5
+    dies "--recipe analysis: the run in $out has submission, which cannot change when it resumes" \
+        run --recipe analysis --resume --out "$out"
+    check "resumed again" run --resume --out "$out"
+    equals "1.5 2.9339 2.4435 1.65 0.85649 0.36607 " \
+        "$(sed -n 's/.*"event":"step".*"lr":\([^,]*\),.*/\1/p' "$out/log.jsonl" | awk '{ printf "%.5g ", 1e3 * $1 }')"
+    for file in log.jsonl step_00000006/trainer.json; do
+        equals submission "$(record "$out/$file" options recipe)"
+        case $(record "$out/$file" recipe) in "submission, changed: seq-len 16 "*) pass ;; *) fail "$file: no recipe" ;; esac
+    done
+    equals 1 "$(record "$out/log.jsonl" epochs)"
+
+    # several sequences of a document are no published recipe
+    check "documents" run --model fox-pro-125m $small --shuffle --data "$shards/documents.bin" --dry-run
+    said "sequences of a document 2 (1)"
+    check "their first sequences" run --model fox-pro-125m $small --data "$shards/documents.bin" --dry-run
+    equals 0 "$(grep -c "sequences of a document" "$scratch/stdout")"
+
+    # checkpoints of before
+    rm -rf "$out"
+    check "a run" run --model fox-pro-125m $small --data "$shards/text.bin" --out "$out" --max-steps 3
+    older "$out/step_00000003/trainer.json"
+    dies "--recipe iclr: the run in $out has none, which cannot change" run --recipe iclr --resume --out "$out"
+    check "resumed" run --resume --out "$out" --max-steps 4
+    said "recipe: analysis, changed: seq-len 16 (16384)"
+    older "$out/step_00000004/trainer.json"
+    check "resumed with its recipe" run --model fox-pro-125m --recipe analysis --resume --out "$out"
+    said "at 256 tokens"
+    equals analysis "$(record "$out/step_00000006/trainer.json" options recipe)"
+    dies "--recipe iclr: the run in $out/step_00000003 has none" \
+        run --resume-from "$out/step_00000003" --recipe iclr --out "$scratch/branch"
+    check "--resume-from" run --resume-from "$out/step_00000003" --out "$scratch/branch"
+}
+
+recipes
+report
