@@ -19,8 +19,8 @@ static inline int64_t mirror_tokens(int64_t wanted, int64_t columns, bool at_mos
     if (documents <= MIRROR_DOCUMENTS) return wanted;
     if (at_most) return MIRROR_DOCUMENTS * columns;
     die("--tokens %lld: %lld documents of %lld tokens, %.4g times the %d that the default source has of "
-        "train: %.4g Gi tokens so, %.4g Gi in whole documents (--columns %d); give --source with a larger "
-        "copy, or --at-most to write these and train on them repeatedly",
+        "train (%.4g Gi tokens, %.4g Gi with --columns %d): give a larger --source, or --at-most to train on "
+        "what it has repeatedly",
         (long long)wanted, (long long)documents, (long long)columns, (double)documents / MIRROR_DOCUMENTS,
         MIRROR_DOCUMENTS, (double)(MIRROR_DOCUMENTS * columns) / Gi,
         (double)MIRROR_DOCUMENTS * MIRROR_COLUMNS / Gi, MIRROR_COLUMNS);

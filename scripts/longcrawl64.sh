@@ -1,31 +1,96 @@
 #!/bin/sh
-# The 125M recipe of the analysis runs in the paper's repository, on LongCrawl64 and one GPU. MODEL=fox-pro-360m, or
-# another preset of at least 125M parameters, trains that model with its own recipe and number of tokens. Those of 760M
-# need SOURCE=DIR or URL, a larger copy of LongCrawl64 than the default one (data/README.md).
+# The published recipes on LongCrawl64, each as one command. Without variables it is the 125M recipe of the analysis runs in
+# the paper's repository on one GPU; all others name their row:
 #
-#   model    fox-pro-125m, 124 M parameters without the input embedding
-#   data     2.68 G tokens: the first 16384 of 163,840 documents; at most 5.4 GB to download, 7 min at 100 Mbit/s
-#   compute  1.65 GFLOP per token, 4.4e18 FLOP in total: 5120 steps of 524,288 tokens
-#   time     2.9 hours on one H100 at 259,297 tokens/s where nothing is pruned; 2.1 with gates spread over all lengths,
-#            which prunes half of attention; 1.3 while gates are as they begin. Of another GPU, nothing pruned either:
-#            ./train_fox --dry-run --model fox-pro-125m --gpu A100
-#   memory   14 GiB with a micro-batch of two sequences
+#     MODEL=fox-pro-760m RECIPE=iclr RANKS=8 SOURCE=/copies/longcrawl64 scripts/longcrawl64.sh
 #
-# The run can be interrupted at any time. The same command resumes it from its newest checkpoint.
+#   RECIPE       MODEL           tokens           steps   FLOP     data      one H100       eight H100s   memory of each
+#   analysis     fox-pro-125m     2,684,354,560    5,120  4.43e18   5.4 GB     2.9 hours                  14 GiB
+#   submission   fox-pro-125m     2,600,000,000    4,960  4.29e18   5.2 GB     2.8 hours                  14 GiB
+#   analysis     fox-pro-360m     7,516,192,768   14,336  3.47e19  15.0 GB    20.2 hours                  33 GiB
+#   analysis     fox-pro-760m    16,106,127,360   30,720  1.32e20  32.2 GB    76.6 hours     9.8 hours    33 and 26 GiB
+#   submission   fox-pro-760m    16,106,127,360   30,720  1.32e20  32.2 GB    76.5 hours     9.8 hours    33 and 26 GiB
+#   iclr         fox-pro-760m    48,318,382,080   92,160  3.95e20  96.6 GB   229.6 hours    29.3 hours    33 and 26 GiB
+#
+# A step has 524,288 tokens, 32 sequences, on any number of GPUs. Hours are those where nothing is pruned, from 259,297
+# tokens/s of fox-pro-125m and 58,448 of fox-pro-760m on one H100, and eight at 98% of eight times one; with gates spread
+# over all lengths half of attention is pruned, which takes 0.74 and 0.76 of the time. Memory is with a micro-batch of two
+# sequences below 760M, one there. Data is the disk, and at most the download: 5.4 GB take 7 min at 100 Mbit/s. Of other
+# models and GPUs: ./train_fox --dry-run --model transformer-llama-760m --recipe iclr --gpu A100 --ranks 8
+#
+# Published runs read tokens 0 to 16383 of each document once. The default copy of LongCrawl64 has 10 Gi of these, a tenth of
+# the data set: 125M and 360M need no more; 15 Gi (760M) would read them 1.5 times, 45 Gi (iclr) 4.5 times. That is refused
+# before anything is downloaded, unless one of these is set:
+#
+#   SOURCE=DIR or URL   a larger copy (data/README.md)
+#   REPEAT=yes          read what the copy has repeatedly
+#   COLUMNS=65536       whole documents, of which the copy has 40 Gi tokens, as four sequences each, shuffled: not as
+#                       published. 45 Gi read them 1.125 times, with REPEAT=yes
+#
+# RANKS=N trains on N GPUs of this host. The run can be interrupted at any time. The same command resumes it from its
+# newest checkpoint, on another number of GPUs too. Arguments are options of the trainer, and win; its first lines, log.jsonl
+# and trainer.json say what of the recipe is changed. DATA_ONLY=yes ends when the data is there. multi_gpu.sh,
+# multi_node_mpirun.sh and slurm.sbatch call this script: LAUNCH is the command that starts the ranks, and with PREPARED=yes
+# program and data are there.
 set -eu
 model=${MODEL:-fox-pro-125m}
-case $model in *-360m) tokens=7Gi ;; *-760m) tokens=15Gi ;; *) tokens=2.5Gi ;; esac # as in data/README.md
-if [ $tokens = 15Gi ] && [ -z "${SOURCE:-}" ]; then
-    echo "error: MODEL=$model takes 15 Gi tokens, and the default copy of LongCrawl64 has 10 Gi: set SOURCE to a larger copy" >&2
-    exit 1
-fi
+ranks=${RANKS:-1}
+columns=${COLUMNS:-16384}
 data=data/longcrawl64
+out=out/$model${RECIPE:+-$RECIPE}
 vocab=dev/test/fixtures/gpt2/vocab.bpe # for the checkpoints' tokenizer
+launch=${LAUNCH:-}
+die() {
+    echo "error: $1" >&2
+    exit 1
+}
+if [ "$ranks" != 1 ]; then
+    # --bind-to none: mpirun would bind a rank to one core. -q: without its banner after an error or exit code 75.
+    launch="mpirun -np $ranks --bind-to none -q"
+fi
+case $model in *-760m) micro_batch=1 ;; *) micro_batch=2 ;; esac
+[ -z "$launch" ] || micro_batch=1
+case $columns in
+16384) train_data=$data shuffle= ;;
+32768 | 49152 | 65536) train_data=${data}_$columns shuffle=--shuffle ;;
+*) die "COLUMNS=$columns: tokens of each document, 16384 as published, or 32768, 49152 or 65536" ;;
+esac
+[ -z "$shuffle" ] || echo "COLUMNS=$columns: not as published, where tokens 0 to 16383 of each document are read alone, in order"
 
-make train_foxcu data/longcrawl64
-data/longcrawl64 --split train --tokens "$tokens" --vocab $vocab --out $data ${SOURCE:+--source "$SOURCE"}
-data/longcrawl64 --split heldout --tokens 32Mi --vocab $vocab --out $data ${SOURCE:+--source "$SOURCE"}
+# plan TRAINER OPTIONS...: what the trainer would do
+plan() {
+    trainer=$1
+    shift
+    "$trainer" --dry-run --model "$model" ${RECIPE:+--recipe "$RECIPE"} $shuffle --out "$out" "$@"
+}
+# shards SPLIT TOKENS PREFIX OPTIONS...
+shards() {
+    split=$1 tokens=$2 prefix=$3
+    shift 3
+    data/longcrawl64 --split "$split" --tokens "$tokens" --vocab $vocab --out "$prefix" ${SOURCE:+--source "$SOURCE"} "$@"
+}
 
-./train_foxcu --model "$model" --data "${data}_train_*.bin" --val-data "${data}_val_*.bin" \
-    --micro-batch "${MICRO_BATCH:-2}" --val-every 250 --val-tokens 8Mi --save-every 250 --log-every 10 \
-    --json-escape --out "out/$model" --resume "$@"
+if [ -z "${PREPARED:-}" ]; then
+    make train_fox data/longcrawl64
+    tokens=$(plan ./train_fox "$@" | awk '$1 == "training" { print $2 }')
+    [ -n "$tokens" ] || exit 1 # after the trainer's message
+    refused=$(shards train "$tokens" "$train_data" --columns "$columns" ${REPEAT:+--at-most} --dry-run 2>&1) ||
+        die "MODEL=$model${RECIPE:+ RECIPE=$RECIPE}: ${refused#error: } (here SOURCE, COLUMNS=65536, REPEAT=yes)"
+    if [ -z "${DATA_ONLY:-}" ]; then make train_foxcu ${launch:+USE_MPI=1 USE_NCCL=1}; fi
+    shards train "$tokens" "$train_data" --columns "$columns" ${REPEAT:+--at-most}
+    shards heldout 32Mi $data
+    if [ -n "${DATA_ONLY:-}" ]; then exit; fi
+else
+    there=$(plan ./train_foxcu --data "${train_data}_train_*.bin" "$@" | sed -n 's/^data  *//p')
+    case $there in
+    '') exit 1 ;; # after the trainer's message
+    "cannot be used: "*) die "--data ${there#cannot be used: }; DATA_ONLY=yes scripts/longcrawl64.sh writes it" ;;
+    *" reads them "*) [ -n "${REPEAT:-}" ] || die "--data ${train_data}_train_*.bin: $there; write more, or set REPEAT=yes" ;;
+    esac
+fi
+
+# mpirun refuses root otherwise, which containers run as.
+[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+exec $launch ./train_foxcu --model "$model" ${RECIPE:+--recipe "$RECIPE"} --data "${train_data}_train_*.bin" \
+    --val-data "${data}_val_*.bin" $shuffle --micro-batch "${MICRO_BATCH:-$micro_batch}" --val-every 250 --val-tokens 8Mi \
+    --save-every 250 --log-every 10 --json-escape --out "$out" --resume "$@"

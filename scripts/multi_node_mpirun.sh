@@ -4,10 +4,13 @@
 #
 #     HOSTS=node1:8,node2:8 IFNAME=eth0 scripts/multi_node_mpirun.sh
 #
+# MODEL and RECIPE are those of longcrawl64.sh: RECIPE=iclr takes three times the tokens, FLOP and hours.
+#
 #   hosts    each with its number of GPUs. This host can log in to all of them through ssh without a
 #            password. The repository, with out/, is at the same path on all, on a file system that they share
 #   build    once, on one of them: make train_foxcu USE_MPI=1 USE_NCCL=1
-#   data     16.1 G tokens, made once beforehand as in data/README.md: more than the default copy of LongCrawl64 has
+#   data     16.1 G tokens, made once beforehand by MODEL=fox-pro-760m DATA_ONLY=yes scripts/longcrawl64.sh, which says what
+#            to do where the default copy of LongCrawl64 has less. Fewer tokens are refused, unless REPEAT=yes
 #   compute  1.32e20 FLOP in total: 30,720 steps of 524,288 tokens, 32 sequences, two a GPU on 16 GPUs
 #   time     0.56 s a step on 16 H200s at 58,749 tokens/s each, nothing pruned: 4.9 hours in total at 98% of that; 3.6
 #            with gates spread over all lengths, 2.5 while they are as they begin (./train_fox --dry-run --gpu H200
@@ -27,9 +30,7 @@
 # saves and leaves with exit code 75. SIGTERM and Ctrl-C leave no time to save: mpirun kills the ranks after a
 # second.
 set -eu
-model=${MODEL:-fox-pro-760m}
 hosts=${HOSTS:?set HOSTS to the hosts and their numbers of GPUs, as in HOSTS=node1:8,node2:8}
-data=data/longcrawl64
 
 ranks=0
 for host in $(echo "$hosts" | tr , ' '); do
@@ -43,16 +44,11 @@ for host in $(echo "$hosts" | tr , ' '); do
     ranks=$((ranks + gpus))
 done
 
-# mpirun refuses root otherwise, which containers run as.
-[ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-
 # --bind-to none: mpirun would bind a rank to one core. -q: without mpirun's banner after an error or exit
-# code 75. exec: this process becomes mpirun, which passes SIGUSR1 on to the ranks.
-# oob_tcp_keepalive_time: mpirun notices a host that is gone after 10 seconds, not 300.
-exec mpirun -np "$ranks" --host "$hosts" --bind-to none -q --mca pml ob1 --mca btl tcp,self \
-    --mca oob_tcp_keepalive_time 10 \
-    ${IFNAME:+--mca btl_tcp_if_include "$IFNAME" --mca oob_tcp_if_include "$IFNAME"} \
-    ${IFNAME:+-x NCCL_SOCKET_IFNAME="$IFNAME"} \
-    ./train_foxcu --model "$model" --data "${data}_train_*.bin" --val-data "${data}_val_*.bin" \
-    --micro-batch "${MICRO_BATCH:-1}" --val-every 250 --val-tokens 8Mi --save-every 250 --log-every 10 \
-    --json-escape --out "out/$model" --resume "$@"
+# code 75. oob_tcp_keepalive_time: mpirun notices a host that is gone after 10 seconds, not 300.
+LAUNCH="mpirun -np $ranks --host $hosts --bind-to none -q --mca pml ob1 --mca btl tcp,self
+    --mca oob_tcp_keepalive_time 10
+    ${IFNAME:+--mca btl_tcp_if_include $IFNAME --mca oob_tcp_if_include $IFNAME -x NCCL_SOCKET_IFNAME=$IFNAME}"
+MODEL=${MODEL:-fox-pro-760m} PREPARED=yes
+export LAUNCH MODEL PREPARED
+exec "${0%/*}/longcrawl64.sh" "$@" # which becomes mpirun, which passes SIGUSR1 on to the ranks

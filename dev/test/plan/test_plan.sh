@@ -96,6 +96,11 @@ recipe() { # FILE HOURS OPTIONS...
 recipe longcrawl64.sh 2.9 fox-pro-125m --gpu H100 --micro-batch 2
 recipe multi_gpu.sh 76.2 fox-pro-760m --gpu H200
 recipe multi_gpu.sh 9.7 fox-pro-760m --gpu H200 --ranks 8
+for row in "2.8 fox-pro-125m --recipe submission" "20.2 fox-pro-360m" "76.6 fox-pro-760m" "9.8 fox-pro-760m --ranks 8" \
+    "76.5 fox-pro-760m --recipe submission" "9.8 fox-pro-760m --recipe submission --ranks 8" \
+    "229.6 fox-pro-760m --recipe iclr" "29.3 fox-pro-760m --recipe iclr --ranks 8"; do
+    recipe longcrawl64.sh $row --gpu H100
+done
 for script in multi_node_mpirun.sh slurm.sbatch; do recipe $script 4.9 fox-pro-760m --gpu H200 --ranks 16; done
 
 # names of GPUs

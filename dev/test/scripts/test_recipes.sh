@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The recipes on LongCrawl64, with programs that write down their arguments: the trainer has all options that they give,
-# the data gets its tokenizer, and the checkpoints are told that the text is escaped.
+# the data gets its tokenizer, the checkpoints are told that the text is escaped, and what the source does not have is
+# refused before anything begins.
 cd "$(dirname "$0")/../../.." || exit 1
 root=$PWD scratch=$PWD/build/test/recipes
 rm -rf "$scratch"
@@ -9,15 +10,30 @@ mkdir -p "$scratch/bin" "$scratch/data"
 trainer=${TRAIN_FOX:-./train_fox}
 [ -x "$trainer" ] || { fail "$trainer is not built"; report; }
 
-# program PATH: writes its arguments to PATH.log, a line a call
-program() { printf '#!/bin/sh\necho "$*" >>"%s.log"\n' "$scratch/$1" >"$scratch/$1" && chmod +x "$scratch/$1"; }
-for name in bin/make bin/mpirun bin/srun bin/nvidia-smi train_foxcu data/longcrawl64; do program $name; done
+# program PATH [COMMAND]: writes its arguments to PATH.log, a line a call, but for --dry-run, which runs the command
+program() {
+    printf '#!/bin/sh\ncase "$*" in *--dry-run*) %s ;; esac\necho "$*" >>"%s.log"\n' "${2:+exec $2 \"\$@\"}" "$scratch/$1" >"$scratch/$1"
+    chmod +x "$scratch/$1"
+}
+for name in bin/make bin/mpirun bin/srun bin/nvidia-smi; do program $name; done
+program train_fox "$(realpath "$trainer")"
+program train_foxcu "$(realpath "$trainer")"
+program data/longcrawl64 "$root/data/longcrawl64"
 export PATH=$scratch/bin:$PATH
+mkdir "$scratch/scripts"
+cp scripts/*.sh scripts/slurm.sbatch "$scratch/scripts"
+
+# clean: no program was called
+clean() { rm -f "$scratch"/*.log "$scratch"/*/*.log; }
+# script VARIABLES... FILE ARGUMENTS...: runs a script
+script() { env -C "$scratch" "$@"; }
+# called PROGRAM TEXT: its only call has the text
+called() { equals "1 of 1" "$(grep -c -e "$2" "$scratch/$1.log") of $(wc -l <"$scratch/$1.log")"; }
 
 # recipe FILE PROGRAM: the program was called with options of the trainer
 recipe() {
-    rm -f "$scratch"/*.log "$scratch"/*/*.log
-    check "$1" env -C "$scratch" GPUS=2 HOSTS=one:2 bash "$root/scripts/$1" --seed 7 --log-every 3
+    clean
+    check "$1" script GPUS=2 HOSTS=one:2 SOURCE=/copy bash "scripts/$1" --seed 7 --log-every 3
     check "$2 was called" test -s "$scratch/$2.log"
     options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/$2.log")
     set -f
@@ -35,17 +51,83 @@ tokenized() {
 check "the vocabulary" test -s dev/test/fixtures/gpt2/vocab.bpe
 recipe longcrawl64.sh train_foxcu
 tokenized 2
-rm -f "$scratch"/*.log "$scratch"/*/*.log
-dies "the default copy of LongCrawl64 has 10 Gi" env -C "$scratch" MODEL=fox-pro-760m sh "$root/scripts/longcrawl64.sh"
-check "nothing was begun" test ! -e "$scratch/bin/make.log"
-check "with SOURCE" env -C "$scratch" MODEL=fox-pro-760m SOURCE=/copy sh "$root/scripts/longcrawl64.sh"
-equals 2 "$(grep -c -- '--source /copy' "$scratch/data/longcrawl64.log")"
 recipe multi_gpu.sh bin/mpirun
 tokenized 2
-recipe multi_node_mpirun.sh bin/mpirun
-recipe slurm.sbatch bin/srun
+called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-760m .*--micro-batch 1 "
+
+# Each published recipe: MODEL, RECIPE, tokens of train
+while read -r model name tokens; do
+    clean
+    check "$model $name" script MODEL="$model" RECIPE="$name" RANKS=2 SOURCE=/copy scripts/longcrawl64.sh
+    called bin/mpirun "--model $model --recipe $name --data .* --out out/$model-$name "
+    equals 1 "$(grep -c -e "--split train --tokens $tokens .*--source /copy --columns 16384" "$scratch/data/longcrawl64.log")"
+done <<'END'
+fox-pro-125m analysis 2684354560
+fox-pro-125m submission 2600000000
+transformer-pro-360m analysis 7516192768
+fox-llama-760m analysis 16106127360
+fox-pro-760m submission 16106127360
+mamba2-760m iclr 48318382080
+transformer-llama-760m iclr 48318382080
+END
+clean
+dies "--recipe iclr: has no row for fox-pro-125m" script RECIPE=iclr scripts/longcrawl64.sh
+check "arguments win" script scripts/longcrawl64.sh --max-tokens 1e9
+equals 1 "$(grep -c -e "--split train --tokens 1000000000 " "$scratch/data/longcrawl64.log")"
+
+# What the default copy does not have is refused before anything is downloaded or the GPU trainer is built.
+refused() { # MESSAGE VARIABLES...
+    clean
+    dies "$1" script "${@:2}" scripts/longcrawl64.sh
+    equals "train_fox data/longcrawl64" "$(cat "$scratch/bin/make.log")"
+    check "nothing was begun" test ! -e "$scratch/data/longcrawl64.log"
+}
+if [ -x data/longcrawl64 ]; then
+    refused "error: MODEL=fox-pro-760m: --tokens 16106127360: 983040 documents of 16384 tokens, 1.5 times the 655360 that the default source has of train (10 Gi tokens, 40 Gi with --columns 65536)" \
+        MODEL=fox-pro-760m
+    refused "MODEL=fox-pro-760m RECIPE=iclr: --tokens 48318382080: 2949120 documents of 16384 tokens, 4.5 times" \
+        MODEL=fox-pro-760m RECIPE=iclr
+    refused "737280 documents of 65536 tokens, 1.125 times" MODEL=fox-pro-760m RECIPE=iclr COLUMNS=65536
+    dies "1.125 times" script MODEL=fox-pro-760m RECIPE=iclr COLUMNS=65536 scripts/longcrawl64.sh
+    said "not as published, where tokens 0 to 16383 of each document are read alone, in order"
+    clean
+    check "REPEAT" script MODEL=fox-pro-760m REPEAT=yes scripts/longcrawl64.sh
+    equals 1 "$(grep -c -e "--columns 16384 --at-most" "$scratch/data/longcrawl64.log")"
+    clean
+    check "COLUMNS" script MODEL=fox-pro-760m COLUMNS=65536 scripts/longcrawl64.sh
+    called train_foxcu "--data data/longcrawl64_65536_train_\*.bin --val-data data/longcrawl64_val_\*.bin --shuffle "
+    check "SOURCE" script MODEL=fox-pro-760m SOURCE=/copy scripts/longcrawl64.sh
+else
+    skip "data/longcrawl64 is not built"
+fi
+dies "COLUMNS=100: tokens of each document, 16384 as published" script COLUMNS=100 scripts/longcrawl64.sh
+clean
+check "DATA_ONLY" script DATA_ONLY=yes scripts/longcrawl64.sh
+check "no training" test ! -e "$scratch/train_foxcu.log"
+tokenized 2
+
+# Where data is made beforehand, it must be there and be enough.
+for pair in multi_node_mpirun.sh:bin/mpirun slurm.sbatch:bin/srun; do
+    file=${pair%:*} program=${pair#*:}
+    clean
+    dies "--data 'data/longcrawl64_train_*.bin': no file matches; DATA_ONLY=yes scripts/longcrawl64.sh writes it" \
+        script HOSTS=one:2 bash scripts/$file
+done
+cat llmc/*/*.h llmc/*/*/*.h >"$scratch/text"
+check "a document" data/text_to_shards --tokenizer gpt2 --vocab dev/test/fixtures/gpt2/vocab.bpe --doc-len 16384 \
+    --out "$scratch/data/longcrawl64" "$scratch/text"
+for pair in multi_node_mpirun.sh:bin/mpirun slurm.sbatch:bin/srun; do
+    file=${pair%:*} program=${pair#*:}
+    clean
+    dies "the training reads them" script HOSTS=one:2 bash scripts/$file
+    said "write more, or set REPEAT=yes" stderr
+    check "nothing was begun" test ! -e "$scratch/$program.log"
+    REPEAT=yes recipe $file $program
+    called $program "--model fox-pro-760m "
+done
+rm "$scratch/data/"*.bin
+
 # what follows the training is of the folder that was trained in
-mkdir "$scratch/scripts"
 program scripts/check.sh
 touch "$scratch/data/linux_train_000000.bin"
 for out in "--out other" --out=other; do
