@@ -16,8 +16,8 @@
 #
 #   model    fox-pro-nano, 1.15 M parameters without the input embedding, byte vocabulary
 #   data     1 Mi tokens of 16 MB of headers: less than an epoch
-#   compute  13.2 MFLOP per token at 2048, 1.39e13 FLOP in total, 19.5 and 2.05e13 at 4096: 128 steps of 8,192 tokens, 2.6 or
-#            3.8 minutes on two cores
+#   compute  13.2 MFLOP per token at 2048, 1.39e13 FLOP in total, 19.5 and 2.05e13 at 4096: 128 steps of 8,192 tokens, by
+#            --dry-run 2.6 and 3.8 minutes on two cores
 #   memory   290 MiB
 #
 # MODEL=transformer-llama-360m, or another preset, trains that model on the same batches. NAME names the shards,

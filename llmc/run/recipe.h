@@ -78,7 +78,7 @@ static inline void recipe_put_data(FILE* list, int* count, const Options* o, con
     const bool beyond = o->shuffle || (double)o->max_tokens > first_columns;
     snprintf(text, sizeof text, "%lld", columns > 1 && beyond ? (long long)columns : 1LL);
     recipe_put(list, count, "sequences of a document", text, "1");
-    snprintf(text, sizeof text, "%.3g", recipe_epochs(o, data));
+    snprintf(text, sizeof text, "%.4g", recipe_epochs(o, data));
     recipe_put(list, count, "epochs", text, "1");
 }
 

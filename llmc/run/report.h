@@ -37,7 +37,7 @@ static inline void run_print_data(const Options* o, const DataLoader* data) {
     const double epochs = recipe_epochs(o, data);
     printf("data               %15lld tokens in %lld sequences",
            (long long)(dataloader_sequences(data) * o->seq_len), (long long)dataloader_sequences(data));
-    if (epochs > 1) printf(": the training reads them %.3g times", epochs);
+    if (epochs > 1) printf(": the training reads them %.4g times", epochs);
     printf("\n");
 }
 
@@ -119,7 +119,7 @@ static inline void run_print_start(const Run* run, const DataLoader* data, int64
     const double epochs = recipe_epochs(o, data);
     if (recipe) printf("recipe: %s\n", recipe);
     if (epochs > 1)
-        printf("the data has %lld tokens, which this training reads %.3g times\n",
+        printf("the data has %lld tokens, which this training reads %.4g times\n",
                (long long)(sequences * o->seq_len), epochs);
     free(recipe);
     if (run->world->size > 1)
