@@ -94,8 +94,8 @@ recipe() { # FILE HOURS OPTIONS...
     check "$1 says $2 hours" grep -qE "[^0-9.]$2 hours" "scripts/$1"
 }
 recipe longcrawl64.sh 2.9 fox-pro-125m --gpu H100 --micro-batch 2
-recipe multi_gpu.sh 76.2 fox-pro-760m --gpu H200
-recipe multi_gpu.sh 9.7 fox-pro-760m --gpu H200 --ranks 8
+recipe longcrawl64.sh 76.2 fox-pro-760m --gpu H200
+recipe longcrawl64.sh 9.7 fox-pro-760m --gpu H200 --ranks 8
 for row in "2.8 fox-pro-125m --recipe submission" "20.2 fox-pro-360m" "76.6 fox-pro-760m" "9.8 fox-pro-760m --ranks 8" \
     "76.5 fox-pro-760m --recipe submission" "9.8 fox-pro-760m --recipe submission --ranks 8" \
     "229.6 fox-pro-760m --recipe iclr" "29.3 fox-pro-760m --recipe iclr --ranks 8"; do

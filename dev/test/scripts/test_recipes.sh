@@ -33,7 +33,7 @@ called() { equals "1 of 1" "$(grep -c -e "$2" "$scratch/$1.log") of $(wc -l <"$s
 # recipe FILE PROGRAM: the program was called with options of the trainer
 recipe() {
     clean
-    check "$1" script GPUS=2 HOSTS=one:2 SOURCE=/copy bash "scripts/$1" --seed 7 --log-every 3
+    check "$1" script HOSTS=one:2 SOURCE=/copy bash "scripts/$1" --seed 7 --log-every 3
     check "$2 was called" test -s "$scratch/$2.log"
     options=$(sed -n 's/.*\(--model .*\)/\1/p' "$scratch/$2.log")
     set -f
@@ -51,9 +51,9 @@ tokenized() {
 check "the vocabulary" test -s dev/test/fixtures/gpt2/vocab.bpe
 recipe longcrawl64.sh train_foxcu
 tokenized 2
-recipe multi_gpu.sh bin/mpirun
+RANKS=2 recipe longcrawl64.sh bin/mpirun
 tokenized 2
-called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-760m .*--micro-batch 1 "
+called bin/mpirun "^-np 2 --bind-to none -q ./train_foxcu --model fox-pro-125m .*--micro-batch 1 "
 
 # Each published recipe: MODEL, RECIPE, tokens of train
 while read -r model name tokens; do

@@ -47,7 +47,6 @@ scripts/quickstart.sh        here
 scripts/gpu_quickstart.sh    here
 scripts/longcrawl64.sh       in dev/test/scripts/test_recipes.sh
 scripts/short_context.sh     in dev/test/scripts/test_short_context.sh
-scripts/multi_gpu.sh         in dev/test/scripts/test_recipes.sh
 scripts/multi_node_mpirun.sh in dev/test/scripts/test_recipes.sh
 scripts/slurm.sbatch         in dev/test/scripts/test_recipes.sh
 scripts/sweep.sh             in dev/test/scripts/test_sweep.sh
