@@ -66,6 +66,12 @@ scripts/eval/needle.py       run python3 scripts/eval/needle.py --help
 scripts/eval/needle_text.py  run python3 scripts/eval/needle_text.py --help
 scripts/eval/positions.py    run python3 scripts/eval/positions.py --help
 scripts/eval/results.py      run python3 scripts/eval/results.py --help
+scripts/eval/samples.py      in scripts/eval/needle.py
+scripts/eval/all.sh          in dev/test/tasks/test_all.sh
+scripts/eval/tasks/ruler.py  in dev/test/tasks/test_tasks.py
+scripts/eval/tasks/ruler_prompts.py in dev/test/tasks/test_ruler.py
+scripts/eval/tasks/keys.py   in dev/test/tasks/test_keys.py
+scripts/eval/tasks/zero_shot.py in dev/test/tasks/test_zero_shot.py
 scripts/hf/to_llama.py       run python3 scripts/hf/to_llama.py --help
 data/corpus.sh               run data/corpus.sh $scratch/corpus
 data/source_corpus.sh        run sh -n data/source_corpus.sh
@@ -172,7 +178,7 @@ esac'
 
 targets=$(make -s help | awk '/^Variables/ { exit } /^  / { print $1 }')
 there=$(printf '%s\n' $targets
-    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/fuzz/*.sh |
+    ls scripts/*.sh scripts/*.sbatch scripts/*.py scripts/*/*.sh scripts/*/*.py scripts/*/*/*.py data/*.sh dev/*.sh dev/*.py dev/*/*.py dev/fuzz/*.sh |
         grep -v '^dev/test/')
 rows=$(awk 'NF { print $1 }' <<<"$table")
 equals "rows that are missing, or of nothing: " \

@@ -36,6 +36,8 @@ from fox import Error, add_model_options, run  # noqa: E402
 from samples import Samples, add_sample_options, finish, numbers, training_length  # noqa: E402
 
 SPACE = 128  # tokens of text behind each stale copy
+
+
 class HeldOut:
     """Tokens of shards, in pieces from random places."""
 
