@@ -4,8 +4,10 @@ Converts text files to data shards.
     data/text_to_shards --tokenizer byte --val-fraction 0.05 --out data/books books/
 
 Without --doc-len the shards are a token stream: each file is a document, preceded by an end-of-text token.
-With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. The output
-depends only on the options and on the names and contents of the files.
+With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With
+--document folder this holds for each PATH that is a folder in place of each file: its files follow one another,
+each behind a line with its name, as head(1) prints them. The output depends only on the options and on the
+names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
 
@@ -31,6 +33,8 @@ typedef struct {
     int64_t doc_len, seed, shard_tokens;
     double val_fraction;
     bool json_escape, binary, version, help;
+    bool folders; // --document folder
+    const char* document;
     char** paths;
     int num_paths;
 } Options;
@@ -46,6 +50,11 @@ static const CliRow option_rows[] = {
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
+    {CLI_TEXT, "document", "file|folder", offsetof(Options, document), 0, 0, 0,
+     "folder: all files of a PATH that is a folder are one text, in place of one each, for --doc-len, for "
+     "the "
+     "end-of-text token and for --val-fraction; before each file stands the line '==> NAME <==', after an "
+     "empty line [file]"},
     {CLI_REAL, "val-fraction", "F", offsetof(Options, val_fraction), 0, 0, 1,
      "fraction of the files in the validation split, at least one file; selected by a hash of the seed and "
      "the file's name, so adding or removing other files does not move a file"},
@@ -75,6 +84,9 @@ static void print_help(void) {
     printf("\nCounts take suffixes: 16Ki, 2.5M, 1e9.\n");
 }
 
+// What a document is made of, for messages.
+static const char* unit(const Options* o) { return o->folders ? "folder" : "file"; }
+
 static Options parse_options(int argc, char** argv) {
     Options o;
     Error err;
@@ -94,6 +106,9 @@ static Options parse_options(int argc, char** argv) {
     if (!gpt2 && strcmp(o.tokenizer, "byte") != 0) die("--tokenizer %s: must be byte or gpt2", o.tokenizer);
     if (gpt2 && !o.vocab) die("--vocab is missing: --tokenizer gpt2 needs GPT-2's vocab.bpe");
     if (!gpt2 && o.vocab) die("--vocab requires --tokenizer gpt2");
+    o.folders = o.document && strcmp(o.document, "folder") == 0;
+    if (o.document && !o.folders && strcmp(o.document, "file") != 0)
+        die("--document %s: must be file or folder", o.document);
     if (o.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
     if (!o.out) die("--out is missing: the path prefix of the shards");
     size_t n = strlen(o.out);
@@ -111,8 +126,10 @@ typedef struct {
     ino_t inode;
     int64_t bytes;
     struct timespec modified;
-    double draw;   // uniform in [0, 1), from the seed and the name
-    int64_t index; // position in the order of the output
+    double draw;      // uniform in [0, 1), from the seed and the document's name
+    int64_t index;    // position in the order of the output
+    int64_t document; // index of the document's first file
+    size_t name;      // where in path the name starts that is written before the file; 0: none is
     bool val;
 } InputFile;
 
@@ -122,22 +139,29 @@ typedef struct {
     int64_t count, bytes;
     int64_t empty, hidden, special, repeated, shards; // skipped
     uint64_t seed;
+    const char* folder;   // the PATH whose files are one document; NULL: each file is one
+    int64_t folder_start; // its first file
 } InputFiles;
 
-// Adds a file. `name`, which determines the split, is its path relative to the folder on the command line.
+// Adds a file. `name` is its path relative to the folder on the command line. It determines the split, unless the
+// folder is the document.
 static void add_file(InputFiles* files, const char* path, const char* name, const struct stat* st) {
+    const char* document = files->folder ? files->folder : name;
     if (st->st_size == 0) {
         files->empty++;
         return;
     }
     files->data = xgrow(files->data, (size_t)files->count, &files->capacity, sizeof *files->data);
-    files->data[files->count] = (InputFile){.path = xstrdup(path),
-                                            .device = st->st_dev,
-                                            .inode = st->st_ino,
-                                            .bytes = st->st_size,
-                                            .modified = st->st_mtim,
-                                            .draw = random_uniform(files->seed, fnv1a(FNV1A_BASIS, name), 0),
-                                            .index = files->count};
+    files->data[files->count] =
+        (InputFile){.path = xstrdup(path),
+                    .device = st->st_dev,
+                    .inode = st->st_ino,
+                    .bytes = st->st_size,
+                    .modified = st->st_mtim,
+                    .draw = random_uniform(files->seed, fnv1a(FNV1A_BASIS, document), 0),
+                    .index = files->count,
+                    .document = files->folder ? files->folder_start : files->count,
+                    .name = files->folder ? (size_t)(name - path) : 0};
     files->count++;
 }
 
@@ -180,7 +204,7 @@ static void add_folder(InputFiles* files, char* path, const char* name) {
 }
 
 // Adds what the user has named: a file or a folder, or a symbolic link to one.
-static void add_path(InputFiles* files, const char* given) {
+static void add_path(InputFiles* files, const char* given, bool folders) {
     char path[PATH_LENGTH];
     struct stat st;
     if (stat(given, &st) != 0) die("%s: cannot read: %s", given, strerror(errno));
@@ -190,13 +214,16 @@ static void add_path(InputFiles* files, const char* given) {
         size_t n = strlen(given);
         if (n >= sizeof path) die("%s: path is too long", given);
         memcpy(path, given, n + 1);
+        files->folder = folders ? given : NULL;
+        files->folder_start = files->count;
         add_folder(files, path, path + n + (given[n - 1] != '/'));
+        files->folder = NULL;
     } else {
         die("%s: neither a file nor a folder", given);
     }
 }
 
-static void add_list(InputFiles* files, const char* list) {
+static void add_list(InputFiles* files, const char* list, bool folders) {
     bool standard_input = strcmp(list, "-") == 0;
     FILE* f = standard_input ? stdin : fopen(list, "r");
     if (!f) die("--list %s: cannot open: %s", list, strerror(errno));
@@ -205,9 +232,9 @@ static void add_list(InputFiles* files, const char* list) {
     bool zeros = false; // paths end with zero bytes, not with lines
     for (ssize_t n; (n = getdelim(&text, &capacity, '\0', f)) > 0;) {
         zeros = zeros || text[n - 1] == '\0';
-        if (zeros && *text) add_path(files, text);
+        if (zeros && *text) add_path(files, text, folders);
         for (char *rest = text, *path; !zeros && (path = strsep(&rest, "\n")) != NULL;)
-            if (*path) add_path(files, path);
+            if (*path) add_path(files, path, folders);
     }
     if (ferror(f)) die("--list %s: cannot read: %s", list, strerror(errno));
     free(text);
@@ -242,32 +269,33 @@ static void drop_repeated(InputFiles* files) {
     qsort(files->data, (size_t)files->count, sizeof *files->data, by_index);
 }
 
-// Selects the files of the validation split: those with a draw below the fraction. The lowest draw is always
+// Selects the documents of the validation split: those with a draw below the fraction. The lowest draw is always
 // in it, the highest never.
-static void choose_split(InputFiles* files, double fraction) {
-    if (fraction <= 0) return;
-    if (files->count < 2)
-        die("--val-fraction: there is only one file, and a file cannot be in both splits; divide it or omit "
-            "this option");
-    int64_t lowest = 0, highest = 0;
-    for (int64_t i = 0; i < files->count; i++) {
-        files->data[i].val = files->data[i].draw < fraction;
-        if (files->data[i].draw < files->data[lowest].draw) lowest = i;
-        if (files->data[i].draw >= files->data[highest].draw) highest = i; // >=: never the same as lowest
+static void choose_split(InputFiles* files, const Options* o) {
+    if (o->val_fraction <= 0) return;
+    InputFile *lowest = files->data, *highest = files->data;
+    for (InputFile* f = files->data; f < files->data + files->count; f++) {
+        if (f->draw < lowest->draw) lowest = f;
+        if (f->draw >= highest->draw) highest = f; // >=: never the same document as lowest, if there are two
     }
-    files->data[highest].val = false;
-    files->data[lowest].val = true;
+    if (lowest->document == highest->document)
+        die("--val-fraction: there is only one %s, and a %s cannot be in both splits; divide it or omit this "
+            "option",
+            unit(o), unit(o));
+    const int64_t first = lowest->document, last = highest->document; // draws of several may be equal
+    for (InputFile* f = files->data; f < files->data + files->count; f++)
+        f->val = f->document == first || (f->document != last && f->draw < o->val_fraction);
 }
 
 static InputFiles find_files(const Options* o) {
     InputFiles files = {.seed = (uint64_t)o->seed};
-    for (int i = 0; i < o->num_paths; i++) add_path(&files, o->paths[i]);
-    if (o->list) add_list(&files, o->list);
+    for (int i = 0; i < o->num_paths; i++) add_path(&files, o->paths[i], o->folders);
+    if (o->list) add_list(&files, o->list, o->folders);
     if (files.count == 0)
         die("no input: found only %lld empty, %lld hidden and %lld special files", (long long)files.empty,
             (long long)files.hidden, (long long)files.special);
     drop_repeated(&files);
-    choose_split(&files, o->val_fraction);
+    choose_split(&files, o);
     for (int64_t i = 0; i < files.count; i++) files.bytes += files.data[i].bytes;
     return files;
 }
@@ -336,7 +364,7 @@ enum {
 };
 
 typedef struct {
-    int64_t files, bytes, tokens, dropped;
+    int64_t documents, bytes, tokens, dropped; // documents: before --doc-len divides them
 } Counts;
 
 typedef struct {
@@ -347,7 +375,8 @@ typedef struct {
     ByteBuffer text, escaped; // bytes read but not encoded yet; the JSON-escaped form of a piece
     TokenBuffer tokens;       // encoded but not written yet
     Progress progress;
-    int64_t bytes; // read so far
+    int64_t bytes;             // read so far
+    const InputFile* previous; // the file before; NULL: none
 } Job;
 
 // Encodes job->text[0 .. bytes-1] and writes the tokens; with --doc-len, only complete documents.
@@ -383,15 +412,37 @@ static bool check_unchanged(int fd, const InputFile* file, int64_t bytes, Error*
         file->path, (long long)file->bytes, (long long)bytes);
 }
 
+// Drops what remains of the document in progress.
+static void end_document(Job* job) {
+    if (job->previous) job->counts[job->previous->val].dropped += job->tokens.count;
+    job->tokens.count = 0;
+}
+
+// Ends the previous document if this file starts another. The file's name goes to job->text.
+static void start_file(Job* job, const InputFile* file) {
+    const bool starts = !job->previous || job->previous->document != file->document;
+    if (starts) {
+        end_document(job);
+        job->counts[file->val].documents++;
+        if (!job->options->doc_len) {
+            *token_buffer_reserve(&job->tokens, 1) = job->tokenizer.end_of_text;
+            job->tokens.count = 1;
+        }
+    }
+    job->previous = file;
+    job->text.count = 0;
+    if (file->name) {
+        char line[PATH_LENGTH + 16];
+        const int n =
+            snprintf(line, sizeof line, "%s==> %s <==\n", starts ? "" : "\n", file->path + file->name);
+        memcpy(byte_buffer_reserve(&job->text, (size_t)n), line, (size_t)n);
+        job->text.count = (size_t)n;
+    }
+}
+
 static bool encode_file(Job* job, int fd, const InputFile* file, Error* err) {
     int64_t bytes = 0;
-    Counts* counts = &job->counts[file->val];
-    job->text.count = 0;
-    job->tokens.count = 0;
-    if (!job->options->doc_len) {
-        *token_buffer_reserve(&job->tokens, 1) = job->tokenizer.end_of_text;
-        job->tokens.count = 1;
-    }
+    start_file(job, file);
     for (;;) {
         size_t before = job->text.count;
         ssize_t got = read(fd, byte_buffer_reserve(&job->text, PIECE), PIECE);
@@ -411,14 +462,11 @@ static bool encode_file(Job* job, int fd, const InputFile* file, Error* err) {
                 err,
                 "%s: has a word of more than %d MiB at byte %lld, which must be encoded as a whole: is "
                 "it text? divide it, or use --tokenizer byte",
-                file->path, LONGEST >> 20, (long long)(bytes - (int64_t)all));
+                file->path, LONGEST >> 20, (long long)(bytes > (int64_t)all ? bytes - (int64_t)all : 0));
         if ((cut || !got) && !encode_piece(job, cut, file->val, err)) return false;
         if (!got) break;
     }
-    if (!check_unchanged(fd, file, bytes, err)) return false;
-    counts->files++;
-    counts->dropped += job->tokens.count;
-    return true;
+    return check_unchanged(fd, file, bytes, err);
 }
 
 static bool encode_all(Job* job, const InputFiles* files, Error* err) {
@@ -429,13 +477,13 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
         close(fd);
         if (!ok) return false;
     }
+    end_document(job);
     for (int split = 0; split < 2; split++) {
         if (!shard_writer_close(&job->writers[split], err)) return false;
         job->counts[split].tokens = job->writers[split].total;
-        if (job->counts[split].files > 0 && job->counts[split].tokens == 0)
-            return fail(err,
-                        "the %s split has no document: none of its files has %lld tokens; lower --doc-len",
-                        shard_splits[split], (long long)job->options->doc_len);
+        if (job->counts[split].documents > 0 && job->counts[split].tokens == 0)
+            return fail(err, "the %s split has no document: none of its %ss has %lld tokens; lower --doc-len",
+                        shard_splits[split], unit(job->options), (long long)job->options->doc_len);
     }
     return tokenizer_file_write(job->options->out, shard_splits[SHARD_TRAIN], &job->tokenizer, err) &&
            shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
@@ -448,19 +496,19 @@ static void print_summary(const Job* job, const InputFiles* files) {
     const Counts *train = &job->counts[SHARD_TRAIN], *val = &job->counts[SHARD_VAL];
     int64_t dropped = train->dropped + val->dropped, bytes = train->bytes + val->bytes;
     int64_t tokens = train->tokens + val->tokens, D = job->options->doc_len;
-    int64_t ends = D ? 0 : train->files + val->files; // end-of-text tokens
+    int64_t ends = D ? 0 : train->documents + val->documents; // end-of-text tokens
     printf("%lld tokens of %lld bytes, %.3f bytes/token", (long long)tokens, (long long)bytes,
            (double)bytes / (double)(tokens + dropped - ends));
     for (int split = 0; split < 2; split++) {
         const Counts* c = &job->counts[split];
-        int64_t documents = D ? c->tokens / D : c->files, shards = job->writers[split].index;
+        int64_t documents = D ? c->tokens / D : c->documents, shards = job->writers[split].index;
         if (split == SHARD_VAL && documents == 0) continue;
         printf("; %s: %lld document%s, %lld tokens, %lld shard%s", shard_splits[split], (long long)documents,
                documents == 1 ? "" : "s", (long long)c->tokens, (long long)shards, shards == 1 ? "" : "s");
     }
     if (dropped)
-        printf("; dropped %lld tokens (%.1f%%) at the ends of files", (long long)dropped,
-               100.0 * (double)dropped / (double)(tokens + dropped));
+        printf("; dropped %lld tokens (%.1f%%) at the ends of %ss", (long long)dropped,
+               100.0 * (double)dropped / (double)(tokens + dropped), unit(job->options));
     if (files->empty + files->hidden + files->special + files->repeated)
         printf("; skipped: %lld empty, %lld hidden, %lld special, %lld repeated", (long long)files->empty,
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# data/text_to_shards --document folder: a folder's files are one document, each behind a line with its name
+cd "$(dirname "$0")/../../.." || exit 1
+scratch=build/test/folders
+rm -rf $scratch
+mkdir -p $scratch/in/b/deep $scratch/two/a $scratch/two/b
+. dev/test/check.sh
+in=$scratch/in
+printf first >$in/a
+printf 'third\n' >$in/c
+printf capital >$in/b/B
+printf deep >$in/b/deep/x
+printf hidden >$in/.hidden
+printf named >$scratch/own
+folders() { data/text_to_shards --tokenizer byte --document folder --out $scratch/f "$@"; }
+
+# holds TEXT: of the train split, in which @ stands for the end-of-text token
+holds() {
+    equals "$1" "$(tail -c +1025 $scratch/f_train_000000.bin | python3 -c '
+import struct, sys
+data = sys.stdin.buffer.read()
+print("".join("@" if id == 256 else chr(id) for id in struct.unpack(f"<{len(data) // 2}H", data)))')"
+}
+
+# files that are named, and links of files that were read already, are as ever
+check "streams" folders $in/b/ $in $scratch/own
+said "train: 3 documents, 77 tokens"
+said "2 repeated"
+holds "$(printf '@==> B <==\ncapital\n==> deep/x <==\ndeep@==> a <==\nfirst\n==> c <==\nthird\n@named')"
+check "by --list" folders --list <(printf '%s\n' $in/b) $in/c
+holds "$(printf '@third\n@==> B <==\ncapital\n==> deep/x <==\ndeep')"
+
+# a document of --doc-len extends over files; the rest of each folder is dropped
+check "documents" folders --doc-len 15 $in/b $in/c $in
+said "train: 3 documents, 45 tokens, 1 shard; dropped 13 tokens (22.4%) at the ends of folders"
+holds "$(printf '==> B <==\ncapital\n==> deep/x <==> a <==\nfirst')"
+
+# a split has whole folders
+for i in 1 2 3 4 5; do
+    for folder in a b; do printf '%s' $folder$folder$folder >$scratch/two/$folder/$i; done
+done
+check "splits" folders --val-fraction 0.5 $scratch/two/a $scratch/two/b
+said "train: 1 document, 70 tokens, 1 shard; val: 1 document, 70 tokens, 1 shard"
+check "files" data/text_to_shards --tokenizer byte --document file --out $scratch/f $scratch/two/a
+said "5 documents"
+dies "there is only one folder" folders --val-fraction 0.5 $scratch/two/a
+dies "none of its folders has 1000 tokens" folders --doc-len 1000 $scratch/two/a
+dies "--document tree: must be file or folder" data/text_to_shards --tokenizer byte --document tree --out $scratch/f $in
+report
