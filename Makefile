@@ -157,7 +157,7 @@ test-all: ## the same with all builds and long campaigns: what .ci/run runs (JOB
 	+$(PARALLEL) tests-all
 
 .PHONY: FORCE check faults fuzz torture tsan valgrind cuda-check cuda-check-tests test-gpu sanitize-gpu bench-gpu \
-        all quickstart test test-all tests tests-all gradcheck bench fixtures format clean help
+        all quickstart test test-all tests tests-all gradcheck bench fixtures study-report format clean help
 
 # ----------------------------------------------------------------------------
 ##@ Tests and benchmarks
@@ -314,6 +314,9 @@ PYTHON ?= python3
 
 # ----------------------------------------------------------------------------
 ##@ Maintenance
+
+study-report: ## write the tables and pictures of dev/STUDY.md from dev/study/results
+	python3 dev/study/report.py
 
 format: ## format all C and CUDA sources
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""
+Writes what a run of the study leaves, one JSON file of at most 30 KB:
+
+    dev/study/collect.py FOLDER CORPUS OUT.json
+
+FOLDER is run.py's of the run: line.json, run/log.jsonl, eval.json, and what else was measured. CORPUS is the prefix of
+the shards. Members, where they were measured:
+
+    name, measures, options          of the line of runs.txt, its learning rate chosen; missing: measures that failed
+    seed, lr, corpus                 corpus: the name that CORPUS.json gives it
+    device, driver, host, version    of the machine and the program; resumed: how often the run was interrupted
+    config, parameters
+    val_loss                         the last validation's
+    curve                            of every SPAN steps: the last step, the mean training loss, hours of all steps so
+                                     far, share of attention that was pruned
+    validations                      step, hours, loss, loss by octave of the position
+    pruned_by_layer                  of the last step
+    half_lives                       {step: [layer: [head: tokens]]}
+    maps                             the other tables of --maps, of the last step
+    eval, unpruned                   mean, error, P(l), L(i) in bins, and by document the losses in SPANS of positions
+                                     and of the last targets behind each context; unpruned: the means alone
+    tasks                            {task: its means}
+"""
+import datetime
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import plan
+from plan import Error, read_json
+from common import log_line, run, write_file
+
+SPAN = 64  # steps
+BINS = 6  # bins of L(i) an octave
+SPANS = 1024, 4096, 16384, 32768, 65536  # ends of the positions by which a document's losses are kept
+
+
+def rounded(value, digits=4):
+    """With the numbers in lists and objects rounded; not finite: null."""
+    if isinstance(value, float):
+        return round(value, digits) if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [rounded(v, digits) for v in value]
+    if isinstance(value, dict):
+        return {k: rounded(v, digits) for k, v in value.items()}
+    return value
+
+
+def significant(x):
+    return float(f"{x:.3g}") if math.isfinite(x) else None
+
+
+def read_log(path):
+    """(first run event, number of run events, {step: event}, [validation])."""
+    starts, steps, validations = [], {}, {}
+    with open(path, "rb") as f:
+        for number, text in enumerate(f, 1):
+            line = log_line(path, number, text)
+            kind = line and line["event"]
+            if kind == "run":
+                starts.append(line)
+            elif kind == "step":
+                steps[line["step"]] = line  # of a step that was repeated after an interruption, the last
+            elif kind == "validation":
+                validations[line["step"]] = line
+    if not starts or not validations:
+        raise Error(f"{path}: no run that has measured its loss")
+    return starts[0], len(starts), steps, [validations[step] for step in sorted(validations)]
+
+
+def curve_of(steps):
+    """Rows (step, loss, hours, pruned), and {step: hours}."""
+    hours, total, rows, span = {}, 0, [], []
+    for step in sorted(steps):
+        event = steps[step]
+        total += event["ms"] / 3.6e6
+        hours[step] = total
+        span.append(event["loss"] if event["loss"] is not None else math.nan)
+        if step % SPAN == 0:
+            rows.append([step, rounded(sum(span) / len(span)), rounded(total, 6), rounded(event.get("pruned"), 3)])
+            span = []
+    return rows, hours
+
+
+def binned(losses):
+    """[[last position of the bin, mean loss]]: BINS an octave."""
+    ends = sorted({min(len(losses), round(2**(k / BINS))) for k in range(32 * BINS)})
+    return [[end, rounded(sum(losses[begin:end]) / (end - begin))] for begin, end in zip([0, *ends], ends)]
+
+
+def spanned(documents):
+    """(ends of the spans, [a document: [mean loss in each]]) of --eval's losses by octave."""
+    octaves, table = documents["octaves"], []
+    ends = [end for end in SPANS if end in octaves] or [octaves[-1]]
+    for row in documents["loss"]:
+        sums = [(end, loss * (end - begin)) for begin, end, loss in zip(octaves, octaves[1:], row)]
+        table.append([sum(s for at, s in sums if begin < at <= end) / (end - begin)
+                      for begin, end in zip([0, *ends], ends)])
+    return ends, table
+
+
+def evaluation(path, positions):
+    e = read_json(path)
+    out = {name: rounded(e.get(name), 6) for name in
+           ("seq_len", "sequences", "loss_mean", "standard_error", "perplexity", "tokens_per_second")}
+    documents = e.get("documents")
+    if positions:
+        out.update(loss=binned(e["loss"]), pruned=rounded(e.get("pruned")))
+    if positions and documents:
+        ends, table = spanned(documents)
+        out["documents"] = {"ends": ends, "loss": rounded(table, 3), "contexts": documents["contexts"],
+                            "last_targets": documents["last_targets"], "last_loss": rounded(documents["last_loss"], 3)}
+    return out
+
+
+def read_maps(path):
+    """{name: [layer: [head]]} of the tables of a file of --maps."""
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header, tables = json.loads(data[8 : 8 + size]), {}
+    for name in ("half_life", "pruned_share", "effective_window"):
+        entry = header[name]
+        kind = {"F32": "f", "F64": "d"}[entry["dtype"]]
+        begin, end = entry["data_offsets"]
+        layers, heads = entry["shape"]
+        flat = struct.unpack(f"<{layers * heads}{kind}", data[8 + size + begin : 8 + size + end])
+        tables[name] = [[significant(x) for x in flat[i * heads : (i + 1) * heads]] for i in range(layers)]
+    return tables
+
+
+def driver():
+    try:
+        return subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], check=True,
+                              capture_output=True, text=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def collect(folder, corpus):
+    line = read_json(folder / "line.json")
+    first, starts, steps, validations = read_log(folder / "run/log.jsonl")
+    curve, hours = curve_of(steps)
+    last = steps[max(steps)]
+    maps = {p.stem.removeprefix("maps_step_").lstrip("0"): read_maps(p)
+            for p in sorted(folder.glob("maps_*.safetensors"))}
+    result = {
+        **line, "seed": first["options"]["seed"], "lr": first["options"]["lr"],
+        "corpus": read_json(f"{corpus}.json")["name"], "device": first["device"], "driver": driver(),
+        "started": first["started"], "collected": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ"),
+        "version": first["version"], "resumed": starts - 1, "config": first["config"],
+        "parameters": first["parameters"], "non_embedding": first["non_embedding"], "steps": first["num_steps"],
+        "val_loss": validations[-1]["val_loss"], "curve": curve,
+        "validations": [{"step": v["step"], "hours": rounded(hours[v["step"]], 6), "loss": rounded(v["val_loss"], 5),
+                         "by_position": [[p["to"], rounded(p["loss"])] for p in v["by_position"]]}
+                        for v in validations if v["step"] in hours],
+        "pruned_by_layer": rounded(last.get("pruned_by_layer"), 3),
+        "half_lives": {step: m["half_life"] for step, m in maps.items()},
+        "maps": maps and {name: maps[max(maps, key=int)][name] for name in ("pruned_share", "effective_window")},
+        "eval": evaluation(folder / "eval.json", True)}
+    if (folder / "unpruned.json").exists():
+        result["unpruned"] = evaluation(folder / "unpruned.json", False)
+    result["tasks"] = {p.stem: rounded(read_json(p)["means"]) for p in sorted((folder / "tasks").glob("*.json"))}
+    return result
+
+
+def text_of(result):
+    """A member a line, lists of numbers without spaces."""
+    dump = lambda value: json.dumps(value, separators=(",", ":"))
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {dump(value)}" for name, value in result.items()) + "\n}\n"
+
+
+def main():
+    if len(sys.argv) != 4:
+        raise Error("usage: collect.py FOLDER CORPUS OUT.json")
+    result = collect(Path(sys.argv[1]), sys.argv[2])
+    text = text_of(result)
+    write_file(sys.argv[3], text)
+    print(f"{sys.argv[3]}: {len(text)} bytes")
+
+
+if __name__ == "__main__":
+    run(main)

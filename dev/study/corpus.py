@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""
+Makes the study's corpus out of source packages that dev/study/corpus.sh has fetched:
+
+    dev/study/corpus.py select PACKAGES.txt FOLDER      FOLDER/get/*.tar.* -> FOLDER/text/{held,train}/NAME/...
+    dev/study/corpus.py shards PACKAGES.txt FOLDER PREFIX    FOLDER/text -> PREFIX_train_*.bin, PREFIX_val_*.bin
+
+select keeps files of text by their suffix (SUFFIXES), in UTF-8, of 200 bytes to 1 MB, that are not mainly tables of
+numbers (an eighth of digits), have a fiftieth of non-ASCII bytes at most (translations), and lines of at most 120 bytes
+in the mean. Of a package it keeps folders, in the order of a hash of their paths, up to the number of megabytes that
+PACKAGES.txt gives. Then near-duplicates are removed. Of each file, every
+run of five lines that are not empty, spaces folded, has a hash, and a fourth of the hashes are the file's shingles. A
+file is dropped if half of its shingles stand in files kept before; a file for training also if a tenth of them stand
+in held-out files, which are read first. What then remains of held-out shingles in the training text is counted.
+
+shards encodes each package as one text, its files in order (data/text_to_shards --document folder), cuts it into
+documents of 65,536 tokens, and takes of each held-out package four documents at equal distances. Nothing depends on
+time, machine or the order of a folder. Writes FOLDER/select.json and PREFIX.json, which say what was taken.
+"""
+import array
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from common import Error, run, write_file  # noqa: E402
+
+D, HELD_EACH, HELD, TRAIN = 65536, 4, 256, 4096  # tokens; documents: of a held-out package, of all, for training
+SUFFIXES = set("""c h cc cpp cxx hpp hh hxx inl m mm cl glsl cu java kt groovy scala cs py pyx pxd pl pm t php rb js ts
+go rs hs ml mli v el lisp lsp scm ss sld rkt scrbl erl hrl ex exs pas pp inc f f90 f77 f03 F F90 tcl lua r R jl sql sh bash
+cmake mk am ac y l ll td tex texi texinfo rst md txt pod sgml adoc asciidoc ly asm s S 1 2 3 4 5 6 7 8 vim""".split())
+SMALLEST, LARGEST = 200, 1_000_000
+
+
+class Package:
+    def __init__(self, line):
+        self.split, self.name, self.version, limit, self.path, self.sha256 = line.split()
+        self.limit = int(limit) * 1_000_000  # bytes of text
+        self.archive = self.path.rpartition("/")[2]
+
+
+def read_packages(path):
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [Package(line) for line in lines if line.strip() and line[0] != "#"]
+
+
+# ----------------------------------------------------------------------------
+# select
+
+
+def is_text(name, data):
+    if not SMALLEST <= len(data) <= LARGEST or b"\0" in data:
+        return False
+    lines = data.count(b"\n") + 1
+    digits = sum(map(data.count, (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9")))
+    other = len(data) - len(data.translate(None, bytes(range(128, 256))))
+    if len(data) > 120 * lines or digits > len(data) / 8 or other > len(data) / 50:
+        return False
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def draw(text):
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def safe(name):
+    parts = name.split("/")
+    return ".." not in parts and not any(part.startswith(".") for part in parts) and len(name) < 400
+
+
+def read_archive(path):
+    """{folder: [(path within the package, bytes)]} of its files of text."""
+    folders = {}
+    with tarfile.open(path) as tar:
+        for member in tar:
+            name = member.name.removeprefix("./").partition("/")[2]  # without the package's own folder
+            suffix = name.rpartition("/")[2].rpartition(".")[2]
+            if member.isreg() and name and suffix in SUFFIXES and SMALLEST <= member.size <= LARGEST and safe(name):
+                data = tar.extractfile(member).read()
+                if is_text(name, data):
+                    folders.setdefault(name.rpartition("/")[0], []).append((name, data))
+            tar.members = []  # else tarfile keeps every header
+    return folders
+
+
+def shingles(data):
+    lines = [hash(line) for line in (b" ".join(line.split()) for line in data.split(b"\n")) if line]
+    runs = zip(lines, lines[1:], lines[2:], lines[3:], lines[4:])
+    return {h for h in map(hash, runs) if h % 4 == 0}
+
+
+def select(packages, folder):
+    seen, held = set(), set()
+    totals = {}
+    shutil.rmtree(folder / "text", ignore_errors=True)
+    for split in "held", "train":
+        total = totals[split] = dict.fromkeys(["packages", "files", "bytes", "dropped_files", "dropped_bytes"], 0)
+        remaining = 0
+        for package in packages:
+            if package.split != split:
+                continue
+            total["packages"] += 1
+            folders, size = read_archive(folder / "get" / package.archive), 0
+            for name in sorted(folders, key=lambda name: draw(f"{package.name}/{name}")):
+                for path, data in sorted(folders[name]):
+                    if size >= package.limit:
+                        break
+                    mine = shingles(data)
+                    if len(mine & seen) * 2 > len(mine) or split == "train" and len(mine & held) * 10 > len(mine):
+                        total["dropped_files"] += 1
+                        total["dropped_bytes"] += len(data)
+                        continue
+                    remaining += len(mine & held) if split == "train" else 0
+                    seen |= mine
+                    out = folder / "text" / split / package.name / path
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    out.write_bytes(data)
+                    size += len(data)
+                    total["files"] += 1
+            total["bytes"] += size
+            print(f"{split} {package.name}: {size / 1e6:.1f} MB", flush=True)
+        if split == "held":
+            held = set(seen)
+        else:
+            total["held_shingles_seen_again"], totals["held"]["shingles"] = remaining, len(held)
+    write_file(folder / "select.json", json.dumps(totals, indent=1) + "\n")
+    print(json.dumps(totals))
+
+
+# ----------------------------------------------------------------------------
+# shards
+
+
+def token_lengths(vocab):
+    """Bytes of each GPT-2 token, by id: 256 bytes, then one a merge, then end-of-text."""
+    lines = Path(vocab).read_text(encoding="utf-8").splitlines()[1:]
+    lengths, of = [1] * 256, {}
+    for line in lines:
+        if line:
+            left, right = line.split(" ")
+            of[left + right] = of.get(left, 1) + of.get(right, 1)
+            lengths.append(of[left + right])
+    return lengths + [0]
+
+
+def encode(folder, vocab, scratch):
+    """The tokens of a package, as many as fill documents."""
+    prefix = scratch / "package"
+    command = [ROOT / "data/text_to_shards", "--tokenizer", "gpt2", "--vocab", vocab, "--document", "folder",
+               "--doc-len", str(D), "--shard-tokens", "1Gi", "--out", prefix, folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "has no document" in done.stderr:
+        return array.array("H")
+    if done.returncode:
+        raise Error(f"{folder}: {done.stderr.strip()}")
+    tokens = array.array("H")
+    tokens.frombytes((scratch / "package_train_000000.bin").read_bytes()[1024:])
+    return tokens
+
+
+def shards(packages, folder, prefix):
+    vocab = ROOT / "dev/test/fixtures/gpt2/vocab.bpe"
+    lengths, scratch = token_lengths(vocab), folder / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    taken = {"held": [], "train": []}  # (package, number of its document, its tokens)
+    for package in sorted(packages, key=lambda p: p.split):  # held-out ones first
+        source = folder / "text" / package.split / package.name
+        if package.split == "held" and len(taken["held"]) >= HELD or not source.is_dir():
+            continue
+        tokens = encode(source, vocab, scratch)
+        count = len(tokens) // D
+        chosen = range(count)
+        if package.split == "held":
+            chosen = [(2 * k + 1) * count // (2 * HELD_EACH) for k in range(HELD_EACH)] if count >= HELD_EACH else []
+        taken[package.split] += [(package.name, i, tokens[i * D : (i + 1) * D]) for i in chosen]
+        print(f"{package.split} {package.name}: {len(chosen)} of {count} documents", flush=True)
+    # of more documents than are wanted, those with the lowest draws, in their order
+    order = sorted(taken["train"], key=lambda t: draw(f"{t[0]} {t[1]}"))[:TRAIN]
+    wanted = {(name, i) for name, i, _ in order}
+    taken["train"] = [t for t in taken["train"] if t[:2] in wanted]
+    command = [ROOT / "data/ids_to_shards", "--out", prefix, "--tokenizer", scratch / "package_tokenizer.json",
+               "--vocab-size", "50257", "--end-of-text", "50256", "--doc-len", str(D), "--shard-tokens", "64Mi"]
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE)
+    for kind, split in (2, "train"), (3, "held"):
+        for _, _, tokens in taken[split]:
+            writer.stdin.write(array.array("I", [kind, D]).tobytes() + array.array("I", tokens).tobytes())
+    writer.stdin.write(array.array("I", [4, 0]).tobytes())
+    writer.stdin.close()
+    if writer.wait():
+        raise Error("data/ids_to_shards failed")
+    shutil.rmtree(scratch)
+    files = sorted(prefix.parent.glob(f"{prefix.name}_*_[0-9]*.bin"))
+    sums = [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+    about = {
+        "name": hashlib.sha256(" ".join(sums).encode()).hexdigest()[:12],
+        "document_tokens": D,
+        "train": {"documents": len(taken["train"]), "packages": sorted({t[0] for t in taken["train"]})},
+        "held": {"documents": [{"package": name, "document": i, "bytes": sum(map(lengths.__getitem__, tokens))}
+                               for name, i, tokens in taken["held"]]},
+        "duplicates": json.loads((folder / "select.json").read_text()),
+    }
+    write_file(f"{prefix}.sha256", "".join(f"{s}  {f.name}\n" for s, f in zip(sums, files)))
+    text = json.dumps(about, indent=1)
+    write_file(f"{prefix}.json", re.sub(r'\n {2,}(?=[]"\d}])', " ", text) + "\n")
+    print(f"corpus {about['name']}: {len(taken['train'])} and {len(taken['held'])} documents of {D} tokens, "
+          f"{len(about['train']['packages'])} and {len({t[0] for t in taken['held']})} packages")
+    if len(taken["train"]) < TRAIN or len(taken["held"]) < HELD:
+        raise Error(f"too few documents: {TRAIN} and {HELD} are wanted")
+
+
+def main():
+    info = sys.hash_info
+    if (info.width, info.algorithm, info.cutoff) != (64, "siphash13", 0):
+        raise Error("another hash() than that of 64-bit Python 3.11 and later, which the corpus was made with")
+    if os.environ.get("PYTHONHASHSEED") != "0":  # hash() decides which shingles are kept
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    if len(sys.argv) == 4 and sys.argv[1] == "select":
+        select(read_packages(sys.argv[2]), Path(sys.argv[3]))
+    elif len(sys.argv) == 5 and sys.argv[1] == "shards":
+        shards(read_packages(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        raise Error("usage: corpus.py select PACKAGES.txt FOLDER | shards PACKAGES.txt FOLDER PREFIX")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,99 @@
+#!/bin/sh
+# Makes the corpus of the study (STUDY.md): long real documents, each 65,536 GPT-2 tokens of the files of a source
+# package in their order.
+#
+#     make data/text_to_shards data/ids_to_shards
+#     dev/study/corpus.sh FOLDER PREFIX        about 2 GB of downloads, 4 GB of disk, 3 GB of memory, half an hour
+#
+# writes PREFIX_train_*.bin, 4,096 documents, and PREFIX_val_*.bin, 256 of packages that training never sees;
+# PREFIX.json, of which package each held-out document is and how many bytes it has, and what was removed as
+# near-duplicate; PREFIX.sha256, the shards' checksums. Their hash is the corpus's name, which must be that of
+# dev/study/corpus.json.
+#
+# The packages are Debian's sources by version and sha256 (packages.txt), from the archive while it has these versions,
+# then from snapshot.debian.org. What is in FOLDER/get already is not downloaded again; FOLDER may be deleted
+# afterwards. corpus.py says how files are chosen. A copy of the corpus for a machine without a network:
+#
+#     dev/study/corpus.sh --pack PREFIX PARTS      PARTS/part_000.xz ..., of at most PART=40M
+#     dev/study/corpus.sh --unpack PARTS PREFIX    from all of them
+set -eu
+export LC_ALL=C
+here=$(cd "$(dirname "$0")" && pwd)
+root=$here/../..
+archive=https://deb.debian.org/debian
+snapshot=https://snapshot.debian.org/archive/debian/20261123T000000Z
+
+fail() {
+    echo "error: $1" >&2
+    exit 1
+}
+
+# fetch PATH SHA256: one file of the archive into the present folder
+fetch() {
+    file=${1##*/}
+    for url in "$archive/$1" "$snapshot/$1"; do
+        [ -f "$file" ] || curl -fsSL --retry 3 -o "$file.part" "$url" || continue
+        [ ! -f "$file.part" ] || mv "$file.part" "$file"
+        echo "$2  $file" | sha256sum -c --quiet - || fail "$file: has another checksum than in packages.txt; delete it"
+        return
+    done
+    fail "$1: neither $archive nor $snapshot has it"
+}
+
+# decompress: xz -dc, also where there is only Python
+decompress() {
+    if command -v xz >/dev/null; then
+        xz -dc
+    else
+        python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer, 1 << 20)'
+    fi
+}
+
+# check PREFIX: are these the shards that dev/study/corpus.json names?
+check() {
+    (cd "$(dirname "$1")" && sha256sum -c --quiet "${1##*/}.sha256") || fail "$1: damaged"
+    name=$(sed -n 's/^ *"name": "\(.*\)",$/\1/p' "$1.json")
+    known=$(sed -n 's/^ *"name": "\(.*\)",$/\1/p' "$here/corpus.json" 2>/dev/null || true)
+    [ "$name" = "${known:-$name}" ] || echo "warning: this corpus is $name; the study's is $known" >&2
+    echo "corpus $name: ${1}_{train,val}_*.bin"
+}
+
+case ${1:-} in
+--pack)
+    [ $# -eq 3 ] || fail "usage: corpus.sh --pack PREFIX PARTS"
+    mkdir -p "$3"
+    parts=$(cd "$3" && pwd)
+    cd "$(dirname "$2")"
+    prefix=${2##*/}
+    # the names without the prefix's own, so that it may be another one elsewhere
+    tar -cf - --sort=name --owner=0 --group=0 --mtime=@0 --transform "s/^$prefix/corpus/" \
+        "${prefix}"_train_*.bin "${prefix}"_val_*.bin "$prefix.json" "$prefix.sha256" "${prefix}_tokenizer.json" |
+        xz --lzma2=preset=1,dict=64MiB,lc=0,lp=1,pb=1 -T 2 |
+        split -b "${PART:-40M}" -d -a 3 --additional-suffix=.xz - "$parts/part_"
+    ;;
+--unpack)
+    [ $# -eq 3 ] || fail "usage: corpus.sh --unpack PARTS PREFIX"
+    mkdir -p "$(dirname "$3")"
+    prefix=${3##*/}
+    cat "$2"/part_*.xz | decompress | tar -xf - -C "$(dirname "$3")" --transform "s/^corpus/$prefix/"
+    sed -i "s/  .*_\(train\|val\)_/  ${prefix}_\1_/" "$3.sha256"
+    check "$3"
+    ;;
+*)
+    [ $# -eq 2 ] || fail "usage: corpus.sh FOLDER PREFIX"
+    for program in text_to_shards ids_to_shards; do
+        [ -x "$root/data/$program" ] || fail "data/$program: not built; run: make data/$program"
+    done
+    mkdir -p "$1/get" "$(dirname "$2")"
+    folder=$(cd "$1" && pwd)
+    prefix=$(cd "$(dirname "$2")" && pwd)/${2##*/}
+    cd "$folder/get"
+    grep -v '^#' "$here/packages.txt" | while read -r _ name _ _ path sha256; do
+        [ -f "${path##*/}" ] || echo "fetching $name"
+        fetch "$path" "$sha256"
+    done
+    python3 "$here/corpus.py" select "$here/packages.txt" "$folder"
+    python3 "$here/corpus.py" shards "$here/packages.txt" "$folder" "$prefix"
+    check "$prefix"
+    ;;
+esac

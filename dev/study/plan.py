@@ -1,0 +1,84 @@
+"""
+What dev/study/runs.txt says, what has run, and what is next. Shared by run.py, collect.py and report.py.
+"""
+import collections
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+from common import Error, read_json  # noqa: E402
+
+Line = collections.namedtuple("Line", "name minutes measures options")  # options: of `every`, then its own
+BEST = "best:"
+
+
+def read_lines(path):
+    """The runs, in order."""
+    every, lines = [], []
+    for number, text in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        words = text.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if words[0] == "every":
+            every = words[1:]
+            continue
+        try:
+            name, minutes, measures, options = words[0], float(words[1]), words[2], words[3:]
+        except (IndexError, ValueError):
+            raise Error(f"{path}: line {number}: not a name, minutes, measures and options")
+        if measures not in ("all", "loss", "edge") or any(line.name == name for line in lines):
+            raise Error(f"{path}: line {number}: {name} occurs twice, or {measures} is not all, loss or edge")
+        lines.append(Line(name, minutes, measures, every + options))
+    return lines
+
+
+def read_results(*folders):
+    """{name of a run: its JSON object}, of the files NAME.json in the folders."""
+    return {path.stem: read_json(path) for folder in folders for path in sorted(Path(folder).glob("*.json"))}
+
+
+def option(line, name):
+    """The last value of an option of a line; None: it is not there."""
+    places = [i for i, word in enumerate(line.options) if word == name]
+    return line.options[places[-1] + 1] if places else None
+
+
+def losses(group, lines, results):
+    """[(learning rate, validation loss or None where it has not run, line)] of lr_GROUP_*, by learning rate."""
+    mine = [line for line in lines if line.name.startswith(f"lr_{group}_")]
+    rows = [(float(option(line, "--lr")), results[line.name]["val_loss"] if line.name in results else None, line)
+            for line in mine]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def wanted(group, lines, results):
+    """The lines of lr_GROUP_* that are still to run, those of `edge` only where the best is beside them."""
+    rows = losses(group, lines, results)
+    missing = [line for _, loss, line in rows if loss is None and line.measures != "edge"]
+    done = [i for i, (_, loss, _) in enumerate(rows) if loss is not None]
+    if missing or not done:
+        return missing
+    best = min(done, key=lambda i: rows[i][1])
+    return [rows[i][2] for i in (best - 1, best + 1) if 0 <= i < len(rows) and rows[i][1] is None]
+
+
+def best_lr(group, lines, results):
+    """The text of the best learning rate; None: not known yet."""
+    rows = [(loss, line) for _, loss, line in losses(group, lines, results) if loss is not None]
+    if not rows or wanted(group, lines, results):
+        return None
+    return option(min(rows, key=lambda row: row[0])[1], "--lr")
+
+
+def resolve(line, lines, results):
+    """The options of a run with its learning rate; None: it is not to run, or not yet."""
+    rate = option(line, "--lr") or ""
+    if line.measures == "edge":
+        group = line.name.removeprefix("lr_").rpartition("_")[0]
+        return line.options if line in wanted(group, lines, results) else None
+    if not rate.startswith(BEST):
+        return line.options
+    best = best_lr(rate.removeprefix(BEST), lines, results)
+    return best and [best if word == rate else word for word in line.options]

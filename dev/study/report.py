@@ -1,0 +1,366 @@
+#!/usr/bin/env python3
+"""
+Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
+dev/pictures/study_*.svg, from dev/study/results/*.json (collect.py) alone:
+
+    dev/study/report.py [--results FOLDER] [--page STUDY.md] [--pictures FOLDER]
+
+What has not run says `no run yet`. The same results give the same bytes. Pictures need matplotlib; without it, or
+without results, they stay as they are.
+"""
+import argparse
+import importlib.util
+import math
+import random
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import plan
+from plan import HERE, ROOT, Error, read_json
+from common import MIN_PAIRS, paired, run, write_file
+
+PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
+TRAINED, LONGEST = 16384, 65536
+DRAWS = 2000  # of the bootstrap
+NONE = "no run yet"
+
+
+# ----------------------------------------------------------------------------
+# what is compared
+
+
+def loss_within(result):
+    """Mean loss of the positions up to the training length, in --eval's pass over whole documents."""
+    return math.log(result["eval"]["perplexity"][str(TRAINED)])
+
+
+def loss_beyond(result):
+    e = result["eval"]
+    return (LONGEST * e["loss_mean"] - TRAINED * loss_within(result)) / (LONGEST - TRAINED)
+
+
+def hours_to(result, loss):
+    """GPU-hours of training steps until the validation loss is `loss`, between validations by a line."""
+    before = None
+    for v in result["validations"]:
+        if v["loss"] <= loss:
+            if before is None:
+                return v["hours"]
+            share = (before["loss"] - loss) / (before["loss"] - v["loss"])
+            return before["hours"] + share * (v["hours"] - before["hours"])
+        before = v
+    return None
+
+
+def hours_ratio(fox, transformer):
+    """log of the hours' ratio, to the last validation loss that both reach; None: on different devices."""
+    if fox["device"] != transformer["device"]:
+        return None
+    loss = max(r["validations"][-1]["loss"] for r in (fox, transformer))
+    return math.log(hours_to(fox, loss) / hours_to(transformer, loss))
+
+
+PRIMARY = [  # name, difference of a pair, how a difference is printed
+    ("loss at positions 1 to 16,384, nats", lambda f, t: loss_within(f) - loss_within(t), "{:+.4f}"),
+    ("loss at positions 16,385 to 65,536, nats", lambda f, t: loss_beyond(f) - loss_beyond(t), "{:+.4f}"),
+    ("GPU-hours to the same validation loss, log of the ratio", hours_ratio, "{:+.3f}"),
+]
+
+
+def holm(ps):
+    """p-values adjusted for their number, by Holm's rule."""
+    order, adjusted, largest = sorted(range(len(ps)), key=lambda i: ps[i]), [0.0] * len(ps), 0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1, (len(ps) - rank) * ps[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def by_package(differences, packages):
+    """95% interval of the mean of differences by document, packages drawn with replacement."""
+    groups = {}
+    for d, package in zip(differences, packages):
+        groups.setdefault(package, []).append(d)
+    groups, rng = list(groups.values()), random.Random(0)
+    means = []
+    for _ in range(DRAWS):
+        drawn = rng.choices(groups, k=len(groups))
+        means.append(sum(map(sum, drawn)) / sum(map(len, drawn)))
+    means.sort()
+    return means[DRAWS * 25 // 1000], means[DRAWS * 975 // 1000 - 1]
+
+
+# ----------------------------------------------------------------------------
+# tables
+
+
+def table(*rows):
+    """Rows of cells, the first the titles."""
+    lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+class Report:
+    def __init__(self, lines, results, corpus):
+        self.lines, self.results = lines, results
+        self.packages = [d["package"] for d in corpus["held"]["documents"]]
+        self.bytes = sum(d["bytes"] for d in corpus["held"]["documents"])
+        self.tokens = corpus["document_tokens"] * len(self.packages)
+        unknown = sorted(set(results) - {line.name for line in lines})
+        if unknown:
+            raise Error(f"results of {unknown[0]}, which is no run of runs.txt")
+        other = [name for name, r in results.items() if r["corpus"] != corpus["name"]]
+        if other:
+            raise Error(f"{other[0]}: trained on corpus {results[other[0]]['corpus']}, not {corpus['name']}")
+        self.pairs = {s: pair for s in SEEDS if all(pair := [results.get(f"{name}_{s}") for name in PAIR])}
+
+    def seeds(self, name, seeds=SEEDS):
+        return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
+
+    def table_state(self):
+        done, hours = len(self.results), sum(r["validations"][-1]["hours"] for r in self.results.values())
+        devices = sorted({r["device"] for r in self.results.values()})
+        return [f"{done} of {len(self.lines)} runs are done, {hours:.1f} GPU-hours of training steps"
+                f"{' on ' + '; '.join(devices) if devices else ''}. Runs that are needed only where the best learning "
+                "rate lies at an edge count among them."]
+
+    def table_pictures(self):
+        """Links of what draw() draws."""
+        if not self.drawn():
+            return [f"Pictures: {NONE}."]
+        pictures = ["loss", "position"] + ["half_lives"] * any(r.get("half_lives") for r in self.seeds("fox-pro"))
+        return [f"![{name.replace('_', ' ')}](pictures/study_{name}.svg)" for name in pictures]
+
+    def drawn(self):
+        """{name: runs} of what the pictures compare."""
+        names = *PAIR, "fox-pro-long", "fox-llama", "transformer-llama"
+        return {name: runs for name in names if (runs := self.seeds(name))}
+
+    def table_rates(self):
+        rows = [("blocks", "learning rate: last validation loss, seed 1", "chosen")]
+        for group in dict.fromkeys(line.name[3:].rpartition("_")[0] for line in self.lines if line.name[:3] == "lr_"):
+            found = plan.losses(group, self.lines, self.results)
+            cells = [f"{plan.option(line, '--lr')}: {NONE if loss is None else f'{loss:.4f}'}"
+                     for _, loss, line in found if loss is not None or line.measures != "edge"]
+            rows.append((group, ", ".join(cells), plan.best_lr(group, self.lines, self.results) or NONE))
+        return table(*rows)
+
+    def table_primary(self):
+        rows, tested = [], []
+        for title, difference, form in PRIMARY:
+            values = [d for pair in self.pairs.values() if (d := difference(*pair)) is not None]
+            rows.append([title, len(values), NONE, "", "", "", ""])
+            if not values:
+                continue
+            found = paired(values)
+            rows[-1][2] = form.format(found.mean)
+            if found.p is not None:
+                tested.append((len(rows) - 1, found.p))
+                low, high = found.mean - found.half_width, found.mean + found.half_width
+                rows[-1][3:5] = f"{form.format(low)} to {form.format(high)}", f"{found.p:.2g}"
+        if len(tested) == len(PRIMARY):
+            for (i, _), p in zip(tested, holm([p for _, p in tested])):
+                rows[i][5] = f"{p:.2g}"
+                rows[i][6] = "no claim" if p >= 0.05 else "fox-pro" if rows[i][2][0] == "-" else "transformer-pro"
+        return table(("fox-pro minus transformer-pro", "pairs", "mean", "95% interval", "p", "p, Holm", "lower"), *rows)
+
+    def row_of(self, name, r):
+        bits = r["eval"]["loss_mean"] / math.log(2) * self.tokens / self.bytes
+        hours = r["validations"][-1]["hours"]
+        pruned = r.get("pruned_by_layer")
+        return (name, f"{r['lr']:g}", r["seed"], f"{r['val_loss']:.4f}", f"{loss_within(r):.4f}",
+                f"{loss_beyond(r):.4f}", f"{bits:.4f}", f"{60 * hours:.1f}", f"{100 * statistics.fmean(pruned):.0f}%" if pruned else "",
+                first_below(r, 3), first_below(r, 2))
+
+    def table_runs(self):
+        rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else
+                (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"), NONE,
+                 *[""] * 7)
+                for line in self.lines if line.measures != "edge" or line.name in self.results]
+        return table(("run", "lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned",
+                      "step below 3", "below 2"), *rows)
+
+    def table_noise(self):
+        rows = []
+        for name in PAIR:
+            pair = [self.results.get(f"{name}_11{suffix}") for suffix in ("", "_repeat")]
+            cells = [NONE, "", ""] if None in pair else [
+                f"{abs(f(pair[0]) - f(pair[1])):.4f}" for f in (lambda r: r["val_loss"], loss_within, loss_beyond)]
+            spread = self.seeds(name)
+            sd = f"{statistics.stdev(map(loss_within, spread)):.4f}" if len(spread) > 2 else NONE
+            rows.append((name, *cells, sd))
+        return table(("", "repeat: validation", "1 to 16K", "16K to 64K", "sd over seeds, 1 to 16K"), *rows)
+
+    def table_documents(self):
+        rows = []
+        for seed in SEEDS:
+            pair = self.pairs.get(seed)
+            if not pair or any("documents" not in r["eval"] for r in pair):
+                rows.append((seed, NONE, ""))
+                continue
+            tables = [r["eval"]["documents"] for r in pair]
+            cells = []
+            for spans in (("to", TRAINED), ("from", TRAINED)):
+                rows_of = [[mean_in(t["ends"], row, spans) for row in t["loss"]] for t in tables]
+                differences = [a - b for a, b in zip(*rows_of)]
+                low, high = by_package(differences, self.packages)
+                cells.append(f"{statistics.fmean(differences):+.4f} ({low:+.4f} to {high:+.4f}), "
+                             f"{sum(d < 0 for d in differences)} of {len(differences)}")
+            rows.append((seed, *cells))
+        return table(("seed", "1 to 16,384: mean difference (95% by package), documents with fox-pro lower",
+                      "16,385 to 65,536"), *rows)
+
+    def table_context(self):
+        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if line.measures == "all"
+                              and not line.name.endswith("_repeat"))
+        rows, titles = [], None
+        for name in names:
+            runs = [r["eval"]["documents"] for r in self.seeds(name) if "documents" in r["eval"]]
+            if runs:
+                titles = runs[0]["contexts"]
+                means = [statistics.fmean(row[k] for d in runs for row in d["last_loss"]) for k in range(len(titles))]
+                rows.append((name, len(runs), *[f"{m:.4f}" for m in means]))
+            else:
+                rows.append((name, 0, NONE, "", "", ""))
+        return table(("", "seeds", *(f"{c:,}" for c in titles or (1024, 4096, 16384, 63488))), *rows)
+
+    def table_pruning(self):
+        rows = []
+        for name in ("fox-pro", "fox-pro-long", "fox-llama"):
+            runs = [r for r in self.seeds(name) if r.get("unpruned")]
+            cells = [NONE, "", ""]
+            if runs:
+                costs = [r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"] for r in runs]
+                speed = statistics.fmean(r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"]
+                                         for r in runs)
+                cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}", f"{speed:.2f}"]
+            rows.append((name, len(runs), *cells))
+        return table(("", "seeds", "loss with minus without pruning", "largest", "speed with to without"), *rows)
+
+    def table_tasks(self):
+        rows = [("task", "point", *PAIR)]
+        points = {}
+        for name in PAIR:
+            for r in self.seeds(name):
+                for task, means in r.get("tasks", {}).items():
+                    for row in means:
+                        keys, measure = list(row)[:2], next(iter(list(row)[3:]))
+                        if task == "corrupted":
+                            measure = "rise"
+                        point = task, measure, ", ".join(f"{k} {row[k]}" for k in keys)
+                        if measure in row:
+                            points.setdefault(point, {}).setdefault(name, []).append(row[measure])
+        for (task, measure, at), found in points.items():
+            rows.append((f"{task}: {measure}", at, *(cell_of(found.get(name, [])) for name in PAIR)))
+        return table(*rows, *([] if points else [("copy, conflict, corrupted", NONE, "", "")]))
+
+
+def cell_of(values):
+    """Mean and standard error over seeds."""
+    if not values:
+        return NONE
+    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) >= MIN_PAIRS else ""
+    return f"{statistics.fmean(values):.3f}{error}"
+
+
+def mean_in(ends, row, span):
+    """Mean of a document's losses up to, or from, a position."""
+    parts = [(end - begin, x) for begin, end, x in zip([0, *ends], ends, row)
+             if (end <= span[1] if span[0] == "to" else begin >= span[1])]
+    return sum(n * x for n, x in parts) / sum(n for n, _ in parts)
+
+
+def first_below(result, loss):
+    """The step after which the training loss, in the mean of a span of 64 steps, is below."""
+    return next((f"{row[0]:,}" for row in result["curve"] if row[1] is not None and row[1] < loss), "never")
+
+
+# ----------------------------------------------------------------------------
+# pictures
+
+
+def draw(report, folder):
+    sys.path.insert(0, str(ROOT / "scripts/eval"))
+    import plots
+    groups = report.drawn()
+    if not groups:
+        return
+
+    def lines(axes, points, k, label=None):
+        """The mean over runs, and a band from the lowest to the highest; points: of each run [(x, y)]."""
+        x, curves = [p[0] for p in points[0]], [[p[1] for p in run] for run in points]
+        mean = [statistics.fmean(ys) for ys in zip(*curves)]
+        plots.curve(axes, x, mean, k, label, plots.band_of(curves), len(groups))
+
+    figure, [[tokens, hours]] = plots.panels(2)
+    figure2, [[position, mean]] = plots.panels(2)
+    for k, (name, runs) in enumerate(groups.items()):
+        count = len(runs[0]["curve"])
+        runs = [r for r in runs if len(r["curve"]) == count]
+        label = f"{name}, {len(runs)} seed{'s' * (len(runs) > 1)}"
+        # 16 steps are 1 Mi tokens
+        lines(tokens, [[(row[0] / 16, row[1]) for row in r["curve"]] for r in runs], k, label)
+        lines(hours, [[(60 * runs[0]["curve"][i][2], row[1]) for i, row in enumerate(r["curve"])] for r in runs], k)
+        lines(position, [[p for p in r["eval"]["loss"] if p[0] >= 128] for r in runs], k, label)
+        lines(mean, [[(int(at), p) for at, p in r["eval"]["perplexity"].items()] for r in runs], k)
+    tokens.set(xlabel="tokens, Mi", ylabel="training loss, nats", ylim=(None, 4))
+    hours.set(xlabel="GPU-minutes of training steps", ylim=(None, 4))
+    position.set(xlabel="position i", ylabel="held-out loss L(i), nats")
+    mean.set(xlabel="length l", ylabel="perplexity P(l)")
+    for axes in (position, mean):
+        plots.mark(axes, TRAINED)
+        plots.log_scale(axes, "x", 2)
+    plots.save(figure, f"{folder}/study_loss.svg")
+    plots.save(figure2, f"{folder}/study_position.svg")
+
+    fox = [r for r in groups.get("fox-pro", []) if r.get("half_lives")]
+    if fox:
+        figure, [[lives]] = plots.panels(1)
+        for k, (step, layers) in enumerate(fox[0]["half_lives"].items()):
+            if k in (0, len(fox[0]["half_lives"]) - 1):
+                points = [(i + (k > 0) * 0.3 - 0.15, life) for i, layer in enumerate(layers) for life in layer if life]
+                color = plots.look(k % 7)["color"]
+                lives.plot(*zip(*points), "o", markersize=3, alpha=0.7, color=color, label=f"step {step}")
+        plots.layer_ticks(lives, len(layers))
+        lives.set(ylabel="half-life, tokens")
+        plots.log_scale(lives, "y")
+        plots.save(figure, f"{folder}/study_half_lives.svg")
+
+
+# ----------------------------------------------------------------------------
+# the page
+
+
+def fill(page, report):
+    def replace(match):
+        make = getattr(report, f"table_{match[1]}", None)
+        if not make:
+            raise Error(f"no table is called {match[1]}")
+        return "\n".join([f"<!-- table {match[1]} -->", *make(), "<!-- end -->"])
+    return re.sub(r"<!-- table (\w+) -->\n.*?<!-- end -->", replace, page, flags=re.S)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER")
+    parser.add_argument("--page", type=Path, default=ROOT / "dev/STUDY.md", metavar="FILE")
+    parser.add_argument("--pictures", type=Path, default=ROOT / "dev/pictures", metavar="FOLDER")
+    parser.add_argument("--corpus", type=Path, default=HERE / "corpus.json", metavar="FILE")
+    parser.add_argument("--runs", type=Path, default=HERE / "runs.txt", metavar="FILE")
+    options = parser.parse_args()
+    report = Report(plan.read_lines(options.runs), plan.read_results(options.results), read_json(options.corpus))
+    page = options.page.read_text(encoding="utf-8")
+    filled = fill(page, report)
+    if filled != page:
+        write_file(options.page, filled)
+    print(f"{options.page}: {len(report.results)} of {len(report.lines)} runs")
+    if report.results and importlib.util.find_spec("matplotlib"):
+        draw(report, options.pictures)
+    elif report.results:
+        print("note: no matplotlib: the pictures stay as they are")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""
+Runs the next of the study's runs (runs.txt) that fit into MINUTES, on all GPUs of the machine, one run a GPU:
+
+    dev/study/run.py --minutes 9.5 --corpus /data/study --work /data/study.work --results OUT
+
+Each run trains and measures in one go and leaves one file, RESULTS/NAME.json (collect.py). Runs whose file is in
+RESULTS or in dev/study/results are done. A run starts if its minutes in runs.txt fit into what is left of MINUTES and
+LATER, the minutes that the machine is kept after this command. At the end of MINUTES every run is stopped with a
+checkpoint in WORK, from which the next command on the same machine goes on; nothing else outlives the machine, and a
+run that did not finish is redone. Exit code: 0 if nothing failed, also if runs were stopped or none fitted.
+
+    --list      says what is done, what would run now, and what waits for a learning rate
+    NAME...     these runs alone, in this order
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import plan
+from plan import HERE, ROOT, Error
+from common import run
+
+GRACE = 20  # seconds before the end at which a program is asked to stop; then it is killed
+MOMENTS = 512  # steps between checkpoints, of each of which half-lives are kept
+TASKS = {"copy": (), "conflict": ("--stale", "1,4"), "corrupted": ()}  # of zero_shot.py, with options
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.error = lambda message: sys.exit(f"error: {message}")
+    add = p.add_argument
+    add("names", nargs="*", metavar="NAME")
+    add("--minutes", type=float, required=True)
+    add("--later", type=float, default=0, metavar="MINUTES")
+    add("--corpus", type=Path, required=True, metavar="PREFIX", help="of the shards that dev/study/corpus.sh writes")
+    add("--work", type=Path, required=True, metavar="FOLDER", help="checkpoints; 9 GB a GPU")
+    add("--results", type=Path, required=True, metavar="FOLDER")
+    add("--trainer", type=Path, default=ROOT / "train_foxcu")
+    add("--runs", type=Path, default=HERE / "runs.txt")
+    add("--moments", type=int, default=MOMENTS, metavar="STEPS")
+    add("--task-options", default="--samples 32", metavar="OPTIONS", help="of zero_shot.py [--samples 32]")
+    add("--gpus", help="as in 0,2 [CUDA_VISIBLE_DEVICES, or all]; cpu: none")
+    add("--list", action="store_true")
+    options = p.parse_args()
+    for name in "corpus", "work", "results", "trainer":  # programs run in ROOT
+        setattr(options, name, getattr(options, name).absolute())
+    return options
+
+
+def gpus_of(options):
+    given = options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not given:
+        try:
+            given = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], check=True,
+                                   capture_output=True, text=True).stdout.replace("\n", ",")
+        except (OSError, subprocess.CalledProcessError):
+            raise Error("nvidia-smi found no GPU: name them with --gpus, or --gpus cpu")
+    return [gpu for gpu in given.replace(" ", ",").split(",") if gpu]
+
+
+class Stopped(Exception):
+    """The time is over."""
+
+
+class Study:
+    def __init__(self, options):
+        self.options, self.lines = options, plan.read_lines(options.runs)
+        self.end = time.monotonic() + 60 * options.minutes
+        self.lock, self.taken, self.failed = threading.Condition(), set(), []
+        unknown = set(options.names) - {line.name for line in self.lines}
+        if unknown:
+            raise Error(f"{options.runs}: has no run {' '.join(sorted(unknown))}")
+        self.chosen = [line for line in self.lines if not options.names or line.name in options.names]
+        if options.names:
+            self.chosen.sort(key=lambda line: options.names.index(line.name))
+
+    def results(self):
+        return plan.read_results(self.options.runs.parent / "results", self.options.results)
+
+    def left(self):
+        return (self.end - time.monotonic()) / 60
+
+    def minutes(self, line):
+        """What a run still takes, by runs.txt and by what it has spent in WORK."""
+        spent = self.options.work / line.name / "spent"
+        return line.minutes - min(line.minutes - 1, float(spent.read_text()) if spent.exists() else 0)
+
+    def take(self):
+        """(line, options) of the next run, or None: nothing that can run now or later in this command."""
+        with self.lock:
+            while True:
+                results, waiting = self.results(), False
+                for line in self.chosen:
+                    if line.name in results or line.name in self.taken:
+                        continue
+                    words = plan.resolve(line, self.lines, results)
+                    if words and self.minutes(line) <= self.left() + self.options.later:
+                        self.taken.add(line.name)
+                        return line, words
+                    waiting = waiting or words is None
+                running = self.taken - set(results) - set(self.failed)
+                if not waiting or not running or self.left() <= 1:
+                    return None
+                self.lock.wait(min(60, 60 * self.left()))  # another GPU's run may choose a learning rate
+
+    def work(self, gpu):
+        while self.left() > 1 and (taken := self.take()):
+            line, words = taken
+            job = Job(self, line, words, gpu)
+            try:
+                job.run()
+                print(f"done: {line.name}", flush=True)
+            except Stopped:
+                print(f"stopped, to go on in {job.folder}: {line.name}", flush=True)
+                return
+            except (Error, OSError, ValueError, KeyError) as e:
+                print(f"FAILED: {line.name}: {e}", flush=True)
+                self.failed.append(line.name)
+            with self.lock:
+                self.lock.notify_all()
+
+    def print_list(self):
+        results = self.results()
+        for line in self.chosen:
+            words = plan.resolve(line, self.lines, results)
+            state = "done" if line.name in results else "next" if words else \
+                "not needed, or not yet" if line.measures == "edge" else "waits for a learning rate"
+            print(f"{line.name:34} {line.minutes:>5} min  {state}")
+
+
+class Job:
+    """One run on one GPU."""
+
+    def __init__(self, study, line, words, gpu):
+        self.study, self.line, self.words, self.options = study, line, words, study.options
+        self.folder = self.options.work / line.name
+        self.run_folder = self.folder / "run"
+        self.missing = []  # measures that failed
+        self.environment = {**os.environ}
+        if gpu != "cpu":
+            self.environment["CUDA_VISIBLE_DEVICES"] = gpu
+
+    def call(self, *command):
+        """Runs a program, its output in WORK/NAME/output.txt. Stopped when the time is over."""
+        left = self.study.end - GRACE - time.monotonic()
+        if left <= 0:
+            raise Stopped
+        with open(self.folder / "output.txt", "a", encoding="utf-8") as output:
+            print("$", *command, file=output, flush=True)
+            process = subprocess.Popen([*map(str, command)], stdout=output, stderr=output, cwd=ROOT,
+                                       env=self.environment)
+            try:
+                code = process.wait(left)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGUSR1 if command[0] == self.options.trainer else signal.SIGTERM)
+                try:
+                    process.wait(max(0, self.study.end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                raise Stopped
+        if code:
+            last = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()[-1]
+            raise Error(f"exit code {code}: {last} ({self.folder}/output.txt)")
+
+    def step(self, name, *command):
+        """A program that writes WORK/NAME/name, which is left out where it has been done."""
+        out, done = self.folder / name, self.folder / f"{name}.done"
+        if not done.exists():
+            out.parent.mkdir(exist_ok=True)
+            self.call(*[str(out) if word == "OUT" else word for word in command])
+            done.touch()
+
+    def optional(self, name, *command):
+        """The same, but a failure costs this measure alone, not the run's results, which name it."""
+        try:
+            self.step(name, *command)
+        except Error as e:
+            print(f"FAILED: {self.line.name}, {name}: {e}", flush=True)
+            self.missing.append(name)
+
+    def run(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        started, spent = time.monotonic(), self.folder / "spent"
+        before = float(spent.read_text()) if spent.exists() else 0
+        print(f"running: {self.line.name}", flush=True)
+        try:
+            self.train()
+            self.measure()
+            self.write_line()
+            self.options.results.mkdir(parents=True, exist_ok=True)
+            out = self.options.results / f"{self.line.name}.json"
+            self.call(sys.executable, HERE / "collect.py", self.folder, self.options.corpus, out)
+        finally:
+            spent.write_text(str(before + (time.monotonic() - started) / 60))
+        shutil.rmtree(self.folder)
+
+    def write_line(self):
+        (self.folder / "line.json").write_text(json.dumps({
+            "name": self.line.name, "measures": self.line.measures, "options": self.words, "missing": self.missing}))
+
+    def train(self):
+        data = self.options.corpus
+        self.write_line()
+        self.step("run", self.options.trainer, *self.words, "--data", f"{data}_train_*.bin", "--val-data",
+                  f"{data}_val_*.bin", "--out", "OUT", "--resume", "--save-every", self.options.moments, "--keep", 0,
+                  "--log-every", 64)
+
+    def measure(self):
+        """Losses by position and document; of `all` also what the gates forget at each checkpoint, and the tasks."""
+        trainer, data = self.options.trainer, f"{self.options.corpus}_val_*.bin"
+        self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
+        if self.line.measures != "all":
+            return
+        if self.line.name.startswith("fox"):
+            for checkpoint in sorted(self.run_folder.glob("step_*")):
+                self.optional(f"maps_{checkpoint.name}.safetensors", trainer, "--init", checkpoint, "--maps", "OUT",
+                          "--val-data", data)
+            self.optional("unpruned.json", trainer, "--init", self.run_folder, "--set", "log_pruning_tolerance=null",
+                      "--eval", "OUT", "--val-data", data)
+        script = ROOT / "scripts/eval/tasks/zero_shot.py"
+        for task, more in TASKS.items() if script.exists() else ():
+            self.optional(f"tasks/{task}.json", sys.executable, script, task, "--init", self.run_folder, "--trainer",
+                          trainer, "--data", data, "--out", "OUT", *self.options.task_options.split(), *more)
+
+
+def main():
+    options = arguments()
+    study = Study(options)
+    if options.list:
+        study.print_list()
+        return
+    if not options.trainer.exists():
+        raise Error(f"{options.trainer}: not built: make train_foxcu")
+    if not Path(f"{options.corpus}.json").exists():
+        raise Error(f"{options.corpus}.json: not there: dev/study/corpus.sh makes the corpus")
+    workers = [threading.Thread(target=study.work, args=(gpu,)) for gpu in gpus_of(options)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if study.failed:
+        raise Error(f"{len(study.failed)} runs failed: {' '.join(study.failed)}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,88 @@
+"""Writes results of runs that never were, with known differences, and checks what dev/study/report.py makes of them."""
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path[:0] = ["dev/study", "scripts"]
+import report  # noqa: E402
+
+FOLDER = Path(sys.argv[1])
+PAGE, RESULTS = FOLDER / "STUDY.md", FOLDER / "results"
+RESULTS.mkdir(parents=True, exist_ok=True)
+corpus = json.loads(Path("dev/study/corpus.json").read_text())
+DOCUMENTS = len(corpus["held"]["documents"])
+
+
+def result(name, seed, within, beyond, hours, lr=2e-3):
+    mean = (16384 * within + 49152 * beyond) / 65536
+    row = [within, within, within, beyond, beyond]
+    return {
+        "name": name, "measures": "all", "options": [], "missing": [], "seed": seed, "lr": lr, "corpus": corpus["name"],
+        "device": "one", "val_loss": within, "steps": 4096, "pruned_by_layer": [0.5, 0.7], "tasks": {},
+        "curve": [[64 * i, 8 - i / 10, i * hours / 64, 0.5] for i in range(1, 65)],
+        "validations": [{"step": 512 * i, "hours": hours * i / 8, "loss": within + 8 - i} for i in range(1, 9)],
+        "half_lives": {"512": [[10, 100]], "4096": [[20, None]]},
+        "eval": {"loss_mean": mean, "perplexity": {"16384": math.exp(within), "65536": math.exp(mean)},
+                 "tokens_per_second": 100, "loss": [[128, 3], [65536, 2]],
+                 "documents": {"ends": [1024, 4096, 16384, 32768, 65536], "loss": [row] * DOCUMENTS,
+                               "contexts": [1024, 63488], "last_loss": [[within, beyond]] * DOCUMENTS}}}
+
+
+def write(r):
+    (RESULTS / f"{r['name']}.json").write_text(json.dumps(r))
+
+
+def run(*more):
+    command = [sys.executable, "dev/study/report.py", "--results", RESULTS, "--page", PAGE, "--pictures", FOLDER, *more]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def rows(page, table):
+    text = page.partition(f"<!-- table {table} -->\n")[2].partition("<!-- end -->")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+
+
+# no result: every table has its rows
+PAGE.write_text(Path("dev/STUDY.md").read_text())
+done = run()
+assert done.returncode == 0, done.stderr
+page = PAGE.read_text()
+assert [row[2] for row in rows(page, "primary")[2:]] == ["no run yet"] * 3
+assert "claim" not in page.partition("## Results")[2].partition("### Noise")[0]
+
+# the paired t-test: differences of -0.10, -0.12, -0.08, -0.11, -0.09 have the mean -0.1 and the error 0.00707
+for seed, d in zip(range(11, 16), (-0.10, -0.12, -0.08, -0.11, -0.09)):
+    write(result(f"fox-pro_{seed}", seed, 2 + d, 2.5 + (0.3 if seed % 2 else -0.3), 1))
+    write(result(f"transformer-pro_{seed}", seed, 2, 2.5, 2))
+write(result("fox-pro_11_repeat", 11, 1.9004, 2.8, 1))
+for k, (lr, loss) in enumerate([(1e-3, 3), (2e-3, 2), (5e-3, 2.5)]):
+    write(result(f"lr_fox-pro_{['1e-3', '2e-3', '5e-3'][k]}", 1, loss, 3, 1, lr))
+assert run().returncode == 0
+page = PAGE.read_text()
+primary = rows(page, "primary")[2:]
+assert primary[0][1:4] == ["5", "-0.1000", "-0.1196 to -0.0804"] and primary[0][6] == "fox-pro", primary
+assert primary[0][4:6] == ["0.00015", "0.00029"], primary  # t = 14.14, 4 degrees; the second of Holm's three
+assert primary[1][6] == "no claim", primary
+# the pair's larger last loss is the transformer's, which fox-pro has where its line between validations crosses it
+want = sum(math.log((1 - (1 / 8) * -d) / 2) for d in (-0.10, -0.12, -0.08, -0.11, -0.09)) / 5
+assert abs(float(primary[2][2]) - want) < 6e-4 and primary[2][6] == "fox-pro", (primary, want)
+assert "2e-3" == rows(page, "rates")[2][2] and rows(page, "rates")[3][2] == "no run yet", rows(page, "rates")
+assert rows(page, "noise")[2][1:4] == ["0.0004", "0.0004", "0.0000"], rows(page, "noise")
+first = rows(page, "documents")[2]
+assert first[1].startswith("-0.1000 (-0.1000 to -0.1000), 256 of 256") and first[2].endswith("0 of 256"), first
+run_row = next(row for row in rows(page, "runs") if row[0] == "fox-pro_11")
+assert run_row[3:6] == ["1.9000", "1.9000", "2.8000"] and run_row[7:11] == ["60.0", "60%", "3,264", "3,904"], run_row
+
+# the same results give the same bytes; another corpus, and a run that is not in the list, are errors
+assert run().returncode == 0 and PAGE.read_text() == page
+write({**result("fox-pro_12", 12, 1.9, 2.8, 1), "corpus": "another"})
+assert "trained on corpus another" in run().stderr
+write(result("fox-pro_12", 12, 1.88, 2.2, 1))
+write(result("nothing_1", 1, 2, 2, 1))
+assert "results of nothing_1, which is no run of runs.txt" in run().stderr
+
+assert report.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
+low, high = report.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])
+assert (low, high) == (1, 3), (low, high)
