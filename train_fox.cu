@@ -1003,12 +1003,9 @@ static void evaluate(Model* model, void* losses, void* logits, void* grads) {
 // ----------------------------------------------------------------------------
 // the trainer: what the run skeleton (llmc/train/train.h) needs of the model
 
-// Bytes of the state of a sample while training, on the rank that generates it.
-static int64_t model_sample_bytes(const Model* model, const Run* run) {
-    int64_t capacity = run->world->rank == 0 ? sample_capacity(run) : 0, n = sample_tokens(run);
-    if (capacity == 0) return 0;
-    CacheSizes sizes = sample_sizes(engine_heads(&model->config), 1, capacity - n, n, GENERATE_ROWS);
-    return cache_bytes(&model->config, &model->table, mixers[model->config.mixer], &sizes);
+static int64_t model_cache_bytes(const void* model, const CacheSizes* sizes) {
+    const Model* m = (const Model*)model;
+    return cache_bytes(&m->config, &m->table, mixers[m->config.mixer], sizes);
 }
 
 static int64_t model_planned_bytes(const void* model, int64_t B, int64_t T, Recompute recompute) {
@@ -1037,7 +1034,7 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     *plan = {.run = run,
              .gpu = gpu,
              .free_bytes = (int64_t)free_bytes,
-             .sample_bytes = model_sample_bytes(model, run),
+             .cache_bytes = training_cache_bytes(run, model_cache_bytes, model),
              .pass_bytes = model_planned_bytes,
              .model = model};
     plan_fit(plan);

@@ -63,8 +63,10 @@ LOG_MEMBERS = {  # of the events that the scripts read
             "flops_per_token": NUMBER, "options": dict, "config": dict},
     "step": {"step": int, "tokens": int, "loss": MAYBE, "ms": NUMBER, "tokens_per_s": MAYBE},
     "validation": {"step": int, "val_loss": MAYBE, "ms": NUMBER, "by_position": list},
+    "evaluation": {"step": int, "ms": NUMBER},
     "checkpoint": {"step": int},
 }
+LOG_OBJECTS = ("perplexity_by_length", "requests")  # where there are any
 LOG_ITEMS = {"by_position": dict, "pruned_by_layer": MAYBE, "set": str}  # of lists
 POSITION_MEMBERS = {"from": NUMBER, "to": NUMBER, "loss": MAYBE}
 
@@ -73,6 +75,9 @@ def bad_member(values, members):
     """The first of the members that is missing or of another type; None: all are as they should be."""
     for name, kind in members.items():
         if name not in values or not isinstance(values[name], kind) or isinstance(values[name], bool):
+            return name
+    for name in LOG_OBJECTS:
+        if name in values and not isinstance(values[name], dict):
             return name
     for name, kind in LOG_ITEMS.items():
         if name in values and not (isinstance(values[name], list)

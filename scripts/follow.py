@@ -65,8 +65,11 @@ class WandB:
 
 def numbers(line):
     """{tag: number} of a line of the log."""
-    kind = "validation/" if line["event"] == "validation" else "train/"
-    values = {kind + k: float(v) for k, v in line.items()
+    kind = "train" if line["event"] == "step" else line["event"]
+    groups = {kind: line, "perplexity/below": line.get("perplexity_by_length"),
+              **{f"requests/{k}": v for k, v in (line.get("requests") or {}).items()}}
+    values = {f"{group}{'_' if '/' in group else '/'}{k}": float(v)
+              for group, members in groups.items() if isinstance(members, dict) for k, v in members.items()
               if k not in NOT_SHOWN and isinstance(v, (int, float)) and not isinstance(v, bool)}
     values.update({f"pruned/layer_{i:02d}": v for i, v in enumerate(line.get("pruned_by_layer", []))
                    if v is not None})
@@ -120,7 +123,7 @@ class Follower:
             self.run = line
             self.sink.start(line, self.when)
         self.when += line.get("ms", 0) / 1000
-        if line["event"] in ("step", "validation"):
+        if line["event"] in ("step", "validation", "evaluation"):
             self.sink.add(line["step"], numbers(line), self.when)
         return line["event"] == "checkpoint" and self.run and line["step"] >= self.run["num_steps"]
 

@@ -19,15 +19,15 @@ said "no GPU or no driver was found here"
 for level in none qkv block; do said "--recompute $level"; done
 equals "" "$(cat "$scratch/stderr")"
 check "--dry-run with a sample" "$trainer" --dry-run --model fox-pro-760m --data none --sample-every 1 --generate 60000
-said "a sample's state            9115.8 MiB"
+said "samples, requests           9115.8 MiB"
 check "--dry-run --ranks" "$trainer" --dry-run --model transformer-llama-360m --ranks 8 --recompute block
 said "planned for recompute block"
 
 # The plan for a GPU of another machine, and the CPU trainer's, which has formulas in place of the tables: activations at
-# most 1% apart, and everything but a sample's state and the activations the same
+# most 1% apart, and everything but samples, requests and activations the same
 planned() { "$@" --dry-run --gpu H100 | sed 's/activations, about/activations       /'; }
 activations() { awk '$1 == "activations" { print $2 }' "$1"; }
-rest() { grep -v "activations\|^memory\|a sample's state" "$1"; }
+rest() { grep -v "activations\|^memory\|samples, requests" "$1"; }
 while read -r options; do
     planned "$trainer" $options >"$scratch/gpu"
     planned ./train_fox $options >"$scratch/cpu"

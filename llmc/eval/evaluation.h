@@ -48,6 +48,19 @@ static inline int64_t evaluation_first_length(int64_t T) {
     return T < EVALUATION_FIRST_LENGTH ? T : EVALUATION_FIRST_LENGTH;
 }
 
+// Writes {"512": P(512), "1024": P(1024), .., "T": P(T)}.
+static inline void evaluation_put_perplexity(JsonWriter* w, const char* key, const Positions* p) {
+    const int64_t T = p->seq_len;
+    json_begin_object(w, key);
+    for (int64_t l = evaluation_first_length(T), last = 0; l != last; l = evaluation_next_length(l, T)) {
+        char length[32];
+        snprintf(length, sizeof length, "%lld", (long long)l);
+        json_put_double(w, length, exp(positions_mean(p, l)));
+        last = l;
+    }
+    json_end(w);
+}
+
 // Writes of(p, 1) .. of(p, T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
 static inline void evaluation_put_row(JsonWriter* w, const char* key, const Positions* p,
                                       double (*of)(const Positions*, int64_t)) {
@@ -77,14 +90,7 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
     json_put_int(&w, "tokens", p->sequences * T);
     json_put_double(&w, "loss_mean", positions_mean(p, T));
     json_put_double(&w, "standard_error", positions_standard_error(p));
-    json_begin_object(&w, "perplexity");
-    for (int64_t l = evaluation_first_length(T), last = 0; l != last; l = evaluation_next_length(l, T)) {
-        char key[32];
-        snprintf(key, sizeof key, "%lld", (long long)l);
-        json_put_double(&w, key, exp(positions_mean(p, l)));
-        last = l;
-    }
-    json_end(&w);
+    evaluation_put_perplexity(&w, "perplexity", p);
     if (layers > 0) json_begin_array(&w, "pruned");
     for (int l = 0; l < layers; l++) json_put_double(&w, NULL, pruned[l]);
     if (layers > 0)

@@ -22,9 +22,10 @@ typedef struct {
     int64_t sequences;      // added so far
     double* sums;           // [T] of the losses at each position
     double* window_squares; // [T] sums over sequences of the squared sum of losses around each position
-    double mean_sum, mean_squares;  // sums over sequences: of a sequence's mean loss, and of its square
-    DocumentLosses* documents;      // also filled; NULL: is not kept
-    double started, first_finished; // in seconds_now(): of this rank's measurement, and of its first batch
+    double mean_sum, mean_squares;     // sums over sequences: of a sequence's mean loss, and of its square
+    DocumentLosses* documents;         // also filled; NULL: is not kept
+    double started, first_finished;    // in seconds_now(): of this rank's measurement, and of its first batch
+    const volatile sig_atomic_t* stop; // not 0: no further batch is begun; NULL: never
 } Positions;
 
 static inline Positions positions_new(int64_t seq_len) {
@@ -138,13 +139,15 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
     const double first_batch = 600; // seconds: kernels are loaded, GEMM algorithms chosen
     const DataShare* share = &data->options.share;
     const int64_t B = run->micro_batch, T = p->seq_len, ranks = run->world->size;
-    const int64_t mine = share->count / B, most = (share->stride / B + ranks - 1) / ranks;
+    int64_t mine = share->count / B;
+    const int64_t most = (share->stride / B + ranks - 1) / ranks;
     const int64_t in_flight = trainer->steps_in_flight;
     p->started = seconds_now();
     dataloader_seek(data, 0);
     for (int64_t i = 0; i < most + in_flight; i++) {
         watch_progress(run->world); // as often on all ranks, though one may have a batch less
         if (i == 0) watch_allow(run->world, first_batch);
+        if (p->stop && *p->stop && i < mine) mine = i;
         if (i < mine) {
             trainer->load_batch(model, data);
             trainer->queue_losses(model);

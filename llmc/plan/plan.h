@@ -43,12 +43,12 @@ static inline PlanGpu plan_gpu_given(const Options* o) {
 
 typedef struct {
     const Run* run;
-    PlanGpu gpu;          // this machine's, or with --dry-run the one that is planned for
-    int64_t free_bytes;   // on it
-    int64_t sample_bytes; // of the state of a sample while training
-    int64_t besides;      // bytes that everything but activations needs
-    int64_t room;         // bytes for activations, where the GPU's memory is known
-    int recompute;        // the level that plan_fit has chosen
+    PlanGpu gpu;         // this machine's, or with --dry-run the one that is planned for
+    int64_t free_bytes;  // on it
+    int64_t cache_bytes; // of the largest cache of a sample or --eval-requests while training
+    int64_t besides;     // bytes that everything but activations needs
+    int64_t room;        // bytes for activations, where the GPU's memory is known
+    int recompute;       // the level that plan_fit has chosen
     // Bytes of activations of a pass over [B,T] tokens
     int64_t (*pass_bytes)(const void* model, int64_t B, int64_t T, Recompute recompute);
     const void* model;
@@ -87,7 +87,7 @@ static inline void plan_fit(GpuPlan* p) {
     const bool train = run_has_gradients(run);
     p->besides = gpu_weights_bytes(&run->config, &run->table, train) +
                  (train ? gpu_shard_bytes(&run->shard) : 0) + GPU_WORKSPACE_BYTES +
-                 gpu_overhead_bytes(&run->shard) + p->sample_bytes + GPU_SPARE_BYTES;
+                 gpu_overhead_bytes(&run->shard) + p->cache_bytes + GPU_SPARE_BYTES;
     p->room = p->free_bytes - p->besides;
     int fits = -1;
     if (train)
@@ -200,7 +200,7 @@ static inline void plan_print_gpu(const GpuPlan* p) {
     MemoryRow rows[] = {{"weights, gradients", gpu_weights_bytes(&run->config, &run->table, true)},
                         {"masters, moments", gpu_shard_bytes(&run->shard)},
                         {"activations", 0},
-                        {"a sample's state", p->sample_bytes},
+                        {"samples, requests", p->cache_bytes},
                         {"cuBLAS workspaces", GPU_WORKSPACE_BYTES},
                         {"driver, exchange", gpu_overhead_bytes(&run->shard)}};
     plan_print(p, rows, sizeof rows / sizeof rows[0], 2);
@@ -236,19 +236,23 @@ static inline void plan_print_estimate(const Run* run) {
     p.besides += GPU_SPARE_BYTES;
     p.room = p.gpu.memory - p.besides;
     plan_print(&p, rows, num_rows, 2);
-    if (run->options.sample_every > 0)
-        printf("without the state of a sample (--sample-every), which ./train_foxcu --dry-run plans too\n");
+    if (run->options.sample_every > 0 || run->eval_tokens > 0)
+        printf("without the cache of --sample-every and --eval-requests, which ./train_foxcu --dry-run plans "
+               "too\n");
 }
 
 // Prints the memory and the time of a training on this machine's CPU, and of a model for GPUs what to run instead.
-static inline void plan_print_cpu(const Run* run, int64_t activations, int element_bytes, int threads) {
+// cache: bytes of that of samples and requests.
+static inline void plan_print_cpu(const Run* run, int64_t activations, int64_t cache, int element_bytes,
+                                  int threads) {
     const int64_t weights = run->table.count * element_bytes;
     const MemoryRow rows[] = {{"weights", weights},
                               {"gradients", weights},
                               {"AdamW's moments", 2 * weights / run_ranks(run)},
                               {"checkpoint in the making", 3 * weights / run_ranks(run)},
-                              {"activations", activations}};
-    run_print_plan(run, rows, sizeof rows / sizeof rows[0]);
+                              {"activations", activations},
+                              {"samples, requests", cache}};
+    run_print_plan(run, rows, cache > 0 ? 6 : 5);
     const double flops = run_flops_per_token(run) * (double)run->options.max_tokens;
     const double hours = flops / (PLAN_CPU_FLOPS * threads * run_ranks(run)) / 3600;
     printf("time               %15.4g %s on %d threads at %g GFLOP/s each\n",

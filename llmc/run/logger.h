@@ -312,17 +312,13 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     fflush(stdout); // stdout may be a pipe
 }
 
-// Logs the mean loss on held-out tokens after `step` steps; the file also has it by position in the context.
-static inline void logger_validation(Logger* l, int64_t step, const LogValidation* v) {
+// Writes the members of a validation.
+static inline void log_validation_put(JsonWriter* w, const LogValidation* v) {
     double loss;
-    int64_t tokens = log_validation_total(v, &loss);
-    double bits = loss / LOG_LN2;
-
-    JsonWriter* w = logger_begin_line(l, "validation", step);
-    json_put_int(w, "val_tokens", tokens);
+    json_put_int(w, "val_tokens", log_validation_total(v, &loss));
     json_put_double(w, "val_loss", loss);
     json_put_double(w, "perplexity", exp(loss));
-    if (v->byte_tokens) json_put_double(w, "bits_per_byte", bits);
+    if (v->byte_tokens) json_put_double(w, "bits_per_byte", loss / LOG_LN2);
     json_put_double(w, "ms", 1000 * v->seconds);
     json_begin_array(w, "by_position");
     for (int i = 0; i < MAX_OCTAVES; i++) {
@@ -335,12 +331,18 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
         json_end(w);
     }
     json_end(w);
-    logger_end_line(l);
+}
 
+// Logs the mean loss on held-out tokens after `step` steps; the file also has it by position in the context.
+static inline void logger_validation(Logger* l, int64_t step, const LogValidation* v) {
+    double loss;
     char text[3][32];
+    log_validation_put(logger_begin_line(l, "validation", step), v);
+    logger_end_line(l);
+    log_validation_total(v, &loss);
     logger_print_step(l, step);
     printf("validation loss %s  perplexity %s", log_number(text[0], loss), log_number(text[1], exp(loss)));
-    if (v->byte_tokens) printf("  bits per byte %s", log_number(text[2], bits));
+    if (v->byte_tokens) printf("  bits per byte %s", log_number(text[2], loss / LOG_LN2));
     printf("\n");
     fflush(stdout);
 }

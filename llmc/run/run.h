@@ -72,8 +72,8 @@ typedef struct {
     bool branched;                // the checkpoint is another run's, that of --resume-from
     bool data_changed;            // since the checkpoint, by --data-changed
     int lock;                     // of the RunFolder
-    Json record;                  // its trainer.json; texts in options may point into it. With --eval that of
-                                  // --init, if there is one
+    Json record;                  // its trainer.json, or --init's with --eval; texts in options point into it
+    int64_t eval_tokens;          // of the longest of --eval-requests, at most, on the rank that answers
     char device[512];             // printed before training and --bench: a line on device and implementation
     double peak_flops;            // of this rank's device, per second, for MFU; 0: not known
 } Run;

@@ -46,7 +46,8 @@ static inline void data_check(Run* run, const DataLoader* data, const DataLoader
 static inline void data_find_tokenizer(HfTokenizer* t, const Run* run, const DataLoader* data) {
     Error err;
     const char* folder = run_resumed(run) ? run->checkpoint : run->options.init;
-    if ((!run->options.out && !run->options.sample_every) || run->world->rank != 0) return;
+    const bool infers = run->options.sample_every || run->options.eval_requests;
+    if ((!run->options.out && !infers) || run->world->rank != 0) return;
     bool ok =
         hf_tokenizer_find(t, data->shards[0].path, folder, &run->config, run->options.json_escape, &err);
     if (ok && !t->json) {

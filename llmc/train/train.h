@@ -5,11 +5,12 @@ A step of the loop, for a trainer with one step in flight:
 
     queue step s    begin_step, (load_batch, add_gradients) x grad_accum_steps, update
     log step s - 1  finish_step; dies if the step is not valid (step_is_valid), where update changed nothing
-    where due       log step s too, then begin to save, validate and sample, in this order
+    where due       log step s too, then begin to save, validate, evaluate and sample, in this order
 
 A checkpoint is written behind training's back (saver.h), and gets its name after the first step at which all
-ranks have written their parts. At the end of training a checkpoint and a validation are always due. A signal
-ends the run after the current step, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
+ranks have written their parts. At the end of training a checkpoint, a validation and an evaluation are always
+due. A signal ends the run after the current step, or within a validation or evaluation, of which nothing is
+logged then, with a checkpoint and exit code RUN_EXIT_INTERRUPTED.
 
 With several ranks everyone runs this loop, and rank 0 writes the log. What they do next depends only on what
 all of them know: options, and the votes that travel with each step's loss. So they leave the loop, save and
@@ -21,8 +22,8 @@ Called by main of the trainers, and only there.
 
 #include "bench.h"
 #include "../eval/evaluation.h"
+#include "../eval/in_training.h"
 #include "../eval/maps.h"
-#include "../inference/engine/requests.h"
 #include "../run/report.h"
 #include "../checkpoint/saver.h"
 #include "../run/schedule.h"
@@ -83,7 +84,9 @@ typedef struct {
     Saver saver;                // if the run has a folder
     CheckpointTensors snapshot; // on the host, of this rank's shard: what the saver writes
     HfTokenizer tokenizer;      // for checkpoints and samples; of rank 0
-    Tokenizer sampler;          // of --sample-every; vocab_size 0: samples are token ids
+    Tokenizer sampler;          // of samples and requests; vocab_size 0: they are token ids
+    Requests* requests;         // of --eval-requests; NULL: none, or another rank answers them
+    bool cut;                   // a signal has ended what was to be measured last
     int64_t saving;             // step of the checkpoint in the making, and
     double saving_waited;       // for how many seconds training has waited for it
 } Training;
@@ -113,6 +116,13 @@ static inline void training_open(Training* t) {
     data_check(t->run, &t->data, val_data);
     data_check_tokenizer(run, &t->data, val_data);
     data_find_tokenizer(&t->tokenizer, run, &t->data);
+    const bool infers = o->sample_every || t->requests;
+    if (infers && t->tokenizer.json && !o->vocab)
+        t->sampler = sample_tokenizer_parse("tokenizer.json", t->tokenizer.json);
+    else if (infers)
+        t->sampler = sample_tokenizer(run, false);
+    if (t->requests) eval_requests_encode(t->requests, t->run, &t->sampler);
+    if (t->requests) t->requests->stop = &run_interrupted;
     training_check_folder(t);
     if (!logger_open(&t->logger, t->world->rank == 0 ? o->out : NULL, &err)) die("%s", err.msg);
     if (o->out && !saver_open(&t->saver, t->world, &run->table, o->out, run->lock, (int)o->keep, &err))
@@ -123,10 +133,6 @@ static inline void training_open(Training* t) {
     t->logger.attention_flops = run_mixer_flops_per_token(run);
     t->logger.peak_flops = run->peak_flops * t->world->size;
     dataloader_seek(&t->data, run->state.position);
-    if (o->sample_every && t->tokenizer.json && !o->vocab)
-        t->sampler = sample_tokenizer_parse("tokenizer.json", t->tokenizer.json);
-    else if (o->sample_every)
-        t->sampler = sample_tokenizer(run, false);
 }
 
 // ----------------------------------------------------------------------------
@@ -194,22 +200,37 @@ static inline void training_save(Training* t) {
     t->saving_waited = seconds_now() - start;
 }
 
-// Collective: measures and logs the loss on the first val_sequences held-out sequences, each rank on its
-// share; at the end of the run also by position.
-static inline void training_validate(Training* t) {
+// Collective: measures the loss on the first val_sequences held-out sequences, each rank on its share, and
+// logs it as a validation, at the end of the run also by position, or as part of an evaluation, for which
+// rank 0 also answers requests. A signal ends it, with nothing logged.
+static inline void training_measure(Training* t, bool validates, bool evaluates) {
     const Run* run = t->run;
     const int64_t T = run->options.seq_len;
+    double start = seconds_now();
     LogValidation v;
     Positions p = positions_new(T);
     memset(&v, 0, sizeof v);
-    positions_measure(&p, t->trainer, t->model, run, &t->val_data, t->val_sequences, NULL);
-    positions_reduce(&p, t->world);
+    p.stop = &run_interrupted;
+    if (t->val_sequences) {
+        positions_measure(&p, t->trainer, t->model, run, &t->val_data, t->val_sequences, NULL);
+        positions_reduce(&p, t->world);
+    }
+    t->cut = p.sequences < t->val_sequences; // on one of the ranks
     for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], p.sequences);
     v.byte_tokens = run_reads_bytes(run);
-    v.seconds = seconds_now() - p.started;
+    v.seconds = seconds_now() - start;
+    if (validates && !t->cut) {
+        start = seconds_now();
+        logger_validation(&t->logger, run->state.step, &v);
+        if (run->state.step >= run->last_step) run_print_by_position(&v);
+    }
+    if (evaluates && !t->cut) {
+        const bool answered = t->requests && eval_requests_answer(t->requests, t->trainer, t->model);
+        t->cut = t->requests && !answered && run_interrupted;
+        v.seconds = seconds_now() - start;
+        if (!t->cut) log_evaluation(&t->logger, run->state.step, &v, &p, answered ? t->requests : NULL);
+    }
     positions_free(&p);
-    logger_validation(&t->logger, run->state.step, &v);
-    if (run->state.step >= run->last_step) run_print_by_position(&v);
 }
 
 // Rank 0 generates a sample; the others wait with their next collective.
@@ -319,14 +340,15 @@ static inline bool training_loop(Training* t) {
         training_queue_step(t);
         bool last = state->step == t->run->last_step;
         bool validates = t->val_sequences && (last || run_due(o->val_every, state->step));
+        bool evaluates = o->eval_every && (last || run_due(o->eval_every, state->step));
         bool samples = run_due(o->sample_every, state->step);
         saved = last || run_due(o->save_every, state->step);
-        bool due = saved || validates || samples;
+        bool due = saved || validates || evaluates || samples;
         training_finish_steps(t, due ? 0 : trainer->steps_in_flight);
         if (t->votes.failed > 0 || t->votes.written == t->world->size) training_finish_save(t);
         if (!due) continue;
         if (saved) training_save(t);
-        if (validates) training_validate(t);
+        if (validates || evaluates) training_measure(t, validates, evaluates);
         if (samples) training_sample(t);
         t->last_time = seconds_now();
     }
@@ -338,7 +360,8 @@ static inline bool training_loop(Training* t) {
 static inline void training_log_start(Training* t) {
     const Run* run = t->run;
     char shared[DATA_WARNING_BYTES];
-    const bool works = !run_resumed(run) || run->state.step < run->last_step || t->val_sequences;
+    const bool works =
+        !run_resumed(run) || run->state.step < run->last_step || t->val_sequences || run->options.eval_every;
     char* recipe = recipe_text(&run->options, &run->config, &t->data);
     const LogRun line = {.step = run->state.step,
                          .config = &run->config,
@@ -361,7 +384,8 @@ static inline void training_log_start(Training* t) {
 
 // Trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy of the rank's
 // shard, if the run has a folder. Returns the exit code.
-static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot) {
+static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot,
+                        Requests* requests) {
     const Options* o = &run->options;
     TrainerState* state = &run->state;
     Training* t = (Training*)xcalloc(1, sizeof *t);
@@ -370,6 +394,7 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     t->run = run;
     t->world = run->world;
     t->snapshot = *snapshot;
+    t->requests = requests;
     training_open(t);
     run_catch_signals(run->world);
     run_print_start(run, &t->data, t->val_sequences);
@@ -380,7 +405,8 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     printf("%s", run->device);
 
     t->last_time = seconds_now();
-    if (t->val_sequences && state->step >= run->last_step) training_validate(t);
+    if (state->step >= run->last_step && (t->val_sequences || o->eval_every))
+        training_measure(t, t->val_sequences > 0, o->eval_every > 0);
     bool saved = training_loop(t);
     if (!saved) training_save(t); // after a signal, or with --max-steps 0
     training_finish_save(t);
@@ -391,8 +417,9 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     if (o->val_data) dataloader_close(&t->val_data);
     hf_tokenizer_free(&t->tokenizer);
     tokenizer_free(&t->sampler);
+    const bool ended = state->step >= run->last_step && !t->cut;
     free(t);
-    return state->step < run->last_step ? RUN_EXIT_INTERRUPTED : EXIT_SUCCESS;
+    return ended ? EXIT_SUCCESS : RUN_EXIT_INTERRUPTED;
 }
 
 // ----------------------------------------------------------------------------
@@ -492,8 +519,10 @@ static inline bool load_weights(const CheckpointTensors* t, const Run* run, Erro
 // be read.
 static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     int exit_code = EXIT_SUCCESS;
+    Requests* requests = eval_requests_open(run);
     if (run->mode == RUN_DRY) {
         trainer->print_plan(run);
+        eval_requests_close(requests);
         return exit_code;
     }
     Evaluation* evaluation = run->mode == RUN_EVAL ? evaluation_open(run) : NULL;
@@ -507,7 +536,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     if (!loaded)
         exit_code = RUN_DAMAGED;
     else if (run->mode == RUN_TRAIN)
-        exit_code = train(trainer, model, run, &host);
+        exit_code = train(trainer, model, run, &host, requests);
     else if (run->mode == RUN_DUMP)
         dump(trainer, model, run);
     else if (run->mode == RUN_GENERATE)
@@ -525,6 +554,7 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     }
     if (host.w) trainer->host_free(host.w);
     trainer->close(model);
+    eval_requests_close(requests);
     return exit_code;
 }
 

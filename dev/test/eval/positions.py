@@ -140,7 +140,12 @@ def same(path_a, path_b):
 def validation(log, path):
     got = load(path)
     with open(log) as f:
-        line = [v for v in map(json.loads, f) if v["event"] == "validation"][-1]
+        lines = list(map(json.loads, f))
+    line, evaluation = ([v for v in lines if v["event"] == event][-1] for event in ("validation", "evaluation"))
+    assert all(evaluation[key] == line[key] for key in line.keys() - {"event", "ms"}), evaluation
+    assert evaluation["perplexity_by_length"].keys() == got["perplexity"].keys()
+    for l in got["perplexity"]:
+        close(evaluation["perplexity_by_length"][l], got["perplexity"][l], 1e-12, f"perplexity of {l}")
     assert line["val_tokens"] == got["tokens"]
     close(line["val_loss"], got["loss_mean"], 1e-12, "val_loss")
     close(line["perplexity"], got["perplexity"][str(got["seq_len"])], 1e-12, "perplexity")

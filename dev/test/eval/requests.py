@@ -3,6 +3,7 @@ continuation, with log-probabilities from --dump. Only Python's standard library
 
     requests.py CASE FOLDER INIT PROGRAM OPTION...    CASE is a function below; FOLDER is for files, INIT a
                                                       checkpoint of a model of bytes, trained on 16 tokens at a time
+    requests.py in_training FOLDER INIT LOG FILE PROGRAM    LOG of the run of INIT, FILE its --eval-requests
 """
 
 import array, json, math, os, re, subprocess, sys
@@ -135,6 +136,9 @@ def errors():
         ('{"id":8,"type":"generate","prompt":"x","max_tokens":1.5}', '"max_tokens": not a whole number'),
         ('{"id":9,"type":"generate","prompt":"x","temperature":-1}', '"temperature": not a number from 0 to 100'),
         ('{"id":10,"type":"generate","prompt":"x","until":[1]}', '"until": neither a text nor a list'),
+        ('{"id":10,"type":"generate","prompt":"x","expected":1}', '"expected": neither text nor a list'),
+        ('{"id":10,"type":"generate","prompt":"x","expected":[257]}', '"expected": token 257, of a vocabulary of 257'),
+        ('{"id":10,"type":"rolling","text":"x","expected":"y"}', '"expected": not a member of a request of type rolling'),
         ('{"id":11,"type":"generate","prompt":"x","max_token":1}', '"max_token": not a member of a request of type generate'),
         ('{"id":12,"type":"generate","prompt":"x","max_tokens":16000000}', "more than the 65536 that a sequence can have"),
         ('{"id":13,"type":"rolling","text":"\\u0000"}', "\\u0000 in a string is not supported"), ("[" * 100, "nested too deeply"),
@@ -184,6 +188,54 @@ def stream():
     process.stdin.close()
     assert first == "short" and {receive(), receive()} == {"long", "last"}
     assert process.stdout.read() == b"" and process.wait() == 0
+
+
+def expected():
+    """Whether a generation contains what is expected: text, of what an "until" leaves of it, or ids."""
+    ask = {"type": "generate", "prompt": "On", "max_tokens": 30, "temperature": 0}
+    full = answers([ask])["null"]
+    assert "match" not in full
+    text, ids, end = full["text"], full["tokens"], full["text"][10:14]
+    cut = text.index(end)
+    cases = [(text, True), (text[3:6], True), (text + "x", False), ("", True), (ids, True), (ids[3:6], True), ([*ids[3:6], V - 1], False),
+             (ids + ids[:1], False), ([], True)]  # fmt: skip
+    until = [(text[: cut], True), (text[: cut + 1], False)]
+    got = answers([{**ask, "id": i, "expected": what} for i, (what, _) in enumerate(cases)] +
+                  [{**ask, "id": f"until {i}", "expected": what, "until": [end]} for i, (what, _) in enumerate(until)] +
+                  [{**ask, "id": "none", "expected": None}])  # fmt: skip
+    for i, (what, match) in enumerate(cases):
+        assert got[str(i)] == {**full, "id": i, "match": match}, (what, got[str(i)])
+    for i, (what, match) in enumerate(until):
+        assert got[f'"until {i}"']["match"] == match, (what, got[f'"until {i}"'])
+    assert "match" not in got['"none"']
+
+
+def in_training(log, path):
+    """The last evaluation of a training adds up what --requests answers with its last checkpoint."""
+    with open(path) as f:
+        asked = [json.loads(line) for line in f if line.strip()]
+    with open(log) as f:
+        got = [line for line in map(json.loads, f) if line["event"] == "evaluation"][-1]["requests"]
+    answered = answers([{**request, "id": i} for i, request in enumerate(asked)])
+    by_type = {}
+    for i, request in enumerate(asked):
+        by_type.setdefault(request["type"], []).append(answered[str(i)])
+    mean = lambda answers, key: math.fsum(a[key] for a in answers) / len(answers)
+    want = {"errors": 0}
+    for kind in "score", "rolling":
+        n = sum(a["tokens"] for a in by_type[kind])
+        want[kind] = {"requests": len(by_type[kind]), "tokens": n, "logprob": mean(by_type[kind], "logprob"),
+                      "logprob_per_token": mean(by_type[kind], "logprob") * len(by_type[kind]) / n}  # fmt: skip
+    want["score"]["greedy"] = mean(by_type["score"], "greedy")
+    matches = [a for a in by_type["generate"] if "match" in a]
+    want["generate"] = {"requests": len(by_type["generate"]), "tokens": sum(len(a["tokens"]) for a in by_type["generate"]),
+                        "expected": len(matches), "match": mean(matches, "match")}  # fmt: skip
+    assert 0 < want["score"]["greedy"] < 1 and 0 < want["generate"]["match"] < 1, want
+    assert got.keys() == want.keys(), got
+    for kind in by_type:
+        assert got[kind].keys() == want[kind].keys(), got
+        for key, value in want[kind].items():
+            assert abs(got[kind][key] - value) <= 1e-4 * abs(value), (kind, key, got, want)
 
 
 def many():
@@ -263,4 +315,8 @@ def reused():
 
 if __name__ == "__main__":
     case, folder, init, *program = sys.argv[1:]
-    globals()[case]()
+    if case == "in_training":
+        log, path, *program = program
+        in_training(log, path)
+    else:
+        globals()[case]()

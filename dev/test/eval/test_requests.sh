@@ -14,13 +14,27 @@ shards=$scratch/files/shards
 tiny="--model fox-pro-nano --set hidden_size=32 --set num_hidden_layers=2 --set num_heads=2 --set intermediate_size=32"
 batches="--seq-len 16 --batch-tokens 64 --max-tokens 1280 --warmup-tokens 128 --lr 0.02"
 check "make a text" python3 dev/test/eval/requests.py text "$scratch" - -
-check "train" "$trainer" $tiny $batches --data "$scratch/text.bin" --out "$scratch/out"
+cat >"$scratch/in_training" <<'END'
+{"type": "score", "context": "One two", "continuation": " three"}
+{"type": "score", "context": "One two", "continuation": " "}
+{"type": "score", "context": "One two", "continuation": ""}
+
+{"type": "rolling", "text": "A text of more than one window of the model."}
+{"type": "rolling", "text": "x"}
+{"type": "generate", "prompt": "On", "max_tokens": 9, "temperature": 0}
+{"type": "generate", "prompt": "On", "max_tokens": 9, "temperature": 0, "expected": " "}
+{"type": "generate", "prompt": [79, 110], "max_tokens": 9, "seed": 5, "expected": [256]}
+END
+check "train" "$trainer" $tiny $batches --data "$scratch/text.bin" --out "$scratch/out" --eval-every 15 \
+    --eval-requests "$scratch/in_training"
 init=$scratch/out/step_00000020
 
-for case in score rolling generate mixed reused errors stream many; do
+check "requests in training" python3 dev/test/eval/requests.py in_training "$scratch" "$init" "$scratch/out/log.jsonl" \
+    "$scratch/in_training" "$trainer"
+for case in score rolling generate expected mixed reused errors stream many; do
     check "$case" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$trainer"
 done
-for case in score rolling errors generate mixed stream; do
+for case in score rolling errors generate expected mixed stream; do
     check "$case, sanitized" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$sanitized"
 done
 
@@ -120,7 +134,7 @@ dies "tokenizer.json: " "$trainer" --init "$init" --prompt A --generate 3
 
 # dev/INFERENCE.md has a row for every member
 members=$(sed -n '/ members\[\]/,/};/p' llmc/inference/engine/requests.h | grep -o '"[a-z_]*"' | tr -d '"' | sort -u)
-equals 13 "$(echo "$members" | wc -l)"
+equals 14 "$(echo "$members" | wc -l)"
 for member in $members; do
     check "$member in dev/INFERENCE.md" grep -q "^| \`$member\` |" dev/INFERENCE.md
 done

@@ -30,6 +30,26 @@ equals "log 100 None 2.5" "$(tail -n 1 $scratch/stdout)"
 check "nothing new" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $r/transformer1
 equals 2 "$(wc -l <$scratch/stdout)"
 
+# the tags of an evaluation, whose parts may be missing
+tags() { PYTHONPATH=scripts $python -c 'import follow, common, sys
+line = common.log_line("log", 1, sys.argv[1].encode())
+print(*(f"{tag} {x:g}" for tag, x in sorted(follow.numbers(line).items())), sep=";")' "$@"; }
+equals "evaluation/val_loss 2.5;perplexity/below_1024 7;perplexity/below_512 8;position/below_1 3;requests/generate_match 0.5;requests/score_greedy 0.25;requests/score_logprob -2;requests/score_requests 4" \
+    "$(tags '{"event":"evaluation","step":3,"val_tokens":9,"val_loss":2.5,"ms":4,"by_position":[{"from":0,"to":1,"tokens":1,"loss":3}],
+        "perplexity_by_length":{"512":8,"1024":7},"requests":{"score":{"requests":4,"logprob":-2,"greedy":0.25},
+        "rolling":{"logprob":null},"generate":{"match":0.5},"errors":0}}')"
+equals "" "$(tags '{"event":"evaluation","step":3,"ms":4}')"
+for part in '"ms":"4"' '"ms":4,"requests":[1]' '"ms":4,"perplexity_by_length":3'; do
+    tags "{\"event\":\"evaluation\",\"step\":3,$part}" 2>&1 | grep -q "BadLine: log: line 1: '" && pass || fail "$part is taken"
+done
+{
+    sed -n 1p $r/transformer1/log.jsonl
+    echo '{"event": "evaluation", "step": 1, "ms": 4, "val_loss": 3.5}'
+} >$scratch/evaluated.jsonl
+mkdir $scratch/evaluated && mv $scratch/evaluated.jsonl $scratch/evaluated/log.jsonl
+check "an evaluation" env PYTHONPATH=$scratch/fake $python scripts/follow.py --wandb fox --once $scratch/evaluated
+equals "log 1 None None" "$(tail -n 1 $scratch/stdout)"
+
 # damaged lines are passed over, and named by their number in the file, also when the file was read in parts
 mkdir $scratch/bad
 bad=$scratch/bad/log.jsonl

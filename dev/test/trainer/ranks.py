@@ -6,6 +6,8 @@ standard library.
     ranks.py losses LOG LOG TOLERANCE        checks that two logs have the same steps, that the first has the second's
                                              validations, and that losses agree; of a step that is logged twice, the last
                                              line counts
+    ranks.py evaluations LOG LOG TOLERANCE   checks that they have the same evaluations, but for their duration, whose numbers
+                                             agree
     ranks.py record FOLDER                   prints step, tokens and position in the data of a checkpoint
     ranks.py token SHARD NEW INDEX ID        copies a shard and changes one token
     ranks.py strike SIGNAL WHOM EVENT SPIN LIMIT COMMAND...
@@ -59,6 +61,26 @@ def losses(log_a, log_b, tolerance):
     assert all(kind == "validation" for kind, _ in a.keys() - b.keys()), a.keys() - b.keys()
     for event in b:
         assert abs(a[event] - b[event]) <= tolerance * b[event], f"{event}: {a[event]}, expected {b[event]}"
+
+
+def evaluations(log_a, log_b, tolerance):
+    def numbers(value, name):
+        """Yields (name, number) of all numbers in a JSON value."""
+        if isinstance(value, (dict, list)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from numbers(item, f"{name}.{key}")
+        elif isinstance(value, (int, float)) and not name.endswith(".ms"):
+            yield name, value
+
+    runs = []
+    for path in (log_a, log_b):
+        with open(path) as f:
+            runs.append([dict(numbers(v, "")) for v in map(json.loads, f) if v["event"] == "evaluation"])
+    assert runs[0] and len(runs[0]) == len(runs[1])
+    for a, b in zip(*runs):
+        assert a.keys() == b.keys() and ".val_loss" in a, a.keys() ^ b.keys()
+        for name in a:
+            assert abs(a[name] - b[name]) <= tolerance * abs(b[name]), f"{name}: {a[name]}, {b[name]}"
 
 
 def record(folder):
@@ -187,6 +209,8 @@ if __name__ == "__main__":
         close(args[0], args[1], float(args[2]))
     elif command == "losses":
         losses(args[0], args[1], float(args[2]))
+    elif command == "evaluations":
+        evaluations(args[0], args[1], float(args[2]))
     elif command == "record":
         record(args[0])
     elif command == "token":

@@ -211,6 +211,11 @@ $tiny --set fgate_type=none --set decay_time_min=4|--set decay_time_min=4: this 
 --model mamba2-nano --set fgate_bias_init=true|--set: no config key is called 'fgate_bias_init'
 $tiny $batches --data @/text.bin --val-every 5|--val-every: the loss on which text? give --val-data GLOB
 $tiny $batches --data @/text.bin --val-tokens 5|--val-tokens: the loss on which text? give --val-data GLOB
+$tiny $batches --data @/text.bin --eval-every 5|--eval-every: evaluate what? give --val-data GLOB, --eval-requests FILE, or both
+$tiny $batches --data @/text.bin --eval-requests x|--eval-requests: how often? give --eval-every STEPS
+$tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch/none|--eval-requests $scratch/none: cannot open: No such file
+$tiny $batches --data @/text.bin --eval-every 5 --eval-requests $scratch|--eval-requests $scratch: is not a regular file
+$tiny $batches --dry-run --eval-every 5 --eval-requests $scratch/none|--eval-requests $scratch/none: cannot open: No such file
 $tiny --window-size -1|--window-size -1: not a whole number
 $tiny --window-size 17Mi|--window-size 17Mi: not a whole number
 --model mamba2-nano --window-size 9|--window-size: this model has no attention
@@ -241,6 +246,49 @@ END
     dies "a?b: not of the form KEY=VALUE" run $tiny --set $'a\nb'
     dies "which model?" env -i "$trainer"
     no_checkpoint
+}
+
+# refused_requests MESSAGE LINE OPTION...: the third line of --eval-requests, which is refused before the run begins
+refused_requests() {
+    printf '{"type":"rolling","text":[1]}\n\n%s\n' "$2" >"$scratch/requests"
+    dies "--eval-requests $scratch/requests: line 3: $1" train_on text --eval-every 5 --eval-requests "$scratch/requests" "${@:3}"
+}
+
+evaluations() {
+    local dry score='{"type":"score","context":"","continuation":'
+    rm -rf "$out"
+    refused_requests "bad JSON at byte 7" '{"type"'
+    refused_requests '"type": not one of score, rolling, generate' '{"type":"scores"}'
+    refused_requests '"continuation" is missing' '{"type":"score"}'
+    refused_requests '"expected": neither text nor a list of token ids' '{"type":"generate","prompt":"a","expected":1}'
+    refused_requests '17 tokens, more than the 16 that a sequence can have here' "$score\"01234567890123456\"}"
+    refused_requests '130 tokens, more than the 16' '{"type":"generate","prompt":"a"}'
+    refused_requests '17 tokens, more than the 16' '{"type":"generate","prompt":"a"}' --generate 15
+    refused_requests '"context": this program reads text of bytes or GPT-2' "$score\"a\"}" --data "$shards/plain.bin" --set vocab_size=300
+    : >"$scratch/empty"
+    dies "--eval-requests $scratch/empty: has no requests" train_on text --eval-every 5 --eval-requests "$scratch/empty"
+    check "no step was done" test ! -e "$out/log.jsonl"
+
+    # the plan: the cache of 16 slots of the longest sequence, in pages of 64 tokens of 2 heads with 16 channels, and more
+    printf '%s"%064d"}\n' "$score" 1 >"$scratch/requests"
+    dry="$tiny --seq-len 64 --dry-run"
+    check "--dry-run" run $dry
+    equals 0 "$(grep -c '^samples, requests' "$scratch/stdout")"
+    check "--dry-run with requests" run $dry --eval-every 5 --eval-requests "$scratch/requests"
+    check "plans the cache" awk '$1 == "samples," { exit !($3 > 16 * 64 * 2 * (2 * 16 * 4 + 8) / 1048576 && $3 < 2) }' "$scratch/stdout"
+    check "--dry-run with a sample" run $dry --sample-every 1
+    said "samples, requests"
+    check "for a GPU" run --model fox-pro-125m --dry-run --eval-every 5 --eval-requests "$scratch/requests" --gpu H100
+    said "without the cache of --sample-every and --eval-requests"
+
+    check "a last evaluation, and one every 8 steps" train_on text --eval-every 8 --eval-requests "$scratch/requests" \
+        --seq-len 64 --max-steps 10
+    equals "8 10" "$(sed -n 's/.*"event":"evaluation","step":\([0-9]*\),.*/\1/p' "$out/log.jsonl" | paste -sd ' ')"
+    said "step 10/20  evaluation  score -"
+    check "none any more" run --resume --out "$out" --eval-every 0 --max-steps 16
+    equals 2 "$(grep -c '"event":"evaluation"' "$out/log.jsonl")"
+    rm "$scratch/requests"
+    dies "--eval-requests $scratch/requests: cannot open" run --resume --out "$out" --eval-every 8
 }
 
 refused_out() {
@@ -532,6 +580,7 @@ for trainer in ${TRAIN_FOX:-./train_fox build/test/train_fox_sanitized}; do
     refused_shards
     refused_folders
     refused_options
+    evaluations
     refused_out
     dry_run
     warmup

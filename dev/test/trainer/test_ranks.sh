@@ -132,6 +132,23 @@ same_numbers() {
     trainer=./train_fox
 }
 
+# Rank 0 answers the requests of an evaluation, whose loss is that of all ranks.
+evaluated() {
+    local out=$scratch/evaluated n
+    printf '{"type":"score","context":"a","continuation":"bc"}\n{"type":"generate","max_tokens":9,"prompt":"a"}\n' >"$scratch/requests"
+    for n in 2 3; do
+        check "$n ranks" run $n $short "$out/$n" --val-data "$shards/part_2.bin" --eval-every 8 --eval-requests "$scratch/requests"
+        equals "" "$(own "$scratch/stderr")"
+        same_bytes $short "$out/$n" "$scratch/numbers/$n"
+        equals 3 "$(grep '"event":"evaluation"' "$out/$n/log.jsonl" | grep -c '"generate":{"requests":1,"tokens":9}')"
+    done
+    check "the loss of the evaluation" ranks evaluations "$out/2/log.jsonl" "$out/3/log.jsonl" 1e-4
+    echo '{"type":"score"}' >>"$scratch/requests"
+    run 2 $short "$out/bad" --eval-every 8 --eval-requests "$scratch/requests" 2>"$scratch/stderr" >"$scratch/stdout"
+    equals 1 $?
+    one_line "--eval-requests $scratch/requests: line 3: \"continuation\" is missing"
+}
+
 refused() {
     local tokens="--max-tokens 3840"
     dies "13 ranks for the 12 sequences of a step" $launch -np 13 $trainer $model $data $tokens
@@ -450,6 +467,7 @@ two_hosts() {
 }
 
 same_numbers
+evaluated
 refused
 differences
 folders

@@ -64,6 +64,30 @@ static inline void cache_free(Cache* cache) {
     free(cache);
 }
 
+// Fills a cache's tables, which have no memory yet.
+static inline void cache_tables(Cache* cache, const Config* config, const ParamTable* params,
+                                const CacheSizes* sizes) {
+    extend_activations(&cache->acts, config, sizes->rows);
+    cache->mlp->activations(&cache->of_mlp, config, params, 1, sizes->rows);
+    if (cache->mixer->states) {
+        cache->mixer->states(&cache->states, config, params, sizes);
+    } else {
+        cache_pages_activations(&cache->states, config, params, sizes);
+        cache->mixer->activations(&cache->of_mixer, config, params, 1, sizes->rows);
+    }
+}
+
+// Bytes of a cache.
+static inline int64_t cache_bytes(const Config* config, const ParamTable* params, const Mixer* mixer,
+                                  const Mixer* mlp, const CacheSizes* sizes) {
+    Cache cache;
+    memset(&cache, 0, sizeof cache);
+    cache.mixer = mixer, cache.mlp = mlp;
+    cache_tables(&cache, config, params, sizes);
+    return activations_bytes(&cache.states, config->num_hidden_layers) + activations_bytes(&cache.acts, 1) +
+           activations_bytes(&cache.of_mixer, 1) + activations_bytes(&cache.of_mlp, 1);
+}
+
 // An empty cache for a model without gradients, whose layer 0 is `layer`. NULL where the cache would have
 // more than half of the memory that is left, or leave less than a quarter of its size and 8 MiB for what is
 // allocated later.
@@ -80,14 +104,7 @@ static inline Cache* cache_allocate(const Layer* layer, const Mixer* mixer, cons
     cache->layer.B = 1;
     cache->layer.mixer = &cache->of_mixer;
     cache->layer.mlp = &cache->of_mlp;
-    extend_activations(&cache->acts, config, sizes->rows);
-    mlp->activations(&cache->of_mlp, config, layer->table, 1, sizes->rows);
-    if (mixer->states) {
-        mixer->states(&cache->states, config, layer->table, sizes);
-    } else {
-        cache_pages_activations(&cache->states, config, layer->table, sizes);
-        mixer->activations(&cache->of_mixer, config, layer->table, 1, sizes->rows);
-    }
+    cache_tables(cache, config, layer->table, sizes);
     threads_create();
     const int64_t bytes = activations_bytes(&cache->states, L);
     void* margin = allocate_if_any((size_t)bytes / 4 + (8 << 20));

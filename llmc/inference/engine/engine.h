@@ -565,3 +565,16 @@ static inline bool engine_step(Engine* g) {
     if (g->unread >= PAGE_TOKENS * (1 + g->num_running)) engine_forget(g);
     return true;
 }
+
+// Ends all sequences as they are.
+static inline void engine_abandon(Engine* g) {
+    EngineList* const lists[] = {&g->waiting, &g->running, &g->held};
+    for (int i = 0; i < 3; i++)
+        for (EngineNode *node = lists[i]->first, *next; node; node = next) {
+            next = node->next;
+            // members of a node that is held are those of its children, too, which wait
+            for (int64_t m = 0; m < node->count && lists[i] != &g->held; m++)
+                if (node->members[m]) g->on_end(node->members[m]);
+            engine_free_node(node);
+        }
+}

@@ -4,7 +4,8 @@
     {"id": any, "type": "score", "context": .., "continuation": ..}  -> {"id", "logprob", "greedy", "tokens"}
     {"id": any, "type": "rolling", "text": ..}                       -> {"id", "logprob", "tokens"}
     {"id": any, "type": "generate", "prompt": ..}                    -> {"id", "text", "tokens": [..], "finish"}
-        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed"
+        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed", and "expected": ..,
+        which makes the answer have "match", whether its text contains what is expected
 
 Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum
 of log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the
@@ -17,6 +18,8 @@ Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginn
 are read while the window before them is being worked on. A request from a pipe does not wait for others. Who
 writes to a pipe must read the answers at the same time.
 
+Requests of a training (llmc/eval/in_training.h) are held in memory, and their answers are added up.
+
 Called by train.h.
 */
 #pragma once
@@ -27,7 +30,16 @@ Called by train.h.
 static const int64_t REQUESTS_LEAST_CAPACITY = 65536; // tokens of a sequence, where there is memory
 enum { REQUESTS_READ_BYTES = 1 << 16 };
 
-typedef enum { REQUEST_SCORE, REQUEST_ROLLING, REQUEST_GENERATE } RequestType;
+typedef enum { REQUEST_SCORE, REQUEST_ROLLING, REQUEST_GENERATE, NUM_REQUEST_TYPES } RequestType;
+static const char* const request_types[] = {"score", "rolling", "generate"};
+
+// Sums over the answers to requests of one type that are no errors.
+typedef struct {
+    int64_t requests, tokens;  // tokens: scored, or generated
+    int64_t greedy;            // of scores: each token was the likeliest
+    int64_t expected, matched; // of generations: those with "expected", and those whose text contains it
+    double logprob;
+} RequestTotals;
 
 typedef struct {
     const Run* run;
@@ -40,6 +52,9 @@ typedef struct {
     bool ended;                             // the file
     Sequence* queue[ENGINE_MEMBERS];        // of requests that are not in the engine yet
     int64_t queued, lines, answers, errors; // so far
+    bool adds_up;                           // answers are added to `totals` and not written
+    RequestTotals totals[NUM_REQUEST_TYPES];
+    const volatile sig_atomic_t* stop; // not 0: the rest stays without answers; NULL: never
 } Requests;
 
 typedef struct {
@@ -51,6 +66,8 @@ typedef struct {
     int64_t tokens;       // scored
     GeneratedText text;
     Stops stops;
+    Stop expected; // in what is generated
+    bool expects;
 } Request;
 
 // ----------------------------------------------------------------------------
@@ -78,6 +95,8 @@ static inline void answer_end(Requests* r, JsonWriter* w, bool error) {
 }
 
 static inline void answer_error(Requests* r, const char* id, const char* message) {
+    if (r->adds_up) r->errors++;
+    if (r->adds_up) return;
     JsonWriter w = answer_begin(id);
     json_put_string(&w, "error", message);
     answer_end(r, &w, true);
@@ -89,12 +108,22 @@ static inline void request_free(Request* q) {
     free(q->id);
     text_free(&q->text);
     stops_free(&q->stops);
+    free(q->expected.text), free(q->expected.ids.data);
     free(q);
 }
 
-static inline void answer_generation(Request* q, JsonWriter* w) {
+// Does what was generated contain what is expected, a text or tokens?
+static inline bool request_matches(const Request* q) {
+    const TokenBuffer *tokens = &q->sequences[0].tokens, *ids = &q->expected.ids;
+    if (q->expected.text)
+        return memmem(q->text.text.data, q->text.text.count, q->expected.text, q->expected.bytes) != NULL;
+    for (int64_t i = tokens->count - q->sequences[0].generated; i + ids->count <= tokens->count; i++)
+        if (memcmp(tokens->data + i, ids->data, (size_t)ids->count * sizeof *ids->data) == 0) return true;
+    return false;
+}
+
+static inline void answer_generation(const Request* q, JsonWriter* w) {
     const Sequence* s = q->sequences;
-    text_end(&q->text);
     if (q->of->tokenizer.vocab_size > 0)
         json_put_text(w, "text", q->text.text.data, q->text.text.count);
     else
@@ -104,6 +133,17 @@ static inline void answer_generation(Request* q, JsonWriter* w) {
         json_put_int(w, NULL, s->tokens.data[i]);
     json_end(w);
     json_put_string(w, "finish", s->stopped || q->text.stopped ? "stop" : "length");
+    if (q->expects) json_put_bool(w, "match", request_matches(q));
+}
+
+static inline void request_add_up(const Request* q, double logprob, bool greedy) {
+    RequestTotals* t = &q->of->totals[q->type];
+    t->requests++;
+    t->tokens += q->type == REQUEST_GENERATE ? q->sequences[0].generated : q->tokens;
+    t->logprob += logprob;
+    t->greedy += greedy;
+    t->expected += q->expects;
+    t->matched += q->expects && request_matches(q);
 }
 
 // Answers a request whose sequences have all ended, and frees it.
@@ -115,8 +155,11 @@ static inline void request_answer(Request* q) {
         greedy = greedy && q->sequences[i].greedy;
         failed = failed || q->sequences[i].failed;
     }
+    if (q->type == REQUEST_GENERATE) text_end(&q->text);
     if (failed || !isfinite(logprob)) {
         answer_error(q->of, q->id, "the model's logits are not finite: its weights are damaged");
+    } else if (q->of->adds_up) {
+        request_add_up(q, logprob, greedy);
     } else {
         JsonWriter w = answer_begin(q->id);
         if (q->type == REQUEST_GENERATE) {
@@ -224,22 +267,34 @@ static inline bool request_pair(const Requests* r, const Json* j, TokenBuffer* i
     return true;
 }
 
+// Fills *stop with a text or a list of ids.
+static inline bool request_stop(const Request* q, const Json* j, int node, const char* name, Stop* stop,
+                                Error* err) {
+    const char* text = json_string(j, node);
+    if (!text) return request_ids(q->of, j, node, name, &stop->ids, err);
+    if (!request_need_tokenizer(q->of, name, err)) return false;
+    stop->text = xstrdup(text);
+    stop->bytes = strlen(text);
+    return true;
+}
+
 static inline bool request_until(Request* q, const Json* j, Error* err) {
     int until = json_get(j, 0, "until"), list = json_is(j, until, JSON_ARRAY);
     if (until < 0 || json_is_null(j, until)) return true;
     for (int item = list ? json_first(j, until) : until; item >= 0; item = list ? json_next(j, item) : -1) {
-        Stop* stop = stops_add(&q->stops);
-        const char* text = json_string(j, item);
-        if (list && json_is(j, item, JSON_ARRAY)) {
-            if (!request_ids(q->of, j, item, "until", &stop->ids, err)) return false;
-        } else {
-            if (!text) return fail(err, "\"until\": neither a text nor a list of texts");
-            if (!request_need_tokenizer(q->of, "until", err)) return false;
-            stop->text = xstrdup(text);
-            stop->bytes = strlen(text);
-        }
+        if (!json_string(j, item) && !(list && json_is(j, item, JSON_ARRAY)))
+            return fail(err, "\"until\": neither a text nor a list of texts");
+        if (!request_stop(q, j, item, "until", stops_add(&q->stops), err)) return false;
     }
     return true;
+}
+
+static inline bool request_expected(Request* q, const Json* j, Error* err) {
+    const int expected = json_get(j, 0, "expected");
+    q->expects = expected >= 0 && !json_is_null(j, expected);
+    if (q->expects && !json_string(j, expected) && !json_is(j, expected, JSON_ARRAY))
+        return fail(err, "\"expected\": neither text nor a list of token ids");
+    return !q->expects || request_stop(q, j, expected, "expected", &q->expected, err);
 }
 
 // Sets *value to a member between least and most; a missing one, or null, leaves it.
@@ -306,8 +361,9 @@ static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids
     ids->count = 1;
     if (q->type == REQUEST_SCORE && !request_pair(q->of, j, ids, &scored, err)) return false;
     if (q->type == REQUEST_ROLLING && !request_tokens(q->of, j, "text", true, ids, err)) return false;
-    if (q->type == REQUEST_GENERATE && !(request_tokens(q->of, j, "prompt", true, ids, err) &&
-                                         request_sampling(q, j, &s, err) && request_until(q, j, err)))
+    if (q->type == REQUEST_GENERATE &&
+        !(request_tokens(q->of, j, "prompt", true, ids, err) && request_sampling(q, j, &s, err) &&
+          request_until(q, j, err) && request_expected(q, j, err)))
         return false;
     if (q->type == REQUEST_ROLLING) {
         request_windows(q, ids, T);
@@ -328,16 +384,15 @@ static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids
 
 // Finds the type of a request, and refuses members that it does not have.
 static inline bool request_type(Request* q, const Json* j, Error* err) {
-    static const char* const types[] = {"score", "rolling", "generate"};
-    static const char* const members[][11] = {
-        {"id", "type", "context", "continuation"},
-        {"id", "type", "text"},
-        {"id", "type", "prompt", "max_tokens", "until", "temperature", "top_k", "top_p", "min_p", "seed"}};
+    static const char* const members[][12] = {{"id", "type", "context", "continuation"},
+                                              {"id", "type", "text"},
+                                              {"id", "type", "prompt", "max_tokens", "until", "temperature",
+                                               "top_k", "top_p", "min_p", "seed", "expected"}};
     const char* type = json_string(j, json_get(j, 0, "type"));
     int found = 0;
     if (!json_is(j, 0, JSON_OBJECT)) return fail(err, "not a JSON object");
-    while (found < 3 && !(type && strcmp(type, types[found]) == 0)) found++;
-    if (found == 3) return fail(err, "\"type\": not one of score, rolling, generate");
+    while (found < NUM_REQUEST_TYPES && !(type && strcmp(type, request_types[found]) == 0)) found++;
+    if (found == NUM_REQUEST_TYPES) return fail(err, "\"type\": not one of score, rolling, generate");
     for (int member = json_first(j, 0); member >= 0; member = json_next(j, member)) {
         const char *key = json_key(j, member), *const *known = members[found];
         while (*known && strcmp(*known, key) != 0) known++;
@@ -353,12 +408,29 @@ static inline void requests_flush(Requests* r) {
     r->queued = 0;
 }
 
+// Makes a request of a line and its JSON, with its id as far as it has one. False: it is none.
+static inline bool request_parse(Request* q, const Json* j, const char* line, Error* err) {
+    TokenBuffer ids = {NULL, 0, 0};
+    int id = json_get(j, 0, "id");
+    if (id >= 0) {
+        size_t begin = j->nodes[id].begin, length = j->nodes[id].end - begin;
+        q->id = (char*)memcpy(xcalloc(length + 1, 1), line + begin, length);
+        for (char* c = q->id; *c; c++) // a carriage return between values would end the answer's line
+            if ((unsigned char)*c < ' ') *c = ' ';
+    }
+    q->text.tokenizer = &q->of->tokenizer, q->text.stops = &q->stops;
+    q->text.json_escape = q->of->run->options.json_escape;
+    byte_buffer_append(&q->text.text, "", 0);
+    bool ok = request_type(q, j, err) && request_sequences(q, j, &ids, err);
+    free(ids.data);
+    return ok;
+}
+
 // Queues the sequences of a line, or answers it.
 static inline void requests_line(Requests* r, const char* line, size_t bytes) {
     Error err;
     Json j;
     char source[64];
-    TokenBuffer ids = {NULL, 0, 0};
     r->lines++;
     if (strspn(line, " \t\r\n") >= bytes) return;
     snprintf(source, sizeof source, "line %lld", (long long)r->lines);
@@ -367,20 +439,9 @@ static inline void requests_line(Requests* r, const char* line, size_t bytes) {
         return;
     }
     Request* q = (Request*)xcalloc(1, sizeof *q);
-    int id = json_get(&j, 0, "id");
     q->of = r;
-    if (id >= 0) {
-        size_t begin = j.nodes[id].begin, length = j.nodes[id].end - begin;
-        q->id = (char*)memcpy(xcalloc(length + 1, 1), line + begin, length);
-        for (char* c = q->id; *c; c++) // a carriage return between values would end the answer's line
-            if ((unsigned char)*c < ' ') *c = ' ';
-    }
-    q->text.tokenizer = &r->tokenizer, q->text.stops = &q->stops;
-    q->text.json_escape = r->run->options.json_escape;
-    byte_buffer_append(&q->text.text, "", 0);
-    bool ok = request_type(q, &j, &err) && request_sequences(q, &j, &ids, &err);
+    bool ok = request_parse(q, &j, line, &err);
     json_free(&j);
-    free(ids.data);
     if (!ok) {
         answer_error(r, q->id, err.msg);
         request_free(q);
@@ -461,6 +522,19 @@ static inline void requests_open(Requests* r, const Trainer* trainer, Model* mod
     r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
 }
 
+// Answers requests until the file ends, or, false, until it is to stop.
+static inline bool requests_work(Requests* r) {
+    for (bool works = false;;) {
+        if (r->stop && *r->stop) break;
+        if (engine_waiting(&r->engine) < r->engine.sizes.slots) requests_fill(r, !works);
+        works = engine_step(&r->engine);
+        watch_alive(r->run->world);
+        if (!works && r->ended && r->parsed == r->input.count) return true;
+    }
+    engine_abandon(&r->engine);
+    return false;
+}
+
 // On stderr, so that standard output has only answers.
 static inline void requests_print_end(const Requests* r, int64_t page_bytes, double seconds) {
     const Engine* g = &r->engine;
@@ -485,11 +559,7 @@ static inline void answer_requests(const Run* run, const Trainer* trainer, Model
     if (r->file < 0) die("--requests %s: cannot open: %s", r->name, strerror(errno));
     r->tokenizer = sample_tokenizer(run, false);
     requests_open(r, trainer, model);
-    for (bool works = false;;) {
-        if (engine_waiting(&r->engine) < r->engine.sizes.slots) requests_fill(r, !works);
-        works = engine_step(&r->engine);
-        if (!works && r->ended && r->parsed == r->input.count) break;
-    }
+    requests_work(r);
     requests_print_end(r, trainer->page_bytes(&run->config), seconds_now() - start);
     engine_close(&r->engine);
     tokenizer_free(&r->tokenizer);

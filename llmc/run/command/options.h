@@ -102,6 +102,11 @@ ROW(COUNT, val_every, "val-every", "STEPS", 250, 0, 1LL << 40, \
     "steps between measurements of the loss on --val-data; 0: only one at the end") \
 ROW(COUNT, val_tokens, "val-tokens", "N", OPTION_UNSET, 1, 1LL << 53, \
     "held-out tokens to measure it on, at most those in --val-data [1048576; with --eval all]") \
+ROW(COUNT, eval_every, "eval-every", "STEPS", 0, 0, 1LL << 40, \
+    "steps between evaluations, of which one is at the end: the loss by position on --val-data, and " \
+    "--eval-requests; 0: none") \
+ROW(TEXT, eval_requests, "eval-requests", "FILE", 0, 0, 0, \
+    "JSON lines as --requests takes them, of up to --seq-len tokens, which an evaluation answers and adds up") \
 ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
