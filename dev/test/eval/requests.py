@@ -3,7 +3,8 @@ continuation, with log-probabilities from --dump. Only Python's standard library
 
     requests.py CASE FOLDER INIT PROGRAM OPTION...    CASE is a function below; FOLDER is for files, INIT a
                                                       checkpoint of a model of bytes, trained on 16 tokens at a time
-    requests.py in_training FOLDER INIT LOG FILE PROGRAM    LOG of the run of INIT, FILE its --eval-requests
+    requests.py in_training FOLDER INIT LOG FILE TOLERANCE PROGRAM OPTION...    LOG of the run of INIT, FILE its
+                                                      --eval-requests
 """
 
 import array, json, math, os, re, subprocess, sys
@@ -210,7 +211,7 @@ def expected():
     assert "match" not in got['"none"']
 
 
-def in_training(log, path):
+def in_training(log, path, tolerance):
     """The last evaluation of a training adds up what --requests answers with its last checkpoint."""
     with open(path) as f:
         asked = [json.loads(line) for line in f if line.strip()]
@@ -235,7 +236,7 @@ def in_training(log, path):
     for kind in by_type:
         assert got[kind].keys() == want[kind].keys(), got
         for key, value in want[kind].items():
-            assert abs(got[kind][key] - value) <= 1e-4 * abs(value), (kind, key, got, want)
+            assert abs(got[kind][key] - value) <= tolerance * abs(value), (kind, key, got, want)
 
 
 def many():
@@ -316,7 +317,7 @@ def reused():
 if __name__ == "__main__":
     case, folder, init, *program = sys.argv[1:]
     if case == "in_training":
-        log, path, *program = program
-        in_training(log, path)
+        log, path, tolerance, *program = program
+        in_training(log, path, float(tolerance))
     else:
         globals()[case]()

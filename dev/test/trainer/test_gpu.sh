@@ -162,6 +162,26 @@ texts() {
     resume sampled --sample-every 0 >"$scratch/stdout" && ends_same sampled # sampling does not change training
 }
 
+# --eval-every changes no bit of what is learnt, and adds up what --requests answers; a signal ends it.
+in_training() {
+    local file=$scratch/in_training run=$scratch/measured
+    printf '{"type":"%s}\n' 'score","context":"One","continuation":" two"' 'score","continuation":""' \
+        'rolling","text":"A text of more than one window of the model, of 48 tokens."' \
+        'generate","prompt":"On","max_tokens":9,"expected":""' 'generate","max_tokens":9,"prompt":"a","expected":[256]' >"$file"
+    check "evaluations" train measured --val-data "$shards/part_2.bin" --eval-every 3 --eval-requests "$file"
+    equals "" "$(cat "$scratch/stderr")"
+    ends_same measured
+    equals 7 "$(grep -c '"event":"evaluation"' "$run/log.jsonl")"
+    check "its answers" "$python" dev/test/eval/requests.py in_training "$scratch" "$run/step_00000020" "$run/log.jsonl" \
+        "$file" 0.02 ./train_foxcu --deterministic
+    yes '{"type":"generate","prompt":"a","max_tokens":40}' | head -n 100000 >"$scratch/many"
+    check "SIGTERM in an evaluation" files strike TERM 3 0 ./train_foxcu $tiny $batches $data --deterministic --shuffle \
+        --out "$scratch/cut" --eval-every 3 --eval-requests "$scratch/many"
+    equals "75 3" "$(cat "$scratch/stdout") $(checkpoints cut)"
+    check "go on" resume cut --eval-every 0
+    ends_same cut
+}
+
 # requests FROM OPTION...: greedy and sampled requests together, and slots that other sequences have left
 requests() {
     local case
@@ -316,6 +336,7 @@ resumed
 with_the_cpu
 evaluated
 texts
+in_training
 requested
 refused
 not_finite
