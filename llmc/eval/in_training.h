@@ -193,6 +193,8 @@ static inline void log_requests_print(const Requests* r) {
         printf("  score %.4f, %.1f%% greedy", score->logprob / (double)score->requests,
                100 * (double)score->greedy / (double)score->requests);
     if (rolling->tokens > 0) printf("  rolling %.4f a token", rolling->logprob / (double)rolling->tokens);
+    if (generate->requests > 0 && generate->expected == 0)
+        printf("  generate %lld tokens", (long long)generate->tokens);
     if (generate->expected > 0)
         printf("  generate %.1f%% match", 100 * (double)generate->matched / (double)generate->expected);
     if (r->errors > 0) printf("  %lld errors: logits that are not finite", (long long)r->errors);

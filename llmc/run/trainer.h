@@ -7,8 +7,8 @@ Order of the calls:
     open -> upload (weights) -> ... -> close                      else, where ... is one of
 
     training    per step: begin_step, (load_batch, add_gradients) x grad_accum_steps, update, and finish_step
-                of the oldest step in flight. Where due: download to save, as --eval to validate, and as
-                --generate to sample
+                of the oldest step in flight. Where due: download to save, as --eval to validate, as
+                --requests to evaluate, and as --generate to sample
     --eval      (load_batch, queue_losses) x n, and finish_losses of the oldest batch in flight;
                 pruning_counts
     --dump      load_batch, evaluate

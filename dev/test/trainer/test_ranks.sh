@@ -142,6 +142,12 @@ evaluated() {
         same_bytes $short "$out/$n" "$scratch/numbers/$n"
         equals 3 "$(grep '"event":"evaluation"' "$out/$n/log.jsonl" | grep -c '"generate":{"requests":1,"tokens":9}')"
     done
+    yes '{"type":"generate","prompt":"a","max_tokens":14}' | head -n 60000 >"$scratch/many"
+    check "SIGUSR1 to mpirun in an evaluation" ranks strike USR1 mpirun 8 0 60 $launch -np 2 $trainer $model $data \
+        --micro-batch 2 --max-tokens $((short * 192)) --out "$out/struck" --eval-every 8 --eval-requests "$scratch/many"
+    equals "75 0" "$(cat "$scratch/stdout") $(grep -c '"event":"evaluation"' "$out/struck/log.jsonl")"
+    check "go on" resume 2 "$out/struck" --eval-every 0
+    same_bytes $short "$out/struck" "$scratch/numbers/2"
     check "the loss of the evaluation" ranks evaluations "$out/2/log.jsonl" "$out/3/log.jsonl" 1e-4
     echo '{"type":"score"}' >>"$scratch/requests"
     run 2 $short "$out/bad" --eval-every 8 --eval-requests "$scratch/requests" 2>"$scratch/stderr" >"$scratch/stdout"
