@@ -115,12 +115,16 @@ dies "--vocab FILE is missing" "$trainer" --init "$init" --prompt A --generate 3
 echo '{"type":"generate","prompt":[1,2],"max_tokens":3}' >"$scratch/ids"
 equals '{"text":null,"tokens":' "$(answers --requests "$scratch/ids" | head -c 22)"
 
-# samples while training, by the tokenizer beside the data
+# samples and requests while training, by the tokenizer beside the data
 cp "$shards/gpt2.bin" "$scratch/g_train_000000.bin"
 cp "$scratch/gpt2.json" "$scratch/g_tokenizer.json"
 check "samples" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 1 \
     --data "$scratch/g_train_000000.bin" --sample-every 1 --prompt "A text" --generate 3
 said "sample: A text"
+check "requests" "$trainer" $tiny --set vocab_size=50257 --set hidden_size=8 $batches --max-steps 1 \
+    --data "$scratch/g_train_000000.bin" --eval-every 1 --eval-requests "$scratch/texts" --out "$scratch/g"
+equals "$(grep -o '"logprob".*"tokens":[0-9]*' "$scratch/one" | sed 's/.*://')" \
+    "$(grep -oE '"(score|rolling)":[^}]*' "$scratch/g/log.jsonl" | sed 's/.*"tokens":\([0-9]*\).*/\1/')"
 
 # a tokenizer that this program does not have
 sed 's/"normalizer": null/"normalizer": {"type": "NFC"}/' "$scratch/gpt2.json" >"$init/tokenizer.json"
