@@ -73,31 +73,30 @@ same_bits() {
 # --eval-every changes no bit of what is learnt, also where the run is stopped and resumed, and a signal ends it within an
 # evaluation.
 evaluated() {
-    local out=$scratch/evaluated long_shard=$scratch/long.bin
-    local what="--eval-every 3 --val-data $shards/val.bin --eval-requests $scratch/requests"
+    local of=$scratch/evaluated out=$scratch/evaluated/run endless
+    mkdir "$of"
     printf '{"type":"%s}\n' 'score","context":"One","continuation":" two"' 'rolling","text":"A text of several windows."' \
-        'generate","prompt":"a","max_tokens":9,"expected":"e"' >"$scratch/requests"
-    check "with evaluations" run $short "$out" $what
+        'generate","prompt":"a","max_tokens":9,"expected":"e"' >"$of/requests"
+    check "with evaluations" run $short "$out" --eval-every 3 --val-data "$shards/val.bin" --eval-requests "$of/requests"
     equals "" "$(cat "$scratch/stderr")"
     ends_same $short "$out"
     equals 7 "$(grep -c '"event":"evaluation"' "$out/log.jsonl")"
-    check "of requests alone" run $short "$out.requests" --eval-every 7 --eval-requests "$scratch/requests" --sample-every 2
+    check "of requests alone" run $short "$out.requests" --eval-every 7 --eval-requests "$of/requests" --sample-every 2
     ends_same $short "$out.requests"
     check "of the loss alone" run $short "$out.loss" --eval-every 4 --val-data "$shards/val.bin" --max-steps 7
-    check "is resumed with requests" resume "$out.loss" --eval-requests "$scratch/requests" --max-steps 13
+    check "is resumed with requests" resume "$out.loss" --eval-requests "$of/requests" --max-steps 13
     check "and with others" resume "$out.loss" --eval-every 1
     ends_same $short "$out.loss"
     equals "4 7 8 12 13 14 15 16 17 18 19 20" \
         "$(sed -n 's/.*"event":"evaluation","step":\([0-9]*\),.*/\1/p' "$out.loss/log.jsonl" | paste -sd ' ')"
-    grep '"event":"evaluation","step":20' "$out/log.jsonl" | sed 's/"ms":[^,]*,//' >"$scratch/one"
-    grep '"event":"evaluation","step":20' "$out.loss/log.jsonl" | sed 's/"ms":[^,]*,//' >"$scratch/two"
-    same "$scratch/one" "$scratch/two" # whatever was evaluated before
+    last() { sed -n '/"event":"evaluation","step":20/s/"ms":[^,]*,//p' "$1/log.jsonl"; }
+    equals "$(last "$out")" "$(last "$out.loss")" # whatever was evaluated before
 
     # each would take minutes
-    yes '{"type":"generate","prompt":"a","max_tokens":14}' | head -n 50000 >"$scratch/many"
+    yes '{"type":"generate","prompt":"a","max_tokens":14}' | head -n 50000 >"$of/many"
     check "a long shard" "$python" -c "import sys; sys.path.insert(0, 'dev/test'); import cli_files as f
-f.shard('$long_shard', f.tokens(4000, 257) * 1000, vocab=257)"
-    for endless in "--eval-requests $scratch/many" "--val-data $long_shard --val-tokens 4M"; do
+f.shard('$of/long.bin', f.tokens(4000, 257) * 1000, vocab=257)"
+    for endless in "--eval-requests $of/many" "--val-data $of/long.bin --val-tokens 4M"; do
         rm -rf "$out"
         check "SIGTERM in an evaluation" files strike TERM 2 0 \
             "$trainer" $options --max-tokens $((short * 64)) --out "$out" --eval-every 2 $endless
