@@ -109,7 +109,7 @@ static inline int64_t eval_requests_check(Requests* r, int64_t most) {
     return longest;
 }
 
-// Reads FILE and sets run->eval_tokens to at least the tokens of its longest sequence: those that it would
+// Dies where there is nothing to evaluate, or never. Reads FILE and sets run->eval_tokens to at least the tokens of its longest sequence: those that it would
 // have as bytes, as the model's tokenizer is not known yet. NULL: this run, or rank, answers no requests.
 static inline Requests* eval_requests_open(Run* run) {
     Error err;
