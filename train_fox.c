@@ -1090,10 +1090,6 @@ static int64_t run_cache_bytes(const void* of, const CacheSizes* sizes) {
 }
 
 static void print_plan(const Run* run) {
-    if (plan_for_gpu(&run->options)) {
-        plan_print_estimate(run);
-        return;
-    }
     const Pass pass = pass_plan(&run->config, &run->table, run->micro_batch, run->options.seq_len);
     plan_print_cpu(run, pass_bytes(&pass, run->config.num_hidden_layers),
                    training_cache_bytes(run, run_cache_bytes, run), sizeof(real), omp_get_max_threads());

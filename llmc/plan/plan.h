@@ -1,8 +1,8 @@
 /*
 The plan of a training on a GPU, as --dry-run prints it, for the GPU of this machine or the one of --gpu and
 --gpu-memory: what each level of recomputation needs, the largest micro-batches, hours and GPU-hours. The GPU
-trainer plans with its own tables, plan_fit and plan_print_gpu, the CPU trainer calls plan_print_estimate.
-Without --gpu the CPU trainer prints its own memory and plan_print_cpu.
+trainer plans with its own tables, plan_fit and plan_print_gpu. The CPU trainer calls plan_print_cpu, which
+estimates for --gpu, and else prints the CPU trainer's own memory.
 */
 #pragma once
 
@@ -241,10 +241,14 @@ static inline void plan_print_estimate(const Run* run) {
                "too\n");
 }
 
-// Prints the memory and the time of a training on this machine's CPU, and of a model for GPUs what to run instead.
-// cache: bytes of that of samples and requests.
+// The plan of the CPU trainer: for --gpu, or the memory and the time of a training on this machine's CPU, and of a
+// model for GPUs what to run instead. cache: bytes of that of samples and requests.
 static inline void plan_print_cpu(const Run* run, int64_t activations, int64_t cache, int element_bytes,
                                   int threads) {
+    if (plan_for_gpu(&run->options)) {
+        plan_print_estimate(run);
+        return;
+    }
     const int64_t weights = run->table.count * element_bytes;
     const MemoryRow rows[] = {{"weights", weights},
                               {"gradients", weights},
