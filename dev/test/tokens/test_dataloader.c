@@ -306,58 +306,6 @@ static void open_and_exit(const char* pattern, int64_t n) {
     _exit(dataloader_sequences(&l) == n);
 }
 
-// With a mask inputs are the same ids, and targets that do not count are TARGET_NONE. So is the first target of
-// a stream's windows the token behind the first input.
-static void test_mask(void) {
-    static Expected e;
-    for (int s = 0; s < 3; s++) {
-        DataLoader l;
-        Error err = {""};
-        int32_t inputs[8 * T], targets[8 * T];
-        const int64_t D = sets[s].doc_len, n = sets[s].shard_tokens;
-        int64_t wrong = 0, uncounted = 0;
-        char pattern[64];
-        snprintf(pattern, sizeof pattern, "masked%d", s);
-        write_set_masked(pattern, V, D, n, sets[s].count, true);
-        strcat(pattern, "_train_*.bin");
-        enumerate(&e, D, n, sets[s].count);
-        // the index of each row's first target among all tokens, in the order of enumerate
-        static int64_t first[MAX_ROWS];
-        int64_t rows = 0;
-        for (int64_t start = 0; D > 0 && start + T <= D; start += T)
-            for (int64_t document = 0; document < sets[s].count; document += D)
-                first[rows++] = document + start;
-        for (int64_t shard = 0; D == 0 && shard < sets[s].count; shard += n)
-            for (int64_t p = shard; p + T + 1 <= shard + n && p + T + 1 <= sets[s].count; p += T)
-                first[rows++] = p + 1;
-        CHECK(rows == e.n, "%lld rows", (long long)rows);
-        open_set(&l, pattern, 1, 0, 1, false);
-        CHECK(l.masked && dataloader_sequences(&l) == e.n, "%lld sequences", (long long)l.sequences);
-        for (int64_t i = 0; i < e.n; i++) {
-            CHECK_OK(dataloader_next(&l, inputs, targets, &err));
-            for (int64_t t = 0; t < T; t++) {
-                const bool counts = token_counts(first[i] + t);
-                wrong += inputs[t] != e.rows[i][t] || targets[t] != (counts ? e.rows[i][t + 1] : TARGET_NONE);
-                uncounted += !counts;
-            }
-        }
-        CHECK(wrong == 0 && uncounted > 0, "%s: %lld wrong tokens", pattern, (long long)wrong);
-        CHECK(l.uncounted == uncounted, "%lld targets do not count", (long long)l.uncounted);
-        dataloader_close(&l);
-        open_set(&l, sets[s].pattern, 1, 0, 1, false);
-        CHECK_OK(dataloader_next(&l, inputs, targets, &err));
-        CHECK(!l.masked && l.uncounted == 0, "%s has no mask", sets[s].pattern);
-        dataloader_close(&l);
-    }
-    char list[2 * PATH_LENGTH + 2];
-    snprintf(list, sizeof list, "%s,%s", in_folder("docs_train_*.bin"), in_folder("masked0_train_*.bin"));
-    check_open_fails(list, V, "masked0_train_000000.bin has a mask", "docs_train_000000.bin has none");
-    write_file("mix6.bin", 20240520, 2, 100, 0, 257, 100);
-    write_file("mix7.bin", 20240520, 3, 100, 0, 257, 100);
-    check_open_fails(in_folder("mix[67].bin"), V, "mix7.bin has a mask", "mix6.bin has none");
-    check_open_fails(in_folder("masked0_train_*.bin"), 256, "vocabulary of 257", "model's 256");
-}
-
 static void test_warnings(void) {
     // the last shard is one token shorter than a sequence and its last target
     write_set("tail", V, 0, 4 * T + 1, 2 * (4 * T + 1) + T);
@@ -641,7 +589,6 @@ int main(void) {
     test_many_shards();
     test_close();
     test_open();
-    test_mask();
     test_warnings();
     test_errors_while_reading();
     test_written_in_place();
