@@ -1,5 +1,6 @@
 """
-Tests of scripts/eval/recall.py, run by test_eval.py: each rule of the two tasks, read off the samples.
+Tests of scripts/eval/recall.py and recall_shards.py, run by test_eval.py: each rule of the two tasks, read off the
+samples.
 """
 import importlib.util
 import unittest
@@ -82,6 +83,37 @@ class TestRecall(Case):
             orders[tuple(row)] = orders.get(tuple(row), 0) + 1
         self.assertEqual(len(orders), 24)
         self.assertTrue(all(180 < n < 320 for n in orders.values()), orders)
+
+    def shards(self, *arguments):
+        """Writes shards of a seed; returns header and tokens of both splits."""
+        import numpy
+        said = self.run_script("recall_shards.py", *arguments, "--seed", 7, "--out", self.tmp / "s")
+        self.assertIn("--set vocab_size=8192 --set bos_token_id=0 --set eos_token_id=0", said)
+        files = [numpy.fromfile(self.tmp / f"s_{split}_000000.bin", "<u4") for split in ("train", "val")]
+        return [(file[:256].tolist(), file[256:]) for file in files]
+
+    def test_shards(self):
+        for task, T, options, sample in (
+                ("mqar", 64, ["--pairs", "2:8"], lambda rng, n: recall.mqar(rng, n, 64, (2, 8))),
+                ("overwritten", 128, ["--keys", "3:9", "--rewrites", 2],
+                 lambda rng, n: recall.overwritten(rng, n, 128, (3, 9), (2, 2)))):
+            splits = self.shards(task, "--seq-len", T, *options, "--tokens", "160Ki", "--val-tokens", 1000)
+            for split, (header, tokens) in enumerate(splits):
+                self.assertEqual(header[:5], [20240520, 3, len(tokens), T, recall.VOCAB])
+                self.assertEqual(len(tokens), (160 << 10, 1000 // T * T)[split])
+                ids, counts = sample(rng(7, split, 0), min(1024, len(tokens) // T))
+                first = tokens[: ids.size].reshape(ids.shape)
+                self.assertTrue(((first & 0x7FFFFFFF) == ids).all() and ((first >> 31) == counts).all())
+            tokens = splits[0][1]
+            self.assertGreater(len(tokens), 1024 * T)
+            self.assertFalse((tokens[1024 * T :] == tokens[: len(tokens) - 1024 * T]).all(), "samples repeat")
+
+    def test_shards_refuses(self):
+        common = ["--seq-len", 64, "--tokens", 640, "--out", self.tmp / "r"]
+        self.dies("mqar needs --pairs", "recall_shards.py", "mqar", *common)
+        self.dies("mqar has no --keys", "recall_shards.py", "mqar", "--pairs", 4, "--keys", 4, *common)
+        self.dies("64 to 64 pairs", "recall_shards.py", "mqar", "--pairs", 64, *common)
+        self.assertFalse(list(self.tmp.glob("r*")))
 
     def test_refuses(self):
         for expected, wrong in (
