@@ -6,7 +6,7 @@ Samples of two recall tasks on token ids, for models that are trained on them fr
 
     id 0           end of text: stands in front of a sample, never in one
     1 .. 4095      keys
-    4096 .. 8191   values
+    4096 .. 8191   values; of another vocabulary V keys are below V / 2, and values are not
 
 A sampler gets a numpy.random.Generator and returns two arrays [samples, T]:
 
@@ -22,7 +22,6 @@ Needs numpy. recall_shards.py writes samples as shards to train on.
 from fox import Error, package
 
 VOCAB = 8192
-FIRST_VALUE = 4096
 POWER = 0.01  # of the gaps of mqar: p(gap) ~ gap^(POWER - 1)
 
 
@@ -50,13 +49,21 @@ def draw_orders(rng, shape):
     return rng.random(shape, dtype="float32").argsort(axis=1, kind="stable")
 
 
-def fill(rng, ids, keys):
+def draw_pairs(rng, samples, keys, values, vocab):
+    """So many different keys and values for each sample."""
+    if vocab < 4 or vocab % 2:
+        raise Error(f"a vocabulary of {vocab}: not an even number from 4 on")
+    first = vocab // 2
+    return draw_distinct(rng, (samples, keys), 1, first), draw_distinct(rng, (samples, values), first, vocab)
+
+
+def fill(rng, ids, keys, vocab):
     """Writes random ids where there is 0, but none of the row's keys: these become values."""
     np = package("numpy")
-    used = np.zeros((len(ids), VOCAB), bool)
+    used = np.zeros((len(ids), vocab), bool)
     np.put_along_axis(used, keys, True, 1)
-    filler = rng.integers(1, VOCAB, ids.shape, dtype=np.int32)
-    filler += FIRST_VALUE * np.take_along_axis(used, filler, 1)
+    filler = rng.integers(1, vocab, ids.shape, dtype=np.int32)
+    filler += vocab // 2 * np.take_along_axis(used, filler, 1)
     np.copyto(ids, filler, where=ids == 0)
 
 
@@ -70,21 +77,21 @@ def by_size(rng, samples, T, sizes, sample):
     return ids, counts
 
 
-def mqar(rng, samples, T, pairs):
+def mqar(rng, samples, T, pairs, vocab=VOCAB):
     """pairs: (lowest, highest) n, drawn for each sample, log-uniform. n pairs, then n questions with gaps."""
     np = package("numpy")
     low, high = pairs
     if not (1 <= low <= high and 4 * high <= T and T % 2 == 0):
         raise Error(f"{low} to {high} pairs: not from 1 to a quarter of the length {T}, which must be even")
     sizes = np.exp(rng.uniform(np.log(low), np.log(high + 1), samples)).astype(int).clip(low, high)
-    return by_size(rng, samples, T, sizes, mqar_of)
+    return by_size(rng, samples, T, sizes, lambda *shape: mqar_of(*shape, vocab))
 
 
-def mqar_of(rng, samples, T, n):
+def mqar_of(rng, samples, T, n, vocab):
     """The mqar of n pairs. Gaps are drawn one after the other, without repetition (by Gumbel's top n)."""
     np = package("numpy")
-    keys = draw_distinct(rng, (samples, n), 1, FIRST_VALUE)
-    pairs = np.stack([keys, draw_distinct(rng, (samples, n), FIRST_VALUE, VOCAB)], 2)
+    keys, values = draw_pairs(rng, samples, n, n, vocab)
+    pairs = np.stack([keys, values], 2)
     places = T // 2 - n
     likely = (POWER - 1) * np.log(np.arange(1, places + 1)) + rng.gumbel(size=(samples, places))
     asked = n + (-likely).argsort(axis=1)[:, :n]
@@ -93,11 +100,11 @@ def mqar_of(rng, samples, T, n):
     ids[:, :n] = ids[rows, asked] = pairs
     counts[rows, asked, 1] = True
     ids = ids.reshape(samples, T)
-    fill(rng, ids, keys)
+    fill(rng, ids, keys, vocab)
     return ids, counts.reshape(samples, T)
 
 
-def overwritten(rng, samples, T, keys, rewrites):
+def overwritten(rng, samples, T, keys, rewrites, vocab=VOCAB):
     """
     keys: (lowest, highest) number of keys, drawn for each sample; rewrites: the same, drawn for each key. A key
     is written 1 + rewrites times, all writes at random places; at the end each key is asked, in random order.
@@ -109,10 +116,10 @@ def overwritten(rng, samples, T, keys, rewrites):
         raise Error(f"{low} to {high} keys with {rewrites[0]} to {rewrites[1]} rewrites each: do not fit into "
                     f"the length {T}, which must be even: {high} keys take {2 * (writes + high):.0f} tokens")
     sizes = rng.integers(low, high + 1, samples)
-    return by_size(rng, samples, T, sizes, lambda *shape: overwritten_of(*shape, rewrites))
+    return by_size(rng, samples, T, sizes, lambda *shape: overwritten_of(*shape, rewrites, vocab))
 
 
-def overwritten_of(rng, samples, T, n, rewrites):
+def overwritten_of(rng, samples, T, n, rewrites, vocab):
     """The overwritten of n keys. Writes are [samples, n, most], of which a key has its first ones."""
     np = package("numpy")
     places, most = T // 2 - n, 1 + rewrites[1]
@@ -120,8 +127,8 @@ def overwritten_of(rng, samples, T, n, rewrites):
     while len(rows := np.flatnonzero(count.sum(1) > places)):
         count[rows] = 1 + rng.integers(rewrites[0], rewrites[1] + 1, (len(rows), n))
     exists = np.arange(most) < count[:, :, None]
-    keys = draw_distinct(rng, (samples, n), 1, FIRST_VALUE)
-    values = draw_distinct(rng, (samples, n * most), FIRST_VALUE, VOCAB).reshape(exists.shape)
+    keys, values = draw_pairs(rng, samples, n, n * most, vocab)
+    values = values.reshape(exists.shape)
     # write number i of a sample, of those that exist, gets the i-th place of a random order
     number = exists.reshape(samples, -1).cumsum(1) - 1
     place = np.take_along_axis(draw_orders(rng, (samples, places)), number.clip(0), 1).reshape(exists.shape)
@@ -136,7 +143,7 @@ def overwritten_of(rng, samples, T, n, rewrites):
     ids[:, places:, 1] = np.take_along_axis(right, order, 1)
     counts[:, places:, 1] = True
     ids = ids.reshape(samples, T)
-    fill(rng, ids, keys)
+    fill(rng, ids, keys, vocab)
     return ids, counts.reshape(samples, T)
 
 

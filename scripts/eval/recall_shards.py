@@ -32,6 +32,7 @@ def parse_arguments():
     add("--pairs", type=span, metavar="N|LOW:HIGH", help="mqar: pairs of a sample, drawn log-uniform")
     add("--keys", type=span, metavar="N|LOW:HIGH", help="overwritten: keys of a sample")
     add("--rewrites", type=span, metavar="N|LOW:HIGH", help="overwritten: how often a key is written again")
+    add("--vocab", type=count, default=recall.VOCAB, metavar="V", help="keys 1 .. V/2 - 1, values V/2 .. V - 1 [8192]")
     add("--tokens", type=count, required=True, metavar="N", help="of the training split")
     add("--val-tokens", type=count, default=0, metavar="N", help="of the validation split [0]")
     add("--seed", type=count, default=0, metavar="N")
@@ -46,7 +47,7 @@ def sampler(o):
         if (getattr(o, name) is not None) != (name in needed):
             raise Error(f"{o.task} {'needs' if name in needed else 'has no'} --{name}")
     values = [getattr(o, name) for name in needed]
-    return lambda rng, n: getattr(recall, o.task)(rng, n, o.seq_len, *values)
+    return lambda rng, n: getattr(recall, o.task)(rng, n, o.seq_len, *values, o.vocab)
 
 
 def main():
@@ -54,7 +55,7 @@ def main():
     o = parse_arguments()
     sample = sampler(o)
     sample(np.random.default_rng(0), 1)  # that the samples fit
-    o.tokenizer, o.vocab_size, o.end_of_text, o.doc_len, o.shard_tokens = None, recall.VOCAB, 0, o.seq_len, 256 << 20
+    o.tokenizer, o.vocab_size, o.end_of_text, o.doc_len, o.shard_tokens = None, o.vocab, 0, o.seq_len, 256 << 20
     writer, complete = Writer(o, "--masked"), False
     try:
         for split, tokens in enumerate((o.tokens, o.val_tokens)):
@@ -65,7 +66,7 @@ def main():
         complete = True
     finally:
         writer.close(complete)
-    print(f"for the trainer: --seq-len {o.seq_len} --set vocab_size={recall.VOCAB} --set bos_token_id=0 "
+    print(f"for the trainer: --seq-len {o.seq_len} --set vocab_size={o.vocab} --set bos_token_id=0 "
           "--set eos_token_id=0")
 
 

@@ -42,6 +42,13 @@ class TestRecall(Case):
                 self.assertTrue(all(t > 2 * n and not stale for t, _, _, stale in asked))
                 self.assertTrue(all((ids[i] == key).sum() == 2 for key in pairs))
 
+    def test_vocabulary(self):
+        for ids, counts in (recall.mqar(rng(4), 50, 64, (4, 8), 256),
+                            recall.overwritten(rng(4), 50, 64, (2, 4), (0, 3), 256)):
+            self.assertTrue(1 <= ids.min() and ids.max() < 256)
+            self.assertTrue((ids[counts] >= 128).all())
+            self.assertTrue((ids[:, :-1][counts[:, 1:]] < 128).all())
+
     def test_gaps_of_mqar(self):
         """Of one pair p(gap) ~ gap^-0.99; first ones are drawn first."""
         ids, counts = recall.mqar(rng(2), 20000, 20, (1, 1))
@@ -121,6 +128,7 @@ class TestRecall(Case):
                 ("must be even", lambda: recall.mqar(rng(1), 1, 65, (4, 4))),
                 ("5 to 4 pairs", lambda: recall.mqar(rng(1), 1, 64, (5, 4))),
                 ("64 keys take 4352 tokens", lambda: recall.overwritten(rng(1), 1, 1024, (64, 64), (32, 32))),
+                ("a vocabulary of 9", lambda: recall.mqar(rng(1), 1, 64, (4, 4), 9)),
                 ("5000 different ids", lambda: recall.overwritten(rng(1), 1, 65536, (50, 50), (99, 99)))):
             with self.assertRaisesRegex(fox.Error, expected):
                 wrong()
