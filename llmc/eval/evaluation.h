@@ -12,7 +12,8 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
     loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone, or with a mask; the window of E
     loss_mean, standard_error        over all targets; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
-    documents                        losses of every document (documents.h), of the first 65,536; null of streams, or with a mask:
+    documents                        losses of every document (documents.h), of the first 65,536; null of streams,
+                                     and with a mask:
                                      {octaves: [0, 1, 2, 4, .. T], loss: [a document: [mean of targets octaves[k] + 1
                                      .. octaves[k+1]]], contexts: [C], last_targets: 2048, last_loss: [a document:
                                      [mean of its last targets behind C tokens]]}

@@ -20,7 +20,6 @@ from unittest import mock
 
 from eval_case import FAKE, ROOT, Case, needs_plots, needs_tokenizers
 from eval_harness import TestHarness  # noqa: F401: run here, too
-from eval_recall import TestRecall  # noqa: F401
 
 import fake_requests
 import fox

@@ -1,12 +1,13 @@
 """
-Tests of scripts/eval/recall.py and recall_shards.py, run by test_eval.py: each rule of the two tasks, read off the
+Tests of scripts/eval/recall.py and recall_shards.py, run by test_tasks.py: each rule of the two tasks, read off the
 samples.
 """
 import importlib.util
 import unittest
 
-from eval_case import Case, fox
+from task_case import Case
 
+import fox
 import recall
 
 needs_numpy = unittest.skipUnless(importlib.util.find_spec("numpy"), "not installed: numpy")
