@@ -664,14 +664,17 @@ static void mlp_backward(const Layer* layer, real* din, const real* dout, const 
 static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward, .backward = mlp_backward};
 
 // ----------------------------------------------------------------------------
-// classifier: loss_t = -log softmax(logits_t)[target_t]; when training, logits become their own gradient
-// times dloss
+// classifier: loss_t = -log softmax(logits_t)[target_t], 0 of TARGET_NONE; when training, logits become their own
+// gradient times dloss. Else the loss is negative, or -0, if the target is the likeliest token, the first of several
 
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < rows; t++) {
         real *row = logits + t * V, highest = -INFINITY, sum = 0;
+        losses[t] = 0;
+        if (targets[t] == TARGET_NONE && train) memset(row, 0, (size_t)V * sizeof(real));
+        if (targets[t] == TARGET_NONE) continue;
 #pragma omp simd reduction(max : highest)
         for (int64_t i = 0; i < V; i++) highest = row[i] > highest ? row[i] : highest;
         real target_logit = row[targets[t]] - highest;
@@ -682,6 +685,7 @@ static void classifier(real* losses, real* logits, const int32_t* targets, int64
             row[i] = train ? e : row[i];
         }
         losses[t] = (real)log((double)sum) - target_logit;
+        if (!train && find_number(row, highest, V) == targets[t]) losses[t] = -losses[t];
         if (!train) continue;
         for (int64_t i = 0; i < V; i++) row[i] *= dloss / sum;
         row[targets[t]] -= dloss;
@@ -909,7 +913,7 @@ static double model_loss(Model* model, const int32_t* targets, real dloss, bool 
         if (train) linear_backward(a->dbranch + t * d, a->logits, a->lm_head_in + t * d, &lm_head);
     }
     double sum = 0;
-    for (int64_t t = 0; t < BT; t++) sum += (double)a->losses[t];
+    for (int64_t t = 0; t < BT; t++) sum += fabs((double)a->losses[t]);
     return sum;
 }
 
@@ -1041,14 +1045,15 @@ static void update(Model* model, const AdamWParams* adamw, double grad_clip, con
         mpi_sum((double*)sums, sizeof *sums / sizeof(double));
         mpi_sum((double*)model->times, 2 * ranks);
     }
-    model->norm = sqrt(sums->squares);
-    if (!step_is_valid(sums->loss, model->norm)) return;
-    model_update(model, adamw, clip_scale(model->norm, grad_clip));
+    const double scale = step_scale(&sums->votes);
+    model->norm = scale * sqrt(sums->squares);
+    if (!step_is_valid(sums->loss, model->norm, &sums->votes)) return;
+    model_update(model, adamw, scale * clip_scale(model->norm, grad_clip));
     model_gather_weights(model);
 }
 
 static void finish_step(Model* model, LogStep* line) {
-    line->loss = model->sums.loss;
+    line->loss = model->sums.loss * step_scale(&model->sums.votes);
     line->grad_norm = model->norm;
     line->own_finite = model->own_finite;
     line->votes = model->sums.votes;
@@ -1068,7 +1073,7 @@ static void queue_losses(Model* model) {
     model_loss(model, model->targets, 0, false, NULL);
 }
 
-static const void* finish_losses(Model* model) { return model->acts.losses; }
+static void* finish_losses(Model* model) { return model->acts.losses; }
 
 static void evaluate(Model* model, void* losses, void* logits, void* grads) {
     int64_t BT = model->B * model->T;

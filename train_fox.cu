@@ -946,7 +946,7 @@ static void finish_step(Model* model, LogStep* line) {
     QueuedStep* q = &model->steps[model->num_finished++ % 2];
     wait_step(model, q->done);
     const StepStats* stats = q->stats;
-    line->loss = stats->all.loss / (double)line->step_tokens;
+    line->loss = stats->all.loss / (double)line->step_tokens * step_scale(&stats->all.votes);
     line->grad_norm = stats->norm;
     line->own_finite = isfinite(stats->own.loss) && isfinite(stats->own.squares);
     line->votes = stats->all.votes;
@@ -969,7 +969,7 @@ static void queue_losses(Model* model) {
     p->next = 1 - p->next;
 }
 
-static const void* finish_losses(Model* model) {
+static void* finish_losses(Model* model) {
     PinnedPair* p = &model->losses;
     int i = p->oldest;
     p->oldest = 1 - i;

@@ -8,6 +8,8 @@ Standard input is a sequence of records of little-endian uint32: kind, n, and n 
     kind 4      the end, n = 0
     kind 5      the other program failed and has said why, n = 0
 
+With --masked bit 31 of an id says that the token counts as a target; those without it do not.
+
 As in text_to_shards, the end-of-text token precedes each document; with --doc-len D each is divided into
 documents of exactly D tokens, and the rest is dropped. The shards of a prefix are replaced as a whole, at the
 end (shard_set.h). If the input ends without kind 4, the old shards remain.
@@ -20,7 +22,7 @@ end (shard_set.h). If the input ends without kind 4, the old shards remain.
 typedef struct {
     const char *out, *tokenizer;
     int64_t vocab_size, end_of_text, doc_len, shard_tokens;
-    bool version, help;
+    bool masked, version, help;
 } Options;
 
 static const CliRow option_rows[] = {
@@ -34,6 +36,8 @@ static const CliRow option_rows[] = {
      "divide each document into documents of exactly D tokens; 0: a token stream"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
+    {CLI_FLAG, "masked", "", offsetof(Options, masked), 0, 0, 0,
+     "bit 31 of an id: this token counts as a target, others do not"},
     {CLI_FLAG, "version", "", offsetof(Options, version), 0, 0, 0, "print the program's version and exit"},
     {CLI_FLAG, "help", "", offsetof(Options, help), 0, 0, 0, "print this text and exit"},
 };
@@ -129,6 +133,7 @@ int main(int argc, char** argv) {
             die("--out %s", err.msg);
         job.writers[split].hold = true;
         job.writers[split].header.vocab_hash = hash;
+        if (o.masked) shard_writer_mask(&job.writers[split]);
     }
     shard_set_sweep(o.out);
     if (!convert(&job, &err)) {

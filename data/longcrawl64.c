@@ -266,6 +266,11 @@ static bool find_shard(Work* w, int64_t s, Error* err) {
     if (access(path, F_OK) != 0) return true;
     if (!shard_read_header(path, &h, &why))
         return fail(err, "%.900s; remove this file or choose another --out", why.msg);
+    if (h.masked)
+        return fail(err,
+                    "%.900s: has a mask, and is no shard of LongCrawl64; remove this file or choose another "
+                    "--out",
+                    path);
     int64_t D = w->options->columns, tokens = shard_documents(w, s) * D;
     if (h.doc_len != D || h.tokens != tokens || h.vocab_size != VOCAB_SIZE)
         return fail(err,

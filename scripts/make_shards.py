@@ -385,13 +385,14 @@ def encode_rows(source, group, row):
 class Writer:
     """data/ids_to_shards, which gets the token ids and replaces the shards of the prefix at the end."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, *flags):
         program = ROOT / "data/ids_to_shards"
         if not program.exists():
             raise Error("data/ids_to_shards is not built: make data/ids_to_shards")
         names = "out", "tokenizer", "vocab-size", "end-of-text", "doc-len", "shard-tokens"
-        options = [f"--{name}={getattr(settings, name.replace('-', '_'))}" for name in names]
-        self.program = subprocess.Popen([program, *options], stdin=subprocess.PIPE)
+        values = {name: getattr(settings, name.replace("-", "_")) for name in names}
+        options = [f"--{name}={value}" for name, value in values.items() if value is not None]
+        self.program = subprocess.Popen([program, *options, *flags], stdin=subprocess.PIPE)
         self.tokens = 0
 
     def write(self, kind, ids):

@@ -28,8 +28,8 @@ def shard_tokens(path, count):
     """Up to `count` tokens of a shard from its first one on, and the length of its documents; 0: a stream."""
     with open(path, "rb") as f:
         header = array("i", f.read(4 * HEADER))
-        if len(header) < HEADER or header[0] != 20240520:
-            sys.exit(f"error: {path}: not a shard")
+        if len(header) < HEADER or header[0] != 20240520 or header[1] not in (1, 2):
+            sys.exit(f"error: {path}: not a shard of version 1 or 2")
         tokens = array("H" if header[1] == 1 else "I")
         tokens.frombytes(f.read(min(count, header[2]) * tokens.itemsize))
     return tokens, header[3]

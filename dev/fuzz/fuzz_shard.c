@@ -34,7 +34,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
         return 0;
     }
     REQUIRE(h.tokens > 0 && h.doc_len >= 0 && h.vocab_size >= 0, "a negative field");
-    REQUIRE(h.bytes_per_token == 2 * token_at(data - 1020, 4, 0), "version %d", token_at(data - 1020, 4, 0));
+    const int32_t version = token_at(data - 1020, 4, 0);
+    REQUIRE(h.bytes_per_token == (version == 1 ? 2 : 4) && h.masked == (version == 3), "version %d", version);
     REQUIRE(bytes == 1024 + (size_t)h.tokens * (size_t)h.bytes_per_token, "%lld tokens in %zu bytes",
             (long long)h.tokens, bytes);
     REQUIRE(h.doc_len == 0 || h.tokens % h.doc_len == 0, "a part of a document");

@@ -129,7 +129,7 @@ def make_shards(folder):
     # invalid
     shard(at("magic"), ids, magic=20240521)
     shard(at("llama3"), ids, magic=20240801)
-    shard(at("version"), ids, version=3)
+    shard(at("version"), ids, version=4)
     shard(at("truncated"), ids[:-7], count=4000)
     shard(at("longer"), ids, count=3999)
     shard(at("negative"), ids, count=-4000)

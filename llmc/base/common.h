@@ -32,6 +32,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endia
 
 enum { PATH_LENGTH = 4096 }; // size of a path buffer, including the terminating zero
 
+enum { TARGET_NONE = -1 }; // in place of a target that does not count: it has no loss and no gradient
+
 #define FALLTHROUGH __attribute__((fallthrough)) // marks an intended fall-through between cases of a switch
 
 #define PRINTF_LIKE(format_index, first_arg) __attribute__((format(printf, format_index, first_arg)))

@@ -97,6 +97,13 @@ static inline real dot(const real* a, const real* b, int64_t n) {
     return sum;
 }
 
+// The index of the first x[i] that equals `value`; n: there is none.
+static inline int64_t find_number(const real* x, real value, int64_t n) {
+    int64_t i = 0;
+    while (i < n && x[i] != value) i++;
+    return i;
+}
+
 // y = x / sqrt(mean(x^2) + eps) * weight over n channels; y may be x. Returns 1 / rms for the backward pass.
 // Where the mean overflows y would be 0, and training would go on with a wrong loss: y and rms become NaN.
 static inline real norm_forward(real* y, const real* x, const real* weight, int64_t n, double eps) {

@@ -6,11 +6,14 @@ token i; of streams it is a window of T tokens. T, --seq-len, may be longer than
 share the sequences; rank 0 writes the file, under a temporary name, and renames it:
 
     seq_len, sequences, tokens       T, sequences used, and their product
-    loss                             [L(1) .. L(T)], in nats
-    loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone; and the window of E
-    loss_mean, standard_error        over all tokens; the error of that mean, from its spread over sequences
+    targets, accuracy                those that count: all tokens, without a mask; the share of them that are the
+                                     likeliest token
+    loss                             [L(1) .. L(T)], in nats; null where no target counts
+    loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone, or with a mask; the window of E
+    loss_mean, standard_error        over all targets; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
-    documents                        losses of every document (documents.h), of the first 65,536; null of streams:
+    documents                        losses of every document (documents.h), of the first 65,536; null of streams,
+                                     and with a mask:
                                      {octaves: [0, 1, 2, 4, .. T], loss: [a document: [mean of targets octaves[k] + 1
                                      .. octaves[k+1]]], contexts: [C], last_targets: 2048, last_loss: [a document:
                                      [mean of its last targets behind C tokens]]}
@@ -61,6 +64,11 @@ static inline void evaluation_put_perplexity(JsonWriter* w, const char* key, con
     json_end(w);
 }
 
+// Are there targets that do not count?
+static inline bool evaluation_masked(const Positions* p) {
+    return positions_targets(p, p->seq_len) < (double)(p->sequences * p->seq_len);
+}
+
 // Writes of(p, 1) .. of(p, T) on one line, with 6 decimals: 65,536 of them take 0.6 MB.
 static inline void evaluation_put_row(JsonWriter* w, const char* key, const Positions* p,
                                       double (*of)(const Positions*, int64_t)) {
@@ -69,8 +77,9 @@ static inline void evaluation_put_row(JsonWriter* w, const char* key, const Posi
     w->indent = 0;
     for (int64_t i = 1; i <= p->seq_len; i++) {
         char number[64];
-        snprintf(number, sizeof number, "%.6f", of(p, i));
-        json_put_word(w, NULL, number);
+        const double x = of(p, i);
+        snprintf(number, sizeof number, "%.6f", x);
+        json_put_word(w, NULL, isnan(x) ? "null" : number);
     }
     json_end(w);
     w->indent = indent;
@@ -88,6 +97,8 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
     json_put_int(&w, "seq_len", T);
     json_put_int(&w, "sequences", p->sequences);
     json_put_int(&w, "tokens", p->sequences * T);
+    json_put_int(&w, "targets", (int64_t)positions_targets(p, T));
+    json_put_double(&w, "accuracy", positions_accuracy(p));
     json_put_double(&w, "loss_mean", positions_mean(p, T));
     json_put_double(&w, "standard_error", positions_standard_error(p));
     evaluation_put_perplexity(&w, "perplexity", p);
@@ -109,7 +120,7 @@ static inline void evaluation_write(const Run* run, const Positions* p, double s
     json_put_string(&w, "code_version", CODE_VERSION);
     evaluation_put_row(&w, "loss", p, positions_loss);
     json_put_int(&w, "loss_error_window", POSITIONS_WINDOW);
-    if (p->sequences > 1)
+    if (p->sequences > 1 && !evaluation_masked(p))
         evaluation_put_row(&w, "loss_error", p, positions_loss_error);
     else
         json_put_null(&w, "loss_error");
@@ -142,6 +153,9 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
         printf("  %12lld %10.4f %12.4f\n", (long long)l, mean, exp(mean));
         last = l;
     }
+    if (evaluation_masked(p))
+        printf("\n%.0f targets count; %.2f%% of them are the likeliest token\n", positions_targets(p, T),
+               100 * positions_accuracy(p));
     getrusage(RUSAGE_SELF, &usage);
     printf("\n%lld tokens in %.1f s, %.0f tokens/s; host memory %.0f MiB", (long long)(p->sequences * T),
            seconds, rate, (double)usage.ru_maxrss / 1024);
@@ -212,7 +226,7 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     const double tokens = (double)(e->sequences * T),
                  first = (double)(run->micro_batch * T * run->world->size);
     Positions p = positions_new(T);
-    DocumentLosses documents = documents_new(e->data.doc_len > 0 ? e->sequences : 0, T);
+    DocumentLosses documents = documents_new(e->data.doc_len > 0 && !e->data.masked ? e->sequences : 0, T);
     Progress progress;
     p.documents = &documents;
     evaluation_print_start(e, run);
@@ -225,6 +239,8 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     double* pruned = (double*)xcalloc((size_t)run->config.num_hidden_layers, sizeof *pruned);
     int layers = evaluation_pruned(pruned, trainer, model, run);
     progress_end(&progress);
+    if (positions_targets(&p, T) == 0)
+        die("--val-data %s: none of the %.0f targets counts", run->options.val_data, tokens);
     if (documents.count > 0) evaluation_contexts(e, trainer, model, run, &documents);
     evaluation_print(&p, seconds, rate);
     documents_print(&documents);

@@ -6,6 +6,10 @@ Loss by position in the context, of held-out sequences of T tokens:
     E(i) = standard error of the mean of L over the POSITIONS_WINDOW positions around i, fewer at the ends of
            the sequence, from the spread of that mean over sequences. Positions of one sequence depend on each
            other, so errors of single positions would not give it
+    accuracy = share of the targets that are the likeliest token
+
+Of data with a mask all means are over the targets that count, whose number differs from position to position; E is
+then not known.
 
 Sums are doubles, over micro-batches and then over ranks, so results do not depend on the number of ranks but
 for the rounding of doubles. Used by validation during training (train.h) and by --eval (evaluation.h).
@@ -18,12 +22,14 @@ for the rounding of doubles. Used by validation during training (train.h) and by
 enum { POSITIONS_WINDOW = 101 }; // odd; scripts/eval/positions.py smooths L(i) by the same window
 
 typedef struct {
-    int64_t seq_len;        // T
-    int64_t sequences;      // added so far
-    double* sums;           // [T] of the losses at each position
-    double* window_squares; // [T] sums over sequences of the squared sum of losses around each position
-    double mean_sum, mean_squares;     // sums over sequences: of a sequence's mean loss, and of its square
-    DocumentLosses* documents;         // also filled; NULL: is not kept
+    int64_t seq_len;           // T
+    int64_t sequences;         // added so far
+    double* sums;              // [T] of the losses at each position
+    double* counts;            // [T] of the targets there that count
+    double matched;            // of these, the likeliest tokens
+    double* window_squares;    // [T] sums over sequences of the squared sum of losses around each position
+    double squares[3];         // sums over sequences, of a sequence's loss l and its targets n: l^2, l n, n^2
+    DocumentLosses* documents; // also filled; NULL: is not kept
     double started, first_finished;    // in seconds_now(): of this rank's measurement, and of its first batch
     const volatile sig_atomic_t* stop; // not 0: no further batch is begun; NULL: never
 } Positions;
@@ -33,12 +39,14 @@ static inline Positions positions_new(int64_t seq_len) {
     memset(&p, 0, sizeof p);
     p.seq_len = seq_len;
     p.sums = (double*)xcalloc((size_t)seq_len, sizeof(double));
+    p.counts = (double*)xcalloc((size_t)seq_len, sizeof(double));
     p.window_squares = (double*)xcalloc((size_t)seq_len, sizeof(double));
     return p;
 }
 
 static inline void positions_free(Positions* p) {
     free(p->sums);
+    free(p->counts);
     free(p->window_squares);
 }
 
@@ -55,22 +63,37 @@ static inline void positions_add_windows(Positions* p, const Trainer* trainer, c
     }
 }
 
-// Adds losses [sequences, T] of the trainer's numbers. Returns the index of the first one that is not finite;
-// -1: all are finite.
-static inline int64_t positions_add(Positions* p, const Trainer* trainer, const void* losses,
-                                    int64_t sequences) {
+// Takes the mark off a loss of finish_losses, its sign (llmc/layers/classifier.cuh): returns whether the target
+// counts, and in *matched whether it is the likeliest token.
+static inline bool positions_unmark(const Trainer* trainer, void* losses, int64_t i, bool* matched) {
+    const double loss = host_number(trainer, losses, i);
+    *matched = signbit(loss) && !isnan(loss);
+    if (trainer->element_bytes == 8)
+        ((double*)losses)[i] = fabs(loss);
+    else
+        ((float*)losses)[i] = (float)fabs(loss);
+    return *matched || loss != 0;
+}
+
+// Adds losses [sequences, T] of finish_losses, from which it takes the marks: 0 is left where a target does not
+// count. Returns the index of the first one that is not finite; -1: all are finite.
+static inline int64_t positions_add(Positions* p, const Trainer* trainer, void* losses, int64_t sequences) {
     int64_t not_finite = -1;
     for (int64_t b = 0; b < sequences; b++) {
-        double sum = 0;
+        double sum = 0, targets = 0;
         for (int64_t t = 0; t < p->seq_len; t++) {
+            bool matched, counts = positions_unmark(trainer, losses, b * p->seq_len + t, &matched);
             double loss = host_number(trainer, losses, b * p->seq_len + t);
             if (not_finite < 0 && !isfinite(loss)) not_finite = b * p->seq_len + t;
             p->sums[t] += loss;
+            p->counts[t] += counts;
+            p->matched += matched;
             sum += loss;
+            targets += counts;
         }
-        double mean = sum / (double)p->seq_len;
-        p->mean_sum += mean;
-        p->mean_squares += mean * mean;
+        p->squares[0] += sum * sum;
+        p->squares[1] += sum * targets;
+        p->squares[2] += targets * targets;
         positions_add_windows(p, trainer, losses, b * p->seq_len);
     }
     p->sequences += sequences;
@@ -79,26 +102,38 @@ static inline int64_t positions_add(Positions* p, const Trainer* trainer, const 
 
 // Collective: sums over all ranks.
 static inline void positions_reduce(Positions* p, World* world) {
-    double totals[] = {p->mean_sum, p->mean_squares, (double)p->sequences};
-    world_sum(world, totals, 3);
+    double totals[] = {p->squares[0], p->squares[1], p->squares[2], p->matched, (double)p->sequences};
+    world_sum(world, totals, 5);
     world_sum(world, p->sums, (int)p->seq_len);
+    world_sum(world, p->counts, (int)p->seq_len);
     world_sum(world, p->window_squares, (int)p->seq_len);
-    p->mean_sum = totals[0];
-    p->mean_squares = totals[1];
-    p->sequences = (int64_t)totals[2];
+    memcpy(p->squares, totals, sizeof p->squares);
+    p->matched = totals[3];
+    p->sequences = (int64_t)totals[4];
     watch_progress(world);
 }
 
-// L(i), i = 1 .. T.
-static inline double positions_loss(const Positions* p, int64_t i) {
-    return p->sums[i - 1] / (double)p->sequences;
+// The targets at the first l positions that count.
+static inline double positions_targets(const Positions* p, int64_t l) {
+    double sum = 0;
+    for (int64_t t = 0; t < l; t++) sum += p->counts[t];
+    return sum;
 }
 
-// The mean of L(1) .. L(l).
+// L(i), i = 1 .. T; NaN where no target counts.
+static inline double positions_loss(const Positions* p, int64_t i) {
+    return p->sums[i - 1] / p->counts[i - 1];
+}
+
+// The mean loss of the targets at the first l positions; NaN where none counts.
 static inline double positions_mean(const Positions* p, int64_t l) {
     double sum = 0;
     for (int64_t t = 0; t < l; t++) sum += p->sums[t];
-    return sum / (double)l / (double)p->sequences;
+    return sum / positions_targets(p, l);
+}
+
+static inline double positions_accuracy(const Positions* p) {
+    return p->matched / positions_targets(p, p->seq_len);
 }
 
 // Standard error of the mean of n numbers, by their sum and the sum of their squares; NaN of one alone.
@@ -107,9 +142,11 @@ static inline double positions_error_of_mean(double n, double sum, double square
     return n < 2 ? NAN : sqrt(variance > 0 ? variance / n : 0);
 }
 
-// Standard error of the mean loss, from its spread over sequences; NaN of one sequence alone.
+// Standard error of the mean loss m, from the spread of l - m n over sequences; NaN of one sequence alone.
 static inline double positions_standard_error(const Positions* p) {
-    return positions_error_of_mean((double)p->sequences, p->mean_sum, p->mean_squares);
+    const double n = (double)p->sequences, m = positions_mean(p, p->seq_len);
+    const double spread = p->squares[0] - 2 * m * p->squares[1] + m * m * p->squares[2];
+    return positions_error_of_mean(n, 0, spread) * n / positions_targets(p, p->seq_len);
 }
 
 // E(i), i = 1 .. T.
@@ -155,7 +192,7 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
         int64_t done = i - in_flight, first = share->first + done * B; // the batch that is added now
         if (done < 0 || done >= mine) continue;
         int64_t count = sequences - first < B ? sequences - first : B;
-        const void* losses = trainer->finish_losses(model);
+        void* losses = trainer->finish_losses(model);
         int64_t bad = positions_add(p, trainer, losses, count);
         for (int64_t b = 0; p->documents && b < count; b++)
             documents_add(p->documents, first + b, trainer, losses, b * T);

@@ -2,7 +2,10 @@
 The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place.
 
 logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient.
-targets [rows] are token ids, losses [rows] float.
+targets [rows] are token ids, or TARGET_NONE, which has no loss and no gradient. losses [rows] are float. Without
+`train` the sign of a loss says whether the target is the likeliest token, the first one of several:
+
+    loss < 0, or -0    it is          loss > 0    it is not; at least ln 2          +0    TARGET_NONE
 
 A block has one row. It reads the logits twice: once for their maximum and the sum of their exponentials
 (online softmax), and again, from shared memory or the L2 cache unless the row is huge, to write the gradient
@@ -52,15 +55,17 @@ __device__ static inline void mask_padding(Pack8& x, int column, int V) {
         if (column + j >= V) x[j] = __float2bfloat16(-INFINITY);
 }
 
-// CACHED: the second read of the logits is from shared memory.
-template <bool CACHED>
+// CACHED: the second read of the logits is from shared memory. The branches for TARGET_NONE are behind the first
+// read, which therefore need not wait for the target.
+template <bool TRAIN, bool CACHED>
 __global__ static void __launch_bounds__(1024)
-    classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride, float dloss,
-                      bool train) {
+    classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride,
+                      float dloss) {
     extern __shared__ __align__(16) unsigned char shared[];
     bf16 *row = logits + (int64_t)blockIdx.x * row_stride, *cache = (bf16*)shared;
     int target = targets[blockIdx.x], first = threadIdx.x * 8, step = blockDim.x * 8;
     bool known = target >= 0 && target < V;
+    bool none = target == TARGET_NONE, beaten = false; // beaten: another token is likelier
     float target_logit = known ? __bfloat162float(row[target]) : NAN;
 
     ExpSum s = {-FLT_MAX, 0};
@@ -72,14 +77,18 @@ __global__ static void __launch_bounds__(1024)
         unpack8(f, x);
         for (int j = 0; j < 8; j++) max = fmaxf(max, f[j]);
         for (int j = 0; j < 8; j++) sum += __expf(f[j] - max);
+        for (int j = 0; j < 8 && !TRAIN; j++)
+            beaten |= f[j] > target_logit || (f[j] == target_logit && i + j < target);
         s = {max, s.sum * __expf(s.max - max) + sum};
     }
     s = block_exp_sum(s); // after its barrier the target's logit may be overwritten
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(s.sum) - (target_logit - s.max);
-    if (!train) return;
+    float loss = none ? 0 : logf(s.sum) - (target_logit - s.max);
+    if (!TRAIN && !__syncthreads_or(beaten) && !none) loss = -loss;
+    if (threadIdx.x == 0) losses[blockIdx.x] = loss;
+    if (!TRAIN) return;
 
     // from the end, as what was read last is most likely still in L2
-    float scale = dloss / s.sum;
+    float scale = none ? 0 : dloss / s.sum;
     int packs = (row_stride - first + step - 1) / step;
     for (int i = first + (packs - 1) * step; i >= 0; i -= step) {
         Pack8 x = CACHED ? load16(cache + i) : load16_once(row + i);
@@ -98,9 +107,9 @@ typedef struct {
     int64_t row_stride; // elements from one row of logits to the next: V, padded to a multiple of 8
 } LogitShape;
 
-// losses[t] = -log softmax(logits_t)[targets[t]] of each row. With `train`, logits become the gradient of
-// losses[t] times dloss, and their padding columns zeros. logits are aligned to 16 bytes. A target outside
-// 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
+// losses[t] = -log softmax(logits_t)[targets[t]] of each row, with a sign as above. With `train`, logits become the
+// gradient of losses[t] times dloss, and their padding columns zeros. logits are aligned to 16 bytes. Any other
+// target outside 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
 static inline void classifier(float* losses, bf16* logits, const int32_t* targets, const LogitShape* shape,
                               float dloss, bool train, cudaStream_t stream) {
     Range range("loss", RANGE_FORWARD, stream);
@@ -113,9 +122,11 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     bool cached = train && bytes + 1024 <= most; // 1024: block_exp_sum's, rounded up
     if (!cached) bytes = 0;
-    auto kernel = cached ? classifier_kernel<true> : classifier_kernel<false>;
+    auto kernel = cached  ? classifier_kernel<true, true>
+                  : train ? classifier_kernel<true, false>
+                          : classifier_kernel<false, false>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<(unsigned)rows, (unsigned)threads, (size_t)bytes, stream>>>(losses, logits, targets, (int)V,
-                                                                         (int)row_stride, dloss, train);
+                                                                         (int)row_stride, dloss);
     CUDA_CHECK_LAUNCH();
 }

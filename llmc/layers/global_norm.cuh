@@ -1,6 +1,6 @@
 /*
-From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the clipping
-factor, and whether the step is valid: loss and norm are finite, and the norm is neither 0 nor so large
+From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the factor of
+the mean over the targets that count, that of clipping, and whether the step is valid: loss and norm are finite, and the norm is neither 0 nor so large
 that squares overflow.
 
 AdamW reads the result from device memory. So the host queues a whole step without waiting, and a step that is
@@ -23,8 +23,8 @@ not valid leaves the weights unchanged even before the host has read it.
 
 typedef struct {
     StepSums own, all; // of this rank, and of all ranks
-    double norm;       // sqrt(all.squares)
-    float grad_scale;  // clips the norm: AdamW multiplies the gradient by it
+    double norm;       // of the gradient of the mean loss over the targets that count
+    float grad_scale;  // AdamW multiplies the gradient by it: makes it that of the mean, clipped
     int32_t finite;    // 0: the step is not valid, and AdamW changes nothing
 } StepStats;
 
@@ -160,10 +160,16 @@ __global__ static void __launch_bounds__(1024) sum_kernel(double* out, const T* 
 
 __global__ static void finish_kernel(StepStats* stats, double clip, bool alone) {
     if (alone) stats->all = stats->own;
-    double norm = sqrt(stats->all.squares);
+    StepVotes votes = stats->all.votes;
+    bool empty = votes.targets == 0 && votes.tokens > 0;
+    double scale = votes.targets == votes.tokens ? 1
+                   : empty                       ? 0
+                                                 : votes.tokens / votes.targets; // step_scale,
+    double norm = scale * sqrt(stats->all.squares);
     stats->norm = norm;
-    stats->finite = isfinite(stats->all.loss) && norm > 0 && norm < 1e19; // step_is_valid of trainer.h
-    stats->grad_scale = (float)(clip > 0 && norm > clip ? clip / norm : 1);
+    stats->finite =
+        isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19; // step_is_valid of trainer.h
+    stats->grad_scale = (float)(scale * (clip > 0 && norm > clip ? clip / norm : 1));
 }
 
 // stats->own.loss += sum of losses[0..n). The caller zeroes stats before a step.

@@ -28,11 +28,13 @@ static inline int64_t head_first_key(const HeadShape* s, int64_t i) {
 typedef struct {
     double stop;            // a signal asked this rank to stop
     double written, failed; // its part of the checkpoint in the making is written, or could not be
+    double tokens, targets; // of its batches: tokens, and targets that count; both 0: all count
 } StepVotes;
 
-// What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce.
+// What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce. Loss and gradient are
+// weighted by 1 / tokens of the step whatever counts, and scaled to the mean over the targets at its end.
 typedef struct {
-    double loss;    // on the GPU the sum of the tokens' losses, on the CPU their mean
+    double loss;    // on the GPU the sum of the tokens' losses, on the CPU divided by the tokens of the step
     double squares; // the gradient's sum of squares
     StepVotes votes;
 } StepSums;

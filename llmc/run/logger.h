@@ -64,6 +64,7 @@ typedef struct {
     int64_t step_tokens; // of this step
     double loss, grad_norm, lr;
     double seconds;        // duration of the step
+    bool masked;           // the data says which targets count
     bool own_finite;       // this rank's part of loss and gradient
     StepVotes votes;       // of all ranks
     int ranks;             // 1: alone, and
@@ -82,7 +83,9 @@ typedef struct {
     int64_t tokens[MAX_OCTAVES];
     int64_t seq_len;  // largest position added, plus 1
     bool byte_tokens; // tokens are bytes: also log bits per byte
-    double seconds;   // duration of the validation
+    bool masked;      // not all targets count: also log the accuracy
+    double accuracy;
+    double seconds; // duration of the validation
 } LogValidation;
 
 // Adds the losses, in sum, of `tokens` tokens at position t = 0 .. T-1 of their sequences, to a struct that
@@ -276,6 +279,7 @@ static inline void logger_step(Logger* l, const LogStep* s) {
 
     JsonWriter* w = logger_begin_line(l, "step", s->step);
     json_put_int(w, "tokens", s->tokens);
+    if (s->masked) json_put_int(w, "targets", (int64_t)s->votes.targets);
     json_put_double(w, "loss", s->loss);
     json_put_double(w, "grad_norm", s->grad_norm);
     json_put_double(w, "lr", s->lr);
@@ -318,6 +322,7 @@ static inline void log_validation_put(JsonWriter* w, const LogValidation* v) {
     json_put_int(w, "val_tokens", log_validation_total(v, &loss));
     json_put_double(w, "val_loss", loss);
     json_put_double(w, "perplexity", exp(loss));
+    if (v->masked) json_put_double(w, "accuracy", v->accuracy);
     if (v->byte_tokens) json_put_double(w, "bits_per_byte", loss / LOG_LN2);
     json_put_double(w, "ms", 1000 * v->seconds);
     json_begin_array(w, "by_position");
@@ -343,6 +348,7 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     logger_print_step(l, step);
     printf("validation loss %s  perplexity %s", log_number(text[0], loss), log_number(text[1], exp(loss)));
     if (v->byte_tokens) printf("  bits per byte %s", log_number(text[2], loss / LOG_LN2));
+    if (v->masked) printf("  accuracy %.2f%%", 100 * v->accuracy);
     printf("\n");
     fflush(stdout);
 }

@@ -35,12 +35,21 @@ waits for the host.
 // Defined by the trainer: a model with everything that the run's mode needs.
 typedef struct Model Model;
 
+// Does no target of a step count? Its gradient is then 0, as it should be.
+static inline bool step_is_empty(const StepVotes* votes) { return votes->targets == 0 && votes->tokens > 0; }
+
+// The factor from sums that are weighted by 1 / tokens to the mean over the targets that count: 1 if all do.
+static inline double step_scale(const StepVotes* votes) {
+    if (votes->targets == votes->tokens) return 1;
+    return step_is_empty(votes) ? 0 : votes->tokens / votes->targets;
+}
+
 // May a step of this loss and gradient norm change the weights? Both trainers answer alike. A norm of 0 means
 // that the weights do not matter to the loss: nothing would be learnt, and no later step would notice. The
 // square of a gradient above STEP_MAX_NORM overflows in a second moment, which is a float.
 #define STEP_MAX_NORM 1e19
-static inline bool step_is_valid(double loss, double norm) {
-    return isfinite(loss) && norm > 0 && norm < STEP_MAX_NORM;
+static inline bool step_is_valid(double loss, double norm, const StepVotes* votes) {
+    return isfinite(loss) && (norm > 0 || step_is_empty(votes)) && norm < STEP_MAX_NORM;
 }
 
 // A layer's tensors on the host, of one sequence of T tokens.
@@ -89,7 +98,7 @@ typedef struct {
     // rank's in the step.
     void (*add_gradients)(Model* model, int64_t step_tokens, bool last);
     // Gradient norm, clipping to grad_clip (0: none), AdamW; no update unless step_is_valid. The votes of all
-    // ranks are added up.
+    // ranks are added up; loss and gradient become those of the mean over the targets that count.
     void (*update)(Model* model, const AdamWParams* adamw, double grad_clip, const StepVotes* votes);
     // Waits for the oldest step in flight and fills the line's loss, grad_norm, own_finite, votes,
     // num_layers, pruned and, with several ranks, times, which are valid until the next call; step_tokens is
@@ -98,15 +107,16 @@ typedef struct {
     // Name of the first tensor whose gradient, or weight, is not finite on this rank; NULL: none.
     const char* (*first_not_finite)(Model* model, bool gradients);
     // Forward pass without gradients over the loaded batch. finish_losses waits for the oldest one in flight
-    // and returns its losses [B,T], of the host's numbers, which are valid until the next queue_losses.
+    // and returns its losses [B,T], of the host's numbers, which are valid until the next queue_losses, and the
+    // caller's until then. Their signs are marks: positions_add takes them off.
     void (*queue_losses)(Model* model);
-    const void* (*finish_losses)(Model* model);
+    void* (*finish_losses)(Model* model);
     // Fills counts [L,2] with the pairs of attention blocks in all, and those computed, of all forward passes
     // of --eval. False: nothing is pruned. NULL: the trainer does not prune.
     bool (*pruning_counts)(Model* model, double* counts);
     // For --dump. Forward pass over the loaded batch: losses [B,T] and logits [B,T,V]. Then, unless grads is
     // NULL, the backward pass: gradients of the mean loss, laid out by the parameter table. Of the host's
-    // numbers, float or double; logits may be NULL.
+    // numbers, float or double; logits may be NULL. Targets that do not count are part of the mean, with 0.
     void (*evaluate)(Model* model, void* losses, void* logits, void* grads);
 
     // Forward pass over one sequence of T tokens, where B is 1: calls visit for every layer, in order.

@@ -9,6 +9,7 @@ A dataset is the list of shards that match a pattern, sorted by name. Its n sequ
                       the document's token `skip`.
   stream (D = 0)      Windows at p = 0, T, 2T, ... of each shard: inputs [p, p+T), targets [p+1, p+T+1). A
                       window never extends into the next shard.
+Shards with a mask say which tokens count as targets; in place of the others there is TARGET_NONE.
 After the last sequence a new epoch starts. With shuffle, each epoch has its own random permutation.
 
 All ranks together consume the next `stride` sequences, those of an optimizer step; this loader reads `count`
@@ -65,7 +66,8 @@ typedef struct {
 } DataShard;
 
 typedef struct {
-    int32_t* tokens; // [B, T+1]: inputs are elements [0, T) of a row, targets [1, T+1)
+    // [B, T+1]: inputs are elements [0, T) of a row, targets [1, T+1). With a mask as in the shard
+    int32_t* tokens;
     bool ok;
     Error err; // if not ok
 } DataBatch;
@@ -77,12 +79,14 @@ typedef struct {
     DataShard* shards;
     int64_t num_shards;
     int64_t doc_len;   // D
+    bool masked;       // its shards have a mask
     int64_t items;     // of all shards
     int64_t sequences; // n = items * columns
     // owned by the caller's thread
     int64_t position;
-    int64_t taken; // of the loader's `count` sequences at this position
-    bool started;  // the reading thread exists
+    int64_t taken;     // of the loader's `count` sequences at this position
+    int64_t uncounted; // targets of the batches so far that do not count; the caller may set it to 0
+    bool started;      // the reading thread exists
     pthread_t thread;
     // owned by the reading thread: a cache of descriptors, indexed by shard number modulo its size
     struct {
@@ -146,6 +150,9 @@ static inline bool dataloader_check(const DataLoader* loader, const DataShard* s
     if (h->vocab_hash && h0->vocab_hash && h->vocab_hash != h0->vocab_hash)
         return fail(err, "%s and %s were encoded with different tokenizers; use one dataset", shard->path,
                     first->path);
+    if (h->masked != h0->masked)
+        return fail(err, "%s has %s mask of the targets that count, %s has %s; use one dataset", shard->path,
+                    h->masked ? "a" : "no", first->path, h0->masked ? "one" : "none");
     if (h->bytes_per_token != h0->bytes_per_token)
         return fail(err, "%s has tokens of %d bytes, %s of %d; use one dataset", shard->path,
                     h->bytes_per_token, first->path, h0->bytes_per_token);
@@ -272,6 +279,7 @@ static inline bool dataloader_index(DataLoader* loader, const char* patterns, Er
         return fail(err, "'%s': no shard has the %lld tokens of a sequence and its last target", patterns,
                     (long long)T + 1);
     loader->doc_len = loader->shards[0].header.doc_len;
+    loader->masked = loader->shards[0].header.masked;
     loader->sequences = loader->items * (loader->doc_len > 0 ? (loader->doc_len - skip) / T : 1);
     if (num_too_short > 0)
         warn("%lld of %lld shards are not used, for example %s: shorter than the %lld tokens of a sequence "
@@ -370,12 +378,15 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
             !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err) ||
             !dataloader_recheck(shard, fd, &changed, err))
             return false;
-    for (int64_t t = 0; t < count; t++)
-        if ((uint32_t)tokens[t] >= (uint64_t)o->vocab_size)
+    const uint32_t id_bits = loader->masked ? ~SHARD_COUNTS : UINT32_MAX;
+    for (int64_t t = 0; t < count; t++) {
+        const uint32_t id = (uint32_t)tokens[t] & id_bits;
+        if (id >= (uint64_t)o->vocab_size)
             return fail(err,
                         "%s: token %lld has id %u, outside the vocabulary of %lld; a new model gets a larger "
                         "one with --set vocab_size=N",
-                        shard->path, (long long)(first + t), (uint32_t)tokens[t], (long long)o->vocab_size);
+                        shard->path, (long long)(first + t), id, (long long)o->vocab_size);
+    }
     return true;
 }
 
@@ -499,6 +510,19 @@ static inline void dataloader_seek(DataLoader* loader, int64_t position) {
     pthread_mutex_unlock(&loader->lock);
 }
 
+// Splits the T + 1 tokens of a row with a mask into T inputs and T targets. Returns the number of targets that do
+// not count.
+static inline int64_t dataloader_unmask(int32_t* inputs, int32_t* targets, const int32_t* row, int64_t T) {
+    int64_t uncounted = 0;
+    for (int64_t t = 0; t < T; t++) {
+        const uint32_t next = (uint32_t)row[t + 1];
+        inputs[t] = (int32_t)((uint32_t)row[t] & ~SHARD_COUNTS);
+        targets[t] = next & SHARD_COUNTS ? (int32_t)(next & ~SHARD_COUNTS) : TARGET_NONE;
+        uncounted += targets[t] == TARGET_NONE;
+    }
+    return uncounted;
+}
+
 // Copies the next batch to inputs [B,T] and targets [B,T] and advances the position. On error the outputs are
 // undefined, the position is unchanged, and calls return the same error until a seek. Not thread-safe. Not to
 // be called where count is 0.
@@ -520,6 +544,10 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
     int64_t T = loader->options.seq_len;
     for (int64_t b = 0; b < loader->options.batch; b++) {
         const int32_t* row = batch->tokens + b * (T + 1);
+        if (loader->masked) {
+            loader->uncounted += dataloader_unmask(inputs + b * T, targets + b * T, row, T);
+            continue;
+        }
         memcpy(inputs + b * T, row, (size_t)T * sizeof *row);
         memcpy(targets + b * T, row + 1, (size_t)T * sizeof *row);
     }

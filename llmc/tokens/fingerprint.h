@@ -53,7 +53,8 @@ static inline bool dataloader_fingerprint(const DataLoader* loader, uint64_t* ha
     *hash = hash64(0, &loader->sequences, sizeof loader->sequences);
     for (int64_t i = 0; i < loader->num_shards; i++) {
         const ShardHeader* h = &loader->shards[i].header;
-        const int64_t fields[] = {h->tokens, h->doc_len, h->vocab_size, h->bytes_per_token};
+        const int64_t format = h->masked ? 3 * 4 : h->bytes_per_token;
+        const int64_t fields[] = {h->tokens, h->doc_len, h->vocab_size, format};
         *hash = hash64(*hash, fields, sizeof fields);
         if (h->block_tokens)
             *hash = hash64(*hash, h->checksums, (size_t)shard_blocks(h) * sizeof *h->checksums);

@@ -2,7 +2,8 @@
 Data shards: the token files that the trainers read (dataloader.h) and the programs under data/ write.
 
 A shard has llm.c's format: a header of 256 little-endian int32, then the tokens as little-endian uint16
-(version 1) or uint32 (version 2). Fields of the header:
+(version 1) or uint32 (version 2). Version 3 has a mask: of a uint32, bit 31 says that the token counts as a
+target, the others are its id. Fields of the header:
   [0] magic number 20240520    [1] version    [2] number of tokens
   [3] document length: the shard consists of documents of exactly this many tokens; 0: it is one token stream
   [4] vocabulary size, above every token id; 0: unknown
@@ -32,11 +33,14 @@ enum {
     SHARD_MIN_BLOCK = 32768 // tokens
 };
 
+static const uint32_t SHARD_COUNTS = 1u << 31; // version 3: this token counts as a target
+
 typedef struct {
     int64_t tokens;
     int64_t doc_len;    // 0: one token stream
     int64_t vocab_size; // 0: unknown
     int bytes_per_token;
+    bool masked;                   // version 3: tokens have SHARD_COUNTS, or count for nothing
     int64_t set_shards, set_index; // shards in the set, 0: unknown; index of this one
     uint64_t set_id;
     int64_t block_tokens; // 0: no checksums
@@ -57,7 +61,7 @@ static inline bool shard_same_set(const ShardHeader* a, const ShardHeader* b) {
 // Whether two headers describe the same tokens, as far as they tell.
 static inline bool shard_same_tokens(const ShardHeader* a, const ShardHeader* b) {
     return a->tokens == b->tokens && a->doc_len == b->doc_len && a->bytes_per_token == b->bytes_per_token &&
-           a->block_tokens == b->block_tokens &&
+           a->masked == b->masked && a->block_tokens == b->block_tokens &&
            memcmp(a->checksums, b->checksums, (size_t)shard_blocks(a) * sizeof *a->checksums) == 0;
 }
 
@@ -138,10 +142,13 @@ static inline bool shard_read_header_fd(int fd, const char* path, ShardHeader* h
     if (header[0] != SHARD_MAGIC)
         return fail(err, "%s: is not a data shard: starts with %d, not %d%s", path, header[0], SHARD_MAGIC,
                     shard_other_magic(header[0]));
-    if (header[1] != 1 && header[1] != 2)
-        return fail(err, "%s: is a data shard of version %d; supported are 1 (uint16) and 2 (uint32)", path,
-                    header[1]);
+    if (header[1] < 1 || header[1] > 3)
+        return fail(err,
+                    "%s: is a data shard of version %d; supported are 1 (uint16), 2 (uint32) and 3 (uint32 "
+                    "with a mask)",
+                    path, header[1]);
     h->bytes_per_token = header[1] == 1 ? 2 : 4;
+    h->masked = header[1] == 3;
     h->tokens = header[2];
     h->doc_len = header[3];
     h->vocab_size = header[4];
@@ -171,7 +178,7 @@ static inline bool shard_read_header(const char* path, ShardHeader* h, Error* er
 }
 
 // Reads tokens [first, first + n) of an open shard into out[n]; the range must be within h->tokens. The ids
-// are not checked: a uint32 above INT32_MAX becomes negative.
+// are not checked: a uint32 above INT32_MAX, as one that counts in a shard with a mask, becomes negative.
 static inline bool shard_read_tokens(int fd, const char* path, const ShardHeader* h, int64_t first, int64_t n,
                                      int32_t* out, Error* err) {
     // uint16 tokens are read into the second half of out and widened in place from the front. Writing out[i]
@@ -324,6 +331,12 @@ static inline bool shard_writer_open(ShardWriter* w, const char* prefix, const c
     return make_folders(path, err);
 }
 
+// Before the first token: the shards get a mask, and tokens come with SHARD_COUNTS where they count.
+static inline void shard_writer_mask(ShardWriter* w) {
+    w->header.masked = true;
+    w->header.bytes_per_token = 4;
+}
+
 // Makes `index` the next shard, for a caller that found the shards before it complete. Returns false in the
 // middle of a shard or if the index is out of range.
 static inline bool shard_writer_skip_to(ShardWriter* w, int64_t index) {
@@ -347,7 +360,7 @@ static inline bool shard_writer_abort(ShardWriter* w) {
 static inline bool shard_put_header(FILE* file, const ShardHeader* h) {
     int32_t header[SHARD_HEADER_INTS] = {0};
     header[0] = SHARD_MAGIC;
-    header[1] = h->bytes_per_token == 2 ? 1 : 2;
+    header[1] = h->masked ? 3 : h->bytes_per_token == 2 ? 1 : 2;
     header[2] = (int32_t)h->tokens;
     header[3] = (int32_t)h->doc_len;
     header[4] = (int32_t)h->vocab_size;
@@ -411,11 +424,12 @@ static inline bool shard_writer_end(ShardWriter* w, Error* err) {
 // Writes n tokens, opening and completing shards as needed. On error the shard being written is discarded,
 // and there is nothing to close.
 static inline bool shard_write(ShardWriter* w, const uint32_t* tokens, int64_t n, Error* err) {
+    const uint32_t id_bits = w->header.masked ? ~SHARD_COUNTS : UINT32_MAX;
     for (int64_t i = 0; i < n; i++) {
-        if (tokens[i] < w->header.vocab_size) continue;
+        if ((tokens[i] & id_bits) < w->header.vocab_size) continue;
         shard_writer_abort(w);
         return fail(err, "%s: token %lld has id %u, outside the vocabulary of %lld", w->prefix,
-                    (long long)(w->total + i), tokens[i], (long long)w->header.vocab_size);
+                    (long long)(w->total + i), tokens[i] & id_bits, (long long)w->header.vocab_size);
     }
     while (n > 0) {
         uint16_t narrow[8192];

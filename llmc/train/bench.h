@@ -32,7 +32,7 @@ static inline int bench_marks(int64_t i) { return (int)(i & 1) * MARKS_A_STEP; }
 // Queues step i of this rank's `passes` on random tokens.
 static inline void bench_step(const Trainer* trainer, Model* model, const Run* run, int64_t i,
                               int64_t passes) {
-    const StepVotes no_votes = {0, 0, 0};
+    const StepVotes no_votes = {0, 0, 0, 0, 0};
     const AdamWParams adamw = options_adamw(&run->options, 1e-4, i);
     const int marks = bench_marks(i);
     trainer->mark(model, marks + MARK_STEP);

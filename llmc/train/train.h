@@ -21,6 +21,7 @@ Called by main of the trainers, and only there.
 #pragma once
 
 #include "bench.h"
+#include "../eval/dump.h"
 #include "../eval/evaluation.h"
 #include "../eval/in_training.h"
 #include "../eval/maps.h"
@@ -33,8 +34,6 @@ Called by main of the trainers, and only there.
 
 #define RUN_DAMAGED          (-1) // not an exit code: the next older checkpoint is tried
 #define RUN_EXIT_INTERRUPTED 75   // EX_TEMPFAIL: run the same command again with --resume
-
-#define DUMP_LOGITS_BYTES ((int64_t)64 << 20)
 
 // ----------------------------------------------------------------------------
 // signals: SIGINT, SIGTERM, SIGUSR1 and SIGHUP end the run after the current step; a second one of the same
@@ -216,9 +215,14 @@ static inline void training_measure(Training* t, bool validates, bool evaluates)
         positions_reduce(&p, t->world);
     }
     t->cut = p.sequences < t->val_sequences; // on one of the ranks
-    for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], p.sequences);
+    for (int64_t i = 0; i < T; i++) log_validation_add(&v, i, p.sums[i], (int64_t)p.counts[i]);
+    v.masked = t->val_data.masked;
+    v.accuracy = positions_accuracy(&p);
     v.byte_tokens = run_reads_bytes(run);
     v.seconds = seconds_now() - start;
+    if (t->val_sequences && !t->cut && positions_targets(&p, T) == 0)
+        logger_warning(&t->logger, run->state.step,
+                       "--val-data: none of the targets counts; there is no loss");
     if (validates && !t->cut) {
         start = seconds_now();
         logger_validation(&t->logger, run->state.step, &v);
@@ -261,15 +265,25 @@ __attribute__((noreturn)) static inline void training_die_not_valid(const Traini
         name ? name : "no tensor, but squares overflow");
 }
 
+// A step of which no target counts has no loss. AdamW went on with a gradient of 0.
+static inline void training_log_empty(Training* t, LogStep* line) {
+    char text[160];
+    snprintf(text, sizeof text, "step %lld: none of its %lld targets counts: its gradient is 0",
+             (long long)line->step, (long long)line->step_tokens);
+    line->loss = NAN;
+    logger_warning(&t->logger, line->step, text);
+}
+
 // Finishes and logs the oldest steps in flight until `remaining` are left.
 static inline void training_finish_steps(Training* t, int64_t remaining) {
     for (; t->in_flight > remaining; t->in_flight--) {
         LogStep* line = &t->queued[(t->run->state.step - t->in_flight + 1) % 2];
         t->trainer->finish_step(t->model, line);
-        if (!step_is_valid(line->loss, line->grad_norm)) {
+        if (!step_is_valid(line->loss, line->grad_norm, &line->votes)) {
             training_finish_save(t); // of an earlier step
             training_die_not_valid(t, line);
         }
+        if (step_is_empty(&line->votes)) training_log_empty(t, line);
         t->votes = line->votes;
         double now = seconds_now();
         line->seconds = now - t->last_time;
@@ -282,8 +296,12 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
 // What this rank tells the others with a step.
 static inline StepVotes training_votes(const Training* t) {
     SaverState saving = t->run->options.out ? saver_state(&t->saver) : SAVER_IDLE;
-    StepVotes votes = {run_interrupted ? 1.0 : 0.0, saving == SAVER_WRITTEN ? 1.0 : 0.0,
-                       saving == SAVER_FAILED ? 1.0 : 0.0};
+    const int64_t tokens = t->data.options.share.count * t->data.options.seq_len;
+    StepVotes votes = {.stop = run_interrupted ? 1.0 : 0.0,
+                       .written = saving == SAVER_WRITTEN ? 1.0 : 0.0,
+                       .failed = saving == SAVER_FAILED ? 1.0 : 0.0,
+                       .tokens = (double)tokens,
+                       .targets = (double)(tokens - t->data.uncounted)};
     return votes;
 }
 
@@ -304,6 +322,7 @@ static inline void training_queue_step(Training* t) {
     AdamWParams adamw = options_adamw(o, lr, state->step + 1);
     int64_t mine = t->data.options.share.count / t->run->micro_batch;
     t->trainer->begin_step(t->model);
+    t->data.uncounted = 0;
     for (int64_t i = 0; i < run_rank_batches(t->run); i++) {
         training_progress(t); // as often on all ranks, though one may have a micro-batch less
         if (i >= mine) continue;
@@ -322,6 +341,7 @@ static inline void training_queue_step(Training* t) {
     line->tokens = state->tokens;
     line->step_tokens = step_tokens;
     line->lr = lr;
+    line->masked = t->data.masked;
     t->in_flight++;
 }
 
@@ -420,51 +440,6 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     const bool ended = state->step >= run->last_step && !t->cut;
     free(t);
     return ended ? EXIT_SUCCESS : RUN_EXIT_INTERRUPTED;
-}
-
-// ----------------------------------------------------------------------------
-// --dump
-
-// Writes losses, logits and gradients of the first micro-batch to a safetensors file, for comparison with
-// another implementation. Elements are floats or doubles, like the trainer's numbers:
-//
-//     loss    [B, T]       of every token
-//     logits  [B, T, V]    unless larger than DUMP_LOGITS_BYTES
-//     NAME                 gradient of the mean loss, of every trainable tensor
-static inline void dump(const Trainer* trainer, Model* model, const Run* run) {
-    Error err;
-    DataLoader data;
-    const char* path = run->options.dump;
-    const int64_t element_bytes = trainer->element_bytes, B = run->micro_batch, T = run->options.seq_len;
-    const int64_t BT = B * T, V = run->config.vocab_size, shape[3] = {B, T, V};
-    const SafetensorsDtype dtype = element_bytes == 8 ? SAFETENSORS_F64 : SAFETENSORS_F32;
-    const ParamTable* table = &run->table;
-    void* losses = xcalloc((size_t)BT, (size_t)element_bytes);
-    void* grads = xcalloc((size_t)table->count, (size_t)element_bytes);
-    void* logits =
-        BT * V * element_bytes <= DUMP_LOGITS_BYTES ? xcalloc((size_t)(BT * V), (size_t)element_bytes) : NULL;
-    run_open_data(run, &data, run->options.data, 1, run->options.shuffle);
-    trainer->load_batch(model, &data);
-    trainer->evaluate(model, losses, logits, grads);
-    dataloader_close(&data);
-
-    SafeTensor* tensors = (SafeTensor*)xcalloc((size_t)table->num_rows + 2, sizeof *tensors);
-    int count = 0;
-    tensors[count++] = safetensors_tensor("loss", dtype, 2, shape, losses);
-    if (logits) tensors[count++] = safetensors_tensor("logits", dtype, 3, shape, logits);
-    for (const Param* p = table->rows; p < table->rows + table->num_rows; p++) {
-        const char* grad = (const char*)grads + p->offset * element_bytes;
-        if (p->trainable) tensors[count++] = safetensors_tensor(p->name, dtype, p->ndim, p->shape, grad);
-    }
-    if (!safetensors_write(path, tensors, count, &err)) die("%s", err.msg);
-
-    double loss = 0;
-    for (int64_t t = 0; t < BT; t++) loss += host_number(trainer, losses, t);
-    printf("%s: mean loss %.6f of %lld x %lld tokens\n", path, loss / (double)BT, (long long)B, (long long)T);
-    free(tensors);
-    free(losses);
-    free(logits);
-    free(grads);
 }
 
 // ----------------------------------------------------------------------------

@@ -37,10 +37,17 @@ def perplexities(loss):
     return [math.exp(total / n) for n, total in enumerate(itertools.accumulate(loss), 1)]
 
 
+def refuse_masked(path, result):
+    """Data with a mask has no L(i) and P(l) of whole sequences."""
+    if result.get("targets", result.get("tokens")) != result.get("tokens"):
+        raise Error(f"{path}: measured on data with a mask; it has loss_mean and accuracy of the targets that count")
+
+
 def read_eval(path):
     """The result of --eval in a file. An Error if it is another file, or has fewer than FIRST positions."""
     result = read_json(path)
     loss = result.get("loss")
+    refuse_masked(path, result)
     if not isinstance(loss, list) or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in loss):
         raise Error(f"{path}: not a result of --eval: no list of losses")
     if len(loss) < FIRST:

@@ -13,7 +13,7 @@ import math
 
 from fox import Error, named_files, read_json, run
 from needle import mean_and_error
-from positions import perplexities
+from positions import perplexities, refuse_masked
 
 # The paper's columns: title, task, metric
 SHORT = [
@@ -57,6 +57,7 @@ class Model:
                 for task, metrics in result["results"].items():
                     self.tasks[task] = read_metrics(metrics)
             elif "loss" in result:
+                refuse_masked(p, result)
                 self.evals.append(result)
             elif "cells" in result:
                 self.needles.append(result)

@@ -48,6 +48,13 @@ said "dropped 2 tokens"
 equals "1 2 3 4 7 8" "$(od -An -tu2 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
 left "a_train_000000.bin " ids
 
+# a mask: bit 31 of an id, which is none without --masked
+ids records $scratch/masked 2:1,2147483650 0:9,2147483648 4:
+dies "token 2 has id 2147483650, outside" write <$scratch/masked
+check "--masked" write --masked --doc-len 2 <$scratch/masked
+equals "3 4 2 10" "$(od -An -td4 -v -j4 -N16 $scratch/ids/a_train_000000.bin | xargs)" # version, tokens, D, vocabulary
+equals "1 2147483650 9 2147483648" "$(od -An -tu4 -v -j1024 $scratch/ids/a_train_000000.bin | xargs)"
+
 # more than 65,536 ids: uint32, which the trainer reads
 tiny="--set hidden_size=32 --set num_heads=2 --set num_hidden_layers=1 --seq-len 16 --batch-tokens 32 --max-steps 1"
 fox() { ./train_fox --model fox-pro-nano $tiny "$@"; }

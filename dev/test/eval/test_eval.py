@@ -285,9 +285,11 @@ class TestPositions(Case):
     def test_refuses(self):
         path = self.tmp / "e.json"
         for text, expected in (('{"loss": 1}', "no list of losses"), ('{"loss": [NaN]}', "no list of losses"),
-                               ('{"loss": [1, 2]}', "has 2 positions"), ("[1]", "not a JSON object")):
+                               ('{"loss": [1, 2]}', "has 2 positions"), ("[1]", "not a JSON object"),
+                               ('{"loss": [1, null], "tokens": 2, "targets": 1}', "data with a mask")):
             path.write_text(text)
             self.dies(expected, "positions.py", path)
+        self.dies("data with a mask", "results.py", f"masked={path}")
         self.dies("--window must be odd", "positions.py", path, "--window", 100)
 
 

@@ -83,13 +83,22 @@ static void test_ranges() {
 // ----------------------------------------------------------------------------
 // classifier
 
+// Is the target the likeliest token of a row of V logits, the first one of several?
+static bool is_likeliest(const bf16* x, int64_t V, int target) {
+    bool likeliest = target != TARGET_NONE;
+    for (int64_t i = 0; i < V && likeliest; i++)
+        likeliest = value(x[i]) < value(x[target]) || (i >= target && value(x[i]) == value(x[target]));
+    return likeliest;
+}
+
 // Loss and gradient of one row of V logits.
 static double loss_of_row(const bf16* x, int64_t V, int target, double dloss, double* dx) {
+    if (target == TARGET_NONE) dloss = 0;
     double max = -INFINITY, sum = 0;
     for (int64_t i = 0; i < V; i++) max = fmax(max, value(x[i]));
     for (int64_t i = 0; i < V; i++) sum += exp(value(x[i]) - max);
     for (int64_t i = 0; i < V; i++) dx[i] = dloss * (exp(value(x[i]) - max) / sum - (i == target));
-    return log(sum) + max - value(x[target]);
+    return target == TARGET_NONE ? 0 : log(sum) + max - value(x[target]);
 }
 
 static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
@@ -100,9 +109,11 @@ static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
     for (int64_t t = 0; t < rows; t++) {
         int64_t target = (int64_t)(random_uniform(2, seed, (uint64_t)t) * (double)V);
         targets[t] = (int32_t)(t == 0 ? V - 1 : t == 1 ? 0 : target);
+        if (t % 7 == 5) targets[t] = TARGET_NONE;
         bf16* row = &x[t * stride];
         for (int64_t i = 0; i < V && t % 4 == 2; i++) row[i] = rounded<bf16>(50 * value(row[i])); // sharp
-        if (t % 4 == 3) row[target] = rounded<bf16>(40); // nearly certain
+        if (t % 4 == 3) row[target] = rounded<bf16>(40);                   // nearly certain
+        if (t % 8 == 7 && target > 0) row[target - 1] = rounded<bf16>(40); // and one before it as likely
         for (int64_t i = V; i < stride; i++) row[i] = rounded<bf16>(i % 2 ? NAN : INFINITY);
     }
     Buffer<bf16> logits(x);
@@ -113,6 +124,11 @@ static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
     classifier(losses, logits, d_targets, &shape, dloss, false, 0);
     vector<float> loss = losses.host();
     CHECK(same_bits(logits.host(), x), "evaluation changed the logits");
+    for (int64_t t = 0; t < rows; t++) {
+        CHECK(signbit(loss[t]) == is_likeliest(&x[t * stride], V, targets[t]),
+              "sign of the loss of row %d of %d x %d", (int)t, (int)rows, (int)V);
+        loss[t] = fabsf(loss[t]);
+    }
     losses.poison();
     classifier(losses, logits, d_targets, &shape, dloss, true, 0);
     vector<bf16> dx = logits.host();
@@ -139,7 +155,6 @@ static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
     }
     double error = noted("losses", relative_error(loss, want_loss));
     CHECK(V == 1 ? loss[0] == 0 : error < LOSS_LIMIT, "losses of %d x %d: %g", (int)rows, (int)V, error);
-
     logits = x;
     classifier(losses, logits, d_targets, &shape, dloss, true, 0);
     CHECK(same_bits(dx, logits.host()), "two runs differ");
@@ -148,7 +163,7 @@ static void test_classifier(int64_t rows, int64_t V, int64_t stride) {
 // Which losses are finite: NaN, an infinite logit or an invalid target must not pass, logits of -inf must.
 static void test_classifier_not_finite() {
     const int64_t V = 1000, stride = 1008;
-    enum { NORMAL, ALL_MINUS_INF, TARGET_LOW, TARGET_HIGH, A_NAN, AN_INF, A_MINUS_INF, ROWS };
+    enum { NORMAL, ALL_MINUS_INF, TARGET_LOW, TARGET_HIGH, A_NAN, AN_INF, A_MINUS_INF, NO_TARGET, ROWS };
     vector<bf16> x = draw<bf16>(ROWS * stride, 1);
     for (int64_t i = 0; i < V; i++) x[ALL_MINUS_INF * stride + i] = rounded<bf16>(-INFINITY);
     x[A_NAN * stride + 500] = rounded<bf16>(NAN);
@@ -157,7 +172,7 @@ static void test_classifier_not_finite() {
         if (i % 3) x[A_MINUS_INF * stride + i] = rounded<bf16>(-INFINITY);
     Buffer<bf16> logits(x);
     Buffer<float> losses(ROWS);
-    Buffer<int32_t> targets(vector<int32_t>{3, 3, -1, (int32_t)V, 3, 3, 3});
+    Buffer<int32_t> targets(vector<int32_t>{3, 3, -2, (int32_t)V, 3, 3, 3, TARGET_NONE});
     LogitShape shape = {ROWS, V, stride};
     classifier(losses, logits, targets, &shape, 1, true, 0);
     vector<float> loss = losses.host();
@@ -166,6 +181,7 @@ static void test_classifier_not_finite() {
     for (int t : {ALL_MINUS_INF, TARGET_LOW, TARGET_HIGH, A_NAN, AN_INF})
         CHECK(!isfinite(loss[t]), "row %d: %g", t, loss[t]);
     CHECK(isfinite(loss[A_MINUS_INF]), "%g", loss[A_MINUS_INF]);
+    CHECK(loss[NO_TARGET] == 0 && !signbit(loss[NO_TARGET]), "without a target: %g", loss[NO_TARGET]);
     CHECK(value(dx[A_MINUS_INF * stride + 1]) == 0, "an impossible token has a gradient");
     shape.rows = 0;
     classifier(losses, logits, targets, &shape, 1, true, 0); // no launch
@@ -302,6 +318,7 @@ struct Optimizer {
     Buffer<float> w, g, m, v, losses, fp32;
     Buffer<bf16> copy;
     AdamWParams params = {0, 0.9, 0.95, 1e-8, 0.1, 0}; // but for lr and step
+    StepVotes votes = {0, 0, 0, 0, 0};
     double clip = 1;
 
     explicit Optimizer(const ParamTable& t)
@@ -315,6 +332,7 @@ struct Optimizer {
         AdamWTensors t = tensors();
         params.lr = lr, params.step = number;
         CUDA_CHECK(cudaMemsetAsync(stats, 0, sizeof(StepStats)));
+        CUDA_CHECK(cudaMemcpy(&stats.p->own.votes, &votes, sizeof votes, cudaMemcpyHostToDevice));
         loss_add(stats, losses, (int64_t)losses.n, 0);
         chunk_squares(partial, g, &all, NULL, 0);
         global_norm(stats, partial, all.count, 0);
@@ -356,12 +374,14 @@ static void test_adamw(const vector<int64_t>& lengths, int64_t align) {
         double lr = 2e-3 / (double)step, squares = 0, loss = 0;
         vector<float> g = draw<float>(n, step == 3 ? 1e-6 : 0.01 * (double)step); // step 3 is not clipped
         a.g = g;
+        const double of_mean = step == 2 ? 4096 / 37.0 : 1; // 37 of 4096 targets count
+        a.votes.tokens = step == 2 ? 4096 : 37, a.votes.targets = 37;
         a.step(lr, step);
         for (float l : losses) loss += l;
         for (const ParamChunk& c : a.chunks)
             for (int64_t i = c.begin; i < c.begin + c.count && c.trainable; i++)
                 squares += (double)g[i] * g[i];
-        double norm = sqrt(squares), scale = norm > a.clip ? a.clip / norm : 1;
+        double norm = of_mean * sqrt(squares), scale = of_mean * (norm > a.clip ? a.clip / norm : 1);
         for (const ParamChunk& c : a.chunks)
             for (int64_t i = c.begin; i < c.begin + c.count && c.trainable; i++) {
                 double gradient = g[i] * scale;
@@ -442,6 +462,11 @@ static void test_no_update() {
     a.w = w, a.g = bad_g, a.m = m, a.v = v, a.copy = copy;
     a.step(1e-3, 5);
     CHECK(same_bits(a.w.host(), first) && a.stats.host()[0].norm == norm, "two runs differ");
+    // of a step whose targets do not count the gradient may be 0: decay and momentum go on
+    a.g = vector<float>(n, 0.0f), a.m = m, a.v = v, a.w = w, a.votes.tokens = 64;
+    a.step(1e-3, 5);
+    CHECK(a.stats.host()[0].finite == 1 && a.stats.host()[0].norm == 0 && !same_bits(a.w.host(), w),
+          "empty step");
     params_free(&a.table);
 }
 

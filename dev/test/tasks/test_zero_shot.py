@@ -19,7 +19,7 @@ COPIED = math.log(0.9 * 256 / 0.1)  # log-probability of a copied token above th
 
 def write_shard(path, ids, doc_len=0, version=1):
     header = struct.pack("<256i", 20240520, version, len(ids), doc_len, *[0] * 252)
-    path.write_bytes(header + array.array("HI"[version - 1], ids).tobytes())
+    path.write_bytes(header + array.array("HII"[version - 1], ids).tobytes())
 
 
 class TestZeroShot(TaskCase):
@@ -147,6 +147,8 @@ class TestZeroShot(TaskCase):
         new = ["--init", model, "--trainer", SOLVER, "--out", self.tmp / "new.json"]
         self.dies("none: no file matches", script, "copy", *new, "--data", f"{self.tmp}/none")
         self.dies("config.json: not a shard of tokens", script, "copy", *new, "--data", model / "config.json")
+        write_shard(self.tmp / "masked.bin", self.ids[:4000], version=3)
+        self.dies("masked.bin: not a shard of tokens of version 1 or 2", script, "copy", *new, "--data", self.tmp / "masked.bin")
         self.dies("--lengths: missing", script, "corrupted", *new, *self.data)
         self.dies("--shares: percent", script, "corrupted", *new, *self.data, "--lengths", 9, "--shares", "0,101")
         self.dies("at least 1", script, "copy", *new, *self.data, "--gaps", 0)

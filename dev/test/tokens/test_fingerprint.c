@@ -51,6 +51,13 @@ static void test_checksums(void) {
     CHECK(print_of("summed_train_*.bin", T) != print, "the checksums do not count");
 }
 
+// Of the same ids a mask counts, even one of nothing.
+static void test_mask(void) {
+    write_file("ids.bin", 20240520, 2, 2 * T + 1, 0, 0, 2 * T + 1);
+    write_file("masked.bin", 20240520, 3, 2 * T + 1, 0, 0, 2 * T + 1);
+    CHECK(print_of("masked.bin", T) != print_of("ids.bin", T), "the mask does not count");
+}
+
 // A small dataset, of three shards without checksums, is covered completely.
 static void test_small(void) {
     write_set("small", V, 4 * T, 10 * 4 * T, 25 * 4 * T);
@@ -131,6 +138,7 @@ static void test_errors(void) {
 int main(void) {
     strcpy(scratch_folder, test_scratch("fingerprint"));
     test_checksums();
+    test_mask();
     test_small();
     test_large();
     test_errors();

@@ -185,6 +185,39 @@ static void write_over_longer(void) {
     _exit(ok && shard_write(&w, ids, 2, &err) && shard_writer_close(&w, &err) ? 1 : 0);
 }
 
+// A mask is kept beside ids of any size, and is no part of an id.
+static void test_mask(void) {
+    static const int64_t vocabs[] = {257, 100000, INT32_MAX};
+    for (int v = 0; v < 3; v++) {
+        int32_t ids[300];
+        int fd = -1;
+        int64_t wrong = 0;
+        ShardHeader h = {0};
+        ShardWriter w;
+        Error err = {""};
+        write_set_masked("mask", vocabs[v], 100, 300, 300, true);
+        CHECK_OK(shard_open(in_folder("mask_train_000000.bin"), &fd, &err) &&
+                 shard_read_header_fd(fd, "mask", &h, &err));
+        CHECK(h.masked && h.bytes_per_token == 4 && h.tokens == 300 && h.doc_len == 100, "another header");
+        CHECK_OK(shard_read_tokens(fd, "mask", &h, 0, 300, ids, &err));
+        for (int64_t i = 0; i < 300; i++) {
+            wrong += (ids[i] & INT32_MAX) != (int32_t)token(i, vocabs[v]);
+            wrong += (ids[i] < 0) != token_counts(i);
+        }
+        CHECK(wrong == 0, "vocabulary %lld: %lld tokens differ", (long long)vocabs[v], (long long)wrong);
+        close(fd);
+        if (vocabs[v] == INT32_MAX) continue;
+        const uint32_t id = (uint32_t)vocabs[v] | SHARD_COUNTS;
+        CHECK_OK(shard_writer_open(&w, in_folder("mask"), "train", vocabs[v], 0, 300, &err));
+        CHECK_FAILS("outside the vocabulary", shard_write(&w, &id, 1, &err)); // without a mask, and with one
+        shard_writer_mask(&w);
+        CHECK_FAILS("token 0 has id", shard_write(&w, &id, 1, &err));
+        char said[64];
+        snprintf(said, sizeof said, "has id %lld, outside", (long long)vocabs[v]);
+        CHECK(strstr(err.msg, said), "%s", err.msg);
+    }
+}
+
 static void test_shorter_dataset(void) {
     write_set("over", 257, 0, 2, 6);
     CHECK_DIES("over_train_000001.bin: is left from an earlier dataset", write_over_longer());
@@ -198,13 +231,16 @@ static void test_headers(void) {
     } cases[] = {
         {"good.bin", 20240520, 1, 100, 0, 0, 100, NULL},
         {"good2.bin", 20240520, 2, 100, 50, 50257, 100, NULL},
+        {"good3.bin", 20240520, 3, 100, 0, 257, 100, NULL},
         {"short.bin", 20240520, 1, 100, 0, 0, 99, "claims 100 tokens of 2 bytes, 99 follow"},
         {"short2.bin", 20240520, 2, 100, 0, 0, 99, "claims 100 tokens of 4 bytes, 99 follow"},
         {"long.bin", 20240520, 1, 100, 0, 0, 101, "is too long"},
         {"magic.bin", 12345, 1, 100, 0, 0, 100, "starts with 12345, not 20240520"},
         {"llama.bin", 20240801, 7, 100, 0, 0, 100, "Llama 3"},
         {"eval.bin", 20240522, 1, 100, 0, 0, 100, "evaluation set"},
-        {"version.bin", 20240520, 3, 100, 0, 0, 100, "version 3"},
+        {"short3.bin", 20240520, 3, 100, 0, 0, 50, "claims 100 tokens of 4 bytes, 50 follow"},
+        {"version.bin", 20240520, 4, 100, 0, 0, 100, "version 4"},
+        {"version0.bin", 20240520, 0, 100, 0, 0, 100, "version 0"},
         {"none.bin", 20240520, 1, 0, 0, 0, 0, "contains no tokens"},
         {"negative.bin", 20240520, 1, -100, 0, 0, 100, "damaged header"},
         {"doc.bin", 20240520, 1, 100, -1, 0, 100, "damaged header"},
@@ -237,6 +273,7 @@ int main(void) {
     test_writer();
     test_damage();
     test_writer_states_and_errors();
+    test_mask();
     test_shorter_dataset();
     test_headers();
     return test_report();

@@ -42,7 +42,7 @@ empty : is empty
 stub : has 12 bytes, which is less than the header
 magic : is not a data shard: starts with 20240521
 llama3 : is not a data shard: starts with 20240801, not 20240520 (a Llama 3 token file of llm.c
-version : is a data shard of version 3
+version : is a data shard of version 4
 truncated : is truncated: its header claims 4000 tokens of 2 bytes, 3993 follow
 longer : is too long
 negative : damaged header: -4000 tokens

@@ -157,6 +157,13 @@ static void check_classifier(void) {
           (double)losses[1]);
     CHECK(fabs((double)losses[2] - log(V)) <= 4 * EPSILON, "the loss of equal logits is %g",
           (double)losses[2]);
+    CHECK(signbit(losses[0]) && !signbit(losses[1]) && !signbit(losses[2]), "which are the likeliest tokens");
+    const int32_t others[3] = {TARGET_NONE, TARGET_NONE, 0};
+    classifier(losses, logits, others, 3, V, 1, false);
+    CHECK(losses[0] == 0 && losses[1] == 0 && !signbit(losses[0]) && !signbit(losses[1]),
+          "without a target the loss is %g", (double)losses[0]);
+    CHECK(fabs((double)losses[2] + log(V)) <= 4 * EPSILON, "the first of equal logits is the likeliest: %g",
+          (double)losses[2]);
     classifier(losses, logits, targets, 3, V, (real)0.5, true);
     CHECK(losses[1] == (real)2e4, "with `train` the loss is %g", (double)losses[1]);
     for (int i = 0; i < 3 * V; i++) {
@@ -165,6 +172,12 @@ static void check_classifier(void) {
         CHECK(fabs((double)logits[i] - expected) <= EPSILON, "gradient %d of row %d is %g", k, t,
               (double)logits[i]);
     }
+    memcpy(logits, before, sizeof logits);
+    classifier(losses, logits, others, 3, V, (real)0.5, true);
+    real zeros[2 * V] = {0};
+    CHECK(losses[0] == 0 && losses[1] == 0 && same_bits(logits, zeros, 2 * V),
+          "without a target there is a gradient");
+    CHECK(losses[2] > 0 && logits[2 * V] < 0, "and none with one");
     free(before);
 }
 

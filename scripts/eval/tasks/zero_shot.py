@@ -54,7 +54,7 @@ class HeldOut:
         magic, version, count, doc_len = struct.unpack_from("<4i", data) if len(data) >= 1024 else (0,) * 4
         size = {1: 2, 2: 4}.get(version, 0)
         if magic != 20240520 or len(data) != 1024 + count * size:
-            raise Error(f"{path}: not a shard of tokens, or cut off")
+            raise Error(f"{path}: not a shard of tokens of version 1 or 2, or cut off")
         return memoryview(data)[1024:].cast("H" if size == 2 else "I"), doc_len or count
 
     def piece(self, n, rng):
