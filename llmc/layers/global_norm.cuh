@@ -1,7 +1,7 @@
 /*
-From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the factor of
-the mean over the targets that count, that of clipping, and whether the step is valid: loss and norm are finite, and the norm is neither 0 nor so large
-that squares overflow.
+From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the factor of the
+mean over the targets that count, that of clipping, and whether the step is valid: loss and norm are finite, and
+the norm is neither 0 nor so large that squares overflow.
 
 AdamW reads the result from device memory. So the host queues a whole step without waiting, and a step that is
 not valid leaves the weights unchanged even before the host has read it.
@@ -158,17 +158,15 @@ __global__ static void __launch_bounds__(1024) sum_kernel(double* out, const T* 
     if (threadIdx.x == 0) *out = add ? *out + sum : sum;
 }
 
+// As step_scale and step_is_valid of trainer.h.
 __global__ static void finish_kernel(StepStats* stats, double clip, bool alone) {
     if (alone) stats->all = stats->own;
     StepVotes votes = stats->all.votes;
     bool empty = votes.targets == 0 && votes.tokens > 0;
-    double scale = votes.targets == votes.tokens ? 1
-                   : empty                       ? 0
-                                                 : votes.tokens / votes.targets; // step_scale,
+    double scale = votes.targets == votes.tokens ? 1 : empty ? 0 : votes.tokens / votes.targets;
     double norm = scale * sqrt(stats->all.squares);
     stats->norm = norm;
-    stats->finite =
-        isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19; // step_is_valid of trainer.h
+    stats->finite = isfinite(stats->all.loss) && (norm > 0 || empty) && norm < 1e19;
     stats->grad_scale = (float)(scale * (clip > 0 && norm > clip ? clip / norm : 1));
 }
 
