@@ -139,6 +139,35 @@ evaluated() {
     check "writes nothing" test ! -e "$scratch/large.json"
 }
 
+# Targets that count, unevenly over micro-batches: as on the CPU; where all do, the bits of data without a mask.
+masked() {
+    local name program masks=$scratch/masks
+    local run="$tiny --seq-len 16 --batch-tokens 192 --max-tokens 3840 --warmup-tokens 768 --lr 5e-3"
+    check "make the masks" env PYTHONPATH=dev/test/trainer "$python" dev/test/tokens/masked.py make "$masks"
+    check "passes of 2" gpu $run --data "$masks/ragged.bin" --micro-batch 2 --out "$scratch/masked2"
+    check "passes of 12" gpu $run --data "$masks/ragged.bin" --micro-batch 12 --out "$scratch/masked12"
+    check "on the CPU" ./train_fox $run --data "$masks/ragged.bin" --micro-batch 12 --out "$scratch/masked_cpu"
+    near 0.06 masked2 masked_cpu
+    near 0.06 masked12 masked_cpu
+    for name in all plain; do
+        check "$name" gpu $run --data "$masks/$name.bin" --micro-batch 2 --deterministic --out "$scratch/masked_$name"
+    done
+    same "$scratch/masked_all/step_00000020/optimizer.safetensors" "$scratch/masked_plain/step_00000020/optimizer.safetensors"
+    check "steps without targets" gpu $run --data "$masks/late.bin" --micro-batch 2 --out "$scratch/masked_late"
+    said "step 1: none of its 192 targets counts" stderr
+    for program in ./train_foxcu ./train_fox; do
+        check "--eval of $program" $program --init "$scratch/masked_cpu" --val-data "$masks/ragged.bin" --seq-len 16 \
+            --eval "$scratch/masked_$(basename $program).json"
+    done
+    "$python" - "$scratch"/masked_train_fox*.json <<'END' >"$scratch/stdout" 2>&1 && pass || fail "masks: $(tail -n 1 "$scratch/stdout")"
+import json, sys
+cpu, gpu = (json.load(open(path)) for path in sys.argv[1:])
+assert cpu["targets"] == gpu["targets"] < cpu["tokens"], gpu["targets"]
+assert abs(cpu["accuracy"] - gpu["accuracy"]) <= 0.1, gpu["accuracy"]
+assert abs(cpu["loss_mean"] - gpu["loss_mean"]) <= 0.01, gpu["loss_mean"]
+END
+}
+
 # text NAME PROGRAM OPTION...: writes the output of --generate to $scratch/NAME
 text() {
     check "--generate on ${*:2}" "$2" --init "$scratch/whole/step_00000020" --generate 40 "${@:3}"
@@ -335,6 +364,7 @@ same_bits
 resumed
 with_the_cpu
 evaluated
+masked
 texts
 in_training
 requested
