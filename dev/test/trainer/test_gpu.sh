@@ -306,14 +306,18 @@ recurrent() {
     check "$1, resume" resume $two
     same "$scratch/$two/step_00000020/model.safetensors" "$scratch/$one/step_00000020/model.safetensors"
     same "$scratch/$two/step_00000020/optimizer.safetensors" "$scratch/$one/step_00000020/optimizer.safetensors"
-    check "$1 on the CPU" ./train_fox $family $batches $data --shuffle --out "$scratch/$1-cpu"
-    near 0.02 $1-cpu $one
+    # HGRN2 amplifies: at the rate of the other runs float and double part by 0.1 within 20 steps, and so do weights that
+    # are rounded to bf16 once. At this rate these part by 5e-3, those of the other families by 5e-4.
+    for program in ./train_foxcu ./train_fox; do
+        check "$1 at a low learning rate" $program $family $batches $data --shuffle --lr 5e-5 --out "$scratch/$1-$(basename $program)"
+    done
+    near 0.02 $1-train_foxcu $1-train_fox
     from=$scratch/$one/step_00000020
     for program in ./train_foxcu ./train_fox; do
         check "$1, --generate on $program" $program --init "$from" --prompt "A" --generate 40 --temperature 0
-        cp "$scratch/stdout" "$scratch/$1-$(basename $program)"
+        cp "$scratch/stdout" "$scratch/$1-$(basename $program).txt"
     done
-    equals "$(head -c 4 "$scratch/$1-train_fox" | base64)" "$(head -c 4 "$scratch/$1-train_foxcu" | base64)"
+    equals "$(head -c 4 "$scratch/$1-train_fox.txt" | base64)" "$(head -c 4 "$scratch/$1-train_foxcu.txt" | base64)"
     check "$1, several samples of a prompt" gpu --init "$from" --prompt "A B" --generate 20 --samples 3 --seed 1
     requests "$from"
     check "$1, --eval" gpu --init "$from" --eval "$scratch/$1.json" --val-data "$shards/text.bin" --deterministic
