@@ -8,8 +8,12 @@ not count is TARGET_NONE. Such shards are no dataset together with others.
 enum { T = 16, EOT = 256, V = 257, MAX_ROWS = 200 };
 
 static bool open_pattern(DataLoader* l, const char* pattern, int64_t vocab_size, Error* err) {
-    const DataOptions options = {T,     1, data_share(1, 1, 0, 1), vocab_size, EOT < vocab_size ? EOT : 0,
-                                 false, 7};
+    const DataOptions options = {.seq_len = T,
+                                 .batch = 1,
+                                 .share = data_share(1, 1, 0, 1),
+                                 .vocab_size = vocab_size,
+                                 .end_of_text = EOT < vocab_size ? EOT : 0,
+                                 .seed = 7};
     return dataloader_open(l, pattern, &options, err);
 }
 
