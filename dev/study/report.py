@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """
 Writes the tables of dev/STUDY.md, between its lines `<!-- table NAME -->` and `<!-- end -->`, and the pictures
-dev/pictures/study_*.svg, from dev/study/results/*.json (collect.py) alone:
+dev/pictures/study_*.svg, from dev/study/results/*.json (collect.py) and paper_code.json alone:
 
     dev/study/report.py [--results FOLDER] [--page STUDY.md] [--pictures FOLDER]
 
-What has not run says `no run yet`. The same results give the same bytes. Pictures need matplotlib; without it, or
-without results, they stay as they are.
+What has not run says `no run yet`. The same results give the same bytes. Pictures need matplotlib; without it they
+stay as they are.
 """
 import argparse
 import importlib.util
@@ -17,6 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import paper_code
 import plan
 from plan import HERE, ROOT, Error, read_json
 from common import MIN_PAIRS, paired, run, write_file
@@ -125,6 +126,9 @@ class Report:
         return [f"{done} of {len(self.lines)} runs are done, {hours:.1f} GPU-hours of training steps"
                 f"{' on ' + '; '.join(devices) if devices else ''}. Runs that are needed only where the best learning "
                 "rate lies at an edge count among them."]
+
+    def table_paper_code(self):
+        return paper_code.text(paper_code.load())
 
     def table_pictures(self):
         """Links of what draw() draws."""
@@ -284,6 +288,7 @@ def first_below(result, loss):
 def draw(report, folder):
     sys.path.insert(0, str(ROOT / "scripts/eval"))
     import plots
+    paper_code.draw(paper_code.load(), plots, folder)
     groups = report.drawn()
     if not groups:
         return
@@ -356,9 +361,9 @@ def main():
     if filled != page:
         write_file(options.page, filled)
     print(f"{options.page}: {len(report.results)} of {len(report.lines)} runs")
-    if report.results and importlib.util.find_spec("matplotlib"):
+    if importlib.util.find_spec("matplotlib"):
         draw(report, options.pictures)
-    elif report.results:
+    else:
         print("note: no matplotlib: the pictures stay as they are")
 
 

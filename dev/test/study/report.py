@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = ["dev/study", "scripts"]
+import paper_code  # noqa: E402
 import report  # noqa: E402
 
 FOLDER = Path(sys.argv[1])
@@ -51,6 +52,21 @@ assert done.returncode == 0, done.stderr
 page = PAGE.read_text()
 assert [row[2] for row in rows(page, "primary")[2:]] == ["no run yet"] * 3
 assert "claim" not in page.partition("## Results")[2].partition("### Noise")[0]
+
+# training beside the paper's code: the table has the file's numbers, and the README's sentence those of the page
+data = paper_code.load()
+beside = page.partition("<!-- table paper_code -->\n")[2].partition("<!-- end -->")[0]
+for name, runs in data["runs"].items():
+    for steps, d in runs["largest_difference"].items():
+        assert f"| {name} | {steps.replace('-', ' to ')} | {d['largest']:.4f} | {abs(d['mean']):.4f} |" in beside, (name, steps)
+assert "differs by 0.014 at most over 100 steps, where two runs of this program differ by 0.013." in beside, beside
+assert "0.0077 and two runs by 0.0012" in beside and "fox-llama by 0.0024, 0.0434, 0.0459" in beside, beside
+assert "578K beside 103K tokens/s, 5.6 times" in beside, beside
+first_screen = " ".join(Path("README.md").read_text().split()[:400])
+assert "differs by 0.014 at most over 100 steps, where repeats differ by 0.013" in first_screen, first_screen
+picture = FOLDER / paper_code.PICTURE
+if "no matplotlib" not in done.stdout:
+    assert all(name in picture.read_text() for name in data["runs"])
 
 # the paired t-test: differences of -0.10, -0.12, -0.08, -0.11, -0.09 have the mean -0.1 and the error 0.00707
 for seed, d in zip(range(11, 16), (-0.10, -0.12, -0.08, -0.11, -0.09)):
