@@ -17,14 +17,20 @@ the shards. Members, where they were measured:
     validations                      step, hours, loss, loss by octave of the position
     pruned_by_layer                  of the last step
     half_lives                       {step: [layer: [head: tokens]]}
-    maps                             the other tables of --maps, of the last step
+    pruned_shares                    {step: [layer: mean over its heads]}, of --maps
+    maps                             the other tables of --maps, of the last step; pruned_share_acp: by ACP's own rule
     eval, unpruned                   mean, error, P(l), L(i) in bins, and by document the losses in SPANS of positions
                                      and of the last targets behind each context; unpruned: the means alone
     tasks                            {task: its means}
+
+Of a run of a task, corpus is the options of its data, validations have the accuracy, and instead of eval there is
+
+    tests                            {data set: targets, accuracy, loss}
 """
 import datetime
 import json
 import math
+import statistics
 import struct
 import subprocess
 import sys
@@ -117,6 +123,11 @@ def evaluation(path, positions):
     return out
 
 
+def tested(path):
+    e = read_json(path)
+    return {"targets": e["targets"], "accuracy": rounded(e["accuracy"]), "loss": rounded(e["loss_mean"])}
+
+
 def read_maps(path):
     """{name: [layer: [head]]} of the tables of a file of --maps."""
     data = path.read_bytes()
@@ -142,6 +153,7 @@ def driver():
 
 def collect(folder, corpus):
     line = read_json(folder / "line.json")
+    data = line.pop("data", None)
     first, starts, steps, validations = read_log(folder / "run/log.jsonl")
     curve, hours = curve_of(steps)
     last = steps[max(steps)]
@@ -149,18 +161,26 @@ def collect(folder, corpus):
             for p in sorted(folder.glob("maps_*.safetensors"))}
     result = {
         **line, "seed": first["options"]["seed"], "lr": first["options"]["lr"],
-        "corpus": read_json(f"{corpus}.json")["name"], "device": first["device"], "driver": driver(),
+        "corpus": data or read_json(f"{corpus}.json")["name"], "device": first["device"], "driver": driver(),
         "started": first["started"], "collected": datetime.datetime.now(datetime.timezone.utc).strftime("%FT%TZ"),
         "version": first["version"], "resumed": starts - 1, "config": first["config"],
         "parameters": first["parameters"], "non_embedding": first["non_embedding"], "steps": first["num_steps"],
         "val_loss": validations[-1]["val_loss"], "curve": curve,
         "validations": [{"step": v["step"], "hours": rounded(hours[v["step"]], 6), "loss": rounded(v["val_loss"], 5),
-                         "by_position": [[p["to"], rounded(p["loss"])] for p in v["by_position"]]}
+                         **({"accuracy": rounded(v["accuracy"])} if data else
+                            {"by_position": [[p["to"], rounded(p["loss"])] for p in v["by_position"]]})}
                         for v in validations if v["step"] in hours],
         "pruned_by_layer": rounded(last.get("pruned_by_layer"), 3),
         "half_lives": {step: m["half_life"] for step, m in maps.items()},
-        "maps": maps and {name: maps[max(maps, key=int)][name] for name in ("pruned_share", "effective_window")},
-        "eval": evaluation(folder / "eval.json", True)}
+        "pruned_shares": {step: [rounded(statistics.fmean(heads), 3) for heads in m["pruned_share"]]
+                          for step, m in maps.items()},
+        "maps": maps and {name: maps[max(maps, key=int)][name] for name in ("pruned_share", "effective_window")}}
+    if maps and (folder / "acp.safetensors").exists():
+        result["maps"]["pruned_share_acp"] = read_maps(folder / "acp.safetensors")["pruned_share"]
+    if data:
+        result["tests"] = {p.stem.removeprefix("eval_"): tested(p) for p in sorted(folder.glob("eval_*.json"))}
+    else:
+        result["eval"] = evaluation(folder / "eval.json", True)
     if (folder / "unpruned.json").exists():
         result["unpruned"] = evaluation(folder / "unpruned.json", False)
     result["tasks"] = {p.stem: rounded(read_json(p)["means"]) for p in sorted((folder / "tasks").glob("*.json"))}

@@ -12,6 +12,7 @@ from common import Error, read_json  # noqa: E402
 
 Line = collections.namedtuple("Line", "name minutes measures options")  # options: of `every`, then its own
 BEST = "best:"
+TASK = "task:"
 
 
 def read_lines(path):
@@ -24,14 +25,34 @@ def read_lines(path):
         if words[0] == "every":
             every = words[1:]
             continue
+        if words[0] in ("data", "test"):
+            continue
         try:
             name, minutes, measures, options = words[0], float(words[1]), words[2], words[3:]
         except (IndexError, ValueError):
             raise Error(f"{path}: line {number}: not a name, minutes, measures and options")
-        if measures not in ("all", "loss", "edge") or any(line.name == name for line in lines):
-            raise Error(f"{path}: line {number}: {name} occurs twice, or {measures} is not all, loss or edge")
+        if measures not in ("all", "loss", "edge") and not measures.startswith(TASK):
+            raise Error(f"{path}: line {number}: {measures} is not all, loss, edge or task:DATA")
+        if any(line.name == name for line in lines):
+            raise Error(f"{path}: line {number}: {name} occurs twice")
         lines.append(Line(name, minutes, measures, every + options))
     return lines
+
+
+def read_sets(path, kind):
+    """{name: options} of the lines `data NAME OPTIONS` or `test NAME OPTIONS`, in order."""
+    rows = [text.split() for text in Path(path).read_text(encoding="utf-8").splitlines()]
+    return {words[1]: words[2:] for words in rows if len(words) > 2 and words[0] == kind}
+
+
+def task_of(line):
+    """The data that a run of a task is trained on; None: it is the corpus."""
+    return line.measures.removeprefix(TASK) if line.measures.startswith(TASK) else None
+
+
+def tests_of(task, sets):
+    """Those of read_sets that are named after a task: {TASK_NAME: options}."""
+    return {name: options for name, options in sets.items() if name.startswith(f"{task}_")}
 
 
 def read_results(*folders):

@@ -17,6 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import from_scratch
 import paper_code
 import plan
 from plan import HERE, ROOT, Error, read_json
@@ -104,26 +105,32 @@ def table(*rows):
 
 
 class Report:
-    def __init__(self, lines, results, corpus):
-        self.lines, self.results = lines, results
+    def __init__(self, lines, results, corpus, sets):
+        """sets: of the tasks, (data, test)."""
+        self.data, self.tests = sets
+        self.all_lines, self.all_results = lines, results
         self.packages = [d["package"] for d in corpus["held"]["documents"]]
         self.bytes = sum(d["bytes"] for d in corpus["held"]["documents"])
         self.tokens = corpus["document_tokens"] * len(self.packages)
         unknown = sorted(set(results) - {line.name for line in lines})
         if unknown:
             raise Error(f"results of {unknown[0]}, which is no run of runs.txt")
-        other = [name for name, r in results.items() if r["corpus"] != corpus["name"]]
-        if other:
-            raise Error(f"{other[0]}: trained on corpus {results[other[0]]['corpus']}, not {corpus['name']}")
+        for line in lines:
+            found, task = results.get(line.name), plan.task_of(line)
+            wanted = " ".join(self.data[task]) if task else corpus["name"]
+            if found and found["corpus"] != wanted:
+                raise Error(f"{line.name}: trained on corpus {found['corpus']}, not {wanted}")
+        self.lines = [line for line in lines if not plan.task_of(line)]
+        self.results = {line.name: results[line.name] for line in self.lines if line.name in results}
         self.pairs = {s: pair for s in SEEDS if all(pair := [results.get(f"{name}_{s}") for name in PAIR])}
 
     def seeds(self, name, seeds=SEEDS):
         return [self.results[f"{name}_{s}"] for s in seeds if f"{name}_{s}" in self.results]
 
     def table_state(self):
-        done, hours = len(self.results), sum(r["validations"][-1]["hours"] for r in self.results.values())
-        devices = sorted({r["device"] for r in self.results.values()})
-        return [f"{done} of {len(self.lines)} runs are done, {hours:.1f} GPU-hours of training steps"
+        done, hours = len(self.all_results), sum(r["validations"][-1]["hours"] for r in self.all_results.values())
+        devices = sorted({r["device"] for r in self.all_results.values()})
+        return [f"{done} of {len(self.all_lines)} runs are done, {hours:.1f} GPU-hours of training steps"
                 f"{' on ' + '; '.join(devices) if devices else ''}. Runs that are needed only where the best learning "
                 "rate lies at an edge count among them."]
 
@@ -234,14 +241,17 @@ class Report:
         rows = []
         for name in ("fox-pro", "fox-pro-long", "fox-llama"):
             runs = [r for r in self.seeds(name) if r.get("unpruned")]
-            cells = [NONE, "", ""]
+            cells = [NONE, "", "", "", ""]
             if runs:
                 costs = [r["eval"]["loss_mean"] - r["unpruned"]["loss_mean"] for r in runs]
                 speed = statistics.fmean(r["eval"]["tokens_per_second"] / r["unpruned"]["tokens_per_second"]
                                          for r in runs)
-                cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}", f"{speed:.2f}"]
+                cells = [f"{statistics.fmean(costs):+.5f}", f"{max(costs, key=abs):+.5f}", f"{speed:.2f}",
+                         *(mean_share(r["maps"].get(rule) for r in runs if r.get("maps"))
+                           for rule in ("pruned_share", "pruned_share_acp"))]
             rows.append((name, len(runs), *cells))
-        return table(("", "seeds", "loss with minus without pruning", "largest", "speed with to without"), *rows)
+        return table(("", "seeds", "loss with minus without pruning", "largest", "speed with to without",
+                      "blocks pruned", "by ACP's rule"), *rows)
 
     def table_tasks(self):
         rows = [("task", "point", *PAIR)]
@@ -260,6 +270,15 @@ class Report:
             rows.append((f"{task}: {measure}", at, *(cell_of(found.get(name, [])) for name in PAIR)))
         return table(*rows, *([] if points else [("copy, conflict, corrupted", NONE, "", "")]))
 
+    def table_mqar(self):
+        return table(*from_scratch.rows_of_task("mqar", self.all_lines, self.all_results, self.data))
+
+    def table_overwritten(self):
+        return table(*from_scratch.rows_of_task("over", self.all_lines, self.all_results, self.data))
+
+    def table_overwritten_keys(self):
+        return table(*from_scratch.rows_of_keys("over", self.all_lines, self.all_results, self.tests))
+
 
 def cell_of(values):
     """Mean and standard error over seeds."""
@@ -267,6 +286,12 @@ def cell_of(values):
         return NONE
     error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) >= MIN_PAIRS else ""
     return f"{statistics.fmean(values):.3f}{error}"
+
+
+def mean_share(tables):
+    """Mean over runs, layers and heads, of the runs that have the table."""
+    shares = [share for layers in tables if layers for heads in layers for share in heads]
+    return f"{100 * statistics.fmean(shares):.1f}%" if shares else NONE
 
 
 def mean_in(ends, row, span):
@@ -355,12 +380,13 @@ def main():
     parser.add_argument("--corpus", type=Path, default=HERE / "corpus.json", metavar="FILE")
     parser.add_argument("--runs", type=Path, default=HERE / "runs.txt", metavar="FILE")
     options = parser.parse_args()
-    report = Report(plan.read_lines(options.runs), plan.read_results(options.results), read_json(options.corpus))
+    sets = [plan.read_sets(options.runs, kind) for kind in ("data", "test")]
+    report = Report(plan.read_lines(options.runs), plan.read_results(options.results), read_json(options.corpus), sets)
     page = options.page.read_text(encoding="utf-8")
     filled = fill(page, report)
     if filled != page:
         write_file(options.page, filled)
-    print(f"{options.page}: {len(report.results)} of {len(report.lines)} runs")
+    print(f"{options.page}: {len(report.all_results)} of {len(report.all_lines)} runs")
     if importlib.util.find_spec("matplotlib"):
         draw(report, options.pictures)
     else:

@@ -11,9 +11,15 @@ checkpoint in WORK, from which the next command on the same machine goes on; not
 run that did not finish is redone. Exit code: 0 if nothing failed, also if runs were stopped or none fitted.
 
     --list      says what is done, what would run now, and what waits for a learning rate
-    NAME...     these runs alone, in this order
+    NAME...     these runs alone, in this order; * stands for any text
+
+Runs of a task need no corpus: their data are drawn into WORK. They are small, so several run beside each other on
+one GPU:
+
+    dev/study/run.py --gpus 0,0,0,0,0,0 --minutes 9.5 --work /data/study.work --results OUT '*mqar*'
 """
 import argparse
+import fnmatch
 import json
 import os
 import shutil
@@ -40,18 +46,19 @@ def arguments():
     add("names", nargs="*", metavar="NAME")
     add("--minutes", type=float, required=True)
     add("--later", type=float, default=0, metavar="MINUTES")
-    add("--corpus", type=Path, required=True, metavar="PREFIX", help="of the shards that dev/study/corpus.sh writes")
+    add("--corpus", type=Path, metavar="PREFIX", help="of the shards that dev/study/corpus.sh writes")
     add("--work", type=Path, required=True, metavar="FOLDER", help="checkpoints; 9 GB a GPU")
     add("--results", type=Path, required=True, metavar="FOLDER")
     add("--trainer", type=Path, default=ROOT / "train_foxcu")
     add("--runs", type=Path, default=HERE / "runs.txt")
     add("--moments", type=int, default=MOMENTS, metavar="STEPS")
     add("--task-options", default="--samples 32", metavar="OPTIONS", help="of zero_shot.py [--samples 32]")
-    add("--gpus", help="as in 0,2 [CUDA_VISIBLE_DEVICES, or all]; cpu: none")
+    add("--gpus", help="as in 0,2 [CUDA_VISIBLE_DEVICES, or all]; cpu: none; one named twice has two runs at a time")
     add("--list", action="store_true")
     options = p.parse_args()
     for name in "corpus", "work", "results", "trainer":  # programs run in ROOT
-        setattr(options, name, getattr(options, name).absolute())
+        if getattr(options, name):
+            setattr(options, name, getattr(options, name).absolute())
     return options
 
 
@@ -75,12 +82,17 @@ class Study:
         self.options, self.lines = options, plan.read_lines(options.runs)
         self.end = time.monotonic() + 60 * options.minutes
         self.lock, self.taken, self.failed = threading.Condition(), set(), []
-        unknown = set(options.names) - {line.name for line in self.lines}
-        if unknown:
-            raise Error(f"{options.runs}: has no run {' '.join(sorted(unknown))}")
-        self.chosen = [line for line in self.lines if not options.names or line.name in options.names]
-        if options.names:
-            self.chosen.sort(key=lambda line: options.names.index(line.name))
+        self.data, self.tests = (plan.read_sets(options.runs, kind) for kind in ("data", "test"))
+        self.drawing = threading.Lock()
+        matches = [[line for line in self.lines if fnmatch.fnmatchcase(line.name, name)]
+                   for name in options.names or "*"]
+        for name, found in zip(options.names, matches):
+            if not found:
+                raise Error(f"{options.runs}: has no run {name}")
+        self.chosen = [*{line.name: line for found in matches for line in found}.values()]
+        for line in self.chosen:
+            if plan.task_of(line) not in {None, *self.data}:
+                raise Error(f"{options.runs}: {line.name}: there is no line `data {plan.task_of(line)}`")
 
     def results(self):
         return plan.read_results(self.options.runs.parent / "results", self.options.results)
@@ -142,6 +154,7 @@ class Job:
     def __init__(self, study, line, words, gpu):
         self.study, self.line, self.words, self.options = study, line, words, study.options
         self.folder = self.options.work / line.name
+        self.task = plan.task_of(line)
         self.run_folder = self.folder / "run"
         self.missing = []  # measures that failed
         self.environment = {**os.environ}
@@ -198,24 +211,48 @@ class Job:
             self.write_line()
             self.options.results.mkdir(parents=True, exist_ok=True)
             out = self.options.results / f"{self.line.name}.json"
-            self.call(sys.executable, HERE / "collect.py", self.folder, self.options.corpus, out)
+            self.call(sys.executable, HERE / "collect.py", self.folder, self.options.corpus or "-", out)
         finally:
             spent.write_text(str(before + (time.monotonic() - started) / 60))
         shutil.rmtree(self.folder)
 
     def write_line(self):
         (self.folder / "line.json").write_text(json.dumps({
-            "name": self.line.name, "measures": self.line.measures, "options": self.words, "missing": self.missing}))
+            "name": self.line.name, "measures": self.line.measures, "options": self.words, "missing": self.missing}
+            | ({"data": " ".join(self.study.data[self.task])} if self.task else {})))
+
+    def shards(self, name):
+        """The prefix of a task's data, which the first run that needs them draws."""
+        prefix = self.options.work / "data" / name
+        with self.study.drawing:
+            if not prefix.with_suffix(".done").exists():
+                prefix.parent.mkdir(exist_ok=True)
+                self.call(sys.executable, ROOT / "scripts/eval/recall_shards.py", *self.study.data[name], "--out", prefix)
+                prefix.with_suffix(".done").touch()
+        return prefix
 
     def train(self):
-        data = self.options.corpus
+        data = self.shards(self.task) if self.task else self.options.corpus
+        keep = ("--keep", 1) if self.task else ("--save-every", self.options.moments, "--keep", 0)
         self.write_line()
         self.step("run", self.options.trainer, *self.words, "--data", f"{data}_train_*.bin", "--val-data",
-                  f"{data}_val_*.bin", "--out", "OUT", "--resume", "--save-every", self.options.moments, "--keep", 0,
-                  "--log-every", 64)
+                  f"{data}_val_*.bin", "--out", "OUT", "--resume", *keep, "--log-every", 64)
+
+    def measure_task(self):
+        """The share of right answers in each data set that is named after the task, and keys.py's tests."""
+        for name, options in plan.tests_of(self.task, self.study.data).items():
+            self.optional(f"eval_{name}.json", self.options.trainer, "--init", self.run_folder, "--eval", "OUT",
+                          "--val-data", f"{self.shards(name)}_train_*.bin", "--seq-len",
+                          options[options.index("--seq-len") + 1])
+        for name, options in plan.tests_of(self.task, self.study.tests).items():
+            self.optional(f"tasks/{name}.json", sys.executable, ROOT / "scripts/eval/tasks/keys.py", *options, "--init",
+                          self.run_folder, "--trainer", self.options.trainer, "--out", "OUT")
 
     def measure(self):
         """Losses by position and document; of `all` also what the gates forget at each checkpoint, and the tasks."""
+        if self.task:
+            self.measure_task()
+            return
         trainer, data = self.options.trainer, f"{self.options.corpus}_val_*.bin"
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
         if self.line.measures != "all":
@@ -224,6 +261,8 @@ class Job:
             for checkpoint in sorted(self.run_folder.glob("step_*")):
                 self.optional(f"maps_{checkpoint.name}.safetensors", trainer, "--init", checkpoint, "--maps", "OUT",
                           "--val-data", data)
+            self.optional("acp.safetensors", trainer, "--init", self.run_folder, "--set", "pruning_rule=acp", "--maps",
+                          "OUT", "--val-data", data)
             self.optional("unpruned.json", trainer, "--init", self.run_folder, "--set", "log_pruning_tolerance=null",
                       "--eval", "OUT", "--val-data", data)
         script = ROOT / "scripts/eval/tasks/zero_shot.py"
@@ -240,7 +279,7 @@ def main():
         return
     if not options.trainer.exists():
         raise Error(f"{options.trainer}: not built: make train_foxcu")
-    if not Path(f"{options.corpus}.json").exists():
+    if not all(map(plan.task_of, study.chosen)) and not Path(f"{options.corpus}.json").exists():
         raise Error(f"{options.corpus}.json: not there: dev/study/corpus.sh makes the corpus")
     workers = [threading.Thread(target=study.work, args=(gpu,)) for gpu in gpus_of(options)]
     for worker in workers:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path[:0] = ["dev/study", "scripts"]
 import paper_code  # noqa: E402
+import plan  # noqa: E402
 import report  # noqa: E402
 
 FOLDER = Path(sys.argv[1])
@@ -98,6 +99,22 @@ assert "trained on corpus another" in run().stderr
 write(result("fox-pro_12", 12, 1.88, 2.2, 1))
 write(result("nothing_1", 1, 2, 2, 1))
 assert "results of nothing_1, which is no run of runs.txt" in run().stderr
+
+# a task: the first validation that reaches a share, percent, and data that are those of runs.txt
+(RESULTS / "nothing_1.json").unlink()
+lines, options = plan.read_lines("dev/study/runs.txt"), plan.read_sets("dev/study/runs.txt", "data")["mqar"]
+task = {"name": "lr_mqar-fox-pro_2e-3", "seed": 1, "lr": 2e-3, "corpus": " ".join(options), "device": "one",
+        "validations": [{"step": 100 * i, "hours": i, "loss": 1, "accuracy": 0.2 * i} for i in range(1, 5)],
+        "tests": {"mqar_T512_n4": {"accuracy": 0.875}}, "tasks": {}}
+write(task)
+done = run()
+assert done.returncode == 0, done.stderr
+_, _, row, left = rows(PAGE.read_text(), "mqar")
+assert row[:7] == ["lr_mqar-fox-pro_2e-3", "0.002", "1", "300", "never", "80.0", "87.5"], row
+assert row[7] == "no run yet" and left[:2] == ["42 runs", "no run yet"], (row, left)
+assert all(row[0] != task["name"] for row in rows(PAGE.read_text(), "runs"))
+write({**task, "corpus": "mqar --seed 7"})
+assert "trained on corpus mqar --seed 7" in run().stderr
 
 assert report.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
 low, high = report.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])

@@ -37,8 +37,15 @@ for line in plan.read_lines("dev/study/runs.txt"):
     words = ["1e-3" if word.startswith(plan.BEST) else word for word in line.options]
     text = subprocess.run(["./train_fox", *words, "--dry-run"], capture_output=True, text=True)
     assert text.returncode == 0, (line.name, text.stderr)
-    assert "268435456 tokens: 4096 steps" in text.stdout and "16777216 tokens of warm-up" in text.stdout, line.name
     parameters = int(re.search(r"^parameters +(\d+)", text.stdout, re.M)[1])
+    if task := plan.task_of(line):
+        size = "262144000 tokens: 8000 steps" if task == "mqar" else "655360000 tokens: 10000 steps"
+        width = int(re.search(r"d(64|128|256)$", line.name + "_d128" * line.name.startswith("lr_")
+                              + "_d256" * line.name.startswith("over"))[1])
+        least = {64: 1.17e6, 128: 2.6e6, 256: 5.8e6 if task == "mqar" else 7.6e6}[width]
+        assert size in text.stdout and least < parameters < 1.05 * least, (line.name, parameters)
+        continue
+    assert "268435456 tokens: 4096 steps" in text.stdout and "16777216 tokens of warm-up" in text.stdout, line.name
     assert 64e6 < parameters < 79e6, (line.name, parameters)
 END
 
@@ -95,10 +102,59 @@ best = min(rates, key=rates.get)
 assert main["lr"] == float(best.rpartition("_")[2]), (main["lr"], rates)
 assert main["missing"] == [], main["missing"]
 assert main["seed"] == 11 and list(main["half_lives"]) == ["4", "8"], main
+# ACP's rule prunes no more, here nothing; shares by layer at each moment
+assert list(main["pruned_shares"]) == ["4", "8"] and len(main["pruned_shares"]["8"]) == 1, main
+shares, acp = main["maps"]["pruned_share"][0], main["maps"]["pruned_share_acp"][0]
+assert len(acp) == 2 and all(a <= b for a, b in zip(acp, shares)), (acp, shares)
 assert len(main["half_lives"]["8"]) == 1 and len(main["half_lives"]["8"][0]) == 2
 assert main["eval"]["seq_len"] == 64 and abs(main["unpruned"]["loss_mean"] - main["eval"]["loss_mean"]) < 1e-3
 assert all(len((out / f"{name}.json").read_bytes()) <= 30_000 for name in (*rates, "fox-pro_11"))
 END
+
+# a task from scratch: data that are drawn once, accuracy on data sets of its name, answers apart; no corpus
+cat >$scratch/tasks.txt <<'END'
+data over overwritten --seq-len 64 --keys 2:4 --rewrites 0:2 --tokens 8Ki --val-tokens 1Ki --seed 1
+data over_T128 overwritten --seq-len 128 --keys 4 --rewrites 4 --tokens 1Ki --seed 2
+data unused overwritten --seq-len 64 --keys 4 --rewrites 2 --tokens 1Ki --seed 3
+test over_keys overwritten --lengths 64 --keys 2 --rewrites 0,1 --samples 1
+every --set num_hidden_layers=1 --set hidden_size=16 --set num_heads=2 --set vocab_size=8192 --set bos_token_id=0 --set eos_token_id=0 --seq-len 64 --batch-tokens 256 --max-tokens 1024 --warmup-tokens 256 --shuffle --val-every 2 --val-tokens 1Ki
+lr_over-fox-pro_1e-3 2 task:over --model fox-pro-nano --seed 1 --lr 1e-3
+over-fox-pro_x 2 task:over --model fox-pro-nano --seed 1 --lr best:over-fox-pro
+over-other 2 task:over --model fox-pro-nano --seed 1 --lr 1e-3
+END
+tasks() {
+    $python dev/study/run.py --work $scratch/work --results $scratch/out --trainer ./train_fox --runs $scratch/tasks.txt \
+        --gpus cpu,cpu --minutes 5 "$@"
+}
+dies "has no run nope*" tasks 'nope*'
+sed 's/task:over /task:none /' $scratch/tasks.txt >$scratch/no_data.txt
+dies "lr_over-fox-pro_1e-3: there is no line \`data none\`" tasks --runs $scratch/no_data.txt
+if $python -c 'import numpy' 2>/dev/null; then
+    check "tasks" tasks '*fox-pro*'
+    check "results of tasks" $python - $scratch <<'END'
+import json, sys
+from pathlib import Path
+sys.path[:0] = ["dev/study", "scripts"]
+import from_scratch, plan
+runs = Path(sys.argv[1], "tasks.txt")
+results = {name: r for name, r in plan.read_results(Path(sys.argv[1], "out")).items() if "over" in name}
+assert list(results) == ["lr_over-fox-pro_1e-3", "over-fox-pro_x"], list(results)
+for r in results.values():
+    assert r["missing"] == [] and r["lr"] == 1e-3 and "eval" not in r, r
+    assert r["corpus"].startswith("overwritten --seq-len 64") and [v["step"] for v in r["validations"]] == [2, 4], r
+    assert all(0 <= v["accuracy"] <= 1 and "by_position" not in v for v in r["validations"])
+    assert list(r["tests"]) == ["over_T128"] and r["tests"]["over_T128"]["targets"] == 8 * 4, r["tests"]
+    assert [(p["keys"], p["rewrites"]) for p in r["tasks"]["over_keys"]] == [(2, 0), (2, 1)], r["tasks"]
+lines, data, tests = plan.read_lines(runs), plan.read_sets(runs, "data"), plan.read_sets(runs, "test")
+rows = from_scratch.rows_of_task("over", lines, results, data)
+assert rows[0][-1] == "T128" and len(rows) == 4 and rows[3][:2] == ("1 runs", from_scratch.NONE), rows
+assert len(from_scratch.rows_of_keys("over", lines, results, tests)) == 5
+END
+    equals "over over_T128" "$(cd $scratch/work/data && echo *.done | sed 's/\.done//g')"
+    rm $scratch/out/*over*
+else
+    skip "tasks from scratch: no numpy"
+fi
 
 # tables; the page in the repository is what its results make
 check "tables" $python dev/test/study/report.py $scratch/report
