@@ -31,8 +31,8 @@ def read_lines(path):
             name, minutes, measures, options = words[0], float(words[1]), words[2], words[3:]
         except (IndexError, ValueError):
             raise Error(f"{path}: line {number}: not a name, minutes, measures and options")
-        if measures not in ("all", "loss", "edge") and not measures.startswith(TASK):
-            raise Error(f"{path}: line {number}: {measures} is not all, loss, edge or task:DATA")
+        if measures not in ("all", "needle", "loss", "edge") and not measures.startswith(TASK):
+            raise Error(f"{path}: line {number}: {measures} is not all, needle, loss, edge or task:DATA")
         if any(line.name == name for line in lines):
             raise Error(f"{path}: line {number}: {name} occurs twice")
         lines.append(Line(name, minutes, measures, every + options))
@@ -43,6 +43,11 @@ def read_sets(path, kind):
     """{name: options} of the lines `data NAME OPTIONS` or `test NAME OPTIONS`, in order."""
     rows = [text.split() for text in Path(path).read_text(encoding="utf-8").splitlines()]
     return {words[1]: words[2:] for words in rows if len(words) > 2 and words[0] == kind}
+
+
+def all_of(line):
+    """Is everything measured?"""
+    return line.measures in ("all", "needle")
 
 
 def task_of(line):

@@ -224,7 +224,7 @@ class Report:
                       "16,385 to 65,536"), *rows)
 
     def table_context(self):
-        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if line.measures == "all"
+        names = dict.fromkeys(line.name.rpartition("_")[0] for line in self.lines if plan.all_of(line)
                               and not line.name.endswith("_repeat"))
         rows, titles = [], None
         for name in names:

@@ -47,7 +47,7 @@ def arguments():
     add("--minutes", type=float, required=True)
     add("--later", type=float, default=0, metavar="MINUTES")
     add("--corpus", type=Path, metavar="PREFIX", help="of the shards that dev/study/corpus.sh writes")
-    add("--work", type=Path, required=True, metavar="FOLDER", help="checkpoints; 9 GB a GPU")
+    add("--work", type=Path, required=True, metavar="FOLDER", help="checkpoints; 17 GB a GPU")
     add("--results", type=Path, required=True, metavar="FOLDER")
     add("--trainer", type=Path, default=ROOT / "train_foxcu")
     add("--runs", type=Path, default=HERE / "runs.txt")
@@ -221,15 +221,18 @@ class Job:
             "name": self.line.name, "measures": self.line.measures, "options": self.words, "missing": self.missing}
             | ({"data": " ".join(self.study.data[self.task])} if self.task else {})))
 
-    def shards(self, name):
-        """The prefix of a task's data, which the first run that needs them draws."""
+    def drawn(self, name, *command):
+        """The prefix of data that the first run that needs them draws."""
         prefix = self.options.work / "data" / name
         with self.study.drawing:
             if not prefix.with_suffix(".done").exists():
                 prefix.parent.mkdir(exist_ok=True)
-                self.call(sys.executable, ROOT / "scripts/eval/recall_shards.py", *self.study.data[name], "--out", prefix)
+                self.call(sys.executable, *command, "--out", prefix)
                 prefix.with_suffix(".done").touch()
         return prefix
+
+    def shards(self, name):
+        return self.drawn(name, ROOT / "scripts/eval/recall_shards.py", *self.study.data[name])
 
     def train(self):
         data = self.shards(self.task) if self.task else self.options.corpus
@@ -255,7 +258,7 @@ class Job:
             return
         trainer, data = self.options.trainer, f"{self.options.corpus}_val_*.bin"
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
-        if self.line.measures != "all":
+        if not plan.all_of(self.line):
             return
         if self.line.name.startswith("fox"):
             for checkpoint in sorted(self.run_folder.glob("step_*")):
@@ -269,6 +272,26 @@ class Job:
         for task, more in TASKS.items() if script.exists() else ():
             self.optional(f"tasks/{task}.json", sys.executable, script, task, "--init", self.run_folder, "--trainer",
                           trainer, "--data", data, "--out", "OUT", *self.options.task_options.split(), *more)
+        if self.line.measures == "needle":
+            try:
+                self.tune()
+            except Error as e:
+                print(f"FAILED: {self.line.name}, needle: {e}", flush=True)
+                self.missing.append("needle")
+
+    def tune(self):
+        """Trains the model on needles, and scores it before, and after 1, 2, 4, 8 and so on checkpoints."""
+        options, script, trainer = self.study.tests, HERE / "needle.py", self.options.trainer
+        data = self.drawn("needle", script, "data", "--data", f"{self.options.corpus}_train_000000.bin",
+                          *options["needle_data"])
+        self.step("needle", trainer, "--init", self.run_folder, *options["needle_train"], "--data",
+                  f"{data}_train_*.bin", "--out", "OUT", "--keep", 0, "--resume")
+        tuned = sorted((self.folder / "needle").glob("step_*"))
+        tuned = [folder for i, folder in enumerate(tuned, 1) if i & (i - 1) == 0]
+        for folder in (self.run_folder, *tuned):
+            step = 0 if folder == self.run_folder else int(folder.name.removeprefix("step_"))
+            self.step(f"tasks/needle_{step:03}.json", sys.executable, script, "score", "--init", folder, "--trainer",
+                      trainer, "--data", f"{self.options.corpus}_val_*.bin", "--out", "OUT", *options["needle_score"])
 
 
 def main():

@@ -14,12 +14,15 @@ check "documents" data/text_to_shards --tokenizer byte --document folder --doc-l
 echo '{"name": "tiny"}' >$scratch/corpus.json
 cat >$scratch/runs.txt <<'END'
 # name minutes measures options
+test needle_data --documents 12 --length 128 --pairs 2 --words 65,66/67/68 --vocab-size 257
+test needle_train --seq-len 128 --batch-tokens 256 --max-tokens 1536 --warmup-tokens 256 --lr 3e-4 --lr-schedule linear --lr-end 0 --seed 1 --save-every 1 --val-every 0
+test needle_score --words 65,66/67/68 --distractors 0,3 --gaps 32,128 --samples 2
 every --set num_hidden_layers=1 --set hidden_size=16 --set num_heads=2 --seq-len 64 --batch-tokens 256 --max-tokens 2048 --warmup-tokens 256 --shuffle --val-every 4 --val-tokens 512
 lr_fox-pro_1e-3   2 loss --model fox-pro-nano --seed 1 --lr 1e-3
 lr_fox-pro_4e-3   2 loss --model fox-pro-nano --seed 1 --lr 4e-3
 lr_fox-pro_1e-4   2 edge --model fox-pro-nano --seed 1 --lr 1e-4
 lr_fox-pro_1e-2   2 edge --model fox-pro-nano --seed 1 --lr 1e-2
-fox-pro_11        2 all  --model fox-pro-nano --seed 11 --lr best:fox-pro
+fox-pro_11        2 needle  --model fox-pro-nano --seed 11 --lr best:fox-pro
 transformer_11  100 loss --model transformer-pro-nano --seed 11 --lr 1e-3
 END
 study() {
@@ -84,7 +87,7 @@ said "running: lr_fox-pro_1e-3"
 grep -q '^transformer_11' $scratch/stdout && fail "a run of 100 minutes"
 equals "fox-pro_11 lr_fox-pro_1e-2 lr_fox-pro_1e-3 lr_fox-pro_4e-3" \
     "$(cd $scratch/out && echo *.json | sed 's/\.json//g')"
-equals "" "$(ls $scratch/work)"
+equals "data" "$(ls $scratch/work)"
 check "done" study --minutes 5 --later 20
 equals "" "$(cat $scratch/stdout)"
 
@@ -106,9 +109,38 @@ assert main["seed"] == 11 and list(main["half_lives"]) == ["4", "8"], main
 assert list(main["pruned_shares"]) == ["4", "8"] and len(main["pruned_shares"]["8"]) == 1, main
 shares, acp = main["maps"]["pruned_share"][0], main["maps"]["pruned_share_acp"][0]
 assert len(acp) == 2 and all(a <= b for a, b in zip(acp, shares)), (acp, shares)
+needles = {task: means for task, means in main["tasks"].items() if task.startswith("needle")}
+assert list(needles) == ["needle_000", "needle_001", "needle_002", "needle_004"], list(needles)
+assert [(p["distractors"], p["gap"], p["samples"]) for p in needles["needle_004"]] == \
+    [(0, 32, 2), (0, 128, 2), (3, 32, 2), (3, 128, 2)], needles
+assert needles["needle_000"][0]["logprob"] != needles["needle_004"][0]["logprob"]
 assert len(main["half_lives"]["8"]) == 1 and len(main["half_lives"]["8"][0]) == 2
 assert main["eval"]["seq_len"] == 64 and abs(main["unpruned"]["loss_mean"] - main["eval"]["loss_mean"]) < 1e-3
 assert all(len((out / f"{name}.json").read_bytes()) <= 30_000 for name in (*rates, "fox-pro_11"))
+END
+
+# needles: the answer stands so many tokens before the question, others behind other keys; every other document has none
+check "needles" $python - $scratch <<'END'
+import argparse, random, sys
+sys.path[:0] = ["dev/study", "scripts"]
+import needle
+text = needle.Text(argparse.Namespace(data=f"{sys.argv[1]}/corpus_train_*.bin", words=[[65, 66], [67], [68]]))
+for gap in (16, 100, 200):
+    for distractors in (0, 1, 5):
+        ids, answer = text.sample(random.Random(gap), distractors, gap)
+        question = ids[-5:]
+        places = [i for i in range(len(ids) - 4) if ids[i:i + 5] == question]
+        assert question[:2] == [65, 66] and question[4:] == [67] and len(places) == 2, places
+        at = places[0]
+        assert ids[at + 5:at + 9] == [*answer, 68], (ids[at:at + 9], answer)
+        behind = len(ids) - 5 - (at + 9)
+        assert behind == gap or gap == 16 and distractors and behind > gap, (behind, gap)
+        asked = [i for i in range(len(ids) - 8) if ids[i:i + 2] == [65, 66] and ids[i + 4] == 67 and ids[i + 8] == 68]
+        assert len(asked) == 1 + distractors, (len(asked), distractors)
+ids = text.document(random.Random(1), 256, 4)
+assert len(ids) == 256
+starts = [tuple(ids[i:i + 9]) for i in range(248) if ids[i:i + 2] == [65, 66] and ids[i + 4] == 67 and ids[i + 8] == 68]
+assert len(starts) == 8 and len(set(starts)) == 4, starts  # each a second time, as question and answer
 END
 
 # a task from scratch: data that are drawn once, accuracy on data sets of its name, answers apart; no corpus
@@ -150,7 +182,7 @@ rows = from_scratch.rows_of_task("over", lines, results, data)
 assert rows[0][-1] == "T128" and len(rows) == 4 and rows[3][:2] == ("1 runs", from_scratch.NONE), rows
 assert len(from_scratch.rows_of_keys("over", lines, results, tests)) == 5
 END
-    equals "over over_T128" "$(cd $scratch/work/data && echo *.done | sed 's/\.done//g')"
+    equals "needle over over_T128" "$(cd $scratch/work/data && echo *.done | sed 's/\.done//g')"
     rm $scratch/out/*over*
 else
     skip "tasks from scratch: no numpy"
