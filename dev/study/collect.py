@@ -14,14 +14,14 @@ the shards. Members, where they were measured:
     val_loss                         the last validation's
     curve                            of every SPAN steps: the last step, the mean training loss, hours of all steps so
                                      far, share of attention that was pruned
-    validations                      step, hours, loss, loss by octave of the position
+    validations                      step, hours, loss, loss by octave of the position (1, 2, 4 and so on)
     pruned_by_layer                  of the last step
     half_lives                       {step: [layer: [head: tokens]]}
     pruned_shares                    {step: [layer: mean over its heads]}, of --maps
     maps                             the other tables of --maps, of the last step; pruned_share_acp: by ACP's own rule
     eval, unpruned                   mean, error, P(l), L(i) in bins, and by document the losses in SPANS of positions
                                      and of the last targets behind each context; unpruned: the means alone
-    tasks                            {task: its means}
+    tasks                            {task: its means, as plan.packed() has them}
 
 Of a run of a task, corpus is the options of its data, validations have the accuracy, and instead of eval there is
 
@@ -57,7 +57,10 @@ def rounded(value, digits=4):
 
 
 def significant(x):
-    return float(f"{x:.3g}") if math.isfinite(x) else None
+    """With three digits, without a decimal point from 100 on."""
+    if not math.isfinite(x):
+        return None
+    return int(float(f"{x:.3g}")) if abs(x) >= 100 else float(f"{x:.3g}")
 
 
 def read_log(path):
@@ -168,7 +171,7 @@ def collect(folder, corpus):
         "val_loss": validations[-1]["val_loss"], "curve": curve,
         "validations": [{"step": v["step"], "hours": rounded(hours[v["step"]], 6), "loss": rounded(v["val_loss"], 5),
                          **({"accuracy": rounded(v["accuracy"])} if data else
-                            {"by_position": [[p["to"], rounded(p["loss"])] for p in v["by_position"]]})}
+                            {"by_octave": [rounded(p["loss"]) for p in v["by_position"]]})}
                         for v in validations if v["step"] in hours],
         "pruned_by_layer": rounded(last.get("pruned_by_layer"), 3),
         "half_lives": {step: m["half_life"] for step, m in maps.items()},
@@ -183,7 +186,7 @@ def collect(folder, corpus):
         result["eval"] = evaluation(folder / "eval.json", True)
     if (folder / "unpruned.json").exists():
         result["unpruned"] = evaluation(folder / "unpruned.json", False)
-    result["tasks"] = {p.stem: rounded(read_json(p)["means"]) for p in sorted((folder / "tasks").glob("*.json"))}
+    result["tasks"] = {p.stem: plan.packed(rounded(read_json(p)["means"], 3)) for p in sorted((folder / "tasks").glob("*.json"))}
     return result
 
 

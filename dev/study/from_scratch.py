@@ -41,7 +41,8 @@ def rows_of_keys(task, lines, results, tests):
     rows = [("run", "test", "keys", "rewrites", "right", "stale", "other")]
     for line in lines_of(task, lines):
         for name in plan.tests_of(task, tests):
-            for mean in results.get(line.name, {}).get("tasks", {}).get(name, []):
+            found = results.get(line.name, {}).get("tasks", {}).get(name)
+            for mean in plan.unpacked(found) if found else []:
                 right, stale = mean["right"], mean["stale"]
                 rows.append((line.name, name.removeprefix(f"{task}_"), mean["keys"], mean["rewrites"], f"{right:.1f}",
                              f"{stale:.1f}", f"{100 - right - stale:.1f}"))

@@ -259,7 +259,7 @@ class Report:
         for name in PAIR:
             for r in self.seeds(name):
                 for task, means in r.get("tasks", {}).items():
-                    for row in means:
+                    for row in plan.unpacked(means):
                         keys, measure = list(row)[:2], next(iter(list(row)[3:]))
                         if task == "corrupted":
                             measure = "rise"

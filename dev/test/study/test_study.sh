@@ -95,11 +95,13 @@ equals "" "$(cat $scratch/stdout)"
 check "results" $python - $scratch <<'END'
 import json, sys
 from pathlib import Path
+sys.path[:0] = ["dev/study", "scripts"]
+import plan
 out = Path(sys.argv[1]) / "out"
 load = lambda name: json.loads((out / f"{name}.json").read_text())
 first, main = load("lr_fox-pro_1e-3"), load("fox-pro_11")
 assert first["resumed"] == 1 and first["steps"] == 8 and first["corpus"] == "tiny", first
-assert [v["step"] for v in first["validations"]] == [4, 8] and "unpruned" not in first
+assert [(v["step"], len(v["by_octave"])) for v in first["validations"]] == [(4, 7), (8, 7)] and "unpruned" not in first
 rates = {name: load(name)["val_loss"] for name in ("lr_fox-pro_1e-3", "lr_fox-pro_4e-3", "lr_fox-pro_1e-2")}
 best = min(rates, key=rates.get)
 assert main["lr"] == float(best.rpartition("_")[2]), (main["lr"], rates)
@@ -109,7 +111,7 @@ assert main["seed"] == 11 and list(main["half_lives"]) == ["4", "8"], main
 assert list(main["pruned_shares"]) == ["4", "8"] and len(main["pruned_shares"]["8"]) == 1, main
 shares, acp = main["maps"]["pruned_share"][0], main["maps"]["pruned_share_acp"][0]
 assert len(acp) == 2 and all(a <= b for a, b in zip(acp, shares)), (acp, shares)
-needles = {task: means for task, means in main["tasks"].items() if task.startswith("needle")}
+needles = {task: plan.unpacked(means) for task, means in main["tasks"].items() if task.startswith("needle")}
 assert list(needles) == ["needle_000", "needle_001", "needle_002", "needle_004"], list(needles)
 assert [(p["distractors"], p["gap"], p["samples"]) for p in needles["needle_004"]] == \
     [(0, 32, 2), (0, 128, 2), (3, 32, 2), (3, 128, 2)], needles
@@ -174,9 +176,10 @@ assert list(results) == ["lr_over-fox-pro_1e-3", "over-fox-pro_x"], list(results
 for r in results.values():
     assert r["missing"] == [] and r["lr"] == 1e-3 and "eval" not in r, r
     assert r["corpus"].startswith("overwritten --seq-len 64") and [v["step"] for v in r["validations"]] == [2, 4], r
-    assert all(0 <= v["accuracy"] <= 1 and "by_position" not in v for v in r["validations"])
+    assert all(0 <= v["accuracy"] <= 1 and "by_octave" not in v for v in r["validations"])
     assert list(r["tests"]) == ["over_T128"] and r["tests"]["over_T128"]["targets"] == 8 * 4, r["tests"]
-    assert [(p["keys"], p["rewrites"]) for p in r["tasks"]["over_keys"]] == [(2, 0), (2, 1)], r["tasks"]
+    assert [(p["keys"], p["rewrites"]) for p in plan.unpacked(r["tasks"]["over_keys"])] == [(2, 0), (2, 1)]
+    assert "margin" not in plan.unpacked(r["tasks"]["over_keys"])[0]  # nothing is stale
 lines, data, tests = plan.read_lines(runs), plan.read_sets(runs, "data"), plan.read_sets(runs, "test")
 rows = from_scratch.rows_of_task("over", lines, results, data)
 assert rows[0][-1] == "T128" and len(rows) == 4 and rows[3][:2] == ("1 runs", from_scratch.NONE), rows
