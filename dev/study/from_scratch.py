@@ -1,5 +1,6 @@
 """
-Tables of the tasks that small models learn from scratch: a row a run that has its result, and how many have not.
+Tables and a picture of the tasks that small models learn from scratch: a row a run that has its result, and how many
+have not.
 """
 import plan
 
@@ -47,3 +48,37 @@ def rows_of_keys(task, lines, results, tests):
                 rows.append((line.name, name.removeprefix(f"{task}_"), mean["keys"], mean["rewrites"], f"{right:.1f}",
                              f"{stale:.1f}", f"{100 - right - stale:.1f}"))
     return rows if len(rows) > 1 else [*rows, (NONE, *[""] * 6)]
+
+
+def best_runs(group, lines, results):
+    """{model: its run of lr_GROUP-MODEL_* with the lowest validation loss}."""
+    prefix, best = f"lr_{group}-", {}
+    for line in lines:
+        r = results.get(line.name)
+        if r and line.name.startswith(prefix):
+            model = line.name.removeprefix(prefix).rpartition("_")[0]
+            if model not in best or r["val_loss"] < best[model]["val_loss"]:
+                best[model] = r
+    return best
+
+
+def draw_mqar(lines, results, plots, path):
+    """Accuracy by step, and by the number of pairs at the training length and at the longest one."""
+    figure, [[steps, pairs, longest]] = plots.panels(3)
+    for k, (model, r) in enumerate(best_runs("mqar", lines, results).items()):
+        rows = [(v["step"], 100 * v["accuracy"]) for v in r["validations"] if v["accuracy"] is not None]
+        plots.curve(steps, *zip(*rows), k, f"{model}, lr {r['lr']:g}")
+        for axes, length in ((pairs, "T512"), (longest, "T4096")):
+            points = sorted((int(name.rpartition("_n")[2]), 100 * test["accuracy"])
+                            for name, test in r["tests"].items() if f"_{length}_" in name)
+            if points:
+                plots.curve(axes, *zip(*points), k)
+                plots.dots(axes, *zip(*points), k)
+    steps.set(xlabel="step", ylabel="right, %")
+    for axes, title in ((pairs, "T = 512, as trained"), (longest, "T = 4096")):
+        axes.set(xlabel="pairs")
+        plots.caption(axes, title)
+        plots.log_scale(axes, "x", 2)
+    for axes in (steps, pairs, longest):
+        axes.set_ylim(-3, 103)
+    plots.save(figure, path)

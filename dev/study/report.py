@@ -271,7 +271,9 @@ class Report:
         return table(*rows, *([] if points else [("copy, conflict, corrupted", NONE, "", "")]))
 
     def table_mqar(self):
-        return table(*from_scratch.rows_of_task("mqar", self.all_lines, self.all_results, self.data))
+        drawn = from_scratch.best_runs("mqar", self.all_lines, self.all_results)
+        picture = ["![accuracy of MQAR by step and by pairs](pictures/study_mqar.svg)", ""] if drawn else []
+        return picture + table(*from_scratch.rows_of_task("mqar", self.all_lines, self.all_results, self.data))
 
     def table_overwritten(self):
         return table(*from_scratch.rows_of_task("over", self.all_lines, self.all_results, self.data))
@@ -314,6 +316,8 @@ def draw(report, folder):
     sys.path.insert(0, str(ROOT / "scripts/eval"))
     import plots
     paper_code.draw(paper_code.load(), plots, folder)
+    if from_scratch.best_runs("mqar", report.all_lines, report.all_results):
+        from_scratch.draw_mqar(report.all_lines, report.all_results, plots, f"{folder}/study_mqar.svg")
     groups = report.drawn()
     if not groups:
         return

@@ -105,13 +105,18 @@ assert "results of nothing_1, which is no run of runs.txt" in run().stderr
 lines, options = plan.read_lines("dev/study/runs.txt"), plan.read_sets("dev/study/runs.txt", "data")["mqar"]
 task = {"name": "lr_mqar-fox-pro_2e-3", "seed": 1, "lr": 2e-3, "corpus": " ".join(options), "device": "one",
         "validations": [{"step": 100 * i, "hours": i, "loss": 1, "accuracy": 0.2 * i} for i in range(1, 5)],
-        "tests": {"mqar_T512_n4": {"accuracy": 0.875}}, "tasks": {}}
+        "val_loss": 2, "tests": {"mqar_T512_n4": {"accuracy": 0.875}, "mqar_T512_n64": {"accuracy": 0.5}}, "tasks": {}}
 write(task)
+write({**task, "name": "lr_mqar-fox-pro_5e-3", "lr": 5e-3, "val_loss": 3})
 done = run()
 assert done.returncode == 0, done.stderr
-_, _, row, left = rows(PAGE.read_text(), "mqar")
+link, _, _, _, row, _, left = rows(PAGE.read_text(), "mqar")
+assert "study_mqar.svg" in PAGE.read_text()
 assert row[:7] == ["lr_mqar-fox-pro_2e-3", "0.002", "1", "300", "never", "80.0", "87.5"], row
-assert row[7] == "no run yet" and left[:2] == ["42 runs", "no run yet"], (row, left)
+assert row[7] == "no run yet" and left[:2] == ["41 runs", "no run yet"], (row, left)
+if "no matplotlib" not in done.stdout:
+    picture = (FOLDER / "study_mqar.svg").read_text()
+    assert "fox-pro, lr 0.002" in picture and "0.005" not in picture  # the better one of the two
 assert all(row[0] != task["name"] for row in rows(PAGE.read_text(), "runs"))
 write({**task, "corpus": "mqar --seed 7"})
 assert "trained on corpus mqar --seed 7" in run().stderr

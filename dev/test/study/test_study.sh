@@ -121,6 +121,26 @@ assert main["eval"]["seq_len"] == 64 and abs(main["unpruned"]["loss_mean"] - mai
 assert all(len((out / f"{name}.json").read_bytes()) <= 30_000 for name in (*rates, "fox-pro_11"))
 END
 
+# at the study's size, 256 documents and everything measured, a result stays below 30 KB
+check "size" $python - $scratch <<'END'
+import json, sys
+sys.path[:0] = ["dev/study", "scripts"]
+import collect, plan
+r = json.load(open(f"{sys.argv[1]}/out/fox-pro_11.json"))
+heads = lambda life: [[life] * 8] * 8
+points = lambda n, *names: plan.packed([dict(zip(names, (16384, 63, 32, 56.125, 12.345, -12.345, 1.234)))] * n)
+r |= {"curve": [[4096, 2.3456, 0.123456, 0.512]] * 64, "pruned_by_layer": [0.512] * 8,
+      "validations": [{"step": 4096, "hours": 0.123456, "loss": 2.34567, "by_octave": [2.3456] * 15}] * 8,
+      "half_lives": {str(512 * k): heads(12.3) for k in range(8)}, "pruned_shares": {str(k): [0.512] * 8 for k in range(8)},
+      "maps": {name: heads(0.123) for name in ("pruned_share", "effective_window", "pruned_share_acp")},
+      "tasks": {name: points(n, "length", "x", "samples", "one", "one_error", "two", "two_error") for name, n in
+                [("copy", 5), ("conflict", 10), ("corrupted", 7), *((f"needle_{k:03}", 12) for k in range(5))]}}
+r["eval"] |= {"loss": collect.binned([2.3456] * 65536), "pruned": [0.512] * 8}
+r["eval"]["documents"] |= {"loss": [[2.345] * 5] * 256, "last_loss": [[2.345] * 4] * 256}
+size = len(collect.text_of(r))
+assert 28_000 < size < 30_000, size
+END
+
 # needles: the answer stands so many tokens before the question, others behind other keys; every other document has none
 check "needles" $python - $scratch <<'END'
 import argparse, random, sys
