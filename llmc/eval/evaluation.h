@@ -149,8 +149,8 @@ static inline void evaluation_print(const Positions* p, double seconds, double r
     struct rusage usage;
     printf("\n  %12s %10s %12s\n", "first tokens", "mean loss", "perplexity");
     for (int64_t l = evaluation_first_length(T), last = 0; l != last; l = evaluation_next_length(l, T)) {
-        double mean = positions_mean(p, l);
-        printf("  %12lld %10.4f %12.4f\n", (long long)l, mean, exp(mean));
+        const double mean = positions_mean(p, l);
+        if (!isnan(mean)) printf("  %12lld %10.4f %12.4f\n", (long long)l, mean, exp(mean));
         last = l;
     }
     if (evaluation_masked(p))
@@ -211,7 +211,8 @@ static inline void evaluation_contexts(Evaluation* e, const Trainer* trainer, Mo
         Positions p = positions_new(options.seq_len);
         p.documents = d;
         d->pass = k;
-        progress_start(&progress, "shorter contexts", (double)(d->count * options.seq_len), "K tokens", 1000);
+        progress_start(&progress, "shorter contexts", (double)(e->sequences * options.seq_len), "K tokens",
+                       1000);
         positions_measure(&p, trainer, model, run, &e->data, e->sequences,
                           run->world->rank == 0 ? &progress : NULL);
         progress_end(&progress);

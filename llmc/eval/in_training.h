@@ -218,6 +218,7 @@ static inline void log_evaluation(Logger* l, int64_t step, const LogValidation* 
     printf("evaluation");
     if (has_loss)
         printf(" loss %s  perplexity %s", log_number(text[0], loss), log_number(text[1], exp(loss)));
+    if (has_loss && v->masked) printf("  accuracy %.2f%%", 100 * v->accuracy);
     if (r) log_requests_print(r);
     printf("\n");
     fflush(stdout);

@@ -348,7 +348,7 @@ static inline void logger_validation(Logger* l, int64_t step, const LogValidatio
     logger_print_step(l, step);
     printf("validation loss %s  perplexity %s", log_number(text[0], loss), log_number(text[1], exp(loss)));
     if (v->byte_tokens) printf("  bits per byte %s", log_number(text[2], loss / LOG_LN2));
-    if (v->masked) printf("  accuracy %.2f%%", 100 * v->accuracy);
+    if (v->masked && isfinite(v->accuracy)) printf("  accuracy %.2f%%", 100 * v->accuracy);
     printf("\n");
     fflush(stdout);
 }

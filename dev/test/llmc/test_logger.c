@@ -298,9 +298,17 @@ static void test_validation(void) {
           captured);
     memset(&v, 0, sizeof v);
     CAPTURE(1, logger_validation(&l, 22, &v));
+    v.masked = true, v.accuracy = NAN; // no target counts
+    CAPTURE(1, logger_validation(&l, 23, &v));
+    CHECK(strcmp(captured, "step   23/1000  validation loss       nan  perplexity       nan\n") == 0, "%s",
+          captured);
+    log_validation_add(&v, 0, 2, 1);
+    v.accuracy = 0.25;
+    CAPTURE(1, logger_validation(&l, 24, &v));
+    CHECK(strstr(captured, "perplexity    7.3891  accuracy 25.00%\n"), "%s", captured);
     logger_close(&l);
 
-    CHECK(read_log() == 3, "lines");
+    CHECK(read_log() == 5, "lines");
     CHECK(text_is(0, "event", "validation") && number(0, "step") == 20 && number(0, "val_tokens") == 12,
           "line 0");
     CHECK(number(0, "val_loss") == 5.5 && fabs(number(0, "perplexity") - exp(5.5)) < 1e-9, "line 0");
@@ -319,6 +327,7 @@ static void test_validation(void) {
     }
     CHECK(json_is_null(&lines[1], member(1, "val_loss")), "NaN is null");
     CHECK(json_is_null(&lines[2], member(2, "val_loss")), "the loss of no tokens is not null");
+    CHECK(json_is_null(&lines[3], member(3, "accuracy")) && number(4, "accuracy") == 0.25, "accuracy");
 }
 
 static void test_buckets(void) {

@@ -47,6 +47,8 @@ def make(folder):
         header = [20240520, 3 if counts else 2, len(body), T, VOCAB] + 251 * [0]
         with open(f"{folder}/{name}.bin", "wb") as f:
             f.write(struct.pack(f"<256i{len(body)}I", *header, *body))
+    with open(f"{folder}/tail.bin", "wb") as f:  # a document of 1024 tokens, of which the last one counts
+        f.write(struct.pack("<256i1024I", 20240520, 3, 1024, 1024, VOCAB, *(251 * [0]), *(1023 * [97]), 97 | COUNTS))
 
 
 def close(got, want, tolerance, what):

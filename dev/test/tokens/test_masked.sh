@@ -69,8 +69,8 @@ all_count() {
 evaluation() {
     local n launch="mpirun -q --bind-to none"
     for name in all ragged; do
-        check "train on $name" run $double $name 8 eval.$name --micro-batch 4 --val-data "$files/$name.bin"
-        if [ $name = ragged ]; then said "accuracy"; fi
+        check "train on $name" run $double $name 8 eval.$name --micro-batch 4 --val-data "$files/$name.bin" --eval-every 8
+        if [ $name = ragged ]; then equals 2 "$(grep -c '\(validation\|evaluation\) loss .* accuracy [0-9]' "$scratch/stdout")"; fi
         step=$scratch/eval.$name/step_00000008
         check "--dump of all documents" $double --init "$step" --data "$files/$name.bin" --seq-len 16 \
             --batch-tokens 384 --micro-batch 24 --dump "$scratch/dump"
@@ -82,6 +82,11 @@ evaluation() {
         check "validation" masked log "$scratch/eval.$name" "$scratch/eval.json"
     done
     said "60 51 60 51 60 51 60 51"
+    check "no target counts of the first 512 tokens" $double --init "$step" --val-data "$files/tail.bin" --seq-len 1024 \
+        --eval "$scratch/tail.json"
+    said "1 targets count"
+    equals 0 "$(grep -ci nan "$scratch/stdout")"
+    said '"512": null,' tail.json
 }
 
 # A step of which no target counts has no loss: AdamW goes on with a gradient of 0. Neither has a validation.
@@ -93,6 +98,7 @@ nothing() {
     equals '"targets":0,"loss":null,"grad_norm":0,' "$(grep -o '"targets":0,.*"grad_norm":0,' "$scratch/late/log.jsonl" | head -n 1)"
     check "a validation" run ./train_fox ragged 2 validated --micro-batch 3 --val-data "$files/none.bin"
     said "none of the targets counts" stderr
+    equals 0 "$(grep -c accuracy "$scratch/stdout")"
     said '"val_loss":null' validated/log.jsonl
     dies "none of the 384 targets counts" ./train_fox --init "$scratch/late/step_00000004" --val-data "$files/none.bin" \
         --eval "$scratch/none.json"
