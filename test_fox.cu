@@ -330,8 +330,8 @@ static StepStats read_stats(const Model* model) {
 #define TRAINING_LIMIT 5e-3 // of a step's loss, relative; 1.2e-3 was measured
 
 // A step of two passes over the text of the CPU trainer, the learning rate rising to lr as in a warm-up. In
-// `steps` steps the loss falls to `fraction`, or less, of the first one's. masked: of the first pass every eighth target
-// counts, of the second one all.
+// `steps` steps the loss falls to `fraction`, or less, of the first one's. masked: of the first pass every
+// eighth target counts, of the second one all.
 static void check_training(const char* preset, int steps, double fraction, bool masked) {
     enum { MICRO_STEPS = 2, T = 256 };
     const double most_lr = 3e-4;

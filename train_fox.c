@@ -664,8 +664,8 @@ static void mlp_backward(const Layer* layer, real* din, const real* dout, const 
 static const Mixer mlp = {.activations = mlp_activations, .forward = mlp_forward, .backward = mlp_backward};
 
 // ----------------------------------------------------------------------------
-// classifier: loss_t = -log softmax(logits_t)[target_t], 0 of TARGET_NONE; when training, logits become their own
-// gradient times dloss. Else the loss is negative, or -0, if the target is the likeliest token, the first of several
+// classifier: loss_t = -log softmax(logits_t)[target_t], 0 of TARGET_NONE. Training: logits become their own
+// gradient times dloss. Else: loss_t has a minus sign if the target is the likeliest token, the first of ties
 
 static void classifier(real* losses, real* logits, const int32_t* targets, int64_t rows, int64_t V,
                        real dloss, bool train) {

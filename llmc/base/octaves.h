@@ -1,6 +1,7 @@
 /*
-Octaves of positions in a context, by which losses are averaged: octave 0 is position 0, octave k has positions
-2^(k-1) .. 2^k - 1. T positions have octaves_of(T) of them, of which the last may be cut short: 17 at 65,536.
+Octaves of positions in a context, by which losses are averaged: octave 0 is position 0, octave k has
+positions 2^(k-1) .. 2^k - 1. T positions have octaves_of(T) of them, of which the last may be cut short: 17
+at 65,536.
 
 Used by validation's log and by --eval.
 */

@@ -2,7 +2,7 @@
 Saves checkpoints behind training's back, one at a time, on all ranks together.
 
     saver_start     collective. Rank 0 creates the temporary folder. A thread of each rank then writes the
-                    rank's numbers, or sends them to rank 0's thread where the rank does not see rank 0's disk.
+                    rank's numbers, or sends them to rank 0's thread where the rank does not see its disk.
     saver_state     how far this rank's thread is; never waits
     saver_finish    collective. Waits for the threads. If all have succeeded rank 0 gives the checkpoint its
                     final name.

@@ -6,8 +6,8 @@ document's loss varies far more from document to document than between models.
     contexts    the last DOCUMENTS_LAST targets of each, when only C tokens of the document, and end of text
                 before them, precede the first of these: 1024, 4096, 16384, ... while C < T - DOCUMENTS_LAST,
                 each in a pass over the last C + DOCUMENTS_LAST tokens of every document; and C = T -
-                DOCUMENTS_LAST, all that there is, from the pass over T. The same targets behind every context:
-                what a longer context is worth, where L(i) mixes it with what stands at position i
+                DOCUMENTS_LAST, all that there is, from the pass over T. The same targets behind every
+                context: what a longer context is worth, where L(i) mixes it with what stands at position i
 
 Sums are doubles. Filled by positions.h, written by evaluation.h.
 */

@@ -6,17 +6,20 @@ token i; of streams it is a window of T tokens. T, --seq-len, may be longer than
 share the sequences; rank 0 writes the file, under a temporary name, and renames it:
 
     seq_len, sequences, tokens       T, sequences used, and their product
-    targets, accuracy                those that count: all tokens, without a mask; the share of them that are the
-                                     likeliest token
+    targets, accuracy                those that count: all tokens, without a mask; the share of them that are
+                                     the likeliest token
     loss                             [L(1) .. L(T)], in nats; null where no target counts
-    loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone, or with a mask; the window of E
+    loss_error, loss_error_window    [E(1) .. E(T)], or null of one sequence alone, or with a mask; the window
+                                     of E
     loss_mean, standard_error        over all targets; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
-    documents                        losses of every document (documents.h), of the first 65,536; null of streams,
-                                     and with a mask:
-                                     {octaves: [0, 1, 2, 4, .. T], loss: [a document: [mean of targets octaves[k] + 1
-                                     .. octaves[k+1]]], contexts: [C], last_targets: 2048, last_loss: [a document:
-                                     [mean of its last targets behind C tokens]]}
+    documents                        losses of every document (documents.h), of the first 65,536; null of
+                                     streams, and with a mask:
+        octaves, loss                    [0, 1, 2, 4, .. T]; of each document, for each k, the mean loss of
+                                         targets octaves[k] + 1 .. octaves[k+1]
+        contexts                         [C]
+        last_targets, last_loss          2048; of each document, for each C, the mean loss of its last targets
+                                         behind C tokens
     pruned                           share of attention that was pruned, by layer; null: nothing is pruned
     seconds, tokens_per_second       of the pass over all T; the first batch, which warms up, counts for the
                                      seconds alone

@@ -1,7 +1,7 @@
 /*
 --eval-every: what a training measures of its own model every N steps, and at its end.
 
-    loss by position    on --val-data (positions.h), by octaves as a validation has it, and P(l) as --eval has it
+    loss by position    on --val-data (positions.h), by octaves as a validation has it, P(l) as --eval has it
     --eval-requests     the answers to FILE's requests (requests.h), added up by type
 
 One line of log.jsonl, an object; what has nothing to measure is left out:
@@ -109,8 +109,9 @@ static inline int64_t eval_requests_check(Requests* r, int64_t most) {
     return longest;
 }
 
-// Dies where there is nothing to evaluate, or never. Reads FILE and sets run->eval_tokens to at least the tokens of its longest sequence: those that it would
-// have as bytes, as the model's tokenizer is not known yet. NULL: this run, or rank, answers no requests.
+// Dies where there is nothing to evaluate, or never. Reads FILE and sets run->eval_tokens to at least the
+// tokens of its longest sequence: those that it would have as bytes, as the model's tokenizer is not known
+// yet. NULL: this run, or rank, answers no requests.
 static inline Requests* eval_requests_open(Run* run) {
     Error err;
     const Options* o = &run->options;

@@ -20,8 +20,9 @@ tiles of queries and keys, from a layer's tensors on the host.
 
 Pruning: with |q k| / sqrt(dh) <= U the keys up to e have at most exp(2 U) sum_{j <= e} exp(-c_j) / sum_{j <=
 i} exp(-c_j) of row i's weight, c being cum_logf. A block of keys is skipped by a block of queries if this is
-below eps for its first query, whose sum is the least. With pruning_rule=acp it is skipped if c_i - c_j < -(2 U +
-ln T) + ln eps for its last key j and that query i. U is the trainer's, or follows from the text's norms.
+below eps for its first query, whose sum is the least. With pruning_rule=acp it is skipped if
+c_i - c_j < -(2 U + ln T) + ln eps for its last key j and that query i. U is the trainer's, or follows from
+the text's norms.
 
 Called by train.h. Errors end the program.
 */

@@ -8,8 +8,8 @@ Loss by position in the context, of held-out sequences of T tokens:
            other, so errors of single positions would not give it
     accuracy = share of the targets that are the likeliest token
 
-Of data with a mask all means are over the targets that count, whose number differs from position to position; E is
-then not known.
+Of data with a mask all means are over the targets that count, whose number differs from position to position;
+E is then not known.
 
 Sums are doubles, over micro-batches and then over ranks, so results do not depend on the number of ranks but
 for the rounding of doubles. Used by validation during training (train.h) and by --eval (evaluation.h).
@@ -63,8 +63,8 @@ static inline void positions_add_windows(Positions* p, const Trainer* trainer, c
     }
 }
 
-// Takes the mark off a loss of finish_losses, its sign (llmc/layers/classifier.cuh): returns whether the target
-// counts, and in *matched whether it is the likeliest token.
+// Takes the mark off a loss of finish_losses, its sign (llmc/layers/classifier.cuh): returns whether the
+// target counts, and in *matched whether it is the likeliest token.
 static inline bool positions_unmark(const Trainer* trainer, void* losses, int64_t i, bool* matched) {
     const double loss = host_number(trainer, losses, i);
     *matched = signbit(loss) && !isnan(loss);
@@ -75,8 +75,8 @@ static inline bool positions_unmark(const Trainer* trainer, void* losses, int64_
     return *matched || loss != 0;
 }
 
-// Adds losses [sequences, T] of finish_losses, from which it takes the marks: 0 is left where a target does not
-// count. Returns the index of the first one that is not finite; -1: all are finite.
+// Adds losses [sequences, T] of finish_losses, from which it takes the marks: 0 is left where a target does
+// not count. Returns the index of the first one that is not finite; -1: all are finite.
 static inline int64_t positions_add(Positions* p, const Trainer* trainer, void* losses, int64_t sequences) {
     int64_t not_finite = -1;
     for (int64_t b = 0; b < sequences; b++) {

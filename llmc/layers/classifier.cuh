@@ -2,8 +2,8 @@
 The loss: cross entropy of softmax(logits), forward and backward in one kernel, in place.
 
 logits are bf16 [rows, V] with row stride LogitShape.row_stride; training overwrites them with their gradient.
-targets [rows] are token ids, or TARGET_NONE, which has no loss and no gradient. losses [rows] are float. Without
-`train` the sign of a loss says whether the target is the likeliest token, the first one of several:
+targets [rows] are token ids, or TARGET_NONE, which has no loss and no gradient. losses [rows] are float.
+Without `train` the sign of a loss says whether the target is the likeliest token, the first one of several:
 
     loss < 0, or -0    it is          loss > 0    it is not; at least ln 2          +0    TARGET_NONE
 
@@ -55,8 +55,8 @@ __device__ static inline void mask_padding(Pack8& x, int column, int V) {
         if (column + j >= V) x[j] = __float2bfloat16(-INFINITY);
 }
 
-// CACHED: the second read of the logits is from shared memory. The branches for TARGET_NONE are behind the first
-// read, which therefore need not wait for the target.
+// CACHED: the second read of the logits is from shared memory. The branches for TARGET_NONE are behind the
+// first read, which therefore need not wait for the target.
 template <bool TRAIN, bool CACHED>
 __global__ static void __launch_bounds__(1024)
     classifier_kernel(float* losses, bf16* logits, const int32_t* targets, int V, int row_stride,
@@ -107,9 +107,9 @@ typedef struct {
     int64_t row_stride; // elements from one row of logits to the next: V, padded to a multiple of 8
 } LogitShape;
 
-// losses[t] = -log softmax(logits_t)[targets[t]] of each row, with a sign as above. With `train`, logits become the
-// gradient of losses[t] times dloss, and their padding columns zeros. logits are aligned to 16 bytes. Any other
-// target outside 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
+// losses[t] = -log softmax(logits_t)[targets[t]] of each row, with a sign as above. With `train`, logits
+// become the gradient of losses[t] times dloss, and their padding columns zeros. logits are aligned to 16
+// bytes. Any other target outside 0..V-1 makes its loss NaN, which stops the update (global_norm.cuh).
 static inline void classifier(float* losses, bf16* logits, const int32_t* targets, const LogitShape* shape,
                               float dloss, bool train, cudaStream_t stream) {
     Range range("loss", RANGE_FORWARD, stream);

@@ -1,7 +1,7 @@
 /*
-From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the factor of the
-mean over the targets that count, that of clipping, and whether the step is valid: loss and norm are finite, and
-the norm is neither 0 nor so large that squares overflow.
+From the gradients to the update, on the device: the sum of the losses, the global gradient norm, the factor
+of the mean over the targets that count, that of clipping, and whether the step is valid: loss and norm are
+finite, and the norm is neither 0 nor so large that squares overflow.
 
 AdamW reads the result from device memory. So the host queues a whole step without waiting, and a step that is
 not valid leaves the weights unchanged even before the host has read it.

@@ -13,8 +13,8 @@ the range checks all walk it, so a key is described once.
 
 typedef enum { GATE_FULL, GATE_BIAS_ONLY, GATE_FIXED, GATE_NONE } GateType;
 
-// By which bound training and --eval skip blocks: llmc/attention/pruning.cuh's, or the one that ACP's paper has,
-// to compare shares with the literature.
+// By which bound training and --eval skip blocks: llmc/attention/pruning.cuh's, or the one that ACP's paper
+// has, to compare shares with the literature.
 typedef enum { PRUNING_OURS, PRUNING_ACP } PruningRule;
 
 // What mixes the tokens of a sequence in a block. Which one follows from the file's model_type.

@@ -23,8 +23,8 @@ elements (llmc/model/shard.h).
 #include "config.h"
 #include "../base/random.h"
 
-// What a tensor is. The kinds of a mixer begin at P_FIRST_OF(its MixerKind). A tensor's initial values are drawn
-// by its layer and its kind: new kinds and mixers are added at the end, or a seed's weights change.
+// What a tensor is. The kinds of a mixer begin at P_FIRST_OF(its MixerKind). A tensor's initial values are
+// drawn by its layer and its kind: new kinds and mixers are added at the end, or a seed's weights change.
 typedef int ParamKind;
 
 enum {
@@ -286,8 +286,8 @@ static inline int64_t params_column(const ParamTable* t, ParamKind kind) {
     return p ? p->column : -1;
 }
 
-// Initial value of element i of row r of the table, a function of (seed, layer, kind, i) alone: the CPU and the
-// GPU trainer draw the same weights, and so do models that have other tensors beside this one.
+// Initial value of element i of row r of the table, a function of (seed, layer, kind, i) alone: the CPU and
+// the GPU trainer draw the same weights, and so do models that have other tensors beside this one.
 static inline double params_initial_value(const ParamTable* t, const Config* c, int r, int64_t i,
                                           uint64_t seed) {
     const Param* p = &t->rows[r];

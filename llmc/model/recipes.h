@@ -1,9 +1,9 @@
 /*
-Published training recipes, one table: what --recipe names. A preset without --recipe has its own row: for 125m and up the
-analysis runs of the paper's repository, for nano and micro one that nothing has published.
+Published training recipes, one table: what --recipe names. A preset without --recipe has its own row: for
+125m and up the analysis runs of the paper's repository, for nano and micro one that nothing has published.
 
-What all recipes of a size share (lengths, batch, warm-up) stands in presets.h; what all recipes share (AdamW, weight
-decay, clipping, cosine) are the defaults of options.h. Called by presets.h.
+What all recipes of a size share (lengths, batch, warm-up) stands in presets.h; what all recipes share (AdamW,
+weight decay, clipping, cosine) are the defaults of options.h. Called by presets.h.
 */
 #pragma once
 

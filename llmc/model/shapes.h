@@ -31,8 +31,8 @@ typedef struct {
     double tokens, targets; // of its batches: tokens, and targets that count; both 0: all count
 } StepVotes;
 
-// What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce. Loss and gradient are
-// weighted by 1 / tokens of the step whatever counts, and scaled to the mean over the targets at its end.
+// What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce. Loss and gradient
+// are weighted by 1 / tokens of the step whatever counts, and scaled to the mean over the targets at its end.
 typedef struct {
     double loss;    // on the GPU the sum of the tokens' losses, on the CPU divided by the tokens of the step
     double squares; // the gradient's sum of squares

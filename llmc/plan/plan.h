@@ -241,8 +241,8 @@ static inline void plan_print_estimate(const Run* run) {
                "too\n");
 }
 
-// The plan of the CPU trainer: for --gpu, or the memory and the time of a training on this machine's CPU, and of a
-// model for GPUs what to run instead. cache: bytes of that of samples and requests.
+// The plan of the CPU trainer: for --gpu, or the memory and the time of a training on this machine's CPU, and
+// of a model for GPUs what to run instead. cache: bytes of that of samples and requests.
 static inline void plan_print_cpu(const Run* run, int64_t activations, int64_t cache, int element_bytes,
                                   int threads) {
     if (plan_for_gpu(&run->options)) {

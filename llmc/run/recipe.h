@@ -1,6 +1,6 @@
 /*
-The recipe of a run (llmc/model/recipes.h) and what of it is changed, as one line: in --dry-run, at the start of a run, in
-log.jsonl and in trainer.json,
+The recipe of a run (llmc/model/recipes.h) and what of it is changed, as one line: in --dry-run, at the start
+of a run, in log.jsonl and in trainer.json,
 
     iclr, changed: lr 0.001 (0.002), num_heads 12 (24)
 
@@ -12,8 +12,8 @@ with the recipe's own values in brackets. Called by run.h, report.h and train.h.
 #include "../tokens/dataloader.h"
 #include "command/options.h"
 
-// Does a resumed run that records `before` stay with its recipe? Nothing is recorded by an older version, whose presets
-// are those of the analysis runs.
+// Does a resumed run that records `before` stay with its recipe? Nothing is recorded by an older version,
+// whose presets are those of the analysis runs.
 static inline bool recipe_check_resumed(const Options* o, const Options* before, const char* run,
                                         Error* err) {
     Config c;
@@ -70,7 +70,8 @@ static inline double recipe_epochs(const Options* o, const DataLoader* data) {
     return epochs > 1 ? epochs : 1;
 }
 
-// What of the data differs: sequences of each document, of which published recipes read the first alone, and epochs.
+// What of the data differs: sequences of each document, of which published recipes read the first alone, and
+// epochs.
 static inline void recipe_put_data(FILE* list, int* count, const Options* o, const DataLoader* data) {
     char text[32];
     const int64_t columns = data->doc_len / o->seq_len; // 0: a stream
@@ -82,7 +83,8 @@ static inline void recipe_put_data(FILE* list, int* count, const Options* o, con
     recipe_put(list, count, "epochs", text, "1");
 }
 
-// The recipe of a run and what of it is changed, to be freed; NULL where it has none. data: the opened --data, or NULL.
+// The recipe of a run and what of it is changed, to be freed; NULL where it has none. data: the opened
+// --data, or NULL.
 static inline char* recipe_text(const Options* o, const Config* c, const DataLoader* data) {
     Error err;
     Config published;

@@ -208,8 +208,8 @@ static inline const char* resume_name(const Run* run) {
     return run->branched ? run->checkpoint : run->options.out;
 }
 
-// Dies where the data position, a number of sequences, would mean other sequences than in the recorded run, or
-// where the recipe is another.
+// Dies where the data position, a number of sequences, would mean other sequences than in the recorded run,
+// or where the recipe is another.
 static inline void resume_check_data_order(const Run* run) {
     const Options *o = &run->options, *before = &run->before;
     const struct {
@@ -459,8 +459,8 @@ static inline void run_check_validation(const CommandLine* line) {
 enum { RUN_GPU_TOKENS = 16384 };
 
 // Makes the run of a command line: resumed from the checkpoint in `folder` of index `candidate`, the newest
-// one being 0; if there is none from that of --resume-from, or from the start. suggested_tokens: size of a micro-batch that suits the
-// trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
+// one being 0; if there is none from that of --resume-from, or from the start. suggested_tokens: size of a
+// micro-batch that suits the trainer. Fails if the checkpoint is damaged. Free with run_free, also on error.
 static inline bool run_configure(Run* run, const CommandLine* line, World* world, const RunFolder* folder,
                                  int candidate, int64_t suggested_tokens, Error* err) {
     Recipe recipe;

@@ -1,7 +1,7 @@
 /*
-The learning rate as a function of the tokens seen, not of the steps, so that runs with different batch sizes follow
-the same curve: linear warm-up from 0 to --lr over --warmup-tokens, then by --lr-schedule, with F = --lr-end and p
-rising from 0 behind the warm-up to 1 at --max-tokens,
+The learning rate as a function of the tokens seen, not of the steps, so that runs with different batch sizes
+follow the same curve: linear warm-up from 0 to --lr over --warmup-tokens, then by --lr-schedule, with F =
+--lr-end and p rising from 0 behind the warm-up to 1 at --max-tokens,
 
     cosine      F + (1 - F) (1 + cos(pi p)) / 2     the paper's (arXiv 2503.02130) with F = 0, the default
     linear      1 - (1 - F) p
@@ -43,9 +43,9 @@ static inline double schedule_share(const Options* o, double x) {
 
 // Learning rate of a step that trains on tokens [tokens_before, tokens_before + step_tokens).
 //
-// The curve is evaluated in the middle of the step's tokens before max_tokens: at their start the first step would
-// have rate 0, and at their end the last step would. From max_tokens on the rate is 0. If the warm-up is at least as
-// long as the training, the rate only rises, to peak * max_tokens / warmup_tokens.
+// The curve is evaluated in the middle of the step's tokens before max_tokens: at their start the first step
+// would have rate 0, and at their end the last step would. From max_tokens on the rate is 0. If the warm-up
+// is at least as long as the training, the rate only rises, to peak * max_tokens / warmup_tokens.
 static inline double schedule_lr(const Options* o, int64_t tokens_before, int64_t step_tokens) {
     if (tokens_before >= o->max_tokens) return 0;
     const int64_t left = o->max_tokens - tokens_before;

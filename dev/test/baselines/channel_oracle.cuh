@@ -1,10 +1,11 @@
 /*
 The references of test_channel_scan, on the host.
 
-    expected    the recurrence of the CPU trainer (llmc/baselines/shared/scan.h) in double, and the functions around it
-    plain       a plain bf16 implementation: q and k rounded to bf16, chunks of 64 in sub-blocks of 16 relative to
-                their borders, every operand of a matrix multiplication and every result rounded to bf16, what is
-                subtracted in the gate's gradient rounded to float; everything else is exact
+    expected    the recurrence of the CPU trainer (llmc/baselines/shared/scan.h) in double, and the functions
+                around it
+    plain       a plain bf16 implementation: q and k rounded to bf16, chunks of 64 in sub-blocks of 16
+                relative to their borders, every operand of a matrix multiplication and every result rounded
+                to bf16, what is subtracted in the gate's gradient rounded to float; everything else is exact
 */
 #pragma once
 

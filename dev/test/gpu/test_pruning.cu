@@ -385,8 +385,8 @@ static void test_backward_bounds(Gates gates, QKNorm norm, const Shape& s) {
           "%s: does not count double", name);
 }
 
-// The rule of ACP's paper: exactly the pairs of blocks that it names, in both passes, all of which our own rule
-// skips too.
+// The rule of ACP's paper: exactly the pairs of blocks that it names, in both passes, all of which our own
+// rule skips too.
 static void test_acp(Gates gates, QKNorm norm, const Shape& s) {
     char name[128];
     const int64_t T = s.T, blocks = s.blocks();

@@ -1,6 +1,6 @@
 /*
-Initial values: a function of the seed, the layer and the kind of a tensor (llmc/model/params.h), so that models
-which differ by switches start alike where they are alike.
+Initial values: a function of the seed, the layer and the kind of a tensor (llmc/model/params.h), so that
+models which differ by switches start alike where they are alike.
 */
 #include "../../../llmc/baselines/mixers.h"
 #include "../../../llmc/model/presets.h"

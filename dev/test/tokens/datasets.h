@@ -52,7 +52,8 @@ static inline void strip_checks(const char* name) {
     if (!ok || close(fd) != 0) die("%s: cannot write", name);
 }
 
-// Writes a file without the shard writer: five header fields, and `count` tokens of 2 or (version 2, 3) 4 bytes.
+// Writes a file without the shard writer: five header fields, and `count` tokens of 2 or (version 2, 3) 4
+// bytes.
 static inline void write_file(const char* name, int magic, int version, int tokens, int doc_len,
                               int vocab_size, int count) {
     int32_t header[256] = {magic, version, tokens, doc_len, vocab_size};

@@ -1,6 +1,6 @@
 /*
-Tests of the data loader on shards with a mask of the targets that count: inputs are the ids, and a target that does
-not count is TARGET_NONE. Such shards are no dataset together with others.
+Tests of the data loader on shards with a mask of the targets that count: inputs are the ids, and a target
+that does not count is TARGET_NONE. Such shards are no dataset together with others.
 */
 #include "datasets.h"
 #include "../../../llmc/tokens/dataloader.h"

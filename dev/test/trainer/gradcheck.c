@@ -1,7 +1,8 @@
 /*
 Compares the backward pass with finite differences, in double: every tensor of every variant.
 
-Every third target does not count. The numeric gradient of the mean loss L with respect to a weight w is the fourth-order central difference
+Every third target does not count. The numeric gradient of the mean loss L with respect to a weight w is the
+fourth-order central difference
   (8 (L(w+h) - L(w-h)) - (L(w+2h) - L(w-2h))) / 12h.
 Its truncation error is of order h^4, its rounding error of order 1e-16 / h.
 

@@ -20,7 +20,7 @@ in use; the gradient of the padding is 0.
 // clang-format off
 // type, name, kept, elements of a layer
 #define DELTANET_ACTS(X) \
-    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] q, k, v before convolution, beta's logits */ \
+    X(bf16, proj, KEPT_QKV, BT * S)                 /* [L,B,T,S] q, k, v before the conv, beta's logits */ \
     X(bf16, qkv, KEPT_NONE, BT * 3 * d)             /* [L,B,T,3d] q, k, v as the recurrence reads them */ \
     X(float, beta, KEPT_QKV, BT * NH)               /* [L,B,T,NH] */ \
     X(char, saved, KEPT_NONE, saved_bytes)          /* [L] of a scan */ \

@@ -2,14 +2,15 @@
 What makes a checkpoint folder one that Hugging Face transformers opens, beside config.json and
 model.safetensors:
 
-    modeling_fox.py           the model in PyTorch, which config.json's auto_map names: llmc/checkpoint/hf/modeling_fox.py
+    modeling_fox.py           the model in PyTorch (llmc/checkpoint/hf/), which config.json's auto_map names
     modeling_recurrent.py     with DeltaNet, HGRN2 and Mamba-2, which then auto_map names
     generation_config.json    end of text
     README.md                 the model card: facts of the run, for the hub and for people
     tokenizer.json            where the tokenizer is known (tokenizer.h)
     tokenizer_config.json
 
-    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True), AutoTokenizer.from_pretrained(FOLDER)
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+    AutoTokenizer.from_pretrained(FOLDER)
 
 Of these files the trainer reads only the tokenizer again, so people may edit them: they have no checksums.
 Called on rank 0, by write.h.

@@ -1,10 +1,10 @@
 /*
 --requests: answers JSON lines with a model, one object a line in, one out, in any order, as each is done.
 
-    {"id": any, "type": "score", "context": .., "continuation": ..}  -> {"id", "logprob", "greedy", "tokens"}
-    {"id": any, "type": "rolling", "text": ..}                       -> {"id", "logprob", "tokens"}
-    {"id": any, "type": "generate", "prompt": ..}                    -> {"id", "text", "tokens": [..], "finish"}
-        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed", and "expected": ..,
+    {"id": .., "type": "score", "context": .., "continuation": ..} -> {"id", "logprob", "greedy", "tokens"}
+    {"id": .., "type": "rolling", "text": ..}                      -> {"id", "logprob", "tokens"}
+    {"id": .., "type": "generate", "prompt": ..}                   -> {"id", "text", "tokens": [..], "finish"}
+        also "max_tokens", "until": [..], "temperature", "top_k", "top_p", "min_p", "seed", and "expected",
         which makes the answer have "match", whether its text contains what is expected
 
 Texts may be lists of token ids. End of text stands before every context, text and prompt. A score is the sum

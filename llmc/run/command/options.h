@@ -72,7 +72,8 @@ ROW(COUNT, max_steps, "max-steps", "N", OPTION_UNSET, 0, 1LL << 40, \
     "stop after step N with a checkpoint to resume from; the schedule remains that of --max-tokens") \
 ROW(REAL, lr, "lr", "X", OPTION_UNSET, 0, 1e3, "peak learning rate [the recipe's]") \
 ROW(COUNT, warmup_tokens, "warmup-tokens", "N", OPTION_UNSET, 0, 1LL << 53, \
-    "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share of it]") \
+    "tokens of linear warm-up [the preset's; where --max-tokens is below the preset's, the same share " \
+    "of it]") \
 ROW(CHOICE, lr_schedule, "lr-schedule", &SCHEDULE_CHOICES(CHOICE_LIST)[1], SCHEDULE_COSINE, 0, 0, \
     "learning rate behind the warm-up; wsd: constant, then linear to --lr-end over --cooldown-tokens") \
 ROW(REAL, lr_end, "lr-end", "F", OPTION_UNSET, 0, 1, \
@@ -92,7 +93,8 @@ ROW(FLAG, resume, "resume", "", 0, 0, 0, \
     "continue from the newest checkpoint in --out, with its recorded options; without a checkpoint start " \
     "anew") \
 ROW(TEXT, resume_from, "resume-from", "DIR", 0, 0, 0, \
-    "begin the run of a new --out where RUN/step_N, a checkpoint of another run, ends, with its recorded options") \
+    "begin the run of a new --out where RUN/step_N, a checkpoint of another run, ends, with its " \
+    "recorded options") \
 ROW(COUNT, save_every, "save-every", "STEPS", 1000, 0, 1LL << 40, \
     "steps between checkpoints; 0: only one at the end") \
 ROW(COUNT, keep, "keep", "N", 3, 0, 1 << 30, "number of newest checkpoints to keep; 0: all") \
@@ -106,13 +108,14 @@ ROW(COUNT, eval_every, "eval-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between evaluations, of which one is at the end: the loss by position on --val-data, and " \
     "--eval-requests; 0: none") \
 ROW(TEXT, eval_requests, "eval-requests", "FILE", 0, 0, 0, \
-    "JSON lines as --requests takes them, of up to --seq-len tokens, which an evaluation answers and adds up") \
+    "JSON lines as --requests takes them, of up to --seq-len tokens, which an evaluation answers and " \
+    "adds up") \
 ROW(COUNT, sample_every, "sample-every", "STEPS", 0, 0, 1LL << 40, \
     "steps between samples on the terminal; 0: none") \
 GROUP("Generation") \
 ROW(COUNT, generate, "generate", "N", OPTION_UNSET, 1, 1 << 24, \
-    "print up to N tokens, until end of text, from the model of --init, and exit, as --init and --prompt alone " \
-    "do; with --data the length of samples [128]") \
+    "print up to N tokens, until end of text, from the model of --init, and exit, as --init and " \
+    "--prompt alone do; with --data the length of samples [128]") \
 ROW(TEXT, prompt, "prompt", "TEXT", 0, 0, 0, \
     "text to continue [empty: the start of a document]; -: standard input, with --generate a line each") \
 ROW(COUNT, samples, "samples", "N", 1, 1, 512, "samples of the prompt, generated at once") \
@@ -123,15 +126,16 @@ ROW(REAL, top_p, "top-p", "X", 1.0, 0, 1, "sample from the most likely tokens wi
 ROW(REAL, min_p, "min-p", "X", 0.0, 0, 1, \
     "sample from tokens at least X times as likely as the most likely one") \
 ROW(FLAG, forget_by_seen, "forget-by-seen", "", 0, 0, 0, \
-    "without QK norm too, drop what the gates forget from the cache, as if no score became larger than those " \
-    "seen") \
+    "without QK norm too, drop what the gates forget from the cache, as if no score became larger than " \
+    "those seen") \
 GROUP("Evaluation") \
 ROW(TEXT, eval, "eval", "FILE", 0, 0, 0, \
-    "write the loss by position of the model of --init on --val-data to a JSON file, and exit; --seq-len may " \
-    "be longer than the one trained on [65536 where documents are that long, else the one trained on]") \
+    "write the loss by position of the model of --init on --val-data to a JSON file, and exit; " \
+    "--seq-len may be longer than the one trained on [65536 where documents are that long, else the " \
+    "one trained on]") \
 ROW(TEXT, requests, "requests", "FILE", 0, 0, 0, \
-    "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or generate; " \
-    "and exit") \
+    "answer the JSON lines of FILE, -: standard input, with the model of --init: score, rolling or " \
+    "generate; and exit") \
 ROW(TEXT, maps, "maps", "FILE", 0, 0, 0, \
     "write what each head of the model of --init forgets and attends to, on --prompt or --val-data, for " \
     "scripts/eval/maps.py, and exit") \
@@ -160,7 +164,8 @@ ROW(COUNT, bench, "bench", "N", OPTION_UNSET, 1, 1 << 30, \
     "milliseconds by phase and memory, and exit") \
 ROW(TEXT, dump, "dump", "FILE", 0, 0, 0, \
     "write loss, logits and gradients of the first micro-batch as safetensors, and exit") \
-ROW(FLAG, version, "version", "", 0, 0, 0, "print the program's version and what it was built with, and exit") \
+ROW(FLAG, version, "version", "", 0, 0, 0, \
+    "print the program's version and what it was built with, and exit") \
 ROW(FLAG, help, "help", "", 0, 0, 0, "print this text, and exit; also -h")
 
 #define OPTION_NO_FIELD(title)
