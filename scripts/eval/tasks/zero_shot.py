@@ -42,7 +42,8 @@ class HeldOut:
     """Tokens of shards, in pieces from random places."""
 
     def __init__(self, pattern):
-        self.shards = [self.read(path) for path in sorted(glob.glob(pattern))]
+        paths = sorted(path for part in pattern.split(",") for path in glob.glob(part))  # as the trainer's --val-data
+        self.shards = [self.read(path) for path in paths]
         if not self.shards:
             raise Error(f"--data {pattern}: no file matches")
         self.pattern, self.places = pattern, {}
