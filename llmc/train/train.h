@@ -402,8 +402,8 @@ static inline void training_log_start(Training* t) {
         logger_warning(&t->logger, run->state.step, shared);
 }
 
-// Trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy of the rank's
-// shard, if the run has a folder. Returns the exit code.
+// Collective: trains from run->state to run->last_step, or until a signal. snapshot: host memory for a copy
+// of the rank's shard, if the run has a folder. Returns the exit code.
 static inline int train(const Trainer* trainer, Model* model, Run* run, const CheckpointTensors* snapshot,
                         Requests* requests) {
     const Options* o = &run->options;
@@ -437,7 +437,9 @@ static inline int train(const Trainer* trainer, Model* model, Run* run, const Ch
     if (o->val_data) dataloader_close(&t->val_data);
     hf_tokenizer_free(&t->tokenizer);
     tokenizer_free(&t->sampler);
-    const bool ended = state->step >= run->last_step && !t->cut;
+    double cut = t->cut; // of the last requests, on rank 0 alone
+    world_sum(run->world, &cut, 1);
+    const bool ended = state->step >= run->last_step && cut == 0;
     free(t);
     return ended ? EXIT_SUCCESS : RUN_EXIT_INTERRUPTED;
 }

@@ -146,6 +146,10 @@ evaluated() {
     check "SIGUSR1 to mpirun in an evaluation" ranks strike USR1 mpirun 8 0 60 $launch -np 2 $trainer $model $data \
         --micro-batch 2 --max-tokens $((short * 192)) --out "$out/struck" --eval-every 8 --eval-requests "$scratch/many"
     equals "75 0" "$(cat "$scratch/stdout") $(grep -c '"event":"evaluation"' "$out/struck/log.jsonl")"
+    check "SIGUSR1 in the last one" ranks strike USR1 mpirun 8 0 60 $launch -np 2 sh -c 'trap "" USR1; "$@"; echo $? >>"$0"' \
+        "$scratch/codes" $trainer $model $data --micro-batch 2 --max-tokens 1536 --out "$out/last" --eval-every 8 \
+        --eval-requests "$scratch/many"
+    equals "75 75" "$(xargs <"$scratch/codes")"
     check "go on" resume 2 "$out/struck" --eval-every 0
     same_bytes $short "$out/struck" "$scratch/numbers/2"
     check "the loss of the evaluation" ranks evaluations "$out/2/log.jsonl" "$out/3/log.jsonl" 1e-4
