@@ -1,5 +1,5 @@
 /*
-The run skeleton of both trainers: main, the training loop, validation, samples, checkpoints, --dump.
+The run skeleton of both trainers: main, the training loop, validation, evaluation, samples, checkpoints.
 
 A step of the loop, for a trainer with one step in flight:
 
