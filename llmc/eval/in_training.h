@@ -7,7 +7,7 @@
 One line of log.jsonl, an object; what has nothing to measure is left out:
 
     {"event": "evaluation", "step", "ms",
-     "val_tokens", "val_loss", "perplexity", "bits_per_byte", "by_position",     as of a validation
+     "val_tokens", "val_loss", "perplexity", "accuracy", "bits_per_byte", "by_position",  as of a validation
      "perplexity_by_length": {"512": P(512), "1024": P(1024), .., "T": P(T)},
      "requests": {"score":    {"requests", "tokens", "logprob", "logprob_per_token", "greedy"},
                   "rolling":  {"requests", "tokens", "logprob", "logprob_per_token"},
