@@ -2,6 +2,7 @@
 What dev/study/runs.txt says, what has run, and what is next. Shared by run.py, collect.py and report.py.
 """
 import collections
+import math
 import sys
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def tests_of(task, sets):
 
 
 def read_results(*folders):
-    """{name of a run: its JSON object}, of the files NAME.json in the folders."""
+    """{name of a run: its JSON object}, of the files NAME.json in the folders. One that diverged has {"name", "options",
+    "diverged": what the trainer said} alone, and counts as the worst of its group."""
     return {path.stem: read_json(path) for folder in folders for path in sorted(Path(folder).glob("*.json"))}
 
 
@@ -84,9 +86,9 @@ def option(line, name):
 
 def losses(group, lines, results):
     """[(learning rate, validation loss or None where it has not run, line)] of lr_GROUP_*, by learning rate."""
+    loss = lambda r: r and (math.inf if "diverged" in r else r["val_loss"])
     mine = [line for line in lines if line.name.startswith(f"lr_{group}_")]
-    rows = [(float(option(line, "--lr")), results[line.name]["val_loss"] if line.name in results else None, line)
-            for line in mine]
+    rows = [(float(option(line, "--lr")), loss(results.get(line.name)), line) for line in mine]
     return sorted(rows, key=lambda row: row[0])
 
 
@@ -103,7 +105,7 @@ def wanted(group, lines, results):
 
 def best_lr(group, lines, results):
     """The text of the best learning rate; None: not known yet."""
-    rows = [(loss, line) for _, loss, line in losses(group, lines, results) if loss is not None]
+    rows = [(loss, line) for _, loss, line in losses(group, lines, results) if loss is not None and loss < math.inf]
     if not rows or wanted(group, lines, results):
         return None
     return option(min(rows, key=lambda row: row[0])[1], "--lr")

@@ -108,11 +108,13 @@ class Report:
     def __init__(self, lines, results, corpus, sets):
         """sets: of the tasks, (data, test)."""
         self.data, self.tests = sets
+        self.rates = results  # with those that diverged
+        results = {name: r for name, r in results.items() if "diverged" not in r}
         self.all_lines, self.all_results = lines, results
         self.packages = [d["package"] for d in corpus["held"]["documents"]]
         self.bytes = sum(d["bytes"] for d in corpus["held"]["documents"])
         self.tokens = corpus["document_tokens"] * len(self.packages)
-        unknown = sorted(set(results) - {line.name for line in lines})
+        unknown = sorted(set(self.rates) - {line.name for line in lines})
         if unknown:
             raise Error(f"results of {unknown[0]}, which is no run of runs.txt")
         for line in lines:
@@ -152,10 +154,11 @@ class Report:
     def table_rates(self):
         rows = [("blocks", "learning rate: last validation loss, seed 1", "chosen")]
         for group in dict.fromkeys(line.name[3:].rpartition("_")[0] for line in self.lines if line.name[:3] == "lr_"):
-            found = plan.losses(group, self.lines, self.results)
-            cells = [f"{plan.option(line, '--lr')}: {NONE if loss is None else f'{loss:.4f}'}"
+            found = plan.losses(group, self.lines, self.rates)
+            text = lambda loss: NONE if loss is None else "diverged" if loss == math.inf else f"{loss:.4f}"
+            cells = [f"{plan.option(line, '--lr')}: {text(loss)}"
                      for _, loss, line in found if loss is not None or line.measures != "edge"]
-            rows.append((group, ", ".join(cells), plan.best_lr(group, self.lines, self.results) or NONE))
+            rows.append((group, ", ".join(cells), plan.best_lr(group, self.lines, self.rates) or NONE))
         return table(*rows)
 
     def table_primary(self):
@@ -187,8 +190,8 @@ class Report:
 
     def table_runs(self):
         rows = [self.row_of(line.name, self.results[line.name]) if line.name in self.results else
-                (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"), NONE,
-                 *[""] * 7)
+                (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
+                 self.rates.get(line.name, {}).get("diverged", NONE), *[""] * 7)
                 for line in self.lines if line.measures != "edge" or line.name in self.results]
         return table(("run", "lr", "seed", "validation", "1 to 16K", "16K to 64K", "bits a byte", "minutes", "pruned",
                       "step below 3", "below 2"), *rows)

@@ -22,6 +22,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -133,7 +134,7 @@ class Study:
             except Stopped:
                 print(f"stopped, to go on in {job.folder}: {line.name}", flush=True)
                 return
-            except (Error, OSError, ValueError, KeyError) as e:
+            except Exception as e:  # whatever it is, the other runs go on
                 print(f"FAILED: {line.name}: {e}", flush=True)
                 self.failed.append(line.name)
             with self.lock:
@@ -205,12 +206,14 @@ class Job:
         started, spent = time.monotonic(), self.folder / "spent"
         before = float(spent.read_text()) if spent.exists() else 0
         print(f"running: {self.line.name}", flush=True)
+        self.options.results.mkdir(parents=True, exist_ok=True)
+        out = self.options.results / f"{self.line.name}.json"
         try:
-            self.train()
+            if diverged := self.train():
+                out.write_text(json.dumps({"name": self.line.name, "options": self.words, "diverged": diverged}) + "\n")
+                return
             self.measure()
             self.write_line()
-            self.options.results.mkdir(parents=True, exist_ok=True)
-            out = self.options.results / f"{self.line.name}.json"
             self.call(sys.executable, HERE / "collect.py", self.folder, self.options.corpus or "-", out)
         finally:
             spent.write_text(str(before + (time.monotonic() - started) / 60))
@@ -235,11 +238,18 @@ class Job:
         return self.drawn(name, ROOT / "scripts/eval/recall_shards.py", *self.study.data[name])
 
     def train(self):
+        """What the trainer said if the run diverged."""
         data = self.shards(self.task) if self.task else self.options.corpus
         keep = ("--keep", 1) if self.task else ("--save-every", self.options.moments, "--keep", 0)
         self.write_line()
-        self.step("run", self.options.trainer, *self.words, "--data", f"{data}_train_*.bin", "--val-data",
-                  f"{data}_val_*.bin", "--out", "OUT", "--resume", *keep, "--log-every", 64)
+        try:
+            self.step("run", self.options.trainer, *self.words, "--data", f"{data}_train_*.bin", "--val-data",
+                      f"{data}_val_*.bin", "--out", "OUT", "--resume", *keep, "--log-every", 64)
+        except Error as e:
+            diverged = re.search(r"step \d+: the (loss|gradient) is [^(]*", str(e))
+            if not diverged:
+                raise
+            return diverged[0].strip()
 
     def measure_task(self):
         """The share of right answers in each data set that is named after the task, and keys.py's tests."""

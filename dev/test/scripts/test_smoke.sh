@@ -40,6 +40,15 @@ fixtures             torch $python dev/reference/make_fixtures.py none
 format               in .ci/run
 clean                in Makefile
 help                 run make -s help
+study-report         in dev/test/study/test_study.sh
+dev/study/corpus.py  in dev/test/study/test_corpus.sh
+dev/study/run.py     in dev/test/study/test_study.sh
+dev/study/plan.py    in dev/test/study/test_study.sh
+dev/study/collect.py in dev/test/study/test_study.sh
+dev/study/needle.py  in dev/test/study/test_study.sh
+dev/study/from_scratch.py in dev/test/study/test_study.sh
+dev/study/report.py  in dev/test/study/test_study.sh
+dev/study/paper_code.py in dev/test/study/report.py
 
 scripts/check.sh             in dev/test/scripts/test_check.sh
 scripts/setup.sh             in dev/test/scripts/test_check.sh
@@ -68,7 +77,9 @@ scripts/eval/positions.py    run python3 scripts/eval/positions.py --help
 scripts/eval/results.py      run python3 scripts/eval/results.py --help
 scripts/eval/samples.py      in scripts/eval/needle.py
 scripts/eval/all.sh          in dev/test/tasks/test_all.sh
-scripts/eval/tasks/ruler.py  in dev/test/tasks/test_tasks.py
+scripts/eval/tasks/ruler.py  in dev/test/tasks/test_ruler.py
+scripts/eval/recall.py       in dev/test/tasks/test_recall.py
+scripts/eval/recall_shards.py in dev/test/tasks/test_recall.py
 scripts/eval/tasks/ruler_prompts.py in dev/test/tasks/test_ruler.py
 scripts/eval/tasks/keys.py   in dev/test/tasks/test_keys.py
 scripts/eval/tasks/zero_shot.py in dev/test/tasks/test_zero_shot.py

@@ -226,4 +226,19 @@ chmod +x $scratch/broken
 rm -r $scratch/out
 dies "2 runs failed: lr_fox-pro_1e-3 lr_fox-pro_4e-3" study --minutes 5 --trainer $scratch/broken \
     lr_fox-pro_1e-3 lr_fox-pro_4e-3
+
+# a learning rate at which the loss diverges is the worst of its group, and not run again
+printf '#!/bin/sh\necho "error: step 3: the loss is nan and the gradient norm nan (first in x)" >&2\nexit 1\n' >$scratch/broken
+check "a run that diverges" study --minutes 5 --trainer $scratch/broken lr_fox-pro_4e-3
+check "its result" $python - $scratch <<'END'
+import sys
+sys.path[:0] = ["dev/study", "scripts"]
+import plan
+lines, results = plan.read_lines(f"{sys.argv[1]}/runs.txt"), plan.read_results(f"{sys.argv[1]}/out")
+assert results["lr_fox-pro_4e-3"]["diverged"] == "step 3: the loss is nan and the gradient norm nan", results
+results["lr_fox-pro_1e-3"] = {"val_loss": 5.0}
+assert [line.name for line in plan.wanted("fox-pro", lines, results)] == ["lr_fox-pro_1e-4"]
+results["lr_fox-pro_1e-4"] = {"val_loss": 5.5}
+assert plan.best_lr("fox-pro", lines, results) == "1e-3"
+END
 report

@@ -121,7 +121,10 @@ same_numbers() {
     check "two validation sequences on three ranks" run 3 $short "$scratch/few" --val-data "$shards/val.bin"
     check "on one" run 0 $short "$scratch/few_alone" --val-data "$shards/val.bin"
     agree $short "$scratch/few" "$scratch/few_alone" 1e-4
+}
 
+# With the other builds, in the folders of same_numbers
+other_builds() {
     [ "${TEST_ALL:-}" ] || return
     trainer=$double
     numbers 1e-10 1 2 3 5
@@ -478,6 +481,7 @@ two_hosts() {
 
 same_numbers
 evaluated
+other_builds
 refused
 differences
 folders

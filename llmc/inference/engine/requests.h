@@ -117,6 +117,7 @@ static inline bool request_matches(const Request* q) {
     const TokenBuffer *tokens = &q->sequences[0].tokens, *ids = &q->expected.ids;
     if (q->expected.text)
         return memmem(q->text.text.data, q->text.text.count, q->expected.text, q->expected.bytes) != NULL;
+    if (ids->count == 0) return true;
     for (int64_t i = tokens->count - q->sequences[0].generated; i + ids->count <= tokens->count; i++)
         if (memcmp(tokens->data + i, ids->data, (size_t)ids->count * sizeof *ids->data) == 0) return true;
     return false;
