@@ -61,10 +61,10 @@ build/modeling_%.h: llmc/checkpoint/hf/modeling_%.py
 train_fox: train_fox.c $(HEADERS) build/flags ## the CPU trainer
 	$(CC) $(CFLAGS) $(TRAINER) $< -o $@ $(TRAINER_LIBS)
 
-data/text_to_shards: data/text_to_shards.c $(HEADERS) ## converts text files to data shards
+data/text_to_shards: data/text_to_shards.c data/pack.h $(HEADERS) ## converts text files to data shards
 	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
-data/ids_to_shards: data/ids_to_shards.c $(HEADERS) ## writes the data shards of scripts/make_shards.py
+data/ids_to_shards: data/ids_to_shards.c data/pack.h $(HEADERS) ## writes the data shards of scripts/make_shards.py
 	$(CC) $(CFLAGS) $(CODE) $< -o $@ $(LDLIBS)
 
 data/longcrawl64: data/longcrawl64.c $(wildcard data/*.h) $(HEADERS) ## converts LongCrawl64 to data shards

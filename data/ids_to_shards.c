@@ -11,17 +11,19 @@ Standard input is a sequence of records of little-endian uint32: kind, n, and n 
 With --masked bit 31 of an id says that the token counts as a target; those without it do not.
 
 As in text_to_shards, the end-of-text token precedes each document; with --doc-len D each is divided into
-documents of exactly D tokens, and the rest is dropped. The shards of a prefix are replaced as a whole, at the
-end (shard_set.h). If the input ends without kind 4, the old shards remain.
+documents of exactly D tokens, and the rest is dropped; with --pack T documents are packed into rows (pack.h). The
+shards of a prefix are replaced as a whole, at the end (shard_set.h). If the input ends without kind 4, the old shards
+remain.
 */
 #include <signal.h>
 #include "../llmc/run/command/cli.h"
 #include "../llmc/tokens/vocab_check.h"
 #include "../llmc/tokens/shard_set.h"
+#include "pack.h"
 
 typedef struct {
     const char *out, *tokenizer;
-    int64_t vocab_size, end_of_text, doc_len, shard_tokens;
+    int64_t vocab_size, end_of_text, doc_len, pack, shard_tokens;
     bool masked, version, help;
 } Options;
 
@@ -34,6 +36,8 @@ static const CliRow option_rows[] = {
      "the end-of-text token"},
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each document into documents of exactly D tokens; 0: a token stream"},
+    {CLI_COUNT, "pack", "T", offsetof(Options, pack), 0, 0, INT32_MAX,
+     "pack documents into rows of T tokens, each of which begins with a document; 0: no"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
     {CLI_FLAG, "masked", "", offsetof(Options, masked), 0, 0, 0,
@@ -46,8 +50,11 @@ enum { NUM_OPTION_ROWS = sizeof option_rows / sizeof option_rows[0], MAX_RECORD 
 typedef struct {
     const Options* options;
     ShardWriter writers[2];
+    Packer packers[2]; // with --pack
+    int64_t row;       // tokens of what is written at a time: D or T; 0: any number
     int64_t documents[2], dropped;
-    uint32_t* ids; // of the document in progress, not written yet
+    int split;     // of the document in progress
+    uint32_t* ids; // of it, not written yet
     size_t capacity;
     int64_t count;
     bool abandoned;  // by kind 5
@@ -55,11 +62,20 @@ typedef struct {
 } Job;
 
 // Writes what is complete of the document in progress.
-static bool write_ready(Job* job, int split, Error* err) {
-    const int64_t D = job->options->doc_len, ready = D ? job->count / D * D : job->count;
-    if (!shard_write(&job->writers[split], job->ids, ready, err)) return false;
+static bool write_ready(Job* job, Error* err) {
+    const int64_t ready = job->row ? job->count / job->row * job->row : job->count;
+    if (!shard_write(&job->writers[job->split], job->ids, ready, err)) return false;
     job->count -= ready;
     memmove(job->ids, job->ids + ready, (size_t)job->count * sizeof *job->ids);
+    return true;
+}
+
+// Packs or drops what remains of the document in progress.
+static bool end_document(Job* job, Error* err) {
+    const int64_t count = job->count;
+    job->count = 0;
+    if (job->options->pack) return pack_add(&job->packers[job->split], job->ids, count, err);
+    job->dropped += count;
     return true;
 }
 
@@ -73,31 +89,30 @@ static bool read_records(Job* job, Error* err) {
         job->abandoned = kind == 5 && n == 0;
         if (job->abandoned) return false;
         if (kind > 3 || n > MAX_RECORD) return fail(err, "the token ids are not a sequence of records");
-        const int split = kind & 1;
         if (kind & 2) {
-            job->documents[split]++;
-            job->dropped += job->count;
-            job->count = 0;
+            if (!end_document(job, err)) return false;
+            job->documents[kind & 1]++;
         }
-        const bool separate = kind & 2 && !job->options->doc_len;
+        job->split = kind & 1;
+        const bool separate = kind & 2 && !job->row;
         job->ids = (uint32_t*)xgrow(job->ids, (size_t)(job->count + n + 1), &job->capacity, sizeof *job->ids);
         if (separate) job->ids[job->count++] = (uint32_t)job->options->end_of_text;
         if (n && fread(job->ids + job->count, sizeof *job->ids, n, stdin) != n)
             return fail(err, "the token ids end too early");
         job->count += n;
-        if (!write_ready(job, split, err)) return false;
+        if (!write_ready(job, err)) return false;
     }
 }
 
 static bool convert(Job* job, Error* err) {
     const Options* o = job->options;
-    if (!read_records(job, err)) return false;
-    job->dropped += job->count;
+    if (!read_records(job, err) || !end_document(job, err)) return false;
     for (int split = 0; split < 2; split++) {
+        if (o->pack && !pack_end(&job->packers[split], err)) return false;
         if (!shard_writer_close(&job->writers[split], err)) return false;
         if (job->documents[split] > 0 && job->writers[split].total == 0)
-            return fail(err, "the %s split has no document of %lld tokens; lower --doc-len",
-                        shard_splits[split], (long long)o->doc_len);
+            return fail(err, "the %s split has no %s of %lld tokens; lower %s", shard_splits[split],
+                        o->pack ? "row" : "document", (long long)job->row, o->pack ? "--pack" : "--doc-len");
     }
     if (job->writers[SHARD_TRAIN].total == 0) return fail(err, "the training split has no document");
     if (job->tokenizer && !shard_tokenizer_write(o->out, shard_splits[SHARD_TRAIN], job->tokenizer, err))
@@ -122,18 +137,20 @@ int main(int argc, char** argv) {
         return EXIT_SUCCESS;
     }
     if (!o.out || !o.vocab_size) die("--out and --vocab-size are needed");
-    Job job = {.options = &o};
+    if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
+    Job job = {.options = &o, .row = o.pack ? o.pack : o.doc_len};
     size_t bytes = 0;
     if (o.tokenizer && !(job.tokenizer = read_file(o.tokenizer, &bytes, &err))) die("%s", err.msg);
     const uint64_t hash = job.tokenizer ? vocab_hash_of_text(job.tokenizer, bytes) : 0;
     for (int split = 0; split < 2; split++) {
-        if (!shard_writer_open(&job.writers[split], o.out, shard_splits[split], o.vocab_size, o.doc_len,
+        if (!shard_writer_open(&job.writers[split], o.out, shard_splits[split], o.vocab_size, job.row,
                                o.shard_tokens, &err) ||
             !shard_set_lock(o.out, shard_splits[split], &err))
             die("--out %s", err.msg);
         job.writers[split].hold = true;
         job.writers[split].header.vocab_hash = hash;
         if (o.masked) shard_writer_mask(&job.writers[split]);
+        job.packers[split] = pack_open(&job.writers[split], o.pack, (uint32_t)o.end_of_text);
     }
     shard_set_sweep(o.out);
     if (!convert(&job, &err)) {
@@ -147,6 +164,7 @@ int main(int argc, char** argv) {
             printf("%s: %lld documents, %lld tokens, %lld shards\n", shard_splits[split],
                    (long long)job.documents[split], (long long)job.writers[split].total,
                    (long long)job.writers[split].index);
+    if (o.pack) pack_print(job.packers);
     if (job.dropped) printf("dropped %lld tokens at the ends of documents\n", (long long)job.dropped);
     free(job.ids);
     free(job.tokenizer);

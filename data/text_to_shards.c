@@ -4,8 +4,8 @@ Converts text files to data shards.
     data/text_to_shards --tokenizer byte --val-fraction 0.05 --out data/books books/
 
 Without --doc-len the shards are a token stream: each file is a document, preceded by an end-of-text token.
-With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With
---document folder this holds for each PATH that is a folder in place of each file: its files follow one another,
+With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With --pack T
+documents are packed into rows of T tokens (pack.h). With --document folder this holds for each PATH that is a folder in place of each file: its files follow one another,
 each behind a line with its name, as head(1) prints them. The output depends only on the options and on the
 names and contents of the files.
 
@@ -23,6 +23,7 @@ old ones remain. Files that are not text, or that change while they are read, ar
 #include "../llmc/base/random.h"
 #include "../llmc/tokens/shard_set.h"
 #include "../llmc/tokens/vocab_hash.h"
+#include "pack.h"
 #include "tokenizer_file.h"
 
 // ----------------------------------------------------------------------------
@@ -30,7 +31,7 @@ old ones remain. Files that are not text, or that change while they are read, ar
 
 typedef struct {
     const char *tokenizer, *vocab, *out, *list;
-    int64_t doc_len, seed, shard_tokens;
+    int64_t doc_len, pack, seed, shard_tokens;
     double val_fraction;
     bool json_escape, binary, version, help;
     bool folders; // --document folder
@@ -50,6 +51,8 @@ static const CliRow option_rows[] = {
     {CLI_COUNT, "doc-len", "D", offsetof(Options, doc_len), 0, 0, INT32_MAX,
      "divide each file into documents of exactly D tokens and drop the rest; 0: a token stream, each file "
      "preceded by an end-of-text token"},
+    {CLI_COUNT, "pack", "T", offsetof(Options, pack), 0, 0, INT32_MAX,
+     "pack documents into rows of T tokens, each of which begins with a document; 0: no"},
     {CLI_TEXT, "document", "file|folder", offsetof(Options, document), 0, 0, 0,
      "folder: all files of a PATH that is a folder are one text, in place of one each, for --doc-len, for "
      "the "
@@ -109,6 +112,7 @@ static Options parse_options(int argc, char** argv) {
     o.folders = o.document && strcmp(o.document, "folder") == 0;
     if (o.document && !o.folders && strcmp(o.document, "file") != 0)
         die("--document %s: must be file or folder", o.document);
+    if (o.pack && o.doc_len) die("--pack and --doc-len: only one of them");
     if (o.val_fraction == 1) die("--val-fraction 1: not below 1; the training split needs files too");
     if (!o.out) die("--out is missing: the path prefix of the shards");
     size_t n = strlen(o.out);
@@ -371,6 +375,8 @@ typedef struct {
     const Options* options;
     Tokenizer tokenizer;
     ShardWriter writers[2];
+    Packer packers[2]; // with --pack
+    int64_t row;       // tokens of what is written at a time: D or T; 0: any number
     Counts counts[2];
     ByteBuffer text, escaped; // bytes read but not encoded yet; the JSON-escaped form of a piece
     TokenBuffer tokens;       // encoded but not written yet
@@ -379,7 +385,7 @@ typedef struct {
     const InputFile* previous; // the file before; NULL: none
 } Job;
 
-// Encodes job->text[0 .. bytes-1] and writes the tokens; with --doc-len, only complete documents.
+// Encodes job->text[0 .. bytes-1] and writes the tokens; of rows, only complete ones.
 static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     const char* text = job->text.data;
     size_t n = bytes;
@@ -390,7 +396,7 @@ static bool encode_piece(Job* job, size_t bytes, int split, Error* err) {
     }
     TokenBuffer* tokens = &job->tokens;
     tokenizer_encode(&job->tokenizer, text, n, tokens);
-    int64_t D = job->options->doc_len, ready = D ? tokens->count / D * D : tokens->count;
+    const int64_t row = job->row, ready = row ? tokens->count / row * row : tokens->count;
     if (!shard_write(&job->writers[split], tokens->data, ready, err)) return false;
     tokens->count -= ready;
     memmove(tokens->data, tokens->data + ready, (size_t)tokens->count * sizeof *tokens->data);
@@ -412,19 +418,23 @@ static bool check_unchanged(int fd, const InputFile* file, int64_t bytes, Error*
         file->path, (long long)file->bytes, (long long)bytes);
 }
 
-// Drops what remains of the document in progress.
-static void end_document(Job* job) {
-    if (job->previous) job->counts[job->previous->val].dropped += job->tokens.count;
+// Packs or drops what remains of the document in progress.
+static bool end_document(Job* job, Error* err) {
+    const int64_t count = job->tokens.count;
+    if (!job->previous) return true;
     job->tokens.count = 0;
+    if (job->options->pack) return pack_add(&job->packers[job->previous->val], job->tokens.data, count, err);
+    job->counts[job->previous->val].dropped += count;
+    return true;
 }
 
 // Ends the previous document if this file starts another. The file's name goes to job->text.
-static void start_file(Job* job, const InputFile* file) {
+static bool start_file(Job* job, const InputFile* file, Error* err) {
     const bool starts = !job->previous || job->previous->document != file->document;
     if (starts) {
-        end_document(job);
+        if (!end_document(job, err)) return false;
         job->counts[file->val].documents++;
-        if (!job->options->doc_len) {
+        if (!job->row) {
             *token_buffer_reserve(&job->tokens, 1) = job->tokenizer.end_of_text;
             job->tokens.count = 1;
         }
@@ -438,11 +448,12 @@ static void start_file(Job* job, const InputFile* file) {
         memcpy(byte_buffer_reserve(&job->text, (size_t)n), line, (size_t)n);
         job->text.count = (size_t)n;
     }
+    return true;
 }
 
 static bool encode_file(Job* job, int fd, const InputFile* file, Error* err) {
     int64_t bytes = 0;
-    start_file(job, file);
+    if (!start_file(job, file, err)) return false;
     for (;;) {
         size_t before = job->text.count;
         ssize_t got = read(fd, byte_buffer_reserve(&job->text, PIECE), PIECE);
@@ -477,13 +488,19 @@ static bool encode_all(Job* job, const InputFiles* files, Error* err) {
         close(fd);
         if (!ok) return false;
     }
-    end_document(job);
+    if (!end_document(job, err)) return false;
     for (int split = 0; split < 2; split++) {
+        if (job->options->pack && !pack_end(&job->packers[split], err)) return false;
         if (!shard_writer_close(&job->writers[split], err)) return false;
         job->counts[split].tokens = job->writers[split].total;
         if (job->counts[split].documents > 0 && job->counts[split].tokens == 0)
-            return fail(err, "the %s split has no document: none of its %ss has %lld tokens; lower --doc-len",
-                        shard_splits[split], unit(job->options), (long long)job->options->doc_len);
+            return job->options->pack
+                       ? fail(err, "the %s split has no row of %lld tokens; lower --pack",
+                              shard_splits[split], (long long)job->row)
+                       : fail(err,
+                              "the %s split has no document: none of its %ss has %lld tokens; lower "
+                              "--doc-len",
+                              shard_splits[split], unit(job->options), (long long)job->row);
     }
     return tokenizer_file_write(job->options->out, shard_splits[SHARD_TRAIN], &job->tokenizer, err) &&
            shard_set_publish(&job->writers[SHARD_TRAIN], &job->writers[SHARD_VAL], err);
@@ -497,6 +514,10 @@ static void print_summary(const Job* job, const InputFiles* files) {
     int64_t dropped = train->dropped + val->dropped, bytes = train->bytes + val->bytes;
     int64_t tokens = train->tokens + val->tokens, D = job->options->doc_len;
     int64_t ends = D ? 0 : train->documents + val->documents; // end-of-text tokens
+    if (job->options->pack) {
+        ends = job->packers[0].ends + job->packers[1].ends;
+        dropped = job->packers[0].cropped + job->packers[1].cropped;
+    }
     printf("%lld tokens of %lld bytes, %.3f bytes/token", (long long)tokens, (long long)bytes,
            (double)bytes / (double)(tokens + dropped - ends));
     for (int split = 0; split < 2; split++) {
@@ -506,7 +527,7 @@ static void print_summary(const Job* job, const InputFiles* files) {
         printf("; %s: %lld document%s, %lld tokens, %lld shard%s", shard_splits[split], (long long)documents,
                documents == 1 ? "" : "s", (long long)c->tokens, (long long)shards, shards == 1 ? "" : "s");
     }
-    if (dropped)
+    if (dropped && !job->options->pack)
         printf("; dropped %lld tokens (%.1f%%) at the ends of %ss", (long long)dropped,
                100.0 * (double)dropped / (double)(tokens + dropped), unit(job->options));
     if (files->empty + files->hidden + files->special + files->repeated)
@@ -514,12 +535,13 @@ static void print_summary(const Job* job, const InputFiles* files) {
                (long long)files->hidden, (long long)files->special, (long long)files->repeated);
     if (files->shards) printf("; skipped %lld data shards or tokenizers", (long long)files->shards);
     printf("\n");
+    if (job->options->pack) pack_print(job->packers);
 }
 
 // The program; main except for its name, under which the test calls it.
 static int text_to_shards(int argc, char** argv) {
     Options options = parse_options(argc, argv);
-    Job job = {.options = &options};
+    Job job = {.options = &options, .row = options.pack ? options.pack : options.doc_len};
     Error err;
     signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit becomes a write error
     if (!options.vocab)
@@ -530,11 +552,12 @@ static int text_to_shards(int argc, char** argv) {
     if (!options.binary && !check_kinds(&files, &err)) die("%s", err.msg);
     for (int split = 0; split < 2; split++) {
         if (!shard_writer_open(&job.writers[split], options.out, shard_splits[split],
-                               job.tokenizer.vocab_size, options.doc_len, options.shard_tokens, &err) ||
+                               job.tokenizer.vocab_size, job.row, options.shard_tokens, &err) ||
             !shard_set_lock(options.out, shard_splits[split], &err))
             die("--out %s", err.msg);
         job.writers[split].hold = true;
         job.writers[split].header.vocab_hash = vocab_hash(&job.tokenizer);
+        job.packers[split] = pack_open(&job.writers[split], options.pack, job.tokenizer.end_of_text);
     }
     shard_set_sweep(options.out);
     progress_start(&job.progress, "encoding", (double)files.bytes, "MB", 1e6);

@@ -50,6 +50,8 @@ SILENT = set("""seed save-every keep log-every val-every eval-every eval-request
 # Of the others, those that a resumed run may change and is still the same run; data as long as its
 # fingerprint is the same.
 FREE = set("data val-data val-tokens micro-batch deterministic attention".split())
+# What options were that the logs of older versions lack.
+DEFAULTS = {"lr-schedule": "cosine", "lr-end": 0}
 
 
 # ----------------------------------------------------------------------------
@@ -108,14 +110,15 @@ class Log:
         lines.append(line)
 
     def settings(self):
-        """What decides the outcome, but for the seed: options, and the config where options do not tell."""
+        """What decides the outcome, but for the seed: options with those of --set, and config and data."""
         first, last = self.runs[0]["options"], self.last["options"]
         options = {k: first.get(k) if k in FREE else v for k, v in self.start["options"].items()
                    if k not in SILENT}
         options.update({k: v for k, v in last.items() if k in ("val-data", "val-tokens")})
         options.update(self.changes(free=False))
         options.update(item.partition("=")[::2] for item in options.pop("set", []))
-        return options, {"config." + k: v for k, v in self.start["config"].items()}
+        config = {"config." + k: v for k, v in self.start["config"].items()}
+        return options, {**config, "data_fingerprint": self.start.get("data_fingerprint")}
 
     def changes(self, free=True):
         """{option: "0.001 then 0.002 from step 9"} of what a resumed run changed; free: FREE too."""
@@ -191,13 +194,36 @@ def differing(dictionaries):
     return [key for key in keys if len({json.dumps(d.get(key)) for d in dictionaries}) > 1]
 
 
+def all_settings(runs):
+    """
+    Of each run its settings in one dictionary, with what an older log lacks: DEFAULTS, and false of switches; the
+    keys that it was given, others being a model's own; the keys that options do not have.
+    """
+    options, configs = zip(*(run.settings() for run in runs))
+    partial = {key for key in ("recipe", "data_fingerprint")  # options and config have what a recipe decides
+               if any({**o, **c}.get(key) is None for o, c in zip(options, configs))}
+    named = {key for o in options for key in o if any("config." + key in c for c in configs)}  # by --set
+    settings = []
+    for o, c in zip(options, configs):
+        values = {**o, **{key: c.pop("config." + key) for key in named if "config." + key in c}, **c}
+        settings.append({key: value for key, value in values.items() if key not in partial})
+    absent = {**DEFAULTS, **{key: False for values in settings for key, value in values.items()
+                             if isinstance(value, bool)}}
+    settings = [{**values, **{key: absent[key] for key in absent if key not in values}} for values in settings]
+    derived = {key for c in configs for key in c}
+    given = [{key for key in values if key in o or key not in named} for o, values in zip(options, settings)]
+    return settings, given, derived
+
+
 def group(runs):
     """{name: runs} by what differs, and {name: what else differs}."""
-    options, configs = zip(*(run.settings() for run in runs))
-    keys = differing(options)
-    if not keys:
-        options, keys = configs, differing(configs)
-    kinds = lambda keys: len({json.dumps([values.get(key) for key in keys]) for values in options})
+    settings, given, derived = all_settings(runs)
+    kind = lambda values, keys: json.dumps([values.get(key) for key in keys])
+    kinds = lambda keys: len({kind(values, keys) for values in settings})
+    keys = sorted(differing(settings), key=lambda key: key in derived)  # options first
+    # what follows from a model's name, and from that of its data, goes without saying
+    keys = [key for key in keys
+            if key not in derived or kinds(["model", "data", key]) > kinds(["model", "data"])]
     telling = []  # the first keys that tell the groups apart
     for key in keys:
         telling += [key] if kinds(telling + [key]) > kinds(telling) else []
@@ -205,13 +231,21 @@ def group(runs):
     def text(values, keys):
         shown = {key: values[key] for key in keys if values.get(key) is not None}
         names = {key: "" if key == "model" else key.removeprefix("config.") + " " for key in shown}
-        return ", ".join(f"{names[key]}{value}" for key, value in shown.items())
+        return ", ".join(names[key] + (json.dumps(value) if isinstance(value, bool) else str(value))
+                         for key, value in shown.items())
 
+    said = {}  # of each group the keys that one of its runs was given
+    for values, of in zip(settings, given):
+        said.setdefault(kind(values, telling), set()).update(of)
+    names = {kind(values, telling): text(values, [key for key in telling if key in said[kind(values, telling)]])
+             for values in settings}
+    if len(set(names.values())) < len(names):  # values that no run was given tell two of them apart
+        names = {kind(values, telling): text(values, telling) for values in settings}
     groups, others = {}, {}
-    for run, values in zip(runs, options):
-        name = text(values, telling) or ("default" if keys else "all")
+    for run, values, of in zip(runs, settings, given):
+        name = names[kind(values, telling)] or ("default" if keys else "all")
         groups.setdefault(name, []).append(run)
-        others[name] = text(values, [key for key in keys if key not in telling])
+        others[name] = text(values, [key for key in keys if key not in telling and key in of])
     return groups, others
 
 

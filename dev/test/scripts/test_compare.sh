@@ -66,6 +66,41 @@ said "note: fox: decay_time_max 512"
 sed 's/"hidden_size": 64/"hidden_size": 32/' $r/fox1/log.jsonl >$scratch/narrow.jsonl
 check "configs" compare --no-plots $r/fox1 $scratch/narrow.jsonl
 said "| hidden_size 32 "
+# by both: a key of the config tells runs apart that options group otherwise; --set of what a model has is no difference
+of_config() { sed "s/\"hidden_size\": 64/&, \"document_reset\": $1/; ${3:-}" $r/$2/log.jsonl; }
+groups() { sed -n '3,/^$/p' $scratch/stdout | cut -d'|' -f-3 | grep '^|' | tr -s ' ' | sort | xargs; }
+of_config true fox2 >$scratch/walls.jsonl
+check "documents apart" compare --no-plots $r/fox1 $scratch/walls.jsonl
+equals "| document_reset false | 1 | document_reset true | 1" "$(groups)"
+check "and learning rates" compare --no-plots $r/fox1 $r/other $scratch/walls.jsonl
+equals "| lr 0.001, document_reset false | 1 | lr 0.001, document_reset true | 1 | lr 0.002, document_reset false | 1" "$(groups)"
+of_config false fox2 's/"set": \[\]/"set": ["document_reset=false"]/' >$scratch/none.jsonl
+check "no documents apart" compare --no-plots $r/fox1 $scratch/none.jsonl
+equals "| all | 2" "$(groups)"
+of_config true fox3 's/"set": \[\]/"set": ["document_reset=true"]/' >$scratch/set.jsonl
+check "documents apart by --set" compare --no-plots $r/fox1 $scratch/walls.jsonl $scratch/set.jsonl
+equals "| default | 1 | document_reset true | 2" "$(groups)"
+check "and models" compare --no-plots $r/fox1 $r/transformer1 $scratch/set.jsonl
+equals "| fox | 1 | fox, document_reset true | 1 | transformer | 1" "$(groups)"
+equals "" "$(grep "^note:.*\(use_rope\|document_reset\)" $scratch/stdout)"
+# a log of a version before --recipe and the schedules, with the same settings; another recipe, whose model differs
+newer='s/"lr": 0.001, "seed"/"recipe": "analysis", "lr-schedule": "cosine", "lr-end": 0, &/'
+sed "$newer" $r/fox2/log.jsonl >$scratch/newer.jsonl
+check "a newer version" compare --no-plots $r/fox1 $scratch/newer.jsonl
+equals "| all | 2" "$(groups)"
+sed "$newer; s/analysis/iclr/" $r/fox3/log.jsonl >$scratch/iclr.jsonl
+check "another recipe" compare --no-plots $scratch/newer.jsonl $scratch/iclr.jsonl
+equals "| recipe analysis | 1 | recipe iclr | 1" "$(groups)"
+sed "$newer; s/\"lr-end\": 0/\"lr-end\": 0.1/" $r/fox3/log.jsonl >$scratch/end.jsonl
+check "another end" compare --no-plots $r/fox1 $scratch/newer.jsonl $scratch/end.jsonl
+equals "| lr-end 0 | 2 | lr-end 0.1 | 1" "$(groups)"
+# other data under the same name
+for i in 1 2; do sed "s/\"seed\"/\"data_fingerprint\": \"0$i\", &/" $r/fox$i/log.jsonl >$scratch/data$i.jsonl; done
+check "other data" compare --no-plots $scratch/data[12].jsonl
+equals "| data_fingerprint 01 | 1 | data_fingerprint 02 | 1" "$(groups)"
+sed 's/"data": "d"/"data": "e"/' $scratch/data2.jsonl >$scratch/data3.jsonl
+check "data of another name" compare --no-plots $scratch/data[13].jsonl
+equals "| data d | 1 | data e | 1" "$(groups)"
 # not finished
 logs cut $r/fox1/log.jsonl 9000 >$scratch/part.jsonl
 check "a part" compare --no-plots $scratch/part.jsonl
