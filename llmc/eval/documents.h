@@ -40,8 +40,8 @@ static inline double host_number(const Trainer* trainer, const void* buffer, int
 
 // Of documents of T targets, before the pass over T; free with documents_free.
 static inline DocumentLosses documents_new(int64_t count, int64_t T) {
-    DocumentLosses d = {
-        .count = count < DOCUMENTS_MOST ? count : DOCUMENTS_MOST, .T = T, .octaves = octaves_of(T)};
+    DocumentLosses d = {.count = count, .T = T, .octaves = octaves_of(T)};
+    if (count > DOCUMENTS_MOST) d.count = DOCUMENTS_MOST;
     for (int64_t C = DOCUMENTS_CONTEXT; C < T - DOCUMENTS_LAST; C *= 4) d.context[d.contexts++] = C;
     if (T > DOCUMENTS_LAST) d.context[d.contexts++] = T - DOCUMENTS_LAST;
     d.pass = d.contexts - 1;

@@ -43,10 +43,9 @@ enum {
 
 // The cache for requests whose longest sequence has `longest` tokens.
 static inline CacheSizes eval_cache_sizes(const Run* run, int64_t longest) {
-    const int64_t slots = EVAL_CACHE_TOKENS / longest;
-    CacheSizes s = {.slots = slots < 1                  ? 1
-                             : slots > EVAL_CACHE_SLOTS ? EVAL_CACHE_SLOTS
-                                                        : slots,
+    int64_t slots = EVAL_CACHE_TOKENS / longest;
+    if (slots > EVAL_CACHE_SLOTS) slots = EVAL_CACHE_SLOTS;
+    CacheSizes s = {.slots = slots < 1 ? 1 : slots,
                     .capacity = longest,
                     .rows = GENERATE_ROWS,
                     .outputs = GENERATE_ROWS,
