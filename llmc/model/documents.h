@@ -31,3 +31,8 @@ static inline void find_documents(int32_t* doc_start, const int32_t* inputs, int
 static inline bool begins_document(const int32_t* doc_start, int64_t i, int64_t T) {
     return doc_start ? doc_start[i] == i % T : i % T == 0;
 }
+
+// The same where documents are told apart; else there are no walls.
+static inline bool is_wall(const int32_t* doc_start, int64_t i, int64_t T) {
+    return doc_start && doc_start[i] == i % T;
+}
