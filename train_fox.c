@@ -64,32 +64,13 @@ typedef struct {
     real* dout; // [B, T, d], overwritten by the backward pass
 } HeadPath;
 
-// Angles of position t: cos and sin of t base^(-2i/dh) for each of dh/2 pairs.
-static void rope_angles(real* row, int64_t t, int64_t dh, double base) {
-    for (int64_t i = 0; i < dh / 2; i++) {
-        double angle = (double)t * pow(base, -2.0 * (double)i / (double)dh);
-        row[2 * i] = (real)cos(angle);
-        row[2 * i + 1] = (real)sin(angle);
-    }
-}
-
-// Rotates the pairs (x_i, x_{i + dh/2}) by their angles; direction -1 rotates back.
-static inline void rope_rotate(real* x, const real* angles, int64_t dh, real direction) {
-    for (int64_t i = 0; i < dh / 2; i++) {
-        real cosine = angles[2 * i], sine = direction * angles[2 * i + 1];
-        real first = x[i], second = x[i + dh / 2];
-        x[i] = first * cosine - second * sine;
-        x[i + dh / 2] = first * sine + second * cosine;
-    }
-}
-
 // (1 - alpha) now + alpha before, where `before` is the previous token's, NULL at the first one.
 static inline void shift_head(real* out, const real* now, const real* before, real alpha, int64_t dh) {
     for (int64_t c = 0; c < dh; c++) out[c] = (1 - alpha) * now[c] + (before ? alpha * before[c] : 0);
 }
 
 // Computes head h of token i of B T. row and before are the rows of proj of this and the previous token,
-// before is NULL at t = 0; angles is [dh/2, 2].
+// before is NULL where a document begins; angles is [dh/2, 2].
 static void head_forward(const HeadPath* path, const HeadShape* s, int64_t i, int64_t h, const real* row,
                          const real* before, const real* angles) {
     int64_t column = path->column + h * s->dh;
@@ -109,7 +90,8 @@ static void qkv_forward(const HeadPath paths[3], const real* proj, const real* c
 #pragma omp parallel for schedule(static)
     for (int64_t bt = 0; bt < s->B * s->T; bt++) {
         int64_t t = bt % s->T;
-        const real *row = proj + bt * s->row_stride, *before = t ? row - s->row_stride : NULL;
+        const real *row = proj + bt * s->row_stride,
+                   *before = begins_document(s->doc_start, bt, s->T) ? NULL : row - s->row_stride;
         if (before_rows) before = before_rows[bt];
         for (int p = 0; p < 3; p++)
             for (int64_t h = 0; h < s->NH; h++)
@@ -139,7 +121,7 @@ static void head_backward(const HeadPath* path, real* dproj, const real* proj, c
         for (int64_t t = T - 1; t >= 0; t--) {
             int64_t bt = b * T + t;
             const real *row = proj + bt * s->row_stride, *now = row + column,
-                       *before = t ? now - s->row_stride : NULL;
+                       *before = begins_document(s->doc_start, bt, T) ? NULL : now - s->row_stride;
             real *dout = path->dout + (bt * s->NH + h) * dh, *drow = dproj + bt * s->row_stride;
             real alpha = path->shift >= 0 ? sigmoid(row[path->shift + h]) : 0;
             if (path->rope) rope_rotate(dout, angles + t * dh, dh, -1);
@@ -152,7 +134,7 @@ static void head_backward(const HeadPath* path, real* dproj, const real* proj, c
             for (int64_t c = 0; c < dh; c++) {
                 drow[column + c] = (1 - alpha) * dout[c] + later[c];
                 dalpha += dout[c] * ((before ? before[c] : 0) - now[c]);
-                later[c] = alpha * dout[c];
+                later[c] = before ? alpha * dout[c] : 0;
             }
             if (path->shift >= 0) drow[path->shift + h] = dalpha * alpha * (1 - alpha);
         }
@@ -170,7 +152,9 @@ static void qkv_backward(const HeadPath paths[3], real* dproj, const real* proj,
 // forget gate: logf_t = logsigmoid(z_t + bias), cum_logf_t = logf_0 + ... + logf_t, in double for both types
 // of real
 //
-// z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias.
+// z [B, T, R] points at the gate's column of proj; NULL where the gate has only a bias. A document's first token
+// has logf WALL_LOGF instead, which passes no gradient on: none of the dcum_logf behind it is the wall's or of
+// what is before.
 
 static void forget_gate_forward(double* cum_logf, const real* z, const real* bias, const HeadShape* s) {
 #pragma omp parallel for schedule(static)
@@ -179,7 +163,7 @@ static void forget_gate_forward(double* cum_logf, const real* z, const real* bia
         double sum = 0;
         for (int64_t t = 0; t < s->T; t++) {
             real logit = (z ? z[(b * s->T + t) * s->row_stride + h] : 0) + bias[h];
-            sum += (double)log_sigmoid(logit);
+            sum += is_wall(s->doc_start, b * s->T + t, s->T) ? WALL_LOGF : (double)log_sigmoid(logit);
             cum_logf[i * s->T + t] = sum;
         }
     }
@@ -195,7 +179,7 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf,
         for (int64_t t = s->T - 1; t >= 0; t--) {
             int64_t at = (b * s->T + t) * s->row_stride + h;
             real logit = (z ? z[at] : 0) + bias[h];
-            dlogf += dcum_logf[i * s->T + t];
+            dlogf = is_wall(s->doc_start, b * s->T + t, s->T) ? 0 : dlogf + dcum_logf[i * s->T + t];
             double dlogit = dlogf * (double)sigmoid(-logit);
             if (z) dz[at] = (real)dlogit;
             sum += dlogit;
@@ -207,7 +191,7 @@ static void forget_gate_backward(real* dz, real* dbias, const double* dcum_logf,
 
 // ----------------------------------------------------------------------------
 // attention: o_i = sum_j softmax_j(q_i k_j / sqrt(dh) + cum_logf_i - cum_logf_j) v_j over j <= i, with a
-// window of W keys over i - W < j <= i
+// window of W keys over i - W < j <= i, with documents over doc_start_i <= j <= i
 //
 // In tiles of TILE x TILE scores with a running maximum and sum (online softmax), so memory is linear in T.
 // The gate's bias is the difference of two doubles, computed for each pair: cum_logf falls to -1e5 and below,
@@ -230,9 +214,15 @@ typedef struct {
     const double* cum_logf;
 } AttentionBackward;
 
+// The first key that query i of head `head` of B NH sees.
+static inline int64_t first_key(const HeadShape* s, int64_t head, int64_t i) {
+    int64_t key = head_first_key(s, i), document = s->doc_start ? s->doc_start[head / s->NH * s->T + i] : 0;
+    return document > key ? document : key;
+}
+
 // The first tile of keys that the tile of queries from i0 on sees.
-static inline int64_t first_key_tile(const HeadShape* s, int64_t i0) {
-    return head_first_key(s, i0) / TILE * TILE;
+static inline int64_t first_key_tile(const HeadShape* s, int64_t head, int64_t i0) {
+    return first_key(s, head, i0) / TILE * TILE;
 }
 
 static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
@@ -243,7 +233,8 @@ static inline double gate_bias(const double* cum_logf, int64_t i, int64_t j) {
 static void attention_forward_tile(const AttentionForward* a, const HeadShape* s, int64_t head, int64_t i0) {
     static _Thread_local real scores[TILE * TILE];
     real row_max[TILE], row_sum[TILE], scale = (real)(1 / sqrt((double)s->dh));
-    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0), first = first_key_tile(s, i0);
+    int64_t T = s->T, dh = s->dh, d = s->NH * dh, m = min64(TILE, T - i0),
+            first = first_key_tile(s, head, i0);
     int64_t base = head / s->NH * T * d + head % s->NH * dh;
     const double* cum_logf = a->cum_logf ? a->cum_logf + head * T : NULL;
     real* o = a->o + base + i0 * d;
@@ -254,8 +245,8 @@ static void attention_forward_tile(const AttentionForward* a, const HeadShape* s
                       m, n, dh, false);
         for (int64_t i = 0; i < m; i++) {
             real *row = scores + i * TILE, highest = row_max[i], total = 0;
-            int64_t keys = min64(n, i0 + i - j0 + 1);       // those not in the future
-            int64_t begin = head_first_key(s, i0 + i) - j0; // of the window
+            int64_t keys = min64(n, i0 + i - j0 + 1);        // those not in the future
+            int64_t begin = first_key(s, head, i0 + i) - j0; // of the window and the document
             for (int64_t j = 0; j < min64(begin, n); j++) row[j] = 0;
             if (begin >= keys) continue; // the row sees none of them
             begin = begin < 0 ? 0 : begin;
@@ -307,7 +298,7 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
         real *p_row = p + i * TILE, *ds_row = ds + i * TILE, total = 0;
         real lse = a->lse[head * T + i0 + i];
         real delta = dot(a->dout + at_i + i * d, a->o + at_i + i * d, dh);
-        int64_t keys = min64(n, i0 + i - j0 + 1), begin = head_first_key(s, i0 + i) - j0;
+        int64_t keys = min64(n, i0 + i - j0 + 1), begin = first_key(s, head, i0 + i) - j0;
         begin = begin < 0 ? 0 : min64(begin, n);
         for (int64_t j = 0; j < begin; j++) p_row[j] = ds_row[j] = 0;
 #pragma omp simd reduction(+ : total)
@@ -325,7 +316,7 @@ static void attention_backward_tile(const AttentionBackward* a, const HeadShape*
     matmul_serial(a->dv + at_j, d, transpose_of(p, TILE), rows_of(a->dout + at_i, d), n, dh, m, i0 > j0);
     matmul_serial(a->dk + at_j, d, transpose_of(ds, TILE), rows_of(a->q + at_i, d), n, dh, m, i0 > j0);
     matmul_serial(a->dq + at_i, d, rows_of(ds, TILE), rows_of(a->k + at_j, d), m, dh, n,
-                  j0 > first_key_tile(s, i0));
+                  j0 > first_key_tile(s, head, i0));
 }
 
 // With p = exp(score - lse), delta_i = do_i o_i and ds = p (do_i v_j - delta_i):
@@ -337,7 +328,7 @@ static void attention_backward(const AttentionBackward* a, const HeadShape* s) {
     for (int64_t head = 0; head < s->B * s->NH; head++) {
         if (a->dcum_logf) memset(a->dcum_logf + head * s->T, 0, (size_t)s->T * sizeof(double));
         for (int64_t j0 = 0; j0 < s->T; j0 += TILE)
-            for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, i0) <= j0; i0 += TILE)
+            for (int64_t i0 = j0; i0 < s->T && first_key_tile(s, head, i0) <= j0; i0 += TILE)
                 attention_backward_tile(a, s, head, i0, j0);
     }
 }
@@ -458,7 +449,8 @@ static HeadShape attention_shape_of(const Layer* layer) {
                    .columns = R,
                    .row_stride = R,
                    .weight_stride = layer->config->qk_norm_share ? 0 : dh,
-                   .window = layer->config->window_size};
+                   .window = layer->config->window_size,
+                   .doc_start = layer->doc_start};
     return s;
 }
 
@@ -705,6 +697,7 @@ static void classifier(real* losses, real* logits, const int32_t* targets, int64
     X(real, mlp_rstd, true, BT)                /* [L,B,T] */ \
     X(real, mlp_in, true, BT * d)              /* [L,B,T,d] normed x_mid */ \
     X(real, x_last, false, BT * d)             /* [B,T,d] residual stream after the last block */ \
+    X(int32_t, doc_start, false, resets * BT)  /* [B,T], with document_reset */ \
     X(real, rstd, false, BT)                   /* [B,T] of the final norm */ \
     X(real, lm_head_in, false, BT * d)         /* [B,T,d] normed x_last */ \
     X(real, losses, false, BT)                 /* [B,T] */ \
@@ -745,7 +738,7 @@ typedef struct Model {
 
 static void model_activations(Activations* rows, const Config* config, int64_t B, int64_t T) {
     int64_t BT = B * T, d = config->hidden_size, V = config->vocab_size,
-            logit_rows = layer_logit_rows(config, BT);
+            logit_rows = layer_logit_rows(config, BT), resets = config->document_reset;
     MODEL_ACTS(ACTIVATION_ROW)
 }
 
@@ -803,6 +796,7 @@ static Layer model_layer(const Model* model, const Pass* pass, int64_t l) {
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
     layer.mlp = &pass->tables[PASS_MLP];
+    layer.doc_start = pass_acts(pass, 0).doc_start;
     layer.partial = pass_acts(pass, 0).partial;
     return layer;
 }
@@ -861,11 +855,19 @@ static Norm model_final_norm(const Model* model, const Pass* pass) {
     return layer_norm(&layer, P_NORM, pass_acts(pass, 0).rstd);
 }
 
+// inputs [B,T] -> acts.x of layer 0, and where documents begin
+static void model_embed(const Model* model, const int32_t* inputs) {
+    const Config* c = &model->config;
+    find_documents(model->acts.doc_start, inputs, model->B, model->T, config_end_of_text(c));
+    embedding_forward(model->acts.x, inputs, model_param(model, model->params, P_EMBEDDINGS),
+                      model->B * model->T, c->hidden_size);
+}
+
 // inputs [B,T] -> acts.lm_head_in [B,T,d]
 static void model_forward(Model* model, const int32_t* inputs) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
-    embedding_forward(a->x, inputs, model_param(model, model->params, P_EMBEDDINGS), norm.rows, norm.d);
+    model_embed(model, inputs);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) block_forward(model, l);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm);
 }
@@ -874,8 +876,7 @@ static void model_forward(Model* model, const int32_t* inputs) {
 static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, void* context) {
     const Config* c = &model->config;
     double* limits = (double*)xcalloc((size_t)c->num_heads, sizeof *limits);
-    embedding_forward(model->acts.x, tokens, model_param(model, model->params, P_EMBEDDINGS), model->T,
-                      c->hidden_size);
+    model_embed(model, tokens);
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         const Layer layer = model_layer(model, &model->pass, l);
         const AttentionActs a = attention_acts(&layer);

@@ -1020,6 +1020,8 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
     model_check(&run->config, cudnn, run->micro_batch, o->seq_len);
+    if (run->config.document_reset && !run_infers(run))
+        die("document_reset: the GPU trainer does not have it yet: use ./train_fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);
     bool opens = run->mode != RUN_DRY || cudnn || (gpu.memory == 0 && device_exists());
     Device device = opens ? device_open_ranked(run->world) : Device();

@@ -11,6 +11,7 @@ RMSNorm is here because all of them call it.
 #pragma once
 
 #include "../model/activations.h"
+#include "../model/documents.h"
 #include "../inference/extension.h"
 #include "../model/params.h"
 #include "matmul.h"
@@ -25,7 +26,8 @@ typedef struct {
     real* grads;        // NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
-    real* partial; // scratch [NUM_PIECES * d + 3 B d]: pieces of sums over rows
+    const int32_t* doc_start; // [B,T] of the pass (llmc/model/documents.h); NULL without document_reset
+    real* partial;            // scratch [NUM_PIECES * d + 3 B d]: pieces of sums over rows
 } Layer;
 
 struct Cache; // in a test the CPU trainer is in a namespace, with a cache of its own

@@ -1,6 +1,6 @@
 /*
-Vector functions of the CPU trainer: the exponential and what is made of it, dot product, RMSNorm of one
-vector.
+Vector functions of the CPU trainer: the exponential and what is made of it, dot product, RMSNorm and
+RoPE of one vector.
 
 `real` is float, or double with -DREAL_IS_DOUBLE for checking gradients. train_fox.c and the CPU mixers call
 these; loops over them vectorise. Every sum has one fixed order.
@@ -125,5 +125,27 @@ static inline void norm_backward(real* dx, real* dweight, const real* dy, const 
         real g = rstd * (dy[c] * weight[c] - x[c] * mean);
         dweight[c] += dy[c] * x[c] * rstd;
         dx[c] = add ? dx[c] + g : g;
+    }
+}
+
+// ----------------------------------------------------------------------------
+// RoPE
+
+// Angles of position t: cos and sin of t base^(-2i/dh) for each of dh/2 pairs.
+static inline void rope_angles(real* row, int64_t t, int64_t dh, double base) {
+    for (int64_t i = 0; i < dh / 2; i++) {
+        double angle = (double)t * pow(base, -2.0 * (double)i / (double)dh);
+        row[2 * i] = (real)cos(angle);
+        row[2 * i + 1] = (real)sin(angle);
+    }
+}
+
+// Rotates the pairs (x_i, x_{i + dh/2}) by their angles; direction -1 rotates back.
+static inline void rope_rotate(real* x, const real* angles, int64_t dh, real direction) {
+    for (int64_t i = 0; i < dh / 2; i++) {
+        real cosine = angles[2 * i], sine = direction * angles[2 * i + 1];
+        real first = x[i], second = x[i + dh / 2];
+        x[i] = first * cosine - second * sine;
+        x[i + dh / 2] = first * sine + second * cosine;
     }
 }

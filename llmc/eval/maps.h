@@ -5,7 +5,8 @@ The text is --prompt, standard input with --prompt -, or the first sequence of -
 --seq-len tokens, T with end of text. FILE has, in safetensors format, of layer L and head H
 
     half_life         [L, NH]   -ln 2 / mean(log f), tokens; infinite without a forget gate
-    pruned_share      [L, NH]   skipped share of the blocks of MAPS_BLOCK keys at or below the diagonal
+    pruned_share      [L, NH]   skipped share of the blocks of MAPS_BLOCK keys at or below the diagonal, with
+                                document_reset of those that any of their queries' documents has keys in
     effective_window  [L, NH]   mean over the queries of the smallest w for which the keys j > i - w have
                                 MAPS_WINDOW_SHARE of the attention, tokens
     queries           [Q]       positions i of the rows below, evenly spaced: all where T <= MAPS_ROWS
@@ -29,6 +30,7 @@ Called by train.h. Errors end the program.
 #pragma once
 
 #include "../inference/engine/generate.h"
+#include "../model/documents.h"
 #include "positions.h"
 #include "result_file.h"
 
@@ -52,6 +54,7 @@ typedef struct {
     double* cum_logf;                                    // [L, NH, T]
     float* largest;                                      // [L, NH, Q]
     int32_t* key;                                        // [L, NH, Q]
+    int32_t* doc_start;                                  // [T]; NULL without document_reset
     double* windows;                                     // [Q] of one head
     int64_t shown[2];                                    // l NH + h of the heads with a matrix,
     float* matrices[2];                                  // [Q, T]; NULL where they are too large
@@ -164,7 +167,7 @@ static inline void maps_query(double* row, Maps* m, const MapsHead* head, int64_
     int64_t best = 0, first = i + 1;
     for (int64_t j = 0; j <= i; j++) {
         row[j] += head->cum_logf[i] - head->cum_logf[j];
-        if (m->window && j + m->window <= i) row[j] = -INFINITY;
+        if ((m->window && j + m->window <= i) || (m->doc_start && j < m->doc_start[i])) row[j] = -INFINITY;
         if (row[j] > highest) highest = row[j], best = j;
     }
     for (int64_t j = 0; j <= i; j++) sum += row[j] = exp(row[j] - highest);
@@ -215,19 +218,31 @@ static inline double maps_pruned_share(const Maps* m, const double* cum_logf, do
     const bool acp = m->config->pruning_rule == PRUNING_ACP;
     double *sums = (double*)xcalloc((size_t)T, sizeof *sums), // ln sum exp(-c_j), j <= t
         sum = -INFINITY;
-    int64_t skipped = 0;
+    int64_t skipped = 0, count = blocks; // those on the diagonal are never skipped
     for (int64_t t = 0; t < T; t++) {
         double highest = fmax(sum, -cum_logf[t]);
         sum = highest + log(exp(sum - highest) + exp(-cum_logf[t] - highest));
         sums[t] = acp ? -cum_logf[t] : sum;
     }
     for (int64_t query = 0; query < blocks; query++)
-        for (int64_t block = 0; block < query; block++)
+        for (int64_t block = 0; block < query; block++) {
+            if (m->doc_start && (block + 1) * MAPS_BLOCK <= m->doc_start[query * MAPS_BLOCK]) continue;
+            count++;
             skipped += (acp ? log((double)T) : 0) + 2 * limit + sums[(block + 1) * MAPS_BLOCK - 1] -
                            sums[query * MAPS_BLOCK] <
                        m->config->log_pruning_tolerance;
+        }
     free(sums);
-    return (double)skipped / (double)(blocks * (blocks + 1) / 2);
+    return (double)skipped / (double)count;
+}
+
+// -ln 2 / mean(log f) of the tokens before which no wall is.
+static inline double maps_half_life(const Maps* m, const double* cum_logf) {
+    double sum = cum_logf[m->T - 1];
+    int64_t walls = 0;
+    for (int64_t t = 0; t < m->T; t++) walls += is_wall(m->doc_start, t, m->T);
+    sum -= (double)walls * WALL_LOGF;
+    return sum < 0 && walls < m->T ? -log(2) * (double)(m->T - walls) / sum : INFINITY;
 }
 
 // A HeadVisitor: cum_logf and half-life of the heads of layer l.
@@ -235,10 +250,8 @@ static inline void maps_visit_gates(void* context, int64_t l, const LayerHeads* 
     Maps* m = (Maps*)context;
     const size_t count = (size_t)(m->NH * m->T);
     if (layer->cum_logf) memcpy(m->cum_logf + l * m->NH * m->T, layer->cum_logf, count * sizeof(double));
-    for (int64_t at = l * m->NH; at < (l + 1) * m->NH; at++) {
-        const double sum = m->cum_logf[(at + 1) * m->T - 1];
-        m->half_life[at] = sum < 0 ? -log(2) * (double)m->T / sum : INFINITY;
-    }
+    for (int64_t at = l * m->NH; at < (l + 1) * m->NH; at++)
+        m->half_life[at] = layer->cum_logf ? maps_half_life(m, m->cum_logf + at * m->T) : INFINITY;
 }
 
 // A HeadVisitor: all that the file says of the heads of layer l.
@@ -338,6 +351,8 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
     m->largest = (float*)xcalloc(rows, sizeof(float));
     m->key = (int32_t*)xcalloc(rows, sizeof(int32_t));
     m->windows = (double*)xcalloc((size_t)m->Q, sizeof(double));
+    if (c->document_reset) m->doc_start = (int32_t*)xcalloc((size_t)m->T, sizeof *m->doc_start);
+    find_documents(m->doc_start, m->tokens, 1, m->T, config_end_of_text(c));
     if (m->T <= MAPS_ROWS) {
         trainer->visit_heads(model, m->tokens, maps_visit_gates, m);
         maps_choose(m);
@@ -348,8 +363,8 @@ static inline void maps_measure(Maps* m, const Trainer* trainer, Model* model) {
 }
 
 static inline void maps_free(Maps* m) {
-    void* memory[] = {m->tokens, m->queries, m->half_life,   m->cum_logf,    m->largest,
-                      m->key,    m->windows, m->matrices[0], m->matrices[1], m};
+    void* memory[] = {m->tokens,  m->queries,     m->half_life,   m->cum_logf,  m->largest, m->key,
+                      m->windows, m->matrices[0], m->matrices[1], m->doc_start, m};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) free(memory[i]);
 }
 

@@ -15,6 +15,7 @@ Made by the trainer for each layer; read by its mixers and those in llmc/baselin
 
 #include "../inference/extension.h"
 #include "../model/activations.h"
+#include "../model/documents.h"
 #include "../model/params.h"
 #include "../cuda/matmul.cuh"
 #include "rmsnorm.cuh"
@@ -37,8 +38,9 @@ typedef struct {
     float* grads;              // flat buffer; NULL without a backward pass
     const Activations* mixer;
     const Activations* mlp;
-    void* scratch;  // of one kernel at a time
-    float* partial; // norm_partial_bytes of scratch
+    const int32_t* doc_start; // [B,T], on the device (llmc/model/documents.h); NULL without document_reset
+    void* scratch;            // of one kernel at a time
+    float* partial;           // norm_partial_bytes of scratch
     Matmul* matmul;
     WeightStream* weight_stream;
     cudaStream_t stream;

@@ -13,13 +13,15 @@ static inline int64_t config_int(const Config* c, const ConfigKey* key) {
     return derived ? config_head_size(c) : *(const int64_t*)((const char*)c + key->offset);
 }
 
-// Writes key i and its value, if the model has it; pruning_rule only where it is not the default.
+// Writes key i and its value, if the model has it; pruning_rule and document_reset only where they are not the
+// default.
 static inline void config_put(const Config* c, int i, JsonWriter* w) {
     const ConfigKey* key = &config_keys[i];
     const void* field = (const char*)c + key->offset;
     int choice = 0;
     if (!config_has_key(c, key)) return;
     if (key->offset == offsetof(Config, pruning_rule) && c->pruning_rule == PRUNING_OURS) return;
+    if (key->offset == offsetof(Config, document_reset) && !c->document_reset) return;
     bool decay_time = key->offset == offsetof(Config, decay_time_min) ||
                       key->offset == offsetof(Config, decay_time_max); // null unless the gate is long
     switch (key->type) {

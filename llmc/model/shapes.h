@@ -16,6 +16,7 @@ typedef struct {
     int64_t
         weight_stride; // elements from one head's QK norm weights to the next: dh, 0 where heads share them
     int64_t window;    // keys that a query sees, its own the last of them; 0: all that are not in its future
+    const int32_t* doc_start; // [B, T], as Layer's; NULL: a sequence is one document
 } HeadShape;
 
 // The first key that query i sees.

@@ -293,7 +293,7 @@ static void test_beta(int64_t rows, int64_t NH) {
     Buffer<float> beta((size_t)(rows * NH));
     Buffer<bf16> dproj(proj.n);
     vector<double> want_beta(beta.n), want((size_t)(rows * columns));
-    HeadShape shape = {1, rows, NH, 0, 0, stride, 0};
+    HeadShape shape = {1, rows, NH, 0, 0, stride, 0, 0, NULL};
     beta_forward(beta, proj + first, rows, NH, stride, 0);
     beta_backward(dproj + first, dbeta, beta, &shape, columns, 0);
     for (int64_t i = 0; i < rows * NH; i++) {

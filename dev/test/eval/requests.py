@@ -129,6 +129,31 @@ def generate():
     assert all(len(together[str(i)]["tokens"]) <= 3 + i for i in range(20))
 
 
+def documents():
+    """With document_reset: what is before the last end of text changes nothing, as in the trainer's own forward pass."""
+    a, b, c = (list(t) for t in (b"One two", b"three four five", b"s"))
+    pairs = [(a + [EOT] + b, c), (a, b + [EOT] + c), (a + [EOT], b), ([EOT, EOT] + a, [EOT, EOT] + b), (a, [EOT]), ([], [EOT] + a)]
+    texts = [a + [EOT] + b + [EOT] + c, [EOT] * 40, (a + [EOT]) * 9, b * 4 + [EOT] + a]
+    got = answers([{"id": i, "type": "score", "context": x, "continuation": y} for i, (x, y) in enumerate(pairs)] +
+                  [{"id": f"text {i}", "type": "rolling", "text": t} for i, t in enumerate(texts)])  # fmt: skip
+    for i, (context, continuation) in enumerate(pairs):
+        losses, likeliest = (x[-len(continuation):] for x in forward([EOT, *context, *continuation]))
+        assert got[str(i)]["tokens"] == len(continuation) and got[str(i)]["greedy"] == all(likeliest), got[str(i)]
+        near(got[str(i)]["logprob"], math.fsum(losses), len(continuation))
+    for i, text in enumerate(texts):
+        want, n = 0, len(text)
+        for first in range(0, n, T):
+            end = min(first + T, n)
+            want += math.fsum(forward([EOT, *text][max(end - T, 0) : end + 1])[0][first - end :])
+        assert got[f'"text {i}"']["tokens"] == n, got
+        near(got[f'"text {i}"']["logprob"], want, n)
+    ask = {"type": "generate", "max_tokens": 20, "temperature": 1, "seed": 3}
+    prompts = {"whole": a + [EOT] + b, "last": b, "ends": a + [EOT], "none": [], "long": a * 10000 + [EOT] + b}  # too long, but for the cut
+    got = answers([{**ask, "id": i, "prompt": p} for i, p in prompts.items()])
+    text = {i: got[f'"{i}"']["tokens"] for i in prompts}
+    assert text["whole"] == text["last"] == text["long"] and text["ends"] == text["none"], got
+
+
 def errors():
     cases = [
         ("nonsense", "line 1: bad JSON"), ("[1]", "not a JSON object"), ('{"id":1}', '"type": not one of'),

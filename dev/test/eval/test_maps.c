@@ -19,6 +19,7 @@ static double attention_of(double* a, const AttentionActs* acts, const HeadShape
                 (double)acts->q[(i * s->NH + h) * s->dh + x] * (double)acts->k[(j * s->NH + h) * s->dh + x];
         a[j] = exp(score / sqrt((double)s->dh) +
                    gate_bias(acts->cum_logf ? acts->cum_logf + h * s->T : NULL, i, j));
+        if (s->doc_start && j < s->doc_start[i]) a[j] = 0;
         sum += a[j];
     }
     return sum;
@@ -52,13 +53,19 @@ static double check_rows(const char* name, const Maps* m, const AttentionActs* a
 }
 
 // The pruned share by its definition: each block that holds less than eps of each query's weight, if scores
-// are as far apart as U allows.
-static double share_of(const double* c, int64_t T, double limit, const Config* config) {
+// are as far apart as U allows; of the blocks where a query's document has a key.
+static double share_of(const double* c, int64_t T, double limit, const Config* config,
+                       const int32_t* doc_start) {
     const double log_tolerance = config->log_pruning_tolerance;
-    int64_t blocks = (T + MAPS_BLOCK - 1) / MAPS_BLOCK, skipped = 0;
+    int64_t blocks = (T + MAPS_BLOCK - 1) / MAPS_BLOCK, skipped = 0, seen = blocks;
     for (int64_t m = 0; m < blocks; m++)
         for (int64_t n = 0; n < m; n++) {
             double worst = 0;
+            bool sees = !doc_start;
+            for (int64_t i = m * MAPS_BLOCK; i < T && i < (m + 1) * MAPS_BLOCK && !sees; i++)
+                sees = doc_start[i] < (n + 1) * MAPS_BLOCK;
+            if (!sees) continue;
+            seen++;
             for (int64_t i = m * MAPS_BLOCK; i < T && i < (m + 1) * MAPS_BLOCK; i++) {
                 double before = 0, all = 0;
                 for (int64_t j = 0; j <= i; j++)
@@ -70,7 +77,7 @@ static double share_of(const double* c, int64_t T, double limit, const Config* c
                            ? nearest < -(2 * limit + log((double)T)) + log_tolerance
                            : worst * exp(2 * limit) < exp(log_tolerance);
         }
-    return (double)skipped / (double)(blocks * (blocks + 1) / 2);
+    return (double)skipped / (double)seen;
 }
 
 // gate: bias of the first head's forget gate, of the others 8. Returns the sum of all heads' pruned shares.
@@ -99,7 +106,10 @@ static double check_maps(const char* name, int64_t T, real gate) {
             double limit = 0, window = check_rows(name, m, &acts, &s, l, h), life = INFINITY, share = 0;
             for (int64_t t = 0; t < T; t++)
                 CHECK(cum_logf[t] == (acts.cum_logf ? acts.cum_logf[h * T + t] : 0), "%s: cum_logf", name);
-            if (acts.cum_logf) life = -log(2) / (cum_logf[T - 1] / (double)T);
+            double sum = 0, tokens = 0;
+            for (int64_t t = 0; t < T; t++)
+                if (!is_wall(s.doc_start, t, T)) sum += cum_logf[t] - (t ? cum_logf[t - 1] : 0), tokens++;
+            if (acts.cum_logf) life = -log(2) / (sum / tokens);
             for (int64_t i = 0; i < T * T && !paths[0].weight; i++) // T is small there
                 limit = fmax(limit, sqrt((double)dot(acts.q + (i / T * s.NH + h) * s.dh,
                                                      acts.q + (i / T * s.NH + h) * s.dh, s.dh) *
@@ -109,9 +119,9 @@ static double check_maps(const char* name, int64_t T, real gate) {
             if (paths[0].weight)
                 limit = qk_norm_limit(paths[0].weight + h * s.weight_stride,
                                       paths[1].weight + h * s.weight_stride, s.dh, c->use_rope);
-            if (config_prunes(c)) share = share_of(cum_logf, T, limit, c);
+            if (config_prunes(c)) share = share_of(cum_logf, T, limit, c, s.doc_start);
             shares += share;
-            CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-12,
+            CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-11,
                   "%s: half-life %g, not %g", name, m->half_life[at], life);
             CHECK(fabs(m->effective_window[at] - window) <= 1e-2, "%s: window %g, not %g", name,
                   m->effective_window[at], window);
@@ -119,7 +129,8 @@ static double check_maps(const char* name, int64_t T, real gate) {
                   (long long)l, (long long)h, m->pruned_share[at], share);
         }
     }
-    CHECK(gate > 0 ? shares == 0 : shares > 0, "%s: pruned shares of %g in all", name, shares);
+    CHECK((gate > 0 ? shares == 0 : shares > 0) || c->document_reset, "%s: pruned shares of %g in all", name,
+          shares);
     maps_free(m);
     model_free(&model);
     return shares;
@@ -136,6 +147,9 @@ int main(void) {
     check_maps("fox-pro num_hidden_layers=1", 2050, 8);
     double ours = check_maps("fox-pro log_pruning_tolerance=-116", 700, -1);
     double acp = check_maps("fox-pro log_pruning_tolerance=-116 pruning_rule=acp", 700, -1);
+    check_maps("fox-pro document_reset=true", 700, -1);
+    check_maps("fox-pro document_reset=true log_pruning_tolerance=-116 vocab_size=300", 900, -1);
+    check_maps("transformer-pro document_reset=true", 300, 4);
     CHECK(acp < ours, "ACP's rule prunes %g, ours %g", acp, ours);
     return test_report();
 }

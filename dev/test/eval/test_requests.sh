@@ -34,6 +34,7 @@ check "requests in training" python3 dev/test/eval/requests.py in_training "$scr
 for case in score rolling generate expected mixed reused errors stream many; do
     check "$case" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$trainer"
 done
+check "documents" python3 dev/test/eval/requests.py documents "$scratch" "$init" "$trainer" --set document_reset=true
 for case in score rolling errors generate expected mixed stream; do
     check "$case, sanitized" python3 dev/test/eval/requests.py $case "$scratch" "$init" "$sanitized"
 done

@@ -59,7 +59,7 @@ static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
     char name[96];
     snprintf(name, sizeof name, "B %lld, T %lld, NH %lld, dh %lld", (long long)B, (long long)T, (long long)NH,
              (long long)dh);
-    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0};
+    HeadShape shape = {B, T, NH, dh, NH * dh, NH * dh, dh, 0, NULL};
     Results ours(n, rows);
     Buffer<char> scratch(attention_scratch_bytes(&shape));
     AttentionForward forward = ours.forward(q, k, v, scratch);
@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
 #else // USE_CUDNN
 
 int main(void) {
-    HeadShape shape = {1, 128, 1, 64, 64, 64, 64, 0};
+    HeadShape shape = {1, 128, 1, 64, 64, 64, 64, 0, NULL};
     CHECK_DIES("USE_CUDNN=1", attention_cudnn_workspace(&shape, false));
     return test_report();
 }

@@ -164,6 +164,45 @@ def check_padding(model, tokens, expected):
         assert logits.isfinite().all()
 
 
+def check_documents(model, tokens):
+    """With document_reset: the logits and gradients of the documents one by one, also from a cache, behind padding."""
+    end, walls = model.config.eos_token_id, [4, 5, 9, tokens.shape[1] - 1]
+    end = model.config.vocab_size - 1 if end is None else end
+    packed = torch.where(tokens == end, end - 1, tokens)
+    packed[0, walls] = packed[1, 7] = end
+
+    def pieces(row):
+        starts = [0, *(row == end).nonzero().flatten().tolist(), len(row)]
+        return torch.cat([model(row[None, i:j]).logits for i, j in zip(starts, starts[1:]) if i < j], dim=1)
+
+    expected = torch.cat([pieces(row) for row in packed])
+    expected.square().mean().backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    model.config.document_reset = True
+    logits = model(packed).logits
+    logits.square().mean().backward()
+    check_below(1e-10, "documents", {name: error(x, wanted[name]) for name, x in gradients(model).items()})
+    model.zero_grad()
+    with torch.no_grad():
+        assert error(logits, expected) < 1e-11, "documents"
+        first = model(packed[:, :6], use_cache=True)
+        cached = [first.logits, *(model(packed[:, t:t + 1], past_key_values=first.past_key_values).logits
+                                  for t in range(6, packed.shape[1]))]
+        assert error(torch.cat(cached, dim=1), expected) < 1e-11, "documents from a cache"
+        padded = torch.cat((torch.full((2, 3), end), packed), dim=1)
+        mask = torch.ones_like(padded)
+        mask[:, :3] = 0
+        assert error(model(padded, attention_mask=mask).logits[:, 3:], expected) < 1e-11, "documents behind padding"
+        try:
+            model(inputs_embeds=model.get_input_embeddings()(packed))
+        except ValueError as e:
+            assert "inputs_embeds" in str(e), e
+        else:
+            raise AssertionError("inputs_embeds with document_reset")
+    model.config.document_reset = False
+
+
 @torch.no_grad()
 def check_generate(model, tokens):
     """Greedy with and without cache, with padding, and beam search: the same tokens."""
@@ -226,12 +265,12 @@ def check_recurrence_precision(model):
         log_decay = -torch.rand(1, 200, 2, channels, generator=generator, dtype=torch.float64)
         log_decay[:, ::3] *= 500
         log_decay[:, 1::3] *= 1e-3
-        exact, single = (module.recurrence(module.decay_chunk, module.RecurrentLayerCache(), chunk, *(
+        exact, single = (module.recurrence(module.decay_chunk, module.RecurrentLayerCache(), chunk, None, *(
             x.to(dtype) for x in (q, k, v, log_decay))) for dtype, chunk in ((torch.float64, 1), (torch.float32, 64)))
         assert single.dtype == torch.float32 and error(single, exact) < 1e-6, "decays in fp32"
     k = torch.nn.functional.normalize(k + 3, dim=-1)  # keys that are nearly the same one
     beta = torch.rand(1, 200, 2, 1, generator=generator, dtype=torch.float64)
-    exact, single = (module.recurrence(module.delta_chunk, module.RecurrentLayerCache(), chunk, *(
+    exact, single = (module.recurrence(module.delta_chunk, module.RecurrentLayerCache(), chunk, None, *(
         x.to(dtype) for x in (q, k, v, beta))) for dtype, chunk in ((torch.float64, 1), (torch.float32, 64)))
     assert error(single, exact) < 1e-5, "delta rule in fp32"
 
@@ -295,6 +334,7 @@ def check_fixture(name, work):
         check_below(1e-11, "fp64", compare(model, tokens, targets, expected))
         check_cache(model, tokens, expected)
         check_padding(model, tokens, expected)
+        check_documents(model, tokens)
     check_loss(model, tokens, expected)
     check_recomputation(model, tokens, targets, expected)
     check_generate(model, tokens)

@@ -395,7 +395,7 @@ static void test_first_query(int64_t T, int64_t first, int64_t dh, bool gate, in
              (long long)T, (long long)dh, (long long)window);
     const int64_t NH = 3;
     int64_t d = NH * dh;
-    HeadShape s = {1, T, NH, dh, d, d, dh, window};
+    HeadShape s = {1, T, NH, dh, d, d, dh, window, NULL};
     Drawn<bf16> q(T * d), k(T * d), v(T * d);
     vector<double> c((size_t)(NH * T));
     for (int64_t i = 0; i < NH * T; i++) c[(size_t)i] = i % T ? c[(size_t)i - 1] - 0.01 * (double)(i % 7) : 0;

@@ -130,7 +130,7 @@ static void test_run(void) {
     Recipe recipe;
     options_defaults(&o);
     if (!config_preset(&c, &recipe, "fox-pro-nano", &err)) die("%s", err.msg);
-    c.pruning_rule = PRUNING_ACP; // left out where it is the default
+    c.pruning_rule = PRUNING_ACP, c.document_reset = true; // left out where they are the default
     o.model = "fox-pro-nano", o.lr = 0.25, o.seed = 7, o.max_steps = 3;
     ParamTable table = params_build(&c);
     const LogRun gpu = {.step = 40,

@@ -290,11 +290,18 @@ static const KeyTest keys[] = {
     {"decay_time_max", "1e6", "0 -1 1e13 nan"},
     {"log_pruning_tolerance", "-5.5", "1 0.1 -10001 nan"},
     {"pruning_rule", "acp", "ACP ~ null 1 true"},
+    {"document_reset", "true", "1 null yes"},
     {"tie_word_embeddings", "false", "true 0"},
     {"bos_token_id", "7", "-1 16777216 1.5"},
     {"eos_token_id", "null", "-1 16777216"},
 };
 #define NUM_KEYS ((int)(sizeof keys / sizeof keys[0]))
+
+#define ENDS                                                                                                 \
+    {"initializer_range", "0.01", "11"}, {"document_reset", "true", "1 null yes"},                           \
+        {"tie_word_embeddings", "false", "true"}, {"bos_token_id", "7", "-1"}, {                             \
+        "eos_token_id", "null", "-1"                                                                         \
+    }
 
 // The same for the recurrent mixers, on their nano presets. A fixed key has one value.
 static const struct {
@@ -320,10 +327,7 @@ static const struct {
       {"intermediate_size", "100", "0"},
       {"hidden_act", "swish", "gelu"},
       {"norm_eps", "1e-5", "2"},
-      {"initializer_range", "0.01", "11"},
-      {"tie_word_embeddings", "false", "true"},
-      {"bos_token_id", "7", "-1"},
-      {"eos_token_id", "null", "-1"}}},
+      ENDS}},
     {"hgrn2-nano",
      {{"vocab_size", "300", "1 null"},
       {"hidden_size", "256", "0 null"},
@@ -338,10 +342,7 @@ static const struct {
       {"hidden_act", "swish", "gelu"},
       {"norm_eps", "1e-5", "2"},
       {"elementwise_affine", "true", "false"},
-      {"initializer_range", "0.01", "11"},
-      {"tie_word_embeddings", "false", "true"},
-      {"bos_token_id", "7", "-1"},
-      {"eos_token_id", "null", "-1"}}},
+      ENDS}},
     {"mamba2-nano",
      {{"vocab_size", "300", "1 null"},
       {"hidden_size", "256", "0 null"},
@@ -362,11 +363,10 @@ static const struct {
       {"time_step_floor", "1e-3", "0"},
       {"rescale_prenorm_residual", "false", "0"},
       {"chunk_size", "64", "0"},
-      {"initializer_range", "0.01", "11"},
-      {"tie_word_embeddings", "false", "true"},
-      {"bos_token_id", "7", "-1"},
-      {"eos_token_id", "null", "-1"}}},
+      ENDS}},
 };
+
+#undef ENDS
 
 // Writes c to config.json and reads it back.
 static void check_round_trip(const Config* c, const char* what) {

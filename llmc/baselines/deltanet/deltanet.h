@@ -81,7 +81,8 @@ static inline Conv deltanet_conv(const Layer* layer, const DeltaNetActs* a) {
                  .bias = NULL,
                  .dweight = layer_grad(layer, P_DELTANET_Q_CONV),
                  .dbias = NULL,
-                 .history = a->history};
+                 .history = a->history,
+                 .doc_start = layer->doc_start};
     return conv;
 }
 
@@ -96,7 +97,8 @@ static inline ScanShape deltanet_scan_shape(const Layer* layer) {
                    .key_head = dh,
                    .decay_width = 0,
                    .value_row = 3 * NH * dh,
-                   .scale = (real)(1 / sqrt((double)dh))};
+                   .scale = (real)(1 / sqrt((double)dh)),
+                   .doc_start = layer->doc_start};
     return s;
 }
 

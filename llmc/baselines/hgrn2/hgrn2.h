@@ -79,7 +79,8 @@ static inline ScanShape hgrn2_shape(const Layer* layer) {
                    .key_head = dh,
                    .decay_width = dh,
                    .value_row = 3 * d,
-                   .scale = (real)(1 / sqrt((double)dh))};
+                   .scale = (real)(1 / sqrt((double)dh)),
+                   .doc_start = layer->doc_start};
     return s;
 }
 

@@ -89,7 +89,8 @@ static inline Conv mamba2_conv(const Layer* layer, const Mamba2Acts* a) {
                  .bias = layer_param(layer, P_MAMBA2_CONV_BIAS),
                  .dweight = layer_grad(layer, P_MAMBA2_CONV),
                  .dbias = layer_grad(layer, P_MAMBA2_CONV_BIAS),
-                 .history = a->history};
+                 .history = a->history,
+                 .doc_start = layer->doc_start};
     return conv;
 }
 
@@ -104,7 +105,8 @@ static inline ScanShape mamba2_scan_shape(const Layer* layer) {
                    .key_head = 0,
                    .decay_width = 1,
                    .value_row = config_inner_size(c),
-                   .scale = 1};
+                   .scale = 1,
+                   .doc_start = layer->doc_start};
     return s;
 }
 

@@ -3,8 +3,8 @@ Causal depthwise convolution and SiLU, before DeltaNet's and Mamba-2's recurrenc
 
     y_t = silu(z_t)    z_t = bias + w_0 x_{t-3} + w_1 x_{t-2} + w_2 x_{t-1} + w_3 x_t    each channel alone
 
-x is columns of the fused projection, y is contiguous. Inputs before the first token are zeros, or in an
-extension those of the tokens before (`history`). z is not kept: the backward pass computes it again.
+x is columns of the fused projection, y is contiguous. Inputs before a document's first token are zeros, or
+in an extension those of the tokens before (`history`). z is not kept: the backward pass computes it again.
 
 Called by the recurrent mixers.
 */
@@ -21,6 +21,7 @@ typedef struct {
     const real* bias;   // [C], NULL without
     real *dweight, *dbias;
     real* history; // [B, 3, C] inputs of the tokens before, oldest first; NULL: the sequences begin here
+    const int32_t* doc_start; // [B, T], as Layer's; NULL: a sequence is one document
 } Conv;
 
 // The input of token t >= -3 of sequence b, or NULL where it is zero.
@@ -29,12 +30,18 @@ static inline const real* conv_input(const Conv* s, const real* x, int64_t b, in
     return s->history ? s->history + (b * CONV_HISTORY + CONV_HISTORY + t) * s->C : NULL;
 }
 
+// The input of token t's tap, or NULL where it is zero: before its document.
+static inline const real* conv_tap(const Conv* s, const real* x, int64_t b, int64_t t, int64_t tap) {
+    int64_t from = t - CONV_HISTORY + tap;
+    return s->doc_start && from < s->doc_start[b * s->T + t] ? NULL : conv_input(s, x, b, from);
+}
+
 // z of channels [first, last) of one token.
 static inline void conv_row(real* z, const real* x, const Conv* s, int64_t b, int64_t t, int64_t first,
                             int64_t last) {
     for (int64_t c = first; c < last; c++) z[c] = s->bias ? s->bias[c] : 0;
     for (int64_t tap = 0; tap < CONV_WIDTH; tap++) {
-        const real* row = conv_input(s, x, b, t - CONV_HISTORY + tap);
+        const real* row = conv_tap(s, x, b, t, tap);
         for (int64_t c = first; row && c < last; c++) z[c] += s->weight[c * CONV_WIDTH + tap] * row[c];
     }
 }
@@ -72,8 +79,8 @@ static inline void conv_backward(real* dx, real* dy, const real* x, const Conv* 
             for (int64_t tap = 0; tap < CONV_WIDTH && t + CONV_HISTORY - tap >= 0; tap++) {
                 int64_t later = t + CONV_HISTORY - tap;
                 const real* dz = dy + (b * T + later) * C;
-                for (int64_t c = first; later < T && c < last; c++)
-                    row[c] += s->weight[c * CONV_WIDTH + tap] * dz[c];
+                if (later >= T || (s->doc_start && s->doc_start[b * T + later] > t)) continue;
+                for (int64_t c = first; c < last; c++) row[c] += s->weight[c * CONV_WIDTH + tap] * dz[c];
             }
         }
     }
@@ -84,7 +91,7 @@ static inline void conv_backward(real* dx, real* dy, const real* x, const Conv* 
             const real* dz = dy + i * C;
             for (int64_t c = first; s->bias && c < last; c++) s->dbias[c] += dz[c];
             for (int64_t tap = 0; tap < CONV_WIDTH; tap++) {
-                const real* row = conv_input(s, x, i / T, i % T - CONV_HISTORY + tap);
+                const real* row = conv_tap(s, x, i / T, i % T, tap);
                 for (int64_t c = first; row && c < last; c++)
                     s->dweight[c * CONV_WIDTH + tap] += dz[c] * row[c];
             }

@@ -21,6 +21,8 @@ The backward pass with dS the gradient of S_t, from the last token to the first:
 It needs the states of all tokens. The forward pass keeps one of SEGMENT (checkpoints); the
 backward pass computes a segment's states from its checkpoint.
 
+A document begins with S = 0, and no gradient leaves it there.
+
 Called by the recurrent mixers, and with state by their extension: one function for both.
 */
 #pragma once
@@ -36,6 +38,7 @@ typedef struct {
     int64_t decay_width; // K: a decay per channel; 1: per head; 0: none
     int64_t value_row;   // elements of v and of its gradient from token to token; heads are adjacent
     real scale;
+    const int32_t* doc_start; // [B,T], as Layer's; NULL: a sequence is one document
 } ScanShape;
 
 typedef struct {
@@ -131,6 +134,7 @@ static inline void scan_forward(real* o, const Scan* r, const ScanShape* s) {
             if (state) scan_load(S, state, K, V, &p);
             for (int64_t t = 0; t < s->T; t++) {
                 const ScanToken x = scan_token(r, s, &p, t);
+                if (is_wall(s->doc_start, p.b * s->T + t, s->T)) memset(S, 0, (size_t)(K * n) * sizeof(real));
                 real* out = o + ((p.b * s->T + t) * s->NH + p.h) * V + p.column;
                 if (r->checkpoints && t % SEGMENT == 0)
                     scan_store(r->checkpoints + (head * scan_segments(s->T) + t / SEGMENT) * K * V, S, K, V,
@@ -208,9 +212,11 @@ static inline void scan_backward(const ScanBackward* g, const Scan* r, const Sca
     int64_t K = s->K, V = s->V, pieces = s->B * s->NH * scan_pieces(V), segments = scan_segments(s->T);
 #pragma omp parallel
     {
-        // states [SEGMENT + 1, K, n] before and after each token of a segment, errors [SEGMENT, n], dS [K, n]
+        // states [SEGMENT + 1, K, n] before and after each token of a segment, errors [SEGMENT, n], dS [K, n],
+        // and zeros [K, n], the state before a document
         real* states =
-            (real*)xcalloc((size_t)((SEGMENT + 2) * K * COLUMNS + SEGMENT * COLUMNS), sizeof(real));
+            (real*)xcalloc((size_t)((SEGMENT + 3) * K * COLUMNS + SEGMENT * COLUMNS), sizeof(real));
+        const real* zeros = states + (SEGMENT + 2) * K * COLUMNS + SEGMENT * COLUMNS;
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < pieces; i++) {
             const ScanPiece p = scan_piece(s, i);
@@ -223,14 +229,17 @@ static inline void scan_backward(const ScanBackward* g, const Scan* r, const Sca
                           &p);
                 for (int64_t t = 0; t < count; t++) {
                     const ScanToken x = scan_token(r, s, &p, first + t);
-                    scan_step(states + (t + 1) * size, errors + t * n, states + t * size, &x, K, n,
-                              r->beta != NULL);
+                    const bool wall = is_wall(s->doc_start, p.b * s->T + first + t, s->T);
+                    scan_step(states + (t + 1) * size, errors + t * n, wall ? zeros : states + t * size, &x,
+                              K, n, r->beta != NULL);
                 }
                 for (int64_t t = count - 1; t >= 0; t--) {
                     const ScanToken x = scan_token(r, s, &p, first + t);
                     const ScanTokenGradients at = scan_gradients(g, s, &p, first + t);
-                    scan_step_backward(dS, &at, states + t * size, states + (t + 1) * size, errors + t * n,
-                                       &x, s, n);
+                    const bool wall = is_wall(s->doc_start, p.b * s->T + first + t, s->T);
+                    scan_step_backward(dS, &at, wall ? zeros : states + t * size, states + (t + 1) * size,
+                                       errors + t * n, &x, s, n);
+                    if (wall) memset(dS, 0, (size_t)size * sizeof(real));
                 }
             }
         }

@@ -69,6 +69,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         decay_time_min=None,
         decay_time_max=None,
         log_pruning_tolerance=None,     # a matter of speed in the trainer; nothing is pruned here
+        document_reset=False,           # no token sees anything before the last end of text, eos_token_id
         tie_word_embeddings=False,
         use_cache=True,
         **kwargs,
@@ -100,6 +101,7 @@ class ForgettingTransformerConfig(PretrainedConfig):
         self.decay_time_min = decay_time_min
         self.decay_time_max = decay_time_max
         self.log_pruning_tolerance = log_pruning_tolerance
+        self.document_reset = document_reset
         self.use_cache = use_cache
         supported = dict(num_kv_heads=(None, num_heads), hidden_act=("swish",), ogate_act=("sigmoid",),
                          fgate_type=("full", "bias_only", "fixed", "none"))
@@ -171,6 +173,7 @@ class FoxCache:
 
     def __init__(self, num_layers):
         self.layers = [self.layer_class() for _ in range(num_layers)]
+        self.documents = None  # [B, T] of the tokens so far, with document_reset
 
     def get_seq_length(self, layer_idx=0):
         """The number of tokens it holds."""
@@ -178,15 +181,31 @@ class FoxCache:
 
     def reorder_cache(self, beam_idx):
         """Sequence i continues sequence beam_idx[i] from now on: beam search."""
-        for layer in self.layers:
-            for name, x in vars(layer).items():
+        for part in (self, *self.layers):
+            for name, x in vars(part).items():
                 if torch.is_tensor(x):
-                    setattr(layer, name, x.index_select(0, beam_idx.to(x.device)))
+                    setattr(part, name, x.index_select(0, beam_idx.to(x.device)))
 
     def __getitem__(self, layer_idx):
         """The shapes of a layer's k and v, where the generation of older versions of transformers finds the length."""
         k, v, length = (getattr(self.layers[layer_idx], name) for name in ("k", "v", "length"))
         return tuple(x if x is None else x[:, :, :1].expand(-1, -1, length, -1) for x in (k, v))
+
+
+# ----------------------------------------------------------------------------
+# packed documents: with document_reset every token has the number of its document, [B, past + T]
+
+def number_documents(input_ids, config, before):
+    """The numbers of the tokens `before` [B, past], or None, and of input_ids [B, T]."""
+    end = getattr(config, "eos_token_id", None)
+    numbers = (input_ids == (config.vocab_size - 1 if end is None else end)).long().cumsum(1)
+    return numbers if before is None else torch.cat((before, numbers + before[:, -1:]), dim=1)
+
+
+def begins(documents, length):
+    """[B, length]: does a document begin at each of the last tokens?"""
+    numbers = F.pad(documents, (1, 0), value=-1)
+    return numbers[:, -length:] != numbers[:, -length - 1:-1]
 
 
 # ----------------------------------------------------------------------------
@@ -208,11 +227,12 @@ def rotate(x, cos, sin):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
 
 
-def block_attention(q, k, v, cum_logf, key_mask, window):
+def block_attention(q, k, v, cum_logf, key_mask, window, documents=None):
     """
     Attention of the last queries of a sequence, q [B, h, queries, dh], to all its keys, k and v
     [B, h, keys, dh]. cum_logf is [B, h, keys] in fp64 or None. key_mask [B, keys] is False for padding, or
-    None. A query sees its own key and the window - 1 before; None or 0: all before.
+    None. A query sees its own key and the window - 1 before; None or 0: all before. With documents [B, keys]
+    it sees those of its own document alone.
 
     A difference of two cum_logf is exact to fp32 at any length, because it is taken in fp64: the sums reach
     -1e5, where fp32 has 0.008 between neighbours. Scores and softmax have the bias's precision, fp32.
@@ -224,6 +244,8 @@ def block_attention(q, k, v, cum_logf, key_mask, window):
         visible = visible & ones.triu(own - window + 1)
     if key_mask is not None:  # padding sees itself: a softmax of nothing is NaN
         visible = visible & (key_mask[:, None, None, :] | ones.triu(own))
+    if documents is not None:
+        visible = visible & (documents[:, None, own:, None] == documents[:, None, None, :])
     if cum_logf is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
     bias = (cum_logf[:, :, own:, None] - cum_logf[:, :, None, :]).to(widen(q).dtype)
@@ -232,11 +254,12 @@ def block_attention(q, k, v, cum_logf, key_mask, window):
         return F.scaled_dot_product_attention(widen(q), widen(k), widen(v), attn_mask=bias).to(v.dtype)
 
 
-def attention(q, k, v, cum_logf, key_mask, window=None):
+def attention(q, k, v, cum_logf, key_mask, window=None, documents=None):
     """As block_attention, in blocks of queries, so that memory is not quadratic in T."""
     B, h, queries, _ = q.shape
     keys = k.shape[2]
-    if cum_logf is None and key_mask is None and queries == keys and not (window and window < keys):
+    plain = cum_logf is None and key_mask is None and documents is None
+    if plain and queries == keys and not (window and window < keys):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     rows = max(1, MAX_BIAS_ELEMENTS // (B * h * keys))
     blocks = []
@@ -246,7 +269,8 @@ def attention(q, k, v, cum_logf, key_mask, window=None):
         seen = slice(first, keys - queries + stop)
         inputs = (q[:, :, start:stop], k[:, :, seen], v[:, :, seen],
                   None if cum_logf is None else cum_logf[:, :, seen],
-                  None if key_mask is None else key_mask[:, seen], window)
+                  None if key_mask is None else key_mask[:, seen], window,
+                  None if documents is None else documents[:, seen])
         if torch.is_grad_enabled():  # the backward pass computes the bias again instead of keeping it
             blocks.append(checkpoint(block_attention, *inputs, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -277,10 +301,11 @@ class ShiftLinear(nn.Module):
         super().__init__()
         self.linear, self.shift_proj = nn.Linear(d, d, bias=False), nn.Linear(d, h, bias=False)
 
-    def forward(self, a, previous, token_mask):
+    def forward(self, a, previous, token_mask, documents):
         """
         Returns y [B, T, d] and the last y~ [B, 1, h, dh], which is `previous` of the next call; None at the
-        start. token_mask [B, T] is False for padding, which counts as no token, or None.
+        start. token_mask [B, T] is False for padding, which counts as no token, or None. The first token of one
+        of the documents has none before it.
         """
         alpha = self.shift_proj(a).sigmoid().unsqueeze(-1)             # [B, T, h, 1]
         current = self.linear(a).unflatten(-1, (alpha.shape[2], -1))   # [B, T, h, dh]
@@ -288,6 +313,8 @@ class ShiftLinear(nn.Module):
         if previous is None:
             previous = torch.zeros_like(current[:, :1])
         before = torch.cat((previous, real[:, :-1]), dim=1)
+        if documents is not None:
+            before = before.masked_fill(begins(documents, a.shape[1])[:, :, None, None], 0)
         return torch.lerp(current, before, alpha).flatten(2), real[:, -1:]
 
 
@@ -322,17 +349,17 @@ class Attention(nn.Module):
         z = self.fgate_proj(a) if gate == "full" else self.fgate_bias.expand(a.shape[0], a.shape[1], -1)
         return F.logsigmoid(widen(z)).double().cumsum(1).transpose(1, 2)
 
-    def forward(self, a, rope, mask, cache):
-        """a [B, T, d] -> [B, T, d]. rope is (cos, sin); mask [B, past + T] or None; cache a LayerCache."""
+    def forward(self, a, rope, mask, documents, cache):
+        """a [B, T, d] -> [B, T, d]. rope is (cos, sin); mask, documents [B, past + T] or None; cache a LayerCache."""
         c, T = self.config, a.shape[1]
         token_mask = None if mask is None else mask[:, -T:]
         q, k, v = self.q_proj(a), None, None
         if c.use_k_shift:
-            k, cache.previous_k = self.k_proj(a, cache.previous_k, token_mask)
+            k, cache.previous_k = self.k_proj(a, cache.previous_k, token_mask, documents)
         else:
             k = self.k_proj(a)
         if c.use_v_shift:
-            v, cache.previous_v = self.v_proj(a, cache.previous_v, token_mask)
+            v, cache.previous_v = self.v_proj(a, cache.previous_v, token_mask, documents)
         else:
             v = self.v_proj(a)
         q, k, v = (x.unflatten(-1, (c.num_heads, -1)) for x in (q, k, v))  # [B, T, h, dh]
@@ -342,8 +369,8 @@ class Attention(nn.Module):
             q, k = rotate(q, *rope), rotate(k, *rope)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         k, v, cum_logf = cache.append(k, v, self.cum_logf(a), c.window_size)
-        key_mask = None if mask is None else mask[:, -k.shape[2]:]
-        o = attention(q, k, v, cum_logf, key_mask, c.window_size).transpose(1, 2)
+        key_mask, documents = (None if x is None else x[:, -k.shape[2]:] for x in (mask, documents))
+        o = attention(q, k, v, cum_logf, key_mask, c.window_size, documents).transpose(1, 2)
         if c.use_output_norm:
             o = self.output_norm(o)
         o = o.flatten(2)
@@ -371,9 +398,10 @@ class Block(nn.Module):
         self.attn_norm, self.attn = RMSNorm(config.hidden_size, config.norm_eps), self.mixer_class(config)
         self.mlp_norm, self.mlp = RMSNorm(config.hidden_size, config.norm_eps), MLP(config)
 
-    def forward(self, x, shared, mask, cache):
+    def forward(self, x, shared, mask, documents, cache):
         # without a cache that outlives the call, a block that is computed again starts from an empty one too
-        x = x + self.attn(self.attn_norm(x), shared, mask, self.cache_class() if cache is None else cache)
+        cache = self.cache_class() if cache is None else cache
+        x = x + self.attn(self.attn_norm(x), shared, mask, documents, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -445,6 +473,8 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
             raise ValueError("output_attentions: attention weights are computed in blocks and not kept")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("one of input_ids and inputs_embeds is needed")
+        if input_ids is None and config.document_reset:
+            raise ValueError("inputs_embeds: document_reset needs input_ids, which tell where documents begin")
         if past_key_values is not None and not isinstance(past_key_values, self.cache_class):
             raise ValueError(
                 f"past_key_values is a {type(past_key_values).__name__}, not a {self.cache_class.__name__}")
@@ -463,14 +493,20 @@ class ForgettingTransformerModel(ForgettingTransformerPreTrainedModel):
             if tuple(attention_mask.shape) != expected:
                 raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, not {expected}")
             mask = None if attention_mask.all() else attention_mask.bool()
+        documents = None
+        if config.document_reset:
+            documents = number_documents(input_ids, config, past_key_values.documents if past else None)
+            if past_key_values is not None:
+                past_key_values.documents = documents
         shared = self.shared_inputs(past, x.shape[1], x.device)
 
         hidden_states = [x]
         for i, block in enumerate(self.layers):
             if recompute:
-                x = self._gradient_checkpointing_func(block.__call__, x, shared[i], mask, None)
+                x = self._gradient_checkpointing_func(block.__call__, x, shared[i], mask, documents, None)
             else:
-                x = block(x, shared[i], mask, None if past_key_values is None else past_key_values.layers[i])
+                cache = None if past_key_values is None else past_key_values.layers[i]
+                x = block(x, shared[i], mask, documents, cache)
             hidden_states.append(x)
         hidden_states[-1] = x = getattr(self, self.norm_name)(x)
         output = BaseModelOutputWithPast(

@@ -14,6 +14,7 @@ A head keeps a state S [K, V] of its tokens so far, and token t reads o_t = S_t^
 Computed in chunks of tokens, states in fp32. Shapes as in modeling_fox.py; K, V: channels of a head's keys and
 values.
 """
+import itertools
 import math
 
 import torch
@@ -43,7 +44,7 @@ class RecurrentConfig(PretrainedConfig):
     def __init__(self, defaults=None, only=None, tie_word_embeddings=False, **keys):
         """defaults: {key: value} of what `keys` lack; only: {key: value} of those with one value."""
         common = dict(vocab_size=50257, hidden_size=768, num_hidden_layers=12, num_heads=6,
-                      initializer_range=0.02, use_cache=True)
+                      initializer_range=0.02, use_cache=True, document_reset=False)
         for key, value in {**common, **(defaults or {}), **(only or {})}.items():
             setattr(self, key, keys.pop(key, value))
             if key in (only or {}) and getattr(self, key) != value:
@@ -122,39 +123,59 @@ class RecurrentCache(FoxCache):
 # ----------------------------------------------------------------------------
 # recurrences: q, k [B, h or 1, T, K], v [B, h, T, V], S [B, h, K, V]
 
-def delta_chunk(S, q, k, v, beta):
+def document_masks(documents, length, chunk):
+    """
+    Of each chunk of the last tokens, with documents [B, past + T]: which of its tokens are of one document
+    [B, 1, C, C], which of that of the token before the chunk, and which of that of its last token [B, 1, C, 1].
+    """
+    numbers = F.pad(documents, (1, 0), value=-1)[:, None, -length - 1:]
+    for start in range(0, length, chunk):
+        own, before = numbers[:, :, start + 1:start + 1 + chunk], numbers[:, :, start:start + 1]
+        yield own[..., None] == own[..., None, :], (own == before)[..., None], (own == own[:, :, -1:])[..., None]
+
+
+def delta_chunk(S, q, k, v, beta, masks):
     """
     One chunk of the delta rule, beta [B, h, C, 1]: what tokens add to the state, after what those before them
     in the chunk added, comes from a triangular system of equations. Returns o and the next S.
     """
-    A = (beta * (k @ k.mT)).tril(-1)  # the unit diagonal is implied
-    W, U = torch.linalg.solve_triangular(
-        A, beta * torch.cat((k, v), -1), upper=False, unitriangular=True).split((k.shape[-1], v.shape[-1]), -1)
+    A, P, seen, read, written, kept = beta * (k @ k.mT), q @ k.mT, k, q, k, S
+    if masks is not None:  # A and P are of documents, tokens of a later one neither read nor keep the state before
+        same, first, last = masks
+        A, P, seen, read, written, kept = A * same, P * same, k * first, q * first, k * last, S * first[:, :, -1:]
+    W, U = torch.linalg.solve_triangular(  # the unit diagonal of A is implied
+        A.tril(-1), beta * torch.cat((seen, v), -1), upper=False, unitriangular=True).split(
+            (k.shape[-1], v.shape[-1]), -1)
     new = U - W @ S
-    return q @ S + (q @ k.mT).tril() @ new, S + k.mT @ new
+    return read @ S + P.tril() @ new, kept + written.mT @ new
 
 
-def decay_chunk(S, q, k, v, log_decay):
+def decay_chunk(S, q, k, v, log_decay, masks):
     """
     One chunk of S_t = decay_t S_{t-1} + k_t v_t^T, log_decay [B, h, C, 1 or K]. All exponents are <= 0; their
     differences are taken in fp64, where those of long sums are exact to fp32. Returns o and the next S.
     """
     b = log_decay.double().cumsum(2)
-    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-    weight = (b[:, :, :, None] - b[:, :, None]).to(q.dtype).masked_fill(future[..., None], -math.inf).exp()
+    hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    if masks is not None:
+        hidden = hidden | ~masks[0]
+    weight = (b[:, :, :, None] - b[:, :, None]).to(q.dtype).masked_fill(hidden[..., None], -math.inf).exp()
     if weight.shape[-1] == 1:
         scores = (q @ k.mT) * weight[..., 0]
     else:
         scores = (q[:, :, :, None] * k[:, :, None] * weight).sum(-1)
     end = b[:, :, -1:]
-    o = (q * b.to(q.dtype).exp()) @ S + scores @ v
-    return o, S * end.to(q.dtype).exp().mT + (k * (end - b).to(q.dtype).exp()).mT @ v
+    read, kept, written = q * b.to(q.dtype).exp(), S * end.to(q.dtype).exp().mT, k * (end - b).to(q.dtype).exp()
+    if masks is not None:
+        read, kept, written = read * masks[1], kept * masks[1][:, :, -1:], written * masks[2]
+    return read @ S + scores @ v, kept + written.mT @ v
 
 
-def recurrence(step, cache, chunk, *inputs):
+def recurrence(step, cache, chunk, documents, *inputs):
     """
-    Runs step over chunks of the inputs q, k, v and the gate, each [B, T, h, channels]. Starts from the cache's
-    state and updates it. Returns o [B, T, h, V]. The backward pass computes a chunk again from its state.
+    Runs step over chunks of the inputs q, k, v and the gate, each [B, T, h, channels]; documents as the mixers
+    have them. Starts from the cache's state and updates it. Returns o [B, T, h, V]. The backward pass computes a
+    chunk again from its state.
     """
     inputs = [widen(x).transpose(1, 2) for x in inputs]
     q, k, v = inputs[:3]
@@ -162,7 +183,9 @@ def recurrence(step, cache, chunk, *inputs):
     if S is None:
         S = v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])
     with torch.autocast(v.device.type, enabled=False):
-        for parts in zip(*(x.split(chunk, dim=2) for x in inputs)):
+        chunks = zip(*(x.split(chunk, dim=2) for x in inputs))
+        masks = itertools.repeat(None) if documents is None else document_masks(documents, v.shape[2], chunk)
+        for parts in ((*x, m) for x, m in zip(chunks, masks)):
             if torch.is_grad_enabled():
                 o, S = checkpoint(step, S, *parts, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -174,7 +197,8 @@ def recurrence(step, cache, chunk, *inputs):
 
 # ----------------------------------------------------------------------------
 # mixers: a [B, T, d] -> [B, T, d]. mask [B, past + T] is False for padding, which comes first, or None: padding
-# leaves the state at zero, as it has no v, and the convolutions read zeros in its place.
+# leaves the state at zero, as it has no v, and the convolutions read zeros in its place. documents [B, past + T]
+# are the numbers of the tokens' documents, or None.
 
 def uniform(module, bound):
     """module, whose weight and bias begin uniform in +-bound."""
@@ -195,11 +219,16 @@ def hide_padding(x, mask):
     return x if mask is None else x * mask[:, -x.shape[1]:, None]
 
 
-def causal_conv(x, weight, bias, cache):
+def causal_conv(x, weight, bias, documents, cache):
     """silu(conv4(x)) of x [B, T, C], each channel alone, after the inputs in the cache, which it updates."""
     before = x.new_zeros(x.shape[0], CONV_WIDTH - 1, x.shape[2]) if cache.history is None else cache.history
     x = torch.cat((before, x), dim=1)
     cache.history = x[:, 1 - CONV_WIDTH:].clone()  # not a view, which would keep all of x
+    if documents is not None:  # a token reads those of its own document
+        T, number = x.shape[1] - CONV_WIDTH + 1, F.pad(documents, (CONV_WIDTH - 1, 0), value=-1)[:, -x.shape[1]:]
+        own = (number[:, tap:tap + T] == number[:, -T:] for tap in range(CONV_WIDTH))
+        y = sum(weight[:, 0, tap] * x[:, tap:tap + T] * same[..., None] for tap, same in enumerate(own))
+        return F.silu(y if bias is None else y + bias)
     return F.silu(F.conv1d(x.mT, weight, bias, groups=x.shape[2])).mT
 
 
@@ -212,14 +241,14 @@ class DeltaNet(nn.Module):
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (conv1d(d, bias=False) for _ in range(3))
         self.o_norm = RMSNorm(d // self.h, config.norm_eps)
 
-    def forward(self, a, _, mask, cache):
+    def forward(self, a, _, mask, documents, cache):
         x = torch.cat((self.q_proj(a), self.k_proj(a), self.v_proj(a)), dim=-1)
         weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
-        x = causal_conv(hide_padding(x, mask), weight, None, cache)
+        x = causal_conv(hide_padding(x, mask), weight, None, documents, cache)
         q, k, v = (widen(part).unflatten(-1, (self.h, -1)) for part in x.chunk(3, dim=-1))  # [B, T, h, dh]
         q, k = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + L2_NORM_EPS) for part in (q, k))
         beta = widen(self.b_proj(a)).sigmoid().unsqueeze(-1)
-        o = recurrence(delta_chunk, cache, CHUNK, q / math.sqrt(q.shape[-1]), k, v, beta)
+        o = recurrence(delta_chunk, cache, CHUNK, documents, q / math.sqrt(q.shape[-1]), k, v, beta)
         return self.o_proj(self.o_norm(o).flatten(2).to(a.dtype))
 
 
@@ -230,7 +259,7 @@ class HGRN2(nn.Module):
         self.q_proj, self.f_proj, self.i_proj, self.o_proj = (xavier_linear(d, d) for _ in range(4))
         self.g_norm = RMSNorm(d, config.norm_eps)
 
-    def forward(self, a, bound, mask, cache):
+    def forward(self, a, bound, mask, documents, cache):
         """bound [d]: of the forget gates from below, or None for 0."""
         z, open = widen(self.f_proj(a)), 1
         log_f = F.logsigmoid(z)
@@ -239,7 +268,7 @@ class HGRN2(nn.Module):
             log_f = (bound + open * z.sigmoid()).log()
         q, k, v = F.silu(self.q_proj(a)), open * (-z).sigmoid(), hide_padding(self.i_proj(a), mask)
         q, k, v, log_f = (widen(x).unflatten(-1, (self.h, -1)) for x in (q, k, v, log_f))
-        o = recurrence(decay_chunk, cache, CHANNEL_CHUNK, q / math.sqrt(q.shape[-1]), k, v, log_f)
+        o = recurrence(decay_chunk, cache, CHANNEL_CHUNK, documents, q / math.sqrt(q.shape[-1]), k, v, log_f)
         return self.o_proj(self.g_norm(o.flatten(2)).to(a.dtype))
 
 
@@ -261,15 +290,15 @@ class Mamba2(nn.Module):
         return dict(dt_bias=step + torch.log(-torch.expm1(-step)), A_log=torch.arange(1.0, self.h + 1).log(),
                     D=torch.ones(self.h))
 
-    def forward(self, a, _, mask, cache):
+    def forward(self, a, _, mask, documents, cache):
         di, N = self.out_proj.in_features, self.N
         z, xBC, dt = self.in_proj(a).split((di, di + 2 * N, self.h), dim=-1)
-        xBC = causal_conv(hide_padding(xBC, mask), self.conv1d.weight, self.conv1d.bias, cache)
+        xBC = causal_conv(hide_padding(xBC, mask), self.conv1d.weight, self.conv1d.bias, documents, cache)
         x, k, q = (widen(part) for part in xBC.split((di, N, N), dim=-1))
         step = F.softplus(widen(dt) + widen(self.dt_bias)).unsqueeze(-1)                  # [B, T, h, 1]
         log_decay = -step * widen(self.A_log).exp()[:, None]
         v = step * hide_padding(x, mask).unflatten(-1, (self.h, -1))
-        y = recurrence(decay_chunk, cache, CHUNK, q.unsqueeze(2), k.unsqueeze(2), v, log_decay)
+        y = recurrence(decay_chunk, cache, CHUNK, documents, q.unsqueeze(2), k.unsqueeze(2), v, log_decay)
         y = y + widen(self.D)[:, None] * x.unflatten(-1, (self.h, -1))
         return self.out_proj(self.norm(y.flatten(2) * F.silu(widen(z))).to(a.dtype))
 
@@ -298,8 +327,9 @@ class Mamba2Block(nn.Module):
         super().__init__()
         self.norm, self.mixer = RMSNorm(config.hidden_size, config.norm_eps), Mamba2(config)
 
-    def forward(self, x, shared, mask, cache):
-        return x + self.mixer(self.norm(x), shared, mask, RecurrentLayerCache() if cache is None else cache)
+    def forward(self, x, shared, mask, documents, cache):
+        cache = RecurrentLayerCache() if cache is None else cache
+        return x + self.mixer(self.norm(x), shared, mask, documents, cache)
 
 
 # ----------------------------------------------------------------------------

@@ -227,6 +227,14 @@ static inline SamplerSettings sampling_of(const Options* o, uint64_t seed, int64
     return s;
 }
 
+// The last document that begins in `ids`: the position of its end of text; 0 without document_reset. What is
+// continued sees nothing before it.
+static inline int64_t last_document(const Config* c, const TokenBuffer* ids) {
+    int64_t i = ids->count - 1;
+    while (i > 0 && !(c->document_reset && ids->data[i] == config_end_of_text(c))) i--;
+    return i;
+}
+
 // ----------------------------------------------------------------------------
 // samples of a prompt
 
@@ -342,6 +350,9 @@ static inline char* generate_samples(const Run* run, const Tokenizer* tokenizer,
     *token_buffer_reserve(&ids, 1) = (uint32_t)config_end_of_text(&run->config);
     ids.count = 1;
     if (tokenizer->vocab_size > 0) text_encode(tokenizer, o->json_escape, prompt, prompt_bytes, &ids);
+    const int64_t begin = last_document(&run->config, &ids);
+    memmove(ids.data, ids.data + begin, (size_t)(ids.count - begin) * sizeof *ids.data);
+    ids.count -= begin;
     for (int64_t k = 0; k < count; k++) {
         GeneratedText text = {.tokenizer = tokenizer,
                               .stops = &stops,

@@ -11,7 +11,8 @@ Texts may be lists of token ids. End of text stands before every context, text a
 of log-probabilities of tok(context + continuation) beyond tok(context), where white space that ends the
 context belongs to the continuation. A rolling text is cut into windows as lm-evaluation-harness cuts it: of
 --seq-len tokens, or those of training, each token scored once, with as much context as the window has. What a
-generation does not set is as on the command line. A line that is no request is answered by an "error". For
+generation does not set is as on the command line. With document_reset each document of a request is a sequence of its
+own, and a generation continues the last one. A line that is no request is answered by an "error". For
 users, with every member: dev/INFERENCE.md.
 
 Lines are read in windows of up to ENGINE_MEMBERS sequences, whose common beginnings are read once, and more
@@ -119,7 +120,9 @@ static inline bool request_matches(const Request* q) {
         return memmem(q->text.text.data, q->text.text.count, q->expected.text, q->expected.bytes) != NULL;
     if (ids->count == 0) return true;
     for (int64_t i = tokens->count - q->sequences[0].generated; i + ids->count <= tokens->count; i++)
-        if (memcmp(tokens->data + i, ids->data, (size_t)ids->count * sizeof *ids->data) == 0) return true;
+        if (ids->count == 0 ||
+            memcmp(tokens->data + i, ids->data, (size_t)ids->count * sizeof *ids->data) == 0)
+            return true;
     return false;
 }
 
@@ -338,17 +341,39 @@ static inline void token_buffer_append(TokenBuffer* to, const TokenBuffer* ids, 
     to->count += last - first;
 }
 
+// Adds tokens [begin, end) of ids as a sequence like s, scored from `scored` on.
+static inline void request_add(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t begin,
+                               int64_t end, int64_t scored) {
+    q->sequences = (Sequence*)xrealloc(q->sequences, (size_t)(q->count + 1) * sizeof *s);
+    Sequence* added = &q->sequences[q->count++];
+    *added = *s;
+    added->scored = scored - begin;
+    token_buffer_append(&added->tokens, ids, begin, end);
+}
+
+// The same, of each document in them one sequence: from its end of text to that of the next one, its last
+// target. Documents before the first scored token are left out.
+static inline void request_add_documents(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t begin,
+                                         int64_t end, int64_t scored) {
+    const Config* c = &q->of->run->config;
+    for (int64_t first = begin, last; first + 1 < end; first = last) {
+        for (last = first + 1; last + 1 < end;)
+            if (c->document_reset && ids->data[last] == config_end_of_text(c))
+                break;
+            else
+                last++;
+        if (last >= scored) request_add(q, s, ids, first, last + 1, scored > first ? scored : first + 1);
+    }
+}
+
 // The windows of tokens ids[1 ..] behind end of text, ids[0]: each of up to T rows. The last one begins
 // earlier, so that it has T rows too, and scores only what is new.
-static inline void request_windows(Request* q, const TokenBuffer* ids, int64_t T) {
+static inline void request_windows(Request* q, const Sequence* s, const TokenBuffer* ids, int64_t T) {
     q->tokens = ids->count - 1;
-    q->count = (q->tokens + T - 1) / T;
-    q->sequences = (Sequence*)xcalloc((size_t)q->count, sizeof(Sequence));
-    for (int64_t i = 0; i < q->count; i++) {
-        int64_t first = 1 + i * T, end = first + T < ids->count ? first + T : ids->count; // scored
+    for (int64_t first = 1; first < ids->count; first += T) {
+        int64_t end = first + T < ids->count ? first + T : ids->count; // scored
         int64_t begin = end - T - 1 > 0 ? end - T - 1 : 0;
-        token_buffer_append(&q->sequences[i].tokens, ids, begin, end);
-        q->sequences[i].scored = first - begin;
+        request_add_documents(q, s, ids, begin, end, first);
     }
 }
 
@@ -366,20 +391,19 @@ static inline bool request_sequences(Request* q, const Json* j, TokenBuffer* ids
         !(request_tokens(q->of, j, "prompt", true, ids, err) && request_sampling(q, j, &s, err) &&
           request_until(q, j, err) && request_expected(q, j, err)))
         return false;
-    if (q->type == REQUEST_ROLLING) {
-        request_windows(q, ids, T);
-        return true;
-    }
-    rows = ids->count + (q->type == REQUEST_SCORE ? -1 : s.most_tokens);
-    if (rows > longest)
-        return fail(err, "%lld tokens, more than the %lld that a sequence can have here", (long long)rows,
-                    (long long)longest);
-    s.scored = scored;
     q->tokens = ids->count - scored;
-    if (q->type == REQUEST_SCORE && q->tokens == 0) return true;
-    q->sequences = (Sequence*)xcalloc(1, sizeof s);
-    q->sequences[0] = s, q->count = 1;
-    token_buffer_append(&q->sequences[0].tokens, ids, 0, ids->count);
+    if (q->type == REQUEST_ROLLING) request_windows(q, &s, ids, T);
+    if (q->type == REQUEST_SCORE && q->tokens > 0) request_add_documents(q, &s, ids, 0, ids->count, scored);
+    if (q->type == REQUEST_GENERATE) {
+        const int64_t begin = last_document(&q->of->run->config, ids);
+        request_add(q, &s, ids, begin, ids->count, begin + 1);
+    }
+    for (int64_t i = 0; i < q->count; i++) {
+        rows = q->sequences[i].tokens.count + (s.most_tokens ? s.most_tokens : -1);
+        if (rows > longest)
+            return fail(err, "%lld tokens, more than the %lld that a sequence can have here", (long long)rows,
+                        (long long)longest);
+    }
     return true;
 }
 
