@@ -180,6 +180,7 @@ static inline Conv deltanet_conv(const Layer* layer) {
     conv.weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV);
     conv.dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV);
     conv.dh = config_head_size(layer->config);
+    conv.doc_start = layer->doc_start;
     conv.normed = 2 * d;
     return conv;
 }
