@@ -1019,8 +1019,6 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
     model_check(&run->config, cudnn, run->micro_batch, o->seq_len);
-    if (run->config.document_reset && run->config.mixer == MIXER_DELTANET && !run_infers(run))
-        die("document_reset: DeltaNet's scan on the GPU does not have it: use ./train_fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);
     bool opens = run->mode != RUN_DRY || cudnn || (gpu.memory == 0 && device_exists());
     Device device = opens ? device_open_ranked(run->world) : Device();

@@ -53,7 +53,6 @@ static void test_documents(void) {
                                         "fox-llama fgate_type=fixed hidden_size=128",
                                         "fox-pro log_pruning_tolerance=null hidden_size=128",
                                         "transformer-pro use_k_shift=false qk_norm=false hidden_size=256"};
-    static const char mamba2[] = "mamba2 state_size=128 hidden_size=64 document_reset=true vocab_size=";
     for (const char* spec : specs) {
         char name[256];
         for (int V : {23, 120}) {
@@ -64,11 +63,14 @@ static void test_documents(void) {
         check_variant(name, 1, 1000);
         for (int64_t wall : {1, 100, 383, 384, 385, 450}) check_wall(name, 500, wall);
     }
-    for (const char* V : {"3", "23", "120"}) {
-        char name[256];
-        snprintf(name, sizeof name, "%s%s", mamba2, V);
-        check_variant(name, 2, 300);
-        check_variant(name, 1, 1);
-        for (int64_t wall : {1, 127, 128, 129, 200}) check_wall(name, 300, wall);
-    }
+    for (const char* spec :
+         {"mamba2 state_size=128 hidden_size=64", "deltanet hidden_size=256 intermediate_size=72",
+          "hgrn2 use_lower_bound=true hidden_size=256 intermediate_size=72"})
+        for (int V : {3, 23, 120}) {
+            char name[256];
+            snprintf(name, sizeof name, "%s document_reset=true vocab_size=%d", spec, V);
+            check_variant(name, 2, 300);
+            check_variant(name, 1, 1);
+            for (int64_t wall : {1, 64, 127, 128, 129, 200}) check_wall(name, 300, wall);
+        }
 }

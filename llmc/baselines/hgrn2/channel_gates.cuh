@@ -136,8 +136,11 @@ __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], 
         int n = i / 4, e = i % 4;
         channel_gate(f[n][e], k[n][e], channel_raw(raw, n, e), bound[e / 2]);
     }
-    for (int i = 0; walls && i < 8; i++)
-        if (channel_is_wall(walls, i / 4, i % 4)) f[i / 4][i % 4] = 0;
+    if (walls) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (channel_is_wall(walls, i / 4, i % 4)) f[i / 4][i % 4] = 0;
+    }
     if (count >= CHANNEL_TILE) return;
     __syncwarp(); // a branch, which most tiles do not take, and not a select for every element
     for (int i = 0; i < 8; i++)

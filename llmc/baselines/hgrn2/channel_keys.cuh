@@ -265,7 +265,9 @@ struct ChannelKeys {
 
     // At walls f becomes the gate's again, which k has come from, and nothing has come through the decay.
     __device__ void reopen(float (&dlogf)[2][4], unsigned walls, int t) {
-        for (int i = 0; walls && i < 8; i++)
+        if (!walls) return;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
             if (channel_is_wall(walls, i / 4, i % 4)) {
                 f[t][i / 4][i % 4] = 1 - k[t][i / 4][i % 4];
                 dlogf[i / 4][i % 4] = 0;
