@@ -274,7 +274,7 @@ static void test_variants(void) {
                   1400);
 }
 
-#include "dev/test/trainer/documents.cuh"
+#include "dev/test/gpu/packed_documents.cuh"
 
 static void check_extension(const char* spec) {
     static const int64_t shapes[][2] = {{1, 5}, {3, 1}, {3, 4}};
