@@ -48,8 +48,8 @@ __global__ static void __launch_bounds__(DOCUMENTS_THREADS)
 // Writes doc_start [B, T], find_documents on the device; NULL: documents are not told apart.
 static inline void documents_forward(int32_t* doc_start, const int32_t* inputs, int64_t B, int64_t T,
                                      int64_t end_of_text, cudaStream_t stream) {
+    if (!doc_start) return;
     Range range("documents", RANGE_FORWARD, stream);
-    if (doc_start)
-        CUDA_LAUNCH(documents_kernel, B, DOCUMENTS_THREADS, stream, doc_start, inputs, (int)T,
-                    (int32_t)end_of_text);
+    CUDA_LAUNCH(documents_kernel, B, DOCUMENTS_THREADS, stream, doc_start, inputs, (int)T,
+                (int32_t)end_of_text);
 }
