@@ -127,24 +127,26 @@ __device__ static inline bool channel_is_wall(unsigned walls, int n, int e) {
     return walls >> (n * 8 + (int)threadIdx.x % 4 * 2 + e % 2) & 1;
 }
 
-// Of a tile. Tokens from `count` on, of the tile, change nothing: f = 1, k = 0. At walls the decay f is 0, and k
-// that of the gate.
+// Of a tile. Tokens from `count` on, of the tile, change nothing: f = 1, k = 0.
 __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], const uint32_t (&raw)[4],
-                                            const float (&bound)[2], int count, unsigned walls) {
+                                            const float (&bound)[2], int count) {
     int token = (int)threadIdx.x % 4 * 2;
     for (int i = 0; i < 8; i++) {
         int n = i / 4, e = i % 4;
         channel_gate(f[n][e], k[n][e], channel_raw(raw, n, e), bound[e / 2]);
     }
-    if (walls) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (channel_is_wall(walls, i / 4, i % 4)) f[i / 4][i % 4] = 0;
-    }
     if (count >= CHANNEL_TILE) return;
     __syncwarp(); // a branch, which most tiles do not take, and not a select for every element
     for (int i = 0; i < 8; i++)
         if (i / 4 * 8 + token + i % 2 >= count) f[i / 4][i % 4] = 1, k[i / 4][i % 4] = 0;
+}
+
+// At a tile's walls the decay f becomes 0; k stays that of the gate.
+__device__ static inline void channel_close(float (&f)[2][4], unsigned walls) {
+    if (!walls) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (channel_is_wall(walls, i / 4, i % 4)) f[i / 4][i % 4] = 0;
 }
 
 // q = scale SiLU(raw), and its slope

@@ -122,7 +122,8 @@ struct ChannelKeys {
         for (int t = 0; t < CHANNEL_TILES; t++) {
             uint32_t raw[4];
             channel_load<CHANNEL_KEYS>(raw, shared.f, t);
-            channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE, channel_walls<DOCS>(w, b, t));
+            channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE);
+            if constexpr (DOCS) channel_close(f[t], channel_walls<DOCS>(w, b, t));
             for (int c = 0; c < 2; c++) {
                 float product = f[t][0][2 * c] * f[t][0][2 * c + 1] * f[t][1][2 * c] * f[t][1][2 * c + 1];
                 product *= __shfl_xor_sync(~0u, product, 1);

@@ -120,7 +120,8 @@ struct ChannelOperands {
         for (int t = 0; t < CHANNEL_TILES; t++) {
             float f[2][4], k[2][4], q[2][4], x[2][4];
             ChannelProducts products;
-            channel_gates(f, k, raw_f[t], bound, b.count - t * CHANNEL_TILE, channel_walls<DOCS>(w, b, t));
+            channel_gates(f, k, raw_f[t], bound, b.count - t * CHANNEL_TILE);
+            if constexpr (DOCS) channel_close(f, channel_walls<DOCS>(w, b, t));
             channel_query(q, raw_q[t], w.scale);
             products.compute(f, [&](int bit) {
                 products.operand(x, q, k, bit);

@@ -83,7 +83,8 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
             float f[2][4], k[2][4], q[2][4];
             ChannelProducts products;
             channel_load(raw, shared.f[stage], tile);
-            channel_gates(f, k, raw, bound, b.count - tile * CHANNEL_TILE, channel_walls<DOCS>(w, b, tile));
+            channel_gates(f, k, raw, bound, b.count - tile * CHANNEL_TILE);
+            if constexpr (DOCS) channel_close(f, channel_walls<DOCS>(w, b, tile));
             products.compute(f, [](int) {});
             if (BACKWARD) {
                 channel_load(raw, shared.q[stage], tile);
