@@ -24,6 +24,7 @@ finite changes nothing on the device itself.
 #include "llmc/layers/adamw.cuh"
 #include "llmc/layers/attention_layer.cuh"
 #include "llmc/layers/classifier.cuh"
+#include "llmc/layers/documents.cuh"
 #include "llmc/layers/embedding.cuh"
 #include "llmc/layers/swiglu.cuh"
 #include "llmc/train/train.h"
@@ -43,12 +44,12 @@ finite changes nothing on the device itself.
     X(bf16, v, KEPT_NONE, BT * d)                       /* [L,B,T,d] */ \
     X(float, q_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
     X(float, k_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
-    X(double, cum_logf, KEPT_QKV, gated * BT * NH)      /* [L,B,NH,T] */ \
+    X(double, cum_logf, gated ? KEPT_QKV : SHARED, (gated | resets) * BT * NH) /* [L,B,NH,T] */ \
     X(int, first_key_block, SHARED, blocks)         /* [B,NH,blocks] as in AttentionBounds */ \
     X(int, last_query_block, SHARED, blocks)        /* [B,NH,blocks] */ \
-    X(int, head_order, SHARED, prunes * B * NH)     /* [B NH] */ \
+    X(int, head_order, SHARED, (prunes | resets) * B * NH)     /* [B NH] */ \
     X(double, score_limits, KEPT_QKV, prunes * B * NH)  /* [L,B NH] as in Pruning */ \
-    X(PruningCount, pruning, KEPT_ALWAYS, prunes)       /* [L] of the step in progress */ \
+    X(PruningCount, pruning, KEPT_ALWAYS, prunes | resets) /* [L] of the step in progress */ \
     X(float, lse, KEPT_QKV, BT * NH)                    /* [L,B,NH,T] */ \
     X(bf16, o, KEPT_QKV, BT * d)                        /* [L,B,T,d] output of attention */ \
     X(float, o_rstd, KEPT_QKV, BT * NH)                 /* [L,B,T,NH] */ \
@@ -69,8 +70,8 @@ static void attention_activations(Activations* rows, const Config* config, const
                                   int64_t T, Recompute recompute) {
     int64_t BT = B * T, d = config->hidden_size, NH = config->num_heads, dh = config_head_size(config);
     int64_t S = matmul_padded(table->proj.rows), gated = config_has_gate(config),
-            prunes = config_prunes(config);
-    int64_t blocks = prunes * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
+            prunes = config_prunes(config), resets = config->document_reset;
+    int64_t blocks = (prunes | resets) * B * NH * ceil_div<int64_t>(T, ATTENTION_BLOCK);
     int64_t learns = gated && config->fgate_type != GATE_FIXED;
     int64_t gates_output = config->use_output_norm || config->use_output_gate;
     const int64_t backward = recompute != FORWARD_ONLY;
@@ -107,16 +108,11 @@ static void attention_init(const Layer* layer) {
 
 // The same with the activations of a pass.
 static void attention_pass_paths(const Layer* layer, const AttentionActs* a, HeadPath paths[3]) {
-    HeadPath *q = &paths[0], *k = &paths[1], *v = &paths[2];
+    bf16 *const out[] = {a->q, a->k, a->v}, *const dout[] = {a->dq, a->dk, a->dv};
     attention_paths(layer, paths);
-    q->out = a->q;
-    k->out = a->k;
-    v->out = a->v;
-    q->rstd = a->q_rstd;
-    k->rstd = a->k_rstd;
-    q->dout = a->dq;
-    k->dout = a->dk;
-    v->dout = a->dv;
+    for (int p = 0; p < 3; p++) paths[p].out = out[p], paths[p].dout = dout[p];
+    paths[0].rstd = a->q_rstd;
+    paths[1].rstd = a->k_rstd;
 }
 
 static Pruning attention_pruning(const Layer* layer, const AttentionActs* a, const HeadPath paths[3]) {
@@ -148,15 +144,17 @@ static void attention_mixer_forward(const Layer* layer, bf16* out, const bf16* i
                                   .k = a.k,
                                   .v = a.v,
                                   .cum_logf = a.cum_logf,
-                                  .bounds = a.score_limits ? &pruning.bounds : NULL,
+                                  .bounds = a.first_key_block ? &pruning.bounds : NULL,
                                   .scratch = layer->scratch};
+    // without a gate all layers share cum_logf and bounds, those of documents
+    const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
     qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
-    if (a.cum_logf)
+    if (a.cum_logf && own_gates)
         forget_gate_forward(a.cum_logf, proj_column(layer, a.proj, P_FGATE_PROJ),
                             layer_param_fp32(layer, P_FGATE_BIAS), layer->scratch, &shape, layer->stream);
-    if (attention.bounds) pruning_bounds(&pruning, &shape, layer->stream);
+    if (attention.bounds && own_gates) pruning_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_forward : attention_forward)(&attention, &shape, layer->stream);
     if (a.y) output_gate_forward(a.y, a.o, &output_gate, &shape, layer->stream);
     linear_forward(out, a.y ? a.y : a.o, residual, &o_proj, layer->matmul);
@@ -183,15 +181,16 @@ static DeferredWeight attention_mixer_backward(const Layer* layer, bf16* din, co
                                    .lse = a.lse,
                                    .delta = a.delta,
                                    .cum_logf = a.cum_logf,
-                                   .bounds = a.score_limits ? &pruning.bounds : NULL,
+                                   .bounds = a.first_key_block ? &pruning.bounds : NULL,
                                    .deterministic = layer->deterministic,
                                    .scratch = layer->scratch};
+    const bool own_gates = layer->l == 0 || config_has_gate(layer->config);
 
     linear_backward_input(din, dout, &o_proj, layer->matmul);
     if (a.y) output_gate_backward(din, a.y, din, a.o, &output_gate, layer->partial, &shape, layer->stream);
     weight_gradient(layer->weight_stream, dout, a.y ? a.y : a.o, &o_proj);
     if (layer->recompute_qkv) qkv_forward(paths, a.proj, a.angles, &shape, layer->stream);
-    if (attention.bounds) pruning_backward_bounds(&pruning, &shape, layer->stream);
+    if (attention.bounds && own_gates) pruning_backward_bounds(&pruning, &shape, layer->stream);
     (layer->cudnn ? attention_cudnn_backward : attention_backward)(&attention, &shape, layer->stream);
     if (a.dcum_logf)
         forget_gate_backward(proj_column(layer, a.dproj, P_FGATE_PROJ),
@@ -282,7 +281,8 @@ static DeferredWeight mlp_backward(const Layer* layer, bf16* din, const bf16* do
     X(bf16, dx, SHARED, backward * BT * d)         /* [B,T,d] gradient of the residual stream */ \
     X(bf16, dbranch, SHARED, backward * BT * d)    /* [B,T,d] gradient of a norm's output */ \
     X(int32_t, inputs, SHARED, BT)                 /* [B,T] */ \
-    X(int32_t, targets, SHARED, BT)                /* [B,T] */
+    X(int32_t, targets, SHARED, BT)                /* [B,T] */ \
+    X(int32_t, doc_start, SHARED, resets * BT)     /* [B,T] */
 // clang-format on
 
 typedef struct {
@@ -366,7 +366,7 @@ static void model_activations(Activations* rows, const Config* config, int64_t B
                               Recompute recompute) {
     int64_t BT = B * T, d = config->hidden_size, Vs = matmul_padded(config->vocab_size);
     int64_t logit_rows = model_logit_rows(BT, Vs);
-    const int64_t backward = recompute != FORWARD_ONLY;
+    const int64_t backward = recompute != FORWARD_ONLY, resets = config->document_reset;
     MODEL_ACTS(KEPT_ROW)
 }
 
@@ -403,6 +403,7 @@ static Layer model_layer(Model* model, const Pass* pass, int64_t l) {
     layer.grads = model->grads;
     layer.mixer = &pass->tables[PASS_MIXER];
     layer.mlp = &pass->tables[PASS_MLP];
+    layer.doc_start = pass == &model->pass ? model->acts.doc_start : NULL; // inference has no walls
     layer.scratch = model->scratch;
     layer.partial = model->partial;
     layer.matmul = &model->matmul;
@@ -444,6 +445,8 @@ static void model_check(const Config* c, bool cudnn, int64_t B, int64_t T) {
         die("--attention cudnn: cuDNN has no forget gate: use --attention fox, or a transformer- model");
     if (cudnn && c->window_size > 0)
         die("--attention cudnn: these kernels have no window: use --attention fox, or --window-size 0");
+    if (cudnn && c->document_reset)
+        die("--attention cudnn: these kernels have no document_reset: use --attention fox");
 }
 
 // The sizes of a model on one of several ranks, without device memory. `cudnn`: attention by cuDNN's kernels.
@@ -575,10 +578,10 @@ template <class T> static inline T* model_param(const Model* model, T* buffer, P
     return buffer ? buffer + params_find(&model->table, kind, 0)->offset : NULL;
 }
 
-// Counts of attention blocks of the step in progress, [L] on the device; NULL where nothing is pruned.
+// Counts of attention blocks of the step in progress, [L] on the device; NULL where attention has no bounds.
 static PruningCount* model_pruning(Model* model) {
     Layer layer = model_layer(model, &model->pass, 0);
-    return config_prunes(&model->config) ? attention_acts(&layer).pruning : NULL;
+    return config_has_bounds(&model->config) ? attention_acts(&layer).pruning : NULL;
 }
 
 // ----------------------------------------------------------------------------
@@ -640,14 +643,22 @@ static void model_begin_step(Model* model) {
     if (model->exchange) exchange_begin_step(model->exchange, model->stream);
 }
 
+// acts.inputs [B,T] -> acts.x of layer 0 [B,T,d], and doc_start
+static void model_embed(Model* model) {
+    const Acts* a = &model->acts;
+    const Config* c = &model->config;
+    documents_forward(a->doc_start, a->inputs, model->B, model->T, config_end_of_text(c), model->stream);
+    embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), model->B * model->T,
+                      c->hidden_size, model->stream);
+}
+
 // acts.inputs [B,T] -> acts.lm_head_in [B,T,d]
 static void model_forward(Model* model) {
     const Acts* a = &model->acts;
     Norm norm = model_final_norm(model, &model->pass);
     int64_t L = model->config.num_hidden_layers;
     model_await_weights(model, 0);
-    embedding_forward(a->x, a->inputs, model_param(model, model->weights, P_EMBEDDINGS), norm.rows, norm.d,
-                      model->stream);
+    model_embed(model);
     for (int64_t l = 0; l < L; l++) block_forward(model, l, false);
     model_await_weights(model, 1 + L);
     rmsnorm_forward(a->lm_head_in, a->x_last, &norm, model->stream);
@@ -659,8 +670,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
     std::vector<double> cum_logf((size_t)(NH * T)), limits((size_t)NH, NAN);
     CUDA_CHECK(cudaMemcpy(model->acts.inputs, tokens, (size_t)T * sizeof *tokens, cudaMemcpyHostToDevice));
     model_await_all_weights(model);
-    embedding_forward(model->acts.x, model->acts.inputs, model_param(model, model->weights, P_EMBEDDINGS), T,
-                      d, model->stream);
+    model_embed(model);
     for (int64_t l = 0; l < model->config.num_hidden_layers; l++) {
         Layer layer = model_layer(model, &model->pass, l);
         AttentionActs a = attention_acts(&layer);
@@ -669,7 +679,7 @@ static void visit_heads(Model* model, const int32_t* tokens, HeadVisitor visit, 
         float *q = device_download_bf16(a.q, T * d), *k = device_download_bf16(a.k, T * d);
         if (a.cum_logf) device_download(cum_logf.data(), a.cum_logf, NH * T * (int64_t)sizeof(double));
         if (a.score_limits) device_download(limits.data(), a.score_limits, NH * (int64_t)sizeof(double));
-        LayerHeads heads = {q, k, a.cum_logf ? cum_logf.data() : NULL, limits.data()};
+        LayerHeads heads = {q, k, config_has_gate(&model->config) ? cum_logf.data() : NULL, limits.data()};
         visit(context, l, &heads);
         free(q);
         free(k);
@@ -688,15 +698,6 @@ static Linear model_lm_head(const Model* model, int64_t rows) {
             .x_stride = d};
 }
 
-// Copies `rows` of logits [rows,Vs] to the host, without their padding.
-static void download_logits(const Model* model, float* host, const bf16* logits, int64_t rows) {
-    int64_t V = model->config.vocab_size, Vs = model->Vs;
-    CUDA_CHECK(cudaStreamSynchronize(model->stream));
-    float* copy = device_download_bf16(logits, rows * Vs);
-    for (int64_t i = 0; i < rows; i++) memcpy(host + i * V, copy + i * Vs, (size_t)V * sizeof(float));
-    free(copy);
-}
-
 // lm_head and cross entropy of the last forward pass, in chunks of rows: fills acts.losses [B,T] and adds
 // their sum to the step's. With `train` also writes acts.dbranch, the gradient of lm_head_in, and adds to
 // lm_head's; dloss is the weight of a token's loss. all_logits, on the host, gets [B,T,V] logits unless NULL.
@@ -709,7 +710,7 @@ static void model_loss(Model* model, float dloss, bool train, float* all_logits)
         Linear lm_head = model_lm_head(model, std::min(chunk, BT - t));
         LogitShape shape = {lm_head.rows, V, model->Vs};
         linear_forward(a->logits, a->lm_head_in + t * d, NULL, &lm_head, &model->matmul);
-        if (all_logits) download_logits(model, all_logits + t * V, a->logits, lm_head.rows);
+        if (all_logits) logits_download(all_logits + t * V, a->logits, &shape, model->stream);
         classifier(a->losses + t, a->logits, a->targets + t, &shape, dloss, train, model->stream);
         if (train)
             linear_backward(a->dbranch + t * d, a->logits, a->lm_head_in + t * d, &lm_head, &model->matmul);
@@ -873,24 +874,17 @@ static Cache* cache_new(Model* model, const CacheSizes* sizes) {
 // ----------------------------------------------------------------------------
 // a step of a run: its batches come and its results go while the device computes
 
-static void* host_alloc(size_t bytes) {
-    void* memory;
-    CUDA_CHECK(cudaMallocHost(&memory, bytes)); // pinned
-    return memory;
-}
-static void host_free(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
-
 static void queued_step_open(QueuedStep* q, int64_t L, int ranks) {
-    q->stats = (StepStats*)host_alloc(sizeof(StepStats));
-    q->pruning = (PruningCount*)host_alloc((size_t)L * sizeof(PruningCount));
-    q->times = (RankTime*)host_alloc((size_t)ranks * sizeof(RankTime));
-    q->votes = (StepVotes*)host_alloc(sizeof(StepVotes));
+    q->stats = (StepStats*)device_host_alloc(sizeof(StepStats));
+    q->pruning = (PruningCount*)device_host_alloc((size_t)L * sizeof(PruningCount));
+    q->times = (RankTime*)device_host_alloc((size_t)ranks * sizeof(RankTime));
+    q->votes = (StepVotes*)device_host_alloc(sizeof(StepVotes));
     CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
 }
 
 static void queued_step_close(QueuedStep* q) {
     void* const pinned[] = {q->stats, q->pruning, q->times, q->votes};
-    for (void* memory : pinned) host_free(memory);
+    for (void* memory : pinned) device_host_free(memory);
     if (q->done) CUDA_CHECK(cudaEventDestroy(q->done));
 }
 
@@ -954,6 +948,11 @@ static void finish_step(Model* model, LogStep* line) {
     line->times = q->times;
     line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;
     line->pruned = model->pruned;
+    const HeadShape shape = {
+        .T = model->T, .NH = model->config.num_heads, .window = model->config.window_size};
+    const double sequences = (double)line->step_tokens / (double)model->T;
+    if (model->acts.doc_start && model_pruning(model))
+        line->hidden = pruning_hidden(q->pruning, &shape, sequences);
     for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
 }
 
@@ -979,7 +978,7 @@ static void* finish_losses(Model* model) {
 
 static bool pruning_counts(Model* model, double* counts) {
     int64_t L = model->config.num_hidden_layers;
-    if (!model_pruning(model)) return false;
+    if (!config_prunes(&model->config)) return false;
     PruningCount* host = (PruningCount*)xcalloc((size_t)L, sizeof *host);
     CUDA_CHECK(cudaMemcpy(host, model_pruning(model), (size_t)L * sizeof *host, cudaMemcpyDeviceToHost));
     for (int64_t l = 0; l < L; l++)
@@ -1020,8 +1019,6 @@ static Model* model_plan(GpuPlan* plan, const Run* run) {
     size_t free_bytes = SIZE_MAX / 4, all_bytes; // without a GPU
     PlanGpu gpu = plan_gpu_given(o);
     model_check(&run->config, cudnn, run->micro_batch, o->seq_len);
-    if (run->config.document_reset && !run_infers(run))
-        die("document_reset: the GPU trainer does not have it yet: use ./train_fox");
     Model* model = (Model*)xcalloc(1, sizeof *model);
     bool opens = run->mode != RUN_DRY || cudnn || (gpu.memory == 0 && device_exists());
     Device device = opens ? device_open_ranked(run->world) : Device();
@@ -1168,8 +1165,8 @@ static const Trainer trainer = {
     .print_plan = print_plan,
     .open = trainer_open,
     .close = trainer_close,
-    .host_alloc = host_alloc,
-    .host_free = host_free,
+    .host_alloc = device_host_alloc,
+    .host_free = device_host_free,
     .download = download,
     .upload = upload,
     .load_batch = load_batch,

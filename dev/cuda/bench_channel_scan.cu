@@ -40,13 +40,16 @@ int main(int argc, char** argv) {
         9, 15, [] {},
         [&](int i) {
             g.recomputes = i == 8;
-            if (i == 0) channel_states(&forward, heads, SCAN_FORWARD, 0);
-            if (i == 1) channel_launch<ChannelOutputShared>(channel_output_kernel<false>, grid, 0, forward);
-            if (i == 2) channel_states(&backward, heads, SCAN_BACKWARD, 0);
-            if (i == 3) channel_states(&backward, heads, SCAN_BOTH, 0);
-            if (i == 4) channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, 0, backward);
+            if (i == 0) channel_states<false>(&forward, heads, SCAN_FORWARD, 0);
+            if (i == 1)
+                channel_launch<ChannelOutputShared>(channel_output_kernel<false, false>, grid, 0, forward);
+            if (i == 2) channel_states<false>(&backward, heads, SCAN_BACKWARD, 0);
+            if (i == 3) channel_states<false>(&backward, heads, SCAN_BOTH, 0);
+            if (i == 4)
+                channel_launch<ChannelOutputShared>(channel_output_kernel<true, false>, grid, 0, backward);
             if (i == 5)
-                channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), 0, backward);
+                channel_launch<ChannelKeysShared>(channel_keys_kernel<false>, dim3(2 * grid.x, grid.y), 0,
+                                                  backward);
             if (i == 6) channel_forward(o, &x, &shape, 0);
             if (i >= 7) channel_backward(&g, &x, &shape, 0);
         });

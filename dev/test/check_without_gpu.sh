@@ -50,6 +50,11 @@ check "--dry-run of a window" "$trainer" --dry-run --model transformer-swa-760m
 said '"window_size": 2048'
 dies "--attention cudnn: these kernels have no window: use --attention fox" \
     "$trainer" --dry-run --model transformer-swa-760m --attention cudnn
+dies "--attention cudnn: these kernels have no document_reset: use --attention fox" \
+    "$trainer" --dry-run --model transformer-pro-125m --set document_reset=true --attention cudnn
+for model in fox-pro transformer-pro deltanet hgrn2 mamba2; do
+    check "$model, packed documents" "$trainer" --dry-run --model $model-125m --set document_reset=true
+done
 dies "./train_fox" "$trainer" --model fox-pro-125m --bench 1
 dies "which model?" "$trainer"
 # recurrent models: exact parameter counts, and a sample's state

@@ -22,8 +22,7 @@ that their keys can contribute.
 Where a later block of queries needs an earlier block of keys, the query blocks before it keep that block too.
 Then whatever m skips is skipped by all query blocks after m, and two numbers describe it all: for each block
 of queries the first block of keys that it attends to, for each block of keys the last block of queries that
-attends to it. Both are found by binary search. A block always attends to itself. Packed documents, with a log
-gate of -1000 at each one's first token, are separated by the same rule.
+attends to it. Both are found by binary search. A block always attends to itself.
 
 `acp` selects the rule of ACP's paper, with the same promise but looser bounds, to compare shares with the
 literature: block n is skipped by block m, in both passes, if
@@ -36,6 +35,11 @@ of m] + U + ln T and past_n = c[last of n].
 In a window of W keys (HeadShape) the rule holds as it is: of a row's weight and of what it skips of it, the
 same terms are left out, and their share falls. Only the lower bound of lse counts keys in the window alone. A
 block of queries skips the blocks that the window hides from all of it as well.
+
+Packed documents (HeadShape's doc_start) are separated by a log gate of WALL_LOGF at each one's first token. The
+rule counts nothing across it, but need not skip the blocks behind it, as U has no bound without QK norm: a
+block of queries skips those before its first token's document explicitly. As doc_start never falls, this too
+is two numbers. Where nothing is pruned (score_limits NULL) the bounds are those of documents alone.
 
 U is |q| |k| / sqrt(dh), with the largest norms of the head. After QK norm these are at most max |weight|
 sqrt(dh), whatever the tokens; otherwise a pass over q and k finds them. RoPE, a rotation, keeps norms.
@@ -51,8 +55,8 @@ attention_backward.
 
 #include "attention.cuh"
 
-// Pairs of a block of queries and a block of keys: all that causal attention in its window has, and those
-// that are kept. The backward pass counts them double, as in the model's FLOPs.
+// Pairs of a block of queries and a block of keys: all that causal attention in its window and its documents
+// has, and those that are kept. The backward pass counts them double, as in the model's FLOPs.
 typedef struct {
     unsigned long long all, kept;
 } PruningCount;
@@ -64,7 +68,8 @@ static inline double pruning_share(const PruningCount* count) {
 
 typedef struct {
     AttentionBounds bounds; // written
-    double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass
+    double* score_limits;   // [B NH], U of each head: written by the forward pass, read by the backward pass;
+                            // NULL: nothing is pruned, and what follows is not read but for scratch
     PruningCount* count;    // added to; NULL: not counted
     const double* cum_logf;
     const bf16 *q, *k;               // read only without QK norm
@@ -229,9 +234,72 @@ __host__ __device__ static inline int pruning_span(const HeadShape& s, int block
     return (int)(seen < blocks ? seen : blocks);
 }
 
-// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which is added
-// to p.count, in the backward pass twice.
-template <bool BACKWARD>
+// What a block may see before anything is pruned: what the window lets it and, with DOCS, its documents.
+template <bool DOCS> struct PruningSight {
+    const int32_t* doc_start; // of the sequence
+    int blocks, span;
+
+    __device__ PruningSight(const HeadShape& s, int blocks)
+        : doc_start(DOCS ? s.doc_start + blockIdx.x / (unsigned)s.NH * s.T : NULL), blocks(blocks),
+          span(pruning_span(s, blocks)) {}
+    // The block of keys in which the document of query block m's first token begins
+    __device__ int document(int m) const {
+        return __ldg(&doc_start[(int64_t)m * ATTENTION_BLOCK]) / ATTENTION_BLOCK;
+    }
+    __device__ int first_key_block(int m) const {
+        int first = max(m - span + 1, 0);
+        return DOCS ? max(first, document(m)) : first;
+    }
+    __device__ int last_query_block(int n) const {
+        int last = min(n + span, blocks) - 1;
+        return DOCS ? search_first(n, last, [&](int m) { return document(m + 1) > n; }) : last;
+    }
+};
+
+// Writes the bounds of the thread block's head, where block m of queries skips what pruned(m, n) says, and the
+// work that they leave, which is added `times` times to p.count.
+template <bool DOCS, class Pruned>
+__device__ static inline void pruning_write(const Pruning& p, const PruningScratch& scratch,
+                                            const PruningSight<DOCS>& sight, unsigned times,
+                                            const Pruned& pruned) {
+    int blocks = scratch.blocks, span = sight.span;
+    int64_t first_block = (int64_t)blockIdx.x * blocks, work = 0, seen = 0;
+    for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
+        int first_seen = sight.first_key_block(i);
+        int first_key = search_first(first_seen, i, [&](int n) { return !pruned(i, n); });
+        p.bounds.first_key_block[first_block + i] = first_key;
+        p.bounds.last_query_block[first_block + i] =
+            search_first(i, sight.last_query_block(i), [&](int m) { return pruned(m + 1, i); });
+        work += i - first_key + 1;
+        if (DOCS) seen += i - first_seen + 1;
+    }
+    work = block_sum(work);
+    if (DOCS) {
+        __syncthreads(); // block_sum's shared memory has been read
+        seen = block_sum(seen);
+    }
+    if (threadIdx.x > 0) return;
+    scratch.head_work[blockIdx.x] = work;
+    if (p.count) {
+        unsigned long long all =
+            (unsigned long long)span * (unsigned)(2 * blocks - span + 1) / 2; // the first blocks see fewer
+        if (DOCS) all = (unsigned long long)seen;
+        atomicAdd(&p.count->all, all * times);
+        atomicAdd(&p.count->kept, (unsigned long long)work * times);
+    }
+}
+
+// Of an optimizer step's attention over so many sequences, forward and backward: the share of blocks that
+// causal attention in its window has, and that documents hide.
+static inline double pruning_hidden(const PruningCount* count, const HeadShape* s, double sequences) {
+    int blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK), span = pruning_span(*s, blocks);
+    double all = (double)span * (2 * blocks - span + 1) / 2;
+    return 1 - (double)count->all / (3 * sequences * (double)s->NH * all);
+}
+
+// Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which the
+// backward pass counts twice.
+template <bool BACKWARD, bool DOCS>
 __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_bounds_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
                           const __grid_constant__ PruningScratch scratch) {
@@ -241,7 +309,6 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     const double* cum_logf = p.cum_logf + blockIdx.x * s.T;
     auto first = [](int n) { return (int64_t)n * ATTENTION_BLOCK; }; // tokens of block n
     auto last = [&](int n) { return min((int64_t)(n + 1) * ATTENTION_BLOCK, s.T) - 1; };
-    int span = pruning_span(s, blocks);
     double limit =
         BACKWARD ? p.score_limits[blockIdx.x] : pruning_score_limit(p, s, scratch.squares, (int)blockIdx.x);
     if (!BACKWARD && threadIdx.x == 0) p.score_limits[blockIdx.x] = limit;
@@ -276,24 +343,15 @@ __global__ static void __launch_bounds__(PRUNING_THREADS)
     pruning_suffix_max(reach, blocks);
     pruning_suffix_max(past, blocks); // falls but for rounding: whoever skips a block skips all earlier ones
     auto pruned = [&](int m, int n) { return reach[m] - past[n] < p.log_tolerance - limit; };
-    int64_t work = 0;
-    for (int i = (int)threadIdx.x; i < blocks; i += PRUNING_THREADS) {
-        int first_key = search_first(max(i - span + 1, 0), i, [&](int n) { return !pruned(i, n); });
-        p.bounds.first_key_block[first_block + i] = first_key;
-        p.bounds.last_query_block[first_block + i] =
-            search_first(i, min(i + span, blocks) - 1, [&](int m) { return pruned(m + 1, i); });
-        work += i - first_key + 1;
-    }
-    work = block_sum(work);
-    if (threadIdx.x > 0) return;
-    scratch.head_work[blockIdx.x] = work;
-    if (p.count) {
-        unsigned times = BACKWARD ? 2 : 1;
-        unsigned long long all =
-            (unsigned long long)span * (unsigned)(2 * blocks - span + 1) / 2; // the first blocks see fewer
-        atomicAdd(&p.count->all, all * times);
-        atomicAdd(&p.count->kept, (unsigned long long)work * times);
-    }
+    pruning_write(p, scratch, PruningSight<DOCS>(s, blocks), BACKWARD ? 2 : 1, pruned);
+}
+
+// The same where nothing is pruned: thread block b NH + h, with packed documents.
+__global__ static void __launch_bounds__(PRUNING_THREADS)
+    pruning_documents_kernel(const __grid_constant__ Pruning p, const __grid_constant__ HeadShape s,
+                             const __grid_constant__ PruningScratch scratch, unsigned times) {
+    PruningSight<true> sight(s, scratch.blocks);
+    pruning_write(p, scratch, sight, times, [](int, int) { return false; });
 }
 
 // ----------------------------------------------------------------------------
@@ -317,7 +375,14 @@ template <bool BACKWARD>
 static inline void pruning_launch(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     int64_t heads = s->B * s->NH;
     PruningScratch scratch(p->scratch, s);
-    CUDA_LAUNCH(pruning_bounds_kernel<BACKWARD>, heads, PRUNING_THREADS, stream, *p, *s, scratch);
+    auto kernel =
+        s->doc_start ? pruning_bounds_kernel<BACKWARD, true> : pruning_bounds_kernel<BACKWARD, false>;
+    assert(p->score_limits || s->doc_start);
+    if (p->score_limits)
+        CUDA_LAUNCH(kernel, heads, PRUNING_THREADS, stream, *p, *s, scratch);
+    else
+        CUDA_LAUNCH(pruning_documents_kernel, heads, PRUNING_THREADS, stream, *p, *s, scratch,
+                    BACKWARD ? 2u : 1u);
     CUDA_LAUNCH(pruning_order_kernel, ceil_div<int64_t>(heads, PRUNING_THREADS), PRUNING_THREADS, stream,
                 p->bounds.head_order, scratch.head_work, (int)heads);
 }
@@ -327,8 +392,9 @@ static inline void pruning_launch(const Pruning* p, const HeadShape* s, cudaStre
 static inline void pruning_bounds(const Pruning* p, const HeadShape* s, cudaStream_t stream) {
     Range range("pruning bounds", RANGE_FORWARD, stream);
     attention_check(s);
-    assert(p->log_tolerance <= 0 && !p->q_weight == !p->k_weight);
+    assert(!p->score_limits || (p->log_tolerance <= 0 && !p->q_weight == !p->k_weight));
     PruningScratch scratch(p->scratch, s);
+    if (!p->score_limits) return pruning_launch<false>(p, s, stream);
     if (!p->q_weight && s->dh == 64) pruning_squares<64>(scratch.squares, p, s, stream);
     if (!p->q_weight && s->dh == 128) pruning_squares<128>(scratch.squares, p, s, stream);
     pruning_launch<false>(p, s, stream);

@@ -140,6 +140,14 @@ static inline void* device_bytes_if_any(size_t bytes) {
     return p;
 }
 
+// Pinned memory of the host
+static inline void* device_host_alloc(size_t bytes) {
+    void* memory;
+    CUDA_CHECK(cudaMallocHost(&memory, bytes));
+    return memory;
+}
+static inline void device_host_free(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
+
 // ----------------------------------------------------------------------------
 // copies to the host, which wait for what is queued on all streams
 

@@ -16,7 +16,8 @@ static inline HeadShape attention_shape_of(const Layer* layer) {
             .columns = R,
             .row_stride = matmul_padded(R),
             .weight_stride = layer->config->qk_norm_share ? 0 : dh,
-            .window = layer->config->window_size};
+            .window = layer->config->window_size,
+            .doc_start = layer->doc_start};
 }
 
 // Describes how q, k and v get from proj to attention, but for the tensors of a pass.

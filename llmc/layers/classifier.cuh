@@ -15,6 +15,7 @@ never stored.
 #pragma once
 
 #include <float.h>
+#include "../cuda/device.cuh"
 #include "../cuda/range.cuh"
 
 // ----------------------------------------------------------------------------
@@ -129,4 +130,14 @@ static inline void classifier(float* losses, bf16* logits, const int32_t* target
     kernel<<<(unsigned)rows, (unsigned)threads, (size_t)bytes, stream>>>(losses, logits, targets, (int)V,
                                                                          (int)row_stride, dloss);
     CUDA_CHECK_LAUNCH();
+}
+
+// Copies the rows of logits to the host, without their padding.
+static inline void logits_download(float* host, const bf16* logits, const LogitShape* shape,
+                                   cudaStream_t stream) {
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    float* copy = device_download_bf16(logits, shape->rows * shape->row_stride);
+    for (int64_t i = 0; i < shape->rows; i++)
+        memcpy(host + i * shape->V, copy + i * shape->row_stride, (size_t)shape->V * sizeof(float));
+    free(copy);
 }

@@ -12,6 +12,8 @@ optional.
     angles          float [T, dh/2, 2], cos and sin
     QK norm weight  bf16 [NH, dh], or [dh] shared by all heads
 
+With packed documents (HeadShape's doc_start) x_{t-1} is 0 at a document's first token.
+
 The trainer calls it between the projection and attention; for new tokens of a sequence see
 llmc/inference/cuda/pages.cuh. q, k and v are three paths through the same code, each with its own switches. A
 thread block has one path, so that its threads take the same branches. A thread has eight channels of one head
@@ -123,8 +125,10 @@ enum {
     QKV_SEGMENT = 15 // neighbouring tokens of one sequence, which a thread of the backward pass walks through
 };
 
+template <bool DOCS>
 __global__ static void __launch_bounds__(256)
-    qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles) {
+    qkv_forward_kernel(const __grid_constant__ QkvArgs a, const bf16* proj, const float* angles,
+                       const int32_t* doc_start) {
     int unit = (int)blockIdx.x % a.units, first = (int)blockIdx.x / a.units * QKV_TOKENS;
     const HeadPath& path = a.paths[unit % 3];
     HeadThread me = head_thread(a.NH, a.dh, unit / 3);
@@ -148,7 +152,9 @@ __global__ static void __launch_bounds__(256)
         if (i >= left) break;
         float x[8];
         unpack8(x, raw[i + 1]);
-        float rstd = qkv_token(x, path, t > 0 ? raw[i] : Raw8{}, logit[i], w, angles + (int64_t)t * a.dh, me);
+        bool follows = DOCS ? doc_start[first + i] < t : t > 0;
+        float rstd =
+            qkv_token(x, path, follows ? raw[i] : Raw8{}, logit[i], w, angles + (int64_t)t * a.dh, me);
         if (norm && me.active && me.channel == 0) path.rstd[(int64_t)(first + i) * a.NH + me.head] = rstd;
         if (me.active) store16_once(path.out + (int64_t)(first + i) * (a.NH * a.dh) + in_heads, pack8(x));
         t = t + 1 == a.T ? 0 : t + 1;
@@ -180,8 +186,9 @@ static inline void qkv_forward(const HeadPath paths[3], const bf16* proj, const 
     Range range("shift, QK norm, RoPE", RANGE_FORWARD, stream);
     HeadGrid heads = head_grid(shape->NH, shape->dh);
     QkvArgs a = qkv_args(paths, shape);
-    CUDA_LAUNCH(qkv_forward_kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a,
-                proj, angles);
+    auto kernel = shape->doc_start ? qkv_forward_kernel<true> : qkv_forward_kernel<false>;
+    CUDA_LAUNCH(kernel, ceil_div<int>(a.tokens, QKV_TOKENS) * a.units, heads.threads, stream, a, proj, angles,
+                shape->doc_start);
 }
 
 // ----------------------------------------------------------------------------
@@ -197,11 +204,13 @@ struct QkvToken {
     Raw8 dout, before;
     bf16 logit;
     float rstd;
+    int32_t start; // of its document
 };
 
+template <bool DOCS>
 __global__ static void __launch_bounds__(256, 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
-                        float* partial) {
+                        float* partial, const int32_t* doc_start) {
     int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;
     int groups = (int)gridDim.x / a.units;
     const HeadPath& path = a.paths[unit % 3];
@@ -217,6 +226,7 @@ __global__ static void __launch_bounds__(256, 3)
         int64_t bt = (int64_t)(segment / a.segments_of_T) * a.T + t;
         const bf16 *row = proj + bt * stride, *dout = path.dout + bt * d + in_heads;
         const float* rstd = path.rstd + bt * a.NH + me.head;
+        const int32_t* start = DOCS ? doc_start + bt : NULL;
         bf16* drow = dproj + bt * stride;
         int column = (int)path.column + in_heads, column_before = column - stride;
         int gate = (int)path.shift + me.head;
@@ -226,6 +236,7 @@ __global__ static void __launch_bounds__(256, 3)
             if (valid && has_before && (shift || norm)) token.before = load_raw8(row + column_before);
             if (valid && shift) token.logit = row[gate];
             if (valid && norm) token.rstd = *rstd;
+            if (DOCS && valid) token.start = *start;
             return token;
         };
         float later[8] = {};
@@ -236,12 +247,14 @@ __global__ static void __launch_bounds__(256, 3)
         for (; t >= first; t--) {
             QkvToken token = ahead;
             row -= stride, dout -= d, rstd -= a.NH;
+            if (DOCS) start--;
+            const bool begins = DOCS && token.start == t; // nothing comes from the token before
             ahead = load(me.active && t > first, t > 1);
             float alpha = shift ? sigmoidf(__bfloat162float(token.logit)) : 0, dalpha = 0;
             float g[8], x[8], change[8];
             unpack8(g, token.dout);
             unpack8(x, now);
-            unpack8(change, token.before);
+            unpack8(change, begins ? Raw8{} : token.before);
             now = token.before;
             for (int i = 0; i < 8; i++) change[i] -= x[i], x[i] += alpha * change[i]; // x: after the shift
             if (path.rope) rope_rotate(g, angles + (int64_t)t * a.dh, -1, me);
@@ -249,7 +262,7 @@ __global__ static void __launch_bounds__(256, 3)
             for (int i = 0; i < 8; i++) {
                 dalpha += g[i] * change[i];
                 x[i] = (1 - alpha) * g[i] + later[i]; // gradient of the input
-                later[i] = alpha * g[i];
+                later[i] = begins ? 0 : alpha * g[i];
             }
             if (t < last) {
                 if (me.active) store16_once(drow + column, pack8(x));
@@ -284,9 +297,10 @@ static inline void qkv_backward(const HeadPath paths[3], bf16* dproj, const bf16
     HeadGrid heads = head_grid(NH, dh);
     QkvArgs a = qkv_args(paths, shape);
     if (a.tokens == 0) return;
-    int64_t groups = resident_groups(qkv_backward_kernel, heads.threads, a.units, a.segments);
-    CUDA_LAUNCH(qkv_backward_kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles,
-                partial);
+    auto kernel = shape->doc_start ? qkv_backward_kernel<true> : qkv_backward_kernel<false>;
+    int64_t groups = resident_groups(kernel, heads.threads, a.units, a.segments);
+    CUDA_LAUNCH(kernel, groups * a.units, heads.threads, stream, a, dproj, proj, angles, partial,
+                shape->doc_start);
     for (int p = 0; p < 3; p++)
         if (paths[p].weight)
             add_head_partials(paths[p].dweight, partial + p * groups * NH * dh, groups, NH, dh,

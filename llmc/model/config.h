@@ -89,6 +89,11 @@ static inline bool config_prunes(const Config* c) {
     return c->mixer == MIXER_ATTENTION && config_has_gate(c) && !isnan(c->log_pruning_tolerance);
 }
 
+// Does the GPU's attention leave out blocks: those, or others' documents?
+static inline bool config_has_bounds(const Config* c) {
+    return config_prunes(c) || (c->mixer == MIXER_ATTENTION && c->document_reset);
+}
+
 // The id that separates documents: eos_token_id, or the last one.
 static inline int64_t config_end_of_text(const Config* c) {
     return c->eos_token_id >= 0 ? c->eos_token_id : c->vocab_size - 1;

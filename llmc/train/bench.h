@@ -10,11 +10,14 @@ inference do not depend on what the weights have learnt. Called by train.h.
 
 static const int64_t BENCH_CONTEXT = 1024; // tokens that sequences have before they are continued, at most
 
-// Prints a step's time `ms`, tokens and FLOPs a second; pruned: share of attention that is not computed.
-static inline void bench_print_rate(const Run* run, const char* what, double ms, double pruned) {
-    double rate = 1e3 * (double)run->options.batch_tokens / ms, flops = run_flops_per_token(run);
-    double executed = flops - pruned * run_mixer_flops_per_token(run),
-           peak = run->peak_flops * run->world->size;
+// Prints a step's time `ms`, tokens and FLOPs a second; pruned: share of attention that is not computed, of
+// what packed documents do not hide.
+static inline void bench_print_rate(const Run* run, const char* what, double ms, double pruned,
+                                    double hidden) {
+    double attention = run_mixer_flops_per_token(run);
+    double rate = 1e3 * (double)run->options.batch_tokens / ms,
+           flops = run_flops_per_token(run) - hidden * attention;
+    double executed = flops - pruned * (1 - hidden) * attention, peak = run->peak_flops * run->world->size;
     const bool small = rate * flops < 1e12;
     printf("  %-28s %10.2f ms %10.0f tokens/s %8.1f %s of the model", what, ms, rate,
            (small ? 1e-9 : 1e-12) * rate * flops, small ? "GFLOP/s" : "TFLOP/s");
@@ -90,6 +93,7 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     LogStep last;
     struct rusage usage;
     double ms[2], pruned = 0;
+    memset(&last, 0, sizeof last);
     bench_steps(ms, &last, trainer, model, run);
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
     getrusage(RUSAGE_SELF, &usage);
@@ -101,8 +105,8 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     else
         printf("GPUs\n");
     if (trainer->bench_print) trainer->bench_print(model, run, &last);
-    bench_print_rate(run, "forward and backward", ms[1], pruned);
-    bench_print_rate(run, "step", ms[0], pruned);
+    bench_print_rate(run, "forward and backward", ms[1], pruned, last.hidden);
+    bench_print_rate(run, "step", ms[0], pruned, last.hidden);
     if (last.num_layers > 0) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.0f MiB\n", "host memory, at most", (double)usage.ru_maxrss / 1024);
     bench_forward(trainer, model, run);

@@ -156,6 +156,48 @@ static void test_scan(const Shape& s, const Decays& x) {
     CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
+// Packed documents, the last one from `wall` on and before it as many of `length` tokens as fit, are what each of
+// them is alone.
+static void test_documents(const Shape& s, const Decays& x, int64_t length, int64_t wall) {
+    Case c(s, x, false), alone(s, x, false);
+    vector<int32_t> starts;
+    for (int64_t i = 0; i < s.rows(); i++) {
+        int64_t t = i % s.T;
+        starts.push_back((int32_t)(t >= wall ? wall : t / length * length));
+    }
+    Buffer<int32_t> doc_start(starts);
+    Channel packed = c.channel();
+    ChannelShape shape = c.shape();
+    int64_t d = s.d();
+    auto backward = [&](Case& of, const Channel& in, const ChannelShape& size, int64_t row) {
+        bf16* to = of.dproj + row * 3 * d;
+        ChannelBackward g = {to, to + d, to + 2 * d, NULL, c.dout + row * d, false};
+        channel_backward(&g, &in, &size, 0);
+    };
+    packed.doc_start = doc_start;
+    channel_forward(c.o, &packed, &shape, 0);
+    backward(c, packed, shape, 0);
+    for (int64_t begin = 0, end; begin < s.rows(); begin = end) {
+        for (end = begin + 1; end < s.rows() && starts[(size_t)end] != end % s.T;) end++;
+        Channel one = c.channel();
+        ChannelShape size = {1, end - begin, s.NH, 3 * d, shape.scale};
+        one.q += begin * 3 * d, one.f += begin * 3 * d, one.v += begin * 3 * d;
+        one.saved = alone.saved, one.scratch = alone.scratch;
+        channel_forward(alone.o + begin * d, &one, &size, 0);
+        backward(alone, one, size, begin);
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    snprintf(test_case, sizeof test_case, "T %lld, %s%s, documents of %lld, then from %lld", (long long)s.T,
+             x.name, s.bound ? ", bound" : "", (long long)length, (long long)wall);
+    const double limit = 1.5e-2; // bf16 operands, of tokens that are dealt otherwise to chunks
+    check_close("packed o", doubles(alone.o.host()), doubles(c.o.host()), limit);
+    const char* const names[] = {"packed dq", "packed df", "packed dv"};
+    for (int part = 0; part < 3; part++) {
+        if (part == 1 && x.mean < -20) continue; // df is 0 but for rounding
+        check_close(names[part], alone.gradient(part), c.gradient(part), limit);
+    }
+}
+
 // Passes over fewer or shorter sequences fit into the memory of larger ones.
 static void test_memory(void) {
     for (bool backward : {false, true})
@@ -225,6 +267,12 @@ int main(int argc, char** argv) {
             test_scan({1, T, 1, false}, x);
             if (T == 130) test_scan({2, T, 3, true}, x);
         }
+    for (const Decays& x : decays)
+        for (int64_t length : {1, 7, 16, 40, 64, 100})
+            for (int64_t wall : {1, 63, 64, 65, 150}) {
+                if (quick && (length != 40 || wall != 65)) continue;
+                test_documents({2, 200, 2, length == 40}, x, length, wall);
+            }
     for (const Decays& x : decays) test_state({3, quick ? 70 : 700, 2, x.steps}, x);
     if (!quick) {
         for (const Decays& x : decays) test_scan({2, 1000, 3, false}, x);

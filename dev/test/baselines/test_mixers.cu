@@ -23,6 +23,8 @@ static const double STEP_LIMIT = 4e-6;
 // ----------------------------------------------------------------------------
 // convolution
 
+static bool packed; // documents of five tokens in the mean, told apart
+
 // A convolution over C channels of a row of `stride` elements, from `column` on, and all that its kernels
 // read and write.
 struct ConvTest {
@@ -30,7 +32,9 @@ struct ConvTest {
     bool biased;
     Drawn<bf16> proj, weight, bias, dy, dout;
     Drawn<float> log_steps, dt_bias, A_log, D, dlog_decay;
-    vector<double> steps; // [B, T, NH]
+    vector<double> steps;   // [B, T, NH]
+    vector<int32_t> starts; // [B, T] of documents, as doc_start
+    Buffer<int32_t> doc_start;
     Buffer<float> steps_on_device, log_decay, skip;
     Conv conv;
     vector<double> y, dx, dweight, dbias, ddt, dheads[3], weight_terms, bias_terms, head_terms[3];
@@ -42,9 +46,15 @@ struct ConvTest {
           bias((size_t)C_, 0.5), dy((size_t)(B_ * T_ * C_)), dout((size_t)(B_ * T_ * (NH_ * dh_ + 8))),
           log_steps((size_t)(B_ * T_ * NH_ + 1)), dt_bias((size_t)NH_ + 1), A_log((size_t)NH_ + 1, 0.5),
           D((size_t)NH_ + 1), dlog_decay((size_t)(B_ * T_ * NH_ + 1)), steps((size_t)(B_ * T_ * NH_)),
-          steps_on_device((size_t)(B_ * T_ * NH_ + 1)), log_decay((size_t)(B_ * T_ * NH_ + 1)),
-          skip(log_decay.n) {
+          starts((size_t)(B_ * T_)), doc_start(starts.size()), steps_on_device((size_t)(B_ * T_ * NH_ + 1)),
+          log_decay((size_t)(B_ * T_ * NH_ + 1)), skip(log_decay.n) {
+        for (int64_t i = 0; i < B * T; i++) {
+            bool begins = i % T == 0 || (packed && random_u64(4, seed, (uint64_t)i) % 5 == 0);
+            starts[i] = begins ? (int32_t)(i % T) : starts[i - 1];
+        }
+        doc_start = starts;
         memset(&conv, 0, sizeof conv);
+        conv.doc_start = packed ? (const int32_t*)doc_start : NULL;
         conv.B = B, conv.T = T, conv.C = C, conv.row_stride = stride, conv.dh = dh, conv.normed = normed;
         conv.weight = weight, conv.bias = biased ? (const bf16*)bias : NULL;
         HeadSteps* h = &conv.steps;
@@ -54,14 +64,16 @@ struct ConvTest {
         h->dlog_decay = dlog_decay;
         h->dt_bias = dt_bias, h->A_log = A_log, h->D = D, h->dout = dout;
     }
-    double x(int64_t b, int64_t t, int64_t c) const {
-        return t < 0 ? 0 : proj[(b * T + t) * stride + column + c];
+    bool is_wall(int64_t bt) const { return packed && starts[bt] == bt % T; }
+    // as token `of` sees it
+    double x(int64_t b, int64_t of, int64_t t, int64_t c) const {
+        return t < starts[b * T + of] ? 0 : proj[(b * T + t) * stride + column + c];
     }
     double dt(int64_t bt, int64_t h) const { return proj[bt * stride + column + C + h] + dt_bias[h]; }
     double z(int64_t b, int64_t t, int64_t c) const {
         double sum = biased ? bias[c] : 0;
         for (int64_t tap = 0; tap < CONV_WIDTH; tap++)
-            sum += weight[c * CONV_WIDTH + tap] * x(b, t - 3 + tap, c);
+            sum += weight[c * CONV_WIDTH + tap] * x(b, t, t - 3 + tap, c);
         return sum;
     }
 
@@ -96,7 +108,8 @@ struct ConvTest {
             (*dz)[bt * C + first + i] = g[i] * open * (1 + in * (1 - open));
         }
         if (!stepped) return;
-        double rate = exp(A_log[head]), dlog = dlog_decay[bt * NH + head], step = steps[bt * NH + head];
+        double rate = exp(A_log[head]), dlog = is_wall(bt) ? 0 : dlog_decay[bt * NH + head],
+               step = steps[bt * NH + head];
         double slope = sigmoid_of(dt(bt, head)), gradient = (x_dv - dlog * rate) * slope;
         ddt[bt * NH + head] = gradient;
         dheads[0][head] += gradient, dheads[1][head] -= dlog * step * rate, dheads[2][head] += x_dout;
@@ -122,9 +135,9 @@ struct ConvTest {
                 dbias[c] += g, bias_terms[c] += fabs(g);
                 for (int64_t tap = 0; tap < CONV_WIDTH; tap++) {
                     int64_t t = bt % T - 3 + tap;
-                    dweight[c * CONV_WIDTH + tap] += g * x(bt / T, t, c);
-                    weight_terms[c * CONV_WIDTH + tap] += fabs(g * x(bt / T, t, c));
-                    if (t >= 0) dx[(bt - 3 + tap) * C + c] += g * weight[c * CONV_WIDTH + tap];
+                    dweight[c * CONV_WIDTH + tap] += g * x(bt / T, bt % T, t, c);
+                    weight_terms[c * CONV_WIDTH + tap] += fabs(g * x(bt / T, bt % T, t, c));
+                    if (t >= starts[bt]) dx[(bt - 3 + tap) * C + c] += g * weight[c * CONV_WIDTH + tap];
                 }
             }
     }
@@ -143,7 +156,9 @@ static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t norme
                       bool biased = true) {
     snprintf(test_case, sizeof test_case, "conv B %lld T %lld C %lld dh %lld normed %lld NH %lld%s",
              (long long)B, (long long)T, (long long)C, (long long)dh, (long long)normed, (long long)NH,
-             biased ? " bias" : "");
+             biased   ? packed ? " bias packed" : " bias"
+             : packed ? " packed"
+                      : "");
     ConvTest want(B, T, C, dh, normed, NH, biased);
     want.compute();
     Conv conv = want.conv;
@@ -152,12 +167,13 @@ static void test_conv(int64_t B, int64_t T, int64_t C, int64_t dh, int64_t norme
     Buffer<float> grads(ones), grads_again(ones);
     NormScratch partial;
     const bf16* x = want.proj + want.column;
-    if (NH) head_steps_forward(&conv.steps, B * T, conv.row_stride, 0);
+    if (NH) head_steps_forward(&conv, 0);
     if (NH) {
         vector<double> want_decay, want_skip;
         for (size_t i = 0; i < want.steps.size(); i++) {
             int64_t h = (int64_t)i % NH;
-            want_decay.push_back(-want.steps[i] * exp(want.A_log[h])),
+            want_decay.push_back(want.is_wall((int64_t)i / NH) ? (double)MAMBA2_WALL
+                                                               : -want.steps[i] * exp(want.A_log[h])),
                 want_skip.push_back(want.D[h] / want.steps[i]);
         }
         check_close("steps", want.steps, want.steps_on_device, STEP_LIMIT);
@@ -388,7 +404,7 @@ static void test_conv_step(int64_t C, int64_t NH) {
     Cache cache = {};
     cache.device.host.sequences = sequences.data(), cache.device.pass.sequences = on_device;
     cache.device.host.num_sequences = cache.device.pass.num_sequences = (int)sequences.size();
-    if (NH) head_steps_forward(&conv.steps, rows, conv.row_stride, 0);
+    if (NH) head_steps_forward(&conv, 0);
     const bf16* x = test.proj + test.column;
     conv_extend(y, x, histories, &conv, &cache, 0);
     for (const PassRows& sequence : sequences) {
@@ -416,6 +432,16 @@ static void test_conv_step(int64_t C, int64_t NH) {
 int main(int argc, char** argv) {
     bool quick = test_begin(argc, argv);
     static const int64_t lengths[] = {1, 2, 3, 4, 7, 8, 9, 33};
+    for (packed = true; packed; packed = false) {
+        for (int64_t T : {1, 4, 5, 33}) {
+            test_conv(2, T, 3 * 128, 128, 2 * 128, 0, false);
+            test_conv(2, T, 3 * 128, 128, 2 * 128, 0);
+            test_conv(2, T, 2 * 64 + 256, 64, 0, 2);
+        }
+        test_conv(1, 5, 200, 128, 128, 0, false);
+        test_conv(3, quick ? 70 : 700, 3 * 384, 128, 2 * 384, 0, false);
+        test_conv(1, quick ? 70 : 1300, 10 * 64 + 256, 64, 0, 10);
+    }
     for (int64_t T : lengths) {
         test_conv(2, T, 3 * 128, 128, 2 * 128, 0, false); // DeltaNet
         test_conv(2, T, 3 * 128, 128, 2 * 128, 0);

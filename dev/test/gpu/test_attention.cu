@@ -171,13 +171,22 @@ static void test_large(int64_t B, int64_t T, int64_t NH, int64_t dh) {
 // ----------------------------------------------------------------------------
 // the forget gate
 
-static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool with_z) {
+// every: tokens of a packed document in the mean; 0: they are not told apart
+static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool with_z, int64_t every = 0) {
     int64_t stride = NH + 5;
     HeadShape shape = {};
     shape.B = B, shape.T = T, shape.NH = NH, shape.row_stride = stride;
     vector<bf16> z((size_t)(B * T * stride));
     vector<float> bias((size_t)NH), dcum_logf((size_t)(B * NH * T)), dbias_before((size_t)NH);
     uint64_t key = hash64(seed ^ (uint64_t)(T * 7 + NH));
+    vector<int32_t> starts((size_t)(B * T));
+    for (int64_t i = 0; i < B * T; i++) {
+        bool begins = i % T == 0 || (every && hash64(key + 3 + (uint64_t)i) % (uint64_t)every == 0);
+        starts[(size_t)i] = begins ? (int32_t)(i % T) : starts[(size_t)i - 1];
+    }
+    Buffer<int32_t> doc_start(starts);
+    if (every) shape.doc_start = doc_start;
+    auto wall = [&](int64_t b, int64_t t) { return every && t < T && starts[(size_t)(b * T + t)] == t; };
     for (size_t i = 0; i < z.size(); i++) z[i] = (bf16)(float)(mean + 2 * normal(key, i));
     if (T > 10) z[3 * (size_t)stride] = (bf16)-3e4f, z[7 * (size_t)stride] = (bf16)3e4f;
     for (size_t i = 0; i < bias.size(); i++) bias[i] = (float)normal(key + 1, i), dbias_before[i] = (float)i;
@@ -211,13 +220,15 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
                 return (double)((with_z ? (float)z[at(t)] : 0.0f) + bias[(size_t)h]);
             };
             for (int64_t t = 0; t < T; t++) {
-                sum += fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
+                sum += wall(b, t) ? WALL_LOGF : fmin(logit(t), 0) - log1p(exp(-fabs(logit(t))));
                 double error = fabs(got_cum_logf[head + (size_t)t] - sum) / (fabs(sum) + 1e-6);
                 cum_logf_error = fmax(cum_logf_error, error);
             }
             for (int64_t t = T - 1; t >= 0; t--) {
-                dlogf += dcum_logf[head + (size_t)t];
-                double d = dlogf / (1 + exp(logit(t)));
+                dlogf = (wall(b, t + 1) ? 0 : dlogf) + dcum_logf[head + (size_t)t];
+                double d = wall(b, t) ? 0 : dlogf / (1 + exp(logit(t)));
+                if (with_z && wall(b, t))
+                    CHECK((float)got_dz[at(t)] == 0, "forget gate, T %lld: dz at a wall", (long long)T);
                 dbias_sum[(size_t)h] += d, dbias_size += d * d;
                 double e = (double)(float)got_dz[at(t)] - d;
                 dz_error += e * e, dz_size += d * d;
@@ -225,7 +236,7 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
         }
     CHECK(cum_logf_error <= 1e-6, "forget gate, T %lld: cum_logf is off by %.3g", (long long)T,
           cum_logf_error);
-    if (with_z)
+    if (with_z && dz_size > 0)
         // one rounding to bf16: 2^-8 at most, 1.7e-3 in the mean over many
         CHECK(sqrt(dz_error / dz_size) <= (T < 32 ? 0x1p-8 : 3e-3), "forget gate, T %lld: dz is off by %.3g",
               (long long)T, sqrt(dz_error / dz_size));
@@ -242,11 +253,33 @@ static void test_forget_gate(int64_t B, int64_t T, int64_t NH, double mean, bool
     CHECK(!with_z || NH == stride || untouched == 0xffff, "forget gate: wrote outside its columns");
 }
 
+// Without a gate: walls, and nothing between them.
+static void test_walls_alone(int64_t B, int64_t T, int64_t NH) {
+    HeadShape shape = {};
+    shape.B = B, shape.T = T, shape.NH = NH;
+    vector<int32_t> starts((size_t)(B * T));
+    for (int64_t i = 0; i < B * T; i++) starts[(size_t)i] = (int32_t)(i % T / (70 + i / T) * (70 + i / T));
+    Buffer<int32_t> doc_start(starts);
+    Buffer<double> cum_logf((size_t)(B * NH * T));
+    Buffer<char> scratch(forget_gate_scratch_bytes(&shape));
+    shape.doc_start = doc_start;
+    forget_gate_forward(cum_logf, NULL, NULL, scratch, &shape, 0);
+    vector<double> got = cum_logf.host();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < B * NH * T; i++) {
+        int64_t b = i / (NH * T), t = i % T;
+        wrong += got[(size_t)i] != WALL_LOGF * (double)(1 + t / (70 + b));
+    }
+    CHECK(wrong == 0, "walls alone: %lld of %lld wrong", (long long)wrong, (long long)(B * NH * T));
+}
+
 // ----------------------------------------------------------------------------
 
 // A few short ones, for compute-sanitizer
 static void test_quick(void) {
     test_forget_gate(1, 300, 2, 0.3, true);
+    test_forget_gate(2, 600, 2, 0.3, true, 100);
+    test_walls_alone(1, 300, 2);
     for (int64_t dh : {64, 128}) {
         check_case("gates 0.3", RANDOM, 0.3, {1, 450, 1, dh});
         check_case("no gate", NO_GATE, 0, {1, 193, 1, dh});
@@ -281,6 +314,10 @@ static void test_attention(int64_t longest) {
             if (longest >= 700) test_pruning(std::min<int64_t>(longest, 3000), dh, window);
         test_windows(longest, dh);
     }
+    for (int64_t T : {1, 2, 255, 256, 257, 1000, 5000})
+        for (int64_t every : {1, 3, 100, 2000})
+            if (T <= longest) test_forget_gate(2, T, 3, 0.3, T != 1000, every);
+    test_walls_alone(2, 1000, 3);
     for (double mean : {4.0, 0.3, -1.0}) {
         char what[32];
         snprintf(what, sizeof what, "gates %g", mean);

@@ -4,6 +4,7 @@ The head-wise kernels (qkv, RoPE, output norm and gate), forward and backward, a
     test_heads [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
 #include "../../../llmc/layers/output_gate.cuh"
+#include "../../../llmc/model/documents.h"
 #include "../../../llmc/layers/qkv.cuh"
 #include "buffers.cuh"
 
@@ -85,6 +86,8 @@ struct PathTest {
         path.out = out, path.rstd = rstd, path.dout = dout;
     }
 
+    vector<int32_t> doc_start; // on the host; empty: a sequence is one document
+
     // Adds to dproj, as a token's input is in the next token's output too.
     void compute(const HeadShape& s, const vector<double>& proj, vector<double>* dproj) {
         for (int64_t bt = 0; bt < s.B * s.T; bt++)
@@ -93,9 +96,10 @@ struct PathTest {
 
     void compute_head(const HeadShape& s, const vector<double>& proj, vector<double>* dproj, int64_t bt,
                       int64_t h) {
+        bool begins = begins_document(doc_start.empty() ? NULL : doc_start.data(), bt, s.T);
         int64_t dh = s.dh, t = bt % s.T, i = bt * s.NH + h, at = bt * s.row_stride + path.column + h * dh;
         int64_t at_gate = bt * s.row_stride + path.shift + h;
-        const double *in = &proj[at], *before = t ? in - s.row_stride : NULL;
+        const double *in = &proj[at], *before = begins ? NULL : in - s.row_stride;
         const double* w = &weight.values[h * s.weight_stride];
         vector<double> x(dh), g(&dout.values[i * dh], &dout.values[i * dh] + dh);
         double alpha = path.shift >= 0 ? 1 / (1 + exp(-proj[at_gate])) : 0, dalpha = 0,
@@ -118,7 +122,7 @@ struct PathTest {
     }
 };
 
-// switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE
+// switches: 1 key shift, 2 value shift, 4 QK norm, 8 its weights shared, 16 RoPE, 32 packed documents
 static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches) {
     snprintf(test_case, sizeof test_case, "qkv B %lld T %lld NH %lld dh %lld switches %d", (long long)B,
              (long long)T, (long long)NH, (long long)dh, switches);
@@ -130,6 +134,13 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     Buffer<float> angles(T * dh);
     NormScratch partial;
     if (rope) rope_angles(angles, T, dh, ROPE_BASE, 0);
+    vector<int32_t> starts(tokens); // documents of 7 tokens in the mean, or one
+    for (int64_t i = 0; i < tokens; i++) {
+        bool begins = i % T == 0 || ((switches & 32) && random_u64(3, seed, (uint64_t)i) % 7 == 0);
+        starts[i] = begins ? (int32_t)(i % T) : starts[i - 1];
+    }
+    Buffer<int32_t> doc_start(starts);
+    if (switches & 32) s.doc_start = doc_start;
 
     PathTest q(s, 0, -1, norm, rope), k(s, d, switches & 1 ? 4 * d + NH : -1, norm, rope),
         v(s, 2 * d, switches & 2 ? 4 * d + 2 * NH : -1, false, false);
@@ -138,6 +149,7 @@ static void test_qkv(int64_t B, int64_t T, int64_t NH, int64_t dh, int switches)
     vector<double> want_dproj(tokens * stride);
     for (int i = 0; i < 3; i++) {
         if (paths[i].weight) paths_again[i].dweight = tests[i]->dweight_again;
+        tests[i]->doc_start = starts;
         tests[i]->compute(s, proj.values, &want_dproj);
     }
     qkv_forward(paths, proj, angles, &s, 0);
@@ -349,7 +361,7 @@ static void test_large(void) {
 // ----------------------------------------------------------------------------
 
 static void test_shape(int64_t B, int64_t T, int64_t NH, int64_t dh) {
-    for (int switches = 0; switches < 32; switches++)
+    for (int switches = 0; switches < 64; switches++)
         if ((switches & 12) != 8) test_qkv(B, T, NH, dh, switches);
     for (int i = 0; i < 8; i++) test_output_gate(B, T, NH, dh, i & 1, i & 2, i & 4);
 }
@@ -366,6 +378,7 @@ int main(int argc, char** argv) {
         for (auto& s : large) test_shape(s[0], s[1], s[2], s[3]);
         test_qkv(2, 1000, 12, 64, 7);
         test_qkv(2, 1000, 12, 64, 23);
+        test_qkv(2, 1000, 12, 64, 55);
         test_rope_angles();
         test_large();
     }

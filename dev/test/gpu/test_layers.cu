@@ -1,8 +1,9 @@
 /*
-Embedding, RMSNorm and SwiGLU, forward and backward, against the same in double.
+Embedding, RMSNorm and SwiGLU, forward and backward, against the same in double; doc_start against the host's.
 
     test_layers [quick] [SEED]     quick: without what is slow under compute-sanitizer
 */
+#include "../../../llmc/layers/documents.cuh"
 #include "../../../llmc/layers/embedding.cuh"
 #include "../../../llmc/layers/rmsnorm.cuh"
 #include "../../../llmc/layers/swiglu.cuh"
@@ -144,6 +145,23 @@ static void test_swiglu(int64_t rows, int64_t I) {
 }
 
 // ----------------------------------------------------------------------------
+
+// every: tokens from one end-of-text to the next in the mean; 0: there is none.
+static void test_documents(int64_t B, int64_t T, int64_t every) {
+    snprintf(test_case, sizeof test_case, "documents B %lld T %lld every %lld", (long long)B, (long long)T,
+             (long long)every);
+    vector<int32_t> tokens(B * T), want(B * T);
+    for (int64_t i = 0; i < B * T; i++) tokens[i] = every && draw_below(every, i) == 0 ? 7 : 8;
+    find_documents(want.data(), tokens.data(), B, T, 7);
+    Buffer<int32_t> inputs(tokens), doc_start(B * T);
+    documents_forward(doc_start, inputs, B, T, 7, 0);
+    int64_t wrong = 0;
+    vector<int32_t> got = doc_start.host();
+    for (int64_t i = 0; i < B * T; i++) wrong += got[i] != want[i];
+    CHECK(wrong == 0, "%s: %lld wrong", test_case, (long long)wrong);
+}
+
+// ----------------------------------------------------------------------------
 // Tensors above 2^31 elements, zeros but for their end, which must come out as it does alone.
 
 static const int64_t FEW = 16;
@@ -219,6 +237,9 @@ int main(int argc, char** argv) {
         test_rmsnorm(9000, 64, add);
     }
     test_rmsnorm_overflow();
+    for (int64_t every : {0, 1, 3, 300, 9000})
+        for (int64_t T : {1, 7, 8, 257, 8191, 8192, 8193, 20000})
+            if (!quick || T < 300) test_documents(3, T, every);
     test_swiglu(1, 8);
     test_swiglu(5, 72);
     test_swiglu(33, 256);

@@ -15,8 +15,10 @@ much as it may.
 
 #define LOG_TOLERANCE (-10.0)
 
-typedef enum { OPEN, DEAD, SPREAD, FAST, DOCUMENTS } Gates;
-static const char* const gates_names[] = {"open", "dead", "spread", "fast", "documents"};
+// WALLS: packed documents as document_reset has them, some shorter than a block, and scores of up to thousands,
+// so that the rule alone skips next to nothing; from T = 1000 on also documents of several blocks.
+typedef enum { OPEN, DEAD, SPREAD, FAST, DOCUMENTS, WALLS } Gates;
+static const char* const gates_names[] = {"open", "dead", "spread", "fast", "documents", "walls"};
 
 typedef enum { NORM_PER_HEAD, NORM_SHARED, NO_NORM } QKNorm;
 static const char* const norm_names[] = {"norm per head", "norm shared", "no norm"};
@@ -29,7 +31,7 @@ struct Shape {
     int64_t blocks() const { return ceil_div<int64_t>(T, ATTENTION_BLOCK); }
     size_t size() const { return (size_t)(tokens() * dh); }
     HeadShape head_shape(int64_t weight_stride) const {
-        return {B, T, NH, dh, NH * dh, NH * dh, weight_stride, window};
+        return {B, T, NH, dh, NH * dh, NH * dh, weight_stride, window, NULL};
     }
     int64_t first_key(int64_t i) const { return window && i >= window ? i - window + 1 : 0; }
     // Does the window let any query of block m see any key of block n <= m?
@@ -38,12 +40,24 @@ struct Shape {
     }
 };
 
+// doc_start [B, T] of WALLS: other documents in every sequence
+static vector<int32_t> make_walls(const Shape& s) {
+    vector<int32_t> starts;
+    for (int64_t b = 0; b < s.B; b++)
+        for (int64_t t = 0; t < s.T; t++) {
+            int64_t length = t / 640 % 2 ? 37 + b : 640; // four or five blocks, or part of one
+            starts.push_back((int32_t)(t / 640 * 640 + t % 640 / length * length));
+        }
+    return starts;
+}
+
 // cum_logf [B, NH, T]. A head's weights decay by 1/e in 2 to T tokens where gates are spread, in up to 64
 // where they are fast. A single head decays in 1065 of 70000 tokens: then blocks further back than
 // PRUNING_BLOCKS matter.
 static vector<double> make_gates(Gates kind, const Shape& s) {
     vector<double> cum_logf((size_t)s.tokens());
     vector<float> noise = draw<float>(cum_logf.size(), 1);
+    vector<int32_t> walls = make_walls(s);
     for (int64_t head = 0; head < s.heads(); head++) {
         double range = kind == FAST ? 32 : fmax((double)s.T / 2, 1), sum = 0;
         double decay_time = 2 * pow(range, s.heads() > 1 ? (double)head / (double)(s.heads() - 1) : 0.6);
@@ -53,6 +67,7 @@ static vector<double> make_gates(Gates kind, const Shape& s) {
             if (kind == OPEN) logf = 0;
             if (kind == DEAD) logf = -1000;
             if (kind == DOCUMENTS) logf = t % 300 == 299 ? -1000 : -1e-4;
+            if (kind == WALLS) logf = walls[(size_t)(head / s.NH * s.T + t)] == t ? -1000 : -1e-4;
             cum_logf[at] = sum += logf;
         }
     }
@@ -64,10 +79,14 @@ struct Inputs {
     QKNorm norm;
     vector<bf16> q, k, q_weight, k_weight; // the weights are drawn even without a norm
     vector<double> cum_logf;
+    vector<int32_t> doc_start; // of WALLS, else empty
 
     Inputs(const Shape& shape, QKNorm norm, Gates gates)
         : s(shape), norm(norm), q(draw<bf16>(s.size(), 1)), k(draw<bf16>(s.size(), 1)),
           q_weight(draw_weights()), k_weight(draw_weights()), cum_logf(make_gates(gates, s)) {
+        if (gates == WALLS) doc_start = make_walls(s);
+        if (gates == WALLS)
+            for (bf16& x : norm == NO_NORM ? q : q_weight) x = rounded<bf16>(100 * value(x));
         if (norm == NO_NORM) return;
         apply_norm(q, q_weight);
         apply_norm(k, k_weight);
@@ -92,6 +111,14 @@ struct Inputs {
         }
     }
 
+    int64_t document(int64_t head, int64_t t) const {
+        return doc_start.empty() ? 0 : doc_start[(size_t)(head / s.NH * s.T + t)];
+    }
+    int64_t first_key(int64_t head, int64_t i) const { return std::max(s.first_key(i), document(head, i)); }
+    // Do window and documents let any query of block m see any key of block n <= m?
+    bool sees(int64_t head, int64_t m, int64_t n) const {
+        return s.sees(m, n) && document(head, m * ATTENTION_BLOCK) < (n + 1) * ATTENTION_BLOCK;
+    }
     // The largest norm of the head's rows of x; with QK norm, of all rows that it could give.
     double largest_norm(const vector<bf16>& x, const vector<bf16>& weight, int64_t head) const {
         double largest = 0;
@@ -123,16 +150,21 @@ struct Bounds {
     Buffer<int> first_key_block, last_query_block, head_order;
     Buffer<PruningCount> count;
     Buffer<char> scratch;
+    Buffer<int32_t> doc_start;
     Pruning pruning = {};
 
-    explicit Bounds(const Inputs& in, bool acp = false)
+    // prunes: else the bounds are those of documents alone
+    explicit Bounds(const Inputs& in, bool acp = false, bool prunes = true)
         : shape(in.s.head_shape(in.weight_stride())), q(in.q), k(in.k), q_weight(in.q_weight),
           k_weight(in.k_weight), cum_logf(in.cum_logf), score_limits((size_t)in.s.heads()),
           first_key_block((size_t)(in.s.heads() * in.s.blocks())), last_query_block(first_key_block.n),
-          head_order((size_t)in.s.heads()), count(1), scratch(pruning_scratch_bytes(&shape)) {
+          head_order((size_t)in.s.heads()), count(1), scratch(pruning_scratch_bytes(&shape)),
+          doc_start(in.doc_start) {
         bool norm = in.norm != NO_NORM;
         pruning.bounds = {first_key_block, last_query_block, head_order};
-        pruning.score_limits = score_limits, pruning.count = count, pruning.cum_logf = cum_logf;
+        if (!in.doc_start.empty()) shape.doc_start = doc_start;
+        pruning.score_limits = prunes ? score_limits.p : NULL, pruning.count = count,
+        pruning.cum_logf = cum_logf;
         pruning.log_tolerance = LOG_TOLERANCE, pruning.scratch = scratch;
         pruning.acp = acp;
         if (norm)
@@ -211,12 +243,12 @@ static void check_rule(const char* name, const Inputs& in, const vector<int>& fi
                 double x = reach - past[(size_t)n];
                 // Norms of q and k, and sums over blocks, are in float.
                 bool near = fabs(x - delta) <= 1e-5 * fabs(delta);
-                bool wanted = in.s.sees(m, n) && (m == n || x >= delta);
+                bool wanted = in.sees(head, m, n) && (m == n || x >= delta);
                 wrong += kept != (m <= last_query[n]) || (!near && kept != wanted);
             }
             int64_t J = first_key[m] * ATTENTION_BLOCK - 1; // the last skipped key
             for (int64_t i = m * ATTENTION_BLOCK; i <= last_of(m, T); i++) {
-                int64_t seen = in.s.first_key(i);
+                int64_t seen = in.first_key(head, i);
                 if (J < seen) continue;
                 heavy += limit + c[i] - c[J] + log_sum(sums, c, seen, J) - row_lse[i] >= LOG_TOLERANCE + 1e-3;
             }
@@ -227,8 +259,9 @@ static void check_rule(const char* name, const Inputs& in, const vector<int>& fi
 }
 
 // Counts the pairs of blocks that first_key_block keeps, and checks that the heads are ordered by them.
-static PruningCount check_work(const char* name, const Shape& s, const vector<int>& first,
+static PruningCount check_work(const char* name, const Inputs& in, const vector<int>& first,
                                const vector<int>& order) {
+    const Shape& s = in.s;
     PruningCount count = {};
     vector<int64_t> work;
     vector<int> expected;
@@ -236,7 +269,7 @@ static PruningCount check_work(const char* name, const Shape& s, const vector<in
         work.push_back(0), expected.push_back((int)head);
         for (int64_t m = 0; m < s.blocks(); m++) {
             work.back() += m - first[(size_t)(head * s.blocks() + m)] + 1;
-            for (int64_t n = 0; n <= m; n++) count.all += s.sees(m, n);
+            for (int64_t n = 0; n <= m; n++) count.all += in.sees(head, m, n);
         }
         count.kept += (unsigned long long)work.back();
     }
@@ -259,19 +292,55 @@ static void test_bounds(Gates gates, QKNorm norm, const Shape& s) {
     for (int64_t head = 0; head < s.heads(); head++) {
         const double *c = in.cum_logf.data() + head * T, limit = in.score_limit(head);
         vector<double> sums = weight_sums(c, T);
-        for (int64_t i = 0; i < T; i++) lse.push_back(log_sum(sums, c, s.first_key(i), i) - limit);
+        for (int64_t i = 0; i < T; i++) lse.push_back(log_sum(sums, c, in.first_key(head, i), i) - limit);
         for (int64_t m = 0; m < s.blocks(); m++) least_lse.push_back(least_log_sum(c, s, m) - limit);
     }
     check_rule(name, in, first, bounds.last_query_block.host(), least_lse, lse);
-    PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
+    PruningCount expected = check_work(name, in, first, bounds.head_order.host()),
                  count = bounds.count.host()[0];
     CHECK(count.all == 2 * expected.all && count.kept == 2 * expected.kept,
           "%s: the count is %llu of %llu, not twice %llu of %llu", name, count.kept, count.all, expected.kept,
           expected.all);
-    if (gates == OPEN) CHECK(expected.kept == expected.all, "%s: open gates were pruned", name);
+    if (gates == OPEN || (gates == WALLS && norm == NO_NORM))
+        CHECK(expected.kept == expected.all, "%s: blocks were pruned", name);
     if (gates == DEAD)
         CHECK(expected.kept == (unsigned long long)(s.heads() * s.blocks()),
               "%s: dead gates keep more than the diagonal", name);
+}
+
+// The bounds of documents alone, in both passes: all that they and the window do not hide.
+static void test_documents(const Shape& s) {
+    char name[128];
+    snprintf(name, sizeof name, "documents alone, %lldx%lldx%lld, W %lld", (long long)s.B, (long long)s.T,
+             (long long)s.NH, (long long)s.window);
+    Inputs in(s, NO_NORM, WALLS);
+    Bounds bounds(in, false, false);
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass) bounds.become_backward(NULL);
+        vector<int> first = bounds.first_key_block.host(), last = bounds.last_query_block.host();
+        int64_t wrong = 0, blocks = s.blocks();
+        for (int64_t head = 0; head < s.heads(); head++)
+            for (int64_t m = 0; m < blocks; m++)
+                for (int64_t n = 0; n <= m; n++) {
+                    bool sees = in.sees(head, m, n);
+                    wrong += (first[(size_t)(head * blocks + m)] <= n) != sees ||
+                             (m <= last[(size_t)(head * blocks + n)]) != sees;
+                }
+        CHECK(wrong == 0, "%s, pass %d: %lld pairs of blocks are wrong", name, pass, (long long)wrong);
+        PruningCount expected = check_work(name, in, first, bounds.head_order.host()),
+                     count = bounds.count.host()[0];
+        unsigned long long times = pass ? 4 : 2; // twice, and the backward pass counts double
+        CHECK(expected.all == expected.kept && count.all == times * expected.all && count.kept == count.all,
+              "%s: the count is %llu of %llu, not %llu times %llu", name, count.kept, count.all, times,
+              expected.all);
+        HeadShape shape = s.head_shape(0);
+        PruningCount step = {3 * expected.all, 3 * expected.kept};
+        double all = 0;
+        for (int64_t m = 0; m < blocks; m++)
+            for (int64_t n = 0; n <= m; n++) all += (double)(s.heads() * s.sees(m, n));
+        double hidden = pruning_hidden(&step, &shape, (double)s.B), want = 1 - (double)expected.all / all;
+        CHECK(fabs(hidden - want) < 1e-12, "%s: hides %.6f, not %.6f", name, hidden, want);
+    }
 }
 
 // With NaN gates or infinite queries the bounds are in range, and nothing is pruned.
@@ -299,7 +368,7 @@ struct Results {
         : o(s.size()), dq(s.size()), dk(s.size()), dv(s.size()), lse((size_t)s.tokens()), dcum_logf(lse.n) {}
     void compute(const Inputs& in, const vector<bf16>& v_host, const vector<bf16>& dout_host,
                  Bounds* bounds) {
-        HeadShape shape = in.s.head_shape(0);
+        HeadShape shape = in.s.head_shape(0); // the kernels see walls in cum_logf and in the bounds
         Buffer<bf16> q(in.q), k(in.k), v(v_host), dout(dout_host);
         Buffer<double> cum_logf(in.cum_logf);
         Buffer<char> scratch(attention_scratch_bytes(&shape));
@@ -379,7 +448,7 @@ static void test_backward_bounds(Gates gates, QKNorm norm, const Shape& s) {
     size_t fewer = 0;
     for (size_t i = 0; i < first.size(); i++) fewer += first[i] < forward_first[i];
     CHECK(fewer == 0, "%s: %zu bounds below the forward pass's", name, fewer);
-    PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
+    PruningCount expected = check_work(name, in, first, bounds.head_order.host()),
                  count = bounds.count.host()[0];
     CHECK(count.all - before.all == 2 * expected.all && count.kept - before.kept == 2 * expected.kept,
           "%s: does not count double", name);
@@ -414,7 +483,7 @@ static void test_acp(Gates gates, QKNorm norm, const Shape& s) {
     }
     CHECK(wrong == 0, "%s: %lld pairs of blocks disagree with the rule", name, (long long)wrong);
     CHECK(more == 0, "%s: %lld blocks of queries skip more than by our rule", name, (long long)more);
-    PruningCount expected = check_work(name, s, first, bounds.head_order.host()),
+    PruningCount expected = check_work(name, in, first, bounds.head_order.host()),
                  before = bounds.count.host()[0];
     CHECK(before.all == 2 * expected.all && before.kept == 2 * expected.kept, "%s: the count", name);
     Results results(s);
@@ -461,7 +530,7 @@ int main(int argc, char** argv) {
     seed = number << 20;
     printf("seed %llu\n", (unsigned long long)number);
 
-    for (int gates = OPEN; gates <= DOCUMENTS; gates++)
+    for (int gates = OPEN; gates <= WALLS; gates++)
         for (int norm = NORM_PER_HEAD; norm <= NO_NORM; norm++)
             for (int64_t T : {1, 127, 128, 129, 1000, 4097})
                 if (T <= (quick ? 1000 : 4097))
@@ -470,12 +539,15 @@ int main(int argc, char** argv) {
     test_bounds(SPREAD, NORM_PER_HEAD, {200, 300, 24, 64});
     test_bounds(SPREAD, NO_NORM, {2, 257, 40, 128});
     for (int64_t window : {1, 2, 129, 130, 300, 999, 1000, 5000})
-        for (Gates gates : {OPEN, SPREAD, DOCUMENTS})
+        for (Gates gates : {OPEN, SPREAD, DOCUMENTS, WALLS})
             test_bounds(gates, NORM_PER_HEAD, {2, 1000, 3, 64, window});
     test_bounds(SPREAD, NO_NORM, {1, 70000, 1, 64, 4097});
     test_not_finite();
+    for (int64_t window : {0, 1, 129, 300, 5000})
+        for (int64_t T : {1, 128, 129, 1000, 4097}) test_documents({2, T, 3, 64, window});
+    test_documents({1, 70000, 1, 64});
 
-    for (int gates = OPEN; gates <= DOCUMENTS; gates++)
+    for (int gates = OPEN; gates <= WALLS; gates++)
         for (int64_t T : {1, 129, 1000}) {
             test_backward_bounds((Gates)gates, NORM_PER_HEAD, {2, T, 3, 64});
             test_backward_bounds((Gates)gates, NO_NORM, {1, T, 3, 128});

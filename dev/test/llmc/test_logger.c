@@ -246,6 +246,27 @@ static void test_pruned(void) {
     CHECK(layer < 0, "too many layers");
 }
 
+// What packed documents hide is outside model FLOPs, and outside what pruning is a share of.
+static void test_hidden(void) {
+    Logger l;
+    open_log(&l);
+    l.flops_per_token = 1e6, l.attention_flops = 0.5e6, l.peak_flops = 2e10;
+    const double pruned[] = {0.5};
+    LogStep s = a_step(1, 1);
+    s.hidden = 0.75;
+    CAPTURE(1, logger_step(&l, &s));
+    s.step = 1000, s.num_layers = 1, s.pruned = pruned;
+    CAPTURE(1, logger_step(&l, &s));
+    logger_close(&l);
+    CHECK(read_log() == 2, "lines");
+    CHECK(number(0, "attention_in_other_documents") == 0.75 &&
+              number(0, "model_flops_per_s") == 0.625e6 * 4096,
+          "hidden alone");
+    CHECK(number(1, "model_flops_per_s") == 0.625e6 * 4096 && number(1, "mfu") == 0.625e6 * 4096 / 2e10 &&
+              number(1, "executed_flops_per_s") == 0.5625e6 * 4096,
+          "hidden and pruned");
+}
+
 static void test_ranks(void) {
     Logger l;
     open_log(&l);
@@ -451,11 +472,10 @@ static void test_cannot_open(void) {
 }
 
 int main(void) {
-    static void (*const tests[])(void) = {test_numbers,    test_run,           test_ranks,
-                                          test_checkpoint, test_buckets,       test_steps,
-                                          test_pruned,     test_log_every,     test_validation,
-                                          test_events,     test_terminal_only, test_unfinished_line,
-                                          test_full_disk};
+    static void (*const tests[])(void) = {
+        test_numbers, test_run,           test_ranks,           test_checkpoint, test_buckets,
+        test_steps,   test_pruned,        test_hidden,          test_log_every,  test_validation,
+        test_events,  test_terminal_only, test_unfinished_line, test_full_disk};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         path_join(log_path, strcpy(folder, test_scratch("logger")), "log.jsonl");
         tests[i]();

@@ -36,14 +36,17 @@ __device__ static inline void delta_store_strip(bf16* tile, const uint32_t (&f)[
 }
 
 // dP, and dQ before the factor `scale`
-__device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Shared& shared, int row) {
+template <bool DOCS>
+__device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Shared& shared, int row,
+                                       const DeltaWalls& walls) {
     float s[1][8][4];
     scan_clear(s);
     scan_clear(dq);
     TileA<DELTA_D, false> tile_dout(shared.dout_q, row);
     scan_matmul<DELTA_D>(s, tile_dout, BlockB<DELTA_CHUNK, true>(shared.values_t));
-    delta_mask<false, false>(s, row);
+    delta_mask<false, false, DOCS>(s, row, walls);
     scan_matmul<DELTA_D>(dq, tile_dout, BlockB<DELTA_D, true>(shared.states_t));
+    if (DOCS) delta_clear_rows(dq, row, walls.first());
     uint32_t dp[4][4];
     TileB<DELTA_D, true> tile_k(shared.k);
 #pragma unroll
@@ -56,9 +59,10 @@ __device__ static inline void delta_dq(float (&dq)[1][16][4], DeltaBackward::Sha
 
 // From the fragments of -X: E, diag(beta) dA in shared memory, where T was, and X_i V'_i, in one lane of the
 // row's four, 0 in others
+template <bool DOCS>
 __device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2],
                                       const uint32_t (&minus_x)[8][4], const float (&beta)[2],
-                                      DeltaBackward::Shared& shared, int first_row) {
+                                      DeltaBackward::Shared& shared, int first_row, const DeltaWalls& walls) {
     float s[1][8][4];
     scan_clear(s);
     scan_clear(e);
@@ -70,10 +74,12 @@ __device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2]
         scan_mma(s, minus_x[k], tile_values, k * 16);
         scan_mma(e, minus_x[k], tile_state, k * 16);
     }
+    if (DOCS) delta_clear_rows(e, first_row, walls.first());
     sm80_for_each(s, [&](float& y, int, int half, int row, int column) {
         if (first_row + row == column) x_values[half] = -y;
         if (first_row + row <= column) y = 0;
     });
+    if (DOCS) delta_mask<false, true, true>(s, first_row, walls);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t f[4];
@@ -87,6 +93,18 @@ __device__ static inline void delta_e(float (&e)[1][16][4], float (&x_values)[2]
     }
 }
 
+// Rows before `first` as zeros
+template <class A> struct DeltaRowsFrom {
+    A rows;
+    int row, first; // row: the lane's first one
+    __device__ void load(uint32_t (&f)[4], int k) const {
+        rows.load(f, k);
+        for (int r = 0; r < 4; r++)
+            if (row + r % 2 * 8 < first) f[r] = 0;
+    }
+};
+
+template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     delta_backward_kernel(const __grid_constant__ ScanBackward g, const __grid_constant__ Scan a,
                           const __grid_constant__ DeltaWork work, const __grid_constant__ ScanShape s) {
@@ -106,12 +124,14 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
     block.copy_blocks<DELTA_ROWS>(shared.dvalues_t, work.dvalues_t);
     cp_async_commit_group();
     delta_load_beta(shared.beta, a.beta, block, work, s);
+    DeltaWalls walls = {};
+    if (DOCS) walls = DeltaWalls::of(block, work, s);
     cp_async_wait_group<1>();
     __syncthreads();
     const float beta[2] = {shared.beta[row + lane / 4], shared.beta[row + lane / 4 + 8]};
     bf16* own_rows = shared.dout_q + row * DELTA_D; // of dO: no other warp reads them
     float acc[1][16][4];
-    delta_dq(acc, shared, row);
+    delta_dq<DOCS>(acc, shared, row, walls);
     sm80_store<DELTA_D>(g.dq + block.keys + t * s.key_row, s.key_row, left, own_rows, acc, factor);
 
     cp_async_wait_all();
@@ -129,7 +149,7 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
                         [&](int, int half) { return beta[half] * s.scale; });
     float x_values[2] = {};
     __syncthreads(); // T has been read
-    delta_e(acc, x_values, minus_x, beta, shared, row);
+    delta_e<DOCS>(acc, x_values, minus_x, beta, shared, row, walls);
     __syncthreads(); // dO and S0 have been read
     block.copy(shared.dout_q, a.q + block.keys, s, s.key_row);
     block.copy_blocks<DELTA_STATE>(shared.states_t, work.dstates_t);
@@ -148,15 +168,21 @@ static __global__ void __launch_bounds__(DeltaBackward::THREADS, 2)
                              TileB<DELTA_D, true>(shared.k));
     scan_matmul<DELTA_CHUNK>(acc, TileA<DELTA_CHUNK, true>(shared.dp, row),
                              TileB<DELTA_D, true>(shared.dout_q));
-    scan_matmul<DELTA_D>(acc, BlockA<DELTA_CHUNK>(shared.values_t, row),
-                         BlockB<DELTA_D, true>(shared.states_t));
+    BlockA<DELTA_CHUNK> values(shared.values_t, row);
+    BlockB<DELTA_D, true> dstates(shared.states_t);
+    if constexpr (DOCS)
+        scan_matmul<DELTA_D>(acc, DeltaRowsFrom<BlockA<DELTA_CHUNK>>{values, row + lane / 4, walls.last()},
+                             dstates);
+    else
+        scan_matmul<DELTA_D>(acc, values, dstates);
     sm80_store<DELTA_D>(g.dk + block.keys + t * s.key_row, s.key_row, left, shared.dvalues_t + row * DELTA_D,
                         acc, factor);
 }
 
 static inline void delta_gradients(const DeltaWork* work, const ScanBackward* g, const Scan* a,
                                    const ScanShape* s, cudaStream_t stream) {
-    scan_launch<DeltaBackward>(delta_backward_kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
+    auto kernel = s->doc_start ? delta_backward_kernel<true> : delta_backward_kernel<false>;
+    scan_launch<DeltaBackward>(kernel, s->B * s->NH * work->chunks, stream, *g, *a, *work, *s);
 }
 
 // Writes the gradients in g. a->state is NULL. a->saved is that of delta_forward over the same inputs, unless

@@ -14,6 +14,7 @@ struct DeltaOutput {
     };
 };
 
+template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
     delta_output_kernel(bf16* o, const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
                         const __grid_constant__ ScanShape s) {
@@ -21,6 +22,8 @@ static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
     DeltaOutput::Shared& shared = *(DeltaOutput::Shared*)shared_bytes;
     DeltaBlock block(work, s);
     int row = (int)threadIdx.x / 32 * 16, t = block.first + row;
+    DeltaWalls walls = {};
+    if (DOCS) walls = DeltaWalls::of(block, work, s);
     block.copy(shared.q, a.q + block.keys, s, s.key_row);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     cp_async_commit_group();
@@ -34,10 +37,11 @@ static __global__ void __launch_bounds__(DeltaOutput::THREADS, 2)
     scan_clear(acc);
     TileA<DELTA_D, false> tile_q(shared.q, row);
     scan_matmul<DELTA_D>(p, tile_q, TileB<DELTA_D, false>(shared.k));
-    delta_mask<false, false>(p, row);
+    delta_mask<false, false, DOCS>(p, row, walls);
     cp_async_wait_all();
     __syncthreads();
     scan_matmul<DELTA_D>(acc, tile_q, BlockB<DELTA_D, false>(shared.state_t));
+    if (DOCS) delta_clear_rows(acc, row, walls.first());
     BlockB<DELTA_CHUNK, false> tile_values(shared.values_t);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -57,6 +61,7 @@ struct DeltaY {
 };
 
 // Writes work.y = P^T dO.
+template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
     delta_y_kernel(const __grid_constant__ Scan a, const bf16* dout, const __grid_constant__ DeltaWork work,
                    const __grid_constant__ ScanShape s) {
@@ -64,6 +69,8 @@ static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
     DeltaY::Shared& shared = *(DeltaY::Shared*)shared_bytes;
     DeltaBlock block(work, s);
     int row = (int)threadIdx.x / 32 * 16;
+    DeltaWalls walls = {};
+    if (DOCS) walls = DeltaWalls::of(block, work, s);
     block.copy(shared.q, a.q + block.keys, s, s.key_row);
     block.copy(shared.k, a.k + block.keys, s, s.key_row);
     block.copy(shared.dout, dout + block.out, s, (int64_t)s.NH * DELTA_D);
@@ -73,7 +80,7 @@ static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
     scan_clear(p);
     scan_clear(acc);
     scan_matmul<DELTA_D>(p, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.q));
-    delta_mask<true, false>(p, row);
+    delta_mask<true, false, DOCS>(p, row, walls);
     TileB<DELTA_D, true> tile_dout(shared.dout);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -87,12 +94,14 @@ static __global__ void __launch_bounds__(DeltaY::THREADS, 3)
 
 static inline void delta_output(bf16* o, const DeltaWork* work, const Scan* a, const ScanShape* s,
                                 cudaStream_t stream) {
-    scan_launch<DeltaOutput>(delta_output_kernel, s->B * s->NH * work->chunks, stream, o, *a, *work, *s);
+    auto kernel = s->doc_start ? delta_output_kernel<true> : delta_output_kernel<false>;
+    scan_launch<DeltaOutput>(kernel, s->B * s->NH * work->chunks, stream, o, *a, *work, *s);
 }
 
 static inline void delta_y(const DeltaWork* work, const Scan* a, const bf16* dout, const ScanShape* s,
                            cudaStream_t stream) {
-    scan_launch<DeltaY>(delta_y_kernel, s->B * s->NH * work->chunks, stream, *a, dout, *work, *s);
+    auto kernel = s->doc_start ? delta_y_kernel<true> : delta_y_kernel<false>;
+    scan_launch<DeltaY>(kernel, s->B * s->NH * work->chunks, stream, *a, dout, *work, *s);
 }
 
 // o [B,T,NH,V]; updates a->state where there is one.

@@ -10,6 +10,10 @@ chunk:
 A and T are fp32: T is the inverse of a triangular matrix whose entries grow where keys are alike. T is
 rounded once, as an operand of W and U.
 
+With packed documents (ScanShape's doc_start) A, P and their gradients have the pairs within a document alone; rows
+of W and of Q S0 are 0 behind the chunk's first wall, and only the tokens from its last wall on enter S1, to which
+S0 adds nothing (DeltaWalls).
+
 Tensors between the kernels are tiles of a chunk and a head: [tiles, ..], tile (b NH + h) chunks + chunk.
 Names that end in _t are transposed, and stored in blocks (BlockA, BlockB). Called by delta_forward.cuh and
 delta_backward.cuh.
@@ -144,14 +148,56 @@ __device__ static inline void delta_load_beta(float* to, const float* beta, cons
         to[threadIdx.x] = t < s.T ? beta[(head / s.NH * s.T + t) * s.NH + head % s.NH] : 0;
 }
 
+// The walls of a chunk: bit i is set if its token i is the first one of a packed document.
+struct DeltaWalls {
+    unsigned long long mask;
+
+    // Of the chunk that begins with token `first` of sequence b. Called by all lanes of a warp.
+    template <bool DOCS>
+    __device__ static DeltaWalls of(const int32_t* doc_start, int64_t b, int64_t T, int first) {
+        unsigned halves[2] = {};
+        for (int i = 0; DOCS && i < 2; i++) {
+            int t = first + 32 * i + (int)threadIdx.x % 32;
+            halves[i] = __ballot_sync(~0u, t < T && doc_start[b * T + min((int64_t)t, T - 1)] == t);
+        }
+        return {(unsigned long long)halves[1] << 32 | halves[0]};
+    }
+    __device__ static DeltaWalls of(const DeltaBlock& block, const DeltaWork& work, const ScanShape& s) {
+        return of<true>(s.doc_start, block.tile / work.chunks / s.NH, s.T, block.first);
+    }
+    // Tokens before this one are in the document that S0 is of.
+    __device__ int first() const { return mask ? __ffsll((long long)mask) - 1 : DELTA_CHUNK; }
+    // Tokens from this one on are in the document that S1 is of.
+    __device__ int last() const { return mask ? 63 - __clzll((long long)mask) : 0; }
+    // Are tokens j <= i in one document?
+    __device__ bool together(int i, int j) const {
+        unsigned long long up_to_i = mask & (~0ull >> (63 - i));
+        return up_to_i >> j <= 1; // none after j; it may be one itself
+    }
+};
+
+// Zeroes the accumulators of the rows from `end` on.
+template <int NS>
+__device__ static inline void delta_clear_rows(float (&acc)[1][NS][4], int first_row, int end) {
+    sm80_for_each(acc, [&](float& y, int, int, int row, int) {
+        if (first_row + row >= end) y = 0;
+    });
+}
+
 // Zeroes the elements above the diagonal of a strip of a [CHUNK, CHUNK] matrix, or with TRANSPOSED below it;
 // with STRICT also the diagonal.
-template <bool TRANSPOSED, bool STRICT>
-__device__ static inline void delta_mask(float (&x)[1][8][4], int first_row) {
+// DOCS: also the pairs of tokens of two documents
+template <bool TRANSPOSED, bool STRICT, bool DOCS>
+__device__ static inline void delta_mask(float (&x)[1][8][4], int first_row, const DeltaWalls& walls) {
     sm80_for_each(x, [&](float& y, int, int, int row, int column) {
         int below = first_row + row - column;
         if (TRANSPOSED) below = -below;
         if (below < (STRICT ? 1 : 0)) y = 0;
+        if (DOCS && below > 0) {
+            bool together = TRANSPOSED ? walls.together(column, first_row + row)
+                                       : walls.together(first_row + row, column);
+            if (!together) y = 0;
+        }
     });
 }
 
@@ -224,6 +270,7 @@ __device__ static inline void delta_inverse(float (*t)[DeltaPrepare::STRIDE],
     __syncthreads();
 }
 
+template <bool DOCS>
 static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     delta_prepare_kernel(const __grid_constant__ Scan a, const __grid_constant__ DeltaWork work,
                          const __grid_constant__ ScanShape s) {
@@ -237,13 +284,15 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
     block.copy(shared.v, a.v + block.values, s, s.value_row);
     cp_async_commit_group();
     delta_load_beta(shared.beta, a.beta, block, work, s);
+    DeltaWalls walls = {};
+    if (DOCS) walls = DeltaWalls::of(block, work, s);
     cp_async_wait_group<1>();
     __syncthreads();
 
     float kk[1][8][4];
     scan_clear(kk);
     scan_matmul<DELTA_D>(kk, TileA<DELTA_D, false>(shared.k, row), TileB<DELTA_D, false>(shared.k));
-    delta_mask<false, true>(kk, row);
+    delta_mask<false, true, DOCS>(kk, row, walls);
     sm80_for_each(kk,
                   [&](float& y, int, int, int i, int j) { shared.a[j][row + i] = y * shared.beta[row + i]; });
     delta_inverse(shared.t, shared.a);
@@ -263,6 +312,7 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
         float acc[1][16][4];
         scan_clear(acc);
         scan_matmul<DELTA_CHUNK>(acc, inverse, TileB<DELTA_D, true>(i ? shared.v : shared.k));
+        if (DOCS && i == 0) delta_clear_rows(acc, row, walls.first());
         sm80_store<DELTA_D>((i ? work.u : work.w) + block.tile * DELTA_ROWS + row * DELTA_D, DELTA_D, 16,
                             shared.out[tid / 32], acc, [](int, int) { return 1; });
     }
@@ -270,5 +320,6 @@ static __global__ void __launch_bounds__(DeltaPrepare::THREADS, 3)
 
 static inline void delta_prepare(const DeltaWork* work, const Scan* a, const ScanShape* s,
                                  cudaStream_t stream) {
-    scan_launch<DeltaPrepare>(delta_prepare_kernel, s->B * s->NH * work->chunks, stream, *a, *work, *s);
+    auto kernel = s->doc_start ? delta_prepare_kernel<true> : delta_prepare_kernel<false>;
+    scan_launch<DeltaPrepare>(kernel, s->B * s->NH * work->chunks, stream, *a, *work, *s);
 }

@@ -112,12 +112,21 @@ __device__ static inline void delta_publish(uint32_t (&mine)[WIDTH][2][4], uint4
     }
 }
 
+// A register of an A fragment whose columns are tokens, of which its first one has token 0 of the lane's four:
+// zero but for tokens from .. to - 1.
+__device__ static inline uint32_t delta_keep(uint32_t x, int token, int from, int to) {
+    token += (int)threadIdx.x % 4 * 2;
+    return x & ((token >= from && token < to ? 0xffffu : 0) |
+                (token + 1 >= from && token + 1 < to ? 0xffff0000u : 0));
+}
+
 // V'^T (dV'^T) of the warp's tokens, in r; and in `operand` the factor of K (W) in the change of S^T.
 // state: fragments of S^T
-template <bool BACKWARD>
+// DOCS: of the tokens before `last`, of the 16, nothing passes to the state, nor backward from it.
+template <bool BACKWARD, bool DOCS>
 __device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)[4],
                                            const uint32_t (&state)[8][4], const uint32_t (&first)[8][4],
-                                           const uint32_t (&vector)[4]) {
+                                           const uint32_t (&vector)[4], int last) {
     float x[2][2][4] = {}; // two sums, for a shorter chain of mma
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -128,18 +137,23 @@ __device__ static inline void delta_values(uint32_t (&r)[4], uint32_t (&operand)
         float2 y = unpack_bf16x2(vector[i]);
         const float *x0 = &x[0][i / 2][i % 2 * 2], *x1 = &x[1][i / 2][i % 2 * 2];
         float low = x0[0] + x1[0], high = x0[1] + x1[1];
+        int token = i / 2 * 8; // of the lanes' first
+        if (DOCS && BACKWARD && token + (int)threadIdx.x % 4 * 2 < last) low = 0;
+        if (DOCS && BACKWARD && token + (int)threadIdx.x % 4 * 2 + 1 < last) high = 0;
         r[i] = BACKWARD ? pack_bf16x2(y.x + low, y.y + high) : pack_bf16x2(y.x - low, y.y - high);
-        operand[i] = BACKWARD ? r[i] ^ 0x80008000u : r[i];
+        operand[i] = BACKWARD ? r[i] ^ 0x80008000u : DOCS ? delta_keep(r[i], token, last, DELTA_CHUNK) : r[i];
     }
 }
 
 // The chain of a thread block
-template <class F, bool BACKWARD> struct DeltaChain {
+template <class F, bool BACKWARD, bool DOCS> struct DeltaChain {
     const DeltaChainTensors& tensors;
     typename F::Shared& shared;
     int chunks, slice;
     int64_t head, b;
     int h;
+    const int32_t* doc_start; // with DOCS, of sequences of T tokens
+    int T;
 
     __device__ int chunk(int step) const { return BACKWARD ? chunks - 1 - step : step; }
     __device__ int64_t tile(int step) const { return head * chunks + chunk(step); }
@@ -224,8 +238,11 @@ template <class F, bool BACKWARD> struct DeltaChain {
         Panels<DELTA_CHUNK, true> tile(shared.stage[step % F::STAGES].second);
         for (int i = 0; i < 2; i++) tile.load(second[i], warp * 32 + i * 16, k * 16);
     }
-    // dS^T += dO^T Q
-    __device__ void add_queries(float (&acc)[F::WIDTH][4][4], int step, int warp) const {
+    __device__ DeltaWalls walls(int step) const {
+        return DeltaWalls::of<DOCS>(doc_start, b, T, chunk(min(step, chunks - 1)) * DELTA_CHUNK);
+    }
+    // dS^T += dO^T Q; DOCS: over the tokens before `end`
+    __device__ void add_queries(float (&acc)[F::WIDTH][4][4], int step, int warp, int end) const {
         if constexpr (BACKWARD) {
             const auto& stage = shared.stage[step % F::STAGES];
             Panels<DELTA_CHUNK, true> tile(stage.q);
@@ -235,6 +252,7 @@ template <class F, bool BACKWARD> struct DeltaChain {
                 for (int i = 0; i < 2; i++) tile.load(q[i], warp * 32 + i * 16, k);
                 for (int m = 0; m < F::WIDTH; m++) {
                     delta_load_slice(f, stage.dout[m], k);
+                    for (int r = 0; DOCS && r < 4; r++) f[r] = delta_keep(f[r], k + r / 2 * 8, 0, end);
                     for (int n = 0; n < 4; n++)
                         sm80_mma(acc[m][n], f, q[n / 2][n % 2 * 2], q[n / 2][n % 2 * 2 + 1], acc[m][n]);
                 }
@@ -257,17 +275,23 @@ template <class F, bool BACKWARD> struct DeltaChain {
         load_first(first, vector, 0, warp);
 #pragma unroll
         for (int k = 0; k < 4; k++) load_second(second[k], 0, warp, k);
+        DeltaWalls walls_ahead = walls(0);
         for (int step = 0; step < chunks; step++) {
             uint32_t values[WIDTH][4], operand[4], f[8][4], changes[WIDTH][4][4];
+            const DeltaWalls here = walls_ahead;
+            if (DOCS) walls_ahead = walls(step + 1);
             sync(); // S^T is complete
+            if (DOCS && here.mask)
+                sm80_for_each(acc, [](float& x, int, int, int, int) { x = 0; }); // published before
 #pragma unroll
             for (int m = 0; m < WIDTH; m++) {
                 for (int k = 0; k < 8; k++) delta_fragment(f[k], shared.state[m][k][lane]);
                 if (m == 0 && step + 1 < chunks) wait(step + 1);
-                delta_values<BACKWARD>(values[m], operand, f, first, vector[m]);
+                delta_values<BACKWARD, DOCS>(values[m], operand, f, first, vector[m],
+                                             here.last() - warp * 16);
                 shared.value[m][warp][lane] = delta_vector(operand);
             }
-            add_queries(acc, step, warp);
+            add_queries(acc, step, warp, here.first());
             done(step);
             sync(); // V'^T is complete; with cp.async, the next step's tiles are there
 #pragma unroll
@@ -333,9 +357,10 @@ struct DeltaStatesTensors {
 
 // Runs one chain or both at once: the backward one does not read the other's states. Grid: B NH SLICES,
 // times 2 for both.
-template <ScanChains CHAINS, bool LARGE>
+template <ScanChains CHAINS, bool LARGE, bool DOCS>
 __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
-    delta_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH) {
+    delta_states_kernel(const __grid_constant__ DeltaStatesTensors tensors, int chunks, int NH,
+                        const int32_t* doc_start, int T) {
     typedef DeltaKernel<CHAINS, LARGE> F;
     extern __shared__ __align__(1024) char shared_bytes[];
     typename F::Shared& shared = *(typename F::Shared*)shared_bytes;
@@ -346,12 +371,13 @@ __global__ void __launch_bounds__(DeltaKernel<CHAINS, LARGE>::THREADS, 1)
     int h = (int)(head % NH);
     if constexpr (CHAINS != SCAN_FORWARD)
         if (block < backward)
-            DeltaChain<typename F::Backward, true>{
-                tensors.backward, shared.backward, chunks, slice, head, b, h}
+            DeltaChain<typename F::Backward, true, DOCS>{
+                tensors.backward, shared.backward, chunks, slice, head, b, h, doc_start, T}
                 .run();
     if constexpr (CHAINS != SCAN_BACKWARD)
         if (block >= backward)
-            DeltaChain<typename F::Forward, false>{tensors.forward, shared.forward, chunks, slice, head, b, h}
+            DeltaChain<typename F::Forward, false, DOCS>{
+                tensors.forward, shared.forward, chunks, slice, head, b, h, doc_start, T}
                 .run();
 }
 
@@ -359,8 +385,10 @@ template <ScanChains CHAINS, bool LARGE>
 static inline void delta_launch_states(const DeltaStatesTensors& t, int chunks, const ScanShape* s,
                                        cudaStream_t stream) {
     typedef DeltaKernel<CHAINS, LARGE> F;
-    scan_launch<F>(delta_states_kernel<CHAINS, LARGE>, (1 + F::BOTH) * s->B * s->NH * F::SLICES, stream, t,
-                   chunks, s->NH);
+    auto kernel =
+        s->doc_start ? delta_states_kernel<CHAINS, LARGE, true> : delta_states_kernel<CHAINS, LARGE, false>;
+    scan_launch<F>(kernel, (1 + F::BOTH) * s->B * s->NH * F::SLICES, stream, t, chunks, s->NH, s->doc_start,
+                   (int)s->T);
 }
 
 // dout: NULL in a forward pass

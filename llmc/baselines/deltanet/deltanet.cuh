@@ -180,6 +180,7 @@ static inline Conv deltanet_conv(const Layer* layer) {
     conv.weight = layer_param(layer, layer->weights, P_DELTANET_Q_CONV);
     conv.dweight = layer_param(layer, layer->grads, P_DELTANET_Q_CONV);
     conv.dh = config_head_size(layer->config);
+    conv.doc_start = layer->doc_start;
     conv.normed = 2 * d;
     return conv;
 }
@@ -200,6 +201,7 @@ static inline void deltanet_forward(const Layer* layer, bf16* out, const bf16* i
     DeltaNetActs a = deltanet_acts(layer);
     HeadShape shape = deltanet_shape(layer);
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    scan_shape.doc_start = layer->doc_start;
     int64_t d = layer->config->hidden_size, rows = layer->B * layer->T;
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);
@@ -219,6 +221,7 @@ static inline DeferredWeight deltanet_backward(const Layer* layer, bf16* din, co
     DeltaNetActs a = deltanet_acts(layer);
     HeadShape shape = deltanet_shape(layer);
     ScanShape scan_shape = deltanet_scan_shape(layer->config, layer->B, layer->T);
+    scan_shape.doc_start = layer->doc_start;
     int64_t d = layer->config->hidden_size;
     Conv conv = deltanet_conv(layer);
     Scan scan = deltanet_scan(a.qkv, a.beta, d, a.saved, layer->scratch);

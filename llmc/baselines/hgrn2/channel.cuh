@@ -16,7 +16,7 @@ for one token a sequence.
 
 q, k and f are computed from q~ and f~ by each kernel: 12 instructions an element cost less than reading them.
 Operands of tensor cores are bf16; gates, products of decays and sums fp32. Decays are multiplied, never
-divided (channel_gates.cuh). States are bf16 between kernels, and fp32 within.
+divided (channel_gates.cuh), so that a packed document begins with a decay of 0. States are bf16 between kernels, and fp32 within.
 
 All sums have a fixed order: runs on one model of GPU give the same bits. The number of segments depends on
 the GPU.
@@ -42,6 +42,8 @@ typedef struct {
     float* state;          // [B,NH,K,V] of the tokens before, updated; NULL: the sequences begin here
     void* saved;           // channel_saved_bytes: what the forward pass leaves to the backward pass
     void* scratch;         // channel_scratch_bytes
+    // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; NULL: a sequence is one
+    const int32_t* doc_start;
 } Channel;
 
 typedef struct {
@@ -78,6 +80,7 @@ static inline ScanMemory channel_plan(ChannelWork* w, const ChannelShape* s, con
     w->f = x->f;
     w->v = x->v;
     w->bound = x->bound;
+    w->doc_start = x->doc_start;
     w->state = x->state;
     for (int i = 0; i <= backward; i++) {
         ChannelStates* states = &w->states[i];
@@ -107,6 +110,13 @@ static inline size_t channel_scratch_bytes(const ChannelShape* s, bool backward)
 // ----------------------------------------------------------------------------
 // passes
 
+template <bool DOCS>
+static inline void channel_forward_of(const ChannelWork* w, int64_t heads, cudaStream_t stream) {
+    channel_states<DOCS>(w, heads, SCAN_FORWARD, stream);
+    channel_launch<ChannelOutputShared>(channel_output_kernel<false, DOCS>,
+                                        dim3((unsigned)w->chunks, (unsigned)heads), stream, *w);
+}
+
 // o [B,T,NH,128], contiguous
 static inline void channel_forward(bf16* o, const Channel* x, const ChannelShape* s, cudaStream_t stream) {
     Range range("scan", RANGE_FORWARD, stream);
@@ -115,9 +125,16 @@ static inline void channel_forward(bf16* o, const Channel* x, const ChannelShape
     if (heads * s->T == 0) return;
     channel_plan(&w, s, x, false);
     w.o = o;
-    channel_states(&w, heads, SCAN_FORWARD, stream);
-    channel_launch<ChannelOutputShared>(channel_output_kernel<false>,
-                                        dim3((unsigned)w.chunks, (unsigned)heads), stream, w);
+    (w.doc_start ? channel_forward_of<true> : channel_forward_of<false>)(&w, heads, stream);
+}
+
+template <bool DOCS>
+static inline void channel_backward_of(const ChannelWork* w, int64_t heads, bool recomputes,
+                                       cudaStream_t stream) {
+    dim3 grid((unsigned)w->chunks, (unsigned)heads);
+    channel_states<DOCS>(w, heads, scan_chains(recomputes), stream);
+    channel_launch<ChannelOutputShared>(channel_output_kernel<true, DOCS>, grid, stream, *w);
+    channel_launch<ChannelKeysShared>(channel_keys_kernel<DOCS>, dim3(2 * grid.x, grid.y), stream, *w);
 }
 
 // Writes the gradients in g; x->state is NULL. x->saved is that of channel_forward over the same inputs,
@@ -135,10 +152,7 @@ static inline void channel_backward(const ChannelBackward* g, const Channel* x, 
     w.df = g->df;
     w.dv = g->dv;
     if (!g->dbound) w.dbound_partial = NULL;
-    dim3 grid((unsigned)w.chunks, (unsigned)heads);
-    channel_states(&w, heads, scan_chains(g->recomputes), stream);
-    channel_launch<ChannelOutputShared>(channel_output_kernel<true>, grid, stream, w);
-    channel_launch<ChannelKeysShared>(channel_keys_kernel, dim3(2 * grid.x, grid.y), stream, w);
+    (w.doc_start ? channel_backward_of<true> : channel_backward_of<false>)(&w, heads, g->recomputes, stream);
     if (g->dbound)
         sum_rows(g->dbound, w.dbound_partial, s->B * w.chunks, s->NH * CHANNEL_HEAD, false, stream);
 }

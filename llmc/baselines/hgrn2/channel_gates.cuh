@@ -49,8 +49,9 @@ typedef struct {
     const float* bound;
     float* state;
     bf16 *o, *dq, *df, *dv;
-    float* dbound_partial;   // [B chunks, NH K]
-    ChannelStates states[2]; // forward, backward
+    float* dbound_partial;    // [B chunks, NH K]
+    ChannelStates states[2];  // forward, backward
+    const int32_t* doc_start; // as in Channel
 } ChannelWork;
 
 // A chunk of a head
@@ -114,6 +115,18 @@ __device__ static inline void channel_gate(float& f, float& k, float x, float bo
     f = k < 0.5f ? 1 - k : bound + open;
 }
 
+// Bit i: token i of the tile is the first one of a packed document. Called by all lanes of a warp.
+template <bool DOCS>
+__device__ static inline unsigned channel_walls(const ChannelWork& w, const ChannelBlock& b, int tile) {
+    if (!DOCS) return 0;
+    int token = tile * CHANNEL_TILE + (int)threadIdx.x % CHANNEL_TILE;
+    bool wall = token < b.count && w.doc_start[b.row + token] == b.chunk * CHANNEL_CHUNK + token;
+    return __ballot_sync(~0u, wall);
+}
+__device__ static inline bool channel_is_wall(unsigned walls, int n, int e) {
+    return walls >> (n * 8 + (int)threadIdx.x % 4 * 2 + e % 2) & 1;
+}
+
 // Of a tile. Tokens from `count` on, of the tile, change nothing: f = 1, k = 0.
 __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], const uint32_t (&raw)[4],
                                             const float (&bound)[2], int count) {
@@ -126,6 +139,14 @@ __device__ static inline void channel_gates(float (&f)[2][4], float (&k)[2][4], 
     __syncwarp(); // a branch, which most tiles do not take, and not a select for every element
     for (int i = 0; i < 8; i++)
         if (i / 4 * 8 + token + i % 2 >= count) f[i / 4][i % 4] = 1, k[i / 4][i % 4] = 0;
+}
+
+// At a tile's walls the decay f becomes 0; k stays that of the gate.
+__device__ static inline void channel_close(float (&f)[2][4], unsigned walls) {
+    if (!walls) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (channel_is_wall(walls, i / 4, i % 4)) f[i / 4][i % 4] = 0;
 }
 
 // q = scale SiLU(raw), and its slope

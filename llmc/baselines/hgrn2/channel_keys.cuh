@@ -113,6 +113,7 @@ struct ChannelKeys {
     }
 
     // Gates of all tiles, and X of levels 4 and 5. Multiplies dq by P, dk by R; later = rowsum(S_end * dS).
+    template <bool DOCS>
     __device__ void prepare(ChannelKeysShared& shared, const ChannelWork& w, const ChannelBlock& b,
                             const float (&bound)[2]) {
         float before[2] = {1, 1}, sum[2] = {}, after[CHANNEL_TILES][2];
@@ -122,6 +123,7 @@ struct ChannelKeys {
             uint32_t raw[4];
             channel_load<CHANNEL_KEYS>(raw, shared.f, t);
             channel_gates(f[t], k[t], raw, bound, b.count - t * CHANNEL_TILE);
+            if constexpr (DOCS) channel_close(f[t], channel_walls<DOCS>(w, b, t));
             for (int c = 0; c < 2; c++) {
                 float product = f[t][0][2 * c] * f[t][0][2 * c + 1] * f[t][1][2 * c] * f[t][1][2 * c + 1];
                 product *= __shfl_xor_sync(~0u, product, 1);
@@ -262,6 +264,17 @@ struct ChannelKeys {
         }
     }
 
+    // At walls f becomes the gate's again, which k has come from, and nothing has come through the decay.
+    __device__ void reopen(float (&dlogf)[2][4], unsigned walls, int t) {
+        if (!walls) return;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (channel_is_wall(walls, i / 4, i % 4)) {
+                f[t][i / 4][i % 4] = 1 - k[t][i / 4][i % 4];
+                dlogf[i / 4][i % 4] = 0;
+            }
+    }
+
     // Turns dk of tile t into the gradient of f before its sigmoid; dlogf of the tile. With bounds adds to
     // dbound.
     __device__ void finish(const float (&dlogf)[2][4], const float (&bound)[2], bool bounded,
@@ -297,6 +310,7 @@ __device__ static inline void channel_store_transposed(bf16* to, const float (&x
 }
 
 // Grid: 2 chunks, B NH.
+template <bool DOCS>
 __global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
     channel_keys_kernel(const __grid_constant__ ChannelWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -317,7 +331,7 @@ __global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
     channel_fill_w(shared);
     ChannelKeys keys;
     keys.inter(shared, fragments, w, b, channel);
-    keys.prepare(shared, w, b, bound);
+    keys.prepare<DOCS>(shared, w, b, bound);
     __syncthreads(); // W
 #pragma unroll
     for (int t = CHANNEL_TILES - 1; t >= 0; t--) {
@@ -331,6 +345,7 @@ __global__ static void __launch_bounds__(ChannelKeysShared::THREADS, 2)
         }
         keys.intra(balance, shared, q, t);
         keys.sum_later(balance);
+        if (DOCS) keys.reopen(balance, channel_walls<DOCS>(w, b, t), t);
         channel_multiply(keys.dq[t], keys.dq[t], slope);
         keys.finish(balance, bound, w.bound != NULL, dbound, t);
         __syncwarp(); // the warp's columns of the tile have been read

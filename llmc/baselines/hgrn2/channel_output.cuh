@@ -104,6 +104,7 @@ __device__ static inline void channel_far_scores(ChannelOutputShared& shared) {
 struct ChannelOperands {
     float query[CHANNEL_TILES][2][4], key[CHANNEL_TILES][2][4], total[CHANNEL_TILES][2];
 
+    template <bool DOCS>
     __device__ void compute(ChannelOutputShared& shared, const ChannelWork& w, const ChannelBlock& b) {
         int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         uint32_t raw_q[CHANNEL_TILES][4], raw_f[CHANNEL_TILES][4];
@@ -120,6 +121,7 @@ struct ChannelOperands {
             float f[2][4], k[2][4], q[2][4], x[2][4];
             ChannelProducts products;
             channel_gates(f, k, raw_f[t], bound, b.count - t * CHANNEL_TILE);
+            if constexpr (DOCS) channel_close(f, channel_walls<DOCS>(w, b, t));
             channel_query(q, raw_q[t], w.scale);
             products.compute(f, [&](int bit) {
                 products.operand(x, q, k, bit);
@@ -164,7 +166,7 @@ struct ChannelOperands {
 };
 
 // Grid: chunks, B NH.
-template <bool BACKWARD>
+template <bool BACKWARD, bool DOCS>
 __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     channel_output_kernel(const __grid_constant__ ChannelWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -186,7 +188,7 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     __syncthreads();
     {
         ChannelOperands operands;
-        operands.compute(shared, w, b);
+        operands.compute<DOCS>(shared, w, b);
         __syncthreads();
         channel_near_scores(shared);
         __syncthreads();

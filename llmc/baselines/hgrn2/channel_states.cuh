@@ -50,7 +50,7 @@ __device__ static inline void channel_store_decay(float* to, const float (&decay
     if (lane % 4 == 0) to[warp * 16 + lane / 4] = decay[0], to[warp * 16 + lane / 4 + 8] = decay[1];
 }
 
-template <bool BACKWARD>
+template <bool BACKWARD, bool DOCS>
 __device__ static inline void channel_states_segment(const ChannelWork& w, ChannelStatesShared& shared) {
     const ChannelStates& s = w.states[BACKWARD];
     int lane = (int)threadIdx.x % 32;
@@ -84,6 +84,7 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
             ChannelProducts products;
             channel_load(raw, shared.f[stage], tile);
             channel_gates(f, k, raw, bound, b.count - tile * CHANNEL_TILE);
+            if constexpr (DOCS) channel_close(f, channel_walls<DOCS>(w, b, tile));
             products.compute(f, [](int) {});
             if (BACKWARD) {
                 channel_load(raw, shared.q[stage], tile);
@@ -106,15 +107,15 @@ __device__ static inline void channel_states_segment(const ChannelWork& w, Chann
 }
 
 // Grid: segments, B NH, and 2 for both chains, the backward one first.
-template <ScanChains CHAINS>
+template <ScanChains CHAINS, bool DOCS>
 __global__ static void __launch_bounds__(CHANNEL_THREADS, 2)
     channel_states_kernel(const __grid_constant__ ChannelWork w) {
     extern __shared__ __align__(1024) char shared_bytes[];
     ChannelStatesShared& shared = *(ChannelStatesShared*)shared_bytes;
     if (CHAINS == SCAN_BACKWARD || (CHAINS == SCAN_BOTH && blockIdx.z == 0))
-        channel_states_segment<true>(w, shared);
+        channel_states_segment<true, DOCS>(w, shared);
     else
-        channel_states_segment<false>(w, shared);
+        channel_states_segment<false, DOCS>(w, shared);
 }
 
 // States at the borders of segments, one after the other; a thread has the eight elements of a fragment.
@@ -161,12 +162,13 @@ __global__ static void __launch_bounds__(CHANNEL_THREADS)
 }
 
 // Computes the chains of w->states.
+template <bool DOCS>
 static inline void channel_states(const ChannelWork* w, int64_t heads, ScanChains chains,
                                   cudaStream_t stream) {
     unsigned count = chains == SCAN_BOTH ? 2 : 1;
-    auto kernel = chains == SCAN_FORWARD    ? channel_states_kernel<SCAN_FORWARD>
-                  : chains == SCAN_BACKWARD ? channel_states_kernel<SCAN_BACKWARD>
-                                            : channel_states_kernel<SCAN_BOTH>;
+    auto kernel = chains == SCAN_FORWARD    ? channel_states_kernel<SCAN_FORWARD, DOCS>
+                  : chains == SCAN_BACKWARD ? channel_states_kernel<SCAN_BACKWARD, DOCS>
+                                            : channel_states_kernel<SCAN_BOTH, DOCS>;
     channel_launch<ChannelStatesShared>(kernel, dim3((unsigned)w->segments, (unsigned)heads, count), stream,
                                         *w);
     channel_segments_kernel<<<dim3(CHANNEL_STATE / 8 / CHANNEL_THREADS, (unsigned)heads, count),

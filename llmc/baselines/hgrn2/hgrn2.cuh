@@ -146,6 +146,7 @@ static inline void hgrn2_forward(const Layer* layer, bf16* out, const bf16* in, 
     Hgrn2Acts a = hgrn2_acts(layer);
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     Channel channel = hgrn2_channel(a.proj, a.bound, layer->config->hidden_size, a.saved, layer->scratch);
+    channel.doc_start = layer->doc_start;
     Linear in_proj = layer_in_proj(layer), o_proj = layer_linear(layer, P_HGRN2_O_PROJ);
     Norm norm = layer_norm(layer, P_HGRN2_G_NORM, a.o_rstd);
 
@@ -162,6 +163,7 @@ static inline DeferredWeight hgrn2_backward(const Layer* layer, bf16* din, const
     ChannelShape shape = hgrn2_shape(layer->config, layer->B, layer->T);
     int64_t d = layer->config->hidden_size;
     Channel channel = hgrn2_channel(a.proj, a.bound, d, a.saved, layer->scratch);
+    channel.doc_start = layer->doc_start;
     ChannelBackward gradients = {.dq = a.dproj,
                                  .df = a.dproj + d,
                                  .dv = a.dproj + 2 * d,

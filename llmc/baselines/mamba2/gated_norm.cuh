@@ -2,6 +2,7 @@
 Mamba-2's gated norm between the recurrence and out_proj, and its time steps:
 
     step = softplus(dt + dt_bias)    at least 1e-30; log decay = -step e^A_log; skip = D / step
+                                     MAMBA2_WALL at a packed document's first token
     y = RMSNorm(o silu(z))           over all di channels
 
     z, dz    columns of proj and dproj, bf16, row_stride elements from row to row
@@ -18,28 +19,35 @@ keeps skip finite: a step this small adds nothing to a state, but D x still coun
 #include "../shared/conv.cuh"
 
 const float LEAST_STEP = 1e-30f;
+// log decay of a wall. Its exponential is 0 in fp32; much less, and a chunk's sum of many would be imprecise.
+const float MAMBA2_WALL = -104;
 
 enum { GATED_NORM_MOST = 6144 }; // channels; above, the backward pass would have only 64 registers a thread
 
-// A warp per row
+// A warp per row. DOCS: with doc_start [rows] of sequences of T tokens
+template <bool DOCS>
 __global__ static void __launch_bounds__(256)
-    head_steps_kernel(const __grid_constant__ HeadSteps h, int64_t rows, int64_t row_stride) {
+    head_steps_kernel(const __grid_constant__ HeadSteps h, int64_t rows, int64_t row_stride,
+                      const int32_t* doc_start, int64_t T) {
     int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
     for (int head = (int)threadIdx.x % 32; row < rows && head < h.NH; head += 32) {
         float dt = __bfloat162float(h.dt[row * row_stride + head]) + h.dt_bias[head];
         float step = fmaxf(dt, 0) + log1pf(expf(-fabsf(dt)));
         if (step < LEAST_STEP) step = LEAST_STEP; // NaN stays
         h.steps[row * h.NH + head] = step;
-        h.log_decay[row * h.NH + head] = -step * expf(h.A_log[head]);
+        h.log_decay[row * h.NH + head] =
+            DOCS && doc_start[row] == row % T ? MAMBA2_WALL : -step * expf(h.A_log[head]);
         h.skip[row * h.NH + head] = h.D[head] / step;
     }
 }
 
-// Writes steps, log_decay and skip from dt.
-static inline void head_steps_forward(const HeadSteps* h, int64_t rows, int64_t row_stride,
-                                      cudaStream_t stream) {
+// Writes steps, log_decay and skip from dt, for all rows of the convolution.
+static inline void head_steps_forward(const Conv* s, cudaStream_t stream) {
     Range range("time steps", RANGE_FORWARD, stream);
-    CUDA_LAUNCH(head_steps_kernel, (unsigned)ceil_div<int64_t>(rows, 8), 256, stream, *h, rows, row_stride);
+    auto kernel = s->doc_start ? head_steps_kernel<true> : head_steps_kernel<false>;
+    int64_t rows = s->B * s->T;
+    CUDA_LAUNCH(kernel, (unsigned)ceil_div<int64_t>(rows, 8), 256, stream, s->steps, rows, s->row_stride,
+                s->doc_start, s->T);
 }
 
 typedef struct {

@@ -133,6 +133,7 @@ template <class Acts> static inline Conv mamba2_conv(const Layer* layer, bf16* p
     conv.dweight = layer_param(layer, layer->grads, P_MAMBA2_CONV);
     conv.dbias = layer_param(layer, layer->grads, P_MAMBA2_CONV_BIAS);
     conv.dh = config_head_size(c);
+    conv.doc_start = layer->doc_start;
     h->NH = c->num_heads;
     h->dt = proj + R - c->num_heads;
     h->steps = a.steps;
@@ -181,7 +182,7 @@ static inline void mamba2_forward(const Layer* layer, bf16* out, const bf16* in,
     Linear in_proj = layer_in_proj(layer), out_proj = layer_linear(layer, P_MAMBA2_OUT_PROJ);
 
     linear_forward(a.proj, in, NULL, &in_proj, layer->matmul);
-    head_steps_forward(&conv.steps, in_proj.rows, conv.row_stride, layer->stream);
+    head_steps_forward(&conv, layer->stream);
     conv_forward(a.vbc, a.proj + gate.norm.d, &conv, layer->stream);
     decay_forward(a.o, &scan, &shape, layer->stream);
     gated_norm_forward(a.y, &gate, layer->stream);
@@ -237,7 +238,7 @@ static inline void mamba2_extend(const Layer* layer, Cache* cache, bf16* out, co
     y.x = e->y;
 
     linear_rows(e->proj, &normed, NULL, &in_proj, layer->matmul);
-    head_steps_forward(&conv.steps, in_proj.rows, conv.row_stride, layer->stream);
+    head_steps_forward(&conv, layer->stream);
     conv_extend(a.vbc, e->proj + gate.norm.d, a.history, &conv, cache, layer->stream);
     scan_extend(a.o, a.state, &scan, &shape, decay_forward, cache, layer->stream);
     gated_norm_forward(e->y, &gate, layer->stream);

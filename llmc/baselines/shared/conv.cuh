@@ -12,7 +12,8 @@ or scaling of its output:
     y, dy           bf16 [B, T, C]
     weight, bias    bf16 [C, 4] and [C]; their gradients float
 
-Inputs before the first token are zeros, or in an extension those of the previous tokens (extend.cuh). Only x
+Inputs before the first token are zeros, or in an extension those of the previous tokens (extend.cuh); with
+packed documents (doc_start) those before a token's document are. Only x
 is kept: the backward pass recomputes z, s and the heads' norms. Pointers are aligned to 16 bytes; C and
 row_stride are multiples of 8, dh is a power of two from 8 to 128.
 
@@ -49,6 +50,7 @@ typedef struct {
     int64_t dh;          // channels of a head
     int64_t normed;      // channels; 0 with steps
     HeadSteps steps;
+    const int32_t* doc_start; // [B, T] (llmc/model/documents.h); NULL: a sequence is one document
 } Conv;
 
 enum {
@@ -138,12 +140,13 @@ template <int LANES, int N> __device__ static inline float conv_head_share(float
 // ----------------------------------------------------------------------------
 // forward
 
-// s of eight channels, from their inputs at the three tokens before and at their own.
+// s of eight channels, from their inputs at the three tokens before, `reach` of which are in the document, and
+// at their own.
 __device__ static inline void conv_silu(float y[8], const float (*x)[8], const float w[CONV_WIDTH][8],
-                                        const float bias[8]) {
+                                        const float bias[8], int reach = CONV_HISTORY) {
     for (int j = 0; j < 8; j++) y[j] = bias[j];
     for (int tap = 0; tap < CONV_WIDTH; tap++)
-        for (int j = 0; j < 8; j++) y[j] += w[tap][j] * x[tap][j];
+        for (int j = 0; j < 8; j++) y[j] += CONV_HISTORY - tap <= reach ? w[tap][j] * x[tap][j] : 0;
     for (int j = 0; j < 8; j++) y[j] *= sigmoidf(y[j]);
 }
 
@@ -189,9 +192,11 @@ __device__ static inline void conv_norm_scales(float (&scale)[N], float (&square
 
 // A thread's eight channels in the forward pass, and where it goes on.
 struct ConvForward {
-    const bf16* x;      // the tile that is copied next
-    const float* steps; // of the channels' head, of the tile whose steps are read next
-    bf16* y;            // the tile that is computed next
+    const bf16* x;         // the tile that is copied next
+    const float* steps;    // of the channels' head, of the tile whose steps are read next
+    bf16* y;               // the tile that is computed next
+    const int32_t* starts; // of its tokens' documents, with packed documents
+    int t;                 // its first token
     float w[CONV_WIDTH][8], bias[8];
     bool active, stepped, normed, warp_normed; // active: the channels exist
 };
@@ -241,7 +246,7 @@ __device__ static inline void conv_inputs_before(float (&in)[CONV_HISTORY][8], c
 
 // y of a tile of which `left` tokens exist; in: the inputs of the three tokens before, which become those
 // before the next tile. FULL: all tokens and channels exist.
-template <bool STEPS, int LANES, bool FULL>
+template <bool STEPS, int LANES, bool FULL, bool DOCS>
 __device__ static inline void
 conv_tile_forward(float (&in)[CONV_HISTORY][8], const Raw8 (&copies)[CONV_TILE][32],
                   const float (&steps)[CONV_TILE], ConvForward& k, const Conv& s, int left) {
@@ -255,7 +260,9 @@ conv_tile_forward(float (&in)[CONV_HISTORY][8], const Raw8 (&copies)[CONV_TILE][
         float y[N][8], squares[N], scale[N];
         for (int u = 0; u < N; u++) {
             unpack8(x[CONV_HISTORY + i + u], copies[i + u][threadIdx.x]);
-            conv_silu(y[u], x + i + u, k.w, k.bias);
+            int reach = CONV_HISTORY;
+            if (DOCS && (FULL || i + u < left)) reach = k.t + i + u - k.starts[i + u];
+            conv_silu(y[u], x + i + u, k.w, k.bias, reach);
             scale[u] = STEPS ? steps[i + u] : 1;
         }
         if (!STEPS && k.warp_normed) {
@@ -271,10 +278,11 @@ conv_tile_forward(float (&in)[CONV_HISTORY][8], const Raw8 (&copies)[CONV_TILE][
     for (int i = 0; i < CONV_HISTORY; i++)
         for (int j = 0; j < 8; j++) in[i][j] = x[CONV_TILE + i][j];
     k.y += CONV_TILE * C;
+    if (DOCS) k.starts += CONV_TILE, k.t += CONV_TILE;
 }
 
 // STEPS: Mamba-2's; none is normed. LANES: of a normed head, 0 where the compiler does not know.
-template <bool STEPS, int LANES>
+template <bool STEPS, int LANES, bool DOCS>
 __global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
     conv_forward_kernel(bf16* y, const bf16* x, const __grid_constant__ Conv s,
                         const __grid_constant__ ConvSegments cut) {
@@ -283,6 +291,7 @@ __global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
     int c = 256 * part + 8 * (int)threadIdx.x, b = segment / cut.of_T;
     int first = segment % cut.of_T * cut.length, left = min(cut.length, (int)s.T - first), stage = 0;
     ConvForward k = conv_forward_at(y, x, s, (int64_t)b * s.T + first, c);
+    if (DOCS) k.starts = s.doc_start + (int64_t)b * s.T + first, k.t = first;
     float steps[CONV_TILE], in[CONV_HISTORY][8];
     conv_inputs_before(in, k, s, first == 0, s.history + (int64_t)b * CONV_HISTORY * s.C + c);
     conv_copy(copies[0], k, s, left);
@@ -297,7 +306,8 @@ __global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
             conv_copy(copies[stage ^ 1], k, s, left - CONV_TILE);
             if (STEPS) conv_load_steps(steps, k, s, left - CONV_TILE);
         }
-        conv_tile_forward<STEPS, LANES, decltype(full)::value>(in, copies[stage], steps_now, k, s, left);
+        conv_tile_forward<STEPS, LANES, decltype(full)::value, DOCS>(in, copies[stage], steps_now, k, s,
+                                                                     left);
         left -= CONV_TILE;
         stage ^= 1;
     };
@@ -310,7 +320,8 @@ __global__ static void __launch_bounds__(32, CONV_FORWARD_WARPS)
 
 template <bool STEPS, int LANES>
 static inline void conv_forward_of(bf16* y, const bf16* x, const Conv* s, cudaStream_t stream) {
-    auto kernel = conv_forward_kernel<STEPS, LANES>;
+    auto kernel =
+        s->doc_start ? conv_forward_kernel<STEPS, LANES, true> : conv_forward_kernel<STEPS, LANES, false>;
     ConvSegments cut = conv_segments(s, 256, CONV_TILE, CONV_FORWARD_WARPS, INT_MAX);
     CUDA_LAUNCH(kernel, (unsigned)(cut.segments * cut.parts), 32, stream, y, x, *s, cut);
 }

@@ -123,15 +123,18 @@ struct ConvStep {
 
 __device__ static inline int conv_step_token(void) { return (int)threadIdx.x / 2 % CONV_BACKWARD_TILE; }
 
-// Of the tile from row on, of which `left` tokens exist.
-__device__ static inline ConvStep conv_load_step(const Conv& s, const ConvChannels& k, int64_t row,
-                                                 int left) {
+// Of the tile from row on, of which `left` tokens exist. DOCS: the decay of a document's first token, number t of
+// its sequence, is 0 whatever its step.
+template <bool DOCS>
+__device__ static inline ConvStep conv_load_step(const Conv& s, const ConvChannels& k, int64_t row, int left,
+                                                 int t) {
     int token = conv_step_token();
     ConvStep step = {1, 0, __float2bfloat16(0)};
     if (!k.stepped || token >= left) return step;
     int64_t at = (row + token) * s.steps.NH + k.head;
     step.step = s.steps.steps[at];
     step.dlog_decay = s.steps.dlog_decay[at];
+    if (DOCS && s.doc_start[row + token] == t + token) step.dlog_decay = 0;
     step.dt = s.steps.dt[(row + token) * s.row_stride + k.head];
     return step;
 }
@@ -146,16 +149,18 @@ struct ConvSums {
         A_log; // of the lane's tokens; head: of dt_bias in the lower half of a head's lanes, else of D
 };
 
-// Inputs from three tokens before a tile on, and gradients dz from its first token on.
+// Inputs from three tokens before a tile on, and from its first token on gradients dz and, with packed documents,
+// the number of tokens before that are in a token's document.
 struct ConvWindow {
     float x[CONV_HISTORY + CONV_BACKWARD_TILE][4], dz[CONV_BACKWARD_TILE + CONV_HISTORY][4];
+    int reach[CONV_BACKWARD_TILE + CONV_HISTORY];
 };
 
 // Where a tile is: its first row, and the number of tokens from there that are the segment's, not the next
 // one's.
 struct ConvPlace {
     int64_t row;
-    int own;
+    int own, t; // t: the first token in its sequence
 };
 
 // dz becomes the gradient of s from that of y, of N tokens of a normed head: s = z open, y = s / |s|.
@@ -211,13 +216,19 @@ __device__ static inline void conv_steps_backward(ConvSums& sums, float (&of_lan
 
 // dx of a tile, whose first row and channels dx points to, and its part of the sums. Template parameters as
 // of the kernel; FULL: all tokens are the segment's own, and all channels exist.
-template <bool STEPS, int LANES, bool BIAS, bool FULL>
+template <bool STEPS, int LANES, bool BIAS, bool FULL, bool DOCS>
 __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvWindow& in,
                                                  const ConvCopies<STEPS ? 3 : 2>& copies, const ConvStep& own,
                                                  const ConvPlace& at, const ConvChannels& k, const Conv& s) {
     constexpr int N = !STEPS && LANES > 0 ? CONV_AT_ONCE : 1;
     int lane = (int)threadIdx.x;
     float of_head[2 * CONV_BACKWARD_TILE];
+    // Does input `tap` of a token, of the tile or after it, lie in the token's document?
+    auto sees = [&](int token, int tap) { return !DOCS || CONV_HISTORY - tap <= in.reach[token]; };
+    for (int i = 0; DOCS && i < CONV_BACKWARD_TILE; i++) {
+        bool exists = at.t + i < (int)s.T;
+        in.reach[i] = exists ? at.t + i - s.doc_start[at.row + i] : 0;
+    }
 #pragma unroll
     for (int u = CONV_BACKWARD_TILE - N; u >= 0; u -= N) {
         float z[N][4], open[N][4], dz[N][4];
@@ -227,7 +238,8 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
             unpack4(dz[i], copies.of[1][u + i][lane]);
             for (int j = 0; j < 4; j++) z[i][j] = BIAS ? k.bias[j] : 0;
             for (int tap = 0; tap < CONV_WIDTH; tap++)
-                for (int j = 0; j < 4; j++) z[i][j] += k.w[tap][j] * in.x[u + i + tap][j];
+                for (int j = 0; j < 4; j++)
+                    z[i][j] += sees(u + i, tap) ? k.w[tap][j] * in.x[u + i + tap][j] : 0;
             for (int j = 0; j < 4; j++) open[i][j] = sigmoidf(z[i][j]);
         }
         if constexpr (STEPS) {
@@ -250,13 +262,15 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
             float out[4];
             for (int j = 0; j < 4; j++) {
                 g[j] = dz[i][j] * (open[i][j] * (1 + z[i][j] * (1 - open[i][j])));
-                out[j] = k.w[3][j] * g[j] + k.w[2][j] * in.dz[u + i + 1][j] +
-                         k.w[1][j] * in.dz[u + i + 2][j] + k.w[0][j] * in.dz[u + i + 3][j];
+                out[j] = k.w[3][j] * g[j] + (sees(u + i + 1, 2) ? k.w[2][j] * in.dz[u + i + 1][j] : 0) +
+                         (sees(u + i + 2, 1) ? k.w[1][j] * in.dz[u + i + 2][j] : 0) +
+                         (sees(u + i + 3, 0) ? k.w[0][j] * in.dz[u + i + 3][j] : 0);
             }
             if (!FULL && u + i >= at.own) continue;
             for (int j = 0; j < 4; j++) {
                 if (BIAS) sums.bias[j] += g[j];
-                for (int tap = 0; tap < CONV_WIDTH; tap++) sums.weight[tap][j] += g[j] * in.x[u + i + tap][j];
+                for (int tap = 0; tap < CONV_WIDTH; tap++)
+                    sums.weight[tap][j] += sees(u + i, tap) ? g[j] * in.x[u + i + tap][j] : 0;
             }
             if (FULL || k.active)
                 store_bf16x4(dx + (u + i) * (int)s.row_stride, Pack4{{out[0], out[1], out[2], out[3]}});
@@ -265,6 +279,7 @@ __device__ static inline void conv_tile_backward(bf16* dx, ConvSums& sums, ConvW
     for (int i = 0; i < CONV_HISTORY; i++)
         for (int j = 0; j < 4; j++)
             in.x[CONV_BACKWARD_TILE + i][j] = in.x[i][j], in.dz[CONV_BACKWARD_TILE + i][j] = in.dz[i][j];
+    for (int i = 0; DOCS && i < CONV_HISTORY; i++) in.reach[CONV_BACKWARD_TILE + i] = in.reach[i];
     if constexpr (STEPS) conv_steps_backward<FULL>(sums, of_head, own, at, k, s);
 }
 
@@ -329,7 +344,7 @@ __global__ static void __launch_bounds__(512)
 
 // STEPS: Mamba-2's; none is normed. LANES: of a normed head, 0 where the compiler does not know. BIAS: there
 // may be one.
-template <bool STEPS, int LANES, bool BIAS>
+template <bool STEPS, int LANES, bool BIAS, bool DOCS>
 __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
     conv_backward_kernel(bf16* dx, const bf16* dy, const bf16* x, const __grid_constant__ Conv s,
                          const __grid_constant__ ConvSegments cut, float* partial) {
@@ -350,7 +365,7 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
         __syncwarp(); // all lanes have read the copies of the segment before
         conv_backward_copy<false>(stages[0], from, T);
         ConvStep ahead = {};
-        if (STEPS) ahead = conv_load_step(s, k, begin + t, T - t);
+        if (STEPS) ahead = conv_load_step<DOCS>(s, k, begin + t, T - t, t);
         ConvWindow in = {};
         for (int i = 1; i < TILE; i++)
             if (k.active && t + i < T)
@@ -363,10 +378,10 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
             ConvStep own = ahead;
             if (t > first) {
                 conv_backward_copy<FULL>(stages[stage ^ 1], from, T);
-                if (STEPS) ahead = conv_load_step(s, k, begin + t - TILE, TILE);
+                if (STEPS) ahead = conv_load_step<DOCS>(s, k, begin + t - TILE, TILE, t - TILE);
             }
-            conv_tile_backward<STEPS, LANES, BIAS, FULL>(out, sums, in, stages[stage], own,
-                                                         {begin + t, last - t}, k, s);
+            conv_tile_backward<STEPS, LANES, BIAS, FULL, DOCS>(out, sums, in, stages[stage], own,
+                                                               {begin + t, last - t, t}, k, s);
             t -= TILE;
             stage ^= 1;
             out -= TILE * (int)s.row_stride;
@@ -382,7 +397,8 @@ __global__ static void __launch_bounds__(32, CONV_BACKWARD_WARPS)
 template <bool STEPS, int LANES, bool BIAS>
 static inline void conv_backward_of(bf16* dx, const bf16* dy, const bf16* x, const Conv* s, float* partial,
                                     cudaStream_t stream) {
-    auto kernel = conv_backward_kernel<STEPS, LANES, BIAS>;
+    auto kernel = s->doc_start ? conv_backward_kernel<STEPS, LANES, BIAS, true>
+                               : conv_backward_kernel<STEPS, LANES, BIAS, false>;
     int pitch = conv_pitch(*s);
     int64_t rows = (int64_t)(norm_partial_bytes() / sizeof(float)) / pitch;
     if (rows < 1) die("a convolution on the GPU over %lld channels is too wide", (long long)s->C);

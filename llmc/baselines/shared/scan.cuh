@@ -27,6 +27,9 @@ typedef struct {
                                // heads share q and k
     int64_t value_row;         // of v and dv from token to token; heads are adjacent
     float scale;
+    const int32_t*
+        doc_start; // [B,T] of packed documents (llmc/model/documents.h), whose states begin with 0; read
+                   // with beta alone, as a decay of 0 does the same. NULL: a sequence is one document
 } ScanShape;
 
 typedef struct {
