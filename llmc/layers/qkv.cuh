@@ -208,7 +208,7 @@ struct QkvToken {
 };
 
 template <bool DOCS>
-__global__ static void __launch_bounds__(256, 3)
+__global__ static void __launch_bounds__(256, DOCS ? 2 : 3)
     qkv_backward_kernel(const __grid_constant__ QkvArgs a, bf16* dproj, const bf16* proj, const float* angles,
                         float* partial, const int32_t* doc_start) {
     int unit = (int)blockIdx.x % a.units, group = (int)blockIdx.x / a.units;

@@ -169,10 +169,14 @@ struct DeltaWalls {
     __device__ int first() const { return mask ? __ffsll((long long)mask) - 1 : DELTA_CHUNK; }
     // Tokens from this one on are in the document that S1 is of.
     __device__ int last() const { return mask ? 63 - __clzll((long long)mask) : 0; }
-    // Are tokens j <= i in one document?
-    __device__ bool together(int i, int j) const {
-        unsigned long long up_to_i = mask & (~0ull >> (63 - i));
-        return up_to_i >> j <= 1; // none after j; it may be one itself
+    // Of token i's document: its first token in the chunk, and the one behind its last.
+    __device__ int begin(int i) const {
+        unsigned long long here = mask & (~0ull >> (63 - i));
+        return here ? 63 - __clzll((long long)here) : 0;
+    }
+    __device__ int end(int i) const {
+        unsigned long long later = mask & ~(~0ull >> (63 - i));
+        return later ? __ffsll((long long)later) - 1 : DELTA_CHUNK;
     }
 };
 
@@ -189,15 +193,16 @@ __device__ static inline void delta_clear_rows(float (&acc)[1][NS][4], int first
 // DOCS: also the pairs of tokens of two documents
 template <bool TRANSPOSED, bool STRICT, bool DOCS>
 __device__ static inline void delta_mask(float (&x)[1][8][4], int first_row, const DeltaWalls& walls) {
-    sm80_for_each(x, [&](float& y, int, int, int row, int column) {
+    int border[2] = {}; // of a row's document, by half
+    for (int half = 0; DOCS && half < 2; half++) {
+        int row = first_row + half * 8 + (int)threadIdx.x % 32 / 4;
+        border[half] = TRANSPOSED ? walls.end(row) : walls.begin(row);
+    }
+    sm80_for_each(x, [&](float& y, int, int half, int row, int column) {
         int below = first_row + row - column;
         if (TRANSPOSED) below = -below;
         if (below < (STRICT ? 1 : 0)) y = 0;
-        if (DOCS && below > 0) {
-            bool together = TRANSPOSED ? walls.together(column, first_row + row)
-                                       : walls.together(first_row + row, column);
-            if (!together) y = 0;
-        }
+        if (DOCS && (TRANSPOSED ? column >= border[half] : column < border[half])) y = 0;
     });
 }
 
