@@ -72,6 +72,7 @@ said "MISSING: 2.26 is older than 2.27"
 dies "missing C++ compiler: nvcc needs g++" machine "g++" scripts/check.sh need gpu
 
 # setup.sh installs after it has said what
+unset SETUP # of `SETUP=no make test`
 export MISSING="curl.h openssl/evp.h"
 check "setup.sh" machine "openssl" scripts/setup.sh test
 said "missing packages, now installed (SETUP=no: not): "
