@@ -149,14 +149,16 @@ static inline void eval_requests_close(Requests* r) {
 static inline bool eval_requests_answer(Requests* r, const Trainer* trainer, Model* model) {
     const CacheSizes sizes = eval_cache_sizes(r->run, r->run->eval_tokens);
     memset(r->totals, 0, sizeof r->totals);
-    r->parsed = 0, r->lines = r->answers = r->errors = 0;
+    r->parsed = 0;
+    r->lines = r->answers = r->errors = 0;
     if (!engine_open(&r->engine, trainer, model, &r->run->config, &sizes)) {
         warn("step %lld: --eval-requests without answers: too little memory is left on the device for a "
              "sequence of %lld tokens",
              (long long)r->run->state.step, (long long)sizes.capacity);
         return false;
     }
-    r->engine.on_token = request_on_token, r->engine.on_end = request_on_end;
+    r->engine.on_token = request_on_token;
+    r->engine.on_end = request_on_end;
     const bool done = requests_work(r);
     engine_close(&r->engine);
     return done;
@@ -206,10 +208,12 @@ static inline void log_evaluation(Logger* l, int64_t step, const LogValidation* 
     double loss;
     const bool has_loss = log_validation_total(v, &loss) > 0;
     JsonWriter* w = logger_begin_line(l, "evaluation", step);
-    if (has_loss)
-        log_validation_put(w, v), evaluation_put_perplexity(w, "perplexity_by_length", p);
-    else
+    if (has_loss) {
+        log_validation_put(w, v);
+        evaluation_put_perplexity(w, "perplexity_by_length", p);
+    } else {
         json_put_double(w, "ms", 1000 * v->seconds);
+    }
     if (r) log_requests_put(w, r);
     logger_end_line(l);
 

@@ -69,3 +69,13 @@ def stop(process):
     process.stdin.close()
     process.wait()
     process.stdout.close()
+
+
+def run_tests():
+    """Runs the test cases of the script that was started, and prints the totals that dev/test/run.sh reads."""
+    done = unittest.main("__main__", exit=False, verbosity=0).result
+    for reason in sorted({reason for _, reason in done.skipped}):
+        print(f"skipped: {reason}")
+    failed = len(done.failures) + len(done.errors)
+    print(f"{done.testsRun - failed - len(done.skipped)} passed, {failed} failed")
+    sys.exit(failed > 0)

@@ -13,12 +13,10 @@ import math
 import os
 import random
 import re
-import sys
-import unittest
 from pathlib import Path
 from unittest import mock
 
-from eval_case import FAKE, ROOT, Case, needs_plots, needs_tokenizers
+from eval_case import FAKE, ROOT, Case, needs_plots, needs_tokenizers, run_tests
 from eval_harness import TestHarness  # noqa: F401: run here, too
 
 import fake_requests
@@ -433,9 +431,4 @@ class TestPictures(Case):
 
 
 if __name__ == "__main__":
-    done = unittest.main(exit=False, verbosity=0).result
-    for reason in sorted({reason for _, reason in done.skipped}):
-        print(f"skipped: {reason}")
-    failed = len(done.failures) + len(done.errors)
-    print(f"{done.testsRun - failed - len(done.skipped)} passed, {failed} failed")
-    sys.exit(failed > 0)
+    run_tests()

@@ -19,7 +19,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "eval"))
-from eval_case import HARNESS, ROOT, TOKENS, Case  # noqa: E402
+from eval_case import HARNESS, ROOT, TOKENS, Case, run_tests  # noqa: E402
 
 import fox  # noqa: E402
 
@@ -194,9 +194,4 @@ if __name__ == "__main__":
     if TOKENS:
         print("skipped: tokenizers: not installed\n0 passed, 0 failed")
         sys.exit()
-    done = unittest.main(exit=False, verbosity=0).result
-    for reason in sorted({reason for _, reason in done.skipped}):
-        print(f"skipped: {reason}")
-    failed = len(done.failures) + len(done.errors)
-    print(f"{done.testsRun - failed - len(done.skipped)} passed, {failed} failed")
-    sys.exit(failed > 0)
+    run_tests()

@@ -26,7 +26,7 @@ fox-pro_11        2 needle  --model fox-pro-nano --seed 11 --lr best:fox-pro
 transformer_11  100 loss --model transformer-pro-nano --seed 11 --lr 1e-3
 END
 study() {
-    $python dev/study/run.py --corpus $scratch/corpus --work $scratch/work --results $scratch/out \
+    $python dev/study/run.py --corpus $scratch/corpus --work $scratch/checkpoints --results $scratch/out \
         --trainer ./train_fox --runs $scratch/runs.txt --moments 4 --gpus cpu \
         --task-options '--samples 1 --segment 8 --gaps 64 --lengths 64 --targets 8' "$@"
 }
@@ -67,7 +67,7 @@ from pathlib import Path
 sys.path[:0] = ["dev/study", "scripts"]
 import run
 scratch = sys.argv[1]
-sys.argv = ["run.py", "--minutes", "5", "--corpus", f"{scratch}/corpus", "--work", f"{scratch}/work", "--results",
+sys.argv = ["run.py", "--minutes", "5", "--corpus", f"{scratch}/corpus", "--work", f"{scratch}/checkpoints", "--results",
             f"{scratch}/out", "--trainer", "./train_fox", "--runs", f"{scratch}/runs.txt", "--gpus", "cpu"]
 study = run.Study(run.arguments())
 line, words = study.take()
@@ -87,7 +87,7 @@ said "running: lr_fox-pro_1e-3"
 grep -q '^transformer_11' $scratch/stdout && fail "a run of 100 minutes"
 equals "fox-pro_11 lr_fox-pro_1e-2 lr_fox-pro_1e-3 lr_fox-pro_4e-3" \
     "$(cd $scratch/out && echo *.json | sed 's/\.json//g')"
-equals "data" "$(ls $scratch/work)"
+equals "data" "$(ls $scratch/checkpoints)"
 check "done" study --minutes 5 --later 20
 equals "" "$(cat $scratch/stdout)"
 
@@ -177,7 +177,7 @@ over-fox-pro_x 2 task:over --model fox-pro-nano --seed 1 --lr best:over-fox-pro
 over-other 2 task:over --model fox-pro-nano --seed 1 --lr 1e-3
 END
 tasks() {
-    $python dev/study/run.py --work $scratch/work --results $scratch/out --trainer ./train_fox --runs $scratch/tasks.txt \
+    $python dev/study/run.py --work $scratch/checkpoints --results $scratch/out --trainer ./train_fox --runs $scratch/tasks.txt \
         --gpus cpu,cpu --minutes 5 "$@"
 }
 dies "has no run nope*" tasks 'nope*'
@@ -205,7 +205,7 @@ rows = from_scratch.rows_of_task("over", lines, results, data)
 assert rows[0][-1] == "T128" and len(rows) == 4 and rows[3][:2] == ("1 runs", from_scratch.NONE), rows
 assert len(from_scratch.rows_of_keys("over", lines, results, tests)) == 5
 END
-    equals "needle over over_T128" "$(cd $scratch/work/data && echo *.done | sed 's/\.done//g')"
+    equals "needle over over_T128" "$(cd $scratch/checkpoints/data && echo *.done | sed 's/\.done//g')"
     rm $scratch/out/*over*
 else
     skip "tasks from scratch: no numpy"

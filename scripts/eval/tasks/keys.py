@@ -19,7 +19,6 @@ shows logprob, that of the right answer, and margin, which is above the one of t
 A sample is a stream with all its questions; errors are standard errors over samples. --out keeps every sample;
 started again, the script computes only what is missing there.
 """
-import argparse
 import itertools
 import random
 import re
@@ -27,10 +26,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fox import Error, Tokenizer, add_model_options, package, run  # noqa: E402
+from fox import Error, Tokenizer, package, run  # noqa: E402
 from needle import NOUNS  # noqa: E402
 from ruler_prompts import made_up_words  # noqa: E402
-from samples import Samples, add_sample_options, finish, mean_and_error, numbers  # noqa: E402
+from samples import Samples, add_sample_options, finish, mean_and_error, numbers, task_parser  # noqa: E402
 
 BEFORE = "Remember the last value of every key. In each line, a key gets a new value.\n\n"
 MEASURES = {"right": "right, %", "stale": "stale, %", "logprob": "log p(right)", "margin": "log p(right) - log p(stale)"}
@@ -126,10 +125,7 @@ class Maker:
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=TASKS)
-    add_model_options(parser)
+    parser = task_parser(__doc__, TASKS)
     add = parser.add_argument
     add("--keys", type=numbers, metavar="A,B,...", help="of text (8) and overwritten (16,32,64)")
     add("--updates", type=numbers, default=numbers("3,6,12,25,50,100,200,400"), metavar="A,B,...",

@@ -22,7 +22,6 @@ Text and segments are drawn at random from the shards; of documents (data/text_t
 Errors are standard errors over samples. --out keeps every sample; started again, the script computes only what is
 missing there.
 """
-import argparse
 import glob
 import itertools
 import random
@@ -32,8 +31,8 @@ from collections import namedtuple
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from fox import Error, add_model_options, run  # noqa: E402
-from samples import Samples, add_sample_options, finish, numbers, training_length  # noqa: E402
+from fox import Error, run  # noqa: E402
+from samples import Samples, add_sample_options, finish, numbers, task_parser, training_length  # noqa: E402
 
 SPACE = 128  # tokens of text behind each stale copy
 
@@ -135,10 +134,7 @@ TASKS = {
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=TASKS)
-    add_model_options(parser)
+    parser = task_parser(__doc__, TASKS)
     add = parser.add_argument
     add("--data", required=True, metavar="GLOB", help="held-out shards")
     add("--gaps", type=numbers, default=numbers("256,1024,4096,16384,65536"), metavar="A,B,...",
