@@ -224,8 +224,10 @@ static Expected variant_expected(const char* name, cpu::Model& model, int64_t B,
     return e;
 }
 
-static void check_variant(const char* name, int64_t B, int64_t T) {
-    cpu::Model model = cpu::variant_model(name, B, T);
+static void check_variant(const char* spec, int64_t B, int64_t T) {
+    char name[300];
+    snprintf(name, sizeof name, "%s, B %lld T %lld", spec, (long long)B, (long long)T);
+    cpu::Model model = cpu::variant_model(spec, B, T);
     Expected e = variant_expected(name, model, B, T);
     check_pass(&model.config, model.params, &e);
     free((void*)e.inputs);

@@ -175,6 +175,7 @@ def check_documents(model, tokens):
         starts = [0, *(row == end).nonzero().flatten().tolist(), len(row)]
         return torch.cat([model(row[None, i:j]).logits for i, j in zip(starts, starts[1:]) if i < j], dim=1)
 
+    model.zero_grad()
     expected = torch.cat([pieces(row) for row in packed])
     expected.square().mean().backward()
     wanted = gradients(model)
