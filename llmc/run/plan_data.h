@@ -55,10 +55,10 @@ static inline void plan_data_open(PlanData* data, const Options* o, const Config
     data->opened = o->data && dataloader_open(&data->loader, o->data, &options, &data->err);
     if (!data->opened || !c->document_reset) return;
     data->loader.unverified = true;
-    const int64_t n = dataloader_sequences(&data->loader);
-    int64_t most = PLAN_TOKENS / o->seq_len;
-    most = most < 1 ? 1 : most > PLAN_SEQUENCES ? PLAN_SEQUENCES : most;
-    data->counted = plan_data_count(data, n < most ? n : most, c->window_size, &data->err);
+    int64_t most = dataloader_sequences(&data->loader);
+    if (most > PLAN_SEQUENCES) most = PLAN_SEQUENCES;
+    if (most > PLAN_TOKENS / o->seq_len) most = PLAN_TOKENS / o->seq_len;
+    data->counted = plan_data_count(data, most > 1 ? most : 1, c->window_size, &data->err);
 }
 
 static inline void plan_data_close(PlanData* data) {
