@@ -377,7 +377,7 @@ static void check_training(const char* preset, int steps, double fraction, bool 
             model_add_gradients(&model, (float)dloss, true);
         }
         const double all = MICRO_STEPS * T;
-        const StepVotes votes = {0, 0, 0, all, masked ? T / 8 + T : all};
+        const StepVotes votes = {.tokens = all, .targets = masked ? T / 8 + T : all};
         const double scale = step_scale(&votes);
         double norm = scale * sqrt(cpu::global_squares(reference.grads, reference.table.count));
         AdamWParams adamw = options_adamw(&o, lr, step);

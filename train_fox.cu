@@ -948,11 +948,6 @@ static void finish_step(Model* model, LogStep* line) {
     line->times = q->times;
     line->num_layers = config_prunes(&model->config) ? (int)model->config.num_hidden_layers : 0;
     line->pruned = model->pruned;
-    const HeadShape shape = {
-        .T = model->T, .NH = model->config.num_heads, .window = model->config.window_size};
-    const double sequences = (double)line->step_tokens / (double)model->T;
-    if (model->acts.doc_start && model_pruning(model))
-        line->hidden = pruning_hidden(q->pruning, &shape, sequences);
     for (int l = 0; l < line->num_layers; l++) model->pruned[l] = pruning_share(&q->pruning[l]);
 }
 

@@ -5,9 +5,9 @@ Converts text files to data shards.
 
 Without --doc-len the shards are a token stream: each file is a document, preceded by an end-of-text token.
 With --doc-len D each file is divided into documents of exactly D tokens, and the rest is dropped. With --pack T
-documents are packed into rows of T tokens (pack.h). With --document folder this holds for each PATH that is a folder in place of each file: its files follow one another,
-each behind a line with its name, as head(1) prints them. The output depends only on the options and on the
-names and contents of the files.
+documents are packed into rows of T tokens (pack.h). With --document folder this holds for each PATH that is a
+folder in place of each file: its files follow one another, each behind a line with its name, as head(1) prints
+them. The output depends only on the options and on the names and contents of the files.
 
 A file is read and encoded in pieces, cut where no token can cross the cut, so memory use is bounded.
 
@@ -54,13 +54,12 @@ static const CliRow option_rows[] = {
     {CLI_COUNT, "pack", "T", offsetof(Options, pack), 0, 0, INT32_MAX,
      "pack documents into rows of T tokens, each of which begins with a document; 0: no"},
     {CLI_TEXT, "document", "file|folder", offsetof(Options, document), 0, 0, 0,
-     "folder: all files of a PATH that is a folder are one text, in place of one each, for --doc-len, for "
-     "the "
-     "end-of-text token and for --val-fraction; before each file stands the line '==> NAME <==', after an "
-     "empty line [file]"},
+     "folder: all files of a PATH that is a folder are one text, in place of one each, for --doc-len, "
+     "end-of-text tokens and --val-fraction; a line '==> NAME <==' is before each, after an empty one "
+     "[file]"},
     {CLI_REAL, "val-fraction", "F", offsetof(Options, val_fraction), 0, 0, 1,
-     "fraction of the files in the validation split, at least one file; selected by a hash of the seed and "
-     "the file's name, so adding or removing other files does not move a file"},
+     "fraction of the files in the validation split, at least one; selected by a hash of the seed and the "
+     "file's name, or its folder's with --document, so adding or removing others does not move one"},
     {CLI_COUNT, "seed", "N", offsetof(Options, seed), 0, 0, INT32_MAX, "seed of the validation split"},
     {CLI_COUNT, "shard-tokens", "N", offsetof(Options, shard_tokens), 256 << 20, 1, INT32_MAX,
      "maximum number of tokens per shard [256Mi]"},
@@ -143,14 +142,15 @@ typedef struct {
     int64_t count, bytes;
     int64_t empty, hidden, special, repeated, shards; // skipped
     uint64_t seed;
-    const char* folder;   // the PATH whose files are one document; NULL: each file is one
+    bool in_folder;       // the files of the present PATH are one document
     int64_t folder_start; // its first file
+    double folder_draw;
+    uint64_t* names; // hashes of the names of such PATHs so far
+    size_t folders, names_capacity;
 } InputFiles;
 
-// Adds a file. `name` is its path relative to the folder on the command line. It determines the split, unless the
-// folder is the document.
+// Adds a file. `name`: its path within the folder on the command line. Its draw is of it, or of that folder.
 static void add_file(InputFiles* files, const char* path, const char* name, const struct stat* st) {
-    const char* document = files->folder ? files->folder : name;
     if (st->st_size == 0) {
         files->empty++;
         return;
@@ -162,10 +162,11 @@ static void add_file(InputFiles* files, const char* path, const char* name, cons
                     .inode = st->st_ino,
                     .bytes = st->st_size,
                     .modified = st->st_mtim,
-                    .draw = random_uniform(files->seed, fnv1a(FNV1A_BASIS, document), 0),
+                    .draw = files->in_folder ? files->folder_draw
+                                             : random_uniform(files->seed, fnv1a(FNV1A_BASIS, name), 0),
                     .index = files->count,
-                    .document = files->folder ? files->folder_start : files->count,
-                    .name = files->folder ? (size_t)(name - path) : 0};
+                    .document = files->in_folder ? files->folder_start : files->count,
+                    .name = files->in_folder ? (size_t)(name - path) : 0};
     files->count++;
 }
 
@@ -207,6 +208,22 @@ static void add_folder(InputFiles* files, char* path, const char* name) {
     free(entries);
 }
 
+// Begins a folder that is one document. Its draw is of its name, however its PATH is written, and of how many of this
+// name came before.
+static void begin_folder(InputFiles* files, const char* given) {
+    uint64_t same = 0;
+    char* path = realpath(given, NULL);
+    if (!path) die("%s: cannot resolve: %s", given, strerror(errno));
+    const uint64_t name = fnv1a(FNV1A_BASIS, strrchr(path, '/') + 1);
+    for (size_t i = 0; i < files->folders; i++) same += files->names[i] == name;
+    files->names = xgrow(files->names, files->folders, &files->names_capacity, sizeof name);
+    files->names[files->folders++] = name;
+    files->folder_draw = random_uniform(files->seed, name, same);
+    files->folder_start = files->count;
+    files->in_folder = true;
+    free(path);
+}
+
 // Adds what the user has named: a file or a folder, or a symbolic link to one.
 static void add_path(InputFiles* files, const char* given, bool folders) {
     char path[PATH_LENGTH];
@@ -218,10 +235,9 @@ static void add_path(InputFiles* files, const char* given, bool folders) {
         size_t n = strlen(given);
         if (n >= sizeof path) die("%s: path is too long", given);
         memcpy(path, given, n + 1);
-        files->folder = folders ? given : NULL;
-        files->folder_start = files->count;
+        if (folders) begin_folder(files, given);
         add_folder(files, path, path + n + (given[n - 1] != '/'));
-        files->folder = NULL;
+        files->in_folder = false;
     } else {
         die("%s: neither a file nor a folder", given);
     }
@@ -571,6 +587,7 @@ static int text_to_shards(int argc, char** argv) {
     print_summary(&job, &files);
     for (int64_t i = 0; i < files.count; i++) free(files.data[i].path);
     free(files.data);
+    free(files.names);
     free(job.text.data);
     free(job.escaped.data);
     free(job.tokens.data);

@@ -21,10 +21,10 @@ bands. It writes
     PREFIX_eval.svg       of --eval: L(i), smoothed, with errors, and P(l), as eval/positions.py draws
 
 Files of --eval and --maps belong to the run whose folder they are in, or whose checkpoint they name. FLOPs
-are the model's, as if nothing were pruned. Hours are those of steps and validations; GPU-hours count ranks,
-and steps that were done twice because a run was killed. Pictures need matplotlib, half-lives also safetensors
-(scripts/requirements.txt); --no-plots needs nothing. A folder without a log is left out. So is a run whose
-log is damaged, and the exit code is then 1.
+are the model's, as if nothing were pruned or in other documents. Hours are those of steps and validations;
+GPU-hours count ranks, and steps that were done twice because a run was killed. Pictures need matplotlib,
+half-lives also safetensors (scripts/requirements.txt); --no-plots needs nothing. A folder without a log is
+left out. So is a run whose log is damaged, and the exit code is then 1.
 
 A run that was resumed with other options has several configurations. It is named by all of them, as in "lr
 0.001 then 0.002 from step 512", unless what has changed is only how it is computed and measured.

@@ -229,7 +229,7 @@ template <class Run> __device__ static inline void pruning_for_each_block(int bl
 }
 
 // The most blocks of keys that a window lets a block of queries see, of all that there are.
-__host__ __device__ static inline int pruning_span(const HeadShape& s, int blocks) {
+__device__ static inline int pruning_span(const HeadShape& s, int blocks) {
     int64_t seen = s.window ? (s.window + ATTENTION_BLOCK - 2) / ATTENTION_BLOCK + 1 : blocks;
     return (int)(seen < blocks ? seen : blocks);
 }
@@ -287,14 +287,6 @@ __device__ static inline void pruning_write(const Pruning& p, const PruningScrat
         atomicAdd(&p.count->all, all * times);
         atomicAdd(&p.count->kept, (unsigned long long)work * times);
     }
-}
-
-// Of an optimizer step's attention over so many sequences, forward and backward: the share of blocks that
-// causal attention in its window has, and that documents hide.
-static inline double pruning_hidden(const PruningCount* count, const HeadShape* s, double sequences) {
-    int blocks = (int)ceil_div<int64_t>(s->T, ATTENTION_BLOCK), span = pruning_span(*s, blocks);
-    double all = (double)span * (2 * blocks - span + 1) / 2;
-    return 1 - (double)count->all / (3 * sequences * (double)s->NH * all);
 }
 
 // Thread block b NH + h: reach and past of the head, its bounds, and the work that they leave, which the

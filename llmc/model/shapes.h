@@ -7,6 +7,7 @@ Symbols are those of the trainers: B sequences of T tokens, NH heads of dh chann
 #pragma once
 
 #include <stdint.h>
+#include "../base/document_count.h"
 
 // Heads of attention over B sequences of T tokens. proj is the fused projection's output [B, T, row_stride].
 typedef struct {
@@ -27,9 +28,10 @@ static inline int64_t head_first_key(const HeadShape* s, int64_t i) {
 // What ranks tell one another with every optimizer step: before the step this rank's, after it the sums over
 // all ranks. Doubles, because they travel with the loss.
 typedef struct {
-    double stop;            // a signal asked this rank to stop
-    double written, failed; // its part of the checkpoint in the making is written, or could not be
-    double tokens, targets; // of its batches: tokens, and targets that count; both 0: all count
+    double stop;             // a signal asked this rank to stop
+    double written, failed;  // its part of the checkpoint in the making is written, or could not be
+    double tokens, targets;  // of its batches: tokens, and targets that count; both 0: all count
+    DocumentCount documents; // of its batches; all 0 without document_reset
 } StepVotes;
 
 // What an optimizer step adds up over passes and ranks. Doubles alone, for one all-reduce. Loss and gradient

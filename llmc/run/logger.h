@@ -70,10 +70,9 @@ typedef struct {
     int ranks;             // 1: alone, and
     const RankTime* times; // [ranks] is not set
 
-    // Fraction of attention's FLOPs that were pruned, per layer; num_layers 0: the model does not prune.
+    // Fraction of attention's FLOPs within documents that were pruned, per layer; num_layers 0: the model does not prune.
     int num_layers;
     const double* pruned;
-    double hidden; // fraction of attention's FLOPs that packed documents hide: outside those that count
 } LogStep;
 
 // ----------------------------------------------------------------------------
@@ -273,8 +272,9 @@ static inline void logger_step(Logger* l, const LogStep* s) {
         l->recent_seconds = decay * l->recent_seconds + s->seconds;
         tokens_per_s = l->recent_tokens / l->recent_seconds;
     }
-    double attention = (1 - s->hidden) * l->attention_flops, pruned = 0;
-    double flops = (l->flops_per_token - s->hidden * l->attention_flops) * tokens_per_s;
+    const DocumentCount* documents = &s->votes.documents;
+    double hidden = documents_hidden(documents), attention = (1 - hidden) * l->attention_flops, pruned = 0;
+    double flops = (l->flops_per_token - hidden * l->attention_flops) * tokens_per_s;
     for (int i = 0; i < s->num_layers; i++) pruned += s->pruned[i] / s->num_layers;
     double executed = flops - pruned * attention * tokens_per_s;
     double seconds_left = (double)(l->num_steps - s->step) * (double)s->step_tokens / tokens_per_s;
@@ -288,7 +288,9 @@ static inline void logger_step(Logger* l, const LogStep* s) {
     json_put_double(w, "ms", 1000 * s->seconds);
     json_put_double(w, "tokens_per_s", tokens_per_s);
     if (s->ranks > 1) logger_put_ranks(w, s, tokens_per_s);
-    if (s->hidden > 0) json_put_double(w, "attention_in_other_documents", s->hidden);
+    if (documents->sequences > 0)
+        json_put_double(w, "documents_per_sequence", documents->documents / documents->sequences);
+    if (documents->pairs > 0) json_put_double(w, "attention_in_other_documents", hidden);
     if (l->flops_per_token > 0) json_put_double(w, "model_flops_per_s", flops);
     if (l->flops_per_token > 0 && l->peak_flops > 0) json_put_double(w, "mfu", flops / l->peak_flops);
     if (s->num_layers > 0) {

@@ -32,6 +32,26 @@ typedef struct {
     int64_t bytes;
 } MemoryRow;
 
+// Prints what packed documents leave of the data's sequences.
+static inline void run_print_documents(const PlanData* data, const Config* c) {
+    const DocumentCount* count = &data->documents;
+    const int64_t n = data->opened ? dataloader_sequences(&data->loader) : 0;
+    if (!data->opened)
+        printf("documents          %15s without --data\n", "not known");
+    else if (!data->counted)
+        printf("documents          cannot be counted: %s\n", data->err.msg);
+    if (!data->counted) return;
+    printf("documents          %15.4g a sequence (a cut one counts in each of its sequences); counted in ",
+           count->documents / count->sequences);
+    if (count->sequences < (double)n)
+        printf("%.0f of %lld, drawn evenly\n", count->sequences, (long long)n);
+    else
+        printf("all\n");
+    printf("other documents    %15.4g%% of the causal pairs of tokens%s%s\n", 100 * documents_hidden(count),
+           c->window_size ? " in the window" : "",
+           c->mixer == MIXER_ATTENTION ? ": attention leaves them out" : "");
+}
+
 // Prints how much data there is, and how often it is read.
 static inline void run_print_data(const Options* o, const DataLoader* data) {
     const double epochs = recipe_epochs(o, data);
@@ -41,24 +61,17 @@ static inline void run_print_data(const Options* o, const DataLoader* data) {
     printf("\n");
 }
 
-// Prints recipe and data of a plan. Data that is not there yet is no error.
+// Prints recipe and data of a plan.
 static inline void run_print_recipe(const Run* run) {
-    Error err;
-    DataLoader data;
     const Options* o = &run->options;
-    const Config* c = &run->config;
-    const DataOptions options = {.seq_len = o->seq_len,
-                                 .batch = 1,
-                                 .share = {1, 0, 1},
-                                 .vocab_size = c->vocab_size,
-                                 .end_of_text = config_end_of_text(c)};
-    const bool opened = o->data && dataloader_open(&data, o->data, &options, &err);
-    char* recipe = recipe_text(o, c, opened ? &data : NULL);
+    const PlanData* data = run->plan_data;
+    char* recipe = recipe_text(o, &run->config, data->opened ? &data->loader : NULL);
     if (recipe) printf("recipe             %s\n", recipe);
-    if (opened)
-        run_print_data(o, &data), dataloader_close(&data);
+    if (data->opened)
+        run_print_data(o, &data->loader);
     else if (o->data)
-        printf("data               cannot be used: %s\n", err.msg);
+        printf("data               cannot be used: %s\n", data->err.msg);
+    if (run->config.document_reset && (data->opened || !o->data)) run_print_documents(data, &run->config);
     free(recipe);
 }
 

@@ -26,6 +26,7 @@ error.
 #include "../model/presets.h"
 #include "../tokens/dataloader.h"
 #include "chosen_model.h"
+#include "plan_data.h"
 #include "recipe.h"
 #include "schedule.h"
 
@@ -73,6 +74,7 @@ typedef struct {
     bool data_changed;            // since the checkpoint, by --data-changed
     int lock;                     // of the RunFolder
     Json record;                  // its trainer.json, or --init's with --eval; texts in options point into it
+    const PlanData* plan_data;    // with --dry-run; else NULL
     int64_t eval_tokens;          // of the longest of --eval-requests, at most, on the rank that answers
     char device[512];             // printed before training and --bench: a line on device and implementation
     double peak_flops;            // of this rank's device, per second, for MFU; 0: not known
@@ -408,12 +410,7 @@ static inline void run_complete_inference(Run* run) {
 static inline int64_t run_document_length(const Run* run) {
     Error err;
     DataLoader data;
-    const Config* c = &run->config;
-    const DataOptions options = {.seq_len = 1,
-                                 .batch = 1,
-                                 .share = {1, 0, 1},
-                                 .vocab_size = c->vocab_size,
-                                 .end_of_text = config_end_of_text(c)};
+    const DataOptions options = data_options(&run->config, 1);
     if (!dataloader_open(&data, run->options.val_data, &options, &err)) die("%s", err.msg);
     const int64_t length = data.doc_len;
     dataloader_close(&data);
@@ -529,10 +526,11 @@ static inline bool run_has_gradients(const Run* run) {
     return !run_reads_sequences(run) && run->mode != RUN_EVAL;
 }
 
-// Model FLOPs per token, forward and backward: those of the mixers, and in total also 6 per parameter but the
-// input embedding's.
+// Model FLOPs per token, forward and backward: those of the mixers, of a plan without attention over other
+// documents, and in total also 6 per parameter but the input embedding's.
 static inline double run_mixer_flops_per_token(const Run* run) {
-    return config_mixer_flops(&run->config, run->options.seq_len);
+    const double hidden = plan_data_hidden(run->plan_data, &run->config);
+    return (1 - hidden) * config_mixer_flops(&run->config, run->options.seq_len);
 }
 static inline double run_flops_per_token(const Run* run) {
     return 6.0 * (double)run->table.non_embedding + run_mixer_flops_per_token(run);
@@ -561,14 +559,14 @@ static inline void run_open_data(const Run* run, DataLoader* data, const char* g
                                  bool shuffle) {
     Error err;
     const Options* o = &run->options;
-    const DataOptions options = {.seq_len = o->seq_len,
-                                 .batch = run->micro_batch,
-                                 .share = run_share(run, micro_batches),
-                                 .vocab_size = run->config.vocab_size,
-                                 .end_of_text = config_end_of_text(&run->config),
-                                 .shuffle = shuffle,
-                                 .seed = (uint64_t)o->seed};
+    DataOptions options = data_options(&run->config, o->seq_len);
+    options.batch = run->micro_batch;
+    options.share = run_share(run, micro_batches);
+    options.shuffle = shuffle;
+    options.seed = (uint64_t)o->seed;
     if (!dataloader_open(data, glob, &options, &err)) die("%s", err.msg);
+    data->counts_documents = run->config.document_reset;
+    data->window = run->config.window_size;
     run_warn_vocabulary(run, data, glob);
 }
 

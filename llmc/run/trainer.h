@@ -52,6 +52,13 @@ static inline bool step_is_valid(double loss, double norm, const StepVotes* vote
     return isfinite(loss) && (norm > 0 || step_is_empty(votes)) && norm < STEP_MAX_NORM;
 }
 
+// What an optimizer step counts of the documents of its batches: no pairs where the model has no attention.
+static inline DocumentCount run_documents(const Run* run, const DocumentCount* batches) {
+    DocumentCount count = *batches;
+    if (run->config.mixer != MIXER_ATTENTION) count.pairs = count.seen = 0;
+    return count;
+}
+
 // A layer's tensors on the host, of one sequence of T tokens.
 typedef struct {
     const void *q, *k;      // [T, NH dh] of the host's numbers, as attention reads them

@@ -32,6 +32,7 @@ all batches before it.
 #include <glob.h>
 #include <pthread.h>
 #include "../base/common.h"
+#include "../base/document_count.h"
 #include "../base/random.h"
 #include "shard.h"
 
@@ -82,11 +83,16 @@ typedef struct {
     bool masked;       // its shards have a mask
     int64_t items;     // of all shards
     int64_t sequences; // n = items * columns
+    // set by the caller after open
+    bool unverified;       // checksums are not read
+    bool counts_documents; // of batches, and the pairs of attention in
+    int64_t window;        // a window of so many keys; 0: without one
     // owned by the caller's thread
     int64_t position;
     int64_t taken;     // of the loader's `count` sequences at this position
-    int64_t uncounted; // targets of the batches so far that do not count; the caller may set it to 0
-    bool started;      // the reading thread exists
+    int64_t uncounted; // targets of the batches so far that do not count; the caller may set it to 0, and
+    DocumentCount documents; // of the batches so far, if it counts them
+    bool started;            // the reading thread exists
     pthread_t thread;
     // owned by the reading thread: a cache of descriptors, indexed by shard number modulo its size
     struct {
@@ -374,7 +380,7 @@ static inline bool dataloader_read_sequence(DataLoader* loader, int64_t sequence
     if (!dataloader_file(loader, shard_index, &fd, err)) return false;
     while (changed)
         if (!dataloader_recheck(shard, fd, &changed, err) ||
-            !dataloader_verify(shard, fd, first, count, err) ||
+            (!loader->unverified && !dataloader_verify(shard, fd, first, count, err)) ||
             !shard_read_tokens(fd, shard->path, &shard->header, first, count, tokens, err) ||
             !dataloader_recheck(shard, fd, &changed, err))
             return false;
@@ -541,21 +547,24 @@ static inline bool dataloader_next(DataLoader* loader, int32_t* inputs, int32_t*
         *err = batch->err;
         return false;
     }
-    int64_t T = loader->options.seq_len;
-    for (int64_t b = 0; b < loader->options.batch; b++) {
+    const DataOptions* o = &loader->options;
+    const int64_t T = o->seq_len;
+    for (int64_t b = 0; b < o->batch; b++) {
         const int32_t* row = batch->tokens + b * (T + 1);
         if (loader->masked) {
             loader->uncounted += dataloader_unmask(inputs + b * T, targets + b * T, row, T);
-            continue;
+        } else {
+            memcpy(inputs + b * T, row, (size_t)T * sizeof *row);
+            memcpy(targets + b * T, row + 1, (size_t)T * sizeof *row);
         }
-        memcpy(inputs + b * T, row, (size_t)T * sizeof *row);
-        memcpy(targets + b * T, row + 1, (size_t)T * sizeof *row);
+        if (loader->counts_documents)
+            count_documents(&loader->documents, inputs + b * T, T, o->end_of_text, loader->window);
     }
     pthread_mutex_lock(&loader->lock);
     loader->head = (loader->head + 1) % DATALOADER_RING;
     loader->filled--;
     pthread_cond_signal(&loader->batch_wanted);
     pthread_mutex_unlock(&loader->lock);
-    dataloader_advance(&loader->options, &loader->position, &loader->taken);
+    dataloader_advance(o, &loader->position, &loader->taken);
     return true;
 }

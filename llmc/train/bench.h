@@ -32,10 +32,24 @@ static inline void bench_print_rate(const Run* run, const char* what, double ms,
 // The first mark of step i.
 static inline int bench_marks(int64_t i) { return (int)(i & 1) * MARKS_A_STEP; }
 
+// The documents of a batch, the same in all passes.
+static inline DocumentCount bench_documents(const Run* run) {
+    DocumentCount count = {0, 0, 0, 0};
+    const Config* c = &run->config;
+    const int64_t T = run->options.seq_len, BT = run->micro_batch * T;
+    if (!c->document_reset) return count;
+    int32_t* tokens = (int32_t*)xcalloc((size_t)(2 * BT), sizeof *tokens);
+    batch_read(tokens, tokens + BT, NULL, BT, c->vocab_size);
+    for (int64_t i = 0; i < BT; i += T)
+        count_documents(&count, tokens + i, T, config_end_of_text(c), c->window_size);
+    free(tokens);
+    return run_documents(run, &count);
+}
+
 // Queues step i of this rank's `passes` on random tokens.
-static inline void bench_step(const Trainer* trainer, Model* model, const Run* run, int64_t i,
-                              int64_t passes) {
-    const StepVotes no_votes = {0, 0, 0, 0, 0};
+static inline void bench_step(const Trainer* trainer, Model* model, const Run* run, int64_t i, int64_t passes,
+                              const DocumentCount* documents) {
+    const StepVotes votes = {.documents = *documents};
     const AdamWParams adamw = options_adamw(&run->options, 1e-4, i);
     const int marks = bench_marks(i);
     trainer->mark(model, marks + MARK_STEP);
@@ -45,7 +59,7 @@ static inline void bench_step(const Trainer* trainer, Model* model, const Run* r
         trainer->add_gradients(model, run->options.batch_tokens, pass + 1 == passes);
     }
     trainer->mark(model, marks + MARK_PASSES);
-    trainer->update(model, &adamw, run->options.grad_clip, &no_votes);
+    trainer->update(model, &adamw, run->options.grad_clip, &votes);
     trainer->mark(model, marks + MARK_END);
 }
 
@@ -56,13 +70,14 @@ static inline void bench_steps(double ms[2], LogStep* last, const Trainer* train
     enum { BENCH_WARM = 3 };
     const int64_t n = run->options.bench, in_flight = trainer->steps_in_flight;
     const int64_t passes = run_share(run, run->micro_batches).count / run->micro_batch;
+    const DocumentCount documents = bench_documents(run);
     memset(last, 0, sizeof *last);
     last->step_tokens = run->options.batch_tokens;
     ms[1] = 0;
     for (int64_t i = 1, first = BENCH_WARM + 1; i < first + n + in_flight; i++) {
         const int64_t done = i - in_flight; // the step that ends now
         if (i == first) trainer->mark(model, MARK_FIRST);
-        if (i < first + n) bench_step(trainer, model, run, i, passes);
+        if (i < first + n) bench_step(trainer, model, run, i, passes, &documents);
         if (done < 1) continue;
         trainer->finish_step(model, last);
         const int marks = bench_marks(done);
@@ -92,10 +107,11 @@ static inline void bench_forward(const Trainer* trainer, Model* model, const Run
 static inline void bench_training(const Trainer* trainer, Model* model, const Run* run) {
     LogStep last;
     struct rusage usage;
-    double ms[2], pruned = 0;
+    double ms[2], pruned = 0, hidden;
     memset(&last, 0, sizeof last);
     bench_steps(ms, &last, trainer, model, run);
     for (int l = 0; l < last.num_layers; l++) pruned += last.pruned[l] / last.num_layers;
+    hidden = documents_hidden(&last.votes.documents);
     getrusage(RUSAGE_SELF, &usage);
     printf("%lld steps of %lld x %lld x %lld tokens on %d ", (long long)run->options.bench,
            (long long)run->micro_batches, (long long)run->micro_batch, (long long)run->options.seq_len,
@@ -105,8 +121,8 @@ static inline void bench_training(const Trainer* trainer, Model* model, const Ru
     else
         printf("GPUs\n");
     if (trainer->bench_print) trainer->bench_print(model, run, &last);
-    bench_print_rate(run, "forward and backward", ms[1], pruned, last.hidden);
-    bench_print_rate(run, "step", ms[0], pruned, last.hidden);
+    bench_print_rate(run, "forward and backward", ms[1], pruned, hidden);
+    bench_print_rate(run, "step", ms[0], pruned, hidden);
     if (last.num_layers > 0) printf("  %-28s %10.1f%%\n", "attention pruned", 100 * pruned);
     printf("  %-28s %10.0f MiB\n", "host memory, at most", (double)usage.ru_maxrss / 1024);
     bench_forward(trainer, model, run);

@@ -297,11 +297,12 @@ static inline void training_finish_steps(Training* t, int64_t remaining) {
 static inline StepVotes training_votes(const Training* t) {
     SaverState saving = t->run->options.out ? saver_state(&t->saver) : SAVER_IDLE;
     const int64_t tokens = t->data.options.share.count * t->data.options.seq_len;
-    StepVotes votes = {.stop = run_interrupted ? 1.0 : 0.0,
-                       .written = saving == SAVER_WRITTEN ? 1.0 : 0.0,
-                       .failed = saving == SAVER_FAILED ? 1.0 : 0.0,
-                       .tokens = (double)tokens,
-                       .targets = (double)(tokens - t->data.uncounted)};
+    const StepVotes votes = {.stop = run_interrupted ? 1.0 : 0.0,
+                             .written = saving == SAVER_WRITTEN ? 1.0 : 0.0,
+                             .failed = saving == SAVER_FAILED ? 1.0 : 0.0,
+                             .tokens = (double)tokens,
+                             .targets = (double)(tokens - t->data.uncounted),
+                             .documents = run_documents(t->run, &t->data.documents)};
     return votes;
 }
 
@@ -323,6 +324,7 @@ static inline void training_queue_step(Training* t) {
     int64_t mine = t->data.options.share.count / t->run->micro_batch;
     t->trainer->begin_step(t->model);
     t->data.uncounted = 0;
+    memset(&t->data.documents, 0, sizeof t->data.documents);
     for (int64_t i = 0; i < run_rank_batches(t->run); i++) {
         training_progress(t); // as often on all ranks, though one may have a micro-batch less
         if (i >= mine) continue;
@@ -498,7 +500,12 @@ static inline int run_work(const Trainer* trainer, Run* run, Error* err) {
     int exit_code = EXIT_SUCCESS;
     Requests* requests = eval_requests_open(run);
     if (run->mode == RUN_DRY) {
+        PlanData data;
+        plan_data_open(&data, &run->options, &run->config);
+        run->plan_data = &data;
         trainer->print_plan(run);
+        run->plan_data = NULL;
+        plan_data_close(&data);
         eval_requests_close(requests);
         return exit_code;
     }

@@ -333,13 +333,6 @@ static void test_documents(const Shape& s) {
         CHECK(expected.all == expected.kept && count.all == times * expected.all && count.kept == count.all,
               "%s: the count is %llu of %llu, not %llu times %llu", name, count.kept, count.all, times,
               expected.all);
-        HeadShape shape = s.head_shape(0);
-        PruningCount step = {3 * expected.all, 3 * expected.kept};
-        double all = 0;
-        for (int64_t m = 0; m < blocks; m++)
-            for (int64_t n = 0; n <= m; n++) all += (double)(s.heads() * s.sees(m, n));
-        double hidden = pruning_hidden(&step, &shape, (double)s.B), want = 1 - (double)expected.all / all;
-        CHECK(fabs(hidden - want) < 1e-12, "%s: hides %.6f, not %.6f", name, hidden, want);
     }
 }
 

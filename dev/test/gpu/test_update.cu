@@ -318,7 +318,7 @@ struct Optimizer {
     Buffer<float> w, g, m, v, losses, fp32;
     Buffer<bf16> copy;
     AdamWParams params = {0, 0.9, 0.95, 1e-8, 0.1, 0}; // but for lr and step
-    StepVotes votes = {0, 0, 0, 0, 0};
+    StepVotes votes = {};
     double clip = 1;
 
     explicit Optimizer(const ParamTable& t)

@@ -253,18 +253,32 @@ static void test_hidden(void) {
     l.flops_per_token = 1e6, l.attention_flops = 0.5e6, l.peak_flops = 2e10;
     const double pruned[] = {0.5};
     LogStep s = a_step(1, 1);
-    s.hidden = 0.75;
+    s.votes.documents = (DocumentCount){4, 10, 64, 16};
     CAPTURE(1, logger_step(&l, &s));
     s.step = 1000, s.num_layers = 1, s.pruned = pruned;
     CAPTURE(1, logger_step(&l, &s));
+    s.votes.documents = (DocumentCount){4, 10, 0, 0}, s.num_layers = 0; // without attention
+    CAPTURE(1, logger_step(&l, &s));
+    s.votes.documents = (DocumentCount){4, 4, 64, 64}; // one a sequence
+    CAPTURE(1, logger_step(&l, &s));
+    s.votes.documents = (DocumentCount){0, 0, 0, 0};
+    CAPTURE(1, logger_step(&l, &s));
     logger_close(&l);
-    CHECK(read_log() == 2, "lines");
-    CHECK(number(0, "attention_in_other_documents") == 0.75 &&
+    CHECK(read_log() == 5, "lines");
+    CHECK(number(0, "documents_per_sequence") == 2.5 && number(0, "attention_in_other_documents") == 0.75 &&
               number(0, "model_flops_per_s") == 0.625e6 * 4096,
           "hidden alone");
     CHECK(number(1, "model_flops_per_s") == 0.625e6 * 4096 && number(1, "mfu") == 0.625e6 * 4096 / 2e10 &&
               number(1, "executed_flops_per_s") == 0.5625e6 * 4096,
           "hidden and pruned");
+    CHECK(number(2, "documents_per_sequence") == 2.5 && !has(2, "attention_in_other_documents") &&
+              number(2, "model_flops_per_s") == 1e6 * 4096,
+          "without attention");
+    CHECK(number(3, "documents_per_sequence") == 1 && number(3, "attention_in_other_documents") == 0 &&
+              number(3, "model_flops_per_s") == 1e6 * 4096,
+          "one document a sequence");
+    CHECK(!has(4, "documents_per_sequence") && !has(4, "attention_in_other_documents"),
+          "without document_reset");
 }
 
 static void test_ranks(void) {

@@ -1,0 +1,72 @@
+/*
+The data of a plan: whether --data can be used, how much there is, and what packed documents leave of its
+sequences. Data that is not there yet is no error.
+
+Of a large data set so many sequences are read as PLAN_SEQUENCES and PLAN_TOKENS allow, drawn evenly, and no
+checksums: at most 4,096 reads, of at most 64 MiB in all. Called by train.h for --dry-run; report.h prints it, and
+run.h takes attention over other documents off the model's FLOPs.
+*/
+#pragma once
+
+#include "../model/config.h"
+#include "../tokens/dataloader.h"
+#include "command/options.h"
+
+enum { PLAN_SEQUENCES = 4096, PLAN_TOKENS = 1 << 24 };
+
+typedef struct {
+    DataLoader loader;
+    bool opened;
+    Error err;               // if not opened, or if the documents cannot be counted
+    bool counted;            // with document_reset, unless a token cannot be read
+    DocumentCount documents; // of the sequences read
+} PlanData;
+
+// Of one sequence a batch; what is drawn in another order or shared by ranks is set by the caller.
+static inline DataOptions data_options(const Config* c, int64_t seq_len) {
+    const DataOptions options = {.seq_len = seq_len,
+                                 .batch = 1,
+                                 .share = {1, 0, 1},
+                                 .vocab_size = c->vocab_size,
+                                 .end_of_text = config_end_of_text(c)};
+    return options;
+}
+
+// Counts the documents of m of the n sequences: all, or those in the middle of m equal parts.
+static inline bool plan_data_count(PlanData* data, int64_t m, int64_t window, Error* err) {
+    bool ok = true;
+    const DataOptions* o = &data->loader.options;
+    const int64_t n = dataloader_sequences(&data->loader), T = o->seq_len;
+    int32_t* tokens = (int32_t*)xcalloc((size_t)(2 * T + 1), sizeof *tokens);
+    int32_t *row = tokens, *targets = tokens + T + 1;
+    for (int64_t i = 0; ok && i < m; i++) {
+        ok = dataloader_read_sequence(&data->loader, (2 * i + 1) * n / (2 * m), row, err);
+        if (ok && data->loader.masked) dataloader_unmask(row, targets, row, T);
+        if (ok) count_documents(&data->documents, row, T, o->end_of_text, window);
+    }
+    free(tokens);
+    return ok;
+}
+
+// Opens the data of a plan, and counts its documents where the model tells them apart.
+static inline void plan_data_open(PlanData* data, const Options* o, const Config* c) {
+    memset(data, 0, sizeof *data);
+    const DataOptions options = data_options(c, o->seq_len);
+    data->opened = o->data && dataloader_open(&data->loader, o->data, &options, &data->err);
+    if (!data->opened || !c->document_reset) return;
+    data->loader.unverified = true;
+    int64_t most = dataloader_sequences(&data->loader);
+    if (most > PLAN_SEQUENCES) most = PLAN_SEQUENCES;
+    if (most > PLAN_TOKENS / o->seq_len) most = PLAN_TOKENS / o->seq_len;
+    data->counted = plan_data_count(data, most > 1 ? most : 1, c->window_size, &data->err);
+}
+
+static inline void plan_data_close(PlanData* data) {
+    if (data->opened) dataloader_close(&data->loader);
+}
+
+// The share of attention that documents hide, as far as a plan knows. data: NULL: it has none.
+static inline double plan_data_hidden(const PlanData* data, const Config* c) {
+    const bool known = data && data->counted && c->mixer == MIXER_ATTENTION;
+    return known ? documents_hidden(&data->documents) : 0;
+}
