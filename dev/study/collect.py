@@ -23,6 +23,11 @@ the shards. Members, where they were measured:
                                      and of the last targets behind each context; unpruned: the means alone
     tasks                            {task: its means, as plan.packed() has them}
 
+Of a run of `short`, instead of eval there is
+
+    intact                           of documents that stand alone in their rows: loss_mean, targets; documents: the mean
+                                     loss of each; octaves, by_octave, octave_targets: of spans of the position
+
 Of a run of a task, corpus is the options of its data, validations have the accuracy, and instead of eval there is
 
     tests                            {data set: targets, accuracy, loss}
@@ -126,6 +131,18 @@ def evaluation(path, positions):
     return out
 
 
+def intact(path):
+    """Of --eval's losses of documents with a mask."""
+    e = read_json(path)
+    d = e["documents"]
+    total = lambda losses, targets: sum(loss * n for loss, n in zip(losses, targets) if n) / (sum(targets) or math.nan)
+    columns = list(zip(zip(*d["loss"]), zip(*d["targets"])))
+    return {"loss_mean": rounded(e["loss_mean"], 6), "targets": e["targets"], "pruned": rounded(e.get("pruned")),
+            "documents": [rounded(total(*row)) for row in zip(d["loss"], d["targets"])], "octaves": d["octaves"][1:],
+            "by_octave": [rounded(total(*column), 5) for column in columns],
+            "octave_targets": [sum(targets) for _, targets in columns]}
+
+
 def tested(path):
     e = read_json(path)
     return {"targets": e["targets"], "accuracy": rounded(e["accuracy"]), "loss": rounded(e["loss_mean"])}
@@ -182,6 +199,8 @@ def collect(folder, corpus):
         result["maps"]["pruned_share_acp"] = read_maps(folder / "acp.safetensors")["pruned_share"]
     if data:
         result["tests"] = {p.stem.removeprefix("eval_"): tested(p) for p in sorted(folder.glob("eval_*.json"))}
+    elif line["measures"] == "short":
+        result["intact"] = intact(folder / "eval.json")
     else:
         result["eval"] = evaluation(folder / "eval.json", True)
     if (folder / "unpruned.json").exists():

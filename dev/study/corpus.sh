@@ -10,7 +10,13 @@
 # near-duplicate; PREFIX.sha256, the shards' checksums. Their hash is the corpus's name, which must be that of
 # dev/study/corpus.json.
 #
-# The packages are Debian's sources by version and sha256 (packages.txt), from the archive while it has these versions,
+#     dev/study/corpus.sh --short FOLDER PREFIX
+#
+# makes the corpus of short documents out of short_packages.txt, Debian's packages of documentation: token streams
+# PREFIX_train_*.bin and PREFIX_val_*.bin, and PREFIX_intact_train_*.bin, held-out documents each in a row of its own.
+# Its name is that of dev/study/short_corpus.json.
+#
+# The packages are Debian's by version and sha256 (packages.txt), from the archive while it has these versions,
 # then from snapshot.debian.org. What is in FOLDER/get already is not downloaded again; FOLDER may be deleted
 # afterwards. corpus.py says how files are chosen. A copy of the corpus for a machine without a network:
 #
@@ -34,7 +40,7 @@ fetch() {
     for url in "$archive/$1" "$snapshot/$1"; do
         [ -f "$file" ] || curl -fsSL --retry 3 -o "$file.part" "$url" || continue
         [ ! -f "$file.part" ] || mv "$file.part" "$file"
-        echo "$2  $file" | sha256sum -c --quiet - || fail "$file: has another checksum than in packages.txt; delete it"
+        echo "$2  $file" | sha256sum -c --quiet - || fail "$file: has another checksum than in $list.txt; delete it"
         return
     done
     fail "$1: neither $archive nor $snapshot has it"
@@ -53,8 +59,8 @@ decompress() {
 check() {
     (cd "$(dirname "$1")" && sha256sum -c --quiet "${1##*/}.sha256") || fail "$1: damaged"
     name=$(sed -n 's/^ *"name": "\(.*\)",$/\1/p' "$1.json")
-    known=$(sed -n 's/^ *"name": "\(.*\)",$/\1/p' "$here/corpus.json" 2>/dev/null || true)
-    [ "$name" = "${known:-$name}" ] || echo "warning: this corpus is $name; the study's is $known" >&2
+    known=$(cat "$here/corpus.json" "$here/short_corpus.json" 2>/dev/null | sed -n 's/^ *"name": "\(.*\)",$/\1/p')
+    echo "${known:-$name}" | grep -qx "$name" || echo "warning: this corpus is $name; the study's are" $known >&2
     echo "corpus $name: ${1}_{train,val}_*.bin"
 }
 
@@ -67,7 +73,7 @@ case ${1:-} in
     prefix=${2##*/}
     # the names without the prefix's own, so that it may be another one elsewhere
     tar -cf - --sort=name --owner=0 --group=0 --mtime=@0 --transform "s/^$prefix/corpus/" \
-        "${prefix}"_train_*.bin "${prefix}"_val_*.bin "$prefix.json" "$prefix.sha256" "${prefix}_tokenizer.json" |
+        "${prefix}"_*_[0-9]*.bin "$prefix.json" "$prefix.sha256" "${prefix}_tokenizer.json" |
         xz --lzma2=preset=1,dict=64MiB,lc=0,lp=1,pb=1 -T 2 |
         split -b "${PART:-40M}" -d -a 3 --additional-suffix=.xz - "$parts/part_"
     ;;
@@ -76,11 +82,14 @@ case ${1:-} in
     mkdir -p "$(dirname "$3")"
     prefix=${3##*/}
     cat "$2"/part_*.xz | decompress | tar -xf - -C "$(dirname "$3")" --transform "s/^corpus/$prefix/"
-    sed -i "s/  .*_\(train\|val\)_/  ${prefix}_\1_/" "$3.sha256"
+    packed=$(sed -n 's/^[^ ]*  \(.*\)_val_[0-9]*\.bin$/\1/p' "$3.sha256" | head -n 1)
+    sed -i "s/  ${packed}_/  ${prefix}_/" "$3.sha256"
     check "$3"
     ;;
 *)
-    [ $# -eq 2 ] || fail "usage: corpus.sh FOLDER PREFIX"
+    list=packages
+    [ "${1:-}" != --short ] || { list=short_packages; shift; }
+    [ $# -eq 2 ] || fail "usage: corpus.sh [--short] FOLDER PREFIX"
     for program in text_to_shards ids_to_shards; do
         [ -x "$root/data/$program" ] || fail "data/$program: not built; run: make data/$program"
     done
@@ -88,12 +97,12 @@ case ${1:-} in
     folder=$(cd "$1" && pwd)
     prefix=$(cd "$(dirname "$2")" && pwd)/${2##*/}
     cd "$folder/get"
-    grep -v '^#' "$here/packages.txt" | while read -r _ name _ _ path sha256; do
+    grep -v '^#' "$here/$list.txt" | while read -r _ name _ _ path sha256; do
         [ -f "${path##*/}" ] || echo "fetching $name"
         fetch "$path" "$sha256"
     done
-    python3 "$here/corpus.py" select "$here/packages.txt" "$folder"
-    python3 "$here/corpus.py" shards "$here/packages.txt" "$folder" "$prefix"
+    python3 "$here/corpus.py" select "$here/$list.txt" "$folder"
+    python3 "$here/corpus.py" shards "$here/$list.txt" "$folder" "$prefix"
     check "$prefix"
     ;;
 esac

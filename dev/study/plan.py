@@ -14,6 +14,7 @@ from common import Error, read_json  # noqa: E402
 Line = collections.namedtuple("Line", "name minutes measures options")  # options: of `every`, then its own
 BEST = "best:"
 TASK = "task:"
+CORPORA = {"long": HERE / "corpus.json", "short": HERE / "short_corpus.json"}  # what dev/study/corpus.py says of each
 
 
 def read_lines(path):
@@ -32,8 +33,8 @@ def read_lines(path):
             name, minutes, measures, options = words[0], float(words[1]), words[2], words[3:]
         except (IndexError, ValueError):
             raise Error(f"{path}: line {number}: not a name, minutes, measures and options")
-        if measures not in ("all", "needle", "loss", "edge") and not measures.startswith(TASK):
-            raise Error(f"{path}: line {number}: {measures} is not all, needle, loss, edge or task:DATA")
+        if measures not in ("all", "needle", "loss", "edge", "short") and not measures.startswith(TASK):
+            raise Error(f"{path}: line {number}: {measures} is not all, needle, loss, edge, short or task:DATA")
         if any(line.name == name for line in lines):
             raise Error(f"{path}: line {number}: {name} occurs twice")
         lines.append(Line(name, minutes, measures, every + options))
@@ -54,6 +55,11 @@ def all_of(line):
 def task_of(line):
     """The data that a run of a task is trained on; None: it is the corpus."""
     return line.measures.removeprefix(TASK) if line.measures.startswith(TASK) else None
+
+
+def corpus_of(line):
+    """The kind of corpus that a run is trained on, of CORPORA; None: a task's data."""
+    return None if task_of(line) else "short" if line.measures == "short" else "long"
 
 
 def tests_of(task, sets):

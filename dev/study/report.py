@@ -27,6 +27,7 @@ PAIR, SEEDS = ("fox-pro", "transformer-pro"), range(11, 16)
 TRAINED, LONGEST = 16384, 65536
 DRAWS = 2000  # of the bootstrap
 NONE = "no run yet"
+SHORT_SEEDS, WALLS = range(11, 14), {"": "without", "-walls": "with"}  # of the runs short-MODEL[-walls]_SEED
 
 
 # ----------------------------------------------------------------------------
@@ -80,16 +81,18 @@ def holm(ps):
     return adjusted
 
 
-def by_package(differences, packages):
+def by_package(differences, packages, weights=None):
     """95% interval of the mean of differences by document, packages drawn with replacement."""
     groups = {}
-    for d, package in zip(differences, packages):
-        groups.setdefault(package, []).append(d)
+    for d, package, weight in zip(differences, packages, weights or [1] * len(packages)):
+        group = groups.setdefault(package, [0, 0])
+        group[0] += weight * d
+        group[1] += weight
     groups, rng = list(groups.values()), random.Random(0)
     means = []
     for _ in range(DRAWS):
         drawn = rng.choices(groups, k=len(groups))
-        means.append(sum(map(sum, drawn)) / sum(map(len, drawn)))
+        means.append(sum(total for total, _ in drawn) / sum(weight for _, weight in drawn))
     means.sort()
     return means[DRAWS * 25 // 1000], means[DRAWS * 975 // 1000 - 1]
 
@@ -105,9 +108,10 @@ def table(*rows):
 
 
 class Report:
-    def __init__(self, lines, results, corpus, sets):
-        """sets: of the tasks, (data, test)."""
+    def __init__(self, lines, results, corpora, sets):
+        """corpora: as plan.CORPORA; sets: of the tasks, (data, test)."""
         self.data, self.tests = sets
+        corpus, self.short = corpora["long"], corpora["short"]
         self.rates = results  # with those that diverged
         results = {name: r for name, r in results.items() if "diverged" not in r}
         self.all_lines, self.all_results = lines, results
@@ -119,10 +123,10 @@ class Report:
             raise Error(f"results of {unknown[0]}, which is no run of runs.txt")
         for line in lines:
             found, task = results.get(line.name), plan.task_of(line)
-            wanted = " ".join(self.data[task]) if task else corpus["name"]
+            wanted = " ".join(self.data[task]) if task else corpora[plan.corpus_of(line)]["name"]
             if found and found["corpus"] != wanted:
                 raise Error(f"{line.name}: trained on corpus {found['corpus']}, not {wanted}")
-        self.lines = [line for line in lines if not plan.task_of(line)]
+        self.lines = [line for line in lines if plan.corpus_of(line) == "long"]
         self.results = {line.name: results[line.name] for line in self.lines if line.name in results}
         self.pairs = {s: pair for s in SEEDS if all(pair := [results.get(f"{name}_{s}") for name in PAIR])}
 
@@ -273,6 +277,79 @@ class Report:
             rows.append((f"{task}: {measure}", at, *(cell_of(found.get(name, [])) for name in PAIR)))
         return table(*rows, *([] if points else [("copy, conflict, corrupted", NONE, "", "")]))
 
+    def short_runs(self, seed):
+        """{(model, walls or not): result} of a seed; None: one of the four has not run."""
+        runs = {(name, walls): self.all_results.get(f"short-{name}{walls}_{seed}") for name in PAIR for walls in WALLS}
+        return runs if all(runs.values()) else None
+
+    def table_packed(self):
+        """What walls gain, and how much more one model gains: paired t-tests over seeds."""
+        found = [runs for seed in SHORT_SEEDS if (runs := self.short_runs(seed))]
+        gain = lambda loss, runs, name: loss(runs[name, ""]) - loss(runs[name, "-walls"])
+        lead = lambda loss, runs, walls: loss(runs[PAIR[0], walls]) - loss(runs[PAIR[1], walls])
+        a_token, a_document = lambda r: r["intact"]["loss_mean"], lambda r: statistics.fmean(r["intact"]["documents"])
+        both = lambda loss, runs: gain(loss, runs, PAIR[0]) - gain(loss, runs, PAIR[1])
+        rows = []
+        for title, value in (
+                ("**gain of fox-pro minus gain of transformer-pro**", lambda r: both(a_token, r)),
+                *((f"gain of {name}", lambda r, name=name: gain(a_token, r, name)) for name in PAIR),
+                *((f"fox-pro minus transformer-pro, {WALLS[w]} walls", lambda r, w=w: lead(a_token, r, w)) for w in WALLS),
+                ("gain of fox-pro minus gain of transformer-pro, mean of documents", lambda r: both(a_document, r))):
+            values = [value(runs) for runs in found]
+            row = [title, len(values), NONE, "", ""]
+            if values:
+                p = paired(values)
+                row[2] = f"{p.mean:+.4f}"
+                if p.p is not None:
+                    row[3:] = f"{p.mean - p.half_width:+.4f} to {p.mean + p.half_width:+.4f}", f"{p.p:.2g}"
+            rows.append(row)
+        return table(("nats a token, intact documents", "seeds", "mean", "95% interval", "p"), *rows)
+
+    def table_packed_documents(self):
+        documents = self.short["held"]["documents"]
+        packages, weights = [d["package"] for d in documents], [d["tokens"] + 1 for d in documents]
+        rows = []
+        for seed in SHORT_SEEDS:
+            runs, cells = self.short_runs(seed), [NONE, "", ""]
+            if runs:
+                losses = {key: r["intact"]["documents"] for key, r in runs.items()}
+                gains = [[a - b for a, b in zip(losses[name, ""], losses[name, "-walls"])] for name in PAIR]
+                cells = []
+                for values in (*gains, [a - b for a, b in zip(*gains)]):
+                    mean = sum(w * v for w, v in zip(weights, values)) / sum(weights)
+                    cells.append("{:+.4f} ({:+.4f} to {:+.4f})".format(mean, *by_package(values, packages, weights)))
+            rows.append((seed, *cells))
+        return table(("seed", *(f"gain of {name} (95% by package)" for name in PAIR), "the first minus the second"), *rows)
+
+    def table_packed_octaves(self):
+        found = [runs for seed in SHORT_SEEDS if (runs := self.short_runs(seed))]
+        rows = [] if found else [(NONE, *[""] * 5)]
+        ends = found[0][PAIR[0], ""]["intact"]["octaves"] if found else ()
+        for k, (begin, end) in enumerate(zip([0, *ends], ends)):
+            of = [{key: r["intact"]["by_octave"][k] for key, r in runs.items()} for runs in found]
+            targets = found[0][PAIR[0], ""]["intact"]["octave_targets"][k]
+            if not targets:
+                continue
+            gains = [[o[name, ""] - o[name, "-walls"] for o in of] for name in PAIR]
+            rows.append((f"{begin + 1:,} to {end:,}" if end > begin + 1 else end, f"{targets:,}",
+                         f"{statistics.fmean(o[PAIR[1], ''] for o in of):.3f}",
+                         *(error_of(values) for values in (*gains, [a - b for a, b in zip(*gains)]))))
+        return table(("tokens of the document", "targets", "transformer-pro without walls", *(f"gain of {n}" for n in PAIR),
+                      "the first minus the second"), *rows)
+
+    def table_packed_runs(self):
+        rows = []
+        for line in self.all_lines:
+            r = self.all_results.get(line.name)
+            if plan.corpus_of(line) != "short":
+                continue
+            rows.append((line.name, f"{r['lr']:g}", r["seed"], f"{r['intact']['loss_mean']:.4f}",
+                         f"{statistics.fmean(r['intact']['documents']):.4f}", f"{r['val_loss']:.4f}",
+                         f"{60 * r['validations'][-1]['hours']:.1f}") if r else
+                        (line.name, plan.option(line, "--lr").replace(plan.BEST, "best of "), plan.option(line, "--seed"),
+                         self.rates.get(line.name, {}).get("diverged", NONE), "", "", ""))
+        return table(("run", "lr", "seed", "intact, a token", "intact, mean of documents", "stream as trained", "minutes"), *rows)
+
     def table_mqar(self):
         drawn = from_scratch.best_runs("mqar", self.all_lines, self.all_results)
         picture = ["![accuracy of MQAR by step and by pairs](pictures/study_mqar.svg)", ""] if drawn else []
@@ -291,6 +368,12 @@ def cell_of(values):
         return NONE
     error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) >= MIN_PAIRS else ""
     return f"{statistics.fmean(values):.3f}{error}"
+
+
+def error_of(values):
+    """Mean of differences and, over at least MIN_PAIRS seeds, its standard error."""
+    found = paired(values)
+    return f"{found.mean:+.4f}" + (f" ± {found.error:.4f}" if found.p is not None else "")
 
 
 def mean_share(tables):
@@ -384,11 +467,13 @@ def main():
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER")
     parser.add_argument("--page", type=Path, default=ROOT / "dev/STUDY.md", metavar="FILE")
     parser.add_argument("--pictures", type=Path, default=ROOT / "dev/pictures", metavar="FOLDER")
-    parser.add_argument("--corpus", type=Path, default=HERE / "corpus.json", metavar="FILE")
+    parser.add_argument("--corpus", type=Path, default=plan.CORPORA["long"], metavar="FILE")
+    parser.add_argument("--short-corpus", type=Path, default=plan.CORPORA["short"], metavar="FILE")
     parser.add_argument("--runs", type=Path, default=HERE / "runs.txt", metavar="FILE")
     options = parser.parse_args()
     sets = [plan.read_sets(options.runs, kind) for kind in ("data", "test")]
-    report = Report(plan.read_lines(options.runs), plan.read_results(options.results), read_json(options.corpus), sets)
+    corpora = {"long": read_json(options.corpus), "short": read_json(options.short_corpus)}
+    report = Report(plan.read_lines(options.runs), plan.read_results(options.results), corpora, sets)
     page = options.page.read_text(encoding="utf-8")
     filled = fill(page, report)
     if filled != page:

@@ -13,7 +13,8 @@ run that did not finish is redone. Exit code: 0 if nothing failed, also if runs 
     --list      says what is done, what would run now, and what waits for a learning rate
     NAME...     these runs alone, in this order; * stands for any text
 
-Runs of a task need no corpus: their data are drawn into WORK. They are small, so several run beside each other on
+The corpus decides which runs are chosen: those of `short` need that of short documents, all others the one of long
+documents. Runs of a task need no corpus: their data are drawn into WORK. They are small, so several run beside each other on
 one GPU:
 
     dev/study/run.py --gpus 0,0,0,0,0,0 --minutes 9.5 --work /data/study.work --results OUT '*mqar*'
@@ -91,6 +92,12 @@ class Study:
             if not found:
                 raise Error(f"{options.runs}: has no run {name}")
         self.chosen = [*{line.name: line for found in matches for line in found}.values()]
+        if options.corpus and (about := Path(f"{options.corpus}.json")).exists():
+            kind = plan.read_json(about).get("kind", "long")
+            fit = [line for line in self.chosen if plan.corpus_of(line) in (None, kind)]
+            if options.names and not fit:
+                raise Error(f"{options.corpus}: a corpus of {kind} documents, which {self.chosen[0].name} is not trained on")
+            self.chosen = fit
         for line in self.chosen:
             if plan.task_of(line) not in {None, *self.data}:
                 raise Error(f"{options.runs}: {line.name}: there is no line `data {plan.task_of(line)}`")
@@ -267,6 +274,8 @@ class Job:
             self.measure_task()
             return
         trainer, data = self.options.trainer, f"{self.options.corpus}_val_*.bin"
+        if self.line.measures == "short":
+            data = f"{self.options.corpus}_intact_train_*.bin"
         self.step("eval.json", trainer, "--init", self.run_folder, "--eval", "OUT", "--val-data", data)
         if not plan.all_of(self.line):
             return

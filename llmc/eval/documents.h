@@ -9,6 +9,9 @@ document's loss varies far more from document to document than between models.
                 DOCUMENTS_LAST, all that there is, from the pass over T. The same targets behind every
                 context: what a longer context is worth, where L(i) mixes it with what stands at position i
 
+With a mask the means are over the targets that count, whose numbers are kept too, and there are no contexts. So a
+short document, alone in its row and padded with targets that do not count, has its own loss.
+
 Sums are doubles. Filled by positions.h, written by evaluation.h.
 */
 #pragma once
@@ -28,10 +31,14 @@ enum {
 typedef struct {
     int64_t count, T; // documents, 0: none are kept; and their targets
     int octaves, contexts;
+    bool masked;
     int64_t context[DOCUMENTS_CONTEXTS]; // C
     int pass;     // index of the context that is measured now; `contexts` - 1: the pass over T
-    double* loss; // [count, octaves + contexts]; 0 where another rank has the document
+    double* loss; // [count, octaves + contexts + octaves]: the last ones are the targets that count in each
+                  // octave. 0 where another rank has the document, NaN where no target counts
 } DocumentLosses;
+
+static inline int documents_columns(const DocumentLosses* d) { return 2 * d->octaves + d->contexts; }
 
 // Number i of a buffer of the trainer's numbers on the host, floats or doubles.
 static inline double host_number(const Trainer* trainer, const void* buffer, int64_t i) {
@@ -39,49 +46,58 @@ static inline double host_number(const Trainer* trainer, const void* buffer, int
 }
 
 // Of documents of T targets, before the pass over T; free with documents_free.
-static inline DocumentLosses documents_new(int64_t count, int64_t T) {
-    DocumentLosses d = {.count = count, .T = T, .octaves = octaves_of(T)};
+static inline DocumentLosses documents_new(int64_t count, int64_t T, bool masked) {
+    DocumentLosses d = {.count = count, .T = T, .octaves = octaves_of(T), .masked = masked};
+    const int64_t longest = masked ? 0 : T - DOCUMENTS_LAST; // context
     if (count > DOCUMENTS_MOST) d.count = DOCUMENTS_MOST;
-    for (int64_t C = DOCUMENTS_CONTEXT; C < T - DOCUMENTS_LAST; C *= 4) d.context[d.contexts++] = C;
-    if (T > DOCUMENTS_LAST) d.context[d.contexts++] = T - DOCUMENTS_LAST;
+    for (int64_t C = DOCUMENTS_CONTEXT; C < longest; C *= 4) d.context[d.contexts++] = C;
+    if (longest > 0) d.context[d.contexts++] = longest;
     d.pass = d.contexts - 1;
-    d.loss = (double*)xcalloc((size_t)(d.count * (d.octaves + d.contexts)) + 1, sizeof *d.loss);
+    d.loss = (double*)xcalloc((size_t)(d.count * documents_columns(&d)) + 1, sizeof *d.loss);
     return d;
 }
 
 static inline void documents_free(DocumentLosses* d) { free(d->loss); }
 
-// The mean of losses[begin .. end - 1], of the trainer's numbers.
-static inline double documents_mean(const Trainer* trainer, const void* losses, int64_t begin, int64_t end) {
+// The mean of losses[begin .. end - 1], as finish_losses marks them, over the *targets that count: those whose loss
+// is not 0, or has a sign (positions_unmark).
+static inline double documents_mean(const Trainer* trainer, const void* losses, int64_t begin, int64_t end,
+                                    double* targets) {
     double sum = 0;
-    for (int64_t t = begin; t < end; t++) sum += host_number(trainer, losses, t);
-    return sum / (double)(end - begin);
+    *targets = 0;
+    for (int64_t t = begin; t < end; t++) {
+        const double loss = host_number(trainer, losses, t);
+        *targets += loss != 0 || signbit(loss);
+        sum += fabs(loss);
+    }
+    return sum / *targets;
 }
 
-// Adds a document of the present pass, whose losses begin at losses[first].
+// Adds a document of the present pass, whose losses, marked, begin at losses[first].
 static inline void documents_add(DocumentLosses* d, int64_t document, const Trainer* trainer,
                                  const void* losses, int64_t first) {
     if (document >= d->count) return;
-    double* row = d->loss + document * (d->octaves + d->contexts);
+    double* row = d->loss + document * documents_columns(d);
+    double *targets = row + d->octaves + d->contexts, last;
     const bool whole = d->pass == d->contexts - 1;
     for (int k = 0; whole && k < d->octaves; k++)
-        row[k] =
-            documents_mean(trainer, losses, first + octave_begin(k, d->T), first + octave_begin(k + 1, d->T));
+        row[k] = documents_mean(trainer, losses, first + octave_begin(k, d->T),
+                                first + octave_begin(k + 1, d->T), &targets[k]);
     if (d->contexts == 0) return;
     const int64_t begin = first + d->context[d->pass];
-    row[d->octaves + d->pass] = documents_mean(trainer, losses, begin, begin + DOCUMENTS_LAST);
+    row[d->octaves + d->pass] = documents_mean(trainer, losses, begin, begin + DOCUMENTS_LAST, &last);
 }
 
 // Collective: what all ranks have.
 static inline void documents_reduce(DocumentLosses* d, World* world) {
-    world_sum(world, d->loss, (int)d->count * (d->octaves + d->contexts));
+    world_sum(world, d->loss, (int)d->count * documents_columns(d));
     watch_progress(world);
 }
 
 // The mean over documents of column i of the table.
 static inline double documents_column(const DocumentLosses* d, int i) {
     double sum = 0;
-    for (int64_t n = 0; n < d->count; n++) sum += d->loss[n * (d->octaves + d->contexts) + i];
+    for (int64_t n = 0; n < d->count; n++) sum += d->loss[n * documents_columns(d) + i];
     return sum / (double)d->count;
 }
 
@@ -94,7 +110,7 @@ static inline void documents_put_line(JsonWriter* w, const char* key, const doub
     for (int i = 0; i < n; i++) {
         char number[64];
         snprintf(number, sizeof number, format, x[i]);
-        json_put_word(w, NULL, number);
+        json_put_word(w, NULL, isnan(x[i]) ? "null" : number);
     }
     json_end(w);
     w->indent = indent;
@@ -102,10 +118,10 @@ static inline void documents_put_line(JsonWriter* w, const char* key, const doub
 
 // Writes n columns of the table from the `first` on, a document a line.
 static inline void documents_put_columns(JsonWriter* w, const char* key, const DocumentLosses* d, int first,
-                                         int n) {
+                                         int n, const char* format) {
     json_begin_array(w, key);
     for (int64_t i = 0; i < d->count; i++)
-        documents_put_line(w, NULL, d->loss + i * (d->octaves + d->contexts) + first, n, "%.6f");
+        documents_put_line(w, NULL, d->loss + i * documents_columns(d) + first, n, format);
     json_end(w);
 }
 
@@ -120,10 +136,11 @@ static inline void documents_put(JsonWriter* w, const DocumentLosses* d) {
     for (int k = 0; k < d->contexts; k++) contexts[k] = (double)d->context[k];
     json_begin_object(w, "documents");
     documents_put_line(w, "octaves", octaves, d->octaves + 1, "%.0f");
-    documents_put_columns(w, "loss", d, 0, d->octaves);
+    documents_put_columns(w, "loss", d, 0, d->octaves, "%.6f");
+    if (d->masked) documents_put_columns(w, "targets", d, d->octaves + d->contexts, d->octaves, "%.0f");
     documents_put_line(w, "contexts", contexts, d->contexts, "%.0f");
     json_put_int(w, "last_targets", DOCUMENTS_LAST);
-    documents_put_columns(w, "last_loss", d, d->octaves, d->contexts);
+    documents_put_columns(w, "last_loss", d, d->octaves, d->contexts, "%.6f");
     json_end(w);
 }
 

@@ -14,9 +14,10 @@ share the sequences; rank 0 writes the file, under a temporary name, and renames
     loss_mean, standard_error        over all targets; the error of that mean, from its spread over sequences
     perplexity                       {"512": P(512), "1024": P(1024), .., "T": P(T)}, with T as a number
     documents                        losses of every document (documents.h), of the first 65,536; null of
-                                     streams, and with a mask:
+                                     streams:
         octaves, loss                    [0, 1, 2, 4, .. T]; of each document, for each k, the mean loss of
                                          targets octaves[k] + 1 .. octaves[k+1]
+        targets                          with a mask: how many of these count; where none does, loss is null
         contexts                         [C]
         last_targets, last_loss          2048; of each document, for each C, the mean loss of its last targets
                                          behind C tokens
@@ -230,7 +231,7 @@ static inline void evaluation_run(Evaluation* e, const Trainer* trainer, Model* 
     const double tokens = (double)(e->sequences * T),
                  first = (double)(run->micro_batch * T * run->world->size);
     Positions p = positions_new(T);
-    DocumentLosses documents = documents_new(e->data.doc_len > 0 && !e->data.masked ? e->sequences : 0, T);
+    DocumentLosses documents = documents_new(e->data.doc_len > 0 ? e->sequences : 0, T, e->data.masked);
     Progress progress;
     p.documents = &documents;
     evaluation_print_start(e, run);

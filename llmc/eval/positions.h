@@ -193,9 +193,9 @@ static inline void positions_measure(Positions* p, const Trainer* trainer, Model
         if (done < 0 || done >= mine) continue;
         int64_t count = sequences - first < B ? sequences - first : B;
         void* losses = trainer->finish_losses(model);
-        int64_t bad = positions_add(p, trainer, losses, count);
-        for (int64_t b = 0; p->documents && b < count; b++)
+        for (int64_t b = 0; p->documents && b < count; b++) // before positions_add takes the marks off
             documents_add(p->documents, first + b, trainer, losses, b * T);
+        int64_t bad = positions_add(p, trainer, losses, count);
         if (bad >= 0 && run->mode == RUN_EVAL)
             die("--init %s: the loss of sequence %lld is not finite at position %lld: the weights are too "
                 "large or damaged",

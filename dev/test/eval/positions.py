@@ -7,6 +7,8 @@
     positions.py validation LOG EVAL         checks the last validation of a log against --eval on the same data
     positions.py documents SHARD COUNT D     a shard of COUNT documents of D random bytes
     positions.py cut SHARD OUT BEGIN END     a shard of tokens BEGIN .. END - 1 of each document of SHARD
+    positions.py padded SHARD OUT D T        its documents of D tokens cut to D - 1, D - 5 and so on, padded to T and masked
+    positions.py alone DUMP EVAL D LIMIT     checks the losses of these against a --dump of the whole ones
     positions.py behind DUMP EVAL C LIMIT    checks the losses of the last targets behind C tokens against a --dump of
                                              documents cut to these
     positions.py numbers EVAL KEY...         prints values of the file
@@ -32,10 +34,10 @@ def rows(path, name):
     return [list(values[r * shape[1] : (r + 1) * shape[1]]) for r in range(shape[0])]
 
 
-def write_shard(path, ids, doc_len):
-    header = struct.pack("<4i", 20240520, 1, len(ids), doc_len)
+def write_shard(path, ids, doc_len, masked=False):
+    header = struct.pack("<4i", 20240520, 3 if masked else 1, len(ids), doc_len)
     with open(path, "wb") as f:
-        f.write(header + bytes(1024 - len(header)) + array.array("H", ids).tobytes())
+        f.write(header + bytes(1024 - len(header)) + array.array("I" if masked else "H", ids).tobytes())
 
 
 def load(path):
@@ -98,6 +100,29 @@ def check_documents(got, sequences, limit):
         assert len(got["last_loss"][n]) == len(contexts)
         if contexts:
             close(got["last_loss"][n][-1], math.fsum(losses[-last:]) / last, limit + 6e-7, f"document {n + 1}, its end")
+
+
+def padded(shard, out, D, T):
+    with open(shard, "rb") as f:
+        ids = array.array("H", f.read()[1024:])
+    rows = []
+    for n, begin in enumerate(range(0, len(ids), D)):
+        kept = D - 1 - 4 * n
+        rows += [1 << 31 | i for i in ids[begin : begin + kept]] + [256] * (T - kept)
+    write_shard(out, rows, T, masked=True)
+
+
+def alone(dump, path, D, limit):
+    got = load(path)["documents"]
+    assert got["contexts"] == [] and got["last_loss"] == [[]] * len(got["loss"])
+    for n, losses in enumerate(rows(dump, "loss")):
+        for k, (begin, end) in enumerate(zip(got["octaves"], got["octaves"][1:])):
+            counted = losses[: D - 1 - 4 * n][begin:end]
+            assert got["targets"][n][k] == len(counted), (n, k, got["targets"][n])
+            if counted:
+                close(got["loss"][n][k], math.fsum(counted) / len(counted), limit + 6e-7, f"document {n + 1} from {begin}")
+            else:
+                assert got["loss"][n][k] is None
 
 
 def behind(dump, path, context, limit):
@@ -185,6 +210,10 @@ if __name__ == "__main__":
         validation(*args)
     elif command == "cut":
         cut(args[0], args[1], int(args[2]), int(args[3]))
+    elif command == "padded":
+        padded(args[0], args[1], int(args[2]), int(args[3]))
+    elif command == "alone":
+        alone(args[0], args[1], int(args[2]), float(args[3]))
     elif command == "behind":
         behind(args[0], args[1], int(args[2]), float(args[3]))
     elif command == "documents":

@@ -104,6 +104,21 @@ contexts() {
     equals None "$(positions numbers "$result" documents)" # a stream has none
 }
 
+# Documents that are shorter than their rows: what pads them does not count, and changes nothing before it.
+alone() {
+    check "--dump of 7 documents" $double --init "$model" --data "$shards/seven.bin" --seq-len 48 --batch-tokens 336 \
+        --micro-batch 7 --dump "$scratch/dump"
+    check "padded documents" positions padded "$shards/seven.bin" "$shards/padded.bin" 48 80
+    evaluate $double --val-data "$shards/padded.bin" --seq-len 80 --micro-batch 3
+    said "245 targets count"
+    check "each alone" positions alone "$scratch/dump" "$result" 48 1e-12
+    cp "$result" "$scratch/alone.json"
+    check "3 ranks" mpirun -q --bind-to none -np 3 $double --init "$model" --eval "$result" \
+        --val-data "$shards/padded.bin" --seq-len 80 --micro-batch 2
+    check "as one" cmp <(grep -A 9 '"octaves"' "$result") <(grep -A 9 '"octaves"' "$scratch/alone.json")
+    evaluate build/test/train_fox_sanitized --val-data "$shards/padded.bin" --seq-len 48
+}
+
 # Validation has measured the same loss on the same windows.
 validation() {
     evaluate ./train_fox --val-data "$shards/text.bin" --micro-batch 4
@@ -182,6 +197,7 @@ END
 
 sequences
 contexts
+alone
 fixtures
 validation
 ranks

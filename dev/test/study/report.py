@@ -121,6 +121,42 @@ assert all(row[0] != task["name"] for row in rows(PAGE.read_text(), "runs"))
 write({**task, "corpus": "mqar --seed 7"})
 assert "trained on corpus mqar --seed 7" in run().stderr
 
+# packed documents: gains 0.01, 0.02, 0.03 of fox-pro, 0.06, 0.05, 0.07 of transformer-pro: the difference has the mean
+# -0.04 and the error 0.00577, t = 6.93 with 2 degrees of freedom
+write(task)
+short = json.loads(Path("dev/study/short_corpus.json").read_text())
+DOCUMENTS = len(short["held"]["documents"])
+
+
+def packed(name, seed, loss):
+    return {"name": name, "measures": "short", "options": [], "seed": seed, "lr": 2e-3, "corpus": short["name"],
+            "device": "one", "val_loss": 3, "tasks": {}, "validations": [{"step": 2048, "hours": 0.05, "loss": 3}],
+            "intact": {"loss_mean": loss, "documents": [loss + 1] * DOCUMENTS, "octaves": [1, 2, 4],
+                       "by_octave": [9, loss, loss], "octave_targets": [DOCUMENTS, 5000, 0]}}
+
+
+for seed, fox, transformer in zip((11, 12, 13), (0.01, 0.02, 0.03), (0.06, 0.05, 0.07)):
+    write(packed(f"short-fox-pro_{seed}", seed, 2.5))
+    write(packed(f"short-fox-pro-walls_{seed}", seed, 2.5 - fox))
+    write(packed(f"short-transformer-pro_{seed}", seed, 2.6))
+    write(packed(f"short-transformer-pro-walls_{seed}", seed, 2.6 - transformer))
+done = run()
+assert done.returncode == 0, done.stderr
+found = rows(PAGE.read_text(), "packed")[2:]
+assert found[0][1:] == ["3", "-0.0400", "-0.0648 to -0.0152", "0.02"], found
+assert [row[2] for row in found[1:]] == ["+0.0200", "+0.0600", "-0.1000", "-0.0600", "-0.0400"], found
+assert rows(PAGE.read_text(), "packed_documents")[2][1:] == \
+    ["+0.0100 (+0.0100 to +0.0100)", "+0.0600 (+0.0600 to +0.0600)", "-0.0500 (-0.0500 to -0.0500)"]
+assert rows(PAGE.read_text(), "packed_octaves")[2:] == [
+    ["1", f"{DOCUMENTS:,}", "9.000", "+0.0000 ± 0.0000", "+0.0000 ± 0.0000", "+0.0000 ± 0.0000"],
+    ["2", "5,000", "2.600", "+0.0200 ± 0.0058", "+0.0600 ± 0.0058", "-0.0400 ± 0.0058"]]
+assert rows(PAGE.read_text(), "packed_runs")[3][:7] == ["short-fox-pro-walls_11", "0.002", "11", "2.4900", "3.4900", "3.0000", "3.0"]
+assert all(not row[0].startswith("short") for row in rows(PAGE.read_text(), "runs"))
+(RESULTS / "short-fox-pro_12.json").unlink()
+assert run().returncode == 0 and rows(PAGE.read_text(), "packed")[2][1:] == ["2", "-0.0450", "", ""]
+write({**packed("short-fox-pro_12", 12, 2.5), "corpus": corpus["name"]})
+assert f"short-fox-pro_12: trained on corpus {corpus['name']}, not {short['name']}" in run().stderr
+
 assert report.holm([0.01, 0.04, 0.03]) == [0.03, 0.06, 0.06]
 low, high = report.by_package([1, 1, 3, 3], ["a", "a", "b", "b"])
 assert (low, high) == (1, 3), (low, high)

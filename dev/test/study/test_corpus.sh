@@ -10,14 +10,18 @@ python=${PYTHON:-python3}
 export PYTHONHASHSEED=0
 
 check "corpus" $python dev/test/study/corpus_fixture.py $scratch/a
-name=$(tail -n 1 $scratch/stdout)
+read -r name brief < <(tail -n 1 $scratch/stdout)
 check "the same again" $python dev/test/study/corpus_fixture.py $scratch/b
-equals "$name" "$(tail -n 1 $scratch/stdout)"
+equals "$name $brief" "$(tail -n 1 $scratch/stdout)"
 
 check "parts" env PART=4k dev/study/corpus.sh --pack $scratch/a/tiny $scratch/parts
 check "from parts" dev/study/corpus.sh --unpack $scratch/parts $scratch/copy/other
 said "corpus $name: $scratch/copy/other"
 check "shards" cmp $scratch/a/tiny_train_000000.bin $scratch/copy/other_train_000000.bin
+check "parts of a stream" env PART=4k dev/study/corpus.sh --pack $scratch/a/brief $scratch/brief_parts
+check "from parts" dev/study/corpus.sh --unpack $scratch/brief_parts $scratch/copy/one_intact
+said "corpus $brief: $scratch/copy/one_intact"
+check "documents" cmp $scratch/a/brief_intact_train_000000.bin $scratch/copy/one_intact_intact_train_000000.bin
 printf 'x' | dd of=$scratch/a/tiny_train_000000.bin bs=1 seek=2000 conv=notrunc 2>/dev/null
 check "damaged parts" env PART=4k dev/study/corpus.sh --pack $scratch/a/tiny $scratch/damaged
 dev/study/corpus.sh --unpack $scratch/damaged $scratch/copy/damaged >$scratch/stdout 2>$scratch/stderr &&

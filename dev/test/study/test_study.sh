@@ -48,7 +48,9 @@ for line in plan.read_lines("dev/study/runs.txt"):
         least = {64: 1.17e6, 128: 2.6e6, 256: 5.8e6 if task == "mqar" else 7.6e6}[width]
         assert size in text.stdout and least < parameters < 1.05 * least, (line.name, parameters)
         continue
-    assert "268435456 tokens: 4096 steps" in text.stdout and "16777216 tokens of warm-up" in text.stdout, line.name
+    size = ("134217728 tokens: 2048 steps", "8388608 tokens of warm-up") if plan.corpus_of(line) == "short" else \
+        ("268435456 tokens: 4096 steps", "16777216 tokens of warm-up")
+    assert all(part in text.stdout for part in size), line.name
     assert 64e6 < parameters < 79e6, (line.name, parameters)
 END
 
@@ -210,6 +212,54 @@ END
 else
     skip "tasks from scratch: no numpy"
 fi
+
+# packed documents: a stream with walls and without, then each held-out document alone; the corpus decides which runs fit
+mkdir $scratch/short
+check "a stream, and documents in rows" $python - $scratch <<'END'
+import array, json, random, subprocess, sys
+prefix, rng = f"{sys.argv[1]}/short/corpus", random.Random(1)
+def write(prefix, documents, *options):
+    command = ["data/ids_to_shards", "--out", prefix, "--tokenizer", f"{sys.argv[1]}/corpus_tokenizer.json", "--vocab-size", "257",
+               "--end-of-text", "256", *options]
+    records = b"".join(array.array("I", [kind, len(ids), *ids]).tobytes() for kind, ids in [*documents, (4, [])])
+    subprocess.run(command, input=records, check=True)
+write(prefix, [(2 + (n % 5 == 0), rng.choices(range(97, 123), k=rng.randrange(4, 40))) for n in range(300)])
+rows = [[1 << 31 | 97 + i % 5 for i in range(size - 1)] + [1 << 31 | 256] + [256] * (64 - size) for size in (63, 20, 41)]
+write(f"{prefix}_intact", [(2, row) for row in rows], "--doc-len", "64", "--masked")
+open(f"{prefix}.json", "w").write(json.dumps({"name": "tiny stream", "kind": "short"}))
+END
+for name in fox transformer; do
+    for walls in false true; do
+        echo "short-$name-${walls}_11 2 short --model $name-pro-nano --set document_reset=$walls --seed 11 --lr 3e-3"
+    done
+done | cat <(grep -v ' 11 ' $scratch/runs.txt) - >$scratch/short.txt
+short() { study --runs $scratch/short.txt --corpus $scratch/short/corpus --minutes 5 "$@"; }
+dies "short/corpus: a corpus of short documents, which lr_fox-pro_1e-3 is not trained on" short lr_fox-pro_1e-3
+dies "/corpus: a corpus of long documents, which short-fox-true_11 is not trained on" study --minutes 5 \
+    --runs $scratch/short.txt short-fox-true_11
+check "a list of those that fit" short --list
+equals "4" "$(grep -c '^short-.* next$' $scratch/stdout)"
+check "packed documents" short
+equals "4" "$(grep -c '^done: short-' $scratch/stdout)"
+check "their results" $python - $scratch <<'END'
+import json, sys
+from pathlib import Path
+load = lambda name: json.loads(Path(sys.argv[1], f"out/short-{name}_11.json").read_text())
+for name in ("fox", "transformer"):
+    without, walls = load(f"{name}-false"), load(f"{name}-true")
+    assert walls["config"]["document_reset"] is True and "document_reset" not in without["config"]
+    assert without["validations"][0]["loss"] != walls["validations"][0]["loss"], name
+    for r in (without, walls):
+        found = r["intact"]
+        assert r["corpus"] == "tiny stream" and "eval" not in r and r["missing"] == [], r
+        assert found["targets"] == 63 + 20 + 41 and len(found["documents"]) == 3
+        assert (found["octaves"], found["octave_targets"]) == ([1, 2, 4, 8, 16, 32, 64], [3, 3, 6, 12, 24, 36, 40])
+        total = sum(n * loss for n, loss in zip((63, 20, 41), found["documents"]))
+        assert abs(total / 124 - found["loss_mean"]) < 1e-3, found
+        total = sum(n * loss for n, loss in zip(found["octave_targets"], found["by_octave"]))
+        assert abs(total / 124 - found["loss_mean"]) < 1e-3, found
+END
+rm $scratch/out/short-*
 
 # tables; the page in the repository is what its results make
 check "tables" $python dev/test/study/report.py $scratch/report
