@@ -80,6 +80,26 @@ static double share_of(const double* c, int64_t T, double limit, const Config* c
     return (double)skipped / (double)seen;
 }
 
+// U by its definition: from the norms of the text, unless the weights of QK norm have a lower bound; ACP's is
+// from these weights' largest.
+static double limit_of(const AttentionActs* acts, const HeadPath* paths, const HeadShape* s, int64_t h,
+                       const Config* c) {
+    const bool acp = c->pruning_rule == PRUNING_ACP;
+    double norms[2] = {0, 0}, weights = paths[0].weight ? 0 : INFINITY;
+    for (int64_t i = 0; i < s->T; i++) {
+        const real *q = acts->q + (i * s->NH + h) * s->dh, *k = acts->k + (i * s->NH + h) * s->dh;
+        norms[0] = fmax(norms[0], (double)dot(q, q, s->dh)),
+        norms[1] = fmax(norms[1], (double)dot(k, k, s->dh));
+    }
+    for (int64_t i = 0; i < s->dh && paths[0].weight; i++)
+        for (int64_t j = 0; j < s->dh; j++)
+            if (acp || i == j || (c->use_rope && (i + s->dh / 2) % s->dh == j))
+                weights = fmax(weights, fabs((double)paths[0].weight[h * s->weight_stride + i] *
+                                             (double)paths[1].weight[h * s->weight_stride + j]));
+    weights *= sqrt((double)s->dh);
+    return acp && paths[0].weight ? weights : fmin(weights, sqrt(norms[0] * norms[1] / (double)s->dh));
+}
+
 // gate: bias of the first head's forget gate, of the others 8. Returns the sum of all heads' pruned shares.
 static double check_maps(const char* name, int64_t T, real gate) {
     Model model = variant_model(name, 1, T);
@@ -110,15 +130,7 @@ static double check_maps(const char* name, int64_t T, real gate) {
             for (int64_t t = 0; t < T; t++)
                 if (!is_wall(s.doc_start, t, T)) sum += cum_logf[t] - (t ? cum_logf[t - 1] : 0), tokens++;
             if (acts.cum_logf) life = -log(2) / (sum / tokens);
-            for (int64_t i = 0; i < T * T && !paths[0].weight; i++) // T is small there
-                limit = fmax(limit, sqrt((double)dot(acts.q + (i / T * s.NH + h) * s.dh,
-                                                     acts.q + (i / T * s.NH + h) * s.dh, s.dh) *
-                                         (double)dot(acts.k + (i % T * s.NH + h) * s.dh,
-                                                     acts.k + (i % T * s.NH + h) * s.dh, s.dh) /
-                                         (double)s.dh));
-            if (paths[0].weight)
-                limit = qk_norm_limit(paths[0].weight + h * s.weight_stride,
-                                      paths[1].weight + h * s.weight_stride, s.dh, c->use_rope);
+            if (config_prunes(c)) limit = limit_of(&acts, paths, &s, h, c);
             if (config_prunes(c)) share = share_of(cum_logf, T, limit, c, s.doc_start);
             shares += share;
             CHECK(m->half_life[at] == life || fabs(m->half_life[at] / life - 1) < 1e-11,
