@@ -100,6 +100,27 @@ static double limit_of(const AttentionActs* acts, const HeadPath* paths, const H
     return acp && paths[0].weight ? weights : fmin(weights, sqrt(norms[0] * norms[1] / (double)s->dh));
 }
 
+typedef struct {
+    const Maps* m;
+    Model* model;
+} LimitCheck;
+
+// A HeadVisitor: U of the heads of layer l.
+static void check_limits(void* context, int64_t l, const LayerHeads* heads) {
+    const LimitCheck* check = (const LimitCheck*)context;
+    const Layer layer = model_layer(check->model, &check->model->pass, l);
+    const AttentionActs acts = attention_acts(&layer);
+    const HeadShape s = attention_shape_of(&layer);
+    HeadPath paths[3];
+    attention_paths(&layer, &acts, paths);
+    for (int64_t h = 0; h < s.NH; h++) {
+        const double got = maps_score_limit(check->m, heads, h),
+                     want = limit_of(&acts, paths, &s, h, &check->model->config);
+        CHECK(fabs(got - want) <= 1e-6 * want, "head %lld.%lld: U %.10g, not %.10g", (long long)l,
+              (long long)h, got, want);
+    }
+}
+
 // gate: bias of the first head's forget gate, of the others 8. Returns the sum of all heads' pruned shares.
 static double check_maps(const char* name, int64_t T, real gate) {
     Model model = variant_model(name, 1, T);
@@ -111,6 +132,8 @@ static double check_maps(const char* name, int64_t T, real gate) {
             model.params[params_find(&model.table, P_FGATE_BIAS, l)->offset + h] = h ? 8 : gate;
     m->config = c, m->T = T, m->tokens = random_tokens(&model, T, 0);
     maps_measure(m, &maps_trainer, &model);
+    LimitCheck limits = {m, &model};
+    visit_heads(&model, m->tokens, check_limits, &limits);
     CHECK(m->Q == (T < MAPS_ROWS ? T : MAPS_ROWS) && m->queries[m->Q - 1] == T - 1, "%s: the rows", name);
     CHECK(!m->matrices[0] == (T > MAPS_ROWS), "%s: %lld tokens, matrices of heads %lld and %lld", name,
           (long long)T, (long long)m->shown[0], (long long)m->shown[1]);
