@@ -194,15 +194,14 @@ __device__ static inline double pruning_norm_limit(const Pruning& p, const HeadS
     if (p.squares) {
         int64_t groups = ceil_div<int64_t>(s.B * s.T, NORM_TOKENS), first = head / NH * s.T / NORM_TOKENS;
         int count = (int)(ceil_div<int64_t>((head / NH + 1) * s.T, NORM_TOKENS) - first);
-        for (int i = 0; i < 2; i++) {
-            const float* x = p.squares + (i * NH + head % NH) * groups + first;
-            float largest = 0;
+        const float *q = p.squares + head % NH * groups + first, *k = q + NH * groups;
+        float q_max = 0, k_max = 0;
 #pragma unroll 8
-            for (int group = (int)threadIdx.x; group < count; group += PRUNING_THREADS)
-                largest = fmaxf(largest, __ldg(&x[group]));
-            largest = warp_max(largest);
-            if (threadIdx.x % 32 == 0) atomicMax(&squares[i], __float_as_uint(largest));
-        }
+        for (int group = (int)threadIdx.x; group < count; group += PRUNING_THREADS)
+            q_max = fmaxf(q_max, __ldg(&q[group])), k_max = fmaxf(k_max, __ldg(&k[group]));
+        q_max = warp_max(q_max), k_max = warp_max(k_max);
+        if (threadIdx.x % 32 == 0) atomicMax(&squares[0], __float_as_uint(q_max));
+        if (threadIdx.x % 32 == 0) atomicMax(&squares[1], __float_as_uint(k_max));
         __syncthreads();
     }
     double square = (double)__uint_as_float(squares[0]) * (double)__uint_as_float(squares[1]);
